@@ -1,0 +1,54 @@
+# Everything runs in ./.venv, made on first use. `make PYTHON=python3.12 ...` chooses the interpreter, `make compare ARGS="--help"` passes options.
+PYTHON ?= python3
+ARGS ?=
+NB ?=
+BIN := $(CURDIR)/.venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
+DESCRIPTION := setup.py settings.ini pyproject.toml constraints.txt
+unexport PYTHONPATH PYTHONHOME
+export PATH := $(BIN):$(PATH)
+
+.PHONY: help compare test lab docs prepare clean
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+compare: .venv/.dev ## train the methods on the bundled task and print the table
+	@$(BIN)/idp_compare $(ARGS)
+
+test: .venv/.dev ## everything that CI runs
+	@$(BIN)/ruff check --quiet --output-format=concise idp_tutorial tests docs setup.py
+	@$(BIN)/python docs/notebooks.py check
+	@$(BIN)/python -m pytest $(ARGS)
+
+lab: .venv/.dev ## open the notebooks in JupyterLab
+	@$(BIN)/jupyter lab --notebook-dir=nbs $(ARGS)
+
+docs: .venv/.docs ## build the site: docs/_build/html/index.html
+	@mkdir -p docs/_build/source
+	@$(BIN)/python -m sphinx --quiet --fresh-env --write-all --fail-on-warning --keep-going -c docs -d docs/_build/doctrees docs/_build/source docs/_build/html
+	@echo "The site is in docs/_build/html/index.html"
+
+prepare: .venv/.dev ## before a commit: export, re-run and clean the notebooks (NB="03 04": only these), README, checks
+	@$(BIN)/nbdev_export
+	@$(BIN)/python docs/notebooks.py run $(NB)
+	@$(BIN)/python docs/notebooks.py readme
+	@$(BIN)/ruff check --quiet --output-format=concise idp_tutorial tests docs setup.py
+	@$(BIN)/python docs/notebooks.py check
+
+clean: ## remove the environment and everything built
+	rm -rf .venv build dist docs/_build *.egg-info
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("Python %d.%d found, 3.10 or newer is needed: make PYTHON=python3.12 ..." % sys.version_info[:2] if sys.version_info < (3,10) else 0)'
+	@echo "Making .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv
+
+.venv/.dev: $(DESCRIPTION) | .venv/bin/python
+	@echo "Installing the library and its tools into .venv (minutes the first time, mostly torch)"
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+.venv/.docs: .venv/.dev
+	@echo "Installing the site's tools"
+	@$(PIP) -e '.[docs]'
+	@touch $@

@@ -6,16 +6,19 @@
 __all__ = ['says_why', 'check', 'compare_to', 'idp_compare']
 
 # %% ../nbs/17a_cli.ipynb #a7b1e821
-import sys
+import os,sys
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 import matplotlib
+import torch
 from fastcore.script import call_parse
 
 # %% ../nbs/17a_cli.ipynb #7c047d29
 from .backbone import load_backbone
-from .experiments import METHODS,append,build,compare,known
-from .results import format_table,plot_scores,read_records,results_table
+from .batches import collate
+from .experiments import METHODS,build,compare,known
+from .results import format_table,plot_scores,results_table
 from .tasks import load_task
 from .training import RunConfig
 
@@ -28,29 +31,37 @@ def says_why(f):
         except (ValueError,FileNotFoundError,FloatingPointError) as e:
             print(f'{f.__name__}: {e}', file=sys.stderr)
             raise SystemExit(2) from e
+        except KeyboardInterrupt: raise SystemExit(130) from None
     return g
 
 # %% ../nbs/17a_cli.ipynb #adaf48eb
-def check(methods:list[str], base:RunConfig, out:Path):
+def check(methods:list[str], base:RunConfig, seeds:int, out:Path):
     "Find what is wrong with a comparison before anything is trained or written"
-    if base.steps<1 or base.batch_size<1: raise ValueError(f"steps={base.steps}, batch={base.batch_size}: both must be at least 1")
-    if out.exists() and not out.is_dir(): raise ValueError(f"--out {out} is a file: give a folder")
+    if seeds<1: raise ValueError(f"seeds={seeds}: at least one seed is needed (three show the spread)")
+    there = next(p for p in (out, *out.absolute().parents) if p.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)): raise ValueError(f"--out {out}: {there} is {'a folder that cannot be written' if there.is_dir() else 'a file'}: give a folder")
     for m in methods: known(m, METHODS, 'method')
-    task = load_task(base.task, base.data, base.k, base.draw)
-    for m in methods: build(RunConfig(**{**base.__dict__, 'method':m}), load_backbone(base.backbone), task)
+    task,longest = load_task(base.task, base.data, base.k, base.draw),None
+    for m in methods:
+        bb = load_backbone(base.backbone)
+        model = build(replace(base, method=m), bb, task).eval()
+        if longest is None: longest = _longest(base, bb, task)
+        with torch.no_grad(): model(collate([longest], bb.tokenizer.pad_token_id or 0)) # is there room for it and the prompt?
+
+def _longest(cfg:RunConfig, bb, task): # an encoded row
+    rows = [r for split in task.splits.values() for r in split]
+    return max(task.encode(rows, bb.tokenizer, min(cfg.max_len, bb.max_tokens), cfg.template if cfg.head=='verbalizer' else None), key=lambda e: len(e['ids']))
 
 # %% ../nbs/17a_cli.ipynb #96e6ba39
 def compare_to(methods:list[str], base:RunConfig, seeds:int, tuned:bool, out:Path, say=print):
     "Compare, and write `compare.jsonl`, `compare.csv` and `compare.png` under `out`"
     out = Path(out)
-    check(methods, base, out)
-    out.mkdir(parents=True, exist_ok=True)
+    check(methods, base, seeds, out)
     part = out/'compare.jsonl.part'
     part.unlink(missing_ok=True)
     try: records = compare(methods, base, seeds, tuned, part, say)
     except BaseException:
         if part.exists(): print(f"stopped: the finished runs are in {part}", file=sys.stderr)
-        elif not any(out.iterdir()): out.rmdir()
         raise
     part.replace(out/'compare.jsonl')
     table = results_table(records)
@@ -70,18 +81,21 @@ def idp_compare(
     seeds:int=3,            # seeds 0 … seeds-1
     steps:int=200,          # optimizer steps a run
     batch_size:int=32,      # texts a step
+    max_len:int=128,        # tokens of a text; what is longer is cut
     t:int=10,               # prompt length
     layer:int=None,         # layers before a late prompt (default: half of them)
     head:str='classification', # 'classification' or 'verbalizer'
     lr:float=None,          # one learning rate for all methods (default: each method's own)
     tune:bool=False,        # choose each method's rate from three, on the validation split
+    looks:int=4,            # looks at the validation split in a run; the best one is kept
     device:str='auto',      # 'auto' or 'cpu'
     out:str='runs/compare', # folder for compare.jsonl, compare.csv and compare.png
 ):
     "Train methods on one task and print a table: score ± std over seeds, trained parameters, time and memory"
     matplotlib.use('Agg')
-    base = RunConfig(task=task, backbone=backbone, data=data, k=k, steps=steps, batch_size=batch_size, t=t, layer=layer, head=head, lr=lr, device=device, eval_every=max(1, steps//6))
-    table = compare_to([m.strip() for m in methods.split(',')], base, seeds, tune, Path(out), lambda s: print(s, file=sys.stderr, flush=True))
+    base = RunConfig(task=task, backbone=backbone, data=data, k=k, steps=steps, batch_size=batch_size, max_len=max_len, t=t, layer=layer, head=head, lr=lr, device=device,
+        eval_every=max(1, steps//max(1, looks)))
+    table = compare_to(list(dict.fromkeys(m.strip() for m in methods.split(','))), base, seeds, tune, Path(out), lambda s: print(s, file=sys.stderr, flush=True))
     print(f"\n{task}{f', k={k}' if k else ''} on {backbone}, {head} head, {steps} steps of {batch_size}; best checkpoint on validation, reported on test\n")
     print(format_table(table))
     print(f"\nwritten: {out}/compare.jsonl, compare.csv, compare.png")

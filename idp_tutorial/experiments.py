@@ -11,7 +11,6 @@ import difflib,json,platform
 from dataclasses import asdict,replace
 from importlib.metadata import version
 from pathlib import Path
-import torch
 from accelerate.utils import set_seed
 
 # %% ../nbs/16_experiments.ipynb #2b72e577
@@ -26,7 +25,8 @@ from .training import RunConfig,evaluate,fit
 def head_only(bb:Backbone, cfg:RunConfig): return {}
 
 def fine_tuning(bb:Backbone, cfg:RunConfig):
-    bb.model.requires_grad_(True)
+    (bb.model if cfg.head=='verbalizer' else bb.base).requires_grad_(True) # the language-model head only where it is read
+    if (pooler := getattr(bb.base, 'pooler', None)) is not None: pooler.requires_grad_(False) # never read
     return {}
 
 def prompt_tuning(bb:Backbone, cfg:RunConfig): return prompt_plan(bb, SoftPrompt(cfg.t, bb.d), cfg.position)
@@ -58,7 +58,7 @@ def build(
     known(cfg.head, ['classification','verbalizer'], 'head')
     plan = METHODS[known(cfg.method, METHODS, 'method')](bb, cfg)
     if cfg.head=='verbalizer': head = VerbalizerHead(bb, task.word_ids(bb.tokenizer), cfg.loss_vocab)
-    else: head = ClassificationHead(bb.d, 1 if task.regression else len(task.labels), cfg.readout)
+    else: head = ClassificationHead(bb.d, 1 if task.regression else len(task.labels), bb.readout if cfg.readout=='cls' else cfg.readout) # a decoder's is its last row
     return PromptedModel(bb, head, plan, cfg.lower_dropout)
 
 # %% ../nbs/16_experiments.ipynb #6964d78d
@@ -79,7 +79,7 @@ def run(
     "Train and score one config"
     bb = load_backbone(cfg.backbone)
     task = task or load_task(cfg.task, cfg.data, cfg.k, cfg.draw)
-    cfg = replace(cfg, lr=cfg.lr or GRID[known(cfg.method, METHODS, 'method')][1])
+    cfg = replace(cfg, lr=GRID[known(cfg.method, METHODS, 'method')][1] if cfg.lr is None else cfg.lr)
     model = build(cfg, bb, task)
     log = fit(model, task, cfg)
     template = cfg.template if cfg.head=='verbalizer' else None
@@ -87,7 +87,7 @@ def run(
     scores = evaluate(model, rows, task, 4*cfg.batch_size, next(model.parameters()).device)[0] if test else {task.metric:None}
     record = {**asdict(cfg), 'data':cfg.data and Path(cfg.data).name, 'metric':task.metric, 'score':scores[task.metric], 'scores':scores, 'validation':log['validation'],
         'selected':'checkpoint: best on validation; reported on test', 'sizes':{s:len(r) for s,r in task.splits.items()},
-        'params':count_parameters(model), 'ms_per_step':round(log['ms_per_step'], 2),
+        'params':count_parameters(model), 'steps':log['steps'], 'ms_per_step':round(log['ms_per_step'], 2),
         'peak_memory_mb':round(log['peak_memory_mb'], 1), 'history':log['history'], 'versions':_versions()}
     if out: append(record, out)
     return record

@@ -74,10 +74,10 @@ class Context:
     def sentence(self)->Tensor: # `[B,d]`
         "IDPG's M(x): the final `<s>` (decoder: last token) of a pass without prompts, in eval mode; computed on first use, or taken from `batch['sentence']`"
         if 'sentence' not in self.batch:
-            bb,training = self.backbone,self.backbone.model.training
-            bb.model.eval()
-            with torch.no_grad(): self.batch['sentence'] = run_layers(bb, self.batch).row(bb.readout)
-            bb.model.train(training)
+            modes = [(m,m.training) for m in self.backbone.model.modules()]
+            self.backbone.model.eval()
+            with torch.no_grad(): self.batch['sentence'] = run_layers(self.backbone, self.batch).row(self.backbone.readout)
+            for m,mode in modes: m.training = mode # lower layers may be in another mode than upper ones
         return self.batch['sentence']
 
 # %% ../nbs/01a_injection.ipynb #72b16304

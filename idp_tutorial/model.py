@@ -84,8 +84,11 @@ class PromptedModel(nn.Module):
         return self
 
     def context(self, batch:dict)->Context: return run_layers(self.backbone, batch, self.plan)
-    def forward(self, batch:dict)->Tensor: return self.head(self.context(batch)) # `[B,C]`
-    def loss(self, batch:dict)->Tensor: return self.head.loss(self.context(batch), batch['label'])
+    def forward(self, batch:dict, loss:bool=False)->Tensor: # `[B,C]`, or the loss
+        "Both go through `forward`, where a wrapper for several processes listens"
+        ctx = self.context(batch)
+        return self.head.loss(ctx, batch['label']) if loss else self.head(ctx)
+    def loss(self, batch:dict)->Tensor: return self(batch, loss=True)
 
     def trained(self)->dict[str,Tensor]:
         "Only the tensors that training changes; this is what is kept and saved"

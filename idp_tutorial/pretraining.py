@@ -7,7 +7,7 @@ __all__ = ['mask_tokens', 'mlm_loss', 'new_model', 'teacher_embeddings', 'Pretra
            'save_backbone', 'idp_pretrain']
 
 # %% ../nbs/02_pretraining.ipynb #61882974
-import hashlib,json,time
+import copy,hashlib,json,time
 from dataclasses import asdict,dataclass
 from pathlib import Path
 import numpy as np
@@ -116,7 +116,8 @@ def pretrain_mlm(
     say=print,           # called with one line each `every` steps
 ): # the model, and the log as a list of dicts
     "Train a RoBERTa by masked language modelling; resumable, and deterministic on one machine"
-    if len(stream)<=cfg.held_out+256: raise ValueError(f"pretrain_mlm: {len(stream)} ids of text with {cfg.held_out} held out leave too little: give more text or a smaller held_out")
+    if cfg.held_out<64 or len(stream)<=cfg.held_out+256: raise ValueError(f"pretrain_mlm: {len(stream)} ids of text, held_out={cfg.held_out}: "
+        "at least 64 are held out, and more than 256 must remain to train on; give more text, or another held_out")
     torch.manual_seed(cfg.seed)
     model = new_model(len(tokenizer), cfg.d, cfg.n_layers)
     if words is not None: model.roberta.embeddings.word_embeddings.weight.data.copy_(words)
@@ -151,20 +152,23 @@ def _checkpoint(ckpt:Path, cfg, model, opt, sched, step, log):
 
 def _resume(ckpt:Path, cfg, model, opt, sched):
     "Load a checkpoint of the same config, or say what differs"
-    try: c = torch.load(ckpt, weights_only=True)
+    mine = asdict(cfg)
+    try: c = torch.load(ckpt, weights_only=True); theirs = c['cfg']
     except Exception as e: raise ValueError(f"the checkpoint {ckpt} is damaged ({type(e).__name__}): delete it to start again") from None
-    if differ := {k:(v,asdict(cfg)[k]) for k,v in c['cfg'].items() if asdict(cfg)[k]!=v}:
+    if differ := {k:(theirs.get(k),mine.get(k)) for k in {**theirs, **mine} if theirs.get(k)!=mine.get(k)}:
         raise ValueError(f"the checkpoint {ckpt} is of another run (its value, yours: {differ}): use another --out, or the same settings")
     model.load_state_dict(c['model']); opt.load_state_dict(c['opt']); sched.load_state_dict(c['sched'])
     return c['step'],c['log']
 
 # %% ../nbs/02_pretraining.ipynb #a3f25ef9
-def save_backbone(model, tokenizer, folder:Path, dtype=torch.float16):
-    "Write weights, config and tokenizer as one `from_pretrained` folder, and the checksum that `load_backbone` verifies"
-    folder = Path(folder)
-    model.to(dtype).save_pretrained(folder); tokenizer.save_pretrained(folder); model.float()
-    digest = hashlib.sha256((folder/'model.safetensors').read_bytes()).hexdigest()
-    (folder/'SHA256SUMS').write_text(f'{digest}  model.safetensors\n')
+def save_backbone(model, tokenizer, folder:Path, dtype=torch.float16, dropout:float=.1):
+    "Write weights, config and tokenizer as one `from_pretrained` folder, and the checksum that `load_backbone` verifies; `dropout` is for those who train with it"
+    folder,copied = Path(folder),copy.deepcopy(model).to(dtype) # the model itself is not rounded
+    copied.config.hidden_dropout_prob = copied.config.attention_probs_dropout_prob = dropout
+    copied.save_pretrained(folder); tokenizer.save_pretrained(folder)
+    weights = folder/'model.safetensors'
+    weights.chmod(0o644)
+    (folder/'SHA256SUMS').write_text(f'{hashlib.sha256(weights.read_bytes()).hexdigest()}  {weights.name}\n')
 
 # %% ../nbs/02_pretraining.ipynb #1b3d47ab
 @call_parse

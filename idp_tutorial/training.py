@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import GradientAccumulationPlugin
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import get_linear_schedule_with_warmup
@@ -52,6 +54,13 @@ class RunConfig:
     device:str='auto'          # 'auto' or 'cpu'
     seed:int=0                 # of initialisation, order and dropout
 
+    def __post_init__(self):
+        for k in ('steps','batch_size','accumulate','eval_every','max_len'):
+            if getattr(self, k)<1: raise ValueError(f"{k}={getattr(self, k)}: it must be at least 1")
+        if self.lr is not None and not 0<self.lr<float('inf'): raise ValueError(f"lr={self.lr}: a learning rate is a positive number, such as 1e-3; None takes the method's default")
+        if self.device not in ('auto','cpu'): raise ValueError(f"unknown device {self.device!r}: use 'auto' or 'cpu' (which GPU: CUDA_VISIBLE_DEVICES)")
+        if self.precision not in ('no','bf16','fp16'): raise ValueError(f"unknown precision {self.precision!r}: use 'no', 'bf16' or 'fp16'")
+
 # %% ../nbs/03_training.ipynb #902d4630
 def scaled(batch:dict, task:Task)->dict:
     "Regression labels to 0…1 (IDPG divides STS-B's by 5); classes stay as they are"
@@ -72,6 +81,7 @@ def evaluate(
     order = sorted(range(len(examples)), key=lambda i: len(examples[i]['ids']))
     loader = batches([examples[i] for i in order], batch_size, model.backbone.tokenizer.pad_token_id or 0, grouped=False)
     out = torch.cat([model({k:v.to(device) for k,v in b.items()}).float().cpu() for b in loader])
+    if not out.isfinite().all(): raise FloatingPointError("the model's answers are no numbers: its training diverged. A lower lr usually fixes it")
     pred = out[:,0]*(task.limits[1]-task.limits[0])+task.limits[0] if task.regression else out.argmax(-1)
     pred = pred[torch.tensor(order).argsort()].tolist()
     return task.score(pred, [e['label'] for e in examples]),pred
@@ -103,6 +113,12 @@ class _Meter:
         return (sum(p.nbytes for p in self.model.parameters())+3*train+self.kept)/1e6 # gradient and AdamW's two moments
 
 # %% ../nbs/03_training.ipynb #0cc72eca
+def _accelerator(cfg:RunConfig)->Accelerator:
+    "A fresh one for every run: Accelerate keeps precision and device for the whole process"
+    AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
+    plugin = GradientAccumulationPlugin(num_steps=cfg.accumulate, sync_with_dataloader=False) # a step may cross the end of a pass
+    return Accelerator(cpu=cfg.device=='cpu', mixed_precision=cfg.precision, gradient_accumulation_plugin=plugin)
+
 def fit(
     model:PromptedModel,
     task:Task,          # with its splits
@@ -110,13 +126,13 @@ def fit(
     lr:float|None=None, # overrides `cfg.lr`
 )->dict: # validation history, best validation score, ms per step, peak memory, losses
     "Train; leaves the model with the tensors that were best on the validation split"
-    acc = Accelerator(cpu=cfg.device=='cpu', mixed_precision=cfg.precision, gradient_accumulation_steps=cfg.accumulate)
-    bb,lr = model.backbone,lr or cfg.lr
+    acc,bb,lr = _accelerator(cfg),model.backbone,lr or cfg.lr
     template = cfg.template if model.head.readout=='mask' else None
     train,valid = [task.encode(task.splits[s], bb.tokenizer, min(cfg.max_len, bb.max_tokens), template) for s in ('train','validation')]
     if not (params := list(model.trained().values())): # a verbalizer with nothing to train: zero-shot
         score,_ = evaluate(model.to(acc.device), valid, task, 4*cfg.batch_size, acc.device)
         return dict(history=[], validation=next(iter(score.values())), ms_per_step=0., peak_memory_mb=_Meter(model, acc).mb(), losses=[], steps=0)
+    if not lr: raise ValueError(f"no learning rate for {cfg.method!r}: give RunConfig(lr=…) or fit(…, lr=…)")
     opt = torch.optim.AdamW(params, lr=lr, weight_decay=cfg.weight_decay)
     loader = batches(train, cfg.batch_size, bb.tokenizer.pad_token_id or 0, shuffle=True, seed=cfg.seed)
     model,opt,loader = acc.prepare(model, opt, loader)
@@ -133,16 +149,17 @@ def _loop(acc, model, opt, sched, loader, valid, task, cfg, params):
     meter,history,losses,best,kept = _Meter(plain, acc),[],[],-float('inf'),None
     bar,data = tqdm(total=cfg.steps, disable=None, leave=False, desc=cfg.method),_forever(loader)
     for step in range(1, cfg.steps+1):
-        model.train(); meter.start()
+        model.train(); meter.start(); mean = 0.
         for _ in range(cfg.accumulate):
             batch = scaled(next(data), task)
-            with acc.accumulate(model), acc.autocast(), meter.watch(batch['ids'].numel()): loss = plain.loss(batch)
-            acc.backward(loss)
+            with acc.accumulate(model), acc.autocast(), meter.watch(batch['ids'].numel()): loss = model(batch, loss=True)
+            acc.backward(loss); mean = mean+loss.detach()/cfg.accumulate
         acc.clip_grad_norm_(params, cfg.clip)
         opt.step(); sched.step(); opt.zero_grad(set_to_none=True); meter.stop()
-        losses.append(loss.detach()); bar.update()
-        if (step<10 or step%10==0) and not torch.isfinite(loss): raise FloatingPointError(_diverged(cfg, opt, step, loss))
-        if step%cfg.eval_every==0 or step==cfg.steps:
+        losses.append(mean); bar.update()
+        look = step%cfg.eval_every==0 or step==cfg.steps
+        if (look or step<10 or step%10==0) and not torch.isfinite(mean): raise FloatingPointError(_diverged(cfg, opt, step, mean))
+        if look:
             score,_ = evaluate(plain, valid, task, 4*cfg.batch_size, acc.device)
             now = next(iter(score.values()))
             history.append((step, now)); bar.set_postfix(validation=f'{now:.1f}')

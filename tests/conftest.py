@@ -17,3 +17,11 @@ def data_dir():
     folder = Path(os.environ.get('IDP_DATA', ROOT.parent/'shared/data'))
     if not folder.is_dir(): pytest.skip('no folder of tasks: set IDP_DATA')
     return folder
+
+@pytest.fixture(scope='session')
+def small_folder(tmp_path_factory):
+    "A folder with the smallest of RoBERTas (3 layers of 32 dimensions, 256 positions, random) and the bundled tokenizer, as `save_backbone` writes it"
+    from small import backbone
+    from idp_tutorial.pretraining import save_backbone
+    bb = backbone(max_position_embeddings=258); save_backbone(bb.model, bb.tokenizer, folder := tmp_path_factory.mktemp('backbone'))
+    return folder

@@ -1,0 +1,46 @@
+"Models of three layers and 32 dimensions, one of each family, with the bundled tokenizer: what the tests of methods and training run on."
+from dataclasses import replace
+import torch
+from transformers import BertConfig, BertForMaskedLM
+from idp_tutorial.backbone import FAMILIES, load_backbone
+from idp_tutorial.batches import collate
+from idp_tutorial.experiments import build
+from idp_tutorial.synthetic import make_rows
+from idp_tutorial.tasks import TASKS
+from idp_tutorial.training import RunConfig
+
+FULL = dict(roberta='roberta-base', gpt2='gpt2', deberta='deberta-large')
+SIZES = dict(vocab_size=8192, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
+
+def backbone(family='roberta', std=.2, **kw):
+    "Frozen, with weights large enough for a difference to show"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        if family=='bert':
+            tok = load_backbone('roberta-base', weights='meta', **SIZES).tokenizer
+            bb = FAMILIES['bert'](BertForMaskedLM._from_config(BertConfig(**SIZES, intermediate_size=64), attn_implementation='sdpa'), tok, 'bert')
+        else: bb = load_backbone(FULL[family], weights='random', **SIZES, **kw, **({} if family=='gpt2' else dict(intermediate_size=64)))
+        for p in bb.model.parameters(): torch.nn.init.normal_(p, std=std) if p.dim()>1 else p.data.add_(.1*torch.randn_like(p))
+    return bb
+
+def small_task(name='sentiment', train=64, validation=24, test=24):
+    n = dict(train=train, validation=validation, test=test)
+    return replace(TASKS[name], splits={s: make_rows(name, s, n=k) for s,k in n.items()})
+
+def config(**kw): return RunConfig(**{**dict(method='lpt-npg', t=4, m=8, steps=4, batch_size=16, eval_every=2, device='cpu', lr=1e-2), **kw})
+
+def model_of(method, bb, task=None, head='classification', jolt=.1, **kw):
+    "A model of `METHODS`; its prompt's tensors moved off their start, where some are zero"
+    model = build(config(method=method, head=head, **kw), bb, task or small_task())
+    with torch.no_grad():
+        for p in model.sources.parameters(): p.add_(jolt*torch.randn_like(p))
+    return model.eval()
+
+def batch_of(bb, task=None, n=6, template=None, split='train'):
+    task = task or small_task()
+    return collate(task.encode(task.splits[split][:n], bb.tokenizer, 60, template), bb.tokenizer.pad_token_id)
+
+def one(batch, i):
+    "One text of a batch, its padding cut off"
+    n = int(batch['keep'][i].sum())
+    return {k: v[i:i+1,:n] if v.dim()==2 else v[i:i+1] for k,v in batch.items()}

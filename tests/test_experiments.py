@@ -1,0 +1,113 @@
+"One run and its record, the choice of a learning rate, and a comparison: what is in a record, what repeats, and who may look at the test split."
+import json
+import pytest, torch
+from idp_tutorial import experiments
+from idp_tutorial.experiments import GRID, METHODS, compare, run, tune
+from idp_tutorial.results import read_records, results_table
+from small import config, small_task
+
+TIME = ('ms_per_step','peak_memory_mb')
+
+@pytest.fixture(autouse=True, scope='module')
+def one_thread():
+    n = torch.get_num_threads(); torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n)
+
+@pytest.fixture(scope='module')
+def cfg(small_folder): return lambda **kw: config(**{**dict(backbone=str(small_folder), steps=3), **kw})
+
+@pytest.fixture(scope='module')
+def task(): return small_task()
+
+def timeless(r): return {k:v for k,v in r.items() if k not in TIME}
+
+def test_what_a_record_says(cfg, task, tmp_path):
+    r = run(cfg(k=64), task, tmp_path/'new/records.jsonl')
+    assert {*'method task backbone k seed metric score params ms_per_step peak_memory_mb steps versions'.split()} <= r.keys()
+    assert {*r['params']}=={'prompt','head','backbone'} and r['params']['head']==2*32+2 and r['params']['backbone']==0
+    assert (r['method'],r['task'],r['k'],r['seed'],r['metric'],r['steps'],r['lr'])==('lpt-npg','sentiment',64,0,'accuracy',3,1e-2)
+    assert 0<=r['score']<=100 and r['score']==r['scores']['accuracy'] and r['ms_per_step']>0 and r['peak_memory_mb']>0
+    assert r['validation']==max(s for _,s in r['history']) and r['sizes']==dict(train=64, validation=24, test=24)
+    assert r['versions']['torch']==torch.__version__ and {'python','transformers','idp_tutorial'} <= r['versions'].keys()
+    again = json.loads(json.dumps(r, allow_nan=False))
+    assert read_records(tmp_path/'new/records.jsonl')==[again] and len(results_table([again]))==1
+
+@pytest.mark.parametrize('method', METHODS)
+def test_equal_configs_give_equal_records(method, cfg, task):
+    a,torch_draws = run(cfg(method=method), task),torch.rand(3)
+    assert timeless(a)==timeless(run(cfg(method=method), task))
+    assert timeless(a)!=timeless(run(cfg(method=method, seed=1), task))
+
+def test_a_run_leaves_nothing_behind(cfg, task):
+    before = run(cfg(method='lpt'), task)
+    run(cfg(method='fine-tuning', lr=.05), task); run(cfg(method='prompt-tuning', precision='bf16', accumulate=2), task)
+    assert timeless(run(cfg(method='lpt'), task))==timeless(before)
+
+def test_default_learning_rates(cfg, task):
+    for m in METHODS: assert run(cfg(method=m, lr=None, steps=1), task)['lr']==GRID[m][1]
+    assert run(cfg(method='head-only', head='verbalizer'), task)['steps']==0 # nothing is trained
+
+@pytest.mark.parametrize('name,k', [('questions',12), ('entailment',10), ('similarity',8)])
+def test_few_shot_runs_of_bundled_tasks(name, k, cfg):
+    r = run(cfg(task=name, k=k, steps=1, batch_size=4, eval_every=1))
+    assert r['sizes']=={'train':k,'validation':1000,'test':1000} and r['metric']==('pearson+spearman' if name=='similarity' else 'accuracy')
+
+@pytest.fixture
+def no_test_split(monkeypatch, task):
+    "A task whose test split tells when it is looked at"
+    looks = []
+    class Watched(list):
+        def __iter__(self): looks.append(1); return super().__iter__()
+        def __getitem__(self, i): looks.append(1); return super().__getitem__(i)
+    watched = small_task(); watched.splits['test'] = Watched(task.splits['test'])
+    return watched,looks
+
+def test_tuning_never_looks_at_the_test_split(cfg, no_test_split):
+    task,looks = no_test_split
+    tune(cfg(method='lpt'), task, GRID['lpt']); assert not looks
+    run(cfg(method='lpt'), task); assert looks # it would have told
+
+def test_tune_takes_the_best_on_validation(cfg, task, monkeypatch):
+    scores = {1e-3:50., 1e-2:60., 1e-1:60., 1.:'diverges'}; asked = []
+    def fake(c, t, test=True):
+        asked.append((c.lr, test))
+        if scores[c.lr]=='diverges': raise FloatingPointError('no number')
+        return dict(validation=scores[c.lr])
+    monkeypatch.setattr(experiments, 'run', fake)
+    assert tune(cfg(), task, [*scores])==1e-2 and asked==[(lr, False) for lr in scores]
+
+def test_every_method_is_tuned_alike(cfg, monkeypatch):
+    runs = []
+    def fake(c, task, out=None, test=True):
+        runs.append((c.method, c.lr, c.seed, test))
+        return dict(method=c.method, metric='accuracy', score=50., validation=float(c.lr==GRID[c.method][2]))
+    monkeypatch.setattr(experiments, 'run', fake)
+    records = compare([*METHODS], cfg(lr=None), seeds=2, tuned=True, say=lambda s: None)
+    for m in METHODS:
+        mine = [r[1:] for r in runs if r[0]==m]
+        assert mine==[*[(lr, 0, False) for lr in GRID[m]], *[(GRID[m][2], s, True) for s in (0,1)]]
+    assert len(records)==2*len(METHODS) and all('best of 3 on validation' in r['lr_selected'] for r in records)
+    runs.clear(); given = compare(['lpt'], cfg(lr=.5), seeds=1, tuned=True, say=lambda s: None)
+    assert runs==[('lpt', .5, 0, True)] and given[0]['lr_selected']=='given'
+    runs.clear(); given = compare(['lpt'], cfg(lr=None), seeds=1, tuned=False, say=lambda s: None)
+    assert runs==[('lpt', GRID['lpt'][1], 0, True)] and given[0]['lr_selected']=='default'
+
+@pytest.mark.parametrize('kw,words', [(dict(method='lpt-ngp'), ["unknown method 'lpt-ngp'","did you mean 'lpt-npg'?",'Known: head-only']),
+    (dict(head='verbalisr'), ["unknown head 'verbalisr'","'verbalizer'"]), (dict(task='sentimnt'), ["unknown task 'sentimnt'","'sentiment'"]),
+    (dict(backbone='tinny'), ["no backbone 'tinny'","Did you mean 'tiny'?"]), (dict(layer=9), ['layer 9','0 to 2']), (dict(template='oral', head='verbalizer'), ["no template 'oral'"])])
+def test_names_that_are_not_known(kw, words, cfg, tmp_path):
+    with pytest.raises(ValueError) as e: run(cfg(**kw), out=tmp_path/'records.jsonl')
+    assert all(w in str(e.value) for w in words), str(e.value)
+    assert not any(tmp_path.iterdir())
+
+@pytest.mark.parametrize('kw,words', [(dict(steps=0), ['steps=0','at least 1']), (dict(batch_size=0), ['batch_size=0']), (dict(accumulate=0), ['accumulate=0']),
+    (dict(eval_every=0), ['eval_every=0']), (dict(lr=0.), ['lr=0.0','positive']), (dict(lr=-1.), ['lr=-1.0']), (dict(lr=float('nan')), ['lr=nan']),
+    (dict(device='gpu'), ["device 'gpu'","'auto' or 'cpu'"]), (dict(precision='half'), ["precision 'half'","'bf16'"])])
+def test_numbers_that_make_no_run(kw, words):
+    with pytest.raises(ValueError) as e: config(**kw)
+    assert all(w in str(e.value) for w in words), str(e.value)
+
+def test_nothing_to_compare(cfg):
+    with pytest.raises(ValueError, match='at least one seed'): compare(['lpt'], cfg(), seeds=0)
+    with pytest.raises(ValueError, match="unknown method 'ltp'"): compare(['ltp'], cfg())

@@ -16,7 +16,7 @@ from .injection import Context,Step,check_plan,run_layers
 
 # %% ../nbs/01b_model.ipynb #ba2f41d8
 class ClassificationHead(nn.Module):
-    "A trained linear layer on one vector per text; with `hidden`, IDPG's `Linear → tanh → Linear` (SPEC: 1,049,600 + C·(d+1) at d=1024)"
+    "A trained linear layer on one vector per text; with `hidden`, IDPG's `Linear → tanh → Linear` (1,049,600 + C·(d+1) parameters at d=1024; trained with every method and left out of its counts)"
     def __init__(self,
         d:int,     # width of the backbone
         n_out:int, # classes; 1 for regression

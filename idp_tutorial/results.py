@@ -38,19 +38,23 @@ def results_table(records:list[dict])->pd.DataFrame: # one row a method (and tas
     return pd.DataFrame([row(k, g) for k,g in pd.DataFrame(records).groupby(KEYS, sort=False, dropna=False)])
 
 # %% ../nbs/17_results.ipynb #5719e768
-def format_table(t:pd.DataFrame)->str:
+def format_table(
+    t:pd.DataFrame, # from `results_table`
+    time:bool=True, # with the time of a step; leave it out where the machine was not idle
+)->str:
     "A table for the terminal: score ± std over seeds, trained parameters, time and memory"
     def score(r): return f'{r.score:.1f}' + (f' ± {r["std"]:.1f}' if r.seeds>1 else '')
     rows = [('method', f'{t.metric[0]}', 'prompt', 'head', 'backbone', 'ms/step', 'memory MB', 'lr')]
     rows += [(r.method, score(r), f'{r.prompt_params:,}', f'{r.head_params:,}', f'{r.backbone_params:,}', f'{r.ms_per_step:.0f}', f'{r.peak_memory_mb:.0f}', f'{r.lr:.1e}') for _,r in t.iterrows()]
+    if not time: rows = [(*r[:5], *r[6:]) for r in rows]
     w = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
     line = ['  '.join(c.ljust(n) if i==0 else c.rjust(n) for i,(c,n) in enumerate(zip(r, w))).rstrip() for r in rows]
     return '\n'.join([line[0], '-'*max(map(len, line)), *line[1:]])
 
 # %% ../nbs/17_results.ipynb #2358bc80
-def markdown_table(t:pd.DataFrame)->str:
+def markdown_table(t:pd.DataFrame, time:bool=True)->str:
     "The same table for a page"
-    rows = ['| '+' | '.join(l.replace(' ± ', '±').split())+' |' for l in format_table(t).replace('memory MB', 'memory_MB').splitlines()]
+    rows = ['| '+' | '.join(l.replace(' ± ', '±').split())+' |' for l in format_table(t, time).replace('memory MB', 'memory_MB').splitlines()]
     rows[1] = '|---|' + '--:|'*(rows[0].count('|')-2)
     return '\n'.join(rows).replace('±', ' ± ').replace('_', ' ')
 

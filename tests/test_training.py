@@ -133,7 +133,7 @@ def test_warm_up_then_a_straight_line_down(adamw):
 
 @pytest.mark.parametrize('at,steps', [(1,3), (12,15), (13,13)])
 def test_a_loss_that_is_no_number_ends_the_run(at, steps, monkeypatch):
-    model = quiet(); before,calls,plain = tensors(model),[],model.head.loss
+    model = quiet(); calls,plain = [],model.head.loss
     def loss(ctx, label):
         calls.append(1); return plain(ctx, label)*(float('nan') if len(calls)>=at else 1.)
     monkeypatch.setattr(model.head, 'loss', loss)

@@ -79,7 +79,7 @@ def idp_compare(
     data:str=None,          # folder of tasks: DATA/TASK/{train,validation,test}.jsonl
     k:int=None,             # few-shot: number of training examples
     seeds:int=3,            # seeds 0 … seeds-1
-    steps:int=200,          # optimizer steps a run
+    steps:int=160,          # optimizer steps a run
     batch_size:int=32,      # texts a step
     max_len:int=128,        # tokens of a text; what is longer is cut
     t:int=10,               # prompt length

@@ -176,4 +176,4 @@ def _check_room(ctx:Context):
     "Every row that gets a position needs one in the table"
     T,t,room = ctx.ids.shape[1],ctx.h.shape[1]-ctx.ids.shape[1],ctx.backbone.max_tokens
     if T+t>room: raise ValueError(f"the longest text has {T} tokens{f' and the prompt among the words {t}' if t else ''}, but the position table of backbone {ctx.backbone.name!r} holds {room}: "
-        f"encode with max_len={max(1, room-t)} or less{', shorten the prompt, or insert it at layer 0 (after the positions)' if t else ''}")
+        + (f"encode with max_len={room-t} or less{', ' if t else ''}" if t<room else '') + ('shorten the prompt, or insert it at layer 0 (after the positions)' if t else ''))

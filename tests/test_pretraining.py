@@ -1,14 +1,13 @@
-"From text to a backbone: the tokenizer's framing, windows, masks, the loss against Hugging Face's, a killed run against an unbroken one, and the folder that comes out."
+"From text to a backbone: the tokenizer's framing, windows, masks, the loss against Hugging Face's, and a killed run against an unbroken one."
 import json, lzma
 from dataclasses import asdict, replace
 import numpy as np, pytest, torch
 from idp_tutorial import pretraining
 from idp_tutorial.backbone import load_backbone
-from idp_tutorial.injection import run_layers
-from idp_tutorial.pretraining import PretrainConfig, held_out_loss, mask_tokens, mlm_loss, new_model, pretrain_mlm, save_backbone, teacher_embeddings
+from idp_tutorial.pretraining import Masters, PretrainConfig, held_out_loss, lm_loss, losses, mask_tokens, new_model, next_tokens, pretrain
 from idp_tutorial.synthetic import make_rows
 from idp_tutorial.tasks import TASKS
-from idp_tutorial.text import LABEL_WORDS, draw_batch, encode_stream, prepare_text, read_lines, train_tokenizer
+from idp_tutorial.text import LABEL_WORDS, draw_batch, encode_stream, prepare_text, read_lines, train_tokenizer, without
 
 @pytest.fixture(autouse=True, scope='module')
 def one_thread():
@@ -69,11 +68,22 @@ def test_windows(stream):
     assert any(text[i:i+63]==row for i in range(len(text)))
     assert draw_batch(stream[:20], 2048, np.random.default_rng(0)).shape[1]==20 # a short stream is one window
 
+def test_task_rows_are_read_as_sentences(tmp_path):
+    rows = [dict(sentence1=' a pair ', sentence2='of texts', label=0), dict(sentence1='alone', label=1)]
+    (tmp_path/'r.jsonl').write_text('\n'.join(map(json.dumps, rows))); (tmp_path/'r.jsonl.xz').write_bytes(lzma.compress((tmp_path/'r.jsonl').read_bytes()))
+    for name in ('r.jsonl','r.jsonl.xz'): assert list(read_lines(tmp_path/name))==['a pair','of texts','alone']
+
+def test_what_is_held_out_is_left_out():
+    held = 'one two three four five six seven eight nine ten eleven twelve thirteen'
+    cut = ' '.join(held.split()[1:])
+    assert list(without([held.upper()+'!', 'so: '+cut+' and on', ' '.join(held.split()[:11]), 'other'], [held]))==[' '.join(held.split()[:11]), 'other'] # eleven in a row may be chance
+    assert list(without(['It is fine.', 'it is fine too', ''], ['it is, fine']))==['it is fine too', ''] # shorter than twelve words: the whole text
+
 def test_prepared_once(lines, tmp_path):
-    (tmp_path/'t.txt').write_text('\n'.join(lines))
-    tok,s = prepare_text([tmp_path/'t.txt'], tmp_path/'out', 700); (tmp_path/'t.txt').unlink()
-    tok2,s2 = prepare_text([tmp_path/'t.txt'], tmp_path/'out', 700) # found there
-    assert np.array_equal(s, s2) and tok.get_vocab()==tok2.get_vocab() and (s==2).sum()==len(lines) and not (tmp_path/'out/stream.tmp').exists()
+    tok,a = prepare_text(lines, tmp_path, 700); tok2,b = prepare_text(lines, tmp_path, 700) # found there
+    assert np.array_equal(a['stream'], b['stream']) and tok.get_vocab()==tok2.get_vocab() and (a['stream']==2).sum()==len(lines) and not (tmp_path/'text.tmp').exists()
+    for kw in (dict(lines=lines[1:]), dict(vocab=600), dict(seed=1)):
+        with pytest.raises(ValueError, match='holds other text.*another --out'): prepare_text(**{**dict(lines=lines, out=tmp_path, vocab=700), **kw})
 
 # --- masks and loss
 
@@ -89,21 +99,41 @@ def test_eighty_ten_ten():
     assert masked==pytest.approx(.8, abs=.01) and kept==pytest.approx(.1, abs=.01) and x[x!=4].min()>=5
     assert len(mask_tokens(ids[:2], 4, V, rng, p=0.)[1])==0
 
-def test_loss_is_hugging_faces(stream, tok):
-    torch.manual_seed(0); model = new_model(len(tok), 32, 2); rng = np.random.default_rng(0)
+def test_next_tokens():
+    ids = torch.arange(60).view(3, 20); seen,rows,target = next_tokens(ids, np.random.default_rng(0), p=.5)
+    assert torch.equal(seen, ids) and torch.equal(target, rows+1) and (rows%20!=19).all() and 15<len(rows)<45 # the next of a window, never of another
+
+@pytest.mark.parametrize('family', ['roberta','gpt2'])
+def test_loss_is_hugging_faces(family, stream, tok):
+    torch.manual_seed(0); model = new_model(len(tok), 32, 2, family=family).eval(); rng = np.random.default_rng(0)
     for p in model.parameters():
         if p.dim()>1: torch.nn.init.normal_(p, std=.2)
-    ids = draw_batch(stream, 1024, rng); seen,rows,target = mask_tokens(ids, 4, len(tok), rng)
+    ids = draw_batch(stream, 1024, rng); seen,rows,target = mask_tokens(ids, 4, len(tok), rng) if family=='roberta' else next_tokens(ids, rng, 1.)
     labels = torch.full_like(ids.flatten(), -100); labels[rows] = target
-    theirs = model(input_ids=seen, labels=labels.view_as(ids))
-    loss,acc = mlm_loss(model, seen, rows, target)
+    theirs = model(input_ids=seen, labels=labels.view_as(ids) if family=='roberta' else ids)
+    loss,acc = lm_loss(model, model.base_model(seen).last_hidden_state, rows, target)
     torch.testing.assert_close(loss, theirs.loss)
     assert acc==(theirs.logits.flatten(0, 1)[rows].argmax(-1)==target).float().mean()
 
 def test_held_out_loss_repeats_and_changes_nothing(stream, tok):
-    model = new_model(len(tok), 32, 1).train(); before,state = held_out_loss(model, stream[-2000:], 4, 2),torch.get_rng_state()
-    assert held_out_loss(model, stream[-2000:], 4, 2)==before and model.training and torch.equal(state, torch.get_rng_state())
-    assert before[0]==pytest.approx(np.log(len(tok)), abs=.1) # nothing is learnt yet
+    model = new_model(len(tok), 32, 1).train(); before,state = held_out_loss(model, stream, tok, 2000, batches=2),torch.get_rng_state()
+    assert held_out_loss(model, stream, tok, 2000, batches=2)==before and model.training and torch.equal(state, torch.get_rng_state())
+    assert before['lm']==pytest.approx(np.log(len(tok)), abs=.1) and before.keys()=={'lm','top1'} # nothing is learnt yet
+
+def test_masters_are_adamw_in_float32():
+    torch.manual_seed(0); net = torch.nn.Linear(8, 8); twin = torch.nn.Linear(8, 8); twin.load_state_dict(net.state_dict())
+    cfg = PretrainConfig(lr=1e-2, warmup=2, steps=10, dtype='float32'); m = Masters([net], cfg)
+    opt = torch.optim.AdamW([dict(params=[twin.weight], weight_decay=.01), dict(params=[twin.bias], weight_decay=0.)], betas=(.9,.98), eps=1e-6)
+    for s in range(4):
+        x = torch.randn(4, 8)
+        for o in opt.param_groups: o['lr'] = 1e-2*min((s+1)/2, 1., (10-s)/6)
+        for n,step in ((net, m.step), (twin, lambda: (torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.), opt.step(), opt.zero_grad()))): n(x).square().sum().backward(); step()
+    torch.testing.assert_close(net.weight, twin.weight); torch.testing.assert_close(net.bias, twin.bias)
+
+def test_masters_keep_steps_that_half_precision_would_lose():
+    net = torch.nn.Linear(4, 4, bias=False); torch.nn.init.ones_(net.weight); m = Masters([net], PretrainConfig(lr=1e-4, warmup=1, steps=100))
+    for _ in range(60): net(torch.ones(1, 4, dtype=torch.bfloat16)).float().sum().backward(); m.step()
+    assert net.weight.dtype==torch.bfloat16 and m.kept[0].dtype==torch.float32 and (m.kept[0]<.996).all() and (net.weight<1).all() # 60 steps of 1e-4; one alone rounds away
 
 # --- the run
 
@@ -113,7 +143,7 @@ def quiet(line): pass
 def timeless(log): return [{k:v for k,v in r.items() if k!='tokens_per_s'} for r in log]
 
 @pytest.fixture(scope='module')
-def whole(stream, tok): return pretrain_mlm(stream, tok, CFG, every=3, say=quiet)
+def whole(stream, tok): return pretrain(stream, tok, CFG, every=3, say=quiet)
 
 @pytest.mark.parametrize('when,step', [('said',6), ('said',12), ('writing',6)])
 def test_a_killed_run_goes_on_as_if_nothing_had_been(when, step, whole, stream, tok, tmp_path, monkeypatch):
@@ -124,37 +154,48 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(when, step, whole, stream, 
         real(o, f)
         if when=='writing' and o['step']==step: f.write_bytes(f.read_bytes()[:1000]); raise Kill
     monkeypatch.setattr(torch, 'save', half)
-    with pytest.raises(Kill): pretrain_mlm(stream, tok, CFG, tmp_path, every=3, say=stop)
+    with pytest.raises(Kill): pretrain(stream, tok, CFG, tmp_path, every=3, say=stop)
     monkeypatch.setattr(torch, 'save', real); torch.rand(9); said = []
-    model,log = pretrain_mlm(stream, tok, CFG, tmp_path, every=3, say=said.append)
+    model,log = pretrain(stream, tok, CFG, tmp_path, every=3, say=said.append)
     assert said[0].startswith(f'step {step}/') and len(said)==(12-step)//3+1
     assert timeless(log)==timeless(whole[1]) and all(torch.equal(a, b) for a,b in zip(model.parameters(), whole[0].parameters())) and not model.training
     assert [json.loads(l) for l in (tmp_path/'log.jsonl').read_text().splitlines()]==log
-    said.clear(); again,log = pretrain_mlm(stream, tok, CFG, tmp_path, every=3, say=said.append) # finished: nothing left to do
+    said.clear(); again,log = pretrain(stream, tok, CFG, tmp_path, every=3, say=said.append) # finished: nothing left to do
     assert not said and all(torch.equal(a, b) for a,b in zip(model.parameters(), again.parameters()))
 
 def test_a_seed_decides_everything(whole, stream, tok):
-    torch.rand(3); _,log = pretrain_mlm(stream, tok, CFG, every=3, say=quiet); assert timeless(log)==timeless(whole[1])
-    _,log = pretrain_mlm(stream, tok, replace(CFG, seed=1), every=3, say=quiet); assert log[0]['loss']!=whole[1][0]['loss']
+    torch.rand(3); _,log = pretrain(stream, tok, CFG, every=3, say=quiet); assert timeless(log)==timeless(whole[1])
+    _,log = pretrain(stream, tok, replace(CFG, seed=1), every=3, say=quiet); assert log[0]['lm']!=whole[1][0]['lm']
 
 def test_held_out_text_is_not_trained_on(stream, tok, monkeypatch):
-    sizes,real = [],pretraining.draw_batch
-    monkeypatch.setattr(pretraining, 'draw_batch', lambda s, *a, **kw: sizes.append(len(s)) or real(s, *a, **kw))
-    pretrain_mlm(stream, tok, replace(CFG, steps=2), every=9, say=quiet)
-    assert sizes[:2]==[len(stream)-1000]*2 and {*sizes[2:]}=={1000}
+    at,real = [],pretraining.take
+    monkeypatch.setattr(pretraining, 'take', lambda s, a, **kw: at.append(a) or real(s, a, **kw))
+    pretrain(stream, tok, replace(CFG, steps=3), every=9, say=quiet); n = len(stream)-1000
+    assert all(a.max()<n for a in at[:3]) and len(at)>3 and all(a.min()>=n for a in at[3:])
 
 def test_schedule():
-    opt,sched = pretraining._optimizer(new_model(20, 32, 1), CFG); lrs = []
-    for _ in range(12): lrs.append(opt.param_groups[0]['lr']); opt.step(); sched.step()
-    assert lrs==pytest.approx([CFG.lr*min((s+1)/4, (12-s)/8) for s in range(12)]) and [g['weight_decay'] for g in opt.param_groups]==[.01,0.]
+    m = Masters([new_model(20, 32, 1)], CFG); lrs = []
+    for _ in range(12): lrs.append(m.opt.param_groups[0]['lr']); m.opt.step(); m.sched.step()
+    assert lrs==pytest.approx([CFG.lr*min((s+1)/4, 1, (12-s)/7.2) for s in range(12)]) and [g['weight_decay'] for g in m.opt.param_groups]==[.01,0.]
+
+def test_a_decoder_learns_too(stream, tok):
+    model,log = pretrain(stream, tok, replace(CFG, family='gpt2', steps=24), every=12, say=quiet)
+    assert model.config.model_type=='gpt2' and log[-1]['held_out_lm']<log[0]['held_out_lm']<np.log(len(tok))
+
+def test_a_loss_that_is_no_number_ends_the_run(stream, tok, tmp_path, monkeypatch):
+    real = pretraining.losses
+    pretrain(stream, tok, CFG, tmp_path, every=3, say=quiet, stop=6); whole = (tmp_path/'checkpoint.pt').read_bytes()
+    monkeypatch.setattr(pretraining, 'losses', lambda *a, **kw: {k:v*float('nan') for k,v in real(*a, **kw).items()})
+    refused(lambda: pretrain(stream, tok, CFG, tmp_path, every=3, say=quiet), 'loss is nan at step 9', 'lower --lr')
+    assert (tmp_path/'checkpoint.pt').read_bytes()==whole
 
 def refused(f, *words, error=ValueError):
     with pytest.raises(error) as e: f()
     assert all(w in str(e.value) for w in words), str(e.value)
 
 def test_what_cannot_be_resumed(stream, tok, tmp_path):
-    pretrain_mlm(stream, tok, replace(CFG, steps=2), tmp_path, every=2, say=quiet); ckpt = tmp_path/'checkpoint.pt'
-    def go(**kw): return pretrain_mlm(stream, tok, replace(CFG, steps=2, **kw), tmp_path, say=quiet)
+    pretrain(stream, tok, replace(CFG, steps=2), tmp_path, every=2, say=quiet); ckpt = tmp_path/'checkpoint.pt'
+    def go(**kw): return pretrain(stream, tok, replace(CFG, steps=2, **kw), tmp_path, say=quiet)
     refused(lambda: go(d=64, seed=3), 'is of another run', "'d': (32, 64)", "'seed': (0, 3)", 'another --out')
     whole = ckpt.read_bytes(); ckpt.write_bytes(whole[:len(whole)//2]); refused(go, f'the checkpoint {ckpt} is damaged', 'delete it')
     ckpt.write_bytes(b''); refused(go, 'is damaged')
@@ -162,29 +203,7 @@ def test_what_cannot_be_resumed(stream, tok, tmp_path):
     assert asdict(CFG).keys()==torch.load((ckpt.write_bytes(whole), ckpt)[1], weights_only=True)['cfg'].keys()
 
 def test_too_little_text(stream, tok):
-    refused(lambda: pretrain_mlm(stream[:1200], tok, CFG, say=quiet), '1200 ids', 'held_out=1000', 'more text')
-    refused(lambda: pretrain_mlm(stream, tok, replace(CFG, held_out=0), say=quiet), 'held_out=0')
-
-# --- what comes out
-
-def test_saved_folder_is_a_backbone(whole, tok, tmp_path):
-    model = whole[0]; before = [p.clone() for p in model.parameters()]; save_backbone(model, tok, tmp_path/'b')
-    assert all(torch.equal(a, b) and b.dtype==torch.float32 for a,b in zip(before, model.parameters())) # saving does not round the model itself
-    bb = load_backbone(str(tmp_path/'b'))
-    for (n,a),(m,b) in zip(model.named_parameters(), bb.model.named_parameters()): assert n==m and b.dtype==torch.float32 and torch.equal(a.half().float(), b)
-    ids = torch.tensor([tok('a cold beer').input_ids]); batch = dict(ids=ids, keep=torch.ones_like(ids), types=torch.zeros_like(ids))
-    torch.testing.assert_close(bb.lm_logits(run_layers(bb, batch).h), model(ids).logits, atol=1e-2, rtol=0)
-    assert bb.tokenizer('a cold beer', 'the soup').input_ids==tok('a cold beer', 'the soup').input_ids and bb.has_lm_head and bb.max_tokens==256
-    import hashlib
-    digest,name = (tmp_path/'b/SHA256SUMS').read_text().split(); assert name=='model.safetensors' and digest==hashlib.sha256((tmp_path/'b'/name).read_bytes()).hexdigest()
-    assert not list(tmp_path.rglob('*.bin'))
-
-def test_teacher_embeddings(tok):
-    teacher = load_backbone('tiny'); E = teacher_embeddings(tok, teacher, 32)
-    assert E.shape==(len(tok),32) and E.isfinite().all() and E.std().item()==pytest.approx(.15, rel=1e-4) and E.mean(0).abs().max()<1e-4 and not E.requires_grad
-    C = E.T@E; off = C-C.diag().diag()
-    assert off.abs().max()<1e-3*C.diag().max() and (C.diag()[:-1]>=C.diag()[1:]-1e-3).all() # principal components, the largest first
-    both = [i for i in range(5, len(tok)) if len(teacher.tokenizer(tok.decode([i]).strip(), add_special_tokens=False).input_ids)==1][:100]
-    T = teacher.words.weight[[teacher.tokenizer(tok.decode([i]).strip(), add_special_tokens=False).input_ids[0] for i in both]]
-    full = teacher_embeddings(tok, teacher, 128)[both] # distances survive where no component is dropped
-    a,b = torch.pdist(full),torch.pdist(T); assert torch.corrcoef(torch.stack([a, b]))[0,1]>.999
+    refused(lambda: pretrain(stream[:1200], tok, CFG, say=quiet), '1200 ids', 'held_out=1000', 'more text')
+    refused(lambda: pretrain(stream, tok, replace(CFG, held_out=0), say=quiet), 'held_out=0')
+    for kw in (dict(d=40), dict(family='t5')): refused(lambda: pretrain(stream, tok, replace(CFG, **kw), say=quiet), 'multiple of 32')
+    refused(lambda: PretrainConfig(dtype='float8'), "'bfloat16'")

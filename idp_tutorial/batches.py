@@ -95,14 +95,22 @@ def encode(
 def collate(
     examples:list, # from `encode`
     pad_id:int,    # the tokenizer's padding token; any id does, since `keep` hides it
-)->dict: # `ids`, `keep`, `types` `[B,T]`; `label`, `mask` `[B]` where the examples have them
-    "Pad a batch to its longest example; a float label stays float32 (regression)"
+)->dict: # `ids`, `keep`, `types` `[B,T]`; `label`, `mask` `[B]` and arrays where the examples have them
+    "Pad a batch to its longest example; a float label stays float32 (regression). NumPy arrays come along: `[d]` is stacked, `[n,d]` padded with zeros"
     if pad_id is None: raise ValueError("pad_id is None: this tokenizer has no padding token; give its eos_token_id, which `keep` hides")
     T = max(len(o['ids']) for o in examples)
     def pad(rows, value): return torch.tensor([[*r, *[value]*(T-len(r))] for r in rows])
     out = dict(ids=pad([o['ids'] for o in examples], pad_id), keep=pad([[1]*len(o['ids']) for o in examples], 0),
         types=pad([o['types'] for o in examples], 0))
-    return out | {k: torch.tensor([o[k] for o in examples]) for k in ('label','mask') if k in examples[0]}
+    out |= {k: torch.tensor([o[k] for o in examples]) for k in ('label','mask','start') if k in examples[0]}
+    return out | {k: _stack([o[k] for o in examples], T) for k,v in examples[0].items() if isinstance(v, np.ndarray)}
+
+def _stack(arrays, T):
+    "`[d]` → `[B,d]`; `[n,d]` → `[B,T,d]`"
+    if arrays[0].ndim==1: return torch.from_numpy(np.stack(arrays))
+    out = np.zeros((len(arrays), T, *arrays[0].shape[1:]), arrays[0].dtype)
+    for row,a in zip(out, arrays): row[:len(a)] = a
+    return torch.from_numpy(out)
 
 # %% ../nbs/00b_batches.ipynb #2f828851
 def batches(

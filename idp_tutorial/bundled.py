@@ -79,5 +79,6 @@ def idp_pretrain(
         words = teacher_embeddings(tok, big, d) if big else None
         extra = Distillation(big, arrays, d, n_layers, causal=family=='gpt2', seed=seed) if big and distil else None
         model,_ = pretrain(arrays['stream'], tok, cfg, Path(out), words, extra, every, say=lambda s: print(s, flush=True))
+        if family=='gpt2': tok.mask_token = None # a decoder has nothing to fill in
         save_backbone(model, tok, Path(out)/'backbone')
     except (ValueError, FileNotFoundError) as e: raise SystemExit(f"idp_pretrain: {e}") from None

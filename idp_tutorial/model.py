@@ -83,7 +83,12 @@ class PromptedModel(nn.Module):
             for layer in self.backbone.layers[self.first:]: layer.train()
         return self
 
-    def context(self, batch:dict)->Context: return run_layers(self.backbone, batch, self.plan)
+    def context(self, batch:dict)->Context:
+        "Run the layers; a batch with cached states goes on from them"
+        if 'hidden' in batch and (self.first<(start := int(batch['start'][0])) or self.training and self.lower_dropout):
+            raise ValueError(f"the batch carries hidden states after {start} layers, but "
+                + ("dropout below them is on (lower_dropout=True)" if self.first>=start else "the model trains or inserts something below that") + ": encode the texts anew, without a cache")
+        return run_layers(self.backbone, batch, self.plan)
     def forward(self, batch:dict, loss:bool=False)->Tensor: # `[B,C]`, or the loss
         "Both go through `forward`, where a wrapper for several processes listens"
         ctx = self.context(batch)
@@ -93,6 +98,12 @@ class PromptedModel(nn.Module):
     def trained(self)->dict[str,Tensor]:
         "Only the tensors that training changes; this is what is kept and saved"
         return {n:p for n,p in self.named_parameters() if p.requires_grad}
+
+    def groups(self, lr:float)->list[dict]: # for a torch optimizer
+        "What training changes, at `lr`, or at `lr` times what a module's `lr_scale` (a dict by tensor name) says of its tensors (DePT)"
+        scale,groups = {m.get_parameter(n): s for m in self.modules() for n,s in getattr(m, 'lr_scale', {}).items()},{}
+        for p in self.trained().values(): groups.setdefault(scale.get(p, 1.), []).append(p)
+        return [dict(params=ps, lr=lr*s) for s,ps in groups.items()]
 
 # %% ../nbs/01b_model.ipynb #815fafbd
 def count_parameters(model:PromptedModel)->dict: # trainable parameters of prompt, head and backbone

@@ -7,7 +7,7 @@ __all__ = ['RunConfig', 'scaled', 'evaluate', 'fit']
 
 # %% ../nbs/03_training.ipynb #9d483a3d
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass,replace
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
@@ -38,8 +38,9 @@ class RunConfig:
     t:int=10                   # prompt length
     layer:int|None=None        # layers before the prompt; None: the method's own choice
     position:int=0             # prompt tuning: IDPG's insertion positions 0–4
-    m:int=128                  # bottleneck of a generator
+    m:int|None=None            # bottleneck of a generator; None: its own (IDPG 256, in every layer 16; LPT 128)
     prompt_dropout:float=.1    # on generated prompts
+    glove:str|None=None        # file or folder of GloVe vectors, for the methods that read them; None: the bundled backbone's word vectors
     lower_dropout:bool=False   # dropout below the first prompt
     lr:float|None=None         # peak learning rate of AdamW; None: the method's default
     steps:int=300              # optimizer steps
@@ -52,6 +53,10 @@ class RunConfig:
     max_len:int=128            # tokens
     precision:str='no'         # 'no', 'bf16' or 'fp16'
     device:str='auto'          # 'auto' or 'cpu'
+    cache:str='none'           # states of frozen layers, kept on disk: 'none', 'sentence' (M(x)), 'hidden' (below the first prompt) or 'both'
+    cache_dtype:str='float32'  # of cached hidden states; 'float16' halves their room, and rounds
+    cache_dir:str|None=None    # folder of caches; None: $IDP_CACHE, or ~/.cache/idp_tutorial
+    start:str|None=None        # folder of a first stage, whose prompts the run begins with (notebook 08a); None: as initialised
     seed:int=0                 # of initialisation, order and dropout
 
     def __post_init__(self):
@@ -60,6 +65,10 @@ class RunConfig:
         if self.lr is not None and not 0<self.lr<float('inf'): raise ValueError(f"lr={self.lr}: a learning rate is a positive number, such as 1e-3; None takes the method's default")
         if self.device not in ('auto','cpu'): raise ValueError(f"unknown device {self.device!r}: use 'auto' or 'cpu' (which GPU: CUDA_VISIBLE_DEVICES)")
         if self.precision not in ('no','bf16','fp16'): raise ValueError(f"unknown precision {self.precision!r}: use 'no', 'bf16' or 'fp16'")
+        if self.cache not in ('none','sentence','hidden','both'): raise ValueError(f"unknown cache {self.cache!r}: use 'none', 'sentence', 'hidden' or 'both'")
+        if self.cache_dtype not in ('float32','float16'): raise ValueError(f"unknown cache_dtype {self.cache_dtype!r}: use 'float32' or 'float16'")
+        if self.cache in ('hidden','both') and self.lower_dropout: raise ValueError(f"cache={self.cache!r} with lower_dropout=True: dropout below the prompt gives other hidden states "
+            "in every epoch, so there is nothing to keep: use lower_dropout=False, or cache='none' or 'sentence'")
 
 # %% ../nbs/03_training.ipynb #902d4630
 def scaled(batch:dict, task:Task)->dict:
@@ -119,25 +128,42 @@ def _accelerator(cfg:RunConfig)->Accelerator:
     plugin = GradientAccumulationPlugin(num_steps=cfg.accumulate, sync_with_dataloader=False) # a step may cross the end of a pass
     return Accelerator(cpu=cfg.device=='cpu', mixed_precision=cfg.precision, gradient_accumulation_plugin=plugin)
 
+def _examples(acc, model, task, cfg, keep:bool): # training and validation examples, and what a cache cost
+    "Encode, and attach what is the same in every epoch: word vectors, cached states"
+    template,tok = cfg.template if model.head.readout=='mask' else None,model.backbone.tokenizer
+    train,valid = [task.encode(task.splits[s], tok, min(cfg.max_len, model.backbone.max_tokens), template) for s in ('train','validation')]
+    for source in model.modules():
+        if hasattr(source, 'prepare'): train,valid = source.prepare(train),source.prepare(valid)
+    if cfg.cache=='none' or not keep: return train,valid,{}
+    from idp_tutorial.caches import with_caches # a later room, for those who ask for it
+    model.to(acc.device)
+    with acc.local_main_process_first():
+        with acc.autocast(): (train,),a = with_caches(model, [train], cfg)
+        (valid,),b = with_caches(model, [valid], replace(cfg, precision='no')) # `evaluate` does without autocast
+    return train,valid,{k: a[k]+b[k] for k in a}
+
 def fit(
     model:PromptedModel,
     task:Task,          # with its splits
     cfg:RunConfig,
     lr:float|None=None, # overrides `cfg.lr`
-)->dict: # validation history, best validation score, ms per step, peak memory, losses
+)->dict: # validation history, best validation score, ms per step, peak memory, losses, what a cache cost
     "Train; leaves the model with the tensors that were best on the validation split"
-    acc,bb,lr = _accelerator(cfg),model.backbone,lr or cfg.lr
-    template = cfg.template if model.head.readout=='mask' else None
-    train,valid = [task.encode(task.splits[s], bb.tokenizer, min(cfg.max_len, bb.max_tokens), template) for s in ('train','validation')]
-    if not (params := list(model.trained().values())): # a verbalizer with nothing to train: zero-shot
+    acc,lr = _accelerator(cfg),lr or cfg.lr
+    params = list(model.trained().values())
+    if cfg.start:
+        from idp_tutorial.supplementary import carry
+        carry(model, cfg.start)
+    train,valid,cache = _examples(acc, model, task, cfg, bool(params))
+    if not params: # a verbalizer with nothing to train: zero-shot
         score,_ = evaluate(model.to(acc.device), valid, task, 4*cfg.batch_size, acc.device)
-        return dict(history=[], validation=next(iter(score.values())), ms_per_step=0., peak_memory_mb=_Meter(model, acc).mb(), losses=[], steps=0)
+        return dict(history=[], validation=next(iter(score.values())), ms_per_step=0., peak_memory_mb=_Meter(model, acc).mb(), losses=[], steps=0, cache=cache)
     if not lr: raise ValueError(f"no learning rate for {cfg.method!r}: give RunConfig(lr=…) or fit(…, lr=…)")
-    opt = torch.optim.AdamW(params, lr=lr, weight_decay=cfg.weight_decay)
-    loader = batches(train, cfg.batch_size, bb.tokenizer.pad_token_id or 0, shuffle=True, seed=cfg.seed)
+    opt = torch.optim.AdamW(model.groups(lr), lr=lr, weight_decay=cfg.weight_decay)
+    loader = batches(train, cfg.batch_size, model.backbone.tokenizer.pad_token_id or 0, shuffle=True, seed=cfg.seed)
     model,opt,loader = acc.prepare(model, opt, loader)
     sched = get_linear_schedule_with_warmup(opt, int(cfg.warmup*cfg.steps), cfg.steps)
-    return _loop(acc, model, opt, sched, loader, valid, task, cfg, params)
+    return {**_loop(acc, model, opt, sched, loader, valid, task, cfg, params), 'cache':cache}
 
 # %% ../nbs/03_training.ipynb #8f9fd68c
 def _forever(loader):

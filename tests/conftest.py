@@ -22,6 +22,6 @@ def data_dir():
 def small_folder(tmp_path_factory):
     "A folder with the smallest of RoBERTas (3 layers of 32 dimensions, 256 positions, random) and the bundled tokenizer, as `save_backbone` writes it"
     from small import backbone
-    from idp_tutorial.pretraining import save_backbone
+    from idp_tutorial.bundled import save_backbone
     bb = backbone(max_position_embeddings=258); save_backbone(bb.model, bb.tokenizer, folder := tmp_path_factory.mktemp('backbone'))
     return folder

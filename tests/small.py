@@ -43,4 +43,4 @@ def batch_of(bb, task=None, n=6, template=None, split='train'):
 def one(batch, i):
     "One text of a batch, its padding cut off"
     n = int(batch['keep'][i].sum())
-    return {k: v[i:i+1,:n] if v.dim()==2 else v[i:i+1] for k,v in batch.items()}
+    return {k: v[i:i+1,:n] if k in ('ids','keep','types') else v[i:i+1] for k,v in batch.items()}

@@ -68,7 +68,7 @@ def test_a_constant_reaches_one_and_a_perfect_map_zero(dist, arrays):
 
 def test_a_taught_run_learns_the_teachers_states(tok, arrays, teacher):
     dist = Distillation(teacher, arrays, 32, 3); before = [p.clone() for p in teacher.model.parameters()]
-    cfg = PretrainConfig(d=32, n_layers=3, steps=120, tokens=512, lr=5e-3, warmup=4, held_out=1000)
-    _,log = pretrain(arrays['stream'], tok, cfg, words=teacher_embeddings(tok, teacher, 32), extra=dist, every=30, say=lambda s: None)
-    assert log[-1]['held_out_distil']<log[0]['held_out_distil'] and log[-1]['held_out_distil']<.98
+    cfg = PretrainConfig(d=32, n_layers=3, steps=40, tokens=512, lr=5e-3, warmup=4, held_out=1000)
+    _,log = pretrain(arrays['stream'], tok, cfg, words=teacher_embeddings(tok, teacher, 32), extra=dist, every=10, say=lambda s: None)
+    assert log[-1]['held_out_distil']<.95*log[0]['held_out_distil'] # a miniature: far from what six thousand steps reach
     assert all(torch.equal(a, b) for a,b in zip(before, teacher.model.parameters())) and not any(p.requires_grad for p in teacher.model.parameters())

@@ -47,7 +47,7 @@ def same(e, tokenizer, text): assert e['ids']==tokenizer(text).input_ids and e['
 
 def test_registry_has_the_tasks_of_all_three_papers():
     papers = 'sst2 mpqa mr cr subj trec mnli mrpc qnli qqp rte stsb cb copa multirc boolq wic imdb'.split()
-    assert set(TASKS)=={*papers, *BUNDLED} and len(BUNDLED)==5
+    assert set(TASKS)=={*papers, *BUNDLED} and len(BUNDLED)==6
     assert all(t.hub and t.name==name for name,t in TASKS.items())
     assert all('/' in TASKS[n].hub[0] for n in papers)
 

@@ -74,7 +74,7 @@ def compare_to(methods:list[str], base:RunConfig, seeds:int, tuned:bool, out:Pat
 @says_why
 def idp_compare(
     task:str='questions',   # a task of `TASKS`, bundled or with --data
-    methods:str=','.join(METHODS), # methods, comma-separated
+    methods:str='head-only,prompt-tuning,s-idpg-phm,lpt-npg,fine-tuning', # comma-separated, or 'all' of `METHODS`
     backbone:str='tiny',    # 'tiny', 'minilm', a folder, or a hub name
     data:str=None,          # folder of tasks: DATA/TASK/{train,validation,test}.jsonl
     k:int=None,             # few-shot: number of training examples
@@ -88,14 +88,18 @@ def idp_compare(
     lr:float=None,          # one learning rate for all methods (default: each method's own)
     tune:bool=False,        # choose each method's rate from three, on the validation split
     looks:int=4,            # looks at the validation split in a run; the best one is kept
+    cache:str='none',       # states of frozen layers, computed once and kept on disk: 'sentence' (M(x)), 'hidden' (below the prompt) or 'both'
+    standardise:bool=False, # IDPG: bring the sentence vector to unit spread (ours)
+    glove:str=None,         # file or folder of GloVe vectors, for m-idpg-phm-glove
     device:str='auto',      # 'auto' or 'cpu'
     out:str='runs/compare', # folder for compare.jsonl, compare.csv and compare.png
 ):
     "Train methods on one task and print a table: score ± std over seeds, trained parameters, time and memory"
     matplotlib.use('Agg')
-    base = RunConfig(task=task, backbone=backbone, data=data, k=k, steps=steps, batch_size=batch_size, max_len=max_len, t=t, layer=layer, head=head, lr=lr, device=device,
+    base = RunConfig(task=task, backbone=backbone, data=data, k=k, steps=steps, batch_size=batch_size, max_len=max_len, t=t, layer=layer, head=head, lr=lr, device=device, cache=cache, standardise=standardise, glove=glove,
         eval_every=max(1, steps//max(1, looks)))
-    table = compare_to(list(dict.fromkeys(m.strip() for m in methods.split(','))), base, seeds, tune, Path(out), lambda s: print(s, file=sys.stderr, flush=True))
+    chosen = list(METHODS) if methods=='all' else list(dict.fromkeys(m.strip() for m in methods.split(',')))
+    table = compare_to(chosen, base, seeds, tune, Path(out), lambda s: print(s, file=sys.stderr, flush=True))
     print(f"\n{task}{f', k={k}' if k else ''} on {backbone}, {head} head, {steps} steps of {batch_size}; best checkpoint on validation, reported on test\n")
     print(format_table(table))
     print(f"\nwritten: {out}/compare.jsonl, compare.csv, compare.png")

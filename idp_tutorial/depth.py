@@ -16,8 +16,9 @@ from fastcore.script import call_parse
 # %% ../nbs/10c_depth.ipynb #314ab142
 from .backbone import load_backbone
 from .cli import says_why
-from .experiments import GRID,METHODS,append,known
+from .experiments import append,known
 from .information import information_curves
+from .methods import GRID,METHODS
 from .propagation import choose_prompt_layer
 from .sweeps import LATE,sweep_prompt_layer,sweep_records,sweep_table
 from .tasks import load_task
@@ -82,7 +83,7 @@ def sweep_file(folder, cfg:RunConfig, kind:str='sweep')->Path:
 @says_why
 def idp_sweep(
     task:str='questions',   # a task of `TASKS`, bundled or with --data
-    methods:str=','.join(['head-only','fine-tuning',*[m for m in LATE[:5] if m in METHODS]]), # comma-separated; those without a layer run once
+    methods:str=','.join(('head-only','fine-tuning',*LATE[:5])), # comma-separated; those without a layer run once
     backbone:str='tiny',    # 'tiny', 'minilm', a folder, or a hub name
     data:str=None,          # folder of tasks: DATA/TASK/{train,validation,test}.jsonl
     k:int=None,             # few-shot: number of training examples

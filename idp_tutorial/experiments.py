@@ -14,6 +14,7 @@ from accelerate.utils import set_seed
 
 # %% ../nbs/16_experiments.ipynb #2b72e577
 from .backbone import Backbone,load_backbone
+from .caches import with_caches
 from .methods import GRID,METHODS
 from .model import ClassificationHead,PromptedModel,VerbalizerHead,count_parameters
 from .tasks import Task,load_task
@@ -63,8 +64,10 @@ def run(
     log = fit(model, task, cfg)
     template = cfg.template if cfg.head=='verbalizer' else None
     rows = task.encode(task.splits['test'], bb.tokenizer, min(cfg.max_len, bb.max_tokens), template) if test else []
+    if test and cfg.cache!='none': rows = with_caches(model, [rows], replace(cfg, precision='no'))[0][0]
     scores = evaluate(model, rows, task, 4*cfg.batch_size, next(model.parameters()).device)[0] if test else {task.metric:None}
-    record = {**asdict(cfg), 'data':cfg.data and Path(cfg.data).name, 'metric':task.metric, 'score':scores[task.metric], 'scores':scores, 'validation':log['validation'],
+    def name(p): return p and Path(p).name # no folder of this machine in a record
+    record = {**asdict(cfg), 'data':name(cfg.data), 'glove':name(cfg.glove), 'start':name(cfg.start), 'cache_dir':None, 'metric':task.metric, 'score':scores[task.metric], 'scores':scores, 'validation':log['validation'],
         'selected':'checkpoint: best on validation; reported on test', 'sizes':{s:len(r) for s,r in task.splits.items()},
         'params':count_parameters(model), 'steps':log['steps'], 'ms_per_step':round(log['ms_per_step'], 2),
         'peak_memory_mb':round(log['peak_memory_mb'], 1), 'history':log['history'], 'versions':_versions()}

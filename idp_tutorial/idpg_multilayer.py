@@ -29,6 +29,7 @@ def multilayer_plan(
     encoder=None,          # `encoder(ctx) → [B,d_in]`; None: M(x)
     d_in:int|None=None,    # width of the encoder's vector; None: the backbone's
     dropout:float=.1,      # on the sentence vector, and in the generator
+    standardise:bool=False, # bring the sentence vector to unit spread; what later layers read stays as it is
     **generator,           # `kind`, `n`, `shared_A` … of `PromptGenerator`
 )->dict: # a plan
     "M-IDPG: a generated prompt in every layer (IDPG §3.2.2)"
@@ -36,7 +37,7 @@ def multilayer_plan(
     _check(share, reads, inject, d_in, bb.d)
     def make(tables): return PromptGenerator(d_in, d, t, m, tables=tables, dropout=dropout, **generator)
     gens = [make(1) for _ in range(L)] if share=='L' else [make(L if share=='M' else 1)]*L
-    z = SentenceVector(encoder, dropout)
+    z = SentenceVector(encoder, dropout, d_in*standardise)
     sources = [GeneratedPrompt(gens[k], z if k==0 or reads=='layer0' else previous_layer, k) for k in range(L)]
     if inject=='kv': return {k: Step('kv', s) for k,s in enumerate(sources)}
     return prompt_plan(bb, sources[0], position) | {k: Step(inject, sources[k], lambda ctx: ctx.prompt[0]) for k in range(1, L)}

@@ -48,20 +48,20 @@ def s_idpg(kind:str): # 'dnn' or 'phm'
     "S-IDPG: bottleneck 256 (IDPG Table 1)"
     def plan(bb:Backbone, cfg:RunConfig):
         m = _m(cfg, 256)
-        return idpg_plan(bb, PromptGenerator(bb.d, bb.d, cfg.t, m, kind, math.gcd(16, bb.d, m), dropout=cfg.prompt_dropout), cfg.position, _reads(cfg), cfg.prompt_dropout)
+        return idpg_plan(bb, PromptGenerator(bb.d, bb.d, cfg.t, m, kind, math.gcd(16, bb.d, m), dropout=cfg.prompt_dropout), cfg.position, _reads(cfg), cfg.prompt_dropout, cfg.standardise)
     return plan
 
 def m_idpg(kind:str): # 'dnn' or 'phm'
     "M-IDPG: bottleneck 16, sharing M, later prompts read the previous layer (IDPG Table 1)"
     def plan(bb:Backbone, cfg:RunConfig):
         m = _m(cfg, 16)
-        return multilayer_plan(bb, cfg.t, m, position=cfg.position, encoder=_reads(cfg), dropout=cfg.prompt_dropout, kind=kind, n=math.gcd(16, bb.d, m))
+        return multilayer_plan(bb, cfg.t, m, position=cfg.position, encoder=_reads(cfg), dropout=cfg.prompt_dropout, standardise=cfg.standardise, kind=kind, n=math.gcd(16, bb.d, m))
     return plan
 
 def m_idpg_glove(bb:Backbone, cfg:RunConfig):
     "M-IDPG-PHM-GloVe: every layer's generator reads the mean word vector (IDPG Eq. 5)"
     m,glove = _m(cfg, 16),load_glove(cfg.glove, bb.tokenizer)
-    return multilayer_plan(bb, cfg.t, m, reads='layer0', position=cfg.position, encoder=glove, d_in=glove.d, dropout=cfg.prompt_dropout, kind='phm', n=math.gcd(4, bb.d, glove.d, m))
+    return multilayer_plan(bb, cfg.t, m, reads='layer0', position=cfg.position, encoder=glove, d_in=glove.d, dropout=cfg.prompt_dropout, standardise=cfg.standardise, kind='phm', n=math.gcd(4, bb.d, glove.d, m))
 
 def lpt_npg(bb:Backbone, cfg:RunConfig): return lpt_plan(bb, NaivePromptGenerator(bb.d, cfg.t, _m(cfg, 128), cfg.prompt_dropout), cfg.layer)
 

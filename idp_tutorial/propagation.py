@@ -109,13 +109,13 @@ def entropy(y:Tensor)->float: # bits
     p = torch.bincount(y).float()/len(y)
     return -(p[p>0]*p[p>0].log2()).sum().item()
 
-def linear_bits(x:Tensor, y:Tensor, n_classes:int, folds:int=4)->float:
-    "`H(y) − CE` of a linear classifier, cross-validated: what can be read off the mean states `[N,d]`"
-    fold,ce = torch.arange(len(y), device=y.device)%folds,0.
-    for i in range(folds):
-        W,b = logistic(x[fold!=i], y[fold!=i], n_classes)
-        ce += F.cross_entropy(x[fold==i]@W.T+b, y[fold==i], reduction='sum').item()/math.log(2)/len(y)
-    return entropy(y)-ce
+def linear_bits(x:Tensor, y:Tensor, n_classes:int, folds:int=4)->tuple[float,float]:
+    "`H(y) − CE` of a linear classifier, cross-validated: what can be read off the mean states `[N,d]`; and the weight decay that found it"
+    fold = torch.arange(len(y), device=y.device)%folds
+    def bits(l2):
+        fits = [(i, *logistic(x[fold!=i], y[fold!=i], n_classes, l2)) for i in range(folds)]
+        return entropy(y)-sum(F.cross_entropy(x[fold==i]@W.T+b, y[fold==i], reduction='sum').item() for i,W,b in fits)/math.log(2)/len(y)
+    return max((bits(l2), l2) for l2 in (10.,100.,1000.))
 
 def _unit(v:Tensor, least:float)->Tensor: return (v-v.min())/max((v.max()-v.min()).item(), least)
 
@@ -123,13 +123,13 @@ def choose_prompt_layer(
     bb:Backbone,
     task:Task,         # classification, with its splits; only training texts are used
     head:str='classification', # or 'verbalizer'
-    n:int=256,         # texts
+    n:int=512,         # texts; the head is fitted to three quarters of them, the gradients are those of the rest
     t:int=10,          # prompt length
     max_len:int=128,
     template:str='code', # with 'verbalizer'
     tolerance:float=.1, # of the score (0 … 2): the latest layer within it is chosen
     seed:int=0,        # of the texts
-)->dict: # `layer`, `rows` (for each layer bits, signal, agreement, cost, score), `seconds`
+)->dict: # `layer`, `informed` (False: the states know nothing, the middle is taken), `rows` (for each layer bits, signal, agreement, cost, score), `seconds`
     "A prompt layer without training: what the states know against what the prompt can still move; ID-SPAM leaves this as future work"
     t0,C = time.perf_counter(),len(task.labels)
     if task.regression: raise ValueError(f"task {task.name!r} is a regression: choosing a layer needs classes")
@@ -137,16 +137,18 @@ def choose_prompt_layer(
     rows,template = task.splits['train'],template if head=='verbalizer' else None
     pick = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:n].tolist()
     examples = task.encode([rows[i] for i in pick], bb.tokenizer, min(max_len, bb.max_tokens), template)
-    X = mean_states(bb, examples)
+    X,rest = mean_states(bb, examples),max(1, len(examples)//4)
     y = torch.tensor([e['label'] for e in examples], device=X.device)
+    known = [linear_bits(x, y, C) for x in X]
     if template: reader = VerbalizerHead(bb, task.word_ids(bb.tokenizer)).to(X.device)
     else:
         reader = ClassificationHead(bb.d, C, 'mean').to(X.device)
-        reader.net.weight.data,reader.net.bias.data = logistic(X[-1], y, C)
-    out = gradient_norms(bb, reader, examples, X, t=t)
-    bits = torch.tensor([linear_bits(x, y, C) for x in X[:-1]])
+        reader.net.weight.data,reader.net.bias.data = logistic(X[-1,:-rest], y[:-rest], C, known[-1][1])
+    out = gradient_norms(bb, reader, examples[-rest:], X, t=t)
+    bits = torch.tensor([b for b,_ in known[:-1]]).clamp(min=0)
     score = _unit(bits, .05*entropy(y))+_unit(torch.tensor([r['signal'] for r in out]).log(), math.log(2))
     for k,r in enumerate(out): r.update( # cost: of a step, where fine-tuning is 1
         bits=bits[k].item(), score=score[k].item(), cost=(2*bb.n_layers-k)/(3*bb.n_layers))
-    layer = max(k for k in range(bb.n_layers) if score[k]>=score.max()-tolerance)
-    return dict(task=task.name, backbone=bb.name, head=head, layer=layer, n=len(examples), tolerance=tolerance, rows=out, seconds=round(time.perf_counter()-t0, 2))
+    informed = max(b for b,_ in known)>=.05*entropy(y)
+    layer = max(k for k in range(bb.n_layers) if score[k]>=score.max()-tolerance) if informed else bb.n_layers//2
+    return dict(task=task.name, backbone=bb.name, head=head, layer=layer, informed=informed, n=len(examples), tolerance=tolerance, rows=out, seconds=round(time.perf_counter()-t0, 2))

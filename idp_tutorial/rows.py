@@ -133,7 +133,7 @@ def hub_or_cache(
     finally: constants.HF_HUB_OFFLINE = before
 
 # %% ../nbs/00c_rows.ipynb #e14c8f40
-BUNDLED = ('sentiment','domains','four-domains','questions','entailment','similarity') # come with the package
+BUNDLED = ('sentiment','domains','two-domains','questions','entailment','similarity') # come with the package
 
 def _hub_row(task, where, r):
     s1,s2,y = task.columns

@@ -129,7 +129,7 @@ TASKS = {t.name: t for t in [
     _super('wic', 'duplicate', ('{word} : {sentence1}','{sentence2}','label'), labels=('false','true'), words=_YES_NO),
     _task('sentiment', 'review', ('bundled',), **_MOOD),
     _task('domains', 'review', ('bundled',), **_MOOD),
-    _task('four-domains', 'review', ('bundled',), **_MOOD),
+    _task('two-domains', 'review', ('bundled',), **_MOOD),
     _task('questions', 'question', ('bundled',), **_TREC),
     _task('entailment', 'entailment', ('bundled',), **_ENTAIL),
     _task('similarity', 'duplicate', ('bundled',), metric='pearson+spearman'),

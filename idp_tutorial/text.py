@@ -8,6 +8,7 @@ __all__ = ['SPECIAL', 'LABEL_WORDS', 'read_lines', 'without', 'train_tokenizer',
 
 # %% ../nbs/01c_text.ipynb #84d0feeb
 import json,lzma,re
+from collections import Counter
 from pathlib import Path
 import numpy as np
 import torch
@@ -125,6 +126,8 @@ def prepare_text(
     else:
         out.mkdir(parents=True, exist_ok=True)
         lines = [lines[i] for i in np.random.default_rng(seed).permutation(len(lines))]
+        many = Counter(lines)
+        lines.sort(key=lambda l: many[l]==1) # what is there several times comes first: the end of the stream is held out, and must be new
         tok = train_tokenizer(lines[:60_000], vocab)
         tok.save_pretrained(tok_dir)
         for name,x in (encode(lines, tok) if encode else dict(stream=encode_stream(lines, tok))).items(): np.save(out/f'{name}.npy', x)

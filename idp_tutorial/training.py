@@ -40,6 +40,7 @@ class RunConfig:
     position:int=0             # prompt tuning: IDPG's insertion positions 0–4
     m:int|None=None            # bottleneck of a generator; None: its own (IDPG 256, in every layer 16; LPT 128)
     prompt_dropout:float=.1    # on generated prompts
+    standardise:bool=False     # IDPG: bring the sentence vector to unit spread (ours)
     glove:str|None=None        # file or folder of GloVe vectors, for the methods that read them; None: the bundled backbone's word vectors
     lower_dropout:bool=False   # dropout below the first prompt
     lr:float|None=None         # peak learning rate of AdamW; None: the method's default

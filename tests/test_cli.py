@@ -142,12 +142,12 @@ def three_files(out, methods, seeds):
     return records
 
 def test_a_comparison_of_all_methods(command, small_folder, few, tmp_path):
-    code,out,err = command('--backbone', small_folder, *few, '--steps', 2, '--seeds', 2, '--t', 3, '--out', tmp_path/'a/b', cwd=tmp_path)
+    code,out,err = command('--backbone', small_folder, *few, '--methods', 'all', '--steps', 2, '--seeds', 1, '--t', 3, '--out', tmp_path/'a/b', cwd=tmp_path)
     assert code==0, err
-    records = three_files(tmp_path/'a/b', METHODS, 2)
+    records = three_files(tmp_path/'a/b', METHODS, 1)
     assert all(r['steps']==2 and r['data']==few[1].name and r['sizes']['test']==20 and r['t']==3 and r['lr_selected']=='default' for r in records)
     assert 'best checkpoint on validation, reported on test' in out and all(m in out for m in METHODS) and '±' in out and 'Traceback' not in err
-    command('--backbone', small_folder, *few, '--steps', 2, '--seeds', 2, '--t', 3, '--out', tmp_path/'c')
+    command('--backbone', small_folder, *few, '--methods', 'all', '--steps', 2, '--seeds', 1, '--t', 3, '--out', tmp_path/'c')
     for a,b in zip(records, read_records(tmp_path/'c/compare.jsonl')): # equal commands, equal numbers
         assert {k:v for k,v in a.items() if k not in ('ms_per_step','peak_memory_mb')}=={k:v for k,v in b.items() if k not in ('ms_per_step','peak_memory_mb')}
 
@@ -184,7 +184,7 @@ def test_an_interrupted_comparison_keeps_what_is_finished(console, small_folder,
 
 def test_help_names_every_option(command):
     code,out,err = command('--help')
-    assert code==0 and all(f'--{o}' in out for o in 'task methods backbone data k seeds steps batch_size max_len t layer head lr tune device out'.split())
+    assert code==0 and all(f'--{o}' in out for o in 'task methods backbone data k seeds steps batch_size max_len t layer head lr tune cache standardise glove device out'.split())
 
 @pytest.mark.parametrize('name,k', [('trec',100), ('mr',100)])
 def test_real_tasks(name, k, command, data_dir, small_folder, tmp_path):

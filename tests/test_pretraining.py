@@ -82,6 +82,7 @@ def test_what_is_held_out_is_left_out():
 def test_prepared_once(lines, tmp_path):
     tok,a = prepare_text(lines, tmp_path, 700); tok2,b = prepare_text(lines, tmp_path, 700) # found there
     assert np.array_equal(a['stream'], b['stream']) and tok.get_vocab()==tok2.get_vocab() and (a['stream']==2).sum()==len(lines) and not (tmp_path/'text.tmp').exists()
+    _,c = prepare_text(['seen once', *lines[:50]*2], tmp_path/'more', 700); assert 'seen once' in prepare_text(['seen once', *lines[:50]*2], tmp_path/'more', 700)[0].decode(c['stream'][-12:]) # held out: what stands nowhere else
     for kw in (dict(lines=lines[1:]), dict(vocab=600), dict(seed=1)):
         with pytest.raises(ValueError, match='holds other text.*another --out'): prepare_text(**{**dict(lines=lines, out=tmp_path, vocab=700), **kw})
 

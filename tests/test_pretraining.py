@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 import numpy as np, pytest, torch
 from idp_tutorial import pretraining
 from idp_tutorial.backbone import load_backbone
-from idp_tutorial.pretraining import Masters, PretrainConfig, held_out_loss, lm_loss, losses, mask_tokens, new_model, next_tokens, pretrain
+from idp_tutorial.pretraining import Masters, PretrainConfig, held_out_loss, lm_loss, mask_tokens, new_model, next_tokens, pretrain
 from idp_tutorial.synthetic import make_rows
 from idp_tutorial.tasks import TASKS
 from idp_tutorial.text import LABEL_WORDS, draw_batch, encode_stream, prepare_text, read_lines, train_tokenizer, without

@@ -18,7 +18,7 @@ compare: .venv/.dev ## train the methods on the bundled task and print the table
 test: .venv/.dev ## everything that CI runs
 	@$(BIN)/ruff check --quiet --output-format=concise idp_tutorial tests docs setup.py
 	@$(BIN)/python docs/notebooks.py check
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lab: .venv/.dev ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter lab --notebook-dir=nbs $(ARGS)

@@ -75,8 +75,8 @@ BAD = dict(
     t=(['--t','0','--methods','lpt'], ['t=0','at least 1']),
     long_prompt=(['--t','300','--methods','lpt,prompt-tuning'], ['prompt','300','256']),
     prompt_and_text=(['--t','240','--methods','lpt,prompt-tuning'], ['prompt','240','256']),
-    layer=(['--layer','6'], ['layer 6','0 to 5']),
-    negative_layer=(['--layer','-1'], ['layer -1','0 to 5']),
+    layer=(['--layer','8'], ['layer 8','0 to 7']),
+    negative_layer=(['--layer','-1'], ['layer -1','0 to 7']),
     no_room=(['--max_len','1'], ['max_len=1','room']),
     no_data=(['--data','nowhere','--task','trec'], ['nowhere','train.jsonl']),
     no_hub=(['--task','sst2'], ["nyu-mll/glue","data=DIR",'bundled']),
@@ -146,7 +146,7 @@ def test_a_comparison_of_all_methods(command, small_folder, few, tmp_path):
     assert code==0, err
     records = three_files(tmp_path/'a/b', METHODS, 1)
     assert all(r['steps']==2 and r['data']==few[1].name and r['sizes']['test']==20 and r['t']==3 and r['lr_selected']=='default' for r in records)
-    assert 'best checkpoint on validation, reported on test' in out and all(m in out for m in METHODS) and '±' in out and 'Traceback' not in err
+    assert 'best checkpoint on validation, reported on test' in out and all(m in out for m in METHODS) and 'Traceback' not in err
     command('--backbone', small_folder, *few, '--methods', 'all', '--steps', 2, '--seeds', 1, '--t', 3, '--out', tmp_path/'c')
     for a,b in zip(records, read_records(tmp_path/'c/compare.jsonl')): # equal commands, equal numbers
         assert {k:v for k,v in a.items() if k not in ('ms_per_step','peak_memory_mb')}=={k:v for k,v in b.items() if k not in ('ms_per_step','peak_memory_mb')}
@@ -173,7 +173,8 @@ def test_an_interrupted_comparison_keeps_what_is_finished(console, small_folder,
     env = {**os.environ, 'OMP_NUM_THREADS':'1', 'PYTHONPATH':str(Path(__file__).resolve().parents[1])}
     part = tmp_path/'compare.jsonl.part'; part.write_text('{"of": "an earlier try"}\n')
     args = ['--backbone', small_folder, '--methods', 'lpt', '--steps', '3', '--seeds', '9999', *few, '--out', tmp_path]
-    with subprocess.Popen([*map(str, [*console, *args])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path) as p:
+    with subprocess.Popen([*map(str, [*console, *args])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as p: # also where the tests run in the background
         end = time.time()+300
         def finished(): return part.exists() and part.read_text().count('"lpt"')>=2
         while time.time()<end and p.poll() is None and not finished(): time.sleep(.1)

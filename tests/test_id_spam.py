@@ -73,7 +73,7 @@ def test_generator_is_the_papers(bbs, family, kw):
 def test_the_reference_sees_uneven_weights(bbs):
     "Were attention even, the mean would pass for it"
     bb = bbs('roberta'); batch = batch_of(bb); w = generator().weights(at(bb, batch)).detach(); n = batch['keep'].sum(1)
-    same(w.sum(1), torch.ones(len(n))); assert (w[batch['keep']==0]==0).all() and (w.max(1).values*n).min()>1.5
+    same(w.sum(1), torch.ones(len(n))); assert (w[batch['keep']==0]==0).all() and (w.max(1).values*n).min()>1.2
     same(generator(pool='mean').weights(at(bb, batch)), batch['keep']/n[:,None])
 
 @pytest.mark.parametrize('layer', [0,1,2])

@@ -65,13 +65,14 @@ def idp_pretrain(
     lr:float=1.5e-3,      # peak learning rate
     distil:float=3.,      # weight of the teacher's states in the loss
     seed:int=0,           # of initialisation, batches and masks
+    start:str='',         # folder of a finished run of this shape: its weights go on, with a schedule of their own
     every:int=250,        # steps between checkpoints
     dtype:str='bfloat16', # of forward and backward pass
     teacher:str='minilm', # backbone whose embeddings start ours and whose layers are imitated; '' for none
 ):
     "Pretrain a small RoBERTa or GPT-2; run again to resume"
     try:
-        cfg = PretrainConfig(family=family, d=d, n_layers=n_layers, steps=steps, tokens=tokens, lr=lr, seed=seed, dtype=dtype, distil=distil)
+        cfg = PretrainConfig(family=family, d=d, n_layers=n_layers, steps=steps, tokens=tokens, lr=lr, seed=seed, dtype=dtype, distil=distil, start=start)
         big = load_backbone(teacher, attn='eager') if teacher else None
         home = Path(corpus_dir or out)
         lines = corpus(text.split(','), tasks)

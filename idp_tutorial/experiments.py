@@ -85,11 +85,13 @@ def tune(
     task:Task,
     lrs,       # learning rates to try
     say=lambda s: None,
-)->float: # the best of `lrs` on the validation split with `cfg.seed`
-    "Choose a learning rate without looking at the test split"
-    scores = {}
+    test:bool=False, # score the test split as well, for the records
+    records:dict|None=None, # record by learning rate, filled here
+)->float: # the best of `lrs` on the validation split with `cfg.seed`; the test split has no say
+    "Choose a learning rate"
+    scores,records = {},{} if records is None else records
     for lr in lrs:
-        try: scores[lr] = run(replace(cfg, lr=lr), task, test=False)['validation']
+        try: records[lr] = run(replace(cfg, lr=lr), task, test=test); scores[lr] = records[lr]['validation']
         except FloatingPointError: scores[lr] = -float('inf') # diverged: never chosen
         say(f"{cfg.method:14} lr {lr:.1e}  validation {scores[lr]:.1f}")
     return max(scores, key=scores.get)
@@ -109,9 +111,10 @@ def compare(
     task,records = load_task(base.task, base.data, base.k, base.draw),[]
     for m in methods:
         cfg = replace(base, method=m)
-        lr = cfg.lr or (tune(replace(cfg, seed=0), task, GRID[m], say) if tuned else GRID[m][1])
+        tried = {}
+        lr = cfg.lr or (tune(replace(cfg, seed=0), task, GRID[m], say, True, tried) if tuned else GRID[m][1])
         for seed in range(seeds):
-            r = run(replace(cfg, lr=lr, seed=seed), task)
+            r = run(replace(cfg, lr=lr, seed=seed), task) if seed or lr not in tried else tried[lr] # seed 0 has been trained
             r['lr_selected'] = f'best of {len(GRID[m])} on validation, seed 0' if tuned and not base.lr else 'given' if base.lr else 'default'
             if out: append(r, out)
             records.append(r)

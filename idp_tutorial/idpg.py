@@ -25,6 +25,7 @@ def mean_sentence(ctx:Context)->Tensor: # `[B,d]`
         with torch.no_grad(),in_eval_mode(ctx.backbone): ctx.batch['mean_sentence'] = run_layers(ctx.backbone, ctx.batch).mean()
     return ctx.batch['mean_sentence']
 
+# %% ../nbs/07_idpg.ipynb #daebe938
 class Standardise(nn.Module):
     "(z − mean)/std, by dimension, over the sentence vectors seen in training (ours; the papers feed M(x) as it is)"
     def __init__(self, d:int): # width of z
@@ -38,6 +39,7 @@ class Standardise(nn.Module):
         mean = self.total/self.n
         return ((z-mean)/(self.square/self.n-mean.square()).clamp(min=1e-8).sqrt()).to(z.dtype)
 
+# %% ../nbs/07_idpg.ipynb #fbc42a75
 class SentenceVector(nn.Module):
     "z = Dropout(M(x)), drawn once a pass (IDPG's code; the paper names no dropout here)"
     def __init__(self,

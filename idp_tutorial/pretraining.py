@@ -84,6 +84,7 @@ class PretrainConfig:
     held_out:int=200_000 # ids at the end of the stream that are never trained on
     dtype:str='bfloat16' # of forward and backward pass; 'float32' for exactness
     distil:float=3.      # weight of a teacher's states, where there is one
+    start:str=''         # folder of a finished run of this shape, whose weights go on with a schedule of their own
     def __post_init__(self):
         if self.dtype not in ('float32','bfloat16'): raise ValueError(f"dtype={self.dtype!r}: 'float32' or 'bfloat16'")
 
@@ -133,6 +134,14 @@ class Masters:
         for p,q in zip(self.live, self.kept): p.copy_(q)
     def state_dict(self): return dict(kept=[q.detach() for q in self.kept], opt=self.opt.state_dict(), sched=self.sched.state_dict())
     @torch.no_grad()
+    def go_on(self, c, cfg):
+        "The weights of another run's checkpoint `c`, not its optimizer"
+        theirs = c['masters']['kept']
+        if [v.shape for v in theirs]!=[q.shape for q in self.kept]: raise ValueError(f"start={cfg.start!r} is a run of another shape ({c['cfg']}): "
+            f"give the same family, d, n_layers, vocabulary and teacher ({cfg})")
+        for q,v in zip(self.kept, theirs): q.copy_(v)
+        self.round()
+    @torch.no_grad()
     def load_state_dict(self, state):
         for q,v in zip(self.kept, state['kept'], strict=True): q.copy_(v)
         self.opt.load_state_dict(state['opt']); self.sched.load_state_dict(state['sched']); self.round()
@@ -158,7 +167,8 @@ def pretrain(
     masters = Masters([model] if extra is None else [model,extra.to(model.device)], cfg)
     step,log,ckpt = 0,[],out and Path(out)/'checkpoint.pt'
     if ckpt and ckpt.exists(): step,log = _resume(ckpt, cfg, masters)
-    if model.device.type=='cuda': model.compile(dynamic=True)
+    elif cfg.start: masters.go_on(_read(Path(cfg.start)/'checkpoint.pt'), cfg)
+    if model.device.type=='cuda': model.base_model.compile(dynamic=True) # what `losses` calls
     n,seen,t0 = len(stream)-cfg.held_out,[],time.time()
     while step<(stop or cfg.steps):
         rng = np.random.default_rng((cfg.seed,step))
@@ -201,11 +211,16 @@ def _checkpoint(ckpt:Path, cfg, masters, step, log):
     tmp.replace(ckpt)
     (ckpt.parent/'log.jsonl').write_text(''.join(json.dumps(r)+'\n' for r in log))
 
+def _read(ckpt:Path):
+    if not ckpt.exists(): raise FileNotFoundError(f"no checkpoint at {ckpt}: it is made by `pretrain` with out=, or by idp_pretrain")
+    try: c = torch.load(ckpt, weights_only=True); c['cfg'],c['masters'] # noqa: B018
+    except Exception as e: raise ValueError(f"the checkpoint {ckpt} is damaged ({type(e).__name__}): delete it to start again") from None
+    return c
+
 def _resume(ckpt:Path, cfg, masters):
     "Load a checkpoint of the same config, or say what differs"
-    mine = asdict(cfg)
-    try: c = torch.load(ckpt, weights_only=True); theirs = c['cfg']
-    except Exception as e: raise ValueError(f"the checkpoint {ckpt} is damaged ({type(e).__name__}): delete it to start again") from None
+    c,mine = _read(ckpt),asdict(cfg)
+    theirs = c['cfg']
     if differ := {k:(theirs.get(k),mine.get(k)) for k in {**theirs, **mine} if theirs.get(k)!=mine.get(k)}:
         raise ValueError(f"the checkpoint {ckpt} is of another run (its value, yours: {differ}): use another --out, or the same settings")
     masters.load_state_dict(c['masters'])

@@ -37,23 +37,24 @@ def ngram_losses(
     return dict(unigram_loss=float(-np.log(uni[right]).mean()), bigram_loss=float(-np.log(bi).mean()), unigram_top1=float((right==uni.argmax()).mean()))
 
 # %% ../nbs/02a_probes.ipynb #4407bc7a
-@torch.inference_mode()
+@torch.no_grad()
 def layer_features(
     bb:Backbone,
     examples:list, # from `task.encode`
     batch_size:int=64,
-)->np.ndarray: # `[n_layers+1,N,d]`: the mean over words before layer 0, 1, … and at the end
+)->torch.Tensor: # `[n_layers+1,N,d]`: the mean over words before layer 0, 1, … and at the end, after the final norm
     "Mean states of texts at every depth, without a prompt"
     bb.model.eval()
     out = []
     for b in batches(examples, batch_size, bb.tokenizer.pad_token_id or 0, grouped=False):
+        b = {k: v.to(bb.words.weight.device) for k,v in b.items()}
         ctx = run_layers(bb, b, stop=0)
         states = [ctx.mean()]
         for k in range(bb.n_layers):
-            ctx = run_layers(bb, b, start=k, stop=k+1, h=ctx.h)
+            ctx = run_layers(bb, b, start=k, stop=None if k==bb.n_layers-1 else k+1, h=ctx.h)
             states.append(ctx.mean())
         out.append(torch.stack(states))
-    return torch.cat(out, 1).numpy()
+    return torch.cat(out, 1)
 
 # %% ../nbs/02a_probes.ipynb #884d6f59
 def linear_probe(
@@ -64,7 +65,7 @@ def linear_probe(
     "How much of a task a linear classifier reads off each frozen layer (0 = embedding output)"
     if task.regression: raise ValueError(f"task {task.name!r} is a regression: a linear probe needs classes")
     rows = {s: r[:n_train] if s=='train' else r for s,r in task.splits.items()}
-    X = {s: layer_features(bb, task.encode(r, bb.tokenizer, bb.max_tokens)) for s,r in rows.items()}
+    X = {s: layer_features(bb, task.encode(r, bb.tokenizer, bb.max_tokens)).cpu().numpy() for s,r in rows.items()}
     y = {s: [r['label'] for r in rs] for s,rs in rows.items()}
     acc = {'validation':[], 'test':[]}
     for k in range(bb.n_layers+1):

@@ -126,9 +126,8 @@ def prepare_text(
     else:
         out.mkdir(parents=True, exist_ok=True)
         lines = [lines[i] for i in np.random.default_rng(seed).permutation(len(lines))]
-        many = Counter(lines)
+        tok,many = train_tokenizer(lines[:60_000], vocab),Counter(lines)
         lines.sort(key=lambda l: many[l]==1) # what is there several times comes first: the end of the stream is held out, and must be new
-        tok = train_tokenizer(lines[:60_000], vocab)
         tok.save_pretrained(tok_dir)
         for name,x in (encode(lines, tok) if encode else dict(stream=encode_stream(lines, tok))).items(): np.save(out/f'{name}.npy', x)
         (tmp := out/'text.tmp').write_text(json.dumps(note)); tmp.replace(done)

@@ -11,6 +11,21 @@ def seed():
     "Every test starts from the same random state"
     if 'torch' in sys.modules: sys.modules['torch'].manual_seed(0)
 
+@pytest.fixture(autouse=True, scope='module')
+def one_thread():
+    "Small tensors are slower on several threads, and sums differ"
+    import torch
+    n = torch.get_num_threads(); torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n)
+
+@pytest.fixture(scope='module')
+def bbs():
+    "A small backbone by family, made once a file"
+    from small import backbone
+    made = {}
+    return lambda family: made[family] if family in made else made.setdefault(family, backbone(family))
+
 @pytest.fixture(scope='session')
 def data_dir():
     "The folder of tasks that `IDP_DATA` names (or the one beside the checkout); the test is skipped without it"

@@ -40,7 +40,11 @@ def batch_of(bb, task=None, n=6, template=None, split='train'):
     task = task or small_task()
     return collate(task.encode(task.splits[split][:n], bb.tokenizer, 60, template), bb.tokenizer.pad_token_id)
 
+def text_of(batch): return {k: v for k,v in batch.items() if k in ('ids','keep','types','mask','label')} # without what earlier passes left in it
+
 def one(batch, i):
     "One text of a batch, its padding cut off"
     n = int(batch['keep'][i].sum())
-    return {k: v[i:i+1,:n] if k in ('ids','keep','types') else v[i:i+1] for k,v in batch.items()}
+    return {k: v[i:i+1,:n] if k in ('ids','keep','types') else v[i:i+1] for k,v in text_of(batch).items()}
+
+def same(a, b, atol=1e-5): torch.testing.assert_close(a, b, atol=atol, rtol=1e-5)

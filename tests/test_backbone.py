@@ -17,13 +17,6 @@ MODELS = dict(
     deberta=lambda attn, **kw: DebertaForMaskedLM._from_config(DebertaConfig(**SMALL, intermediate_size=64, **{**DEBERTA, **kw}), attn_implementation=attn))
 KINDS = [(f,a) for f in MODELS for a in ('eager','sdpa') if (f,a)!=('deberta','sdpa')]
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    "These models are so small that threads only wait for each other"
-    n = torch.get_num_threads(); torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
 def wrap(model):
     for p in model.parameters():
         if p.dim()>1: torch.nn.init.normal_(p, std=.2) # far from the tiny initial weights, so that a difference shows

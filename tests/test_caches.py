@@ -20,12 +20,6 @@ from small import backbone, config, model_of, small_task
 
 FAMILIES = ['roberta','bert','gpt2','deberta']
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    n = torch.get_num_threads(); torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
 @pytest.fixture(scope='module')
 def bbs(): return {f: backbone(f) for f in FAMILIES}
 

@@ -9,23 +9,16 @@ from idp_tutorial.deep_prompts import KeyValuePrompt, deep_plan
 from idp_tutorial.injection import run_layers
 from idp_tutorial.model import ClassificationHead, PromptedModel, count_parameters
 from idp_tutorial.prompts import SoftPrompt, prompt_plan
-from small import backbone, batch_of, one
+from small import backbone, batch_of, one, same
 
 t,d,L = 4,32,3
 WAYS = [(f,w,s) for f in ('roberta','bert','gpt2','deberta') for w in ('kv','replace','add') for s in (True,False) if (f,w)!=('deberta','kv')]
 every = pytest.mark.parametrize('family,way,shift', WAYS, ids=[f"{f} {w} {'moved' if s else 'in place'}" for f,w,s in WAYS])
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    n = torch.get_num_threads(); torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
 def plan_of(bb, way, shift=True, std=1.):
     plan = deep_plan(bb, t, way, shift, std=std)
     for s in plan.values(): s.source.eval()
     return plan
-def same(a, b, atol=1e-5): torch.testing.assert_close(a, b, atol=atol, rtol=1e-5)
 def words(batch, ctx): return [ctx.h[i,ctx.text[i]==1] for i in range(len(ctx.h))] # the states of each text, without prompt and padding
 
 # --- by hand: one text, lists of rows, nothing of the library but the weights

@@ -16,12 +16,6 @@ from small import backbone, batch_of, config, one, small_task
 FAMILIES = ['roberta','bert','gpt2','deberta']
 WORDS = "the a film is it was not good bad great terrible wasnt dont 1990s état of and to in with acting plot".split()
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    n = torch.get_num_threads(); torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
 @pytest.fixture(scope='module')
 def vectors(): return np.random.default_rng(0).normal(size=(len(WORDS),300)).astype(np.float32)
 

@@ -6,20 +6,9 @@ from idp_tutorial.id_spam import AttentionPromptGenerator, MeanPool, TokenAttent
 from idp_tutorial.injection import run_layers
 from idp_tutorial.lpt import lpt_plan
 from idp_tutorial.model import ClassificationHead, PromptedModel, VerbalizerHead, count_parameters
-from small import backbone, batch_of, one, small_task
+from small import batch_of, one, small_task, same
 
 FAMILY,T,C = ('roberta','bert','gpt2','deberta'),3,7
-
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    n = torch.get_num_threads(); torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
-@pytest.fixture(scope='module')
-def bbs():
-    made = {}
-    return lambda family: made[family] if family in made else made.setdefault(family, backbone(family))
 
 def generator(seed=3, **kw): # weights large enough for attention that is far from even
     torch.manual_seed(seed); gen = AttentionPromptGenerator(32, T, C, **kw).eval()
@@ -30,7 +19,6 @@ def model_with(bb, gen, layer=1, head='classification'):
     h = ClassificationHead(bb.d, 2, bb.readout) if head=='classification' else VerbalizerHead(bb, small_task().word_ids(bb.tokenizer))
     return PromptedModel(bb, h, lpt_plan(bb, gen, layer)).eval()
 
-def same(a, b, atol=1e-5): torch.testing.assert_close(a, b, atol=atol, rtol=1e-5)
 def at(bb, batch, layer=0): return run_layers(bb, batch, stop=layer)
 
 # --- the equations, in loops over numbers

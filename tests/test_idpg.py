@@ -3,24 +3,16 @@ import pytest, torch
 import torch.nn.functional as F
 from torch import nn
 from idp_tutorial.backbone import load_backbone
-from idp_tutorial.idpg import GeneratedPrompt, PromptGenerator, SentenceVector, idpg_plan, mean_sentence, noisy_sentence
+from idp_tutorial.idpg import GeneratedPrompt, PromptGenerator, SentenceVector, Standardise, idpg_plan, mean_sentence, noisy_sentence
 from idp_tutorial.injection import Context, run_layers
 from idp_tutorial.model import ClassificationHead, PromptedModel, VerbalizerHead, count_parameters
 from idp_tutorial.phm import PHMLinear
 from idp_tutorial.prompts import SoftPrompt, prompt_plan
-from small import backbone, batch_of, one as cut, small_task
+from small import backbone, batch_of, one, text_of, small_task, same
 
 FAMILY,t,d = ('roberta','bert','gpt2','deberta'),3,32
 KINDS = [dict(kind='dnn'), dict(kind='phm', n=4), dict(kind='phm', n=4, shared_A=True)]
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    n = torch.get_num_threads(); torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
-def text_of(batch): return {k: v for k,v in batch.items() if k in ('ids','keep','types','mask','label')} # without what earlier passes left in it
-def one(batch, i): return cut(text_of(batch), i)
 def loud(g, std=.3):
     "A generator whose output shows"
     with torch.no_grad(): [p.normal_(std=std) for p in g.parameters()]
@@ -28,7 +20,6 @@ def loud(g, std=.3):
 def generator(kind='phm', n=4, d_in=d, **kw): return loud(PromptGenerator(d_in, d, t, 8, kind, n, **kw))
 def model_of(bb, g, position=0, n_out=2, encoder=None, **kw):
     return PromptedModel(bb, ClassificationHead(d, n_out, 'mean'), idpg_plan(bb, g, position, encoder, **kw)).eval()
-def same(a, b, atol=1e-5): torch.testing.assert_close(a, b, atol=atol, rtol=1e-5)
 def matrix(layer): # [d_in,d_out], entry by entry
     "W of a PHM layer: W[i·p+k, j·r+l] = Σ_q A[q,i,j]·B[q,k,l]"
     if not isinstance(layer, PHMLinear): return layer.weight.T
@@ -233,3 +224,28 @@ def test_a_prompt_source_is_a_vector_and_a_generator():
     g = generator(tables=2).eval(); bb = backbone(); ctx: Context = run_layers(bb, batch_of(bb), stop=1)
     for k in (0,1): assert torch.equal(GeneratedPrompt(g, Context.mean, k)(ctx), g(ctx.mean(), k))
     assert not torch.equal(g(ctx.mean(), 0), g(ctx.mean(), 1))
+
+
+# --- in units of its spread
+
+def test_standardise_learns_mean_and_spread_in_training_only():
+    s,z = Standardise(d),2+.2*torch.randn(400, d)*torch.linspace(1, 5, d)
+    assert not list(s.parameters())                                       # nothing to train, nothing to count
+    same(s.eval()(z), z)                                                  # nothing seen: as it is
+    s.train(); [s(part) for part in z.split(80)]; s.eval()
+    want = (z-z.mean(0))/z.std(0, unbiased=False)
+    same(s(z), want, 1e-3); same(s(z[:1]), want[:1], 1e-3)                # a text alone
+    s(z+100); same(s(z), want, 1e-3)                                      # evaluation teaches nothing
+    other = Standardise(d).eval(); other.load_state_dict(s.state_dict()); same(other(z), want, 1e-3) # and is saved with the prompt
+
+def test_standardise_survives_a_dimension_that_never_varies():
+    s = Standardise(2); z = torch.stack([torch.randn(50), torch.full((50,), 3.)], 1)
+    assert s(z).isfinite().all() and s.eval()(z)[:,1].abs().max()<1e-2
+
+def test_plan_reads_the_standardised_vector_where_told():
+    bb = backbone('roberta'); batch = batch_of(bb); ctx = run_layers(bb, batch, stop=0)
+    def source(**kw): return idpg_plan(bb, PromptGenerator(d, d, t, 8, 'dnn'), **kw)['words'].source
+    plain,ready = source(),source(standardise=True)
+    assert not any(isinstance(m, Standardise) for m in plain.modules())
+    seen = []; hook = ready.generator.register_forward_pre_hook(lambda m, a: seen.append(a[0])); ready.train(); ready.read.dropout.eval(); ready(ctx); hook.remove()
+    z = ctx.sentence(); same(seen[0], (z-z.mean(0))/z.std(0, unbiased=False), 1e-3)

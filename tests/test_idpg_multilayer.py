@@ -8,26 +8,17 @@ from idp_tutorial.idpg_multilayer import multilayer_plan, previous_layer
 from idp_tutorial.injection import Step, apply_step, run_layers
 from idp_tutorial.model import ClassificationHead, PromptedModel, count_parameters
 from idp_tutorial.prompts import SoftPrompt, prompt_plan
-from small import backbone, batch_of, one as cut
+from small import backbone, batch_of, one, text_of, same
 
 FAMILY,t,d,L = ('roberta','bert','gpt2','deberta'),3,32,3
 INJECT,FITS = ('add','replace','insert','kv'),lambda family, inject: (family,inject)!=('deberta','kv')
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    n = torch.get_num_threads(); torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
-def text_of(batch): return {k: v for k,v in batch.items() if k in ('ids','keep','types','mask','label')} # without what earlier passes left in it
-def one(batch, i): return cut(text_of(batch), i)
 def model_of(bb, std=.3, n=4, m=8, **kw):
     "Every tensor of the prompts loud enough to show"
     model = PromptedModel(bb, ClassificationHead(bb.d, 2, 'mean'), multilayer_plan(bb, t, m, n=n, **kw)).eval()
     with torch.no_grad(): [p.normal_(std=std) for p in model.sources.parameters()]
     return model
 def generators(model): return [getattr(s, 'source', s).generator for s in model.sources]
-def same(a, b, atol=1e-5): torch.testing.assert_close(a, b, atol=atol, rtol=1e-5)
 
 # --- the reference: SPEC §3.1 and §3.2, one text at a time, in loops; it knows tensors by Hugging Face's names and nothing of the library
 

@@ -17,13 +17,6 @@ KINDS = [(f,a) for f in MODELS for a in ('eager','sdpa') if (f,a)!=('deberta','s
 WITH_KV = [(f,a) for f,a in KINDS if f!='deberta']
 B,T,t,d = 3,9,4,32
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    "These models are so small that threads only wait for each other"
-    n = torch.get_num_threads(); torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
 def backbone(family, attn='sdpa'):
     m = MODELS[family](attn)
     for p in m.parameters():

@@ -10,7 +10,7 @@ from idp_tutorial.lpt import NaivePromptGenerator, PoolingPromptGenerator, adapt
 from idp_tutorial.model import ClassificationHead, PromptedModel, VerbalizerHead, count_parameters
 from idp_tutorial.prompts import SoftPrompt
 import small
-from small import batch_of, one, small_task
+from small import batch_of, one, small_task, same
 
 backbone = cache(small.backbone) # built once a family
 
@@ -18,13 +18,6 @@ FAMILY = ('roberta','bert','gpt2','deberta')
 SOURCES = {'lpt':lambda d, t=4, **kw: SoftPrompt(t, d, std=1.), 'lpt-npg':lambda d, t=4, **kw: NaivePromptGenerator(d, t, 8, **kw),
     'lpt-appg':lambda d, t=4, **kw: PoolingPromptGenerator(d, t, 8, 'mean', **kw), 'lpt-mppg':lambda d, t=4, **kw: PoolingPromptGenerator(d, t, 8, 'max', **kw)}
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    n = torch.get_num_threads(); torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
-def same(a, b, atol=1e-5): torch.testing.assert_close(a, b, atol=atol, rtol=1e-5)
 
 def model_of(method, bb, layer=1, head='verbalizer', lower_dropout=False, **kw):
     "A model under seed 0; built without the registry"

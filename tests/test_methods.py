@@ -6,17 +6,11 @@ from idp_tutorial.experiments import GRID, METHODS, build
 from idp_tutorial.injection import run_layers
 from idp_tutorial.model import ClassificationHead, PromptedModel, VerbalizerHead, count_parameters
 from idp_tutorial.tasks import TASKS
-from small import backbone, batch_of, config, model_of, one, small_task
+from small import backbone, batch_of, config, model_of, one, small_task, same
 
 FAMILY,HEADS = ('roberta','bert','gpt2','deberta'),('classification','verbalizer')
 STATIC = {'prompt-tuning','prompt-tuning-134','p-tuning','p-tuning-v2','lpt','dept'}
 DYNAMIC = {m for m in METHODS if m.startswith(('lpt-','s-idpg','m-idpg','id-spam','smop'))}
-
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    n = torch.get_num_threads(); torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
 
 def made(method, family, head='classification', **kw):
     "Model and batch; skipped where the method says that it does not go with the family"
@@ -27,7 +21,6 @@ def made(method, family, head='classification', **kw):
         raise
     return model,batch_of(bb, template='code' if head=='verbalizer' else None)
 
-def same(a, b, atol=1e-5): torch.testing.assert_close(a, b, atol=atol, rtol=1e-5)
 
 def _quick(i, f, h): return (f=='roberta' and h=='classification') or (FAMILY.index(f)+2*HEADS.index(h)+i)%8==3 # each method on RoBERTa and on one more pair, which changes from method to method
 def on_all(f):

@@ -6,17 +6,10 @@ from idp_tutorial.backbone import load_backbone
 from idp_tutorial.model import ClassificationHead, PromptedModel, count_parameters
 from idp_tutorial.p_tuning import ReparameterizedPrompt
 from idp_tutorial.prompts import prompt_plan
-from small import backbone, batch_of, one
+from small import backbone, batch_of, one, same
 
 FAMILY,NET = ('roberta','bert','gpt2','deberta'),('mlp','lstm')
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    n = torch.get_num_threads(); torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
-def same(a, b, atol=1e-5): torch.testing.assert_close(a, b, atol=atol, rtol=1e-5)
 
 @pytest.mark.parametrize('net', NET)
 def test_prompt_is_that_of_peft(net):

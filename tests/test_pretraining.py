@@ -9,12 +9,6 @@ from idp_tutorial.synthetic import make_rows
 from idp_tutorial.tasks import TASKS
 from idp_tutorial.text import LABEL_WORDS, draw_batch, encode_stream, prepare_text, read_lines, train_tokenizer, without
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    n = torch.get_num_threads(); torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
 @pytest.fixture(scope='module')
 def lines(): return [r['sentence1'] for t in ('sentiment','questions') for r in make_rows(t, 'train', n=400)]
 
@@ -202,6 +196,20 @@ def test_what_cannot_be_resumed(stream, tok, tmp_path):
     ckpt.write_bytes(b''); refused(go, 'is damaged')
     torch.save({'weights':torch.zeros(2)}, ckpt); refused(go, 'is damaged', 'delete it') # a file of something else
     assert asdict(CFG).keys()==torch.load((ckpt.write_bytes(whole), ckpt)[1], weights_only=True)['cfg'].keys()
+
+def test_a_finished_run_goes_on_as_another(stream, tok, tmp_path):
+    "Its weights, a new optimizer and schedule; and the new run resumes like any other"
+    a,b = tmp_path/'a',tmp_path/'b'
+    old,log = pretrain(stream, tok, replace(CFG, steps=40), a, every=40, say=quiet)
+    cfg = replace(CFG, steps=4, seed=1, lr=1e-9, start=str(a))
+    new,more = pretrain(stream, tok, cfg, b, every=4, say=quiet)
+    for p,q in zip(old.parameters(), new.parameters()): torch.testing.assert_close(p, q, atol=1e-6, rtol=0)
+    assert abs(more[0]['held_out_lm']-log[-1]['held_out_lm'])<1e-3 and more[0]['step']==4
+    whole,_ = pretrain(stream, tok, cfg:=replace(cfg, lr=1e-3), tmp_path/'c', every=2, say=quiet)
+    pretrain(stream, tok, cfg, tmp_path/'d', every=2, stop=2, say=quiet); again,_ = pretrain(stream, tok, cfg, tmp_path/'d', every=2, say=quiet)
+    for p,q in zip(whole.parameters(), again.parameters()): assert torch.equal(p, q)
+    refused(lambda: pretrain(stream, tok, replace(cfg, d=64), say=quiet), 'another shape', "'d': 32", 'd=64')
+    refused(lambda: pretrain(stream, tok, replace(cfg, start=str(tmp_path/'none')), say=quiet), 'no checkpoint at', 'idp_pretrain', error=FileNotFoundError)
 
 def test_too_little_text(stream, tok):
     refused(lambda: pretrain(stream[:1200], tok, CFG, say=quiet), '1200 ids', 'held_out=1000', 'more text')

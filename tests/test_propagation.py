@@ -10,7 +10,8 @@ from idp_tutorial.information import StateProbe, information_curves, mutual_info
 from idp_tutorial.injection import Step, run_layers
 from idp_tutorial.lpt import NaivePromptGenerator, lpt_plan
 from idp_tutorial.model import ClassificationHead, PromptedModel, VerbalizerHead
-from idp_tutorial.propagation import choose_prompt_layer, entropy, gradient_norms, linear_bits, logistic, mean_states, prompt_gradients
+from idp_tutorial.probes import layer_features
+from idp_tutorial.propagation import choose_prompt_layer, entropy, gradient_norms, linear_bits, logistic, prompt_gradients
 from idp_tutorial.prompts import SoftPrompt
 from idp_tutorial.sweeps import plot_convergence, plot_sweep, sweep_prompt_layer, sweep_table
 from idp_tutorial.training import RunConfig
@@ -19,12 +20,6 @@ from small import batch_of, one, small_task
 
 FAMILY = ('roberta','bert','gpt2','deberta')
 backbone = cache(small.backbone)
-
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    n = torch.get_num_threads(); torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
 
 def same(a, b, atol=1e-5, rtol=1e-5): torch.testing.assert_close(a, b, atol=atol, rtol=rtol)
 
@@ -38,9 +33,9 @@ def setting(family='roberta', n=24, head='classification', name='sentiment'):
 # --- states and gradients
 
 @pytest.mark.parametrize('family', FAMILY)
-def test_mean_states_are_hugging_faces(family):
+def test_layer_features_are_hugging_faces(family):
     bb,task,examples,_ = setting(family, 7)
-    got = mean_states(bb, examples, batch_size=3)
+    got = layer_features(bb, examples, batch_size=3)
     assert got.shape==(4,7,32) and not got.requires_grad
     for i,e in enumerate(examples):
         x = dict(input_ids=torch.tensor([e['ids']]), attention_mask=torch.ones(1, len(e['ids'])).long())
@@ -71,7 +66,7 @@ def test_gradients_of_each_text(family, layer, head):
     same(prompt_gradients(bb, reader, batch, layer, source.p.expand(6, -1, -1), run_layers(bb, batch, stop=layer).h), G, 1e-6, 1e-4)
 
 def test_gradient_norms_by_hand():
-    bb,task,examples,head = setting(n=5); X = mean_states(bb, examples)
+    bb,task,examples,head = setting(n=5); X = layer_features(bb, examples)
     got = gradient_norms(bb, head, examples, X, layers=[2,0], t=3, batch_size=2)
     assert [r['layer'] for r in got]==[2,0]
     for r in got:

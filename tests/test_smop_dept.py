@@ -8,20 +8,9 @@ from idp_tutorial.model import ClassificationHead, PromptedModel, VerbalizerHead
 from idp_tutorial.prompts import prompt_plan
 from idp_tutorial.smop_dept import DecomposedPrompt, RoutedPrompt, dept_plan
 from idp_tutorial.training import fit
-from small import backbone, batch_of, config, one, small_task
+from small import backbone, batch_of, config, one, small_task, same
 
 FAMILY,T = ('roberta','bert','gpt2','deberta'),4
-
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    n = torch.get_num_threads(); torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
-@pytest.fixture(scope='module')
-def bbs():
-    made = {}
-    return lambda family: made[family] if family in made else made.setdefault(family, backbone(family))
 
 def smop(seed=1, **kw):
     torch.manual_seed(seed); s = RoutedPrompt(32, T, **kw).eval()
@@ -39,7 +28,6 @@ def made(bb, what, head='classification', position=0):
     h = ClassificationHead(bb.d, 2, bb.readout) if head=='classification' else VerbalizerHead(bb, small_task().word_ids(bb.tokenizer))
     return PromptedModel(bb, h, plan).eval()
 
-def same(a, b, atol=1e-5): torch.testing.assert_close(a, b, atol=atol, rtol=1e-5)
 def ctx_of(bb, batch): return run_layers(bb, batch, stop=0)
 
 # --- both: what must not matter

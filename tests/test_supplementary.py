@@ -11,12 +11,6 @@ from idp_tutorial.supplementary import carry, supplement, swapped
 from idp_tutorial.training import fit
 from small import backbone, config, small_task
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    n = torch.get_num_threads(); torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
 @pytest.fixture(scope='module')
 def cfg(tmp_path_factory):
     bb = backbone(max_position_embeddings=258); folder = tmp_path_factory.mktemp('backbone')

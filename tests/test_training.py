@@ -10,12 +10,6 @@ from idp_tutorial.model import ClassificationHead, PromptedModel
 from idp_tutorial.training import evaluate, fit, scaled
 from small import backbone, batch_of, config, model_of, small_task
 
-@pytest.fixture(autouse=True, scope='module')
-def one_thread():
-    n = torch.get_num_threads(); torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
 class Still(nn.Module):
     "A static prompt without dropout"
     def __init__(self, t=4, d=32): super().__init__(); self.p = nn.Parameter(torch.randn(t, d))

@@ -98,7 +98,7 @@ def idp_compare(
     matplotlib.use('Agg')
     base = RunConfig(task=task, backbone=backbone, data=data, k=k, steps=steps, batch_size=batch_size, max_len=max_len, t=t, layer=layer, head=head, lr=lr,
         device=device, cache=cache, standardise=standardise, glove=glove, eval_every=max(1, steps//max(1, looks)))
-    chosen = list(METHODS) if methods=='all' else list(dict.fromkeys(m.strip() for m in methods.split(',')))
+    chosen = [m for m in METHODS if m!='efl' or head!='verbalizer'] if methods=='all' else list(dict.fromkeys(m.strip() for m in methods.split(',')))
     table = compare_to(chosen, base, seeds, tune, Path(out), lambda s: print(s, file=sys.stderr, flush=True))
     print(f"\n{task}{f', k={k}' if k else ''} on {backbone}, {head} head, {steps} steps of {batch_size}; best checkpoint on validation, reported on test\n")
     print(format_table(table))

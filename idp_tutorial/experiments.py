@@ -15,6 +15,7 @@ from accelerate.utils import set_seed
 # %% ../nbs/16_experiments.ipynb #2b72e577
 from .backbone import Backbone,load_backbone
 from .caches import with_caches
+from .efl import EntailmentModel,describe
 from .methods import GRID,METHODS
 from .model import ClassificationHead,PromptedModel,VerbalizerHead,count_parameters
 from .tasks import Task,load_task
@@ -37,6 +38,7 @@ def build(
     set_seed(cfg.seed)
     known(cfg.head, ['classification','verbalizer'], 'head')
     plan = METHODS[known(cfg.method, METHODS, 'method')](bb, cfg)
+    if cfg.method=='efl' and not task.pair: return EntailmentModel(bb, describe(task), plan, bb.readout if cfg.readout=='cls' else cfg.readout, cfg.lower_dropout) # a pair is premise and hypothesis as it is
     if cfg.head=='verbalizer': head = VerbalizerHead(bb, task.word_ids(bb.tokenizer), cfg.loss_vocab)
     else: head = ClassificationHead(bb.d, 1 if task.regression else len(task.labels), bb.readout if cfg.readout=='cls' else cfg.readout) # a decoder's is its last row
     return PromptedModel(bb, head, plan, cfg.lower_dropout)
@@ -107,6 +109,7 @@ def compare(
 )->list[dict]: # records
     "Train every method with every seed on one task"
     for m in methods: known(m, METHODS, 'method')
+    if 'efl' in methods and base.head=='verbalizer': raise ValueError("'efl' answers with an entailment head of its own: leave it out of `methods`, or use head='classification'")
     if seeds<1: raise ValueError(f"seeds={seeds}: at least one seed is needed (three show the spread)")
     task,records = load_task(base.task, base.data, base.k, base.draw),[]
     for m in methods:

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'GRID', 'head_only', 'fine_tuning', 'prompt_tuning', 'prompt_tuning_134', 'p_tuning', 'p_tuning_v2', 'smop',
-           'dept', 'lpt', 's_idpg', 'm_idpg', 'm_idpg_glove', 'lpt_npg', 'lpt_ppg', 'id_spam']
+           'dept', 'lpt', 's_idpg', 'm_idpg', 'm_idpg_glove', 'lpt_npg', 'lpt_ppg', 'id_spam', 'efl', 'adapter',
+           'adapterdrop', 'compacter', 'lora', 'lora_all', 'bit_fit']
 
 # %% ../nbs/15a_methods.ipynb #10703390
 import math
@@ -21,6 +22,7 @@ from .p_tuning import ReparameterizedPrompt
 from .prompts import SoftPrompt,prompt_plan
 from .smop_dept import DecomposedPrompt,RoutedPrompt,dept_plan
 from .training import RunConfig
+from .weight_baselines import add_adapters,add_compacters,add_lora,bitfit
 
 # %% ../nbs/15a_methods.ipynb #af214a9a
 def head_only(bb:Backbone, cfg:RunConfig): return {}
@@ -73,12 +75,32 @@ def id_spam(pool:str): # 'attention' or 'mean'
     def plan(bb:Backbone, cfg:RunConfig): return lpt_plan(bb, AttentionPromptGenerator(bb.d, cfg.t, _m(cfg, 64), pool, dropout=cfg.prompt_dropout), cfg.layer)
     return plan
 
+# %% ../nbs/15a_methods.ipynb #761362cb
+def efl(bb:Backbone, cfg:RunConfig):
+    "Full fine-tuning on (text, label description) pairs: the model is an `EntailmentModel` (notebook 13a)"
+    if cfg.head=='verbalizer': raise ValueError("'efl' answers with an entailment head of its own: use head='classification', or leave it out")
+    return fine_tuning(bb, cfg)
+
+def adapter(bb:Backbone, cfg:RunConfig): add_adapters(bb, _m(cfg, 16), dropout=cfg.prompt_dropout); return {}
+def adapterdrop(bb:Backbone, cfg:RunConfig): add_adapters(bb, _m(cfg, 16), bb.n_layers//2 if cfg.layer is None else cfg.layer, dropout=cfg.prompt_dropout); return {}
+
+def compacter(bb:Backbone, cfg:RunConfig):
+    m = _m(cfg, 16)
+    add_compacters(bb, m, math.gcd(4, bb.d, m), dropout=cfg.prompt_dropout); return {}
+
+def lora(bb:Backbone, cfg:RunConfig):
+    "LPT: r=8 α=16; on GPT-2 r=4 α=32"
+    add_lora(bb, _m(cfg, 4 if bb.causal else 8), 32 if bb.causal else None); return {}
+def lora_all(bb:Backbone, cfg:RunConfig): add_lora(bb, _m(cfg, 16), where='all', lm_head=cfg.head=='verbalizer' and not bb.causal); return {} # ID-SPAM
+def bit_fit(bb:Backbone, cfg:RunConfig): bitfit(bb, cfg.head=='verbalizer'); return {}
+
 # %% ../nbs/15a_methods.ipynb #94567488
 METHODS = {'head-only':head_only, 'prompt-tuning':prompt_tuning, 'prompt-tuning-134':prompt_tuning_134, 'p-tuning':p_tuning, 'p-tuning-v2':p_tuning_v2,
     's-idpg-dnn':s_idpg('dnn'), 's-idpg-phm':s_idpg('phm'), 'm-idpg-dnn':m_idpg('dnn'), 'm-idpg-phm':m_idpg('phm'), 'm-idpg-phm-glove':m_idpg_glove,
     'lpt':lpt, 'lpt-npg':lpt_npg, 'lpt-mppg':lpt_ppg('max'), 'lpt-appg':lpt_ppg('mean'), 'id-spam':id_spam('attention'), 'id-spam-mean':id_spam('mean'),
-    'smop':smop, 'dept':dept, 'fine-tuning':fine_tuning}
+    'smop':smop, 'dept':dept, 'bitfit':bit_fit, 'lora':lora, 'lora-all':lora_all, 'adapter':adapter, 'adapterdrop':adapterdrop, 'compacter':compacter,
+    'efl':efl, 'fine-tuning':fine_tuning}
 _PROMPT,_NET,_PHM = (1e-2,3e-2,1e-1),(1.5e-3,5e-3,1.5e-2),(3e-3,1e-2,3e-2)
 GRID = {m: _NET for m in METHODS} | {m: _PROMPT for m in ('head-only','prompt-tuning','lpt','smop','dept','p-tuning-v2','prompt-tuning-134')} | {
     m: _PHM for m in ('s-idpg-phm','m-idpg-phm','m-idpg-phm-glove')} | {
-    'p-tuning':(5e-3,1.5e-2,5e-2), 'fine-tuning':(5e-5,1.5e-4,5e-4)} # learning rates that `tune` tries
+    'p-tuning':(5e-3,1.5e-2,5e-2), 'fine-tuning':(5e-5,1.5e-4,5e-4), 'efl':(5e-5,1.5e-4,5e-4), 'compacter':_PHM, 'lora-all':(5e-4,1.5e-3,5e-3)} # learning rates that `tune` tries

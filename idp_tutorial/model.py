@@ -72,8 +72,11 @@ class PromptedModel(nn.Module):
     @property
     def first(self)->int: # -1: among the words, `n_layers`: nowhere
         "Layers below which nothing is trained"
-        if any(p.requires_grad for p in self.lm.parameters()): return -1
-        return min((-1 if k=='words' else k for k in self.plan), default=self.backbone.n_layers)
+        bb,trained = self.backbone,{id(p) for p in self.lm.parameters() if p.requires_grad}
+        own = [k for k,layer in enumerate(bb.layers) if any(id(p) in trained for p in layer.parameters())]
+        upper = {id(p) for m in (*bb.layers, bb.norm) for p in m.parameters()}
+        if any(id(p) in trained-upper for p in bb.base.parameters()): return -1 # the embeddings
+        return min([*own, *(-1 if k=='words' else k for k in self.plan)], default=bb.n_layers)
 
     def train(self, mode:bool=True):
         "Training mode, but eval mode below the first prompt"

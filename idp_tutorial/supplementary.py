@@ -49,6 +49,7 @@ def supplement(
     if folder.exists(): return _found(folder, made)
     bb = load_backbone(cfg.backbone)
     model = build(cfg, bb, task)
+    if hasattr(bb, 'changed'): raise ValueError(f"{cfg.method!r} adds weights inside the backbone, which a saved backbone cannot hold: supplementary training takes a prompt method, or fine-tuning")
     bb.base.requires_grad_(True)
     if (pooler := getattr(bb.base, 'pooler', None)) is not None: pooler.requires_grad_(False) # never read
     log = fit(model, replace(task, splits={**task.splits, 'train':rows}), cfg)

@@ -38,10 +38,11 @@ def _made_by(r:dict, cfg:RunConfig, how:str)->bool:
 
 def _one(cfg:RunConfig, task:Task, found:list, more:dict, out:Path|None)->dict:
     "Choose the rate where that is asked for and not done yet, run, write"
-    t0 = time.perf_counter()
-    if cfg.lr is None: cfg = replace(cfg, lr=found[0]['lr'] if found else tune(replace(cfg, seed=0), task, GRID[cfg.method]))
+    t0,tried = time.perf_counter(),{}
+    if cfg.lr is None: cfg = replace(cfg, lr=found[0]['lr'] if found else tune(replace(cfg, seed=0), task, GRID[cfg.method], test=True, records=tried))
     t1 = time.perf_counter()
-    r = run(cfg, task) | more | dict(tuning_seconds=round(t1-t0, 1), seconds=round(time.perf_counter()-t1, 1))
+    r = (run(cfg, task) if cfg.seed or cfg.lr not in tried else tried[cfg.lr]) | more # seed 0 of a tried rate is trained already
+    r |= dict(tuning_seconds=round(t1-t0, 1), seconds=round(time.perf_counter()-t1, 1))
     if out: append(r, out)
     return r
 

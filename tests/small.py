@@ -30,10 +30,10 @@ def small_task(name='sentiment', train=64, validation=24, test=24):
 def config(**kw): return RunConfig(**{**dict(method='lpt-npg', t=4, m=8, steps=4, batch_size=16, eval_every=2, device='cpu', lr=1e-2), **kw})
 
 def model_of(method, bb, task=None, head='classification', jolt=.1, **kw):
-    "A model of `METHODS`; its prompt's tensors moved off their start, where some are zero"
+    "A model of `METHODS`; what it trains, but the head, moved off its start, where some tensors are zero"
     model = build(config(method=method, head=head, **kw), bb, task or small_task())
     with torch.no_grad():
-        for p in model.sources.parameters(): p.add_(jolt*torch.randn_like(p))
+        for p in [*model.sources.parameters(), *(p for p in model.lm.parameters() if p.requires_grad)]: p.add_(jolt*torch.randn_like(p))
     return model.eval()
 
 def batch_of(bb, task=None, n=6, template=None, split='train'):

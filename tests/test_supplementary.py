@@ -108,6 +108,11 @@ def test_the_same_stage_one_is_made_once(cfg, pairs, stage1):
     with pytest.raises(ValueError, match='another rows'): supplement(cfg(), build, replace(pairs, splits={**pairs.splits, 'test':pairs.splits['test'][:5]}), folder, lr=1e-3, epochs=1)
     with pytest.raises(ValueError, match='is no folder of supplementary training'): supplement(cfg(), build, pairs, folder.parent, lr=1e-3)
 
+def test_weights_inside_the_backbone_are_refused(cfg, pairs, tmp_path):
+    for m in ('lora','adapter','compacter','bitfit'):
+        with pytest.raises(ValueError, match=f"'{m}' adds weights inside the backbone"): supplement(cfg(method=m), build, pairs, tmp_path/'s', epochs=.1)
+    assert not (tmp_path/'s').exists()
+
 def test_a_stage_one_that_fails_leaves_nothing(cfg, pairs, tmp_path, monkeypatch):
     from idp_tutorial import supplementary
     def full(*args): raise OSError(28, 'No space left on device')

@@ -79,7 +79,7 @@ def sweep_prompt_layer(
 # %% ../nbs/18a_sweeps.ipynb #dbe3c63c
 def sweep_table(records:list[dict])->pd.DataFrame: # one row a method and layer
     "Mean and standard deviation over seeds, cost, and the rate"
-    if not records: raise ValueError("no records to make a table of: run sweep_prompt_layer, or python -m idp_tutorial.depth, first")
+    if not records: raise ValueError("no records to make a table of: run sweep_prompt_layer, or idp_sweep, first")
     df = pd.DataFrame(records)
     g = df.assign(params=[sum(p.values()) for p in df.params]).groupby(['method','layer'], sort=False, dropna=False)
     return g.agg(score=('score','mean'), std=('score','std'), seeds=('seed','size'), params=('params','first'), ms_per_step=('ms_per_step','median'),

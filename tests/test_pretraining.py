@@ -3,7 +3,7 @@ import json, lzma
 from dataclasses import asdict, replace
 import numpy as np, pytest, torch
 from idp_tutorial import pretraining
-from idp_tutorial.backbone import load_backbone
+from idp_tutorial.backbone import _packaged as packaged, load_backbone
 from idp_tutorial.pretraining import Masters, PretrainConfig, held_out_loss, lm_loss, mask_tokens, new_model, next_tokens, pretrain
 from idp_tutorial.synthetic import make_rows
 from idp_tutorial.tasks import TASKS
@@ -210,6 +210,16 @@ def test_a_finished_run_goes_on_as_another(stream, tok, tmp_path):
     for p,q in zip(whole.parameters(), again.parameters()): assert torch.equal(p, q)
     refused(lambda: pretrain(stream, tok, replace(cfg, d=64), say=quiet), 'another shape', "'d': 32", 'd=64')
     refused(lambda: pretrain(stream, tok, replace(cfg, start=str(tmp_path/'none')), say=quiet), 'no checkpoint at', 'idp_pretrain', error=FileNotFoundError)
+
+@pytest.mark.parametrize('name', ['tiny','tiny-gpt2'])
+def test_the_bundled_weights_go_on(name):
+    "Their held-out loss on text of their own kind is that of the weights, and not of a new model"
+    bb = load_backbone(name); stream = encode_stream([r['sentence1'] for r in make_rows('sentiment', 'train', n=300)], bb.tokenizer); tok = load_backbone('tiny').tokenizer
+    cfg = PretrainConfig(family=bb.family, d=bb.d, n_layers=8, steps=1, tokens=64, lr=1e-9, held_out=500, dtype='float32', start=str(packaged(name)))
+    model,log = pretrain(stream, tok, cfg, every=1, say=quiet)
+    for (n,p),(_,q) in zip(model.named_parameters(), bb.model.named_parameters()): torch.testing.assert_close(p, q, atol=1e-6, rtol=0, msg=n)
+    assert log[0]['held_out_lm']<6.5
+    refused(lambda: pretrain(stream, tok, replace(cfg, d=64), say=quiet), 'a model of another shape', 'd=64')
 
 def test_too_little_text(stream, tok):
     refused(lambda: pretrain(stream[:1200], tok, CFG, say=quiet), '1200 ids', 'held_out=1000', 'more text')

@@ -223,7 +223,11 @@ def pretend(monkeypatch, crash_after=None):
         return {**asdict(cfg), 'data':cfg.data and cfg.data.split('/')[-1], 'metric':'accuracy', 'score':score, 'validation':score, 'params':dict(prompt=4, head=2, backbone=0), 'history':[[1,50.],[2,score]],
             'ms_per_step':10.-(cfg.layer or 0), 'peak_memory_mb':5., 'steps':cfg.steps}
     monkeypatch.setattr(sweeps, 'run', run)
-    monkeypatch.setattr(sweeps, 'tune', lambda cfg, task, lrs: max(lrs, key=lambda lr: run(replace(cfg, lr=lr), test=False)['validation']))
+    def tune(cfg, task, lrs, test=False, records=None):
+        got = {lr: run(replace(cfg, lr=lr), test=test) for lr in lrs}
+        if records is not None: records.update(got)
+        return max(got, key=lambda lr: got[lr]['validation'])
+    monkeypatch.setattr(sweeps, 'tune', tune)
     return ran
 
 BASE,TASK = RunConfig(task='sentiment', steps=3, device='cpu'),small_task()
@@ -243,7 +247,8 @@ def test_all_layers_by_default(monkeypatch):
 def test_rates_are_tuned_at_every_layer(monkeypatch):
     ran = pretend(monkeypatch); records = swept(tuned=True)
     grid = sweeps.GRID['lpt']
-    assert [r[1:] for r in ran]==[x for k in (0,2) for x in [*[(k,0,lr,False) for lr in grid], (k,0,grid[2],True), (k,1,grid[2],True)]]
+    assert [r[1:] for r in ran]==[x for k in (0,2) for x in [*[(k,0,lr,True) for lr in grid], (k,1,grid[2],True)]] # seed 0 of the best rate is not trained twice
+    assert [(r['layer'],r['seed'],r['lr']) for r in records]==[(k,s,grid[2]) for k in (0,2) for s in (0,1)]
     assert all('at this layer' in r['lr_selected'] for r in records)
 
 def test_given_rate(monkeypatch):
@@ -260,7 +265,7 @@ def test_a_killed_sweep_goes_on(monkeypatch, tmp_path, tuned, half):
     if half: out.write_text(out.read_text()[:-30]); n -= 1
     ran = pretend(monkeypatch); records = swept(tuned=tuned, out=out)
     assert [(r['layer'],r['seed']) for r in records]==[(0,0),(0,1),(2,0),(2,1)]
-    assert sum(r[4] for r in ran)==4-n and not (tuned and any(r[1]==0 and not r[4] for r in ran)) # layer 0 has its rate
+    assert len(ran)==(2-n+4 if tuned else 4-n) and not (tuned and any(r[1]==0 and r[3]!=sweeps.GRID['lpt'][2] for r in ran)) # layer 0 has its rate
     assert [json.loads(l)['layer'] for l in out.read_text().splitlines()]==[0,0,2,2]
     ran = pretend(monkeypatch); assert [r['score'] for r in swept(tuned=tuned, out=out)]==[r['score'] for r in records] and not ran
 

@@ -91,13 +91,14 @@ def idp_compare(
     cache:str='none',       # states of frozen layers, computed once and kept on disk: 'sentence' (M(x)), 'hidden' (below the prompt) or 'both'
     standardise:bool=False, # IDPG: bring the sentence vector to unit spread (ours)
     glove:str=None,         # file or folder of GloVe vectors, for m-idpg-phm-glove
+    precision:str='no',     # 'bf16' or 'fp16': autocast in training; scores are always taken in float32
     device:str='auto',      # 'auto' or 'cpu'
     out:str='runs/compare', # folder for compare.jsonl, compare.csv and compare.png
 ):
     "Train methods on one task and print a table: score ± std over seeds, trained parameters, time and memory"
     matplotlib.use('Agg')
     base = RunConfig(task=task, backbone=backbone, data=data, k=k, steps=steps, batch_size=batch_size, max_len=max_len, t=t, layer=layer, head=head, lr=lr,
-        device=device, cache=cache, standardise=standardise, glove=glove, eval_every=max(1, steps//max(1, looks)))
+        device=device, precision=precision, cache=cache, standardise=standardise, glove=glove, eval_every=max(1, steps//max(1, looks)))
     chosen = [m for m in METHODS if m!='efl' or head!='verbalizer'] if methods=='all' else list(dict.fromkeys(m.strip() for m in methods.split(',')))
     table = compare_to(chosen, base, seeds, tune, Path(out), lambda s: print(s, file=sys.stderr, flush=True))
     print(f"\n{task}{f', k={k}' if k else ''} on {backbone}, {head} head, {steps} steps of {batch_size}; best checkpoint on validation, reported on test\n")

@@ -99,12 +99,13 @@ def idp_sweep(
     probe:bool=False,       # then train `lpt` at the first, middle and last layer, and probe the information in every layer
     looks:int=10,           # looks at the validation split in a run; the best one is kept
     cache:str='none',       # 'hidden': compute the layers below the prompt once, keep their states on disk
+    precision:str='no',     # 'bf16' or 'fp16': autocast in training; scores are always taken in float32
     device:str='auto',      # 'auto' or 'cpu'
     out:str='runs',         # folder for sweep-TASK-BACKBONE.jsonl; what it has is not run again
 ):
     "Choose a prompt layer without training, then train at every one; a killed sweep goes on where it stopped"
     matplotlib.use('Agg')
-    base = RunConfig(task=task, backbone=backbone, data=data, k=k, steps=steps, batch_size=batch_size, max_len=max_len, t=t, head=head, lr=lr, device=device, cache=cache,
+    base = RunConfig(task=task, backbone=backbone, data=data, k=k, steps=steps, batch_size=batch_size, max_len=max_len, t=t, head=head, lr=lr, device=device, precision=precision, cache=cache,
         eval_every=max(1, steps//max(1, looks)))
     names = list(dict.fromkeys(m.strip() for m in methods.split(',')))
     for m in names: known(m, METHODS, 'method')

@@ -35,6 +35,11 @@ def test_the_command_makes_a_backbone(family, teacher, text, tmp_path, capsys):
     bb = load_backbone(str(tmp_path/'run/backbone')); said = capsys.readouterr().out
     assert (bb.family,bb.d,bb.n_layers)==(family,32,2) and 'step 6/6' in said and ('distil' in said)==bool(teacher)
     assert len((tmp_path/'run/log.jsonl').read_text().splitlines())==2
+    bundled.PretrainConfig = lambda **k: pretraining.PretrainConfig(**k, held_out=2000)
+    try: idp_pretrain(**{**kw, 'out':str(tmp_path/'more'), 'corpus_dir':kw['out'], 'start':kw['out'], 'lr':1e-12, 'steps':1, 'every':1})
+    finally: bundled.PretrainConfig = old
+    on = load_backbone(str(tmp_path/'more/backbone'))
+    assert all(torch.equal(p, q) for p,q in zip(bb.model.parameters(), on.model.parameters())) # the second run began where the first had ended
 
 def test_the_commands_errors_are_one_line(tmp_path):
     with pytest.raises(SystemExit, match='idp_pretrain: no text file'): idp_pretrain(str(tmp_path/'none.txt'), out=str(tmp_path/'o'), teacher='')

@@ -80,6 +80,14 @@ def test_prepared_once(lines, tmp_path):
     for kw in (dict(lines=lines[1:]), dict(vocab=600), dict(seed=1)):
         with pytest.raises(ValueError, match='holds other text.*another --out'): prepare_text(**{**dict(lines=lines, out=tmp_path, vocab=700), **kw})
 
+def test_the_tokenizer_sees_a_fair_sample(tmp_path, monkeypatch):
+    "Repeated texts come first in the stream, but not among the texts that the tokenizer learns from"
+    from idp_tutorial import text
+    seen = []; real = text.train_tokenizer
+    monkeypatch.setattr(text, 'train_tokenizer', lambda lines, vocab: (seen.extend(lines), real(lines, vocab))[1])
+    prepare_text([f'seen once {i}' for i in range(200)]+['seen often']*200, tmp_path, 400)
+    assert len(seen)==400 and 60<seen[:200].count('seen often')<140
+
 # --- masks and loss
 
 def test_eighty_ten_ten():

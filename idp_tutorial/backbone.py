@@ -10,12 +10,16 @@ import difflib,hashlib,importlib.util
 from importlib.resources import files
 from pathlib import Path
 import torch
+import torch.nn.functional as F
 from torch import nn,Tensor
+from torch.func import functional_call
 from transformers import AutoConfig,AutoModel,AutoModelForCausalLM,AutoModelForMaskedLM,AutoTokenizer,DebertaConfig,GPT2Config,RobertaConfig
 from transformers.utils import logging as hf_logging
 from .rows import hub_or_cache
 
 # %% ../nbs/01_backbone.ipynb #a5c3ba73
+def _at(h, row): return h[torch.arange(len(h), device=h.device),row][:,None] # `[B,T,d]`, `[B]` → `[B,1,d]`
+
 class Backbone:
     "A frozen Hugging Face encoder or decoder, opened: `words → embed → layers → norm → lm_logits`. RoBERTa and BERT as they are"
     causal,inner,readout = False,'encoder.layer','cls'
@@ -59,20 +63,49 @@ class Backbone:
         out = self.layers[k](h, attention_mask=mask, past_key_values=kv)
         return out[0] if isinstance(out, tuple) else out
 
+    reads_one_row = True # `layer_row` is there
+    def layer_row(self, k:int, h:Tensor, row:Tensor, mask, kv=None)->Tensor: # `[B,1,d]`
+        "Layer `k` at the one row `[B]` of each text that is read afterwards: keys and values of all rows, the rest of that row"
+        layer,x = self.layers[k],_at(h, row)
+        att = layer.attention.self
+        a = self._attend(att.query(x), att.key(h), att.value(h), mask, kv, att.dropout, att.scaling)
+        x = layer.attention.output(a, x)
+        return layer.output(layer.intermediate(x), x)
+
+    def _attend(self, q, k, v, mask, kv, dropout, scale): # `[B,n,d]`, of queries `[B,n,d]`
+        q,k,v = [x.unflatten(-1, (self.n_heads,-1)).transpose(1, 2) for x in (q,k,v)]
+        if kv: k,v = kv.update(k, v)
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout.p if dropout.training else 0., scale=scale).transpose(1, 2).flatten(2)
+
     def lm_logits(self, h:Tensor)->Tensor: # `[...,V]`
         "The language-model head on normed states `[...,d]`"
         if not self.has_lm_head: raise ValueError(f"backbone {self.name!r} ({type(self.model).__name__}) has no language-model head, so it cannot fill a "
             "template: use the classification head, or a backbone such as 'tiny' or 'roberta-large'")
         return self.model.lm_head(h) if hasattr(self.model, 'lm_head') else self.model.cls(h)
 
+    def lm_words(self, h:Tensor, ids:Tensor)->Tensor: # `[...,len(ids)]`
+        "`lm_logits` of a few words, without the others: the decoder's matrix is cut to their rows, unless something stands in its place (LoRA)"
+        head,out = getattr(self.model, 'lm_head', getattr(self.model, 'cls', None)),self.model.get_output_embeddings() if self.has_lm_head else None
+        last = next((n for n,m in head.named_modules() if m is out), None) if head and type(out) is nn.Linear else None
+        if last is None: return self.lm_logits(h)[...,ids]
+        cut = {k: p[ids] for k,p in head.get_submodule(last).named_parameters()}
+        return functional_call(head, {f'{last}.{k}' if last else k: p for k,p in cut.items()}, (h,))
+
 # %% ../nbs/01_backbone.ipynb #74cbf9cb
 class GPT2Backbone(Backbone):
     "GPT-2: causal, pre-LayerNorm; the last token has seen everything"
     causal,inner,readout = True,'h','last'
     def embed(self, e, keep, types): return self.base.drop(e+self.base.wpe(self.positions(keep)))
+    def layer_row(self, k, h, row, mask, kv=None):
+        layer,att = self.layers[k],self.layers[k].attn
+        q,key,value = att.c_attn(layer.ln_1(h)).chunk(3, -1)
+        a = self._attend(_at(q, row), key, value, mask[torch.arange(len(h), device=h.device),:,row][:,:,None], kv, att.attn_dropout, att.scaling)
+        x = _at(h, row)+att.resid_dropout(att.c_proj(a))
+        return x+layer.mlp(layer.ln_2(x))
 
 class DebertaBackbone(Backbone):
     "DeBERTa v1: relative positions are recomputed for the current rows, so prompt rows act as tokens to the left"
+    reads_one_row = False
     def embed(self, e, keep, types):
         return self.base.embeddings(inputs_embeds=e, position_ids=self.positions(keep), token_type_ids=types, mask=keep)
     def mask(self, keep, h, prefix=0): return self.base.encoder.get_attention_mask(keep)

@@ -122,7 +122,7 @@ def _states(bb, examples, what, dtype, batch_size):
     with in_eval_mode(bb):
         for b in batches(examples, batch_size, bb.tokenizer.pad_token_id or 0, grouped=False):
             b = {k: v.to(device) for k,v in b.items()}
-            rows = SENTENCES[what](run_layers(bb, b)) if what in SENTENCES else run_layers(bb, b, stop=what).h[b['keep'].bool()]
+            rows = SENTENCES[what](run_layers(bb, b, read=bb.readout if what=='sentence' else None)) if what in SENTENCES else run_layers(bb, b, stop=what).h[b['keep'].bool()]
             rows = rows.float().cpu().numpy()
             with np.errstate(over='ignore'): kept = rows.astype(dtype)
             if not np.isfinite(kept).all(): raise ValueError(f"hidden states reach {np.abs(rows).max():.3g}, which {dtype} cannot hold: use cache_dtype='float32'")

@@ -17,7 +17,7 @@ from .prompts import prompt_plan
 # %% ../nbs/07_idpg.ipynb #d49b3f9e
 def noisy_sentence(ctx:Context)->Tensor: # `[B,d]`
     "M(x) as IDPG's code computes it in training: in the model's current mode, with dropout in every layer; it cannot be cached"
-    with torch.no_grad(): return run_layers(ctx.backbone, ctx.batch).row(ctx.backbone.readout)
+    with torch.no_grad(): return run_layers(ctx.backbone, ctx.batch, read=ctx.backbone.readout).row(ctx.backbone.readout)
 
 def mean_sentence(ctx:Context)->Tensor: # `[B,d]`
     "M(x) as the mean over the words, for a backbone whose `<s>` never learnt to speak for a sentence (not in the paper); once a batch"

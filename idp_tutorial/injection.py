@@ -77,7 +77,7 @@ class Context:
     def sentence(self)->Tensor: # `[B,d]`
         "IDPG's M(x): the final `<s>` (decoder: last token) of a pass without prompts, in eval mode; computed on first use, or taken from `batch['sentence']`"
         if 'sentence' not in self.batch:
-            with torch.no_grad(),in_eval_mode(self.backbone): self.batch['sentence'] = run_layers(self.backbone, self.batch).row(self.backbone.readout)
+            with torch.no_grad(),in_eval_mode(self.backbone): self.batch['sentence'] = run_layers(self.backbone, self.batch, read=self.backbone.readout).row(self.backbone.readout)
         return self.batch['sentence'].to(self.backbone.words.weight.dtype)
 
 @contextmanager
@@ -152,6 +152,7 @@ def run_layers(
     stop:int|None=None,  # layers to apply; None: all, and the final norm
     start:int=0,         # with `h`: layers already applied
     h:Tensor|None=None,  # hidden states of the text to go on from, without prompts `[B,T,d]`
+    read:str|None=None,  # the one row that is read afterwards, such as 'cls': the last layer computes no other, where the family allows it
 )->Context: # `ctx.h` `[B,T',d]`, and where the rows are
     "Embed, then apply the layers, carrying out `plan` on the way"
     plan,keep,end = plan or {},batch['keep'],bb.n_layers if stop is None else stop
@@ -171,9 +172,17 @@ def run_layers(
         kv = apply_step(ctx, plan.get(k))
         now = (ctx.h.shape[1], kv.k.shape[2] if kv else 0)
         if now!=rows_of_mask: mask,rows_of_mask = bb.mask(ctx.keep, ctx.h, now[1]),now
-        ctx.h = bb.layer(k, ctx.h, mask, kv)
+        if read and stop is None and k==bb.n_layers-1 and bb.reads_one_row: _keep_row(ctx, read, mask, kv)
+        else: ctx.h = bb.layer(k, ctx.h, mask, kv)
     if stop is None: ctx.h = bb.norm(ctx.h)
     return ctx
+
+def _keep_row(ctx, name, mask, kv):
+    "The last layer at one row; the context then has that row alone"
+    ctx.row(name) # is there one?
+    row,one = ctx.rows[name][:,None],torch.zeros_like(ctx.rows[name])
+    ctx.h = ctx.backbone.layer_row(ctx.layer, ctx.h, row[:,0], mask, kv)
+    ctx.keep,ctx.types,ctx.text,ctx.rows,ctx.prompt = ctx.keep.gather(1, row),ctx.types.gather(1, row),ctx.text.gather(1, row),{name:one},None
 
 def _check_run(bb, keep, start, end, h):
     "What would otherwise give a wrong number without a word"

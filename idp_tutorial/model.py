@@ -44,11 +44,11 @@ class VerbalizerHead(nn.Module):
     ):
         super().__init__()
         if loss_vocab not in ('full','labels'): raise ValueError(f"unknown loss_vocab {loss_vocab!r}: use 'full' or 'labels'")
-        self.lm_logits,self.loss_vocab,self.readout = backbone.lm_logits,loss_vocab,'mask'
+        self.lm_logits,self.lm_words,self.loss_vocab,self.readout = backbone.lm_logits,backbone.lm_words,loss_vocab,'mask'
         if not backbone.has_lm_head: backbone.lm_logits(None) # raises, and says what to use
         self.register_buffer('word_ids', torch.tensor(word_ids), persistent=False)
     def forward(self, ctx:Context)->Tensor: # `[B,C]`
-        return self.lm_logits(ctx.row('mask'))[:,self.word_ids]
+        return self.lm_words(ctx.row('mask'), self.word_ids)
     def loss(self, ctx:Context, label:Tensor)->Tensor:
         "Cross-entropy of the label word"
         if self.loss_vocab=='labels': return F.cross_entropy(self(ctx), label)
@@ -86,12 +86,17 @@ class PromptedModel(nn.Module):
             for layer in self.backbone.layers[self.first:]: layer.train()
         return self
 
+    @property
+    def read(self)->str|None: # a tracked row; None: all of them
+        "The one row that the head reads; the last layer need not compute the others"
+        return None if self.head.readout=='mean' else self.head.readout
+
     def context(self, batch:dict)->Context:
         "Run the layers; a batch with cached states goes on from them"
         if 'hidden' in batch and (self.first<(start := int(batch['start'][0])) or self.training and self.lower_dropout):
             raise ValueError(f"the batch carries hidden states after {start} layers, but "
                 + ("dropout below them is on (lower_dropout=True)" if self.first>=start else "the model trains or inserts something below that") + ": encode the texts anew, without a cache")
-        return run_layers(self.backbone, batch, self.plan)
+        return run_layers(self.backbone, batch, self.plan, read=self.read)
     def forward(self, batch:dict, loss:bool=False)->Tensor: # `[B,C]`, or the loss
         "Both go through `forward`, where a wrapper for several processes listens"
         ctx = self.context(batch)

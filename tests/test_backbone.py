@@ -6,6 +6,7 @@ from transformers import (BertConfig, BertForMaskedLM, BertModel, DebertaConfig,
 from idp_tutorial import backbone
 from idp_tutorial.backbone import FAMILIES, FULL_SCALE, load_backbone, verify
 from idp_tutorial.injection import run_layers
+from idp_tutorial.weight_baselines import add_lora
 
 SMALL = dict(vocab_size=60, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=40)
 LENGTHS = dict(full=(9,9,9), ragged=(9,4,1), single=(1,))
@@ -55,6 +56,58 @@ def test_train_mode_draws_the_same_dropout(family, attn, lens):
         torch.manual_seed(8); other = run_layers(bb, batch).h
     torch.testing.assert_close(got[real], want[real], atol=1e-6, rtol=0)
     assert (other-got)[real].abs().max()>.1 # there was dropout
+
+class Three: # rows that every head attends to, as `injection` gives them
+    def __init__(self, *size): self.k,self.v = torch.randn(2, *size)
+    def update(self, k, v, *a, **kw): return torch.cat([self.k, k], 2),torch.cat([self.v, v], 2)
+
+@pytest.mark.parametrize('prefix', [0,3])
+@pytest.mark.parametrize('lens', LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize('family,attn', [k for k in KINDS if k[0]!='deberta'])
+def test_a_layer_at_one_row_is_that_row_of_the_layer(family, attn, lens, prefix):
+    bb = wrap(MODELS[family](attn)).__class__(MODELS[family](attn).double(), None) # in double precision equal to the last digits
+    batch = make_batch(lens, pad_of(bb)); keep,B = batch['keep'],len(lens)
+    h = torch.randn(B, keep.shape[1], 32, dtype=torch.float64, requires_grad=True); row = torch.randint(0, 9, (B,))%keep.sum(1)
+    kv = Three(B, 4, prefix, 8) if prefix else None
+    if kv: kv.k,kv.v = kv.k.double(),kv.v.double()
+    mask,w = bb.mask(keep, h, prefix),torch.randn(B, 32, dtype=torch.float64)
+    whole,alone = bb.layer(1, h, mask, kv)[torch.arange(B),row],bb.layer_row(1, h, row, mask, kv)
+    assert alone.shape==(B,1,32)
+    torch.testing.assert_close(alone[:,0], whole, atol=1e-12, rtol=0)
+    g = [torch.autograd.grad((o*w).sum(), h)[0] for o in (whole,alone[:,0])]
+    torch.testing.assert_close(*g, atol=1e-12, rtol=0); assert g[0].abs().max()>1e-3
+
+@pytest.mark.parametrize('family', MODELS)
+def test_a_few_words_are_scored_without_the_others(family):
+    bb = wrap(MODELS[family]('eager')); h = torch.randn(4, 32, requires_grad=True); ids = torch.tensor([9,3,41]); seen = []
+    bb.model.get_output_embeddings().register_forward_hook(lambda m, i, o: seen.append(o.shape[-1]))
+    if family in ('roberta','bert'): torch.nn.init.normal_(bb.model.get_output_embeddings().bias)
+    few,want = bb.lm_words(h, ids),bb.lm_logits(h)[:,ids]
+    torch.testing.assert_close(few, want, atol=1e-5, rtol=1e-5); assert want.abs().max()>.5
+    torch.testing.assert_close(torch.autograd.grad(few[0].sum(), h)[0], torch.autograd.grad(want[0].sum(), h)[0], atol=1e-5, rtol=1e-5)
+    if family!='deberta': assert seen==[3,60]
+
+def test_a_decoder_that_something_stands_in_for_is_asked_whole():
+    bb = wrap(MODELS['roberta']('sdpa')); plain,h,ids = bb.model.lm_head.decoder,torch.randn(2, 32),torch.tensor([4,5])
+    class Twice(torch.nn.Linear):
+        def forward(self, x): return 2*super().forward(x)
+    bb.model.lm_head.decoder = new = Twice(32, 60); new.weight,new.bias = plain.weight,plain.bias
+    torch.testing.assert_close(bb.lm_words(h, ids), bb.lm_logits(h)[:,ids])
+
+def test_lora_on_the_decoder_counts_for_a_few_words():
+    bb = wrap(MODELS['roberta']('sdpa')); add_lora(bb, 4, where='all', lm_head=True); h,ids = torch.randn(2, 32),torch.tensor([4,5])
+    for n,p in bb.model.named_parameters():
+        if 'lora_B' in n: torch.nn.init.normal_(p)
+    torch.testing.assert_close(bb.lm_words(h, ids), bb.lm_logits(h)[:,ids])
+
+@pytest.mark.parametrize('family', ['roberta','bert','gpt2'])
+def test_the_one_row_has_dropout_of_its_own(family):
+    bb = wrap(MODELS[family]('sdpa')); batch = make_batch((9,4), pad_of(bb)); bb.model.train()
+    bb.layers[2].apply(lambda m: setattr(m, 'p', .5) if isinstance(m, torch.nn.Dropout) else None)
+    def read(train):
+        bb.layers[2].train(train); h = torch.linspace(-2, 2, 2*9*32).view(2, 9, 32).sin()
+        return bb.layer_row(2, h, torch.tensor([3,3]), bb.mask(batch['keep'], h))
+    assert (read(True)-read(True)).abs().max()>.1 and torch.equal(read(False), read(False))
 
 @pytest.mark.parametrize('attn', ['eager','sdpa'])
 def test_token_types_of_a_pair_are_used(attn):

@@ -198,7 +198,7 @@ def test_a_cache_under_bf16_is_one_of_bf16(tmp_path):
 
 def count_layers(bb):
     calls = [0]*bb.n_layers
-    for k,layer in enumerate(bb.layers): layer.register_forward_hook(lambda *a, k=k: calls.__setitem__(k, calls[k]+1))
+    for k,layer in enumerate(bb.layers): getattr(layer, 'mlp', getattr(layer, 'output', None)).register_forward_hook(lambda *a, k=k: calls.__setitem__(k, calls[k]+1))
     return calls
 
 @pytest.mark.parametrize('plan,cache,want', [('late','hidden',[0,0,1]), ('late','none',[1,1,1]), ('head','hidden',[0,0,0]), ('words','sentence',[1,1,1]), ('words','none',[2,2,2]), ('both','both',[0,1,1])])

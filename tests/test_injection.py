@@ -169,7 +169,7 @@ def test_sentence_is_the_models_own_in_eval_mode_once(family, monkeypatch):
     want = bb.base(input_ids=batch['ids'], attention_mask=batch['keep']).last_hidden_state
     want = want[torch.arange(B),batch['keep'].sum(1)-1] if family=='gpt2' else want[:,0]
     passes,run = [],injection.run_layers
-    monkeypatch.setattr(injection, 'run_layers', lambda *a: passes.append(1) or run(*a))
+    monkeypatch.setattr(injection, 'run_layers', lambda *a, **kw: passes.append(1) or run(*a, **kw))
     bb.model.train()
     p = nn.Parameter(torch.ones(()))
     source = lambda ctx: p*ctx.sentence()[:,None].expand(-1, t, -1)

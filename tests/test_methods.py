@@ -6,7 +6,7 @@ from idp_tutorial.experiments import GRID, METHODS, build
 from idp_tutorial.injection import run_layers
 from idp_tutorial.model import ClassificationHead, PromptedModel, VerbalizerHead, count_parameters
 from idp_tutorial.tasks import TASKS
-from small import backbone, batch_of, config, model_of, one, small_task, same
+from small import backbone, batch_of, config, model_of, one, small_task, same, text_of
 
 FAMILY,HEADS = ('roberta','bert','gpt2','deberta'),('classification','verbalizer')
 STATIC = {'prompt-tuning','prompt-tuning-134','p-tuning','p-tuning-v2','lpt','dept'}
@@ -79,6 +79,20 @@ def test_head_only_builds_no_graph_below_the_head(family):
     model,batch = made('head-only', family); model.train()
     _,ctx = recorded(model, batch)
     assert not ctx.h.requires_grad and model(batch).requires_grad
+
+@pytest.mark.parametrize('family', ['roberta','bert','gpt2'])
+@pytest.mark.parametrize('method', METHODS)
+def test_the_last_layer_at_the_row_that_is_read_is_the_whole_layer(method, family):
+    head = dict(readout='cls') if len(method)%2 or method=='efl' else dict(head='verbalizer')
+    model,batch = made(method, family, **head)
+    if not model.trained(): pytest.skip('nothing to train') # head-only
+    rows,out = {},[] # of the pass that the head reads, which is the last one
+    layer = model.backbone.layers[-1]; (layer.mlp if family=='gpt2' else layer.output).register_forward_hook(lambda m, i, o: rows.update({model.backbone.reads_one_row: o.shape[1]}))
+    for short in (True,False):
+        model.backbone.reads_one_row = short; model.zero_grad(); loss = model.loss(text_of(batch)); loss.backward()
+        out.append([loss.detach(), *(p.grad.clone() for p in model.trained().values())])
+    same(*out, atol=1e-5)
+    assert rows[True]==1<batch['ids'].shape[1]<=rows[False]
 
 @pytest.mark.parametrize('family', FAMILY)
 @pytest.mark.parametrize('method', [m for m in METHODS if m=='lpt' or m.startswith('lpt-')])

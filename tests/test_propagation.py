@@ -348,7 +348,7 @@ def test_the_command_probes_with_the_sweeps_rates(monkeypatch, tmp_path):
     monkeypatch.setattr(depth, 'information_curves', lambda cfg, task, layers, seeds, lrs, out, **kw: seen.update(method=cfg.method, seeds=seeds, lrs=lrs, out=out.name))
     idp_sweep.__wrapped__(task='sentiment', methods='lpt,lpt-npg', layers='0,1', seeds=2, tune=True, probe=True, out=str(tmp_path))
     kinds = []; monkeypatch.setattr(depth, 'sweep_prompt_layer', lambda names, cfg, *a, **kw: kinds.append(cfg.cache) or swept())
-    for cache in ('none','hidden'): idp_sweep.__wrapped__(task='sentiment', methods='lpt', layers='0,2', cache=cache, out=str(tmp_path/cache))
+    for kind in ('none','hidden'): idp_sweep.__wrapped__(task='sentiment', methods='lpt', layers='0,2', cache=kind, out=str(tmp_path/kind))
     assert kinds==['none','hidden']
     assert seen==dict(method='lpt', seeds=2, lrs={0:sweeps.GRID['lpt'][2], 1:sweeps.GRID['lpt'][2]}, out='information-sentiment-tiny.jsonl')
 

@@ -53,13 +53,13 @@ def _longest(cfg:RunConfig, bb, task): # an encoded row
     return max(task.encode(rows, bb.tokenizer, min(cfg.max_len, bb.max_tokens), cfg.template if cfg.head=='verbalizer' else None), key=lambda e: len(e['ids']))
 
 # %% ../nbs/17a_cli.ipynb #96e6ba39
-def compare_to(methods:list[str], base:RunConfig, seeds:int, tuned:bool, out:Path, say=print):
+def compare_to(methods:list[str], base:RunConfig, seeds:int, tuned:bool, out:Path, say=print, head_first:bool=False):
     "Compare, and write `compare.jsonl`, `compare.csv` and `compare.png` under `out`"
     out = Path(out)
     check(methods, base, seeds, out)
     part = out/'compare.jsonl.part'
     part.unlink(missing_ok=True)
-    try: records = compare(methods, base, seeds, tuned, part, say)
+    try: records = compare(methods, base, seeds, tuned, part, say, head_first)
     except BaseException:
         if part.exists(): print(f"stopped: the finished runs are in {part}", file=sys.stderr)
         raise
@@ -87,6 +87,7 @@ def idp_compare(
     head:str='classification', # 'classification' or 'verbalizer'
     lr:float=None,          # one learning rate for all methods (default: each method's own)
     tune:bool=False,        # choose each method's rate from three, on the validation split
+    head_first:bool=False,  # let the bare head choose its rate from three, and train every method's head at it
     looks:int=4,            # looks at the validation split in a run; the best one is kept
     cache:str='none',       # states of frozen layers, computed once and kept on disk: 'sentence' (M(x)), 'hidden' (below the prompt) or 'both'
     standardise:bool=False, # IDPG: bring the sentence vector to unit spread (ours)
@@ -100,7 +101,7 @@ def idp_compare(
     base = RunConfig(task=task, backbone=backbone, data=data, k=k, steps=steps, batch_size=batch_size, max_len=max_len, t=t, layer=layer, head=head, lr=lr,
         device=device, precision=precision, cache=cache, standardise=standardise, glove=glove, eval_every=max(1, steps//max(1, looks)))
     chosen = [m for m in METHODS if m!='efl' or head!='verbalizer'] if methods=='all' else list(dict.fromkeys(m.strip() for m in methods.split(',')))
-    table = compare_to(chosen, base, seeds, tune, Path(out), lambda s: print(s, file=sys.stderr, flush=True))
+    table = compare_to(chosen, base, seeds, tune, Path(out), lambda s: print(s, file=sys.stderr, flush=True), head_first)
     print(f"\n{task}{f', k={k}' if k else ''} on {backbone}, {head} head, {steps} steps of {batch_size}; best checkpoint on validation, reported on test\n")
     print(format_table(table))
     print(f"\nwritten: {out}/compare.jsonl, compare.csv, compare.png")

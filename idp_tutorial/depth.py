@@ -16,7 +16,7 @@ from fastcore.script import call_parse
 # %% ../nbs/18b_depth.ipynb #314ab142
 from .backbone import load_backbone
 from .cli import says_why
-from .experiments import append,known
+from .experiments import append,head_rate,known
 from .information import information_curves
 from .methods import GRID,METHODS
 from .propagation import choose_prompt_layer
@@ -96,6 +96,7 @@ def idp_sweep(
     head:str='classification', # 'classification' or 'verbalizer'
     lr:float=None,          # one learning rate for all (default: each method's own)
     tune:bool=False,        # choose the rate from three at every layer, on the validation split
+    head_first:bool=False,  # let the bare head choose its rate from three, and train every method's head at it
     probe:bool=False,       # then train `lpt` at the first, middle and last layer, and probe the information in every layer
     looks:int=10,           # looks at the validation split in a run; the best one is kept
     cache:str='none',       # 'hidden': compute the layers below the prompt once, keep their states on disk
@@ -110,6 +111,7 @@ def idp_sweep(
     names = list(dict.fromkeys(m.strip() for m in methods.split(',')))
     for m in names: known(m, METHODS, 'method')
     at,rows = [int(s) for s in layers.split(',')] if layers else None,load_task(task, data, k)
+    if head_first: base = replace(base, head_lr=head_rate(base, rows))
     if not (choice := sweep_records(sweep_file(out, base, 'choice'))):
         bb = load_backbone(backbone)
         bb.model.to('cuda' if device=='auto' and torch.cuda.is_available() else 'cpu')

@@ -107,9 +107,13 @@ class PromptedModel(nn.Module):
         "Only the tensors that training changes; this is what is kept and saved"
         return {n:p for n,p in self.named_parameters() if p.requires_grad}
 
-    def groups(self, lr:float)->list[dict]: # for a torch optimizer
+    def groups(self,
+        lr:float,
+        head_lr:float|None=None, # of the head; None: `lr`
+    )->list[dict]: # for a torch optimizer
         "What training changes, at `lr`, or at `lr` times what a module's `lr_scale` (a dict by tensor name) says of its tensors (DePT)"
         scale,groups = {m.get_parameter(n): s for m in self.modules() for n,s in getattr(m, 'lr_scale', {}).items()},{}
+        if head_lr: scale |= {p: head_lr/lr for p in self.head.parameters()}
         for p in self.trained().values(): groups.setdefault(scale.get(p, 1.), []).append(p)
         return [dict(params=ps, lr=lr*s) for s,ps in groups.items()]
 

@@ -18,7 +18,8 @@ from transformers import (AutoModel,AutoModelForCausalLM,AutoModelForMaskedLM,Au
 from transformers.pytorch_utils import Conv1D
 
 # %% ../nbs/14_parameter_counts.ipynb #97a54e61
-from .backbone import FULL_SCALE,load_backbone
+from .backbone import load_backbone
+from .checkpoints import FULL_SCALE
 from .experiments import build,known
 from .methods import METHODS
 from .model import count_parameters

@@ -16,7 +16,8 @@ from fastcore.script import call_parse
 from torch import nn
 
 # %% ../nbs/14a_published.ipynb #a8696b53
-from .backbone import FULL_SCALE,load_backbone
+from .backbone import load_backbone
+from .checkpoints import FULL_SCALE
 from .cli import says_why
 from .deep_prompts import deep_plan
 from .id_spam import AttentionPromptGenerator

@@ -66,7 +66,7 @@ def sweep_prompt_layer(
     task,old,records = task or load_task(base.task, base.data, base.k, base.draw),sweep_records(out),[]
     how = 'given' if base.lr else 'best of 3 at this layer, validation, seed 0' if tuned else 'default'
     for m,k in [(m,k) for m in methods for k in (layers if m in LATE else [base.layer])]:
-        cfg = replace(base, method=m, layer=k, lr=base.lr or (None if tuned else GRID[m][1]))
+        cfg = replace(base, method=m, layer=k, lr=base.lr or (None if tuned else GRID[m][1]), head_lr=None if m=='head-only' else base.head_lr)
         for cfg in [replace(cfg, seed=s) for s in range(seeds)]:
             found = [r for r in old if _made_by(r, replace(cfg, seed=r['seed']), how)] # this method and layer, any seed
             r = next((r for r in found if r['seed']==cfg.seed), None)

@@ -4,7 +4,9 @@ import pytest, torch
 from transformers import (BertConfig, BertForMaskedLM, BertModel, DebertaConfig, DebertaForMaskedLM, DistilBertConfig, DistilBertModel,
     GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForMaskedLM, RobertaForSequenceClassification)
 from idp_tutorial import backbone
-from idp_tutorial.backbone import FAMILIES, FULL_SCALE, load_backbone, verify
+from idp_tutorial import checkpoints
+from idp_tutorial.backbone import FAMILIES, load_backbone
+from idp_tutorial.checkpoints import BUNDLED, FULL_SCALE, packaged, verify
 from idp_tutorial.injection import run_layers
 from idp_tutorial.weight_baselines import add_lora
 
@@ -229,9 +231,9 @@ def test_missing_tensors(tmp_path):
     save_file(weights, where/'model.safetensors', metadata={'format':'pt'})
     refused('lacks 1 of its tensors (bert.encoder.layer.1.output.dense.weight', 'damaged, or another kind', name=where)
 
-@pytest.mark.parametrize('name', backbone.BUNDLED)
+@pytest.mark.parametrize('name', BUNDLED)
 def test_the_bundled_weights_are_verified(name, tmp_path, monkeypatch):
-    shutil.copytree(backbone._packaged(name), tmp_path/'assets'/name); monkeypatch.setattr(backbone, 'files', lambda p: tmp_path)
+    shutil.copytree(packaged(name), tmp_path/'assets'/name); monkeypatch.setattr(checkpoints, 'files', lambda p: tmp_path)
     weights = tmp_path/'assets'/name/'model.safetensors'; weights.chmod(0o644)
     load_backbone(name)
     whole = bytearray(weights.read_bytes()); whole[-1] ^= 1; weights.write_bytes(whole) # one bit

@@ -185,7 +185,7 @@ def test_an_interrupted_comparison_keeps_what_is_finished(console, small_folder,
 
 def test_help_names_every_option(command):
     code,out,err = command('--help')
-    assert code==0 and all(f'--{o}' in out for o in 'task methods backbone data k seeds steps batch_size max_len t layer head lr tune cache standardise glove device out'.split())
+    assert code==0 and all(f'--{o}' in out for o in 'task methods backbone data k seeds steps batch_size max_len t layer head lr tune head_first precision cache standardise glove device out'.split())
 
 @pytest.mark.parametrize('name,k', [('trec',100), ('mr',100)])
 def test_real_tasks(name, k, command, data_dir, small_folder, tmp_path):

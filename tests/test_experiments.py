@@ -4,7 +4,8 @@ import pytest, torch
 from idp_tutorial import experiments
 from idp_tutorial.experiments import GRID, METHODS, compare, run, tune
 from idp_tutorial.results import read_records, results_table
-from small import config, small_task
+from idp_tutorial.training import fit
+from small import backbone, config, small_task
 
 TIME = ('ms_per_step','peak_memory_mb')
 
@@ -102,6 +103,27 @@ def test_names_that_are_not_known(kw, words, cfg, tmp_path):
 def test_numbers_that_make_no_run(kw, words):
     with pytest.raises(ValueError) as e: config(**kw)
     assert all(w in str(e.value) for w in words), str(e.value)
+
+def test_the_bare_head_chooses_its_rate_first(cfg, monkeypatch):
+    runs = []
+    def fake(c, task, out=None, test=True):
+        runs.append((c.method, c.lr, c.head_lr))
+        return dict(method=c.method, lr=c.lr, head_lr=c.head_lr, seed=c.seed, metric='accuracy', score=50., validation=-abs(c.lr-(.1 if c.method=='head-only' else .005)))
+    monkeypatch.setattr(experiments, 'run', fake)
+    records = compare(['head-only','lpt-npg'], cfg(lr=None), seeds=1, head_first=True, say=lambda s: None)
+    assert runs==[('head-only', lr, None) for lr in GRID['head-only']]*2+[('lpt-npg', lr, .1) for lr in GRID['lpt-npg']]
+    assert [(r['lr'],r['head_lr']) for r in records]==[(.1,None),(.005,.1)]
+    runs.clear(); compare(['lpt-npg'], cfg(lr=None, head='verbalizer'), seeds=1, head_first=True, say=lambda s: None)
+    assert {r[2] for r in runs}=={None} and {r[0] for r in runs}=={'lpt-npg'} # a verbalizer has no head to train
+
+def test_the_heads_rate_is_its_own(cfg, task):
+    def moved(**kw):
+        r = experiments.build(c := cfg(method='lpt', steps=3, **kw), backbone(), task); old = {n: p.detach().clone() for n,p in r.trained().items()}
+        fit(r, task, c)
+        return [max((p-old[n]).abs().max().item() for n,p in r.trained().items() if n.startswith(part)) for part in ('head','sources')]
+    both,head,prompt = moved(lr=1e-2),moved(lr=1e-6, head_lr=1e-2),moved(lr=1e-2, head_lr=1e-6)
+    assert head[0]==pytest.approx(both[0], rel=.2) and head[1]<1e-5 and prompt[0]<1e-5 and prompt[1]==pytest.approx(both[1], rel=.2)
+    with pytest.raises(ValueError, match='head_lr=0'): cfg(head_lr=0.)
 
 def test_nothing_to_compare(cfg):
     with pytest.raises(ValueError, match='at least one seed'): compare(['lpt'], cfg(), seeds=0)

@@ -6,7 +6,7 @@ import pytest, torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from idp_tutorial import published
-from idp_tutorial.backbone import FULL_SCALE
+from idp_tutorial.checkpoints import FULL_SCALE
 from idp_tutorial.methods import METHODS
 from idp_tutorial.parameter_counts import COUNTED_ONLY, lora_count, meta_model, method_counts, printed, size
 from idp_tutorial.published import OURS, averages, claims, idp_params, published_counts, status, value

@@ -3,7 +3,8 @@ import json, lzma
 from dataclasses import asdict, replace
 import numpy as np, pytest, torch
 from idp_tutorial import pretraining
-from idp_tutorial.backbone import _packaged as packaged, load_backbone
+from idp_tutorial.backbone import load_backbone
+from idp_tutorial.checkpoints import packaged
 from idp_tutorial.pretraining import Masters, PretrainConfig, held_out_loss, lm_loss, mask_tokens, new_model, next_tokens, pretrain
 from idp_tutorial.synthetic import make_rows
 from idp_tutorial.tasks import TASKS

@@ -4,7 +4,7 @@ import pytest, torch
 from idp_tutorial.backbone import load_backbone
 from idp_tutorial.bundled import corpus, idp_pretrain, save_backbone
 from idp_tutorial.injection import run_layers
-from idp_tutorial.pretraining import new_model
+from idp_tutorial.language_modelling import new_model
 from idp_tutorial.synthetic import make_rows
 from idp_tutorial.text import train_tokenizer
 

@@ -2,10 +2,11 @@
 import json, lzma
 from dataclasses import asdict, replace
 import numpy as np, pytest, torch
-from idp_tutorial import pretraining
+from idp_tutorial import language_modelling, pretraining
 from idp_tutorial.backbone import load_backbone
 from idp_tutorial.checkpoints import packaged
-from idp_tutorial.pretraining import Masters, PretrainConfig, held_out_loss, lm_loss, mask_tokens, new_model, next_tokens, pretrain
+from idp_tutorial.language_modelling import held_out_loss, lm_loss, mask_tokens, new_model, next_tokens
+from idp_tutorial.pretraining import Masters, PretrainConfig, pretrain
 from idp_tutorial.synthetic import make_rows
 from idp_tutorial.tasks import TASKS
 from idp_tutorial.text import LABEL_WORDS, draw_batch, encode_stream, prepare_text, read_lines, train_tokenizer, without
@@ -172,8 +173,8 @@ def test_a_seed_decides_everything(whole, stream, tok):
     _,log = pretrain(stream, tok, replace(CFG, seed=1), every=3, say=quiet); assert log[0]['lm']!=whole[1][0]['lm']
 
 def test_held_out_text_is_not_trained_on(stream, tok, monkeypatch):
-    at,real = [],pretraining.take
-    monkeypatch.setattr(pretraining, 'take', lambda s, a, **kw: at.append(a) or real(s, a, **kw))
+    at,real = [],language_modelling.take
+    monkeypatch.setattr(language_modelling, 'take', lambda s, a, **kw: at.append(a) or real(s, a, **kw))
     pretrain(stream, tok, replace(CFG, steps=3), every=9, say=quiet); n = len(stream)-1000
     assert all(a.max()<n for a in at[:3]) and len(at)>3 and all(a.min()>=n for a in at[3:])
 

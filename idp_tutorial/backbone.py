@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn,Tensor
 from torch.func import functional_call
 from transformers.utils import logging as hf_logging
-from .checkpoints import FULL_SCALE,HUB,from_config,packaged,pretrained
+from .checkpoints import HUB,from_config,packaged,pretrained
 from .rows import hub_or_cache
 
 # %% ../nbs/01_backbone.ipynb #a5c3ba73
@@ -118,7 +118,7 @@ FAMILIES = dict(roberta=Backbone, bert=Backbone, gpt2=GPT2Backbone, deberta=Debe
 # %% ../nbs/01_backbone.ipynb #5ce705b0
 def load_backbone(
     name:str='tiny',        # 'tiny', 'tiny-gpt2', 'minilm', a folder, or a hub name
-    weights:str|None=None,  # None: pretrained; 'random' or 'meta' (no memory): only the config of a `FULL_SCALE` name (notebook 00e)
+    weights:str|None=None,  # None: pretrained; 'random' or 'meta' (no memory): only the config of a `FULL_SCALE` name (notebook 00f)
     attn:str='sdpa',        # attention implementation, 'sdpa' or 'eager' (DeBERTa: always eager)
     dtype=torch.float32,    # of the weights
     **overrides,            # with `weights`: sizes other than the published, such as `num_hidden_layers=2`

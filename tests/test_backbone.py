@@ -3,7 +3,6 @@ import importlib.util, json, logging, os, shutil, socket, subprocess, sys, time
 import pytest, torch
 from transformers import (BertConfig, BertForMaskedLM, BertModel, DebertaConfig, DebertaForMaskedLM, DistilBertConfig, DistilBertModel,
     GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForMaskedLM, RobertaForSequenceClassification)
-from idp_tutorial import backbone
 from idp_tutorial import checkpoints
 from idp_tutorial.backbone import FAMILIES, load_backbone
 from idp_tutorial.checkpoints import BUNDLED, FULL_SCALE, packaged, verify

@@ -214,4 +214,4 @@ def test_two_processes_train_one_model(tmp_path):
     env = {**os.environ, 'PYTHONPATH':f'{here.parent}{os.pathsep}{here}', 'OMP_NUM_THREADS':'1', 'MASTER_ADDR':'127.0.0.1', 'MASTER_PORT':port, 'WORLD_SIZE':'2'}
     both = [subprocess.Popen([sys.executable, tmp_path/'two.py'], stdout=subprocess.PIPE, text=True, env={**env, 'RANK':r, 'LOCAL_RANK':r}) for r in '01']
     a,b = [p.communicate(timeout=120)[0].split()[-2:] for p in both]
-    assert a[0]!=b[0] and a[1]==b[1] # different texts, the same weights
+    assert a==b # the loss of all texts, the same weights; test_scaling.py compares with one process

@@ -13,6 +13,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score
 from torch.utils.data import DataLoader, RandomSampler
 from transformers.trainer_pt_utils import LengthGroupedSampler
+from .superglue import exact
 
 # %% ../nbs/00b_batches.ipynb #fec78251
 def share_room(
@@ -75,7 +76,7 @@ def encode(
     tokenizer,    # a Hugging Face tokenizer, with or without a mask token
     max_len:int=256, # tokens of the longest example; what is longer is cut, the longer sentence first
     template:str|None=None, # None: plain text; else a string with `{s1}` `{s2}` `{mask}`
-)->list[dict]: # `ids`, `types`, `label` (if the rows have one) and, under a template, `mask`
+)->list[dict]: # `ids`, `types`, `label` and `group` (if the rows have them) and, under a template, `mask`
     "Rows of text to token ids"
     if not rows: return []
     pair,causal = 'sentence2' in rows[0],tokenizer.mask_token_id is None
@@ -87,8 +88,7 @@ def encode(
         enc = tokenizer([r['sentence1'] for r in rows], [r['sentence2'] for r in rows] if pair else None, truncation=True, max_length=max_len)
         types = enc.get('token_type_ids') or [[0]*len(o) for o in enc.input_ids]
         out = [dict(ids=i, types=t) for i,t in zip(enc.input_ids, types)]
-    for o,r in zip(out, rows):
-        if 'label' in r: o['label'] = r['label']
+    for o,r in zip(out, rows): o |= {k: r[k] for k in ('label','group') if k in r}
     return out
 
 # %% ../nbs/00b_batches.ipynb #12c92a38
@@ -129,20 +129,23 @@ def batches(
     return DataLoader(examples, batch_size, sampler=order, collate_fn=partial(collate, pad_id=pad_id), generator=g)
 
 # %% ../nbs/00b_batches.ipynb #c8d494c4
-def _correlation(f, p, y): return 0. if np.ptp(p)==0 or np.ptp(y)==0 else f(p, y).statistic # a constant has no correlation: 0
+def _correlation(f, p, y, groups): return 0. if np.ptp(p)==0 or np.ptp(y)==0 else f(p, y).statistic # a constant has no correlation: 0
 
-METRICS = {'accuracy': lambda p,y: accuracy_score(y, p), 'f1': lambda p,y: f1_score(y, p, zero_division=0),
-    'macro_f1': lambda p,y: f1_score(y, p, average='macro', zero_division=0),
+METRICS = {'accuracy': lambda p,y,groups: accuracy_score(y, p), 'f1': lambda p,y,groups: f1_score(y, p, zero_division=0),
+    'macro_f1': lambda p,y,groups: f1_score(y, p, average='macro', zero_division=0), 'exact': lambda p,y,groups: exact(p==y, groups),
     'pearson': partial(_correlation, pearsonr), 'spearman': partial(_correlation, spearmanr)}
 
 def score(
     metric:str,  # key of `METRICS`, or several joined by `+` for their mean
     predictions, # class indices, or numbers for the correlations `[N]`
     labels,      # what they should be `[N]`
+    groups=None, # the question of each row `[N]`, for `exact`
 )->float: # percent
     "Score predictions; a constant prediction has correlation 0"
     p,y = np.asarray(predictions),np.asarray(labels)
     if p.shape!=y.shape or p.ndim!=1 or not len(p): raise ValueError(f"predictions are {p.shape} and labels {y.shape}: both must be [N] with N at least 1")
     if not np.isfinite(p).all(): raise ValueError(f"{(~np.isfinite(p)).sum()} of {len(p)} predictions are NaN or infinite: the run diverged (lower the learning rate)")
     if unknown:=set(metric.split('+'))-METRICS.keys(): raise ValueError(f"unknown metric {unknown.pop()!r}: known are {', '.join(METRICS)}, and means such as accuracy+f1")
-    return float(100*np.mean([METRICS[m](p, y) for m in metric.split('+')]))
+    if 'exact' in metric.split('+') and (groups is None or len(groups)!=len(y)):
+        raise ValueError(f"metric {metric!r} counts questions, and {'no groups' if groups is None else f'{len(groups)} groups'} for {len(y)} rows were given: give groups=, the `group` of each row")
+    return float(100*np.mean([METRICS[m](p, y, groups) for m in metric.split('+')]))

@@ -56,12 +56,16 @@ def plot_growth(
     "Speed-up over fine-tuning as dots, and the cost model's as lines"
     df = pd.DataFrame([r for r in rows if r.get('grow') and r.get('ms') and r['method']!='fine-tuning'])
     if not len(df): print('no measurements here yet; on a machine that has nothing else to do:\n'+'\n'.join(f'idp_bench --backbone roberta-large --grow {w} --out results/bench-grow.jsonl' for w in GROW)); return None
-    kinds = [w for w in GROW if w in set(df.grow)]
+    kinds,lines = [w for w in GROW if w in set(df.grow)],[*df.groupby(['method','cached'], sort=False).groups]
     fig,axs = plt.subplots(1, len(kinds), figsize=(3.2*len(kinds), 3), squeeze=False)
     for ax,w in zip(axs[0], kinds):
-        for i,((m,c),g) in enumerate(df[df.grow==w].sort_values('value').groupby(['method','cached'], sort=False)):
-            ax.plot(g.value, g.ratio, 'o', color=f'C{i}', label=m+(', cached' if c else '')); ax.plot(g.value, g.ideal, color=f'C{i}', lw=1)
-        ax.set(xlabel=AXES[w], xscale='linear' if w=='depth' else 'log', yscale='log')
+        for (m,c),g in df[df.grow==w].sort_values('value').groupby(['method','cached'], sort=False):
+            color = f'C{lines.index((m, c))}'
+            ax.plot(g.value, g.ratio, 'o', color=color, label=m+(', cached' if c else '')); ax.plot(g.value, g.ideal, color=color, lw=1)
+        at = sorted(df[df.grow==w].value.unique())
+        ax.set(xlabel=AXES[w], xscale='linear' if w=='depth' else 'log', yscale='log', xticks=at, xticklabels=at)
+        low,high = ax.get_ylim(); ticks = [v for v in (.2,.5,1,2,5,10,20,50,100) if low<=v<=high]
+        ax.set_yticks(ticks, [f'{v:g}' for v in ticks]); ax.minorticks_off()
     axs[0,0].set_ylabel('speed-up over fine-tuning'); axs[0,0].legend(frameon=False, fontsize=7)
     return fig
 

@@ -64,20 +64,33 @@ class EntailmentModel(PromptedModel):
         plan:dict|None=None, # prompts, as for `PromptedModel`: EFL is a way to ask, whatever is trained
         readout:str='cls',   # as for `ClassificationHead`
         lower_dropout:bool=False,
+        wrong:int|None=1,    # wrong descriptions beside the right one in training; None: all of them
     ):
         if len(sentences)<2: raise ValueError(f"{len(sentences)} label descriptions: at least two are needed to choose from")
+        if wrong is not None and not 1<=wrong<len(sentences): raise ValueError(f"wrong={wrong} with {len(sentences)} label descriptions: use 1 to {len(sentences)-1}, or None for all wrong ones")
         super().__init__(backbone, ClassificationHead(backbone.d, 2, readout), plan, lower_dropout)
         self.tails,self.C = tails(backbone, sentences),len(sentences)
+        self.wrong = self.C-1 if wrong is None else wrong
 
-    def context(self, batch:dict)->Context: # of the `B·C` pairs
+    def asked(self, label:Tensor)->Tensor: # `[B,1+wrong]`
+        "The right description of each text and wrong ones by lot, or all in their order"
+        if self.wrong==self.C-1: return torch.arange(self.C, device=label.device).expand(len(label), -1)
+        lot = torch.rand(len(label), self.C, device=label.device).scatter(1, label[:,None], -1.)
+        return lot.argsort(1)[:,:1+self.wrong]
+
+    def context(self, batch:dict, asked:Tensor|None=None)->Context: # of the `B·C` pairs, or of those that are asked
         "Run the layers on the pairs; cached states of the texts alone are of no use here"
         pairs,room = join(batch, self.tails),self.backbone.max_tokens
         if (n := pairs['ids'].shape[1])>room: raise ValueError(f"the longest text has {n} tokens with its label description, but the position table of backbone {self.backbone.name!r} "
             f"holds {room}: encode with max_len={room-max(map(len, self.tails[0]))+self.tails[2]} or less")
-        return run_layers(self.backbone, pairs, self.plan)
+        if asked is not None:
+            rows = (torch.arange(len(asked), device=asked.device)[:,None]*self.C+asked).flatten()
+            pairs = {k: v[rows] for k,v in pairs.items()}
+        return run_layers(self.backbone, pairs, self.plan, read=self.read)
 
     def forward(self, batch:dict, loss:bool=False)->Tensor: # log-odds of entailment `[B,C]`, or the loss
-        "Cross-entropy over all pairs; entailment is output 0"
-        out = self.head(self.context(batch))
-        if loss: return F.cross_entropy(out, (torch.arange(self.C, device=out.device)!=batch['label'][:,None]).long().flatten())
+        "Cross-entropy over the pairs that are asked; entailment is output 0"
+        asked = self.asked(batch['label']) if loss else None
+        out = self.head(self.context(batch, asked))
+        if loss: return F.cross_entropy(out, (asked!=batch['label'][:,None]).long().flatten())
         return (out[:,0]-out[:,1]).view(-1, self.C)

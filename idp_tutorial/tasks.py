@@ -6,11 +6,14 @@
 __all__ = ['TEMPLATES', 'TASKS', 'Task', 'three_splits', 'load_task']
 
 # %% ../nbs/00_tasks.ipynb #4e26dbe4
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from .batches import encode, score
-from .rows import check_row, draw, few_shot, from_folder, from_hub
+from .draws import draw, few_shot
+from .rows import check_row, from_folder, from_hub
+from .superglue import choose, copa, multirc, questions, wic
 
 # %% ../nbs/00_tasks.ipynb #fca85cf2
 def _shape(code, causal, paper=None, causal_paper=None):
@@ -41,6 +44,8 @@ class Task:
     hub:tuple=()             # dataset id on the Hugging Face hub, and configuration; ('bundled',) for ours
     columns:tuple=('{sentence1}','{sentence2}','label') # of the hub: format strings for the sentences, name of the label column
     hub_labels:tuple=()      # label values of the hub in our order, where they are not the indices
+    unpack:Callable|None=field(default=None, repr=False) # `(line, number) → rows`, where format strings are not enough
+    grouped:str=''           # rows with the same `group` answer one question: 'choose' one of them (COPA), or 'each' may be right (MultiRC)
     held_out:int=0           # rows of train that select the checkpoint; 0: a tenth, at most 1,000
     splits:dict=field(default_factory=dict, repr=False, compare=False) # train, validation (selects), test (reports)
 
@@ -48,6 +53,8 @@ class Task:
         correlations = {'pearson','spearman'} & set(self.metric.split('+'))
         if bool(correlations)==bool(self.labels): raise ValueError(f"task {self.name!r}: metric {self.metric!r} with labels {self.labels}: "
             "classes go with accuracy or F1, and no labels (regression) with pearson or spearman")
+        if self.grouped not in ('','choose','each') or self.grouped and len(self.labels)!=2: raise ValueError(f"task {self.name!r}: grouped={self.grouped!r} with labels {self.labels}: "
+            "use 'choose' or 'each' with two labels, wrong and right in this order, or '' where a row is a question of its own")
         if len(self.labels)==1 or len(self.words) not in (0,len(self.labels)): raise ValueError(f"task {self.name!r}: labels {self.labels} and words {self.words}: "
             "give at least two labels, and as many words (or none)")
 
@@ -86,14 +93,33 @@ class Task:
         if len({i[0] for i in ids})<len(ids): raise ValueError(f"task {self.name!r}: two of the label words {self.words} are the same token: give other `words=`")
         return [i[0] for i in ids]
 
+    def answer(self,
+        out,         # what a model says `[N,C]`, or `[N,1]` from 0 to 1 for regression
+        groups=None, # the question of each row `[N]`, where rows are grouped
+    )->list: # class indices, or numbers
+        "A model's output to predictions"
+        if self.regression: return (out[:,0]*(self.limits[1]-self.limits[0])+self.limits[0]).tolist()
+        return choose((out[:,1]-out[:,0]).tolist(), groups) if self.grouped=='choose' else out.argmax(-1).tolist()
+
     def score(self,
         predictions, # class indices, or numbers for regression `[N]`
         labels,      # `[N]`
+        groups=None, # the question of each row `[N]`, where rows are grouped
     )->dict: # metric name → percent, the main metric first
         "All metrics that fit the task"
         names = ['pearson+spearman','pearson','spearman'] if self.regression else ['accuracy','macro_f1']
         if len(self.labels)==2: names += ['f1','accuracy+f1','accuracy+macro_f1']
-        return {m: score(m, predictions, labels) for m in dict.fromkeys([self.metric, *names])}
+        if self.grouped and groups is not None: names += ['exact']
+        return {m: score(m, predictions, labels, groups) for m in dict.fromkeys([self.metric, *names])}
+
+    def grade(self,
+        out,      # what a model says `[N,C]`
+        examples, # from `encode`, in the same order
+    )->tuple[dict,list]: # scores, predictions
+        "Answer, then score"
+        groups = [e.get('group') for e in examples]
+        pred = self.answer(out, groups)
+        return self.score(pred, [e['label'] for e in examples], groups),pred
 
 # %% ../nbs/00_tasks.ipynb #44395d07
 _YES_NO,_ENTAIL = ('No','Yes'),dict(labels=('entailment','not_entailment'), words=('Yes','No'))
@@ -104,7 +130,7 @@ def _task(name, shape, hub=(), columns=('{sentence1}','{sentence2}','label'), lp
     return Task(name, templates=TEMPLATES.get(shape, {}), templates_from='LPT' if lpt else 'ours', pair=shape not in ('review','question'), hub=hub, columns=columns, **kw)
 
 def _glue(name, shape, columns=('{sentence1}','{sentence2}','label'), lpt=True, **kw): return _task(name, shape, ('nyu-mll/glue',name), columns, lpt, **kw)
-def _super(name, shape, columns, **kw): return _task(name, shape, ('aps/super_glue',name), columns, **kw)
+def _super(name, shape, columns=('{sentence1}','{sentence2}','label'), **kw): return _task(name, shape, ('aps/super_glue',name), columns, **kw)
 
 TASKS = {t.name: t for t in [
     _glue('sst2', 'review', ('{sentence}',None,'label'), **_MOOD),
@@ -122,11 +148,11 @@ TASKS = {t.name: t for t in [
     _glue('mrpc', 'paraphrase', labels=('not_equivalent','equivalent'), words=_YES_NO, metric='accuracy+f1'),
     _glue('qqp', 'duplicate', ('{question1}','{question2}','label'), labels=('not_duplicate','duplicate'), words=_YES_NO, metric='accuracy+f1'),
     _glue('stsb', 'duplicate', lpt=False, metric='pearson+spearman'),
-    _super('cb', 'entailment', ('{premise}','{hypothesis}','label'), labels=('entailment','contradiction','neutral'), words=('Yes','No','Maybe')),
-    _super('copa', None, ('{premise} What was the {question}?','{choice1} Or: {choice2}','label'), labels=('choice1','choice2')),
-    _super('multirc', 'entailment', ('{paragraph}','{question} {answer}','label'), labels=('false','true'), words=_YES_NO, metric='f1'),
+    _super('cb', 'entailment', ('{premise}','{hypothesis}','label'), labels=('entailment','contradiction','neutral'), words=('Yes','No','Maybe'), metric='accuracy+macro_f1'),
+    _super('copa', 'duplicate', unpack=copa, grouped='choose', labels=('false','true'), words=_YES_NO),
+    _super('multirc', 'entailment', unpack=multirc, grouped='each', labels=('false','true'), words=_YES_NO, metric='f1+exact'),
     _super('boolq', 'entailment', ('{question}','{passage}','label'), labels=('false','true'), words=_YES_NO),
-    _super('wic', 'duplicate', ('{word} : {sentence1}','{sentence2}','label'), labels=('false','true'), words=_YES_NO),
+    _super('wic', 'duplicate', unpack=wic, labels=('false','true'), words=_YES_NO),
     _task('sentiment', 'review', ('bundled',), **_MOOD),
     _task('domains', 'review', ('bundled',), **_MOOD),
     _task('two-domains', 'review', ('bundled',), **_MOOD),
@@ -149,7 +175,7 @@ def three_splits(
     if k is not None: train,validation = few_shot(raw['train'], k, seed, stratified)
     elif raw.get('validation') and raw.get('test'): train,validation = raw['train'],raw['validation']
     else:
-        n = len(raw['train'])
+        n = len(questions(raw['train']))
         if n<2: raise ValueError(f"task {task.name!r} has {n} training row: add rows, or a validation split")
         validation,train = draw(raw['train'], max(1, min(task.held_out, n//5) if task.held_out else min(1000, n//10)), seed)
     return dict(train=train, validation=validation, test=test)
@@ -157,7 +183,7 @@ def three_splits(
 def load_task(
     name:str|Task, # key of `TASKS`, or a task of your own
     data:str|Path|None=None, # folder that holds `NAME/train.jsonl` …; None: bundled, or from the hub
-    k:int|None=None, # few-shot: train on `k` examples
+    k:int|None=None, # few-shot: train on `k` examples; where rows are grouped, on `k` questions
     seed:int=0,    # of whatever has to be drawn from train; a frozen set `NAME/kK/` is taken as it is
     stratified:bool=True, # few-shot draws in proportion to the labels (LPT) or not (IDPG)
 )->Task: # with `splits`: train, validation (to select), test (to report)

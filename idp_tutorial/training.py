@@ -101,9 +101,7 @@ def evaluate(
     device='cpu',
 ): # scores in percent (the task's main metric first), predictions in the order of the examples
     "Score a model"
-    out = answers(model, examples, batch_size, device)
-    pred = out[:,0]*(task.limits[1]-task.limits[0])+task.limits[0] if task.regression else out.argmax(-1)
-    return task.score(pred.tolist(), [e['label'] for e in examples]),pred.tolist()
+    return task.grade(answers(model, examples, batch_size, device), examples)
 
 # %% ../nbs/03_training.ipynb #0d0a4880
 def _examples(acc, model, task, cfg, keep:bool): # training and validation examples, and what a cache cost
@@ -168,12 +166,10 @@ def _step(acc, model, opt, sched, batches, task, cfg, params, meter)->Tensor: # 
 def _validate(acc, model, valid, task, cfg)->float:
     "The score of all texts; every process answers its share"
     n,N = acc.num_processes,len(valid)
+    if n==1: return next(iter(evaluate(model, valid, task, 4*cfg.batch_size, acc.device)[0].values()))
     share = [valid[(i*n+acc.process_index)%N] for i in range(-(-N//n))] # as many for each; what is too much is dropped below
-    scores,pred = evaluate(model, share, task, 4*cfg.batch_size, acc.device)
-    if n>1:
-        answers = [a for row in zip(*gather_object([pred])) for a in row][:N]
-        scores = task.score(answers, [e['label'] for e in valid])
-    return next(iter(scores.values()))
+    out = [o for row in zip(*gather_object([answers(model, share, 4*cfg.batch_size, acc.device)])) for o in row][:N] # the rows of a question have been apart
+    return next(iter(task.grade(torch.stack(out), valid)[0].values()))
 
 def _loop(acc, model, opt, sched, train, valid, task, cfg, checkpoint=None):
     "Steps, looks at the validation split, and the best tensors put back"

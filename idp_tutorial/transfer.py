@@ -82,8 +82,8 @@ def headline(task:Task, scores:dict)->tuple[str,float]: # its name and value
 def majority(task:Task)->float: # percent
     "What the most frequent label of the test split would score, always given"
     if task.regression: return 0.
-    y = [r['label'] for r in task.splits['test']]
-    return headline(task, task.score([Counter(y).most_common(1)[0][0]]*len(y), y))[1]
+    y,groups = [r['label'] for r in task.splits['test']],[r.get('group') for r in task.splits['test']]
+    return headline(task, task.score([Counter(y).most_common(1)[0][0]]*len(y), y, groups))[1]
 
 def _test(model, task, cfg):
     bb = model.backbone

@@ -1,5 +1,6 @@
 "EFL: the pairs are the tokenizer's, loss and answer are by hand, padding and company change nothing, and the head goes on from entailment."
 import pytest, torch
+import torch.nn.functional as F
 from idp_tutorial.batches import collate, encode
 from idp_tutorial.caches import with_caches
 from idp_tutorial.efl import DESCRIPTIONS, EntailmentModel, describe, join, tails
@@ -44,7 +45,7 @@ def test_with_the_tokenizer_of_bert():
 @families
 def test_loss_and_answer_by_hand(family):
     bb,task = backbone(family),small_task('questions'); batch = batch_of(bb, task)
-    model = EntailmentModel(bb, SENTENCES*2, readout='last').eval(); batch['label'] = torch.tensor([0,5,2,3,1,4])
+    model = EntailmentModel(bb, SENTENCES*2, readout='last', wrong=None).eval(); batch['label'] = torch.tensor([0,5,2,3,1,4])
     with torch.no_grad(): odds,loss = model(batch),model.loss(batch)
     texts = [bb.tokenizer.decode(i[k==1], skip_special_tokens=True) for i,k in zip(batch['ids'], batch['keep'])]
     total = 0.
@@ -56,6 +57,29 @@ def test_loss_and_answer_by_hand(family):
             assert odds[i,c].sigmoid().item()==pytest.approx(p.item(), abs=1e-4)
             total -= (p if c==y else 1-p).log().item()/36
     assert loss.item()==pytest.approx(total, rel=1e-3) and len(set(texts))>1
+
+@families
+def test_training_asks_the_right_and_some_wrong(family):
+    "The loss of a draw is the mean over its pairs alone, whatever else the batch could have asked"
+    bb,task = backbone(family),small_task('questions'); batch = batch_of(bb, task); y = batch['label']
+    model = EntailmentModel(bb, SENTENCES*2, readout='last', wrong=2).eval(); asked = model.asked(y)
+    assert torch.equal(asked[:,0], y) and all(len({*row})==3 for row in asked.tolist())
+    model.asked = lambda label: asked
+    with torch.no_grad(): odds,loss = model(batch),model.loss(batch)
+    chosen = odds.gather(1, asked); slow = -(F.logsigmoid(chosen[:,0]).sum()+F.logsigmoid(-chosen[:,1:]).sum())/18
+    assert loss.item()==pytest.approx(slow.item(), rel=1e-3)
+    assert model.context(batch, asked).h.shape[0]==18 and model.context(batch).h.shape[0]==36
+
+def test_wrong_descriptions_are_drawn_evenly_and_by_seed():
+    model = EntailmentModel(backbone(), SENTENCES*2); y = torch.arange(6).repeat(500); torch.manual_seed(1); a = model.asked(y); b = model.asked(y)
+    torch.manual_seed(1); assert torch.equal(a, model.asked(y)) and not torch.equal(a, b) and a.shape==(3000,2)
+    for c in range(6):
+        seen = torch.bincount(a[y==c,1], minlength=6); assert seen[c]==0 and (seen[torch.arange(6)!=c]>60).all()
+
+def test_two_classes_are_always_both_asked():
+    bb,task = backbone(),small_task(); batch = batch_of(bb, task)
+    a,b = [EntailmentModel(bb, SENTENCES[:2], wrong=w).eval() for w in (1, None)]; b.load_state_dict(a.state_dict())
+    with torch.no_grad(): same(a.loss(batch), b.loss(batch), 1e-5)
 
 def test_the_most_probable_description_wins():
     bb,task = backbone(),small_task('questions'); model = EntailmentModel(bb, describe(task)).eval()
@@ -131,6 +155,8 @@ def test_what_is_refused(small_folder):
     with pytest.raises(ValueError, match='premise and hypothesis'): describe(TASKS['mnli'])
     with pytest.raises(ValueError, match='regression'): describe(Task('grades', metric='pearson'))
     with pytest.raises(ValueError, match='at least two'): EntailmentModel(backbone(), ['Yes.'])
+    for w in (0, 3, -1):
+        with pytest.raises(ValueError, match=f'wrong={w} with 3 label descriptions: use 1 to 2, or None'): EntailmentModel(backbone(), SENTENCES, wrong=w)
     with pytest.raises(ValueError, match="head='classification'"): build(config(method='efl', head='verbalizer'), backbone(), small_task())
     with pytest.raises(ValueError, match='leave it out'): compare(['head-only','efl'], config(backbone=str(small_folder), head='verbalizer'), 1, False, say=lambda s: pytest.fail('a run was begun'))
 

@@ -9,7 +9,8 @@ from tokenizers import AddedToken, ByteLevelBPETokenizer
 from tokenizers.processors import RobertaProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from idp_tutorial.batches import METRICS, batches, collate, encode, score, share_room
-from idp_tutorial.rows import BUNDLED, check_row, draw, few_shot, from_hub
+from idp_tutorial.draws import draw, few_shot
+from idp_tutorial.rows import BUNDLED, check_row, from_hub
 from idp_tutorial.tasks import TASKS, Task, load_task
 
 DATA = Path(os.environ.get('IDP_DATA', Path(__file__).parents[2]/'shared/data'))
@@ -211,7 +212,7 @@ def test_bad_predictions(p, y, match):
 
 def test_unknown_metric():
     with pytest.raises(ValueError, match="unknown metric 'f2': known are accuracy, f1"): score('accuracy+f2', [0], [0])
-    assert set(METRICS)=={'accuracy','f1','macro_f1','pearson','spearman'}
+    assert set(METRICS)=={'accuracy','f1','macro_f1','pearson','spearman','exact'}
 
 # --- draws
 
@@ -332,16 +333,13 @@ def test_glue_pair_with_its_own_columns_and_both_mnli_sets(monkeypatch):
     t,_ = hub(monkeypatch, 'mnli', train=[row(str(i), i%3) for i in range(30)], validation_matched=[row('m')], validation_mismatched=[row('mm')], test_matched=[row('x', -1)])
     assert [r['sentence1'] for r in t.splits['test']]==['m','mm'] and t.splits['test'][0]==dict(sentence1='m', sentence2='h', label=2)
 
-def test_superglue_columns_are_put_together(monkeypatch):
-    row = lambda y=1: dict(word='place', sentence1='a place', sentence2='my place', start1=2, end1=7, label=y, idx=0)
-    t,seen = hub(monkeypatch, 'wic', train=[row(i%2) for i in range(20)], validation=[row()], test=[row(-1)])
-    assert seen==[('aps/super_glue','wic')] and t.splits['test']==[dict(sentence1='place : a place', sentence2='my place', label=1)]
-    multirc = dict(paragraph='P.', question='Q?', answer='{A}', label=1, idx=dict(paragraph=0, question=0, answer=0))
-    t,_ = hub(monkeypatch, 'multirc', train=[multirc]*20, validation=[multirc])
-    assert t.splits['test']==[dict(sentence1='P.', sentence2='Q? {A}', label=1)]
-    copa = dict(premise='It fell.', question='cause', choice1='A.', choice2='B.', label=0, idx=0)
-    t,_ = hub(monkeypatch, 'copa', train=[copa]*20, validation=[copa])
-    assert t.splits['test']==[dict(sentence1='It fell. What was the cause?', sentence2='A. Or: B.', label=0)]
+def test_hub_columns_are_put_together(monkeypatch):
+    rows = [dict(question=f'is {i} odd', passage='A number.', label=bool(i%2), idx=i) for i in range(20)]
+    t,seen = hub(monkeypatch, 'boolq', train=rows, validation=rows[:1], test=[{**rows[0], 'label':-1}])
+    assert seen==[('aps/super_glue','boolq')] and t.splits['test']==[dict(sentence1='is 0 odd', sentence2='A number.', label=0)] # more of SuperGLUE in test_superglue.py
+    both = replace(MINE, hub=('x/both',), columns=('{who}: {text}',None,'label'))
+    monkeypatch.setattr('datasets.load_dataset', lambda *a: DatasetDict({s: Dataset.from_list([dict(who='Ann', text='so', label=1)]*9) for s in ('train','test')}))
+    assert load_task(both).splits['test'][0]==dict(sentence1='Ann: so', label=1)
 
 def test_label_values_of_the_hub_are_mapped(monkeypatch):
     rows = [dict(text=f't{i}', label=i%2, label_text=('objective','subjective')[i%2]) for i in range(20)] # the hub's indices are the other way round

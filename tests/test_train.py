@@ -115,7 +115,7 @@ def test_texts(capsys):
         with pytest.raises(ValueError, match=words): [*read_texts(lines, task)]
 
 @pytest.mark.parametrize('command,kw,words', [(idp_train,dict(method='lpt-npgg'),"did you mean 'lpt-npg'"), (idp_train,dict(task='question'),"did you mean 'questions'"), (idp_train,dict(steps=0),'steps=0'),
-    (idp_train,dict(save_every=-2, k=8),'save_every=-2'), (idp_predict,dict(model='nowhere'),'no prompts.json in nowhere')], ids=str)
+    (idp_train,dict(save_every=-2, k=8),'save_every=-2'), (idp_predict,dict(model='nowhere'),'no prompts.json in nowhere')], ids=lambda v: getattr(v, '__name__', str(v)))
 def test_one_line_and_status_2(command, kw, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as e: command(**kw)

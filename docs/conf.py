@@ -17,6 +17,7 @@ extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.viewcode', 'sphinxcon
 
 nb_custom_formats = {'.ipynb': 'site_pages.read'}
 nb_execution_mode = 'off'
+nb_render_markdown_format = 'myst' # tables
 nb_merge_streams = True
 myst_enable_extensions = ['dollarmath', 'amsmath', 'colon_fence', 'deflist', 'strikethrough']
 myst_heading_anchors = 3

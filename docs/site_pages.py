@@ -113,7 +113,7 @@ def read(text):
     nb.cells = [c for c in map(nbs.shown, nb.cells) if c]
     for c in nb.cells:
         if c.cell_type=='markdown': c.source = prose(c.source, known)
-        elif not c.source: c.metadata['tags'] = ['remove-input']
+        elif not c.source: c.source,c.metadata['tags'] = '#',['remove-input'] # a cell without a source would lose its outputs
     index = nbs.NBS/'index.ipynb'
     if index.exists() and text==index.read_text(encoding='utf-8'): nb.cells.append(nbformat.v4.new_markdown_cell(contents()))
     nb.metadata['kernelspec'] = {'name': 'python3', 'display_name': 'Python 3', 'language': 'python'}

@@ -121,6 +121,11 @@ def test_site_shows_no_directives(site):
     cells = site.read(notebooks.nbformat.writes(nb)).cells
     assert [c.source for c in cells]==[f"# T\n\nsee [it]({cfg['git_url']}/blob/{cfg['branch']}/settings.ini)", 'x = 1']
 
+def test_the_site_keeps_the_output_of_a_cell_whose_input_is_hidden(site):
+    shown = cell('#| echo: false\nsecret = 1'); shown.outputs = [notebooks.nbformat.v4.new_output('stream', text='seen\n')]
+    c, = site.read(notebooks.nbformat.writes(notebooks.nbformat.v4.new_notebook(cells=[shown]))).cells
+    assert c.source.strip() and 'secret' not in c.source and c.outputs and 'remove-input' in c.metadata['tags'] # myst-nb passes over a cell without a source
+
 @pytest.mark.parametrize('markdown,rst', [('`a` b', '``a``\\  b'), ('$x_1$s', ':math:`x_1`\\ s'), ('*args, a_', '\\*args, a\\_'), ('plain', 'plain')])
 def test_docstrings_are_markdown(site, markdown, rst): assert site.rst(markdown)==rst
 

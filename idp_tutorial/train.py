@@ -68,12 +68,13 @@ def idp_train(
     save_every:int=None,    # steps between checkpoints (default: at every look; 0: none)
     cache:str='none',       # states of frozen layers: 'sentence', 'hidden' or 'both'
     precision:str='no',     # 'bf16' or 'fp16'
+    compile:bool=False,     # the trained layers by torch.compile: a minute to begin with, for long runs on a GPU
     device:str='auto',      # 'auto' or 'cpu'
     out:str='runs/train',   # folder of this run; a stopped run goes on
 ):
     "Train one method on one task with one seed; stopped, it goes on when it is started again. Several GPUs: accelerate launch --config_file configs/…"
     cfg = RunConfig(method, task, backbone, data, k, draw, head, readout, t=t, layer=layer, m=m, lr=lr, head_lr=head_lr, warmup=warmup, weight_decay=weight_decay, lower_dropout=lower_dropout, steps=steps,
-        batch_size=batch_size, accumulate=accumulate, max_len=max_len, eval_every=max(1, steps//max(1, looks)), cache=cache, precision=precision, device=device, seed=seed)
+        batch_size=batch_size, accumulate=accumulate, max_len=max_len, eval_every=max(1, steps//max(1, looks)), cache=cache, precision=precision, compile=compile, device=device, seed=seed)
     try: r = train(cfg, out, save_every=save_every)
     except KeyboardInterrupt: print(f"stopped: the same command goes on from the last checkpoint in {out}", file=sys.stderr); raise
     if PartialState().is_main_process: print(f"{method} on {task}, seed {seed}: {r['metric']} {r['score']:.1f} (validation {r['validation']:.1f}), {sum(r['params'].values()):,} trained parameters\nwritten: {out}/record.jsonl, prompts.safetensors, prompts.json")

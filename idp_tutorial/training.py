@@ -16,7 +16,7 @@ from transformers import get_linear_schedule_with_warmup
 # %% ../nbs/03_training.ipynb #2a307039
 from .batches import batches
 from .model import PromptedModel
-from .steps import Meter,accelerator,parts
+from .steps import Meter,accelerator,compiled,parts
 from .tasks import Task
 
 # %% ../nbs/03_training.ipynb #53994fe3
@@ -52,6 +52,7 @@ class RunConfig:
     eval_every:int=50          # steps between looks at the validation split
     max_len:int=128            # tokens
     precision:str='no'         # 'no', 'bf16' or 'fp16'
+    compile:bool=False         # the trained layers by `torch.compile`: a minute to begin with, for long runs on a GPU
     device:str='auto'          # 'auto' or 'cpu'
     cache:str='none'           # states of frozen layers, kept on disk: 'none', 'sentence' (M(x)), 'hidden' (below the first prompt) or 'both'
     cache_dtype:str='float32'  # of cached hidden states; 'float16' halves their room, and rounds
@@ -146,10 +147,11 @@ def fit(
         from idp_tutorial.resume import Checkpoint,identity # the next room, for those who ask for it
         checkpoint = Checkpoint(save, identity(model, [train,valid], cfg, lr, acc.num_processes), save_every or cfg.eval_every)
     opt = torch.optim.AdamW(model.groups(lr, cfg.head_lr), lr=lr, weight_decay=cfg.weight_decay)
+    plain = model
     model,opt = acc.prepare(model, opt)
     if acc.process_index: set_seed(cfg.seed+acc.process_index*100_003) # a dropout of its own
     sched = get_linear_schedule_with_warmup(opt, int(cfg.warmup*cfg.steps), cfg.steps)
-    return {**_loop(acc, model, opt, sched, train, valid, task, cfg, checkpoint), 'cache':cache}
+    with compiled(plain, cfg.compile): return {**_loop(acc, model, opt, sched, train, valid, task, cfg, checkpoint), 'cache':cache}
 
 # %% ../nbs/03_training.ipynb #c35d61d7
 def _step(acc, model, opt, sched, batches, task, cfg, params, meter)->Tensor: # mean loss of its texts, over all processes

@@ -206,6 +206,18 @@ log = fit(model, task, config(steps=3, lr=1e-3, batch_size=8))
 print('RESULT', log['losses'][0], hashlib.sha256(b''.join(p.detach().numpy().tobytes() for p in model.trained().values())).hexdigest())
 """
 
+def test_what_is_compiled(monkeypatch):
+    "The layers that training passes through, and only for the time of the run"
+    done = []; monkeypatch.setattr(nn.Module, 'compile', lambda m, **kw: done.append(m) or setattr(m, '_compiled_call_impl', m._call_impl))
+    def run(layer, **kw): done.clear(); model = quiet(layer=layer); fit(model, small_task(), config(method='lpt', **kw)); return model.backbone.layers
+    for layer in (0,2): layers = run(layer, compile=True); assert done==list(layers[layer:]) and all(l._compiled_call_impl is None for l in layers)
+    run(0); assert not done
+
+@pytest.mark.slow
+def test_a_compiled_run_is_the_same_run():
+    a,b = [fit(quiet(), small_task(), config(method='lpt', steps=6, compile=c)) for c in (False,True)]
+    assert a['losses']==pytest.approx(b['losses'], abs=1e-4)
+
 @pytest.mark.slow
 def test_two_processes_train_one_model(tmp_path):
     (tmp_path/'two.py').write_text(SCRIPT)

@@ -32,6 +32,9 @@ def says_why(f):
             print(f'{f.__name__}: {e}', file=sys.stderr)
             raise SystemExit(2) from e
         except KeyboardInterrupt: raise SystemExit(130) from None
+        except BrokenPipeError: # `… | head` has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(141) from None
     return g
 
 # %% ../nbs/17a_cli.ipynb #adaf48eb

@@ -194,3 +194,9 @@ def test_real_tasks(name, k, command, data_dir, small_folder, tmp_path):
     assert code==0, err
     r, = three_files(tmp_path, ['lpt-npg'], 1)
     assert r['task']==name and r['k']==k and r['sizes']['train']==k and r['data']==data_dir.name and r['sizes']['test']>=400, r['sizes']
+
+def test_a_reader_who_has_read_enough_is_no_error():
+    code = 'from idp_tutorial.cli import says_why\n@says_why\ndef f():\n    for i in range(100_000): print(i)\nf()'
+    p = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert p.stdout.readline()=='0\n'
+    p.stdout.close(); assert p.stderr.read()=='' and p.wait()==141

@@ -6,7 +6,7 @@
 __all__ = ['says_why', 'check', 'compare_to', 'idp_compare']
 
 # %% ../nbs/17a_cli.ipynb #a7b1e821
-import os,sys
+import json,os,sys
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -17,7 +17,8 @@ from fastcore.script import call_parse
 # %% ../nbs/17a_cli.ipynb #7c047d29
 from .backbone import load_backbone
 from .batches import collate
-from .experiments import METHODS,build,compare,known
+from .comparison import compare
+from .experiments import METHODS,build,known
 from .results import format_table,plot_scores,results_table
 from .tasks import load_task
 from .training import RunConfig
@@ -61,12 +62,13 @@ def compare_to(methods:list[str], base:RunConfig, seeds:int, tuned:bool, out:Pat
     out = Path(out)
     check(methods, base, seeds, out)
     part = out/'compare.jsonl.part'
-    part.unlink(missing_ok=True)
     try: records = compare(methods, base, seeds, tuned, part, say, head_first)
     except BaseException:
-        if part.exists(): print(f"stopped: the finished runs are in {part}", file=sys.stderr)
+        if part.exists(): print(f"stopped: the finished runs are in {part}; the same command goes on from there", file=sys.stderr)
         raise
-    part.replace(out/'compare.jsonl')
+    done = out/'compare.jsonl.tmp'
+    done.write_text(''.join(json.dumps(r)+'\n' for r in records)); done.replace(out/'compare.jsonl')
+    part.unlink(missing_ok=True)
     table = results_table(records)
     table.to_csv(out/'compare.csv', index=False)
     plot_scores(records).figure.savefig(out/'compare.png', dpi=150, bbox_inches='tight')

@@ -16,11 +16,12 @@ from fastcore.script import call_parse
 # %% ../nbs/18b_depth.ipynb #314ab142
 from .backbone import load_backbone
 from .cli import says_why
-from .experiments import append,head_rate,known
+from .comparison import head_rate,stored
+from .experiments import append,known
 from .information import information_curves
 from .methods import GRID,METHODS
 from .propagation import choose_prompt_layer
-from .sweeps import LATE,sweep_prompt_layer,sweep_records,sweep_table
+from .sweeps import LATE,sweep_prompt_layer,sweep_table
 from .tasks import load_task
 from .training import RunConfig
 
@@ -112,7 +113,7 @@ def idp_sweep(
     for m in names: known(m, METHODS, 'method')
     at,rows = [int(s) for s in layers.split(',')] if layers else None,load_task(task, data, k)
     if head_first: base = replace(base, head_lr=head_rate(base, rows))
-    if not (choice := sweep_records(sweep_file(out, base, 'choice'))):
+    if not (choice := stored(sweep_file(out, base, 'choice'))):
         bb = load_backbone(backbone)
         bb.model.to('cuda' if device=='auto' and torch.cuda.is_available() else 'cpu')
         choice = [choose_prompt_layer(bb, rows, head, t=t, max_len=max_len)]

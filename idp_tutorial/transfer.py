@@ -11,6 +11,7 @@ from dataclasses import asdict,replace
 from pathlib import Path
 import torch
 import torch.nn.functional as F
+from accelerate.utils import set_seed
 from torch import nn,Tensor
 
 # %% ../nbs/19_transfer.ipynb #28cb6e24
@@ -98,7 +99,7 @@ def _train_on(model, task, cfg, lrs): # the log of the best rate, with `lr`
         with torch.no_grad(): [t.copy_(kept[n]) for n,t in state().items()]
     begin,best = copied(),None
     for lr in lrs:
-        put(begin)
+        put(begin); set_seed(cfg.seed) # the same texts and dropout for every rate
         try: log = {**fit(model, task, replace(cfg, lr=lr)), 'lr':lr}
         except FloatingPointError: continue
         if best is None or log['validation']>best['validation']: best,kept = log,copied()
@@ -108,17 +109,19 @@ def _train_on(model, task, cfg, lrs): # the log of the best rate, with `lr`
 
 # %% ../nbs/19_transfer.ipynb #759baaf2
 def transfer(
-    cfg:RunConfig,  # of the first task; the second is trained with the same
+    cfg:RunConfig,  # of the first task; the second is trained with the same. Without `lr` the first task's rate is chosen from `lrs` too
     source:Task,    # with its splits
     target:Task,    # its `train` holds the few samples
     given:dict|None=None, # as for `label_map`
-    lrs=None,       # learning rates to try in few-shot training; None: `cfg.lr`
+    lrs=None,       # learning rates to try in few-shot training; None: the first task's
     shots:bool=True, # few-shot too, and the control
 )->list[dict]: # records of the settings 'zero-shot', 'few-shot' and 'alone'
     "Train on one task, score another (ID-SPAM §3.4); train on with a few samples, and score again (App. C)"
     to,bb = label_map(source, target, given),load_backbone(cfg.backbone)
-    model,lrs = build(cfg, bb, source),lrs or [cfg.lr]
-    log = _train_on(model, source, cfg, [cfg.lr])
+    if not (cfg.lr or lrs): raise ValueError(f"no learning rate for {cfg.method!r}: give RunConfig(lr=…), or rates to try (lrs)")
+    model = build(cfg, bb, source)
+    log = _train_on(model, source, cfg, [cfg.lr] if cfg.lr else lrs)
+    cfg = replace(cfg, lr=log['lr']); lrs = lrs or [cfg.lr]
     more = dict(map=to, majority=majority(target), source_score=headline(source, _test(model, source, cfg))[1])
     few = replace(cfg, task=target.name, start=None)
     def record(setting): return _record(cfg, source, target, setting, _test(model, target, cfg), model, log, more)

@@ -6,16 +6,16 @@
 __all__ = ['TABLE_6', 'TABLE_11', 'transfer_scores', 'published', 'transfer_table', 'idp_transfer']
 
 # %% ../nbs/19c_transfer_runs.ipynb #ba45fe0f
-from dataclasses import asdict,replace
+from dataclasses import replace
 from pathlib import Path
 import pandas as pd
 from fastcore.script import call_parse
 
 # %% ../nbs/19c_transfer_runs.ipynb #cd59f9c1
 from .cli import says_why
-from .experiments import append,known,tune
+from .comparison import made_by,stored
+from .experiments import append,known
 from .methods import GRID,METHODS
-from .sweeps import sweep_records
 from .tasks import load_task
 from .training import RunConfig
 from .transfer import label_map,transfer
@@ -40,28 +40,20 @@ def transfer_scores(
     source,target = tasks or (load_task(base.task, base.data, base.k, base.draw),load_task(target, base.data, shots or 100, base.draw))
     label_map(source, target, given) # before anything is trained
     source,target = [replace(t, splits={**t.splits, 'test':t.splits['test'][:test_rows]}) for t in (source,target)]
-    how,old,records = 'given' if base.lr else 'best of 3 on validation' if tuned else 'default',sweep_records(out),[]
+    how,old,records = 'given' if base.lr else 'best of 3 on validation' if tuned else 'default',stored(out),[]
+    sizes = {t.name: {s: len(v) for s,v in t.splits.items()} for t in (source,target)}
     for m in methods:
-        lr = base.lr or next((r['lr'] for r in old if _made_by(r, base, m, r['seed'], target, shots, how)), None) or (None if tuned else GRID[m][1])
-        for cfg in [replace(base, method=m, seed=s) for s in range(seeds)]:
-            cfg = replace(cfg, lr=lr)
-            found = [r for r in old if _made_by(r, cfg, m, cfg.seed, target, shots, how)]
-            if len(found)<(3 if shots else 1): # none, or an interrupted run
-                if cfg.lr is None: lr = tune(replace(cfg, seed=0), source, GRID[m])
-                cfg,there = replace(cfg, lr=lr),{r['setting'] for r in found}
-                found = [r|dict(shots=shots, lr_selected=how) for r in transfer(cfg, source, target, given, GRID[m] if tuned and not base.lr else None, shots>0)]
-                for r in [r for r in found if r['setting'] not in there]:
+        cfg = replace(base, method=m, lr=base.lr or (None if tuned else GRID[m][1]))
+        def of(seed): return [r for r in old if made_by(r, replace(cfg, seed=seed), how, target=target.name, shots=shots, sizes=sizes)]
+        for seed in range(seeds):
+            if len(found := of(seed))<(3 if shots else 1): # none, or an interrupted run
+                now = replace(cfg, seed=seed, lr=cfg.lr or next((r['lr'] for s in range(seeds) for r in of(s)), None))
+                new = transfer(now, source, target, given, GRID[m] if tuned and not base.lr else None, shots>0)
+                for r in [r|dict(shots=shots, lr_selected=how) for r in new if r['setting'] not in {r['setting'] for r in found}]:
                     if out: append(r, out)
-                    say(f"{m:14} {source.name} → {target.name}  seed {cfg.seed}  {r['setting']:9}  {r['metric']} {r['score']:.1f}")
-            records += found
+                    old.append(r); say(f"{m:14} {source.name} → {target.name}  seed {seed}  {r['setting']:9}  {r['metric']} {r['score']:.1f}")
+            records += of(seed)
     return records
-
-def _made_by(r, cfg, method, seed, target, shots, how):
-    "Is `r` a record of this config? A rate that was chosen may be any"
-    want = {**asdict(replace(cfg, method=method, seed=seed)), 'data':cfg.data and Path(cfg.data).name, 'target':target.name, 'shots':shots, 'lr_selected':how}
-    want['sizes'] = {**r['sizes'], target.name:{s: len(v) for s,v in target.splits.items()}}
-    for k in ('lr','device','cache_dir','glove','start'): want.pop(k)
-    return (how!='given' or r['lr']==cfg.lr) and all(r.get(k)==v for k,v in want.items())
 
 # %% ../nbs/19c_transfer_runs.ipynb #8d4ddc34
 TABLE_6 = { # ID-SPAM, RoBERTa-large, mean of three runs: QQP→MRPC, MRPC→QQP, SST-2→IMDB, IMDB→SST-2

@@ -4,7 +4,8 @@ import torch.nn.functional as F
 from idp_tutorial.batches import collate, encode
 from idp_tutorial.caches import with_caches
 from idp_tutorial.efl import DESCRIPTIONS, EntailmentModel, describe, join, tails
-from idp_tutorial.experiments import build, compare
+from idp_tutorial.comparison import compare
+from idp_tutorial.experiments import build
 from idp_tutorial.injection import run_layers
 from idp_tutorial.model import PromptedModel, count_parameters
 from idp_tutorial.prompts import SoftPrompt, prompt_plan

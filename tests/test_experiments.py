@@ -1,8 +1,10 @@
 "One run and its record, the choice of a learning rate, and a comparison: what is in a record, what repeats, and who may look at the test split."
 import json
+from dataclasses import asdict
 import pytest, torch
-from idp_tutorial import experiments
-from idp_tutorial.experiments import GRID, METHODS, compare, run, tune
+from idp_tutorial import comparison, experiments
+from idp_tutorial.comparison import compare, tune
+from idp_tutorial.experiments import GRID, METHODS, run
 from idp_tutorial.results import read_records, results_table
 from idp_tutorial.training import fit
 from small import backbone, config, small_task
@@ -63,31 +65,65 @@ def test_tuning_never_looks_at_the_test_split(cfg, no_test_split):
     tune(cfg(method='lpt'), task, GRID['lpt']); assert not looks
     run(cfg(method='lpt'), task); assert looks # it would have told
 
-def test_tune_takes_the_best_on_validation(cfg, task, monkeypatch):
-    scores = {1e-3:50., 1e-2:60., 1e-1:60., 1.:'diverges'}; asked = []
-    def fake(c, t, test=True):
-        asked.append((c.lr, test))
-        if scores[c.lr]=='diverges': raise FloatingPointError('no number')
-        return dict(validation=scores[c.lr])
-    monkeypatch.setattr(experiments, 'run', fake)
-    assert tune(cfg(), task, [*scores])==1e-2 and asked==[(lr, False) for lr in scores]
+@pytest.fixture
+def fakes(monkeypatch):
+    "Runs that take no time: `fakes(validation)` gives the list of (method, rate, head's rate, seed) that are trained, and that of those whose test split is scored"
+    def make(validation):
+        trained,tested = [],[]
+        def train(c, task):
+            trained.append((c.method, c.lr, c.head_lr, c.seed))
+            if (v := validation(c))=='diverges': raise FloatingPointError('no number')
+            return c,dict(validation=v)
+        def record(c, log, task, cfg, test=True):
+            if test: tested.append((c.method, c.lr, c.seed))
+            return {**asdict(c), 'data':None, 'metric':'accuracy', 'score':100.-c.lr if test else None, 'validation':log['validation'], 'sizes':{s: len(r) for s,r in task.splits.items()}}
+        for m in (comparison,experiments): monkeypatch.setattr(m, 'trained', train); monkeypatch.setattr(m, 'record_of', record)
+        return trained,tested
+    return make
 
-def test_every_method_is_tuned_alike(cfg, monkeypatch):
-    runs = []
-    def fake(c, task, out=None, test=True):
-        runs.append((c.method, c.lr, c.seed, test))
-        return dict(method=c.method, lr=c.lr, seed=c.seed, metric='accuracy', score=100.-c.lr, validation=float(c.lr==GRID[c.method][2])) # the test split prefers another rate
-    monkeypatch.setattr(experiments, 'run', fake)
+def test_tune_takes_the_best_on_validation(cfg, task, fakes):
+    scores = {1e-3:50., 1e-2:60., 1e-1:60., 1.:'diverges'}
+    trained,tested = fakes(lambda c: scores[c.lr])
+    assert tune(cfg(), task, [*scores])['lr']==1e-2 and [r[1] for r in trained]==[*scores] and not tested
+    assert tune(cfg(), task, [*scores], test=True)['score']==100-1e-2 and [r[1] for r in tested]==[1e-2] # nobody else sees the test split
+    with pytest.raises(FloatingPointError, match=r"'lpt-npg' diverged on 'sentiment' with every rate of \[1.0\]"): tune(cfg(), task, [1.])
+
+def test_the_record_of_tuning_is_the_record_of_the_run(cfg, task):
+    assert timeless(tune(cfg(), task, (1e-2,1e-2), test=True))==timeless(run(cfg(lr=1e-2), task))
+
+def test_every_method_is_tuned_alike(cfg, fakes):
+    trained,tested = fakes(lambda c: float(c.lr==GRID[c.method][2])) # the test split prefers another rate
     records = compare([*METHODS], cfg(lr=None), seeds=2, tuned=True, say=lambda s: None)
-    for m in METHODS:
-        mine = [r[1:] for r in runs if r[0]==m]
-        assert mine==[*[(lr, 0, True) for lr in GRID[m]], (GRID[m][2], 1, True)] # seed 0 of the best rate is not trained twice
+    for m in METHODS: assert [(r[1],r[3]) for r in trained if r[0]==m]==[*[(lr, 0) for lr in GRID[m]], (GRID[m][2], 1)] # seed 0 of the best rate is not trained twice
+    assert tested==[(m, GRID[m][2], s) for m in METHODS for s in (0,1)]
     assert [(r['method'],r['lr'],r['seed']) for r in records]==[(m, GRID[m][2], s) for m in METHODS for s in (0,1)]
     assert len(records)==2*len(METHODS) and all('best of 3 on validation' in r['lr_selected'] for r in records)
-    runs.clear(); given = compare(['lpt'], cfg(lr=.5), seeds=1, tuned=True, say=lambda s: None)
-    assert runs==[('lpt', .5, 0, True)] and given[0]['lr_selected']=='given'
-    runs.clear(); given = compare(['lpt'], cfg(lr=None), seeds=1, tuned=False, say=lambda s: None)
-    assert runs==[('lpt', GRID['lpt'][1], 0, True)] and given[0]['lr_selected']=='default'
+    trained.clear(); given = compare(['lpt'], cfg(lr=.5), seeds=1, tuned=True, say=lambda s: None)
+    assert trained==[('lpt', .5, None, 0)] and given[0]['lr_selected']=='given'
+    trained.clear(); given = compare(['lpt'], cfg(lr=None), seeds=1, tuned=False, say=lambda s: None)
+    assert trained==[('lpt', GRID['lpt'][1], None, 0)] and given[0]['lr_selected']=='default'
+
+@pytest.mark.parametrize('tuned', [False,True])
+@pytest.mark.parametrize('half', [False,True])
+def test_a_killed_comparison_goes_on(cfg, fakes, tmp_path, tuned, half):
+    out,base = tmp_path/'a'/'r.jsonl',cfg(lr=None)
+    def go(seeds=2, base=base, **kw): return compare(['lpt','lpt-npg'], base, seeds, tuned, out, lambda s: None, **kw)
+    fakes(lambda c: c.lr); whole = go(); lines = out.read_text().splitlines()
+    out.write_text('\n'.join(lines[:2])+'\n'+(lines[2][:-20] if half else ''))
+    trained,_ = fakes(lambda c: c.lr); again = go()
+    assert [(r['method'],r['seed'],r['lr']) for r in again]==[(r['method'],r['seed'],r['lr']) for r in whole]
+    assert len(trained)==(4 if tuned else 2) and {r[0] for r in trained}=={'lpt-npg'} # the rate of the other is in the file
+    assert len(out.read_text().splitlines())==4
+    trained,_ = fakes(lambda c: c.lr); go(); assert not trained
+    assert len(go(3))==6 and [r[3] for r in trained]==[2,2] # one more seed only, at the same rate
+    for other in (dict(steps=4), dict(t=3), dict(weight_decay=.5), dict(standardise=True)):
+        trained,_ = fakes(lambda c: c.lr); go(base=cfg(**{'lr':None, **other})); assert trained # another config is another run
+
+def test_other_data_of_the_same_name_are_another_task(cfg, fakes, tmp_path, monkeypatch):
+    out = tmp_path/'r.jsonl'
+    def go(n): monkeypatch.setattr(comparison, 'load_task', lambda *a: small_task(train=n)); return compare(['lpt'], cfg(), 1, False, out, lambda s: None)
+    trained,_ = fakes(lambda c: 1.); go(64); go(64); assert len(trained)==1
+    go(32); assert len(trained)==2
 
 @pytest.mark.parametrize('kw,words', [(dict(method='lpt-ngp'), ["unknown method 'lpt-ngp'","did you mean 'lpt-npg'?",'Known: head-only']),
     (dict(head='verbalisr'), ["unknown head 'verbalisr'","'verbalizer'"]), (dict(task='sentimnt'), ["unknown task 'sentimnt'","'sentiment'"]),
@@ -104,17 +140,16 @@ def test_numbers_that_make_no_run(kw, words):
     with pytest.raises(ValueError) as e: config(**kw)
     assert all(w in str(e.value) for w in words), str(e.value)
 
-def test_the_bare_head_chooses_its_rate_first(cfg, monkeypatch):
-    runs = []
-    def fake(c, task, out=None, test=True):
-        runs.append((c.method, c.lr, c.head_lr))
-        return dict(method=c.method, lr=c.lr, head_lr=c.head_lr, seed=c.seed, metric='accuracy', score=50., validation=-abs(c.lr-(.1 if c.method=='head-only' else .005)))
-    monkeypatch.setattr(experiments, 'run', fake)
-    records = compare(['head-only','lpt-npg'], cfg(lr=None), seeds=1, head_first=True, say=lambda s: None)
-    assert runs==[('head-only', lr, None) for lr in GRID['head-only']]*2+[('lpt-npg', lr, .1) for lr in GRID['lpt-npg']]
-    assert [(r['lr'],r['head_lr']) for r in records]==[(.1,None),(.005,.1)]
-    runs.clear(); compare(['lpt-npg'], cfg(lr=None, head='verbalizer'), seeds=1, head_first=True, say=lambda s: None)
-    assert {r[2] for r in runs}=={None} and {r[0] for r in runs}=={'lpt-npg'} # a verbalizer has no head to train
+def test_the_bare_head_chooses_its_rate_first(cfg, fakes):
+    trained,_ = fakes(lambda c: -abs(c.lr-(.1 if c.method=='head-only' else .005)))
+    head = [('head-only', lr, None, 0) for lr in GRID['head-only']]; npg = [('lpt-npg', lr, .1, 0) for lr in GRID['lpt-npg']]
+    records = compare(['lpt-npg','head-only'], cfg(lr=None), seeds=1, head_first=True, say=lambda s: None)
+    assert trained==head+npg and [(r['lr'],r['head_lr']) for r in records]==[(.005,.1),(.1,None)] # the head's own row is its choice
+    trained.clear(); compare(['lpt-npg'], cfg(lr=None), seeds=1, head_first=True, say=lambda s: None); assert trained==head+npg
+    trained.clear(); compare(['lpt-npg','head-only'], cfg(lr=None), seeds=1, tuned=False, head_first=True, say=lambda s: None)
+    assert trained==head+[('lpt-npg', GRID['lpt-npg'][1], .1, 0),('head-only', GRID['head-only'][1], None, 0)]
+    trained.clear(); compare(['lpt-npg'], cfg(lr=None, head='verbalizer'), seeds=1, head_first=True, say=lambda s: None)
+    assert {r[2] for r in trained}=={None} and {r[0] for r in trained}=={'lpt-npg'} # a verbalizer has no head to train
 
 def test_the_heads_rate_is_its_own(cfg, task):
     def moved(**kw):

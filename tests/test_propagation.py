@@ -1,10 +1,10 @@
 "What chooses and judges a prompt layer: gradients, information, the choice, sweeps that go on where they stopped, and what is read from their records."
 import json, math, subprocess, sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 import pytest, torch
 import torch.nn.functional as F
-from idp_tutorial import depth, information, sweeps
+from idp_tutorial import comparison, depth, experiments, information, sweeps
 from idp_tutorial.depth import idp_sweep, regret, sweep_file, sweep_shape, tradeoff_table
 from idp_tutorial.information import StateProbe, information_curves, mutual_information, plot_information, probe_layers, states_at
 from idp_tutorial.injection import Step, run_layers
@@ -215,19 +215,15 @@ def test_choice_is_between_the_two_forces(monkeypatch):
 def pretend(monkeypatch, crash_after=None):
     "Runs that take no time; returns the configs that were run"
     ran = []
-    def run(cfg, task=None, out=None, test=True):
+    def train(cfg, task):
         if crash_after is not None and len(ran)>=crash_after: raise KeyboardInterrupt
-        ran.append((cfg.method, cfg.layer, cfg.seed, cfg.lr, test))
-        from dataclasses import asdict
-        score = 70+10*(cfg.lr or 0)+(cfg.layer or 0)
-        return {**asdict(cfg), 'data':cfg.data and cfg.data.split('/')[-1], 'metric':'accuracy', 'score':score, 'validation':score, 'params':dict(prompt=4, head=2, backbone=0), 'history':[[1,50.],[2,score]],
-            'ms_per_step':10.-(cfg.layer or 0), 'peak_memory_mb':5., 'steps':cfg.steps}
-    monkeypatch.setattr(sweeps, 'run', run)
-    def tune(cfg, task, lrs, test=False, records=None):
-        got = {lr: run(replace(cfg, lr=lr), test=test) for lr in lrs}
-        if records is not None: records.update(got)
-        return max(got, key=lambda lr: got[lr]['validation'])
-    monkeypatch.setattr(sweeps, 'tune', tune)
+        ran.append((cfg.method, cfg.layer, cfg.seed, cfg.lr))
+        return cfg,dict(validation=70+10*(cfg.lr or 0)+(cfg.layer or 0))
+    def record(c, log, task, cfg, test=True):
+        score = log['validation']
+        return {**asdict(c), 'data':c.data and c.data.split('/')[-1], 'metric':'accuracy', 'score':score, 'validation':score, 'params':dict(prompt=4, head=2, backbone=0), 'history':[[1,50.],[2,score]],
+            'ms_per_step':10.-(c.layer or 0), 'peak_memory_mb':5., 'steps':c.steps, 'sizes':{s: len(r) for s,r in task.splits.items()}}
+    for m in (comparison,experiments): monkeypatch.setattr(m, 'trained', train); monkeypatch.setattr(m, 'record_of', record)
     return ran
 
 BASE,TASK = RunConfig(task='sentiment', steps=3, device='cpu'),small_task()
@@ -247,9 +243,9 @@ def test_all_layers_by_default(monkeypatch):
 def test_rates_are_tuned_at_every_layer(monkeypatch):
     ran = pretend(monkeypatch); records = swept(tuned=True)
     grid = sweeps.GRID['lpt']
-    assert [r[1:] for r in ran]==[x for k in (0,2) for x in [*[(k,0,lr,True) for lr in grid], (k,1,grid[2],True)]] # seed 0 of the best rate is not trained twice
+    assert [r[1:] for r in ran]==[x for k in (0,2) for x in [*[(k,0,lr) for lr in grid], (k,1,grid[2])]] # seed 0 of the best rate is not trained twice
     assert [(r['layer'],r['seed'],r['lr']) for r in records]==[(k,s,grid[2]) for k in (0,2) for s in (0,1)]
-    assert all('at this layer' in r['lr_selected'] for r in records)
+    assert {r['lr_selected'] for r in records}=={'best of 3 on validation, seed 0'}
 
 def test_given_rate(monkeypatch):
     ran = pretend(monkeypatch); records = swept(base=replace(BASE, lr=.5), tuned=True)

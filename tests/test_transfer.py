@@ -141,13 +141,16 @@ def test_an_interrupted_unit_is_made_again(runs):
     file.write_text(whole[0]+'\n'); assert [r['setting'] for r in go(('head-only',), 1)]==['zero-shot','few-shot','alone'] and len(said)==2
 
 def test_rates_are_chosen_on_validation(runs, monkeypatch):
-    go,_,_ = runs; asked = []
-    def choose(cfg, task, lrs): asked.append((cfg.seed, task.name, tuple(lrs))); return lrs[2]
-    monkeypatch.setattr(R, 'tune', choose)
+    go,_,_ = runs; fitted,fit = [],T.fit
+    def watched(model, task, cfg): fitted.append((cfg.seed, task.name, cfg.lr)); return {**fit(model, task, cfg), 'validation':float(cfg.lr==R.GRID['head-only'][2])}
+    monkeypatch.setattr(T, 'fit', watched); grid = R.GRID['head-only']
     out = go(('head-only',), cfg=dict(lr=None), tuned=True)
-    assert asked==[(0,'sentiment',R.GRID['head-only'])] and {r['lr'] for r in out}=={R.GRID['head-only'][2]} and {r['lr_selected'] for r in out}=={'best of 3 on validation'}
-    assert all(r['stage_lr'] in R.GRID['head-only'] for r in out); asked.clear(); go(('head-only',), 3, cfg=dict(lr=None), tuned=True); assert not asked # the rate is in the file
-    assert {r['lr'] for r in go(('head-only',), cfg=dict(lr=None))}=={R.GRID['head-only'][1]}
+    def stages(seed, first): return [(seed,'sentiment',lr) for lr in first]+2*[(seed,'flipped',lr) for lr in grid]
+    assert fitted==stages(0, grid)+stages(1, grid[2:]) # the model that chose is the one that is scored
+    assert {r['lr'] for r in out}=={r['stage_lr'] for r in out}=={grid[2]} and {r['lr_selected'] for r in out}=={'best of 3 on validation'}
+    fitted.clear(); go(('head-only',), 3, cfg=dict(lr=None), tuned=True); assert fitted==stages(2, grid[2:]) # the rate is in the file
+    assert {r['lr'] for r in go(('head-only',), cfg=dict(lr=None))}=={grid[1]}
+    with pytest.raises(ValueError, match='no learning rate'): T.transfer(config(lr=None), small_task(), small_task())
 
 def test_table(runs):
     go,_,_ = runs; records = go(); t = R.transfer_table(records)

@@ -34,7 +34,7 @@ def train(
     task,folder = task or load_task(cfg.task, cfg.data, cfg.k, cfg.draw),Path(folder)
     model = build(cfg, load_backbone(cfg.backbone), task)
     log = fit(model, task, cfg, save=None if save_every==0 else folder, save_every=save_every)
-    record = record_of(model, task, cfg, log)
+    record = record_of(model, log, task, cfg)
     save_pretrained(model, folder, task, cfg)
     if PartialState().is_main_process: _place(folder/'record.jsonl', (json.dumps(record)+'\n').encode())
     return record

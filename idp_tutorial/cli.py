@@ -90,6 +90,7 @@ def idp_compare(
     t:int=10,               # prompt length
     layer:int=None,         # layers before a late prompt (default: half of them)
     head:str='classification', # 'classification' or 'verbalizer'
+    readout:str='mean',     # what the classification head reads, and IDPG as M(x): 'mean' over the words, or 'cls' (the papers)
     lr:float=None,          # one learning rate for all methods (default: each method's own)
     tune:bool=False,        # choose each method's rate from three, on the validation split
     head_first:bool=False,  # let the bare head choose its rate from three, and train every method's head at it
@@ -103,7 +104,7 @@ def idp_compare(
 ):
     "Train methods on one task and print a table: score ± std over seeds, trained parameters, time and memory"
     matplotlib.use('Agg')
-    base = RunConfig(task=task, backbone=backbone, data=data, k=k, steps=steps, batch_size=batch_size, max_len=max_len, t=t, layer=layer, head=head, lr=lr,
+    base = RunConfig(task=task, backbone=backbone, data=data, k=k, steps=steps, batch_size=batch_size, max_len=max_len, t=t, layer=layer, head=head, readout=readout, lr=lr,
         device=device, precision=precision, cache=cache, standardise=standardise, glove=glove, eval_every=max(1, steps//max(1, looks)))
     chosen = [m for m in METHODS if m!='efl' or head!='verbalizer'] if methods=='all' else list(dict.fromkeys(m.strip() for m in methods.split(',')))
     table = compare_to(chosen, base, seeds, tune, Path(out), lambda s: print(s, file=sys.stderr, flush=True), head_first)

@@ -7,7 +7,8 @@ __all__ = ['PUNCTUATION', 'words_of', 'text_of', 'find_glove', 'read_glove', 'Gl
            'vocabulary', 'load_glove']
 
 # %% ../nbs/07a_glove.ipynb #400077cb
-import hashlib,string
+import hashlib,json,string
+from functools import lru_cache
 from pathlib import Path
 import numpy as np, torch
 from torch import nn,Tensor
@@ -87,6 +88,12 @@ class GloveEncoder(nn.Module):
         super().__init__()
         self.index,self.vectors,self.tokenizer,self.noise,self.d = index,vectors,tokenizer,noise,vectors.shape[1]
 
+    def digest(self)->str: # 16 hex digits
+        "A name that changes with any word or number"
+        h = hashlib.blake2b(json.dumps(self.index).encode(), digest_size=8)
+        h.update(np.ascontiguousarray(self.vectors))
+        return h.hexdigest()
+
     def vector(self, text:str)->np.ndarray: # `[d']`
         "The vector of a text"
         rows = [self.index[w] for w in words_of(text) if w in self.index]
@@ -125,11 +132,17 @@ def vocabulary(task, tokenizer, max_len:int=10_000, template:str|None=None)->set
     rows = [r for split in task.splits.values() for r in split]
     return {w for e in task.encode(rows, tokenizer, max_len, template) for w in words_of(text_of(e['ids'], tokenizer))}
 
+@lru_cache(1)
+def _last_read(path, time, size, words): return read_glove(path, words)
+
 def load_glove(
     where:Path|str|None, # file or folder of vectors; None: those of the bundled backbone
     tokenizer,           # of the backbone that reads the text
     words=None,          # a set of words, to keep memory small; see `vocabulary`
     noise:float=0.,      # as for `GloveEncoder`
 )->GloveEncoder:
-    "An encoder from a file, or from what is bundled"
-    return GloveEncoder(*(word_vectors(load_backbone('tiny')) if where is None else read_glove(where, words)), tokenizer, noise)
+    "An encoder from a file, which is read once, or from what is bundled"
+    if where is None: return GloveEncoder(*word_vectors(load_backbone('tiny')), tokenizer, noise)
+    file = find_glove(where).resolve()
+    now = file.stat()
+    return GloveEncoder(*_last_read(file, now.st_mtime_ns, now.st_size, None if words is None else frozenset(words)), tokenizer, noise)

@@ -64,15 +64,16 @@ class PromptGenerator(nn.Module):
         kind:str='phm', # 'phm', or 'dnn' for plain layers
         n:int=16,       # Kronecker terms of the PHM layers
         shared_A:bool=False, # one rule `A` for both PHM layers, as the paper counts; the authors' code has two
+        rank:int|None=None,  # of the PHM layers' factors, an option of the authors' code (with a shared rule) that the paper never uses; None: full
         tables:int=1,   # b₂ tables: one, or one a layer of the backbone
         residual:str|None=None, # add z to every vector: 'paper' (§A.5.1) or 'code', which differ
         layer_norm:bool=False,  # LayerNorm on every vector (§A.5.1)
         dropout:float=.1,       # after GELU
     ):
         super().__init__()
-        _check(d_in, d, t, m, kind, residual)
+        _check(d_in, d, t, m, kind, residual, shared_A, rank)
         A = nn.Parameter(.05*torch.randn(n, n, n)) if shared_A and kind=='phm' else None
-        def layer(i, o, bias): return PHMLinear(i, o, n, A, bias=bias) if kind=='phm' else _linear(i, o, bias)
+        def layer(i, o, bias): return PHMLinear(i, o, n, A, rank, bias, std=.05 if rank is None else .05**.5) if kind=='phm' else _linear(i, o, bias)
         self.d_in,self.t,self.residual = d_in,t,residual
         self.down,self.up,self.dropout = layer(d_in, m, True),layer(m, t*d, False),nn.Dropout(dropout)
         self.b2 = nn.Parameter((0. if kind=='dnn' and tables==1 else .02)*torch.randn(tables, t*d))
@@ -96,9 +97,10 @@ def _linear(d_in, d_out, bias):
     if bias: nn.init.zeros_(layer.bias)
     return layer
 
-def _check(d_in, d, t, m, kind, residual):
+def _check(d_in, d, t, m, kind, residual, shared_A, rank):
     if t<1 or m<1: raise ValueError(f"generator with t={t}, m={m}: prompt length and bottleneck must be at least 1")
     if kind not in ('phm','dnn'): raise ValueError(f"unknown generator {kind!r}: use 'phm' or 'dnn'")
+    if kind=='dnn' and (shared_A or rank is not None): raise ValueError(f"a generator of plain layers with shared_A={shared_A}, rank={rank}: these are of PHM layers; use kind='phm', or leave them out")
     if residual not in (None,'paper','code'): raise ValueError(f"unknown residual {residual!r}: use None, 'paper' or 'code'")
     if residual and d_in!=d: raise ValueError(f"residual={residual!r} adds the sentence vector to each prompt vector, but they have {d_in} and {d} numbers: use residual=None")
 

@@ -34,7 +34,7 @@ def multilayer_plan(
 )->dict: # a plan
     "M-IDPG: a generated prompt in every layer (IDPG §3.2.2)"
     L,d,d_in = bb.n_layers,bb.d*(2 if inject=='kv' else 1),d_in or bb.d
-    _check(share, reads, inject, d_in, bb.d)
+    _check(share, reads, inject, position, d_in, bb.d)
     def make(tables): return PromptGenerator(d_in, d, t, m, tables=tables, dropout=dropout, **generator)
     gens = [make(1) for _ in range(L)] if share=='L' else [make(L if share=='M' else 1)]*L
     z = SentenceVector(encoder, dropout, d_in*standardise)
@@ -42,8 +42,9 @@ def multilayer_plan(
     if inject=='kv': return {k: Step('kv', s) for k,s in enumerate(sources)}
     return prompt_plan(bb, sources[0], position) | {k: Step(inject, sources[k], lambda ctx: ctx.prompt[0]) for k in range(1, L)}
 
-def _check(share, reads, inject, d_in, d):
+def _check(share, reads, inject, position, d_in, d):
     if share not in ('S','M','L'): raise ValueError(f"unknown share {share!r}: use 'S' (everything), 'M' (all but b₂) or 'L' (nothing)")
     if reads not in ('previous','layer0'): raise ValueError(f"unknown reads {reads!r}: use 'previous' or 'layer0'")
     if inject not in ('add','replace','insert','kv'): raise ValueError(f"unknown inject {inject!r}: use 'add', 'replace', 'insert' or 'kv'")
+    if inject=='kv' and position: raise ValueError(f"position {position} with inject='kv': keys and values have no place among the words; leave position out")
     if reads=='previous' and d_in!=d: raise ValueError(f"the encoder gives {d_in} numbers and the previous layer {d}, and one generator reads both: use reads='layer0', as M-IDPG-PHM-GloVe does")

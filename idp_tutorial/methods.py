@@ -61,7 +61,7 @@ def m_idpg(kind:str): # 'dnn' or 'phm'
     return plan
 
 def m_idpg_glove(bb:Backbone, cfg:RunConfig):
-    "M-IDPG-PHM-GloVe: every layer's generator reads the mean word vector (IDPG Eq. 5)"
+    "M-IDPG-PHM-GloVe: every layer's generator reads the mean word vector (IDPG Eq. 5); a process reads its file once and keeps it (glove.6B.300d.txt: half a minute, 0.5 GB)"
     m,glove = _m(cfg, 16),load_glove(cfg.glove, bb.tokenizer)
     return multilayer_plan(bb, cfg.t, m, reads='layer0', position=cfg.position, encoder=glove, d_in=glove.d, dropout=cfg.prompt_dropout, standardise=cfg.standardise, kind='phm', n=math.gcd(4, bb.d, glove.d, m))
 

@@ -51,6 +51,7 @@ class PHMLinear(nn.Module):
         bias:bool=True,
         path:str='auto',          # 'factored', 'materialised', or the cheaper one ('auto')
         init:str='idpg',          # 'idpg' or 'compacter'
+        std:float=.05,            # of the factors' start with 'idpg'; the authors' low-rank generator has √.05 = .2236, so that `sᵢtᵢ` starts at .05; their Compacter has .05
     ):
         super().__init__()
         _check(d_in, d_out, n, A, rank, path, init)
@@ -59,14 +60,14 @@ class PHMLinear(nn.Module):
         if rank is None: self.B = nn.Parameter(torch.empty(n, d_in//n, d_out//n))
         else: self.s,self.t = nn.Parameter(torch.empty(n, d_in//n, rank)),nn.Parameter(torch.empty(n, rank, d_out//n))
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
-        self._init(init, own=A is None)
+        self._init(init, std, own=A is None)
 
     @torch.no_grad()
-    def _init(self, init, own):
-        "IDPG's code: all N(0, 0.05²), but its second bias N(0, 0.02²). Compacter's: rule N(0, 0.0001²), factors Glorot-uniform with gain √2, bias 0"
+    def _init(self, init, std, own):
+        "IDPG's code: all N(0, 0.05²), but its second bias N(0, 0.02²), and a low-rank generator's factors N(0, 0.05). Compacter's: rule N(0, 0.0001²), factors Glorot-uniform with gain √2, bias 0"
         if own: self.A.normal_(std=.05 if init=='idpg' else 1e-4)
         for w in [self.B] if self.rank is None else [self.s, self.t]:
-            w.normal_(std=.05) if init=='idpg' else [nn.init.xavier_uniform_(x, math.sqrt(2)) for x in w]
+            w.normal_(std=std) if init=='idpg' else [nn.init.xavier_uniform_(x, math.sqrt(2)) for x in w]
         if self.bias is not None and init=='idpg': self.bias.normal_(std=.05)
 
     @property

@@ -17,6 +17,7 @@ from safetensors.torch import load,save
 from .backbone import Backbone,load_backbone
 from .caches import fingerprint
 from .experiments import build
+from .glove import GloveEncoder
 from .model import PromptedModel
 from .tasks import Task
 from .training import RunConfig,answers,learnt
@@ -31,6 +32,9 @@ def _untouched(model, cfg)->str: # fingerprint of the backbone as it was before 
     other = any(n.startswith('lm.') for n in model.trained()) or any(hasattr(p, 'full_tensor') for p in model.parameters()) # fine-tuning, LoRA …; FSDP
     return fingerprint(load_backbone(cfg.backbone) if other else model.backbone)
 
+def _word_vectors(model)->str|None: # their digest; None: it reads none
+    return next((m.digest() for m in model.modules() if isinstance(m, GloveEncoder)), None)
+
 def _whole(t): return (t.full_tensor() if hasattr(t, 'full_tensor') else t).detach().cpu().contiguous() # FSDP: from all processes
 
 def save_pretrained(
@@ -43,7 +47,8 @@ def save_pretrained(
     folder,data = Path(folder),save({n: _whole(t) for n,t in learnt(model).items()})
     if not PartialState().is_main_process: return
     folder.mkdir(parents=True, exist_ok=True)
-    about = dict(cfg={**asdict(cfg), 'data':None, 'start':None, 'cache_dir':None}, task=asdict(replace(task, splits={})), fingerprint=_untouched(model, cfg), sha256=hashlib.sha256(data).hexdigest())
+    about = dict(cfg={**asdict(cfg), 'data':None, 'start':None, 'cache_dir':None, 'glove':cfg.glove and Path(cfg.glove).name}, task=asdict(replace(task, splits={})),
+        fingerprint=_untouched(model, cfg), glove=_word_vectors(model), sha256=hashlib.sha256(data).hexdigest())
     _place(folder/'prompts.safetensors', data)
     _place(folder/'prompts.json', json.dumps(about, indent=1).encode())
 
@@ -58,13 +63,17 @@ def _read(folder:Path): # what it is about, and the tensors
 def from_pretrained(
     folder:Path|str,
     bb:Backbone|None=None, # the one it was trained on, freshly loaded; None: loaded by its name
+    glove:Path|str|None=None, # the file or folder of GloVe vectors, where it was trained with one
 )->tuple[PromptedModel,Task,RunConfig]:
     "Read what `save_pretrained` wrote; the model is in eval mode"
     about,old = _read(Path(folder))
     cfg,task = RunConfig(**about['cfg']),Task(**{k: tuple(v) if isinstance(v, list) else v for k,v in about['task'].items()})
     bb = load_backbone(cfg.backbone) if bb is None else bb
     if about['fingerprint']!=fingerprint(bb): raise ValueError(f"the prompts of {folder} belong to another backbone ({cfg.backbone!r}, not these weights of {bb.name!r}): load the one they were trained on")
+    if glove is not None: cfg = replace(cfg, glove=str(glove))
+    elif cfg.glove and about.get('glove'): raise ValueError(f"the prompts of {folder} were trained with the word vectors of a file, {cfg.glove!r}, which is not saved with them: give it (glove=…; idp_predict: --glove)")
     model = build(cfg, bb, task)
+    if _word_vectors(model)!=about.get('glove'): raise ValueError(f"the prompts of {folder} belong to other word vectors than those of {glove or 'the bundled backbone'}: give the file they were trained with (glove=…; idp_predict: --glove)")
     now = learnt(model)
     if {n: t.shape for n,t in now.items()}!={n: t.shape for n,t in old.items()}: raise ValueError(f"the tensors of {folder} are not those that its config builds: it is of another version; train it again")
     with torch.no_grad(): [t.copy_(old[n]) for n,t in now.items()]

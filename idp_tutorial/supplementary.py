@@ -17,8 +17,9 @@ from transformers.utils import logging as hf_logging
 # %% ../nbs/08a_supplementary.ipynb #b46809e8
 from .backbone import load_backbone
 from .model import PromptedModel
+from .resume import digest
 from .tasks import Task
-from .training import RunConfig,fit
+from .training import RunConfig,fit,learnt
 
 # %% ../nbs/08a_supplementary.ipynb #f8cb02c3
 def swapped(
@@ -38,13 +39,14 @@ def supplement(
     epochs:float=10,
     batch_size:int=32,
     weight_decay:float=.1,
+    warmup:float=0.,   # share of the steps (Table 4 has a linear decay alone)
     swap:bool=True,    # double the data by swapping the sentences
 )->dict: # `folder`, steps, validation score of the intermediate task
     "Tune backbone and prompts on an intermediate task, and save both (IDPG §A.4)"
     rows = swapped(task.splits['train']) if swap else task.splits['train']
     steps = max(1, round(epochs*math.ceil(len(rows)/batch_size)))
-    cfg = replace(cfg, task=task.name, lr=lr, steps=steps, batch_size=batch_size, weight_decay=weight_decay, cache='none', start=None)
-    made = json.loads(json.dumps(dict(config=asdict(cfg), swap=swap, rows=[len(r) for r in task.splits.values()])))
+    cfg = replace(cfg, task=task.name, lr=lr, steps=steps, batch_size=batch_size, weight_decay=weight_decay, warmup=warmup, cache='none', start=None)
+    made = json.loads(json.dumps(dict(config=asdict(cfg), swap=swap, rows=[len(r) for r in task.splits.values()], digest=digest(json.dumps(s).encode() for s in task.splits.items()))))
     folder = Path(folder)
     if folder.exists(): return _found(folder, made)
     bb = load_backbone(cfg.backbone)
@@ -61,8 +63,10 @@ def _found(folder, made):
     "A folder of an earlier stage 1, if it is the same"
     then = json.loads((folder/'supplementary.json').read_text()) if (folder/'supplementary.json').is_file() else None
     if then is None: raise ValueError(f"{folder} is there, and is no folder of supplementary training: give another one")
-    wrong = [k for k in made['config'] if then['config'].get(k)!=made['config'][k]] + [k for k in ('swap','rows') if then[k]!=made[k]]
-    if wrong: raise ValueError(f"{folder} was made with another {wrong[0]} ({then['config'].get(wrong[0], then.get(wrong[0]))!r}): give another folder, or delete this one")
+    wrong = [k for k in made['config'] if then['config'].get(k)!=made['config'][k]] + [k for k in ('swap','rows','digest') if then.get(k)!=made[k]]
+    if wrong:
+        what = 'other rows, as many as these' if wrong[0]=='digest' else f"another {wrong[0]} ({then['config'].get(wrong[0], then.get(wrong[0]))!r})"
+        raise ValueError(f"{folder} was made with {what}: give another folder, or delete this one")
     return {**then, 'folder':str(folder)}
 
 def _save(model, folder, made):
@@ -73,7 +77,7 @@ def _save(model, folder, made):
     hf_logging.disable_progress_bar()
     try:
         model.lm.save_pretrained(tmp); model.backbone.tokenizer.save_pretrained(tmp)
-        save_file({n: p.detach().cpu().contiguous() for n,p in model.trained().items() if not n.startswith('lm.')}, tmp/'prompts.safetensors')
+        save_file({n: p.detach().cpu().contiguous() for n,p in learnt(model).items() if not n.startswith('lm.')}, tmp/'prompts.safetensors')
         (tmp/'supplementary.json').write_text(json.dumps(made))
         tmp.chmod(0o755); tmp.rename(folder)
     finally:
@@ -89,7 +93,7 @@ def carry(
     "Begin with the prompts of an earlier stage"
     file = Path(folder)/'prompts.safetensors'
     if not file.is_file(): raise FileNotFoundError(f"no prompts at {folder}: `start` is the folder that `supplement` made")
-    old,now = load_file(file),{n: p for n,p in model.named_parameters() if not n.startswith('lm.') and p.requires_grad}
+    old,now = load_file(file),{n: p for n,p in learnt(model).items() if not n.startswith('lm.')}
     prompts = {n for n in {*old, *now} if not n.startswith('head.')}
     if wrong := sorted(n for n in prompts if n not in old or n not in now or old[n].shape!=now[n].shape):
         raise ValueError(f"the prompts of {folder} are not those of this model ({wrong[0]}: {tuple(old[wrong[0]].shape) if wrong[0] in old else 'missing'} there, "

@@ -34,7 +34,7 @@ def train(
     task,folder = task or load_task(cfg.task, cfg.data, cfg.k, cfg.draw),Path(folder)
     model = build(cfg, load_backbone(cfg.backbone), task)
     log = fit(model, task, cfg, save=None if save_every==0 else folder, save_every=save_every)
-    record = record_of(model, task, cfg, log)
+    record = record_of(model, log, task, cfg)
     save_pretrained(model, folder, task, cfg)
     if PartialState().is_main_process: _place(folder/'record.jsonl', (json.dumps(record)+'\n').encode())
     return record
@@ -56,9 +56,12 @@ def idp_train(
     max_len:int=128,        # tokens of a text; what is longer is cut
     t:int=10,               # prompt length
     layer:int=None,         # layers before a late prompt (default: half of them)
+    position:int=0,         # of a prompt among the words: IDPG's insertion positions 0–4
     m:int=None,             # bottleneck of a generator (default: the method's own)
     head:str='classification', # 'classification' or 'verbalizer'
-    readout:str='mean',     # of the classification head: 'mean', 'cls', 'last'
+    readout:str='mean',     # what the classification head reads: 'mean', 'cls', 'last'; IDPG's M(x) is the mean with 'mean', else the papers' <s>
+    standardise:bool=False, # IDPG: bring the sentence vector to unit spread (ours)
+    glove:str=None,         # file or folder of GloVe vectors, for m-idpg-phm-glove
     lr:float=None,          # learning rate (default: the method's own)
     head_lr:float=None,     # of the classification head (default: lr)
     warmup:float=.06,       # share of the steps
@@ -73,7 +76,7 @@ def idp_train(
     out:str='runs/train',   # folder of this run; a stopped run goes on
 ):
     "Train one method on one task with one seed; stopped, it goes on when it is started again. Several GPUs: accelerate launch --config_file configs/…"
-    cfg = RunConfig(method, task, backbone, data, k, draw, head, readout, t=t, layer=layer, m=m, lr=lr, head_lr=head_lr, warmup=warmup, weight_decay=weight_decay, lower_dropout=lower_dropout, steps=steps,
+    cfg = RunConfig(method, task, backbone, data, k, draw, head, readout, t=t, layer=layer, position=position, m=m, standardise=standardise, glove=glove, lr=lr, head_lr=head_lr, warmup=warmup, weight_decay=weight_decay, lower_dropout=lower_dropout, steps=steps,
         batch_size=batch_size, accumulate=accumulate, max_len=max_len, eval_every=max(1, steps//max(1, looks)), cache=cache, precision=precision, compile=compile, device=device, seed=seed)
     try: r = train(cfg, out, save_every=save_every)
     except KeyboardInterrupt: print(f"stopped: the same command goes on from the last checkpoint in {out}", file=sys.stderr); raise
@@ -95,11 +98,12 @@ def read_texts(lines, task:Task, name:str='input'): # yields rows
 def idp_predict(
     model:str='runs/train', # folder that idp_train made
     texts:str='-',          # file of lines, JSON or text; '-': standard input
+    glove:str=None,         # file or folder of GloVe vectors, where the model was trained with one
     out:str='-',            # JSONL file; '-': standard output
     batch_size:int=128,     # texts a batch
 ):
     "Answer texts: each line of the output is the row with its label and the probability of every label"
-    trained,task,cfg = from_pretrained(model)
+    trained,task,cfg = from_pretrained(model, glove=glove)
     if texts!='-' and not Path(texts).is_file(): raise FileNotFoundError(f"no file {texts}: give a file with a text or a JSON object a line, or - for standard input")
     part = Path(f'{out}.part') # `out` is there when it is complete
     with (nullcontext(sys.stdin) if texts=='-' else open(texts, encoding='utf-8')) as f, (nullcontext(sys.stdout) if out=='-' else open(part, 'w', encoding='utf-8')) as to:

@@ -30,7 +30,7 @@ class RunConfig:
     k:int|None=None            # few-shot: training examples
     draw:int=0                 # seed of the few-shot draw and of the held-out split
     head:str='classification'  # or 'verbalizer'
-    readout:str='mean'         # of the classification head; the papers read 'cls', which small backbones have not trained
+    readout:str='mean'         # of the classification head, and of IDPG's M(x); the papers read 'cls', which small backbones have not trained
     template:str='code'        # of the verbalizer: 'code', 'paper', or a string
     loss_vocab:str='full'      # of the verbalizer
     t:int=10                   # prompt length

@@ -62,6 +62,7 @@ BAD = dict(
     no_method=(['--methods',','], ["unknown method ''",'Known: head-only']),
     backbone=(['--backbone','tinny'], ["no backbone 'tinny'","Did you mean 'tiny'?"]),
     head=(['--head','verbalisr'], ["unknown head 'verbalisr'","'verbalizer'"]),
+    readout=(['--readout','means'], ["unknown read-out 'means'","'mean'"]),
     no_words=(['--head','verbalizer','--task','similarity'], ["'similarity' has no label words",'classification head']),
     device=(['--device','gpu'], ["unknown device 'gpu'","'auto' or 'cpu'"]),
     seeds=(['--seeds','0'], ['seeds=0','at least one seed']),
@@ -157,6 +158,13 @@ def test_tuned_with_a_verbalizer_and_a_method_given_twice(command, small_folder,
     a,b = three_files(tmp_path, ['lpt','head-only'], 1)
     assert err.count('validation')==6 and 'best of 3 on validation' in a['lr_selected'] and (a['head'],b['steps'],a['params']['head'])==('verbalizer',0,0)
 
+def test_where_the_sentence_is_read(command, small_folder, few, tmp_path):
+    for readout in ('mean','cls'):
+        code,out,err = command('--backbone', small_folder, *few, '--methods', 's-idpg-phm', '--readout', readout, '--steps', 2, '--seeds', 1, '--t', 3, '--cache', 'sentence', '--out', tmp_path/readout)
+        assert code==0, err
+    a,b = [read_records(tmp_path/r/'compare.jsonl')[0] for r in ('mean','cls')]
+    assert (a['readout'],b['readout'])==('mean','cls')
+
 def test_a_run_that_diverges(command, small_folder, few, tmp_path):
     code,out,err = command('--backbone', small_folder, *few, '--methods', 'fine-tuning', '--lr', '1e30', '--steps', 12, '--out', tmp_path/'out')
     assert code==2 and out=='' and 'A lower lr usually fixes it' in err and 'Traceback' not in err and not (tmp_path/'out').exists()
@@ -188,7 +196,7 @@ def test_an_interrupted_comparison_keeps_what_is_finished(console, small_folder,
 
 def test_help_names_every_option(command):
     code,out,err = command('--help')
-    assert code==0 and all(f'--{o}' in out for o in 'task methods backbone data k seeds steps batch_size max_len t layer head lr tune head_first precision cache standardise glove device out'.split())
+    assert code==0 and all(f'--{o}' in out for o in 'task methods backbone data k seeds steps batch_size max_len t layer head readout lr tune head_first precision cache standardise glove device out'.split())
 
 @pytest.mark.parametrize('name,k', [('trec',100), ('mr',100)])
 def test_real_tasks(name, k, command, data_dir, small_folder, tmp_path):

@@ -1,9 +1,11 @@
 "The mean of word vectors: the file format and every way it can be damaged, words as IDPG's code finds them, and an encoder that is the same in a column, on the fly, and restricted to a task."
 import string
+from dataclasses import replace
 import numpy as np, pytest, torch
 from torch import nn
 from idp_tutorial.backbone import load_backbone
 from idp_tutorial.batches import collate
+from idp_tutorial.experiments import build
 from idp_tutorial.glove import GloveEncoder, find_glove, load_glove, read_glove, text_of, vocabulary, word_vectors, words_of, write_glove
 from idp_tutorial.idpg import PromptGenerator, SentenceVector
 from idp_tutorial.idpg_multilayer import multilayer_plan
@@ -133,6 +135,28 @@ def test_restricted_to_a_task_it_gives_the_same(folder, bbs):
     assert 0<len(small.index)<len(full.index) and set(small.index)==words&set(WORDS)
     for s,rows in task.splits.items():
         for e in task.encode(rows, bb.tokenizer, 200): np.testing.assert_array_equal(*[g.vector(text_of(e['ids'], bb.tokenizer)) for g in (full, small)])
+
+def test_the_last_file_is_read_once(folder, tmp_path, monkeypatch):
+    from idp_tutorial import glove
+    reads,bb,file = [],backbone(),tmp_path/'v.txt'; file.write_bytes((folder/'glove.6B.300d.txt').read_bytes())
+    monkeypatch.setattr(glove, 'read_glove', lambda *args: reads.append(args) or read_glove(*args))
+    cfg = config(method='m-idpg-phm-glove', glove=str(file))
+    def encoder(cfg): return next(m for m in build(cfg, bb, small_task()).modules() if isinstance(m, GloveEncoder))
+    first = [encoder(replace(cfg, seed=s, lr=lr)) for s in (0,1) for lr in (.1,.2)]
+    assert len(reads)==1 and all(e.vectors is first[0].vectors for e in first)
+    assert load_glove(tmp_path, bb.tokenizer).vectors is first[0].vectors and len(reads)==1 # the folder, and the file in it
+    assert set(load_glove(file, bb.tokenizer, {'film'}).index)=={'film'} and len(reads)==2
+    file.write_bytes(file.read_bytes().split(b'\n', 1)[1]); assert 'the' not in encoder(cfg).index and len(reads)==3 # the file has changed
+    file.write_text('damaged\n')
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not GloVe's text format"): encoder(cfg)
+
+def test_a_digest_names_the_vectors(vectors, folder):
+    def digest(index, v): return GloveEncoder(index, v, None).digest()
+    index = {w:i for i,w in enumerate(WORDS)}; mine = digest(index, vectors); assert mine==digest(dict(index), vectors.copy())
+    other = vectors.copy(); other[-1,-1] += 1e-3
+    assert len({mine, digest(index, other), digest({**index, 'film':3}, vectors), digest({w.upper():i for w,i in index.items()}, vectors)})==4
+    assert load_glove(folder, None).digest()==load_glove(folder/'glove.6B.300d.txt', None).digest()
 
 # --- without a file
 

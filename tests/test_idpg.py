@@ -194,6 +194,13 @@ def test_a_float32_generator_on_a_bfloat16_backbone():
     plan = idpg_plan(bb, g); h = run_layers(bb, batch, plan).h
     assert h.dtype==torch.bfloat16; h.float().square().sum().backward(); assert g.b2.grad.dtype==torch.float32 and g.b2.grad.any()
 
+def test_the_authors_low_rank_generator():
+    "`lphm`: rank 1, one rule, factors that start at .2236; the rest starts as with full factors"
+    g = PromptGenerator(1024, 1024, 5, 256, n=4, shared_A=True, rank=1)
+    for l in (g.down, g.up): assert l.A is g.down.A and all(abs(p.std()-.2236)<.02 for p in (l.s, l.t)) and abs((l.s@l.t).std()-.05)<.01
+    assert abs(g.down.bias.std()-.05)<.01 and abs(g.b2.std()-.02)<.002 and abs(g.down.A.std()-.05)<.015
+    assert sum(p.numel() for p in g.parameters())==4**3+(1024+256)+(256+5120)+256+5120
+
 # --- sizes
 
 SIZES = [('S-IDPG-DNN',dict(kind='dnn'),'roberta-large',1_578_240), ('S-IDPG-PHM, code',{},'roberta-large',111_872), ('S-IDPG-PHM, paper 105K',dict(shared_A=True),'roberta-large',107_776),
@@ -210,7 +217,8 @@ def test_published_sizes(kw, name, published):
 # --- refused
 
 @pytest.mark.parametrize('args,kw,words', [((8,8,0),{},['t=0','at least 1']), ((8,8,5,0),{},['m=0','at least 1']), ((8,8),dict(kind='mlp'),["'mlp'","'phm' or 'dnn'"]),
-    ((300,128),{},['n=16','divide both widths']), ((8,8),dict(residual=True, kind='dnn'),['residual True',"'paper' or 'code'"]), ((300,128),dict(n=4, residual='paper'),['300 and 128','residual=None'])])
+    ((300,128),{},['n=16','divide both widths']), ((8,8),dict(residual=True, kind='dnn'),['residual True',"'paper' or 'code'"]), ((300,128),dict(n=4, residual='paper'),['300 and 128','residual=None']),
+    ((8,8),dict(kind='dnn', shared_A=True),['shared_A=True',"use kind='phm'"]), ((8,8),dict(kind='dnn', rank=1),['rank=1',"use kind='phm'"]), ((8,8,5,8),dict(n=4, rank=0),['rank=0','at least 1'])])
 def test_what_cannot_be_built(args, kw, words):
     with pytest.raises(ValueError) as e: PromptGenerator(*args, **kw)
     assert all(w in str(e.value) for w in words), str(e.value)

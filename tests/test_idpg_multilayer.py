@@ -247,7 +247,7 @@ def test_published_sizes(kw, published, large):
 
 @pytest.mark.parametrize('kw,words', [(dict(share='layerb'),["share 'layerb'","'M' (all but b₂)"]), (dict(reads='input'),["reads 'input'","'previous' or 'layer0'"]),
     (dict(inject='prepend'),["inject 'prepend'","'insert' or 'kv'"]), (dict(d_in=300, n=4),['300','32',"reads='layer0'"]), (dict(t=0),['t=0','at least 1']), (dict(m=6),['n=16','divide']),
-    (dict(position=7, n=4),['position 7','0 to 4']), (dict(inject='kv', n=4, residual='paper'),['32 and 64','residual=None'])])
+    (dict(position=7, n=4),['position 7','0 to 4']), (dict(inject='kv', n=4, position=9),['position 9',"inject='kv'",'leave position out']), (dict(inject='kv', n=4, position=1),['leave position out']), (dict(inject='kv', n=4, residual='paper'),['32 and 64','residual=None'])])
 def test_what_cannot_be_built(kw, words):
     with pytest.raises(ValueError) as e: multilayer_plan(backbone(), **kw)
     assert all(w in str(e.value) for w in words), str(e.value)

@@ -102,6 +102,7 @@ def test_idpgs_start():
     for p in (l.A, l.B, l.bias): assert abs(p.std()-.05)<.005 and abs(p.mean())<.005
     assert abs(l.weight.std()-.01)<.001
     low = PHMLinear(512, 512, 4, rank=8); assert all(abs(p.std()-.05)<.005 for p in (low.s, low.t))
+    low = PHMLinear(512, 512, 4, rank=1, std=.05**.5); assert all(abs(p.std()-.2236)<.02 for p in (low.s, low.t)) and abs((low.s@low.t).std()-.05)<.005 and abs(low.A.std()-.05)<.02
 
 def test_compacters_start():
     l = PHMLinear(512, 256, 4, rank=1, init='compacter')

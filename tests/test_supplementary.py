@@ -40,7 +40,7 @@ def test_stage_one_trains_everything_on_the_doubled_data(cfg, pairs, tmp_path, m
     monkeypatch.setattr(supplementary, 'fit', spy)
     made = supplement(cfg(cache='hidden', seed=3), build, pairs, tmp_path/'s', epochs=.5)
     assert seen['rows']==dict(train=128, validation=24, test=24) and made['steps']==seen['cfg'].steps==round(.5*128/32)
-    c = seen['cfg']; assert (c.lr,c.batch_size,c.weight_decay,c.task,c.cache,c.seed,c.method)==(1e-5,32,.1,'entailment','none',3,'lpt-npg')
+    c = seen['cfg']; assert (c.lr,c.batch_size,c.weight_decay,c.task,c.cache,c.seed,c.method)==(1e-5,32,.1,'entailment','none',3,'lpt-npg') and c.warmup==0 # Table 4: a linear decay alone
     assert any(n.startswith('sources.') for n in seen['trained']) and any(n.startswith('head.') for n in seen['trained'])
     unread = {n for n in seen['lm'] if 'lm_head' in n}
     assert {n[3:] for n in seen['trained'] if n.startswith('lm.')}==set(seen['lm'])-unread
@@ -66,6 +66,21 @@ def test_the_saved_model_is_the_trained_one(cfg, pairs, tmp_path, monkeypatch):
     again = build(cfg(backbone=str(tmp_path/'s')), load_backbone(str(tmp_path/'s')), pairs); carry(again, tmp_path/'s')
     batch = collate(pairs.encode(pairs.splits['test'], again.backbone.tokenizer, 60), 1)
     torch.testing.assert_close(again.eval()(batch), kept['model'].eval()(batch))
+
+def test_statistics_of_the_sentence_vectors_go_along(cfg, pairs, tmp_path, monkeypatch):
+    from idp_tutorial import supplementary
+    from idp_tutorial.training import learnt
+    kept,c = {},cfg(method='s-idpg-phm', readout='cls', standardise=True)
+    def spy(model, task, c): kept['model'] = model; return fit(model, task, c)
+    monkeypatch.setattr(supplementary, 'fit', spy); supplement(c, build, pairs, tmp_path/'s', lr=1e-3, epochs=1)
+    again = build(replace(c, backbone=str(tmp_path/'s')), load_backbone(str(tmp_path/'s')), pairs); names = carry(again, tmp_path/'s')
+    assert {n.split('.')[-1] for n in names}>={'n','total','square'}
+    for n,t in learnt(kept['model']).items():
+        if not n.startswith('lm.'): torch.testing.assert_close(learnt(again)[n], t)
+    assert next(t for n,t in learnt(again).items() if n.endswith('scale.n'))>=64
+    batch = collate(pairs.encode(pairs.splits['test'], again.backbone.tokenizer, 60), 1)
+    torch.testing.assert_close(again.eval()(dict(batch)), kept['model'].eval()(dict(batch)))
+    with pytest.raises(ValueError, match='scale.n: .* there, missing here'): carry(build(replace(c, standardise=False), again.backbone, pairs), tmp_path/'s')
 
 def test_stage_two_is_an_ordinary_run(cfg, stage1):
     folder,_ = stage1; task = small_task('sentiment')
@@ -106,6 +121,10 @@ def test_the_same_stage_one_is_made_once(cfg, pairs, stage1):
         with pytest.raises(ValueError, match=word): supplement(cfg(), build, pairs, folder, **{**dict(lr=1e-3, epochs=1), **kw})
     with pytest.raises(ValueError, match='another t '): supplement(cfg(t=5), build, pairs, folder, lr=1e-3, epochs=1)
     with pytest.raises(ValueError, match='another rows'): supplement(cfg(), build, replace(pairs, splits={**pairs.splits, 'test':pairs.splits['test'][:5]}), folder, lr=1e-3, epochs=1)
+    rows = pairs.splits['train']; changed = [*rows[:-1], {**rows[-1], 'label':1-rows[-1]['label']}]
+    for s in ({**pairs.splits, 'train':rows[::-1]}, {**pairs.splits, 'train':changed}, {**pairs.splits, 'validation':pairs.splits['test'], 'test':pairs.splits['validation']}): # other data of the same size
+        with pytest.raises(ValueError, match='other rows, as many as these'): supplement(cfg(), build, replace(pairs, splits=s), folder, lr=1e-3, epochs=1)
+    with pytest.raises(ValueError, match='another warmup'): supplement(cfg(), build, pairs, folder, lr=1e-3, epochs=1, warmup=.06)
     with pytest.raises(ValueError, match='is no folder of supplementary training'): supplement(cfg(), build, pairs, folder.parent, lr=1e-3)
 
 def test_weights_inside_the_backbone_are_refused(cfg, pairs, tmp_path):

@@ -2,8 +2,10 @@
 import io, json, os, sys
 from dataclasses import replace
 import pytest, torch
+from safetensors import safe_open
 from idp_tutorial.backbone import load_backbone
 from idp_tutorial.experiments import METHODS, build, run
+from idp_tutorial.glove import word_vectors, write_glove
 from idp_tutorial.prompt_files import from_pretrained, predict, save_pretrained
 from idp_tutorial.train import idp_predict, idp_train, read_texts, train
 from idp_tutorial.training import answers, evaluate, fit, learnt
@@ -26,6 +28,22 @@ def test_what_is_saved_answers_as_before(method, cfg, tmp_path):
     assert c2==replace(c, data=None) and task2==task and not again.training and sorted(os.listdir(tmp_path/'a/b'))==['prompts.json','prompts.safetensors']
     for n,t in learnt(model).items(): assert torch.equal(t, learnt(again)[n]), n
     assert predict(again, task2, c2, WORDS)==predict(model, task, c, WORDS)
+
+def test_word_vectors_of_a_file(cfg, tmp_path, capsys):
+    bb,task = backbone(),small_task(); index,v = word_vectors(bb)
+    for name,x in (('a',v),('b',-v)): (tmp_path/name).mkdir(); write_glove(index, x, tmp_path/name/'own.txt')
+    c = cfg(method='m-idpg-phm-glove', glove=str(tmp_path/'a/own.txt')); model = build(c, load_backbone(c.backbone), task)
+    save_pretrained(model, f := tmp_path/'m', task, c); about = (f/'prompts.json').read_text()
+    assert json.loads(about)['cfg']['glove']=='own.txt' and str(tmp_path/'a') not in about
+    again,t,c2 = from_pretrained(f, glove=tmp_path/'a'); assert c2.glove==str(tmp_path/'a') and predict(again, t, c2, WORDS)==predict(model, task, c, WORDS)
+    with pytest.raises(ValueError, match="'own.txt', which is not saved with them: give it .*--glove"): from_pretrained(f)
+    with pytest.raises(ValueError, match='belong to other word vectors than those of .*/b'): from_pretrained(f, glove=tmp_path/'b')
+    (tmp_path/'in').write_text('who ?\n'); idp_predict(model=str(f), texts=str(tmp_path/'in'), glove=str(tmp_path/'a')); assert json.loads(capsys.readouterr().out)['label'] in task.labels
+    with pytest.raises(SystemExit): idp_predict(model=str(f), texts=str(tmp_path/'in'))
+    assert '--glove' in capsys.readouterr().err
+    c = cfg(method='m-idpg-phm-glove'); save_pretrained(build(c, load_backbone(c.backbone), task), f, task, c); from_pretrained(f) # the bundled ones
+    with pytest.raises(ValueError, match='other word vectors'): from_pretrained(f, glove=tmp_path/'a')
+    c = cfg(glove=str(tmp_path/'a')); save_pretrained(build(c, load_backbone(c.backbone), task), f, task, c); from_pretrained(f) # a method that reads none
 
 def test_only_what_was_learnt_is_saved(cfg, tmp_path):
     for m in ('prompt-tuning','lpt-npg','lora','fine-tuning'):
@@ -105,6 +123,13 @@ def test_train_then_predict(small_folder, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit): idp_predict(model=str(tmp_path/'run'), texts=str(tmp_path/'in'), out=str(tmp_path/'new'))
     assert not (tmp_path/'new').exists() and "line 2: {'text': 'what ?'} has no text 'sentence1'" in capsys.readouterr().err
     assert all(s['label']==max(s['probabilities'], key=s['probabilities'].get) and sum(s['probabilities'].values())==pytest.approx(1) for s in said)
+
+def test_options_reach_the_run(small_folder, tmp_path, capsys):
+    index,v = word_vectors(backbone()); write_glove(index, v, tmp_path/'own.txt')
+    idp_train(task='questions', method='m-idpg-phm-glove', backbone=str(small_folder), glove=str(tmp_path/'own.txt'), standardise=True, position=4, readout='cls', steps=2, batch_size=8, t=3, m=8, k=24, device='cpu', out=str(tmp_path/'run'))
+    r = json.loads((tmp_path/'run/record.jsonl').read_text()); assert (r['glove'],r['standardise'],r['position'],r['readout'])==('own.txt',True,4,'cls')
+    with safe_open(tmp_path/'run/prompts.safetensors', 'pt') as f: assert sum(k.endswith('scale.n') for k in f.keys())==1
+    capsys.readouterr()
 
 def test_texts(capsys):
     one,pair = small_task(),small_task('similarity')

@@ -13,7 +13,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score
 from torch.utils.data import DataLoader, RandomSampler
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from .superglue import exact
+from .superglue import exact,f1_m
 
 # %% ../nbs/00b_batches.ipynb #fec78251
 def share_room(
@@ -132,20 +132,20 @@ def batches(
 def _correlation(f, p, y, groups): return 0. if np.ptp(p)==0 or np.ptp(y)==0 else f(p, y).statistic # a constant has no correlation: 0
 
 METRICS = {'accuracy': lambda p,y,groups: accuracy_score(y, p), 'f1': lambda p,y,groups: f1_score(y, p, zero_division=0),
-    'macro_f1': lambda p,y,groups: f1_score(y, p, average='macro', zero_division=0), 'exact': lambda p,y,groups: exact(p==y, groups),
+    'macro_f1': lambda p,y,groups: f1_score(y, p, average='macro', zero_division=0), 'exact': lambda p,y,groups: exact(p==y, groups), 'f1_m': f1_m,
     'pearson': partial(_correlation, pearsonr), 'spearman': partial(_correlation, spearmanr)}
 
 def score(
     metric:str,  # key of `METRICS`, or several joined by `+` for their mean
     predictions, # class indices, or numbers for the correlations `[N]`
     labels,      # what they should be `[N]`
-    groups=None, # the question of each row `[N]`, for `exact`
+    groups=None, # the question of each row `[N]`, for `exact` and `f1_m`
 )->float: # percent
     "Score predictions; a constant prediction has correlation 0"
     p,y = np.asarray(predictions),np.asarray(labels)
     if p.shape!=y.shape or p.ndim!=1 or not len(p): raise ValueError(f"predictions are {p.shape} and labels {y.shape}: both must be [N] with N at least 1")
     if not np.isfinite(p).all(): raise ValueError(f"{(~np.isfinite(p)).sum()} of {len(p)} predictions are NaN or infinite: the run diverged (lower the learning rate)")
     if unknown:=set(metric.split('+'))-METRICS.keys(): raise ValueError(f"unknown metric {unknown.pop()!r}: known are {', '.join(METRICS)}, and means such as accuracy+f1")
-    if 'exact' in metric.split('+') and (groups is None or len(groups)!=len(y)):
+    if {'exact','f1_m'}&set(metric.split('+')) and (groups is None or len(groups)!=len(y)):
         raise ValueError(f"metric {metric!r} counts questions, and {'no groups' if groups is None else f'{len(groups)} groups'} for {len(y)} rows were given: give groups=, the `group` of each row")
     return float(100*np.mean([METRICS[m](p, y, groups) for m in metric.split('+')]))

@@ -22,14 +22,13 @@ from .p_tuning import ReparameterizedPrompt
 from .prompts import SoftPrompt,prompt_plan
 from .smop_dept import DecomposedPrompt,RoutedPrompt,dept_plan
 from .training import RunConfig
-from .weight_baselines import add_adapters,add_compacters,add_lora,bitfit
+from .weight_baselines import add_adapters,add_compacters,add_lora,bitfit,unfreeze
 
 # %% ../nbs/15a_methods.ipynb #af214a9a
 def head_only(bb:Backbone, cfg:RunConfig): return {}
 
 def fine_tuning(bb:Backbone, cfg:RunConfig):
-    (bb.model if cfg.head=='verbalizer' else bb.base).requires_grad_(True) # the language-model head only where it is read
-    if (pooler := getattr(bb.base, 'pooler', None)) is not None: pooler.requires_grad_(False) # never read
+    unfreeze(bb, cfg.head=='verbalizer', undo=False) # in place: a run has a backbone of its own
     return {}
 
 # %% ../nbs/15a_methods.ipynb #f9cc599b

@@ -17,6 +17,7 @@ from .batches import collate
 from .experiments import known
 from .injection import Context,apply_step,run_layers
 from .model import PromptedModel,count_parameters
+from .rows import check_row
 from .tasks import Task
 from .training import RunConfig,scaled
 
@@ -72,13 +73,14 @@ class MultiTaskModel(nn.Module):
         self.backbone = members[self.names[0]].model.backbone
         self.lm,self.tasks = self.backbone.model,nn.ModuleDict({n: nn.ModuleDict(dict(sources=m.model.sources, head=m.model.head)) for n,m in members.items()})
 
-    def encode(self, rows:list[dict])->dict: # dicts with `task`, `sentence1`, perhaps `sentence2`, `label`; → a batch
+    def encode(self, rows:list[dict])->dict: # dicts with `task`, `sentence1`, for a pair `sentence2`, to train `label`: an index or a name; → a batch
         "Rows of any tasks, in any order, as one batch"
         if not rows: raise ValueError("no rows to answer: give at least one, such as {'task': …, 'sentence1': …}")
         out,bb = [],self.backbone
-        for r in rows:
-            m = self.members[known(str(r.get('task')), self.names, 'task')]
-            (e,) = m.task.encode([r], bb.tokenizer, min(m.cfg.max_len, bb.max_tokens), m.cfg.template if m.model.head.readout=='mask' else None)
+        for i,r in enumerate(rows):
+            if not isinstance(r, dict): raise ValueError(f"row {i}: {r!r:.60} is not a row: give dicts, such as {{'task': …, 'sentence1': …}}")
+            m = self.members[known(str(r.get('task')), self.names, f'task in row {i}:')]
+            (e,) = m.task.encode([_checked(m.task, r, f'row {i}')], bb.tokenizer, min(m.cfg.max_len, bb.max_tokens), m.cfg.template if m.model.head.readout=='mask' else None)
             out.append(dict(ids=e['ids'], types=e['types'], mask=e.get('mask', -1), **({'label':float(e['label'])} if 'label' in e else {})))
         if len({'label' in e for e in out})>1: raise ValueError("some rows have a label and some have none: give all of them one, or none")
         return {**collate(out, bb.tokenizer.pad_token_id or 0), 'task':torch.tensor([self.names.index(r['task']) for r in rows])}
@@ -130,6 +132,13 @@ class MultiTaskModel(nn.Module):
     def counts(self)->dict: # by task: prompt, head
         "Trained parameters of every task; the backbone is frozen and counts once"
         return {n: {k: v for k,v in count_parameters(m.model).items() if k!='backbone'} for n,m in self.members.items()}
+
+def _checked(task, r, where): # the task's columns
+    "`check_row`, where label and group may be missing: they are not needed to answer"
+    bare = r.get('label') is None
+    if all(r.get(c) is not None for c in ('sentence1','sentence2')[:1+task.pair]): r = {'group':0, **r, **({'label':task.limits[0] if task.regression else 0} if bare else {})}
+    row = check_row(task, r, where, ' (a label only to train)')
+    return {k: v for k,v in row.items() if k!='label' or not bare}
 
 def _check(members):
     if not members: raise ValueError("no members: give at least one task, as {name: Member(model, task, cfg)}")

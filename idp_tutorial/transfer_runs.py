@@ -18,7 +18,7 @@ from .experiments import append,known
 from .methods import GRID,METHODS
 from .tasks import load_task
 from .training import RunConfig
-from .transfer import label_map,transfer
+from .transfer import mapped,transfer
 
 # %% ../nbs/19c_transfer_runs.ipynb #f3fc410f
 def transfer_scores(
@@ -38,7 +38,7 @@ def transfer_scores(
     for m in methods: known(m, METHODS, 'method')
     if seeds<1 or shots<0: raise ValueError(f"seeds={seeds}, shots={shots}: at least one seed (three show the spread), and 0 samples or more, are needed")
     source,target = tasks or (load_task(base.task, base.data, base.k, base.draw),load_task(target, base.data, shots or 100, base.draw))
-    label_map(source, target, given) # before anything is trained
+    for m in methods: mapped(replace(base, method=m), source, target, given) # before anything is trained
     source,target = [replace(t, splits={**t.splits, 'test':t.splits['test'][:test_rows]}) for t in (source,target)]
     how,old,records = 'given' if base.lr else 'best of 3 on validation' if tuned else 'default',stored(out),[]
     sizes = {t.name: {s: len(v) for s,v in t.splits.items()} for t in (source,target)}
@@ -100,11 +100,13 @@ def idp_transfer(
     lr:float=None,          # one learning rate for all (default: each method's own)
     tune:bool=False,        # choose each method's rate from three, on the validation split
     test_rows:int=None,     # score only so many test rows
+    precision:str='no',     # 'bf16' or 'fp16': autocast in training; scores are always taken in float32
     device:str='auto',      # 'auto' or 'cpu'
     out:str='runs',         # folder for transfer-SOURCE-TARGET-BACKBONE.jsonl; what it has is not run again
 ):
     "Train methods on one task, answer another, and train on with a few samples"
-    base = RunConfig(task=source, backbone=backbone, data=data, k=k, steps=steps, batch_size=batch_size, max_len=max_len, t=t, layer=layer, head=head, lr=lr, device=device, eval_every=max(1, steps//10))
+    base = RunConfig(task=source, backbone=backbone, data=data, k=k, steps=steps, batch_size=batch_size, max_len=max_len, t=t, layer=layer, head=head, lr=lr,
+        precision=precision, device=device, eval_every=max(1, steps//10))
     names,given = list(dict.fromkeys(m.strip() for m in methods.split(','))),None
     if labels:
         if wrong := [x for x in labels.split(',') if x.count('=')!=1]: raise ValueError(f"--labels {labels}: {wrong[0]!r} is no pair; write LABEL=LABEL,LABEL=LABEL")

@@ -17,6 +17,9 @@ from .backbone import Backbone
 from .phm import PHMLinear
 
 # %% ../nbs/13_weight_baselines.ipynb #be2b4b1e
+def _carries_nothing(bb, name):
+    if hasattr(bb, 'changed'): raise ValueError(f"{name}: backbone {bb.name!r} already carries {bb.changed.name}; call `bb.changed.restore()` first, or load the backbone anew")
+
 class Changed:
     "A backbone that carries a change. `restore()`, or the end of a `with` block, puts back every module, attribute, hook, switch and trained value"
     def __init__(self,
@@ -24,7 +27,7 @@ class Changed:
         name:str, # what the change is, for messages
         change,   # makes it: a function of this object; if it raises, the backbone is restored
     ):
-        if hasattr(bb, 'changed'): raise ValueError(f"{name}: backbone {bb.name!r} already carries {bb.changed.name}; call `bb.changed.restore()` first, or load the backbone anew")
+        _carries_nothing(bb, name)
         if any(p.requires_grad for p in bb.model.parameters()): raise ValueError(f"{name}: some weights of backbone {bb.name!r} are being trained already (fine-tuning?); load the backbone anew")
         self.bb,self.name,self.values = bb,name,[]
         self.modules = [(m, type(m), {k: (v, copy(v) if isinstance(v, (dict,set)) else None) for k,v in vars(m).items() if k!='_buffers'}) for m in bb.model.modules()]
@@ -167,9 +170,13 @@ def bitfit(
 def unfreeze(
     bb:Backbone,
     lm_head:bool=False, # the language-model head too, where it is read
-)->Changed:
-    "Full fine-tuning that can be undone: it keeps a copy of all weights"
-    return Changed(bb, 'fine-tuning', lambda c: c.train(_own(bb, lm_head, lambda n, p: True)))
+    undo:bool=True,     # keep a copy of all weights; False: train them in place, in a backbone that is loaded for one run
+)->Changed|None: # None: nothing to restore; `bb.model.requires_grad_(False)` freezes the weights as they are
+    "Full fine-tuning, which can be undone or costs no copy"
+    params = _own(bb, lm_head, lambda n, p: True)
+    if undo: return Changed(bb, 'fine-tuning', lambda c: c.train(params))
+    _carries_nothing(bb, 'fine-tuning')
+    for p in params: p.requires_grad_(True)
 
 # %% ../nbs/13_weight_baselines.ipynb #4c1dcf00
 def trained_by_layer(

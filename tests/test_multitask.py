@@ -205,8 +205,28 @@ def test_methods_that_change_weights(method):
 def test_what_is_refused(bbs):
     bb = bbs('roberta'); m = member('lpt', bb); model = MultiTaskModel({'mood':m, 'other':m})
     for f,words in ((lambda: MultiTaskModel({}), 'at least one task'), (lambda: MultiTaskModel({'a.b':m}), 'has a dot'), (lambda: MultiTaskModel({'a':m, 'b':member('lpt', backbone())}), 'build every model on that object'),
-        (lambda: model.encode([dict(task='moood', sentence1='x')]), "did you mean 'mood'"), (lambda: model.encode([dict(sentence1='x')]), "unknown task 'None'"),
+        (lambda: model.encode([dict(task='moood', sentence1='x')]), "unknown task in row 0: 'moood', did you mean 'mood'"), (lambda: model.encode([dict(task='mood', sentence1='x'), dict(sentence1='x')]), "unknown task in row 1: 'None'"),
         (lambda: model.encode([dict(task='mood', sentence1='x', label=0), dict(task='mood', sentence1='x')]), 'some rows have a label'),
         (lambda: model({**model.encode([dict(task='mood', sentence1='x')]), 'task':torch.tensor([2])}), 'let `encode` make the batch')):
         with pytest.raises(ValueError, match=words): f()
     with pytest.raises(ValueError, match='no rows'): model.encode([])
+
+ROWS = {'a pair without its second text':(dict(task='pair', sentence1='x'), "row 1: no sentence2 and no label among task, sentence1: task 'entailment' needs sentence1, sentence2, label in every row \\(a label only to train\\)"),
+    'one text too many':(dict(task='one', sentence1='x', sentence2='y'), "row 1: a sentence2, but task 'sentiment' has one sentence"), 'an empty text':(dict(task='one', sentence1=' '), "row 1: sentence1 is ' ': it must be a text that is not empty"),
+    'no text':(dict(task='one', text='x'), 'row 1: no sentence1 and no label among task, text'), 'None':(dict(task='one', sentence1=None), 'row 1: no sentence1'), 'a number as text':(dict(task='one', sentence1=3), 'row 1: sentence1 is 3'),
+    'a name that is none':(dict(task='one', sentence1='x', label='fine'), "row 1: label 'fine': task 'sentiment' needs an index from 0 to 1, or a name: negative, positive"), 'a class too high':(dict(task='one', sentence1='x', label=2), 'row 1: label 2'),
+    'a number beyond the scale':(dict(task='number', sentence1='x', sentence2='y', label=9.), "row 1: label 9.0: task 'similarity' needs a number from 0.0 to 5.0"), 'no dict':('x', "row 1: 'x' is not a row")}
+
+@pytest.fixture(scope='module')
+def three(): bb = backbone(); return MultiTaskModel({'one':member('lpt', bb), 'pair':member('lpt', bb, 'entailment'), 'number':member('lpt', bb, 'similarity')})
+
+@pytest.mark.parametrize('row,words', ROWS.values(), ids=ROWS)
+def test_rows_that_are_not_what_their_task_asks_about(three, row, words):
+    for f in (three.encode, three.answer):
+        with pytest.raises(ValueError, match=words): f([dict(task='one', sentence1='x'), row])
+
+def test_labels_are_indices_or_names(three):
+    rows = [dict(task='one', sentence1='x'), dict(task='pair', sentence1='x', sentence2='y'), dict(task='number', sentence1='x', sentence2='y')]
+    by_name,by_index = [three.encode([{**r, 'label':y} for r,y in zip(rows, ys)]) for ys in (('positive','not_entailment',2.5), (1,1,2.5))]
+    assert by_name.keys()==by_index.keys() and all(torch.equal(by_name[k], by_index[k]) for k in by_name) and by_name['label'].tolist()==[1.,1.,2.5]
+    assert 'label' not in three.encode([{**r, 'label':None} for r in rows]) and len(three.answer(rows))==3

@@ -106,6 +106,27 @@ def test_the_best_rate_is_put_back(bbs, monkeypatch):
     start = model.sources[0].up.bias.detach().clone(); model.count.zero_()
     with pytest.raises(FloatingPointError, match=r"diverged on 'sentiment' with every rate of \[9.0\]"): T._train_on(model, a, cfg, [9.])
 
+def _named(t, **kw): return replace(t, name='other', **kw)
+LONG = 'word '*300
+REFUSED = {'efl, labels the other way round':(dict(method='efl'), flipped, "'efl' has no head whose classes could be renamed, and from 'sentiment' to 'flipped' that is needed"),
+    'no template':(dict(head='verbalizer'), lambda a: _named(a, templates={}), "task 'other' has no template 'code'"), 'no label words':(dict(head='verbalizer'), lambda a: _named(a, words=()), "task 'other' has no label words"),
+    'no room for its longest text':(dict(method='prompt-tuning', max_len=300), lambda a: _named(a, splits={**a.splits, 'validation':[*a.splits['validation'], dict(sentence1=LONG, label=0)]}), 'the longest text has 256 tokens')}
+
+@pytest.mark.parametrize('kw,other,words', REFUSED.values(), ids=REFUSED)
+def test_what_a_later_stage_cannot_do_is_refused_before_the_first(kw, other, words, monkeypatch):
+    monkeypatch.setattr(T, 'fit', lambda *a: pytest.fail('a task was trained')); a = small_task()
+    with pytest.raises(ValueError, match=words): T.transfer(config(**kw), a, other(a))
+
+@pytest.mark.parametrize('kw,other,words', [(dict(), flipped, 'could be renamed'), (dict(head='verbalizer'), lambda a: _named(a), 'an entailment head of its own')], ids=['renamed','verbalizer'])
+def test_no_method_is_trained_where_another_cannot_be(kw, other, words, monkeypatch):
+    monkeypatch.setattr(T, 'fit', lambda *a: pytest.fail('a task was trained')); a = small_task(); b = other(a)
+    with pytest.raises(ValueError, match=words): R.transfer_scores(['head-only','lpt','efl'], config(method='x', **kw), b.name, shots=0, seeds=1, tasks=(a,b))
+
+def test_words_of_the_target_are_needed_for_training_on_it_only(small_folder):
+    a = small_task(); b = _named(a, words=())
+    assert T.transfer(config(backbone=str(small_folder), head='verbalizer'), a, b, shots=False)[0]['setting']=='zero-shot'
+    assert T.mapped(config(method='efl'), TASKS['rte'], TASKS['mrpc'])==(1,0) # a pair is asked as it stands, with a head that can be renamed
+
 def test_scores():
     t = small_task(); y = [0,0,0,1]; p = [0,0,1,1]
     assert T.headline(t, t.score(p, y))==('accuracy+macro_f1', pytest.approx((75+100*(4/5+2/3)/2)/2))
@@ -168,8 +189,8 @@ def test_command(small_folder, tmp_path, capsys):
     run(source='sentiment', target='two-domains', k=40)
     text = capsys.readouterr().out; file = tmp_path/f'transfer-sentiment-k40-two-domains-{small_folder.name}.jsonl'
     assert 'majority' in text and str(file) in text and len(file.read_text().splitlines())==3
-    run(source='questions', target='sentiment', k=40, shots=0, labels='abbreviation=negative,entity=negative,description=negative,human=positive,location=positive,numeric=positive')
-    assert len((tmp_path/file.name.replace('sentiment', 'questions').replace('two-domains', 'sentiment')).read_text().splitlines())==1
-    for kw,words in ((dict(source='questions'),'do not correspond'), (dict(labels='a'),"'a' is no pair"), (dict(source='sentment'),"did you mean 'sentiment'"), (dict(methods='lptt'),"did you mean 'lpt'"), (dict(seeds=0),'at least one seed')):
+    run(source='questions', target='sentiment', k=40, shots=0, precision='bf16', labels='abbreviation=negative,entity=negative,description=negative,human=positive,location=positive,numeric=positive')
+    (line,) = (tmp_path/file.name.replace('sentiment', 'questions').replace('two-domains', 'sentiment')).read_text().splitlines(); assert json.loads(line)['precision']=='bf16'
+    for kw,words in ((dict(source='questions'),'do not correspond'), (dict(labels='a'),"'a' is no pair"), (dict(source='sentment'),"did you mean 'sentiment'"), (dict(methods='lptt'),"did you mean 'lpt'"), (dict(seeds=0),'at least one seed'), (dict(precision='half'),"unknown precision 'half'")):
         with pytest.raises(SystemExit) as e: run(**kw)
         assert e.value.code==2 and words in capsys.readouterr().err

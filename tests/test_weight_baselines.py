@@ -127,6 +127,24 @@ def test_changes_do_not_pile_up():
     with pytest.raises(ValueError, match='being trained already'): bitfit(bb)
     assert not hasattr(bb, 'changed')
 
+@pytest.mark.parametrize('method', ['fine-tuning','efl'])
+def test_fine_tuning_does_not_train_what_another_method_put_in(method):
+    bb = backbone(); change = add_adapters(bb, 8); inside = picture(bb)
+    with pytest.raises(ValueError, match='fine-tuning: backbone .* already carries adapters'): METHODS[method](bb, config(method=method))
+    assert_same(picture(bb), inside); change.restore(); assert METHODS[method](bb, config(method=method))=={}
+
+@families
+@pytest.mark.parametrize('head', ['classification','verbalizer'])
+def test_a_run_trains_what_unfreeze_trains_without_a_copy(head, family):
+    bb = backbone(family); before = picture(bb)
+    with unfreeze(bb, head=='verbalizer') as change:
+        trained = [n for n,p in bb.model.named_parameters() if p.requires_grad]
+        assert [id(p) for p,_ in change.values]==[id(p) for p in bb.model.parameters() if p.requires_grad]
+    assert_same(picture(bb), before)
+    METHODS['fine-tuning'](bb, config(method='fine-tuning', head=head))
+    assert [n for n,p in bb.model.named_parameters() if p.requires_grad]==trained and not hasattr(bb, 'changed') # nobody holds values
+    bb.model.requires_grad_(False); assert_same(picture(bb), before)
+
 def test_a_moved_model_comes_back_in_one_piece():
     bb = backbone('gpt2'); batch = batch_of(bb)
     with add_adapters(bb, 8): bb.model.double()

@@ -16,7 +16,7 @@ from fastcore.script import call_parse
 # %% ../nbs/15d_bench.ipynb #a10b69cf
 from .backbone import Backbone,load_backbone
 from .checkpoints import FULL_SCALE
-from .cli import says_why
+from .cli import ints,says_why
 from .efficiency import KIND,a_gpu
 from .experiments import _versions,append,known
 from .peft_times import steps
@@ -76,10 +76,6 @@ def _table(rows)->str: # for the terminal
     for c in set(df)&{'k','t','value','batch_size','length'}: df[c] = df[c].astype('Int64').astype(str).replace('<NA>', '-')
     return df.to_string(index=False, na_rep='-', float_format='{:.2f}'.format)
 
-def _ints(s:str|None, what:str)->list|None:
-    try: return [int(v) for v in s.split(',')] if s else None
-    except ValueError: raise ValueError(f"--{what} {s!r}: numbers, parted by commas, are needed, such as 6,12,18") from None
-
 def _load(name, grows, longest, t)->Backbone:
     "A published configuration has random weights, and a position table for the longest text that is to come"
     if name not in FULL_SCALE: return load_backbone(name)
@@ -127,7 +123,7 @@ def idp_bench(
     if device=='cuda': a_gpu()
     if out: _can_write(out)
     if grow: known(grow, GROW, 'thing to grow')
-    layers,values = _ints(layers, 'layers'),_ints(values, 'values')
+    layers,values = ints(layers, 'layers'),ints(values, 'values')
     chosen = ([*GROW_METHODS] if grow else [m for m in KIND if m!='efl' or head!='verbalizer']) if methods=='all' else [m.strip() for m in methods.split(',')]
     for m in chosen: known(m, KIND, 'method') # before anything is loaded
     if threads: torch.set_num_threads(threads)

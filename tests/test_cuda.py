@@ -1,6 +1,7 @@
 "What runs on a GPU gives the CPU's numbers: every method, caches, resuming, half precision, files, several tasks. Skipped where PyTorch sees no GPU."
 import pytest, torch
 from idp_tutorial.experiments import METHODS, build, run
+from idp_tutorial.information import probe_layers, states_by_layer
 from idp_tutorial.multitask import Member, MultiTaskModel
 from idp_tutorial.phm import PHMLinear
 from idp_tutorial.prompt_files import from_pretrained, predict, save_pretrained
@@ -87,6 +88,16 @@ def test_choosing_a_layer_and_probing():
     bb = backbone(); task = small_task(train=64)
     want = choose_prompt_layer(bb, task); bb.model.cuda(); got = choose_prompt_layer(bb, task)
     assert got['layer']==want['layer'] and [r['bits'] for r in got['rows']]==pytest.approx([r['bits'] for r in want['rows']], abs=.05)
+
+def test_probes_train_where_the_states_are():
+    "On the model's device, from the CPU's start; the caller's random numbers stay"
+    task = small_task(train=64); model = model_of('lpt-npg', backbone(), task); kw = dict(n=24, depth=1, width=16, steps=6)
+    want = probe_layers(model, task, **kw); model.cuda(); torch.manual_seed(1); numbers = torch.rand(3, device='cuda'); torch.manual_seed(1)
+    got = probe_layers(model, task, **kw)
+    assert torch.equal(torch.rand(3, device='cuda'), numbers)
+    assert [r['bits'] for r in got]==pytest.approx([r['bits'] for r in want], abs=1e-2)
+    rows = task.encode(task.splits['test'][:5], model.backbone.tokenizer, 60)
+    assert all(h.is_cuda for states in states_by_layer(model, rows) for h in states)
 
 def test_phm_paths_agree():
     phm = PHMLinear(32, 64, 4).cuda(); x = torch.randn(6, 32, device='cuda')

@@ -91,7 +91,7 @@ def test_generators_are_the_papers(method, family, q, t):
             same(got[i], by_hand(method, model.sources[0], states_by_hand(bb, x, q), t, last), 2e-5)
 
 @pytest.mark.parametrize('q', [0,1,2])
-@pytest.mark.parametrize('family', ['roberta','bert','gpt2'])
+@pytest.mark.parametrize('family', FAMILY)
 @pytest.mark.parametrize('method', ['lpt-appg','lpt-mppg'])
 def test_the_whole_model_by_hand(method, family, q):
     "Prompt in front of the states after q layers, the remaining layers, the frozen language-model head at the answer's row, two label words"
@@ -102,12 +102,16 @@ def test_the_whole_model_by_hand(method, family, q):
         for i in range(len(got)):
             x = one(batch, i); h = states_by_hand(bb, x, q)
             h = torch.cat([by_hand(method, model.sources[0], h, t, int(x['mask']) if family=='gpt2' else None), h])[None]
-            mask = torch.full((h.shape[1],)*2, float('-inf')).triu(1)[None,None] if family=='gpt2' else None
+            mask,more = torch.full((h.shape[1],)*2, float('-inf')).triu(1)[None,None] if family=='gpt2' else None,{}
+            if family=='deberta':
+                enc = bb.base.encoder
+                mask,more = torch.ones(1, 1, *(h.shape[1],)*2).long(),dict(relative_pos=enc.get_rel_pos(h), rel_embeddings=enc.get_rel_embedding())
             for layer in (bb.base.h if family=='gpt2' else bb.base.encoder.layer)[q:]:
-                h = layer(h, attention_mask=mask); h = h[0] if isinstance(h, tuple) else h
+                h = layer(h, attention_mask=mask, **more); h = h[0] if isinstance(h, tuple) else h
             if family=='gpt2': h = bb.base.ln_f(h)
-            head = bb.model.lm_head if hasattr(bb.model, 'lm_head') else bb.model.cls
-            same(got[i], head(h[0,t+x['mask'][0]])[words], 1e-4)
+            head = next(getattr(bb.model, n) for n in ('lm_head','cls','lm_predictions') if hasattr(bb.model, n))
+            row = h[0,t+x['mask'][0]]
+            same(got[i], (head(row, bb.words) if hasattr(bb.model, 'lm_predictions') else head(row))[words], 1e-4)
 
 @pytest.mark.parametrize('head', ['verbalizer','classification'])
 @pytest.mark.parametrize('family', FAMILY)

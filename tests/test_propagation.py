@@ -1,19 +1,21 @@
-"What chooses and judges a prompt layer: gradients, information, the choice, sweeps that go on where they stopped, and what is read from their records."
+"What chooses and judges a prompt layer: gradients, information, the choice, sweeps that go on where they stopped and keep to themselves, and what is read from their records."
 import json, math, subprocess, sys
 from dataclasses import asdict, replace
 from functools import cache
+from pathlib import Path
 import pytest, torch
 import torch.nn.functional as F
-from idp_tutorial import comparison, depth, experiments, information, sweeps
-from idp_tutorial.depth import idp_sweep, regret, sweep_file, sweep_shape, tradeoff_table
-from idp_tutorial.information import StateProbe, information_curves, mutual_information, plot_information, probe_layers, states_at
+from idp_tutorial import comparison, depth, experiments, sweeps
+from idp_tutorial.depth import idp_sweep, layer_choice, made_for, regret, sweep_file, sweep_shape, tradeoff_table
+from idp_tutorial.information import Probe, StateProbe, mutual_information, probe_layers, states_by_layer
 from idp_tutorial.injection import Step, run_layers
 from idp_tutorial.lpt import NaivePromptGenerator, lpt_plan
 from idp_tutorial.model import ClassificationHead, PromptedModel, VerbalizerHead
 from idp_tutorial.probes import layer_features
-from idp_tutorial.propagation import choose_prompt_layer, entropy, gradient_norms, linear_bits, logistic, prompt_gradients
+from idp_tutorial.propagation import choose_prompt_layer, entropy, gradient_norms, linear_bits, logistic, plot_gradients, prompt_gradients
 from idp_tutorial.prompts import SoftPrompt
-from idp_tutorial.sweeps import plot_convergence, plot_sweep, sweep_prompt_layer, sweep_table
+from idp_tutorial.results import read_records
+from idp_tutorial.sweeps import information_curves, one_sweep, plot_convergence, plot_information, plot_sweep, sweep_prompt_layer, sweep_table
 from idp_tutorial.training import RunConfig
 import small
 from small import batch_of, one, small_task
@@ -115,7 +117,7 @@ def test_size_of_the_probe_matters():
     assert mutual_information(*data, depth=1, width=16, steps=150, lr=1e-2)['bits']>.8
 
 def test_probe_ignores_padding():
-    torch.manual_seed(0); probe = StateProbe(6, 3, depth=2, width=16).eval(); h = torch.randn(2, 7, 6); keep = torch.ones(2, 7); keep[1,4:] = 0
+    torch.manual_seed(0); probe = StateProbe(6, 3, Probe(depth=2, width=16)).eval(); h = torch.randn(2, 7, 6); keep = torch.ones(2, 7); keep[1,4:] = 0
     with torch.no_grad(): same(probe(h, keep)[1:], probe(h[1:,:4], keep[1:,:4]))
 
 def test_same_seed_same_bits_and_the_callers_random_numbers():
@@ -123,32 +125,58 @@ def test_same_seed_same_bits_and_the_callers_random_numbers():
     a,b,c = [mutual_information(*data, steps=20, seed=s)['bits'] for s in (0,0,1)]
     assert a==b!=c and torch.equal(torch.rand(1), want)
 
+@pytest.mark.parametrize('steps', [dict(lr=1e30), dict(lr=1e30, depth=0)])
+def test_a_probe_that_diverges_says_so(steps):
+    with pytest.raises(FloatingPointError, match='diverged at lr=1e[+]30. A lower lr'): mutual_information(*both_of(parity, (40,20,20)), width=4, **{**steps, 'steps':3})
+
+PLANS = {'late':lambda bb: lpt_plan(bb, NaivePromptGenerator(bb.d, 4, 8), 1),
+    'deep':lambda bb: {0:Step('insert', SoftPrompt(4, bb.d, std=1.)), 2:Step('replace', SoftPrompt(4, bb.d, std=1.))},
+    'among the words':lambda bb: {'words':Step('insert', SoftPrompt(4, bb.d, std=1.), at=1)}, 'keys':lambda bb: {1:Step('kv', SoftPrompt(4, 2*bb.d, std=1.))}}
+
+@pytest.mark.parametrize('plan', PLANS)
 @pytest.mark.parametrize('family', FAMILY)
-def test_states_under_a_prompt(family):
+def test_states_under_a_prompt(family, plan):
+    "Those of a loop that is stopped there, text by text; every layer is applied once to each batch"
+    if (family,plan)==('deberta','keys'): pytest.skip('its attention takes no keys')
     bb,task,examples,head = setting(family, 5); torch.manual_seed(0)
-    model = PromptedModel(bb, head, lpt_plan(bb, NaivePromptGenerator(bb.d, 4, 8), 1))
-    for k in (0,1,2,3):
-        text,rows = states_at(model, examples, k, batch_size=2),states_at(model, examples, k, prompt=True, batch_size=2)
-        assert [len(h) for h in text]==[len(e['ids']) for e in examples] and [len(h) for h in rows]==[len(e['ids'])+4*(k>1) for e in examples]
-        plain = states_at(PromptedModel(bb, head), examples, k)
-        moved = max((a-b).abs().max() for a,b in zip(text, plain))
-        assert moved<1e-4 if k<2 else moved>1e-3
+    model = PromptedModel(bb, head, PLANS[plan](bb)); plain = PromptedModel(bb, head)
+    with pytest.MonkeyPatch.context() as m:
+        applied,inner = [],bb.layer
+        m.setattr(bb, 'layer', lambda k, *a, **kw: (applied.append(k), inner(k, *a, **kw))[1])
+        text,rows = list(states_by_layer(model, examples, batch_size=2)),list(states_by_layer(model, examples, prompt=True, batch_size=2))
+    assert sorted(applied)==sorted([0,1,2]*3*2) # three layers, three batches, two calls
+    first = dict(late=1, deep=0, keys=1).get(plan, -1)
+    for k,bare in zip((0,1,2,3), states_by_layer(plain, examples)):
+        assert [len(h) for h in text[k]]==[len(e['ids']) for e in examples]
+        assert [len(h) for h in rows[k]]==[len(e['ids'])+4*(k>first and plan!='keys') for e in examples]
+        with torch.no_grad(): ctx = run_layers(bb, batch_of(bb, task, 5), model.plan, stop=k)
+        same(torch.cat(text[k]), ctx.h[ctx.text==1], 1e-4); same(torch.cat(rows[k]), ctx.h[ctx.keep==1], 1e-4)
+        moved = max((a-b).abs().max() for a,b in zip(text[k], bare))
+        same_here = k<=first or (family,plan,k)==('deberta','among the words',0) # its embeddings have no positions to move
+        assert moved<1e-4 if same_here else moved>1e-3
 
 def test_probe_layers_is_one_probe_a_layer():
     bb,task,_,head = setting(); model = PromptedModel(bb, head)
     got = probe_layers(model, task, n=24, depth=0, steps=5)
     assert [r['layer'] for r in got]==[1,2,3] and len({r['bits'] for r in got})==3
     encoded = {s: task.encode(r[:24], bb.tokenizer, 128) for s,r in task.splits.items()}
-    again = mutual_information({s: states_at(model, e, 2) for s,e in encoded.items()}, {s: [r['label'] for r in t[:24]] for s,t in task.splits.items()}, depth=0, steps=5)
-    assert got[1]=={'layer':2, **again}
+    again = mutual_information({s: list(states_by_layer(model, e))[2] for s,e in encoded.items()}, {s: [r['label'] for r in t[:24]] for s,t in task.splits.items()}, depth=0, steps=5)
+    assert got[1]=={'layer':2, **again} and probe_layers(model, task, [2,0], n=24, depth=0, steps=5)[0]==got[1]
+
+def test_each_layer_is_computed_once(monkeypatch):
+    bb,task,_,head = setting(); applied,inner = [],bb.layer
+    monkeypatch.setattr(bb, 'layer', lambda k, *a, **kw: (applied.append(k), inner(k, *a, **kw))[1])
+    probe_layers(PromptedModel(bb, head), task, n=24, depth=0, steps=1)
+    assert applied==[0]*3+[1]*3+[2]*3 # of three splits, a batch each
+    applied.clear(); probe_layers(PromptedModel(bb, head), task, [1], n=24, depth=0, steps=1); assert applied==[0]*3
 
 @pytest.fixture
 def curves_of(monkeypatch):
     "Curves of a three-layer model; which prompt layers, seeds and rates were trained is in the list"
     trained,bb = [],backbone()
-    monkeypatch.setattr(information, 'load_backbone', lambda name: bb)
-    monkeypatch.setattr(information, 'fit', lambda model, task, cfg: trained.append((cfg.layer, cfg.seed, cfg.lr)))
-    def call(**kw): return information_curves(small.config(method='lpt', lr=.2), small_task(), seeds=2, n=24, depth=0, steps=3, say=lambda s: None, **kw)
+    monkeypatch.setattr(sweeps, 'load_backbone', lambda name: bb)
+    monkeypatch.setattr(sweeps, 'fit', lambda model, task, cfg: trained.append((cfg.layer, cfg.seed, cfg.lr)))
+    def call(cfg={}, rows=64, **kw): return information_curves(small.config(method='lpt', lr=.2, **cfg), small_task(train=rows), **{**dict(seeds=2, n=24, depth=0, steps=3, say=lambda s: None), **kw})
     return call,trained
 
 def test_curves_for_three_prompt_layers(curves_of):
@@ -167,6 +195,25 @@ def test_curves_go_on(curves_of, tmp_path):
     call(prompt_layers=[1], out=out); n = len(trained)
     records = call(prompt_layers=[1,2], out=out)
     assert n==2 and [t[0] for t in trained[2:]]==[2,2] and len(records)==12==len(out.read_text().splitlines())
+    assert all(r['t']==4 and r['data'] is None and r['cache_dir'] is None and r['probe']==dict(n=24, prompt=False, depth=0, width=64, heads=4, steps=3, lr=3e-3, batch_size=64, looks=10, seed=0) for r in records)
+
+@pytest.mark.parametrize('change', [dict(depth=1), dict(width=8), dict(steps=4), dict(seed=1), dict(n=20), dict(prompt=True), dict(cfg=dict(t=5)), dict(cfg=dict(steps=5)), dict(cfg=dict(head_lr=.1)), dict(rows=60), dict(lrs={1:.7})], ids=str)
+def test_curves_of_other_settings_are_others(curves_of, tmp_path, change):
+    call,trained = curves_of; out = tmp_path/'i.jsonl'; kw = dict(prompt_layers=[1], seeds=1, layers=[2], out=out)
+    call(**kw); call(**kw); assert len(trained)==1
+    call(**{**kw, **change}); assert len(trained)==2 and len(read_records(out))==2
+    if 'lrs' not in change:
+        with pytest.raises(ValueError, match='records of several sweeps'): plot_information(read_records(out))
+
+@pytest.mark.parametrize('cut', [0,30])
+def test_a_curve_cut_short_is_not_done(curves_of, tmp_path, cut):
+    "Lines of the curve are missing, or half of one is there: the rest is probed, and nothing is there twice"
+    call,trained = curves_of; out = tmp_path/'i.jsonl'; kw = dict(prompt_layers=[1], seeds=1, out=out)
+    whole = call(**kw); lines = out.read_text().splitlines(True)
+    out.write_text(''.join(lines[:1]) if not cut else ''.join(lines)[:-cut])
+    again = call(**kw)
+    assert again==whole and sorted(r['layer'] for r in read_records(out))==[1,2,3] and len(trained)==2
+    assert call(**{**kw, 'layers':[3,1]})==[whole[2],whole[0]] and len(trained)==2
 
 # --- the choice
 
@@ -174,6 +221,7 @@ def test_bits_of_a_linear_reader():
     torch.manual_seed(0); y = (torch.arange(200)%2)[torch.randperm(200)]
     assert abs(linear_bits(F.one_hot(y).float()+.01*torch.randn(200, 2), y, 2)[0]-1)<.1
     bits,l2 = linear_bits(torch.randn(200, 100), y, 2)
+    assert math.isfinite(linear_bits(torch.randn(8, 3), torch.tensor([0,0,0,0,0,0,0,1]), 2)[0])
     assert -.1<bits<.05 and l2==1000 and entropy(y)==1 and abs(entropy(torch.tensor([0,0,0,1]))-.8113)<1e-3
 
 @pytest.mark.parametrize('head', ['classification','verbalizer'])
@@ -209,6 +257,15 @@ def test_choice_is_between_the_two_forces(monkeypatch):
     assert chosen([.300,.301,.303], [1.,1.02,.99])==2  # noise: the cheapest
     assert chosen([.1,.5,.6], [9.,8.,1.], tolerance=1.5)==2 # as good, and the cheapest
     assert chosen([-.2,.01,0.], [9.,1.,.1])==1         # nothing is known: the middle
+
+def test_choice_says_what_it_was_made_for():
+    bb,task,_,_ = setting()
+    c = choose_prompt_layer(bb, task, n=16, t=3, max_len=60, seed=2)
+    assert (c['t'],c['max_len'],c['seed'],c['n'],c['template'])==(3,60,2,16,None) and choose_prompt_layer(bb, task, 'verbalizer', n=16)['template']=='code'
+
+def test_plot_of_gradients():
+    ax = plot_gradients(dict(layer=1, rows=[dict(layer=k, norm=n, signal=s) for k,(n,s) in enumerate([(4.,1.),(2.,5.),(1.,2.)])]))
+    assert [list(l.get_ydata()) for l in ax.lines]==[[1.,.5,.25],[.2,1.,.4],[0,1]] and list(ax.lines[2].get_xdata())==[1,1]
 
 # --- sweeps
 
@@ -265,11 +322,24 @@ def test_a_killed_sweep_goes_on(monkeypatch, tmp_path, tuned, half):
     assert [json.loads(l)['layer'] for l in out.read_text().splitlines()]==[0,0,2,2]
     ran = pretend(monkeypatch); assert [r['score'] for r in swept(tuned=tuned, out=out)]==[r['score'] for r in records] and not ran
 
-@pytest.mark.parametrize('change', [dict(steps=4), dict(t=3), dict(backbone='tiny', k=5), dict(head='verbalizer'), dict(lr=.7), dict(weight_decay=.5)])
-def test_another_config_is_another_sweep(monkeypatch, tmp_path, change):
-    ran = pretend(monkeypatch); swept(out=tmp_path/'s.jsonl')
-    ran = pretend(monkeypatch); swept(out=tmp_path/'s.jsonl', base=replace(BASE, **change)); assert len(ran)==4
-    ran = pretend(monkeypatch); swept(out=tmp_path/'s.jsonl', base=replace(BASE, device='auto')); assert not ran # the device changes nothing
+SETTINGS = [dict(steps=4), dict(t=3), dict(k=5), dict(draw=1), dict(head='verbalizer'), dict(lr=.7), dict(weight_decay=.5), dict(batch_size=8), dict(max_len=64), dict(head_lr=.1), dict(eval_every=3), dict(precision='bf16'), dict(cache='hidden')]
+
+@pytest.mark.parametrize('change', SETTINGS, ids=str)
+def test_a_file_has_one_sweep(monkeypatch, tmp_path, change):
+    out = tmp_path/'s.jsonl'
+    ran = pretend(monkeypatch); swept(out=out); before = out.read_text()
+    ran = pretend(monkeypatch)
+    with pytest.raises(ValueError, match=f"has another sweep than this one.*{'lr_selected' if 'lr' in change else next(iter(change))} is .* in some of them.*--out"): swept(out=out, base=replace(BASE, **change))
+    assert not ran and out.read_text()==before
+    swept(out=out, base=replace(BASE, device='auto')); assert not ran # the device changes nothing
+    swept(['lpt-npg'], [1], 3, out=out); assert len(ran)==3 # nor does another method, layer or seed
+
+def test_other_texts_are_another_sweep(monkeypatch, tmp_path):
+    pretend(monkeypatch); swept(out=tmp_path/'s.jsonl')
+    with pytest.raises(ValueError, match='has another sweep.*sizes is'): sweep_prompt_layer(['lpt'], BASE, [0], 1, task=small_task(train=32), out=tmp_path/'s.jsonl')
+
+def test_a_layer_given_twice_is_swept_once(monkeypatch):
+    ran = pretend(monkeypatch); swept(['lpt','lpt'], [2,2], 1); assert len(ran)==1
 
 def test_a_real_sweep_of_one_run(tmp_path):
     r, = sweep_prompt_layer(['lpt-npg'], replace(BASE, batch_size=8, t=2), [1], 1, task=TASK, out=tmp_path/'s.jsonl', say=lambda s: None)
@@ -282,6 +352,34 @@ def fake(scores, noise=.5, seeds=3, m='lpt', **kw):
     return [{**dict(method=m, task='toy', k=None, backbone='toy', head='classification', metric='accuracy', layer=k, n_layers=len(scores), seed=s, score=v+noise*(s-1), validation=v, history=[[1,v-5],[2,v+s]],
         seconds=10., tuning_seconds=5., params=dict(prompt=10, head=2), ms_per_step=2.*len(scores)-k, peak_memory_mb=100.-5*k, lr=.1), **kw} for k,v in enumerate(scores) for s in range(seeds)]
 HUMP = fake([60,63,66,66,63,60])
+
+@pytest.mark.parametrize('read', [one_sweep, sweep_table, sweep_shape, plot_sweep, tradeoff_table, lambda r: plot_convergence(r, 'lpt'), lambda r: regret(r, dict(layer=1, seconds=1.))],
+    ids=['one_sweep','table','shape','plot','tradeoff','convergence','regret'])
+def test_different_experiments_are_not_averaged(read):
+    for change in SETTINGS+[dict(task='b'), dict(backbone='b'), dict(data='b'), dict(sizes=dict(train=5)), dict(compile=True), dict(lr_selected='given')]:
+        with pytest.raises(ValueError, match='several sweeps.*one sweep at a time'): read(HUMP+[{**r, 'seed':r['seed']+3, **({'lr_selected':'given'} if 'lr' in change else change)} for r in HUMP])
+    with pytest.raises(ValueError, match="'lpt' at layer 0 with seed 0 is there 2 times"): read(HUMP+[{**HUMP[0], 'lr':.7}])
+    read(HUMP+[{**r, 'seed':r['seed']+3, 'lr':.3, 'device':'cpu'} for r in HUMP])
+
+def test_a_bare_heads_records_belong_to_the_sweep():
+    "It trains at no rate for the head beside its own, and under a verbalizer it takes no step"
+    one_sweep(fake([60,61], head_lr=.03, steps=300)+fake([50], m='head-only', layer=None, steps=0)+fake([90], m='fine-tuning', layer=None, head_lr=.03, steps=300))
+
+STORED = sorted((Path(__file__).parents[1]/'results').glob('sweep-*.jsonl'))
+@pytest.mark.parametrize('path', STORED, ids=lambda p: p.stem)
+def test_stored_sweeps_are_read(path):
+    r = read_records(path); choice = path.with_name(path.name.replace('sweep', 'choice'))
+    assert one_sweep(r)==r and len(sweep_shape(r))>0 and len(tradeoff_table(r))>0
+    if choice.exists(): c = read_records(choice)[-1]; assert made_for(c, r[0]) and (regret(r, c).regret>=0).all()
+
+def test_a_stored_sweep_goes_on(monkeypatch, tmp_path):
+    "Its settings, read from its own records, run nothing again"
+    file = next(p for p in STORED if p.name=='sweep-trec-tiny.jsonl'); records = read_records(file); names = [f for f in RunConfig.__dataclass_fields__ if f in records[0]]
+    late = next(r for r in records if r['method']=='lpt')
+    base = RunConfig(**{**{k: late[k] for k in names}, 'layer':None, 'seed':0, 'lr':None}); task = replace(small_task(), splits={s: [0]*n for s,n in late['sizes'].items()})
+    ran = pretend(monkeypatch); (tmp_path/'s.jsonl').write_text(file.read_text())
+    got = sweep_prompt_layer(['lpt'], base, None, 3, True, tmp_path/'s.jsonl', task, lambda s: None)
+    assert not ran and got==[r for r in records if r['method']=='lpt']
 
 def test_table_of_a_sweep():
     t = sweep_table(fake([60,62])+fake([90], m='fine-tuning', layer=None))
@@ -305,11 +403,23 @@ def test_tradeoff_is_table_10():
     assert t.layer.tolist()==[6,12,18] and t.ideal.round(2).tolist()==[1.71,2.,2.4] and t.ideal_cached.tolist()==[2.,3.,6.]
     t = tradeoff_table(fake(list(range(24)))+full)
     assert t.speed_up.tolist()==[72/(48-k) for k in (6,12,18)] and t.memory_saved.tolist()==[1-(100-5*k)/200 for k in (6,12,18)]
-    assert tradeoff_table(HUMP).speed_up.isna().all() # nothing to compare with
+    assert tradeoff_table(HUMP).speed_up.isna().all() and tradeoff_table(HUMP).measured.isna().all() # nothing to compare with
+
+def test_tradeoff_with_measured_times():
+    "At the same share of the layers; between two that were measured a step's time is on the line; outside nothing is known"
+    def row(k, ratio, cached=False, **kw): return dict(method='lpt-npg', backbone='big', n_layers=24, k=k, cached=cached, ratio=ratio, **kw)
+    times = [row(6, 2.), row(12, 4.), row(12, 5., True), row(18, 10., True)]
+    t = tradeoff_table(fake(list(range(8))), times=times)
+    assert t.layer.tolist()==[2,4,6] and t.measured.tolist()[:2]==[2.,4.] and t.measured_cached.tolist()[1:]==[5.,10.] and math.isnan(t.measured[2]) and math.isnan(t.measured_cached[0])
+    third, = tradeoff_table(fake(list(range(6))), shares=[1/3], times=times).measured
+    assert third==pytest.approx(1/(1/2-(1/2-1/4)/3))
+    for wrong in (times+[row(12, 3.)|{'method':'lpt'}], [row(12, 3.)|{'method':'lora'}]):
+        with pytest.raises(ValueError, match='one late method on one backbone'): tradeoff_table(HUMP, times=wrong)
 
 def test_regret():
     r, = regret(HUMP, dict(layer=4, seconds=3.)).to_dict('records')
     assert (r['best'],r['chosen'],r['regret'],r['middle'],r['random'])==(2,4,3,0,3) and r['share_of_sweep']==3/270 and r['noise']==pytest.approx(.5/3**.5)
+    assert made_for(dict(layer=4, t=10), HUMP[0]) and not made_for(dict(layer=4, t=20), HUMP[0]) and made_for(dict(layer=4), HUMP[0])
     both = regret(HUMP+fake([1,2,3,4,5,6], m='lpt-npg'), dict(layer=5, seconds=3.))
     assert both.method.tolist()==['lpt','lpt-npg'] and both.regret.tolist()==[6,0]
 
@@ -341,17 +451,42 @@ def test_the_command(tmp_path, capsys):
 def test_the_command_probes_with_the_sweeps_rates(monkeypatch, tmp_path):
     pretend(monkeypatch); seen = {}
     monkeypatch.setattr(depth, 'choose_prompt_layer', lambda *a, **kw: dict(layer=1, seconds=1.))
-    monkeypatch.setattr(depth, 'information_curves', lambda cfg, task, layers, seeds, lrs, out, **kw: seen.update(method=cfg.method, seeds=seeds, lrs=lrs, out=out.name))
-    idp_sweep.__wrapped__(task='sentiment', methods='lpt,lpt-npg', layers='0,1', seeds=2, tune=True, probe=True, out=str(tmp_path))
+    monkeypatch.setattr(depth, 'information_curves', lambda cfg, task, layers, seeds, lrs, out, say, **size: seen.update(method=cfg.method, seeds=seeds, lrs=lrs, out=out.name, size=Probe(**size)))
+    idp_sweep.__wrapped__(task='sentiment', methods='lpt,lpt-npg', layers='0,1', seeds=2, tune=True, probe=True, probe_depth=2, probe_width=32, out=str(tmp_path))
     kinds = []; monkeypatch.setattr(depth, 'sweep_prompt_layer', lambda names, cfg, *a, **kw: kinds.append(cfg.cache) or swept())
     for kind in ('none','hidden'): idp_sweep.__wrapped__(task='sentiment', methods='lpt', layers='0,2', cache=kind, out=str(tmp_path/kind))
     assert kinds==['none','hidden']
-    assert seen==dict(method='lpt', seeds=2, lrs={0:sweeps.GRID['lpt'][2], 1:sweeps.GRID['lpt'][2]}, out='information-sentiment-tiny.jsonl')
+    assert seen==dict(method='lpt', seeds=2, lrs={0:sweeps.GRID['lpt'][2], 1:sweeps.GRID['lpt'][2]}, out='information-sentiment-tiny.jsonl', size=Probe(depth=2, width=32, steps=400))
 
-def test_the_command_says_what_is_wrong(tmp_path, capsys):
-    for kw,word in ((dict(methods='ltp'), "did you mean 'lpt'?"), (dict(task='sst-2'), "did you mean 'sst2'?"), (dict(lr=-1.), 'positive number')):
-        with pytest.raises(SystemExit) as e: idp_sweep.__wrapped__(**kw, out=str(tmp_path/'x'))
-        assert e.value.code==2 and word in capsys.readouterr().err and not (tmp_path/'x').exists()
+def test_a_choice_is_for_its_settings(monkeypatch, tmp_path):
+    "Made again where prompt length, text length, head or texts are others, and not where they are the same; older records had the defaults"
+    made,out = [],tmp_path/'choice.jsonl'
+    monkeypatch.setattr(depth, 'choose_prompt_layer', lambda bb, task, head, t, max_len: made.append((head, t, max_len)) or dict(layer=len(made), head=head, t=t, max_len=max_len, seconds=1.))
+    def layer(task=TASK, **kw): return layer_choice(replace(BASE, **kw), task, out)['layer']
+    assert [layer(), layer(), layer(t=3), layer(t=3, max_len=64), layer(t=3, head='verbalizer'), layer(small_task(train=32)), layer(t=3), layer(lr=.5)]==[1,1,2,3,4,5,2,1] and len(made)==5
+    assert [(r['t'],r['max_len'],r['sizes']['train']) for r in read_records(out)]==[(10,128,64),(3,128,64),(3,64,64),(3,128,64),(10,128,32)]
+    out.write_text(json.dumps(dict(task='sentiment', head='classification', layer=7, seconds=1.))+'\n')
+    assert [layer(), layer(t=3), layer()]==[7,6,7]
+
+def test_baselines_alone(monkeypatch, tmp_path, capsys):
+    pretend(monkeypatch); monkeypatch.setattr(depth, 'choose_prompt_layer', lambda *a, **kw: dict(layer=1, seconds=1.))
+    idp_sweep.__wrapped__(task='sentiment', methods='head-only', out=str(tmp_path)); assert 'written' in capsys.readouterr().out
+
+WRONG = [(dict(methods='ltp'), "did you mean 'lpt'?"), (dict(task='sst-2'), "did you mean 'sst2'?"), (dict(lr=-1.), 'positive number'), (dict(layers='99'), 'prompts at layers 0 to 7'), (dict(layers='a'), "--layers 'a': numbers, parted by commas"), (dict(seeds=0), 'at least one seed'),
+    (dict(k=1), 'at least 8 texts'), (dict(t=0), 't=0'), (dict(head='verbaliser'), "did you mean 'verbalizer'?"), (dict(backbone='nowhere'), "no backbone 'nowhere'"),
+    (dict(probe=True, probe_width=10), 'width 10 with 4 heads'), (dict(probe=True, probe_steps=0), 'steps=0'), (dict(probe=True, probe_depth=-1), 'depth=-1')]
+@pytest.mark.parametrize('kw,word', WRONG, ids=lambda v: str(v)[:40])
+def test_the_command_says_what_is_wrong(kw, word, tmp_path, capsys, monkeypatch):
+    ran = pretend(monkeypatch)
+    with pytest.raises(SystemExit) as e: idp_sweep.__wrapped__(**{'task':'sentiment', 'methods':'lpt,lpt-npg', **kw}, out=str(tmp_path/'x'))
+    assert e.value.code==2 and word in capsys.readouterr().err and not (tmp_path/'x').exists() and not ran
+
+def test_another_sweep_writes_nothing(monkeypatch, tmp_path, capsys):
+    ran = pretend(monkeypatch); monkeypatch.setattr(depth, 'choose_prompt_layer', lambda *a, **kw: dict(layer=1, seconds=1.))
+    kw = dict(task='sentiment', methods='lpt', layers='0', seeds=1, out=str(tmp_path)); idp_sweep.__wrapped__(**kw); n = len(ran)
+    before = {p.name: p.read_text() for p in tmp_path.iterdir()}
+    with pytest.raises(SystemExit): idp_sweep.__wrapped__(**kw, t=3)
+    assert 't is 10 in some of them and 3 in others' in capsys.readouterr().err and len(ran)==n and {p.name: p.read_text() for p in tmp_path.iterdir()}==before
 
 # --- refused
 
@@ -361,7 +496,10 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
     (lambda: sweep_shape(fake([1], m='fine-tuning')), ['no records of a late method','lpt-npg']), (lambda: sweep_shape(HUMP+fake([1,2,3], task='b')), ['one sweep at a time']),
     (lambda: tradeoff_table(fake([1], m='fine-tuning')), ['no records of a late method']), (lambda: regret(HUMP, dict(layer=7, seconds=1.)), ['not 7','sweep every layer first']),
     (lambda: choose_prompt_layer(backbone(), small_task('similarity')), ['regression','needs classes']), (lambda: choose_prompt_layer(backbone(), small_task(), 'verbaliser'), ["head 'verbaliser'","'verbalizer'"]), (lambda: probe_layers(PromptedModel(backbone(), None), small_task('similarity')), ['regression','needs classes']),
-    (lambda: StateProbe(4, 2, width=10, heads=4), ['width 10','4 heads']), (lambda: mutual_information(dict(train=[torch.zeros(1, 2)]*2, validation=[], test=[]), dict(train=[0,1], validation=[], test=[])), ['0 states and 0 labels','at least one'])])
+    (lambda: Probe(width=10, heads=4), ['width 10','4 heads']), (lambda: Probe(depth=-1), ['depth=-1','0 (linear)']), (lambda: Probe(lr=0.), ['lr=0.0','positive']), *[(lambda k=k: mutual_information({}, {}, **{k:0}), [f'{k}=0','at least 1']) for k in ('steps','looks','batch_size','width','heads')],
+    (lambda: probe_layers(PromptedModel(backbone(), None), small_task(), [1,4]), ['after 4 layers','0 to 3']), (lambda: linear_bits(torch.randn(7, 2), torch.arange(7)%2, 2), ['7 texts','at least 8']), (lambda: linear_bits(torch.randn(9, 2), torch.zeros(9).long(), 2), ['1 of the labels','two labels']),
+    (lambda: choose_prompt_layer(backbone(), small_task(train=1)), ['1 texts','at least 8 texts']), (lambda: regret(HUMP, dict(layer=4, seconds=1., t=20)), ["made for {'t': 20}",'choose for the sweep']),
+    (lambda: mutual_information(dict(train=[torch.zeros(1, 2)]*2, validation=[], test=[]), dict(train=[0,1], validation=[], test=[])), ['0 states and 0 labels','at least one'])])
 def test_what_is_refused(make, words):
     with pytest.raises(ValueError) as e: make()
     assert all(w in str(e.value) for w in words), str(e.value)

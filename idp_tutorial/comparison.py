@@ -61,6 +61,7 @@ def made_by(
     def name(p): return p and Path(p).name
     want = {**asdict(cfg), 'data':name(cfg.data), 'glove':name(cfg.glove), 'start':name(cfg.start), **also}
     lr,_,_ = [want.pop(k) for k in ('lr','device','cache_dir')] # the last two change no score
+    if not r.get('steps'): want.pop('steps') # nothing to train: a verbalizer without a prompt
     return r.get('lr_selected')==how and lr in (None, r['lr']) and all(r.get(k, getattr(RunConfig, k, None))==v for k,v in want.items())
 
 # %% ../nbs/16a_comparison.ipynb #cb52efb7

@@ -119,6 +119,11 @@ def test_a_killed_comparison_goes_on(cfg, fakes, tmp_path, tuned, half):
     for other in (dict(steps=4), dict(t=3), dict(weight_decay=.5), dict(standardise=True)):
         trained,_ = fakes(lambda c: c.lr); go(base=cfg(**{'lr':None, **other})); assert trained # another config is another run
 
+def test_a_row_without_training_is_found_again(cfg, tmp_path):
+    out = tmp_path/'r.jsonl'
+    def go(): said = []; compare(['head-only'], cfg(head='verbalizer', k=12, task='questions'), 1, False, out, said.append); return len(said)
+    assert (go(),go())==(1,0) and len(out.read_text().splitlines())==1
+
 def test_other_data_of_the_same_name_are_another_task(cfg, fakes, tmp_path, monkeypatch):
     out = tmp_path/'r.jsonl'
     def go(n): monkeypatch.setattr(comparison, 'load_task', lambda *a: small_task(train=n)); return compare(['lpt'], cfg(), 1, False, out, lambda s: None)

@@ -45,11 +45,14 @@ def lpt(bb:Backbone, cfg:RunConfig): return lpt_plan(bb, SoftPrompt(cfg.t, bb.d,
 # %% ../nbs/15a_methods.ipynb #e4cb5a8c
 def _reads(cfg): return mean_sentence if cfg.readout=='mean' else None # None: M(x) at `<s>`
 
-def s_idpg(kind:str): # 'dnn' or 'phm'
+def s_idpg(
+    kind:str, # 'dnn' or 'phm'
+    **generator, # of `PromptGenerator`: `residual`, `layer_norm`, `shared_A` … make a variant
+):
     "S-IDPG: bottleneck 256 (IDPG Table 1)"
     def plan(bb:Backbone, cfg:RunConfig):
         m = _m(cfg, 256)
-        return idpg_plan(bb, PromptGenerator(bb.d, bb.d, cfg.t, m, kind, math.gcd(16, bb.d, m), dropout=cfg.prompt_dropout), cfg.position, _reads(cfg), cfg.prompt_dropout, cfg.standardise)
+        return idpg_plan(bb, PromptGenerator(bb.d, bb.d, cfg.t, m, kind, math.gcd(16, bb.d, m), dropout=cfg.prompt_dropout, **generator), cfg.position, _reads(cfg), cfg.prompt_dropout, cfg.standardise)
     return plan
 
 def m_idpg(kind:str): # 'dnn' or 'phm'

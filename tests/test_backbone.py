@@ -30,7 +30,7 @@ def make_batch(lens, pad, types=False, T=9):
     return dict(ids=ids.masked_fill(keep==0, pad), keep=keep, types=(torch.arange(T).expand_as(ids)>=T//2).long()*keep if types else torch.zeros_like(ids))
 
 def theirs(bb, batch, **kw):
-    types = {} if bb.family=='gpt2' else dict(token_type_ids=batch['types'])
+    types = dict(use_cache=False) if bb.family=='gpt2' else dict(token_type_ids=batch['types']) # a cache copies the keys, and some CPUs round a product with the copy otherwise
     return bb.model(input_ids=batch['ids'], attention_mask=batch['keep'], output_hidden_states=True, **types, **kw)
 
 def pad_of(bb): return bb.config.pad_token_id or 0

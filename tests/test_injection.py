@@ -142,7 +142,7 @@ def test_alone_as_in_a_longer_batch(family, attn, plan):
         alone = run_layers(bb, only(batch, i), PLANS[plan])
         for row in ('cls','mask','last'): same(alone.row(row)[0], together.row(row)[i], 1e-5)
         same(alone.mean()[0], together.mean()[i], 1e-5)
-        same(alone.h[0], together.h[i][together.keep[i]==1], 1e-5)
+        same(alone.h[0], together.h[i][together.keep[i]==1], 3e-5) # values as large as 10; products of other shapes are rounded otherwise on some CPUs
 
 def test_tracked_rows_after_several_inserts():
     bb = backbone('roberta'); batch = make_batch(bb)

@@ -212,7 +212,7 @@ def test_bad_predictions(p, y, match):
 
 def test_unknown_metric():
     with pytest.raises(ValueError, match="unknown metric 'f2': known are accuracy, f1"): score('accuracy+f2', [0], [0])
-    assert set(METRICS)=={'accuracy','f1','macro_f1','pearson','spearman','exact'}
+    assert set(METRICS)=={'accuracy','f1','macro_f1','pearson','spearman','exact','f1_m'}
 
 # --- draws
 

@@ -109,7 +109,7 @@ class Task:
         "All metrics that fit the task"
         names = ['pearson+spearman','pearson','spearman'] if self.regression else ['accuracy','macro_f1']
         if len(self.labels)==2: names += ['f1','accuracy+f1','accuracy+macro_f1']
-        if self.grouped and groups is not None: names += ['exact']
+        if self.grouped and groups is not None: names += ['exact','f1_m'] if self.grouped=='each' else ['exact']
         return {m: score(m, predictions, labels, groups) for m in dict.fromkeys([self.metric, *names])}
 
     def grade(self,

@@ -188,7 +188,7 @@ def test_f1_of_each_question():
 def test_scores_are_the_benchmarks():
     rng = random.Random(0); y,p,g = [[rng.choice(c) for _ in range(200)] for c in ((0,1), (0,1), range(60))]
     s = TASKS['multirc'].score(p, y, g)
-    assert list(s)[0]=='f1+exact' and s['exact']==pytest.approx(slow_exact(p, y, g)) and s['f1']==pytest.approx(100*f1_score(y, p)) and 5<s['exact']<40
+    assert list(s)[0]=='f1+exact' and s['exact']==pytest.approx(slow_exact(p, y, g)) and s['f1']==pytest.approx(100*f1_score(y, p)) and 5<s['exact']<40 and s['f1_m']==pytest.approx(slow_f1_m(p, y, g)) and 'f1_m' not in TASKS['copa'].score([0,1], [0,1], [0,0])
     assert s['f1+exact']==pytest.approx((s['f1']+s['exact'])/2)
     y3,p3 = [0,0,1,1,2,2],[0,0,1,2,2,2]; f = [1., 2/3, .8]
     s = TASKS['cb'].score(p3, y3)

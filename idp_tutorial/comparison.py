@@ -49,7 +49,8 @@ def stored(out:Path|None)->list[dict]:
     if out is None or not Path(out).exists(): return []
     text = Path(out).read_text()
     if not text.endswith('\n'): Path(out).write_text(text := text[:text.rfind('\n')+1])
-    return [json.loads(line) for line in text.splitlines()]
+    try: return [json.loads(line) for line in text.splitlines()]
+    except ValueError as e: raise ValueError(f"{out} has a line that is no record ({e}): remove the line, or the file to begin anew") from None
 
 def made_by(
     r:dict,        # a record

@@ -119,6 +119,11 @@ def test_a_killed_comparison_goes_on(cfg, fakes, tmp_path, tuned, half):
     for other in (dict(steps=4), dict(t=3), dict(weight_decay=.5), dict(standardise=True)):
         trained,_ = fakes(lambda c: c.lr); go(base=cfg(**{'lr':None, **other})); assert trained # another config is another run
 
+def test_a_damaged_file_is_told_and_left(tmp_path):
+    out = tmp_path/'r.jsonl'; out.write_text('{"seed": 0}\nnot a record\n{"half')
+    with pytest.raises(ValueError, match='r.jsonl has a line that is no record'): comparison.stored(out)
+    out.write_text('{"seed": 0}\n{"half'); assert comparison.stored(out)==[{'seed':0}] and out.read_text()=='{"seed": 0}\n'
+
 def test_a_row_without_training_is_found_again(cfg, tmp_path):
     out = tmp_path/'r.jsonl'
     def go(): said = []; compare(['head-only'], cfg(head='verbalizer', k=12, task='questions'), 1, False, out, said.append); return len(said)

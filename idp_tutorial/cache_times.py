@@ -22,7 +22,7 @@ def _steps(model, examples, batch_size, trains_backbone):
     "Yield after each training step"
     bb,device = model.backbone,model.backbone.words.weight.device
     own = list(model.trained().values())
-    opt = torch.optim.AdamW([*own, *bb.base.parameters()] if trains_backbone else own, lr=0., weight_decay=0.) # the work of a step, and the same weights after it
+    opt = torch.optim.AdamW([*own, *bb.base.parameters()] if trains_backbone else own, lr=0., weight_decay=0., fused=True) # the work of a step, and the same weights after it
     while True:
         for b in batches(examples, batch_size, bb.tokenizer.pad_token_id or 0, shuffle=True):
             bb.base.requires_grad_(trains_backbone)

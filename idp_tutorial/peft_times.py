@@ -45,7 +45,7 @@ def _classifier(bb)->nn.Module: # Hugging Face's, around our backbone's own laye
 def _stepper(model, loss, bb=None): # with `bb`: all of its weights are trained, in this step
     if bb: bb.base.requires_grad_(True)
     params = [p for p in model.parameters() if p.requires_grad]
-    opt = torch.optim.AdamW(params, lr=1e-8)
+    opt = torch.optim.AdamW(params, lr=1e-8, fused=True)
     def step():
         if bb: bb.base.requires_grad_(True)
         model.train()

@@ -94,7 +94,7 @@ def fit(
     if save:
         from idp_tutorial.resume import Checkpoint,identity # the next room, for those who ask for it
         checkpoint = Checkpoint(save, identity(model, [train,valid], cfg, lr, acc.num_processes), save_every or cfg.eval_every)
-    opt = torch.optim.AdamW(model.groups(lr, cfg.head_lr), lr=lr, weight_decay=cfg.weight_decay)
+    opt = torch.optim.AdamW(model.groups(lr, cfg.head_lr), lr=lr, weight_decay=cfg.weight_decay, fused=True) # in one pass over a tensor, where the plain one makes a dozen
     plain = model
     model,opt = acc.prepare(model, opt)
     if acc.process_index: set_seed(cfg.seed+acc.process_index*100_003) # a dropout of its own

@@ -13,7 +13,7 @@ from fastcore.script import call_parse
 
 # %% ../nbs/19c_transfer_runs.ipynb #cd59f9c1
 from .cli import says_why
-from .comparison import made_by,stored
+from .comparison import head_rate,made_by,stored
 from .experiments import append,known
 from .methods import GRID,METHODS
 from .tasks import load_task
@@ -33,6 +33,7 @@ def transfer_scores(
     tasks:tuple|None=None, # both tasks, loaded before
     test_rows:int|None=None, # score only so many rows of each test split; None: all
     say=print,
+    head_first:bool=False, # train every method's head at the rate that the bare head chooses on the first task
 )->list[dict]: # old and new records
     "Tables 6 and 11 of ID-SPAM for any pair of tasks"
     for m in methods: known(m, METHODS, 'method')
@@ -40,10 +41,11 @@ def transfer_scores(
     source,target = tasks or (load_task(base.task, base.data, base.k, base.draw),load_task(target, base.data, shots or 100, base.draw))
     for m in methods: mapped(replace(base, method=m), source, target, given) # before anything is trained
     source,target = [replace(t, splits={**t.splits, 'test':t.splits['test'][:test_rows]}) for t in (source,target)]
+    if head_first: base = replace(base, head_lr=head_rate(base, source, say))
     how,old,records = 'given' if base.lr else 'best of 3 on validation' if tuned else 'default',stored(out),[]
     sizes = {t.name: {s: len(v) for s,v in t.splits.items()} for t in (source,target)}
     for m in methods:
-        cfg = replace(base, method=m, lr=base.lr or (None if tuned else GRID[m][1]))
+        cfg = replace(base, method=m, lr=base.lr or (None if tuned else GRID[m][1]), head_lr=None if m=='head-only' else base.head_lr)
         def of(seed): return [r for r in old if made_by(r, replace(cfg, seed=seed), how, target=target.name, shots=shots, sizes=sizes)]
         for seed in range(seeds):
             if len(found := of(seed))<(3 if shots else 1): # none, or an interrupted run
@@ -99,6 +101,8 @@ def idp_transfer(
     head:str='classification', # 'classification' or 'verbalizer'
     lr:float=None,          # one learning rate for all (default: each method's own)
     tune:bool=False,        # choose each method's rate from three, on the validation split
+    head_first:bool=False,  # let the bare head choose its rate from three on the first task, and train every method's head at it
+    looks:int=10,           # looks at the validation split in a stage; the best one is kept
     test_rows:int=None,     # score only so many test rows
     precision:str='no',     # 'bf16' or 'fp16': autocast in training; scores are always taken in float32
     device:str='auto',      # 'auto' or 'cpu'
@@ -106,11 +110,11 @@ def idp_transfer(
 ):
     "Train methods on one task, answer another, and train on with a few samples"
     base = RunConfig(task=source, backbone=backbone, data=data, k=k, steps=steps, batch_size=batch_size, max_len=max_len, t=t, layer=layer, head=head, lr=lr,
-        precision=precision, device=device, eval_every=max(1, steps//10))
+        precision=precision, device=device, eval_every=max(1, steps//max(1, looks)))
     names,given = list(dict.fromkeys(m.strip() for m in methods.split(','))),None
     if labels:
         if wrong := [x for x in labels.split(',') if x.count('=')!=1]: raise ValueError(f"--labels {labels}: {wrong[0]!r} is no pair; write LABEL=LABEL,LABEL=LABEL")
         given = dict(x.strip().split('=') for x in labels.split(','))
     file = Path(out)/f"transfer-{source}{f'-k{k}' if k else ''}-{target}{'-verbalizer' if head=='verbalizer' else ''}-{Path(backbone).name}.jsonl"
-    records = transfer_scores(names, base, target, shots, seeds, tune, given, file, test_rows=test_rows, say=lambda s: print(s, flush=True))
+    records = transfer_scores(names, base, target, shots, seeds, tune, given, file, test_rows=test_rows, say=lambda s: print(s, flush=True), head_first=head_first)
     print(f"\n{transfer_table(records).to_string()}\n\nwritten: {file}")

@@ -191,6 +191,8 @@ def test_command(small_folder, tmp_path, capsys):
     assert 'majority' in text and str(file) in text and len(file.read_text().splitlines())==3
     run(source='questions', target='sentiment', k=40, shots=0, precision='bf16', labels='abbreviation=negative,entity=negative,description=negative,human=positive,location=positive,numeric=positive')
     (line,) = (tmp_path/file.name.replace('sentiment', 'questions').replace('two-domains', 'sentiment')).read_text().splitlines(); assert json.loads(line)['precision']=='bf16'
+    run(source='sentiment', target='two-domains', k=30, methods='head-only,lpt', shots=0, head_first=True, looks=1)
+    bare,late = map(json.loads, (tmp_path/file.name.replace('k40', 'k30')).read_text().splitlines()); assert bare['head_lr'] is None and late['head_lr'] in R.GRID['head-only'] and late['eval_every']==2
     for kw,words in ((dict(source='questions'),'do not correspond'), (dict(labels='a'),"'a' is no pair"), (dict(source='sentment'),"did you mean 'sentiment'"), (dict(methods='lptt'),"did you mean 'lpt'"), (dict(seeds=0),'at least one seed'), (dict(precision='half'),"unknown precision 'half'")):
         with pytest.raises(SystemExit) as e: run(**kw)
         assert e.value.code==2 and words in capsys.readouterr().err

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.transforms import Bbox
 
 # %% ../nbs/17_results.ipynb #05f4545f
 def read_records(
@@ -76,6 +77,18 @@ def across_tasks(
     return shown.assign(prompt=size).rename_axis(None, axis=1)
 
 # %% ../nbs/17_results.ipynb #d47be122
+def _name(ax, names):
+    "Write names beside their marks, where nothing is yet"
+    ax.autoscale_view() # or where the marks are is not known
+    at,point = [ax.transData.transform((x, y)) for y,x,*_ in names],ax.figure.dpi/72
+    taken,room = [Bbox.from_bounds(x-8*point, y-3*point, 16*point, 6*point) for x,y in at],ax.get_window_extent()
+    for y,x,text,color in sorted(names):
+        for i,(dx,dy,ha,va) in enumerate(((9,0,'left','center'), (-9,0,'right','center'), (0,5,'center','bottom'), (0,-5,'center','top'))):
+            note = ax.annotate(text, (x, y), (dx, dy), textcoords='offset points', ha=ha, va=va, fontsize=9, color=color)
+            box = note.get_window_extent()
+            if i==3 or room.x0<box.x0 and box.x1<room.x1 and not any(box.overlaps(o) for o in taken): taken.append(box); break
+            note.remove()
+
 def plot_scores(
     records:list[dict], # of one task
     ax=None,
@@ -85,15 +98,16 @@ def plot_scores(
     ax = ax or plt.subplots(figsize=(5.5,3.5))[1]
     total = lambda r: r.prompt_params+r.head_params+r.backbone_params
     spots = {r.method: max(1, total(r)) for _,r in t.iterrows()}
+    names = []
     for i,(_,r) in enumerate(t.iterrows()):
         x,y = spots[r.method],df[df.method==r.method].score
         ax.plot([x]*len(y), y, 'o', ms=4, alpha=.5, color=f'C{i}')
         ax.plot(x, r.score, '_', ms=16, mew=2.5, color=f'C{i}')
-        right = x>max(spots.values())**.5*min(spots.values())**.5
-        ax.annotate(r.method, (x, r.score), (-9 if right else 9, 0), textcoords='offset points', ha='right' if right else 'left', va='center', fontsize=9, color=f'C{i}')
+        names.append((r.score, x, r.method, f'C{i}'))
         if r.method in ('head-only','fine-tuning'): ax.axhline(r.score, color=f'C{i}', ls='--', lw=.8, alpha=.5)
     r = t.iloc[0]
     ax.set(xscale='log', xlabel='trained parameters, head included', ylabel=f'{r.metric} (%), test',
         title=f"{r.task}{'' if pd.isna(r.k) else f', {r.k:.0f} examples'}, {r.backbone}: {r.seeds} seeds, bar = mean")
     ax.margins(x=.15); ax.spines[['top','right']].set_visible(False)
+    _name(ax, names)
     return ax

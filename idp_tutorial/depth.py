@@ -57,7 +57,7 @@ def tradeoff_table(
     "Score, memory saved and speed-up over fine-tuning by depth (LPT, Table 10): of the records' own steps, `3L/(2L−k)` (cached `3L/(2(L−k))`), and as `times` have it"
     t,L = sweep_table(records),next((r['n_layers'] for r in records if r['method'] in LATE), None)
     if L is None: raise ValueError(f"no records of a late method among {len(records)}: sweep one of {', '.join(LATE)}")
-    if len(of := {(r['method'],r['backbone']) for r in times})>1 or any(r['method'] not in LATE for r in times): raise ValueError(f"times of {of}: those of one late method on one backbone are needed")
+    if len(of := {(r['method'],r['backbone']) for r in times})>1 or any(r['method'] not in LATE for r in times): raise ValueError(f"times of {', '.join(f'{m} on {b}' for m,b in sorted(of))}: those of one late method on one backbone are needed; leave the others out")
     full = t[t.method=='fine-tuning']
     ms,mb = (full.ms_per_step.iloc[0],full.peak_memory_mb.iloc[0]) if len(full) else (float('nan'),)*2
     t = t[t.method.isin(LATE)&t.layer.isin([round(L*s) for s in shares])]
@@ -80,7 +80,9 @@ def regret(
     choice:dict,        # of `choose_prompt_layer`
 )->pd.DataFrame: # one row a method
     "Points lost against the sweep's best layer by the choice, by the middle, and by a layer at random; and what choosing cost beside the sweep"
-    if records and not made_for(choice, records[0]): raise ValueError(f"the choice was made for {({k: choice[k] for k in _ASKED if k in choice})}, the sweep has {({k: records[0].get(k) for k in _ASKED if k in choice})}: choose for the sweep")
+    if records and not made_for(choice, records[0]):
+        other = [f"{k}={choice[k]!r}, the sweep {k}={records[0].get(k)!r}" for k in _ASKED if k in choice and choice[k]!=records[0].get(k, getattr(RunConfig, k, None))]
+        raise ValueError(f"the choice was made for {'; '.join(other)}: choose again, with the sweep's own settings")
     rows = []
     for m,g in _late(records):
         by,L = g.groupby('layer').score,g.n_layers.iloc[0]

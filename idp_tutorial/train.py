@@ -66,6 +66,9 @@ def idp_train(
     head_lr:float=None,     # of the classification head (default: lr)
     warmup:float=.06,       # share of the steps
     weight_decay:float=.01,
+    template:str='code',    # of the verbalizer: 'code', 'paper', or your own
+    loss_vocab:str='full',  # of the verbalizer's loss: 'full', or 'labels' (the label words alone)
+    prompt_dropout:float=.1, # on generated prompts
     lower_dropout:bool=False, # dropout below the first prompt, as in the papers
     looks:int=10,           # at the validation split; the best one is kept
     save_every:int=None,    # steps between checkpoints (default: at every look; 0: none)
@@ -76,8 +79,8 @@ def idp_train(
     out:str='runs/train',   # folder of this run; a stopped run goes on
 ):
     "Train one method on one task with one seed; stopped, it goes on when it is started again. Several GPUs: accelerate launch --config_file configs/…"
-    cfg = RunConfig(method, task, backbone, data, k, draw, head, readout, t=t, layer=layer, position=position, m=m, standardise=standardise, glove=glove, lr=lr, head_lr=head_lr, warmup=warmup, weight_decay=weight_decay, lower_dropout=lower_dropout, steps=steps,
-        batch_size=batch_size, accumulate=accumulate, max_len=max_len, eval_every=max(1, steps//max(1, looks)), cache=cache, precision=precision, compile=compile, device=device, seed=seed)
+    cfg = RunConfig(method, task, backbone, data, k, draw, head, readout, template, loss_vocab, t=t, layer=layer, position=position, m=m, standardise=standardise, glove=glove, lr=lr, head_lr=head_lr,
+        warmup=warmup, weight_decay=weight_decay, prompt_dropout=prompt_dropout, lower_dropout=lower_dropout, steps=steps, batch_size=batch_size, accumulate=accumulate, max_len=max_len, eval_every=max(1, steps//max(1, looks)), cache=cache, precision=precision, compile=compile, device=device, seed=seed)
     try: r = train(cfg, out, save_every=save_every)
     except KeyboardInterrupt: print(f"stopped: the same command goes on from the last checkpoint in {out}", file=sys.stderr); raise
     if PartialState().is_main_process: print(f"{method} on {task}, seed {seed}: {r['metric']} {r['score']:.1f} (validation {r['validation']:.1f}), {sum(r['params'].values()):,} trained parameters\nwritten: {out}/record.jsonl, prompts.safetensors, prompts.json")

@@ -66,6 +66,7 @@ class EntailmentModel(PromptedModel):
         lower_dropout:bool=False,
         wrong:int|None=1,    # wrong descriptions beside the right one in training; None: all of them
     ):
+        if empty := [i for i,s in enumerate(sentences) if not s.strip()]: raise ValueError(f"label description {empty[0]} is empty: say in words what a text with that label is")
         if len(sentences)<2: raise ValueError(f"{len(sentences)} label descriptions: at least two are needed to choose from")
         if wrong is not None and not 1<=wrong<len(sentences): raise ValueError(f"wrong={wrong} with {len(sentences)} label descriptions: use 1 to {len(sentences)-1}, or None for all wrong ones")
         super().__init__(backbone, ClassificationHead(backbone.d, 2, readout), plan, lower_dropout)

@@ -16,6 +16,7 @@ def token_vectors(
     reads:str='words', # 'words': rows of the embedding matrix; 'embeddings': with positions and LayerNorm. The paper does not say
 )->Tensor: # `[B,T,d]`, of the text without any prompt
     "ID-SPAM's `E`, whatever the layer that the loop is at"
+    if reads not in ('words','embeddings'): raise ValueError(f"unknown reads {reads!r}: use 'words' or 'embeddings'")
     E = ctx.backbone.words(ctx.ids)
     return E if reads=='words' else ctx.backbone.embed(E, ctx.batch['keep'], ctx.batch['types'])
 

@@ -27,7 +27,7 @@ class RoutedPrompt(nn.Module):
         std:float=1., # of the prompts' normal init
     ):
         super().__init__()
-        if t<1 or not 1<=top<=k: raise ValueError(f"SMoP with t={t}, k={k}, top={top}: prompt length at least 1, and from 1 to k prompts for a text")
+        if t<1 or not 1<=top<=k or noise<0: raise ValueError(f"SMoP with t={t}, k={k}, top={top}, noise={noise}: prompt length at least 1, from 1 to k prompts for a text, and noise of 0 or more")
         self.p,self.router = nn.Parameter(std*torch.randn(k, t, d)),nn.Linear(d, k, bias=False)
         nn.init.orthogonal_(self.router.weight)
         self.top,self.noise,self.dropout,self.pool = top,noise,nn.Dropout(dropout),MeanPool()
@@ -57,7 +57,7 @@ class DecomposedPrompt(nn.Module):
         lr_scale:float=.1, # learning rate of the update, as a share of the prompt's
     ):
         super().__init__()
-        if t<1 or r<1: raise ValueError(f"DePT with t={t}, r={r}: prompt length and rank must be at least 1")
+        if min(t, r, max_len)<1 or lr_scale<=0: raise ValueError(f"DePT with t={t}, r={r}, max_len={max_len}, lr_scale={lr_scale}: prompt length, rank and positions must be at least 1, the rate's share above 0")
         self.p,self.A,self.B = nn.Parameter(std*torch.randn(t, d)),nn.Parameter(torch.empty(max_len, r)),nn.Parameter(torch.zeros(r, d))
         nn.init.kaiming_uniform_(self.A, a=5**.5)
         self.scale,self.lr_scale = alpha/r**.5,dict(A=lr_scale, B=lr_scale)

@@ -75,6 +75,7 @@ def exact(
 )->float: # share 0…1
     "Questions of which every row is answered rightly (MultiRC's EM)"
     whole = {}
+    if not len(groups): raise ValueError("no rows to score: give at least one, with its question in `groups`")
     for r,g in zip(right, groups, strict=True): whole[g] = bool(r) and whole.get(g, True)
     return sum(whole.values())/len(whole)
 
@@ -86,6 +87,7 @@ def f1_m(
 )->float: # share 0…1
     "F1 of *true* in each question, and the mean over questions; 1 where nothing is true and nothing is called true"
     by = {}
+    if not len(groups): raise ValueError("no rows to score: give at least one, with its question in `groups`")
     for p,y,g in zip(predictions, labels, groups, strict=True):
         n = by.setdefault(g, [0, 0]) # called true and true; both counts together
         n[0] += int(p==1 and y==1); n[1] += int(p==1)+int(y==1)

@@ -63,7 +63,7 @@ class Changed:
 
 # %% ../nbs/13_weight_baselines.ipynb #f05ab0f6
 class Adapter(nn.Module):
-    "`x + Dropout(W_up GELU(W_down x + b) + b)` (Houlsby et al. 2019; SPEC: IDPG's code has GELU)"
+    "`x + Dropout(W_up GELU(W_down x + b) + b)` (Houlsby et al. 2019; with GELU, as IDPG's code has it)"
     def __init__(self,
         down:nn.Module, # `d → m`
         up:nn.Module,   # `m → d`
@@ -79,7 +79,7 @@ _PLACES = {'gpt2':('attn.resid_dropout','mlp.dropout')} # the dropouts before th
 def _insert(bb, name, make, m, first, layer_norms):
     "Put `make()` behind the two dropouts of each layer from `first` on"
     if m<1: raise ValueError(f"{name} with bottleneck m={m}: it must be at least 1")
-    if first not in range(bb.n_layers): raise ValueError(f"{name} from layer {first!r} on, but backbone {bb.name!r} has layers 0 to {bb.n_layers-1}: a later start leaves nothing to train")
+    if first not in range(bb.n_layers): raise ValueError(f"{name} from layer {first!r} on, but backbone {bb.name!r} has layers 0 to {bb.n_layers-1}: give the number of one of them")
     def change(c):
         for layer in bb.layers[first:]:
             for place in _PLACES.get(bb.family, ('attention.output.dropout','output.dropout')):

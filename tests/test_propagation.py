@@ -498,7 +498,7 @@ def test_another_sweep_writes_nothing(monkeypatch, tmp_path, capsys):
     (lambda: choose_prompt_layer(backbone(), small_task('similarity')), ['regression','needs classes']), (lambda: choose_prompt_layer(backbone(), small_task(), 'verbaliser'), ["head 'verbaliser'","'verbalizer'"]), (lambda: probe_layers(PromptedModel(backbone(), None), small_task('similarity')), ['regression','needs classes']),
     (lambda: Probe(width=10, heads=4), ['width 10','4 heads']), (lambda: Probe(depth=-1), ['depth=-1','0 (linear)']), (lambda: Probe(lr=0.), ['lr=0.0','positive']), *[(lambda k=k: mutual_information({}, {}, **{k:0}), [f'{k}=0','at least 1']) for k in ('steps','looks','batch_size','width','heads')],
     (lambda: probe_layers(PromptedModel(backbone(), None), small_task(), [1,4]), ['after 4 layers','0 to 3']), (lambda: linear_bits(torch.randn(7, 2), torch.arange(7)%2, 2), ['7 texts','at least 8']), (lambda: linear_bits(torch.randn(9, 2), torch.zeros(9).long(), 2), ['1 of the labels','two labels']),
-    (lambda: choose_prompt_layer(backbone(), small_task(train=1)), ['1 texts','at least 8 texts']), (lambda: regret(HUMP, dict(layer=4, seconds=1., t=20)), ["made for {'t': 20}",'choose for the sweep']),
+    (lambda: choose_prompt_layer(backbone(), small_task(train=1)), ['1 texts','at least 8 texts']), (lambda: regret(HUMP, dict(layer=4, seconds=1., t=20)), ['made for t=20','choose again']),
     (lambda: mutual_information(dict(train=[torch.zeros(1, 2)]*2, validation=[], test=[]), dict(train=[0,1], validation=[], test=[])), ['0 states and 0 labels','at least one'])])
 def test_what_is_refused(make, words):
     with pytest.raises(ValueError) as e: make()

@@ -156,6 +156,7 @@ def test_what_is_refused(small_folder):
     with pytest.raises(ValueError, match='premise and hypothesis'): describe(TASKS['mnli'])
     with pytest.raises(ValueError, match='regression'): describe(Task('grades', metric='pearson'))
     with pytest.raises(ValueError, match='at least two'): EntailmentModel(backbone(), ['Yes.'])
+    with pytest.raises(ValueError, match='label description 1 is empty'): EntailmentModel(backbone(), ['Yes.',' '])
     for w in (0, 3, -1):
         with pytest.raises(ValueError, match=f'wrong={w} with 3 label descriptions: use 1 to 2, or None'): EntailmentModel(backbone(), SENTENCES, wrong=w)
     with pytest.raises(ValueError, match="head='classification'"): build(config(method='efl', head='verbalizer'), backbone(), small_task())

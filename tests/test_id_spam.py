@@ -182,6 +182,10 @@ def test_what_cannot_be_built(kw, words):
     with pytest.raises(ValueError) as e: AttentionPromptGenerator(32, **kw)
     assert all(w in str(e.value) for w in words), str(e.value)
 
+def test_no_third_kind_of_token_vectors(bbs):
+    bb = bbs('roberta'); ctx = at(bb, batch_of(bb))
+    with pytest.raises(ValueError, match="unknown reads 'states': use 'words' or 'embeddings'"): token_vectors(ctx, 'states')
+
 @pytest.mark.parametrize('layer', [-1,3,9])
 def test_a_layer_that_is_not_there(bbs, layer):
     with pytest.raises(ValueError, match='layers 0 to 2'): model_with(bbs('roberta'), generator(), layer)

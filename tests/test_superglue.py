@@ -184,6 +184,8 @@ def test_f1_of_each_question():
     assert [f1_m(*o, ['a']*2) for o in (([0,0],[0,0]), ([0,1],[0,0]), ([0,0],[0,1]), ([1,1],[0,1]))]==[1., 0., 0., pytest.approx(2/3)]
     assert f1_m([True,False], [True,True], [0,0])==pytest.approx(2/3) and score('f1_m', [1,0], [1,0], [0,0])==100
     with pytest.raises(ValueError, match="metric 'f1_m' counts questions, and no groups for 2 rows"): score('f1_m', [1,0], [1,0])
+    for f in (lambda: f1_m([], [], []), lambda: exact([], [])):
+        with pytest.raises(ValueError, match='no rows to score'): f()
 
 def test_scores_are_the_benchmarks():
     rng = random.Random(0); y,p,g = [[rng.choice(c) for _ in range(200)] for c in ((0,1), (0,1), range(60))]

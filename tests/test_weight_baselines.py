@@ -343,7 +343,7 @@ def test_what_bitfit_leaves_alone():
 
 # --- refused
 
-@pytest.mark.parametrize('make,words', [(lambda b: add_adapters(b, 0), ['adapters','m=0','at least 1']), (lambda b: add_adapters(b, first=3), ['layer 3','0 to 2','nothing to train']),
+@pytest.mark.parametrize('make,words', [(lambda b: add_adapters(b, 0), ['adapters','m=0','at least 1']), (lambda b: add_adapters(b, first=3), ['layer 3','0 to 2','give the number']),
     (lambda b: add_adapters(b, first=-1), ['layer -1','0 to 2']), (lambda b: add_compacters(b, 0), ['compacters','m=0']), (lambda b: add_compacters(b, 6), ['n=4','n must divide both widths']),
     (lambda b: add_compacters(b, share='layer'), ["share='layer'","'adapter'","'model'"]), (lambda b: add_compacters(b, init='xavier'), ["init 'xavier'"]),
     (lambda b: add_lora(b, 0), ['r=0','at least 1']), (lambda b: add_lora(b, where='query'), ["where='query'","'qv'","'all'"])])

@@ -107,7 +107,7 @@ def plot_scores(
         if r.method in ('head-only','fine-tuning'): ax.axhline(r.score, color=f'C{i}', ls='--', lw=.8, alpha=.5)
     r = t.iloc[0]
     ax.set(xscale='log', xlabel='trained parameters, head included', ylabel=f'{r.metric} (%), test',
-        title=f"{r.task}{'' if pd.isna(r.k) else f', {r.k:.0f} examples'}, {r.backbone}: {r.seeds} seeds, bar = mean")
+        title=f"{r.task}{'' if pd.isna(r.k) else f', {r.k:.0f} examples'}, {r.backbone}: {r.seeds} seed{'s' if r.seeds>1 else ''}, bar = mean")
     ax.margins(x=.15); ax.spines[['top','right']].set_visible(False)
     _name(ax, names)
     return ax

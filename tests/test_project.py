@@ -1,5 +1,5 @@
 "What surrounds the library: exported code, clean notebooks, README, packaging, versions."
-import ast, importlib, importlib.util, re, shutil, subprocess, sys
+import ast, base64, importlib, importlib.util, io, re, shutil, subprocess, sys
 from pathlib import Path
 import pytest
 
@@ -107,6 +107,24 @@ def test_failing_notebook_is_reported_and_left_alone(tmp_path, monkeypatch, caps
     assert notebooks.run([])==1 and bad.read_bytes()==before
     out = capsys.readouterr().out
     assert '1/0' in out and 'ZeroDivisionError' in out and 'fine = 1' not in out
+
+def test_pictures_are_kept_with_few_colours():
+    from PIL import Image
+    def png(im): out = io.BytesIO(); im.save(out, 'png'); return base64.b64encode(out.getvalue()).decode()
+    def opened(data): return Image.open(io.BytesIO(base64.b64decode(data)))
+    ramp = Image.linear_gradient('L').convert('RGB')
+    noisy = Image.merge('RGB', [Image.effect_noise((64, 64), s) for s in (30, 60, 90)])
+    plot = Image.new('RGB', (200, 100), 'white'); plot.paste((31,119,180), (20,20,180,60))
+    shown = cell('plot'); shown.outputs = [notebooks.nbformat.v4.new_output('display_data', {'image/png':png(im)}) for im in (ramp, noisy, plot)]
+    nb = notebooks.lighten(notebooks.nbformat.v4.new_notebook(cells=[shown]))
+    pictures = [o.data['image/png'] for o in shown.outputs]
+    assert all(len(p)<=len(png(im)) and len(opened(p).getcolors())<=128 for p,im in zip(pictures[1:], (noisy, plot)))
+    assert opened(pictures[2]).convert('RGB').tobytes()==plot.tobytes() # a plot with few colours loses none
+    assert notebooks.lighten(nb).cells[0].outputs[2].data['image/png']==pictures[2]
+
+def test_stored_outputs_are_small():
+    size = {p.name: sum(len(str(o)) for c in notebooks.nbformat.read(p, 4).cells for o in c.get('outputs', ())) for p in notebooks.notebooks()}
+    assert {n: s for n,s in size.items() if s>105_000}=={}
 
 # ---- docs/site_pages.py
 

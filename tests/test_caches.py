@@ -305,3 +305,9 @@ def test_every_variant_takes_its_turn_and_no_weight_moves(tmp_path):
         ('both','hidden+sentence'), ('head','none'), ('head','hidden')]
     assert out[0]['ratio']==1 and all(r['ms']>0 and r['ratio']>0 for r in out) and out[2]['mb']>=0
     assert hashlib.sha256(b''.join(p.detach().numpy().tobytes() for p in bb.model.parameters())).digest()==before and not any(p.requires_grad for p in bb.model.parameters())
+
+def test_states_are_kept_without_dropout(tmp_path):
+    bb = backbone(); rows = rows_of(bb, n=3); want = run_layers(bb, collate(rows, 1)).mean(); bb.model.train()
+    kept = cache_states(bb, rows, 2, tmp_path)[0]
+    assert bb.layers[0].training; bb.model.eval()
+    close(run_layers(bb, collate(kept, 1)).mean(), want)

@@ -5,7 +5,7 @@ import pytest, torch
 from idp_tutorial import comparison, experiments
 from idp_tutorial.comparison import compare, tune
 from idp_tutorial.experiments import GRID, METHODS, run
-from idp_tutorial.results import read_records, results_table
+from idp_tutorial.results import across_tasks, read_records, results_table
 from idp_tutorial.training import fit
 from small import backbone, config, small_task
 
@@ -173,3 +173,11 @@ def test_the_heads_rate_is_its_own(cfg, task):
 def test_nothing_to_compare(cfg):
     with pytest.raises(ValueError, match='at least one seed'): compare(['lpt'], cfg(), seeds=0)
     with pytest.raises(ValueError, match="unknown method 'ltp'"): compare(['ltp'], cfg())
+
+# --- tables
+
+def test_spread_over_seeds_and_gain():
+    def rec(**kw): return {**dict(task='a', k=None, backbone='b', head='c', method='m', metric='accuracy', validation=1., params=dict(prompt=1, head=2, backbone=0), ms_per_step=1., peak_memory_mb=1., steps=1, lr=.1), **kw}
+    two = [rec(score=s, seed=i) for i,s in enumerate((70.,80.))]; t = results_table(two)
+    assert (t.score[0],t.seeds[0])==(75.,2) and t['std'][0]==pytest.approx(50**.5)
+    assert across_tasks(two+[rec(method='base', score=65., seed=0)], 'base').loc['m','a']==10. and across_tasks(two).loc['m','a']=='75.0 ± 7.1'

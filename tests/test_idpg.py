@@ -257,3 +257,7 @@ def test_plan_reads_the_standardised_vector_where_told():
     assert not any(isinstance(m, Standardise) for m in plain.modules())
     seen = []; hook = ready.generator.register_forward_pre_hook(lambda m, a: seen.append(a[0])); ready.train(); ready.read.dropout.eval(); ready(ctx); hook.remove()
     z = ctx.sentence(); same(seen[0], (z-z.mean(0))/z.std(0, unbiased=False), 1e-3)
+
+def test_statistics_are_of_vectors_without_dropout():
+    bb = backbone('roberta'); ctx = run_layers(bb, batch_of(bb), stop=0); read = SentenceVector(dropout=.5, standardise=d).train(); z = read(ctx)
+    same(read.scale.total, ctx.sentence().sum(0)); assert .3<(z==0).float().mean()<.7

@@ -503,3 +503,31 @@ def test_another_sweep_writes_nothing(monkeypatch, tmp_path, capsys):
 def test_what_is_refused(make, words):
     with pytest.raises(ValueError) as e: make()
     assert all(w in str(e.value) for w in words), str(e.value)
+
+# --- what is chosen, fitted and measured on which texts
+
+def test_probe_is_chosen_on_validation():
+    h,y = [torch.tensor([[2.*(i%2)-1]]) for i in range(40)],[i%2 for i in range(40)]
+    def bits(n): return mutual_information(dict.fromkeys(('train','validation','test'), h), dict(train=y, validation=[1-v for v in y], test=y), depth=0, steps=n, looks=n, lr=.1)['bits']
+    assert bits(20)==bits(1) # every step makes the reversed validation labels worse and the test labels better
+
+def test_entropy_is_of_the_test_labels():
+    r = mutual_information(dict.fromkeys(('train','validation','test'), [torch.zeros(1, 1)]*40), dict(train=[0,1]*20, validation=[0,1]*20, test=[0,0,0,1]*10), depth=0, steps=1)
+    assert abs(r['entropy']-.8113)<1e-3
+
+def test_the_probe_can_see_the_prompt():
+    bb,task,_,head = setting(); model = PromptedModel(bb, head, lpt_plan(bb, SoftPrompt(4, bb.d, std=1.), 1))
+    a,b = [probe_layers(model, task, [2], n=24, prompt=p, depth=0, steps=5)[0]['bits'] for p in (False,True)]
+    assert a!=b
+
+def test_gradients_are_of_texts_the_head_has_not_seen(monkeypatch):
+    bb,task,_,_ = setting(); seen = {}; where = 'idp_tutorial.propagation.'
+    monkeypatch.setattr(where+'linear_bits', lambda *a: (.1, 10.))
+    monkeypatch.setattr(where+'logistic', lambda x, y, *a: seen.update(x=x) or (torch.zeros(2, bb.d), torch.zeros(2)))
+    monkeypatch.setattr(where+'gradient_norms', lambda bb, head, ex, X, t=10: seen.update(ex=ex, t=t) or [dict(layer=k, signal=1.) for k in range(3)])
+    choose_prompt_layer(bb, task, n=16, t=3)
+    assert len(seen['x'])==12 and seen['t']==3 and torch.cdist(layer_features(bb, seen['ex'])[-1], seen['x']).min()>1e-3
+
+def test_error_is_that_of_the_layer_with_the_fewest_seeds():
+    s, = sweep_shape([r for r in HUMP if (r['layer'],r['seed'])!=(2,2)]).to_dict('records')
+    assert s['error']==pytest.approx(((5*.25+.125)/6*1.5/2)**.5)

@@ -34,7 +34,7 @@ def adamw(monkeypatch):
         def step(self, *args, **kwargs):
             params = [p for g in self.param_groups for p in g['params']]
             norm = torch.stack([p.grad.norm() for p in params if p.grad is not None]).norm() # of what is there, at least one
-            steps.append(dict(lr=self.param_groups[0]['lr'], norm=norm.item(), params=params))
+            steps.append(dict(lr=self.param_groups[0]['lr'], decay=self.param_groups[0]['weight_decay'], norm=norm.item(), params=params))
             return super().step(*args, **kwargs)
     monkeypatch.setattr(torch.optim, 'AdamW', Recorder)
     return steps
@@ -112,6 +112,9 @@ def test_the_gradient_of_a_step_is_the_mean_over_its_batches(adamw):
     for size,n in ((32,1),(16,2),(8,4)): fit(quiet(), task, config(steps=1, lr=1e-3, batch_size=size, accumulate=n, clip=1e9))
     norms = [s['norm'] for s in adamw]
     assert norms[0]>1e-3 and norms==pytest.approx([norms[0]]*3, rel=1e-4)
+
+def test_weight_decay_is_the_configs(adamw):
+    fit(quiet(), small_task(), config(steps=1, weight_decay=.3)); assert [s['decay'] for s in adamw]==[.3]
 
 def test_gradients_are_clipped(adamw):
     model = quiet(); task = small_task()

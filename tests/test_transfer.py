@@ -196,3 +196,17 @@ def test_command(small_folder, tmp_path, capsys):
     for kw,words in ((dict(source='questions'),'do not correspond'), (dict(labels='a'),"'a' is no pair"), (dict(source='sentment'),"did you mean 'sentiment'"), (dict(methods='lptt'),"did you mean 'lpt'"), (dict(seeds=0),'at least one seed'), (dict(precision='half'),"unknown precision 'half'")):
         with pytest.raises(SystemExit) as e: run(**kw)
         assert e.value.code==2 and words in capsys.readouterr().err
+
+# --- what a stage must not take over from another
+
+def test_every_stage_has_its_own_start(small_folder, monkeypatch):
+    a,b,seen = small_task(),flipped(small_task('two-domains', 16)),[]
+    def fake(m, t, c):
+        seen.append((c.start, torch.rand(1).item(), torch.cat([p.detach().flatten() for p in m.trained().values()])))
+        for p in m.trained().values(): p.data.add_(.01)
+        return dict(validation=50., steps=1)
+    monkeypatch.setattr(T, 'fit', fake)
+    T.transfer(config(method='fine-tuning', backbone=str(small_folder), start='x'), a, b, lrs=(1e-3,1e-2))
+    assert [s[0] for s in seen]==['x']+4*[None] # else a start would be put over what was transferred
+    assert seen[1][1]==seen[2][1] # the same dropout for every rate
+    assert torch.equal(seen[3][2], seen[0][2]) # what learns the second task alone begins at the pretrained weights

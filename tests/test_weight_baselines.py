@@ -357,3 +357,21 @@ def test_what_is_refused(make, words):
 def test_no_head_to_change(make, monkeypatch):
     bb = backbone(); monkeypatch.setattr(bb, 'has_lm_head', False)
     with pytest.raises(ValueError, match='no language-model head'): make(bb)
+
+# --- options that reach every changed layer
+
+def adapters(bb): return [m for m in bb.model.modules() if type(m).__name__=='Adapter']
+
+def test_layer_norms_of_the_changed_layers():
+    bb = backbone()
+    for make in (add_adapters, add_compacters):
+        with make(bb, 8, first=1, layer_norms=True): assert [{p.requires_grad for n,p in l.named_parameters() if 'LayerNorm' in n} for l in bb.layers]==[{False},{True},{True}]
+
+def test_second_bias_of_a_compacter():
+    bb = backbone()
+    with add_compacters(bb, 8): assert torch.cat([m.up.bias for m in adapters(bb)]).std().item()==pytest.approx(.02, rel=.2)
+
+def test_compacters_and_lora_drop_where_told():
+    bb = backbone()
+    with add_compacters(bb, 8, dropout=.5): assert {(m.inner.p,m.dropout.p) for m in adapters(bb)}=={(.5,.5)}
+    with add_lora(bb, dropout=.5): assert {m.p for n,m in bb.model.named_modules() if 'lora_dropout' in n and isinstance(m, nn.Dropout)}=={.5}

@@ -7,10 +7,11 @@ __all__ = ['tune', 'head_rate', 'stored', 'made_by', 'with_seeds', 'compare']
 
 # %% ../nbs/16a_comparison.ipynb #2ec78f95
 import json,time
-from dataclasses import asdict,replace
+from dataclasses import replace
 from pathlib import Path
 
 # %% ../nbs/16a_comparison.ipynb #690ff1cf
+from .config import as_recorded
 from .experiments import append,known,record_of,run,trained
 from .methods import GRID,METHODS
 from .tasks import Task,load_task
@@ -48,7 +49,11 @@ def stored(out:Path|None)->list[dict]:
     "The records of a file so far; half a line, which a killed run may leave, is cut off"
     if out is None or not Path(out).exists(): return []
     text = Path(out).read_text()
-    if not text.endswith('\n'): Path(out).write_text(text := text[:text.rfind('\n')+1])
+    if not text.endswith('\n'):
+        text,last = text[:text.rfind('\n')+1],text[text.rfind('\n')+1:]
+        try: json.loads(last); text += last+'\n' # whole, but for the end of its line
+        except ValueError: pass
+        Path(out).write_text(text)
     try: return [json.loads(line) for line in text.splitlines()]
     except ValueError as e: raise ValueError(f"{out} has a line that is no record ({e}): remove the line, or the file to begin anew") from None
 
@@ -59,8 +64,7 @@ def made_by(
     **also,        # what else the record must say
 )->bool:
     "Is `r` a record of `cfg`?"
-    def name(p): return p and Path(p).name
-    want = {**asdict(cfg), 'data':name(cfg.data), 'glove':name(cfg.glove), 'start':name(cfg.start), **also}
+    want = {**as_recorded(cfg), **also}
     lr,_,_ = [want.pop(k) for k in ('lr','device','cache_dir')] # the last two change no score
     if not r.get('steps'): want.pop('steps') # nothing to train: a verbalizer without a prompt
     return r.get('lr_selected')==how and lr in (None, r['lr']) and all(r.get(k, getattr(RunConfig, k, None))==v for k,v in want.items())
@@ -103,6 +107,7 @@ def compare(
     head_first:bool=False,   # train the head of every method at `head_rate`, and tune what remains
 )->list[dict]: # records
     "Train every method with every seed on one task"
+    methods = list(dict.fromkeys(methods))
     for m in methods: known(m, METHODS, 'method')
     if 'efl' in methods and base.head=='verbalizer': raise ValueError("'efl' answers with an entailment head of its own: leave it out of `methods`, or use head='classification'")
     if seeds<1: raise ValueError(f"seeds={seeds}: at least one seed is needed (three show the spread)")

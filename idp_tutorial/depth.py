@@ -17,11 +17,12 @@ from fastcore.script import call_parse
 from .backbone import load_backbone
 from .cli import check,ints,says_why
 from .comparison import head_rate,stored
+from .config import as_recorded
 from .experiments import append
 from .information import Probe
 from .methods import GRID
 from .propagation import choose_prompt_layer
-from .sweeps import LATE,as_recorded,information_curves,one_sweep,planned,sweep_prompt_layer,sweep_table
+from .sweeps import LATE,information_curves,one_sweep,planned,sweep_prompt_layer,sweep_table
 from .tasks import Task,load_task
 from .training import RunConfig
 
@@ -66,14 +67,15 @@ def tradeoff_table(
         ideal=3*L/(2*L-t.layer), measured=measured(False), ideal_cached=3*L/(2*(L-t.layer)), measured_cached=measured(True))).reset_index(drop=True)
 
 # %% ../nbs/18b_depth.ipynb #9ac84b27
-_ASKED = ('task','data','k','draw','head','t','max_len','sizes') # what a choice is made for
+_ASKED = ('task','backbone','data','k','draw','head','t','max_len','sizes') # what a choice is made for
 
 def made_for(
     choice:dict, # of `choose_prompt_layer`, with what a command was asked for
     r:dict,      # a record of a sweep
 )->bool:
     "Was it made for this sweep? What a choice does not say may be anything"
-    return all(choice[k]==r.get(k, getattr(RunConfig, k, None)) for k in _ASKED if k in choice)
+    def of(o, k): v = o.get(k, getattr(RunConfig, k, None)); return Path(v).name if k=='backbone' else v
+    return all(of(choice, k)==of(r, k) for k in _ASKED if k in choice)
 
 def regret(
     records:list[dict], # of one sweep
@@ -108,6 +110,11 @@ def layer_choice(cfg:RunConfig, task:Task, out:Path)->dict: # record of `choose_
     c = choose_prompt_layer(bb, task, cfg.head, t=cfg.t, max_len=cfg.max_len) | {k: asked[k] for k in _ASKED}
     append(c, out)
     return c
+
+def _choice_if_any(methods, cfg, task, out): # None: nothing to choose, or nothing to choose by (a regression, too few texts)
+    if not any(m in LATE for m in methods): return None
+    try: return layer_choice(cfg, task, out)
+    except ValueError as e: print(f"no layer is chosen without training: {e}", flush=True)
 
 # %% ../nbs/18b_depth.ipynb #1a6aa7eb
 @call_parse
@@ -148,11 +155,11 @@ def idp_sweep(
     planned(names, base, at, seeds) # before the head's rate costs time
     if head_first: base = replace(base, head_lr=head_rate(base, rows))
     planned(names, base, at, seeds, tune, sweep_file(out, base), rows) # before anything is written
-    choice = layer_choice(base, rows, sweep_file(out, base, 'choice'))
+    choice = _choice_if_any(names, base, rows, sweep_file(out, base, 'choice'))
     records = sweep_prompt_layer(names, base, at, seeds, tune, sweep_file(out, base), rows, lambda s: print(s, flush=True))
     print('\n'+sweep_table(records).round(4).to_string(index=False))
-    if not at and any(m in LATE for m in names): print('\n'+sweep_shape(records).round(2).to_string(index=False)+'\n\n'+regret(records, choice).round(2).to_string(index=False))
+    if not at and any(m in LATE for m in names): print('\n'+sweep_shape(records).round(2).to_string(index=False)+('\n\n'+regret(records, choice).round(2).to_string(index=False) if choice else ''))
     if probe:
         lrs = {r['layer']: r['lr'] for r in records if r['method']=='lpt'}
         information_curves(replace(base, method='lpt', lr=lr or GRID['lpt'][1]), rows, None, seeds, lrs, sweep_file(out, base, 'information'), say=print, **size)
-    print(f"\nwritten: {sweep_file(out, base)} and {sweep_file(out, base, 'choice').name}")
+    print(f"\nwritten: {sweep_file(out, base)}{' and '+sweep_file(out, base, 'choice').name if choice else ''}")

@@ -7,15 +7,17 @@ __all__ = ['VERSIONS', 'known', 'build', 'record_of', 'trained', 'run', 'append'
 
 # %% ../nbs/16_experiments.ipynb #06d3bc13
 import difflib,json,platform
-from dataclasses import asdict,replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from accelerate import PartialState
 from accelerate.utils import set_seed
+import torch
 
 # %% ../nbs/16_experiments.ipynb #2b72e577
 from .backbone import Backbone,load_backbone
 from .caches import with_caches
+from .config import as_recorded
 from .efl import EntailmentModel,describe
 from .methods import GRID,METHODS
 from .model import ClassificationHead,PromptedModel,VerbalizerHead,count_parameters
@@ -36,6 +38,7 @@ def build(
     task:Task,
 )->PromptedModel:
     "The model of a config; initialised under `cfg.seed`"
+    if bb.words.weight.dtype!=torch.float32: raise ValueError(f"backbone {bb.name!r} has weights in {bb.words.weight.dtype}, and prompts and heads are trained in float32: load it without dtype=, and give RunConfig(precision='bf16')")
     set_seed(cfg.seed)
     known(cfg.head, ['classification','verbalizer'], 'head')
     plan = METHODS[known(cfg.method, METHODS, 'method')](bb, cfg)
@@ -60,13 +63,12 @@ def record_of(
     cfg:RunConfig,
     test:bool=True, # score the test split
 )->dict: # config, scores, parameter counts, time, memory, versions
-    "All that can be said of a run, and no folder of this machine"
+    "All that can be said of a run"
     bb,template = model.backbone,cfg.template if cfg.head=='verbalizer' else None
     rows = task.encode(task.splits['test'], bb.tokenizer, min(cfg.max_len, bb.max_tokens), template) if test else []
     if test and cfg.cache!='none': rows = with_caches(model, [rows], replace(cfg, precision='no'))[0][0]
     scores = evaluate(model, rows, task, 4*cfg.batch_size, next(model.parameters()).device)[0] if test else {task.metric:None}
-    def name(p): return p and Path(p).name
-    return {**asdict(cfg), 'data':name(cfg.data), 'glove':name(cfg.glove), 'start':name(cfg.start), 'cache_dir':None, 'metric':task.metric, 'score':scores[task.metric], 'scores':scores,
+    return {**as_recorded(cfg), 'metric':task.metric, 'score':scores[task.metric], 'scores':scores,
         'validation':log['validation'], 'selected':'checkpoint: best on validation; reported on test', 'sizes':{s:len(r) for s,r in task.splits.items()}, 'params':count_parameters(model),
         'steps':log['steps'], 'ms_per_step':round(log['ms_per_step'], 2), 'peak_memory_mb':round(log['peak_memory_mb'], 1), 'history':log['history'], 'versions':_versions()}
 

@@ -39,6 +39,8 @@ def adaptive_pool(
 )->Tensor: # `[B,t,m]`
     "`nn.AdaptiveAvgPool1d` / `nn.AdaptiveMaxPool1d` of a batch, each text over its own rows (LPT §5.1: padding is left out, as in the authors' code)"
     if kind not in ('mean','max'): raise ValueError(f"unknown pooling {kind!r}: use 'mean' (APPG) or 'max' (MPPG)")
+    if t<1: raise ValueError(f"t={t}: at least one row to make")
+    keep = keep.long()
     n,i,T = keep.sum(1)[:,None],torch.arange(t, device=x.device),x.shape[1]
     if bool((n==0).any()): raise ValueError("a text without rows has nothing to pool: every text needs at least one token (two for a decoder with skip_last)")
     first,end = i*n//t,((i+1)*n+t-1)//t

@@ -107,6 +107,7 @@ class MultiTaskModel(nn.Module):
 
     def loss(self, batch:dict)->Tensor:
         "The mean over all rows of their tasks' losses, to train several tasks at once"
+        if 'label' not in batch: raise ValueError("the batch has no labels to learn from: give every row one")
         parts = [(len(at), self.tasks[name]['head'].loss(ctx, scaled(dict(label=y), self.members[name].task)['label'])) for name,at,y,ctx in self.contexts(batch)]
         return sum(n*loss for n,loss in parts)/len(batch['ids'])
 
@@ -124,8 +125,11 @@ class MultiTaskModel(nn.Module):
         "Rows of text to answers"
         self.eval(); device = next(self.lm.parameters()).device
         out = self({k: v.to(device) for k,v in self.encode(rows).items()})
-        def say(task, o): return task.labels[int(o.argmax())] if task.labels else task.limits[0]+o.item()*(task.limits[1]-task.limits[0])
-        return [say(self.members[r['task']].task, o) for r,o in zip(rows, out)]
+        said = [None]*len(rows)
+        for name in {r['task']: 0 for r in rows}:
+            task,at = self.members[name].task,[i for i,r in enumerate(rows) if r['task']==name]
+            for i,a in zip(at, task.answer(torch.stack([out[i] for i in at]), [rows[i].get('group') for i in at])): said[i] = task.labels[a] if task.labels else a
+        return said
 
     def trained(self)->dict[str,Tensor]: return {n: p for n,p in self.tasks.named_parameters() if p.requires_grad}
 
@@ -134,9 +138,9 @@ class MultiTaskModel(nn.Module):
         return {n: {k: v for k,v in count_parameters(m.model).items() if k!='backbone'} for n,m in self.members.items()}
 
 def _checked(task, r, where): # the task's columns
-    "`check_row`, where label and group may be missing: they are not needed to answer"
+    "`check_row`, where the label may be missing, and the group if the task does not choose among rows: they are not needed to answer"
     bare = r.get('label') is None
-    if all(r.get(c) is not None for c in ('sentence1','sentence2')[:1+task.pair]): r = {'group':0, **r, **({'label':task.limits[0] if task.regression else 0} if bare else {})}
+    if all(r.get(c) is not None for c in ('sentence1','sentence2')[:1+task.pair]): r = {**({} if task.grouped=='choose' else {'group':0}), **r, **({'label':task.limits[0] if task.regression else 0} if bare else {})}
     row = check_row(task, r, where, ' (a label only to train)')
     return {k: v for k,v in row.items() if k!='label' or not bare}
 
@@ -144,7 +148,7 @@ def _check(members):
     if not members: raise ValueError("no members: give at least one task, as {name: Member(model, task, cfg)}")
     bb = next(iter(members.values())).model.backbone
     for n,m in members.items():
-        if '.' in n: raise ValueError(f"the name {n!r} has a dot: torch's module names cannot; choose another")
+        if not n or '.' in n or hasattr(nn.ModuleDict(), n): raise ValueError(f"the name {n!r} cannot be that of a torch module (no dots, and none of its own attributes): choose another")
         if type(m.model) is not PromptedModel: raise ValueError(f"{n!r} is a {type(m.model).__name__}, which makes several pairs of every text: its rows cannot be mixed with others; use a PromptedModel")
         if hasattr(m.model.backbone, 'changed') or any(p.requires_grad for p in m.model.lm.parameters()):
             raise ValueError(f"{n!r} ({m.cfg.method}) changes the backbone's weights, which all tasks share: mix prompt methods, or keep a backbone for this task alone")

@@ -17,6 +17,7 @@ from .backbone import Backbone
 from .caches import fingerprint
 from .experiments import build
 from .multitask import Member,MultiTaskModel
+from .resume import random_state,set_random_state
 from .tasks import Task
 from .training import RunConfig
 
@@ -25,10 +26,24 @@ def _tensors(model): # what makes the tasks; a generator that layers share once
     kept = model.tasks.state_dict().keys()
     return {n: t for n,t in [*model.tasks.named_parameters(), *model.tasks.named_buffers()] if n in kept}
 
-def _rebuilt(bb, members): # the same members, freshly built
-    return MultiTaskModel({n: Member(build(cfg, bb, task), task, cfg) for n,(task,cfg) in members.items()})
+def _rebuilt(bb, members): # the same members, freshly built; the random generators go on as if nothing had been
+    state = random_state()
+    try: return MultiTaskModel({n: Member(build(cfg, bb, task), task, cfg) for n,(task,cfg) in members.items()})
+    finally: set_random_state(state)
 
 def _shapes(model): return {n: tuple(t.shape) for n,t in _tensors(model).items()}
+
+def _parts(m): return type(m.model.head),[(k, s.op) for k,s in m.model.plan.items()],_shapes(MultiTaskModel({'one':m}))
+
+def _differ(model, fresh)->set: # tasks that answer otherwise with the same tensors
+    device,mode = next(model.lm.parameters()).device,model.training
+    kept = _tensors(model)
+    with torch.no_grad(): [t.copy_(kept[n]) for n,t in _tensors(fresh.to(device)).items()]
+    rows = [dict(task=n, group=0, sentence1='it was here', **({'sentence2':'it was there'} if m.task.pair else {})) for n,m in model.members.items()]
+    batch = {k: v.to(device) for k,v in model.encode(rows).items()}
+    with torch.no_grad(): a,b = [o.eval()(batch) for o in (model, fresh)]
+    model.train(mode)
+    return {n for n,x,y in zip(model.members, a, b) if not torch.allclose(x, y, atol=1e-4, equal_nan=True)}
 
 def save_tasks(
     model:MultiTaskModel,
@@ -38,15 +53,14 @@ def save_tasks(
     folder,bb = Path(folder),model.backbone
     if folder.exists(): raise ValueError(f"{folder} is there already: give another folder, or delete this one")
     fresh = _rebuilt(bb, {n: (m.task, m.cfg) for n,m in model.members.items()})
+    wrong = {n for n,m in model.members.items() if _parts(m)!=_parts(fresh.members[n])} or _differ(model, fresh)
     for n,m in model.members.items():
-        new = fresh.members[n].model
-        if (type(new.head),[(k, s.op) for k,s in new.plan.items()])!=(type(m.model.head),[(k, s.op) for k,s in m.model.plan.items()]) or _shapes(MultiTaskModel({n:m}))!=_shapes(MultiTaskModel({n:fresh.members[n]})):
-            raise ValueError(f"{n!r} is not what its config builds ({m.cfg.method}, t={m.cfg.t}), so it could not be loaded again: give Member the RunConfig and the Task that `build` had")
+        if n in wrong: raise ValueError(f"{n!r} is not what its config builds ({m.cfg.method}, t={m.cfg.t}), so it could not be loaded again: give Member the RunConfig and the Task that `build` had")
     folder.parent.mkdir(parents=True, exist_ok=True)
     tmp = Path(tempfile.mkdtemp(prefix='.writing-', dir=folder.parent))
     try:
         save_file({n: t.detach().cpu().contiguous() for n,t in _tensors(model).items()}, tmp/'tasks.safetensors')
-        about = {n: dict(task=asdict(replace(m.task, splits={})), cfg={**asdict(m.cfg), 'data':None, 'start':None, 'cache_dir':None}) for n,m in model.members.items()}
+        about = {n: dict(task=asdict(replace(m.task, splits={}, unpack=None)), cfg={**asdict(m.cfg), 'data':None, 'start':None, 'cache_dir':None}) for n,m in model.members.items()}
         (tmp/'tasks.json').write_text(json.dumps(dict(backbone=bb.name, fingerprint=fingerprint(bb), members=about)))
         tmp.chmod(0o755); tmp.rename(folder)
     finally: shutil.rmtree(tmp, ignore_errors=True)
@@ -58,10 +72,11 @@ def load_tasks(
     "Read what `save_tasks` wrote"
     folder = Path(folder)
     if missing := [f for f in ('tasks.json','tasks.safetensors') if not (folder/f).is_file()]: raise FileNotFoundError(f"no {missing[0]} in {folder}: give a folder that `save_tasks` made")
-    about,old = json.loads((folder/'tasks.json').read_text()),load_file(folder/'tasks.safetensors')
+    try: about,old = json.loads((folder/'tasks.json').read_text()),load_file(folder/'tasks.safetensors'); members = about['members']
+    except Exception as e: raise ValueError(f"{folder} is damaged ({type(e).__name__}): save the tasks again") from None
     if about['fingerprint']!=fingerprint(bb): raise ValueError(f"the tasks of {folder} belong to another backbone ({about['backbone']!r}, not these weights of {bb.name!r}): load the one they were trained on")
     def task(o): return Task(**{k: tuple(v) if isinstance(v, list) else v for k,v in o.items()})
-    model = _rebuilt(bb, {n: (task(o['task']), RunConfig(**o['cfg'])) for n,o in about['members'].items()})
+    model = _rebuilt(bb, {n: (task(o['task']), RunConfig(**o['cfg'])) for n,o in members.items()})
     now = _tensors(model)
     if _shapes(model)!={n: tuple(t.shape) for n,t in old.items()}: raise ValueError(f"the tensors of {folder} are not those that its configs build: it is damaged, or of another version; save it again")
     with torch.no_grad(): [t.copy_(old[n]) for n,t in now.items()]

@@ -47,10 +47,11 @@ def save_pretrained(
     folder,data = Path(folder),save({n: _whole(t) for n,t in learnt(model).items()})
     if not PartialState().is_main_process: return
     folder.mkdir(parents=True, exist_ok=True)
-    about = dict(cfg={**asdict(cfg), 'data':None, 'start':None, 'cache_dir':None, 'glove':cfg.glove and Path(cfg.glove).name}, task=asdict(replace(task, splits={})),
+    about = dict(cfg={**asdict(cfg), 'data':None, 'start':None, 'cache_dir':None, 'glove':cfg.glove and Path(cfg.glove).name}, task=asdict(replace(task, splits={}, unpack=None)),
         fingerprint=_untouched(model, cfg), glove=_word_vectors(model), sha256=hashlib.sha256(data).hexdigest())
+    text = json.dumps(about, indent=1).encode() # before anything is written
     _place(folder/'prompts.safetensors', data)
-    _place(folder/'prompts.json', json.dumps(about, indent=1).encode())
+    _place(folder/'prompts.json', text)
 
 def _read(folder:Path): # what it is about, and the tensors
     if missing := [f for f in ('prompts.json','prompts.safetensors') if not (folder/f).is_file()]: raise FileNotFoundError(f"no {missing[0]} in {folder}: give a folder that `save_pretrained` or idp_train made")
@@ -85,13 +86,14 @@ def check_text(task:Task, row:dict, where:str='this row')->dict: # `row`
     for k in ('sentence1','sentence2')[:1+task.pair]:
         if not isinstance(row, dict) or not isinstance(row.get(k), str) or not row[k].strip(): raise ValueError(f"{where}: {row!r:.80} has no text {k!r}, which task {task.name!r} needs: "
             + ("give pairs, {\"sentence1\": …, \"sentence2\": …}, or two texts with a tab between them" if task.pair else "give {\"sentence1\": …}, or a line of text"))
+    if task.grouped=='choose' and row.get('group') is None: raise ValueError(f"{where}: {row!r:.80} has no 'group', and task {task.name!r} chooses one of the rows of a question: give its rows the same number")
     return row
 
 def predict(
     model:PromptedModel,
     task:Task,
     cfg:RunConfig,   # how texts are encoded: `max_len`, `head`, `template`
-    rows:list[dict], # `sentence1`, perhaps `sentence2`
+    rows:list[dict], # `sentence1`, perhaps `sentence2`; where a task chooses among rows, `group`: the question of each
     batch_size:int=128,
 )->list[dict]: # `label` and `probabilities` by label; of a regression `value`
     "Answer new texts"
@@ -101,5 +103,6 @@ def predict(
     for source in model.modules():
         if hasattr(source, 'prepare'): examples = source.prepare(examples)
     out = answers(model, examples, batch_size, next(model.parameters()).device)
-    if task.regression: return [dict(value=v) for v in (out[:,0]*(task.limits[1]-task.limits[0])+task.limits[0]).tolist()]
-    return [dict(label=task.labels[max(range(len(p)), key=p.__getitem__)], probabilities=dict(zip(task.labels, p))) for p in out.softmax(-1).tolist()]
+    said = task.answer(out, [r.get('group') for r in rows])
+    if task.regression: return [dict(value=v) for v in said]
+    return [dict(label=task.labels[a], probabilities=dict(zip(task.labels, p))) for a,p in zip(said, out.softmax(-1).tolist())]

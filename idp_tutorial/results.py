@@ -28,10 +28,15 @@ def read_records(
 # %% ../nbs/17_results.ipynb #cf7c36b4
 KEYS = ['task','k','backbone','head','method'] # what makes a row of a table
 
+def _once(g, method): # of a table's cell
+    twice = g.seed[g.seed.duplicated()] if 'seed' in g else ()
+    if len(twice): raise ValueError(f"{method!r} with seed {twice.iloc[0]} is there more than once: records of several comparisons (other layers, lengths, steps), or the same ones twice; give those of one")
+
 def results_table(records:list[dict])->pd.DataFrame: # one row a method (and task, k, backbone, head)
     "Mean and standard deviation over seeds, trained parameters by group, cost, and how the learning rate was chosen"
     def row(key, g):
         one = g.iloc[0]
+        _once(g, key[-1])
         return dict(zip(KEYS, key)) | dict(metric=one.metric, score=g.score.mean(), std=g.score.std(), seeds=len(g), validation=g.validation.mean()) \
             | {f'{n}_params': v for n,v in one.params.items()} \
             | dict(ms_per_step=g.ms_per_step.median(), peak_memory_mb=g.peak_memory_mb.max(), steps=one.steps, lr=one.lr, lr_selected=one.get('lr_selected', ''))
@@ -45,7 +50,7 @@ def format_table(
 )->str:
     "A table for the terminal: score ± std over seeds, trained parameters, time and memory"
     def score(r): return f'{r.score:.1f}' + (f' ± {r["std"]:.1f}' if r.seeds>1 else '')
-    rows = [('method', f'{t.metric[0]}', 'prompt', 'head', 'backbone', 'ms/step', 'memory MB', 'lr')]
+    rows = [('method', t.metric.iloc[0], 'prompt', 'head', 'backbone', 'ms/step', 'memory MB', 'lr')]
     rows += [(r.method, score(r), f'{r.prompt_params:,}', f'{r.head_params:,}', f'{r.backbone_params:,}', f'{r.ms_per_step:.0f}', f'{r.peak_memory_mb:.0f}', f'{r.lr:.1e}') for _,r in t.iterrows()]
     if not time: rows = [(*r[:5], *r[6:]) for r in rows]
     w = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
@@ -69,7 +74,9 @@ def across_tasks(
     df = pd.DataFrame(records)
     if len(kinds := df[['backbone','head']].drop_duplicates())>1: raise ValueError(f"records of {len(kinds)} kinds ({kinds.values.tolist()}): one table takes one backbone and one head")
     df['task'] = [t if pd.isna(k) else f'{t} k={k:.0f}' for t,k in zip(df.task, df.k)]
-    by = df.groupby(['method','task'], sort=False).score
+    by = df.groupby(['method','task'], sort=False)
+    for (m,_),g in by: _once(g, m)
+    by = by.score
     mean,std = by.mean().unstack(sort=False),by.std().unstack(sort=False)
     if baseline is not None and baseline not in mean.index: raise ValueError(f"no records of {baseline!r}: there are {', '.join(mean.index)}")
     shown = mean.round(1).astype(str)+std.round(1).map(lambda v: '' if pd.isna(v) else f' ± {v}') if baseline is None else (mean-mean.loc[baseline]).round(1)
@@ -95,6 +102,7 @@ def plot_scores(
 )->plt.Axes:
     "Score of every seed against trained parameters; the dashed lines are the two ends, head only and fine-tuning"
     t,df = results_table(records),pd.DataFrame(records)
+    if len(kinds := t[KEYS[:-1]].drop_duplicates())>1: raise ValueError(f"records of {len(kinds)} kinds ({kinds.values.tolist()}): one picture takes one task, backbone and head")
     ax = ax or plt.subplots(figsize=(5.5,3.5))[1]
     total = lambda r: r.prompt_params+r.head_params+r.backbone_params
     spots = {r.method: max(1, total(r)) for _,r in t.iterrows()}

@@ -93,7 +93,10 @@ def read_texts(lines, task:Task, name:str='input'): # yields rows
         if line.lstrip().startswith('{'):
             try: row = json.loads(line)
             except json.JSONDecodeError as e: raise ValueError(f"{name} line {i}: no JSON ({e.msg} at column {e.colno}): one object a line, or plain text that does not begin with {{") from None
-        else: row = dict(zip(('sentence1','sentence2'), line.strip('\n').split('\t') if task.pair else [line.strip()]))
+        else:
+            columns = line.strip('\n').split('\t') if task.pair else [line.strip()]
+            if len(columns)>2: raise ValueError(f"{name} line {i}: {len(columns)} columns, but a pair has two: one tab between the texts, or JSON")
+            row = dict(zip(('sentence1','sentence2'), columns))
         yield check_text(task, row, f'{name} line {i}')
 
 @call_parse
@@ -106,11 +109,12 @@ def idp_predict(
     batch_size:int=128,     # texts a batch
 ):
     "Answer texts: each line of the output is the row with its label and the probability of every label"
+    if batch_size<1: raise ValueError(f"--batch_size {batch_size}: at least one text a batch")
     trained,task,cfg = from_pretrained(model, glove=glove)
     if texts!='-' and not Path(texts).is_file(): raise FileNotFoundError(f"no file {texts}: give a file with a text or a JSON object a line, or - for standard input")
     part = Path(f'{out}.part') # `out` is there when it is complete
     with (nullcontext(sys.stdin) if texts=='-' else open(texts, encoding='utf-8')) as f, (nullcontext(sys.stdout) if out=='-' else open(part, 'w', encoding='utf-8')) as to:
         rows = read_texts(f, task, 'standard input' if texts=='-' else texts)
-        while some := [*islice(rows, 8*batch_size)]:
+        while some := [*islice(rows, None if task.grouped=='choose' else 8*batch_size)]: # the rows of a question together
             for r,a in zip(some, predict(trained, task, cfg, some, batch_size)): print(json.dumps({**r, **a}, ensure_ascii=False), file=to)
     if out!='-': os.replace(part, out)

@@ -7,8 +7,7 @@ __all__ = ['label_map', 'MappedHead', 'answer_as', 'headline', 'majority', 'mapp
 
 # %% ../nbs/19_transfer.ipynb #5d41498f
 from collections import Counter
-from dataclasses import asdict,replace
-from pathlib import Path
+from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from accelerate.utils import set_seed
@@ -16,6 +15,7 @@ from torch import nn,Tensor
 
 # %% ../nbs/19_transfer.ipynb #28cb6e24
 from .backbone import load_backbone
+from .config import as_recorded
 from .experiments import _versions,build
 from .injection import Context
 from .model import PromptedModel,count_parameters
@@ -142,7 +142,7 @@ def transfer(
     _try(model, cfg, source, target, shots)
     log = _train_on(model, source, cfg, [cfg.lr] if cfg.lr else lrs)
     cfg = replace(cfg, lr=log['lr']); lrs = lrs or [cfg.lr]
-    more = dict(map=to, majority=majority(target), source_score=headline(source, _test(model, source, cfg))[1])
+    more = dict(map=to and list(to), majority=majority(target), source_score=headline(source, _test(model, source, cfg))[1])
     few = replace(cfg, task=target.name, start=None)
     def record(setting): return _record(cfg, source, target, setting, _test(model, target, cfg), model, log, more)
     answer_as(model, to)
@@ -155,9 +155,8 @@ def transfer(
     return [*out, record('alone')]
 
 def _record(cfg, source, target, setting, scores, model, log, more):
-    def name(p): return p and Path(p).name # no folder of this machine in a record
     metric,score = headline(target, scores)
     chose = {'zero-shot':source.name}.get(setting, target.name)
-    return {**asdict(cfg), 'data':name(cfg.data), 'glove':name(cfg.glove), 'start':name(cfg.start), 'cache_dir':None, 'target':target.name, 'setting':setting, 'metric':metric, 'score':score,
+    return {**as_recorded(cfg), 'target':target.name, 'setting':setting, 'metric':metric, 'score':score,
         'scores':scores, 'samples':0 if setting=='zero-shot' else len(target.splits['train']), 'stage_lr':log['lr'], 'validation':log['validation'], 'selected':f"checkpoint: best on validation of {chose}",
         'sizes':{t.name: {s: len(r) for s,r in t.splits.items()} for t in (source,target)}, 'params':count_parameters(model), 'steps_done':log['steps'], 'versions':_versions(), **more}

@@ -12,7 +12,7 @@ import pandas as pd
 from fastcore.script import call_parse
 
 # %% ../nbs/19c_transfer_runs.ipynb #cd59f9c1
-from .cli import says_why
+from .cli import says_why,writable
 from .comparison import head_rate,made_by,stored
 from .experiments import append,known
 from .methods import GRID,METHODS
@@ -21,6 +21,15 @@ from .training import RunConfig
 from .transfer import mapped,transfer
 
 # %% ../nbs/19c_transfer_runs.ipynb #f3fc410f
+def _few(name, base, shots): # the second task
+    whole = load_task(name, base.data, None, base.draw)
+    return whole if not shots and len(whole.splits['train'])<=100 else load_task(name, base.data, shots or 100, base.draw)
+
+def _first_rows(task, n): # of its test split
+    rows = task.splits['test'][:n]
+    if missing := {r['label'] for r in task.splits['test']}-{r['label'] for r in rows} if task.labels else (): raise ValueError(f"the first {n} test rows of {task.name!r} have none of class {task.labels[min(missing)]!r}: shuffle the file, or score more rows")
+    return replace(task, splits={**task.splits, 'test':rows})
+
 def transfer_scores(
     methods:list[str],
     base:RunConfig,      # of the first task: everything but method, seed and, unless it is given, learning rate
@@ -38,15 +47,15 @@ def transfer_scores(
     "Tables 6 and 11 of ID-SPAM for any pair of tasks"
     for m in methods: known(m, METHODS, 'method')
     if seeds<1 or shots<0: raise ValueError(f"seeds={seeds}, shots={shots}: at least one seed (three show the spread), and 0 samples or more, are needed")
-    source,target = tasks or (load_task(base.task, base.data, base.k, base.draw),load_task(target, base.data, shots or 100, base.draw))
-    for m in methods: mapped(replace(base, method=m), source, target, given) # before anything is trained
-    source,target = [replace(t, splits={**t.splits, 'test':t.splits['test'][:test_rows]}) for t in (source,target)]
+    source,target = tasks or (load_task(base.task, base.data, base.k, base.draw),_few(target, base, shots))
+    maps = {m: mapped(replace(base, method=m), source, target, given) for m in methods} # before anything is trained
+    source,target = [_first_rows(t, test_rows) for t in (source,target)]
     if head_first: base = replace(base, head_lr=head_rate(base, source, say))
     how,old,records = 'given' if base.lr else 'best of 3 on validation' if tuned else 'default',stored(out),[]
     sizes = {t.name: {s: len(v) for s,v in t.splits.items()} for t in (source,target)}
     for m in methods:
         cfg = replace(base, method=m, lr=base.lr or (None if tuned else GRID[m][1]), head_lr=None if m=='head-only' else base.head_lr)
-        def of(seed): return [r for r in old if made_by(r, replace(cfg, seed=seed), how, target=target.name, shots=shots, sizes=sizes)]
+        def of(seed): return [r for r in old if made_by(r, replace(cfg, seed=seed), how, target=target.name, shots=shots, sizes=sizes, map=maps[m] and list(maps[m]))]
         for seed in range(seeds):
             if len(found := of(seed))<(3 if shots else 1): # none, or an interrupted run
                 now = replace(cfg, seed=seed, lr=cfg.lr or next((r['lr'] for s in range(seeds) for r in of(s)), None))
@@ -109,6 +118,7 @@ def idp_transfer(
     out:str='runs',         # folder for transfer-SOURCE-TARGET-BACKBONE.jsonl; what it has is not run again
 ):
     "Train methods on one task, answer another, and train on with a few samples"
+    writable(out)
     base = RunConfig(task=source, backbone=backbone, data=data, k=k, steps=steps, batch_size=batch_size, max_len=max_len, t=t, layer=layer, head=head, lr=lr,
         precision=precision, device=device, eval_every=max(1, steps//max(1, looks)))
     names,given = list(dict.fromkeys(m.strip() for m in methods.split(','))),None

@@ -1,11 +1,11 @@
 "One run and its record, the choice of a learning rate, and a comparison: what is in a record, what repeats, and who may look at the test split."
 import json
-from dataclasses import asdict
 import pytest, torch
 from idp_tutorial import comparison, experiments
 from idp_tutorial.comparison import compare, tune
-from idp_tutorial.experiments import GRID, METHODS, run
-from idp_tutorial.results import across_tasks, read_records, results_table
+from idp_tutorial.config import as_recorded
+from idp_tutorial.experiments import GRID, METHODS, build, run
+from idp_tutorial.results import across_tasks, format_table, plot_scores, read_records, results_table
 from idp_tutorial.training import fit
 from small import backbone, config, small_task
 
@@ -76,7 +76,7 @@ def fakes(monkeypatch):
             return c,dict(validation=v)
         def record(c, log, task, cfg, test=True):
             if test: tested.append((c.method, c.lr, c.seed))
-            return {**asdict(c), 'data':None, 'metric':'accuracy', 'score':100.-c.lr if test else None, 'validation':log['validation'], 'sizes':{s: len(r) for s,r in task.splits.items()}}
+            return {**as_recorded(c), 'metric':'accuracy', 'score':100.-c.lr if test else None, 'validation':log['validation'], 'sizes':{s: len(r) for s,r in task.splits.items()}}
         for m in (comparison,experiments): monkeypatch.setattr(m, 'trained', train); monkeypatch.setattr(m, 'record_of', record)
         return trained,tested
     return make
@@ -123,6 +123,7 @@ def test_a_damaged_file_is_told_and_left(tmp_path):
     out = tmp_path/'r.jsonl'; out.write_text('{"seed": 0}\nnot a record\n{"half')
     with pytest.raises(ValueError, match='r.jsonl has a line that is no record'): comparison.stored(out)
     out.write_text('{"seed": 0}\n{"half'); assert comparison.stored(out)==[{'seed':0}] and out.read_text()=='{"seed": 0}\n'
+    out.write_text('{"seed": 0}\n{"seed": 1}'); assert comparison.stored(out)==[{'seed':0},{'seed':1}] and out.read_text()=='{"seed": 0}\n{"seed": 1}\n' # whole, but for its newline
 
 def test_a_row_without_training_is_found_again(cfg, tmp_path):
     out = tmp_path/'r.jsonl'
@@ -176,8 +177,28 @@ def test_nothing_to_compare(cfg):
 
 # --- tables
 
+def rec(**kw): return {**dict(task='a', k=None, backbone='b', head='c', method='m', metric='accuracy', validation=1., params=dict(prompt=1, head=2, backbone=0), ms_per_step=1., peak_memory_mb=1., steps=1, lr=.1), **kw}
+
 def test_spread_over_seeds_and_gain():
-    def rec(**kw): return {**dict(task='a', k=None, backbone='b', head='c', method='m', metric='accuracy', validation=1., params=dict(prompt=1, head=2, backbone=0), ms_per_step=1., peak_memory_mb=1., steps=1, lr=.1), **kw}
     two = [rec(score=s, seed=i) for i,s in enumerate((70.,80.))]; t = results_table(two)
     assert (t.score[0],t.seeds[0])==(75.,2) and t['std'][0]==pytest.approx(50**.5)
     assert across_tasks(two+[rec(method='base', score=65., seed=0)], 'base').loc['m','a']==10. and across_tasks(two).loc['m','a']=='75.0 ± 7.1'
+
+def test_a_cell_is_of_one_comparison():
+    one,two = rec(score=70., seed=0),rec(score=60., seed=0, method='n')
+    for f in (results_table, across_tasks):
+        with pytest.raises(ValueError, match="'m' with seed 0 is there more than once"): f([one, two, {**one, 'layer':3}])
+    with pytest.raises(ValueError, match='records of 2 kinds'): plot_scores([one, {**one, 'task':'b'}])
+    t = results_table([one, two]); assert '60.0' in format_table(t[t.method=='n']) # any rows of it
+
+def test_a_method_named_twice_runs_once(cfg, fakes):
+    trained,_ = fakes(lambda c: 1.); assert len(compare(['lpt','lpt'], cfg(), 1, False, say=lambda s: None))==len(trained)==1
+
+def test_records_name_files_without_their_folders(cfg, tmp_path):
+    c = cfg(data='a/data', glove='b/own.txt', start='c/first', cache_dir='d'); r = as_recorded(c)
+    assert [r[k] for k in ('data','glove','start','cache_dir')]==['data','own.txt','first',None]
+    assert as_recorded(cfg(backbone=str(tmp_path)))['backbone']==tmp_path.name and as_recorded(cfg(backbone='org/model'))['backbone']=='org/model'
+
+def test_a_backbone_in_half_precision_is_refused():
+    bb = backbone(); bb.model.bfloat16()
+    with pytest.raises(ValueError, match="weights in torch.bfloat16, and prompts and heads are trained in float32: .*precision='bf16'"): build(config(), bb, small_task())

@@ -234,3 +234,8 @@ def test_static_init(): torch.manual_seed(0); assert abs(SoftPrompt(20, 1024, st
 def test_what_is_refused(make, words):
     with pytest.raises(ValueError) as e: make()
     assert all(w in str(e.value) for w in words), str(e.value)
+
+def test_pooling_takes_a_mask_of_any_kind_and_no_zero_rows():
+    x,keep = torch.randn(2, 5, 3),torch.tensor([[1,1,1,0,0],[1,1,1,1,1]])
+    assert torch.equal(adaptive_pool(x, keep.bool(), 2), adaptive_pool(x, keep, 2))
+    with pytest.raises(ValueError, match='t=0: at least one row'): adaptive_pool(x, keep, 0)

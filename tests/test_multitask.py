@@ -176,6 +176,10 @@ def test_files_that_do_not_fit(served, tmp_path):
     bb,_ = served; folder = tmp_path/'t'; save_tasks(MultiTaskModel({'a':member('lpt', bb)}), folder)
     with pytest.raises(ValueError, match='belong to another backbone'): load_tasks(folder, backbone(std=.1))
     old = load_file(folder/'tasks.safetensors'); name = next(iter(old))
+    for f,data in (('tasks.safetensors',b'\0'*9), ('tasks.json',b'{"members"'), ('tasks.json',b'{}')):
+        good = (folder/f).read_bytes(); (folder/f).write_bytes(data)
+        with pytest.raises(ValueError, match='is damaged'): load_tasks(folder, bb)
+        (folder/f).write_bytes(good)
     save_file({k: v for k,v in old.items() if k!=name}, folder/'tasks.safetensors')
     with pytest.raises(ValueError, match='are not those that its configs build'): load_tasks(folder, bb)
     (folder/'tasks.safetensors').unlink()
@@ -191,9 +195,23 @@ def test_no_half_written_folder(served, tmp_path, monkeypatch):
 def test_what_could_not_be_loaded_is_not_saved(served, tmp_path):
     bb,_ = served; m = member('lpt', bb, layer=1)
     own = PromptedModel(bb, ClassificationHead(bb.d, 2, 'mean'), {2: Step('insert', SoftPrompt(4, bb.d))})
-    for bad in (m._replace(model=own), m._replace(cfg=replace(m.cfg, t=9)), m._replace(cfg=replace(m.cfg, layer=2)), m._replace(task=TASKS['questions'])):
+    for bad in (m._replace(model=own), m._replace(cfg=replace(m.cfg, t=9)), m._replace(cfg=replace(m.cfg, layer=2)), m._replace(cfg=replace(m.cfg, readout='cls')), m._replace(task=TASKS['questions'])):
         with pytest.raises(ValueError, match="'x' is not what its config builds"): save_tasks(MultiTaskModel({'x':bad}), tmp_path/'t')
     assert not list(tmp_path.iterdir())
+
+def test_saving_draws_no_random_numbers(served, tmp_path):
+    _,model = served; torch.manual_seed(5); want = torch.rand(1); torch.manual_seed(5)
+    mode = model.training; save_tasks(model, tmp_path/'t'); assert torch.equal(torch.rand(1), want) and model.training==mode
+
+# --- rows of one question
+
+def test_copa_is_answered_by_question(tmp_path):
+    bb = backbone(); m = member('lpt', bb, 'copa'); model = MultiTaskModel({'choose':m, 'mood':member('lpt', bb)}); save_tasks(model, tmp_path/'t')
+    rows = [dict(task='choose', sentence1=f'it fell {i//2}', sentence2=s, group=i//2) for i,s in enumerate(['it broke','we ate']*4)]
+    for o in (model, load_tasks(tmp_path/'t', bb)):
+        said = o.answer([*rows, dict(task='mood', sentence1='tea')])[:8]
+        assert [sorted(said[i:i+2]) for i in range(0, 8, 2)]==[['false','true']]*4 # one of the two, of each question
+    with pytest.raises(ValueError, match='group'): model.answer([{k: v for k,v in rows[0].items() if k!='group'}])
 
 # --- refused
 
@@ -204,7 +222,7 @@ def test_methods_that_change_weights(method):
 
 def test_what_is_refused(bbs):
     bb = bbs('roberta'); m = member('lpt', bb); model = MultiTaskModel({'mood':m, 'other':m})
-    for f,words in ((lambda: MultiTaskModel({}), 'at least one task'), (lambda: MultiTaskModel({'a.b':m}), 'has a dot'), (lambda: MultiTaskModel({'a':m, 'b':member('lpt', backbone())}), 'build every model on that object'),
+    for f,words in ((lambda: MultiTaskModel({}), 'at least one task'), (lambda: MultiTaskModel({'a.b':m}), 'no dots'), *[(lambda n=n: MultiTaskModel({n:m}), 'cannot be that of a torch module') for n in ('','type','keys','training')], (lambda: model.loss(model.encode([dict(task='mood', sentence1='x')])), 'no labels to learn from'), (lambda: MultiTaskModel({'a':m, 'b':member('lpt', backbone())}), 'build every model on that object'),
         (lambda: model.encode([dict(task='moood', sentence1='x')]), "unknown task in row 0: 'moood', did you mean 'mood'"), (lambda: model.encode([dict(task='mood', sentence1='x'), dict(sentence1='x')]), "unknown task in row 1: 'None'"),
         (lambda: model.encode([dict(task='mood', sentence1='x', label=0), dict(task='mood', sentence1='x')]), 'some rows have a label'),
         (lambda: model({**model.encode([dict(task='mood', sentence1='x')]), 'task':torch.tensor([2])}), 'let `encode` make the batch')):

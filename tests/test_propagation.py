@@ -458,6 +458,12 @@ def test_the_command_probes_with_the_sweeps_rates(monkeypatch, tmp_path):
     assert kinds==['none','hidden']
     assert seen==dict(method='lpt', seeds=2, lrs={0:sweeps.GRID['lpt'][2], 1:sweeps.GRID['lpt'][2]}, out='information-sentiment-tiny.jsonl', size=Probe(depth=2, width=32, steps=400))
 
+def test_a_sweep_without_a_choice(tmp_path, capsys):
+    "A regression has no classes for the probes of the choice, and can be swept all the same"
+    idp_sweep.__wrapped__(task='similarity', methods='lpt', layers='1', seeds=1, steps=1, batch_size=4, max_len=16, k=16, device='cpu', out=str(tmp_path))
+    said = capsys.readouterr().out
+    assert 'no layer is chosen without training' in said and 'needs classes' in said and [p.name for p in tmp_path.iterdir()]==['sweep-similarity-k16-tiny.jsonl']
+
 def test_a_choice_is_for_its_settings(monkeypatch, tmp_path):
     "Made again where prompt length, text length, head or texts are others, and not where they are the same; older records had the defaults"
     made,out = [],tmp_path/'choice.jsonl'
@@ -473,7 +479,7 @@ def test_baselines_alone(monkeypatch, tmp_path, capsys):
     idp_sweep.__wrapped__(task='sentiment', methods='head-only', out=str(tmp_path)); assert 'written' in capsys.readouterr().out
 
 WRONG = [(dict(methods='ltp'), "did you mean 'lpt'?"), (dict(task='sst-2'), "did you mean 'sst2'?"), (dict(lr=-1.), 'positive number'), (dict(layers='99'), 'prompts at layers 0 to 7'), (dict(layers='a'), "--layers 'a': numbers, parted by commas"), (dict(seeds=0), 'at least one seed'),
-    (dict(k=1), 'at least 8 texts'), (dict(t=0), 't=0'), (dict(head='verbaliser'), "did you mean 'verbalizer'?"), (dict(backbone='nowhere'), "no backbone 'nowhere'"),
+    (dict(t=0), 't=0'), (dict(head='verbaliser'), "did you mean 'verbalizer'?"), (dict(backbone='nowhere'), "no backbone 'nowhere'"),
     (dict(probe=True, probe_width=10), 'width 10 with 4 heads'), (dict(probe=True, probe_steps=0), 'steps=0'), (dict(probe=True, probe_depth=-1), 'depth=-1')]
 @pytest.mark.parametrize('kw,word', WRONG, ids=lambda v: str(v)[:40])
 def test_the_command_says_what_is_wrong(kw, word, tmp_path, capsys, monkeypatch):
@@ -498,7 +504,7 @@ def test_another_sweep_writes_nothing(monkeypatch, tmp_path, capsys):
     (lambda: choose_prompt_layer(backbone(), small_task('similarity')), ['regression','needs classes']), (lambda: choose_prompt_layer(backbone(), small_task(), 'verbaliser'), ["head 'verbaliser'","'verbalizer'"]), (lambda: probe_layers(PromptedModel(backbone(), None), small_task('similarity')), ['regression','needs classes']),
     (lambda: Probe(width=10, heads=4), ['width 10','4 heads']), (lambda: Probe(depth=-1), ['depth=-1','0 (linear)']), (lambda: Probe(lr=0.), ['lr=0.0','positive']), *[(lambda k=k: mutual_information({}, {}, **{k:0}), [f'{k}=0','at least 1']) for k in ('steps','looks','batch_size','width','heads')],
     (lambda: probe_layers(PromptedModel(backbone(), None), small_task(), [1,4]), ['after 4 layers','0 to 3']), (lambda: linear_bits(torch.randn(7, 2), torch.arange(7)%2, 2), ['7 texts','at least 8']), (lambda: linear_bits(torch.randn(9, 2), torch.zeros(9).long(), 2), ['1 of the labels','two labels']),
-    (lambda: choose_prompt_layer(backbone(), small_task(train=1)), ['1 texts','at least 8 texts']), (lambda: regret(HUMP, dict(layer=4, seconds=1., t=20)), ['made for t=20','choose again']),
+    (lambda: choose_prompt_layer(backbone(), small_task(train=1)), ['1 texts','at least 8 texts']), (lambda: regret(HUMP, dict(layer=4, seconds=1., t=20)), ['made for t=20','choose again']), (lambda: regret(HUMP, dict(layer=4, seconds=1., backbone='minilm')), ["made for backbone='minilm'"]), (lambda: plot_convergence([{**HUMP[0], 'layer':None}], 'lpt'), ["no records of 'lpt' at layers"]),
     (lambda: mutual_information(dict(train=[torch.zeros(1, 2)]*2, validation=[], test=[]), dict(train=[0,1], validation=[], test=[])), ['0 states and 0 labels','at least one'])])
 def test_what_is_refused(make, words):
     with pytest.raises(ValueError) as e: make()

@@ -6,6 +6,7 @@ from safetensors import safe_open
 from idp_tutorial.backbone import load_backbone
 from idp_tutorial.experiments import METHODS, build, run
 from idp_tutorial.glove import word_vectors, write_glove
+from idp_tutorial.tasks import TASKS
 from idp_tutorial.prompt_files import from_pretrained, predict, save_pretrained
 from idp_tutorial.train import idp_predict, idp_train, read_texts, train
 from idp_tutorial.training import answers, evaluate, fit, learnt
@@ -60,6 +61,15 @@ def test_a_verbalizer_and_a_regression(cfg, tmp_path):
     task = small_task('similarity'); c = cfg(task='similarity'); model = build(c, load_backbone(c.backbone), task); save_pretrained(model, tmp_path/'r', task, c)
     again,t,c2 = from_pretrained(tmp_path/'r'); pairs = [{k: r[k] for k in ('sentence1','sentence2')} for r in task.splits['test']]
     assert [s['value'] for s in predict(again, t, c2, pairs)]==pytest.approx(evaluate(model, rows(task, model.backbone), task)[1], abs=1e-5)
+
+@pytest.mark.parametrize('name', ['copa','wic','multirc'])
+def test_tasks_of_nested_lines_are_saved_too(name, cfg, tmp_path):
+    task,c = TASKS[name],cfg(task=name); model = build(c, load_backbone(c.backbone), task); save_pretrained(model, tmp_path, task, c)
+    again,t,c2 = from_pretrained(tmp_path); pairs = [dict(sentence1=f'it fell {i//2}', sentence2=s, group=i//2) for i,s in enumerate(['it broke','we ate']*4)]
+    said = [s['label'] for s in predict(again, t, c2, pairs)]; assert said==[s['label'] for s in predict(model, task, c, pairs)]
+    if name=='copa':
+        assert [sorted(said[i:i+2]) for i in range(0, 8, 2)]==[['false','true']]*4
+        with pytest.raises(ValueError, match="has no 'group', and task 'copa' chooses one of the rows of a question"): predict(again, t, c2, [dict(sentence1='a', sentence2='b')])
 
 def test_the_order_and_the_batch_do_not_matter(cfg):
     task,c = small_task('questions'),cfg(task='questions'); model = build(c, load_backbone(c.backbone), task)
@@ -135,12 +145,13 @@ def test_texts(capsys):
     one,pair = small_task(),small_task('similarity')
     assert [*read_texts([' a b \n','\n','{"sentence1": "c", "x": 1}'], one)]==[dict(sentence1='a b'),dict(sentence1='c', x=1)]
     assert [*read_texts(['a\tb\n'], pair)]==[dict(sentence1='a', sentence2='b')]
+    with pytest.raises(ValueError, match='input line 1: 3 columns, but a pair has two'): [*read_texts(['a\tb\tc'], pair)]
     for lines,task,words in ((['a','{"text": "b"}'],one,"input line 2: .*no text 'sentence1'.*or a line of text"), (['a'],pair,"line 1.*no text 'sentence2'.*a tab between them"),
             (['{a'],one,'line 1: no JSON'), (['{"sentence1": " "}'],one,'no text'), (['{"sentence1": 3}'],one,'no text')):
         with pytest.raises(ValueError, match=words): [*read_texts(lines, task)]
 
 @pytest.mark.parametrize('command,kw,words', [(idp_train,dict(method='lpt-npgg'),"did you mean 'lpt-npg'"), (idp_train,dict(task='question'),"did you mean 'questions'"), (idp_train,dict(steps=0),'steps=0'),
-    (idp_train,dict(save_every=-2, k=8),'save_every=-2'), (idp_predict,dict(model='nowhere'),'no prompts.json in nowhere')], ids=lambda v: getattr(v, '__name__', str(v)))
+    (idp_train,dict(save_every=-2, k=8),'save_every=-2'), (idp_predict,dict(model='nowhere'),'no prompts.json in nowhere'), (idp_predict,dict(batch_size=0),'--batch_size 0: at least one')], ids=lambda v: getattr(v, '__name__', str(v)))
 def test_one_line_and_status_2(command, kw, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as e: command(**kw)

@@ -122,6 +122,10 @@ def test_gradients_are_clipped(adamw):
     fit(quiet(), task, config(steps=2, clip=free/100))
     assert [s['norm'] for s in adamw]==pytest.approx([free/100]*2, rel=1e-3)
 
+@pytest.mark.parametrize('kw,words', [(dict(clip=0.),'clip=0.0: the largest gradient norm is a positive number'), (dict(warmup=6.),'warmup=6.0: it is a share of the steps'), (dict(warmup=-1.),'warmup=-1.0')])
+def test_values_that_would_train_nothing(kw, words):
+    with pytest.raises(ValueError, match=words): config(**kw)
+
 def test_warm_up_then_a_straight_line_down(adamw):
     fit(quiet(), small_task(), config(steps=20, warmup=.25, lr=.02, eval_every=20))
     want = [.02*(i/5 if i<5 else (20-i)/15) for i in range(20)]

@@ -68,7 +68,7 @@ def test_a_task_transfers_to_itself(small_folder, kw):
     "Also where the labels are the other way round: the same answers, named otherwise"
     a = small_task(); cfg = config(backbone=str(small_folder), **kw)
     (same_task,),(turned,) = T.transfer(cfg, a, replace(a, name='again'), shots=False),T.transfer(cfg, a, flipped(a), shots=False)
-    assert same_task['score']==same_task['source_score']==turned['score'] and turned['map']==(1,0) and same_task['scores']['accuracy']==turned['scores']['accuracy']
+    assert same_task['score']==same_task['source_score']==turned['score'] and turned['map']==[1,0] and same_task['scores']['accuracy']==turned['scores']['accuracy']
 
 def test_what_each_stage_sees_and_begins_with(small_folder, monkeypatch):
     a,b = small_task(),flipped(small_task('two-domains', 16)); cfg = config(backbone=str(small_folder)); seen = []
@@ -86,7 +86,7 @@ def test_what_each_stage_sees_and_begins_with(small_folder, monkeypatch):
     assert [r['setting'] for r in out]==['zero-shot','few-shot','alone'] and [r['samples'] for r in out]==[0,16,16] and out[0]['stage_lr']==1e-2
     for r,tried in zip(out[1:], (seen[1:3],seen[3:])): assert r['validation']==max(t[-1] for t in tried) and r['stage_lr']==max(tried, key=lambda t: t[-1])[2]
     assert [r['selected'].split()[-1] for r in out]==['sentiment','flipped','flipped']
-    json.dumps(out); assert str(small_folder) in out[0]['backbone'] and out[0]['sizes']['flipped']['test']==24
+    json.dumps(out); assert out[0]['backbone']==small_folder.name and out[0]['sizes']['flipped']['test']==24
 
 def test_zero_shot_sees_nothing_of_the_target(small_folder):
     a,b = small_task(),small_task('domains'); cfg = config(backbone=str(small_folder))
@@ -154,8 +154,19 @@ def test_records_are_written_and_not_made_twice(runs, monkeypatch):
     again = go(seeds=3); assert len(again)==18 and len(said)==6 and len(file.read_text().splitlines())==18 # one more seed only
     monkeypatch.setattr(R, 'transfer', lambda *a: 1/0)
     assert json.loads(json.dumps(first))==[r for r in go(seeds=3) if r['seed']<2] and not said
-    for other in (dict(shots=0), dict(test_rows=5), dict(cfg=dict(t=5)), dict(cfg=dict(lr=2e-2))):
+    for other in (dict(shots=0), dict(test_rows=20), dict(given=dict(negative='positive', positive='negative')), dict(cfg=dict(t=5)), dict(cfg=dict(lr=2e-2))):
         with pytest.raises(ZeroDivisionError): go(**other) # another config is another run
+
+def test_test_rows_of_one_class_say_nothing(runs):
+    go,*_ = runs
+    with pytest.raises(ValueError, match="the first 1 test rows of 'sentiment' have none of class '(posi|nega)tive': shuffle the file"): go(test_rows=1)
+
+def test_zero_shot_needs_no_samples(small_folder, tmp_path):
+    for name in ('sst2','imdb'):
+        (tmp_path/name).mkdir(); rows = [dict(sentence1=f'tea {i}', label=i%2) for i in range(30)]
+        for s in ('train','validation','test'): (tmp_path/name/f'{s}.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    r, = R.transfer_scores(['head-only'], config(backbone=str(small_folder), task='sst2', data=str(tmp_path), steps=2), 'imdb', shots=0, seeds=1, say=lambda s: None)
+    assert r['sizes']['imdb']['train']==30 and r['setting']=='zero-shot'
 
 def test_an_interrupted_unit_is_made_again(runs):
     go,said,file = runs; go(('head-only',), 1); whole = file.read_text().splitlines()
@@ -193,7 +204,7 @@ def test_command(small_folder, tmp_path, capsys):
     (line,) = (tmp_path/file.name.replace('sentiment', 'questions').replace('two-domains', 'sentiment')).read_text().splitlines(); assert json.loads(line)['precision']=='bf16'
     run(source='sentiment', target='two-domains', k=30, methods='head-only,lpt', shots=0, head_first=True, looks=1)
     bare,late = map(json.loads, (tmp_path/file.name.replace('k40', 'k30')).read_text().splitlines()); assert bare['head_lr'] is None and late['head_lr'] in R.GRID['head-only'] and late['eval_every']==2
-    for kw,words in ((dict(source='questions'),'do not correspond'), (dict(labels='a'),"'a' is no pair"), (dict(source='sentment'),"did you mean 'sentiment'"), (dict(methods='lptt'),"did you mean 'lpt'"), (dict(seeds=0),'at least one seed'), (dict(precision='half'),"unknown precision 'half'")):
+    for kw,words in ((dict(source='questions'),'do not correspond'), (dict(labels='a'),"'a' is no pair"), (dict(source='sentment'),"did you mean 'sentiment'"), (dict(methods='lptt'),"did you mean 'lpt'"), (dict(seeds=0),'at least one seed'), (dict(out=str(file)),'is a file: give a folder'), (dict(precision='half'),"unknown precision 'half'")):
         with pytest.raises(SystemExit) as e: run(**kw)
         assert e.value.code==2 and words in capsys.readouterr().err
 

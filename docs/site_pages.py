@@ -50,7 +50,7 @@ def toctree(caption, entries):
 
 def contents():
     "The sidebar: tutorial, then reference"
-    parts = [f"{p.stem.split('_')[0]} · {title_and_promise(p)[0] or p.stem} <{p.stem}>" for p in nbs.notebooks() if p.stem!='index']
+    parts = [f"{p.stem.split('_')[0]} · {title_and_promise(p)[0].replace('`', '') or p.stem} <{p.stem}>" for p in nbs.notebooks() if p.stem!='index']
     return toctree('Tutorial', parts) + toctree('Reference', ['api/index', 'changelog', 'contributing'])
 
 def promise(notebook):

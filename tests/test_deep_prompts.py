@@ -177,3 +177,7 @@ def test_deberta_takes_rows():
     bb = backbone('deberta')
     assert [s.op for s in deep_plan(bb, t).values()]==['insert','replace','replace']
     with pytest.raises(ValueError, match="'kv' at 0 of a deberta backbone.*'replace'"): PromptedModel(bb, nn.Identity(), deep_plan(bb, t, 'kv'))
+
+def test_types_move_up_with_their_words():
+    bb = backbone('bert'); batch = batch_of(bb); batch['types'] = batch['keep'].clone(); batch['types'][:,:3] = 0; T = batch['ids'].shape[1]
+    same(plan_of(bb, 'kv')[0].change(run_layers(bb, batch, stop=0)), bb.base.embeddings(input_ids=batch['ids'], token_type_ids=batch['types'], position_ids=torch.arange(t, t+T)[None]))

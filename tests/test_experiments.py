@@ -6,6 +6,7 @@ from idp_tutorial.comparison import compare, tune
 from idp_tutorial.config import as_recorded
 from idp_tutorial.experiments import GRID, METHODS, build, run
 from idp_tutorial.results import across_tasks, format_table, plot_scores, read_records, results_table
+from idp_tutorial.tasks import load_task
 from idp_tutorial.training import fit
 from small import backbone, config, small_task
 
@@ -202,3 +203,19 @@ def test_records_name_files_without_their_folders(cfg, tmp_path):
 def test_a_backbone_in_half_precision_is_refused():
     bb = backbone(); bb.model.bfloat16()
     with pytest.raises(ValueError, match="weights in torch.bfloat16, and prompts and heads are trained in float32: .*precision='bf16'"): build(config(), bb, small_task())
+
+# --- the draw and the seed reach what they decide
+
+def test_the_draw_reaches_the_task(cfg, monkeypatch):
+    monkeypatch.setattr(comparison, 'with_seeds', lambda cfg, task, *a: [task]); want,other = [load_task('sentiment', None, 8, i).splits['train'] for i in (3,0)]
+    task, = compare(['lpt'], cfg(k=8, draw=3)); assert task.splits['train']==want!=other
+
+def test_the_draw_reaches_a_run(cfg, monkeypatch):
+    class Seen(Exception): pass
+    def see(c, task): raise Seen(task)
+    monkeypatch.setattr(experiments, 'trained', see)
+    with pytest.raises(Seen) as e: run(cfg(k=8, draw=3))
+    assert e.value.args[0].splits['train']==load_task('sentiment', None, 8, 3).splits['train']!=load_task('sentiment', None, 8).splits['train']
+
+def test_tuning_is_with_seed_0(cfg, fakes):
+    trained,_ = fakes(lambda c: 1.); compare(['lpt'], cfg(lr=None, seed=7), seeds=1, say=lambda s: None); assert {r[3] for r in trained}=={0}

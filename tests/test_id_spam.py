@@ -189,3 +189,8 @@ def test_no_third_kind_of_token_vectors(bbs):
 @pytest.mark.parametrize('layer', [-1,3,9])
 def test_a_layer_that_is_not_there(bbs, layer):
     with pytest.raises(ValueError, match='layers 0 to 2'): model_with(bbs('roberta'), generator(), layer)
+
+@pytest.mark.parametrize('reads', ['words','embeddings'])
+def test_weights_are_of_what_the_generator_reads(bbs, reads):
+    bb = bbs('roberta'); batch = batch_of(bb); gen = generator(reads=reads); ctx = at(bb, batch)
+    same(gen.weights(ctx), gen.pool.weights(token_vectors(ctx, reads), batch['keep']), 0)

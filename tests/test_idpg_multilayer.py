@@ -256,3 +256,7 @@ def test_a_prompt_of_another_length_is_refused():
     bb = backbone(); model = model_of(bb); plan = model.plan | {2: Step('add', SoftPrompt(t+1, d))}
     with pytest.raises(ValueError, match='has 3 rows but the source gives 4'): run_layers(bb, batch_of(bb), plan)
     assert isinstance(generators(model)[0], PromptGenerator)
+
+def test_options_of_the_plan_reach_their_places():
+    model = model_of(backbone(), dropout=.3, standardise=True); first,*later = [getattr(s, 'source', s) for s in model.sources]
+    assert first.read.scale.total.shape==(d,) and {m.p for m in model.sources.modules() if isinstance(m, torch.nn.Dropout)}=={.3} and {s.read for s in later}=={previous_layer}

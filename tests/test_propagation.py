@@ -16,6 +16,7 @@ from idp_tutorial.propagation import choose_prompt_layer, entropy, gradient_norm
 from idp_tutorial.prompts import SoftPrompt
 from idp_tutorial.results import read_records
 from idp_tutorial.sweeps import information_curves, one_sweep, plot_convergence, plot_information, plot_sweep, sweep_prompt_layer, sweep_table
+from idp_tutorial.tasks import load_task
 from idp_tutorial.training import RunConfig
 import small
 from small import batch_of, one, small_task
@@ -537,3 +538,10 @@ def test_gradients_are_of_texts_the_head_has_not_seen(monkeypatch):
 def test_error_is_that_of_the_layer_with_the_fewest_seeds():
     s, = sweep_shape([r for r in HUMP if (r['layer'],r['seed'])!=(2,2)]).to_dict('records')
     assert s['error']==pytest.approx(((5*.25+.125)/6*1.5/2)**.5)
+
+def test_the_draw_reaches_the_sweep(monkeypatch):
+    monkeypatch.setattr(sweeps, 'with_seeds', lambda cfg, task, *a, **kw: [task]); want,other = [load_task('sentiment', None, 8, i).splits['train'] for i in (3,0)]
+    task, = sweep_prompt_layer(['lpt'], replace(BASE, k=8, draw=3), (0,), 1); assert task.splits['train']==want!=other
+
+def test_the_table_has_the_mean():
+    records = fake([60]); records[0]['score'] += 3; assert sweep_table(records).score.item()==61

@@ -258,3 +258,11 @@ def test_names_that_are_not_known():
     with pytest.raises(ValueError, match='memory of 0 texts of 8 tokens'): memory(RunConfig(backbone='roberta-base'), 0, 8)
 
 if __name__=='__main__': two(Path(sys.argv[1]))
+
+def test_prompt_rows_cost_nothing_below_the_prompt():
+    def more(k): return flops(replace(RECIPES['lpt-roberta'], layer=k, t=6), 1, 64)-flops(replace(RECIPES['lpt-roberta'], layer=k, t=5), 1, 64)
+    assert more(12)==2*more(18)>0
+
+def test_the_margin_is_on_all_activations(monkeypatch):
+    monkeypatch.setattr(scaling, 'memory', lambda cfg, b, *a: dict(activations=(10+b)*1e9, total=(12+b)*1e9))
+    assert largest_batch(None, 64, gb=24.5, spare=0.)==10 # 2 + 1.1*(10+10) = 24

@@ -186,3 +186,5 @@ def test_texts_longer_than_the_table(bbs):
     bb = bbs('roberta'); batch = batch_of(bb); n = batch['ids'].shape[1]
     run_layers(bb, batch, dept_plan(bb, dept(max_len=n)))
     with pytest.raises(ValueError, match=f'has {n} tokens.*holds {n-1} positions.*max_len={n-1}'): run_layers(bb, batch, dept_plan(bb, dept(max_len=n-1)))
+
+def test_depts_start(): assert DecomposedPrompt(64, 100, std=.1).p.std().item()==pytest.approx(.1, rel=.1)

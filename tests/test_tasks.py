@@ -398,3 +398,7 @@ def test_real_sentences_encode_as_the_filled_template(bpe, wordpiece):
             rows = t.splits['test'][:100]
             for e,r in zip(t.encode(rows, tok, 2000, 'code'), rows):
                 same(e, tok, t.template('code').format(s1=r['sentence1'], s2=r.get('sentence2'), mask=tok.mask_token))
+
+def test_the_seed_draws_what_trains():
+    rows = [dict(sentence1=f't{i}', label=i%2) for i in range(100)]
+    a,b = [{r['sentence1'] for r in few_shot(rows, 10, s)[0]} for s in (0,1)]; assert a!=b

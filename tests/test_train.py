@@ -6,7 +6,7 @@ from safetensors import safe_open
 from idp_tutorial.backbone import load_backbone
 from idp_tutorial.experiments import METHODS, build, run
 from idp_tutorial.glove import word_vectors, write_glove
-from idp_tutorial.tasks import TASKS
+from idp_tutorial.tasks import TASKS, load_task
 from idp_tutorial.prompt_files import from_pretrained, predict, save_pretrained
 from idp_tutorial.train import idp_predict, idp_train, read_texts, train
 from idp_tutorial.training import answers, evaluate, fit, learnt
@@ -163,3 +163,10 @@ def test_another_run_in_the_folder(small_folder, tmp_path, capsys):
     idp_train(**kw); before = {f: (tmp_path/f).read_bytes() for f in os.listdir(tmp_path)}
     with pytest.raises(SystemExit): idp_train(**{**kw, 'seed':1})
     assert 'holds another run (seed 0 there, 1 here' in capsys.readouterr().err and before=={f: (tmp_path/f).read_bytes() for f in os.listdir(tmp_path)}
+
+def test_the_draw_reaches_the_task(cfg, tmp_path, monkeypatch):
+    class Seen(Exception): pass
+    def see(c, bb, task): raise Seen(task)
+    monkeypatch.setattr(sys.modules['idp_tutorial.train'], 'build', see)
+    with pytest.raises(Seen) as e: train(cfg(k=8, draw=3), tmp_path/'a')
+    assert e.value.args[0].splits['train']==load_task('sentiment', None, 8, 3).splits['train']!=load_task('sentiment', None, 8).splits['train']

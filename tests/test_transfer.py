@@ -221,3 +221,8 @@ def test_every_stage_has_its_own_start(small_folder, monkeypatch):
     assert [s[0] for s in seen]==['x']+4*[None] # else a start would be put over what was transferred
     assert seen[1][1]==seen[2][1] # the same dropout for every rate
     assert torch.equal(seen[3][2], seen[0][2]) # what learns the second task alone begins at the pretrained weights
+
+def test_the_draw_reaches_both_tasks(monkeypatch):
+    seen = []; monkeypatch.setattr(R, 'transfer', lambda cfg, a, b, *_: seen.extend([a, b]) or [])
+    R.transfer_scores(['head-only'], config(method='x', k=8, draw=3), 'two-domains', shots=4, seeds=1)
+    for t,n in zip(seen, (8,4)): assert t.splits['train']==load_task(t.name, None, n, 3).splits['train']!=load_task(t.name, None, n).splits['train']

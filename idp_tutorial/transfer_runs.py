@@ -22,8 +22,8 @@ from .transfer import mapped,transfer
 
 # %% ../nbs/19c_transfer_runs.ipynb #f3fc410f
 def _few(name, base, shots): # the second task
-    whole = load_task(name, base.data, None, base.draw)
-    return whole if not shots and len(whole.splits['train'])<=100 else load_task(name, base.data, shots or 100, base.draw)
+    if not shots and len((whole := load_task(name, base.data, None, base.draw)).splits['train'])<=100: return whole # zero-shot trains on none of them
+    return load_task(name, base.data, shots or 100, base.draw)
 
 def _first_rows(task, n): # of its test split
     rows = task.splits['test'][:n]

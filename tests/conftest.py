@@ -15,7 +15,8 @@ def seed():
 def one_thread():
     "Small tensors are slower on several threads, and sums differ"
     import torch
-    n = torch.get_num_threads(); torch.set_num_threads(1)
+    n = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(n)
 
@@ -37,6 +38,7 @@ def data_dir():
 def small_folder(tmp_path_factory):
     "A folder with the smallest of RoBERTas (3 layers of 32 dimensions, 256 positions, random) and the bundled tokenizer, as `save_backbone` writes it"
     from small import backbone
-    from idp_tutorial.bundled import save_backbone
-    bb = backbone(max_position_embeddings=258); save_backbone(bb.model, bb.tokenizer, folder := tmp_path_factory.mktemp('backbone'))
+    from idp_tutorial.pretraining.bundled_backbone import save_backbone
+    bb = backbone(max_position_embeddings=258)
+    save_backbone(bb.model, bb.tokenizer, folder := tmp_path_factory.mktemp('backbone'))
     return folder

@@ -2,12 +2,12 @@
 from dataclasses import replace
 import torch
 from transformers import BertConfig, BertForMaskedLM
-from idp_tutorial.backbone import FAMILIES, load_backbone
-from idp_tutorial.batches import collate
-from idp_tutorial.experiments import build
-from idp_tutorial.synthetic import make_rows
-from idp_tutorial.tasks import TASKS
-from idp_tutorial.training import RunConfig
+from idp_tutorial.model.backbone import FAMILIES, load_backbone
+from idp_tutorial.data.batches import collate
+from idp_tutorial.methods.build import build
+from idp_tutorial.data.synthetic import make_rows
+from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.config import RunConfig
 
 FULL = dict(roberta='roberta-base', gpt2='gpt2', deberta='deberta-large')
 SIZES = dict(vocab_size=8192, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
@@ -18,29 +18,38 @@ def backbone(family='roberta', std=.2, **kw):
         torch.manual_seed(1)
         if family=='bert':
             tok = load_backbone('roberta-base', weights='meta', **SIZES).tokenizer
-            bb = FAMILIES['bert'](BertForMaskedLM._from_config(BertConfig(**SIZES, intermediate_size=64), attn_implementation='sdpa'), tok, 'bert')
-        else: bb = load_backbone(FULL[family], weights='random', **SIZES, **kw, **({} if family=='gpt2' else dict(intermediate_size=64)))
-        for p in bb.model.parameters(): torch.nn.init.normal_(p, std=std) if p.dim()>1 else p.data.add_(.1*torch.randn_like(p))
+            bb = FAMILIES['bert'](BertForMaskedLM._from_config(BertConfig(**SIZES, intermediate_size=64),
+                attn_implementation='sdpa'), tok, 'bert')
+        else:
+            bb = load_backbone(FULL[family], weights='random', **SIZES, **kw,
+                **({} if family=='gpt2' else dict(intermediate_size=64)))
+        for p in bb.model.parameters():
+            torch.nn.init.normal_(p, std=std) if p.dim()>1 else p.data.add_(.1*torch.randn_like(p))
     return bb
 
 def small_task(name='sentiment', train=64, validation=24, test=24):
     n = dict(train=train, validation=validation, test=test)
     return replace(TASKS[name], splits={s: make_rows(name, s, n=k) for s,k in n.items()})
 
-def config(**kw): return RunConfig(**{**dict(method='lpt-npg', t=4, m=8, steps=4, batch_size=16, eval_every=2, device='cpu', lr=1e-2), **kw})
+def config(**kw):
+    return RunConfig(**{**dict(method='lpt-npg', t=4, m=8, steps=4, batch_size=16, eval_every=2, device='cpu', lr=1e-2),
+        **kw})
 
 def model_of(method, bb, task=None, head='classification', jolt=.1, **kw):
     "A model of `METHODS`; what it trains, but the head, moved off its start, where some tensors are zero"
     model = build(config(method=method, head=head, **kw), bb, task or small_task())
     with torch.no_grad():
-        for p in [*model.sources.parameters(), *(p for p in model.lm.parameters() if p.requires_grad)]: p.add_(jolt*torch.randn_like(p))
+        for p in [*model.sources.parameters(), *(p for p in model.lm.parameters() if p.requires_grad)]:
+            p.add_(jolt*torch.randn_like(p))
     return model.eval()
 
 def batch_of(bb, task=None, n=6, template=None, split='train'):
     task = task or small_task()
     return collate(task.encode(task.splits[split][:n], bb.tokenizer, 60, template), bb.tokenizer.pad_token_id)
 
-def text_of(batch): return {k: v for k,v in batch.items() if k in ('ids','keep','types','mask','label')} # without what earlier passes left in it
+def text_of(batch):
+    # without what earlier passes left in it
+    return {k: v for k,v in batch.items() if k in ('ids','keep','types','mask','label')}
 
 def one(batch, i):
     "One text of a batch, its padding cut off"

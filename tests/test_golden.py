@@ -10,13 +10,16 @@ NUMBER = re.compile(r'-?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?')
 def differences(new, old, exact, at=''):
     "Where two values differ; on the machine of the old one to the last digit, elsewhere by rounding"
     if isinstance(old, dict) and isinstance(new, dict):
-        if [*new]!=[*old]: yield f'{at}: keys {[*new]}, not {[*old]}'; return # their order as well
+        if [*new]!=[*old]:
+            yield f'{at}: keys {[*new]}, not {[*old]}'
+            return # their order as well
         for k in old:
             if exact or k!='bits': yield from differences(new[k], old[k], exact, f'{at}/{k}')
     elif isinstance(old, list) and isinstance(new, list):
         if len(new)!=len(old):
             more,less = [[o for o in a if o not in b][:5] for a,b in ((new, old), (old, new))]
-            yield f'{at}: {len(new)} entries, not {len(old)}; new {more}, gone {less}'; return
+            yield f'{at}: {len(new)} entries, not {len(old)}; new {more}, gone {less}'
+            return
         for i,(n,o) in enumerate(zip(new, old)): yield from differences(n, o, exact, f'{at}[{i}]')
     elif not exact and isinstance(old, float) and isinstance(new, (int,float)):
         if new!=pytest.approx(old, rel=1e-4, abs=1e-5): yield f'{at}: {new!r}, not {old!r}'
@@ -39,14 +42,17 @@ def test_as_stored(file, name):
 def test_nothing_is_left_out(file): assert [*stored(file)[1]]==[*make.FILES[file][1]]
 
 def test_differences_are_found():
-    a = dict(x=[1.,2], s='score 21.7', bits='ab'); b = dict(x=[1.+1e-7,2], s='score 21.74', bits='cd')
+    a = dict(x=[1.,2], s='score 21.7', bits='ab')
+    b = dict(x=[1.+1e-7,2], s='score 21.74', bits='cd')
     assert [*differences(a, a, True)]==[*differences(b, a, False)]==[] and len([*differences(b, a, True)])==3
-    for kw in (dict(x=[1.001,2]), dict(x=[1.,3]), dict(x=[1.]), dict(s='score 22.7'), dict(s='scores 21.7'), dict(new=1)):
+    for kw in (dict(x=[1.001,2]), dict(x=[1.,3]), dict(x=[1.]), dict(s='score 22.7'), dict(s='scores 21.7'),
+        dict(new=1)):
         other = {**a, **kw}
         assert len([*differences(other, a, False)])==1
 
 def test_a_model_that_0_1_0_saved():
     "Its prompts are found by name, and answer as they did"
-    old = json.loads((make.SAVED/'answers.json').read_text(encoding='utf-8')); machine = old.pop('machine')
+    old = json.loads((make.SAVED/'answers.json').read_text(encoding='utf-8'))
+    machine = old.pop('machine')
     check(json.loads(json.dumps(make.said_by(make.SAVED))), old, machine)
     assert len({a['label'] for a in old['answers']})>2 and not torch.is_inference_mode_enabled()

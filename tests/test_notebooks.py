@@ -36,11 +36,15 @@ for line in iter(sys.stdin.readline, ''):
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
     "`run(path)` gives the exit status and what the notebook printed"
-    home = tmp_path_factory.mktemp('notebooks'); (home/'server.py').write_text(SERVER)
-    env = {**os.environ, 'OMP_NUM_THREADS':'1', 'MPLBACKEND':'Agg', 'PYTHONHASHSEED':'0', 'PYTHONPATH':os.pathsep.join([str(ROOT), str(ROOT/'docs')])}
-    with subprocess.Popen([sys.executable, home/'server.py'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=home) as server:
+    home = tmp_path_factory.mktemp('notebooks')
+    (home/'server.py').write_text(SERVER)
+    env = {**os.environ, 'OMP_NUM_THREADS':'1', 'MPLBACKEND':'Agg', 'PYTHONHASHSEED':'0',
+        'PYTHONPATH':os.pathsep.join([str(ROOT), str(ROOT/'docs')])}
+    with subprocess.Popen([sys.executable, home/'server.py'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=env, cwd=home) as server:
         def call(path):
-            server.stdin.write(json.dumps([str(path), str(home/'report')])+'\n'); server.stdin.flush()
+            server.stdin.write(json.dumps([str(path), str(home/'report')])+'\n')
+            server.stdin.flush()
             return int(server.stdout.readline()),(home/'report').read_text()
         yield call
         server.stdin.close()
@@ -55,8 +59,11 @@ def test_notebook(path, run):
 
 @pytest.mark.notebook
 def test_a_cell_that_fails_is_told(run, tmp_path):
-    def cell(source): return dict(cell_type='code', id=f'c{len(source)}', metadata={}, outputs=[], execution_count=None, source=source)
+    def cell(source):
+        return dict(cell_type='code', id=f'c{len(source)}', metadata={}, outputs=[], execution_count=None,
+            source=source)
     path = tmp_path/'bad.ipynb'
-    path.write_text(json.dumps(dict(cells=[cell('#| slow\n1/0'), cell('x = 1'), cell('assert x==2, "not two"')], metadata={}, nbformat=4, nbformat_minor=5)))
+    path.write_text(json.dumps(dict(cells=[cell('#| slow\n1/0'), cell('x = 1'), cell('assert x==2, "not two"')],
+        metadata={}, nbformat=4, nbformat_minor=5)))
     code,said = run(path)
     assert code==1 and 'AssertionError: not two' in said and 'assert x==2' in said

@@ -11,27 +11,35 @@ import pandas as pd, torch
 from fastcore.script import anno_parser
 
 # --- everything that is taken from the package, in one block
-from idp_tutorial import bundled
-from idp_tutorial.backbone import load_backbone
-from idp_tutorial.bench import idp_bench
-from idp_tutorial.bundled import idp_pretrain
-from idp_tutorial.cli import idp_compare
+from idp_tutorial.commands import pretrain as bundled
+from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.commands.bench import idp_bench
+from idp_tutorial.commands.pretrain import idp_pretrain
+from idp_tutorial.commands.compare import idp_compare
 from idp_tutorial.config import RunConfig
-from idp_tutorial.deep_prompts import deep_plan
-from idp_tutorial.depth import idp_sweep
-from idp_tutorial.efficiency import KIND, cost, paper_speeds, paper_times, speed_up
-from idp_tutorial.experiments import build
-from idp_tutorial.methods import GRID, METHODS
-from idp_tutorial.model import ClassificationHead, PromptedModel, count_parameters
-from idp_tutorial.parameter_counts import COUNTED_ONLY, lora_count, meta_model, method_counts, printed, size
-from idp_tutorial.pretraining import PretrainConfig
-from idp_tutorial.prompt_files import from_pretrained, predict, save_pretrained
-from idp_tutorial.published import averages, claims, idp_params, published_counts
-from idp_tutorial.scaling import RECIPES, flops, largest_batch, memory, seconds_per_step
-from idp_tutorial.synthetic import make_rows
-from idp_tutorial.train import idp_predict, idp_train
-from idp_tutorial.training import answers, fit, learnt
-from idp_tutorial.transfer_runs import idp_transfer, published
+from idp_tutorial.methods.p_tuning_v2 import deep_plan
+from idp_tutorial.commands.sweep import idp_sweep
+from idp_tutorial.efficiency.cost_model import cost, paper_speeds, paper_times, speed_up
+from idp_tutorial.methods.registry import KIND
+from idp_tutorial.methods.build import build
+from idp_tutorial.methods.registry import GRID, METHODS
+from idp_tutorial.model.heads import ClassificationHead
+from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.efficiency.parameter_counts import COUNTED_ONLY, lora_count, meta_model, method_counts, printed, size
+from idp_tutorial.pretraining.pretrain import PretrainConfig
+from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.training.evaluation import predict
+from idp_tutorial.commands.params import idp_params
+from idp_tutorial.efficiency.published_counts import averages, claims, published_counts
+from idp_tutorial.efficiency.full_scale import RECIPES, flops, largest_batch, memory, seconds_per_step
+from idp_tutorial.data.synthetic import make_rows
+from idp_tutorial.commands.predict import idp_predict
+from idp_tutorial.commands.train import idp_train
+from idp_tutorial.model.prompted_model import learnt
+from idp_tutorial.training.evaluation import answers
+from idp_tutorial.training.fit import fit
+from idp_tutorial.commands.transfer import idp_transfer
+from idp_tutorial.experiments.transfer_comparison import published
 from small import backbone, config, model_of, small_task
 # ---
 
@@ -45,7 +53,8 @@ def machine()->dict:
     except (OSError,TypeError): cpu = platform.processor()
     return dict(machine=platform.machine(), cpu=cpu,
         capability=torch.backends.cpu.get_cpu_capability(),
-        python=platform.python_version(), **{p: version(p) for p in ('torch','numpy','transformers','accelerate','tokenizers')})
+        python=platform.python_version(), **{p: version(p)
+        for p in ('torch','numpy','transformers','accelerate','tokenizers')})
 
 # --- a: three steps of every method
 
@@ -62,7 +71,8 @@ SHORT = dict(steps=3, eval_every=3, batch_size=8)
 def trained(model, task, cfg)->dict:
     "Three steps of `fit`, and four texts answered"
     log = fit(model, task, cfg)
-    model.eval(); kept = learnt(model)
+    model.eval()
+    kept = learnt(model)
     bb,template = model.backbone,cfg.template if model.head.readout=='mask' else None
     rows = task.encode(task.splits['test'][:4], bb.tokenizer, min(cfg.max_len, bb.max_tokens), template)
     for source in model.modules():
@@ -112,7 +122,8 @@ DEEP = [f'{family} {way}' for family in ('roberta','gpt2','deberta') for way in 
 
 def deep(name:str)->dict:
     "A prompt in every layer, in each way"
-    family,way = name.split(); bb,task,cfg = fresh(family),small_task(**ROWS),config(**SHORT)
+    family,way = name.split()
+    bb,task,cfg = fresh(family),small_task(**ROWS),config(**SHORT)
     try:
         torch.manual_seed(0)
         model = PromptedModel(bb, ClassificationHead(bb.d, 2, 'mean'), deep_plan(bb, 4, way))
@@ -157,8 +168,10 @@ def _fields():
     return [[f.name, kind(f.type), f.default] for f in dataclasses.fields(RunConfig)]
 
 COUNTS = {
-    'methods gpt2': lambda: _methods('gpt2', ['lpt-npg','p-tuning-v2','lora','smop','efl'], head='verbalizer', t=5, m=16),
-    'methods deberta-large': lambda: _methods('deberta-large', ['p-tuning-v2','lpt-npg','dept','lora-all','bitfit'], t=7),
+    'methods gpt2': lambda: _methods('gpt2', ['lpt-npg','p-tuning-v2','lora','smop','efl'], head='verbalizer', t=5,
+    m=16),
+    'methods deberta-large': lambda: _methods('deberta-large', ['p-tuning-v2','lpt-npg','dept','lora-all','bitfit'],
+    t=7),
     'published': _published, 'claims': lambda: _records(claims().drop(columns=['note','claim','formula'])),
     'averages': lambda: _records(averages()), 'transfer': lambda: _records(published()),
     'sizes': lambda: {n: [size(meta_model(n, kind)) for kind in ('lm','encoder','classifier')]
@@ -175,7 +188,8 @@ COUNTS = {
 
 def help_of(name:str)->dict:
     "What `NAME --help` says, by option"
-    f = COMMANDS[name]; p = anno_parser(getattr(f, '__wrapped__', f), prog=name)
+    f = COMMANDS[name]
+    p = anno_parser(getattr(f, '__wrapped__', f), prog=name)
     def kind(a): return a.type.__name__ if a.type else type(a).__name__
     mine = [a for a in p._actions if a.dest not in ('pdb','xtra')]
     options = {(a.option_strings or [a.dest])[-1]: [str(a.default), a.help, kind(a)] for a in mine}
@@ -198,7 +212,8 @@ def _columns(text, *names)->list[str]: # lines
     for line in text.splitlines():
         if line.split()[:1]==['method'] and names:
             for n in names: line = line.replace(n, n.replace(' ', '_'))
-            words = line.split(); at,width = [words.index(n.replace(' ', '_')) for n in names],len(words)
+            words = line.split()
+            at,width = [words.index(n.replace(' ', '_')) for n in names],len(words)
         else:
             words = [w for w in line.split() if not re.fullmatch('-{5,}', w)]
             if len(words)==width: words = ['*' if i in at else w for i,w in enumerate(words)]
@@ -241,7 +256,8 @@ def _train(tmp):
     text = _said(idp_train, tmp, task='questions', steps=3, t=3, m=8, data=tmp/'data', out=tmp/'run', **SMALL)
     (tmp/'in').write_text('\n'.join(TEXTS[:4])+'\n'+json.dumps(dict(sentence1=TEXTS[4], id=3))+'\n')
     said = _said(idp_predict, tmp, model=tmp/'run', texts=tmp/'in')
-    about = json.loads((tmp/'run/prompts.json').read_text()); sha = about.pop('sha256')
+    about = json.loads((tmp/'run/prompts.json').read_text())
+    sha = about.pop('sha256')
     return dict(text=text.splitlines(), record=_lines(tmp/'run/record.jsonl'),
         answers=[*map(json.loads, said.splitlines())], about=about, bits=sha[:12], files=_names(tmp/'run'))
 
@@ -273,7 +289,8 @@ def _pretrain(tmp):
 
 OUTPUTS = {'idp_params': _params, # of roberta-large
     'idp_params of some':
-        lambda tmp: _params(tmp, backbone='roberta-base', t=5, head='verbalizer', methods='efl,lpt-npg,lora-all', json=True),
+        lambda tmp: _params(tmp, backbone='roberta-base', t=5, head='verbalizer', methods='efl,lpt-npg,lora-all',
+    json=True),
     'idp_compare': _compare, 'idp_train and idp_predict': _train, 'idp_sweep': _sweep, 'idp_transfer': _transfer,
     'idp_bench': _bench, 'idp_pretrain': _pretrain}
 
@@ -295,12 +312,14 @@ def value(file:str, name:str):
 
 def stored(file:str)->tuple[dict,dict]: # the machine, values by name
     "What a file holds; a list of tensors is there once"
-    d = json.loads((HERE/f'{file}.json').read_text(encoding='utf-8')); lists = d.get('tensors')
+    d = json.loads((HERE/f'{file}.json').read_text(encoding='utf-8'))
+    lists = d.get('tensors')
     def full(v): return {**v, 'tensors':lists[v['tensors']]} if lists and 'tensors' in v else v
     return d['machine'],{n: full(v) for n,v in d['values'].items()}
 
 def write(file:str):
-    values = {n: value(file, n) for n in FILES[file][1]}; lists = []
+    values = {n: value(file, n) for n in FILES[file][1]}
+    lists = []
     for v in values.values():
         if file in ('runs','variants','deep') and 'tensors' in v:
             if v['tensors'] not in lists: lists.append(v['tensors'])
@@ -325,12 +344,15 @@ def said_by(folder)->dict:
 def save():
     "Only once: later versions must read it"
     task = small_task('questions', 128, 24, 24)
-    cfg = RunConfig('lpt-npg', 'questions', 'tiny', t=4, m=8, steps=20, eval_every=10, lr=1e-2, max_len=64, device='cpu')
-    fit(model := build(cfg, load_backbone(cfg.backbone), task), task, cfg); save_pretrained(model, SAVED, task, cfg)
+    cfg = RunConfig('lpt-npg', 'questions', 'tiny', t=4, m=8, steps=20, eval_every=10, lr=1e-2, max_len=64,
+        device='cpu')
+    fit(model := build(cfg, load_backbone(cfg.backbone), task), task, cfg)
+    save_pretrained(model, SAVED, task, cfg)
     (SAVED/'answers.json').write_text(json.dumps(dict(machine=machine(), **said_by(SAVED)), indent=1)+'\n')
 
 if __name__=='__main__':
     torch.set_num_threads(1)
     for file in sys.argv[1:] or FILES:
-        write(file); print(f'{file}.json: {(HERE/f"{file}.json").stat().st_size:,} bytes', flush=True)
+        write(file)
+        print(f'{file}.json: {(HERE/f"{file}.json").stat().st_size:,} bytes', flush=True)
     if not SAVED.exists(): save()

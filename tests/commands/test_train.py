@@ -1,0 +1,259 @@
+"What a run leaves behind: prompts that answer as the trained model did, a record, a folder that survives a kill; and the two commands."
+import io, json, os, sys
+from dataclasses import replace
+import pytest, torch
+from safetensors import safe_open
+from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.experiments.run import run
+from idp_tutorial.methods.build import build
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.glove import word_vectors, write_glove
+from idp_tutorial.data.tasks import TASKS, load_task
+from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.training.evaluation import predict
+from idp_tutorial.commands.predict import idp_predict, read_texts
+from idp_tutorial.commands.train import idp_train
+from idp_tutorial.experiments.run import train
+from idp_tutorial.model.prompted_model import learnt
+from idp_tutorial.training.evaluation import answers, evaluate
+from idp_tutorial.training.fit import fit
+from small import backbone, config, small_task
+
+@pytest.fixture(scope='module')
+def cfg(small_folder): return lambda **kw: config(**{**dict(backbone=str(small_folder), steps=3), **kw})
+
+def rows(task, bb, template=None): return task.encode(task.splits['test'], bb.tokenizer, 60, template)
+def timeless(r): return {k:v for k,v in r.items() if k not in ('ms_per_step','peak_memory_mb')}
+WORDS = [dict(sentence1=s) for s in ('the soup was cold .','tea','a great film with a long and slow end')]
+
+# --- prompt files
+
+@pytest.mark.parametrize('method', METHODS)
+def test_what_is_saved_answers_as_before(method, cfg, tmp_path):
+    c,task = cfg(method=method, lr=1e-2, standardise=True),small_task()
+    model = build(c, load_backbone(c.backbone), task)
+    fit(model, task, c)
+    save_pretrained(model, tmp_path/'a/b', task, c)
+    torch.manual_seed(5)
+    again,task2,c2 = from_pretrained(tmp_path/'a/b')
+    assert c2==replace(c,
+        data=None) and task2==task and not again.training and sorted(os.listdir(tmp_path/'a/b'))==['prompts.json',
+        'prompts.safetensors']
+    for n,t in learnt(model).items(): assert torch.equal(t, learnt(again)[n]), n
+    assert predict(again, task2, c2, WORDS)==predict(model, task, c, WORDS)
+
+def test_word_vectors_of_a_file(cfg, tmp_path, capsys):
+    bb,task = backbone(),small_task()
+    index,v = word_vectors(bb)
+    for name,x in (('a',v),('b',-v)):
+        (tmp_path/name).mkdir()
+        write_glove(index, x, tmp_path/name/'own.txt')
+    c = cfg(method='m-idpg-phm-glove', glove=str(tmp_path/'a/own.txt'))
+    model = build(c, load_backbone(c.backbone), task)
+    save_pretrained(model, f := tmp_path/'m', task, c)
+    about = (f/'prompts.json').read_text()
+    assert json.loads(about)['cfg']['glove']=='own.txt' and str(tmp_path/'a') not in about
+    again,t,c2 = from_pretrained(f, glove=tmp_path/'a')
+    assert c2.glove==str(tmp_path/'a') and predict(again, t, c2, WORDS)==predict(model, task, c, WORDS)
+    with pytest.raises(ValueError, match="'own.txt', which is not saved with them: give it .*--glove"):
+        from_pretrained(f)
+    with pytest.raises(ValueError, match='belong to other word vectors than those of .*/b'):
+        from_pretrained(f, glove=tmp_path/'b')
+    (tmp_path/'in').write_text('who ?\n')
+    idp_predict(model=str(f), texts=str(tmp_path/'in'), glove=str(tmp_path/'a'))
+    assert json.loads(capsys.readouterr().out)['label'] in task.labels
+    with pytest.raises(SystemExit): idp_predict(model=str(f), texts=str(tmp_path/'in'))
+    assert '--glove' in capsys.readouterr().err
+    c = cfg(method='m-idpg-phm-glove')
+    save_pretrained(build(c, load_backbone(c.backbone), task), f, task, c)
+    from_pretrained(f) # the bundled ones
+    with pytest.raises(ValueError, match='other word vectors'): from_pretrained(f, glove=tmp_path/'a')
+    c = cfg(glove=str(tmp_path/'a'))
+    save_pretrained(build(c, load_backbone(c.backbone), task), f, task, c)
+    from_pretrained(f) # a method that reads none
+
+def test_only_what_was_learnt_is_saved(cfg, tmp_path):
+    for m in ('prompt-tuning','lpt-npg','lora','fine-tuning'):
+        c = cfg(method=m)
+        model = build(c, load_backbone(c.backbone), task := small_task())
+        save_pretrained(model, tmp_path/m, task, c)
+        n = 4*sum(p.numel() for p in model.trained().values())
+        assert n<(tmp_path/m/'prompts.safetensors').stat().st_size<n+10_000
+
+def test_a_verbalizer_and_a_regression(cfg, tmp_path):
+    task,c = small_task(),cfg(head='verbalizer', max_len=60)
+    model = build(c, load_backbone(c.backbone), task)
+    save_pretrained(model, tmp_path/'v', task, c)
+    again,t,c2 = from_pretrained(tmp_path/'v')
+    said = predict(again, t, c2, WORDS)
+    e = task.encode(WORDS, again.backbone.tokenizer, 60, 'code')
+    want = answers(again, e).softmax(-1)
+    torch.testing.assert_close(torch.tensor([list(s['probabilities'].values()) for s in said]), want)
+    assert [s['label'] for s in said]==[task.labels[i] for i in want.argmax(-1)]
+    task = small_task('similarity')
+    c = cfg(task='similarity')
+    model = build(c, load_backbone(c.backbone), task)
+    save_pretrained(model, tmp_path/'r', task, c)
+    again,t,c2 = from_pretrained(tmp_path/'r')
+    pairs = [{k: r[k] for k in ('sentence1','sentence2')} for r in task.splits['test']]
+    assert [s['value'] for s in predict(again, t, c2, pairs)]==pytest.approx(evaluate(model, rows(task, model.backbone),
+        task)[1], abs=1e-5)
+
+@pytest.mark.parametrize('name', ['copa','wic','multirc'])
+def test_tasks_of_nested_lines_are_saved_too(name, cfg, tmp_path):
+    task,c = TASKS[name],cfg(task=name)
+    model = build(c, load_backbone(c.backbone), task)
+    save_pretrained(model, tmp_path, task, c)
+    again,t,c2 = from_pretrained(tmp_path)
+    pairs = [dict(sentence1=f'it fell {i//2}', sentence2=s, group=i//2) for i,s in enumerate(['it broke','we ate']*4)]
+    said = [s['label'] for s in predict(again, t, c2, pairs)]
+    assert said==[s['label'] for s in predict(model, task, c, pairs)]
+    if name=='copa':
+        assert [sorted(said[i:i+2]) for i in range(0, 8, 2)]==[['false','true']]*4
+        with pytest.raises(ValueError, match="has no 'group', and task 'copa' chooses one of the rows of a question"):
+            predict(again, t, c2, [dict(sentence1='a', sentence2='b')])
+
+def test_the_order_and_the_batch_do_not_matter(cfg):
+    task,c = small_task('questions'),cfg(task='questions')
+    model = build(c, load_backbone(c.backbone), task)
+    torch.nn.init.normal_(model.head.net.weight, std=3.)
+    texts = [{'sentence1':r['sentence1']} for r in task.splits['test']]
+    whole = predict(model, task, c, texts)
+    assert len({s['label'] for s in whole})>1
+    for s,t in zip(whole, texts):
+        (one,) = predict(model, task, c, [t])
+        assert one['label']==s['label'] and one['probabilities']==pytest.approx(s['probabilities'], abs=1e-5)
+    assert predict(model, task, c, [])==[] and [s['label']
+        for s in predict(model, task, c, texts, batch_size=3)]==[s['label'] for s in whole]
+
+def test_files_that_are_refused(cfg, tmp_path):
+    c,task = cfg(),small_task()
+    model = build(c, load_backbone(c.backbone), task)
+    save_pretrained(model, f := tmp_path/'m', task, c)
+    with pytest.raises(FileNotFoundError, match='no prompts.json in .*nowhere: give a folder'):
+        from_pretrained(tmp_path/'nowhere')
+    with pytest.raises(ValueError, match='belong to another backbone'): from_pretrained(f, backbone(std=.3))
+    good = {n: (f/n).read_bytes() for n in ('prompts.json','prompts.safetensors')}
+    for name,data,words in (('prompts.safetensors',good['prompts.safetensors'][:-4],'is damaged, or of another save'),
+        ('prompts.json',good['prompts.json'][:-9],r'prompts.json is damaged \(JSONDecodeError\)')):
+        (f/name).write_bytes(data)
+        with pytest.raises(ValueError, match=words): from_pretrained(f)
+        (f/name).write_bytes(good[name])
+    about = json.loads(good['prompts.json'])
+    about['cfg']['t'] = 7
+    (f/'prompts.json').write_text(json.dumps(about))
+    with pytest.raises(ValueError, match='not those that its config builds'): from_pretrained(f)
+
+def test_a_tuned_backbone_is_no_starting_point(cfg, tmp_path):
+    "The prompts belong to the weights before training"
+    c,task = cfg(method='fine-tuning', lr=1e-2),small_task()
+    model = build(c, load_backbone(c.backbone), task)
+    fit(model, task, c)
+    save_pretrained(model, tmp_path, task, c)
+    with pytest.raises(ValueError, match='another backbone'): from_pretrained(tmp_path, model.backbone)
+
+# --- one run
+
+@pytest.mark.parametrize('kw', [{}, dict(method='s-idpg-phm', cache='sentence', glove=None), dict(head='verbalizer'),
+    dict(method='head-only', head='verbalizer')], ids=str)
+def test_the_record_is_that_of_run(kw, cfg, tmp_path):
+    c = cfg(**kw, **({'cache_dir':str(tmp_path/'cache')} if 'cache' in kw else {}))
+    r = train(c, tmp_path/'run', small_task())
+    assert timeless(r)==timeless(run(c, small_task())) and [json.loads(l)
+        for l in open(tmp_path/'run/record.jsonl')]==[json.loads(json.dumps(r))]
+
+def test_a_run_that_is_stopped_and_started_again(cfg, tmp_path, monkeypatch):
+    from idp_tutorial.training import fit as training
+    c = cfg(steps=6, eval_every=2, lr=None)
+    want = train(c, tmp_path/'whole', small_task())
+    step,n = training._step,[]
+    def stop(*args):
+        n.append(1)
+        if len(n)==4:
+            raise KeyboardInterrupt
+        return step(*args)
+    monkeypatch.setattr(training, '_step', stop)
+    with pytest.raises(KeyboardInterrupt): train(c, tmp_path/'run', small_task())
+    assert os.listdir(tmp_path/'run')==['checkpoint.pt']
+    got = train(c, tmp_path/'run', small_task())
+    assert timeless(got)==timeless(want) and len(n)==4+4 # steps 3 to 6
+    for f in ('prompts.json','prompts.safetensors'):
+        assert (tmp_path/'run'/f).read_bytes()==(tmp_path/'whole'/f).read_bytes()
+
+def test_without_checkpoints(cfg, tmp_path):
+    train(cfg(), tmp_path/'run', small_task(), save_every=0)
+    assert sorted(os.listdir(tmp_path/'run'))==['prompts.json','prompts.safetensors','record.jsonl']
+
+# --- the commands
+
+def test_train_then_predict(small_folder, tmp_path, capsys, monkeypatch):
+    idp_train(task='questions', backbone=str(small_folder), steps=4, batch_size=8, t=3, m=8, k=24, device='cpu',
+        out=str(tmp_path/'run'))
+    assert 'lpt-npg on questions, seed 0: accuracy' in capsys.readouterr().out
+    (tmp_path/'in').write_text('who ?\n\n{"sentence1": "where is it ?", "id": 3}\n')
+    idp_predict(model=str(tmp_path/'run'), texts=str(tmp_path/'in'))
+    a = capsys.readouterr().out
+    monkeypatch.setattr(sys, 'stdin', io.StringIO((tmp_path/'in').read_text()))
+    idp_predict(model=str(tmp_path/'run'), out=str(tmp_path/'out'))
+    said = [json.loads(l) for l in a.splitlines()]
+    assert (tmp_path/'out').read_text()==a and [s['sentence1'] for s in said]==['who ?',
+        'where is it ?'] and said[1]['id']==3
+    (tmp_path/'in').write_text('who ?\n{"text": "what ?"}\n')
+    with pytest.raises(SystemExit):
+        idp_predict(model=str(tmp_path/'run'), texts=str(tmp_path/'in'), out=str(tmp_path/'new'))
+    assert not (tmp_path/'new').exists() and "line 2: {'text': 'what ?'} has no text 'sentence1'" in capsys.readouterr().err
+    assert all(s['label']==max(s['probabilities'], key=s['probabilities'].get)
+        and sum(s['probabilities'].values())==pytest.approx(1) for s in said)
+
+def test_options_reach_the_run(small_folder, tmp_path, capsys):
+    index,v = word_vectors(backbone())
+    write_glove(index, v, tmp_path/'own.txt')
+    idp_train(task='questions', method='m-idpg-phm-glove', backbone=str(small_folder), glove=str(tmp_path/'own.txt'),
+        standardise=True, position=4, readout='cls', steps=2, batch_size=8, t=3, m=8, k=24, device='cpu',
+        out=str(tmp_path/'run'))
+    r = json.loads((tmp_path/'run/record.jsonl').read_text())
+    assert (r['glove'],r['standardise'],r['position'],r['readout'])==('own.txt',True,4,'cls')
+    with safe_open(tmp_path/'run/prompts.safetensors', 'pt') as f:
+        assert sum(k.endswith('scale.n') for k in f.keys())==1
+    capsys.readouterr()
+
+def test_texts(capsys):
+    one,pair = small_task(),small_task('similarity')
+    assert [*read_texts([' a b \n','\n','{"sentence1": "c", "x": 1}'], one)]==[dict(sentence1='a b'),
+        dict(sentence1='c', x=1)]
+    assert [*read_texts(['a\tb\n'], pair)]==[dict(sentence1='a', sentence2='b')]
+    with pytest.raises(ValueError, match='input line 1: 3 columns, but a pair has two'):
+        [*read_texts(['a\tb\tc'], pair)]
+    for lines,task,words in ((['a','{"text": "b"}'],one,"input line 2: .*no text 'sentence1'.*or a line of text"),
+        (['a'],pair,"line 1.*no text 'sentence2'.*a tab between them"),
+            (['{a'],one,'line 1: no JSON'), (['{"sentence1": " "}'],one,'no text'),
+        (['{"sentence1": 3}'],one,'no text')):
+        with pytest.raises(ValueError, match=words): [*read_texts(lines, task)]
+
+@pytest.mark.parametrize('command,kw,words', [(idp_train,dict(method='lpt-npgg'),"did you mean 'lpt-npg'"),
+    (idp_train,dict(task='question'),"did you mean 'questions'"), (idp_train,dict(steps=0),'steps=0'),
+    (idp_train,dict(save_every=-2, k=8),'save_every=-2'),
+    (idp_predict,dict(model='nowhere'),'no prompts.json in nowhere'),
+    (idp_predict,dict(batch_size=0),'--batch_size 0: at least one')], ids=lambda v: getattr(v, '__name__', str(v)))
+def test_one_line_and_status_2(command, kw, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as e: command(**kw)
+    err = capsys.readouterr().err
+    assert e.value.code==2 and words in err and err.count('\n')==1 and not os.listdir(tmp_path)
+
+def test_another_run_in_the_folder(small_folder, tmp_path, capsys):
+    kw = dict(task='questions', backbone=str(small_folder), steps=2, batch_size=8, t=3, m=8, k=24, device='cpu',
+        out=str(tmp_path))
+    idp_train(**kw)
+    before = {f: (tmp_path/f).read_bytes() for f in os.listdir(tmp_path)}
+    with pytest.raises(SystemExit): idp_train(**{**kw, 'seed':1})
+    assert 'holds another run (seed 0 there, 1 here' in capsys.readouterr().err and before=={f: (tmp_path/f).read_bytes() for f in os.listdir(tmp_path)}
+
+def test_the_draw_reaches_the_task(cfg, tmp_path, monkeypatch):
+    class Seen(Exception): pass
+    def see(c, bb, task):
+        raise Seen(task)
+    monkeypatch.setattr(sys.modules['idp_tutorial.train'], 'build', see)
+    with pytest.raises(Seen) as e: train(cfg(k=8, draw=3), tmp_path/'a')
+    assert e.value.args[0].splits['train']==load_task('sentiment', None, 8, 3).splits['train']!=load_task('sentiment',
+        None, 8).splits['train']

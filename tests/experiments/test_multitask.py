@@ -1,0 +1,349 @@
+"Several tasks in one batch: every row as if its task were alone, for every prompt method, family and head; gradients, counts, files, and what is refused."
+import json
+from dataclasses import replace
+import pytest, torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.data.batches import collate
+from idp_tutorial.methods.build import build
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.model.heads import ClassificationHead
+from idp_tutorial.model.prompted_model import PromptedModel
+from idp_tutorial.experiments.multitask import Member, MultiTaskModel
+from idp_tutorial.experiments.multitask_files import load_tasks, save_tasks
+from idp_tutorial.methods.prompt_tuning import SoftPrompt
+from idp_tutorial.model.plan import Step
+from idp_tutorial.data.tasks import TASKS
+from small import backbone, config, model_of, same, small_task
+
+FAMILY = ('roberta','bert','gpt2','deberta')
+IN_WEIGHTS = ('fine-tuning','efl','lora','lora-all','adapter','adapterdrop','compacter','bitfit')
+PROMPTS = [m for m in METHODS if m not in IN_WEIGHTS]
+KINDS = ('sentiment','questions','similarity','entailment') # classes, numbers, pairs
+
+def member(method, bb, task='sentiment', **kw):
+    cfg = config(method=method, task=task, max_len=60, **kw)
+    own = {k: v for k,v in kw.items() if k not in ('head',)}
+    return Member(model_of(method, bb, TASKS[task], kw.get('head', 'classification'), max_len=60, **own), TASKS[task],
+        cfg)
+
+def everything(bb):
+    "A task for every prompt method, lengths and depths all different"
+    return {f'{m} {i}': member(m, bb, KINDS[i%4], t=3+i%4, layer=i%3 if m.startswith(('lpt','id-spam')) else None)
+        for i,m in enumerate(PROMPTS)}
+
+def rows_of(members, n=2, start=0):
+    "`n` rows of every task, the tasks in turn"
+    data = {k: small_task(k).splits['train'] for k in KINDS}
+    return [dict(task=name, **data[m.task.name][start+i]) for i in range(n) for name,m in members.items()]
+
+def alone(members, r):
+    "The answer of a row's own model to this row and nothing else"
+    m = members[r['task']]
+    e = m.task.encode([r], m.model.backbone.tokenizer, 60, m.cfg.template if m.cfg.head=='verbalizer' else None)
+    with torch.no_grad(): return m.model(collate(e, m.model.backbone.tokenizer.pad_token_id))[0]
+
+def mixed(members, rows):
+    with torch.no_grad(): return (model := MultiTaskModel(members).eval())(model.encode(rows))
+
+@pytest.mark.parametrize('family', FAMILY)
+def test_every_row_is_as_if_its_task_were_alone(family):
+    members = everything(backbone(family))
+    rows = rows_of(members)
+    out = mixed(members, rows)
+    assert len({len(r['sentence1'].split()) for r in rows})>3 and len(out)==2*len(PROMPTS)
+    for r,o in zip(rows, out):
+        assert len(o)==(len(members[r['task']].task.labels) or 1)
+        same(o, alone(members, r), 1e-5)
+    by = [torch.stack([o for r,o in zip(rows, out) if r['task']==name]) for name in members]
+    assert all((b[0]-b[1]).abs().max()>1e-4 for b in by) # the answers depend on the text
+
+def test_the_rest_is_rounding():
+    bb = backbone()
+    members = everything(bb)
+    bb.model.double()
+    for m in members.values(): m.model.double()
+    rows = rows_of(members)
+    for r,o in zip(rows, mixed(members, rows)):
+        assert o.dtype==torch.float64
+        torch.testing.assert_close(o, alone(members, r), atol=1e-11, rtol=0)
+
+@pytest.mark.parametrize('attn', ['sdpa','eager'])
+@pytest.mark.parametrize('family', ['roberta','gpt2'])
+def test_keys_of_one_task_are_not_seen_by_another(family, attn):
+    "Different numbers of keys, and none"
+    bb = backbone(family, attn=attn)
+    members = {'a':member('p-tuning-v2', bb, t=2), 'b':member('p-tuning-v2', bb, t=7), 'c':member('lpt', bb, t=3),
+        'd':member('head-only', bb)}
+    with torch.no_grad():
+        for m in members.values(): [p.mul_(5) for p in m.model.sources.parameters()] # loud keys
+    rows = rows_of(members, 3)
+    out = mixed(members, rows)
+    for r,o in zip(rows, out): same(o, alone(members, r), 2e-5)
+    with torch.no_grad(): [p.mul_(3) for p in members['b'].model.sources.parameters()]
+    now = mixed(members, rows)
+    for r,a,b in zip(rows, out, now): assert (r['task']=='b')==bool((a-b).abs().max()>1e-3)
+
+@pytest.mark.parametrize('family', FAMILY)
+def test_heads_and_templates_mix(family):
+    bb = backbone(family)
+    members = {'words':member('lpt-npg', bb, head='verbalizer'), 'class':member('prompt-tuning', bb, 'questions'),
+        'number':member('id-spam', bb, 'similarity'),
+        'pair':member('lpt', bb, 'entailment', head='verbalizer', layer=2)}
+    rows = rows_of(members, 3)
+    for r,o in zip(rows, mixed(members, rows)): same(o, alone(members, r), 2e-5)
+
+def test_against_hugging_face_alone():
+    "Prompt tuning as more word vectors, and a late prompt in front of hidden states, from one mixed batch"
+    bb = backbone()
+    members = {'early':member('prompt-tuning', bb), 'late':member('lpt', bb, 'questions', layer=2)}
+    rows = rows_of(members, 3)
+    out = mixed(members, rows)
+    for r,o in zip(rows, out):
+        m = members[r['task']]
+        ids = torch.tensor([bb.tokenizer(r['sentence1']).input_ids])
+        p = m.model.sources[0].p[None]
+        with torch.no_grad():
+            if r['task']=='early':
+                e = bb.words(ids)
+                e = torch.cat([e[:,:1], p, e[:,1:]], 1)
+                h = bb.base(inputs_embeds=e, attention_mask=torch.ones_like(e[...,0]).long()).last_hidden_state
+                h = torch.cat([h[:,:1], h[:,1+p.shape[1]:]], 1)
+            else:
+                h = torch.cat([p, bb.base(ids, output_hidden_states=True).hidden_states[2]], 1)
+                h = bb.base.encoder.layer[2](h)
+                h = (h[0] if isinstance(h, tuple) else h)[:,p.shape[1]:]
+            same(o, F.linear(h.mean(1)[0], m.model.head.net.weight, m.model.head.net.bias), 2e-5)
+
+@pytest.mark.parametrize('family', FAMILY)
+def test_order_company_and_padding_change_nothing(family):
+    members = everything(backbone(family))
+    rows = rows_of(members)
+    out = mixed(members, rows)
+    order = torch.randperm(len(rows)).tolist()
+    for i,o in zip(order, mixed(members, [rows[i] for i in order])): same(o, out[i])
+    few = [i for i,r in enumerate(rows) if r['task'] in list(members)[::3]]
+    for i,o in zip(few, mixed(members, [rows[i] for i in few])): same(o, out[i]) # other tasks stay at home
+    model = MultiTaskModel(members).eval()
+    batch = model.encode(rows)
+    far = {k: F.pad(v, (0,9)) if v.dim()==2 else v for k,v in batch.items()}
+    with torch.no_grad(): [same(a, b) for a,b in zip(model(far), out)]
+
+def test_each_layer_runs_once(monkeypatch):
+    bb = backbone()
+    members = {'a':member('prompt-tuning', bb), 'b':member('p-tuning-v2', bb), 'c':member('lpt-npg', bb, layer=2)}
+    calls,layer = [],bb.layer
+    monkeypatch.setattr(bb, 'layer', lambda k, h, *a: calls.append((k, len(h))) or layer(k, h, *a))
+    mixed(members, rows_of(members, 4))
+    assert calls==[(0,12),(1,12),(2,12)]
+
+@pytest.mark.parametrize('family', FAMILY)
+def test_loss_and_gradients_are_each_tasks_own(family):
+    bb = backbone(family)
+    members = {'a':member('prompt-tuning', bb), 'b':member('lpt-npg', bb, 'questions', layer=2),
+        'c':member('m-idpg-phm', bb, 'similarity'), 'd':member('p-tuning-v2', bb), 'idle':member('lpt', bb)}
+    model = MultiTaskModel(members).eval()
+    rows = [r for r in rows_of(members, 3) if r['task']!='idle'][:-1] # 3, 3, 3 and 2 rows
+    loss = model.loss(model.encode(rows))
+    loss.backward()
+    got = {n: [p.grad.clone() for p in m.model.trained().values()] for n,m in members.items() if n!='idle'}
+    assert all(p.grad is None for p in members['idle'].model.trained().values()) and all(p.grad is None
+        for p in bb.model.parameters())
+    total = 0.
+    for n in 'abcd':
+        m = members[n]
+        own = [r for r in rows if r['task']==n]
+        m.model.zero_grad(set_to_none=True)
+        batch = collate(m.task.encode(own, bb.tokenizer, 60), bb.tokenizer.pad_token_id)
+        if m.task.regression: batch['label'] = batch['label']/5
+        one = m.model.loss(batch)
+        one.backward()
+        total += one.item()*len(own)/len(rows)
+        for a,p in zip(got[n], m.model.trained().values()):
+            assert a.any() and p.grad is not None
+            same(a, p.grad*len(own)/len(rows), 1e-5)
+    assert abs(total-loss.item())<1e-5
+
+def test_modes():
+    "Training leaves dropout off below the first prompt of any task"
+    bb = backbone()
+    late = {'a':member('lpt', bb, layer=2), 'b':member('lpt-npg', bb, layer=1)}
+    model = MultiTaskModel(late).train()
+    assert [l.training for l in bb.layers]==[False,True,True] and model.tasks['b']['sources'].training
+    assert not any(m.training for m in model.eval().modules())
+    assert all(l.training for l in MultiTaskModel({**late, 'c':member('prompt-tuning', bb)}).train().lm.modules())
+
+def test_answers_are_labels_and_numbers():
+    bb = backbone()
+    members = {'mood':member('lpt', bb), 'close':member('id-spam', bb, 'similarity')}
+    model = MultiTaskModel(members).train()
+    rows = [{k: v for k,v in r.items() if k!='label'} for r in rows_of(members, 2)]
+    got = model.answer(rows)
+    assert not bb.model.training
+    for r,a in zip(rows, got):
+        o = alone(members, r)
+        assert a==('negative','positive')[int(o.argmax())] if r['task']=='mood' else abs(a-5*o.item())<1e-4
+
+def test_sizes():
+    bb = load_backbone('roberta-large', weights='meta')
+    def npg(name):
+        cfg = config(t=5, m=128, task=name)
+        return Member(build(cfg, bb, TASKS[name]), TASKS[name], cfg)
+    model = MultiTaskModel({'sst2':npg('sst2'), 'trec':npg('trec'),
+        'soft':Member(build(config(method='lpt', t=20), bb, TASKS['rte']), TASKS['rte'], config(method='lpt', t=20))})
+    assert model.counts()=={'sst2':dict(prompt=791_680, head=2050), 'trec':dict(prompt=791_680, head=6150),
+        'soft':dict(prompt=20_480, head=2050)}
+    assert sum(p.numel() for p in model.trained().values())==2*791_680+20_480+2050+6150+2050
+    # one backbone
+    assert sum(p.numel() for p in model.parameters())==sum(p.numel() for p in bb.model.parameters())+sum(p.numel()
+        for p in model.trained().values())
+
+# --- files
+
+@pytest.fixture(scope='module')
+def served():
+    bb = backbone()
+    members = everything(bb) | {'standard':member('s-idpg-phm', bb, standardise=True),
+        'words':member('lpt-npg', bb, head='verbalizer')}
+    scale = members['standard'].model.sources[0].read.scale
+    scale.n.fill_(3)
+    scale.total.normal_()
+    scale.square.uniform_(5, 9) # what training would have seen
+    return bb,MultiTaskModel(members).eval()
+
+def test_saved_and_loaded(served, tmp_path):
+    bb,model = served
+    rows = rows_of(model.members)
+    save_tasks(model, tmp_path/'new'/'tasks')
+    assert sorted(p.name for p in (tmp_path/'new').rglob('*'))==['tasks','tasks.json','tasks.safetensors']
+    again = load_tasks(tmp_path/'new'/'tasks', backbone())
+    with torch.no_grad():
+        a,b = model(model.encode(rows)),again(again.encode(rows))
+        assert all(torch.equal(x, y) for x,y in zip(a, b))
+    stored = load_file(tmp_path/'new'/'tasks'/'tasks.safetensors')
+    assert not any(k.startswith('lm') for k in stored) and sum(t.numel() for k,
+        t in stored.items() if not k.startswith('standard.'))==sum(p.numel() for n,
+        p in model.trained().items() if not n.startswith('standard.'))
+    assert again.members['words'].task==model.members['words'].task and again.members['words'].cfg==model.members['words'].cfg
+    with pytest.raises(ValueError, match='is there already'): save_tasks(model, tmp_path/'new'/'tasks')
+
+def test_files_that_do_not_fit(served, tmp_path):
+    bb,_ = served
+    folder = tmp_path/'t'
+    save_tasks(MultiTaskModel({'a':member('lpt', bb)}), folder)
+    with pytest.raises(ValueError, match='belong to another backbone'): load_tasks(folder, backbone(std=.1))
+    old = load_file(folder/'tasks.safetensors')
+    name = next(iter(old))
+    for f,data in (('tasks.safetensors',b'\0'*9), ('tasks.json',b'{"members"'), ('tasks.json',b'{}')):
+        good = (folder/f).read_bytes()
+        (folder/f).write_bytes(data)
+        with pytest.raises(ValueError, match='is damaged'): load_tasks(folder, bb)
+        (folder/f).write_bytes(good)
+    save_file({k: v for k,v in old.items() if k!=name}, folder/'tasks.safetensors')
+    with pytest.raises(ValueError, match='are not those that its configs build'): load_tasks(folder, bb)
+    (folder/'tasks.safetensors').unlink()
+    with pytest.raises(FileNotFoundError, match='no tasks.safetensors'): load_tasks(folder, bb)
+    with pytest.raises(FileNotFoundError, match='a folder that `save_tasks` made'): load_tasks(tmp_path/'nowhere', bb)
+
+def test_no_half_written_folder(served, tmp_path, monkeypatch):
+    bb,_ = served
+    monkeypatch.setattr(json, 'dumps', lambda *a, **k: 1/0)
+    with pytest.raises(ZeroDivisionError): save_tasks(MultiTaskModel({'a':member('lpt', bb)}), tmp_path/'t')
+    assert not list(tmp_path.iterdir())
+
+def test_what_could_not_be_loaded_is_not_saved(served, tmp_path):
+    bb,_ = served
+    m = member('lpt', bb, layer=1)
+    own = PromptedModel(bb, ClassificationHead(bb.d, 2, 'mean'), {2: Step('insert', SoftPrompt(4, bb.d))})
+    for bad in (m._replace(model=own), m._replace(cfg=replace(m.cfg, t=9)), m._replace(cfg=replace(m.cfg, layer=2)),
+        m._replace(cfg=replace(m.cfg, readout='cls')), m._replace(task=TASKS['questions'])):
+        with pytest.raises(ValueError, match="'x' is not what its config builds"):
+            save_tasks(MultiTaskModel({'x':bad}), tmp_path/'t')
+    assert not list(tmp_path.iterdir())
+
+def test_saving_draws_no_random_numbers(served, tmp_path):
+    _,model = served
+    torch.manual_seed(5)
+    want = torch.rand(1)
+    torch.manual_seed(5)
+    mode = model.training
+    save_tasks(model, tmp_path/'t')
+    assert torch.equal(torch.rand(1), want) and model.training==mode
+
+# --- rows of one question
+
+def test_copa_is_answered_by_question(tmp_path):
+    bb = backbone()
+    m = member('lpt', bb, 'copa')
+    model = MultiTaskModel({'choose':m, 'mood':member('lpt', bb)})
+    save_tasks(model, tmp_path/'t')
+    rows = [dict(task='choose', sentence1=f'it fell {i//2}', sentence2=s, group=i//2) for i,
+        s in enumerate(['it broke','we ate']*4)]
+    for o in (model, load_tasks(tmp_path/'t', bb)):
+        said = o.answer([*rows, dict(task='mood', sentence1='tea')])[:8]
+        assert [sorted(said[i:i+2]) for i in range(0, 8, 2)]==[['false','true']]*4 # one of the two, of each question
+    with pytest.raises(ValueError, match='group'): model.answer([{k: v for k,v in rows[0].items() if k!='group'}])
+
+# --- refused
+
+@pytest.mark.parametrize('method', IN_WEIGHTS)
+def test_methods_that_change_weights(method):
+    m = member(method, backbone())
+    with pytest.raises(ValueError, match='makes several pairs' if method=='efl' else 'changes the backbone'):
+        MultiTaskModel({'a':m})
+
+def test_what_is_refused(bbs):
+    bb = bbs('roberta')
+    m = member('lpt', bb)
+    model = MultiTaskModel({'mood':m, 'other':m})
+    for f,words in ((lambda: MultiTaskModel({}), 'at least one task'), (lambda: MultiTaskModel({'a.b':m}), 'no dots'),
+        *[(lambda n=n: MultiTaskModel({n:m}), 'cannot be that of a torch module')
+        for n in ('','type','keys','training')], (lambda: model.loss(model.encode([dict(task='mood', sentence1='x')])),
+        'no labels to learn from'), (lambda: MultiTaskModel({'a':m, 'b':member('lpt', backbone())}),
+        'build every model on that object'),
+        (lambda: model.encode([dict(task='moood', sentence1='x')]),
+        "unknown task in row 0: 'moood', did you mean 'mood'"),
+        (lambda: model.encode([dict(task='mood', sentence1='x'), dict(sentence1='x')]),
+        "unknown task in row 1: 'None'"),
+        (lambda: model.encode([dict(task='mood', sentence1='x', label=0), dict(task='mood', sentence1='x')]),
+        'some rows have a label'),
+        (lambda: model({**model.encode([dict(task='mood', sentence1='x')]), 'task':torch.tensor([2])}),
+        'let `encode` make the batch')):
+        with pytest.raises(ValueError, match=words): f()
+    with pytest.raises(ValueError, match='no rows'): model.encode([])
+
+ROWS = {'a pair without its second text':(dict(task='pair', sentence1='x'),
+    "row 1: no sentence2 and no label among task, sentence1: task 'entailment' needs sentence1, sentence2, label in "
+    "every row \\(a label only to train\\)"),
+    'one text too many':(dict(task='one', sentence1='x', sentence2='y'),
+    "row 1: a sentence2, but task 'sentiment' has one sentence"),
+    'an empty text':(dict(task='one', sentence1=' '), "row 1: sentence1 is ' ': it must be a text that is not empty"),
+    'no text':(dict(task='one', text='x'), 'row 1: no sentence1 and no label among task, text'),
+    'None':(dict(task='one', sentence1=None), 'row 1: no sentence1'),
+    'a number as text':(dict(task='one', sentence1=3), 'row 1: sentence1 is 3'),
+    'a name that is none':(dict(task='one', sentence1='x', label='fine'),
+    "row 1: label 'fine': task 'sentiment' needs an index from 0 to 1, or a name: negative, positive"),
+    'a class too high':(dict(task='one', sentence1='x', label=2), 'row 1: label 2'),
+    'a number beyond the scale':(dict(task='number', sentence1='x', sentence2='y', label=9.),
+    "row 1: label 9.0: task 'similarity' needs a number from 0.0 to 5.0"), 'no dict':('x', "row 1: 'x' is not a row")}
+
+@pytest.fixture(scope='module')
+def three():
+    bb = backbone()
+    return MultiTaskModel({'one':member('lpt', bb), 'pair':member('lpt', bb, 'entailment'),
+        'number':member('lpt', bb, 'similarity')})
+
+@pytest.mark.parametrize('row,words', ROWS.values(), ids=ROWS)
+def test_rows_that_are_not_what_their_task_asks_about(three, row, words):
+    for f in (three.encode, three.answer):
+        with pytest.raises(ValueError, match=words): f([dict(task='one', sentence1='x'), row])
+
+def test_labels_are_indices_or_names(three):
+    rows = [dict(task='one', sentence1='x'), dict(task='pair', sentence1='x', sentence2='y'),
+        dict(task='number', sentence1='x', sentence2='y')]
+    by_name,by_index = [three.encode([{**r, 'label':y} for r,y in zip(rows, ys)])
+        for ys in (('positive','not_entailment',2.5), (1,1,2.5))]
+    assert by_name.keys()==by_index.keys() and all(torch.equal(by_name[k], by_index[k])
+        for k in by_name) and by_name['label'].tolist()==[1.,1.,2.5]
+    assert 'label' not in three.encode([{**r, 'label':None} for r in rows]) and len(three.answer(rows))==3

@@ -1,0 +1,300 @@
+"One run and its record, the choice of a learning rate, and a comparison: what is in a record, what repeats, and who may look at the test split."
+import json
+import pytest, torch
+from idp_tutorial.experiments import comparison, run as experiments
+from idp_tutorial.experiments.comparison import compare, tune
+from idp_tutorial.records import as_recorded
+from idp_tutorial.experiments.run import run
+from idp_tutorial.methods.build import build
+from idp_tutorial.methods.registry import GRID, METHODS
+from idp_tutorial.experiments.results import across_tasks, format_table, plot_scores, results_table
+from idp_tutorial.records import read_records
+from idp_tutorial.data.tasks import load_task
+from idp_tutorial.training.fit import fit
+from idp_tutorial import records
+from small import backbone, config, small_task
+
+TIME = ('ms_per_step','peak_memory_mb')
+
+@pytest.fixture(scope='module')
+def cfg(small_folder): return lambda **kw: config(**{**dict(backbone=str(small_folder), steps=3), **kw})
+
+@pytest.fixture(scope='module')
+def task(): return small_task()
+
+def timeless(r): return {k:v for k,v in r.items() if k not in TIME}
+
+def test_what_a_record_says(cfg, task, tmp_path):
+    r = run(cfg(k=64), task, tmp_path/'new/records.jsonl')
+    assert {*'method task backbone k seed metric score params ms_per_step peak_memory_mb '
+        'steps versions'.split()} <= r.keys()
+    assert {*r['params']}=={'prompt','head','backbone'} and r['params']['head']==2*32+2 and r['params']['backbone']==0
+    assert (r['method'],r['task'],r['k'],r['seed'],r['metric'],r['steps'],r['lr'])==('lpt-npg','sentiment',64,0,
+        'accuracy',3,1e-2)
+    assert 0<=r['score']<=100 and r['score']==r['scores']['accuracy'] and r['ms_per_step']>0 and r['peak_memory_mb']>0
+    assert r['validation']==max(s for _,s in r['history']) and r['sizes']==dict(train=64, validation=24, test=24)
+    assert r['versions']['torch']==torch.__version__ and {'python','transformers',
+        'idp_tutorial'} <= r['versions'].keys()
+    again = json.loads(json.dumps(r, allow_nan=False))
+    assert read_records(tmp_path/'new/records.jsonl')==[again] and len(results_table([again]))==1
+
+@pytest.mark.parametrize('method', METHODS)
+def test_equal_configs_give_equal_records(method, cfg, task):
+    a = run(cfg(method=method), task)
+    torch.rand(3)
+    assert timeless(a)==timeless(run(cfg(method=method), task))
+    assert timeless(a)!=timeless(run(cfg(method=method, seed=1), task))
+
+def test_a_run_leaves_nothing_behind(cfg, task):
+    before = run(cfg(method='lpt'), task)
+    run(cfg(method='fine-tuning', lr=.05), task)
+    run(cfg(method='prompt-tuning', precision='bf16', accumulate=2), task)
+    assert timeless(run(cfg(method='lpt'), task))==timeless(before)
+
+def test_default_learning_rates(cfg, task):
+    for m in METHODS: assert run(cfg(method=m, lr=None, steps=1), task)['lr']==GRID[m][1]
+    assert run(cfg(method='head-only', head='verbalizer'), task)['steps']==0 # nothing is trained
+
+@pytest.mark.parametrize('name,k', [('questions',12), ('entailment',10), ('similarity',8)])
+def test_few_shot_runs_of_bundled_tasks(name, k, cfg):
+    r = run(cfg(task=name, k=k, steps=1, batch_size=4, eval_every=1))
+    assert r['sizes']=={'train':k,'validation':1000,'test':1000} and r['metric']==('pearson+spearman'
+        if name=='similarity' else 'accuracy')
+
+@pytest.fixture
+def no_test_split(monkeypatch, task):
+    "A task whose test split tells when it is looked at"
+    looks = []
+    class Watched(list):
+        def __iter__(self):
+            looks.append(1)
+            return super().__iter__()
+        def __getitem__(self, i):
+            looks.append(1)
+            return super().__getitem__(i)
+    watched = small_task()
+    watched.splits['test'] = Watched(task.splits['test'])
+    return watched,looks
+
+def test_tuning_never_looks_at_the_test_split(cfg, no_test_split):
+    task,looks = no_test_split
+    tune(cfg(method='lpt'), task, GRID['lpt'])
+    assert not looks
+    run(cfg(method='lpt'), task)
+    assert looks # it would have told
+
+@pytest.fixture
+def fakes(monkeypatch):
+    "Runs that take no time: `fakes(validation)` gives the list of (method, rate, head's rate, seed) that are trained, and that of those whose test split is scored"
+    def make(validation):
+        trained,tested = [],[]
+        def train(c, task):
+            trained.append((c.method, c.lr, c.head_lr, c.seed))
+            if (v := validation(c))=='diverges':
+                raise FloatingPointError('no number')
+            return c,dict(validation=v)
+        def record(c, log, task, cfg, test=True):
+            if test: tested.append((c.method, c.lr, c.seed))
+            return {**as_recorded(c), 'metric':'accuracy', 'score':100.-c.lr if test else None,
+                'validation':log['validation'], 'sizes':{s: len(r) for s,r in task.splits.items()}}
+        for m in (comparison,experiments):
+            monkeypatch.setattr(m, 'trained', train)
+            monkeypatch.setattr(m, 'record_of', record)
+        return trained,tested
+    return make
+
+def test_tune_takes_the_best_on_validation(cfg, task, fakes):
+    scores = {1e-3:50., 1e-2:60., 1e-1:60., 1.:'diverges'}
+    trained,tested = fakes(lambda c: scores[c.lr])
+    assert tune(cfg(), task, [*scores])['lr']==1e-2 and [r[1] for r in trained]==[*scores] and not tested
+    # nobody else sees the test split
+    assert tune(cfg(), task, [*scores], test=True)['score']==100-1e-2 and [r[1] for r in tested]==[1e-2]
+    with pytest.raises(FloatingPointError, match=r"'lpt-npg' diverged on 'sentiment' with every rate of \[1.0\]"):
+        tune(cfg(), task, [1.])
+
+def test_the_record_of_tuning_is_the_record_of_the_run(cfg, task):
+    assert timeless(tune(cfg(), task, (1e-2,1e-2), test=True))==timeless(run(cfg(lr=1e-2), task))
+
+def test_every_method_is_tuned_alike(cfg, fakes):
+    trained,tested = fakes(lambda c: float(c.lr==GRID[c.method][2])) # the test split prefers another rate
+    records = compare([*METHODS], cfg(lr=None), seeds=2, tuned=True, say=lambda s: None)
+    for m in METHODS:
+        # seed 0 of the best rate is not trained twice
+        assert [(r[1],r[3]) for r in trained if r[0]==m]==[*[(lr, 0) for lr in GRID[m]], (GRID[m][2], 1)]
+    assert tested==[(m, GRID[m][2], s) for m in METHODS for s in (0,1)]
+    assert [(r['method'],r['lr'],r['seed']) for r in records]==[(m, GRID[m][2], s) for m in METHODS for s in (0,1)]
+    assert len(records)==2*len(METHODS) and all('best of 3 on validation' in r['lr_selected'] for r in records)
+    trained.clear()
+    given = compare(['lpt'], cfg(lr=.5), seeds=1, tuned=True, say=lambda s: None)
+    assert trained==[('lpt', .5, None, 0)] and given[0]['lr_selected']=='given'
+    trained.clear()
+    given = compare(['lpt'], cfg(lr=None), seeds=1, tuned=False, say=lambda s: None)
+    assert trained==[('lpt', GRID['lpt'][1], None, 0)] and given[0]['lr_selected']=='default'
+
+@pytest.mark.parametrize('tuned', [False,True])
+@pytest.mark.parametrize('half', [False,True])
+def test_a_killed_comparison_goes_on(cfg, fakes, tmp_path, tuned, half):
+    out,base = tmp_path/'a'/'r.jsonl',cfg(lr=None)
+    def go(seeds=2, base=base, **kw): return compare(['lpt','lpt-npg'], base, seeds, tuned, out, lambda s: None, **kw)
+    fakes(lambda c: c.lr)
+    whole = go()
+    lines = out.read_text().splitlines()
+    out.write_text('\n'.join(lines[:2])+'\n'+(lines[2][:-20] if half else ''))
+    trained,_ = fakes(lambda c: c.lr)
+    again = go()
+    assert [(r['method'],r['seed'],r['lr']) for r in again]==[(r['method'],r['seed'],r['lr']) for r in whole]
+    # the rate of the other is in the file
+    assert len(trained)==(4 if tuned else 2) and {r[0] for r in trained}=={'lpt-npg'}
+    assert len(out.read_text().splitlines())==4
+    trained,_ = fakes(lambda c: c.lr)
+    go()
+    assert not trained
+    assert len(go(3))==6 and [r[3] for r in trained]==[2,2] # one more seed only, at the same rate
+    for other in (dict(steps=4), dict(t=3), dict(weight_decay=.5), dict(standardise=True)):
+        trained,_ = fakes(lambda c: c.lr)
+        go(base=cfg(**{'lr':None, **other}))
+        assert trained # another config is another run
+
+def test_a_damaged_file_is_told_and_left(tmp_path):
+    out = tmp_path/'r.jsonl'
+    out.write_text('{"seed": 0}\nnot a record\n{"half')
+    with pytest.raises(ValueError, match='r.jsonl has a line that is no record'): records.stored(out)
+    out.write_text('{"seed": 0}\n{"half')
+    assert records.stored(out)==[{'seed':0}] and out.read_text()=='{"seed": 0}\n'
+    out.write_text('{"seed": 0}\n{"seed": 1}')
+    # whole, but for its newline
+    assert records.stored(out)==[{'seed':0},{'seed':1}] and out.read_text()=='{"seed": 0}\n{"seed": 1}\n'
+
+def test_a_row_without_training_is_found_again(cfg, tmp_path):
+    out = tmp_path/'r.jsonl'
+    def go():
+        said = []
+        compare(['head-only'], cfg(head='verbalizer', k=12, task='questions'), 1, False, out, said.append)
+        return len(said)
+    assert (go(),go())==(1,0) and len(out.read_text().splitlines())==1
+
+def test_other_data_of_the_same_name_are_another_task(cfg, fakes, tmp_path, monkeypatch):
+    out = tmp_path/'r.jsonl'
+    def go(n):
+        monkeypatch.setattr(comparison, 'load_task', lambda *a: small_task(train=n))
+        return compare(['lpt'], cfg(), 1, False, out, lambda s: None)
+    trained,_ = fakes(lambda c: 1.)
+    go(64)
+    go(64)
+    assert len(trained)==1
+    go(32)
+    assert len(trained)==2
+
+@pytest.mark.parametrize('kw,words', [(dict(method='lpt-ngp'),
+    ["unknown method 'lpt-ngp'","did you mean 'lpt-npg'?",'Known: head-only']),
+    (dict(head='verbalisr'), ["unknown head 'verbalisr'","'verbalizer'"]),
+    (dict(task='sentimnt'), ["unknown task 'sentimnt'","'sentiment'"]),
+    (dict(backbone='tinny'), ["no backbone 'tinny'","Did you mean 'tiny'?"]), (dict(layer=9), ['layer 9','0 to 2']),
+    (dict(template='oral', head='verbalizer'), ["no template 'oral'"])])
+def test_names_that_are_not_known(kw, words, cfg, tmp_path):
+    with pytest.raises(ValueError) as e: run(cfg(**kw), out=tmp_path/'records.jsonl')
+    assert all(w in str(e.value) for w in words), str(e.value)
+    assert not any(tmp_path.iterdir())
+
+@pytest.mark.parametrize('kw,words', [(dict(steps=0), ['steps=0','at least 1']), (dict(batch_size=0), ['batch_size=0']),
+    (dict(accumulate=0), ['accumulate=0']),
+    (dict(eval_every=0), ['eval_every=0']), (dict(lr=0.), ['lr=0.0','positive']), (dict(lr=-1.), ['lr=-1.0']),
+    (dict(lr=float('nan')), ['lr=nan']),
+    (dict(device='gpu'), ["device 'gpu'","'auto' or 'cpu'"]), (dict(precision='half'), ["precision 'half'","'bf16'"])])
+def test_numbers_that_make_no_run(kw, words):
+    with pytest.raises(ValueError) as e: config(**kw)
+    assert all(w in str(e.value) for w in words), str(e.value)
+
+def test_the_bare_head_chooses_its_rate_first(cfg, fakes):
+    trained,_ = fakes(lambda c: -abs(c.lr-(.1 if c.method=='head-only' else .005)))
+    head = [('head-only', lr, None, 0) for lr in GRID['head-only']]
+    npg = [('lpt-npg', lr, .1, 0) for lr in GRID['lpt-npg']]
+    records = compare(['lpt-npg','head-only'], cfg(lr=None), seeds=1, head_first=True, say=lambda s: None)
+    # the head's own row is its choice
+    assert trained==head+npg and [(r['lr'],r['head_lr']) for r in records]==[(.005,.1),(.1,None)]
+    trained.clear()
+    compare(['lpt-npg'], cfg(lr=None), seeds=1, head_first=True, say=lambda s: None)
+    assert trained==head+npg
+    trained.clear()
+    compare(['lpt-npg','head-only'], cfg(lr=None), seeds=1, tuned=False, head_first=True, say=lambda s: None)
+    assert trained==head+[('lpt-npg', GRID['lpt-npg'][1], .1, 0),('head-only', GRID['head-only'][1], None, 0)]
+    trained.clear()
+    compare(['lpt-npg'], cfg(lr=None, head='verbalizer'), seeds=1, head_first=True, say=lambda s: None)
+    assert {r[2] for r in trained}=={None} and {r[0] for r in trained}=={'lpt-npg'} # a verbalizer has no head to train
+
+def test_the_heads_rate_is_its_own(cfg, task):
+    def moved(**kw):
+        r = build.build(c := cfg(method='lpt', steps=3, **kw), backbone(), task)
+        old = {n: p.detach().clone() for n,p in r.trained().items()}
+        fit(r, task, c)
+        return [max((p-old[n]).abs().max().item() for n,p in r.trained().items() if n.startswith(part))
+            for part in ('head','sources')]
+    both,head,prompt = moved(lr=1e-2),moved(lr=1e-6, head_lr=1e-2),moved(lr=1e-2, head_lr=1e-6)
+    assert head[0]==pytest.approx(both[0],
+        rel=.2) and head[1]<1e-5 and prompt[0]<1e-5 and prompt[1]==pytest.approx(both[1], rel=.2)
+    with pytest.raises(ValueError, match='head_lr=0'): cfg(head_lr=0.)
+
+def test_nothing_to_compare(cfg):
+    with pytest.raises(ValueError, match='at least one seed'): compare(['lpt'], cfg(), seeds=0)
+    with pytest.raises(ValueError, match="unknown method 'ltp'"): compare(['ltp'], cfg())
+
+# --- tables
+
+def rec(**kw):
+    return {**dict(task='a', k=None, backbone='b', head='c', method='m', metric='accuracy', validation=1.,
+        params=dict(prompt=1, head=2, backbone=0), ms_per_step=1., peak_memory_mb=1., steps=1, lr=.1), **kw}
+
+def test_spread_over_seeds_and_gain():
+    two = [rec(score=s, seed=i) for i,s in enumerate((70.,80.))]
+    t = results_table(two)
+    assert (t.score[0],t.seeds[0])==(75.,2) and t['std'][0]==pytest.approx(50**.5)
+    assert across_tasks(two+[rec(method='base', score=65., seed=0)], 'base').loc['m',
+        'a']==10. and across_tasks(two).loc['m','a']=='75.0 ± 7.1'
+
+def test_a_cell_is_of_one_comparison():
+    one,two = rec(score=70., seed=0),rec(score=60., seed=0, method='n')
+    for f in (results_table, across_tasks):
+        with pytest.raises(ValueError, match="'m' with seed 0 is there more than once"):
+            f([one, two, {**one, 'layer':3}])
+    with pytest.raises(ValueError, match='records of 2 kinds'): plot_scores([one, {**one, 'task':'b'}])
+    t = results_table([one, two])
+    assert '60.0' in format_table(t[t.method=='n']) # any rows of it
+
+def test_a_method_named_twice_runs_once(cfg, fakes):
+    trained,_ = fakes(lambda c: 1.)
+    assert len(compare(['lpt','lpt'], cfg(), 1, False, say=lambda s: None))==len(trained)==1
+
+def test_records_name_files_without_their_folders(cfg, tmp_path):
+    c = cfg(data='a/data', glove='b/own.txt', start='c/first', cache_dir='d')
+    r = as_recorded(c)
+    assert [r[k] for k in ('data','glove','start','cache_dir')]==['data','own.txt','first',None]
+    assert as_recorded(cfg(backbone=str(tmp_path)))['backbone']==tmp_path.name and as_recorded(cfg(backbone='org/model'))['backbone']=='org/model'
+
+def test_a_backbone_in_half_precision_is_refused():
+    bb = backbone()
+    bb.model.bfloat16()
+    with pytest.raises(ValueError, match="weights in torch.bfloat16, and prompts and heads are trained in float32: "
+        ".*precision='bf16'"):
+        build(config(), bb, small_task())
+
+# --- the draw and the seed reach what they decide
+
+def test_the_draw_reaches_the_task(cfg, monkeypatch):
+    monkeypatch.setattr(comparison, 'with_seeds', lambda cfg, task, *a: [task])
+    want,other = [load_task('sentiment', None, 8, i).splits['train'] for i in (3,0)]
+    task, = compare(['lpt'], cfg(k=8, draw=3))
+    assert task.splits['train']==want!=other
+
+def test_the_draw_reaches_a_run(cfg, monkeypatch):
+    class Seen(Exception): pass
+    def see(c, task):
+        raise Seen(task)
+    monkeypatch.setattr(experiments, 'trained', see)
+    with pytest.raises(Seen) as e: run(cfg(k=8, draw=3))
+    assert e.value.args[0].splits['train']==load_task('sentiment', None, 8, 3).splits['train']!=load_task('sentiment',
+        None, 8).splits['train']
+
+def test_tuning_is_with_seed_0(cfg, fakes):
+    trained,_ = fakes(lambda c: 1.)
+    compare(['lpt'], cfg(lr=None, seed=7), seeds=1, say=lambda s: None)
+    assert {r[3] for r in trained}=={0}

@@ -1,0 +1,207 @@
+"Two stages: both orders of a pair, a backbone that has moved and its prompts, what stage 2 begins with, and no cache from the model that was."
+import json, math
+from dataclasses import replace
+import pytest, torch
+from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import fingerprint
+from idp_tutorial.training.caches import cache_states
+from idp_tutorial.data.batches import collate
+from idp_tutorial.experiments.run import run
+from idp_tutorial.methods.build import build
+from idp_tutorial.model.layer_loop import run_layers
+from idp_tutorial.experiments.supplementary import supplement, swapped
+from idp_tutorial.methods.build import carry
+from idp_tutorial.training.fit import fit
+from small import backbone, config, small_task
+
+@pytest.fixture(scope='module')
+def cfg(tmp_path_factory):
+    bb = backbone(max_position_embeddings=258)
+    folder = tmp_path_factory.mktemp('backbone')
+    bb.model.save_pretrained(folder)
+    bb.tokenizer.save_pretrained(folder)
+    return lambda **kw: config(**{**dict(backbone=str(folder), layer=1, eval_every=99), **kw})
+
+@pytest.fixture(scope='module')
+def pairs(): return small_task('entailment')
+
+@pytest.fixture(scope='module')
+def stage1(cfg, pairs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('supplementary')/'new'/'stage1'
+    return folder,supplement(cfg(), build, pairs, folder, lr=1e-3, epochs=1)
+
+def test_every_pair_in_both_orders_with_its_label(pairs):
+    rows = pairs.splits['train']
+    two = swapped(rows)
+    assert len(two)==2*len(rows) and two[:64]==rows and len(pairs.splits['train'])==64
+    for a,b in zip(rows, two[64:]):
+        assert (a['sentence1'],a['sentence2'],a['label'])==(b['sentence2'],b['sentence1'],b['label'])
+    for bad in (small_task().splits['train'], []):
+        with pytest.raises(ValueError, match='choose a task of pairs, or swap=False'): swapped(bad)
+
+def test_stage_one_trains_everything_on_the_doubled_data(cfg, pairs, tmp_path, monkeypatch):
+    from idp_tutorial.experiments import supplementary
+    seen = {}
+    def spy(model, task, c):
+        seen.update(rows={s: len(r) for s,r in task.splits.items()}, cfg=c, trained=set(model.trained()),
+            lm=dict(model.lm.named_parameters()))
+        return fit(model, task, c)
+    monkeypatch.setattr(supplementary, 'fit', spy)
+    made = supplement(cfg(cache='hidden', seed=3), build, pairs, tmp_path/'s', epochs=.5)
+    assert seen['rows']==dict(train=128, validation=24, test=24) and made['steps']==seen['cfg'].steps==round(.5*128/32)
+    c = seen['cfg']
+    # Table 4: a linear decay alone
+    assert (c.lr,c.batch_size,c.weight_decay,c.task,c.cache,c.seed,c.method)==(1e-5,32,.1,'entailment','none',3,
+        'lpt-npg') and c.warmup==0
+    assert any(n.startswith('sources.') for n in seen['trained']) and any(n.startswith('head.')
+        for n in seen['trained'])
+    unread = {n for n in seen['lm'] if 'lm_head' in n}
+    assert {n[3:] for n in seen['trained'] if n.startswith('lm.')}==set(seen['lm'])-unread
+    assert supplement(cfg(), build, small_task(), tmp_path/'single', epochs=1, swap=False)['steps']==2
+    with pytest.raises(ValueError, match='swap=False'): supplement(cfg(), build, small_task(), tmp_path/'t', epochs=1)
+    assert not (tmp_path/'t').exists()
+
+def test_what_stage_one_leaves_is_a_backbone_with_its_prompts(cfg, pairs, stage1):
+    folder,made = stage1
+    old,new = load_backbone(cfg().backbone),load_backbone(str(folder))
+    moved = [n for (n,a),b in zip(old.base.named_parameters(), new.base.parameters()) if not torch.equal(a, b)]
+    assert len(moved)>.9*len([*old.base.parameters()]) and fingerprint(old)!=fingerprint(new)
+    assert made['steps']==math.ceil(128/32) and 0<=made['validation']<=100 and {p.name
+        for p in folder.parent.iterdir()}=={'stage1'}
+    model = build(cfg(backbone=str(folder)), new, pairs)
+    start = {n: p.clone() for n,p in model.trained().items()}
+    names = carry(model, folder)
+    assert set(names)==set(model.trained()) # same task, same head
+    assert all(not torch.equal(start[n], p) for n,p in model.trained().items())
+
+def test_the_saved_model_is_the_trained_one(cfg, pairs, tmp_path, monkeypatch):
+    from idp_tutorial.experiments import supplementary
+    kept = {}
+    def spy(model, task, c):
+        kept['model'] = model
+        return fit(model, task, c)
+    monkeypatch.setattr(supplementary, 'fit', spy)
+    supplement(cfg(), build, pairs, tmp_path/'s', lr=1e-3, epochs=1)
+    again = build(cfg(backbone=str(tmp_path/'s')), load_backbone(str(tmp_path/'s')), pairs)
+    carry(again, tmp_path/'s')
+    batch = collate(pairs.encode(pairs.splits['test'], again.backbone.tokenizer, 60), 1)
+    torch.testing.assert_close(again.eval()(batch), kept['model'].eval()(batch))
+
+def test_statistics_of_the_sentence_vectors_go_along(cfg, pairs, tmp_path, monkeypatch):
+    from idp_tutorial.experiments import supplementary
+    from idp_tutorial.model.prompted_model import learnt
+    kept,c = {},cfg(method='s-idpg-phm', readout='cls', standardise=True)
+    def spy(model, task, c):
+        kept['model'] = model
+        return fit(model, task, c)
+    monkeypatch.setattr(supplementary, 'fit', spy)
+    supplement(c, build, pairs, tmp_path/'s', lr=1e-3, epochs=1)
+    again = build(replace(c, backbone=str(tmp_path/'s')), load_backbone(str(tmp_path/'s')), pairs)
+    names = carry(again, tmp_path/'s')
+    assert {n.split('.')[-1] for n in names}>={'n','total','square'}
+    for n,t in learnt(kept['model']).items():
+        if not n.startswith('lm.'): torch.testing.assert_close(learnt(again)[n], t)
+    assert next(t for n,t in learnt(again).items() if n.endswith('scale.n'))>=64
+    batch = collate(pairs.encode(pairs.splits['test'], again.backbone.tokenizer, 60), 1)
+    torch.testing.assert_close(again.eval()(dict(batch)), kept['model'].eval()(dict(batch)))
+    with pytest.raises(ValueError, match='scale.n: .* there, missing here'):
+        carry(build(replace(c, standardise=False), again.backbone, pairs), tmp_path/'s')
+
+def test_stage_two_is_an_ordinary_run(cfg, stage1):
+    folder,_ = stage1
+    task = small_task('sentiment')
+    plain,tuned,carried = [run(cfg(task='sentiment', steps=3, eval_every=1, **kw), task)
+        for kw in ({}, dict(backbone=str(folder)), dict(backbone=str(folder), start=str(folder)))]
+    assert len({json.dumps(r['history'])+str(r['scores']) for r in (plain, tuned, carried)})>=2
+    assert tuned['params']==plain['params'] and tuned['params']['backbone']==0 # frozen again
+    assert carried['start']==folder.name
+
+def first_loss(cfg, task, folder, **kw):
+    bb = load_backbone(str(folder))
+    model = build(c := cfg(backbone=str(folder), steps=1, lr=1e-9, **kw), bb, task)
+    log = fit(model, task, c)
+    return log['losses'][0],model
+
+def test_fit_begins_with_the_prompts_of_stage_one(cfg, pairs, stage1):
+    folder,_ = stage1
+    a,_ = first_loss(cfg, pairs, folder)
+    b,model = first_loss(cfg, pairs, folder, start=str(folder))
+    assert a!=b
+    fresh = build(cfg(backbone=str(folder)), load_backbone(str(folder)), pairs)
+    carry(fresh, folder)
+    for n,p in model.trained().items(): torch.testing.assert_close(p, fresh.trained()[n], atol=1e-7, rtol=0)
+
+def test_a_head_goes_along_only_where_it_fits(cfg, pairs, stage1):
+    folder,_ = stage1
+    bb = load_backbone(str(folder))
+    for task,fits in ((small_task('sentiment'),True), (small_task('questions'),False),
+        (small_task('similarity'),False)):
+        model = build(cfg(), bb, task)
+        head = model.head.net.weight.clone()
+        names = carry(model, folder)
+        assert any(n.startswith('head.') for n in names)==fits!=torch.equal(head,
+            model.head.net.weight) and any(n.startswith('sources.') for n in names)
+    model = build(cfg(), bb, pairs)
+    head = model.head.net.weight.clone()
+    carry(model, folder, head=False)
+    assert torch.equal(head, model.head.net.weight)
+
+def test_m_of_x_comes_from_the_backbone_of_stage_one(cfg, pairs, stage1, tmp_path):
+    folder,_ = stage1
+    old,new = load_backbone(cfg().backbone),load_backbone(str(folder))
+    rows = pairs.encode(pairs.splits['train'][:6], old.tokenizer, 60)
+    before,after = [cache_states(bb, rows, 'sentence', tmp_path) for bb in (old, new)]
+    assert before[1]['computed']==after[1]['computed']==6
+    a,b = [collate(c[0], 1)['sentence'] for c in (before, after)]
+    assert (a-b).abs().max()>1e-4
+    torch.testing.assert_close(b, run_layers(new, collate(rows, 1)).sentence(), atol=1e-5, rtol=0)
+
+def test_the_same_stage_one_is_made_once(cfg, pairs, stage1):
+    folder,made = stage1
+    when = (folder/'model.safetensors').stat().st_mtime_ns
+    assert supplement(cfg(), build, pairs, folder, lr=1e-3,
+        epochs=1)==made and (folder/'model.safetensors').stat().st_mtime_ns==when
+    for kw,word in ((dict(lr=2e-3),'another lr .0.001.'), (dict(swap=False, epochs=2),'another swap')):
+        with pytest.raises(ValueError, match=word):
+            supplement(cfg(), build, pairs, folder, **{**dict(lr=1e-3, epochs=1), **kw})
+    with pytest.raises(ValueError, match='another t '): supplement(cfg(t=5), build, pairs, folder, lr=1e-3, epochs=1)
+    with pytest.raises(ValueError, match='another rows'):
+        supplement(cfg(), build, replace(pairs, splits={**pairs.splits, 'test':pairs.splits['test'][:5]}), folder,
+            lr=1e-3, epochs=1)
+    rows = pairs.splits['train']
+    changed = [*rows[:-1], {**rows[-1], 'label':1-rows[-1]['label']}]
+    # other data of the same size
+    for s in ({**pairs.splits, 'train':rows[::-1]}, {**pairs.splits, 'train':changed},
+        {**pairs.splits, 'validation':pairs.splits['test'], 'test':pairs.splits['validation']}):
+        with pytest.raises(ValueError, match='other rows, as many as these'):
+            supplement(cfg(), build, replace(pairs, splits=s), folder, lr=1e-3, epochs=1)
+    with pytest.raises(ValueError, match='another warmup'):
+        supplement(cfg(), build, pairs, folder, lr=1e-3, epochs=1, warmup=.06)
+    with pytest.raises(ValueError, match='is no folder of supplementary training'):
+        supplement(cfg(), build, pairs, folder.parent, lr=1e-3)
+
+def test_weights_inside_the_backbone_are_refused(cfg, pairs, tmp_path):
+    for m in ('lora','adapter','compacter','bitfit'):
+        with pytest.raises(ValueError, match=f"'{m}' adds weights inside the backbone"):
+            supplement(cfg(method=m), build, pairs, tmp_path/'s', epochs=.1)
+    assert not (tmp_path/'s').exists()
+
+def test_a_stage_one_that_fails_leaves_nothing(cfg, pairs, tmp_path, monkeypatch):
+    from idp_tutorial.experiments import supplementary
+    def full(*args):
+        raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(supplementary, 'save_file', full)
+    with pytest.raises(OSError): supplement(cfg(), build, pairs, tmp_path/'a'/'s', epochs=.1)
+    assert not any((tmp_path/'a').iterdir())
+
+def test_prompts_that_do_not_fit(cfg, pairs, stage1, tmp_path):
+    folder,_ = stage1
+    bb = load_backbone(str(folder))
+    for kw in (dict(t=5), dict(m=16), dict(method='prompt-tuning'), dict(method='head-only')):
+        model = build(cfg(**kw), bb, pairs)
+        start = {n: p.clone() for n,p in model.trained().items()}
+        with pytest.raises(ValueError, match='use the same method, t, m and backbone in both stages, or start=None'):
+            carry(model, folder)
+        assert all(torch.equal(start[n], p) for n,p in model.trained().items()) # untouched
+    with pytest.raises(FileNotFoundError, match='the folder that `supplement` made'):
+        fit(build(cfg(), bb, pairs), pairs, cfg(start=str(tmp_path)))

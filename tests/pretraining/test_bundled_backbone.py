@@ -1,0 +1,84 @@
+"The text that bundled backbones are made from, the command, and the folder that comes out."
+import hashlib, json
+import pytest, torch
+from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.commands.pretrain import idp_pretrain
+from idp_tutorial.pretraining.bundled_backbone import corpus, save_backbone
+from idp_tutorial.model.layer_loop import run_layers
+from idp_tutorial.pretraining.language_modelling import new_model
+from idp_tutorial.data.synthetic import make_rows
+from idp_tutorial.pretraining.text import train_tokenizer
+
+@pytest.fixture
+def text(tmp_path):
+    f = tmp_path/'text.txt'
+    f.write_text('\n'.join(r['sentence1'] for t in ('sentiment','questions') for r in make_rows(t, 'train', n=400)))
+    return f
+
+def rows(p, *texts):
+    p.parent.mkdir(parents=True, exist_ok=True)
+    p.write_text('\n'.join(json.dumps(dict(sentence1=t, label=0)) for t in texts))
+
+def test_corpus(tmp_path):
+    T = tmp_path/'tasks'
+    (tmp_path/'t.txt').write_text('Kept out.\nplain\nalso held\nx')
+    rows(T/'a/train.jsonl', 'short one', 'long '*70, 'kept out')
+    rows(T/'a/test.jsonl', 'kept out!')
+    rows(T/'b/validation.jsonl', 'also held')
+    rows(T/'a/k100/train.jsonl', 'short one')
+    rows(T/'a/k100/validation.jsonl', 'a training row')
+    rows(T/'sst2/train.jsonl', 'cut from a sentence')
+    rows(T/'sst2/validation.jsonl', 'x')
+    got = corpus([tmp_path/'t.txt'], T)
+    assert {l: got.count(l) for l in got}=={'plain':1, 'short one':4, ('long '*70).strip():1, 'a training row':4}
+    assert corpus([tmp_path/'t.txt'])==['Kept out.','plain','also held','x']
+    with pytest.raises(FileNotFoundError, match='no folder of tasks'): corpus([tmp_path/'t.txt'], tmp_path/'nowhere')
+
+@pytest.mark.parametrize('family,teacher', [('roberta','minilm'), ('gpt2','')])
+def test_the_command_makes_a_backbone(family, teacher, text, tmp_path, capsys):
+    kw = dict(text=str(text), out=str(tmp_path/'run'), family=family, n_layers=2, d=32, steps=6, tokens=256, every=3,
+        teacher=teacher)
+    with pytest.raises(SystemExit, match='200000'): idp_pretrain(**kw) # too little to hold out so much
+    from idp_tutorial.pretraining import bundled_backbone as bundled, pretrain as pretraining
+    old = bundled.PretrainConfig
+    bundled.PretrainConfig = lambda **k: pretraining.PretrainConfig(**k, held_out=2000)
+    try: idp_pretrain(**kw)
+    finally: bundled.PretrainConfig = old
+    bb = load_backbone(str(tmp_path/'run/backbone'))
+    said = capsys.readouterr().out
+    assert (bb.family,bb.d,bb.n_layers)==(family,32,2) and 'step 6/6' in said and ('distil' in said)==bool(teacher)
+    assert len((tmp_path/'run/log.jsonl').read_text().splitlines())==2
+    bundled.PretrainConfig = lambda **k: pretraining.PretrainConfig(**k, held_out=2000)
+    try:
+        idp_pretrain(**{**kw, 'out':str(tmp_path/'more'), 'corpus_dir':kw['out'], 'start':kw['out'], 'lr':1e-12,
+            'steps':1, 'every':1})
+    finally: bundled.PretrainConfig = old
+    on = load_backbone(str(tmp_path/'more/backbone'))
+    # the second run began where the first had ended
+    assert all(torch.equal(p, q) for p,q in zip(bb.model.parameters(), on.model.parameters()))
+
+def test_the_commands_errors_are_one_line(tmp_path):
+    with pytest.raises(SystemExit, match='idp_pretrain: no text file'):
+        idp_pretrain(str(tmp_path/'none.txt'), out=str(tmp_path/'o'), teacher='')
+    with pytest.raises(SystemExit, match="idp_pretrain: dtype='half'"):
+        idp_pretrain(str(tmp_path/'none.txt'), dtype='half')
+    assert not (tmp_path/'o').exists()
+
+def test_saved_folder_is_a_backbone(tmp_path):
+    tok = train_tokenizer([r['sentence1'] for r in make_rows('sentiment', 'train', n=200)], 500)
+    model = new_model(len(tok), 32, 1).eval()
+    before = [p.clone() for p in model.parameters()]
+    save_backbone(model, tok, tmp_path/'b')
+    # saving does not round the model itself
+    assert all(torch.equal(a, b) and b.dtype==torch.float32 for a,b in zip(before, model.parameters()))
+    bb = load_backbone(str(tmp_path/'b'))
+    for (n,a),(m,b) in zip(model.named_parameters(), bb.model.named_parameters()):
+        assert n==m and b.dtype==torch.float32 and torch.equal(a.half().float(), b)
+    ids = torch.tensor([tok('a cold beer').input_ids])
+    batch = dict(ids=ids, keep=torch.ones_like(ids), types=torch.zeros_like(ids))
+    torch.testing.assert_close(bb.lm_logits(run_layers(bb, batch).h), model(ids).logits, atol=1e-2, rtol=0)
+    assert bb.tokenizer('a cold beer', 'the soup').input_ids==tok('a cold beer',
+        'the soup').input_ids and bb.has_lm_head and bb.max_tokens==256
+    digest,name = (tmp_path/'b/SHA256SUMS').read_text().split()
+    assert name=='model.safetensors' and digest==hashlib.sha256((tmp_path/'b'/name).read_bytes()).hexdigest()
+    assert not list(tmp_path.rglob('*.bin')) and bb.model.config.hidden_dropout_prob==.1

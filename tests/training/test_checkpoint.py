@@ -1,0 +1,221 @@
+"A run that was killed and started again is the run that was not killed, to the bit; what is in its file, and which files are refused."
+import os, random
+import pytest, torch
+from idp_tutorial.training import checkpoint as resume
+from idp_tutorial.methods.build import build
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.training.checkpoint import Checkpoint, identity
+from idp_tutorial.training.fit import fit
+from idp_tutorial.training import evaluation
+from idp_tutorial.model import prompted_model
+from small import backbone, config, model_of, small_task
+
+class Killed(BaseException): pass
+
+def kill_at(model, step):
+    "The model's loss of that call never comes"
+    calls,plain = [],model.forward
+    def forward(batch, loss=False):
+        if loss: calls.append(1)
+        if loss and len(calls)==step:
+            raise Killed
+        return plain(batch, loss)
+    model.forward = forward
+    return calls
+
+def make(cfg, task=None): return build(cfg, backbone(), task or small_task())
+
+def kill_and_go_on(cfg, folder, at, every, task=None): # the log and the model of the second start
+    first = make(cfg, task)
+    kill_at(first, at)
+    with pytest.raises(Killed): fit(first, task or small_task(), cfg, save=folder, save_every=every)
+    model = make(cfg, task)
+    if (folder/'checkpoint.pt').exists():
+        torch.rand(5)
+        random.random() # whatever happened to the generators
+    seen = kill_at(model, 0)
+    return fit(model, task or small_task(), cfg, save=folder, save_every=every),model,len(seen)
+
+def tensors(model): return {n: p.detach().clone() for n,p in prompted_model.learnt(model).items()}
+def same(a, b): assert a.keys()==b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+def numbers(log): return log['losses'],log['history'],log['validation'],log['steps']
+
+@pytest.mark.parametrize('method', METHODS)
+def test_as_if_nothing_had_happened(method, tmp_path):
+    cfg = config(method=method, steps=7, eval_every=3, lr=1e-3, standardise=True) # dropout is on; 4 batches a pass
+    log = fit(whole := make(cfg), small_task(), cfg)
+    rest,model,steps = kill_and_go_on(cfg, tmp_path/method, 6, 2)
+    assert numbers(rest)==numbers(log) and steps==3 # steps 5, 6, 7
+    same(tensors(model), tensors(whole))
+
+@pytest.mark.parametrize('at,every,left', [(1,1,5), (2,1,4), (5,1,1), (3,2,3), (5,5,5), (5,100,5)])
+def test_wherever_it_is_killed(at, every, left, tmp_path):
+    cfg = config(steps=5, eval_every=2)
+    log = fit(make(cfg), small_task(), cfg)
+    rest,model,steps = kill_and_go_on(cfg, tmp_path, at, every)
+    assert numbers(rest)==numbers(log) and steps==left
+
+@pytest.mark.parametrize('kw', [dict(accumulate=2, batch_size=8), dict(precision='bf16'),
+    dict(warmup=.5, clip=.01, weight_decay=.3), dict(lower_dropout=True)], ids=str)
+def test_accumulation_precision_and_schedule(kw, tmp_path):
+    cfg = config(steps=6, **kw)
+    log = fit(make(cfg), small_task(), cfg)
+    assert numbers(kill_and_go_on(cfg, tmp_path, 5*cfg.accumulate, 2)[0])==numbers(log)
+
+def test_caches_and_regression(tmp_path):
+    task = small_task('similarity')
+    cfg = config(task='similarity', steps=6, cache='hidden', cache_dir=str(tmp_path/'cache'), lr=1e-3)
+    log = fit(make(cfg, task), task, cfg)
+    assert numbers(kill_and_go_on(cfg, tmp_path/'run', 5, 2, task)[0])==numbers(log)
+
+def test_the_best_so_far_outlives_a_kill(tmp_path, monkeypatch):
+    "The best look lies before the kill, all later ones are worse"
+    cfg,seen = config(steps=6, eval_every=2, lr=.05),[]
+    def scripted(scores):
+        left = iter(scores)
+        monkeypatch.setattr(evaluation, 'evaluate', lambda m,
+            *a: seen.append(tensors(m)) or ({'accuracy':next(left)},None))
+    scripted([70,60,50])
+    fit(whole := make(cfg), small_task(), cfg)
+    best = seen[0]
+    same(tensors(whole), best)
+    seen.clear()
+    scripted([70,60,50])
+    log,model,_ = kill_and_go_on(cfg, tmp_path, 5, 1)
+    assert log['validation']==70 and log['history']==[(2,70),(4,60),(6,50)]
+    same(tensors(model), best)
+    assert not all(torch.equal(seen[-1][n], best[n]) for n in best)
+
+def test_killed_twice(tmp_path):
+    cfg = config(steps=6)
+    log = fit(make(cfg), small_task(), cfg)
+    for at in (3, 2): # of this start's steps
+        m = make(cfg)
+        kill_at(m, at)
+        with pytest.raises(Killed): fit(m, small_task(), cfg, save=tmp_path, save_every=1)
+    assert torch.load(tmp_path/'checkpoint.pt', weights_only=True)['seen']['step']==3
+    assert numbers(fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=1))==numbers(log)
+
+def test_a_finished_run_answers_at_once(tmp_path):
+    cfg = config()
+    log = fit(whole := make(cfg), small_task(), cfg, save=tmp_path)
+    model = make(cfg)
+    calls = kill_at(model, 1) # would be killed by its first step
+    again = fit(model, small_task(), cfg, save=tmp_path)
+    assert numbers(again)==numbers(log) and again['ms_per_step']==log['ms_per_step'] and again['peak_memory_mb']==log['peak_memory_mb'] and not calls
+    same(tensors(model), tensors(whole))
+
+def test_saving_changes_nothing(tmp_path):
+    cfg = config()
+    assert numbers(fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=1))==numbers(fit(make(cfg), small_task(),
+        cfg))
+
+# --- the file
+
+def test_what_is_written(tmp_path):
+    cfg = config(steps=4, standardise=True, method='s-idpg-phm')
+    m = make(cfg)
+    kill_at(m, 4)
+    with pytest.raises(Killed): fit(m, small_task(), cfg, save=tmp_path, save_every=3)
+    was = torch.load(tmp_path/'checkpoint.pt', weights_only=True)
+    assert was['tensors'].keys()==prompted_model.learnt(m).keys() and not any(n.startswith('lm.')
+        for n in was['tensors']) and len(was['opt']['state'])==len(m.trained())
+    assert sum('scale' in n for n in was['tensors'])==3 # the running statistics of `standardise`
+    assert was['seen']['step']==3 and len(was['seen']['losses'])==3 and os.listdir(tmp_path)==['checkpoint.pt']
+    assert str(tmp_path) not in str(was['about']) and was['about']['frozen weights']==identity(make(cfg), [[]], cfg,
+        1.)['frozen weights']
+    size = (tmp_path/'checkpoint.pt').stat().st_size
+    fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=3)
+    assert (tmp_path/'checkpoint.pt').stat().st_size<size # finished: no optimizer
+
+def test_a_kill_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
+    cfg,plain = config(steps=5),torch.save
+    log = fit(make(cfg), small_task(), cfg)
+    done = []
+    def half(state, f):
+        if done:
+            f.write_bytes(b'half a file')
+            raise Killed
+        done.append(1)
+        plain(state, f)
+    monkeypatch.setattr(resume.torch, 'save', half)
+    with pytest.raises(Killed): fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=2)
+    monkeypatch.setattr(resume.torch, 'save', plain)
+    assert torch.load(tmp_path/'checkpoint.pt', weights_only=True)['seen']['step']==2
+    assert numbers(fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=2))==numbers(log)
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    cfg,plain = config(steps=5),torch.save
+    done = []
+    def full(state, f):
+        if done:
+            f.write_bytes(b'half a file')
+            raise OSError(28, 'No space left on device')
+        done.append(1)
+        plain(state, f)
+    monkeypatch.setattr(resume.torch, 'save', full)
+    with pytest.raises(ValueError, match=r'no checkpoint can be written at step 4 .*No space left.*the one '
+        r'before is whole'):
+        fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=2)
+    assert os.listdir(tmp_path)==['checkpoint.pt'] and torch.load(tmp_path/'checkpoint.pt',
+        weights_only=True)['seen']['step']==2
+
+# --- refusals
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    fit(make(config()), small_task(), config(), save=(f := tmp_path_factory.mktemp('run')))
+    return f
+
+@pytest.mark.parametrize('kw,words', [(dict(lr=.02), 'lr 0.01 there, 0.02 here'),
+    (dict(seed=1), 'seed 0 there, 1 here'), (dict(steps=9), 'steps 4 there, 9 here'),
+    (dict(method='lpt-appg'), "method 'lpt-npg' there, 'lpt-appg' here"),
+    (dict(batch_size=8), 'batch_size 16 there, 8 here'), (dict(precision='bf16'), "precision 'no' there, 'bf16' here")],
+    ids=str)
+def test_another_config(kw, words, folder):
+    cfg = config(**kw)
+    before = (folder/'checkpoint.pt').read_bytes()
+    with pytest.raises(ValueError, match='holds another run') as e: fit(make(cfg), small_task(), cfg, save=folder)
+    assert words in str(e.value) and 'give another folder, or the same settings' in str(e.value) and (folder/'checkpoint.pt').read_bytes()==before
+
+def test_the_rate_that_fit_is_given(folder):
+    with pytest.raises(ValueError, match=r'\(lr 0.01 there, 0.02 here\)'):
+        fit(make(config()), small_task(), config(), lr=.02, save=folder)
+
+def test_other_texts_or_another_backbone(folder):
+    for task in (small_task(train=63), small_task(validation=23)):
+        with pytest.raises(ValueError, match=r'\(texts \'\w+\' there, \'\w+\' here\)'):
+            fit(make(config()), task, config(), save=folder)
+    cfg,bb = config(),backbone()
+    bb.words.weight.data[7,0] += 1e-4
+    with pytest.raises(ValueError, match="frozen weights '"):
+        fit(build(cfg, bb, small_task()), small_task(), cfg, save=folder)
+
+def test_where_things_lie_is_not_in_it():
+    task = small_task()
+    m = make(config())
+    rows = [task.encode(task.splits['train'], m.backbone.tokenizer)]
+    assert identity(m, rows, config(data='a/b', cache_dir='c', backbone='x/tiny'), 1.)==identity(m, rows,
+        config(data='d', device='auto', backbone='y/tiny'), 1.)
+    assert identity(m, rows, config(), 1., 2)!=identity(m, rows, config(), 1., 1) and identity(m, rows, config(),
+        1.)==identity(model_of('lpt-npg', backbone()), rows, config(), 1.)
+
+@pytest.mark.parametrize('harm', [lambda b: b[:len(b)//2], lambda b: b'', lambda b: b'no checkpoint',
+    lambda b: b[:300]+bytes(200)+b[500:]], ids=['cut','empty','text','zeros'])
+def test_a_damaged_file(harm, tmp_path):
+    fit(make(config()), small_task(), config(), save=tmp_path)
+    f = tmp_path/'checkpoint.pt'
+    f.write_bytes(harm(f.read_bytes()))
+    with pytest.raises(ValueError, match=r'checkpoint.pt is damaged \(\w+\): delete it to start this run anew'):
+        fit(make(config()), small_task(), config(), save=tmp_path)
+
+def test_a_foreign_file(tmp_path):
+    torch.save({'a':1}, tmp_path/'checkpoint.pt')
+    with pytest.raises(ValueError, match='damaged'): fit(make(config()), small_task(), config(), save=tmp_path)
+
+def test_folders_that_cannot_be(tmp_path):
+    (tmp_path/'file').write_text('')
+    for f in (tmp_path/'file', tmp_path/'file/run'):
+        with pytest.raises(ValueError, match='give a folder that may'): Checkpoint(f, {}, 1)
+    with pytest.raises(ValueError, match='save_every=-1: at least 1 step'):
+        fit(make(config()), small_task(), config(), save=tmp_path/'x', save_every=-1)

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 # %% ../../nbs/engine/data/loading.ipynb #cd458d88
-from ..checks import hub_or_cache
+from ..hub import hub_or_cache
 from .rows import check_questions, check_row
 
 # %% ../../nbs/engine/data/loading.ipynb #6fee9328

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from transformers.utils import logging as hf_logging
 
 # %% ../../nbs/engine/model/backbone.ipynb #82632404
-from ..checks import hub_or_cache
+from ..hub import hub_or_cache
 from .pretrained import HUB, from_config, packaged, pretrained
 
 # %% ../../nbs/engine/model/backbone.ipynb #a5c3ba73

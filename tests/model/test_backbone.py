@@ -365,7 +365,7 @@ for f,name in (load_backbone,'roberta-larg'),(load_task,'sst2'):
 """
 
 def test_a_hub_that_never_answers_is_given_up(unreachable, monkeypatch):
-    from idp_tutorial.checks import hub_answers
+    from idp_tutorial.hub import hub_answers
     with socket.socket() as s: # takes calls, says nothing
         s.bind(('127.0.0.1', 0))
         s.listen()

@@ -5,7 +5,7 @@ import pytest, torch
 from golden import make
 
 stored = cache(make.stored)
-NUMBER = re.compile(r'-?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?')
+NUMBER = re.compile(r'-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?')
 
 def differences(new, old, exact, at=''):
     "Where two values differ; on the machine of the old one to the last digit, elsewhere by rounding"
@@ -22,7 +22,8 @@ def differences(new, old, exact, at=''):
             return
         for i,(n,o) in enumerate(zip(new, old)): yield from differences(n, o, exact, f'{at}[{i}]')
     elif not exact and isinstance(old, float) and isinstance(new, (int,float)):
-        if new!=pytest.approx(old, rel=1e-4, abs=1e-5): yield f'{at}: {new!r}, not {old!r}'
+        near = 1e-2 if '/bf16' in at else 5e-4 if '/logits' in at or '/losses' in at else 1e-5 # AdamW steps by rounding
+        if new!=pytest.approx(old, rel=1e-3 if '/choice' in at else 1e-4, abs=near): yield f'{at}: {new!r}, not {old!r}'
     elif not exact and isinstance(old, str) and isinstance(new, str) and '/help' not in at and '/error' not in at:
         a,b = [[float(v.replace(',', '')) for v in NUMBER.findall(s)] for s in (new, old)]
         if NUMBER.sub('#', new)!=NUMBER.sub('#', old) or a!=pytest.approx(b, rel=1e-3, abs=.06): # they are rounded

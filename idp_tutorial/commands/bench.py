@@ -56,7 +56,7 @@ def _can_write(out):
     there = next(p for p in Path(out).absolute().parents if p.exists())
     if Path(out).is_dir() or not (there.is_dir() and os.access(there, os.W_OK)):
         raise ValueError(f"--out {out} is {'a folder' if Path(out).is_dir() else 'nowhere one can write'}: give a "
-            f"file, such as results/bench.jsonl")
+            f"file, such as runs/bench.jsonl")
 
 # %% ../../nbs/engine/commands/bench.ipynb #eaf28b36
 @call_parse

@@ -55,7 +55,7 @@ def plot_growth(
     df = pd.DataFrame([r for r in rows if r.get('grow') and r.get('ms') and r['method']!='fine-tuning'])
     if not len(df):
         print('no measurements here yet; on a machine that has nothing else to do:\n'
-            +'\n'.join(f'idp_bench --backbone roberta-large --grow {w} --out results/bench-grow.jsonl' for w in GROW))
+            +'\n'.join(f'idp_bench --backbone roberta-large --grow {w} --out results/speed/bench-grow.jsonl' for w in GROW))
         return None
     kinds,lines = [w for w in GROW if w in set(df.grow)],[*df.groupby(['method','cached'], sort=False).groups]
     fig,axs = plt.subplots(1, len(kinds), figsize=(3.2*len(kinds), 3), squeeze=False)

@@ -477,7 +477,7 @@ def test_a_bare_heads_records_belong_to_the_sweep():
     one_sweep(fake([60,61], head_lr=.03, steps=300)+fake([50], m='head-only', layer=None, steps=0)
         +fake([90], m='fine-tuning', layer=None, head_lr=.03, steps=300))
 
-STORED = sorted((Path(__file__).parents[2]/'results').glob('sweep-*.jsonl'))
+STORED = sorted((Path(__file__).parents[2]/'results/depth').glob('sweep-*.jsonl'))
 @pytest.mark.parametrize('path', STORED, ids=lambda p: p.stem)
 def test_stored_sweeps_are_read(path):
     r = read_records(path)

@@ -1,21 +1,20 @@
-"The documentation site: the notebooks with their stored outputs, and API pages made from the package. Built by `make docs`."
+"The documentation site: notebooks with their stored outputs, API pages made from the package. Built by `make docs`."
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-import notebooks as nbs   # docs/notebooks.py
-import site_pages         # docs/site_pages.py
+import notebooks as nbs  # docs/notebooks.py
+import site_pages  # docs/site_pages.py
 
 cfg = nbs.settings()
-site_pages.write(HERE/'_build/source')   # the folder that Sphinx reads: copies of the notebooks, and one page per module
+site_pages.write(HERE/'_build/source', HERE/'_build/extra') # what Sphinx reads, and pictures for `<img>`
 
 project,author,release = cfg['title'],cfg['author'],cfg['version']
 project_copyright = cfg['copyright']
 language = 'en'
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.viewcode', 'sphinxcontrib.katex']
 
-nb_custom_formats = {'.ipynb': 'site_pages.read'}
 nb_execution_mode = 'off'
 nb_render_markdown_format = 'myst' # tables
 nb_merge_streams = True
@@ -35,23 +34,27 @@ toc_object_entries_show_parents = 'hide'
 
 html_theme = 'furo'
 html_title = cfg['title']
-html_static_path = ['_static']
+html_static_path,html_extra_path = ['_static'],['_build/extra']
 html_css_files = ['site.css']
 html_copy_source = html_show_sourcelink = False
 html_show_sphinx = False
 pygments_style,pygments_dark_style = 'friendly','github-dark'
 html_theme_options = {
     'source_repository': cfg['git_url']+'/', 'source_branch': cfg['branch'], 'source_directory': 'nbs/',
-    'light_css_variables': {'color-brand-primary': '#0b5c8c', 'color-brand-content': '#0b5c8c', 'color-api-name': '#0b5c8c', 'color-api-pre-name': '#5a6572'},
-    'dark_css_variables': {'color-brand-primary': '#6cb6e8', 'color-brand-content': '#6cb6e8', 'color-api-name': '#8ecbf5', 'color-api-pre-name': '#9aa7b4'},
+    'light_css_variables': {'color-brand-primary': '#0b5c8c', 'color-brand-content': '#0b5c8c',
+        'color-api-name': '#0b5c8c', 'color-api-pre-name': '#5a6572'},
+    'dark_css_variables': {'color-brand-primary': '#6cb6e8', 'color-brand-content': '#6cb6e8',
+        'color-api-name': '#8ecbf5', 'color-api-pre-name': '#9aa7b4'},
 }
 
 def page_context(app, page, template, context, doctree):
     "Only notebooks have a source worth linking to"
-    if not (nbs.NBS/f'{page}.ipynb').exists(): context['page_source_suffix'] = None
+    if not (nbs.NBS/f'{page}.ipynb').exists():
+        context['page_source_suffix'] = None
 
 def setup(app):
     app.connect('autodoc-process-docstring', site_pages.docstring)
     app.connect('autodoc-process-signature', site_pages.signature)
     app.connect('autodoc-skip-member', site_pages.skip)
+    app.connect('doctree-resolved', site_pages.formulas)
     app.connect('html-page-context', page_context, priority=900)

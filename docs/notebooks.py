@@ -1,17 +1,41 @@
 "Run, check and publish the notebooks: `python docs/notebooks.py run|check|readme` (see CONTRIBUTING.md)."
-import argparse, base64, io, os, re, shutil, subprocess, sys, tempfile, time
+import argparse
+import base64
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
 from configparser import ConfigParser
 from pathlib import Path, PurePosixPath
+
 import nbformat
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 NBS,IMAGES = ROOT/'nbs',ROOT/'docs/images'
 DIRECTIVE = re.compile(r'^\s*#\s*\|.*\n?', re.M)
+ROOMS = { # of the package and of `nbs/engine`, in the order in which they may import; what each of them holds
+    'hall': 'What every room may use.',
+    'data': 'From text to examples.',
+    'model': 'A frozen model that can be opened.',
+    'training': 'One loop that trains, measures and resumes.',
+    'pretraining': 'How the bundled models were made.',
+    'methods': 'One module a method, named as in its paper.',
+    'experiments': 'A question with several runs.',
+    'efficiency': 'What a method costs.',
+    'analysis': 'Looking inside.',
+    'commands': 'What can be called from a shell.',
+}
+SHELVES = ['.', 'course', 'course/solutions', *(f'engine/{room}' for room in ROOMS), 'lab'] # folders in reading order
 
 def directives(cell):
     "The `#|` lines of a code cell as `{'slow', 'eval: false', ...}`"
-    if cell.cell_type!='code': return set()
+    if cell.cell_type!='code':
+        return set()
     found = re.findall(r'^\s*#\s*\|\s*(.+?)\s*$', cell.source, re.M)
     return {re.sub(r'\s*:\s*', ': ', d) for d in found}
 
@@ -21,14 +45,40 @@ def settings():
     ini.read(ROOT/'settings.ini', encoding='utf-8')
     return ini['DEFAULT']
 
+def place(path):
+    "Where a notebook is, as one names it: `course/03_reading` for `nbs/course/03_reading.ipynb`"
+    return path.relative_to(NBS).with_suffix('').as_posix()
+
+def shelf(path):
+    "The folder of a notebook below `nbs/`, `.` for the index"
+    return path.relative_to(NBS).parent.as_posix()
+
+def reading_order(path):
+    "A key to sort notebooks by: index, course, engine by rooms, lab"
+    where = SHELVES.index(shelf(path)) if shelf(path) in SHELVES else len(SHELVES)
+    return where, path.stem!='index', place(path)
+
+def bare(path):
+    "The name of a notebook without its number"
+    return re.sub(r'^\d+[a-z]?_', '', path.stem)
+
+def meant(name, known):
+    "The notebooks that `name` means: `03`, `05_prompt`, `idpg`, `engine/model/backbone`, `methods`, a path"
+    name = re.sub(r'^(.*/)?nbs/', '', name.removesuffix('.ipynb')).strip('/')
+    exact = [p for p in known if f'/{name}/' in f'/{place(p)}/' or bare(p)==name]
+    return exact or [p for p in known if any(s.startswith(name) for s in (place(p), p.stem, bare(p)))]
+
+def ours(path):
+    "Whether a notebook belongs to the project: no part of its path starts with `_` or `.`"
+    return not any(part.startswith(('_', '.')) for part in path.relative_to(NBS).parts)
+
 def notebooks(names=()):
-    "Committed notebooks in reading order, or those whose name starts with one of `names` (`03` is enough)"
-    known = sorted(p for p in NBS.glob('*.ipynb') if not p.name.startswith(('_', '.')))
-    wanted = [Path(n).name.removesuffix('.ipynb') for n in names]
-    missing = [n for n in wanted if not any(p.stem.startswith(n) for p in known)]
-    if missing: raise SystemExit(f"No notebook starts with {', '.join(missing)}. There are: {', '.join(p.stem for p in known)}")
-    exact = [p for p in known if p.stem in wanted]
-    return exact if len(exact)==len(wanted)>0 else [p for p in known if not wanted or any(p.stem.startswith(n) for n in wanted)]
+    "Committed notebooks in reading order, or those that `names` mean"
+    known = sorted(filter(ours, NBS.rglob('*.ipynb')), key=reading_order)
+    found = {n: meant(n, known) for n in names}
+    if missing := [n for n in names if not found[n]]:
+        raise SystemExit(f"No notebook starts with {', '.join(missing)}. There are: {', '.join(map(place, known))}")
+    return [p for p in known if not names or any(p in ps for ps in found.values())]
 
 # ---- run
 
@@ -39,15 +89,18 @@ def skipped(cell):
 def lighten(nb):
     "Store the pictures of a notebook with 128 colours: a plot looks the same in a third of the bytes"
     for data in (o.get('data', {}) for c in nb.cells for o in c.get('outputs', ())):
-        if 'image/png' not in data: continue
+        if 'image/png' not in data:
+            continue
         png,small = base64.b64decode(data['image/png']),io.BytesIO()
-        if (im := Image.open(io.BytesIO(png))).mode=='P': continue # it is one already
+        if (im := Image.open(io.BytesIO(png))).mode=='P': # it is one already
+            continue
         im.convert('RGB').quantize(128, dither=Image.Dither.NONE).save(small, 'png', optimize=True)
-        if len(small.getvalue())<len(png): data['image/png'] = base64.b64encode(small.getvalue()).decode()
+        if len(small.getvalue())<len(png):
+            data['image/png'] = base64.b64encode(small.getvalue()).decode()
     return nb
 
 def execute(path):
-    "Run one notebook in a fresh kernel and return it with its new outputs; skipped cells keep their old ones"
+    "Run one notebook in a fresh kernel and its own folder; return it with new outputs (skipped cells keep theirs)"
     from nbclient import NotebookClient
     nb = nbformat.read(path, 4)
     cells = [c for c in nb.cells if not skipped(c)] # the same objects: outputs land in `nb`
@@ -60,7 +113,8 @@ def execute(path):
 def run(names, write=True):
     "Run notebooks; with `write`, store their outputs and clean them. Returns the number of failures"
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
-    os.environ.update(TOKENIZERS_PARALLELISM='false', PYTHONHASHSEED='0', MPLBACKEND='module://matplotlib_inline.backend_inline')
+    os.environ.update(TOKENIZERS_PARALLELISM='false', PYTHONHASHSEED='0',
+        MPLBACKEND='module://matplotlib_inline.backend_inline')
     os.environ.setdefault('HF_HUB_OFFLINE', '1')
     failed = 0
     for path in notebooks(names):
@@ -72,51 +126,78 @@ def run(names, write=True):
                 nbdev('nbdev_clean', '--fname', str(path))
             note = '' if not write else 'unchanged' if path.read_bytes()==before else 'new outputs'
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as e:
-            failed,note = failed+1,'FAILED (file left as it was)\n'+re.sub(r'\x1b\[[\d;]*m', '', str(e)) # no colours: this ends in log files
-        print(f'{path.stem:28} {time.perf_counter()-start:6.1f} s  {note}', flush=True)
+            plain = re.sub(r'\x1b\[[\d;]*m', '', str(e)) # no colours: this ends in log files
+            failed,note = failed+1,f'FAILED (file left as it was)\n{plain}'
+        print(f'{place(path):42} {time.perf_counter()-start:6.1f} s  {note}', flush=True)
     return failed
 
 # ---- check
 
 def nbdev(command, *args, cwd=ROOT):
     "Run an nbdev command of this environment, and stop with its output if it fails"
-    call = f"import sys; from nbdev.{'clean' if 'clean' in command else 'doclinks'} import {command} as f; sys.argv[0]='{command}'; f()"
-    res = subprocess.run([sys.executable, '-c', call, *args], cwd=cwd, capture_output=True, text=True, env={**os.environ, 'PYTHONPATH': ''})
-    if res.returncode: raise SystemExit(f'{command} failed:\n{res.stdout}{res.stderr}')
+    module = 'clean' if 'clean' in command else 'doclinks'
+    call = f"import sys; from nbdev.{module} import {command} as f; sys.argv[0]='{command}'; f()"
+    res = subprocess.run([sys.executable, '-c', call, *args], cwd=cwd, capture_output=True, text=True,
+        env={**os.environ, 'PYTHONPATH': ''})
+    if res.returncode:
+        raise SystemExit(f'{command} failed:\n{res.stdout}{res.stderr}')
 
-def drift(pairs):
-    "Names whose two files differ (or where one of them is missing)"
-    read = lambda p: p.read_bytes() if p.exists() else None
-    return [name for name,a,b in pairs if read(a)!=read(b)]
+def generated(py):
+    "Whether a module says at its top that it was made from a notebook (its docstring stands before that line)"
+    return re.search(r'^# AUTOGENERATED', py.read_text(encoding='utf-8')[:2000], re.M) is not None
+
+def exported(folder):
+    "Export and clean a copy of the project in `folder`; no module survives there whose notebook is gone"
+    lib = settings()['lib_path']
+    shutil.copy(ROOT/'settings.ini', folder)
+    shutil.copytree(NBS, folder/'nbs', ignore=shutil.ignore_patterns('.*', '_*'))
+    shutil.copytree(ROOT/lib, folder/lib, ignore=shutil.ignore_patterns('__pycache__', 'assets'))
+    for py in list((folder/lib).rglob('*.py')):
+        if generated(py) or not py.stat().st_size: # nbdev writes them again, and the empty `__init__.py` of a room
+            py.unlink()
+    nbdev('nbdev_export', cwd=folder)
+    nbdev('nbdev_clean', cwd=folder)
+    return folder
+
+def differ(a, b):
+    "Whether two files differ, or one of them is missing"
+    return not (a.exists() and b.exists() and a.read_bytes()==b.read_bytes())
+
+def modules_in_step(copy):
+    "What is wrong with the modules, their `__init__.py` and nbdev's index, beside an exported copy"
+    lib = settings()['lib_path']
+    for name in sorted({p.relative_to(d).as_posix() for d in (ROOT, copy) for p in (d/lib).rglob('*.py')}):
+        if not (copy/name).exists():
+            yield f'{name}: no notebook exports it: delete it'
+        elif differ(ROOT/name, copy/name):
+            yield f'{name} is not what its notebook exports: edit the notebook, then `make prepare`'
+
+def notebooks_in_step(copy):
+    "What is wrong with the notebooks, beside a cleaned copy"
+    for p in notebooks():
+        name = f'nbs/{place(p)}.ipynb'
+        if differ(p, copy/name):
+            yield f'{name} is not clean (execution counts or metadata): `nbdev_clean`'
+        outputs = [o for c in nbformat.read(p, 4).cells for o in c.get('outputs', ())]
+        if any(o.output_type=='error' for o in outputs):
+            yield f'{name} has a stored error: `python docs/notebooks.py run {place(p)}`'
+
+def readme_in_step():
+    "What is wrong with README.md and its pictures"
+    if not (NBS/'index.ipynb').exists():
+        return
+    text,images = readme()
+    wanted = {'README.md': text.encode(), **{f'docs/images/{n}': data for n,data in images.items()}}
+    stored = {f'docs/images/{p.name}' for p in IMAGES.glob('index_*')} | set(wanted)
+    for name in sorted(stored):
+        if not (ROOT/name).exists() or (ROOT/name).read_bytes()!=wanted.get(name):
+            yield f'{name} is not what nbs/index.ipynb gives: `python docs/notebooks.py readme`'
 
 def check():
     "What a commit would get wrong, as a list of sentences; works on a copy, changes nothing"
-    lib,found = settings()['lib_path'],[]
     with tempfile.TemporaryDirectory() as tmp:
-        tmp = Path(tmp)
-        shutil.copy(ROOT/'settings.ini', tmp)
-        shutil.copytree(NBS, tmp/'nbs', ignore=shutil.ignore_patterns('.*', '_*'))
-        shutil.copytree(ROOT/lib, tmp/lib, ignore=shutil.ignore_patterns('__pycache__', 'assets'))
-        for py in (tmp/lib).glob('*.py'): # a module whose notebook is gone must not survive
-            if py.read_text(encoding='utf-8').startswith('# AUTOGENERATED'): py.unlink()
-        nbdev('nbdev_export', cwd=tmp)
-        nbdev('nbdev_clean', cwd=tmp)
-        modules = {p.name for d in (ROOT, tmp) for p in (d/lib).glob('*.py')}
-        for f in drift((m, ROOT/lib/m, tmp/lib/m) for m in sorted(modules)):
-            found.append(f'{lib}/{f} is not what its notebook exports: edit the notebook, then `make prepare`')
-        for f in drift((p.name, p, tmp/'nbs'/p.name) for p in notebooks()):
-            found.append(f'nbs/{f} is not clean (execution counts or metadata): `nbdev_clean`')
-        for p in notebooks():
-            outputs = [o for c in nbformat.read(p, 4).cells for o in c.get('outputs', ())]
-            if any(o.output_type=='error' for o in outputs): found.append(f'nbs/{p.name} has a stored error: `python docs/notebooks.py run {p.stem}`')
-        if (NBS/'index.ipynb').exists():
-            text,images = readme()
-            (tmp/'README.md').write_text(text, encoding='utf-8')
-            for name,data in images.items(): (tmp/name).write_bytes(data)
-            stored = {p.name for p in IMAGES.glob('index_*')} | set(images)
-            pairs = [('README.md', ROOT/'README.md', tmp/'README.md'), *((f'docs/images/{n}', IMAGES/n, tmp/n) for n in sorted(stored))]
-            for f in drift(pairs): found.append(f'{f} is not what nbs/index.ipynb gives: `python docs/notebooks.py readme`')
-    return found
+        copy = exported(Path(tmp))
+        return [*modules_in_step(copy), *notebooks_in_step(copy), *readme_in_step()]
 
 # ---- readme
 
@@ -131,25 +212,28 @@ FENCES = """{% extends 'markdown/index.md.j2' %}
 
 def from_root(link):
     "A link written in `nbs/` as seen from the repository's root"
-    if re.match(r'[a-z]+:|[#/]', link): return link
+    if re.match(r'[a-z]+:|[#/]', link):
+        return link
     path,hash_,anchor = link.partition('#')
     return os.path.normpath(PurePosixPath('nbs', path)).replace(os.sep, '/') + hash_ + anchor
 
-def relink(text):
-    "The links of a Markdown text, code spans left alone, as seen from the repository's root"
+def relink(text, move=from_root):
+    "A Markdown text with `move(link)` for each of its links; code is left alone"
     parts = re.split(r'(```.*?```|`[^`\n]+`)', text, flags=re.S)
-    move = lambda m: m[1]+from_root(m[2])
-    for i in range(0, len(parts), 2): parts[i] = re.sub(r'(\]\(|\b(?:src|href)=")([^)\s"]+)', move, parts[i])
-    return ''.join(parts)
+    links = re.compile(r'(\]\(|\b(?:src|srcset|href)=")([^)\s"]+)')
+    return ''.join(p if i%2 else links.sub(lambda m: m[1]+move(m[2]), p) for i,p in enumerate(parts))
 
 def shown(cell):
     "The cell as a reader of README or site sees it (None: not at all)"
     flags = directives(cell)
-    if any(f=='hide' or f.startswith('default_exp') for f in flags): return None
+    if any(f=='hide' or f.startswith('default_exp') for f in flags):
+        return None
     if cell.cell_type=='code':
-        if flags & {'output: false', 'hide_output'}: cell.outputs = []
+        if flags & {'output: false', 'hide_output'}:
+            cell.outputs = []
         cell.source = '' if flags & {'echo: false', 'hide_input'} else DIRECTIVE.sub('', cell.source).strip()
-        if not (cell.source or cell.outputs): return None
+        if not (cell.source or cell.outputs):
+            return None
     return cell
 
 def readme(path=NBS/'index.ipynb'):
@@ -158,7 +242,8 @@ def readme(path=NBS/'index.ipynb'):
     nb = nbformat.read(path, 4)
     nb.cells = [c for c in map(shown, nb.cells) if c]
     for c in nb.cells:
-        if c.cell_type=='markdown': c.source = relink(c.source)
+        if c.cell_type=='markdown':
+            c.source = relink(c.source)
     nb.metadata['language_info'] = {'name': 'python'} # nbdev_clean drops it; the fences need it
     text,res = MarkdownExporter(raw_template=FENCES).from_notebook_node(nb,
         resources=dict(unique_key='index', output_files_dir='docs/images'))
@@ -171,9 +256,12 @@ def readme(path=NBS/'index.ipynb'):
 def write_readme():
     "Write README.md and `docs/images/index_*`"
     text,images = readme()
-    for old in IMAGES.glob('index_*'): old.unlink()
-    if images: IMAGES.mkdir(parents=True, exist_ok=True)
-    for name,data in images.items(): (IMAGES/name).write_bytes(data)
+    for old in IMAGES.glob('index_*'):
+        old.unlink()
+    if images:
+        IMAGES.mkdir(parents=True, exist_ok=True)
+    for name,data in images.items():
+        (IMAGES/name).write_bytes(data)
     (ROOT/'README.md').write_text(text, encoding='utf-8')
     print(f'README.md: {len(text.splitlines())} lines, {len(images)} pictures')
 
@@ -182,15 +270,18 @@ def main():
     p = argparse.ArgumentParser(description=__doc__)
     sub = p.add_subparsers(dest='command', required=True)
     r = sub.add_parser('run', help='execute notebooks in fresh kernels, store their outputs, clean them')
-    r.add_argument('names', nargs='*', help='notebooks, e.g. `03` or `nbs/03_training.ipynb` (default: all)')
+    r.add_argument('names', nargs='*', help='e.g. `03`, `idpg`, `engine/model/backbone`, a room, a path (default: all)')
     r.add_argument('--no-write', action='store_true', help='only see whether they run')
-    sub.add_parser('check', help='fail if the modules, the notebooks or README.md are not what `make prepare` would leave')
+    sub.add_parser('check', help='fail if modules, notebooks or README.md are not what `make prepare` would leave')
     sub.add_parser('readme', help='write README.md from nbs/index.ipynb')
     args = p.parse_args()
-    if args.command=='run': sys.exit(1 if run(args.names, not args.no_write) else 0)
-    if args.command=='readme': return write_readme()
+    if args.command=='run':
+        sys.exit(1 if run(args.names, not args.no_write) else 0)
+    if args.command=='readme':
+        return write_readme()
     found = check()
     print('\n'.join(found) or f'{len(notebooks())} notebooks: modules, outputs and README.md are in step')
     sys.exit(1 if found else 0)
 
-if __name__=='__main__': main()
+if __name__=='__main__':
+    main()

@@ -2,7 +2,8 @@
 from dataclasses import replace
 import torch
 from transformers import BertConfig, BertForMaskedLM
-from idp_tutorial.model.backbone import FAMILIES, load_backbone
+from idp_tutorial.model.backbone import FAMILIES
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.data.batches import collate
 from idp_tutorial.methods.build import build
 from idp_tutorial.data.synthetic import make_rows

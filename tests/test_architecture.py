@@ -11,7 +11,7 @@ LIB = ROOT/'idp_tutorial'
 ORDER = [['hall'], ['data', 'model'], ['training'], ['pretraining'], ['methods'], ['experiments', 'efficiency'],
     ['analysis'], ['commands']]
 FLOOR = {room: i for i,rooms in enumerate(ORDER) for room in rooms}
-HEAVY = {'datasets', 'peft', 'accelerate', 'sklearn', 'scipy', 'pandas', 'matplotlib', 'gguf'} # inside a function they may stay
+HEAVY = {'transformers', 'datasets', 'peft', 'accelerate', 'sklearn', 'scipy', 'pandas', 'matplotlib', 'gguf'} # inside a function they may stay
 MODULES = sorted(p for p in LIB.rglob('*.py') if p.name not in ('__init__.py', '_modidx.py'))
 
 

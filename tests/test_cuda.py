@@ -77,7 +77,7 @@ def test_a_killed_run_goes_on(tmp_path):
     torch.testing.assert_close(torch.tensor(rest['losses']), torch.tensor(want['losses']), atol=1e-5, rtol=1e-5)
 
 def test_saved_on_the_gpu_answers_on_the_cpu(small_folder, tmp_path):
-    from idp_tutorial.model.backbone import load_backbone
+    from idp_tutorial.model.pretrained import load_backbone
     task = small_task()
     cfg = config(backbone=str(small_folder), device='auto')
     model = build(cfg, load_backbone(small_folder), task)

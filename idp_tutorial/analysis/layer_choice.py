@@ -18,7 +18,8 @@ from .probes import entropy, layer_features, linear_bits, logistic
 from ..config import RunConfig
 from ..data.task import Task
 from ..methods.registry import LATE
-from ..model.backbone import Backbone, load_backbone
+from ..model.backbone import Backbone
+from ..model.pretrained import load_backbone
 from ..model.heads import ClassificationHead, VerbalizerHead
 from ..records import append, as_recorded, stored
 

@@ -22,7 +22,7 @@ from ..data.tasks import load_task
 from ..experiments.comparison import made_by, with_seeds
 from ..methods.build import build
 from ..methods.registry import GRID, LATE, METHODS, _FREE
-from ..model.backbone import load_backbone
+from ..model.pretrained import load_backbone
 from ..records import append, as_recorded, stored
 from ..training.fit import fit
 

@@ -22,8 +22,8 @@ from ..efficiency.method_times import base_config, bench, variants
 from ..efficiency.peft_times import steps
 from ..efficiency.timing import a_gpu
 from ..methods.registry import KIND
-from ..model.backbone import Backbone, load_backbone
-from ..model.pretrained import FULL_SCALE
+from ..model.backbone import Backbone
+from ..model.pretrained import FULL_SCALE, load_backbone
 from ..records import _versions, append
 
 # %% ../../nbs/engine/commands/bench.ipynb #27ea7894

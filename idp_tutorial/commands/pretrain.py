@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 # %% ../../nbs/engine/commands/pretrain.ipynb #b04cbe3b
-from ..model.backbone import load_backbone
+from ..model.pretrained import load_backbone
 from ..pretraining.bundled_backbone import corpus, save_backbone
 from ..pretraining.distillation import Distillation, align_streams, teacher_embeddings
 from ..pretraining.pretrain import PretrainConfig, pretrain

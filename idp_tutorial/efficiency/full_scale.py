@@ -18,9 +18,8 @@ from ..config import RunConfig
 from ..data.batches import collate
 from ..data.tasks import TASKS
 from ..methods.build import build
-from ..model.backbone import load_backbone
+from ..model.pretrained import FULL_SCALE, load_backbone
 from ..model.layer_loop import run_layers
-from ..model.pretrained import FULL_SCALE
 from ..training.caches import sentences_used
 from ..training.processes import Meter
 

@@ -23,8 +23,7 @@ from ..config import RunConfig
 from ..data.tasks import TASKS
 from ..methods.build import build
 from ..methods.registry import METHODS
-from ..model.backbone import load_backbone
-from ..model.pretrained import FULL_SCALE
+from ..model.pretrained import FULL_SCALE, load_backbone
 from ..model.prompted_model import count_parameters
 
 # %% ../../nbs/engine/efficiency/parameter_counts.ipynb #c56af4b1

@@ -24,9 +24,8 @@ from ..methods.lpt import NaivePromptGenerator, PoolingPromptGenerator, lpt_plan
 from ..methods.p_tuning_v2 import deep_plan
 from ..methods.prompt_tuning import SoftPrompt, prompt_plan
 from ..methods.weight_changes import bitfit
-from ..model.backbone import load_backbone
+from ..model.pretrained import FULL_SCALE, load_backbone
 from ..model.heads import ClassificationHead
-from ..model.pretrained import FULL_SCALE
 
 # %% ../../nbs/engine/efficiency/published_counts.ipynb #01235d95
 @cache

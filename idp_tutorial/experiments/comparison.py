@@ -20,7 +20,7 @@ from ..data.tasks import load_task
 from .run import record_of, run, trained
 from ..methods.build import build
 from ..methods.registry import GRID, METHODS
-from ..model.backbone import load_backbone
+from ..model.pretrained import load_backbone
 from ..records import append, as_recorded, stored
 
 # %% ../../nbs/engine/experiments/comparison.ipynb #718a7516

@@ -19,8 +19,7 @@ from ..config import RunConfig
 from ..data.task import Task
 from .multitask import Member, MultiTaskModel
 from ..methods.build import build
-from ..model.backbone import Backbone
-from ..model.pretrained import fingerprint
+from ..model.backbone import Backbone, fingerprint
 from ..training.checkpoint import random_state, set_random_state
 
 # %% ../../nbs/engine/experiments/multitask_files.ipynb #195745d7

@@ -19,7 +19,7 @@ from ..data.tasks import load_task
 from ..methods.build import build
 from ..methods.prompt_files import save_pretrained
 from ..methods.registry import GRID, METHODS
-from ..model.backbone import load_backbone
+from ..model.pretrained import load_backbone
 from ..model.prompted_model import PromptedModel, count_parameters
 from ..records import _place, _versions, append, as_recorded
 from ..training.caches import with_caches

@@ -19,7 +19,7 @@ from transformers.utils import logging as hf_logging
 # %% ../../nbs/engine/experiments/supplementary.ipynb #15f1c69d
 from ..config import RunConfig
 from ..data.task import Task
-from ..model.backbone import load_backbone
+from ..model.pretrained import load_backbone
 from ..model.prompted_model import learnt
 from ..records import digest
 from ..training.fit import fit

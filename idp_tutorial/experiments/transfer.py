@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..config import RunConfig
 from ..data.task import Task
 from ..methods.build import build
-from ..model.backbone import load_backbone
+from ..model.pretrained import load_backbone
 from ..model.plan import Context
 from ..model.prompted_model import PromptedModel, count_parameters
 from ..records import _versions, as_recorded

@@ -17,7 +17,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 # %% ../../nbs/engine/methods/glove.ipynb #1c56d458
-from ..model.backbone import Backbone, load_backbone
+from ..model.backbone import Backbone
+from ..model.pretrained import load_backbone
 from ..model.plan import Context
 
 # %% ../../nbs/engine/methods/glove.ipynb #75aaf9ff

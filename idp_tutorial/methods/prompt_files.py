@@ -19,8 +19,8 @@ from ..config import RunConfig
 from ..data.task import Task
 from .build import build
 from .glove import GloveEncoder
-from ..model.backbone import Backbone, load_backbone
-from ..model.pretrained import fingerprint
+from ..model.backbone import Backbone, fingerprint
+from ..model.pretrained import load_backbone
 from ..model.prompted_model import PromptedModel, learnt
 from ..records import _place
 

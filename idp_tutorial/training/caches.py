@@ -14,9 +14,8 @@ from pathlib import Path
 
 # %% ../../nbs/engine/training/caches.ipynb #b614c8b6
 from ..data.batches import batches, collate
-from ..model.backbone import Backbone, in_eval_mode
+from ..model.backbone import Backbone, fingerprint, in_eval_mode
 from ..model.layer_loop import run_layers
-from ..model.pretrained import fingerprint
 from ..model.prompted_model import PromptedModel
 from .state_store import StateStore, cache_size, text_key
 

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np, pytest, torch
 from idp_tutorial.commands import bench as room
 from idp_tutorial.efficiency import method_times as turns, peft_times
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.commands.bench import idp_bench
 from idp_tutorial.efficiency.growth import GROW, grow, plot_growth
 from idp_tutorial.efficiency.cost_model import ONE_ROW, paper_speeds, speed_up

@@ -3,7 +3,7 @@ import io, json, os, sys
 from dataclasses import replace
 import pytest, torch
 from safetensors import safe_open
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.experiments.run import run
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import numpy as np, pandas as pd, pytest, torch
 from torch.utils.flop_counter import FlopCounterMode
 from idp_tutorial.efficiency import cost_model as efficiency
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.data.batches import collate
 from idp_tutorial.efficiency.cost_model import Cost, LAYERS, LPT_TIMES, ONE_ROW, WIDTH, cost, paper_speeds, paper_times, speed_up, start_layer
 from idp_tutorial.efficiency.timing import measure, memory, summary, tokens_per_ms

@@ -7,13 +7,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from idp_tutorial.efficiency import full_scale as scaling
 from idp_tutorial.training import fit as training
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import FULL_SCALE, load_backbone
 from idp_tutorial.pretraining.bundled_backbone import save_backbone
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.efficiency.full_scale import PEAK, RECIPES, flops, largest_batch, memory, seconds_per_step
-from idp_tutorial.model.pretrained import FULL_SCALE
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.commands.train import idp_train
 from idp_tutorial.training.processes import parts

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest, torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.data.batches import collate
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS

@@ -2,8 +2,8 @@
 import json, math
 from dataclasses import replace
 import pytest, torch
-from idp_tutorial.model.backbone import load_backbone
-from idp_tutorial.model.pretrained import fingerprint
+from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.model.backbone import fingerprint
 from idp_tutorial.training.caches import cache_states
 from idp_tutorial.data.batches import collate
 from idp_tutorial.experiments.run import run

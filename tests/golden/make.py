@@ -12,7 +12,7 @@ from fastcore.script import anno_parser
 
 # --- everything that is taken from the package, in one block
 from idp_tutorial.commands import pretrain as bundled
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.commands.bench import idp_bench
 from idp_tutorial.commands.pretrain import idp_pretrain
 from idp_tutorial.commands.compare import idp_compare

@@ -43,7 +43,7 @@ def test_bert_marks_the_second_text():
         assert row.tolist()==[0]*e+[1]*len(t[0][i%3])+[0]*(len(row)-e-len(t[0][i%3]))
 
 def test_with_the_tokenizer_of_bert():
-    from idp_tutorial.model.backbone import load_backbone
+    from idp_tutorial.model.pretrained import load_backbone
     try: bb = load_backbone('minilm')
     except ValueError as e: pytest.skip(str(e))
     rows = [dict(sentence1='a cold beer'), dict(sentence1='the soup was far too cold for me')]
@@ -164,7 +164,7 @@ def test_a_plan_can_be_asked_too():
 
 def test_it_goes_on_from_entailment(small_folder, tmp_path):
     "Stage 1 is EFL on an entailment task; its backbone, and its head with entailment first, answer the questions of stage 2"
-    from idp_tutorial.model.backbone import load_backbone
+    from idp_tutorial.model.pretrained import load_backbone
     pairs = small_task('entailment')
     assert pairs.labels[0]=='entailment'
     said = supplement(config(method='efl', backbone=str(small_folder)), build, pairs, tmp_path/'stage', epochs=.1,

@@ -3,7 +3,7 @@ import string
 from dataclasses import replace
 import numpy as np, pytest, torch
 from torch import nn
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.data.batches import collate
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.glove import GloveEncoder, find_glove, load_glove, read_glove, text_of, vocabulary, word_vectors, words_of, write_glove

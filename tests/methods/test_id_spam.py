@@ -1,7 +1,7 @@
 "ID-SPAM's generator against its equations written out in loops, on every family: padding, word order, layers, gradients, open points, sizes."
 import math
 import pytest, torch
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.methods.id_spam import AttentionPromptGenerator, TokenAttention
 from idp_tutorial.methods.sentence_vectors import MeanPool, token_vectors
 from idp_tutorial.model.layer_loop import run_layers

@@ -2,7 +2,7 @@
 import pytest, torch
 import torch.nn.functional as F
 from torch import nn
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.methods.idpg import GeneratedPrompt, PromptGenerator, idpg_plan
 from idp_tutorial.methods.sentence_vectors import SentenceVector, Standardise, mean_sentence, noisy_sentence
 from idp_tutorial.model.layer_loop import run_layers

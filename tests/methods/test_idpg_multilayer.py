@@ -1,7 +1,7 @@
 "M-IDPG against a slow reference in loops over a RoBERTa's raw weights; what layers share, read and inject; padding, gradients, sizes, and what is refused."
 import math
 import pytest, torch
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.data.batches import collate
 from idp_tutorial.methods.idpg import PromptGenerator
 from idp_tutorial.methods.idpg_multilayer import multilayer_plan, previous_layer

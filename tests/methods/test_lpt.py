@@ -4,7 +4,7 @@ from functools import cache
 import pytest, torch
 import torch.nn.functional as F
 from torch import nn
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.methods.lpt import NaivePromptGenerator, PoolingPromptGenerator, adaptive_pool, lpt_plan
 from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead

@@ -2,7 +2,7 @@
 import pytest, torch
 from peft import PromptEncoderConfig
 from peft.tuners.p_tuning import PromptEncoder
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.heads import ClassificationHead
 from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.methods.p_tuning import ReparameterizedPrompt

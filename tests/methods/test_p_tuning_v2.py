@@ -4,7 +4,7 @@ import pytest, torch
 import torch.nn.functional as F
 from peft import PrefixTuningConfig, get_peft_model
 from torch import nn
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.methods.p_tuning_v2 import KeyValuePrompt, deep_plan
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.model.heads import ClassificationHead

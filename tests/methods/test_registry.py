@@ -1,7 +1,7 @@
 "Every method of the registry on every family: padding, order, gradients, what depends on the text, parameter counts, and references written out in plain torch."
 import pytest, torch
 import torch.nn.functional as F
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import GRID, METHODS
 from idp_tutorial.model.layer_loop import run_layers

@@ -2,7 +2,7 @@
 import math
 import pytest, torch
 import torch.nn.functional as F
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.model.prompted_model import PromptedModel, count_parameters

@@ -3,7 +3,7 @@ import math
 import pytest, torch
 import torch.nn.functional as F
 from torch import nn
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model.layer_loop import run_layers

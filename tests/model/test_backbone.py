@@ -5,8 +5,8 @@ from transformers import (BertConfig, BertForMaskedLM, BertModel, DebertaConfig,
     DistilBertModel,
     GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForMaskedLM, RobertaForSequenceClassification)
 from idp_tutorial.model import pretrained as checkpoints
-from idp_tutorial.model.backbone import FAMILIES, load_backbone
-from idp_tutorial.model.pretrained import BUNDLED, FULL_SCALE, packaged, verify
+from idp_tutorial.model.backbone import FAMILIES
+from idp_tutorial.model.pretrained import BUNDLED, FULL_SCALE, load_backbone, packaged, verify
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.methods.adapters import add_lora
 
@@ -356,8 +356,8 @@ def test_in_a_process_that_does_not_know_that_it_is_offline(tmp_path):
 
 ASK = """
 import datasets, time
-from idp_tutorial.backbone import load_backbone
-from idp_tutorial.tasks import load_task
+from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.data.tasks import load_task
 for f,name in (load_backbone,'roberta-larg'),(load_task,'sst2'):
     t = time.time()
     try: f(name)
@@ -375,7 +375,7 @@ def test_a_hub_that_never_answers_is_given_up(unreachable, monkeypatch):
         assert not hub_answers() and .5<time.time()-t<2
     class Session: # a name server that does not answer knows no time limit
         def head(self, *a, **kw): time.sleep(4)
-    monkeypatch.setattr('idp_tutorial.rows.get_session', Session)
+    monkeypatch.setattr('idp_tutorial.hub.get_session', Session)
     t = time.time()
     assert not hub_answers() and time.time()-t<2
 

@@ -4,7 +4,8 @@ from torch import nn
 from transformers import (BertConfig, BertForMaskedLM, DebertaConfig, DebertaForMaskedLM, DynamicCache, GPT2Config,
     GPT2LMHeadModel, RobertaConfig, RobertaForMaskedLM)
 from idp_tutorial.model import layer_loop as injection
-from idp_tutorial.model.backbone import FAMILIES, load_backbone
+from idp_tutorial.model.backbone import FAMILIES
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.layer_loop import insert, run_layers, splice
 from idp_tutorial.model.plan import Step, check_plan
 

@@ -1,7 +1,7 @@
 "The text that bundled backbones are made from, the command, and the folder that comes out."
 import hashlib, json
 import pytest, torch
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.commands.pretrain import idp_pretrain
 from idp_tutorial.pretraining.bundled_backbone import corpus, save_backbone
 from idp_tutorial.model.layer_loop import run_layers

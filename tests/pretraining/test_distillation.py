@@ -1,6 +1,6 @@
 "A teacher's embeddings and states: whose components, which pieces belong to which token, and a loss that a perfect student brings to zero."
 import numpy as np, pytest, torch
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.pretraining.distillation import Distillation, align_streams, teacher_embeddings
 from idp_tutorial.pretraining.pretrain import PretrainConfig, pretrain
 from idp_tutorial.data.synthetic import make_rows

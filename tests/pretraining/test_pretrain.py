@@ -3,8 +3,7 @@ import json, lzma
 from dataclasses import asdict, replace
 import numpy as np, pytest, torch
 from idp_tutorial.pretraining import language_modelling, pretrain as pretraining
-from idp_tutorial.model.backbone import load_backbone
-from idp_tutorial.model.pretrained import packaged
+from idp_tutorial.model.pretrained import load_backbone, packaged
 from idp_tutorial.pretraining.language_modelling import held_out_loss, lm_loss, mask_tokens, new_model, next_tokens
 from idp_tutorial.pretraining.pretrain import Masters, PretrainConfig, pretrain
 from idp_tutorial.data.synthetic import make_rows

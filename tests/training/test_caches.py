@@ -7,7 +7,7 @@ from torch import nn
 from idp_tutorial.training import caches
 from idp_tutorial.data.batches import collate
 from idp_tutorial.efficiency.part_times import cache_times
-from idp_tutorial.model.pretrained import fingerprint
+from idp_tutorial.model.backbone import fingerprint
 from idp_tutorial.training.caches import cache_states, sentences_used, with_caches
 from idp_tutorial.training.state_store import StateStore, cache_size, text_key
 from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan

@@ -13,14 +13,14 @@ import pandas as pd
 from .layer_choice import _ASKED, made_for
 from .layer_sweep import one_sweep, sweep_table
 from ..config import RunConfig
-from ..methods.registry import LATE
+from ..methods.registry import late_methods
 
 # %% ../../nbs/engine/analysis/depth.ipynb #57edbc40
 def _late(records:list[dict]):
     "Records of one sweep by method, those with a layer"
-    df = pd.DataFrame([r for r in one_sweep(records) if r['method'] in LATE])
+    df = pd.DataFrame([r for r in one_sweep(records) if r['method'] in late_methods()])
     if not len(df):
-        raise ValueError(f"no records of a late method among {len(records)}: sweep one of {', '.join(LATE)}")
+        raise ValueError(f"no records of a late method among {len(records)}: sweep one of {', '.join(late_methods())}")
     return df.groupby('method', sort=False)
 
 def sweep_shape(records:list[dict])->pd.DataFrame: # one row a method: score of the first layer, the middle third and the last; `error` of a difference; best layer
@@ -47,15 +47,16 @@ def tradeoff_table(
     times:list[dict]=(), # rows of `idp_bench` for one late method, of an idle machine; of any backbone, for what counts is the share of its layers
 )->pd.DataFrame:
     "Score, memory saved and speed-up over fine-tuning by depth (LPT, Table 10): of the records' own steps, `3L/(2L−k)` (cached `3L/(2(L−k))`), and as `times` have it"
-    t,L = sweep_table(records),next((r['n_layers'] for r in records if r['method'] in LATE), None)
+    t,late = sweep_table(records),late_methods()
+    L = next((r['n_layers'] for r in records if r['method'] in late), None)
     if L is None:
-        raise ValueError(f"no records of a late method among {len(records)}: sweep one of {', '.join(LATE)}")
-    if len(of := {(r['method'],r['backbone']) for r in times})>1 or any(r['method'] not in LATE for r in times):
+        raise ValueError(f"no records of a late method among {len(records)}: sweep one of {', '.join(late)}")
+    if len(of := {(r['method'],r['backbone']) for r in times})>1 or any(r['method'] not in late for r in times):
         raise ValueError(f"times of {', '.join(f'{m} on {b}' for m,b in sorted(of))}: those of one late method on one "
             f"backbone are needed; leave the others out")
     full = t[t.method=='fine-tuning']
     ms,mb = (full.ms_per_step.iloc[0],full.peak_memory_mb.iloc[0]) if len(full) else (float('nan'),)*2
-    t = t[t.method.isin(LATE)&t.layer.isin([round(L*s) for s in shares])]
+    t = t[t.method.isin(late)&t.layer.isin([round(L*s) for s in shares])]
     def measured(cached): return [_measured(times, k/L, cached) for k in t.layer]
     return pd.DataFrame(dict(method=t.method, layer=t.layer.astype(int), score=t.score, std=t['std'], params=t.params,
         memory_saved=1-t.peak_memory_mb/mb, speed_up=ms/t.ms_per_step,

@@ -17,7 +17,7 @@ from .gradients import gradient_norms
 from .probes import entropy, layer_features, linear_bits, logistic
 from ..config import RunConfig
 from ..data.task import Task
-from ..methods.registry import LATE
+from ..methods.registry import late_methods
 from ..model.backbone import Backbone
 from ..model.pretrained import load_backbone
 from ..model.heads import ClassificationHead, VerbalizerHead
@@ -91,6 +91,7 @@ def layer_choice(cfg:RunConfig, task:Task, out:Path)->dict: # record of `choose_
     return c
 
 def _choice_if_any(methods, cfg, task, out): # None: nothing to choose, or nothing to choose by (a regression, too few texts)
-    if not any(m in LATE for m in methods): return None
+    if not set(methods)&set(late_methods()):
+        return None
     try: return layer_choice(cfg, task, out)
     except ValueError as e: print(f"no layer is chosen without training: {e}", flush=True)

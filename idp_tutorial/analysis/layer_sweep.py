@@ -21,12 +21,14 @@ from ..data.task import Task
 from ..data.tasks import load_task
 from ..experiments.comparison import made_by, with_seeds
 from ..methods.build import build
-from ..methods.registry import GRID, LATE, METHODS, _FREE
+from ..methods.registry import METHODS, late_methods
 from ..model.pretrained import load_backbone
 from ..records import append, as_recorded, stored
 from ..training.fit import fit
 
 # %% ../../nbs/engine/analysis/layer_sweep.ipynb #14cff274
+_FREE = {'method','layer','lr','seed','device','cache_dir'} # what records of one sweep may differ in
+
 def one_sweep(records:list[dict])->list[dict]: # the records
     "Raise unless they differ in method, layer, rate and seed only; what an older record does not say was the default"
     def differ(k, of):
@@ -38,7 +40,8 @@ def one_sweep(records:list[dict])->list[dict]: # the records
         # its head is all it trains, or nothing is
         differ(k, [r for r in records if r['method']!='head-only' or k not in ('head_lr','steps')])
     for m in {r['method']: 0 for r in records}: differ('lr_selected', [r for r in records if r['method']==m])
-    runs = [tuple(r.get(k) for k in ('method','prompt_layer','layer','seed')) for r in records if r['method'] in LATE]
+    late = late_methods()
+    runs = [tuple(r.get(k) for k in ('method','prompt_layer','layer','seed')) for r in records if r['method'] in late]
     if twice := [r for r in runs if runs.count(r)>1]:
         raise ValueError(f"{twice[0][0]!r} at layer {twice[0][2]} with seed {twice[0][3]} is there "
             f"{runs.count(twice[0])} times: these are records of several sweeps. Give those of one sweep at a time")
@@ -63,9 +66,9 @@ def planned(
     if wrong := [k for k in layers if k not in range(L)]:
         raise ValueError(f"layer {wrong[0]}: backbone {base.backbone!r} takes prompts at layers 0 to {L-1}")
     how = 'given' if base.lr else 'best of 3 on validation, seed 0' if tuned else 'default' # at this layer
-    cfgs = [replace(base, method=m, layer=k, lr=base.lr or (None if tuned else GRID[m][1]),
-        head_lr=None if m=='head-only' else base.head_lr)
-        for m in dict.fromkeys(methods) for k in (layers if m in LATE else [base.layer])]
+    cfgs = [replace(base, method=m, layer=k, lr=base.lr or (None if tuned else METHODS[m].rate),
+        head_lr=None if METHODS[m].kind=='head' else base.head_lr)
+        for m in dict.fromkeys(methods) for k in (layers if METHODS[m].enters=='middle' else [base.layer])]
     sizes = task and {s: len(r) for s,r in task.splits.items()}
     old = stored(out)
     try:
@@ -82,7 +85,7 @@ def sweep_prompt_layer(
     base:RunConfig,      # everything but method, layer, seed and, unless it is given, learning rate
     layers=None,         # layers before the prompt; None: all, 0 … n_layers−1
     seeds:int=3,         # seeds 0 … seeds−1
-    tuned:bool=False,    # try `GRID` at every layer; else its middle
+    tuned:bool=False,    # try the method's three rates at every layer; else its default
     out:Path|None=None,  # JSONL file; what it has is not run again
     task:Task|None=None, # loaded before; must be that of `base`
     say=print,
@@ -112,7 +115,7 @@ def plot_sweep(
     "Score against prompt layer: every seed a dot, the mean a line; methods without a layer dashed (LPT, Figures 2 left, 4 and 5)"
     df,r,ax = pd.DataFrame(one_sweep(records)),records[0],ax or plt.subplots(figsize=(5,3))[1]
     for i,(m,g) in enumerate(df.groupby('method', sort=False)):
-        if m not in LATE:
+        if m not in late_methods():
             ax.axhline(g.score.mean(), color='grey', ls='--' if m=='fine-tuning' else ':', lw=1, label=m)
             continue
         ax.plot(g.layer, g.score, 'o', ms=3, alpha=.4, color=f'C{i}')

@@ -21,7 +21,7 @@ from ..efficiency.growth import GROW, GROW_METHODS, grow
 from ..efficiency.method_times import base_config, bench, variants
 from ..efficiency.peft_times import steps
 from ..efficiency.timing import a_gpu
-from ..methods.registry import KIND
+from ..methods.registry import METHODS, with_head
 from ..model.backbone import Backbone
 from ..model.pretrained import FULL_SCALE, load_backbone
 from ..records import _versions, append
@@ -87,9 +87,9 @@ def idp_bench(
     if out: _can_write(out)
     if grow: known(grow, GROW, 'thing to grow')
     layers,values = ints(layers, 'layers'),ints(values, 'values')
-    chosen = ([*GROW_METHODS] if grow else [m for m in KIND if m!='efl'
-        or head!='verbalizer']) if methods=='all' else [m.strip() for m in methods.split(',')]
-    for m in chosen: known(m, KIND, 'method') # before anything is loaded
+    if methods!='all': chosen = [m.strip() for m in methods.split(',')]
+    else: chosen = [*GROW_METHODS] if grow else with_head(head)
+    for m in chosen: known(m, METHODS, 'method') # before anything is loaded
     if threads: torch.set_num_threads(threads)
     bb = _load(backbone, grow, max(values or GROW['length'] if grow=='length' else [length]),
         max(values or GROW['t'] if grow=='t' else [t or 20]))

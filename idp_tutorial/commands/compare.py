@@ -17,7 +17,7 @@ from .command_line import says_why
 from ..config import RunConfig
 from ..experiments.comparison import check, compare
 from ..experiments.results import format_table, plot_scores, results_table
-from ..methods.registry import METHODS
+from ..methods.registry import with_head
 
 # %% ../../nbs/engine/commands/compare.ipynb #96e6ba39
 def compare_to(methods:list[str], base:RunConfig, seeds:int, tuned:bool, out:Path, say=print, head_first:bool=False):
@@ -73,8 +73,7 @@ def idp_compare(
         t=t, layer=layer, head=head, readout=readout, lr=lr,
         device=device, precision=precision, cache=cache, standardise=standardise, glove=glove,
         eval_every=max(1, steps//max(1, looks)))
-    chosen = [m for m in METHODS if m!='efl' or head!='verbalizer'] if methods=='all' else list(dict.fromkeys(m.strip()
-        for m in methods.split(',')))
+    chosen = with_head(head) if methods=='all' else list(dict.fromkeys(m.strip() for m in methods.split(',')))
     table = compare_to(chosen, base, seeds, tune, Path(out), lambda s: print(s, file=sys.stderr, flush=True),
         head_first)
     print(f"\n{task}{f', k={k}' if k else ''} on {backbone}, {head} head, {steps} steps of {batch_size}; best "

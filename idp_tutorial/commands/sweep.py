@@ -20,14 +20,14 @@ from .command_line import ints, says_why
 from ..config import RunConfig
 from ..data.tasks import load_task
 from ..experiments.comparison import check, head_rate
-from ..methods.registry import GRID, LATE
+from ..methods.registry import METHODS, late_methods
 
 # %% ../../nbs/engine/commands/sweep.ipynb #1a6aa7eb
 @call_parse
 @says_why
 def idp_sweep(
     task:str='questions',   # a task of `TASKS`, bundled or with --data
-    methods:str=','.join(('head-only','fine-tuning',*LATE[:5])), # comma-separated; those without a layer run once
+    methods:str='head-only,fine-tuning,lpt,lpt-npg,lpt-appg,lpt-mppg,id-spam', # comma-separated; those without a layer run once
     backbone:str='tiny',    # 'tiny', 'minilm', a folder, or a hub name
     data:str=None,          # folder of tasks: DATA/TASK/{train,validation,test}.jsonl
     k:int=None,             # few-shot: number of training examples
@@ -67,11 +67,11 @@ def idp_sweep(
     records = sweep_prompt_layer(names, base, at, seeds, tune, sweep_file(out, base), rows,
         lambda s: print(s, flush=True))
     print('\n'+sweep_table(records).round(4).to_string(index=False))
-    if not at and any(m in LATE for m in names):
+    if not at and set(names)&set(late_methods()):
         print('\n'+sweep_shape(records).round(2).to_string(index=False)
             +('\n\n'+regret(records, choice).round(2).to_string(index=False) if choice else ''))
     if probe:
         lrs = {r['layer']: r['lr'] for r in records if r['method']=='lpt'}
-        information_curves(replace(base, method='lpt', lr=lr or GRID['lpt'][1]), rows, None, seeds, lrs,
+        information_curves(replace(base, method='lpt', lr=lr or METHODS['lpt'].rate), rows, None, seeds, lrs,
             sweep_file(out, base, 'information'), say=print, **size)
     print(f"\nwritten: {sweep_file(out, base)}{' and '+sweep_file(out, base, 'choice').name if choice else ''}")

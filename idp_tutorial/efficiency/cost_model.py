@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 # %% ../../nbs/engine/efficiency/cost_model.ipynb #d4dc1ae8
 from ..checks import known
-from ..methods.registry import KIND
+from ..methods.registry import METHODS
 
 # %% ../../nbs/engine/efficiency/cost_model.ipynb #2cd1c666
 ONE_ROW = 1/6 # of a layer's matrices make keys and values
@@ -27,8 +27,9 @@ class Cost(NamedTuple):
 
 def start_layer(method:str, L:int, k:int|None=None)->int: # 0 … L
     "Layers below which nothing is trained; `k` is for late methods, None: half of them"
-    kind = KIND[known(method, KIND, 'method')]
-    if 'late' not in kind: return L if kind=='none' else 0
+    row = METHODS[known(method, METHODS, 'method')]
+    if not row.starts_late:
+        return L if row.kind=='head' else 0
     if k is not None and k not in range(L):
         raise ValueError(f"layer {k!r} for {method!r}: a model of {L} layers has 0 to {L-1} before a prompt")
     return L//2 if k is None else k
@@ -46,18 +47,19 @@ def cost(
     C:int=2,        # classes (EFL runs each text once a class)
 )->Cost:
     "The cost model: forward 1, backward 1 to the inputs and 1 to the weights, for every layer that needs it (fits LPT's Tables 5 and 10)"
-    k,kind = start_layer(method, L, k),KIND[method]
-    rows,keys = [T+t if any(o in kind for o in p) else T for p in (('input','late'), ('input','late','keys'))]
-    if 'inside' in kind: rows = keys = T
+    k,enters,kind = start_layer(method, L, k),METHODS[method].enters,METHODS[method].kind
+    rows = T+t if enters in ('input','layers','middle') else T
+    keys = T+t if enters=='keys' else rows
     def one(rows, keys, att):
         # attention: `4·rows·keys·d` multiplications and additions beside `24·rows·d²`
         return rows/T+(att*rows*keys/(6*d*T) if d else 0)
     def layers(m, *a): return (m-1+last)*one(*a) if m else 0 # the last layer is among them
     below = layers(L, T, T, 1) if k==L else k*one(T, T, 1)
-    forward = (layers(L, T, T, 1) if 'second' in kind and not cached else 0)+(0 if cached else below)+layers(L-k, rows,
-        keys, 1)
-    n = C if method=='efl' else 1
-    return Cost(n*forward, n*layers(L-k, rows, keys, 2), n*layers(L, T, 0, 0) if kind=='all' else 0)
+    first = layers(L, T, T, 1) if kind=='second pass' and not cached else 0
+    forward = first+(0 if cached else below)+layers(L-k, rows, keys, 1)
+    weights = layers(L, T, 0, 0) if kind in ('all weights','entailment') else 0
+    n = C if kind=='entailment' else 1
+    return Cost(n*forward, n*layers(L-k, rows, keys, 2), n*weights)
 
 def speed_up(
     method:str,
@@ -76,7 +78,7 @@ def speed_up(
 _ALL = ('fine-tuning','adapter','adapterdrop','bitfit','lora','prompt-tuning','p-tuning-v2','s-idpg-phm','lpt-npg',
     'lpt-mppg','lpt-appg')
 _T = (0,0,0,0,0,20,20,5,5,10,10) # prompt lengths
-LPT_TIMES = [('Table 5', b, m, k if 'late' in KIND[m] else None, t, *v) for b,k,values in ( # table, backbone, method, k, t, tokens/ms, GB. Liu et al. 2022
+LPT_TIMES = [('Table 5', b, m, k if METHODS[m].starts_late else None, t, *v) for b,k,values in ( # table, backbone, method, k, t, tokens/ms, GB. Liu et al. 2022
     ('roberta-large', 12, ((11.6,23.5),(15.5,16.5),(21.6,9.5),(16.5,15.7),(16.4,16.2),(16.9,17.8),(19.2,16.8),
     (12.,16.8),(23.2,10.1),(23.4,10.6),(23.4,10.6))),
     ('gpt2-large', 18, ((2.6,22.1),(3.3,11.8),(6.,8.4),(4.3,11.5),(4.1,11.5),(4.4,13.6),(4.5,13.),(3.2,12.7),(6.,9.4),

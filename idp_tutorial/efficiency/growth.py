@@ -14,7 +14,7 @@ from dataclasses import replace
 from ..checks import known
 from ..config import RunConfig
 from .method_times import bench, variants
-from ..methods.registry import KIND
+from ..methods.registry import late_methods
 from ..model.backbone import Backbone
 
 # %% ../../nbs/engine/efficiency/growth.ipynb #9a8a8529
@@ -34,7 +34,7 @@ def grow(
     known(what, GROW, 'thing to grow')
     L,out = bb.n_layers,[]
     if what=='depth':
-        late = [m for m in methods if KIND.get(m)=='late'] or ['lpt-npg']
+        late = [m for m in methods if m in late_methods()] or ['lpt-npg']
         rows = bench(bb, variants(late, L, values if values else sorted({round(i*(L-1)/6) for i in range(7)})), base,
             **kw)
         return [{**r, 'grow':what, 'value':r['k']} for r in rows]

@@ -23,7 +23,7 @@ from ..data.tasks import TASKS
 from .cost_model import LPT_TIMES, ONE_ROW, cost, paper_speeds, speed_up, start_layer
 from .timing import summary, tokens_per_ms
 from ..methods.build import build
-from ..methods.registry import KIND
+from ..methods.registry import METHODS
 from ..model.backbone import Backbone
 from ..training.fit import fit
 
@@ -55,9 +55,10 @@ def variants(
     "Everything that is to be timed"
     out = []
     for m in dict.fromkeys(('fine-tuning', *methods)):
-        late = KIND[known(m, KIND, 'method')]=='late'
-        for k in dict.fromkeys(start_layer(m, L, k) for k in (layers if layers is not None
-            else (L//4,L//2,3*L//4))) if late else [start_layer(m, L) if 'late' in KIND[m] else None]:
+        row = METHODS[known(m, METHODS, 'method')]
+        depths = [None] # of AdapterDrop: its own
+        if row.enters=='middle': depths = (L//4,L//2,3*L//4) if layers is None else layers
+        for k in dict.fromkeys(start_layer(m, L, k) if row.starts_late else None for k in depths):
             out += [Variant(m, k, c) for c in (False,True) if not c or cached and cost(m, L, k, True)!=cost(m, L, k)]
     return out
 
@@ -83,8 +84,9 @@ def base_config(bb:Backbone, batch_size:int=4, length:int=64, **kw)->RunConfig:
 
 def _config(bb, base, v, t, folder):
     "Of a variant; refuse what does not fit before anything is timed"
-    t,T = 134 if v.method=='prompt-tuning-134' else t or LENGTHS.get(v.method, 10),base.max_len
-    among = t if any(o in KIND[v.method] for o in ('input','keys')) else 0
+    method,T = METHODS[v.method],base.max_len
+    t = method.defaults.get('t') or t or LENGTHS.get(v.method, 10)
+    among = t if method.enters in ('input','layers','keys') else 0
     if T+among>bb.max_tokens:
         raise ValueError(f"length {T}{f' and {among} prompt positions of {v.method!r}' if among else ''}: the position "
             f"table of backbone {bb.name!r} holds {bb.max_tokens}. "
@@ -101,7 +103,7 @@ def _printed(name, v)->dict: # LPT's speed-up and memory saved, where it has thi
 
 def _row(bb, cfg, v, first, ms, mb, refused)->dict:
     row = dict(method=v.method, k=v.k, cached=v.cached,
-        t=cfg.t if any(o in KIND[v.method].split(', ') for o in ('input','keys','late')) else None, refused=refused)
+        t=cfg.t if METHODS[v.method].enters in ('input','layers','keys','middle') else None, refused=refused)
     if refused: return row
     m = summary(np.array(ms[v]), np.array(ms[first]))
     ideal = speed_up(v.method, bb.n_layers, v.k, v.cached, t=row['t'] or 0, T=cfg.max_len, d=bb.d,

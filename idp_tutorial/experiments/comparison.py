@@ -19,7 +19,7 @@ from ..data.task import Task
 from ..data.tasks import load_task
 from .run import record_of, run, trained
 from ..methods.build import build
-from ..methods.registry import GRID, METHODS
+from ..methods.registry import METHODS, with_head
 from ..model.pretrained import load_backbone
 from ..records import append, as_recorded, stored
 
@@ -53,7 +53,7 @@ def head_rate(
 )->float|None: # None for a verbalizer, which trains no head
     "The learning rate that the bare head chooses on the validation split"
     return None if cfg.head=='verbalizer' else tune(replace(cfg, method='head-only', lr=None, head_lr=None, seed=0),
-        task, GRID['head-only'], say)['lr']
+        task, METHODS['head-only'].rates, say)['lr']
 
 # %% ../../nbs/engine/experiments/comparison.ipynb #c7066513
 def made_by(
@@ -71,7 +71,7 @@ def made_by(
 
 # %% ../../nbs/engine/experiments/comparison.ipynb #cb52efb7
 def with_seeds(
-    cfg:RunConfig, # everything but the seed; without `lr` it is chosen from `GRID`
+    cfg:RunConfig, # everything but the seed; without `lr` it is chosen from the method's rates
     task:Task,
     how:str,       # how the rate is chosen, for the record
     seeds:int=3,   # seeds 0 … seeds−1
@@ -87,7 +87,8 @@ def with_seeds(
         lr,t0 = lr or next((r['lr'] for r in found.values()), None),time.perf_counter()
         if seed not in found:
             if lr: r = run(replace(cfg, lr=lr, seed=seed), task)
-            else: r = tune(replace(cfg, seed=0), task, GRID[cfg.method], say, True) # it is the run of seed 0 as well
+            else: # it is the run of seed 0 as well
+                r = tune(replace(cfg, seed=0), task, METHODS[cfg.method].rates, say, True)
             took = round(time.perf_counter()-t0, 1)
             r |= {**more, 'lr_selected':how, 'seconds':took if lr else 0., 'tuning_seconds':0. if lr else took}
             if out: append(r, out)
@@ -102,7 +103,7 @@ def compare(
     methods:list[str],
     base:RunConfig,          # everything but method, learning rate and seed
     seeds:int=3,             # seeds 0 … seeds−1
-    tuned:bool=True,         # choose each method's learning rate from `GRID` first
+    tuned:bool=True,         # choose each method's learning rate from its three first
     out:Path|None=None,      # JSONL file; what it has is not run again
     say=print,
     head_first:bool=False,   # train the head of every method at `head_rate`, and tune what remains
@@ -110,16 +111,16 @@ def compare(
     "Train every method with every seed on one task"
     methods = list(dict.fromkeys(methods))
     for m in methods: known(m, METHODS, 'method')
-    if 'efl' in methods and base.head=='verbalizer':
-        raise ValueError("'efl' answers with an entailment head of its own: leave it out of `methods`, or use "
+    if own := [m for m in methods if m not in with_head(base.head)]:
+        raise ValueError(f"{own[0]!r} answers with an entailment head of its own: leave it out of `methods`, or use "
             "head='classification'")
     if seeds<1:
         raise ValueError(f"seeds={seeds}: at least one seed is needed (three show the spread)")
     task,old,done,rate = load_task(base.task, base.data, base.k, base.draw),stored(out),{},base.head_lr
     how = 'given' if base.lr else 'best of 3 on validation, seed 0' if tuned else 'default'
     def of(m):
-        cfg = replace(base, method=m, lr=base.lr or (None if tuned else GRID[m][1]),
-            head_lr=None if m=='head-only' else rate)
+        cfg = replace(base, method=m, lr=base.lr or (None if tuned else METHODS[m].rate),
+            head_lr=None if METHODS[m].kind=='head' else rate)
         return with_seeds(cfg, task, how, seeds, old, out, say)
     # its own row chooses
     if head_first and tuned and not base.lr and 'head-only' in methods and base.head!='verbalizer':

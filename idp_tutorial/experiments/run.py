@@ -18,7 +18,7 @@ from ..data.task import Task
 from ..data.tasks import load_task
 from ..methods.build import build
 from ..methods.prompt_files import save_pretrained
-from ..methods.registry import GRID, METHODS
+from ..methods.registry import METHODS
 from ..model.pretrained import load_backbone
 from ..model.prompted_model import PromptedModel, count_parameters
 from ..records import _place, _versions, append, as_recorded
@@ -58,7 +58,8 @@ def run(
 )->dict: # the record: config, scores, parameter counts, time, memory, versions
     "Train and score one config"
     task = task or load_task(cfg.task, cfg.data, cfg.k, cfg.draw)
-    cfg = replace(cfg, lr=GRID[known(cfg.method, METHODS, 'method')][1] if cfg.lr is None else cfg.lr)
+    method = METHODS[known(cfg.method, METHODS, 'method')]
+    cfg = replace(cfg, lr=method.rate if cfg.lr is None else cfg.lr)
     record = record_of(*trained(cfg, task), task, cfg)
     if out: append(record, out)
     return record
@@ -71,7 +72,8 @@ def train(
     save_every:int|None=None, # steps between checkpoints; None: `cfg.eval_every`; 0: no checkpoints
 )->dict: # the record
     "Train one config, or go on with it, and keep what it learnt"
-    cfg = replace(cfg, lr=GRID[known(cfg.method, METHODS, 'method')][1] if cfg.lr is None else cfg.lr)
+    method = METHODS[known(cfg.method, METHODS, 'method')]
+    cfg = replace(cfg, lr=method.rate if cfg.lr is None else cfg.lr)
     task,folder = task or load_task(cfg.task, cfg.data, cfg.k, cfg.draw),Path(folder)
     model = build(cfg, load_backbone(cfg.backbone), task)
     log = fit(model, task, cfg, save=None if save_every==0 else folder, save_every=save_every)

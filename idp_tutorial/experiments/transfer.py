@@ -14,9 +14,11 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 # %% ../../nbs/engine/experiments/transfer.ipynb #c7a79ce5
+from ..checks import known
 from ..config import RunConfig
 from ..data.task import Task
 from ..methods.build import build
+from ..methods.registry import METHODS
 from ..model.pretrained import load_backbone
 from ..model.plan import Context
 from ..model.prompted_model import PromptedModel, count_parameters
@@ -131,10 +133,12 @@ def _train_on(model, task, cfg, lrs): # the log of the best rate, with `lr`
 def mapped(cfg:RunConfig, source:Task, target:Task, given:dict|None=None)->tuple|None: # as `label_map`
     "The map that `cfg.method` is to answer with; refuse one that it cannot"
     to = label_map(source, target, given)
-    if cfg.method=='efl' and cfg.head=='verbalizer':
-        raise ValueError("'efl' answers with an entailment head of its own: leave it out, or use head='classification'")
-    if cfg.method=='efl' and not source.pair and _renames(to):
-        raise ValueError(f"'efl' has no head whose classes could be renamed, and from {source.name!r} to "
+    own_head = METHODS[known(cfg.method, METHODS, 'method')].kind=='entailment'
+    if own_head and cfg.head=='verbalizer':
+        raise ValueError(f"{cfg.method!r} answers with an entailment head of its own: leave it out, or use "
+            "head='classification'")
+    if own_head and not source.pair and _renames(to):
+        raise ValueError(f"{cfg.method!r} has no head whose classes could be renamed, and from {source.name!r} to "
             f"{target.name!r} that is needed (map {to}): "
         "leave it out, or choose a task with the labels in the same order")
     return to

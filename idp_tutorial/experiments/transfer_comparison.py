@@ -16,7 +16,7 @@ from ..config import RunConfig
 from ..data.tasks import load_task
 from .comparison import head_rate, made_by
 from .transfer import mapped, transfer
-from ..methods.registry import GRID, METHODS
+from ..methods.registry import METHODS
 from ..records import append, stored
 
 # %% ../../nbs/engine/experiments/transfer_comparison.ipynb #f3fc410f
@@ -38,7 +38,7 @@ def transfer_scores(
     target:str,          # name of the second task
     shots:int=100,       # its training samples (ID-SPAM, Table 11); 0: zero-shot only
     seeds:int=3,         # seeds 0 … seeds−1
-    tuned:bool=False,    # choose rates from `GRID`; else its middle
+    tuned:bool=False,    # choose from the method's three rates; else its default
     given:dict|None=None, # as for `label_map`
     out:Path|None=None,  # JSONL file; what it has is not run again
     tasks:tuple|None=None, # both tasks, loaded before
@@ -58,15 +58,16 @@ def transfer_scores(
     how,old,records = 'given' if base.lr else 'best of 3 on validation' if tuned else 'default',stored(out),[]
     sizes = {t.name: {s: len(v) for s,v in t.splits.items()} for t in (source,target)}
     for m in methods:
-        cfg = replace(base, method=m, lr=base.lr or (None if tuned else GRID[m][1]),
-            head_lr=None if m=='head-only' else base.head_lr)
+        cfg = replace(base, method=m, lr=base.lr or (None if tuned else METHODS[m].rate),
+            head_lr=None if METHODS[m].kind=='head' else base.head_lr)
         def of(seed):
             return [r for r in old if made_by(r, replace(cfg, seed=seed), how, target=target.name, shots=shots,
                 sizes=sizes, map=maps[m] and list(maps[m]))]
         for seed in range(seeds):
             if len(found := of(seed))<(3 if shots else 1): # none, or an interrupted run
                 now = replace(cfg, seed=seed, lr=cfg.lr or next((r['lr'] for s in range(seeds) for r in of(s)), None))
-                new = transfer(now, source, target, given, GRID[m] if tuned and not base.lr else None, shots>0)
+                rates = METHODS[m].rates if tuned and not base.lr else None
+                new = transfer(now, source, target, given, rates, shots>0)
                 for r in [r|dict(shots=shots, lr_selected=how) for r in new
                     if r['setting'] not in {r['setting'] for r in found}]:
                     if out: append(r, out)

@@ -57,9 +57,10 @@ def build(
             f"trained in float32: load it without dtype=, and give RunConfig(precision='bf16')")
     set_seed(cfg.seed)
     known(cfg.head, ['classification','verbalizer'], 'head')
-    plan = METHODS[known(cfg.method, METHODS, 'method')](bb, cfg)
+    method = METHODS[known(cfg.method, METHODS, 'method')]
+    plan = method(bb, cfg)
     readout = bb.readout if cfg.readout=='cls' else cfg.readout # a decoder's is its last row
-    if cfg.method=='efl' and not task.pair: # a pair is premise and hypothesis as it is
+    if method.kind=='entailment' and not task.pair: # a pair is premise and hypothesis as it is
         model = EntailmentModel(bb, describe(task), plan, readout, cfg.lower_dropout)
     else:
         if cfg.head=='verbalizer': head = VerbalizerHead(bb, task.word_ids(bb.tokenizer), cfg.loss_vocab)

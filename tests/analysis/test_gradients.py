@@ -370,7 +370,7 @@ def test_sweep_runs_every_layer_and_seed_once(monkeypatch):
         ('head-only',None,1)]+[(m,k,s) for m in ('lpt','lpt-npg') for k in (0,2) for s in (0,1)]
     assert {r['lr_selected'] for r in records}=={'default'} and all(r['n_layers']>2 and r['seconds']>=0
         for r in records)
-    assert {(r[0],r[3]) for r in ran}=={(m, sweeps.GRID[m][1]) for m in ('head-only','lpt','lpt-npg')}
+    assert {(r[0],r[3]) for r in ran}=={(m, sweeps.METHODS[m].rate) for m in ('head-only','lpt','lpt-npg')}
 
 def test_all_layers_by_default(monkeypatch):
     ran = pretend(monkeypatch)
@@ -381,7 +381,7 @@ def test_all_layers_by_default(monkeypatch):
 def test_rates_are_tuned_at_every_layer(monkeypatch):
     ran = pretend(monkeypatch)
     records = swept(tuned=True)
-    grid = sweeps.GRID['lpt']
+    grid = sweeps.METHODS['lpt'].rates
     # seed 0 of the best rate is not trained twice
     assert [r[1:] for r in ran]==[x for k in (0,2) for x in [*[(k,0,lr) for lr in grid], (k,1,grid[2])]]
     assert [(r['layer'],r['seed'],r['lr']) for r in records]==[(k,s,grid[2]) for k in (0,2) for s in (0,1)]
@@ -407,7 +407,7 @@ def test_a_killed_sweep_goes_on(monkeypatch, tmp_path, tuned, half):
     assert [(r['layer'],r['seed']) for r in records]==[(0,0),(0,1),(2,0),(2,1)]
     # layer 0 has its rate
     assert len(ran)==(2-n+4 if tuned else 4-n) and not (tuned
-        and any(r[1]==0 and r[3]!=sweeps.GRID['lpt'][2] for r in ran))
+        and any(r[1]==0 and r[3]!=sweeps.METHODS['lpt'].rates[2] for r in ran))
     assert [json.loads(l)['layer'] for l in out.read_text().splitlines()]==[0,0,2,2]
     ran = pretend(monkeypatch)
     assert [r['score'] for r in swept(tuned=tuned, out=out)]==[r['score'] for r in records] and not ran
@@ -592,7 +592,7 @@ def test_the_command_probes_with_the_sweeps_rates(monkeypatch, tmp_path):
     for kind in ('none','hidden'):
         idp_sweep.__wrapped__(task='sentiment', methods='lpt', layers='0,2', cache=kind, out=str(tmp_path/kind))
     assert kinds==['none','hidden']
-    assert seen==dict(method='lpt', seeds=2, lrs={0:sweeps.GRID['lpt'][2], 1:sweeps.GRID['lpt'][2]},
+    assert seen==dict(method='lpt', seeds=2, lrs={0:sweeps.METHODS['lpt'].rates[2], 1:sweeps.METHODS['lpt'].rates[2]},
         out='information-sentiment-tiny.jsonl', size=Probe(depth=2, width=32, steps=400))
 
 def test_a_sweep_without_a_choice(tmp_path, capsys):

@@ -1,5 +1,6 @@
 "Timing through `fit` and beside peft: what takes a turn when, what a row says, that the backbone comes back as it was, and the command. No test looks at a time."
 import json
+from dataclasses import replace
 import matplotlib.pyplot as plt
 import numpy as np, pytest, torch
 from idp_tutorial.commands import bench as room
@@ -8,7 +9,6 @@ from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.commands.bench import idp_bench
 from idp_tutorial.efficiency.growth import GROW, grow, plot_growth
 from idp_tutorial.efficiency.cost_model import ONE_ROW, paper_speeds, speed_up
-from idp_tutorial.methods.registry import KIND
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.efficiency.peft_times import PEFT, steps
 from idp_tutorial.efficiency.method_times import LENGTHS, Variant, base_config, bench, made_task, variants
@@ -108,12 +108,12 @@ def test_rows_beside_model_and_paper(fits, monkeypatch):
 def test_a_family_that_cannot_take_a_method(fits, monkeypatch):
     def no(bb, cfg):
         raise ValueError('not on this one')
-    monkeypatch.setitem(METHODS, 'lora', no)
+    monkeypatch.setitem(METHODS, 'lora', replace(METHODS['lora'], build=no))
     seen,_ = fits
     bb = backbone()
     rows = bench(bb, variants(['lora','bitfit'], 3), base_config(bb, 2, 24), repeats=2)
     assert [r['refused'] for r in rows]==[None,'not on this one',None] and 'ms' not in rows[1] and rows[2]['ms']==10
-    monkeypatch.setitem(METHODS, 'fine-tuning', no)
+    monkeypatch.setitem(METHODS, 'fine-tuning', replace(METHODS['fine-tuning'], build=no))
     with pytest.raises(ValueError, match='not on this one'):
         bench(bb, variants(['bitfit'], 3), base_config(bb, 2, 24), repeats=1) # no yardstick
 
@@ -133,7 +133,7 @@ SOME = ['prompt-tuning','p-tuning-v2','s-idpg-phm','lpt-npg','id-spam','lora','a
 @pytest.mark.parametrize('family', FAMILY)
 def test_every_method_is_timed(family):
     bb = backbone(family, max_position_embeddings=258) if family!='bert' else backbone(family)
-    before,plan = state(bb),variants(KIND if family=='roberta' else SOME, 3, [1])
+    before,plan = state(bb),variants(METHODS if family=='roberta' else SOME, 3, [1])
     rows = bench(bb, plan, tiny_base(bb), repeats=1, warmup=0)
     assert [(r['method'],r['k'],r['cached']) for r in rows]==plan and all(r['refused'] is None and r['ms']>0
         and r['ratio']>0 for r in rows)

@@ -18,7 +18,7 @@ from idp_tutorial.data.tasks import TASKS
 from small import backbone, config, model_of, same, small_task
 
 FAMILY = ('roberta','bert','gpt2','deberta')
-IN_WEIGHTS = ('fine-tuning','efl','lora','lora-all','adapter','adapterdrop','compacter','bitfit')
+IN_WEIGHTS = [m for m,row in METHODS.items() if row.enters.endswith('weights')]
 PROMPTS = [m for m in METHODS if m not in IN_WEIGHTS]
 KINDS = ('sentiment','questions','similarity','entailment') # classes, numbers, pairs
 

@@ -6,7 +6,7 @@ from idp_tutorial.experiments.comparison import compare, tune
 from idp_tutorial.records import as_recorded
 from idp_tutorial.experiments.run import run
 from idp_tutorial.methods.build import build
-from idp_tutorial.methods.registry import GRID, METHODS
+from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.experiments.results import across_tasks, format_table, plot_scores, results_table
 from idp_tutorial.records import read_records
 from idp_tutorial.data.tasks import load_task
@@ -52,7 +52,7 @@ def test_a_run_leaves_nothing_behind(cfg, task):
     assert timeless(run(cfg(method='lpt'), task))==timeless(before)
 
 def test_default_learning_rates(cfg, task):
-    for m in METHODS: assert run(cfg(method=m, lr=None, steps=1), task)['lr']==GRID[m][1]
+    for m in METHODS: assert run(cfg(method=m, lr=None, steps=1), task)['lr']==METHODS[m].rate
     assert run(cfg(method='head-only', head='verbalizer'), task)['steps']==0 # nothing is trained
 
 @pytest.mark.parametrize('name,k', [('questions',12), ('entailment',10), ('similarity',8)])
@@ -78,7 +78,7 @@ def no_test_split(monkeypatch, task):
 
 def test_tuning_never_looks_at_the_test_split(cfg, no_test_split):
     task,looks = no_test_split
-    tune(cfg(method='lpt'), task, GRID['lpt'])
+    tune(cfg(method='lpt'), task, METHODS['lpt'].rates)
     assert not looks
     run(cfg(method='lpt'), task)
     assert looks # it would have told
@@ -116,20 +116,20 @@ def test_the_record_of_tuning_is_the_record_of_the_run(cfg, task):
     assert timeless(tune(cfg(), task, (1e-2,1e-2), test=True))==timeless(run(cfg(lr=1e-2), task))
 
 def test_every_method_is_tuned_alike(cfg, fakes):
-    trained,tested = fakes(lambda c: float(c.lr==GRID[c.method][2])) # the test split prefers another rate
+    trained,tested = fakes(lambda c: float(c.lr==METHODS[c.method].rates[2])) # the test split prefers another rate
     records = compare([*METHODS], cfg(lr=None), seeds=2, tuned=True, say=lambda s: None)
     for m in METHODS:
         # seed 0 of the best rate is not trained twice
-        assert [(r[1],r[3]) for r in trained if r[0]==m]==[*[(lr, 0) for lr in GRID[m]], (GRID[m][2], 1)]
-    assert tested==[(m, GRID[m][2], s) for m in METHODS for s in (0,1)]
-    assert [(r['method'],r['lr'],r['seed']) for r in records]==[(m, GRID[m][2], s) for m in METHODS for s in (0,1)]
+        assert [(r[1],r[3]) for r in trained if r[0]==m]==[*[(lr, 0) for lr in METHODS[m].rates], (METHODS[m].rates[2], 1)]
+    assert tested==[(m, METHODS[m].rates[2], s) for m in METHODS for s in (0,1)]
+    assert [(r['method'],r['lr'],r['seed']) for r in records]==[(m, METHODS[m].rates[2], s) for m in METHODS for s in (0,1)]
     assert len(records)==2*len(METHODS) and all('best of 3 on validation' in r['lr_selected'] for r in records)
     trained.clear()
     given = compare(['lpt'], cfg(lr=.5), seeds=1, tuned=True, say=lambda s: None)
     assert trained==[('lpt', .5, None, 0)] and given[0]['lr_selected']=='given'
     trained.clear()
     given = compare(['lpt'], cfg(lr=None), seeds=1, tuned=False, say=lambda s: None)
-    assert trained==[('lpt', GRID['lpt'][1], None, 0)] and given[0]['lr_selected']=='default'
+    assert trained==[('lpt', METHODS['lpt'].rate, None, 0)] and given[0]['lr_selected']=='default'
 
 @pytest.mark.parametrize('tuned', [False,True])
 @pytest.mark.parametrize('half', [False,True])
@@ -207,8 +207,8 @@ def test_numbers_that_make_no_run(kw, words):
 
 def test_the_bare_head_chooses_its_rate_first(cfg, fakes):
     trained,_ = fakes(lambda c: -abs(c.lr-(.1 if c.method=='head-only' else .005)))
-    head = [('head-only', lr, None, 0) for lr in GRID['head-only']]
-    npg = [('lpt-npg', lr, .1, 0) for lr in GRID['lpt-npg']]
+    head = [('head-only', lr, None, 0) for lr in METHODS['head-only'].rates]
+    npg = [('lpt-npg', lr, .1, 0) for lr in METHODS['lpt-npg'].rates]
     records = compare(['lpt-npg','head-only'], cfg(lr=None), seeds=1, head_first=True, say=lambda s: None)
     # the head's own row is its choice
     assert trained==head+npg and [(r['lr'],r['head_lr']) for r in records]==[(.005,.1),(.1,None)]
@@ -217,7 +217,7 @@ def test_the_bare_head_chooses_its_rate_first(cfg, fakes):
     assert trained==head+npg
     trained.clear()
     compare(['lpt-npg','head-only'], cfg(lr=None), seeds=1, tuned=False, head_first=True, say=lambda s: None)
-    assert trained==head+[('lpt-npg', GRID['lpt-npg'][1], .1, 0),('head-only', GRID['head-only'][1], None, 0)]
+    assert trained==head+[('lpt-npg', METHODS['lpt-npg'].rate, .1, 0),('head-only', METHODS['head-only'].rate, None, 0)]
     trained.clear()
     compare(['lpt-npg'], cfg(lr=None, head='verbalizer'), seeds=1, head_first=True, say=lambda s: None)
     assert {r[2] for r in trained}=={None} and {r[0] for r in trained}=={'lpt-npg'} # a verbalizer has no head to train

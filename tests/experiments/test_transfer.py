@@ -260,9 +260,9 @@ def test_rates_are_chosen_on_validation(runs, monkeypatch):
     fitted,fit = [],T.fit
     def watched(model, task, cfg):
         fitted.append((cfg.seed, task.name, cfg.lr))
-        return {**fit(model, task, cfg), 'validation':float(cfg.lr==R.GRID['head-only'][2])}
+        return {**fit(model, task, cfg), 'validation':float(cfg.lr==R.METHODS['head-only'].rates[2])}
     monkeypatch.setattr(T, 'fit', watched)
-    grid = R.GRID['head-only']
+    grid = R.METHODS['head-only'].rates
     out = go(('head-only',), cfg=dict(lr=None), tuned=True)
     def stages(seed, first): return [(seed,'sentiment',lr) for lr in first]+2*[(seed,'flipped',lr) for lr in grid]
     assert fitted==stages(0, grid)+stages(1, grid[2:]) # the model that chose is the one that is scored
@@ -307,7 +307,7 @@ def test_command(small_folder, tmp_path, capsys):
     assert json.loads(line)['precision']=='bf16'
     run(source='sentiment', target='two-domains', k=30, methods='head-only,lpt', shots=0, head_first=True, looks=1)
     bare,late = map(json.loads, (tmp_path/file.name.replace('k40', 'k30')).read_text().splitlines())
-    assert bare['head_lr'] is None and late['head_lr'] in R.GRID['head-only'] and late['eval_every']==2
+    assert bare['head_lr'] is None and late['head_lr'] in R.METHODS['head-only'].rates and late['eval_every']==2
     for kw,words in ((dict(source='questions'),'do not correspond'), (dict(labels='a'),"'a' is no pair"),
         (dict(source='sentment'),"did you mean 'sentiment'"), (dict(methods='lptt'),"did you mean 'lpt'"),
         (dict(seeds=0),'at least one seed'), (dict(out=str(file)),'is a file: give a folder'),

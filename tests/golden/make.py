@@ -20,9 +20,8 @@ from idp_tutorial.config import RunConfig
 from idp_tutorial.methods.p_tuning_v2 import deep_plan
 from idp_tutorial.commands.sweep import idp_sweep
 from idp_tutorial.efficiency.cost_model import cost, paper_speeds, paper_times, speed_up
-from idp_tutorial.methods.registry import KIND
 from idp_tutorial.methods.build import build
-from idp_tutorial.methods.registry import GRID, METHODS
+from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model.heads import ClassificationHead
 from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.efficiency.parameter_counts import COUNTED_ONLY, lora_count, meta_model, method_counts, printed, size
@@ -41,6 +40,11 @@ from idp_tutorial.training.fit import fit
 from idp_tutorial.commands.transfer import idp_transfer
 from idp_tutorial.experiments.transfer_comparison import published
 from small import backbone, config, model_of, small_task
+GRID = {name: m.rates for name,m in METHODS.items()}
+# their order in the file
+KIND = ('head-only fine-tuning efl bitfit lora lora-all adapter compacter adapterdrop prompt-tuning prompt-tuning-134 p-tuning '
+    'smop dept m-idpg-phm-glove p-tuning-v2 s-idpg-dnn s-idpg-phm m-idpg-dnn m-idpg-phm lpt lpt-npg lpt-mppg lpt-appg '
+    'id-spam id-spam-mean').split()
 # ---
 
 COMMANDS = dict(idp_pretrain=idp_pretrain, idp_compare=idp_compare, idp_sweep=idp_sweep, idp_params=idp_params,

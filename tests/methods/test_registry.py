@@ -3,7 +3,7 @@ import pytest, torch
 import torch.nn.functional as F
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.methods.build import build
-from idp_tutorial.methods.registry import GRID, METHODS
+from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
@@ -11,8 +11,8 @@ from idp_tutorial.data.tasks import TASKS
 from small import backbone, batch_of, config, model_of, one, small_task, same, text_of
 
 FAMILY,HEADS = ('roberta','bert','gpt2','deberta'),('classification','verbalizer')
-STATIC = {'prompt-tuning','prompt-tuning-134','p-tuning','p-tuning-v2','lpt','dept'}
-DYNAMIC = {m for m in METHODS if m.startswith(('lpt-','s-idpg','m-idpg','id-spam','smop'))}
+STATIC = {m for m,row in METHODS.items() if row.kind=='static'}
+DYNAMIC = {m for m,row in METHODS.items() if row.kind in ('generated','second pass')}
 
 def made(method, family, head='classification', **kw):
     "Model and batch; skipped where the method says that it does not go with the family"
@@ -35,7 +35,8 @@ def on_all(f):
     return pytest.mark.parametrize('method,family,head', cases)(f)
 
 def test_every_method_has_learning_rates():
-    assert GRID.keys()==METHODS.keys() and all(len(v)==3 and sorted(v)==list(v) for v in GRID.values())
+    for m in METHODS.values():
+        assert len(m.rates)==3 and sorted(m.rates)==[*m.rates] and m.rate==m.rates[1]
 
 @on_all
 def test_padding_and_order_change_nothing(method, family, head):

@@ -52,7 +52,7 @@ def known(name:str, names, kind:str)->str: # `name`
     "Return `name` if it is one of `names`, or raise with the closest match"
     if name in names: return name
     near = difflib.get_close_matches(name, names, 1)
-    raise ValueError(f"unknown {kind} {name!r}{f', did you mean {near[0]!r}?' if near else ''} Known: "
+    raise ValueError(f"unknown {kind} {name!r}{f', did you mean {near[0]!r}?' if near else '.'} Known: "
         f"{', '.join(names)}")
 
 # %% ../nbs/engine/hall/checks.ipynb #28b4194a

@@ -12,6 +12,18 @@ import random
 from .rows import questions
 
 # %% ../../nbs/engine/data/few_shot.ipynb #8afd0275
+def _by_class(units, n, rng):
+    "Units with `n` in proportion to the labels first, the others behind them"
+    labels = [u[0]['label'] for u in units]
+    classes = [[u for u in units if u[0]['label']==c] for c in sorted(set(labels))]
+    quota = [round(n*len(c)/len(units)) for c in classes[:-1]]
+    quota.append(max(0, n-sum(quota)))
+    drawn = [u for c,q in zip(classes, quota) for u in c[:q]]
+    rest = [u for c,q in zip(classes, quota) for u in c[q:]]
+    rng.shuffle(drawn)
+    rng.shuffle(rest)
+    return drawn+rest
+
 def draw(
     rows:list,
     n:int,      # how many to draw; of rows with a `group`, how many questions
@@ -22,13 +34,7 @@ def draw(
     rng,units = random.Random(seed),questions(rows)
     rng.shuffle(units)
     if stratified and not any(isinstance(r['label'], float) or 'group' in r for r in rows):
-        classes = [[u for u in units if u[0]['label']==c] for c in sorted({r['label'] for r in rows})]
-        quota = [round(n*len(c)/len(rows)) for c in classes[:-1]]
-        quota.append(max(0, n-sum(quota)))
-        drawn,rest = [u for c,q in zip(classes, quota) for u in c[:q]],[u for c,q in zip(classes, quota) for u in c[q:]]
-        rng.shuffle(drawn)
-        rng.shuffle(rest)
-        units = drawn+rest # should rounding give one too many or too few, the cut below is still at n
+        units = _by_class(units, n, rng) # where rounding gave one too many or too few, the cut below is still at n
     return [r for u in units[:n] for r in u],[r for u in units[n:] for r in u]
 
 # %% ../../nbs/engine/data/few_shot.ipynb #c1c5ebba
@@ -39,8 +45,10 @@ def few_shot(
     stratified:bool=True, # LPT's way; False: IDPG's
 )->tuple[list,list]: # `k` training rows, and up to 1,000 others for selection
     "Draw a few-shot training set, and a validation set beside it"
-    what,N = 'questions' if 'group' in rows[0] else 'rows',len(questions(rows))
+    N = len(questions(rows))
     if not 1<=k<N:
+        what = 'questions' if 'group' in rows[0] else 'rows'
         raise ValueError(f"k={k} of {N} {what}: k must be at least 1 and leave {what} for selection, so at most {N-1}")
     train,rest = draw(rows, k, seed, stratified)
-    return train,draw(rest, min(1000, N-k), seed, stratified)[0]
+    validation,_ = draw(rest, min(1000, N-k), seed, stratified)
+    return train,validation

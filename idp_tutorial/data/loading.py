@@ -22,24 +22,43 @@ def foreign_rows(
     n:int,     # its number
 )->list[dict]: # unchecked rows of ours; KeyError: the column that is missing
     "A line of the benchmark to rows of ours"
-    if task.unpack: return task.unpack(r, n)
-    s1,s2,y = task.columns
-    label = task.hub_labels.index(r[y]) if r[y] in task.hub_labels else r[y]
-    return [dict(sentence1=s1.format(**r), **({'sentence2':s2.format(**r)} if task.pair else {}), label=label)]
+    if task.unpack:
+        return task.unpack(r, n)
+    first,second,label = task.columns
+    row = dict(sentence1=first.format(**r))
+    if task.pair:
+        row['sentence2'] = second.format(**r)
+    y = r[label]
+    row['label'] = task.hub_labels.index(y) if y in task.hub_labels else y
+    return [row]
 
-def checked(task, r, n:int, where:str)->list[dict]:
+def checked(
+    task,      # a `Task`
+    r,         # a line in either schema
+    n:int,     # its number
+    where:str, # file and line, for the message
+)->list[dict]:
     "A line in either schema to checked rows"
     ours = not isinstance(r, dict) or not task.unpack and (task.columns[0]=='{sentence1}' or 'sentence1' in r)
-    try: rows,also = [r] if ours else foreign_rows(task, r, n),''
-    except KeyError as e: rows,also = [r],f", or the columns of the benchmark, of which {e} is missing"
-    except ValueError as e:
-        raise ValueError(f"{where}: {e}") from e
-    except (AttributeError,TypeError) as e:
-        raise ValueError(f"{where}: a line that {task.name!r} cannot be read from ({e}): it must be nested as the "
-            f"benchmark nests it") from e
+    rows,also = [r],''
+    if not ours:
+        try:
+            rows = foreign_rows(task, r, n)
+        except KeyError as e:
+            also = f", or the columns of the benchmark, of which {e} is missing"
+        except ValueError as e:
+            raise ValueError(f"{where}: {e}") from e
+        except (AttributeError,TypeError) as e:
+            raise ValueError(f"{where}: a line that {task.name!r} cannot be read from ({e}): "
+                             "it must be nested as the benchmark nests it") from e
     return [check_row(task, o, where, also) for o in rows]
 
 # %% ../../nbs/engine/data/loading.ipynb #531dea00
+_A_ROW = 'one object such as {"sentence1": "…", "label": 0} a line is needed'
+
+def _open(path):
+    return lzma.open(path, 'rb') if path.suffix=='.xz' else open(path, 'rb')
+
 def read_rows(
     task,      # a `Task`
     path:Path, # `.jsonl` or `.jsonl.xz`
@@ -48,47 +67,58 @@ def read_rows(
     rows = []
     with _open(path) as f:
         for n,line in enumerate(f, 1):
-            if not line.strip(): continue
-            try: row = json.loads(line)
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
             except ValueError as e:
-                raise ValueError(f"{path}, line {n} is not JSON ({e}): one object such as "
-                    f"{{\"sentence1\": \"…\", \"label\": 0}} a line is needed") from e
+                raise ValueError(f"{path}, line {n} is not JSON ({e}): {_A_ROW}") from e
             rows += checked(task, row, n, f"{path}, line {n}")
     if not rows:
-        raise ValueError(f"{path} has no rows: one object such as {{\"sentence1\": \"…\", \"label\": 0}} a line "
-            f"is needed")
-    if task.grouped=='choose': check_questions(rows, str(path))
+        raise ValueError(f"{path} has no rows: {_A_ROW}")
+    if task.grouped=='choose':
+        check_questions(rows, str(path))
     return rows
 
-def _open(path): return (lzma.open if path.suffix=='.xz' else open)(path, 'rb')
-
 # %% ../../nbs/engine/data/loading.ipynb #124db499
-def _files(folder):
-    "Files by split; the validation split may be called val or dev; without a test file that has no labels"
-    files = {s:p for s,names in dict(train=('train',), validation=('dev','val','validation'), test=('test',)).items()
-        for n in names for p in (folder/f'{n}.jsonl',folder/f'{n}.jsonl.xz') if p.is_file()}
-    return {s:p for s,p in files.items() if s!='test' or 'validation' not in files or _labelled(p)}
-
 def _labelled(path):
     "Has any line a label that is not -1? (An empty file has: it is a mistake, and reading it says so)"
-    with _open(path) as f: lines = [l for l in f if l.strip()]
+    with _open(path) as f:
+        lines = [l for l in f if l.strip()]
     return not lines or any(re.search(rb'"label\w*"\s*:(?!\s*(-1\b|null))', l) for l in lines)
+
+def _files(folder):
+    "Files by split; the validation split may be called val or dev; without a test file that has no labels"
+    files = {}
+    for split,names in dict(train=('train',), validation=('dev','val','validation'), test=('test',)).items():
+        for path in [folder/f'{n}{end}' for n in names for end in ('.jsonl','.jsonl.xz')]:
+            if path.is_file():
+                files[split] = path # of several the last
+    if 'validation' in files and 'test' in files and not _labelled(files['test']):
+        del files['test']
+    return files
 
 def _folder(data, name):
     "`data/NAME`, however it is capitalised (`BoolQ`)"
     here = Path(data)/name
-    near = [] if here.is_dir() or not here.parent.is_dir() else sorted(p for p in here.parent.iterdir() if p.is_dir()
-        and p.name.lower()==name.lower())
-    return near[0] if near else here
+    if here.is_dir() or not here.parent.is_dir():
+        return here
+    near = [p for p in here.parent.iterdir() if p.is_dir() and p.name.lower()==name.lower()]
+    return min(near, default=here)
 
 def _no_folder(folder):
+    "What is there instead"
     root = folder.parent
-    if (root/'train.jsonl').is_file() or not root.is_dir():
-        found = f"{root} is {'the folder of one task' if root.is_dir() else 'no folder'}"
-    else: found = f"{root} has {', '.join(sorted(p.name for p in root.iterdir() if p.is_dir())) or 'no folders in it'}"
-    return FileNotFoundError(f"no folder {folder}: {found}; data= must be the folder that holds "
-        f"{folder.name}/train.jsonl")
+    if not root.is_dir():
+        found = f"{root} is no folder"
+    elif (root/'train.jsonl').is_file():
+        found = f"{root} is the folder of one task"
+    else:
+        found = f"{root} has {', '.join(sorted(p.name for p in root.iterdir() if p.is_dir())) or 'no folders in it'}"
+    return FileNotFoundError(f"no folder {folder}: {found}; "
+                             f"data= must be the folder that holds {folder.name}/train.jsonl")
 
+# %% ../../nbs/engine/data/loading.ipynb #be3c4eb1
 def from_folder(
     task,          # a `Task`
     data:str|Path, # the folder that holds a folder with the task's name
@@ -102,45 +132,56 @@ def from_folder(
     report = files.get('test') or files.get('validation')
     if report is None:
         raise FileNotFoundError(f"{folder} has neither test.jsonl nor validation.jsonl: add one to report on")
-    if frozen:=few.is_dir(): files = {**_files(few), 'test':report}
-    if missing:=[s for s in ('train','validation')[:1+frozen] if s not in files]:
+    frozen = few.is_dir()
+    if frozen:
+        files = {**_files(few), 'test':report}
+    need = ('train','validation') if frozen else ('train',)
+    if missing := [s for s in need if s not in files]:
         sets = sorted(int(p.name[1:]) for p in folder.glob('k*') if p.name[1:].isdigit())
+        there = f", or give k={' or '.join(map(str, sets))} for a few-shot set that is there"
         raise FileNotFoundError(f"{few if frozen else folder} has no {' and no '.join(missing)}.jsonl: add the file"
-            + (f", or give k={' or '.join(map(str, sets))} for a few-shot set that is there" if sets and not frozen
-            else ""))
+                                f"{there if sets and not frozen else ''}")
     return {s: read_rows(task, p) for s,p in files.items()},frozen
 
 # %% ../../nbs/engine/data/loading.ipynb #e14c8f40
 BUNDLED = ('sentiment','domains','two-domains','questions','entailment','similarity') # come with the package
 
 def _hub_rows(task, where, r, n):
-    try: rows = foreign_rows(task, r, n)
+    try:
+        rows = foreign_rows(task, r, n)
     except KeyError as e:
-        raise ValueError(f"{where}: no column {e} among {', '.join(r)}: the dataset has changed on the hub; give "
-            f"data=DIR instead") from e
+        raise ValueError(f"{where}: no column {e} among {', '.join(r)}: the dataset has changed on the hub; "
+                         "give data=DIR instead") from e
     except ValueError as e:
         raise ValueError(f"{where}: {e}") from e
     return [check_row(task, o, where) for o in rows]
+
+def _download(task):
+    "The hub's data set, or what to do without it"
+    import datasets
+    try:
+        with hub_or_cache():
+            return datasets.load_dataset(*task.hub)
+    except Exception as e:
+        raise ValueError(f"cannot load {'/'.join(task.hub)} from the Hugging Face hub ({type(e).__name__}): go online, "
+                         f"give data=DIR (the folder that holds {task.name}/train.jsonl), "
+                         f"or take a bundled task: {', '.join(BUNDLED)}") from e
 
 def from_hub(
     task, # a `Task`
 )->dict: # rows by split
     "Download a task from the Hugging Face hub"
-    import datasets
     if not task.hub:
-        raise ValueError(f"task {task.name!r} is not on the hub: give data=DIR, the folder that holds "
-            f"{task.name}/train.jsonl")
+        raise ValueError(f"task {task.name!r} is not on the hub: "
+                         f"give data=DIR, the folder that holds {task.name}/train.jsonl")
     name,out = '/'.join(task.hub),{}
-    try:
-        with hub_or_cache(): found = datasets.load_dataset(*task.hub)
-    except Exception as e:
-        raise ValueError(f"cannot load {name} from the Hugging Face hub ({type(e).__name__}): go online, give data=DIR "
-        f"(the folder that holds {task.name}/train.jsonl), or take a bundled task: {', '.join(BUNDLED)}") from e
-    for s,ds in found.items():
-        split,y = {'dev':'validation'}.get(s, s.split('_')[0]),task.columns[2]
-        if split not in ('train','validation','test') or set(ds[:9].get(y, ()))=={-1}:
+    for s,ds in _download(task).items():
+        split = 'validation' if s=='dev' else s.split('_')[0]
+        labels = set(ds[:9].get(task.columns[2], ()))
+        if split not in ('train','validation','test') or labels=={-1}:
             continue # IMDB's `unsupervised`; no labels
-        out[split] = out.get(split, []) + [o for i,r in enumerate(ds.to_list())
-            for o in _hub_rows(task, f"{name} {s}, row {i}", r, i)]
-        if task.grouped=='choose': check_questions(out[split], f'{name} {s}')
+        rows = [o for i,r in enumerate(ds.to_list()) for o in _hub_rows(task, f"{name} {s}, row {i}", r, i)]
+        out[split] = out.get(split, []) + rows
+        if task.grouped=='choose':
+            check_questions(out[split], f'{name} {s}')
     return out

@@ -8,19 +8,22 @@ __all__ = ['METRICS', 'exact', 'f1_m', 'score']
 # %% ../../nbs/engine/data/metrics.ipynb #27229390
 import numpy as np
 from functools import partial
-from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import accuracy_score, f1_score
 
 # %% ../../nbs/engine/data/metrics.ipynb #796f6d44
+def _some(groups):
+    "Refuse to average over nothing"
+    if not len(groups):
+        raise ValueError("no rows to score: give at least one, with its question in `groups`")
+
 def exact(
     right,  # is the row's answer right? `[N]`
     groups, # the question of each row `[N]`
 )->float: # share 0…1
     "Questions of which every row is answered rightly (MultiRC's EM)"
+    _some(groups)
     whole = {}
-    if not len(groups):
-        raise ValueError("no rows to score: give at least one, with its question in `groups`")
-    for r,g in zip(right, groups, strict=True): whole[g] = bool(r) and whole.get(g, True)
+    for r,g in zip(right, groups, strict=True):
+        whole[g] = bool(r) and whole.get(g, True)
     return sum(whole.values())/len(whole)
 
 # %% ../../nbs/engine/data/metrics.ipynb #f4c95aa7
@@ -30,25 +33,42 @@ def f1_m(
     groups,      # the question of each row `[N]`
 )->float: # share 0…1
     "F1 of *true* in each question, and the mean over questions; 1 where nothing is true and nothing is called true"
-    by = {}
-    if not len(groups):
-        raise ValueError("no rows to score: give at least one, with its question in `groups`")
+    _some(groups)
+    counts = {} # of each question: how many are called true and are true; both counts together
     for p,y,g in zip(predictions, labels, groups, strict=True):
-        n = by.setdefault(g, [0, 0]) # called true and true; both counts together
+        n = counts.setdefault(g, [0, 0])
         n[0] += int(p==1 and y==1)
         n[1] += int(p==1)+int(y==1)
-    return sum(2*hits/both if both else 1. for hits,both in by.values())/len(by)
+    return sum(2*hits/both if both else 1. for hits,both in counts.values())/len(counts)
 
 # %% ../../nbs/engine/data/metrics.ipynb #c8d494c4
-def _correlation(f, p, y, groups):
-    return 0. if np.ptp(p)==0 or np.ptp(y)==0 else f(p, y).statistic # a constant has no correlation: 0
+def _accuracy(p, y, groups):
+    from sklearn.metrics import accuracy_score
+    return accuracy_score(y, p)
 
-METRICS = {'accuracy': lambda p,y,groups: accuracy_score(y, p), 'f1': lambda p,y,
-    groups: f1_score(y, p, zero_division=0),
-    'macro_f1': lambda p,y,groups: f1_score(y, p, average='macro', zero_division=0), 'exact': lambda p,y,
-    groups: exact(p==y, groups), 'f1_m': f1_m,
-    'pearson': partial(_correlation, pearsonr), 'spearman': partial(_correlation, spearmanr)}
+def _f1(p, y, groups, average='binary'):
+    "Of class 1 (`binary`), or the mean over classes (`macro`)"
+    from sklearn.metrics import f1_score
+    return f1_score(y, p, average=average, zero_division=0)
 
+def _correlation(p, y, groups, name):
+    "A constant has no correlation: 0"
+    if np.ptp(p)==0 or np.ptp(y)==0:
+        return 0.
+    from scipy import stats
+    return getattr(stats, name)(p, y).statistic
+
+METRICS = { # name → function of predictions, labels, groups
+    'accuracy': _accuracy,
+    'f1': _f1,
+    'macro_f1': partial(_f1, average='macro'),
+    'exact': lambda p, y, groups: exact(p==y, groups),
+    'f1_m': f1_m,
+    'pearson': partial(_correlation, name='pearsonr'),
+    'spearman': partial(_correlation, name='spearmanr'),
+}
+
+# %% ../../nbs/engine/data/metrics.ipynb #0b36fd96
 def score(
     metric:str,  # key of `METRICS`, or several joined by `+` for their mean
     predictions, # class indices, or numbers for the correlations `[N]`
@@ -57,16 +77,17 @@ def score(
 )->float: # percent
     "Score predictions; a constant prediction has correlation 0"
     p,y = np.asarray(predictions),np.asarray(labels)
+    names = metric.split('+')
     if p.shape!=y.shape or p.ndim!=1 or not len(p):
         raise ValueError(f"predictions are {p.shape} and labels {y.shape}: both must be [N] with N at least 1")
     if not np.isfinite(p).all():
-        raise ValueError(f"{(~np.isfinite(p)).sum()} of {len(p)} predictions are NaN or infinite: the run diverged "
-            f"(lower the learning rate)")
-    if unknown:=set(metric.split('+'))-METRICS.keys():
-        raise ValueError(f"unknown metric {unknown.pop()!r}: known are {', '.join(METRICS)}, and means such as "
-            f"accuracy+f1")
-    if {'exact','f1_m'}&set(metric.split('+')) and (groups is None or len(groups)!=len(y)):
-        raise ValueError(f"metric {metric!r} counts questions, and "
-            f"{'no groups' if groups is None else f'{len(groups)} groups'} for {len(y)} rows were given: give groups=, "
-            f"the `group` of each row")
-    return float(100*np.mean([METRICS[m](p, y, groups) for m in metric.split('+')]))
+        raise ValueError(f"{(~np.isfinite(p)).sum()} of {len(p)} predictions are NaN or infinite: "
+                         "the run diverged (lower the learning rate)")
+    if unknown := set(names)-METRICS.keys():
+        raise ValueError(f"unknown metric {unknown.pop()!r}: "
+                         f"known are {', '.join(METRICS)}, and means such as accuracy+f1")
+    if {'exact','f1_m'} & set(names) and (groups is None or len(groups)!=len(y)):
+        given = 'no groups' if groups is None else f'{len(groups)} groups'
+        raise ValueError(f"metric {metric!r} counts questions, and {given} for {len(y)} rows were given: "
+                         "give groups=, the `group` of each row")
+    return float(100*np.mean([METRICS[m](p, y, groups) for m in names]))

@@ -60,7 +60,7 @@ def refused(command, tmp_path):
 FAST = ('--methods','head-only,lpt','--steps','2','--seeds','1','--k','24','--device','cpu')
 
 BAD = dict(
-    task=(['--task','sentimnt'], ["unknown task 'sentimnt'","did you mean 'sentiment'?",'Known tasks: sst2']),
+    task=(['--task','sentimnt'], ["unknown task 'sentimnt'","did you mean 'sentiment'?",'Known: sst2']),
     method=(['--methods','lpt,lpt_npg'], ["unknown method 'lpt_npg'","did you mean 'lpt-npg'?"]),
     no_method=(['--methods',','], ["unknown method ''",'Known: head-only']),
     backbone=(['--backbone','tinny'], ["no backbone 'tinny'","Did you mean 'tiny'?"]),

@@ -23,7 +23,7 @@ def test_rows(name):
     assert not seeds & set(texts(splits['test'])) # another seed stays in its split
 
 def test_same_in_another_process():
-    code = "from idp_tutorial.synthetic import *; print([make_rows(n, 'test', 5, seed=3) for n in SYNTHETIC])"
+    code = "from idp_tutorial.data.synthetic import *; print([make_rows(n, 'test', 5, seed=3) for n in SYNTHETIC])"
     out = subprocess.run([sys.executable,'-c',code], capture_output=True, text=True, check=True,
         env=os.environ|{'PYTHONHASHSEED':'5'}).stdout
     assert eval(out)==[make_rows(n, 'test', 5, seed=3) for n in SYNTHETIC]
@@ -53,9 +53,9 @@ def test_bag_of_words(name, field, most):
     assert 100*make_pipeline(CountVectorizer(), LogisticRegression(max_iter=1000)).fit(x, y).score(x_te, y_te)<most
 
 @pytest.mark.parametrize('args,message', [
-    (('domain','train'), "no bundled task 'domain'.*Did you mean 'domains'"),
-    (('sst2','train'), 'the bundled tasks are sentiment, questions'),
-    (('domains','dev'), "no split 'dev'.*train, validation, test"),
+    (('domain','train'), "unknown bundled task 'domain', did you mean 'domains'"),
+    (('sst2','train'), "unknown bundled task 'sst2'.* Known: sentiment, questions"),
+    (('domains','dev'), "unknown split 'dev': use 'train', 'validation' or 'test'"),
     (('domains','train',0), 'n=0 must be .* at least 1'),
     (('domains','train',2.5), 'n=2.5 must be a whole number'),
     (('questions','validation',5001), 'n=5001 is too many.*up to n=5000')])

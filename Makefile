@@ -8,12 +8,15 @@ DESCRIPTION := setup.py settings.ini pyproject.toml constraints.txt
 unexport PYTHONPATH PYTHONHOME
 export PATH := $(BIN):$(PATH)
 
-.PHONY: help compare test lab docs prepare clean
+.PHONY: help compare backbones test lab docs prepare clean
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 compare: .venv/.dev ## train the methods on the bundled task and print the table
 	@$(BIN)/idp_compare $(ARGS)
+
+backbones: .venv/.dev ## fetch SmolLM2, a real language model, into the user's cache (93 MB, once)
+	@$(BIN)/idp_fetch smollm2
 
 test: .venv/.dev ## everything that CI runs
 	@$(BIN)/ruff check --quiet --output-format=concise idp_tutorial tests docs setup.py

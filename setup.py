@@ -12,7 +12,7 @@ cfg = ini['DEFAULT']
 licenses = {'apache2': 'Apache-2.0'}
 statuses = '1 - Planning,2 - Pre-Alpha,3 - Alpha,4 - Beta,5 - Production/Stable,6 - Mature,7 - Inactive'.split(',')
 readme = here/'README.md'
-dev, docs = cfg['dev_requirements'].split(), cfg['docs_requirements'].split()
+dev, docs, backbones = [cfg[f'{o}_requirements'].split() for o in ('dev', 'docs', 'backbones')]
 
 setup(
     name=cfg['lib_name'], version=cfg['version'],
@@ -27,7 +27,7 @@ setup(
     package_data={cfg['lib_name']: ['assets/*', 'assets/**/*']},
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg['requirements'].split(),
-    extras_require={'dev': dev, 'docs': docs},
+    extras_require={'dev': dev+backbones, 'docs': docs, 'backbones': backbones},
     entry_points={'console_scripts': cfg['console_scripts'].split(),
         'nbdev': [f"{cfg['lib_name']}={cfg['lib_name']}._modidx:d"]},
     zip_safe=False,

@@ -40,7 +40,8 @@ def record_of(
     if test and cfg.cache!='none': rows = with_caches(model, [rows], replace(cfg, precision='no'))[0][0]
     scores = evaluate(model, rows, task, 4*cfg.batch_size,
         next(model.parameters()).device)[0] if test else {task.metric:None}
-    return {**as_recorded(cfg), 'metric':task.metric, 'score':scores[task.metric], 'scores':scores,
+    weights = {'weights':bb.origin} if bb.origin else {}
+    return {**as_recorded(cfg), **weights, 'metric':task.metric, 'score':scores[task.metric], 'scores':scores,
         'validation':log['validation'], 'selected':'checkpoint: best on validation; reported on test',
         'sizes':{s:len(r) for s,r in task.splits.items()}, 'params':count_parameters(model),
         'steps':log['steps'], 'ms_per_step':round(log['ms_per_step'], 2),

@@ -20,6 +20,7 @@ def _at(h, row): return h[torch.arange(len(h), device=h.device),row][:,None] # `
 class Backbone:
     "A frozen Hugging Face encoder or decoder, opened: `words → embed → layers → norm → lm_logits`. RoBERTa and BERT as they are"
     causal,inner,readout = False,'encoder.layer','cls'
+    origin = '' # which weights these are, where a name does not say it: for records
     def __init__(self,
         model,        # a Hugging Face model, with or without its language-model head
         tokenizer,

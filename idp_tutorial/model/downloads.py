@@ -74,6 +74,8 @@ def _pip_download(spec, folder): # what went wrong, or nothing
     p = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if not p.returncode:
         return ''
+    if re.search('Retrying|NewConnection|NameResolution|ConnectTimeout', p.stderr): # pip ends with 'no such package'
+        return 'no connection to the package registry'
     lines = p.stderr.strip().splitlines() or [f'exit status {p.returncode}']
     return next((l for l in reversed(lines) if 'ERROR' in l or 'No module named' in l), lines[-1])
 

@@ -254,7 +254,8 @@ def test_without_a_network_there_is_one_sentence(shop, cache, monkeypatch):
     p = start(shop)
     out,err = p.communicate(timeout=60)
     assert p.returncode==2 and out=='downloading small-1==1.0 (0 MB)\n'
-    assert len(err.splitlines())==1 and err.startswith('idp_fetch: pip cannot download small-1==1.0 (no connection to the package ')
+    assert len(err.splitlines())==1
+    assert err.startswith('idp_fetch: pip cannot download small-1==1.0 (no connection to the package ')
     wheels = cache/'.small/wheels'
     assert f'put small_1-1.0-py3-none-any.whl into {wheels}. What has come is kept' in err
     for w in shop.glob('*.whl'): # carried over by hand, as it says

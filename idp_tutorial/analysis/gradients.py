@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 # %% ../../nbs/engine/analysis/gradients.ipynb #96c6bf69
 from ..model.backbone import Backbone
-from ..model.layer_loop import run_layers
+from ..model.layer_loop import run_layers, walk_layers
 from ..model.plan import Step
 from ..training.evaluation import loader
 
@@ -32,6 +32,7 @@ def prompt_gradients(
         return torch.autograd.grad(head.loss(ctx, batch['label'])*len(p), p)[0]
 
 # %% ../../nbs/engine/analysis/gradients.ipynb #2be7fb11
+@torch.no_grad()
 def gradient_norms(
     bb:Backbone,
     head:nn.Module,
@@ -45,19 +46,18 @@ def gradient_norms(
     bb.model.eval()
     layers,G,length = list(range(bb.n_layers) if layers is None else layers),{},{}
     for b in loader(bb, examples, batch_size):
-        with torch.no_grad(): ctx = run_layers(bb, b, stop=0)
-        for k in range(max(layers)+1):
-            if k in layers:
-                G.setdefault(k, []).append(prompt_gradients(bb, head, b, k, X[k].mean(0).expand(t, -1),
-                    ctx.h).flatten(1))
-                length.setdefault(k, []).append(ctx.h.norm(dim=-1)[b['keep']==1])
-            with torch.no_grad(): ctx = run_layers(bb, b, start=k, stop=k+1, h=ctx.h)
-    def row(k):
-        g = torch.cat(G[k])
+        for ctx in walk_layers(bb, b, stop=max(layers)):
+            layer = ctx.layer
+            if layer not in layers: continue
+            neutral = X[layer].mean(0).expand(t, -1)
+            G.setdefault(layer, []).append(prompt_gradients(bb, head, b, layer, neutral, ctx.h).flatten(1))
+            length.setdefault(layer, []).append(ctx.h.norm(dim=-1)[b['keep']==1])
+    def row(layer):
+        g = torch.cat(G[layer])
         norm = g.norm(dim=1).mean().item()
-        return dict(layer=k, norm=norm, signal=norm*t**.5*torch.cat(length[k]).median().item(),
+        return dict(layer=layer, norm=norm, signal=norm*t**.5*torch.cat(length[layer]).median().item(),
             agreement=g.mean(0).norm().item()/max(norm, 1e-12))
-    return [row(k) for k in layers]
+    return [row(layer) for layer in layers]
 
 # %% ../../nbs/engine/analysis/gradients.ipynb #b0457df0
 def plot_gradients(

@@ -17,8 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 # %% ../../nbs/engine/analysis/information.ipynb #8ceaaf2f
 from .probes import entropy
 from ..data.task import Task
-from ..model.layer_loop import apply_step, run_layers
-from ..model.plan import Context
+from ..model.layer_loop import walk_layers
 from ..model.prompted_model import PromptedModel
 from ..training.evaluation import loader
 
@@ -104,17 +103,6 @@ def mutual_information(
 
 # %% ../../nbs/engine/analysis/information.ipynb #69c4b0e5
 @torch.no_grad()
-def _walk(model:PromptedModel, batch:dict)->Iterator[Context]: # after 0, 1, … n_layers layers: the same one, moved on
-    "`run_layers`, which waits after every layer"
-    bb,plan = model.backbone,model.plan
-    ctx = run_layers(bb, batch, plan, stop=0)
-    yield ctx
-    for k in range(bb.n_layers):
-        ctx.layer = k
-        kv = apply_step(ctx, plan.get(k))
-        ctx.h = bb.layer(k, ctx.h, bb.mask(ctx.keep, ctx.h, kv.k.shape[2] if kv else 0), kv)
-        yield ctx
-
 def states_by_layer(
     model:PromptedModel,
     examples:list, # from `task.encode`
@@ -123,8 +111,10 @@ def states_by_layer(
 )->Iterator[list[Tensor]]: # `[n,d]` of each text, after 0, 1, … n_layers layers
     "Hidden states at every depth, the prompts of the model's plan included on the way; each layer goes on from the one below"
     model.eval()
-    walks = [_walk(model, b) for b in loader(model.backbone, examples, batch_size)]
-    for here in zip(*walks): yield [h[k==1] for ctx in here for h,k in zip(ctx.h, ctx.keep if prompt else ctx.text)]
+    bb = model.backbone
+    walks = [walk_layers(bb, b, model.plan) for b in loader(bb, examples, batch_size)]
+    for ctxs in zip(*walks):
+        yield [h[keep==1] for c in ctxs for h,keep in zip(c.h, c.keep if prompt else c.text)]
 
 # %% ../../nbs/engine/analysis/information.ipynb #a4ea0830
 def probe_layers(

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..data.batches import batches
 from ..data.task import Task
 from ..model.backbone import Backbone
-from ..model.layer_loop import run_layers
+from ..model.layer_loop import walk_layers
 
 # %% ../../nbs/engine/analysis/probes.ipynb #4407bc7a
 @torch.no_grad()
@@ -33,10 +33,9 @@ def layer_features(
     out = []
     for b in batches(examples, batch_size, bb.tokenizer.pad_token_id or 0, grouped=False):
         b = {k: v.to(bb.words.weight.device) for k,v in b.items()}
-        ctx = run_layers(bb, b, stop=0)
-        states = [ctx.mean()]
-        for k in range(bb.n_layers):
-            ctx = run_layers(bb, b, start=k, stop=None if k==bb.n_layers-1 else k+1, h=ctx.h)
+        states = []
+        for ctx in walk_layers(bb, b):
+            if ctx.layer==bb.n_layers: ctx.h = bb.norm(ctx.h)
             states.append(ctx.mean())
         out.append(torch.stack(states))
     return torch.cat(out, 1)

@@ -18,22 +18,22 @@ from ..data.batches import collate
 from ..data.rows import check_row
 from ..data.task import Task, scaled
 from ..model.backbone import Backbone
-from ..model.layer_loop import apply_step, run_layers
+from ..model.layer_loop import Keys, walk_layers
 from ..model.plan import Context
 from ..model.prompted_model import PromptedModel, count_parameters
 
 # %% ../../nbs/engine/experiments/multitask.ipynb #b483a212
-class _Keys:
-    "Keys and values of all tasks in front of a layer's own; those of a task on its rows only"
-    def __init__(self, kvs, ns, t): # of each task, or None; rows of each task; the most keys
-        some = next(kv for kv in kvs if kv)
-        def rows(x, n):
-            return some.k.new_zeros(n, some.k.shape[1], t, some.k.shape[3]) if x is None else F.pad(x,
-                (0,0,0,t-x.shape[2]))
-        # `[B,heads,t,d/heads]`
-        self.k,self.v = [torch.cat([rows(kv and getattr(kv, name), n) for kv,n in zip(kvs, ns)]) for name in 'kv']
-    def update(self, k, v, *args, **kwargs):
-        return torch.cat([self.k.to(k.dtype), k], 2),torch.cat([self.v.to(v.dtype), v], 2)
+def _longer(x:Tensor, n:int, dim:int=1)->Tensor:
+    "Zeros behind `x`, up to `n` in dimension `dim`"
+    return F.pad(x, (*(0,)*2*(x.dim()-dim-1), 0, n-x.shape[dim]))
+
+def _join(kvs, ns, t)->Keys|None: # of each task, or None; rows of each task; the most keys
+    "Keys and values of all tasks in front of a layer's own; a task without any has zeros, which `_mask` hides"
+    if not t: return None
+    some = next(kv for kv in kvs if kv).k
+    empty = [some.new_zeros(n, some.shape[1], t, some.shape[3]) for n in ns]
+    return Keys(torch.cat([_longer(kv.k, t, 2) if kv else e for kv,e in zip(kvs, empty)]),
+        torch.cat([_longer(kv.v, t, 2) if kv else e for kv,e in zip(kvs, empty)]))
 
 def _mask(bb, keep, h, seen): # `seen`: 1 = a key in front that is the row's own `[B,t]`
     "The backbone's mask, without the keys of other tasks"
@@ -42,25 +42,30 @@ def _mask(bb, keep, h, seen): # `seen`: 1 = a key in front that is the row's own
     if mask is None: mask = torch.zeros_like(own, dtype=h.dtype) if bb.eager else own
     return mask&own if mask.dtype==torch.bool else mask.masked_fill(~own, torch.finfo(h.dtype).min)
 
+def _run_joint(layer, ctxs, kvs):
+    "One layer, once, on the rows of all tasks"
+    bb,ns = ctxs[0].backbone,[len(c.ids) for c in ctxs]
+    T,ts = max(c.h.shape[1] for c in ctxs),[kv.t if kv else 0 for kv in kvs]
+    h,keep = torch.cat([_longer(c.h, T) for c in ctxs]),torch.cat([_longer(c.keep, T) for c in ctxs])
+    seen = torch.cat([_longer(keep.new_ones(n, t), max(ts)) for n,t in zip(ns, ts)])
+    h = bb.layer(layer, h, _mask(bb, keep, h, seen), _join(kvs, ns, max(ts)))
+    for c,own in zip(ctxs, h.split(ns)): c.h = own[:,:c.h.shape[1]]
+
 def run_together(
     bb:Backbone,
     batches:list[dict], # one a task: `ids`, `keep`, `types`, perhaps `mask`
     plans:list[dict],   # one a task
 )->list[Context]: # one a task, as `run_layers` returns it
     "Carry out several plans at once: each layer runs once, on the rows of all tasks"
-    ctxs = [run_layers(bb, b, {k: s for k,s in p.items() if k=='words'}, stop=0) for b,p in zip(batches, plans)]
-    ns = [len(c.ids) for c in ctxs]
-    for k in range(bb.n_layers):
-        for c in ctxs: c.layer = k
-        kvs = [apply_step(c, p.get(k)) for c,p in zip(ctxs, plans)]
-        T,ts = max(c.h.shape[1] for c in ctxs),[kv.k.shape[2] if kv else 0 for kv in kvs]
-        h,keep = [torch.cat([F.pad(x, (*(0,)*2*(x.dim()-2), 0, T-x.shape[1])) for x in xs])
-            for xs in ([c.h for c in ctxs],[c.keep for c in ctxs])]
-        seen = torch.cat([F.pad(keep.new_ones(n, t), (0,max(ts)-t)) for n,t in zip(ns, ts)])
-        h = bb.layer(k, h, _mask(bb, keep, h, seen), _Keys(kvs, ns, max(ts)) if max(ts) else None)
-        for c,own in zip(ctxs, h.split(ns)): c.h = own[:,:c.h.shape[1]]
+    waiting = []
+    def arrive(ctx, kv):
+        waiting.append((ctx, kv))
+        if len(waiting)<len(batches): return
+        _run_joint(ctx.layer, *zip(*waiting)) # the last one is here
+        waiting.clear()
+    for ctxs in zip(*(walk_layers(bb, b, p, run=arrive) for b,p in zip(batches, plans))): pass
     for c in ctxs: c.h = bb.norm(c.h)
-    return ctxs
+    return list(ctxs)
 
 # %% ../../nbs/engine/experiments/multitask.ipynb #db4446a8
 class Member(NamedTuple):

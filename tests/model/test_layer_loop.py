@@ -3,10 +3,11 @@ import pytest, torch
 from torch import nn
 from transformers import (BertConfig, BertForMaskedLM, DebertaConfig, DebertaForMaskedLM, DynamicCache, GPT2Config,
     GPT2LMHeadModel, RobertaConfig, RobertaForMaskedLM)
-from idp_tutorial.model import layer_loop as injection
+from idp_tutorial.methods import sentence_vectors
+from idp_tutorial.methods.sentence_vectors import sentence
 from idp_tutorial.model.backbone import FAMILIES
 from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.layer_loop import insert, run_layers, splice
+from idp_tutorial.model.layer_loop import insert, run_layers, splice, walk_layers
 from idp_tutorial.model.plan import Step, check_plan
 
 SMALL = dict(vocab_size=60, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=40)
@@ -37,7 +38,7 @@ def make_batch(bb, lens=(9,5,2), T=None):
 
 def only(batch, i): # one text, its padding cut off
     n = int(batch['keep'][i].sum())
-    return {k: v[i:i+1,:n] if v.dim()==2 else v[i:i+1] for k,v in batch.items() if k!='sentence'}
+    return {k: v[i:i+1,:n] if v.dim()==2 else v[i:i+1] for k,v in batch.items()}
 
 def static(width=d, t=t, seed=1):
     p = torch.randn(t, width, generator=torch.Generator().manual_seed(seed))
@@ -165,7 +166,7 @@ PLANS = {**{f'insert {k}': {k: Step('insert', dynamic if k!='words' else static(
     'at the end': {0: Step('insert', dynamic, lambda ctx: ctx.keep.sum(1)), 1: Step('replace', dynamic)},
     'in the middle, twice': {0: Step('insert', dynamic, lambda ctx: ctx.rows['mask']),
     2: Step('insert', dynamic, lambda ctx: ctx.rows['mask']+1)},
-    'sentence': {0: Step('insert', lambda ctx: ctx.sentence()[:,None].expand(-1, t, -1))},
+    'sentence': {0: Step('insert', lambda ctx: sentence(ctx)[:,None].expand(-1, t, -1))},
     'kv': {k: Step('kv', lambda ctx: torch.cat([dynamic(ctx)]*2, -1)) for k in range(3)}}
 
 @pytest.mark.parametrize('family,attn,plan', [(f,a,p) for f,a in KINDS for p in PLANS if (f,p)!=('deberta','kv')])
@@ -212,26 +213,64 @@ def test_sentence_is_the_models_own_in_eval_mode_once(family, monkeypatch):
     batch = make_batch(bb)
     want = bb.base(input_ids=batch['ids'], attention_mask=batch['keep']).last_hidden_state
     want = want[torch.arange(B),batch['keep'].sum(1)-1] if family=='gpt2' else want[:,0]
-    passes,run = [],injection.run_layers
-    monkeypatch.setattr(injection, 'run_layers', lambda *a, **kw: passes.append(1) or run(*a, **kw))
+    passes = []
+    monkeypatch.setattr(sentence_vectors, 'run_layers', lambda *a, **kw: passes.append(1) or run_layers(*a, **kw))
     bb.model.train()
     p = nn.Parameter(torch.ones(()))
-    source = lambda ctx: p*ctx.sentence()[:,None].expand(-1, t, -1)
-    ctx = run(bb, batch, {0: Step('insert', source), 1: Step('add', source), 2: Step('replace', source)})
-    same(batch['sentence'], want)
-    assert len(passes)==1 and bb.model.training and all(m.training
-        for m in bb.model.modules()) and not batch['sentence'].requires_grad
-    run(bb, batch, {0: Step('insert', source)})
-    assert len(passes)==1 # the batch remembers
-    batch['sentence'] = torch.zeros(B, d)
-    ctx.batch = batch
-    assert ctx.sentence() is batch['sentence'] # a cached one is taken
+    source = lambda ctx: p*sentence(ctx)[:,None].expand(-1, t, -1)
+    ctx = run_layers(bb, batch, {0: Step('insert', source), 1: Step('add', source), 2: Step('replace', source)})
+    same(ctx.memo['sentence'], want)
+    assert len(passes)==1 and not ctx.memo['sentence'].requires_grad
+    assert all(m.training for m in bb.model.modules()) # every layer keeps its mode
+    assert 'sentence' not in batch # a pass leaves the caller's batch as it was
+    run_layers(bb, batch, {0: Step('insert', source)})
+    assert len(passes)==2 # so another pass computes it again
+    cached = dict(batch, sentence=torch.zeros(B, d))
+    assert sentence(run_layers(bb, cached)) is cached['sentence'] and len(passes)==2
 
 def test_sentence_stays_out_of_the_graph_when_the_backbone_is_trained():
     bb = backbone('roberta')
     bb.model.requires_grad_(True)
     ctx = run_layers(bb, make_batch(bb))
-    assert ctx.h.requires_grad and not ctx.sentence().requires_grad
+    assert ctx.h.requires_grad and not sentence(ctx).requires_grad
+
+# --- the walk
+
+@pytest.mark.parametrize('family', MODELS)
+def test_a_walk_stops_before_every_layer_and_at_the_end(family):
+    bb = backbone(family)
+    batch = make_batch(bb)
+    plan = {0: Step('insert', dynamic, 1), 2: Step('replace', dynamic)}
+    for layer,ctx in enumerate(walk_layers(bb, batch, plan)):
+        assert ctx.layer==layer
+        want = run_layers(bb, batch, plan, stop=layer)
+        assert torch.equal(ctx.h, want.h) and torch.equal(ctx.keep, want.keep) # the step of this layer is still to come
+    assert layer==bb.n_layers
+    assert torch.equal(bb.norm(ctx.h), run_layers(bb, batch, plan).h) # the final norm is not the walk's
+
+def test_what_a_visitor_changes_is_what_the_layer_sees():
+    bb = backbone('roberta')
+    batch = make_batch(bb)
+    for ctx in walk_layers(bb, batch):
+        if ctx.layer==1: ctx.h = 2*ctx.h
+    same(ctx.h, run_layers(bb, batch, start=1, h=2*run_layers(bb, batch, stop=1).h).h)
+
+def test_a_walk_that_is_left_runs_no_further_layer():
+    bb = backbone('roberta')
+    ran,layer = [],bb.layer
+    bb.layer = lambda l, *a: ran.append(l) or layer(l, *a)
+    for ctx in walk_layers(bb, make_batch(bb)):
+        if ctx.layer==1: break
+    assert ran==[0]
+
+def test_another_may_run_the_layers():
+    bb = backbone('roberta')
+    batch = make_batch(bb)
+    def twice(ctx, kv):
+        for _ in range(2): ctx.h = bb.layer(ctx.layer, ctx.h, bb.mask(ctx.keep, ctx.h), kv)
+    *_,ctx = walk_layers(bb, batch, stop=1, run=twice)
+    h = run_layers(bb, batch, stop=1).h
+    same(ctx.h, bb.layer(0, h, bb.mask(ctx.keep, h)))
 
 # --- the graph
 
@@ -308,8 +347,8 @@ def test_plans_that_cannot_be():
             '0 = embedding output')
         refused(lambda: run({-1: Step('insert', p)}), 'layer -1', 'layers 0 to 2')
         refused(lambda: run({'word': Step('insert', p)}), "layer 'word'", "'words', or the number of layers")
-        refused(lambda: run({1: Step('prepend', p)}), "unknown operation 'prepend' at layer 1",
-            "'insert', 'add', 'replace' or 'kv'")
+        refused(lambda: run({1: Step('prepend', p)}), "unknown operation 'prepend'",
+            "'insert', 'add', 'replace' or 'kv' (at layer 1)")
         for op in ('add','replace'):
             refused(lambda: run({1: Step(op, p), 2: Step('insert', p)}), f"'{op}' at layer 1",
                 "begin the plan with an 'insert'")

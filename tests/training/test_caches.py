@@ -11,7 +11,7 @@ from idp_tutorial.model.backbone import fingerprint
 from idp_tutorial.training.caches import cache_states, sentences_used, with_caches
 from idp_tutorial.training.state_store import StateStore, cache_size, text_key
 from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
-from idp_tutorial.methods.sentence_vectors import mean_sentence
+from idp_tutorial.methods.sentence_vectors import mean_sentence, sentence
 from idp_tutorial.methods.idpg_multilayer import multilayer_plan
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.model.plan import Step
@@ -34,7 +34,7 @@ class FromSentence(nn.Module):
     def __init__(self, d, t=3):
         super().__init__()
         self.net,self.d,self.drop = nn.Linear(d, t*d),d,nn.Dropout(.1)
-    def forward(self, ctx): return self.drop(self.net(ctx.sentence())).unflatten(-1, (-1,self.d))
+    def forward(self, ctx): return self.drop(self.net(sentence(ctx))).unflatten(-1, (-1,self.d))
 
 class FromMean(FromSentence):
     "The same from the mean over the words"
@@ -186,11 +186,11 @@ def test_going_on_from_the_disk_equals_the_whole_pass(family, name, template, bb
         got = run_layers(bb, b)
         assert (b['hidden'][b['keep']==0]==0).all() and b['start'].tolist()==[p]*len(rows)
         close(got.h[plain['keep']==1], want.h[plain['keep']==1])
-        close(got.sentence(), want.sentence())
+        close(sentence(got), sentence(want))
         assert {k: v.tolist() for k,v in got.rows.items()}=={k: v.tolist() for k,v in want.rows.items()}
     vec = collate(cache_states(bb, rows, 'sentence', tmp_path, batch_size=3)[0], 1)
     close(vec['sentence'], want.row(bb.readout))
-    close(vec['sentence'], run_layers(bb, plain).sentence())
+    close(vec['sentence'], sentence(run_layers(bb, plain)))
     close(collate(cache_states(bb, rows, 'mean_sentence', tmp_path)[0], 1)['mean_sentence'], want.mean())
 
 @pytest.mark.parametrize('plan,head,name,template', [('late','mean','entailment',None),
@@ -308,7 +308,7 @@ def test_what_has_changed_is_computed_anew(tmp_path):
     with torch.no_grad(): bb.layers[0].attention.self.query.weight[0,0] += .5
     assert new(bb, rows)==[6,6] # a weight
     close(collate(cache_states(bb, rows, 'sentence', tmp_path)[0], 1)['sentence'],
-        run_layers(bb, collate(rows, 1)).sentence())
+        sentence(run_layers(bb, collate(rows, 1))))
     bb.tokenizer.add_tokens(['zyzzyva'])
     assert new(bb, rows)==[6,6] # the tokenizer
     # a layer, a precision
@@ -357,8 +357,8 @@ def test_hidden_states_then_m_of_x_then_another_layer(bbs, tmp_path):
     kept = cache_states(bb, kept, 1, tmp_path)[0]
     assert {e['start'] for e in kept}=={1}
     b = collate(kept, 1)
-    close(b['sentence'], run_layers(bb, collate(rows, 1)).sentence())
-    close(run_layers(bb, b).sentence(), b['sentence'])
+    close(b['sentence'], sentence(run_layers(bb, collate(rows, 1))))
+    close(sentence(run_layers(bb, b)), b['sentence'])
 
 # --- what would give a wrong number
 

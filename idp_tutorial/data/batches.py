@@ -169,10 +169,10 @@ class LengthGrouped(Sampler):
     "`grouped_by_length`, drawn anew in every pass"
     def __init__(self, lengths, batch_size, generator):
         self.lengths,self.batch_size,self.generator = lengths,batch_size,generator
-
-    def __len__(self): return len(self.lengths)
-
-    def __iter__(self): return iter(grouped_by_length(self.lengths, self.batch_size, self.generator))
+    def __len__(self):
+        return len(self.lengths)
+    def __iter__(self):
+        return iter(grouped_by_length(self.lengths, self.batch_size, self.generator))
 
 # %% ../../nbs/engine/data/batches.ipynb #2f828851
 def batches(

@@ -17,35 +17,46 @@ from .text import read_lines, without
 # %% ../../nbs/engine/pretraining/bundled_backbone.ipynb #b38b8762
 def corpus(
     text:list,           # text files for `read_lines`
-    tasks:str|None=None, # folder of tasks, one folder each with `train`, `validation`, `test` in `.jsonl` or `.jsonl.xz`
+    tasks:str|None=None, # folder of tasks, a folder each with `train`, `validation`, `test` in `.jsonl` or `.jsonl.xz`
     skip=('sst2',),      # tasks whose training text is not used
     times:int=4,         # how often a task's short text is seen
     short:int=64,        # words at most
 )->list: # texts
     "All text to train on, without what the tasks hold out"
     lines = list(read_lines(*text))
-    if tasks is None: return lines
-    if not Path(tasks).is_dir():
-        raise FileNotFoundError(f"no folder of tasks at {tasks}: give one that holds a folder a task, or leave "
-            f"--tasks out")
-    files = sorted(Path(tasks).glob('**/*.jsonl*'))
-    def of(*splits): return [f for f in files if f.name.split('.')[0] in splits]
-    few = [f for f in of('validation') if f.parent.parent!=Path(tasks)] # of the few-shot folders: other training rows
-    mine = list(dict.fromkeys(read_lines(*(f for f in (*of('train'),*few)
-        if f.relative_to(tasks).parts[0] not in skip))))
-    held = read_lines(*of('test'), *(f for f in of('validation') if f not in few))
-    lines = list(without([*lines, *mine], held))
+    if tasks is None:
+        return lines
+    root = Path(tasks)
+    if not root.is_dir():
+        raise FileNotFoundError(f"no folder of tasks at {tasks}: give one that holds a folder a task, "
+                                "or leave --tasks out")
+    files = sorted(root.glob('**/*.jsonl*'))
+    def of(split):
+        return [f for f in files if f.name.split('.')[0]==split]
+    few = [f for f in of('validation') if f.parent.parent!=root] # of the few-shot folders
+    train = [f for f in (*of('train'), *few) if f.relative_to(root).parts[0] not in skip]
+    held = [*of('test'), *(f for f in of('validation') if f not in few)]
+    mine = list(dict.fromkeys(read_lines(*train)))
+    lines = list(without([*lines, *mine], read_lines(*held)))
     kept = set(lines)
     return lines+[l for l in mine if l in kept and len(l.split())<=short]*(times-1)
 
 # %% ../../nbs/engine/pretraining/bundled_backbone.ipynb #48bc2f2a
-def save_backbone(model, tokenizer, folder:Path, dtype=torch.float16, dropout:float=.1):
-    "Write weights, config and tokenizer as one `from_pretrained` folder, and the checksum that `load_backbone` verifies; `dropout` is for those who train with it"
-    folder,copied = Path(folder),copy.deepcopy(model).to(dtype) # the model itself is not rounded
-    for k in ('hidden_dropout_prob','attention_probs_dropout_prob','resid_pdrop','embd_pdrop','attn_pdrop'):
-        if hasattr(copied.config, k): setattr(copied.config, k, dropout)
+def save_backbone(
+    model,           # of Transformers; it stays as it is
+    tokenizer,
+    folder:Path,
+    dtype=torch.float16, # of the file
+    dropout:float=.1,    # for those who train with it
+):
+    "Write weights, config, tokenizer and the checksum that `load_backbone` verifies: a `from_pretrained` folder"
+    folder,copied = Path(folder),copy.deepcopy(model).to(dtype)
+    for name in ('hidden_dropout_prob','attention_probs_dropout_prob','resid_pdrop','embd_pdrop','attn_pdrop'):
+        if hasattr(copied.config, name):
+            setattr(copied.config, name, dropout)
     copied.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     weights = folder/'model.safetensors'
     weights.chmod(0o644)
-    (folder/'SHA256SUMS').write_text(f'{hashlib.sha256(weights.read_bytes()).hexdigest()}  {weights.name}\n')
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    (folder/'SHA256SUMS').write_text(f'{digest}  {weights.name}\n')

@@ -9,7 +9,6 @@ __all__ = ['mask_tokens', 'next_tokens', 'lm_loss', 'new_model', 'losses', 'held
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForMaskedLM
 
 # %% ../../nbs/engine/pretraining/language_modelling.ipynb #8790f18c
 from .text import SPECIAL, draw_windows, take
@@ -17,7 +16,8 @@ from .text import SPECIAL, draw_windows, take
 # %% ../../nbs/engine/pretraining/language_modelling.ipynb #2c2fa6be
 def mask_tokens(
     ids:torch.Tensor,  # `[B,T]`
-    mask_id:int, vocab:int,
+    mask_id:int,       # id of `<mask>`
+    vocab:int,         # size of the vocabulary
     rng:np.random.Generator,
     p:float=.15,       # share of tokens to predict
     n_special:int=len(SPECIAL), # ids below are never hidden nor drawn
@@ -37,65 +37,87 @@ def next_tokens(
     p:float=.25,      # share of positions asked
 ): # inputs `[B,T]`, rows `[M]`, targets `[M]`, as `mask_tokens`
     "A causal model's questions: what comes after this row?"
-    B,T = ids.shape
-    asked = rng.random((B,T))<p
+    asked = rng.random(tuple(ids.shape))<p
     asked[:,-1] = False # nothing is known to follow
-    rows = np.flatnonzero(asked.flatten())
-    return ids,torch.from_numpy(rows),ids.flatten()[torch.from_numpy(rows)+1]
+    rows = torch.from_numpy(np.flatnonzero(asked.flatten()))
+    return ids,rows,ids.flatten()[rows+1]
 
 # %% ../../nbs/engine/pretraining/language_modelling.ipynb #7e33159c
 def lm_loss(
-    model,                # a `RobertaForMaskedLM` or `GPT2LMHeadModel`
-    h:torch.Tensor,       # `[B,T,d]` its last hidden state
-    rows:torch.Tensor, target:torch.Tensor, # as `mask_tokens` or `next_tokens` return them
+    model,               # a `RobertaForMaskedLM` or `GPT2LMHeadModel`
+    h:torch.Tensor,      # `[B,T,d]` its last hidden state
+    rows:torch.Tensor,   # `[M]` where it is asked, as `mask_tokens` or `next_tokens` return them
+    target:torch.Tensor, # `[M]` what it should say
 ): # mean loss (nats), top-1 accuracy
     "Cross-entropy of the asked rows; logits of the other rows are never computed"
     logits = model.lm_head(h.flatten(0,1)[rows]).float()
     return F.cross_entropy(logits, target),(logits.argmax(-1)==target).float().mean()
 
 # %% ../../nbs/engine/pretraining/language_modelling.ipynb #a077cc6d
-def new_model(vocab:int, d:int=192, n_layers:int=8, max_len:int=256, dropout:float=0., family:str='roberta'):
+def new_model(
+    vocab:int,         # tokens
+    d:int=192,         # width, a multiple of 32
+    n_layers:int=8,
+    max_len:int=256,   # tokens of the longest text
+    dropout:float=0.,
+    family:str='roberta', # or 'gpt2'
+):
     "A RoBERTa or GPT-2 with heads of 32 dimensions and the usual 4-fold feed-forward layer"
+    from transformers import GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForMaskedLM
     if family not in ('roberta','gpt2') or d%32:
-        raise ValueError(f"new_model(family={family!r}, d={d}): family is 'roberta' or 'gpt2', and d a multiple of 32, "
-            f"a head's width")
+        raise ValueError(f"new_model(family={family!r}, d={d}): family is 'roberta' or 'gpt2', "
+                         "and d a multiple of 32, a head's width")
+    special = dict(bos_token_id=0, pad_token_id=1, eos_token_id=2)
     if family=='gpt2':
-        return GPT2LMHeadModel._from_config(GPT2Config(vocab_size=vocab, n_embd=d, n_layer=n_layers, n_head=d//32,
-            n_positions=max_len,
-        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, bos_token_id=0, eos_token_id=2, pad_token_id=1),
-            attn_implementation='eager')
-    return RobertaForMaskedLM._from_config(RobertaConfig(vocab_size=vocab, hidden_size=d, num_hidden_layers=n_layers,
-        num_attention_heads=d//32,
-        intermediate_size=4*d, max_position_embeddings=max_len+2, type_vocab_size=1, hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout, pad_token_id=1, bos_token_id=0, eos_token_id=2),
-        attn_implementation='eager')
+        config = GPT2Config(
+            vocab_size=vocab, n_embd=d, n_layer=n_layers, n_head=d//32, n_positions=max_len,
+            resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, **special)
+        return GPT2LMHeadModel._from_config(config, attn_implementation='eager')
+    config = RobertaConfig(
+        vocab_size=vocab, hidden_size=d, num_hidden_layers=n_layers, num_attention_heads=d//32, intermediate_size=4*d,
+        max_position_embeddings=max_len+2, type_vocab_size=1,
+        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, **special)
+    return RobertaForMaskedLM._from_config(config, attn_implementation='eager')
 
 # %% ../../nbs/engine/pretraining/language_modelling.ipynb #33f4755d
-def losses(model, stream, at, rng, tokenizer, extra=None)->dict: # `lm`, `top1` and, with a teacher, `distil`
+def losses(
+    model,              # from `new_model`
+    stream:np.ndarray,  # `[N]` ids
+    at:np.ndarray,      # `[B,T]` positions
+    rng:np.random.Generator, # of what is asked
+    tokenizer,
+    extra=None,         # a teacher: function(hidden states, positions) → a loss
+)->dict: # `lm`, `top1` and, with a teacher, `distil`
     "Every loss of one batch of windows; the family says what is asked"
     ids = take(stream, at)
-    seen,rows,target = next_tokens(ids, rng) if model.config.model_type=='gpt2' else mask_tokens(ids,
-        tokenizer.mask_token_id, len(tokenizer), rng)
-    seen,rows,target = (x.to(model.device) for x in (seen,rows,target))
+    if model.config.model_type=='gpt2':
+        asked = next_tokens(ids, rng)
+    else:
+        asked = mask_tokens(ids, tokenizer.mask_token_id, len(tokenizer), rng)
+    seen,rows,target = (x.to(model.device) for x in asked)
     out = model.base_model(input_ids=seen, output_hidden_states=extra is not None)
     lm,top1 = lm_loss(model, out.last_hidden_state, rows, target)
-    return dict(lm=lm, top1=top1) if extra is None else dict(lm=lm, top1=top1, distil=extra(out.hidden_states, at))
+    found = dict(lm=lm, top1=top1)
+    return found if extra is None else {**found, 'distil':extra(out.hidden_states, at)}
 
 @torch.no_grad()
 def held_out_loss(
-    model, stream:np.ndarray, tokenizer,
-    n:int=200_000,   # ids at the end of `stream` that are held out
-    extra=None, batches:int=30,
-)->dict:             # mean of each of `losses`
+    model,             # from `new_model`
+    stream:np.ndarray, # `[N]` ids
+    tokenizer,
+    n:int=200_000,     # ids at the end of `stream` that are held out
+    extra=None,        # as in `losses`
+    batches:int=30,    # at most
+)->dict:               # mean of each of `losses`
     "On fixed windows with fixed masks of the text that was never trained on"
-    was,scores = model.training,[]
+    training,scores = model.training,[]
     model.eval()
     for i in range(min(batches, -(-n//2048))): # a short text is not read many times
         rng = np.random.default_rng((1,i))
         at = len(stream)-n+draw_windows(n, 2048, rng, lengths=(64,), p=(1.,))
-        scores.append({k:v.item() for k,v in losses(model, stream, at, rng, tokenizer, extra).items()})
-    model.train(was)
-    return {k: float(np.mean([r[k] for r in scores])) for k in scores[0]}
+        scores.append({name: v.item() for name,v in losses(model, stream, at, rng, tokenizer, extra).items()})
+    model.train(training)
+    return {name: float(np.mean([s[name] for s in scores])) for name in scores[0]}
 
 # %% ../../nbs/engine/pretraining/language_modelling.ipynb #869465a8
 def ngram_losses(
@@ -107,11 +129,14 @@ def ngram_losses(
     "What counting words reaches on held-out text"
     count = np.bincount(train, minlength=vocab)+1.
     uni = count/count.sum()
+    # how often each pair of the held-out text stands in the training text
     key = train[:-1].astype(np.int64)*vocab+train[1:]
     pairs,n = np.unique(key, return_counts=True)
     left,right = held[:-1].astype(np.int64),held[1:].astype(np.int64)
     at = np.minimum(np.searchsorted(pairs, left*vocab+right), len(pairs)-1)
     seen = np.where(pairs[at]==left*vocab+right, n[at], 0)
     bi = (seen+alpha*uni[right])/(np.bincount(train[:-1], minlength=vocab)[left]+alpha)
-    return dict(unigram_loss=float(-np.log(uni[right]).mean()), bigram_loss=float(-np.log(bi).mean()),
+    return dict(
+        unigram_loss=float(-np.log(uni[right]).mean()),
+        bigram_loss=float(-np.log(bi).mean()),
         unigram_top1=float((right==uni.argmax()).mean()))

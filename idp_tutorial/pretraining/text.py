@@ -15,7 +15,6 @@ import torch
 from collections import Counter
 from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
 
 # %% ../../nbs/engine/pretraining/text.ipynb #eb42d276
 def read_lines(
@@ -24,20 +23,24 @@ def read_lines(
     "Yield the non-empty lines of `paths`, stripped; of rows, `sentence1` and `sentence2`"
     for p in map(Path, paths):
         if not p.is_file():
-            raise FileNotFoundError(f"no text file at {p}: give text files with one document a line (.txt, "
-                f".jsonl; .xz too)")
-        with (lzma.open if p.suffix=='.xz' else open)(p, 'rt', encoding='utf-8') as f:
+            raise FileNotFoundError(f"no text file at {p}: "
+                                    "give text files with one document a line (.txt, .jsonl; .xz too)")
+        opener = lzma.open if p.suffix=='.xz' else open
+        with opener(p, 'rt', encoding='utf-8') as f:
             for line in f:
                 if '.jsonl' in p.suffixes:
                     row = json.loads(line)
-                    yield from (row[k].strip() for k in ('sentence1','sentence2') if row.get(k))
-                elif line.strip(): yield line.strip()
+                    yield from (row[c].strip() for c in ('sentence1','sentence2') if row.get(c))
+                elif line.strip():
+                    yield line.strip()
 
 # %% ../../nbs/engine/pretraining/text.ipynb #fa28d8c5
 def _runs(text:str, n:int)->set:
     "Hashes of all runs of `n` words, lower case and without punctuation; of the whole text where it is shorter"
-    w = re.sub(r'[^a-z0-9 ]', '', text.lower()).split()
-    return {hash(' '.join(w[i:i+n])) for i in range(max(1, len(w)-n+1))} if w else set()
+    words = re.sub(r'[^a-z0-9 ]', '', text.lower()).split()
+    if not words:
+        return set()
+    return {hash(' '.join(words[i:i+n])) for i in range(max(1, len(words)-n+1))}
 
 def without(
     lines,    # texts to train on
@@ -46,39 +49,43 @@ def without(
 ):
     "Yield the `lines` that share no run of `n` words with any held-out text"
     seen = set()
-    for text in held_out: seen |= _runs(text, n)
+    for text in held_out:
+        seen |= _runs(text, n)
     yield from (l for l in lines if not _runs(l, n)&seen)
 
 # %% ../../nbs/engine/pretraining/text.ipynb #f7b1f1e3
-# the first four in RoBERTa's order, so that its padding id 1 stays right
 SPECIAL = ['<s>','<pad>','</s>','<unk>','<mask>']
-LABEL_WORDS = ('terrible great negative positive subjective objective bad good description entity expression human '
-    'location number '
-    'abbreviation person place yes no maybe true false right wrong similar different').split()
+LABEL_WORDS = (
+    'terrible great negative positive subjective objective bad good description entity expression human location '
+    'number abbreviation person place yes no maybe true false right wrong similar different').split()
+
+def _wrapped(bpe):
+    "As a tokenizer of Transformers"
+    from transformers import PreTrainedTokenizerFast
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token='<s>', cls_token='<s>', eos_token='</s>', sep_token='</s>',
+        unk_token='<unk>', pad_token='<pad>', mask_token='<mask>', model_max_length=256)
 
 def train_tokenizer(
     lines,             # iterable of texts
     vocab_size:int=8192,
     whole=LABEL_WORDS, # words that must be one token with their leading space
-)->PreTrainedTokenizerFast:
+): # a `PreTrainedTokenizerFast`
     "An uncased byte-level BPE tokenizer that frames text as RoBERTa does: `<s> A </s>` and `<s> A </s></s> B </s>`"
-    tok = Tokenizer(models.BPE())
-    tok.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tok.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size,
-        special_tokens=[*SPECIAL[:4], AddedToken('<mask>', lstrip=True, special=True)], show_progress=False,
-        min_frequency=2,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    bpe.decoder = decoders.ByteLevel()
+    special = [*SPECIAL[:4], AddedToken('<mask>', lstrip=True, special=True)]
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, show_progress=False,
+                                  min_frequency=2, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     def text():
         yield from lines
         yield from (' '.join([w]*2000) for w in whole)
-    tok.train_from_iterator(text(), trainer)
-    tok.post_processor = processors.TemplateProcessing(single='<s> $A </s>', pair='<s> $A </s> </s> $B </s>',
-        special_tokens=[('<s>',0),('</s>',2)])
-    return PreTrainedTokenizerFast(tokenizer_object=tok, bos_token='<s>', cls_token='<s>', eos_token='</s>',
-        sep_token='</s>',
-        unk_token='<unk>', pad_token='<pad>', mask_token='<mask>', model_max_length=256)
+    bpe.train_from_iterator(text(), trainer)
+    bpe.post_processor = processors.TemplateProcessing(single='<s> $A </s>', pair='<s> $A </s> </s> $B </s>',
+                                                       special_tokens=[('<s>',0),('</s>',2)])
+    return _wrapped(bpe)
 
 # %% ../../nbs/engine/pretraining/text.ipynb #3395f565
 def encode_stream(
@@ -86,15 +93,10 @@ def encode_stream(
     tokenizer, # with `eos_token_id`
 )->np.ndarray: # `[N]` uint16 ids
     "All documents as one stream of ids, `</s>` after each"
-    out,chunk = [],[]
-    def flush():
-        for ids in tokenizer(chunk, add_special_tokens=False)['input_ids']:
+    lines,out = list(lines),[]
+    for i in range(0, len(lines), 1000):
+        for ids in tokenizer(lines[i:i+1000], add_special_tokens=False)['input_ids']:
             out.append(np.array([*ids, tokenizer.eos_token_id], np.uint16))
-        chunk.clear()
-    for line in lines:
-        chunk.append(line)
-        if len(chunk)==1000: flush()
-    if chunk: flush()
     return np.concatenate(out) if out else np.zeros(0, np.uint16)
 
 # %% ../../nbs/engine/pretraining/text.ipynb #7ad324e9
@@ -124,30 +126,37 @@ def draw_batch(stream:np.ndarray, tokens:int, rng:np.random.Generator, bos:int=0
     return take(stream, draw_windows(len(stream), tokens, rng, **kw), bos)
 
 # %% ../../nbs/engine/pretraining/text.ipynb #f5b2457e
+def _write_text(lines, out, vocab, seed, encode):
+    "Tokenizer and arrays of the shuffled documents"
+    lines = [lines[i] for i in np.random.default_rng(seed).permutation(len(lines))]
+    tok = train_tokenizer(lines[:60_000], vocab)
+    tok.save_pretrained(out/'tokenizer')
+    count = Counter(lines)
+    lines.sort(key=lambda l: count[l]==1)
+    arrays = encode(lines, tok) if encode else dict(stream=encode_stream(lines, tok))
+    for name,x in arrays.items():
+        np.save(out/f'{name}.npy', x)
+
 def prepare_text(
     lines,       # texts, a list
-    out:Path,    # folder; a tokenizer and arrays found there are used again if they come from the same lines and settings
+    out:Path,    # folder; what is found there is used again if it comes from the same lines and settings
     vocab:int=8192,
     seed:int=0,
     encode=None, # function(lines, tokenizer) -> dict of arrays, among them `stream`; default: `encode_stream` alone
 ): # tokenizer, dict of arrays
     "Shuffle the documents, train the tokenizer on 60,000 of them, encode them all; done once per `out`"
-    out,tok_dir = Path(out),Path(out)/'tokenizer'
+    from transformers import PreTrainedTokenizerFast
+    out = Path(out)
     note = dict(documents=len(lines), characters=sum(map(len, lines)), vocab=vocab, seed=seed,
-        encode=encode is not None)
-    if (done := out/'text.json').exists():
-        if (was := json.loads(done.read_text()))!=note:
-            raise ValueError(f"{out} holds other text ({was}, yours {note}): use another --out, or delete it")
-    else:
+                encode=encode is not None)
+    done = out/'text.json'
+    if not done.exists():
         out.mkdir(parents=True, exist_ok=True)
-        lines = [lines[i] for i in np.random.default_rng(seed).permutation(len(lines))]
-        tok,many = train_tokenizer(lines[:60_000], vocab),Counter(lines)
-        # what is there several times comes first: the end of the stream is held out, and must be new
-        lines.sort(key=lambda l: many[l]==1)
-        tok.save_pretrained(tok_dir)
-        for name,x in (encode(lines, tok) if encode else dict(stream=encode_stream(lines, tok))).items():
-            np.save(out/f'{name}.npy', x)
-        (tmp := out/'text.tmp').write_text(json.dumps(note))
+        _write_text(lines, out, vocab, seed, encode)
+        tmp = out/'text.tmp'
+        tmp.write_text(json.dumps(note))
         tmp.replace(done)
-    return PreTrainedTokenizerFast.from_pretrained(tok_dir),{p.stem: np.load(p, mmap_mode='r')
-        for p in sorted(out.glob('*.npy'))}
+    elif (was := json.loads(done.read_text()))!=note:
+        raise ValueError(f"{out} holds other text ({was}, yours {note}): use another --out, or delete it")
+    arrays = {p.stem: np.load(p, mmap_mode='r') for p in sorted(out.glob('*.npy'))}
+    return PreTrainedTokenizerFast.from_pretrained(out/'tokenizer'),arrays

@@ -5,7 +5,8 @@ import numpy as np, pytest, torch
 from idp_tutorial.pretraining import language_modelling, pretrain as pretraining
 from idp_tutorial.model.pretrained import load_backbone, packaged
 from idp_tutorial.pretraining.language_modelling import held_out_loss, lm_loss, mask_tokens, new_model, next_tokens
-from idp_tutorial.pretraining.pretrain import Masters, PretrainConfig, pretrain
+from idp_tutorial.pretraining.masters import Masters
+from idp_tutorial.pretraining.pretrain import PretrainConfig, pretrain
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.pretraining.text import LABEL_WORDS, draw_batch, encode_stream, prepare_text, read_lines, train_tokenizer, without

@@ -1,4 +1,4 @@
-"The pictures of the course, drawn from plans that the methods really build: `python docs/pictures.py` writes docs/images/course/*.svg"
+"The pictures of the course, drawn from plans that methods really build: `python docs/pictures.py` writes all of them."
 import json
 import statistics
 from functools import cache
@@ -13,11 +13,11 @@ from idp_tutorial.methods.id_spam import AttentionPromptGenerator
 from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
 from idp_tutorial.methods.idpg_multilayer import multilayer_plan
 from idp_tutorial.methods.lpt import NaivePromptGenerator, PoolingPromptGenerator, lpt_plan
-from idp_tutorial.methods.p_tuning_v2 import deep_plan
+from idp_tutorial.methods.p_tuning_v2 import KeyValuePrompt, deep_plan
 from idp_tutorial.methods.phm import phm_param_count
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.model.backbone import load_backbone
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.plan import Step, check_plan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +41,7 @@ def soft():
 
 def frozen_model():
     "What may be touched in a frozen model"
-    h = house(5, title='frozen layers').moved(212, 0)
+    h = house(5, title='frozen layers').moved(212, 6)
     y = {k: place[1] for k,place in h.at.items()}
     shapes = [s for s in h.shapes if getattr(s, 'kind', '')!='grad']
     for i in (0, 22):
@@ -53,7 +53,7 @@ def frozen_model():
         shapes += [Text(12, y[where]+9+16*j, line, 'note', 'start') for j,line in enumerate(lines)]
         shapes.append(Line(((180, y[where]+12), (262 if where=='roof' else 228, y[where]+12)), 'state'))
     alt = f"{'; '.join(' '.join(lines) for lines in said.values())}. The weights of all layers stay as they are."
-    return framed(shapes, h.h, 'What may be touched in a frozen model', alt)
+    return framed(shapes, h.h+8, 'What may be touched in a frozen model', alt)
 
 def framed(shapes, h, title, alt, w=424):
     "A picture with its key"
@@ -62,13 +62,14 @@ def framed(shapes, h, title, alt, w=424):
 
 def four_ways():
     "How vectors enter: insert, add, replace, keys and values"
-    def at_two(op, first=True):
-        return ({0: Step('insert', soft())} if first else {}) | {2: Step(op, soft())}
+    def at_two(op):
+        return {0: Step('insert', soft()), 2: Step(op, soft())}
     return side_by_side([
         draw({2: Step('insert', soft())}, title='insert', note='new rows before layer 2'),
         draw(at_two('add'), title='add', note='vectors to the prompt rows'),
-        draw(at_two('replace'), title='replace', note='the prompt rows by new ones'),
-        draw(at_two('kv', False), title='keys and values', note='of layer 2; no row is added')],
+        draw(at_two('replace'), title='replace', note='new vectors for old ones'),
+        draw({2: Step('kv', KeyValuePrompt(2, backbone().d))},
+            title='keys and values', note='of layer 2; no new row')],
         'Four ways in which a prompt enters')
 
 def head_or_word():
@@ -77,7 +78,7 @@ def head_or_word():
     mask = ('<s>', 'cold', ':', 'mask')
     return side_by_side([
         draw(plan, title='a new head', note='trained; reads <s>', answer='praise'),
-        draw(plan, title='a word', note='frozen; read at the mask', words=mask, row=-1, frozen=True, head='word list',
+        draw(plan, title='a word', note='frozen; read at the mask', words=mask, row=-1, frozen=True, head='words',
             answer='good')], 'A new head, or a word of the vocabulary')
 
 def prompt_tuning():
@@ -119,7 +120,7 @@ def phm():
     shapes += [Text(w/2, 168+18*i, line, 'note') for i,line in enumerate(
         ['Complex numbers: the rule (left) is fixed. PHM learns it:', 'then each block is a mixture of B₁ and B₂.',
         f'{rows} × {columns}, n={n}: {counts}', large])]
-    alt = ('Two rules of 2 × 2 numbers say where the blocks B₁ and B₂ stand in a matrix of four blocks: B₁, −B₂, B₂, B₁. '
+    alt = ('Two rules of 2 × 2 numbers say where B₁ and B₂ stand in a matrix of four blocks: B₁, −B₂, B₂, B₁. '
         f'PHM learns the rules. With n={n} a matrix of {rows} × {columns} has {counts}; {large}.')
     title = 'A matrix as a sum of Kronecker products'
     return Picture(shapes, w, 232, title, f'{title}. {alt}')
@@ -143,7 +144,7 @@ def idpg():
 
 def idpg_in_every_layer():
     "What the layers share: S, M, L"
-    bb,names = backbone(),{}
+    bb = backbone()
     def reads(plan):
         return {k: 'pass' if k=='words' else 'state' for k in plan}
     def drawn(share, title, note):
@@ -166,14 +167,17 @@ def late_prompt_tuning():
     return side_by_side([
         draw(prompt_plan(bb, soft()), title='prompt tuning', note='enters among the words'),
         draw(lpt_plan(bb, soft()), title='LPT', note='enters half-way'),
-        draw(lpt_plan(bb, NaivePromptGenerator(bb.d, 2, 16)), 'state', 'LPT with NPG', 'written from the first row'),
-        draw(lpt_plan(bb, PoolingPromptGenerator(bb.d, 2, 16)), 'rows', 'LPT with APPG or MPPG', 'written from all rows')],
-        'Late prompt tuning')
+        draw(lpt_plan(bb, NaivePromptGenerator(bb.d, 2, 16)), 'state', 'LPT, NPG', 'written from the first row'),
+        draw(lpt_plan(bb, PoolingPromptGenerator(bb.d, 2, 16)), 'rows', 'LPT, APPG or MPPG',
+            'written from all rows')], 'Late prompt tuning')
 
 def how_deep():
     "The same prompt at four floors"
-    return side_by_side([draw(lpt_plan(backbone(), soft(), k), title=f'layer {k}', note=note)
-        for k,note in enumerate(['after the embeddings', 'more has been read', 'half-way', 'cheap, and hardly mixed'])],
+    def drawn(layer):
+        left = backbone().n_layers-layer
+        note = f"{left} layer{'s' if left>1 else ''} to work in"
+        return draw(lpt_plan(backbone(), soft(), layer), title=f'layer {layer}', note=note)
+    return side_by_side([drawn(layer) for layer in range(backbone().n_layers)],
         'How deep should a prompt enter?')
 
 def id_spam():
@@ -216,20 +220,21 @@ def hero():
 
 def costs(backbone='roberta-large', layers=24):
     "Passes through the model in a training step, and numbers trained"
-    methods = ['head-only', 'prompt-tuning', 'p-tuning-v2', 's-idpg-phm', 'm-idpg-phm', 'lpt-npg', 'id-spam', 'fine-tuning']
+    methods = ['head-only', 'prompt-tuning', 'p-tuning-v2', 's-idpg-phm', 'm-idpg-phm', 'lpt-npg', 'id-spam',
+        'fine-tuning']
     counts = method_counts(backbone, methods=methods).set_index('method')
     shapes,said,w,x,unit = [],[],424,118,70
-    shapes += [Text(10, 18, 'method', 'title', 'start'), Text(x, 18, 'passes of a step', 'title', 'start'),
-        Text(w-10, 18, 'trained', 'title', 'end')]
+    shapes += [Text(10, 23, 'method', 'title', 'start'), Text(x, 23, 'passes of a step', 'title', 'start'),
+        Text(w-10, 23, 'trained', 'title', 'end')]
     for i,name in enumerate(methods):
-        y,c = 34+26*i,cost(name, layers)
+        y,c = 40+26*i,cost(name, layers)
         forward,back = c.forward/layers,(c.inputs+c.weights)/layers
         n = int(counts.prompt[name]+counts.backbone[name])
         shapes += [Text(10, y+13, name, 'label', 'start'), Box(x, y, forward*unit, 17, 'ahead')]
         shapes += [Box(x+forward*unit+2, y, back*unit-2, 17, 'back')]*(back>0)
         shapes.append(Text(w-10, y+13, f'{n:,}', 'label', 'end'))
         said.append(f'{name}: {forward:g} forward, {back:g} backward, {n:,} trained')
-    y = 38+26*len(methods)
+    y = 44+26*len(methods)
     shapes += [Text(10, y+14, f'{backbone}, t={RunConfig().t}, no head', 'note', 'start')]
     shapes += [Box(224, y+3, 14, 14, 'ahead'), Text(244, y+14, 'forward', 'note', 'start')]
     shapes += [Box(320, y+3, 14, 14, 'back'), Text(340, y+14, 'backward', 'note', 'start')]

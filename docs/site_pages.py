@@ -207,7 +207,7 @@ def made_pages():
 
 def pictures():
     "`{file: place on the site}` of the pictures that pages may show"
-    found = [*(nbs.ROOT/'docs/images').glob('*'), *nbs.NBS.rglob('*')]
+    found = [*(nbs.ROOT/'docs/images').rglob('*'), *nbs.NBS.rglob('*')]
     files = [p.relative_to(nbs.ROOT).as_posix() for p in found if p.suffix in PICTURES and '/.' not in p.as_posix()]
     return {f: on_site(f) for f in files}
 

@@ -8,68 +8,67 @@ __all__ = ['RunConfig']
 # %% ../nbs/engine/hall/config.ipynb #e143297a
 from dataclasses import dataclass
 
+# %% ../nbs/engine/hall/config.ipynb #c3b59f01
+from .checks import at_least, one_of, positive
+
 # %% ../nbs/engine/hall/config.ipynb #53994fe3
 @dataclass(frozen=True)
 class RunConfig:
     "Everything that can change a result"
     method:str='prompt-tuning' # key of `METHODS`
     task:str='sentiment'       # key of `TASKS`
-    backbone:str='tiny'        # as for `load_backbone`
-    data:str|None=None         # folder of tasks; None: bundled, or the hub
-    k:int|None=None            # few-shot: training examples
+    backbone:str='tiny'        # 'tiny', 'minilm', a folder, or a hub name
+    data:str|None=None         # folder of tasks: DATA/TASK/{train,validation,test}.jsonl
+    k:int|None=None            # few-shot: number of training examples
     draw:int=0                 # seed of the few-shot draw and of the held-out split
-    head:str='classification'  # or 'verbalizer'
-    readout:str='mean'         # of the classification head, and of IDPG's M(x); the papers read 'cls', which small backbones have not trained
-    template:str='code'        # of the verbalizer: 'code', 'paper', or a string
-    loss_vocab:str='full'      # of the verbalizer
+    head:str='classification'  # 'classification' or 'verbalizer'
+    # what the classification head reads: 'mean', 'cls', 'last';
+    # IDPG's M(x) is the mean with 'mean', else the papers' <s>
+    readout:str='mean'
+    template:str='code'        # of the verbalizer: 'code', 'paper', or your own
+    loss_vocab:str='full'      # of the verbalizer's loss: 'full', or 'labels' (the label words alone)
     t:int=10                   # prompt length
-    layer:int|None=None        # layers before the prompt; None: the method's own choice
-    position:int=0             # prompt tuning: IDPG's insertion positions 0–4
-    m:int|None=None            # bottleneck of a generator; None: its own (IDPG 256, in every layer 16; LPT 128)
+    layer:int|None=None        # layers before a late prompt (default: half of them)
+    position:int=0             # of a prompt among the words: IDPG's insertion positions 0–4
+    m:int|None=None            # bottleneck of a generator (default: the method's own)
     prompt_dropout:float=.1    # on generated prompts
     standardise:bool=False     # IDPG: bring the sentence vector to unit spread (ours)
-    glove:str|None=None        # file or folder of GloVe vectors, for the methods that read them; None: the bundled backbone's word vectors
-    lower_dropout:bool=False   # dropout below the first prompt
+    glove:str|None=None        # file or folder of GloVe vectors, for m-idpg-phm-glove
+    lower_dropout:bool=False   # dropout below the first prompt, as in the papers
     lr:float|None=None         # peak learning rate of AdamW; None: the method's default
-    head_lr:float|None=None    # of the classification head; None: `lr`, as in the papers
+    head_lr:float|None=None    # of the classification head (default: lr)
     steps:int=300              # optimizer steps
     batch_size:int=32          # texts a batch, which one process sees at once
-    accumulate:int=1           # batches a step and process: a step has batch_size·accumulate·processes texts
+    accumulate:int=1           # batches a step: a step has batch_size·accumulate·processes texts
     warmup:float=.06           # share of the steps
     weight_decay:float=.01
     clip:float=1.              # gradient norm
     eval_every:int=50          # steps between looks at the validation split
-    max_len:int=128            # tokens
-    precision:str='no'         # 'no', 'bf16' or 'fp16'
-    compile:bool=False         # the trained layers by `torch.compile`: a minute to begin with, for long runs on a GPU
+    max_len:int=128            # tokens of a text; what is longer is cut
+    precision:str='no'         # 'no', 'bf16' or 'fp16': autocast in training
+    compile:bool=False         # the trained layers by torch.compile: a minute to begin with, for long runs on a GPU
     device:str='auto'          # 'auto' or 'cpu'
-    cache:str='none'           # states of frozen layers, kept on disk: 'none', 'sentence' (M(x)), 'hidden' (below the first prompt) or 'both'
+    cache:str='none'           # states of frozen layers: 'sentence', 'hidden' or 'both'
     cache_dtype:str='float32'  # of cached hidden states; 'float16' halves their room, and rounds
     cache_dir:str|None=None    # folder of caches; None: $IDP_CACHE, or ~/.cache/idp_tutorial
-    start:str|None=None        # folder of a first stage, whose prompts the run begins with (notebook 08a); None: as initialised
+    start:str|None=None        # folder of a first stage, whose prompts the run begins with; None: as initialised
     seed:int=0                 # of initialisation, order and dropout
 
     def __post_init__(self):
         if not self.clip>0:
             raise ValueError(f"clip={self.clip}: the largest gradient norm is a positive number, such as 1; "
-                f"float('inf') clips nothing")
+                "float('inf') clips nothing")
         if not 0<=self.warmup<1:
             raise ValueError(f"warmup={self.warmup}: it is a share of the steps, from 0 to below 1")
-        for k in ('steps','batch_size','accumulate','eval_every','max_len'):
-            if getattr(self, k)<1:
-                raise ValueError(f"{k}={getattr(self, k)}: it must be at least 1")
-        for k in ('lr','head_lr'):
-            if (v := getattr(self, k)) is not None and not 0<v<float('inf'):
-                raise ValueError(f"{k}={v}: a learning rate is a positive number, such as 1e-3; None takes the default")
-        if self.device not in ('auto','cpu'):
-            raise ValueError(f"unknown device {self.device!r}: use 'auto' or 'cpu' (which GPU: CUDA_VISIBLE_DEVICES)")
-        if self.precision not in ('no','bf16','fp16'):
-            raise ValueError(f"unknown precision {self.precision!r}: use 'no', 'bf16' or 'fp16'")
-        if self.cache not in ('none','sentence','hidden','both'):
-            raise ValueError(f"unknown cache {self.cache!r}: use 'none', 'sentence', 'hidden' or 'both'")
-        if self.cache_dtype not in ('float32','float16'):
-            raise ValueError(f"unknown cache_dtype {self.cache_dtype!r}: use 'float32' or 'float16'")
+        for name in ('steps','batch_size','accumulate','eval_every','max_len'):
+            at_least(getattr(self, name), 1, name)
+        for name in ('lr','head_lr'):
+            positive(getattr(self, name), name, 'a learning rate, such as 1e-3; None takes the default')
+        one_of(self.device, ('auto','cpu'), 'device', 'which GPU: CUDA_VISIBLE_DEVICES')
+        one_of(self.precision, ('no','bf16','fp16'), 'precision')
+        one_of(self.cache, ('none','sentence','hidden','both'), 'cache')
+        one_of(self.cache_dtype, ('float32','float16'), 'cache_dtype')
         if self.cache in ('hidden','both') and self.lower_dropout:
             raise ValueError(f"cache={self.cache!r} with lower_dropout=True: dropout below the prompt gives other "
-                f"hidden states "
-            "in every epoch, so there is nothing to keep: use lower_dropout=False, or cache='none' or 'sentence'")
+                "hidden states in every epoch, so there is nothing to keep: use lower_dropout=False, or cache='none' "
+                "or 'sentence'")

@@ -6,41 +6,43 @@
 __all__ = ['idp_params']
 
 # %% ../../nbs/engine/commands/params.ipynb #699306ea
-import json
-import pandas as pd
-from fastcore.script import call_parse
+import json as _json
 
 # %% ../../nbs/engine/commands/params.ipynb #d71c29a6
-from .command_line import says_why
+from .command_line import command, names
 from ..config import RunConfig
-from ..efficiency.parameter_counts import method_counts
-from ..efficiency.published_counts import published_counts
 
 # %% ../../nbs/engine/commands/params.ipynb #e36785a6
-@call_parse
-@says_why
-def idp_params(
+def _shown(df)->str: # a table for the terminal
+    import pandas as pd
+    counts = [c for c in df.select_dtypes('number') if c!='percent']
+    grouped = {c: lambda n: '-' if pd.isna(n) else f'{n:,.0f}' for c in counts}
+    return df.to_string(index=False, float_format='{:.4f}'.format, formatters=grouped)
+
+@command
+def idp_params(*,
     backbone:str='roberta-large', # of the published sizes, without weights; or another backbone
-    t:int=10,                     # prompt length
-    m:int=None,                   # bottleneck of a generator (default: its own)
-    head:str='classification',    # 'classification' or 'verbalizer'
-    methods:str='all',            # comma-separated
-    published:bool=False,         # the counts that IDPG, LPT and ID-SPAM print, instead
-    json:bool=False,              # one JSON object a line
+    t,
+    m:int=None,           # bottleneck of a generator (default: its own)
+    head,
+    methods:str='all',    # comma-separated
+    published:bool=False, # the counts that IDPG, LPT and ID-SPAM print, instead
+    json:bool=False,      # one JSON object a line
 ):
     "Trained parameters of every method by group, or every published count beside ours"
-    if published: df = pd.DataFrame(rows := published_counts())
+    import pandas as pd
+    from idp_tutorial.efficiency.parameter_counts import method_counts
+    from idp_tutorial.efficiency.published_counts import published_counts
+    if published:
+        rows = published_counts()
+        df = pd.DataFrame(rows)[['paper','table','backbone','method','reported','exact','ours','status']]
     else:
-        chosen = None if methods=='all' else [o.strip() for o in methods.split(',')]
-        df = method_counts(backbone, RunConfig(t=t, m=m, head=head), chosen)
+        df = method_counts(backbone, RunConfig(t=t, m=m, head=head), None if methods=='all' else names(methods))
         rows = [{k: None if pd.isna(v) else v for k,v in r.items()} for r in df.to_dict('records')]
-    if json:
-        print(*map(_line, rows), sep='\n')
+        if df.refused.isna().all():
+            df = df.drop(columns='refused')
+    if not json:
+        print(_shown(df))
         return
-    if published: df = df[['paper','table','backbone','method','reported','exact','ours','status']]
-    elif df.refused.isna().all(): df = df.drop(columns='refused')
-    print(df.to_string(index=False, float_format='{:.4f}'.format,
-        formatters={k: lambda n: '-' if pd.isna(n) else f'{n:,.0f}' for k in df.select_dtypes('number')
-        if k!='percent'}))
-
-def _line(row)->str: return json.dumps(row, ensure_ascii=False, default=lambda o: o.item())
+    for r in rows:
+        print(_json.dumps(r, ensure_ascii=False, default=lambda o: o.item())) # of numpy's numbers

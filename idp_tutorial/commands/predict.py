@@ -10,36 +10,41 @@ import json
 import os
 import sys
 from contextlib import nullcontext
-from fastcore.script import call_parse
 from itertools import islice
 from pathlib import Path
 
 # %% ../../nbs/engine/commands/predict.ipynb #61c843e4
-from .command_line import says_why
-from ..data.task import Task
-from ..methods.prompt_files import from_pretrained
-from ..training.evaluation import check_text, predict
+from ..checks import at_least
+from .command_line import command
 
 # %% ../../nbs/engine/commands/predict.ipynb #2d2e6d58
-def read_texts(lines, task:Task, name:str='input'): # yields rows
-    "Lines of text or JSON to rows; empty lines are passed over"
-    for i,line in enumerate(lines, 1):
-        if not line.strip(): continue
-        if line.lstrip().startswith('{'):
-            try: row = json.loads(line)
-            except json.JSONDecodeError as e:
-                raise ValueError(f"{name} line {i}: no JSON ({e.msg} at column {e.colno}): one object a line, or plain "
-                    f"text that does not begin with {{") from None
-        else:
-            columns = line.strip('\n').split('\t') if task.pair else [line.strip()]
-            if len(columns)>2:
-                raise ValueError(f"{name} line {i}: {len(columns)} columns, but a pair has two: one tab between the "
-                    f"texts, or JSON")
-            row = dict(zip(('sentence1','sentence2'), columns))
-        yield check_text(task, row, f'{name} line {i}')
+def _row(line, pair, at):
+    "What one line says"
+    if line.lstrip().startswith('{'):
+        try:
+            return json.loads(line)
+        except json.JSONDecodeError as e:
+            raise ValueError(f"{at}: no JSON ({e.msg} at column {e.colno}): one object a line, or plain text "
+                "that does not begin with {") from None
+    columns = line.strip('\n').split('\t') if pair else [line.strip()]
+    if len(columns)>2:
+        raise ValueError(f"{at}: {len(columns)} columns, but a pair has two: one tab between the texts, or JSON")
+    return dict(zip(('sentence1','sentence2'), columns))
 
-@call_parse
-@says_why
+def read_texts(
+    lines,           # of a file
+    task,            # a `Task`, whose rows they become
+    name:str='input', # of the file, for errors
+): # yields rows
+    "Lines of text or JSON to rows; empty lines are passed over"
+    from idp_tutorial.training.evaluation import check_text
+    for i,line in enumerate(lines, 1):
+        if line.strip():
+            at = f'{name} line {i}'
+            yield check_text(task, _row(line, task.pair, at), at)
+
+# %% ../../nbs/engine/commands/predict.ipynb #c3b55f03
+@command
 def idp_predict(
     model:str='runs/train', # folder that idp_train made
     texts:str='-',          # file of lines, JSON or text; '-': standard input
@@ -48,18 +53,22 @@ def idp_predict(
     batch_size:int=128,     # texts a batch
 ):
     "Answer texts: each line of the output is the row with its label and the probability of every label"
-    if batch_size<1:
-        raise ValueError(f"--batch_size {batch_size}: at least one text a batch")
+    at_least(batch_size, 1, '--batch_size', 'it is texts a batch')
+    from idp_tutorial.methods.prompt_files import from_pretrained
+    from idp_tutorial.training.evaluation import predict
     trained,task,cfg = from_pretrained(model, glove=glove)
     if texts!='-' and not Path(texts).is_file():
         raise FileNotFoundError(f"no file {texts}: give a file with a text or a JSON object a line, or - for "
-            f"standard input")
-    part = Path(f'{out}.part') # `out` is there when it is complete
-    with (nullcontext(sys.stdin) if texts=='-' else open(texts, encoding='utf-8')) as f, (nullcontext(sys.stdout)
-        if out=='-' else open(part, 'w', encoding='utf-8')) as to:
-        rows = read_texts(f, task, 'standard input' if texts=='-' else texts)
-        # the rows of a question together
-        while some := [*islice(rows, None if task.grouped=='choose' else 8*batch_size)]:
-            for r,a in zip(some, predict(trained, task, cfg, some, batch_size)):
-                print(json.dumps({**r, **a}, ensure_ascii=False), file=to)
-    if out!='-': os.replace(part, out)
+            "standard input")
+    name = 'standard input' if texts=='-' else texts
+    source = nullcontext(sys.stdin) if texts=='-' else open(texts, encoding='utf-8')
+    part = Path(f'{out}.part')
+    sink = nullcontext(sys.stdout) if out=='-' else open(part, 'w', encoding='utf-8')
+    at_once = None if task.grouped=='choose' else 8*batch_size # the rows of a question together
+    with source as lines, sink as to:
+        rows = read_texts(lines, task, name)
+        while some := [*islice(rows, at_once)]:
+            for row,answer in zip(some, predict(trained, task, cfg, some, batch_size)):
+                print(json.dumps({**row, **answer}, ensure_ascii=False), file=to)
+    if out!='-':
+        os.replace(part, out)

@@ -6,19 +6,14 @@
 __all__ = ['idp_pretrain']
 
 # %% ../../nbs/engine/commands/pretrain.ipynb #a779a2c6
-from fastcore.script import call_parse
 from functools import partial
 from pathlib import Path
 
 # %% ../../nbs/engine/commands/pretrain.ipynb #b04cbe3b
-from ..model.pretrained import load_backbone
-from ..pretraining.bundled_backbone import corpus, save_backbone
-from ..pretraining.distillation import Distillation, align_streams, teacher_embeddings
-from ..pretraining.pretrain import PretrainConfig, pretrain
-from ..pretraining.text import prepare_text
+from .command_line import command
 
 # %% ../../nbs/engine/commands/pretrain.ipynb #2a787362
-@call_parse
+@command
 def idp_pretrain(
     text:str,             # text files, one document a line, comma-separated; .xz is read too
     tasks:str=None,       # a folder of tasks: training text is added, held-out text kept out
@@ -38,19 +33,20 @@ def idp_pretrain(
     teacher:str='minilm', # backbone whose embeddings start ours and whose layers are imitated; '' for none
 ):
     "Pretrain a small RoBERTa or GPT-2; run again to resume"
-    try:
-        cfg = PretrainConfig(family=family, d=d, n_layers=n_layers, steps=steps, tokens=tokens, lr=lr, seed=seed,
-            dtype=dtype, distil=distil, start=start)
-        big = load_backbone(teacher, attn='eager') if teacher else None
-        home = Path(corpus_dir or out)
-        lines = corpus(text.split(','), tasks)
-        tok,arrays = prepare_text(lines, home, cfg.vocab, 0,
-            partial(align_streams, teacher_tok=big.tokenizer) if big else None)
-        words = teacher_embeddings(tok, big, d) if big else None
-        extra = Distillation(big, arrays, d, n_layers, causal=family=='gpt2', seed=seed) if big and distil else None
-        model,_ = pretrain(arrays['stream'], tok, cfg, Path(out), words, extra, every,
-            say=lambda s: print(s, flush=True))
-        if family=='gpt2': tok.mask_token = None # a decoder has nothing to fill in
-        save_backbone(model, tok, Path(out)/'backbone')
-    except (ValueError, FileNotFoundError) as e:
-        raise SystemExit(f"idp_pretrain: {e}") from None
+    from idp_tutorial.model.pretrained import load_backbone
+    from idp_tutorial.pretraining.bundled_backbone import corpus, save_backbone
+    from idp_tutorial.pretraining.distillation import Distillation, align_streams, teacher_embeddings
+    from idp_tutorial.pretraining.pretrain import PretrainConfig, pretrain
+    from idp_tutorial.pretraining.text import prepare_text
+    cfg = PretrainConfig(family=family, d=d, n_layers=n_layers, steps=steps, tokens=tokens, lr=lr, seed=seed,
+        dtype=dtype, distil=distil, start=start)
+    big = load_backbone(teacher, attn='eager') if teacher else None
+    align = partial(align_streams, teacher_tok=big.tokenizer) if big else None
+    tok,arrays = prepare_text(corpus(text.split(','), tasks), Path(corpus_dir or out), cfg.vocab, 0, align)
+    words = teacher_embeddings(tok, big, d) if big else None
+    extra = Distillation(big, arrays, d, n_layers, causal=family=='gpt2', seed=seed) if big and distil else None
+    say = partial(print, flush=True)
+    model,_ = pretrain(arrays['stream'], tok, cfg, Path(out), words, extra, every, say=say)
+    if family=='gpt2':
+        tok.mask_token = None # a decoder has nothing to fill in
+    save_backbone(model, tok, Path(out)/'backbone')

@@ -6,72 +6,82 @@
 __all__ = ['idp_sweep']
 
 # %% ../../nbs/engine/commands/sweep.ipynb #710fae28
-import matplotlib
-from dataclasses import asdict, replace
-from fastcore.script import call_parse
-from pathlib import Path
+from functools import partial
 
 # %% ../../nbs/engine/commands/sweep.ipynb #e7ee2992
-from ..analysis.depth import regret, sweep_shape
-from ..analysis.information import Probe
-from ..analysis.layer_choice import _choice_if_any
-from ..analysis.layer_sweep import information_curves, planned, sweep_file, sweep_prompt_layer, sweep_table
-from .command_line import ints, says_why
-from ..config import RunConfig
-from ..data.tasks import load_task
-from ..experiments.comparison import check, head_rate
-from ..methods.registry import METHODS, late_methods
+from .command_line import command, config_of, ints, names
+
+# %% ../../nbs/engine/commands/sweep.ipynb #c3b52f01
+def _ready(methods, base, at, seeds, tune, head_first, out):
+    "Everything that can be refused is refused here; then the head's rate, the rows and the choice of a layer"
+    from dataclasses import replace
+    from idp_tutorial.analysis.layer_choice import choice_if_any
+    from idp_tutorial.analysis.layer_sweep import planned, sweep_file
+    from idp_tutorial.data.tasks import load_task
+    from idp_tutorial.experiments.comparison import check, head_rate
+    check(methods, base, seeds, out)
+    rows = load_task(base.task, base.data, base.k)
+    planned(methods, base, at, seeds) # before the head's rate costs time
+    if head_first:
+        base = replace(base, head_lr=head_rate(base, rows))
+    planned(methods, base, at, seeds, tune, sweep_file(out, base), rows) # before anything is written
+    return base,rows,choice_if_any(methods, base, rows, sweep_file(out, base, 'choice'))
+
+def _swept(methods, base, at, seeds, tune, out, rows, choice):
+    "Train at every layer, and print the tables"
+    from idp_tutorial.analysis.depth import regret, sweep_shape
+    from idp_tutorial.analysis.layer_sweep import sweep_file, sweep_prompt_layer, sweep_table
+    from idp_tutorial.methods.registry import late_methods
+    records = sweep_prompt_layer(methods, base, at, seeds, tune, sweep_file(out, base), rows,
+        partial(print, flush=True))
+    print('\n'+sweep_table(records).round(4).to_string(index=False))
+    if not at and set(methods)&set(late_methods()):
+        print('\n'+sweep_shape(records).round(2).to_string(index=False))
+        if choice:
+            print('\n'+regret(records, choice).round(2).to_string(index=False))
+    return records
+
+def _probed(base, lr, seeds, out, rows, records, size):
+    "Information by layer, where `lpt` was trained"
+    from dataclasses import asdict, replace
+    from idp_tutorial.analysis.layer_sweep import information_curves, sweep_file
+    from idp_tutorial.methods.registry import METHODS
+    lrs = {r['layer']: r['lr'] for r in records if r['method']=='lpt'}
+    cfg = replace(base, method='lpt', lr=lr or METHODS['lpt'].rate)
+    information_curves(cfg, rows, None, seeds, lrs, sweep_file(out, base, 'information'), say=print, **asdict(size))
 
 # %% ../../nbs/engine/commands/sweep.ipynb #1a6aa7eb
-@call_parse
-@says_why
-def idp_sweep(
-    task:str='questions',   # a task of `TASKS`, bundled or with --data
-    methods:str='head-only,fine-tuning,lpt,lpt-npg,lpt-appg,lpt-mppg,id-spam', # comma-separated; those without a layer run once
-    backbone:str='tiny',    # 'tiny', 'minilm', a folder, or a hub name
-    data:str=None,          # folder of tasks: DATA/TASK/{train,validation,test}.jsonl
-    k:int=None,             # few-shot: number of training examples
-    layers:str=None,        # layers before the prompt, comma-separated (default: all)
-    seeds:int=3,            # seeds 0 … seeds-1
-    steps:int=300,          # optimizer steps a run
-    batch_size:int=32,      # texts a step
-    max_len:int=128,        # tokens of a text; what is longer is cut
-    t:int=10,               # prompt length
-    head:str='classification', # 'classification' or 'verbalizer'
-    lr:float=None,          # one learning rate for all (default: each method's own)
-    tune:bool=False,        # choose the rate from three at every layer, on the validation split
-    head_first:bool=False,  # let the bare head choose its rate from three, and train every method's head at it
-    probe:bool=False,       # then train `lpt` at the first, middle and last layer, and probe the information in every layer
-    probe_depth:int=1,      # layers of the probe (LPT: 6); 0: linear
-    probe_width:int=128,    # its width (LPT: 1024), a multiple of 4
-    probe_steps:int=400,    # its training steps
-    looks:int=10,           # looks at the validation split in a run; the best one is kept
-    cache:str='none',       # 'hidden': compute the layers below the prompt once, keep their states on disk
-    precision:str='no',     # 'bf16' or 'fp16': autocast in training; scores are always taken in float32
-    device:str='auto',      # 'auto' or 'cpu'
-    out:str='runs',         # folder for sweep-TASK-BACKBONE.jsonl; what it has is not run again
+@command
+def idp_sweep(*,
+    task,
+    # comma-separated; those without a layer run once
+    methods:str='head-only,fine-tuning,lpt,lpt-npg,lpt-appg,lpt-mppg,id-spam',
+    backbone, data, k,
+    layers:str=None, # layers before the prompt, comma-separated (default: all)
+    seeds, steps, batch_size, max_len, t, head, lr,
+    tune:bool=False, # choose the rate from three at every layer, on the validation split
+    head_first,
+    # then train `lpt` at the first, middle and last layer, and probe the information in every layer
+    probe:bool=False,
+    probe_depth:int=1,   # layers of the probe (LPT: 6); 0: linear
+    probe_width:int=128, # its width (LPT: 1024), a multiple of 4
+    probe_steps:int=400, # its training steps
+    looks,
+    cache:str='none', # 'hidden': compute the layers below the prompt once, keep their states on disk
+    precision, device,
+    out:str='runs', # folder for sweep-TASK-BACKBONE.jsonl; what it has is not run again
 ):
     "Choose a prompt layer without training, then train at every one; a killed sweep goes on where it stopped"
+    base = config_of(locals())
+    import matplotlib
+    from idp_tutorial.analysis.information import Probe
+    from idp_tutorial.analysis.layer_sweep import sweep_file
     matplotlib.use('Agg')
-    base = RunConfig(task=task, backbone=backbone, data=data, k=k, steps=steps, batch_size=batch_size, max_len=max_len,
-        t=t, head=head, lr=lr, device=device, precision=precision, cache=cache,
-        eval_every=max(1, steps//max(1, looks)))
-    names,at,size = list(dict.fromkeys(m.strip() for m in methods.split(','))),ints(layers,
-        'layers'),asdict(Probe(probe_depth, probe_width, steps=probe_steps))
-    check(names, base, seeds, Path(out))
-    rows = load_task(task, data, k)
-    planned(names, base, at, seeds) # before the head's rate costs time
-    if head_first: base = replace(base, head_lr=head_rate(base, rows))
-    planned(names, base, at, seeds, tune, sweep_file(out, base), rows) # before anything is written
-    choice = _choice_if_any(names, base, rows, sweep_file(out, base, 'choice'))
-    records = sweep_prompt_layer(names, base, at, seeds, tune, sweep_file(out, base), rows,
-        lambda s: print(s, flush=True))
-    print('\n'+sweep_table(records).round(4).to_string(index=False))
-    if not at and set(names)&set(late_methods()):
-        print('\n'+sweep_shape(records).round(2).to_string(index=False)
-            +('\n\n'+regret(records, choice).round(2).to_string(index=False) if choice else ''))
+    size = Probe(probe_depth, probe_width, steps=probe_steps)
+    chosen,at = names(methods),ints(layers, 'layers')
+    base,rows,choice = _ready(chosen, base, at, seeds, tune, head_first, out)
+    records = _swept(chosen, base, at, seeds, tune, out, rows, choice)
     if probe:
-        lrs = {r['layer']: r['lr'] for r in records if r['method']=='lpt'}
-        information_curves(replace(base, method='lpt', lr=lr or METHODS['lpt'].rate), rows, None, seeds, lrs,
-            sweep_file(out, base, 'information'), say=print, **size)
-    print(f"\nwritten: {sweep_file(out, base)}{' and '+sweep_file(out, base, 'choice').name if choice else ''}")
+        _probed(base, lr, seeds, out, rows, records, size)
+    also = f" and {sweep_file(out, base, 'choice').name}" if choice else ''
+    print(f"\nwritten: {sweep_file(out, base)}{also}")

@@ -21,7 +21,7 @@ from ..methods.prompt_files import save_pretrained
 from ..methods.registry import METHODS
 from ..model.pretrained import load_backbone
 from ..model.prompted_model import PromptedModel, count_parameters
-from ..records import _place, _versions, append, as_recorded
+from ..records import append, as_recorded, versions, write_whole
 from ..training.caches import with_caches
 from ..training.evaluation import evaluate
 from ..training.fit import fit
@@ -45,7 +45,7 @@ def record_of(
         'validation':log['validation'], 'selected':'checkpoint: best on validation; reported on test',
         'sizes':{s:len(r) for s,r in task.splits.items()}, 'params':count_parameters(model),
         'steps':log['steps'], 'ms_per_step':round(log['ms_per_step'], 2),
-        'peak_memory_mb':round(log['peak_memory_mb'], 1), 'history':log['history'], 'versions':_versions()}
+        'peak_memory_mb':round(log['peak_memory_mb'], 1), 'history':log['history'], 'versions':versions()}
 
 def trained(cfg:RunConfig, task:Task)->tuple[PromptedModel,dict]: # the model, and what `fit` gave
     "A model of `cfg` on a backbone of its own, trained"
@@ -80,5 +80,5 @@ def train(
     log = fit(model, task, cfg, save=None if save_every==0 else folder, save_every=save_every)
     record = record_of(model, log, task, cfg)
     save_pretrained(model, folder, task, cfg)
-    if PartialState().is_main_process: _place(folder/'record.jsonl', (json.dumps(record)+'\n').encode())
+    if PartialState().is_main_process: write_whole(folder/'record.jsonl', (json.dumps(record)+'\n').encode())
     return record

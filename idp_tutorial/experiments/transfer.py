@@ -22,7 +22,7 @@ from ..methods.registry import METHODS
 from ..model.pretrained import load_backbone
 from ..model.plan import Context
 from ..model.prompted_model import PromptedModel, count_parameters
-from ..records import _versions, as_recorded
+from ..records import as_recorded, versions
 from ..training.evaluation import answers, evaluate
 from ..training.fit import fit
 
@@ -190,4 +190,4 @@ def _record(cfg, source, target, setting, scores, model, log, more):
         'scores':scores, 'samples':0 if setting=='zero-shot' else len(target.splits['train']), 'stage_lr':log['lr'],
         'validation':log['validation'], 'selected':f"checkpoint: best on validation of {chose}",
         'sizes':{t.name: {s: len(r) for s,r in t.splits.items()} for t in (source,target)},
-        'params':count_parameters(model), 'steps_done':log['steps'], 'versions':_versions(), **more}
+        'params':count_parameters(model), 'steps_done':log['steps'], 'versions':versions(), **more}

@@ -22,7 +22,7 @@ from .glove import GloveEncoder
 from ..model.backbone import Backbone, fingerprint
 from ..model.pretrained import load_backbone
 from ..model.prompted_model import PromptedModel, learnt
-from ..records import _place
+from ..records import write_whole
 
 # %% ../../nbs/engine/methods/prompt_files.ipynb #6a41352f
 def _untouched(model, cfg)->str: # fingerprint of the backbone as it was before training
@@ -51,8 +51,8 @@ def save_pretrained(
         'glove':cfg.glove and Path(cfg.glove).name}, task=asdict(replace(task, splits={}, unpack=None)),
         fingerprint=_untouched(model, cfg), glove=_word_vectors(model), sha256=hashlib.sha256(data).hexdigest())
     text = json.dumps(about, indent=1).encode() # before anything is written
-    _place(folder/'prompts.safetensors', data)
-    _place(folder/'prompts.json', text)
+    write_whole(folder/'prompts.safetensors', data)
+    write_whole(folder/'prompts.json', text)
 
 def _read(folder:Path): # what it is about, and the tensors
     if missing := [f for f in ('prompts.json','prompts.safetensors') if not (folder/f).is_file()]:

@@ -5,6 +5,7 @@ import matplotlib.pyplot as plt
 import numpy as np, pytest, torch
 from idp_tutorial.commands import bench as room
 from idp_tutorial.efficiency import method_times as turns, peft_times
+from idp_tutorial.model import pretrained
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.commands.bench import idp_bench
 from idp_tutorial.efficiency.growth import GROW, grow, plot_growth
@@ -304,7 +305,7 @@ def test_precision_reaches_both_kinds_of_step(monkeypatch):
     assert not any(seen[n:])
 
 def test_growing_texts_get_a_position_table(monkeypatch):
-    monkeypatch.setattr(room, 'load_backbone', lambda name, weights=None, **kw: load_backbone(name, 'meta', **kw))
+    monkeypatch.setattr(pretrained, 'load_backbone', lambda name, weights=None, **kw: load_backbone(name, 'meta', **kw))
     assert room._load('roberta-base', 'length', 2000, 50).max_tokens>=2050 and room._load('roberta-base', None, 2000,
         50).max_tokens==512 and room._load('roberta-base', 'batch', 64, 20).max_tokens>=512
 

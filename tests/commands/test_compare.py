@@ -10,7 +10,9 @@ SERVER = '''
 "Imports once, then runs each command line it is given in a child of its own"
 import json, os, sys
 import torch
-from idp_tutorial.cli import idp_compare
+from idp_tutorial.commands.command_line import one_spelling, parser
+from idp_tutorial.commands.compare import idp_compare
+from idp_tutorial.experiments import comparison, results
 torch.set_num_threads(1)
 for line in iter(sys.stdin.readline, ''):
     argv,cwd,report = json.loads(line)
@@ -19,9 +21,10 @@ for line in iter(sys.stdin.readline, ''):
         code = 70
         try:
             for fd,name in ((1,'out'),(2,'err')): os.dup2(os.open(f'{report}.{name}', os.O_CREAT|os.O_WRONLY|os.O_TRUNC), fd)
-            os.chdir(cwd); sys.argv = ['idp_compare', *argv]
-            from fastcore.script import _run_cli
-            try: _run_cli(idp_compare.__wrapped__, False); code = 0
+            os.chdir(cwd)
+            try:
+                idp_compare(**vars(parser(idp_compare.__wrapped__).parse_args(one_spelling(argv))))
+                code = 0
             except SystemExit as e: code = e.code or 0
             except BaseException: import traceback; traceback.print_exc(); code = 1
             sys.stdout.flush(); sys.stderr.flush()
@@ -72,6 +75,7 @@ BAD = dict(
     negative_seeds=(['--seeds','-1'], ['seeds=-1']),
     steps=(['--steps','0'], ['steps=0','at least 1']),
     batch=(['--batch_size','0'], ['batch_size=0','at least 1']),
+    batch_with_a_hyphen=(['--batch-size=0'], ['batch_size=0','at least 1']),
     lr=(['--lr','0'], ['lr=0','positive']),
     negative_lr=(['--lr','-0.1'], ['lr=-0.1','positive']),
     k=(['--k','0'], ['k=0','at least 1']),
@@ -237,10 +241,3 @@ def test_real_tasks(name, k, command, data_dir, small_folder, tmp_path):
     assert code==0, err
     r, = three_files(tmp_path, ['lpt-npg'], 1)
     assert r['task']==name and r['k']==k and r['sizes']['train']==k and r['data']==data_dir.name and r['sizes']['test']>=400, r['sizes']
-
-def test_a_reader_who_has_read_enough_is_no_error():
-    code = 'from idp_tutorial.commands.command_line import says_why\n@says_why\ndef f():\n    for i in range(100_000): print(i)\nf()'
-    p = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert p.stdout.readline()=='0\n'
-    p.stdout.close()
-    assert p.stderr.read()=='' and p.wait()==141

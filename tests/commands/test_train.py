@@ -253,7 +253,7 @@ def test_the_draw_reaches_the_task(cfg, tmp_path, monkeypatch):
     class Seen(Exception): pass
     def see(c, bb, task):
         raise Seen(task)
-    monkeypatch.setattr(sys.modules['idp_tutorial.train'], 'build', see)
+    monkeypatch.setattr(sys.modules['idp_tutorial.experiments.run'], 'build', see)
     with pytest.raises(Seen) as e: train(cfg(k=8, draw=3), tmp_path/'a')
     assert e.value.args[0].splits['train']==load_task('sentiment', None, 8, 3).splits['train']!=load_task('sentiment',
         None, 8).splits['train']

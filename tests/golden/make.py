@@ -8,10 +8,10 @@ os.environ.update(HF_HUB_OFFLINE='1', HF_DATASETS_OFFLINE='1', TOKENIZERS_PARALL
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [p for p in (str(HERE.parent), str(HERE.parents[1])) if p not in sys.path]
 import pandas as pd, torch
-from fastcore.script import anno_parser
 
 # --- everything that is taken from the package, in one block
-from idp_tutorial.commands import pretrain as bundled
+from idp_tutorial.commands.command_line import parser
+from idp_tutorial.pretraining import pretrain as pretraining
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.commands.bench import idp_bench
 from idp_tutorial.commands.pretrain import idp_pretrain
@@ -192,11 +192,9 @@ COUNTS = {
 
 def help_of(name:str)->dict:
     "What `NAME --help` says, by option"
-    f = COMMANDS[name]
-    p = anno_parser(getattr(f, '__wrapped__', f), prog=name)
+    p = parser(COMMANDS[name].__wrapped__)
     def kind(a): return a.type.__name__ if a.type else type(a).__name__
-    mine = [a for a in p._actions if a.dest not in ('pdb','xtra')]
-    options = {(a.option_strings or [a.dest])[-1]: [str(a.default), a.help, kind(a)] for a in mine}
+    options = {(a.option_strings or [a.dest])[-1]: [str(a.default), a.help, kind(a)] for a in p._actions}
     return dict(about=p.description, **options)
 
 TIMES = {*'ms_per_step peak_memory_mb seconds tuning_seconds sweep_seconds share_of_sweep versions threads'.split(),
@@ -284,11 +282,11 @@ def _bench(tmp):
 def _pretrain(tmp):
     rows = [r for t in ('sentiment','questions') for r in make_rows(t, 'train', n=400)]
     (tmp/'text.txt').write_text('\n'.join(r['sentence1'] for r in rows))
-    old = bundled.PretrainConfig
-    bundled.PretrainConfig = lambda **kw: PretrainConfig(**kw, held_out=2000) # it is no book
+    old = pretraining.PretrainConfig
+    pretraining.PretrainConfig = lambda **kw: PretrainConfig(**kw, held_out=2000) # it is no book
     kw = dict(n_layers=2, d=32, steps=6, tokens=256, every=3, teacher='', dtype='float32')
     try: _said(idp_pretrain, tmp, text=tmp/'text.txt', out=tmp/'out', **kw)
-    finally: bundled.PretrainConfig = old
+    finally: pretraining.PretrainConfig = old
     return dict(log=_lines(tmp/'out/log.jsonl'), files=_names(tmp/'out/backbone'))
 
 OUTPUTS = {'idp_params': _params, # of roberta-large

@@ -1,0 +1,163 @@
+"What every command shares: one parser, both spellings, an error in one line, and a `--help` that imports little."
+import ast
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from idp_tutorial.checks import at_least
+from idp_tutorial.commands.command_line import command, config_of, one_spelling, options, parser
+from idp_tutorial.config import RunConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOM = ROOT/'idp_tutorial/commands'
+COMMANDS = ['idp_'+p.stem for p in sorted(ROOM.glob('[a-z]*.py')) if p.stem!='command_line']
+HEAVY = 'transformers datasets sklearn scipy pandas matplotlib peft accelerate'.split()
+
+
+def load(name):
+    return getattr(importlib.import_module(f'idp_tutorial.commands.{name[4:]}'), name)
+
+
+def run(code, *argv):
+    "A fresh interpreter, which sees the package of this checkout"
+    code = f'import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}'
+    return subprocess.run([sys.executable, '-c', code, *argv], capture_output=True, text=True)
+
+
+# --- start-up: modules are counted, not seconds
+
+HELP = '''
+import importlib, json
+from idp_tutorial.commands.command_line import parser
+f = getattr(importlib.import_module('idp_tutorial.commands.{short}'), '{name}')
+try:
+    parser(f.__wrapped__).parse_args(['--help'])
+except SystemExit as e:
+    assert not e.code
+print(json.dumps([m for m in {heavy} if m in sys.modules]))
+'''
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_help_imports_neither_torch_nor_what_is_heavier(name):
+    res = run(HELP.format(short=name[4:], name=name, heavy=[*HEAVY, 'torch', 'numpy']))
+    assert res.returncode==0 and f'usage: {name}' in res.stdout, res.stderr
+    assert json.loads(res.stdout.splitlines()[-1])==[]
+
+
+def test_a_method_imports_torch_and_nothing_heavier():
+    res = run(f'import idp_tutorial.methods.lpt, json\nprint(json.dumps([m for m in {HEAVY} if m in sys.modules]))')
+    assert res.returncode==0 and json.loads(res.stdout)==[], res.stderr or res.stdout
+
+
+# --- options
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_every_option_has_both_spellings(name):
+    f = load(name)
+    needed = ['x'] if name=='idp_pretrain' else []
+    given = {k: o for k,o in options(f.__wrapped__).items() if '_' in k}
+    for k,o in given.items():
+        value = [] if o.default is False else ['0.5' if isinstance(o.default, float) else '3']
+        said = [vars(parser(f.__wrapped__).parse_args(one_spelling([*needed, f'--{s}', *value])))
+            for s in (k, k.replace('_', '-'))]
+        assert said[0]==said[1]!=vars(parser(f.__wrapped__).parse_args(needed))
+
+
+def test_values_keep_their_hyphens():
+    argv = ['--batch-size=3', '--methods', 'lpt-npg,id-spam', '--out=a-b/c-d', '-h', '--', 'x-y']
+    assert one_spelling(argv)==['--batch_size=3', '--methods', 'lpt-npg,id-spam', '--out=a-b/c-d', '-h', '--', 'x-y']
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_the_signature_says_all(name):
+    "A reader of the function sees what the command line offers"
+    f = load(name)
+    shown = {n: p.default for n,p in inspect.signature(f).parameters.items()}
+    assert shown=={n: o.default for n,o in options(f.__wrapped__).items()}
+    assert all(o.docment for n,o in options(f.__wrapped__).items() if n!='weight_decay')
+
+
+def test_an_option_that_nothing_declares():
+    def idp_odd(*, backbone, colour): pass
+    with pytest.raises(KeyError, match='colour'):
+        command(idp_odd)
+
+
+def test_the_config_of_a_command():
+    given = dict(task='trec', steps=10, looks=4, seeds=3, out='x')
+    assert config_of(given)==RunConfig(task='trec', steps=10, eval_every=2)
+    assert config_of({**given, 'looks':0}, k=5)==RunConfig(task='trec', steps=10, eval_every=10, k=5)
+    with pytest.raises(ValueError, match='steps=0'):
+        config_of({**given, 'steps':0})
+
+
+# --- errors
+
+SCRIPT = '''
+import sys
+sys.path.insert(0, {root!r})
+from idp_tutorial.checks import at_least
+from idp_tutorial.commands.command_line import command
+
+def twice(n):
+    return print(2*at_least(n, 1, 'n'))
+
+@command
+def idp_twice(*,
+    n:int=1, # a number
+    batch_size, # inherited
+):
+    "Twice a number"
+    twice(n)
+    print(batch_size)
+{call}
+'''
+
+
+@pytest.mark.parametrize('call', ['', 'if __name__=="__main__": idp_twice()', 'sys.exit(idp_twice())'])
+def test_a_script_reads_the_command_line_once(call, tmp_path):
+    (tmp_path/'twice.py').write_text(SCRIPT.format(root=str(ROOT), call=call))
+    def said(*argv):
+        res = subprocess.run([sys.executable, tmp_path/'twice.py', *argv], capture_output=True, text=True)
+        return res.returncode,res.stdout,res.stderr
+    assert said('--n', '3', '--batch-size', '7')==(0, '6\n7\n', '')
+    assert said()==(0, '2\n32\n', '')
+    assert said('--n', '0')==(2, '', 'idp_twice: n=0: it must be at least 1\n')
+    code,out,err = said('--help')
+    assert code==0 and 'Twice a number' in out and '--batch_size' in out and not err
+    code,out,err = said('--m', '3')
+    assert code==2 and not out and 'unrecognized arguments: --m 3' in err
+
+
+def test_from_python_an_ordinary_function():
+    @command
+    def idp_twice(n:int=1, *, batch_size):
+        return 2*at_least(n, 1, 'n'),batch_size
+    assert idp_twice(4)==(8,32) and idp_twice(batch_size=2)==(2,2) and idp_twice()==(2,32)
+
+
+def test_a_reader_who_has_read_enough_is_no_error():
+    code = f'import sys; sys.path.insert(0, {str(ROOT)!r})\n'
+    code += 'from idp_tutorial.commands.command_line import says_why\n'
+    code += '@says_why\ndef f():\n    for i in range(100_000): print(i)\nf()'
+    p = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert p.stdout.readline()=='0\n'
+    p.stdout.close()
+    assert p.stderr.read()=='' and p.wait()==141
+
+
+def test_the_top_of_the_room_is_light():
+    "Modules of commands import the standard library, fastcore, config, checks and each other; the rest waits for a call"
+    for path in ROOM.glob('[a-z]*.py'):
+        for n in ast.parse(path.read_text(encoding='utf-8')).body:
+            if isinstance(n, ast.ImportFrom) and n.level:
+                assert (n.level,n.module) in {(1,'command_line'), (2,'config'), (2,'checks')}, (path.name, n.module)
+            elif isinstance(n, (ast.Import, ast.ImportFrom)):
+                tops = [n.module] if isinstance(n, ast.ImportFrom) else [a.name for a in n.names]
+                assert {t.split('.')[0] for t in tops}<=set(sys.stdlib_module_names)|{'fastcore'}, (path.name, tops)

@@ -124,7 +124,8 @@ def idp_bench(
     methods:str='all',
     batch_size:int=4,        # texts a step
     length:int=64,           # tokens of each text
-    layers:str=None,         # layers before a late prompt, comma-separated (default: a quarter, half and three quarters)
+    # layers before a late prompt, comma-separated (default: a quarter, half and three quarters)
+    layers:str=None,
     t:int=None,              # prompt length (default: as in LPT's Table 5)
     head:str='classification', # or 'verbalizer'
     peft:bool=False,         # `peft`'s prompt tuning, prefix tuning, P-tuning and LoRA as well
@@ -138,7 +139,8 @@ def idp_bench(
     json:bool=False,         # one JSON object a line
     out:str=None,            # a JSONL file, to which rows are added
 ):
-    "Time and memory of every method against fine-tuning, in turns in one process, beside the cost model and LPT's tables"
+    ("Time and memory of every method against fine-tuning, in turns in one process, "
+        "beside the cost model and LPT's tables")
     o = SimpleNamespace(**locals())
     one_of(device, ('auto','cpu','cuda'), 'device')
     o.layers,o.values = ints(layers, 'layers'),ints(values, 'values')

@@ -53,7 +53,7 @@ def idp_predict(
     batch_size:int=128,     # texts a batch
 ):
     "Answer texts: each line of the output is the row with its label and the probability of every label"
-    at_least(batch_size, 1, '--batch_size', 'it is texts a batch')
+    at_least(batch_size, 1, '--batch_size')
     from idp_tutorial.methods.prompt_files import from_pretrained
     from idp_tutorial.training.evaluation import predict
     trained,task,cfg = from_pretrained(model, glove=glove)

@@ -27,7 +27,8 @@ def idp_pretrain(
     lr:float=1.5e-3,      # peak learning rate
     distil:float=3.,      # weight of the teacher's states in the loss
     seed:int=0,           # of initialisation, batches and masks
-    start:str='',         # folder of a finished run, or of weights, of this shape: they go on, with a schedule of their own
+    # folder of a finished run, or of weights, of this shape: they go on, with a schedule of their own
+    start:str='',
     every:int=250,        # steps between checkpoints
     dtype:str='bfloat16', # of forward and backward pass
     teacher:str='minilm', # backbone whose embeddings start ours and whose layers are imitated; '' for none

@@ -6,7 +6,6 @@
 __all__ = ['tune', 'head_rate', 'made_by', 'with_seeds', 'compare', 'check', 'compare_to']
 
 # %% ../../nbs/engine/experiments/comparison.ipynb #c4663ab0
-import json
 import time
 import torch
 from dataclasses import replace
@@ -18,12 +17,12 @@ from ..config import RunConfig
 from ..data.batches import collate
 from ..data.task import Task
 from ..data.tasks import load_task
-from .results import plot_scores, results_table
+from .results import write_results
 from .run import record_of, run, trained
 from ..methods.build import build
 from ..methods.registry import METHODS, with_head
 from ..model.pretrained import load_backbone
-from ..records import append, as_recorded, stored, write_whole
+from ..records import append, as_recorded, stored
 
 # %% ../../nbs/engine/experiments/comparison.ipynb #718a7516
 def tune(
@@ -139,20 +138,16 @@ def compare(
     task,old = load_task(base.task, base.data, base.k, base.draw),stored(out)
     how = 'given' if base.lr else 'best of 3 on validation, seed 0' if tuned else 'default'
     rate,done = base.head_lr,{}
-
     def of(m):
         lr = base.lr or (None if tuned else METHODS[m].rate)
         cfg = replace(base, method=m, lr=lr, head_lr=None if METHODS[m].kind=='head' else rate)
         return with_seeds(cfg, task, how, seeds, old, out, say)
-
     if head_first and tuned and not base.lr and 'head-only' in methods and base.head!='verbalizer':
         done['head-only'] = of('head-only') # its own row chooses
         rate = done['head-only'][0]['lr']
     elif head_first:
         rate = head_rate(base, task, say)
-    for m in methods:
-        if m not in done:
-            done[m] = of(m)
+    done |= {m: of(m) for m in methods if m not in done}
     return [r for m in methods for r in done[m]]
 
 # %% ../../nbs/engine/experiments/comparison.ipynb #ee40bd40
@@ -168,11 +163,8 @@ def check(
     out:Path|str,   # folder for the results
 ):
     "Find what is wrong with a comparison before anything is trained or written"
-    if seeds<1:
-        raise ValueError(f"seeds={seeds}: at least one seed is needed (three show the spread)")
+    _possible(methods, base.head, seeds)
     writable(out)
-    for m in methods:
-        known(m, METHODS, 'method')
     task,longest = load_task(base.task, base.data, base.k, base.draw),None
     for m in methods:
         bb = load_backbone(base.backbone)
@@ -202,9 +194,6 @@ def compare_to(
         if part.exists():
             say(f"stopped: the finished runs are in {part}; the same command goes on from there")
         raise
-    write_whole(out/'compare.jsonl', ''.join(json.dumps(r)+'\n' for r in records).encode())
-    part.unlink(missing_ok=True)
-    table = results_table(records)
-    table.to_csv(out/'compare.csv', index=False)
-    plot_scores(records).figure.savefig(out/'compare.png', dpi=150, bbox_inches='tight')
+    table = write_results(records, out/'compare')
+    part.unlink()
     return table

@@ -24,7 +24,7 @@ def load(name):
 
 
 def run(code, *argv):
-    "A fresh interpreter, which sees the package of this checkout"
+    "A fresh interpreter with this package"
     code = f'import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}'
     return subprocess.run([sys.executable, '-c', code, *argv], capture_output=True, text=True)
 
@@ -153,7 +153,7 @@ def test_a_reader_who_has_read_enough_is_no_error():
 
 
 def test_the_top_of_the_room_is_light():
-    "Modules of commands import the standard library, fastcore, config, checks and each other; the rest waits for a call"
+    "Modules of commands import the standard library, fastcore, config and checks; the rest waits for a call"
     for path in ROOM.glob('[a-z]*.py'):
         for n in ast.parse(path.read_text(encoding='utf-8')).body:
             if isinstance(n, ast.ImportFrom) and n.level:

@@ -234,7 +234,7 @@ def test_texts(capsys):
     (idp_train,dict(task='question'),"did you mean 'questions'"), (idp_train,dict(steps=0),'steps=0'),
     (idp_train,dict(save_every=-2, k=8),'save_every=-2'),
     (idp_predict,dict(model='nowhere'),'no prompts.json in nowhere'),
-    (idp_predict,dict(batch_size=0),'--batch_size 0: at least one')], ids=lambda v: getattr(v, '__name__', str(v)))
+    (idp_predict,dict(batch_size=0),'--batch_size=0: it must be at least 1')], ids=lambda v: getattr(v, '__name__', str(v)))
 def test_one_line_and_status_2(command, kw, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as e: command(**kw)

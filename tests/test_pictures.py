@@ -39,6 +39,17 @@ def test_a_picture_says_what_it_shows_in_both_lights(name):
     assert 'prefers-color-scheme:dark' in style
 
 
+@pytest.mark.parametrize('path', sorted((ROOT/'nbs').rglob('*.ipynb')), ids=lambda p: p.stem)
+def test_a_notebook_describes_the_pictures_it_shows(path):
+    text = path.read_text(encoding='utf-8')
+    assert pictures.described(text)==text, 'run `python docs/pictures.py`'
+
+
+def test_a_description_can_stand_in_markdown():
+    for make in pictures.PICTURES.values():
+        assert not set('[]<>`"\\\n') & set(make().alt)
+
+
 def overlap(a, b):
     "Of two boxes (x, y, width, height): the smaller extent of what they share"
     return min(min(a[i]+a[i+2], b[i]+b[i+2])-max(a[i], b[i]) for i in (0, 1))

@@ -20,6 +20,7 @@ from ..data.task import Task
 from ..model.layer_loop import walk_layers
 from ..model.prompted_model import PromptedModel
 from ..training.evaluation import loader
+from ..training.examples import encode_rows
 
 # %% ../../nbs/engine/analysis/information.ipynb #9596c359
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def probe_layers(
     layers = list(range(1, bb.n_layers+1) if layers is None else layers)
     if wrong := [k for k in layers if k not in range(bb.n_layers+1)]:
         raise ValueError(f"states after {wrong[0]} layers: backbone {bb.name!r} has 0 to {bb.n_layers}")
-    data = {s: task.encode(r[:n], bb.tokenizer, min(max_len, bb.max_tokens), template) for s,r in task.splits.items()}
+    data = {s: encode_rows(task, r[:n], bb, max_len, template) for s,r in task.splits.items()}
     labels,found = {s: [e['label'] for e in ex] for s,ex in data.items()},{}
     for k,*states in zip(range(max(layers, default=-1)+1),
         *(states_by_layer(model, ex, prompt) for ex in data.values())):

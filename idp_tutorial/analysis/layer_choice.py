@@ -20,6 +20,7 @@ from ..data.task import Task
 from ..methods.registry import late_methods
 from ..model.backbone import Backbone
 from ..model.pretrained import load_backbone
+from ..training.examples import encode_rows
 from ..model.heads import ClassificationHead, VerbalizerHead
 from ..records import append, as_recorded, stored
 
@@ -45,7 +46,7 @@ def choose_prompt_layer(
         raise ValueError(f"unknown head {head!r}: use 'classification' or 'verbalizer'")
     rows,template = task.splits['train'],template if head=='verbalizer' else None
     pick = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:n].tolist()
-    examples = task.encode([rows[i] for i in pick], bb.tokenizer, min(max_len, bb.max_tokens), template)
+    examples = encode_rows(task, [rows[i] for i in pick], bb, max_len, template)
     X,rest = layer_features(bb, examples),max(1, len(examples)//4)
     y = torch.tensor([e['label'] for e in examples], device=X.device)
     known = [linear_bits(x, y, C) for x in X]

@@ -20,6 +20,7 @@ from ..data.batches import batches
 from ..data.task import Task
 from ..model.backbone import Backbone
 from ..model.layer_loop import walk_layers
+from ..training.examples import encode_rows
 
 # %% ../../nbs/engine/analysis/probes.ipynb #4407bc7a
 @torch.no_grad()
@@ -50,7 +51,7 @@ def linear_probe(
     if task.regression:
         raise ValueError(f"task {task.name!r} is a regression: a linear probe needs classes")
     rows = {s: r[:n_train] if s=='train' else r for s,r in task.splits.items()}
-    X = {s: layer_features(bb, task.encode(r, bb.tokenizer, bb.max_tokens)).cpu().numpy() for s,r in rows.items()}
+    X = {s: layer_features(bb, encode_rows(task, r, bb)).cpu().numpy() for s,r in rows.items()}
     y = {s: [r['label'] for r in rs] for s,rs in rows.items()}
     acc = {'validation':[], 'test':[]}
     for k in range(bb.n_layers+1):

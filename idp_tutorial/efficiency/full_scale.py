@@ -22,6 +22,7 @@ from ..model.pretrained import FULL_SCALE, load_backbone
 from ..model.layer_loop import run_layers
 from ..training.caches import sentences_used
 from ..training.processes import Meter
+from ..training.examples import prepared
 
 # %% ../../nbs/engine/efficiency/full_scale.ipynb #f9fb4ddf
 RECIPES = { # start here, and give `task`, `data` and `seed`
@@ -43,10 +44,7 @@ RECIPES = { # start here, and give `task`, `data` and `seed`
 FUSED = dict(roberta=dict(attention_probs_dropout_prob=0.), gpt2=dict(attn_pdrop=0.))
 
 def _rows(model, n:int, T:int): # encoded texts, with what the sources want to know about them
-    rows = [dict(ids=[7]*T, types=[0]*T, label=0, mask=T-1)]*n
-    for source in model.modules():
-        if hasattr(source, 'prepare'): rows = source.prepare(rows)
-    return rows
+    return prepared(model, [dict(ids=[7]*T, types=[0]*T, label=0, mask=T-1)]*n)
 
 def _meta(cfg): # the model of published size, without memory
     return build(cfg, load_backbone(cfg.backbone, 'meta'), TASKS['sentiment'])

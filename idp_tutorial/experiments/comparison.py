@@ -23,6 +23,7 @@ from ..methods.build import build
 from ..methods.registry import METHODS, with_head
 from ..model.pretrained import load_backbone
 from ..records import append, as_recorded, stored
+from ..training.examples import encode_rows
 
 # %% ../../nbs/engine/experiments/comparison.ipynb #718a7516
 def tune(
@@ -154,7 +155,7 @@ def compare(
 def _longest(cfg, bb, task): # an encoded row
     rows = [r for split in task.splits.values() for r in split]
     template = cfg.template if cfg.head=='verbalizer' else None
-    return max(task.encode(rows, bb.tokenizer, min(cfg.max_len, bb.max_tokens), template), key=lambda e: len(e['ids']))
+    return max(encode_rows(task, rows, bb, cfg.max_len, template), key=lambda e: len(e['ids']))
 
 def check(
     methods:list[str],

@@ -21,6 +21,7 @@ from ..model.backbone import Backbone
 from ..model.layer_loop import Keys, walk_layers
 from ..model.plan import Context
 from ..model.prompted_model import PromptedModel, count_parameters
+from ..training.examples import encode_rows, template_of
 
 # %% ../../nbs/engine/experiments/multitask.ipynb #b483a212
 def _longer(x:Tensor, n:int, dim:int=1)->Tensor:
@@ -94,8 +95,8 @@ class MultiTaskModel(nn.Module):
             if not isinstance(r, dict):
                 raise ValueError(f"row {i}: {r!r:.60} is not a row: give dicts, such as {{'task': …, 'sentence1': …}}")
             m = self.members[known(str(r.get('task')), self.names, f'task in row {i}:')]
-            (e,) = m.task.encode([_checked(m.task, r, f'row {i}')], bb.tokenizer, min(m.cfg.max_len, bb.max_tokens),
-                m.cfg.template if m.model.head.readout=='mask' else None)
+            row = _checked(m.task, r, f'row {i}')
+            (e,) = encode_rows(m.task, [row], bb, m.cfg.max_len, template_of(m.model, m.cfg))
             out.append(dict(ids=e['ids'], types=e['types'], mask=e.get('mask', -1),
                 **({'label':float(e['label'])} if 'label' in e else {})))
         if len({'label' in e for e in out})>1:

@@ -22,8 +22,8 @@ from ..methods.registry import METHODS
 from ..model.pretrained import load_backbone
 from ..model.prompted_model import PromptedModel, count_parameters
 from ..records import append, as_recorded, versions, write_whole
-from ..training.caches import with_caches
 from ..training.evaluation import evaluate
+from ..training.examples import examples_to_score
 from ..training.fit import fit
 
 # %% ../../nbs/engine/experiments/run.ipynb #6964d78d
@@ -35,11 +35,10 @@ def record_of(
     test:bool=True, # score the test split
 )->dict: # config, scores, parameter counts, time, memory, versions
     "All that can be said of a run"
-    bb,template = model.backbone,cfg.template if cfg.head=='verbalizer' else None
-    rows = task.encode(task.splits['test'], bb.tokenizer, min(cfg.max_len, bb.max_tokens), template) if test else []
-    if test and cfg.cache!='none': rows = with_caches(model, [rows], replace(cfg, precision='no'))[0][0]
-    scores = evaluate(model, rows, task, 4*cfg.batch_size,
-        next(model.parameters()).device)[0] if test else {task.metric:None}
+    bb,scores = model.backbone,{task.metric:None}
+    if test:
+        examples,_ = examples_to_score(model, task, cfg, task.splits['test'])
+        scores,_ = evaluate(model, examples, task, 4*cfg.batch_size, next(model.parameters()).device)
     weights = {'weights':bb.origin} if bb.origin else {}
     return {**as_recorded(cfg), **weights, 'metric':task.metric, 'score':scores[task.metric], 'scores':scores,
         'validation':log['validation'], 'selected':'checkpoint: best on validation; reported on test',

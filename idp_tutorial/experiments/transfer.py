@@ -24,6 +24,7 @@ from ..model.plan import Context
 from ..model.prompted_model import PromptedModel, count_parameters
 from ..records import as_recorded, versions
 from ..training.evaluation import answers, evaluate
+from ..training.examples import examples_of
 from ..training.fit import fit
 
 # %% ../../nbs/engine/experiments/transfer.ipynb #2ecdb536
@@ -101,13 +102,8 @@ def majority(task:Task)->float: # percent
     y,groups = [r['label'] for r in task.splits['test']],[r.get('group') for r in task.splits['test']]
     return headline(task, task.score([Counter(y).most_common(1)[0][0]]*len(y), y, groups))[1]
 
-def _encoded(rows, model, task, cfg):
-    bb = model.backbone
-    return task.encode(rows, bb.tokenizer, min(cfg.max_len, bb.max_tokens),
-        cfg.template if model.head.readout=='mask' else None)
-
 def _test(model, task, cfg):
-    return evaluate(model, _encoded(task.splits['test'], model, task, cfg), task, 4*cfg.batch_size,
+    return evaluate(model, examples_of(model, task, cfg, task.splits['test']), task, 4*cfg.batch_size,
         next(model.parameters()).device)[0]
 
 def _train_on(model, task, cfg, lrs): # the log of the best rate, with `lr`
@@ -150,7 +146,7 @@ def _try(model, cfg, source, target, shots):
     for t in (source, target): # is there a template, and room for the longest text and the prompt?
         longest = max((r for rows in t.splits.values() for r in rows),
             key=lambda r: len(r['sentence1'])+len(r.get('sentence2', '')))
-        answers(model, _encoded([longest], model, t, cfg), device=next(model.parameters()).device)
+        answers(model, examples_of(model, t, cfg, [longest]), device=next(model.parameters()).device)
 
 # %% ../../nbs/engine/experiments/transfer.ipynb #759baaf2
 def transfer(

@@ -15,6 +15,7 @@ from ..data.batches import batches
 from ..data.task import Task
 from ..model.backbone import Backbone
 from ..model.prompted_model import PromptedModel
+from .examples import examples_of
 
 # %% ../../nbs/engine/training/evaluation.ipynb #94ed66b2
 @torch.inference_mode()
@@ -76,10 +77,7 @@ def predict(
     if not rows: return []
     texts = [{k: r[k] for k in ('sentence1','sentence2')[:1+task.pair]}
         for r in (check_text(task, r, f'row {i}') for i,r in enumerate(rows))]
-    examples = task.encode(texts, model.backbone.tokenizer, min(cfg.max_len, model.backbone.max_tokens),
-        cfg.template if model.head.readout=='mask' else None)
-    for source in model.modules():
-        if hasattr(source, 'prepare'): examples = source.prepare(examples)
+    examples = examples_of(model, task, cfg, texts)
     out = answers(model, examples, batch_size, next(model.parameters()).device)
     said = task.answer(out, [r.get('group') for r in rows])
     if task.regression: return [dict(value=v) for v in said]

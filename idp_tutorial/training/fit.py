@@ -17,7 +17,7 @@ from ..config import RunConfig
 from ..data.task import Task, scaled
 from ..model.prompted_model import PromptedModel, learnt
 from .evaluation import answers, evaluate
-from .examples import _examples
+from .examples import training_examples
 from .processes import Meter, accelerator, compiled, parts
 from .checkpoint import Checkpoint, identity
 
@@ -32,7 +32,7 @@ def fit(
 )->dict: # validation history, best validation score, ms per step, peak memory, losses, what a cache cost
     "Train; leaves the model with the tensors that were best on the validation split"
     acc,lr = accelerator(cfg),lr or cfg.lr
-    train,valid,cache = _examples(acc, model, task, cfg, bool(model.trained()))
+    train,valid,cache = training_examples(acc, model, task, cfg)
     if not model.trained(): # a verbalizer with nothing to train: zero-shot
         score = _validate(acc, model.to(acc.device), valid, task, cfg)
         return dict(history=[], validation=score, ms_per_step=0., peak_memory_mb=Meter(model, acc).mb(), losses=[],

@@ -6,7 +6,6 @@ from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.training.checkpoint import Checkpoint, identity
 from idp_tutorial.training.fit import fit
-from idp_tutorial.training import evaluation
 from idp_tutorial.model import prompted_model
 from small import backbone, config, model_of, small_task
 
@@ -73,7 +72,7 @@ def test_the_best_so_far_outlives_a_kill(tmp_path, monkeypatch):
     cfg,seen = config(steps=6, eval_every=2, lr=.05),[]
     def scripted(scores):
         left = iter(scores)
-        monkeypatch.setattr(evaluation, 'evaluate', lambda m,
+        monkeypatch.setattr('idp_tutorial.training.fit.evaluate', lambda m,
             *a: seen.append(tensors(m)) or ({'accuracy':next(left)},None))
     scripted([70,60,50])
     fit(whole := make(cfg), small_task(), cfg)

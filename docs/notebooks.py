@@ -123,7 +123,7 @@ def run(names, write=True):
             nb = execute(path)
             if write:
                 nbformat.write(nb, path)
-                nbdev('nbdev_clean', '--fname', str(path))
+                nbdev('nbdev_clean', fname=str(path))
             note = '' if not write else 'unchanged' if path.read_bytes()==before else 'new outputs'
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as e:
             plain = re.sub(r'\x1b\[[\d;]*m', '', str(e)) # no colours: this ends in log files
@@ -133,11 +133,11 @@ def run(names, write=True):
 
 # ---- check
 
-def nbdev(command, *args, cwd=ROOT):
+def nbdev(command, cwd=ROOT, **options):
     "Run an nbdev command of this environment, and stop with its output if it fails"
     module = 'clean' if 'clean' in command else 'doclinks'
-    call = f"import sys; from nbdev.{module} import {command} as f; sys.argv[0]='{command}'; f()"
-    res = subprocess.run([sys.executable, '-c', call, *args], cwd=cwd, capture_output=True, text=True,
+    call = f'from nbdev.{module} import {command}; {command}(**{options})'
+    res = subprocess.run([sys.executable, '-c', call], cwd=cwd, capture_output=True, text=True,
         env={**os.environ, 'PYTHONPATH': ''})
     if res.returncode:
         raise SystemExit(f'{command} failed:\n{res.stdout}{res.stderr}')

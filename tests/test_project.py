@@ -87,6 +87,15 @@ def test_package_contains_its_data(tmp_path):
     wanted = {str(p.relative_to(ROOT)) for p in tracked() if (ROOT/lib) in p.parents}
     assert wanted and wanted<=built, f'missing from the package: {sorted(wanted-built)}'
 
+def test_the_source_distribution_can_be_built_from(tmp_path):
+    "`python -m build` makes the wheel from it: what setup.py reads is there"
+    pytest.importorskip('setuptools')
+    subprocess.run([sys.executable, 'setup.py', '-q', 'egg_info', '--egg-base', str(tmp_path)], cwd=ROOT, check=True,
+        capture_output=True)
+    there = next(tmp_path.glob('*/SOURCES.txt')).read_text().splitlines()
+    assert {'settings.ini','README.md','LICENSE','CHANGELOG.md','CITATION.cff','constraints.txt'}<={*there}
+    assert not [f for f in there if f.startswith('tests/')] # a part of them runs nowhere
+
 def test_versions_agree():
     module = ast.parse((ROOT/cfg['lib_path']/'__init__.py').read_text(encoding='utf-8'))
     values = {n.targets[0].id: n.value for n in module.body if isinstance(n, ast.Assign)}
@@ -205,6 +214,19 @@ def test_failing_notebook_is_reported_and_left_alone(tmp_path, monkeypatch, caps
     out = capsys.readouterr().out
     assert 'course/90_bad' in out
     assert '1/0' in out and 'ZeroDivisionError' in out and 'fine = 1' not in out
+
+def test_only_the_notebook_that_ran_is_cleaned(tmp_path):
+    "`nbdev_clean` without a file cleans all of them"
+    shutil.copy(ROOT/'settings.ini', tmp_path)
+    (tmp_path/'nbs').mkdir()
+    both = [tmp_path/'nbs'/name for name in ('a.ipynb', 'b.ipynb')]
+    for p in both:
+        c = cell('x = 1')
+        c.execution_count = 3
+        notebooks.nbformat.write(notebooks.nbformat.v4.new_notebook(cells=[c]), p)
+    before = both[1].read_bytes()
+    notebooks.nbdev('nbdev_clean', cwd=tmp_path, fname=str(both[0]))
+    assert b'"execution_count": 3' not in both[0].read_bytes() and both[1].read_bytes()==before
 
 def test_pictures_are_kept_with_few_colours():
     from PIL import Image

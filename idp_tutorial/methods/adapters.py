@@ -8,18 +8,17 @@ __all__ = ['Adapter', 'add_adapters', 'add_compacters', 'add_lora']
 # %% ../../nbs/engine/methods/adapters.ipynb #2aa28d2f
 import torch.nn.functional as F
 import warnings
-from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 # %% ../../nbs/engine/methods/adapters.ipynb #99ec5c16
+from ..checks import at_least, one_of
 from .phm import PHMLinear
 from .weight_changes import Changed
 from ..model.backbone import Backbone
 
 # %% ../../nbs/engine/methods/adapters.ipynb #f05ab0f6
 class Adapter(nn.Module):
-    "`x + Dropout(W_up GELU(W_down x + b) + b)` (Houlsby et al. 2019; with GELU, as IDPG's code has it)"
+    "y = x + Dropout(W₂ GELU(W₁ x + b₁) + b₂) (Houlsby et al. 2019; GELU as in IDPG's code)"
     def __init__(self,
         down:nn.Module, # `d → m`
         up:nn.Module,   # `m → d`
@@ -27,27 +26,35 @@ class Adapter(nn.Module):
         inner:float=0.,   # after GELU (IDPG's Compacter)
     ):
         super().__init__()
-        self.down,self.up,self.inner,self.dropout = down,up,nn.Dropout(inner),nn.Dropout(dropout)
-    def forward(self, x:Tensor)->Tensor: return x+self.dropout(self.up(self.inner(F.gelu(self.down(x))))) # `[...,d]`
+        self.down = down
+        self.up = up
+        self.inner = nn.Dropout(inner)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x:Tensor)->Tensor: # `[...,d]`
+        h = F.gelu(self.down(x))
+        h = self.up(self.inner(h))
+        return x+self.dropout(h)
 
 _PLACES = {'gpt2':('attn.resid_dropout','mlp.dropout')} # the dropouts before the two residual sums of a layer
 
 def _insert(bb, name, make, m, first, layer_norms):
     "Put `make()` behind the two dropouts of each layer from `first` on"
-    if m<1:
-        raise ValueError(f"{name} with bottleneck m={m}: it must be at least 1")
+    at_least(m, 1, f'{name} with bottleneck m')
     if first not in range(bb.n_layers):
         raise ValueError(f"{name} from layer {first!r} on, but backbone {bb.name!r} has layers 0 to {bb.n_layers-1}: "
-            f"give the number of one of them")
+            "give the number of one of them")
     def change(c):
         for layer in bb.layers[first:]:
             for place in _PLACES.get(bb.family, ('attention.output.dropout','output.dropout')):
                 where,_,leaf = place.rpartition('.')
                 parent = layer.get_submodule(where)
-                with bb.words.weight.device: new = make()
+                with bb.words.weight.device:
+                    new = make()
                 setattr(parent, leaf, nn.Sequential(getattr(parent, leaf), new.to(bb.words.weight.dtype)))
             if layer_norms:
-                c.train(p for m in layer.modules() if type(m).__name__.endswith('LayerNorm') for p in m.parameters())
+                norms = [m for m in layer.modules() if type(m).__name__.endswith('LayerNorm')]
+                c.train(p for m in norms for p in m.parameters())
     return Changed(bb, name, change)
 
 def add_adapters(
@@ -58,7 +65,7 @@ def add_adapters(
     dropout:float=0., # of what is added (IDPG .1)
     layer_norms:bool=False, # train the LayerNorms of these layers too (Houlsby et al.)
 )->Changed:
-    "Houlsby adapters: `2(2dm+m+d)` numbers a layer (IDPG, Table 2: 1.55M). Below `first` nothing is trained (AdapterDrop, Rücklé et al. 2021)"
+    "Houlsby adapters: `2(2dm+m+d)` numbers a layer (IDPG, Table 2: 1.55M); none below `first` (AdapterDrop)"
     def make():
         a = Adapter(nn.Linear(bb.d, m), nn.Linear(m, bb.d), dropout)
         for l in (a.down, a.up):
@@ -73,32 +80,36 @@ def add_compacters(
     m:int=16,    # bottleneck
     n:int=4,     # Kronecker terms; must divide `m` and the width
     first:int=0, # the first layer with them
-    share:str='adapter', # one rule `A` for each 'adapter' (IDPG's code), or one for the whole 'model' (the Compacter paper)
+    share:str='adapter', # one rule `A` for each 'adapter' (IDPG's code), or for the 'model' (the Compacter paper)
     init:str='idpg',     # 'idpg' or 'compacter', as for `PHMLinear`
     dropout:float=0.,    # after GELU and of what is added (IDPG .1)
     layer_norms:bool=False, # train the LayerNorms too (the Compacter paper)
 )->Changed:
     "Adapters of two rank-1 PHM layers: `n³+2(d+m)+m+d` numbers each (IDPG, Table 2 and §A.1.2: 149.25K at `d=1024`)"
-    if share not in ('adapter','model'):
-        raise ValueError(f"share={share!r}: the rule is shared within each 'adapter', or by the whole 'model'")
+    one_of(share, ('adapter','model'), 'share', 'the rule is common to the two matrices of an adapter, or to all')
     rule = None
     def make():
         nonlocal rule
         down = PHMLinear(bb.d, m, n, A=rule, rank=1, init=init)
         up = PHMLinear(m, bb.d, n, A=down.A, rank=1, init=init)
-        if init=='idpg': nn.init.normal_(up.bias, std=.02) # as the second bias of its generators
-        if share=='model': rule = down.A
+        if init=='idpg': # as the second bias of its generators
+            nn.init.normal_(up.bias, std=.02)
+        if share=='model':
+            rule = down.A
         return Adapter(down, up, dropout, inner=dropout)
     return _insert(bb, 'compacters', make, m, first, layer_norms)
 
 # %% ../../nbs/engine/methods/adapters.ipynb #9a9c4d01
 def _linears(bb, where, lm_head):
     "Full names of the matrices that LoRA goes on"
-    layers,base = [{id(m) for part in parts for m in part.modules()} for parts in (bb.layers, [bb.base])]
-    names = [(n, id(m)) for n,m in bb.model.named_modules() if isinstance(m, (nn.Linear,Conv1D))]
-    inside = [n for n,i in names if i in layers and (where=='all'
-        or n.rpartition('.')[2] in ('query','value','c_attn','in_proj'))]
-    return inside+[n for n,i in names if lm_head and i not in base]
+    from transformers.pytorch_utils import Conv1D
+    in_layers = {id(m) for layer in bb.layers for m in layer.modules()}
+    in_base = {id(m) for m in bb.base.modules()}
+    matrices = [(n, id(m)) for n,m in bb.model.named_modules() if isinstance(m, (nn.Linear,Conv1D))]
+    def chosen(n):
+        return where=='all' or n.rpartition('.')[2] in ('query','value','c_attn','in_proj')
+    inside = [n for n,i in matrices if i in in_layers and chosen(n)]
+    return inside+[n for n,i in matrices if lm_head and i not in in_base]
 
 def add_lora(
     bb:Backbone,
@@ -108,12 +119,12 @@ def add_lora(
     dropout:float=0.,
     lm_head:bool=False,   # the language-model head's matrices too (ID-SPAM's RoBERTa counts; not its GPT-2 ones)
 )->Changed:
-    "LoRA through `peft`: `W + (α/r)·BA`, `r(d_in+d_out)` numbers a matrix (LPT, Table 1: 788K with a head; ID-SPAM, Table 12)"
-    if where not in ('qv','all'):
-        raise ValueError(f"where={where!r}: LoRA goes on 'qv', queries and values, or on 'all' matrices")
-    if r<1:
-        raise ValueError(f"LoRA with rank r={r}: it must be at least 1")
-    if lm_head and not bb.has_lm_head: bb.lm_logits(None) # raises, and says what to use
+    "y = (W + α/r B A) x through `peft`: `r(d_in+d_out)` numbers a matrix (LPT, Table 1; ID-SPAM, Table 12)"
+    from peft import LoraConfig, inject_adapter_in_model
+    one_of(where, {'qv':'queries and values', 'all':'every matrix of the layers'}, 'where')
+    at_least(r, 1, 'LoRA with rank r')
+    if lm_head and not bb.has_lm_head:
+        bb.lm_logits(None) # raises, and says what to use
     config = LoraConfig(r=r, lora_alpha=2*r if alpha is None else alpha, target_modules=_linears(bb, where, lm_head),
         lora_dropout=dropout, fan_in_fan_out=bb.family=='gpt2')
     def change(c):

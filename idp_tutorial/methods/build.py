@@ -7,12 +7,11 @@ __all__ = ['carry', 'build']
 
 # %% ../../nbs/engine/methods/build.ipynb #dc260f85
 import torch
-from accelerate.utils import set_seed
 from pathlib import Path
 from safetensors.torch import load_file
 
 # %% ../../nbs/engine/methods/build.ipynb #90d0993b
-from ..checks import known
+from ..checks import known, one_of
 from ..config import RunConfig
 from ..data.task import Task
 from .efl import EntailmentModel, describe
@@ -22,6 +21,14 @@ from ..model.heads import ClassificationHead, VerbalizerHead
 from ..model.prompted_model import PromptedModel, learnt
 
 # %% ../../nbs/engine/methods/build.ipynb #522e75e1
+def _misfit(old, now)->str|None: # None: everything fits
+    "Which prompt of an earlier stage is not one of this model"
+    def shape(tensors, n):
+        return tuple(tensors[n].shape) if n in tensors else 'missing'
+    for n in sorted({*old, *now}):
+        if not n.startswith('head.') and shape(old, n)!=shape(now, n):
+            return f"{n}: {shape(old, n)} there, {shape(now, n)} here"
+
 def carry(
     model:PromptedModel, # of stage 2
     folder:Path|str,     # of stage 1
@@ -31,40 +38,47 @@ def carry(
     file = Path(folder)/'prompts.safetensors'
     if not file.is_file():
         raise FileNotFoundError(f"no prompts at {folder}: `start` is the folder that `supplement` made")
-    old,now = load_file(file),{n: p for n,p in learnt(model).items() if not n.startswith('lm.')}
-    prompts = {n for n in {*old, *now} if not n.startswith('head.')}
-    if wrong := sorted(n for n in prompts if n not in old or n not in now or old[n].shape!=now[n].shape):
-        raise ValueError(f"the prompts of {folder} are not those of this model ({wrong[0]}: "
-            f"{tuple(old[wrong[0]].shape) if wrong[0] in old else 'missing'} there, "
-            f"{tuple(now[wrong[0]].shape) if wrong[0] in now else 'missing'} here): use the same method, t, m and "
-            f"backbone in both stages, or start=None")
+    old = load_file(file)
+    now = {n: p for n,p in learnt(model).items() if not n.startswith('lm.')}
+    if wrong := _misfit(old, now):
+        raise ValueError(f"the prompts of {folder} are not those of this model ({wrong}): use the same method, t, m "
+            "and backbone in both stages, or start=None")
     heads = {n for n in old if n.startswith('head.')}
     fits = head and all(n in now and now[n].shape==old[n].shape for n in heads)
-    names = sorted(prompts|heads if fits else prompts)
+    names = sorted(n for n in old if fits or n not in heads)
     with torch.no_grad():
-        for n in names: now[n].copy_(old[n])
+        for n in names:
+            now[n].copy_(old[n])
     return names
 
 # %% ../../nbs/engine/methods/build.ipynb #4c752bcc
+def _head(cfg, bb, task):
+    "Where the answer is read: at a word of the vocabulary, or by a trained matrix"
+    if cfg.head=='verbalizer':
+        return VerbalizerHead(bb, task.word_ids(bb.tokenizer), cfg.loss_vocab)
+    return ClassificationHead(bb.d, 1 if task.regression else len(task.labels), _readout(cfg, bb))
+
+def _readout(cfg, bb):
+    return bb.readout if cfg.readout=='cls' else cfg.readout # a decoder's is its last row
+
 def build(
     cfg:RunConfig,
     bb:Backbone,
     task:Task,
 )->PromptedModel:
     "The model of a config; initialised under `cfg.seed`"
+    from accelerate.utils import set_seed
     if bb.words.weight.dtype!=torch.float32:
         raise ValueError(f"backbone {bb.name!r} has weights in {bb.words.weight.dtype}, and prompts and heads are "
-            f"trained in float32: load it without dtype=, and give RunConfig(precision='bf16')")
-    set_seed(cfg.seed)
-    known(cfg.head, ['classification','verbalizer'], 'head')
+            "trained in float32: load it without dtype=, and give RunConfig(precision='bf16')")
+    one_of(cfg.head, ('classification','verbalizer'), 'head')
     method = METHODS[known(cfg.method, METHODS, 'method')]
+    set_seed(cfg.seed)
     plan = method(bb, cfg)
-    readout = bb.readout if cfg.readout=='cls' else cfg.readout # a decoder's is its last row
     if method.kind=='entailment' and not task.pair: # a pair is premise and hypothesis as it is
-        model = EntailmentModel(bb, describe(task), plan, readout, cfg.lower_dropout)
+        model = EntailmentModel(bb, describe(task), plan, _readout(cfg, bb), cfg.lower_dropout)
     else:
-        if cfg.head=='verbalizer': head = VerbalizerHead(bb, task.word_ids(bb.tokenizer), cfg.loss_vocab)
-        else: head = ClassificationHead(bb.d, 1 if task.regression else len(task.labels), readout)
-        model = PromptedModel(bb, head, plan, cfg.lower_dropout)
-    if cfg.start: carry(model, cfg.start)
+        model = PromptedModel(bb, _head(cfg, bb, task), plan, cfg.lower_dropout)
+    if cfg.start:
+        carry(model, cfg.start)
     return model

@@ -32,8 +32,10 @@ def text_of(ids:list[int], tokenizer)->str:
     "Ids back to text: special tokens part sentences, and a space joins them"
     special,parts = set(tokenizer.all_special_ids),[[]]
     for i in ids:
-        if i not in special: parts[-1].append(i)
-        elif parts[-1]: parts.append([])
+        if i not in special:
+            parts[-1].append(i)
+        elif parts[-1]:
+            parts.append([])
     return ' '.join(tokenizer.decode(o, clean_up_tokenization_spaces=False).strip() for o in parts if o)
 
 # %% ../../nbs/engine/methods/glove.ipynb #d56aab12
@@ -41,7 +43,8 @@ def find_glove(
     where:Path|str, # a file, or a folder with `glove.6B.300d.txt` or with one `.txt`
 )->Path: # the file
     "The file of vectors, or an error that says how to get one"
-    p,get = Path(where).expanduser(),"give glove.6B.300d.txt or its folder; https://nlp.stanford.edu/data/glove.6B.zip has it"
+    p = Path(where).expanduser()
+    get = "give glove.6B.300d.txt or its folder; https://nlp.stanford.edu/data/glove.6B.zip has it"
     if p.is_dir():
         there = [p/'glove.6B.300d.txt'] if (p/'glove.6B.300d.txt').is_file() else sorted(p.glob('*.txt'))
         if len(there)!=1:
@@ -63,7 +66,8 @@ def read_glove(
     words = None if words is None else {w.encode() for w in words}
     with open(path, 'rb') as f:
         for i,line in enumerate(map(bytes.rstrip, f), 1):
-            if not line: continue
+            if not line:
+                continue
             n = line.count(b' ')
             if not d and n<2:
                 raise ValueError(f"{path}, line {i}: {line[:30]!r} is no word with its numbers: "
@@ -72,7 +76,7 @@ def read_glove(
             d = d or n
             if n<d:
                 raise ValueError(f"{path}, line {i}: {n} numbers, where line 1 has {d}: the file is cut off or "
-                    f"damaged; download or unpack it again")
+                    "damaged; download or unpack it again")
             # a few words of the larger files have spaces
             word = line.rsplit(b' ', d)[0] if n>d else line[:line.index(b' ')]
             if words is None or word in words:
@@ -83,22 +87,25 @@ def read_glove(
     return index,np.stack(rows) if rows else np.zeros((0, d), np.float32)
 
 def _decoded(word, path, i):
-    try: return word.decode()
+    try:
+        return word.decode()
     except UnicodeDecodeError as e:
         raise ValueError(f"{path}, line {i}: {word[:20]!r} is not UTF-8: the file is damaged; download or "
-            f"unpack it again") from e
+            "unpack it again") from e
 
 def _numbers(text, d, path, i):
-    try: x = np.array(text.split(), np.float32)
-    except ValueError: x = np.zeros(0, np.float32)
+    try:
+        x = np.array(text.split(), np.float32)
+    except ValueError:
+        x = np.zeros(0, np.float32)
     if len(x)!=d or not np.isfinite(x).all():
         raise ValueError(f"{path}, line {i}: {text[:30].decode(errors='replace')!r}… are not {d} numbers: the file is "
-            f"damaged; download or unpack it again")
+            "damaged; download or unpack it again")
     return x
 
 # %% ../../nbs/engine/methods/glove.ipynb #12e9a99e
 class GloveEncoder(nn.Module):
-    "The mean of the GloVe vectors of a text's known words (IDPG Eq. 5 and its code); trains nothing"
+    "z = mean of the GloVe vectors of a text's known words (IDPG Eq. 5 and its code); trains nothing"
     def __init__(self,
         index:dict,         # word → row
         vectors:np.ndarray, # `[N,d']`
@@ -117,7 +124,8 @@ class GloveEncoder(nn.Module):
     def vector(self, text:str)->np.ndarray: # `[d']`
         "The vector of a text"
         rows = [self.index[w] for w in words_of(text) if w in self.index]
-        if rows: return self.vectors[rows].mean(0)
+        if rows:
+            return self.vectors[rows].mean(0)
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'little')
         return (self.noise*np.random.default_rng(seed).normal(size=self.d)).astype(np.float32)
 
@@ -129,8 +137,8 @@ class GloveEncoder(nn.Module):
         "The column `glove` of the batch, or looked up now"
         if 'glove' not in ctx.batch:
             ids = [i[k.bool()].tolist() for i,k in zip(ctx.ids, ctx.batch['keep'])]
-            ctx.batch['glove'] = torch.from_numpy(np.stack([self.vector(text_of(i, self.tokenizer))
-                for i in ids])).to(ctx.h.device)
+            vectors = np.stack([self.vector(text_of(i, self.tokenizer)) for i in ids])
+            ctx.batch['glove'] = torch.from_numpy(vectors).to(ctx.h.device)
         return ctx.batch['glove']
 
 # %% ../../nbs/engine/methods/glove.ipynb #a68bad6e
@@ -155,7 +163,8 @@ def vocabulary(task, tokenizer, max_len:int=10_000, template:str|None=None)->set
     return {w for e in task.encode(rows, tokenizer, max_len, template) for w in words_of(text_of(e['ids'], tokenizer))}
 
 @lru_cache(1)
-def _last_read(path, time, size, words): return read_glove(path, words)
+def _last_read(path, time, size, words):
+    return read_glove(path, words)
 
 def load_glove(
     where:Path|str|None, # file or folder of vectors; None: those of the bundled backbone
@@ -164,7 +173,8 @@ def load_glove(
     noise:float=0.,      # as for `GloveEncoder`
 )->GloveEncoder:
     "An encoder from a file, which is read once, or from what is bundled"
-    if where is None: return GloveEncoder(*word_vectors(load_backbone('tiny')), tokenizer, noise)
+    if where is None:
+        return GloveEncoder(*word_vectors(load_backbone('tiny')), tokenizer, noise)
     file = find_glove(where).resolve()
     now = file.stat()
     return GloveEncoder(*_last_read(file, now.st_mtime_ns, now.st_size, None if words is None else frozenset(words)),

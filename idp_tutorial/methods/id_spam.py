@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 # %% ../../nbs/course/13_id_spam.ipynb #7c96b445
+from ..checks import at_least, one_of
 from .sentence_vectors import MeanPool, token_vectors
 from ..model.plan import Context
 
 # %% ../../nbs/course/13_id_spam.ipynb #2dc3f335
 class TokenAttention(MeanPool):
-    "One attention head over the tokens, averaged over its queries (ID-SPAM Eq. 1)"
+    "A = mean over the queries of softmax(E W_Q (E W_K)ᵀ / √d_k) E W_V (ID-SPAM Eq. 1)"
     def __init__(self,
         d:int,             # width of the token vectors
         d_k:int|None=None, # of queries and keys; None: `d`, as the published counts imply
@@ -24,21 +25,29 @@ class TokenAttention(MeanPool):
         super().__init__(masked)
         if d_k is not None and d_k<1:
             raise ValueError(f"d_k={d_k}: queries and keys need at least one dimension; None takes "
-                f"the width of the backbone")
-        self.q,self.k,self.v = [nn.Linear(d, o, bias=False) for o in (d_k or d, d_k or d, d)]
+                "the width of the backbone")
+        self.q = nn.Linear(d, d_k or d, bias=False)
+        self.k = nn.Linear(d, d_k or d, bias=False)
+        self.v = nn.Linear(d, d, bias=False)
+
     def weights(self, E, keep): # `[B,T]`, sums to 1
+        "How much each token counts: the mean over the queries, taken inside"
         scores = self.q(E)@self.k(E).transpose(1, 2)/self.k.out_features**.5
-        if self.masked: scores = scores.masked_fill(keep[:,None]==0, float('-inf'))
-        return torch.einsum('bq,bqk->bk', super().weights(E, keep), scores.softmax(-1).to(E.dtype))
-    def forward(self, E, keep): return self.v(super().forward(E, keep)) # `[B,d]`
+        if self.masked:
+            scores = scores.masked_fill(keep[:,None]==0, float('-inf'))
+        share = scores.softmax(-1).to(E.dtype)
+        return torch.einsum('bq,bqk->bk', super().weights(E, keep), share)
+
+    def forward(self, E, keep): # `[B,d]`
+        return self.v(super().forward(E, keep))
 
 # %% ../../nbs/course/13_id_spam.ipynb #362cf605
 class AttentionPromptGenerator(nn.Module):
-    "ID-SPAM: pool the token vectors, then a ReLU bottleneck writes the prompt (Muppidi et al. 2025, Eq. 1–2; no code is published)"
+    "S = Dropout(W₂ ReLU(W₁ A)), with A pooled over the tokens (ID-SPAM Eq. 2)"
     def __init__(self,
         d:int,     # width of the backbone
         t:int=10,  # prompt length
-        c:int=64,  # bottleneck; not in the paper, and its counts have no integer one for `t=10`
+        m:int=64,  # bottleneck; the paper has none, and its counts no integer one for `t=10`
         pool:str='attention', # or 'mean': the ablation of Table 3
         reads:str='words',    # or 'embeddings', as for `token_vectors`
         out_relu:bool=False,  # ReLU on the prompt too: Eq. 2 has it, the text has not
@@ -48,21 +57,23 @@ class AttentionPromptGenerator(nn.Module):
         dropout:float=.1,     # on the prompt; the paper tunes a rate and does not say where
     ):
         super().__init__()
-        if t<1 or c<1:
-            raise ValueError(f"ID-SPAM with t={t}, c={c}: prompt length and bottleneck must be "
-                f"at least 1")
-        if pool not in ('attention','mean'):
-            raise ValueError(f"unknown pool {pool!r}: use 'attention' (ID-SPAM) or 'mean' (its "
-                f"ablation)")
-        if reads not in ('words','embeddings'):
-            raise ValueError(f"reads={reads!r}: the generator reads 'words' or 'embeddings'")
+        at_least(t, 1, 'ID-SPAM with prompt length t')
+        at_least(m, 1, 'ID-SPAM with bottleneck m')
+        one_of(pool, {'attention':'ID-SPAM', 'mean':'its ablation'}, 'pool')
+        one_of(reads, ('words','embeddings'), 'reads')
         self.d,self.reads,self.out_relu = d,reads,out_relu
         self.pool = TokenAttention(d, d_k, masked) if pool=='attention' else MeanPool(masked)
-        self.down,self.up,self.dropout = nn.Linear(d, c, bias),nn.Linear(c, t*d,
-            bias),nn.Dropout(dropout)
+        self.down = nn.Linear(d, m, bias)
+        self.up = nn.Linear(m, t*d, bias)
+        self.dropout = nn.Dropout(dropout)
+
     def weights(self, ctx:Context)->Tensor: # `[B,T]`, sums to 1
         "How much each token of the text counts"
         return self.pool.weights(token_vectors(ctx, self.reads), ctx.batch['keep'])
+
     def forward(self, ctx:Context)->Tensor: # `[B,t,d]`
-        p = self.up(self.down(self.pool(token_vectors(ctx, self.reads), ctx.batch['keep'])).relu())
-        return self.dropout(p.relu() if self.out_relu else p).unflatten(-1, (-1,self.d))
+        A = self.pool(token_vectors(ctx, self.reads), ctx.batch['keep'])
+        p = self.up(self.down(A).relu())
+        if self.out_relu:
+            p = p.relu()
+        return self.dropout(p).unflatten(-1, (-1,self.d))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 # %% ../../nbs/course/09_idpg.ipynb #336d9a56
+from ..checks import at_least, one_of
 from .phm import PHMLinear
 from .prompt_tuning import prompt_plan
 from .sentence_vectors import SentenceVector
@@ -19,7 +20,7 @@ from ..model.plan import Context
 
 # %% ../../nbs/course/09_idpg.ipynb #ecbe1fdd
 class PromptGenerator(nn.Module):
-    "p = W₂·GELU(W₁z + b₁) + b₂, read as `t` vectors (IDPG §3.1)"
+    "p = W₂ Dropout(GELU(W₁ z + b₁)) + b₂, read as `t` vectors (IDPG §3.1)"
     def __init__(self,
         d_in:int,       # width of the sentence vector z: the backbone's, or 300 for GloVe
         d:int,          # width of a prompt vector
@@ -27,8 +28,8 @@ class PromptGenerator(nn.Module):
         m:int=256,      # bottleneck (IDPG: 256 for one layer, 16 for many)
         kind:str='phm', # 'phm', or 'dnn' for plain layers
         n:int=16,       # Kronecker terms of the PHM layers
-        shared_A:bool=False, # one rule `A` for both PHM layers, as the paper counts; the authors' code has two
-        rank:int|None=None,  # of the PHM layers' factors, an option of the authors' code (with a shared rule) that the paper never uses; None: full
+        shared_A:bool=False, # one rule `A` for both PHM layers (the paper); the code has two
+        rank:int|None=None,  # of the PHM layers' factors (the authors' code, not the paper); None: full
         tables:int=1,   # b₂ tables: one, or one a layer of the backbone
         residual:str|None=None, # add z to every vector: 'paper' (§A.5.1) or 'code', which differ
         layer_norm:bool=False,  # LayerNorm on every vector (§A.5.1)
@@ -38,15 +39,20 @@ class PromptGenerator(nn.Module):
         _check(d_in, d, t, m, kind, residual, shared_A, rank)
         A = nn.Parameter(.05*torch.randn(n, n, n)) if shared_A and kind=='phm' else None
         def layer(i, o, bias):
-            return PHMLinear(i, o, n, A, rank, bias,
-                std=.05 if rank is None else .05**.5) if kind=='phm' else _linear(i, o, bias)
+            if kind=='dnn':
+                return _linear(i, o, bias)
+            return PHMLinear(i, o, n, A, rank, bias, std=.05 if rank is None else .05**.5)
+        def norm(on):
+            return nn.LayerNorm(d) if on else nn.Identity()
         self.d_in,self.t,self.residual = d_in,t,residual
-        self.down,self.up,self.dropout = layer(d_in, m, True),layer(m, t*d,
-            False),nn.Dropout(dropout)
-        self.b2 = nn.Parameter((0. if kind=='dnn' and tables==1 else .02)*torch.randn(tables, t*d))
-        def norm(on): return nn.LayerNorm(d) if on else nn.Identity()
+        self.down = layer(d_in, m, True)
+        self.up = layer(m, t*d, False)
+        self.dropout = nn.Dropout(dropout)
+        std = 0. if kind=='dnn' and tables==1 else .02
+        self.b2 = nn.Parameter(std*torch.randn(tables, t*d))
         self.norm_p = norm(residual=='code' or residual=='paper' and layer_norm)
-        self.norm_z,self.norm = norm(residual=='paper' and layer_norm),norm(layer_norm)
+        self.norm_z = norm(residual=='paper' and layer_norm)
+        self.norm = norm(layer_norm)
 
     def forward(self,
         z:Tensor,    # `[B,d_in]`
@@ -55,37 +61,39 @@ class PromptGenerator(nn.Module):
         if z.shape[-1]!=self.d_in:
             raise ValueError(f"the sentence vectors are {tuple(z.shape)}, but this generator reads "
                 f"{self.d_in} numbers: build it with d_in={z.shape[-1]}, or give it "
-                f"another encoder")
+                "another encoder")
         z = z.to(self.b2.dtype)
-        p = self.up(self.dropout(F.gelu(self.down(z)))) + self.b2[layer if len(self.b2)>1 else 0]
+        p = F.gelu(self.down(z))
+        p = self.up(self.dropout(p))
+        p = p+self.b2[layer if len(self.b2)>1 else 0]
         p = p.unflatten(-1, (self.t,-1))
-        return self.norm(self.norm_p(p)+self.norm_z(z)[:,None] if self.residual else p)
+        if self.residual:
+            p = self.norm_p(p)+self.norm_z(z)[:,None]
+        return self.norm(p)
 
 def _linear(d_in, d_out, bias):
     "A plain layer with BERT's init, which overwrites all else in the authors' code"
     layer = nn.Linear(d_in, d_out, bias)
     nn.init.normal_(layer.weight, std=.02)
-    if bias: nn.init.zeros_(layer.bias)
+    if bias:
+        nn.init.zeros_(layer.bias)
     return layer
 
 def _check(d_in, d, t, m, kind, residual, shared_A, rank):
-    if t<1 or m<1:
-        raise ValueError(f"generator with t={t}, m={m}: prompt length and bottleneck must be "
-            f"at least 1")
-    if kind not in ('phm','dnn'):
-        raise ValueError(f"unknown generator {kind!r}: use 'phm' or 'dnn'")
+    at_least(t, 1, 'prompt length t')
+    at_least(m, 1, 'bottleneck m')
+    one_of(kind, ('phm','dnn'), 'generator')
     if kind=='dnn' and (shared_A or rank is not None):
         raise ValueError(f"a generator of plain layers with shared_A={shared_A}, rank={rank}: "
-            f"these are of PHM layers; use kind='phm', or leave them out")
-    if residual not in (None,'paper','code'):
-        raise ValueError(f"unknown residual {residual!r}: use None, 'paper' or 'code'")
+            "these are of PHM layers; use kind='phm', or leave them out")
+    one_of(residual, (None,'paper','code'), 'residual')
     if residual and d_in!=d:
         raise ValueError(f"residual={residual!r} adds the sentence vector to each prompt vector, "
             f"but they have {d_in} and {d} numbers: use residual=None")
 
 # %% ../../nbs/course/09_idpg.ipynb #ba934b4d
 class GeneratedPrompt(nn.Module):
-    "A prompt source: read a vector, generate a prompt"
+    "p = G(z), where `read` gives z and `generator` is G"
     def __init__(self,
         generator:PromptGenerator,
         read,        # `read(ctx) → [B,d_in]`
@@ -93,8 +101,9 @@ class GeneratedPrompt(nn.Module):
     ):
         super().__init__()
         self.generator,self.read,self.layer = generator,read,layer
-    def forward(self, ctx:Context)->Tensor:
-        return self.generator(self.read(ctx), self.layer) # `[B,t,d]`
+
+    def forward(self, ctx:Context)->Tensor: # `[B,t,d]`
+        return self.generator(self.read(ctx), self.layer)
 
 def idpg_plan(
     bb:Backbone,
@@ -105,5 +114,5 @@ def idpg_plan(
     standardise:bool=False, # bring the sentence vector to unit spread
 )->dict: # a plan
     "S-IDPG: one generated prompt among the words"
-    return prompt_plan(bb, GeneratedPrompt(generator,
-        SentenceVector(encoder, dropout, generator.d_in*standardise)), position)
+    z = SentenceVector(encoder, dropout, generator.d_in*standardise)
+    return prompt_plan(bb, GeneratedPrompt(generator, z), position)

@@ -9,7 +9,6 @@ __all__ = ['save_pretrained', 'from_pretrained']
 import hashlib
 import json
 import torch
-from accelerate import PartialState
 from dataclasses import asdict, replace
 from pathlib import Path
 from safetensors.torch import load, save
@@ -26,16 +25,17 @@ from ..records import write_whole
 
 # %% ../../nbs/engine/methods/prompt_files.ipynb #6a41352f
 def _untouched(model, cfg)->str: # fingerprint of the backbone as it was before training
-    # fine-tuning, LoRA …; FSDP
-    other = any(n.startswith('lm.') for n in model.trained()) or any(hasattr(p, 'full_tensor')
-        for p in model.parameters())
-    return fingerprint(load_backbone(cfg.backbone) if other else model.backbone)
+    changed = any(n.startswith('lm.') for n in model.trained()) # fine-tuning, LoRA …
+    sharded = any(hasattr(p, 'full_tensor') for p in model.parameters())
+    return fingerprint(load_backbone(cfg.backbone) if changed or sharded else model.backbone)
 
 def _word_vectors(model)->str|None: # their digest; None: it reads none
     return next((m.digest() for m in model.modules() if isinstance(m, GloveEncoder)), None)
 
 def _whole(t):
-    return (t.full_tensor() if hasattr(t, 'full_tensor') else t).detach().cpu().contiguous() # FSDP: from all processes
+    if hasattr(t, 'full_tensor'): # FSDP: from all processes
+        t = t.full_tensor()
+    return t.detach().cpu().contiguous()
 
 def save_pretrained(
     model:PromptedModel,
@@ -43,9 +43,11 @@ def save_pretrained(
     task:Task,       # of the model; its rows are not saved
     cfg:RunConfig,   # that `build` had
 ):
-    "Write what was learnt, and how to build the model it belongs to; several processes all call it, the main one writes"
+    "Write what was learnt, and how to build its model; all processes call it, the main one writes"
+    from accelerate import PartialState
     folder,data = Path(folder),save({n: _whole(t) for n,t in learnt(model).items()})
-    if not PartialState().is_main_process: return
+    if not PartialState().is_main_process:
+        return
     folder.mkdir(parents=True, exist_ok=True)
     about = dict(cfg={**asdict(cfg), 'data':None, 'start':None, 'cache_dir':None,
         'glove':cfg.glove and Path(cfg.glove).name}, task=asdict(replace(task, splits={}, unpack=None)),
@@ -65,7 +67,7 @@ def _read(folder:Path): # what it is about, and the tensors
         raise ValueError(f"{folder/'prompts.json'} is damaged ({type(e).__name__}): save the model again") from None
     if hashlib.sha256(data).hexdigest()!=sha:
         raise ValueError(f"{folder/'prompts.safetensors'} is damaged, or of another save (its checksum is not the one "
-            f"in prompts.json): save the model again")
+            "in prompts.json): save the model again")
     return about,load(data)
 
 def from_pretrained(
@@ -75,16 +77,17 @@ def from_pretrained(
 )->tuple[PromptedModel,Task,RunConfig]:
     "Read what `save_pretrained` wrote; the model is in eval mode"
     about,old = _read(Path(folder))
-    cfg,task = RunConfig(**about['cfg']),Task(**{k: tuple(v) if isinstance(v, list) else v for k,
-        v in about['task'].items()})
+    cfg = RunConfig(**about['cfg'])
+    task = Task(**{name: tuple(v) if isinstance(v, list) else v for name,v in about['task'].items()})
     bb = load_backbone(cfg.backbone) if bb is None else bb
     if about['fingerprint']!=fingerprint(bb):
         raise ValueError(f"the prompts of {folder} belong to another backbone ({cfg.backbone!r}, not these weights of "
             f"{bb.name!r}): load the one they were trained on")
-    if glove is not None: cfg = replace(cfg, glove=str(glove))
+    if glove is not None:
+        cfg = replace(cfg, glove=str(glove))
     elif cfg.glove and about.get('glove'):
         raise ValueError(f"the prompts of {folder} were trained with the word vectors of a file, {cfg.glove!r}, which "
-            f"is not saved with them: give it (glove=…; idp_predict: --glove)")
+            "is not saved with them: give it (glove=…; idp_predict: --glove)")
     model = build(replace(cfg, start=None), bb, task)
     if _word_vectors(model)!=about.get('glove'):
         raise ValueError(f"the prompts of {folder} belong to other word vectors than those of "
@@ -92,6 +95,8 @@ def from_pretrained(
     now = learnt(model)
     if {n: t.shape for n,t in now.items()}!={n: t.shape for n,t in old.items()}:
         raise ValueError(f"the tensors of {folder} are not those that its config builds: it is of another version; "
-            f"train it again")
-    with torch.no_grad(): [t.copy_(old[n]) for n,t in now.items()]
+            "train it again")
+    with torch.no_grad():
+        for n,t in now.items():
+            t.copy_(old[n])
     return model.eval(),task,cfg

@@ -10,21 +10,25 @@ import torch
 from torch import Tensor, nn
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #8132ba56
+from ..checks import one_of
 from ..model.backbone import in_eval_mode
 from ..model.layer_loop import run_layers
 from ..model.plan import Context
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #d49b3f9e
 def noisy_sentence(ctx:Context)->Tensor: # `[B,d]`
-    "M(x) as IDPG's code computes it in training: in the model's current mode, with dropout in every layer; it cannot be cached"
+    "M(x) as IDPG's code computes it in training, with dropout in every layer; it cannot be cached"
+    row = ctx.backbone.readout
     with torch.no_grad():
-        return run_layers(ctx.backbone, ctx.batch, read=ctx.backbone.readout).row(ctx.backbone.readout)
+        return run_layers(ctx.backbone, ctx.batch, read=row).row(row)
 
 def _frozen_pass(ctx:Context, name:str, read:str|None=None)->Tensor: # `[B,d]`
-    "What a pass without prompts says, in eval mode: from a cache (`ctx.batch`), or computed on first use and kept in `ctx.memo`"
-    if name in ctx.batch: return ctx.batch[name].to(ctx.backbone.words.weight.dtype)
+    "What a pass without prompts says, in eval mode: of a cache (`ctx.batch`), or computed once, in `ctx.memo`"
+    if name in ctx.batch:
+        return ctx.batch[name].to(ctx.backbone.words.weight.dtype)
     if name not in ctx.memo:
-        with torch.no_grad(),in_eval_mode(ctx.backbone): ran = run_layers(ctx.backbone, ctx.batch, read=read)
+        with torch.no_grad(),in_eval_mode(ctx.backbone):
+            ran = run_layers(ctx.backbone, ctx.batch, read=read)
         ctx.memo[name] = ran.row(read) if read else ran.mean()
     return ctx.memo[name]
 
@@ -33,24 +37,29 @@ def sentence(ctx:Context)->Tensor: # `[B,d]`
     return _frozen_pass(ctx, 'sentence', ctx.backbone.readout)
 
 def mean_sentence(ctx:Context)->Tensor: # `[B,d]`
-    "M(x) as the mean over the words, for a backbone whose `<s>` never learnt to speak for a sentence (not in the paper)"
+    "M(x) as the mean over the words, for a backbone whose `<s>` never learnt to speak for a sentence (ours)"
     return _frozen_pass(ctx, 'mean_sentence')
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #daebe938
 class Standardise(nn.Module):
-    "(z − mean)/std, by dimension, over the sentence vectors seen in training (ours; the papers feed M(x) as it is)"
+    "(z − mean)/std, by dimension, over the vectors seen in training (ours; the papers feed M(x) as it is)"
     def __init__(self, d:int): # width of z
         super().__init__()
-        for name,size in (('n',1),('total',d),('square',d)): self.register_buffer(name, torch.zeros(size))
+        self.register_buffer('n', torch.zeros(1))
+        self.register_buffer('total', torch.zeros(d))
+        self.register_buffer('square', torch.zeros(d))
+
     def forward(self, z:Tensor)->Tensor: # `[B,d]`
         if self.training:
             v = z.detach().float()
             self.n += len(v)
             self.total += v.sum(0)
             self.square += v.square().sum(0)
-        if self.n<2: return z
+        if self.n<2:
+            return z
         mean = self.total/self.n
-        return ((z-mean)/(self.square/self.n-mean.square()).clamp(min=1e-8).sqrt()).to(z.dtype)
+        std = (self.square/self.n-mean.square()).clamp(min=1e-8).sqrt()
+        return ((z-mean)/std).to(z.dtype)
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #fbc42a75
 class SentenceVector(nn.Module):
@@ -61,33 +70,39 @@ class SentenceVector(nn.Module):
         standardise:int=0, # width of the vector, to bring it to unit spread; 0: as it is
     ):
         super().__init__()
-        self.encoder,self.dropout,self.scale = encoder,nn.Dropout(dropout),Standardise(standardise) if standardise else nn.Identity()
+        self.encoder = encoder
+        self.dropout = nn.Dropout(dropout)
+        self.scale = Standardise(standardise) if standardise else nn.Identity()
+
     def forward(self, ctx:Context)->Tensor: # `[B,d_in]`
-        if self not in ctx.memo: ctx.memo[self] = self.dropout(self.scale((self.encoder or sentence)(ctx)))
+        if self not in ctx.memo:
+            z = (self.encoder or sentence)(ctx)
+            ctx.memo[self] = self.dropout(self.scale(z))
         return ctx.memo[self]
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #febf14c6
 def token_vectors(
     ctx:Context,
-    reads:str='words', # 'words': rows of the embedding matrix; 'embeddings': with positions and LayerNorm. The paper does not say
+    reads:str='words', # rows of the embedding matrix; 'embeddings': with positions and LayerNorm
 )->Tensor: # `[B,T,d]`, of the text without any prompt
-    "ID-SPAM's `E`, whatever the layer that the loop is at"
-    if reads not in ('words','embeddings'):
-        raise ValueError(f"unknown reads {reads!r}: use 'words' or 'embeddings'")
+    "ID-SPAM's `E`, whatever the layer that the loop is at; the paper does not say which of the two it is"
+    one_of(reads, ('words','embeddings'), 'reads')
     E = ctx.backbone.words(ctx.ids)
     return E if reads=='words' else ctx.backbone.embed(E, ctx.batch['keep'], ctx.batch['types'])
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #dc6cc0ec
 class MeanPool(nn.Module):
-    "The mean of the token vectors: what ID-SPAM's Table 3 puts in the place of attention"
+    "A = mean(E) over the tokens: what ID-SPAM's Table 3 puts in the place of attention"
     def __init__(self,
         masked:bool=True, # leave out padding; the paper does not say
     ):
         super().__init__()
         self.masked = masked
+
     def weights(self, E:Tensor, keep:Tensor)->Tensor: # `[B,T]`, sums to 1
         "How much each token counts"
-        real = (keep if self.masked else torch.ones_like(keep)).to(E.dtype)
-        return real/real.sum(1, keepdim=True)
-    def forward(self, E:Tensor, keep:Tensor)->Tensor:
-        return torch.einsum('bt,btd->bd', self.weights(E, keep), E) # `[B,d]`
+        real = keep if self.masked else torch.ones_like(keep)
+        return real.to(E.dtype)/real.to(E.dtype).sum(1, keepdim=True)
+
+    def forward(self, E:Tensor, keep:Tensor)->Tensor: # `[B,d]`
+        return torch.einsum('bt,btd->bd', self.weights(E, keep), E)

@@ -240,7 +240,7 @@ def test_sizes_without_a_backbone_of_ours():
 
 # --- refused
 
-@pytest.mark.parametrize('kw,words', [(dict(t=0), ['t=0','at least 1']), (dict(c=0), ['c=0','at least 1']),
+@pytest.mark.parametrize('kw,words', [(dict(t=0), ['t=0','at least 1']), (dict(m=0), ['m=0','at least 1']),
     (dict(pool='max'), ["pool 'max'","'attention'","'mean'"]),
     (dict(reads='states'), ["reads='states'","'words' or 'embeddings'"]),
     (dict(d_k=0), ['d_k=0','at least one','None'])])

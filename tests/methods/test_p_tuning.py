@@ -57,7 +57,7 @@ def test_sizes():
             prompt_plan(bb, ReparameterizedPrompt(t, d, h, net))))==dict(prompt=n, head=2050, backbone=0)
 
 @pytest.mark.parametrize('kw,words', [(dict(t=0, d=8), ['t=0','at least 1']),
-    (dict(t=2, d=8, h=0), ['h=0','at least 1']), (dict(t=2, d=8, net='gru'), ["network 'gru'","'mlp' or 'lstm'"])])
+    (dict(t=2, d=8, m=0), ['m=0','at least 1']), (dict(t=2, d=8, net='gru'), ["network 'gru'","'mlp' or 'lstm'"])])
 def test_what_cannot_be_built(kw, words):
     with pytest.raises(ValueError) as e: ReparameterizedPrompt(**kw)
     assert all(w in str(e.value) for w in words), str(e.value)

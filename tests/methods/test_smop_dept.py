@@ -236,9 +236,9 @@ def test_fit_uses_both(monkeypatch):
 # --- refused
 
 @pytest.mark.parametrize('make,words', [(lambda: RoutedPrompt(32, t=0), ['t=0','at least 1']),
-    (lambda: RoutedPrompt(32, k=0), ['k=0','from 1 to k']),
-    (lambda: RoutedPrompt(32, k=2, top=3), ['k=2, top=3','from 1 to k']),
-    (lambda: RoutedPrompt(32, noise=-1.), ['noise=-1.0','0 or more']),
+    (lambda: RoutedPrompt(32, prompts=0), ['prompts=0','from 1 to all']),
+    (lambda: RoutedPrompt(32, prompts=2, top=3), ['prompts=2, top=3','from 1 to all 2']),
+    (lambda: RoutedPrompt(32, noise=-1.), ['noise=-1.0','at least 0']),
     (lambda: DecomposedPrompt(32, max_len=0), ['max_len=0','at least 1']),
     (lambda: DecomposedPrompt(32, lr_scale=0), ['lr_scale=0','above 0']),
     (lambda: DecomposedPrompt(32, t=0), ['t=0','at least 1']),

@@ -29,7 +29,7 @@ class PromptGenerator(nn.Module):
         kind:str='phm', # 'phm', or 'dnn' for plain layers
         n:int=16,       # Kronecker terms of the PHM layers
         shared_A:bool=False, # one rule `A` for both PHM layers (the paper); the code has two
-        rank:int|None=None,  # of the PHM layers' factors (the authors' code, not the paper); None: full
+        rank:int|None=None,  # of the PHM layers' factors (only in the authors' code); None: full
         tables:int=1,   # b₂ tables: one, or one a layer of the backbone
         residual:str|None=None, # add z to every vector: 'paper' (§A.5.1) or 'code', which differ
         layer_norm:bool=False,  # LayerNorm on every vector (§A.5.1)

@@ -41,9 +41,9 @@ def _moved_up(t): # for `Step.change` at layer 0
         bb,T = ctx.backbone,ctx.ids.shape[1]
         if T+t>bb.max_tokens:
             raise ValueError(f"the longest text has {T} tokens and {t} prompt vectors move it up, "
-                f"but the position table of backbone {bb.name!r} holds {bb.max_tokens}: encode with "
-                f"max_len={max(bb.max_tokens-t, 1)} or less, shorten the prompt, or give "
-                "shift_positions=False")
+                f"but the position table of backbone {bb.name!r} holds {bb.max_tokens}: "
+                f"encode with max_len={max(bb.max_tokens-t, 1)} or less, shorten the prompt, "
+                "or give shift_positions=False")
         e,keep,types = behind(bb.words(ctx.ids), 0.),behind(ctx.keep, 1),behind(ctx.types, 0)
         return bb.embed(e, keep, types)[:,t:]
     return change
@@ -62,8 +62,9 @@ def deep_plan(
     one_of(way, {'kv':'keys and values', 'replace':'rows', 'add':'rows'}, 'way')
     change = _moved_up(t) if shift_positions and way!='add' else None
     if way=='kv':
-        plan = {layer: Step('kv', KeyValuePrompt(t, bb.d, dropout, std)) for layer in range(bb.n_layers)}
-        return plan|{0: plan[0]._replace(change=change)}
+        keys = [KeyValuePrompt(t, bb.d, dropout, std) for _ in range(bb.n_layers)]
+        later = {layer: Step('kv', keys[layer]) for layer in range(1, bb.n_layers)}
+        return {0: Step('kv', keys[0], change=change)}|later
     first = SoftPrompt(t, bb.d, std)
     later = {layer: Step(way, SoftPrompt(t, bb.d, std)) for layer in range(1, bb.n_layers)}
     if way=='add' and shift_positions:

@@ -242,7 +242,7 @@ def test_sizes_without_a_backbone_of_ours():
 
 @pytest.mark.parametrize('kw,words', [(dict(t=0), ['t=0','at least 1']), (dict(m=0), ['m=0','at least 1']),
     (dict(pool='max'), ["pool 'max'","'attention'","'mean'"]),
-    (dict(reads='states'), ["reads='states'","'words' or 'embeddings'"]),
+    (dict(reads='states'), ["unknown reads 'states'","'words' or 'embeddings'"]),
     (dict(d_k=0), ['d_k=0','at least one','None'])])
 def test_what_cannot_be_built(kw, words):
     with pytest.raises(ValueError) as e: AttentionPromptGenerator(32, **kw)

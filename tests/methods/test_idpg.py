@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.methods.idpg import GeneratedPrompt, PromptGenerator, idpg_plan
-from idp_tutorial.methods.sentence_vectors import SentenceVector, Standardise, mean_sentence, noisy_sentence
+from idp_tutorial.methods.sentence_vectors import SentenceVector, Standardise, mean_sentence, noisy_sentence, sentence
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.model.plan import Context
 from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
@@ -157,8 +157,12 @@ def test_sentence_vector(family):
     bb = backbone(family)
     batch = batch_of(bb)
     model = model_of(bb, generator()).train()
-    assert passes(bb, lambda: model(batch))==2 and passes(bb, lambda: model(batch))==1 # the batch keeps it
-    z,end = batch['sentence'],batch['keep'].sum(1)-1
+    given = set(batch)
+    assert passes(bb, lambda: model(batch))==2 and set(batch)==given # what a source computes is not put into the batch
+    ctx = run_layers(bb, batch, stop=0)
+    z,end = sentence(ctx),batch['keep'].sum(1)-1
+    assert passes(bb, lambda: sentence(ctx))==0 # the context keeps it
+    assert passes(bb, lambda: model({**batch, 'sentence':z}))==1 # and so does a cache
     h = bb.base.eval()(input_ids=batch['ids'], attention_mask=batch['keep']).last_hidden_state
     same(z, h[torch.arange(len(h)),end] if family=='gpt2' else h[:,0])
     assert not z.requires_grad
@@ -168,7 +172,8 @@ def test_cached_vectors_are_used():
     batch = batch_of(bb)
     model = model_of(bb, generator())
     a = model(batch)
-    b = model({**batch, 'sentence':batch['sentence'].flip(0)})
+    z = sentence(run_layers(bb, batch, stop=0))
+    b = model({**batch, 'sentence':z.flip(0)})
     assert (a-b).abs().max()>1e-3
 
 def test_another_encoder_takes_one_pass():
@@ -199,8 +204,8 @@ def test_dropout_on_z_is_drawn_once_a_pass():
     assert torch.equal(read(a), read(a)) and not torch.equal(read(a), read(b))
     zero = read(a)==0
     assert .3<zero.float().mean()<.7
-    same(read(a)[~zero], 2*batch['sentence'][~zero])
-    assert torch.equal(read.eval()(run_layers(bb, batch, stop=0)), batch['sentence'])
+    same(read(a)[~zero], 2*sentence(a)[~zero])
+    assert torch.equal(read.eval()(run_layers(bb, batch, stop=0)), sentence(a))
 
 @pytest.mark.parametrize('family', FAMILY)
 def test_mean_and_noisy_vectors(family):
@@ -212,9 +217,10 @@ def test_mean_and_noisy_vectors(family):
     assert (a-b).abs().max()>1e-3 and not a.requires_grad
     m = mean_sentence(ctx())
     assert all(x.training for x in bb.model.modules()) and not m.requires_grad
-    assert passes(bb, lambda: torch.equal(mean_sentence(run_layers(bb, batch, stop=0)), m))==0
+    again = ctx()
+    assert torch.equal(mean_sentence(again), m) and passes(bb, lambda: mean_sentence(again))==0
     bb.model.eval()
-    same(noisy_sentence(ctx()), ctx().sentence())
+    same(noisy_sentence(ctx()), sentence(ctx()))
     for i in (0,1,4):
         x = one(batch, i)
         same(m[i], bb.base(input_ids=x['ids'], attention_mask=x['keep']).last_hidden_state[0].mean(0))
@@ -351,7 +357,7 @@ def test_plan_reads_the_standardised_vector_where_told():
     ready.read.dropout.eval()
     ready(ctx)
     hook.remove()
-    z = ctx.sentence()
+    z = sentence(ctx)
     same(seen[0], (z-z.mean(0))/z.std(0, unbiased=False), 1e-3)
 
 def test_statistics_are_of_vectors_without_dropout():
@@ -359,5 +365,5 @@ def test_statistics_are_of_vectors_without_dropout():
     ctx = run_layers(bb, batch_of(bb), stop=0)
     read = SentenceVector(dropout=.5, standardise=d).train()
     z = read(ctx)
-    same(read.scale.total, ctx.sentence().sum(0))
+    same(read.scale.total, sentence(ctx).sum(0))
     assert .3<(z==0).float().mean()<.7

@@ -5,6 +5,7 @@ from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.data.batches import collate
 from idp_tutorial.methods.idpg import PromptGenerator
 from idp_tutorial.methods.idpg_multilayer import multilayer_plan, previous_layer
+from idp_tutorial.methods.sentence_vectors import sentence
 from idp_tutorial.model.layer_loop import apply_step, run_layers
 from idp_tutorial.model.plan import Step
 from idp_tutorial.model.heads import ClassificationHead
@@ -221,7 +222,7 @@ def test_layer0_is_one_vector_with_one_mask():
     run_layers(bb, batch, plan)
     run_layers(bb, batch, plan)
     assert torch.equal(seen[0], seen[1]) and torch.equal(seen[1], seen[2]) and not torch.equal(seen[0], seen[L])
-    assert not torch.equal(seen[0], generators(model)[0](batch['sentence'])) # there is a mask
+    assert not torch.equal(seen[0], generators(model)[0](sentence(run_layers(bb, batch, stop=0)))) # there is a mask
 
 def test_previous_layer_has_no_dropout_on_what_it_reads():
     bb = backbone()

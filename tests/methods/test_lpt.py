@@ -305,4 +305,4 @@ def test_what_is_refused(make, words):
 def test_pooling_takes_a_mask_of_any_kind_and_no_zero_rows():
     x,keep = torch.randn(2, 5, 3),torch.tensor([[1,1,1,0,0],[1,1,1,1,1]])
     assert torch.equal(adaptive_pool(x, keep.bool(), 2), adaptive_pool(x, keep, 2))
-    with pytest.raises(ValueError, match='t=0: at least one row'): adaptive_pool(x, keep, 0)
+    with pytest.raises(ValueError, match='rows to make, t=0: it must be at least 1'): adaptive_pool(x, keep, 0)

@@ -1,7 +1,9 @@
-"Models of three layers and 32 dimensions, one of each family, with the bundled tokenizer: what the tests of methods and training run on."
+"Models of three layers and 32 dimensions, one of each family, with the bundled tokenizer: what the tests run on."
 from dataclasses import replace
+from functools import cache
 import torch
 from transformers import BertConfig, BertForMaskedLM
+from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.model.backbone import FAMILIES
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.data.batches import collate
@@ -57,4 +59,16 @@ def one(batch, i):
     n = int(batch['keep'][i].sum())
     return {k: v[i:i+1,:n] if k in ('ids','keep','types') else v[i:i+1] for k,v in text_of(batch).items()}
 
-def same(a, b, atol=1e-5): torch.testing.assert_close(a, b, atol=atol, rtol=1e-5)
+
+def same(a, b, atol=1e-5, rtol=1e-5): torch.testing.assert_close(a, b, atol=atol, rtol=rtol)
+
+FAMILY = ('roberta','bert','gpt2','deberta')
+kept = cache(backbone)
+
+def setting(family='roberta', n=24, head='classification', name='sentiment'):
+    "A backbone that is made once, a task, `n` of its examples, and a head that nobody trained"
+    bb,task = kept(family),small_task(name)
+    examples = task.encode(task.splits['train'][:n], bb.tokenizer, 60, 'code' if head=='verbalizer' else None)
+    torch.manual_seed(0)
+    if head=='verbalizer': return bb,task,examples,VerbalizerHead(bb, task.word_ids(bb.tokenizer))
+    return bb,task,examples,ClassificationHead(bb.d, len(task.labels), 'mean')

@@ -7,82 +7,108 @@ __all__ = ['sweep_shape', 'tradeoff_table', 'regret']
 
 # %% ../../nbs/engine/analysis/depth.ipynb #6f7a0ae7
 import numpy as np
-import pandas as pd
 
 # %% ../../nbs/engine/analysis/depth.ipynb #07cc820b
-from .layer_choice import _ASKED, made_for
+from .layer_choice import ASKED, made_for
 from .layer_sweep import one_sweep, sweep_table
 from ..config import RunConfig
 from ..methods.registry import late_methods
 
 # %% ../../nbs/engine/analysis/depth.ipynb #57edbc40
+def _none_late(records):
+    return ValueError(f"no records of a late method among {len(records)}: sweep one of {', '.join(late_methods())}")
+
 def _late(records:list[dict]):
     "Records of one sweep by method, those with a layer"
+    import pandas as pd
     df = pd.DataFrame([r for r in one_sweep(records) if r['method'] in late_methods()])
     if not len(df):
-        raise ValueError(f"no records of a late method among {len(records)}: sweep one of {', '.join(late_methods())}")
+        raise _none_late(records)
     return df.groupby('method', sort=False)
 
-def sweep_shape(records:list[dict])->pd.DataFrame: # one row a method: score of the first layer, the middle third and the last; `error` of a difference; best layer
+def sweep_shape(
+    records:list[dict], # of one sweep
+): # a DataFrame, one row a method: score first, in the middle third, last; `error` of a difference; the best layer
     "Is there a middle maximum (LPT §4)? Said only where the middle beats both ends by two standard errors"
+    import pandas as pd
     rows = []
     for m,g in _late(records):
         L,by = g.n_layers.iloc[0],g.groupby('layer').score
-        mean,mid = by.mean(),[k for k in by.groups if L/3<=k<2*L/3]
-        error = (by.var().mean()*(1+1/max(1, len(mid)))/by.size().min())**.5
-        middle,ends = mean[mid].mean(),[mean.get(0, float('nan')), mean.get(L-1, float('nan'))]
-        rows.append(dict(method=m, first=ends[0], middle=middle, last=ends[1], error=error,
+        mean,middle_third = by.mean(),[layer for layer in by.groups if L/3<=layer<2*L/3]
+        first,middle,last = mean.get(0, np.nan),mean[middle_third].mean(),mean.get(L-1, np.nan)
+        error = (by.var().mean()*(1+1/max(1, len(middle_third)))/by.size().min())**.5
+        rows.append(dict(
+            method=m, first=first, middle=middle, last=last, error=error,
             best_layer=int(mean.idxmax()), best=mean.max(),
-            middle_maximum=all(middle-e>2*error for e in ends)))
+            middle_maximum=all(middle-end>2*error for end in (first,last))))
     return pd.DataFrame(rows)
 
 # %% ../../nbs/engine/analysis/depth.ipynb #c32a2859
-def _measured(times, share, cached)->float: # speed-up over fine-tuning; a step's time is a line in the depth, so it is read between the depths that were measured
+def _measured(times, share, cached)->float:
+    "Speed-up over fine-tuning at a share of the layers; not a number where nothing was measured on both sides"
     at = sorted((r['k']/r['n_layers'], 1/r['ratio']) for r in times if r['cached']==cached)
     return 1/np.interp(share, *zip(*at), np.nan, np.nan) if at else np.nan
 
+def _check_times(times):
+    "Of one late method on one backbone"
+    of = {(r['method'],r['backbone']) for r in times}
+    if len(of)>1 or any(method not in late_methods() for method,_ in of):
+        raise ValueError(f"times of {', '.join(f'{m} on {b}' for m,b in sorted(of))}: "
+                         "those of one late method on one backbone are needed; leave the others out")
+
 def tradeoff_table(
-    records:list[dict],
+    records:list[dict], # of one sweep
     shares=(1/4,1/2,3/4), # of the layers before the prompt
-    times:list[dict]=(), # rows of `idp_bench` for one late method, of an idle machine; of any backbone, for what counts is the share of its layers
-)->pd.DataFrame:
-    "Score, memory saved and speed-up over fine-tuning by depth (LPT, Table 10): of the records' own steps, `3L/(2L−k)` (cached `3L/(2(L−k))`), and as `times` have it"
+    times:list[dict]=(), # rows of `idp_bench` for one late method on an idle machine; of any backbone, for shares count
+): # a DataFrame, one row a method and depth
+    "Score, memory saved and speed-up over fine-tuning by depth, ideal and measured (LPT, Table 10)"
+    import pandas as pd
     t,late = sweep_table(records),late_methods()
     L = next((r['n_layers'] for r in records if r['method'] in late), None)
     if L is None:
-        raise ValueError(f"no records of a late method among {len(records)}: sweep one of {', '.join(late)}")
-    if len(of := {(r['method'],r['backbone']) for r in times})>1 or any(r['method'] not in late for r in times):
-        raise ValueError(f"times of {', '.join(f'{m} on {b}' for m,b in sorted(of))}: those of one late method on one "
-            f"backbone are needed; leave the others out")
+        raise _none_late(records)
+    _check_times(times)
     full = t[t.method=='fine-tuning']
-    ms,mb = (full.ms_per_step.iloc[0],full.peak_memory_mb.iloc[0]) if len(full) else (float('nan'),)*2
-    t = t[t.method.isin(late)&t.layer.isin([round(L*s) for s in shares])]
-    def measured(cached): return [_measured(times, k/L, cached) for k in t.layer]
-    return pd.DataFrame(dict(method=t.method, layer=t.layer.astype(int), score=t.score, std=t['std'], params=t.params,
-        memory_saved=1-t.peak_memory_mb/mb, speed_up=ms/t.ms_per_step,
-        ideal=3*L/(2*L-t.layer), measured=measured(False), ideal_cached=3*L/(2*(L-t.layer)),
+    ms,mb = (full.ms_per_step.iloc[0],full.peak_memory_mb.iloc[0]) if len(full) else (np.nan,np.nan)
+    t = t[t.method.isin(late) & t.layer.isin([round(L*s) for s in shares])]
+    def measured(cached):
+        return [_measured(times, layer/L, cached) for layer in t.layer]
+    return pd.DataFrame(dict(
+        method=t.method, layer=t.layer.astype(int), score=t.score, std=t['std'], params=t.params,
+        memory_saved=1-t.peak_memory_mb/mb,
+        speed_up=ms/t.ms_per_step,
+        ideal=3*L/(2*L-t.layer),
+        measured=measured(False),
+        ideal_cached=3*L/(2*(L-t.layer)),
         measured_cached=measured(True))).reset_index(drop=True)
 
 # %% ../../nbs/engine/analysis/depth.ipynb #9ac84b27
+def _check_choice(choice, record):
+    "Was it made for this sweep?"
+    if not made_for(choice, record):
+        other = [f"{name}={choice[name]!r}, the sweep {name}={record.get(name)!r}" for name in ASKED
+                 if name in choice and choice[name]!=record.get(name, getattr(RunConfig, name, None))]
+        raise ValueError(f"the choice was made for {'; '.join(other)}: choose again, with the sweep's own settings")
+
 def regret(
     records:list[dict], # of one sweep
     choice:dict,        # of `choose_prompt_layer`
-)->pd.DataFrame: # one row a method
-    "Points lost against the sweep's best layer by the choice, by the middle, and by a layer at random; and what choosing cost beside the sweep"
-    if records and not made_for(choice, records[0]):
-        other = [f"{k}={choice[k]!r}, the sweep {k}={records[0].get(k)!r}" for k in _ASKED if k in choice
-            and choice[k]!=records[0].get(k, getattr(RunConfig, k, None))]
-        raise ValueError(f"the choice was made for {'; '.join(other)}: choose again, with the sweep's own settings")
-    rows = []
+): # a DataFrame, one row a method
+    "Points lost against the sweep's best layer by the choice, the middle, a layer at random; what choosing cost"
+    import pandas as pd
+    if records:
+        _check_choice(choice, records[0])
+    chosen,rows = choice['layer'],[]
     for m,g in _late(records):
-        by,L = g.groupby('layer').score,g.n_layers.iloc[0]
+        by,middle = g.groupby('layer').score,g.n_layers.iloc[0]//2
         mean = by.mean()
-        if missing := [k for k in (choice['layer'], L//2) if k not in mean.index]:
-            raise ValueError(f"the sweep of {m!r} has layers {list(mean.index)}, but not {missing[0]}: sweep every "
-                f"layer first")
-        seconds = (g.seconds+g.tuning_seconds).sum()
-        rows.append(dict(task=g.task.iloc[0], method=m, best=int(mean.idxmax()), chosen=choice['layer'],
-            regret=mean.max()-mean[choice['layer']], middle=mean.max()-mean[L//2],
-            random=mean.max()-mean.mean(), noise=(by.var().mean()/by.size().min())**.5, seconds=choice['seconds'],
-            sweep_seconds=seconds, share_of_sweep=choice['seconds']/seconds))
+        if missing := [layer for layer in (chosen, middle) if layer not in mean.index]:
+            raise ValueError(f"the sweep of {m!r} has layers {list(mean.index)}, but not {missing[0]}: "
+                             "sweep every layer first")
+        best,seconds = mean.max(),(g.seconds+g.tuning_seconds).sum()
+        rows.append(dict(
+            task=g.task.iloc[0], method=m, best=int(mean.idxmax()), chosen=chosen,
+            regret=best-mean[chosen], middle=best-mean[middle], random=best-mean.mean(),
+            noise=(by.var().mean()/by.size().min())**.5,
+            seconds=choice['seconds'], sweep_seconds=seconds, share_of_sweep=choice['seconds']/seconds))
     return pd.DataFrame(rows)

@@ -44,7 +44,8 @@ def _swept(methods, base, at, seeds, tune, out, rows, choice):
 def _probed(base, lr, seeds, out, rows, records, size):
     "Information by layer, where `lpt` was trained"
     from dataclasses import asdict, replace
-    from idp_tutorial.analysis.layer_sweep import information_curves, sweep_file
+    from idp_tutorial.analysis.information_curves import information_curves
+    from idp_tutorial.analysis.layer_sweep import sweep_file
     from idp_tutorial.methods.registry import METHODS
     lrs = {r['layer']: r['lr'] for r in records if r['method']=='lpt'}
     cfg = replace(base, method='lpt', lr=lr or METHODS['lpt'].rate)

@@ -1,0 +1,71 @@
+"Curves of information: three prompt layers, settings that are others, and files that go on."
+import pytest
+from idp_tutorial.analysis import information_curves as module
+from idp_tutorial.analysis.information_curves import information_curves, plot_information
+from idp_tutorial.records import read_records
+from small import config, setting, small_task
+
+@pytest.fixture
+def curves_of(monkeypatch):
+    "Curves of a three-layer model; which prompt layers, seeds and rates were trained is in the list"
+    trained,bb = [],setting()[0]
+    monkeypatch.setattr(module, 'load_backbone', lambda name: bb)
+    monkeypatch.setattr(module, 'fit', lambda model, task, cfg: trained.append((cfg.layer, cfg.seed, cfg.lr)))
+    def call(cfg={}, rows=64, **kw):
+        return information_curves(config(method='lpt', lr=.2, **cfg), small_task(train=rows),
+            **{**dict(seeds=2, n=24, depth=0, steps=3, say=lambda s: None), **kw})
+    return call,trained
+
+def test_curves_for_three_prompt_layers(curves_of):
+    call,trained = curves_of
+    records = call(lrs={1:.7})
+    assert trained==[(p, s, .7 if p==1 else .2) for s in (0,1) for p in (0,1,2)]
+    assert [(r['seed'],r['prompt_layer'],r['layer']) for r in records]==[(s,p,k) for s in (0,1) for p in (0,1,2)
+        for k in (1,2,3)]
+    bits = {(r['prompt_layer'],r['layer']): r['bits'] for r in records if r['seed']==0}
+    assert bits[1,1]==bits[2,1] and bits[1,2]!=bits[2,2]!=bits[0,2] # below a prompt there is nothing of it
+    ax = plot_information(records)
+    assert {l.get_label() for l in ax.lines if not l.get_label().startswith('_')}=={f'prompt at layer {p}'
+        for p in range(3)}
+    thick = next(l for l in ax.lines if l.get_label()=='prompt at layer 1')
+    assert list(thick.get_ydata())==pytest.approx([sum(r['bits'] for r in records
+        if (r['prompt_layer'],r['layer'])==(1,k))/2 for k in (1,2,3)])
+
+def test_curves_go_on(curves_of, tmp_path):
+    call,trained = curves_of
+    out = tmp_path/'i.jsonl'
+    call(prompt_layers=[1], out=out)
+    n = len(trained)
+    records = call(prompt_layers=[1,2], out=out)
+    assert n==2 and [t[0] for t in trained[2:]]==[2,2] and len(records)==12==len(out.read_text().splitlines())
+    assert all(r['t']==4 and r['data'] is None and r['cache_dir'] is None
+        and r['probe']==dict(n=24, prompt=False, depth=0, width=64, heads=4, steps=3, lr=3e-3, batch_size=64, looks=10,
+        seed=0) for r in records)
+
+@pytest.mark.parametrize('change', [dict(depth=1), dict(width=8), dict(steps=4), dict(seed=1), dict(n=20),
+    dict(prompt=True), dict(cfg=dict(t=5)), dict(cfg=dict(steps=5)), dict(cfg=dict(head_lr=.1)), dict(rows=60),
+    dict(lrs={1:.7})], ids=str)
+def test_curves_of_other_settings_are_others(curves_of, tmp_path, change):
+    call,trained = curves_of
+    out = tmp_path/'i.jsonl'
+    kw = dict(prompt_layers=[1], seeds=1, layers=[2], out=out)
+    call(**kw)
+    call(**kw)
+    assert len(trained)==1
+    call(**{**kw, **change})
+    assert len(trained)==2 and len(read_records(out))==2
+    if 'lrs' not in change:
+        with pytest.raises(ValueError, match='records of several sweeps'): plot_information(read_records(out))
+
+@pytest.mark.parametrize('cut', [0,30])
+def test_a_curve_cut_short_is_not_done(curves_of, tmp_path, cut):
+    "Lines of the curve are missing, or half of one is there: the rest is probed, and nothing is there twice"
+    call,trained = curves_of
+    out = tmp_path/'i.jsonl'
+    kw = dict(prompt_layers=[1], seeds=1, out=out)
+    whole = call(**kw)
+    lines = out.read_text().splitlines(True)
+    out.write_text(''.join(lines[:1]) if not cut else ''.join(lines)[:-cut])
+    again = call(**kw)
+    assert again==whole and sorted(r['layer'] for r in read_records(out))==[1,2,3] and len(trained)==2
+    assert call(**{**kw, 'layers':[3,1]})==[whole[2],whole[0]] and len(trained)==2

@@ -1,0 +1,82 @@
+"`idp_sweep`: a choice, a sweep and its curves in one command, and what it refuses before anything is written."
+import json, subprocess, sys
+import pytest
+from idp_tutorial.analysis.information import Probe
+from idp_tutorial.commands.sweep import idp_sweep
+from idp_tutorial.methods.registry import METHODS
+from sweeps import pretend, swept
+
+LIB = 'idp_tutorial.analysis.'
+def choose_at_once(monkeypatch):
+    monkeypatch.setattr(LIB+'layer_choice.choose_prompt_layer', lambda *a, **kw: dict(layer=1, seconds=1.))
+
+def test_the_command(tmp_path, capsys):
+    "As a program once; called again it finds everything done"
+    kw = dict(task='sentiment', methods='lpt', layers='1', seeds=1, steps=1, batch_size=4, max_len=16, k=16,
+        device='cpu', out=str(tmp_path))
+    call = [sys.executable, '-m', 'idp_tutorial.commands.sweep', *[o for k,v in kw.items() for o in (f'--{k}', str(v))]]
+    got = subprocess.run(call, capture_output=True, text=True, timeout=300)
+    assert got.returncode==0 and 'layer 1  seed 0' in got.stdout, got.stderr
+    choice,sweep = tmp_path/'choice-sentiment-k16-tiny.jsonl',tmp_path/'sweep-sentiment-k16-tiny.jsonl'
+    idp_sweep(**kw)
+    assert 'seed 0' not in (said := capsys.readouterr().out) and sweep.name in said and choice.name in said
+    assert len(choice.read_text().splitlines())==len(sweep.read_text().splitlines())==1
+    assert json.loads(choice.read_text())['rows']
+
+def test_the_command_probes_with_the_sweeps_rates(monkeypatch, tmp_path):
+    pretend(monkeypatch)
+    seen = {}
+    choose_at_once(monkeypatch)
+    def curves(cfg, task, layers, seeds, lrs, out, say, **size):
+        seen.update(method=cfg.method, seeds=seeds, lrs=lrs, out=out.name, size=Probe(**size))
+    monkeypatch.setattr(LIB+'information_curves.information_curves', curves)
+    idp_sweep(task='sentiment', methods='lpt,lpt-npg', layers='0,1', seeds=2, tune=True, probe=True,
+        probe_depth=2, probe_width=32, out=str(tmp_path))
+    kinds = []
+    monkeypatch.setattr(LIB+'layer_sweep.sweep_prompt_layer',
+        lambda names, cfg, *a, **kw: kinds.append(cfg.cache) or swept())
+    for kind in ('none','hidden'):
+        idp_sweep(task='sentiment', methods='lpt', layers='0,2', cache=kind, out=str(tmp_path/kind))
+    assert kinds==['none','hidden']
+    assert seen==dict(method='lpt', seeds=2, lrs={0:METHODS['lpt'].rates[2], 1:METHODS['lpt'].rates[2]},
+        out='information-sentiment-tiny.jsonl', size=Probe(depth=2, width=32, steps=400))
+
+def test_a_sweep_without_a_choice(tmp_path, capsys):
+    "A regression has no classes for the probes of the choice, and can be swept all the same"
+    idp_sweep(task='similarity', methods='lpt', layers='1', seeds=1, steps=1, batch_size=4, max_len=16,
+        k=16, device='cpu', out=str(tmp_path))
+    said = capsys.readouterr().out
+    assert 'no layer is chosen without training' in said and 'needs classes' in said and [p.name
+        for p in tmp_path.iterdir()]==['sweep-similarity-k16-tiny.jsonl']
+
+def test_baselines_alone(monkeypatch, tmp_path, capsys):
+    pretend(monkeypatch)
+    choose_at_once(monkeypatch)
+    idp_sweep(task='sentiment', methods='head-only', out=str(tmp_path))
+    assert 'written' in capsys.readouterr().out
+
+WRONG = [(dict(methods='ltp'), "did you mean 'lpt'?"), (dict(task='sst-2'), "did you mean 'sst2'?"),
+    (dict(lr=-1.), 'positive number'), (dict(layers='99'), 'prompts at layers 0 to 7'),
+    (dict(layers='a'), "--layers 'a': numbers, parted by commas"), (dict(seeds=0), 'at least one seed'),
+    (dict(t=0), 't=0'), (dict(head='verbaliser'), "did you mean 'verbalizer'?"),
+    (dict(backbone='nowhere'), "no backbone 'nowhere'"),
+    (dict(probe=True, probe_width=10), 'width 10 with 4 heads'), (dict(probe=True, probe_steps=0), 'steps=0'),
+    (dict(probe=True, probe_depth=-1), 'depth=-1')]
+
+@pytest.mark.parametrize('kw,word', WRONG, ids=lambda v: str(v)[:40])
+def test_the_command_says_what_is_wrong(kw, word, tmp_path, capsys, monkeypatch):
+    ran = pretend(monkeypatch)
+    with pytest.raises(SystemExit) as e:
+        idp_sweep(**{'task':'sentiment', 'methods':'lpt,lpt-npg', **kw}, out=str(tmp_path/'x'))
+    assert e.value.code==2 and word in capsys.readouterr().err and not (tmp_path/'x').exists() and not ran
+
+def test_another_sweep_writes_nothing(monkeypatch, tmp_path, capsys):
+    ran = pretend(monkeypatch)
+    choose_at_once(monkeypatch)
+    kw = dict(task='sentiment', methods='lpt', layers='0', seeds=1, out=str(tmp_path))
+    idp_sweep(**kw)
+    n = len(ran)
+    before = {p.name: p.read_text() for p in tmp_path.iterdir()}
+    with pytest.raises(SystemExit): idp_sweep(**kw, t=3)
+    assert 't is 10 in some of them and 3 in others' in capsys.readouterr().err and len(ran)==n
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()}==before

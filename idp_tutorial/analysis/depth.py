@@ -38,7 +38,7 @@ def sweep_shape(records:list[dict])->pd.DataFrame: # one row a method: score of 
 
 # %% ../../nbs/engine/analysis/depth.ipynb #c32a2859
 def _measured(times, share, cached)->float: # speed-up over fine-tuning; a step's time is a line in the depth, so it is read between the depths that were measured
-    at = sorted((r['k']/r['n_layers'], 1/r['ratio']) for r in times if r['cached']==cached)
+    at = sorted((r['layer']/r['n_layers'], 1/r['ratio']) for r in times if r['cached']==cached)
     return 1/np.interp(share, *zip(*at), np.nan, np.nan) if at else np.nan
 
 def tradeoff_table(

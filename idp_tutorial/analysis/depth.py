@@ -46,7 +46,7 @@ def sweep_shape(
 # %% ../../nbs/engine/analysis/depth.ipynb #c32a2859
 def _measured(times, share, cached)->float:
     "Speed-up over fine-tuning at a share of the layers; not a number where nothing was measured on both sides"
-    at = sorted((r['k']/r['n_layers'], 1/r['ratio']) for r in times if r['cached']==cached)
+    at = sorted((r['layer']/r['n_layers'], 1/r['ratio']) for r in times if r['cached']==cached)
     return 1/np.interp(share, *zip(*at), np.nan, np.nan) if at else np.nan
 
 def _check_times(times):

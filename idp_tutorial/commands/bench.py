@@ -25,7 +25,7 @@ def _table(rows)->str:
     for c in set(df)&{'share','saved','paper_saved','spread'}:
         times = 1 if c=='spread' else 100
         df[c] = [f'{times*v:.1f} %' if pd.notna(v) else '-' for v in df[c]]
-    for c in set(df)&{'k','t','value','batch_size','length'}:
+    for c in set(df)&{'layer','t','value','batch_size','length'}:
         df[c] = df[c].astype('Int64').astype(str).replace('<NA>', '-')
     return df.to_string(index=False, na_rep='-', float_format='{:.2f}'.format)
 

@@ -7,7 +7,6 @@ __all__ = ['ONE_ROW', 'LPT_TIMES', 'LAYERS', 'WIDTH', 'PER_SAMPLE', 'TO_BEST', '
            'paper_speeds', 'paper_times']
 
 # %% ../../nbs/engine/efficiency/cost_model.ipynb #096ef032
-import pandas as pd
 from typing import NamedTuple
 
 # %% ../../nbs/engine/efficiency/cost_model.ipynb #d4dc1ae8
@@ -25,78 +24,86 @@ class Cost(NamedTuple):
     @property
     def total(self)->float: return sum(self)
 
-def start_layer(method:str, L:int, k:int|None=None)->int: # 0 … L
-    "Layers below which nothing is trained; `k` is for late methods, None: half of them"
+def start_layer(method:str, L:int, layer:int|None=None)->int: # 0 … L
+    "Layers below which nothing is trained; `layer` is for late methods, None: half of them"
     row = METHODS[known(method, METHODS, 'method')]
     if not row.starts_late:
         return L if row.kind=='head' else 0
-    if k is not None and k not in range(L):
-        raise ValueError(f"layer {k!r} for {method!r}: a model of {L} layers has 0 to {L-1} before a prompt")
-    return L//2 if k is None else k
+    if layer is not None and layer not in range(L):
+        raise ValueError(f"layer {layer!r} for {method!r}: a model of {L} layers has 0 to {L-1} before a prompt")
+    return L//2 if layer is None else layer
 
 # %% ../../nbs/engine/efficiency/cost_model.ipynb #6b78a6c9
 def cost(
     method:str,     # key of `METHODS`
     L:int,          # layers of the backbone
-    k:int|None=None, # layers before the prompt of a late method; None: half of them
-    cached:bool=False, # what never changes is at hand: M(x), or the states after `k` layers
+    layer:int|None=None, # layers before the prompt of a late method; None: half of them
+    cached:bool=False, # what never changes is at hand: M(x), or the states after `layer` layers
     t:int=0,        # prompt length
     T:int=1,        # tokens of the text
     d:int|None=None, # width, to count attention's own products too
     last:float=1.,  # share of the last layer that is computed: 1, or `ONE_ROW`
     C:int=2,        # classes (EFL runs each text once a class)
 )->Cost:
-    "The cost model: forward 1, backward 1 to the inputs and 1 to the weights, for every layer that needs it (fits LPT's Tables 5 and 10)"
-    k,enters,kind = start_layer(method, L, k),METHODS[method].enters,METHODS[method].kind
+    "Forward 1, backward 1 to the inputs and 1 to the weights, for every layer that needs it"
+    layer,enters,kind = start_layer(method, L, layer),METHODS[method].enters,METHODS[method].kind
     rows = T+t if enters in ('input','layers','middle') else T
     keys = T+t if enters=='keys' else rows
     def one(rows, keys, att):
         # attention: `4·rows·keys·d` multiplications and additions beside `24·rows·d²`
         return rows/T+(att*rows*keys/(6*d*T) if d else 0)
     def layers(m, *a): return (m-1+last)*one(*a) if m else 0 # the last layer is among them
-    below = layers(L, T, T, 1) if k==L else k*one(T, T, 1)
+    below = layers(L, T, T, 1) if layer==L else layer*one(T, T, 1)
     first = layers(L, T, T, 1) if kind=='second pass' and not cached else 0
-    forward = first+(0 if cached else below)+layers(L-k, rows, keys, 1)
+    forward = first+(0 if cached else below)+layers(L-layer, rows, keys, 1)
     weights = layers(L, T, 0, 0) if kind in ('all weights','entailment') else 0
     n = C if kind=='entailment' else 1
-    return Cost(n*forward, n*layers(L-k, rows, keys, 2), n*weights)
+    return Cost(n*forward, n*layers(L-layer, rows, keys, 2), n*weights)
 
 def speed_up(
     method:str,
     L:int,
-    k:int|None=None,
+    layer:int|None=None,
     cached:bool=False,
     epochs:float=float('inf'), # over which the cache is filled once
     **kw, # as for `cost`
 )->float: # inf where nothing is left to do
     "How many times faster than fine-tuning, ideally"
-    c = cost(method, L, k, cached, **kw).total
-    c += (cost(method, L, k, **kw).total-c)/epochs
+    c = cost(method, L, layer, cached, **kw).total
+    c += (cost(method, L, layer, **kw).total-c)/epochs
     return cost('fine-tuning', L, **kw).total/c if c else float('inf')
 
 # %% ../../nbs/engine/efficiency/cost_model.ipynb #3e849646
-_ALL = ('fine-tuning','adapter','adapterdrop','bitfit','lora','prompt-tuning','p-tuning-v2','s-idpg-phm','lpt-npg',
-    'lpt-mppg','lpt-appg')
-_T = (0,0,0,0,0,20,20,5,5,10,10) # prompt lengths
-LPT_TIMES = [('Table 5', b, m, k if METHODS[m].starts_late else None, t, *v) for b,k,values in ( # table, backbone, method, k, t, tokens/ms, GB. Liu et al. 2022
-    ('roberta-large', 12, ((11.6,23.5),(15.5,16.5),(21.6,9.5),(16.5,15.7),(16.4,16.2),(16.9,17.8),(19.2,16.8),
-    (12.,16.8),(23.2,10.1),(23.4,10.6),(23.4,10.6))),
-    ('gpt2-large', 18, ((2.6,22.1),(3.3,11.8),(6.,8.4),(4.3,11.5),(4.1,11.5),(4.4,13.6),(4.5,13.),(3.2,12.7),(6.,9.4),
-    (6.2,9.6),(6.2,9.6)))) for m,t,v in zip(_ALL, _T, values)] + [
-    ('Table 10', 'roberta-large', m, k, t, *v) for m,t,
-    values in (('lpt-npg', 5, ((18.5,13.4),(28.5,6.7))), ('lpt-mppg', 10, ((19.8,14.3),(28.8,7.))),
-    ('lpt-appg', 10, ((19.8,14.3),(28.8,7.))))
-        for k,v in zip((6,18), values)] # its other rows are Table 5's
+_T = {'fine-tuning':0, 'adapter':0, 'adapterdrop':0, 'bitfit':0, 'lora':0, 'prompt-tuning':20, 'p-tuning-v2':20,
+    's-idpg-phm':5, 'lpt-npg':5, 'lpt-mppg':10, 'lpt-appg':10} # prompt lengths
+
+def _table_5(backbone, layer, values): # tokens/ms and GB, in the order of `_T`
+    return [('Table 5', backbone, m, layer if METHODS[m].starts_late else None, t, *v)
+        for (m,t),v in zip(_T.items(), values)]
+
+def _table_10(method, *values): # its other rows are Table 5's
+    return [('Table 10', 'roberta-large', method, layer, _T[method], *v) for layer,v in zip((6,18), values)]
+
+LPT_TIMES = [ # table, backbone, method, layer, t, tokens/ms, GB (Liu et al. 2022)
+    *_table_5('roberta-large', 12, ((11.6,23.5),(15.5,16.5),(21.6,9.5),(16.5,15.7),(16.4,16.2),(16.9,17.8),
+        (19.2,16.8),(12.,16.8),(23.2,10.1),(23.4,10.6),(23.4,10.6))),
+    *_table_5('gpt2-large', 18, ((2.6,22.1),(3.3,11.8),(6.,8.4),(4.3,11.5),(4.1,11.5),(4.4,13.6),
+        (4.5,13.),(3.2,12.7),(6.,9.4),(6.2,9.6),(6.2,9.6))),
+    *_table_10('lpt-npg', (18.5,13.4), (28.5,6.7)),
+    *_table_10('lpt-mppg', (19.8,14.3), (28.8,7.)),
+    *_table_10('lpt-appg', (19.8,14.3), (28.8,7.))]
 LAYERS,WIDTH = {'roberta-large':24, 'gpt2-large':36},{'roberta-large':1024, 'gpt2-large':1280}
 
-def paper_speeds()->pd.DataFrame: # one row a method and depth
+def paper_speeds(): # a DataFrame, one row a method and depth
     "LPT's Tables 5 and 10 beside the cost model; `ideal_flops` counts prompt rows and attention"
+    import pandas as pd
     base,rows = {r[1]: r[5:] for r in LPT_TIMES if r[2]=='fine-tuning'},[]
-    for table,b,m,k,t,speed,gb in LPT_TIMES:
-        (v,g),L = base[b],LAYERS[b]
-        rows.append(dict(table=table, backbone=b, method=m, k=k, tokens_per_ms=speed, gb=gb, memory_saved=1-gb/g,
-            speed_up=speed/v, ideal=speed_up(m, L, k),
-            ideal_flops=speed_up(m, L, k, t=t, T=256, d=WIDTH[b]), ideal_cached=speed_up(m, L, k, cached=True)))
+    for table,b,m,layer,t,speed,gb in LPT_TIMES:
+        (slowest,most),L = base[b],LAYERS[b]
+        rows.append(dict(table=table, backbone=b, method=m, layer=layer, tokens_per_ms=speed, gb=gb,
+            memory_saved=1-gb/most, speed_up=speed/slowest, ideal=speed_up(m, L, layer),
+            ideal_flops=speed_up(m, L, layer, t=t, T=256, d=WIDTH[b]),
+            ideal_cached=speed_up(m, L, layer, cached=True)))
     return pd.DataFrame(rows).assign(excess=lambda o: o.speed_up-o.ideal)
 
 # %% ../../nbs/engine/efficiency/cost_model.ipynb #9b4a15e9
@@ -107,12 +114,18 @@ PER_SAMPLE = {'BoolQ':dict(lpt=(.669,.236), lora=(.715,.313), id_spam=(.651,.251
 TO_BEST = dict(mnli=(2887,2013,1902), qnli=(270,157,166), sst2=(224,161,171), rte=(247,168,168), qqp=(1854,1157,1004),
     mrpc=(87,59,51))
 
-def paper_times(L:int=24)->pd.DataFrame: # one row a ratio
+def paper_times(L:int=24): # a DataFrame, one row a ratio
     "ID-SPAM's Tables 14 and 15 as ratios, beside the cost model's with the prompt in the middle"
-    train = cost('lora', L).total/cost('lpt', L).total
-    rows = [dict(table='Table 14', task=task, what=f'LoRA / {n}, {phase}', printed=v['lora'][i]/v[m][i],
-        ideal=(train,1.)[i]) for task,v in PER_SAMPLE.items()
-        for m,n in (('lpt','LPT'),('id_spam','ID-SPAM')) for i,phase in enumerate(('training','inference'))]
-    return pd.DataFrame(rows+[dict(table='Table 15', task=task, what=f'fine-tuning / {n}, to the best epoch',
-        printed=v[0]/v[i], ideal=speed_up('lpt', L)) for task,v in TO_BEST.items() for i,
-        n in ((1,'LPT'),(2,'ID-SPAM'))])
+    import pandas as pd
+    ideal = {'training':cost('lora', L).total/cost('lpt', L).total, 'inference':1.}
+    rows = []
+    for task,v in PER_SAMPLE.items():
+        for m,name in (('lpt','LPT'),('id_spam','ID-SPAM')):
+            for i,phase in enumerate(ideal):
+                rows.append(dict(table='Table 14', task=task, what=f'LoRA / {name}, {phase}',
+                    printed=v['lora'][i]/v[m][i], ideal=ideal[phase]))
+    for task,v in TO_BEST.items():
+        for i,name in ((1,'LPT'),(2,'ID-SPAM')):
+            rows.append(dict(table='Table 15', task=task, what=f'fine-tuning / {name}, to the best epoch',
+                printed=v[0]/v[i], ideal=speed_up('lpt', L)))
+    return pd.DataFrame(rows)

@@ -6,8 +6,6 @@
 __all__ = ['GROW_METHODS', 'GROW', 'AXES', 'grow', 'plot_growth']
 
 # %% ../../nbs/engine/efficiency/growth.ipynb #b326a57a
-import matplotlib.pyplot as plt
-import pandas as pd
 from dataclasses import replace
 
 # %% ../../nbs/engine/efficiency/growth.ipynb #3110261c
@@ -37,7 +35,7 @@ def grow(
         late = [m for m in methods if m in late_methods()] or ['lpt-npg']
         rows = bench(bb, variants(late, L, values if values else sorted({round(i*(L-1)/6) for i in range(7)})), base,
             **kw)
-        return [{**r, 'grow':what, 'value':r['k']} for r in rows]
+        return [{**r, 'grow':what, 'value':r['layer']} for r in rows]
     for v in values or GROW[what]:
         cfg = replace(base, **{'length':dict(max_len=v), 'batch':dict(batch_size=v), 't':{}}[what])
         out += [{**r, 'grow':what, 'value':v} for r in bench(bb, variants(methods, L, [L//2]), cfg,
@@ -45,17 +43,20 @@ def grow(
     return out
 
 # %% ../../nbs/engine/efficiency/growth.ipynb #ad2b4d78
-AXES = dict(t='prompt length $t$', length='tokens of a text', depth='layers before the prompt $k$',
+AXES = dict(t='prompt length $t$', length='tokens of a text', depth='layers before the prompt',
     batch='texts a batch')
 
 def plot_growth(
     rows:list[dict], # records of `idp_bench --grow`; without any, it says how to make them
 ):
     "Speed-up over fine-tuning as dots, and the cost model's as lines"
+    import matplotlib.pyplot as plt
+    import pandas as pd
     df = pd.DataFrame([r for r in rows if r.get('grow') and r.get('ms') and r['method']!='fine-tuning'])
     if not len(df):
-        print('no measurements here yet; on a machine that has nothing else to do:\n'
-            +'\n'.join(f'idp_bench --backbone roberta-large --grow {w} --out results/speed/bench-grow.jsonl' for w in GROW))
+        print('no measurements here yet; on a machine that has nothing else to do:')
+        for w in GROW:
+            print(f'idp_bench --backbone roberta-large --grow {w} --out results/speed/bench-grow.jsonl')
         return None
     kinds,lines = [w for w in GROW if w in set(df.grow)],[*df.groupby(['method','cached'], sort=False).groups]
     fig,axs = plt.subplots(1, len(kinds), figsize=(3.2*len(kinds), 3), squeeze=False)

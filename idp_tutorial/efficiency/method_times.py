@@ -43,7 +43,7 @@ LENGTHS = {**{m: t for _,_,m,_,t,*_ in LPT_TIMES if t}, 'lpt':20, 'p-tuning':20,
     **dict.fromkeys(('s-idpg-dnn','m-idpg-dnn','m-idpg-phm','m-idpg-phm-glove','smop'), 5)}
 class Variant(NamedTuple):
     method:str
-    k:int|None=None # layers before the prompt
+    layer:int|None=None # layers before the prompt
     cached:bool=False
 
 def variants(
@@ -58,15 +58,18 @@ def variants(
         row = METHODS[known(m, METHODS, 'method')]
         depths = [None] # of AdapterDrop: its own
         if row.enters=='middle': depths = (L//4,L//2,3*L//4) if layers is None else layers
-        for k in dict.fromkeys(start_layer(m, L, k) if row.starts_late else None for k in depths):
-            out += [Variant(m, k, c) for c in (False,True) if not c or cached and cost(m, L, k, True)!=cost(m, L, k)]
+        for layer in dict.fromkeys(start_layer(m, L, d) if row.starts_late else None for d in depths):
+            out.append(Variant(m, layer))
+            if cached and cost(m, L, layer, True)!=cost(m, L, layer):
+                out.append(Variant(m, layer, True))
     return out
 
 # %% ../../nbs/engine/efficiency/method_times.ipynb #add1eb0a
 @contextmanager
 def given_back(bb):
     "Afterwards the backbone is frozen and carries no change"
-    try: yield
+    try:
+        yield
     finally:
         if hasattr(bb, 'changed'): bb.changed.restore()
         for p in bb.model.requires_grad_(False).eval().parameters(): p.grad = None
@@ -74,7 +77,8 @@ def given_back(bb):
             gc.collect() # a large optimizer's state; for a small one the search takes longer than a step
 
 def _turn(bb, task, cfg): # ms, MB
-    with given_back(bb): log = fit(build(cfg, bb, task), task, cfg)
+    with given_back(bb):
+        log = fit(build(cfg, bb, task), task, cfg)
     return log['ms_per_step'],log['peak_memory_mb']
 
 def base_config(bb:Backbone, batch_size:int=4, length:int=64, **kw)->RunConfig:
@@ -84,29 +88,33 @@ def base_config(bb:Backbone, batch_size:int=4, length:int=64, **kw)->RunConfig:
 
 def _config(bb, base, v, t, folder):
     "Of a variant; refuse what does not fit before anything is timed"
-    method,T = METHODS[v.method],base.max_len
+    method = METHODS[v.method]
     t = method.defaults.get('t') or t or LENGTHS.get(v.method, 10)
-    among = t if method.enters in ('input','layers','keys') else 0
-    if T+among>bb.max_tokens:
-        raise ValueError(f"length {T}{f' and {among} prompt positions of {v.method!r}' if among else ''}: the position "
-            f"table of backbone {bb.name!r} holds {bb.max_tokens}. "
-        f"Take length={max(bb.max_tokens-among, 1)} or "
-            f"less{', a shorter prompt (t), or leave this method out' if among else ''}")
-    return replace(base, method=v.method, layer=v.k, t=t, cache='both' if v.cached else 'none', cache_dir=str(folder))
+    among = t if method.enters in ('input','layers','keys') else 0 # rows among the words
+    if base.max_len+among>bb.max_tokens:
+        prompt,other = '',''
+        if among:
+            prompt = f' and {among} prompt positions of {v.method!r}'
+            other = ', a shorter prompt (t), or leave this method out'
+        raise ValueError(f"length {base.max_len}{prompt}: the position table of backbone {bb.name!r} holds "
+            f"{bb.max_tokens}. Take length={max(bb.max_tokens-among, 1)} or less{other}")
+    return replace(base, method=v.method, layer=v.layer, t=t, cache='both' if v.cached else 'none',
+        cache_dir=str(folder))
+
 
 # %% ../../nbs/engine/efficiency/method_times.ipynb #4ff02910
 def _printed(name, v)->dict: # LPT's speed-up and memory saved, where it has this row
     p = paper_speeds()
-    p = p[(p.backbone==name)&(p.method==v.method)&(p.k.isna() if v.k is None else p.k==v.k)]
-    return dict(paper=float(p.speed_up.iloc[0]),
-        paper_saved=float(p.memory_saved.iloc[0])) if len(p) and not v.cached else dict(paper=None, paper_saved=None)
+    p = p[(p.backbone==name)&(p.method==v.method)&(p.layer.isna() if v.layer is None else p.layer==v.layer)]
+    if not len(p) or v.cached: return dict(paper=None, paper_saved=None)
+    return dict(paper=float(p.speed_up.iloc[0]), paper_saved=float(p.memory_saved.iloc[0]))
 
 def _row(bb, cfg, v, first, ms, mb, refused)->dict:
-    row = dict(method=v.method, k=v.k, cached=v.cached,
-        t=cfg.t if METHODS[v.method].enters in ('input','layers','keys','middle') else None, refused=refused)
+    with_rows = METHODS[v.method].enters in ('input','layers','keys','middle')
+    row = dict(method=v.method, layer=v.layer, cached=v.cached, t=cfg.t if with_rows else None, refused=refused)
     if refused: return row
     m = summary(np.array(ms[v]), np.array(ms[first]))
-    ideal = speed_up(v.method, bb.n_layers, v.k, v.cached, t=row['t'] or 0, T=cfg.max_len, d=bb.d,
+    ideal = speed_up(v.method, bb.n_layers, v.layer, v.cached, t=row['t'] or 0, T=cfg.max_len, d=bb.d,
         last=ONE_ROW if bb.reads_one_row else 1.)
     some = np.isfinite(ideal)
     return {**row, **m, 'tokens_per_ms':tokens_per_ms(cfg.batch_size, cfg.max_len, m['ms']),
@@ -133,12 +141,13 @@ def bench(
         for i in range(warmup+repeats):
             for v in plan:
                 if v in refused: continue
-                try: now,mb[v] = _turn(bb, task, cfgs[v])
-                except ValueError as e:
-                    if v==plan[0]:
+                try:
+                    now,mb[v] = _turn(bb, task, cfgs[v])
+                except ValueError as e: # this family cannot take it
+                    if v==plan[0]: # but without a yardstick there is no ratio
                         raise
                     refused[v] = str(e)
-                    continue # this family cannot take it
+                    continue
                 if i>=warmup: ms[v].append(now)
             say(f"round {i-warmup+1} of {repeats}" if i>=warmup else "warmed up")
     return [_row(bb, cfgs[v], v, plan[0], ms, mb, refused.get(v)) for v in plan]

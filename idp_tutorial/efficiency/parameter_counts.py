@@ -6,7 +6,6 @@
 __all__ = ['COUNTED_ONLY', 'meta_model', 'size', 'printed', 'lora_count', 'method_counts']
 
 # %% ../../nbs/engine/efficiency/parameter_counts.ipynb #8c82e093
-import pandas as pd
 import re
 import tempfile
 import torch
@@ -14,8 +13,6 @@ from dataclasses import replace
 from decimal import Decimal, ROUND_HALF_UP
 from pathlib import Path
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, GemmaConfig, T5Config
-from transformers.pytorch_utils import Conv1D
 
 # %% ../../nbs/engine/efficiency/parameter_counts.ipynb #21568795
 from ..checks import known
@@ -27,24 +24,31 @@ from ..model.pretrained import FULL_SCALE, load_backbone
 from ..model.prompted_model import count_parameters
 
 # %% ../../nbs/engine/efficiency/parameter_counts.ipynb #c56af4b1
-COUNTED_ONLY = { # published configurations that the layer loop does not know
-    'gemma-2b': lambda: GemmaConfig(vocab_size=256000, hidden_size=2048, intermediate_size=16384, num_hidden_layers=18,
-    num_attention_heads=8, num_key_value_heads=1, head_dim=256),
-    'flan-t5-xl': lambda: T5Config(vocab_size=32128, d_model=2048, d_kv=64, d_ff=5120, num_layers=24,
-    num_decoder_layers=24, num_heads=32,
-        feed_forward_proj='gated-gelu', tie_word_embeddings=False)}
-_LM = dict(gpt2=AutoModelForCausalLM, gemma=AutoModelForCausalLM, t5=AutoModelForSeq2SeqLM)
+def _gemma():
+    from transformers import GemmaConfig
+    return GemmaConfig(vocab_size=256000, hidden_size=2048, intermediate_size=16384, num_hidden_layers=18,
+        num_attention_heads=8, num_key_value_heads=1, head_dim=256)
+
+def _flan_t5():
+    from transformers import T5Config
+    return T5Config(vocab_size=32128, d_model=2048, d_kv=64, d_ff=5120, num_layers=24, num_decoder_layers=24,
+        num_heads=32, feed_forward_proj='gated-gelu', tie_word_embeddings=False)
+
+COUNTED_ONLY = {'gemma-2b':_gemma, 'flan-t5-xl':_flan_t5} # published configurations that the layer loop does not know
+_LM = dict(gpt2='AutoModelForCausalLM', gemma='AutoModelForCausalLM', t5='AutoModelForSeq2SeqLM')
 
 def meta_model(
     name:str,       # of `FULL_SCALE` or `COUNTED_ONLY`
-    kind:str='lm',  # 'lm' (with its language-model head), 'encoder' (with a pooler, where there is one) or 'classifier' (two classes)
+    kind:str='lm',  # 'lm' (with its head), 'encoder' (with a pooler, if it has one) or 'classifier' (two classes)
 )->nn.Module: # no memory
     "A Hugging Face model of published size on the meta device"
+    import transformers
     config = {**FULL_SCALE, **COUNTED_ONLY}[known(name, [*FULL_SCALE, *COUNTED_ONLY], 'configuration')]()
     known(kind, ['lm','encoder','classifier'], 'kind of model')
-    auto = dict(lm=_LM.get(config.model_type, AutoModelForMaskedLM), encoder=AutoModel,
-        classifier=AutoModelForSequenceClassification)[kind]
-    with torch.device('meta'): return auto.from_config(config)
+    auto = dict(lm=_LM.get(config.model_type, 'AutoModelForMaskedLM'), encoder='AutoModel',
+        classifier='AutoModelForSequenceClassification')[kind]
+    with torch.device('meta'):
+        return getattr(transformers, auto).from_config(config)
 
 def size(module:nn.Module)->int:
     "Numbers in a module; tied tensors count once"
@@ -73,6 +77,7 @@ def lora_count(
     targets:str='.*',  # the whole name of a linear layer, a regular expression
 )->int:
     "Numbers that LoRA of rank `r` trains: r·(in+out) for each chosen layer (Hu et al. 2022)"
+    from transformers.pytorch_utils import Conv1D
     chosen = [m for name,m in model.named_modules() if isinstance(m, (nn.Linear,Conv1D))
         and re.fullmatch(targets, name)]
     if not chosen:
@@ -96,8 +101,9 @@ def method_counts(
     backbone:str='roberta-large', # of `FULL_SCALE`, on the meta device; or another that `load_backbone` finds
     base:RunConfig|None=None,     # `t`, `m`, `head` …; None: the defaults
     methods=None,                 # None: all of `METHODS`
-)->pd.DataFrame: # one row a method: trained numbers by group, their sum, and percent of the backbone
+): # a DataFrame, one row a method: trained numbers by group, their sum, and percent of the backbone
     "What each method trains with a head for two classes"
+    import pandas as pd
     if backbone in COUNTED_ONLY:
         raise ValueError(f"backbone {backbone!r} is known by its size only, not by its layers: methods are counted on "
             f"{', '.join(FULL_SCALE)}; what a paper says of it: idp_params --published")

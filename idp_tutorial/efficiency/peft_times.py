@@ -10,9 +10,7 @@ import torch
 import warnings
 from copy import copy, deepcopy
 from dataclasses import replace
-from peft import LoraConfig, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from torch import nn
-from transformers import AutoModelForSequenceClassification
 
 # %% ../../nbs/engine/efficiency/peft_times.ipynb #94f9f173
 from ..config import RunConfig
@@ -26,12 +24,23 @@ from ..model.layer_loop import run_layers
 from ..model.prompted_model import PromptedModel
 
 # %% ../../nbs/engine/efficiency/peft_times.ipynb #58abe388
-PEFT = { # our name → `peft`'s configuration for `t` rows
-    'prompt-tuning':lambda t: PromptTuningConfig(task_type='SEQ_CLS', num_virtual_tokens=t),
-    'p-tuning-v2':lambda t: PrefixTuningConfig(task_type='SEQ_CLS', num_virtual_tokens=t),
-    'p-tuning':lambda t: PromptEncoderConfig(task_type='SEQ_CLS', num_virtual_tokens=t, encoder_hidden_size=128)}
+PEFT = { # our name → `peft`'s, and its options
+    'prompt-tuning':('PromptTuningConfig', {}),
+    'p-tuning-v2':('PrefixTuningConfig', {}),
+    'p-tuning':('PromptEncoderConfig', dict(encoder_hidden_size=128))}
+
+def _prompts(name, t): # `peft`'s configuration for `t` rows
+    import peft
+    config,options = PEFT[name]
+    return getattr(peft, config)(task_type='SEQ_CLS', num_virtual_tokens=t, **options)
+
+def _lora(family): # on queries and values, whatever a family calls them
+    from peft import LoraConfig
+    targets = {'gpt2':['c_attn'], 'deberta':['in_proj']}.get(family, ['query','value'])
+    return LoraConfig(task_type='SEQ_CLS', r=8, lora_alpha=16, target_modules=targets)
 
 def _classifier(bb)->nn.Module: # Hugging Face's, around our backbone's own layers
+    from transformers import AutoModelForSequenceClassification
     config = copy(bb.config)
     config.num_labels = 2
     if config.pad_token_id is None: config.pad_token_id = bb.tokenizer.pad_token_id or 0
@@ -62,17 +71,16 @@ def _stepper(model, loss, bb=None): # with `bb`: all of its weights are trained,
 
 # %% ../../nbs/engine/efficiency/peft_times.ipynb #d158e237
 def _pair(bb, name, base, batch, task, t): # our step and `peft`'s
-    words = dict(input_ids=batch['ids'], attention_mask=batch['keep'], labels=batch['label'])
+    from peft import get_peft_model
     if name=='lora': # goes into the layers, so it gets a copy of them, and both sides the same matrices
         bb = type(bb)(deepcopy(bb.model), bb.tokenizer, bb.name)
-        theirs = get_peft_model(_classifier(bb), LoraConfig(task_type='SEQ_CLS', r=8, lora_alpha=16,
-            target_modules=['c_attn'] if bb.family=='gpt2' else ['in_proj'] if bb.family=='deberta'
-            else ['query','value']))
+        theirs = get_peft_model(_classifier(bb), _lora(bb.family))
         ours = PromptedModel(bb, ClassificationHead(bb.d, 2, bb.readout), {})
     else:
-        theirs,ours = get_peft_model(_classifier(bb), PEFT[name](t)),build(replace(base, method=name, t=t,
-            prompt_dropout=0.), bb, task)
-    ours,theirs = ours.to(words['labels'].device),theirs.to(words['labels'].device)
+        theirs = get_peft_model(_classifier(bb), _prompts(name, t))
+        ours = build(replace(base, method=name, t=t, prompt_dropout=0.), bb, task)
+    words = dict(input_ids=batch['ids'], attention_mask=batch['keep'], labels=batch['label'])
+    ours,theirs = [m.to(batch['ids'].device) for m in (ours, theirs)]
     return _stepper(ours, lambda: ours.loss(dict(batch))),_stepper(theirs, lambda: theirs(**words).loss)
 
 # %% ../../nbs/engine/efficiency/peft_times.ipynb #fc91c310
@@ -102,15 +110,15 @@ def steps(
     say=lambda s: None,
 )->list[dict]: # rows of `measure`, and `over_ours`: the time over that of our equivalent
     "Forward passes alone and plain training steps, in turns; fine-tuning first"
-    device,task = 'cuda' if base.device!='cpu' and torch.cuda.is_available() else 'cpu',made_task(base.batch_size,
-        base.max_len)
+    device = 'cuda' if base.device!='cpu' and torch.cuda.is_available() else 'cpu'
+    task = made_task(base.batch_size, base.max_len)
     bb.model.to(device)
-    batch = {k: v.to(device) for k,v in collate(task.encode(task.splits['train'], bb.tokenizer, base.max_len),
-        bb.tokenizer.pad_token_id or 0).items()}
+    texts = task.encode(task.splits['train'], bb.tokenizer, base.max_len)
+    batch = {key: v.to(device) for key,v in collate(texts, bb.tokenizer.pad_token_id or 0).items()}
     whole = PromptedModel(bb, ClassificationHead(bb.d, 2, bb.readout), {}).to(device)
-    fns,beside = {'fine-tuning':_stepper(whole, lambda: whole.loss(dict(batch)),
-        bb)},{'forward, Hugging Face':'forward'}
+    fns = {'fine-tuning':_stepper(whole, lambda: whole.loss(dict(batch)), bb)}
     fns |= zip(('forward, Hugging Face','forward'), _forwards(bb, batch))
+    beside = {'forward, Hugging Face':'forward'}
     for name in (*PEFT,'lora') if peft else ():
         try:
             with warnings.catch_warnings():
@@ -119,8 +127,7 @@ def steps(
                 for f in pair.values(): _cast(f, device, base.precision)()
             fns |= pair
             beside[f'peft {name}'] = name
-        except Exception as e:
-            # whatever either of them cannot do there
+        except Exception as e: # whatever either of them cannot do there
             say(f"no {name} beside peft's on {bb.family}: {type(e).__name__}: {str(e)[:120]}")
     with given_back(bb):
         rows = measure({n: _cast(f, device, base.precision) for n,f in fns.items()}, warmup, repeats, device)

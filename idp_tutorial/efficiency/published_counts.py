@@ -7,7 +7,6 @@ __all__ = ['OURS', 'value', 'status', 'published_counts', 'claims', 'averages']
 
 # %% ../../nbs/engine/efficiency/published_counts.ipynb #e4fde169
 import json
-import pandas as pd
 import torch
 from functools import cache
 from importlib.resources import files
@@ -139,13 +138,15 @@ def published_counts(
     return rows
 
 # %% ../../nbs/engine/efficiency/published_counts.ipynb #0d0957dc
-def claims()->pd.DataFrame: # one row a claim
+def claims(): # a DataFrame, one row a claim
     "Sentences of the papers, recomputed from their own tables; `value` where the arithmetic is a formula"
+    import pandas as pd
     return pd.DataFrame([dict(r, value=value(r['formula'], {}) if 'formula' in r else None)
         for r in _facts()['claims']])
 
-def averages()->pd.DataFrame: # one row an average
-    "Printed averages that are not the rounded mean of the cells beside them; `beyond_rounding`: no cells that round to the printed ones could have this mean"
+def averages(): # a DataFrame, one row an average; `beyond_rounding`: no cells that round so could have this mean
+    "Printed averages that are not the rounded mean of the cells beside them"
+    import pandas as pd
     rows = [dict(r, mean=sum(r['cells'].values())/len(r['cells'])) for r in _facts()['averages']['rest']]
     return pd.DataFrame([dict(r, beyond_rounding=abs(r['printed']-r['mean'])>.1+1e-9)
         for r in rows]).drop(columns='cells')

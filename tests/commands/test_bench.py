@@ -13,12 +13,11 @@ from idp_tutorial.efficiency.cost_model import ONE_ROW, paper_speeds, speed_up
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.efficiency.peft_times import PEFT, steps
 from idp_tutorial.efficiency.method_times import LENGTHS, Variant, base_config, bench, made_task, variants
-from idp_tutorial.efficiency import growth
 from small import backbone
 
 FAMILY = ('roberta','bert','gpt2','deberta')
-ROW = {'method','k','cached','t','refused','ms','spread','ratio','tokens_per_ms','ideal','share','mb','saved','paper',
-    'paper_saved'}
+ROW = {'method','layer','cached','t','refused','ms','spread','ratio','tokens_per_ms','ideal','share','mb','saved',
+    'paper','paper_saved'}
 
 def tiny_base(bb, **kw): return base_config(bb, **{**dict(batch_size=2, length=24, m=8), **kw})
 def state(bb): return {n: p.detach().clone() for n,p in bb.model.state_dict().items()}
@@ -50,10 +49,10 @@ def test_variants():
         ('lpt-npg',18,True), ('head-only',None,False), ('head-only',None,True),
         ('adapterdrop',12,False), ('adapterdrop',12,True), ('prompt-tuning',None,False), ('m-idpg-phm',None,False),
         ('m-idpg-phm',None,True), ('m-idpg-phm-glove',None,False)]
-    assert [o.k for o in variants(['lpt'], 24, cached=False)[1:]]==[6,12,18] and variants([],
+    assert [o.layer for o in variants(['lpt'], 24, cached=False)[1:]]==[6,12,18] and variants([],
         3)==[Variant('fine-tuning')]
-    assert [(o.k,o.cached) for o in variants(['id-spam'], 3, [0])[1:]]==[(0,False)] # nothing lies below
-    assert [o.k for o in variants(['lpt'], 1, cached=False)[1:]]==[0]
+    assert [(o.layer,o.cached) for o in variants(['id-spam'], 3, [0])[1:]]==[(0,False)] # nothing lies below
+    assert [o.layer for o in variants(['lpt'], 1, cached=False)[1:]]==[0]
 
 def test_lengths_are_the_papers():
     assert (LENGTHS['prompt-tuning'],LENGTHS['p-tuning-v2'],LENGTHS['s-idpg-phm'],LENGTHS['lpt-npg'],
@@ -91,7 +90,7 @@ def test_rows_beside_model_and_paper(fits, monkeypatch):
     bb = load_backbone('roberta-large', weights='meta')
     rows = bench(bb, variants(['prompt-tuning','lpt-npg','adapterdrop','head-only','m-idpg-phm'], 24, [6,12,13]),
         base_config(bb, 4, 64), repeats=1, warmup=0)
-    by = {(r['method'],r['k'],r['cached']): r for r in rows}
+    by = {(r['method'],r['layer'],r['cached']): r for r in rows}
     assert set(rows[0])==ROW and by['fine-tuning',None,False]['paper']==1 and by['fine-tuning',None,False]['t'] is None
     p = paper_speeds().set_index(['backbone','method'])
     assert np.isclose(by['prompt-tuning',None,False]['paper'],
@@ -136,7 +135,7 @@ def test_every_method_is_timed(family):
     bb = backbone(family, max_position_embeddings=258) if family!='bert' else backbone(family)
     before,plan = state(bb),variants(METHODS if family=='roberta' else SOME, 3, [1])
     rows = bench(bb, plan, tiny_base(bb), repeats=1, warmup=0)
-    assert [(r['method'],r['k'],r['cached']) for r in rows]==plan and all(r['refused'] is None and r['ms']>0
+    assert [(r['method'],r['layer'],r['cached']) for r in rows]==plan and all(r['refused'] is None and r['ms']>0
         and r['ratio']>0 for r in rows)
     assert as_it_was(bb, before) and json.loads(json.dumps(rows))==rows
     mb = {r['method']: r['mb'] for r in rows}
@@ -261,7 +260,7 @@ def test_the_command(small_folder, capsys, tmp_path):
     said = capsys.readouterr()
     rows = [json.loads(l) for l in said.out.splitlines()]
     assert [json.loads(l) for l in out.read_text().splitlines()]==rows and 'round 1 of 1' in said.err
-    assert [(r['method'],r['k'],r['cached']) for r in rows if 'refused' in r]==[('fine-tuning',None,False),
+    assert [(r['method'],r['layer'],r['cached']) for r in rows if 'refused' in r]==[('fine-tuning',None,False),
         ('prompt-tuning',None,False),('lpt-npg',1,False),('lpt-npg',1,True)]
     assert [r['method'] for r in rows if r.get('plain')]==['fine-tuning','forward, Hugging Face','forward']
     assert all(r['backbone']==small_folder.name and r['batch_size']==2 and r['length']==24 and r['device']=='cpu'
@@ -279,12 +278,12 @@ def test_the_commands_table(small_folder, capsys):
     assert 'value' in out and [l.split()[-1] for l in out.splitlines() if 'prompt-tuning' in l]==['16','32']
 
 def test_what_is_measured_is_written_at_once(small_folder, tmp_path, monkeypatch, capsys):
-    inner,out = growth.grow,tmp_path/'g.jsonl'
+    inner,out = room.grow,tmp_path/'g.jsonl'
     def stops(*a, **kw):
         if out.exists():
             raise KeyboardInterrupt
         return inner(*a, **kw)
-    monkeypatch.setattr(growth, 'grow', stops)
+    monkeypatch.setattr(room, 'grow', stops)
     with pytest.raises(SystemExit):
         idp_bench(str(small_folder), **{**FAST, 'methods':'lora', 'layers':None}, grow='batch', values='1,3',
             out=str(out))

@@ -1,4 +1,4 @@
-"Several processes, gradient accumulation, configs of Accelerate, recipes, and the count of memory and work against what real steps keep and do."
+"Several processes, gradient accumulation, Accelerate's configs, recipes; memory and work counted against real steps."
 import inspect, json, os, re, runpy, shutil, socket, subprocess, sys
 from dataclasses import replace
 from pathlib import Path
@@ -126,7 +126,8 @@ def test_two_processes_are_one_with_the_same_texts(method, pair):
         assert a['sums']==pytest.approx(one['sums'], abs=1e-4)
 
 def test_noise_differs_between_processes_and_nothing_else_does(pair):
-    assert pair[0]['methods']['smop']==pair[1]['methods']['smop'] and pair[0]['noisy']==pair[1]['noisy']!=pair[0]['methods']['lpt-npg']
+    assert pair[0]['methods']['smop']==pair[1]['methods']['smop']
+    assert pair[0]['noisy']==pair[1]['noisy']!=pair[0]['methods']['lpt-npg']
 
 def test_two_processes_accumulate(pair):
     same(pair[0]['accumulated'], one_run('lpt-npg', 1))
@@ -140,7 +141,8 @@ def test_two_processes_are_killed_and_go_on(pair):
 def test_checkpoints_of_one_process_and_of_one_machine(pair):
     "What stops one process stops both"
     for p in pair[:2]:
-        assert 'processes 1 there, 2 here' in p['refused'] and 'the processes find different checkpoints' in p['apart'] and '(of steps [4, 0])' in p['apart']
+        assert 'processes 1 there, 2 here' in p['refused'] and '(of steps [4, 0])' in p['apart']
+        assert 'the processes find different checkpoints' in p['apart']
 
 @pytest.mark.parametrize('method', SHARDED)
 def test_weights_shared_out_layer_by_layer(method, pair):
@@ -198,7 +200,8 @@ def launched(name): # what `accelerate launch` makes of a config: its arguments,
     from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
     args,*_ = _validate_launch_command(launch_command_parser().parse_args(['--config_file', str(CONFIGS/f'{name}.yaml'),
         str(CONFIGS/'train.py'), '--task', 'rte']))
-    return args,prepare_multi_gpu_env(args) if args.multi_gpu or args.use_fsdp else prepare_simple_launcher_cmd_env(args)[1]
+    many = args.multi_gpu or args.use_fsdp
+    return args,prepare_multi_gpu_env(args) if many else prepare_simple_launcher_cmd_env(args)[1]
 
 @pytest.mark.parametrize('name,kind', [('one_gpu_bf16',(False,False)), ('ddp',(True,False)), ('fsdp',(False,True))])
 def test_configs_are_read_by_the_launcher(name, kind):

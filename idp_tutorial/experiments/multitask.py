@@ -76,48 +76,86 @@ class Member(NamedTuple):
     cfg:RunConfig       # what `build` made the model from
 
 # %% ../../nbs/engine/experiments/multitask.ipynb #289f213e
+def _checked(task, r, where): # the task's columns
+    "`check_row`, but to answer a row needs no label, and a group only where the task chooses among rows"
+    bare = r.get('label') is None
+    if all(r.get(c) is not None for c in ('sentence1','sentence2')[:1+task.pair]):
+        group = {} if task.grouped=='choose' else {'group':0}
+        label = {'label':task.limits[0] if task.regression else 0} if bare else {}
+        r = {**group, **r, **label}
+    row = check_row(task, r, where, ' (a label only to train)')
+    return {k: v for k,v in row.items() if k!='label' or not bare}
+
+def _check(members):
+    "What cannot share one backbone is refused"
+    if not members:
+        raise ValueError("no members: give at least one task, as {name: Member(model, task, cfg)}")
+    bb = next(iter(members.values())).model.backbone
+    for n,m in members.items():
+        if not n or '.' in n or hasattr(nn.ModuleDict(), n):
+            raise ValueError(f"the name {n!r} cannot be that of a torch module (no dots, and none of its own "
+                "attributes): choose another")
+        if type(m.model) is not PromptedModel:
+            raise ValueError(f"{n!r} is a {type(m.model).__name__}, which makes several pairs of every text: its rows "
+                "cannot be mixed with others; use a PromptedModel")
+        if hasattr(m.model.backbone, 'changed') or any(p.requires_grad for p in m.model.lm.parameters()):
+            raise ValueError(f"{n!r} ({m.cfg.method}) changes the backbone's weights, which all tasks share: mix "
+                "prompt methods, or keep a backbone for this task alone")
+        if m.model.backbone is not bb:
+            raise ValueError(f"{n!r} has another backbone ({m.model.backbone.name!r}) than {next(iter(members))!r} "
+                f"({bb.name!r}): load one with load_backbone, and build every model on that object")
+
 class MultiTaskModel(nn.Module):
-    "One frozen backbone and the prompts and heads of several tasks; each row of a batch is answered by its own (the mixed-task inference of LPT §1)"
+    "One frozen backbone, and a prompt and a head for each task; each row is answered by its own (LPT §1)"
     def __init__(self, members:dict[str,Member]): # by name; all models on the same backbone object
         super().__init__()
         _check(members)
         self.members,self.names = dict(members),list(members)
         self.backbone = members[self.names[0]].model.backbone
-        self.lm,self.tasks = self.backbone.model,nn.ModuleDict({n: nn.ModuleDict(dict(sources=m.model.sources,
-            head=m.model.head)) for n,m in members.items()})
+        self.lm = self.backbone.model
+        own = {n: nn.ModuleDict(dict(sources=m.model.sources, head=m.model.head)) for n,m in members.items()}
+        self.tasks = nn.ModuleDict(own)
 
-    def encode(self, rows:list[dict])->dict: # dicts with `task`, `sentence1`, for a pair `sentence2`, to train `label`: an index or a name; → a batch
-        "Rows of any tasks, in any order, as one batch"
+    def encode(self,
+        rows:list[dict], # `task`, `sentence1`, for a pair `sentence2`; to train a `label`, an index or a name
+    )->dict: # a batch
+        "Rows of any tasks, in any order"
         if not rows:
             raise ValueError("no rows to answer: give at least one, such as {'task': …, 'sentence1': …}")
-        out,bb = [],self.backbone
-        for i,r in enumerate(rows):
-            if not isinstance(r, dict):
-                raise ValueError(f"row {i}: {r!r:.60} is not a row: give dicts, such as {{'task': …, 'sentence1': …}}")
-            m = self.members[known(str(r.get('task')), self.names, f'task in row {i}:')]
-            row = _checked(m.task, r, f'row {i}')
-            (e,) = encode_rows(m.task, [row], bb, m.cfg.max_len, template_of(m.model, m.cfg))
-            out.append(dict(ids=e['ids'], types=e['types'], mask=e.get('mask', -1),
-                **({'label':float(e['label'])} if 'label' in e else {})))
+        out = [self._encoded(r, i) for i,r in enumerate(rows)]
         if len({'label' in e for e in out})>1:
             raise ValueError("some rows have a label and some have none: give all of them one, or none")
-        return {**collate(out, bb.tokenizer.pad_token_id or 0),
-            'task':torch.tensor([self.names.index(r['task']) for r in rows])}
+        batch = collate(out, self.backbone.tokenizer.pad_token_id or 0)
+        return {**batch, 'task':torch.tensor([self.names.index(r['task']) for r in rows])}
+
+    def _encoded(self, r, i): # row `i`
+        if not isinstance(r, dict):
+            raise ValueError(f"row {i}: {r!r:.60} is not a row: give dicts, such as {{'task': …, 'sentence1': …}}")
+        m = self.members[known(str(r.get('task')), self.names, f'task in row {i}:')]
+        row = _checked(m.task, r, f'row {i}')
+        (e,) = encode_rows(m.task, [row], self.backbone, m.cfg.max_len, template_of(m.model, m.cfg))
+        label = {'label':float(e['label'])} if 'label' in e else {}
+        return dict(ids=e['ids'], types=e['types'], mask=e.get('mask', -1), **label)
 
     def contexts(self, batch:dict)->list[tuple]: # name, its rows in the batch `[n]`, its labels or None, its `Context`
         "Sort the rows by task, and run all tasks together"
-        parts = [(name, at, *self._part(self.members[name], batch, at)) for i,
-            name in enumerate(self.names) if len(at := (batch['task']==i).nonzero()[:,0])]
+        parts = []
+        for i,name in enumerate(self.names):
+            at = (batch['task']==i).nonzero()[:,0]
+            if len(at):
+                parts.append((name, at, *self._part(self.members[name], batch, at)))
         if sum(len(at) for _,at,*_ in parts)<len(batch['ids']):
             raise ValueError(f"the batch has tasks {sorted(set(batch['task'].tolist()))}, but this model has "
                 f"{len(self.names)} (0 to {len(self.names)-1}): let `encode` make the batch")
-        ctxs = run_together(self.backbone, [b for *_,b in parts], [self.members[name].model.plan for name,*_ in parts])
+        plans = [self.members[name].model.plan for name,*_ in parts]
+        ctxs = run_together(self.backbone, [b for *_,b in parts], plans)
         return [(name, at, y, ctx) for (name,at,y,_),ctx in zip(parts, ctxs)]
 
     def _part(self, m, batch, at): # labels, batch of one task, cut to its longest text
         n = int(batch['keep'][at].sum(1).max())
-        b = {k: batch[k][at,:n] for k in ('ids','keep','types')}|({'mask':batch['mask'][at]}
-            if m.model.head.readout=='mask' else {})
+        b = {k: batch[k][at,:n] for k in ('ids','keep','types')}
+        if m.model.head.readout=='mask':
+            b['mask'] = batch['mask'][at]
         y = batch['label'][at] if 'label' in batch else None
         return (y if y is None or m.task.regression else y.long()),b
 
@@ -125,16 +163,19 @@ class MultiTaskModel(nn.Module):
         "Answer every row with its own task's head"
         out = [None]*len(batch['ids'])
         for name,at,_,ctx in self.contexts(batch):
-            for i,o in zip(at.tolist(), self.tasks[name]['head'](ctx)): out[i] = o
+            for i,o in zip(at.tolist(), self.tasks[name]['head'](ctx)):
+                out[i] = o
         return out
 
     def loss(self, batch:dict)->Tensor:
         "The mean over all rows of their tasks' losses, to train several tasks at once"
         if 'label' not in batch:
             raise ValueError("the batch has no labels to learn from: give every row one")
-        parts = [(len(at), self.tasks[name]['head'].loss(ctx, scaled(dict(label=y), self.members[name].task)['label']))
-            for name,at,y,ctx in self.contexts(batch)]
-        return sum(n*loss for n,loss in parts)/len(batch['ids'])
+        total = 0
+        for name,at,y,ctx in self.contexts(batch):
+            y = scaled(dict(label=y), self.members[name].task)['label']
+            total = total+len(at)*self.tasks[name]['head'].loss(ctx, y)
+        return total/len(batch['ids'])
 
     def train(self, mode:bool=True):
         "Training mode, but eval mode below the first prompt of any task"
@@ -142,7 +183,8 @@ class MultiTaskModel(nn.Module):
         first = min(m.model.first for m in self.members.values())
         if mode and first>=0:
             self.lm.eval()
-            for layer in self.backbone.layers[first:]: layer.train()
+            for layer in self.backbone.layers[first:]:
+                layer.train()
         return self
 
     @torch.no_grad()
@@ -152,41 +194,17 @@ class MultiTaskModel(nn.Module):
         device = next(self.lm.parameters()).device
         out = self({k: v.to(device) for k,v in self.encode(rows).items()})
         said = [None]*len(rows)
-        for name in {r['task']: 0 for r in rows}:
+        for name in dict.fromkeys(r['task'] for r in rows):
             task,at = self.members[name].task,[i for i,r in enumerate(rows) if r['task']==name]
-            for i,a in zip(at, task.answer(torch.stack([out[i] for i in at]), [rows[i].get('group') for i in at])):
+            answers = task.answer(torch.stack([out[i] for i in at]), [rows[i].get('group') for i in at])
+            for i,a in zip(at, answers):
                 said[i] = task.labels[a] if task.labels else a
         return said
 
-    def trained(self)->dict[str,Tensor]: return {n: p for n,p in self.tasks.named_parameters() if p.requires_grad}
+    def trained(self)->dict[str,Tensor]:
+        return {n: p for n,p in self.tasks.named_parameters() if p.requires_grad}
 
     def counts(self)->dict: # by task: prompt, head
         "Trained parameters of every task; the backbone is frozen and counts once"
-        return {n: {k: v for k,v in count_parameters(m.model).items() if k!='backbone'} for n,m in self.members.items()}
-
-def _checked(task, r, where): # the task's columns
-    "`check_row`, where the label may be missing, and the group if the task does not choose among rows: they are not needed to answer"
-    bare = r.get('label') is None
-    if all(r.get(c) is not None for c in ('sentence1','sentence2')[:1+task.pair]):
-        r = {**({} if task.grouped=='choose' else {'group':0}), **r,
-            **({'label':task.limits[0] if task.regression else 0} if bare else {})}
-    row = check_row(task, r, where, ' (a label only to train)')
-    return {k: v for k,v in row.items() if k!='label' or not bare}
-
-def _check(members):
-    if not members:
-        raise ValueError("no members: give at least one task, as {name: Member(model, task, cfg)}")
-    bb = next(iter(members.values())).model.backbone
-    for n,m in members.items():
-        if not n or '.' in n or hasattr(nn.ModuleDict(), n):
-            raise ValueError(f"the name {n!r} cannot be that of a torch module (no dots, and none of its own "
-                f"attributes): choose another")
-        if type(m.model) is not PromptedModel:
-            raise ValueError(f"{n!r} is a {type(m.model).__name__}, which makes several pairs of every text: its rows "
-                f"cannot be mixed with others; use a PromptedModel")
-        if hasattr(m.model.backbone, 'changed') or any(p.requires_grad for p in m.model.lm.parameters()):
-            raise ValueError(f"{n!r} ({m.cfg.method}) changes the backbone's weights, which all tasks share: mix "
-                f"prompt methods, or keep a backbone for this task alone")
-        if m.model.backbone is not bb:
-            raise ValueError(f"{n!r} has another backbone ({m.model.backbone.name!r}) than {next(iter(members))!r} "
-                f"({bb.name!r}): load one with load_backbone, and build every model on that object")
+        counts = {n: count_parameters(m.model) for n,m in self.members.items()}
+        return {n: {group: c for group,c in by.items() if group!='backbone'} for n,by in counts.items()}

@@ -27,27 +27,42 @@ def _tensors(model): # what makes the tasks; a generator that layers share once
     kept = model.tasks.state_dict().keys()
     return {n: t for n,t in [*model.tasks.named_parameters(), *model.tasks.named_buffers()] if n in kept}
 
+@torch.no_grad()
+def _put(model, kept):
+    for name,tensor in _tensors(model).items():
+        tensor.copy_(kept[name])
+
 def _rebuilt(bb, members): # the same members, freshly built; the random generators go on as if nothing had been
     state = random_state()
     try:
-        return MultiTaskModel({n: Member(build(replace(cfg, start=None), bb, task), task, cfg) for n,
-            (task,cfg) in members.items()})
-    finally: set_random_state(state)
+        fresh = {n: Member(build(replace(cfg, start=None), bb, task), task, cfg) for n,(task,cfg) in members.items()}
+        return MultiTaskModel(fresh)
+    finally:
+        set_random_state(state)
 
-def _shapes(model): return {n: tuple(t.shape) for n,t in _tensors(model).items()}
+def _shapes(model):
+    return {n: tuple(t.shape) for n,t in _tensors(model).items()}
 
-def _parts(m): return type(m.model.head),[(k, s.op) for k,s in m.model.plan.items()],_shapes(MultiTaskModel({'one':m}))
+def _parts(member):
+    plan = [(layer, step.op) for layer,step in member.model.plan.items()]
+    return type(member.model.head),plan,_shapes(MultiTaskModel({'one':member}))
+
+def _probe(name, pair): # a row that any task can answer
+    return dict(task=name, group=0, sentence1='it was here', **({'sentence2':'it was there'} if pair else {}))
 
 def _differ(model, fresh)->set: # tasks that answer otherwise with the same tensors
     device,mode = next(model.lm.parameters()).device,model.training
-    kept = _tensors(model)
-    with torch.no_grad(): [t.copy_(kept[n]) for n,t in _tensors(fresh.to(device)).items()]
-    rows = [dict(task=n, group=0, sentence1='it was here', **({'sentence2':'it was there'} if m.task.pair else {}))
-        for n,m in model.members.items()]
+    _put(fresh.to(device), _tensors(model))
+    rows = [_probe(n, m.task.pair) for n,m in model.members.items()]
     batch = {k: v.to(device) for k,v in model.encode(rows).items()}
-    with torch.no_grad(): a,b = [o.eval()(batch) for o in (model, fresh)]
+    with torch.no_grad():
+        a,b = model.eval()(batch),fresh.eval()(batch)
     model.train(mode)
     return {n for n,x,y in zip(model.members, a, b) if not torch.allclose(x, y, atol=1e-4, equal_nan=True)}
+
+def _about(m): # of one member, without what belongs to this machine
+    return dict(task=asdict(replace(m.task, splits={}, unpack=None)),
+        cfg={**asdict(m.cfg), 'data':None, 'start':None, 'cache_dir':None})
 
 def save_tasks(
     model:MultiTaskModel,
@@ -62,39 +77,44 @@ def save_tasks(
     for n,m in model.members.items():
         if n in wrong:
             raise ValueError(f"{n!r} is not what its config builds ({m.cfg.method}, t={m.cfg.t}), so it could not be "
-                f"loaded again: give Member the RunConfig and the Task that `build` had")
+                "loaded again: give Member the RunConfig and the Task that `build` had")
+    members = {n: _about(m) for n,m in model.members.items()}
     folder.parent.mkdir(parents=True, exist_ok=True)
     tmp = Path(tempfile.mkdtemp(prefix='.writing-', dir=folder.parent))
     try:
         save_file({n: t.detach().cpu().contiguous() for n,t in _tensors(model).items()}, tmp/'tasks.safetensors')
-        about = {n: dict(task=asdict(replace(m.task, splits={}, unpack=None)),
-            cfg={**asdict(m.cfg), 'data':None, 'start':None, 'cache_dir':None}) for n,m in model.members.items()}
-        (tmp/'tasks.json').write_text(json.dumps(dict(backbone=bb.name, fingerprint=fingerprint(bb), members=about)))
+        about = dict(backbone=bb.name, fingerprint=fingerprint(bb), members=members)
+        (tmp/'tasks.json').write_text(json.dumps(about))
         tmp.chmod(0o755)
         tmp.rename(folder)
-    finally: shutil.rmtree(tmp, ignore_errors=True)
+    finally:
+        shutil.rmtree(tmp, ignore_errors=True)
+
+def _read(folder): # about, members, tensors
+    for name in ('tasks.json','tasks.safetensors'):
+        if not (folder/name).is_file():
+            raise FileNotFoundError(f"no {name} in {folder}: give a folder that `save_tasks` made")
+    try:
+        about = json.loads((folder/'tasks.json').read_text())
+        return about,about['members'],load_file(folder/'tasks.safetensors')
+    except Exception as e:
+        raise ValueError(f"{folder} is damaged ({type(e).__name__}): save the tasks again") from None
+
+def _task(fields): # JSON has lists where a task has tuples
+    return Task(**{k: tuple(v) if isinstance(v, list) else v for k,v in fields.items()})
 
 def load_tasks(
     folder:Path|str,
     bb:Backbone, # the one that the tasks were trained on
 )->MultiTaskModel:
     "Read what `save_tasks` wrote"
-    folder = Path(folder)
-    if missing := [f for f in ('tasks.json','tasks.safetensors') if not (folder/f).is_file()]:
-        raise FileNotFoundError(f"no {missing[0]} in {folder}: give a folder that `save_tasks` made")
-    try:
-        about,old = json.loads((folder/'tasks.json').read_text()),load_file(folder/'tasks.safetensors')
-        members = about['members']
-    except Exception as e:
-        raise ValueError(f"{folder} is damaged ({type(e).__name__}): save the tasks again") from None
+    about,members,kept = _read(folder := Path(folder))
     if about['fingerprint']!=fingerprint(bb):
         raise ValueError(f"the tasks of {folder} belong to another backbone ({about['backbone']!r}, not these weights "
             f"of {bb.name!r}): load the one they were trained on")
-    def task(o): return Task(**{k: tuple(v) if isinstance(v, list) else v for k,v in o.items()})
-    model = _rebuilt(bb, {n: (task(o['task']), RunConfig(**o['cfg'])) for n,o in members.items()})
-    now = _tensors(model)
-    if _shapes(model)!={n: tuple(t.shape) for n,t in old.items()}:
+    model = _rebuilt(bb, {n: (_task(o['task']), RunConfig(**o['cfg'])) for n,o in members.items()})
+    if _shapes(model)!={n: tuple(t.shape) for n,t in kept.items()}:
         raise ValueError(f"the tensors of {folder} are not those that its configs build: it is damaged, or of another "
-            f"version; save it again")
-    with torch.no_grad(): [t.copy_(old[n]) for n,t in now.items()]
+            "version; save it again")
+    _put(model, kept)
     return model.eval()

@@ -42,9 +42,13 @@ def record_of(
     weights = {'weights':bb.origin} if bb.origin else {}
     return {**as_recorded(cfg), **weights, 'metric':task.metric, 'score':scores[task.metric], 'scores':scores,
         'validation':log['validation'], 'selected':'checkpoint: best on validation; reported on test',
-        'sizes':{s:len(r) for s,r in task.splits.items()}, 'params':count_parameters(model),
+        'sizes':{split: len(rows) for split,rows in task.splits.items()}, 'params':count_parameters(model),
         'steps':log['steps'], 'ms_per_step':round(log['ms_per_step'], 2),
         'peak_memory_mb':round(log['peak_memory_mb'], 1), 'history':log['history'], 'versions':versions()}
+
+def _with_rate(cfg): # the method's own, if none is given
+    method = METHODS[known(cfg.method, METHODS, 'method')]
+    return replace(cfg, lr=method.rate if cfg.lr is None else cfg.lr)
 
 def trained(cfg:RunConfig, task:Task)->tuple[PromptedModel,dict]: # the model, and what `fit` gave
     "A model of `cfg` on a backbone of its own, trained"
@@ -58,10 +62,10 @@ def run(
 )->dict: # the record: config, scores, parameter counts, time, memory, versions
     "Train and score one config"
     task = task or load_task(cfg.task, cfg.data, cfg.k, cfg.draw)
-    method = METHODS[known(cfg.method, METHODS, 'method')]
-    cfg = replace(cfg, lr=method.rate if cfg.lr is None else cfg.lr)
+    cfg = _with_rate(cfg)
     record = record_of(*trained(cfg, task), task, cfg)
-    if out: append(record, out)
+    if out:
+        append(record, out)
     return record
 
 # %% ../../nbs/engine/experiments/run.ipynb #103ea80b
@@ -72,12 +76,12 @@ def train(
     save_every:int|None=None, # steps between checkpoints; None: `cfg.eval_every`; 0: no checkpoints
 )->dict: # the record
     "Train one config, or go on with it, and keep what it learnt"
-    method = METHODS[known(cfg.method, METHODS, 'method')]
-    cfg = replace(cfg, lr=method.rate if cfg.lr is None else cfg.lr)
+    cfg = _with_rate(cfg)
     task,folder = task or load_task(cfg.task, cfg.data, cfg.k, cfg.draw),Path(folder)
     model = build(cfg, load_backbone(cfg.backbone), task)
     log = fit(model, task, cfg, save=None if save_every==0 else folder, save_every=save_every)
     record = record_of(model, log, task, cfg)
     save_pretrained(model, folder, task, cfg)
-    if PartialState().is_main_process: write_whole(folder/'record.jsonl', (json.dumps(record)+'\n').encode())
+    if PartialState().is_main_process:
+        write_whole(folder/'record.jsonl', (json.dumps(record)+'\n').encode())
     return record

@@ -28,6 +28,24 @@ from ..training.examples import examples_of
 from ..training.fit import fit
 
 # %% ../../nbs/engine/experiments/transfer.ipynb #2ecdb536
+def _kind(task):
+    return 'a number' if task.regression else f'{len(task.labels)} classes'
+
+def _said(task): # label names, with their words where there are some
+    return ', '.join(f'{l}: {w}' for l,w in zip(task.labels, task.words)) or ', '.join(task.labels)
+
+def _given(source, target, given):
+    "A map that somebody wrote: every label of one task, and every label of the other as a value"
+    wrong = {f"{source.name!r} has no label": set(given)-set(source.labels),
+        f"it leaves out what in {source.name!r} is": set(source.labels)-set(given),
+        f"{target.name!r} has no label": set(given.values())-set(target.labels),
+        f"nothing means what in {target.name!r} is": set(target.labels)-set(given.values())}
+    for what,labels in wrong.items():
+        if labels:
+            raise ValueError(f"label map {given}: {what} {sorted(map(str, labels))[0]!r}. It needs each of "
+                f"{', '.join(source.labels)}, and each of {', '.join(target.labels)} as a value")
+    return tuple(target.labels.index(given[l]) for l in source.labels)
+
 def label_map(
     source:Task, # the task that a model was trained on
     target:Task, # the one it is to answer
@@ -35,30 +53,22 @@ def label_map(
 )->tuple|None: # for each class of `source` the class of `target` that it means; None: both answer with a number
     "Which answer of one task is which answer of another"
     if source.regression or target.regression:
-        if source.regression and target.regression and not given: return None
-        raise ValueError(f"{source.name!r} answers with {_kind(source)} and {target.name!r} with "
-            f"{_kind(target)}{', and a label map was given' if given else ''}: labels are mapped between tasks "
-            "with classes, and two tasks with numbers need no map; choose such a pair")
-    if given is not None: return _given(source, target, given)
-    ways = {tuple(b.index(x) for x in a) for a,b in ((source.words,target.words), (source.labels,target.labels)) if a
-        and set(a)==set(b)}
-    if len(ways)==1: return ways.pop()
-    raise ValueError(f"the labels of {source.name!r} ({_said(source)}) and {target.name!r} ({_said(target)}) "
-        + ("agree in their names and in their words, but not in the same way" if ways else "do not correspond")
-        + f": say which is which, with a map such as {{{source.labels[0]!r}: {target.labels[0]!r}, …}}")
-
-def _kind(task): return 'a number' if task.regression else f'{len(task.labels)} classes'
-def _said(task): return ', '.join(f'{l}: {w}' for l,w in zip(task.labels, task.words)) or ', '.join(task.labels)
-
-def _given(source, target, given):
-    for what,wrong in ((f"{source.name!r} has no label", set(given)-set(source.labels)),
-        (f"it leaves out what in {source.name!r} is", set(source.labels)-set(given)),
-                       (f"{target.name!r} has no label", set(given.values())-set(target.labels)),
-        (f"nothing means what in {target.name!r} is", set(target.labels)-set(given.values()))):
-        if wrong:
-            raise ValueError(f"label map {given}: {what} {sorted(map(str, wrong))[0]!r}. It needs each of "
-                f"{', '.join(source.labels)}, and each of {', '.join(target.labels)} as a value")
-    return tuple(target.labels.index(given[l]) for l in source.labels)
+        if source.regression and target.regression and not given:
+            return None
+        also = ', and a label map was given' if given else ''
+        raise ValueError(f"{source.name!r} answers with {_kind(source)} and {target.name!r} with {_kind(target)}{also}: "
+            "labels are mapped between tasks with classes, and two tasks with numbers need no map; choose such a pair")
+    if given is not None:
+        return _given(source, target, given)
+    ways = set()
+    for ours,theirs in ((source.words, target.words), (source.labels, target.labels)):
+        if ours and set(ours)==set(theirs):
+            ways.add(tuple(theirs.index(x) for x in ours))
+    if len(ways)==1:
+        return ways.pop()
+    why = "agree in their names and in their words, but not in the same way" if ways else "do not correspond"
+    raise ValueError(f"the labels of {source.name!r} ({_said(source)}) and {target.name!r} ({_said(target)}) {why}: "
+        f"say which is which, with a map such as {{{source.labels[0]!r}: {target.labels[0]!r}, …}}")
 
 # %% ../../nbs/engine/experiments/transfer.ipynb #99945b48
 class MappedHead(nn.Module):
@@ -69,64 +79,89 @@ class MappedHead(nn.Module):
     ):
         super().__init__()
         self.head,self.readout = head,head.readout
-        self.groups = [[i for i,c in enumerate(to) if c==k] for k in range(max(to)+1)]
+        self.groups = [[i for i,c in enumerate(to) if c==target] for target in range(max(to)+1)]
+
     def forward(self, ctx:Context)->Tensor: # `[B,C]` of the second task
         out = self.head(ctx)
         return torch.stack([out[:,g].logsumexp(1) for g in self.groups], 1)
+
     def loss(self, ctx:Context, label:Tensor)->Tensor: # labels of the second task
         "The first head's own loss, where a label has one class; else cross-entropy of the sums"
         if all(len(g)==1 for g in self.groups):
-            return self.head.loss(ctx, torch.tensor([g[0] for g in self.groups], device=label.device)[label])
+            back = torch.tensor([g[0] for g in self.groups], device=label.device)
+            return self.head.loss(ctx, back[label])
         return F.cross_entropy(self(ctx), label)
 
-def _renames(to): return to is not None and to!=tuple(range(len(to)))
+def _renames(to):
+    return to is not None and to!=tuple(range(len(to)))
 
 def answer_as(model:PromptedModel, to:tuple|None)->PromptedModel: # the same model, with another head
     "Let a trained model answer in the labels of another task"
-    if not _renames(to): return model
+    if not _renames(to):
+        return model
     if type(model) is not PromptedModel:
         raise ValueError(f"{type(model).__name__} has no head whose classes could be renamed: choose a task with the "
-            f"labels in the same order")
+            "labels in the same order")
     model.head = MappedHead(model.head, to)
     return model
 
 # %% ../../nbs/engine/experiments/transfer.ipynb #47f82ca2
 def headline(task:Task, scores:dict)->tuple[str,float]: # its name and value
     "ID-SPAM's score: the mean of accuracy and macro-F1 (Table 6); for numbers the task's own"
-    if task.regression: return task.metric,scores[task.metric]
+    if task.regression:
+        return task.metric,scores[task.metric]
     return 'accuracy+macro_f1',(scores['accuracy']+scores['macro_f1'])/2
 
 def majority(task:Task)->float: # percent
     "What the most frequent label of the test split would score, always given"
-    if task.regression: return 0.
-    y,groups = [r['label'] for r in task.splits['test']],[r.get('group') for r in task.splits['test']]
-    return headline(task, task.score([Counter(y).most_common(1)[0][0]]*len(y), y, groups))[1]
+    if task.regression:
+        return 0.
+    rows = task.splits['test']
+    labels,groups = [r['label'] for r in rows],[r.get('group') for r in rows]
+    (most,_), = Counter(labels).most_common(1)
+    return headline(task, task.score([most]*len(rows), labels, groups))[1]
 
 def _test(model, task, cfg):
-    return evaluate(model, examples_of(model, task, cfg, task.splits['test']), task, 4*cfg.batch_size,
-        next(model.parameters()).device)[0]
+    examples = examples_of(model, task, cfg, task.splits['test'])
+    scores,_ = evaluate(model, examples, task, 4*cfg.batch_size, next(model.parameters()).device)
+    return scores
+
+def _state(model):
+    return dict([*model.trained().items(), *model.named_buffers()])
+
+@torch.no_grad()
+def _put(model, kept):
+    for name,tensor in _state(model).items():
+        tensor.copy_(kept[name])
+
+def _copied(model):
+    return {name: tensor.detach().clone() for name,tensor in _state(model).items()}
 
 def _train_on(model, task, cfg, lrs): # the log of the best rate, with `lr`
     "Go on from where the model is, once with each rate; keep the best on validation"
-    def state(): return {n: t for n,t in [*model.trained().items(), *model.named_buffers()]}
-    def copied(): return {n: t.detach().clone() for n,t in state().items()}
-    def put(kept):
-        with torch.no_grad(): [t.copy_(kept[n]) for n,t in state().items()]
-    begin,best = copied(),None
+    begin,best = _copied(model),None
     for lr in lrs:
-        put(begin)
+        _put(model, begin)
         set_seed(cfg.seed) # the same texts and dropout for every rate
-        try: log = {**fit(model, task, replace(cfg, lr=lr)), 'lr':lr}
-        except FloatingPointError: continue
-        if best is None or log['validation']>best['validation']: best,kept = log,copied()
+        try:
+            log = {**fit(model, task, replace(cfg, lr=lr)), 'lr':lr}
+        except FloatingPointError:
+            continue
+        if best is None or log['validation']>best['validation']:
+            best,kept = log,_copied(model)
     if best is None:
-        raise FloatingPointError(f"{cfg.method!r} diverged on {task.name!r} with every rate of {list(lrs)}: a lower lr "
-            f"usually fixes it")
-    put(kept)
+        raise FloatingPointError(f"{cfg.method!r} diverged on {task.name!r} with every rate of {list(lrs)}: "
+            "a lower lr usually fixes it")
+    _put(model, kept)
     return best
 
 # %% ../../nbs/engine/experiments/transfer.ipynb #82f95871
-def mapped(cfg:RunConfig, source:Task, target:Task, given:dict|None=None)->tuple|None: # as `label_map`
+def mapped(
+    cfg:RunConfig,
+    source:Task,
+    target:Task,
+    given:dict|None=None, # as for `label_map`
+)->tuple|None: # as `label_map`
     "The map that `cfg.method` is to answer with; refuse one that it cannot"
     to = label_map(source, target, given)
     own_head = METHODS[known(cfg.method, METHODS, 'method')].kind=='entailment'
@@ -135,26 +170,40 @@ def mapped(cfg:RunConfig, source:Task, target:Task, given:dict|None=None)->tuple
             "head='classification'")
     if own_head and not source.pair and _renames(to):
         raise ValueError(f"{cfg.method!r} has no head whose classes could be renamed, and from {source.name!r} to "
-            f"{target.name!r} that is needed (map {to}): "
-        "leave it out, or choose a task with the labels in the same order")
+            f"{target.name!r} that is needed (map {to}): leave it out, or choose a task with the labels in the same "
+            "order")
     return to
+
+def _text(row):
+    return len(row['sentence1'])+len(row.get('sentence2', ''))
 
 def _try(model, cfg, source, target, shots):
     "What would stop a later stage"
     if shots and cfg.head=='verbalizer':
         target.word_ids(model.backbone.tokenizer) # the control answers in the target's own words
-    for t in (source, target): # is there a template, and room for the longest text and the prompt?
-        longest = max((r for rows in t.splits.values() for r in rows),
-            key=lambda r: len(r['sentence1'])+len(r.get('sentence2', '')))
-        answers(model, examples_of(model, t, cfg, [longest]), device=next(model.parameters()).device)
+    for task in (source, target): # is there a template, and room for the longest text and the prompt?
+        longest = max((r for rows in task.splits.values() for r in rows), key=_text)
+        answers(model, examples_of(model, task, cfg, [longest]), device=next(model.parameters()).device)
 
 # %% ../../nbs/engine/experiments/transfer.ipynb #759baaf2
+def _record(cfg, tasks, setting, model, log, more): # cfg: of the first task
+    source,target = tasks
+    scores = _test(model, target, cfg)
+    metric,score = headline(target, scores)
+    alone = setting=='zero-shot' # the second task had no say
+    chose = source.name if alone else target.name
+    return {**as_recorded(cfg), 'target':target.name, 'setting':setting, 'metric':metric, 'score':score,
+        'scores':scores, 'samples':0 if alone else len(target.splits['train']), 'stage_lr':log['lr'],
+        'validation':log['validation'], 'selected':f"checkpoint: best on validation of {chose}",
+        'sizes':{t.name: {s: len(r) for s,r in t.splits.items()} for t in tasks},
+        'params':count_parameters(model), 'steps_done':log['steps'], 'versions':versions(), **more}
+
 def transfer(
-    cfg:RunConfig,  # of the first task; the second is trained with the same. Without `lr` the first task's rate is chosen from `lrs` too
-    source:Task,    # with its splits
-    target:Task,    # its `train` holds the few samples
+    cfg:RunConfig,   # of both; without `lr` the first task's rate is chosen from `lrs` too
+    source:Task,     # with its splits
+    target:Task,     # its `train` holds the few samples
     given:dict|None=None, # as for `label_map`
-    lrs=None,       # learning rates to try in few-shot training; None: the first task's
+    lrs=None,        # learning rates to try in few-shot training; None: the first task's
     shots:bool=True, # few-shot too, and the control
 )->list[dict]: # records of the settings 'zero-shot', 'few-shot' and 'alone'
     "Train on one task, score another (ID-SPAM §3.4); train on with a few samples, and score again (App. C)"
@@ -163,27 +212,20 @@ def transfer(
         raise ValueError(f"no learning rate for {cfg.method!r}: give RunConfig(lr=…), or rates to try (lrs)")
     model = build(cfg, bb, source)
     _try(model, cfg, source, target, shots)
+
     log = _train_on(model, source, cfg, [cfg.lr] if cfg.lr else lrs)
     cfg = replace(cfg, lr=log['lr'])
-    lrs = lrs or [cfg.lr]
-    more = dict(map=to and list(to), majority=majority(target),
-        source_score=headline(source, _test(model, source, cfg))[1])
-    few = replace(cfg, task=target.name, start=None)
-    def record(setting): return _record(cfg, source, target, setting, _test(model, target, cfg), model, log, more)
+    before = headline(source, _test(model, source, cfg))[1]
+    more = dict(map=to and list(to), majority=majority(target), source_score=before)
     answer_as(model, to)
-    out = [record('zero-shot')]
-    if not shots: return out
-    log = _train_on(model, target, few, lrs)
-    out.append(record('few-shot'))
-    model = build(few, load_backbone(cfg.backbone), target)
-    log = _train_on(model, target, few, lrs)
-    return [*out, record('alone')]
+    out = [_record(cfg, (source, target), 'zero-shot', model, log, more)]
+    if not shots:
+        return out
 
-def _record(cfg, source, target, setting, scores, model, log, more):
-    metric,score = headline(target, scores)
-    chose = {'zero-shot':source.name}.get(setting, target.name)
-    return {**as_recorded(cfg), 'target':target.name, 'setting':setting, 'metric':metric, 'score':score,
-        'scores':scores, 'samples':0 if setting=='zero-shot' else len(target.splits['train']), 'stage_lr':log['lr'],
-        'validation':log['validation'], 'selected':f"checkpoint: best on validation of {chose}",
-        'sizes':{t.name: {s: len(r) for s,r in t.splits.items()} for t in (source,target)},
-        'params':count_parameters(model), 'steps_done':log['steps'], 'versions':versions(), **more}
+    few,lrs = replace(cfg, task=target.name, start=None),lrs or [cfg.lr]
+    log = _train_on(model, target, few, lrs)
+    out.append(_record(cfg, (source, target), 'few-shot', model, log, more))
+
+    model = build(few, load_backbone(cfg.backbone), target) # the control: the samples alone
+    log = _train_on(model, target, few, lrs)
+    return [*out, _record(cfg, (source, target), 'alone', model, log, more)]

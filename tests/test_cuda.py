@@ -10,8 +10,7 @@ from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.training.evaluation import predict
 from idp_tutorial.analysis.layer_choice import choose_prompt_layer
 from idp_tutorial.training.fit import fit
-from small import backbone, batch_of, config, model_of, small_task, text_of
-from test_resume import kill_at, Killed, numbers
+from small import Killed, backbone, batch_of, config, kill_at, model_of, numbers, small_task, text_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason='PyTorch sees no GPU')
 HEADS = ('classification','verbalizer')

@@ -11,15 +11,14 @@ import numpy as np
 import os
 import random
 import torch
-from accelerate.utils import DistributedType, gather_object
 from dataclasses import asdict
 from pathlib import Path
-from torch import Tensor
 
 # %% ../../nbs/engine/training/checkpoint.ipynb #f14f1aa8
 from ..config import RunConfig
 from ..model.prompted_model import PromptedModel
 from ..records import digest
+from .processes import gathered
 
 # %% ../../nbs/engine/training/checkpoint.ipynb #e369549a
 def identity(
@@ -32,12 +31,14 @@ def identity(
     "What two runs have in common if one may go on from the other"
     config = {k: v for k,v in asdict(cfg).items() if k not in ('data','device','cache_dir')}
     for k in ('backbone','glove','start'): config[k] = config[k] and Path(config[k]).name
-    trained = model.trained()
-    frozen = ((n, t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()) for n,
-        t in model.named_parameters() if n not in trained)
-    return {**config, 'lr':lr, 'processes':processes, 'texts':digest(json.dumps([[e['ids'], e.get('label')]
-        for e in s]).encode() for s in splits),
-        'frozen weights':digest(b for n,t in frozen for b in (n.encode(), t))}
+    texts = [json.dumps([[e['ids'], e.get('label')] for e in examples]).encode() for examples in splits]
+    def frozen():
+        trained = model.trained()
+        for name,t in model.named_parameters():
+            if name in trained: continue
+            yield name.encode()
+            yield t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return {**config, 'lr':lr, 'processes':processes, 'texts':digest(texts), 'frozen weights':digest(frozen())}
 
 # %% ../../nbs/engine/training/checkpoint.ipynb #2cf4587c
 def random_state()->dict:
@@ -72,45 +73,56 @@ class Checkpoint:
         if not os.access(folder, os.W_OK):
             raise ValueError(f"save={str(folder)!r} cannot be written: give a folder that may be")
 
-    def due(self, step:int, steps:int)->bool: return step%self.every==0 or step==steps
+    def save(self, run):
+        "Write where a `Run` is; of a finished one what it found, and nothing to go on with"
+        def state(x): return None if run.finished or x is None else x.state_dict()
+        every = gathered(random_state())
+        if not run.acc.is_main_process: return
+        meter = run.meter.ms,run.meter.kept,run.meter.most
+        seen = {**vars(run.seen), 'losses':torch.stack(run.seen.losses), 'meter':meter}
+        tensors = {} if run.finished else {n: t.detach() for n,t in run.tensors.items()}
+        self._write(dict(about=self.about, seen=seen, random=every, tensors=tensors, opt=state(run.opt),
+            sched=state(run.schedule), scaler=state(run.acc.scaler)))
 
-    def save(self, acc, tensors:dict[str,Tensor], opt, sched, finished:bool, seen:dict):
-        "Write; a `finished` run keeps what it found, and nothing to go on with"
-        def state(x): return None if finished or x is None else x.state_dict()
-        every = gather_object([random_state()]) # of all processes
-        if not acc.is_main_process: return
-        seen = {**seen, 'losses':torch.stack(seen['losses'])}
+    def _write(self, now:dict):
+        "All of it or nothing"
         tmp = self.file.with_suffix('.tmp')
-        now = dict(about=self.about, seen=seen, random=every,
-            tensors={} if finished else {n: t.detach() for n,t in tensors.items()}, opt=state(opt), sched=state(sched),
-            scaler=state(acc.scaler))
         try:
             torch.save(now, tmp)
             os.replace(tmp, self.file)
         except (OSError,RuntimeError) as e:
             tmp.unlink(missing_ok=True)
-            raise ValueError(f"no checkpoint can be written at step {seen['step']} to {self.file.parent} "
+            raise ValueError(f"no checkpoint can be written at step {now['seen']['step']} to {self.file.parent} "
                 f"({str(e)[:80]}): the one before is whole; make room, and start the same run again") from e
 
-    def load(self, acc, tensors:dict[str,Tensor], opt, sched)->dict|None: # what was `seen`; None: nothing is there
-        "Put everything back where it was"
-        if acc.distributed_type==DistributedType.FSDP:
+    def load(self, run):
+        "Put a `Run` where the file says that it was; without a file it stays where it is"
+        was = self._agreed(run.acc)
+        if was is None: return
+        with torch.no_grad():
+            for n,t in was['tensors'].items(): run.tensors[n].copy_(t)
+        for x,k in ((run.opt,'opt'), (run.schedule,'sched'), (run.acc.scaler,'scaler')):
+            if was[k]: x.load_state_dict(was[k])
+        seen = dict(was['seen'])
+        run.meter.ms,run.meter.kept,run.meter.most = seen.pop('meter')
+        seen['losses'] = list(seen['losses'].to(run.acc.device))
+        vars(run.seen).update(seen)
+        set_random_state(was['random'][run.acc.process_index])
+
+    def _agreed(self, acc)->dict|None:
+        "What all processes have read; what stops one of them stops all"
+        if acc.distributed_type=='FSDP':
             raise ValueError("save=… with FSDP: there no process holds all of a trained tensor; use DDP (a prompt is "
                 "small), or save=None (idp_train: --save_every 0)")
         try: was,wrong = self.read(),None
         except ValueError as e: was,wrong = None,str(e)
-        found = gather_object([wrong or (was['seen']['step'] if was else 0)]) # what stops one process must stop all
+        found = gathered(wrong or (was['seen']['step'] if was else 0))
         if wrong := wrong or next((f for f in found if isinstance(f, str)), None):
             raise ValueError(wrong)
         if len(set(found))>1:
             raise ValueError(f"the processes find different checkpoints in {self.file.parent} (of steps {found}): all "
                 f"machines need one folder that they share")
-        if was is None: return None
-        with torch.no_grad(): [tensors[n].copy_(t) for n,t in was['tensors'].items()]
-        for x,k in ((opt,'opt'),(sched,'sched'),(acc.scaler,'scaler')):
-            if was[k]: x.load_state_dict(was[k])
-        set_random_state(was['random'][acc.process_index])
-        return {**was['seen'], 'losses':list(was['seen']['losses'].to(acc.device))}
+        return was
 
     def read(self)->dict|None:
         "The file's content, if it is this run's"

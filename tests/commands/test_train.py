@@ -163,16 +163,16 @@ def test_the_record_is_that_of_run(kw, cfg, tmp_path):
         for l in open(tmp_path/'run/record.jsonl')]==[json.loads(json.dumps(r))]
 
 def test_a_run_that_is_stopped_and_started_again(cfg, tmp_path, monkeypatch):
-    from idp_tutorial.training import fit as training
+    from idp_tutorial.training.fit import Run
     c = cfg(steps=6, eval_every=2, lr=None)
     want = train(c, tmp_path/'whole', small_task())
-    step,n = training._step,[]
-    def stop(*args):
+    step,n = Run.step,[]
+    def stop(run):
         n.append(1)
         if len(n)==4:
             raise KeyboardInterrupt
-        return step(*args)
-    monkeypatch.setattr(training, '_step', stop)
+        step(run)
+    monkeypatch.setattr(Run, 'step', stop)
     with pytest.raises(KeyboardInterrupt): train(c, tmp_path/'run', small_task())
     assert os.listdir(tmp_path/'run')==['checkpoint.pt']
     got = train(c, tmp_path/'run', small_task())

@@ -49,16 +49,16 @@ def two(folder):
     rank = int(os.environ['RANK'])
     out = dict(methods={m: one_run(m, 2) for m in METHODS}, accumulated=one_run('lpt-npg', 2, accumulate=2))
     noisy = lambda **kw: one_run('lpt-npg', 2, quiet=lambda m: m, **kw) # noqa: E731
-    out['noisy'],step,n = noisy(),training._step,[]
-    def killed(*args):
+    out['noisy'],step,n = noisy(),training.Run.step,[]
+    def killed(run):
         n.append(1)
         if len(n)==4:
             raise KeyboardInterrupt
-        return step(*args)
-    training._step = killed
+        step(run)
+    training.Run.step = killed
     try: noisy(save=folder/'run')
     except KeyboardInterrupt: out['killed'] = len(n)
-    training._step = step
+    training.Run.step = step
     out['resumed'] = noisy(save=folder/'run')
     try: noisy(save=folder/'alone')
     except ValueError as e: out['refused'] = str(e)

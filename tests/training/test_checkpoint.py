@@ -7,20 +7,7 @@ from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.training.checkpoint import Checkpoint, identity
 from idp_tutorial.training.fit import fit
 from idp_tutorial.model import prompted_model
-from small import backbone, config, model_of, small_task
-
-class Killed(BaseException): pass
-
-def kill_at(model, step):
-    "The model's loss of that call never comes"
-    calls,plain = [],model.forward
-    def forward(batch, loss=False):
-        if loss: calls.append(1)
-        if loss and len(calls)==step:
-            raise Killed
-        return plain(batch, loss)
-    model.forward = forward
-    return calls
+from small import Killed, backbone, config, kill_at, model_of, numbers, small_task
 
 def make(cfg, task=None): return build(cfg, backbone(), task or small_task())
 
@@ -37,7 +24,6 @@ def kill_and_go_on(cfg, folder, at, every, task=None): # the log and the model o
 
 def tensors(model): return {n: p.detach().clone() for n,p in prompted_model.learnt(model).items()}
 def same(a, b): assert a.keys()==b.keys() and all(torch.equal(a[n], b[n]) for n in a)
-def numbers(log): return log['losses'],log['history'],log['validation'],log['steps']
 
 @pytest.mark.parametrize('method', METHODS)
 def test_as_if_nothing_had_happened(method, tmp_path):

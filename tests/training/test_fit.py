@@ -10,7 +10,7 @@ from idp_tutorial.model.heads import ClassificationHead
 from idp_tutorial.model.prompted_model import PromptedModel
 from idp_tutorial.data.task import scaled
 from idp_tutorial.training.evaluation import evaluate
-from idp_tutorial.training.fit import fit
+from idp_tutorial.training.fit import fit, warm_up
 from small import backbone, batch_of, config, model_of, small_task
 
 class Still(nn.Module):
@@ -113,6 +113,19 @@ def test_the_best_on_validation_is_put_back_and_a_tie_keeps_the_earlier(scores, 
     assert not torch.equal(seen[0]['sources.0.p'], seen[3]['sources.0.p'])
 
 # --- accumulation, clipping, schedule
+
+@pytest.mark.parametrize('warmup,steps', [(0,5), (2,6), (6,6), (3,100)])
+def test_the_schedule_is_the_librarys(warmup, steps):
+    from transformers import get_linear_schedule_with_warmup
+    def rates(schedule):
+        opt,found = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=.3),[]
+        s = schedule(opt, warmup, steps)
+        for _ in range(steps):
+            found += s.get_last_lr()
+            opt.step()
+            s.step()
+        return found
+    assert rates(warm_up)==rates(get_linear_schedule_with_warmup)
 
 def test_two_halves_equal_one_whole():
     task = small_task(train=32)
@@ -253,7 +266,7 @@ def test_zero_shot_has_nothing_to_train():
 SCRIPT = """
 import hashlib, torch
 from small import backbone, config, model_of, small_task
-from idp_tutorial.training import fit
+from idp_tutorial.training.fit import fit
 torch.set_num_threads(1)
 bb,task = backbone(),small_task(); model = model_of('lpt-npg', bb, task, jolt=0)
 log = fit(model, task, config(steps=3, lr=1e-3, batch_size=8))
@@ -287,10 +300,10 @@ def test_two_processes_train_one_model(tmp_path):
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         port = str(s.getsockname()[1])
-    here = Path(__file__).parent
-    env = {**os.environ, 'PYTHONPATH':f'{here.parent}{os.pathsep}{here}', 'OMP_NUM_THREADS':'1',
+    tests = Path(__file__).parents[1]
+    env = {**os.environ, 'PYTHONPATH':f'{tests.parent}{os.pathsep}{tests}', 'OMP_NUM_THREADS':'1',
         'MASTER_ADDR':'127.0.0.1', 'MASTER_PORT':port, 'WORLD_SIZE':'2'}
     both = [subprocess.Popen([sys.executable, tmp_path/'two.py'], stdout=subprocess.PIPE, text=True,
         env={**env, 'RANK':r, 'LOCAL_RANK':r}) for r in '01']
     a,b = [p.communicate(timeout=120)[0].split()[-2:] for p in both]
-    assert a==b # the loss of all texts, the same weights; test_scaling.py compares with one process
+    assert a==b # the loss of all texts, the same weights; tests/efficiency/test_full_scale.py compares with one process

@@ -19,7 +19,7 @@ backbones: .venv/.dev ## fetch SmolLM2, a real language model, into the user's c
 	@$(BIN)/idp_fetch smollm2
 
 test: .venv/.dev ## everything that CI runs
-	@$(BIN)/ruff check --quiet --output-format=concise idp_tutorial tests docs setup.py
+	@$(BIN)/ruff check --quiet --output-format=concise idp_tutorial tests docs configs setup.py
 	@$(BIN)/python docs/notebooks.py check
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
@@ -35,7 +35,7 @@ prepare: .venv/.dev ## before a commit: export, re-run and clean the notebooks (
 	@$(BIN)/nbdev_export
 	@$(BIN)/python docs/notebooks.py run $(NB)
 	@$(BIN)/python docs/notebooks.py readme
-	@$(BIN)/ruff check --quiet --output-format=concise idp_tutorial tests docs setup.py
+	@$(BIN)/ruff check --quiet --output-format=concise idp_tutorial tests docs configs setup.py
 	@$(BIN)/python docs/notebooks.py check
 
 clean: ## remove the environment and everything built

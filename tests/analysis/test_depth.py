@@ -55,8 +55,8 @@ def test_tradeoff_is_table_10():
     assert t.layer.tolist()==[6,12,18]
     assert t.ideal.round(2).tolist()==[1.71,2.,2.4] and t.ideal_cached.tolist()==[2.,3.,6.]
     t = tradeoff_table(fake(list(range(24)))+full)
-    assert t.speed_up.tolist()==[72/(48-k) for k in (6,12,18)] and t.memory_saved.tolist()==[1-(100-5*k)/200
-        for k in (6,12,18)]
+    assert t.speed_up.tolist()==[72/(48-k) for k in (6,12,18)]
+    assert t.memory_saved.tolist()==[1-(100-5*k)/200 for k in (6,12,18)]
     # nothing to compare with
     assert tradeoff_table(HUMP).speed_up.isna().all() and tradeoff_table(HUMP).measured.isna().all()
 

@@ -44,12 +44,12 @@ def test_gradient_norms_by_hand():
             length += run_layers(bb, b, stop=k).h[0].norm(dim=-1).tolist()
         G = torch.stack(G)
         norm = G.norm(dim=1).mean().item()
-        assert r['norm']==pytest.approx(norm, rel=1e-3) and r['agreement']==pytest.approx(G.mean(0).norm().item()/norm,
-            rel=1e-3)
+        assert r['norm']==pytest.approx(norm, rel=1e-3)
+        assert r['agreement']==pytest.approx(G.mean(0).norm().item()/norm, rel=1e-3)
         assert r['signal']==pytest.approx(norm*3**.5*sorted(length)[(len(length)-1)//2], rel=1e-3)
 
 def test_plot_of_gradients():
     ax = plot_gradients(dict(layer=1, rows=[dict(layer=k, norm=n, signal=s) for k,
         (n,s) in enumerate([(4.,1.),(2.,5.),(1.,2.)])]))
-    assert [list(l.get_ydata()) for l in ax.lines]==[[1.,.5,.25],[.2,1.,.4],
-        [0,1]] and list(ax.lines[2].get_xdata())==[1,1]
+    assert [list(l.get_ydata()) for l in ax.lines]==[[1.,.5,.25],[.2,1.,.4], [0,1]]
+    assert list(ax.lines[2].get_xdata())==[1,1]

@@ -19,8 +19,8 @@ def test_sweep_runs_every_layer_and_seed_once(monkeypatch):
     records = swept(['head-only','lpt','lpt-npg'])
     assert [r[:3] for r in ran]==[('head-only',None,0),
         ('head-only',None,1)]+[(m,k,s) for m in ('lpt','lpt-npg') for k in (0,2) for s in (0,1)]
-    assert {r['lr_selected'] for r in records}=={'default'} and all(r['n_layers']>2 and r['seconds']>=0
-        for r in records)
+    assert {r['lr_selected'] for r in records}=={'default'}
+    assert all(r['n_layers']>2 and r['seconds']>=0 for r in records)
     assert {(r[0],r[3]) for r in ran}=={(m, METHODS[m].rate) for m in ('head-only','lpt','lpt-npg')}
 
 def test_all_layers_by_default(monkeypatch):
@@ -57,8 +57,8 @@ def test_a_killed_sweep_goes_on(monkeypatch, tmp_path, tuned, half):
     records = swept(tuned=tuned, out=out)
     assert [(r['layer'],r['seed']) for r in records]==[(0,0),(0,1),(2,0),(2,1)]
     # layer 0 has its rate
-    assert len(ran)==(2-n+4 if tuned else 4-n) and not (tuned
-        and any(r[1]==0 and r[3]!=METHODS['lpt'].rates[2] for r in ran))
+    assert len(ran)==(2-n+4 if tuned else 4-n)
+    assert not (tuned and any(r[1]==0 and r[3]!=METHODS['lpt'].rates[2] for r in ran))
     assert [json.loads(l)['layer'] for l in out.read_text().splitlines()]==[0,0,2,2]
     ran = pretend(monkeypatch)
     assert [r['score'] for r in swept(tuned=tuned, out=out)]==[r['score'] for r in records] and not ran

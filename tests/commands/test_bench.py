@@ -13,6 +13,7 @@ from idp_tutorial.efficiency.cost_model import ONE_ROW, paper_speeds, speed_up
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.efficiency.peft_times import PEFT, steps
 from idp_tutorial.efficiency.method_times import LENGTHS, Variant, base_config, bench, made_task, variants
+from idp_tutorial.efficiency import growth
 from small import backbone
 
 FAMILY = ('roberta','bert','gpt2','deberta')
@@ -278,12 +279,12 @@ def test_the_commands_table(small_folder, capsys):
     assert 'value' in out and [l.split()[-1] for l in out.splitlines() if 'prompt-tuning' in l]==['16','32']
 
 def test_what_is_measured_is_written_at_once(small_folder, tmp_path, monkeypatch, capsys):
-    inner,out = room.grow,tmp_path/'g.jsonl'
+    inner,out = growth.grow,tmp_path/'g.jsonl'
     def stops(*a, **kw):
         if out.exists():
             raise KeyboardInterrupt
         return inner(*a, **kw)
-    monkeypatch.setattr(room, 'grow', stops)
+    monkeypatch.setattr(growth, 'grow', stops)
     with pytest.raises(SystemExit):
         idp_bench(str(small_folder), **{**FAST, 'methods':'lora', 'layers':None}, grow='batch', values='1,3',
             out=str(out))

@@ -67,7 +67,8 @@ def test_registry_has_the_tasks_of_all_three_papers():
     ('trec', '{mask} : {s1}', '{mask} : {s1}'), ('mnli', '{s1} ? {mask} , {s2}', '{s1} ? {mask} , {s2}'),
     ('mrpc', '{s1} {mask} , {s2}', '{s1} ? {mask} , {s2}'), ('qqp', '{s1} {mask} , {s2}', '{s1} {mask} , {s2}')])
 def test_templates_are_those_of_lpt(name, paper, code):
-    assert TASKS[name].template('paper')==paper and TASKS[name].template('code')==code and TASKS[name].templates_from=='LPT'
+    assert TASKS[name].template('paper')==paper and TASKS[name].template('code')==code
+    assert TASKS[name].templates_from=='LPT'
 
 def test_causal_templates_are_those_of_lpt():
     assert TASKS['trec'].template('code', causal=True)=='{s1} It was {mask}'
@@ -119,8 +120,8 @@ def test_pieces_are_the_tokens_of_the_filled_template(name, variant, bpe, wordpi
 
 def test_causal_template_ends_before_the_answer(gpt):
     e, = TASKS['rte'].encode([dict(sentence1='the film is dull', sentence2='it was great', label=0)], gpt, 99, 'paper')
-    assert e['ids']==[gpt.bos_token_id, *gpt('the film is dull it was '
-        'great They are').input_ids] and e['mask']==len(e['ids'])-1
+    assert e['ids']==[gpt.bos_token_id, *gpt('the film is dull it was great They are').input_ids]
+    assert e['mask']==len(e['ids'])-1
     with pytest.raises(ValueError, match='must end in {mask} for a causal model.*move {mask} to the end'):
         TASKS['trec'].encode([dict(sentence1='a film', label=0)], gpt, 99, 'paper')
 
@@ -130,7 +131,8 @@ def test_truncation_cuts_sentences_only(max_len, bpe):
     e, = PAIR.encode([row], bpe, max_len, '{s1} ? {mask} , {s2}')
     text = bpe.decode(e['ids']).replace('<s>','').replace('</s>','')
     n1,n2 = text.count('plane'),text.count('film')
-    assert len(e['ids'])<=max_len and e['ids'][e['mask']]==bpe.mask_token_id and text.index('?')<text.index('<mask>')<text.index(',')
+    assert len(e['ids'])<=max_len and e['ids'][e['mask']]==bpe.mask_token_id
+    assert text.index('?')<text.index('<mask>')<text.index(',')
     assert n1>0 and n2>0 and e['ids'][-1]==bpe.sep_token_id
     assert (n1,n2)==(80,50) if max_len==300 else abs(n1-n2)<=1 # both are one token
 
@@ -160,8 +162,8 @@ def test_plain_text_is_the_tokenizers_own(bpe, wordpiece, gpt):
     for tok in (bpe, wordpiece):
         want = tok(['the film','a'], ['is dull . '*40,'b'], truncation=True, max_length=30)
         got = PAIR.encode(rows, tok, 30)
-        assert [e['ids'] for e in got]==want.input_ids and all('mask' not in e for e in got) and [e['label']
-            for e in got]==[1,0]
+        assert [e['ids'] for e in got]==want.input_ids and all('mask' not in e for e in got)
+        assert [e['label'] for e in got]==[1,0]
     assert max(PAIR.encode(rows, wordpiece, 30)[0]['types'])==1 and max(PAIR.encode(rows, bpe, 30)[0]['types'])==0
     e = PAIR.encode(rows, gpt, 30)
     assert len(e[0]['ids'])==30 and e[1]['ids']==[gpt.bos_token_id, *gpt('a b').input_ids, gpt.eos_token_id]
@@ -208,10 +210,10 @@ def test_grouping_saves_padding():
 def test_collate_pads_to_the_longest_only():
     b = collate([dict(ids=[4,5,6], types=[0,0,1], label=1.5, mask=2), dict(ids=[7], types=[0], label=0., mask=0)],
         pad_id=9)
-    assert b['ids'].tolist()==[[4,5,6],[7,9,9]] and b['keep'].tolist()==[[1,1,1],
-        [1,0,0]] and b['types'].tolist()==[[0,0,1],[0,0,0]]
-    assert b['label'].dtype==torch.float32 and b['mask'].tolist()==[2,
-        0] and b['ids'].dtype==b['keep'].dtype==torch.int64
+    assert b['ids'].tolist()==[[4,5,6],[7,9,9]] and b['keep'].tolist()==[[1,1,1], [1,0,0]]
+    assert b['types'].tolist()==[[0,0,1],[0,0,0]]
+    assert b['label'].dtype==torch.float32 and b['mask'].tolist()==[2, 0]
+    assert b['ids'].dtype==b['keep'].dtype==torch.int64
     with pytest.raises(ValueError, match='no padding token; give its eos_token_id'):
         collate([dict(ids=[1], types=[0])], None)
     with pytest.raises(ValueError, match='0 examples in batches of 4'): batches([], 4, 0)
@@ -228,7 +230,8 @@ def test_each_papers_average():
 
 def test_stsb_is_the_mean_of_two_correlations():
     s = TASKS['stsb'].score(torch.tensor([1.,2.,3.,10.]), [0.,1.,2.,3.])
-    assert s['spearman']==pytest.approx(100) and 80<s['pearson']<90 and s['pearson+spearman']==pytest.approx((s['pearson']+100)/2)
+    assert s['spearman']==pytest.approx(100) and 80<s['pearson']<90
+    assert s['pearson+spearman']==pytest.approx((s['pearson']+100)/2)
 
 def test_degenerate_predictions_give_no_nan_and_no_warning():
     with warnings.catch_warnings():
@@ -277,8 +280,8 @@ def test_own_task_from_a_folder(tmp_path):
     write(tmp_path/'mine', train=ROWS, test=ROWS[:7])
     t = load_task(MINE, tmp_path)
     assert sizes(t)==dict(train=54, validation=6, test=7) and t.splits['test']==ROWS[:7]
-    assert not texts(t.splits['train'])&texts(t.splits['validation']) and Counter(r['label']
-        for r in t.splits['validation'])=={0:3, 1:3}
+    assert not texts(t.splits['train'])&texts(t.splits['validation'])
+    assert Counter(r['label'] for r in t.splits['validation'])=={0:3, 1:3}
     assert load_task(MINE, tmp_path).splits==t.splits!=load_task(MINE, tmp_path, seed=1).splits
     assert load_task(MINE, tmp_path, seed=1).splits['test']==t.splits['test'] and MINE.splits=={}
 
@@ -291,8 +294,8 @@ def test_the_reported_split_never_selects(tmp_path):
     assert origin(load_task(MINE, tmp_path/'b'))==dict(train={'train'}, validation={'train'}, test={'validation'})
     for d,reported in (('a','test'),('b','validation')):
         t = load_task(MINE, tmp_path/d, k=10)
-        assert origin(t)==dict(train={'train'}, validation={'train'}, test={reported}) and sizes(t)==dict(train=10,
-            validation=50, test=60)
+        assert origin(t)==dict(train={'train'}, validation={'train'}, test={reported})
+        assert sizes(t)==dict(train=10, validation=50, test=60)
 
 def test_frozen_few_shot_set_and_xz(tmp_path):
     write(tmp_path/'mine', train=ROWS)
@@ -389,22 +392,22 @@ def test_glue_single_sentence(monkeypatch):
     t,seen = hub(monkeypatch, 'sst2', train=rows, validation=[dict(idx=0, sentence='dev', label=1)]*3,
         test=[dict(idx=0, sentence='secret', label=-1)]*5)
     assert seen==[('nyu-mll/glue','sst2')] and sizes(t)==dict(train=36, validation=4, test=3)
-    assert t.splits['test'][0]==dict(sentence1='dev',
-        label=1) and texts(t.splits['validation'])<=texts([dict(sentence1=r['sentence']) for r in rows])
+    assert t.splits['test'][0]==dict(sentence1='dev', label=1)
+    assert texts(t.splits['validation'])<=texts([dict(sentence1=r['sentence']) for r in rows])
 
 def test_glue_pair_with_its_own_columns_and_both_mnli_sets(monkeypatch):
     row = lambda s,y=2: dict(premise=s, hypothesis='h', label=y, idx=0)
     t,_ = hub(monkeypatch, 'mnli', train=[row(str(i), i%3) for i in range(30)], validation_matched=[row('m')],
         validation_mismatched=[row('mm')], test_matched=[row('x', -1)])
-    assert [r['sentence1'] for r in t.splits['test']]==['m','mm'] and t.splits['test'][0]==dict(sentence1='m',
-        sentence2='h', label=2)
+    assert [r['sentence1'] for r in t.splits['test']]==['m','mm']
+    assert t.splits['test'][0]==dict(sentence1='m', sentence2='h', label=2)
 
 def test_hub_columns_are_put_together(monkeypatch):
     rows = [dict(question=f'is {i} odd', passage='A number.', label=bool(i%2), idx=i) for i in range(20)]
     t,seen = hub(monkeypatch, 'boolq', train=rows, validation=rows[:1], test=[{**rows[0], 'label':-1}])
     # more of SuperGLUE in test_superglue.py
-    assert seen==[('aps/super_glue','boolq')] and t.splits['test']==[dict(sentence1='is 0 odd', sentence2='A number.',
-        label=0)]
+    assert seen==[('aps/super_glue','boolq')]
+    assert t.splits['test']==[dict(sentence1='is 0 odd', sentence2='A number.', label=0)]
     both = replace(MINE, hub=('x/both',), columns=('{who}: {text}',None,'label'))
     monkeypatch.setattr('datasets.load_dataset', lambda *a: DatasetDict({s: Dataset.from_list([dict(who='Ann',
         text='so', label=1)]*9) for s in ('train','test')}))
@@ -453,8 +456,8 @@ def test_bundled_tasks_load_and_fit_their_record(name, bpe):
     e = t.encode(t.splits['test'][:20], bpe, 128, 'code')
     assert all(o['ids'][o['mask']]==bpe.mask_token_id for o in e)
     few = load_task(name, k=100)
-    assert sizes(few)==dict(train=100, validation=1000,
-        test=len(t.splits['test'])) and few.splits['test']==t.splits['test']
+    assert sizes(few)==dict(train=100, validation=1000, test=len(t.splits['test']))
+    assert few.splits['test']==t.splits['test']
 
 @real
 @pytest.mark.parametrize('name,n', [('mr',(7662,1000,2000)), ('subj',(7000,1000,2000)), ('trec',(4952,500,500)),
@@ -466,8 +469,8 @@ def test_real_sizes_are_lpts_where_lpt_has_them(name, n):
 def test_real_few_shot_sets_are_taken_as_they_are():
     t = load_task('cr', DATA, k=100)
     # IDPG's frozen draw
-    assert sizes(t)==dict(train=100, validation=1000, test=2000) and Counter(r['label']
-        for r in t.splits['train'])[1]==79
+    assert sizes(t)==dict(train=100, validation=1000, test=2000)
+    assert Counter(r['label'] for r in t.splits['train'])[1]==79
     assert sizes(load_task('qqp', DATA, k=100))==dict(train=100, validation=1000, test=40430)
 
 @real

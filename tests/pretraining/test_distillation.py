@@ -1,4 +1,4 @@
-"A teacher's embeddings and states: whose components, which pieces belong to which token, and a loss that a perfect student brings to zero."
+"A teacher's embeddings and states: components, pieces of a token, and a loss that a perfect student brings to zero."
 import numpy as np, pytest, torch
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.pretraining.distillation import Distillation, align_streams, teacher_embeddings
@@ -22,8 +22,8 @@ def test_teacher_embeddings(tok):
     teacher = load_backbone('tiny')
     d = teacher.d
     E = teacher_embeddings(tok, teacher, 32)
-    assert E.shape==(len(tok),32) and E.isfinite().all() and E.std().item()==pytest.approx(.15,
-        rel=1e-4) and E.mean(0).abs().max()<1e-4 and not E.requires_grad
+    assert E.shape==(len(tok),32) and E.isfinite().all() and E.std().item()==pytest.approx(.15, rel=1e-4)
+    assert E.mean(0).abs().max()<1e-4 and not E.requires_grad
     C = E.T@E
     off = C-C.diag().diag()
     # principal components, the largest first
@@ -40,7 +40,8 @@ def test_teacher_embeddings(tok):
 def test_every_token_covers_the_pieces_that_share_its_characters(arrays, tok, teacher):
     S,T,a,b = (arrays[k] for k in ('stream','teacher','start','stop'))
     # ' ' is dropped
-    assert len(S)==len(a)==len(b) and (b>a).all() and b[-1]==len(T) and (np.diff(a)>=0).all() and (S==tok.eos_token_id).sum()==(T==teacher.tokenizer.sep_token_id).sum()==601
+    assert len(S)==len(a)==len(b) and (b>a).all() and b[-1]==len(T) and (np.diff(a)>=0).all()
+    assert (S==tok.eos_token_id).sum()==(T==teacher.tokenizer.sep_token_id).sum()==601
     words = teacher.tokenizer.convert_ids_to_tokens(T.tolist())
     spelt = 0
     for i in range(len(S)):
@@ -93,5 +94,5 @@ def test_a_taught_run_learns_the_teachers_states(tok, arrays, teacher):
         say=lambda s: None)
     # a miniature: far from what six thousand steps reach
     assert log[-1]['held_out_distil']<.95*log[0]['held_out_distil']
-    assert all(torch.equal(a, b) for a,b in zip(before, teacher.model.parameters())) and not any(p.requires_grad
-        for p in teacher.model.parameters())
+    assert all(torch.equal(a, b) for a,b in zip(before, teacher.model.parameters()))
+    assert not any(p.requires_grad for p in teacher.model.parameters())

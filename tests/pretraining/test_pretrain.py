@@ -1,4 +1,4 @@
-"From text to a backbone: the tokenizer's framing, windows, masks, the loss against Hugging Face's, and a killed run against an unbroken one."
+"From text to a backbone: the tokenizer, windows, masks, the loss, and a killed run against an unbroken one."
 import json, lzma
 from dataclasses import asdict, replace
 import numpy as np, pytest, torch
@@ -9,7 +9,8 @@ from idp_tutorial.pretraining.masters import Masters
 from idp_tutorial.pretraining.pretrain import PretrainConfig, pretrain
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.pretraining.text import LABEL_WORDS, draw_batch, encode_stream, prepare_text, read_lines, train_tokenizer, without
+from idp_tutorial.pretraining.text import (LABEL_WORDS, draw_batch, encode_stream, prepare_text, read_lines,
+    train_tokenizer, without)
 
 @pytest.fixture(scope='module')
 def lines(): return [r['sentence1'] for t in ('sentiment','questions') for r in make_rows(t, 'train', n=400)]
@@ -25,15 +26,16 @@ def stream(lines, tok): return encode_stream(lines, tok)
 def test_round_trip_and_framing(tok, lines):
     for s in lines[:50]:
         ids = tok(s).input_ids
-        assert tok.decode(ids[1:-1]).strip()==s.lower() and (ids[0],ids[-1])==(tok.bos_token_id,
-            tok.eos_token_id) and tok.unk_token_id not in ids
+        assert tok.decode(ids[1:-1]).strip()==s.lower() and (ids[0],ids[-1])==(tok.bos_token_id, tok.eos_token_id)
+        assert tok.unk_token_id not in ids
     odd = 'naïve 北京 🙂 ﬁ'
     # NFKC, bytes
-    assert tok.decode(tok(odd).input_ids[1:-1]).strip()=='naïve 北京 🙂 fi' and tok.unk_token_id not in tok(odd).input_ids
+    assert tok.decode(tok(odd).input_ids[1:-1]).strip()=='naïve 北京 🙂 fi'
+    assert tok.unk_token_id not in tok(odd).input_ids
     a,b = (tok(s, add_special_tokens=False).input_ids for s in ('a cold beer','the soup'))
     assert tok('a cold beer', 'the soup').input_ids==[0,*a,2,2,*b,2]
-    assert [tok.bos_token_id,tok.pad_token_id,tok.eos_token_id,tok.unk_token_id,tok.mask_token_id]==[0,1,2,3,
-        4] and tok.cls_token_id==0 and tok.sep_token_id==2
+    assert [tok.bos_token_id,tok.pad_token_id,tok.eos_token_id,tok.unk_token_id,tok.mask_token_id]==[0,1,2,3,4]
+    assert tok.cls_token_id==0 and tok.sep_token_id==2
 
 @pytest.mark.parametrize('which', ['new','tiny'])
 def test_label_words_are_single_tokens(which, tok):
@@ -65,10 +67,10 @@ def test_reading_and_streaming(tok, tmp_path):
 def test_windows(stream):
     def draw(seed, **kw): return draw_batch(stream, 2048, np.random.default_rng(seed), **kw)
     x = draw(0, lengths=(64,), p=(1.,))
-    assert x.shape==(32,64) and (x[:,0]==0).all() and x.dtype==torch.int64 and torch.equal(x,
-        draw(0, lengths=(64,), p=(1.,)))
-    assert {draw(i).shape[1] for i in range(60)}=={32,64,128,
-        256} and all(2048-256<draw(i).numel()<=2048 for i in range(20))
+    assert x.shape==(32,64) and (x[:,0]==0).all() and x.dtype==torch.int64
+    assert torch.equal(x, draw(0, lengths=(64,), p=(1.,)))
+    assert {draw(i).shape[1] for i in range(60)}=={32,64,128, 256}
+    assert all(2048-256<draw(i).numel()<=2048 for i in range(20))
     text = stream.tolist()
     row = x[3,1:].tolist()
     assert any(text[i:i+63]==row for i in range(len(text)))
@@ -92,8 +94,8 @@ def test_what_is_held_out_is_left_out():
 def test_prepared_once(lines, tmp_path):
     tok,a = prepare_text(lines, tmp_path, 700)
     tok2,b = prepare_text(lines, tmp_path, 700) # found there
-    assert np.array_equal(a['stream'],
-        b['stream']) and tok.get_vocab()==tok2.get_vocab() and (a['stream']==2).sum()==len(lines) and not (tmp_path/'text.tmp').exists()
+    assert np.array_equal(a['stream'], b['stream']) and tok.get_vocab()==tok2.get_vocab()
+    assert (a['stream']==2).sum()==len(lines) and not (tmp_path/'text.tmp').exists()
     _,c = prepare_text(['seen once', *lines[:50]*2], tmp_path/'more', 700)
     # held out: what stands nowhere else
     assert 'seen once' in prepare_text(['seen once', *lines[:50]*2], tmp_path/'more', 700)[0].decode(c['stream'][-12:])
@@ -154,8 +156,8 @@ def test_loss_is_hugging_faces(family, stream, tok):
 def test_held_out_loss_repeats_and_changes_nothing(stream, tok):
     model = new_model(len(tok), 32, 1).train()
     before,state = held_out_loss(model, stream, tok, 2000, batches=2),torch.get_rng_state()
-    assert held_out_loss(model, stream, tok, 2000, batches=2)==before and model.training and torch.equal(state,
-        torch.get_rng_state())
+    assert held_out_loss(model, stream, tok, 2000, batches=2)==before and model.training
+    assert torch.equal(state, torch.get_rng_state())
     # nothing is learnt yet
     assert before['lm']==pytest.approx(np.log(len(tok)), abs=.1) and before.keys()=={'lm','top1'}
 
@@ -186,7 +188,8 @@ def test_masters_keep_steps_that_half_precision_would_lose():
         net(torch.ones(1, 4, dtype=torch.bfloat16)).float().sum().backward()
         m.step()
     # 60 steps of 1e-4; one alone rounds away
-    assert net.weight.dtype==torch.bfloat16 and m.kept[0].dtype==torch.float32 and (m.kept[0]<.996).all() and (net.weight<1).all()
+    assert net.weight.dtype==torch.bfloat16 and m.kept[0].dtype==torch.float32 and (m.kept[0]<.996).all()
+    assert (net.weight<1).all()
 
 # --- the run
 
@@ -216,8 +219,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(when, step, whole, stream, 
     said = []
     model,log = pretrain(stream, tok, CFG, tmp_path, every=3, say=said.append)
     assert said[0].startswith(f'step {step}/') and len(said)==(12-step)//3+1
-    assert timeless(log)==timeless(whole[1]) and all(torch.equal(a, b) for a,
-        b in zip(model.parameters(), whole[0].parameters())) and not model.training
+    assert timeless(log)==timeless(whole[1])
+    assert all(torch.equal(a, b) for a,b in zip(model.parameters(), whole[0].parameters())) and not model.training
     assert [json.loads(l) for l in (tmp_path/'log.jsonl').read_text().splitlines()]==log
     said.clear()
     again,log = pretrain(stream, tok, CFG, tmp_path, every=3, say=said.append) # finished: nothing left to do
@@ -244,8 +247,8 @@ def test_schedule():
         lrs.append(m.opt.param_groups[0]['lr'])
         m.opt.step()
         m.sched.step()
-    assert lrs==pytest.approx([CFG.lr*min((s+1)/4, 1, (12-s)/7.2) for s in range(12)]) and [g['weight_decay']
-        for g in m.opt.param_groups]==[.01,0.]
+    assert lrs==pytest.approx([CFG.lr*min((s+1)/4, 1, (12-s)/7.2) for s in range(12)])
+    assert [g['weight_decay'] for g in m.opt.param_groups]==[.01,0.]
 
 def test_a_decoder_learns_too(stream, tok):
     model,log = pretrain(stream, tok, replace(CFG, family='gpt2', steps=24), every=12, say=quiet)

@@ -4,7 +4,7 @@ from functools import cache
 import torch
 from transformers import BertConfig, BertForMaskedLM
 from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.model.backbone import FAMILIES
+from idp_tutorial.model.families import open_model
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.data.batches import collate
 from idp_tutorial.methods.build import build
@@ -21,7 +21,7 @@ def backbone(family='roberta', std=.2, **kw):
         torch.manual_seed(1)
         if family=='bert':
             tok = load_backbone('roberta-base', weights='meta', **SIZES).tokenizer
-            bb = FAMILIES['bert'](BertForMaskedLM._from_config(BertConfig(**SIZES, intermediate_size=64),
+            bb = open_model(BertForMaskedLM._from_config(BertConfig(**SIZES, intermediate_size=64),
                 attn_implementation='sdpa'), tok, 'bert')
         else:
             bb = load_backbone(FULL[family], weights='random', **SIZES, **kw,

@@ -53,7 +53,7 @@ def gradient_norms(
                 gradients,lengths = found[ctx.layer]
                 neutral = X[ctx.layer].mean(0).expand(t, -1)
                 gradients.append(prompt_gradients(bb, head, b, ctx.layer, neutral, ctx.h).flatten(1))
-                lengths.append(ctx.h.norm(dim=-1)[b['keep']==1])
+                lengths.append(ctx.states.norm(dim=-1)[b['keep']==1])
     return [{'layer':layer, **_summary(*found[layer], t)} for layer in layers]
 
 def _summary(gradients, lengths, t):

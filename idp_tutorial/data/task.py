@@ -92,9 +92,12 @@ class Task:
         tokenizer,   # a Hugging Face tokenizer
         max_len:int=256, # tokens; longer sentences are cut, the template never
         template:str|None=None, # as for `template`
+        causal:bool|None=None,  # for a decoder? None: if the tokenizer has no mask token
     )->list[dict]: # `ids`, `types`, `label`, and under a template `mask`, the row to read
         "Rows to token ids"
-        return encode(rows, tokenizer, max_len, self.template(template, tokenizer.mask_token_id is None))
+        if causal is None:
+            causal = tokenizer.mask_token_id is None
+        return encode(rows, tokenizer, max_len, self.template(template, causal), causal)
 
     def word_ids(self,
         tokenizer,  # a Hugging Face tokenizer

@@ -34,10 +34,9 @@ def _prompts(name, t): # `peft`'s configuration for `t` rows
     config,options = PEFT[name]
     return getattr(peft, config)(task_type='SEQ_CLS', num_virtual_tokens=t, **options)
 
-def _lora(family): # on queries and values, whatever a family calls them
+def _lora(bb): # on queries and values, whatever a family calls them
     from peft import LoraConfig
-    targets = {'gpt2':['c_attn'], 'deberta':['in_proj']}.get(family, ['query','value'])
-    return LoraConfig(task_type='SEQ_CLS', r=8, lora_alpha=16, target_modules=targets)
+    return LoraConfig(task_type='SEQ_CLS', r=8, lora_alpha=16, target_modules=list(bb.qv))
 
 def _classifier(bb)->nn.Module: # Hugging Face's, around our backbone's own layers
     from transformers import AutoModelForSequenceClassification
@@ -74,7 +73,7 @@ def _pair(bb, name, base, batch, task, t): # our step and `peft`'s
     from peft import get_peft_model
     if name=='lora': # goes into the layers, so it gets a copy of them, and both sides the same matrices
         bb = type(bb)(deepcopy(bb.model), bb.tokenizer, bb.name)
-        theirs = get_peft_model(_classifier(bb), _lora(bb.family))
+        theirs = get_peft_model(_classifier(bb), _lora(bb))
         ours = PromptedModel(bb, ClassificationHead(bb.d, 2, bb.readout), {})
     else:
         theirs = get_peft_model(_classifier(bb), _prompts(name, t))
@@ -113,7 +112,7 @@ def steps(
     device = 'cuda' if base.device!='cpu' and torch.cuda.is_available() else 'cpu'
     task = made_task(base.batch_size, base.max_len)
     bb.model.to(device)
-    texts = task.encode(task.splits['train'], bb.tokenizer, base.max_len)
+    texts = task.encode(task.splits['train'], bb.tokenizer, base.max_len, causal=bb.causal)
     batch = {key: v.to(device) for key,v in collate(texts, bb.tokenizer.pad_token_id or 0).items()}
     whole = PromptedModel(bb, ClassificationHead(bb.d, 2, bb.readout), {}).to(device)
     fns = {'fine-tuning':_stepper(whole, lambda: whole.loss(dict(batch)), bb)}

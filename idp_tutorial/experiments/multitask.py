@@ -135,7 +135,7 @@ class MultiTaskModel(nn.Module):
         first = min(m.model.first for m in self.members.values())
         if mode and first>=0:
             self.lm.eval()
-            for layer in self.backbone.layers[first:]:
+            for layer in [*self.backbone.layers[first:], self.backbone.norm]:
                 layer.train()
         return self
 

@@ -15,6 +15,7 @@ from ..checks import at_least, one_of
 from .phm import PHMLinear
 from .weight_changes import Changed
 from ..model.backbone import Backbone
+from ..model.plan import full
 
 # %% ../../nbs/engine/methods/adapters.ipynb #f05ab0f6
 class Adapter(nn.Module):
@@ -32,28 +33,26 @@ class Adapter(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x:Tensor)->Tensor: # `[...,d]`
-        h = F.gelu(self.down(x))
+        h = F.gelu(self.down(full(x)))
         h = self.up(self.inner(h))
-        return x+self.dropout(h)
-
-_PLACES = {'gpt2':('attn.resid_dropout','mlp.dropout')} # the dropouts before the two residual sums of a layer
+        return x+self.dropout(h).to(x.dtype)
 
 def _insert(bb, name, make, m, first, layer_norms):
-    "Put `make()` behind the two dropouts of each layer from `first` on"
+    "Put `make()` before the two residual sums of each layer from `first` on"
     at_least(m, 1, f'{name} with bottleneck m')
     if first not in range(bb.n_layers):
         raise ValueError(f"{name} from layer {first!r} on, but backbone {bb.name!r} has layers 0 to {bb.n_layers-1}: "
             "give the number of one of them")
     def change(c):
         for layer in bb.layers[first:]:
-            for place in _PLACES.get(bb.family, ('attention.output.dropout','output.dropout')):
+            for place in bb.ends:
                 where,_,leaf = place.rpartition('.')
                 parent = layer.get_submodule(where)
                 with bb.words.weight.device:
                     new = make()
-                setattr(parent, leaf, nn.Sequential(getattr(parent, leaf), new.to(bb.words.weight.dtype)))
+                setattr(parent, leaf, nn.Sequential(getattr(parent, leaf), new))
             if layer_norms:
-                norms = [m for m in layer.modules() if type(m).__name__.endswith('LayerNorm')]
+                norms = [m for m in layer.modules() if type(m).__name__.endswith('Norm')]
                 c.train(p for m in norms for p in m.parameters())
     return Changed(bb, name, change)
 
@@ -107,7 +106,7 @@ def _linears(bb, where, lm_head):
     in_base = {id(m) for m in bb.base.modules()}
     matrices = [(n, id(m)) for n,m in bb.model.named_modules() if isinstance(m, (nn.Linear,Conv1D))]
     def chosen(n):
-        return where=='all' or n.rpartition('.')[2] in ('query','value','c_attn','in_proj')
+        return where=='all' or n.rpartition('.')[2] in bb.qv
     inside = [n for n,i in matrices if i in in_layers and chosen(n)]
     return inside+[n for n,i in matrices if lm_head and i not in in_base]
 
@@ -126,7 +125,7 @@ def add_lora(
     if lm_head and not bb.has_lm_head:
         bb.lm_logits(None) # raises, and says what to use
     config = LoraConfig(r=r, lora_alpha=2*r if alpha is None else alpha, target_modules=_linears(bb, where, lm_head),
-        lora_dropout=dropout, fan_in_fan_out=bb.family=='gpt2')
+        lora_dropout=dropout, fan_in_fan_out=any(type(m).__name__=='Conv1D' for m in bb.layers.modules()))
     def change(c):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore') # a tied decoder is meant

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # %% ../../nbs/engine/methods/efl.ipynb #1bca9bb7
-from ..data.batches import encode
+from ..data.batches import closing, encode
 from ..data.task import Task
 from ..model.backbone import Backbone
 from ..model.heads import ClassificationHead
@@ -43,9 +43,9 @@ def tails(
 )->tuple: # token ids and types of each tail, and how many tokens of a text it replaces
     "What is to be written behind a text, so that it becomes a pair"
     row = dict(sentence1='a')
-    one, = encode([row], bb.tokenizer)
-    pairs = encode([{**row, 'sentence2':s} for s in sentences], bb.tokenizer)
-    cut = 1 if bb.causal else 0
+    one, = encode([row], bb.tokenizer, causal=bb.causal)
+    pairs = encode([{**row, 'sentence2':s} for s in sentences], bb.tokenizer, causal=bb.causal)
+    cut = len(closing(bb.tokenizer)) if bb.causal else 0
     n = len(one['ids'])-cut
     return [p['ids'][n:] for p in pairs],[p['types'][n:] for p in pairs],cut
 

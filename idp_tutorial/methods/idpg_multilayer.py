@@ -37,7 +37,7 @@ def multilayer_plan(
     **generator,           # `kind`, `n`, `shared_A` … of `PromptGenerator`
 )->dict: # a plan
     "M-IDPG: a generated prompt in every layer (IDPG §3.2.2)"
-    L,d,d_in = bb.n_layers,bb.d*(2 if inject=='kv' else 1),d_in or bb.d
+    L,d,d_in = bb.n_layers,bb.width(0, inject),d_in or bb.d
     _check(share, reads, inject, position, d_in, bb.d)
     def make(tables):
         return PromptGenerator(d_in, d, t, m, tables=tables, dropout=dropout, **generator)

@@ -38,9 +38,9 @@ class NaivePromptGenerator(nn.Module):
 
 def _answer(ctx:Context)->str: # name of a tracked row
     "The row that stands for a text: `<s>`, or a decoder's last context word"
-    if not ctx.backbone.causal:
-        return 'cls'
-    return 'mask' if 'mask' in ctx.rows else 'last'
+    if ctx.backbone.causal and 'mask' in ctx.rows:
+        return 'mask'
+    return ctx.backbone.readout
 
 # %% ../../nbs/course/11_late_prompt_tuning.ipynb #a640b417
 POOLS = {'mean':'APPG', 'max':'MPPG'}
@@ -94,7 +94,7 @@ class PoolingPromptGenerator(nn.Module):
         rows = ctx.text
         if self.skip_last and ctx.backbone.causal:
             rows = rows.scatter(1, ctx.rows[_answer(ctx)][:,None], 0)
-        h = adaptive_pool(self.down(ctx.h), rows, self.t, self.pool)
+        h = adaptive_pool(self.down(ctx.states), rows, self.t, self.pool)
         p = self.up(h.relu())
         return self.dropout(p)
 

@@ -20,7 +20,7 @@ class KeyValuePrompt(nn.Module):
     "[K; V] = Dropout(P): `t` learnt keys and values of one layer (Liu et al. 2021a)"
     def __init__(self,
         t:int, # prompt length
-        d:int, # width of the backbone
+        d:int, # width of keys, and of values; less than the backbone's where heads share them
         dropout:float=.1, # on keys and values
         std:float=.02,    # of the normal init
     ):
@@ -58,16 +58,16 @@ def deep_plan(
     std:float=.02,        # of the normal init
 )->dict: # a plan
     "A prompt of its own for every layer: P-tuning v2"
-    way = way or ('replace' if bb.family=='deberta' else 'kv')
+    way = way or ('kv' if bb.takes_kv else 'replace')
     one_of(way, {'kv':'keys and values', 'replace':'rows', 'add':'rows'}, 'way')
     change = _moved_up(t) if shift_positions and way!='add' else None
     if way=='kv':
-        keys = [KeyValuePrompt(t, bb.d, dropout, std) for _ in range(bb.n_layers)]
+        keys = [KeyValuePrompt(t, bb.d_kv//2, dropout, std) for _ in range(bb.n_layers)]
         later = {layer: Step('kv', keys[layer]) for layer in range(1, bb.n_layers)}
         return {0: Step('kv', keys[0], change=change)}|later
     first = SoftPrompt(t, bb.d, std)
     later = {layer: Step(way, SoftPrompt(t, bb.d, std)) for layer in range(1, bb.n_layers)}
     if way=='add' and shift_positions:
         return prompt_plan(bb, first, 0)|later
-    row = 1 if way=='add' and not bb.causal else 0 # behind `<s>`
+    row = 1 if way=='add' and bb.readout=='cls' else 0 # behind `<s>`
     return {0: Step('insert', first, row, change=change)}|later

@@ -41,8 +41,9 @@ def position_rows(
             "texts without one: use position 0, 1 or 4")
     row = torch.arange(ctx.ids.shape[1], device=ctx.ids.device)
     first,last = sep.int().argmax(1),(sep*row).argmax(1)
-    doubled = 2 if ctx.backbone.family=='roberta' else 1 # RoBERTa parts sentences by `</s></s>`
-    return [torch.ones_like(first), first, first+doubled, last, last+1][position]
+    tok = ctx.backbone.tokenizer # RoBERTa's parts sentences by `</s></s>`, others by `[SEP]`
+    parts = tok.num_special_tokens_to_add(True)-tok.num_special_tokens_to_add(False)
+    return [torch.ones_like(first), first, first+parts, last, last+1][position]
 
 # %% ../../nbs/course/05_prompt_tuning.ipynb #73b14b1e
 class _Wrapped(nn.Module):
@@ -75,8 +76,8 @@ def prompt_plan(
             "left of them; use position 0")
     if bb.causal: # no separators, and every word must come after the prompt to see it
         return {'words': Step('insert', source)}
-    if position==0:
-        return {'words': Step('insert', source, 1)}
+    if position==0: # behind `<s>`, where there is one
+        return {'words': Step('insert', source, int(bb.readout=='cls'))}
     if position==4:
         return {'words': Step('insert', _Wrapped(source, bb), at, margin=1)}
     return {'words': Step('insert', source, at)}

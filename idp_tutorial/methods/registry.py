@@ -39,24 +39,27 @@ def fine_tuning(bb:Backbone, cfg:RunConfig)->dict:
     return {}
 
 # %% ../../nbs/engine/methods/registry.ipynb #f9cc599b
+def _width(bb, cfg): # word vectors may be narrower than hidden states (ELECTRA)
+    return bb.width(0 if cfg.position is None else 'words')
+
 def prompt_tuning(bb:Backbone, cfg:RunConfig)->dict:
-    return prompt_plan(bb, SoftPrompt(cfg.t, bb.d), cfg.position)
+    return prompt_plan(bb, SoftPrompt(cfg.t, _width(bb, cfg)), cfg.position)
 
 def p_tuning(bb:Backbone, cfg:RunConfig)->dict:
-    return prompt_plan(bb, ReparameterizedPrompt(cfg.t, bb.d, cfg.m), cfg.position)
+    return prompt_plan(bb, ReparameterizedPrompt(cfg.t, _width(bb, cfg), cfg.m), cfg.position)
 
 def p_tuning_v2(bb:Backbone, cfg:RunConfig)->dict:
     return deep_plan(bb, cfg.t, dropout=cfg.prompt_dropout)
 
 def dept(bb:Backbone, cfg:RunConfig)->dict:
-    return dept_plan(bb, DecomposedPrompt(bb.d, cfg.t, min(cfg.max_len, bb.max_tokens)), cfg.position)
+    return dept_plan(bb, DecomposedPrompt(bb.d_words, cfg.t, min(cfg.max_len, bb.max_tokens)), cfg.position)
 
 def lpt(bb:Backbone, cfg:RunConfig)->dict:
     return lpt_plan(bb, SoftPrompt(cfg.t, bb.d, std=1.), cfg.layer)
 
 # %% ../../nbs/engine/methods/registry.ipynb #e4cb5a8c
 def smop(bb:Backbone, cfg:RunConfig)->dict:
-    return prompt_plan(bb, RoutedPrompt(bb.d, cfg.t), cfg.position)
+    return prompt_plan(bb, RoutedPrompt(_width(bb, cfg), cfg.t), cfg.position)
 
 def _reads(cfg):
     return mean_sentence if cfg.readout=='mean' else None # None: M(x) at `<s>`

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..checks import one_of
 from ..model.backbone import in_eval_mode
 from ..model.layer_loop import run_layers
-from ..model.plan import Context
+from ..model.plan import Context, full
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #d49b3f9e
 def noisy_sentence(ctx:Context)->Tensor: # `[B,d]`
@@ -25,7 +25,7 @@ def noisy_sentence(ctx:Context)->Tensor: # `[B,d]`
 def _frozen_pass(ctx:Context, name:str, read:str|None=None)->Tensor: # `[B,d]`
     "What a pass without prompts says, in eval mode: of a cache (`ctx.batch`), or computed once, in `ctx.memo`"
     if name in ctx.batch:
-        return ctx.batch[name].to(ctx.backbone.words.weight.dtype)
+        return full(ctx.batch[name])
     if name not in ctx.memo:
         with torch.no_grad(),in_eval_mode(ctx.backbone):
             ran = run_layers(ctx.backbone, ctx.batch, read=read)
@@ -88,7 +88,7 @@ def token_vectors(
     "ID-SPAM's `E`, whatever the layer that the loop is at; the paper does not say which of the two it is"
     one_of(reads, ('words','embeddings'), 'reads')
     E = ctx.backbone.words(ctx.ids)
-    return E if reads=='words' else ctx.backbone.embed(E, ctx.batch['keep'], ctx.batch['types'])
+    return full(E if reads=='words' else ctx.backbone.embed(E, ctx.batch['keep'], ctx.batch['types']))
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #dc6cc0ec
 class MeanPool(nn.Module):

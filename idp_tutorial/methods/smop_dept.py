@@ -89,7 +89,7 @@ class DecomposedPrompt(nn.Module):
         if (T := ctx.h.shape[1])>len(self.A):
             raise ValueError(f"the longest text has {T} tokens, but DePT's update holds {len(self.A)} positions: "
                 f"encode with max_len={len(self.A)}, or build it with max_len={T} or more")
-        return ctx.h+self.scale*self.A[:T]@self.B
+        return ctx.states+self.scale*self.A[:T]@self.B
 
 def dept_plan(
     bb:Backbone,

@@ -42,7 +42,7 @@ class PromptedModel(nn.Module):
         super().train(mode)
         if mode and not self.lower_dropout and self.first>=0:
             self.lm.eval()
-            for layer in self.backbone.layers[self.first:]: layer.train()
+            for layer in [*self.backbone.layers[self.first:], self.backbone.norm]: layer.train()
         return self
 
     @property

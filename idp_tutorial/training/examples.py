@@ -25,7 +25,7 @@ def encode_rows(
 )->list[dict]: # `ids`, `types`, `label`, and under a template `mask`
     "Rows to examples, none longer than the backbone has positions"
     room = min(max_len or bb.max_tokens, bb.max_tokens)
-    return task.encode(rows, bb.tokenizer, room, template)
+    return task.encode(rows, bb.tokenizer, room, template, bb.causal)
 
 # %% ../../nbs/engine/training/examples.ipynb #ex000008
 def template_of(model:PromptedModel, cfg:RunConfig)->str|None:

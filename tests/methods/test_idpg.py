@@ -106,7 +106,7 @@ def test_two_passes_of_hugging_face(family, position, pair):
         p,e = by_hand(g, z),bb.words(x['ids'][0])
         s = bb.words.weight[sep][None]
         first = ids.index(sep)
-        gap = 2 if family=='roberta' else 1
+        gap = 2 # the tokenizer of both is RoBERTa's
         at = {0:1, 1:first, 2:first+gap, 3:n-1, 4:n}[position]
         new = torch.cat([s, p, s]) if position==4 else p
         types = torch.zeros(1, n+len(new), dtype=torch.long)

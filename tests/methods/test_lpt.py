@@ -250,7 +250,7 @@ def test_decoders_prompts_stand_in_front(method):
             batch['mask']+4) and not ctx.text[:,:4].any()
         # upper layers are causal: the prompt's rows see no word, except through the generator
         alone = p
-        for k in (1,2): alone = bb.layer(k, alone, bb.mask(torch.ones(p.shape[:2]).long(), p))
+        for k in (1,2): alone = bb.layer(k, alone, bb.given(torch.ones(p.shape[:2]).long(), p))
         same(ctx.h[:,:4], bb.norm(alone), 1e-4)
 
 # --- sizes and inits

@@ -1,11 +1,11 @@
 "Our layer loop must equal Hugging Face's own forward pass, for every family, attention and padding; and what loading refuses."
 import importlib.util, json, logging, os, shutil, socket, subprocess, sys, time
 import pytest, torch
-from transformers import (BertConfig, BertForMaskedLM, BertModel, DebertaConfig, DebertaForMaskedLM, DistilBertConfig,
-    DistilBertModel,
+from transformers import (BertConfig, BertForMaskedLM, BertModel, DebertaConfig, DebertaForMaskedLM, SqueezeBertConfig,
+    SqueezeBertModel,
     GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForMaskedLM, RobertaForSequenceClassification)
 from idp_tutorial.model import pretrained as checkpoints
-from idp_tutorial.model.backbone import FAMILIES
+from idp_tutorial.model.families import open_model
 from idp_tutorial.model.pretrained import BUNDLED, FULL_SCALE, load_backbone, packaged, verify
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.methods.adapters import add_lora
@@ -26,7 +26,7 @@ KINDS = [(f,a) for f in MODELS for a in ('eager','sdpa') if (f,a)!=('deberta','s
 def wrap(model):
     for p in model.parameters():
         if p.dim()>1: torch.nn.init.normal_(p, std=.2) # far from the tiny initial weights, so that a difference shows
-    return FAMILIES[model.config.model_type](model, None)
+    return open_model(model)
 
 def make_batch(lens, pad, types=False, T=9):
     T = min(T, max(lens))
@@ -90,7 +90,7 @@ def test_a_layer_at_one_row_is_that_row_of_the_layer(family, attn, lens, prefix)
     row = torch.randint(0, 9, (B,))%keep.sum(1)
     kv = Three(B, 4, prefix, 8) if prefix else None
     if kv: kv.k,kv.v = kv.k.double(),kv.v.double()
-    mask,w = bb.mask(keep, h, prefix),torch.randn(B, 32, dtype=torch.float64)
+    mask,w = bb.given(keep, h, prefix),torch.randn(B, 32, dtype=torch.float64)
     whole,alone = bb.layer(1, h, mask, kv)[torch.arange(B),row],bb.layer_row(1, h, row, mask, kv)
     assert alone.shape==(B,1,32)
     torch.testing.assert_close(alone[:,0], whole, atol=1e-12, rtol=0)
@@ -139,7 +139,7 @@ def test_the_one_row_has_dropout_of_its_own(family):
     def read(train):
         bb.layers[2].train(train)
         h = torch.linspace(-2, 2, 2*9*32).view(2, 9, 32).sin()
-        return bb.layer_row(2, h, torch.tensor([3,3]), bb.mask(batch['keep'], h))
+        return bb.layer_row(2, h, torch.tensor([3,3]), bb.given(batch['keep'], h))
     assert (read(True)-read(True)).abs().max()>.1 and torch.equal(read(False), read(False))
 
 @pytest.mark.parametrize('attn', ['eager','sdpa'])
@@ -271,8 +271,9 @@ def test_arguments_that_cannot_be():
     refused("attn='flash'", "'sdpa' and 'eager'", attn='flash')
 
 def test_other_kinds_of_models(tmp_path):
-    folder(DistilBertModel(DistilBertConfig(vocab_size=60, dim=32, n_layers=1, n_heads=2, hidden_dim=32)), tmp_path)
-    refused("is a 'distilbert' model", 'roberta, bert, gpt2, deberta', name=tmp_path)
+    sizes = dict(vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    folder(SqueezeBertModel(SqueezeBertConfig(**sizes, embedding_size=32)), tmp_path)
+    refused("is a 'squeezebert' model", 'bert, camembert, deberta', "CONTRIBUTING.md, 'Add a family'", name=tmp_path)
 
 def test_no_language_model_head():
     bb = wrap(BertModel(BertConfig(**SMALL, intermediate_size=64)))

@@ -1,4 +1,4 @@
-"Timing through `fit` and beside peft: what takes a turn when, what a row says, that the backbone comes back as it was, and the command. No test looks at a time."
+"Timing through `fit` and beside peft: turns, rows, a backbone that comes back as it was. No test looks at a time."
 import json
 from dataclasses import replace
 import matplotlib.pyplot as plt

@@ -3,6 +3,7 @@ import ast
 import importlib
 import inspect
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,12 @@ def test_the_config_of_a_command():
     assert config_of({**given, 'looks':0}, k=5)==RunConfig(task='trec', steps=10, eval_every=10, k=5)
     with pytest.raises(ValueError, match='steps=0'):
         config_of({**given, 'steps':0})
+
+
+def test_what_accelerate_starts():
+    res = subprocess.run([sys.executable, ROOT/'configs/train.py', '--help'], capture_output=True, text=True,
+        env={**os.environ, 'PYTHONPATH':str(ROOT)})
+    assert res.returncode==0 and 'usage: idp_train' in res.stdout, res.stderr
 
 
 # --- errors

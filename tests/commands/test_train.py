@@ -1,4 +1,4 @@
-"What a run leaves behind: prompts that answer as the trained model did, a record, a folder that survives a kill; and the two commands."
+"What a run leaves: prompts that answer as the trained model did, a record, a folder that survives a kill; commands."
 import io, json, os, sys
 from dataclasses import replace
 import pytest, torch
@@ -201,7 +201,8 @@ def test_train_then_predict(small_folder, tmp_path, capsys, monkeypatch):
     (tmp_path/'in').write_text('who ?\n{"text": "what ?"}\n')
     with pytest.raises(SystemExit):
         idp_predict(model=str(tmp_path/'run'), texts=str(tmp_path/'in'), out=str(tmp_path/'new'))
-    assert not (tmp_path/'new').exists() and "line 2: {'text': 'what ?'} has no text 'sentence1'" in capsys.readouterr().err
+    assert not (tmp_path/'new').exists()
+    assert "line 2: {'text': 'what ?'} has no text 'sentence1'" in capsys.readouterr().err
     assert all(s['label']==max(s['probabilities'], key=s['probabilities'].get)
         and sum(s['probabilities'].values())==pytest.approx(1) for s in said)
 
@@ -234,7 +235,8 @@ def test_texts(capsys):
     (idp_train,dict(task='question'),"did you mean 'questions'"), (idp_train,dict(steps=0),'steps=0'),
     (idp_train,dict(save_every=-2, k=8),'save_every=-2'),
     (idp_predict,dict(model='nowhere'),'no prompts.json in nowhere'),
-    (idp_predict,dict(batch_size=0),'--batch_size=0: it must be at least 1')], ids=lambda v: getattr(v, '__name__', str(v)))
+    (idp_predict,dict(batch_size=0),'--batch_size=0: it must be at least 1')],
+    ids=lambda v: getattr(v, '__name__', str(v)))
 def test_one_line_and_status_2(command, kw, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as e: command(**kw)
@@ -247,7 +249,8 @@ def test_another_run_in_the_folder(small_folder, tmp_path, capsys):
     idp_train(**kw)
     before = {f: (tmp_path/f).read_bytes() for f in os.listdir(tmp_path)}
     with pytest.raises(SystemExit): idp_train(**{**kw, 'seed':1})
-    assert 'holds another run (seed 0 there, 1 here' in capsys.readouterr().err and before=={f: (tmp_path/f).read_bytes() for f in os.listdir(tmp_path)}
+    assert 'holds another run (seed 0 there, 1 here' in capsys.readouterr().err
+    assert before=={f: (tmp_path/f).read_bytes() for f in os.listdir(tmp_path)}
 
 def test_the_draw_reaches_the_task(cfg, tmp_path, monkeypatch):
     class Seen(Exception): pass

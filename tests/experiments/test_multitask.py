@@ -1,4 +1,4 @@
-"Several tasks in one batch: every row as if its task were alone, for every prompt method, family and head; gradients, counts, files, and what is refused."
+"Several tasks in one batch: every row as if its task were alone; gradients, counts, files, and what is refused."
 import json
 from dataclasses import replace
 import pytest, torch
@@ -225,7 +225,8 @@ def test_saved_and_loaded(served, tmp_path):
     assert not any(k.startswith('lm') for k in stored) and sum(t.numel() for k,
         t in stored.items() if not k.startswith('standard.'))==sum(p.numel() for n,
         p in model.trained().items() if not n.startswith('standard.'))
-    assert again.members['words'].task==model.members['words'].task and again.members['words'].cfg==model.members['words'].cfg
+    a,b = again.members['words'],model.members['words']
+    assert a.task==b.task and a.cfg==b.cfg
     with pytest.raises(ValueError, match='is there already'): save_tasks(model, tmp_path/'new'/'tasks')
 
 def test_files_that_do_not_fit(served, tmp_path):

@@ -1,4 +1,4 @@
-"One run and its record, the choice of a learning rate, and a comparison: what is in a record, what repeats, and who may look at the test split."
+"A run and its record, a choice of a rate, a comparison: what is recorded, what repeats, who sees the test split."
 import json
 import pytest, torch
 from idp_tutorial.experiments import comparison, run as experiments
@@ -85,7 +85,7 @@ def test_tuning_never_looks_at_the_test_split(cfg, no_test_split):
 
 @pytest.fixture
 def fakes(monkeypatch):
-    "Runs that take no time: `fakes(validation)` gives the list of (method, rate, head's rate, seed) that are trained, and that of those whose test split is scored"
+    "Runs that take no time: all (method, rate, head's rate, seed) that are trained, and those whose test is scored"
     def make(validation):
         trained,tested = [],[]
         def train(c, task):
@@ -120,9 +120,11 @@ def test_every_method_is_tuned_alike(cfg, fakes):
     records = compare([*METHODS], cfg(lr=None), seeds=2, tuned=True, say=lambda s: None)
     for m in METHODS:
         # seed 0 of the best rate is not trained twice
-        assert [(r[1],r[3]) for r in trained if r[0]==m]==[*[(lr, 0) for lr in METHODS[m].rates], (METHODS[m].rates[2], 1)]
+        rates = METHODS[m].rates
+        assert [(r[1],r[3]) for r in trained if r[0]==m]==[*[(lr, 0) for lr in rates], (rates[2], 1)]
     assert tested==[(m, METHODS[m].rates[2], s) for m in METHODS for s in (0,1)]
-    assert [(r['method'],r['lr'],r['seed']) for r in records]==[(m, METHODS[m].rates[2], s) for m in METHODS for s in (0,1)]
+    made = [(r['method'],r['lr'],r['seed']) for r in records]
+    assert made==[(m, METHODS[m].rates[2], s) for m in METHODS for s in (0,1)]
     assert len(records)==2*len(METHODS) and all('best of 3 on validation' in r['lr_selected'] for r in records)
     trained.clear()
     given = compare(['lpt'], cfg(lr=.5), seeds=1, tuned=True, say=lambda s: None)
@@ -224,7 +226,7 @@ def test_the_bare_head_chooses_its_rate_first(cfg, fakes):
 
 def test_the_heads_rate_is_its_own(cfg, task):
     def moved(**kw):
-        r = build.build(c := cfg(method='lpt', steps=3, **kw), backbone(), task)
+        r = build(c := cfg(method='lpt', steps=3, **kw), backbone(), task)
         old = {n: p.detach().clone() for n,p in r.trained().items()}
         fit(r, task, c)
         return [max((p-old[n]).abs().max().item() for n,p in r.trained().items() if n.startswith(part))
@@ -268,7 +270,8 @@ def test_records_name_files_without_their_folders(cfg, tmp_path):
     c = cfg(data='a/data', glove='b/own.txt', start='c/first', cache_dir='d')
     r = as_recorded(c)
     assert [r[k] for k in ('data','glove','start','cache_dir')]==['data','own.txt','first',None]
-    assert as_recorded(cfg(backbone=str(tmp_path)))['backbone']==tmp_path.name and as_recorded(cfg(backbone='org/model'))['backbone']=='org/model'
+    assert as_recorded(cfg(backbone=str(tmp_path)))['backbone']==tmp_path.name
+    assert as_recorded(cfg(backbone='org/model'))['backbone']=='org/model'
 
 def test_a_backbone_in_half_precision_is_refused():
     bb = backbone()

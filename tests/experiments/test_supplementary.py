@@ -1,4 +1,4 @@
-"Two stages: both orders of a pair, a backbone that has moved and its prompts, what stage 2 begins with, and no cache from the model that was."
+"Two stages: both orders of a pair, a backbone that has moved, what stage 2 begins with, and no cache of the old one."
 import json, math
 from dataclasses import replace
 import pytest, torch
@@ -11,6 +11,7 @@ from idp_tutorial.methods.build import build
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.experiments.supplementary import supplement, swapped
 from idp_tutorial.methods.build import carry
+from idp_tutorial.methods.sentence_vectors import sentence
 from idp_tutorial.training.fit import fit
 from small import backbone, config, small_task
 
@@ -154,7 +155,7 @@ def test_m_of_x_comes_from_the_backbone_of_stage_one(cfg, pairs, stage1, tmp_pat
     assert before[1]['computed']==after[1]['computed']==6
     a,b = [collate(c[0], 1)['sentence'] for c in (before, after)]
     assert (a-b).abs().max()>1e-4
-    torch.testing.assert_close(b, run_layers(new, collate(rows, 1)).sentence(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(b, sentence(run_layers(new, collate(rows, 1))), atol=1e-5, rtol=0)
 
 def test_the_same_stage_one_is_made_once(cfg, pairs, stage1):
     folder,made = stage1
@@ -204,4 +205,4 @@ def test_prompts_that_do_not_fit(cfg, pairs, stage1, tmp_path):
             carry(model, folder)
         assert all(torch.equal(start[n], p) for n,p in model.trained().items()) # untouched
     with pytest.raises(FileNotFoundError, match='the folder that `supplement` made'):
-        fit(build(cfg(), bb, pairs), pairs, cfg(start=str(tmp_path)))
+        build(cfg(start=str(tmp_path)), bb, pairs)

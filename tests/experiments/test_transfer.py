@@ -1,7 +1,8 @@
-"Transfer between tasks: which label is which, heads that are renamed, what each stage sees and begins with, records, and runs that go on."
-import json
+"Transfer: which label is which, renamed heads, what each stage sees and begins with, records, and runs that go on."
+import json, sys
 from dataclasses import replace
 import pytest, torch
+from idp_tutorial.experiments import label_maps as L
 from idp_tutorial.experiments import transfer as T, transfer_comparison as R
 from idp_tutorial.methods.build import build
 from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
@@ -20,18 +21,18 @@ def task(name, labels, words=(), **kw): return Task(name, labels=labels, words=w
     ('imdb','sst2',(0,1)), ('sentiment','two-domains',(0,1)), ('rte','mrpc',(1,0)), ('mnli','cb',(0,2,1)),
     ('cb','mnli',(0,2,1)),
     ('stsb','similarity',None), ('questions','trec',tuple(range(6)))])
-def test_labels_that_correspond(a, b, want): assert T.label_map(TASKS[a], TASKS[b])==want
+def test_labels_that_correspond(a, b, want): assert L.label_map(TASKS[a], TASKS[b])==want
 
 def test_names_where_there_are_no_words():
     a,b = task('a', ('x','y','z')),task('b', ('z','x','y'), ('1','2','3'))
-    assert T.label_map(a, b)==(1,2,0) and T.label_map(b, a)==(2,0,1)
+    assert L.label_map(a, b)==(1,2,0) and L.label_map(b, a)==(2,0,1)
 
 MERGE = dict(entailment='entailment', neutral='not_entailment', contradiction='not_entailment')
 
 def test_a_map_of_ones_own():
-    assert T.label_map(TASKS['mnli'], TASKS['rte'], MERGE)==(0,1,1)
+    assert L.label_map(TASKS['mnli'], TASKS['rte'], MERGE)==(0,1,1)
     # it overrules the words
-    assert T.label_map(TASKS['sst2'], TASKS['imdb'], dict(negative='positive', positive='negative'))==(1,0)
+    assert L.label_map(TASKS['sst2'], TASKS['imdb'], dict(negative='positive', positive='negative'))==(1,0)
 
 @pytest.mark.parametrize('a,b,given,words', [('mnli','rte',None,
     ["'mnli' (entailment: Yes, neutral: Maybe","'rte'",'do not correspond','say which is which']),
@@ -44,12 +45,12 @@ def test_a_map_of_ones_own():
     ('mnli','rte',{**MERGE, 'neutral':'unsure'},["'rte' has no label 'unsure'"]),
     ('mnli','rte',{k: 'entailment' for k in MERGE},["nothing means what in 'rte' is 'not_entailment'"])])
 def test_labels_that_do_not(a, b, given, words):
-    with pytest.raises(ValueError) as e: T.label_map(TASKS[a], TASKS[b], given)
+    with pytest.raises(ValueError) as e: L.label_map(TASKS[a], TASKS[b], given)
     assert all(w in str(e.value) for w in words), str(e.value)
 
 def test_names_and_words_that_disagree():
     with pytest.raises(ValueError, match='agree in their names and in their words, but not in the same way'):
-        T.label_map(task('a', ('no','yes'), ('No','Yes')), task('b', ('no','yes'), ('Yes','No')))
+        L.label_map(task('a', ('no','yes'), ('No','Yes')), task('b', ('no','yes'), ('Yes','No')))
 
 # --- heads
 
@@ -59,7 +60,7 @@ def test_probabilities_add_up(bbs):
     batch = batch_of(bb)
     p = model(batch).softmax(1)
     y = torch.tensor([0,1,2,0,1,2])
-    model.head = T.MappedHead(model.head, (2,0,2,1))
+    model.head = L.MappedHead(model.head, (2,0,2,1))
     want = torch.stack([p[:,1], p[:,3], p[:,0]+p[:,2]], 1)
     same(model(batch).softmax(1), want)
     same(model.loss({**batch, 'label':y}), -want[range(6),y].log().mean())
@@ -71,7 +72,7 @@ def test_renamed_classes_keep_the_heads_own_loss(bbs, loss_vocab):
     model = PromptedModel(bb, VerbalizerHead(bb, a.word_ids(bb.tokenizer), loss_vocab)).eval()
     batch = batch_of(bb, template='code')
     logits,loss = model(batch),model.loss(batch)
-    assert T.answer_as(model, (1,0)) is model
+    assert L.answer_as(model, (1,0)) is model
     same(model(batch), logits.flip(1), 0)
     same(model.loss({**batch, 'label':1-batch['label']}), loss)
     assert (model.loss(batch)-loss).abs()>1e-3
@@ -79,11 +80,11 @@ def test_renamed_classes_keep_the_heads_own_loss(bbs, loss_vocab):
 def test_the_same_labels_change_nothing(bbs):
     model = build(config(), bbs('roberta'), small_task())
     head = model.head
-    for to in (None, (0,1)): assert T.answer_as(model, to).head is head
+    for to in (None, (0,1)): assert L.answer_as(model, to).head is head
     efl = build(config(method='efl'), backbone(), small_task())
-    T.answer_as(efl, (0,1))
+    L.answer_as(efl, (0,1))
     with pytest.raises(ValueError, match='EntailmentModel has no head whose classes could be renamed'):
-        T.answer_as(efl, (1,0))
+        L.answer_as(efl, (1,0))
 
 # --- one run
 
@@ -301,7 +302,8 @@ def test_command(small_folder, tmp_path, capsys):
     file = tmp_path/f'transfer-sentiment-k40-two-domains-{small_folder.name}.jsonl'
     assert 'majority' in text and str(file) in text and len(file.read_text().splitlines())==3
     run(source='questions', target='sentiment', k=40, shots=0, precision='bf16',
-        labels='abbreviation=negative,entity=negative,description=negative,human=positive,location=positive,numeric=positive')
+        labels='abbreviation=negative,entity=negative,description=negative,'
+            'human=positive,location=positive,numeric=positive')
     (line,) = (tmp_path/file.name.replace('sentiment', 'questions').replace('two-domains',
         'sentiment')).read_text().splitlines()
     assert json.loads(line)['precision']=='bf16'
@@ -323,9 +325,11 @@ def test_every_stage_has_its_own_start(small_folder, monkeypatch):
         seen.append((c.start, torch.rand(1).item(), torch.cat([p.detach().flatten() for p in m.trained().values()])))
         for p in m.trained().values(): p.data.add_(.01)
         return dict(validation=50., steps=1)
+    carried = []
     monkeypatch.setattr(T, 'fit', fake)
+    monkeypatch.setattr(sys.modules['idp_tutorial.methods.build'], 'carry', lambda m, folder: carried.append(folder))
     T.transfer(config(method='fine-tuning', backbone=str(small_folder), start='x'), a, b, lrs=(1e-3,1e-2))
-    assert [s[0] for s in seen]==['x']+4*[None] # else a start would be put over what was transferred
+    assert [s[0] for s in seen]==['x']+4*[None] and carried==['x'] # what learns the second task alone begins without it
     assert seen[1][1]==seen[2][1] # the same dropout for every rate
     assert torch.equal(seen[3][2], seen[0][2]) # what learns the second task alone begins at the pretrained weights
 

@@ -62,8 +62,8 @@ def test_tradeoff_is_table_10():
 
 def test_tradeoff_with_measured_times():
     "At the same share of the layers; between two depths a step's time is on the line; nothing is known outside"
-    def row(k, ratio, cached=False, **kw):
-        return dict(method='lpt-npg', backbone='big', n_layers=24, k=k, cached=cached, ratio=ratio, **kw)
+    def row(layer, ratio, cached=False):
+        return dict(method='lpt-npg', backbone='big', n_layers=24, layer=layer, cached=cached, ratio=ratio)
     times = [row(6, 2.), row(12, 4.), row(12, 5., True), row(18, 10., True)]
     t = tradeoff_table(fake(list(range(8))), times=times)
     assert t.layer.tolist()==[2,4,6] and t.measured.tolist()[:2]==[2.,4.] and t.measured_cached.tolist()[1:]==[5.,10.]

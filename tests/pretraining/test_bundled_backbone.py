@@ -1,21 +1,12 @@
-"The text that bundled backbones are made from, the command, and the folder that comes out."
+"The text that bundled backbones are made from, and the folder that comes out."
 import hashlib, json
-from functools import partial
 import pytest, torch
 from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.commands.pretrain import idp_pretrain
 from idp_tutorial.pretraining.bundled_backbone import corpus, save_backbone
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.pretraining.language_modelling import new_model
-from idp_tutorial.pretraining.pretrain import PretrainConfig
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.pretraining.text import train_tokenizer
-
-@pytest.fixture
-def text(tmp_path):
-    f = tmp_path/'text.txt'
-    f.write_text('\n'.join(r['sentence1'] for t in ('sentiment','questions') for r in make_rows(t, 'train', n=400)))
-    return f
 
 def rows(p, *texts):
     p.parent.mkdir(parents=True, exist_ok=True)
@@ -35,30 +26,6 @@ def test_corpus(tmp_path):
     assert {l: got.count(l) for l in got}=={'plain':1, 'short one':4, ('long '*70).strip():1, 'a training row':4}
     assert corpus([tmp_path/'t.txt'])==['Kept out.','plain','also held','x']
     with pytest.raises(FileNotFoundError, match='no folder of tasks'): corpus([tmp_path/'t.txt'], tmp_path/'nowhere')
-
-@pytest.mark.parametrize('family,teacher', [('roberta','minilm'), ('gpt2','')])
-def test_the_command_makes_a_backbone(family, teacher, text, tmp_path, capsys, monkeypatch):
-    kw = dict(text=str(text), out=str(tmp_path/'run'), family=family, n_layers=2, d=32, steps=6, tokens=256, every=3,
-        teacher=teacher)
-    with pytest.raises(SystemExit, match='200000'): idp_pretrain(**kw) # too little to hold out so much
-    monkeypatch.setattr('idp_tutorial.commands.pretrain.PretrainConfig', partial(PretrainConfig, held_out=2000))
-    idp_pretrain(**kw)
-    bb = load_backbone(str(tmp_path/'run/backbone'))
-    said = capsys.readouterr().out
-    assert (bb.family,bb.d,bb.n_layers)==(family,32,2) and 'step 6/6' in said and ('distil' in said)==bool(teacher)
-    assert len((tmp_path/'run/log.jsonl').read_text().splitlines())==2
-    idp_pretrain(**{**kw, 'out':str(tmp_path/'more'), 'corpus_dir':kw['out'], 'start':kw['out'], 'lr':1e-12,
-        'steps':1, 'every':1})
-    on = load_backbone(str(tmp_path/'more/backbone'))
-    # the second run began where the first had ended
-    assert all(torch.equal(p, q) for p,q in zip(bb.model.parameters(), on.model.parameters()))
-
-def test_the_commands_errors_are_one_line(tmp_path):
-    with pytest.raises(SystemExit, match='idp_pretrain: no text file'):
-        idp_pretrain(str(tmp_path/'none.txt'), out=str(tmp_path/'o'), teacher='')
-    with pytest.raises(SystemExit, match="idp_pretrain: unknown dtype 'half'"):
-        idp_pretrain(str(tmp_path/'none.txt'), dtype='half')
-    assert not (tmp_path/'o').exists()
 
 def test_saved_folder_is_a_backbone(tmp_path):
     tok = train_tokenizer([r['sentence1'] for r in make_rows('sentiment', 'train', n=200)], 500)

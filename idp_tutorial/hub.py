@@ -28,7 +28,7 @@ def hub_answers()->bool:
 def hub_or_cache(
     ask:bool=True, # False: all is on this machine, do not even ask
 ): # is the hub there?
-    "Inside, the hub's clients are in offline mode where the hub does not answer: their caches load, and anything else fails at once"
+    "Inside, the hub's clients are offline where the hub does not answer: their caches load, the rest fails at once"
     before,online = constants.HF_HUB_OFFLINE,ask and hub_answers()
     constants.HF_HUB_OFFLINE = not online
     try: yield online

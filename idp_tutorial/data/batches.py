@@ -58,7 +58,7 @@ def _ids_of_piece(piece, rows, tokenizer, max_len, causal):
     return [] if causal else [tokenizer.mask_token_id]
 
 def opening(tokenizer)->list[int]:
-    "Ids in front of a text that a decoder reads: what its tokenizer puts there; GPT-2's puts none, but its texts began so"
+    "Ids in front of a text that a decoder reads: what its tokenizer puts there; GPT-2's puts none, its texts began so"
     bos = tokenizer.bos_token_id
     if bos is None:
         return []

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 # %% ../../nbs/engine/data/synthetic.ipynb #2a3d332d
 from ..checks import known, one_of
-from .grammars import entailment_row, expand, finish, lexicon, questions_row, sentiment_row, similarity_row
+from .grammars import entailment_row, expand, finish, lexicon
+from .grammars import questions_row, sentiment_row, similarity_row
 
 # %% ../../nbs/engine/data/synthetic.ipynb #76b0c3b1
 SPLITS = dict(train=2000, validation=500, test=1000) # rows by default

@@ -12,12 +12,8 @@ from torch import Tensor
 
 # %% ../../nbs/engine/experiments/together.ipynb #70ae0005
 from ..model.backbone import Backbone
-<<<<<<< HEAD
 from ..model.keys_values import Keys
 from ..model.layer_loop import walk_layers
-=======
-from ..model.layer_loop import Keys, walk_layers
->>>>>>> main
 from ..model.plan import Context
 
 # %% ../../nbs/engine/experiments/together.ipynb #b483a212
@@ -26,38 +22,20 @@ def _longer(x:Tensor, n:int, dim:int=1)->Tensor:
     return F.pad(x, (*(0,)*2*(x.dim()-dim-1), 0, n-x.shape[dim]))
 
 def _join(kvs, ns, t)->Keys|None: # of each task, or None; rows of each task; the most keys
-<<<<<<< HEAD
     "Keys and values of all tasks in front of a layer's own; a task without any has zeros, which are hidden"
-=======
-    "Keys and values of all tasks in front of a layer's own; a task without any has zeros, which `_mask` hides"
->>>>>>> main
     if not t: return None
     some = next(kv for kv in kvs if kv).k
     empty = [some.new_zeros(n, some.shape[1], t, some.shape[3]) for n in ns]
     return Keys(torch.cat([_longer(kv.k, t, 2) if kv else e for kv,e in zip(kvs, empty)]),
         torch.cat([_longer(kv.v, t, 2) if kv else e for kv,e in zip(kvs, empty)]))
 
-<<<<<<< HEAD
-=======
-def _mask(bb, keep, h, seen): # `seen`: 1 = a key in front that is the row's own `[B,t]`
-    "The backbone's mask, without the keys of other tasks"
-    mask,own = bb.mask(keep, h, seen.shape[1]),torch.cat([seen, keep], 1).bool()[:,None,None]
-    if bool(seen.all()): return mask
-    if mask is None: mask = torch.zeros_like(own, dtype=h.dtype) if bb.eager else own
-    return mask&own if mask.dtype==torch.bool else mask.masked_fill(~own, torch.finfo(h.dtype).min)
-
->>>>>>> main
 def _run_joint(layer, ctxs, kvs):
     "One layer, once, on the rows of all tasks"
     bb,ns = ctxs[0].backbone,[len(c.ids) for c in ctxs]
     T,ts = max(c.h.shape[1] for c in ctxs),[kv.t if kv else 0 for kv in kvs]
     h,keep = torch.cat([_longer(c.h, T) for c in ctxs]),torch.cat([_longer(c.keep, T) for c in ctxs])
     seen = torch.cat([_longer(keep.new_ones(n, t), max(ts)) for n,t in zip(ns, ts)])
-<<<<<<< HEAD
     h = bb.layer(layer, h, bb.given(keep, h, seen), _join(kvs, ns, max(ts)))
-=======
-    h = bb.layer(layer, h, _mask(bb, keep, h, seen), _join(kvs, ns, max(ts)))
->>>>>>> main
     for c,own in zip(ctxs, h.split(ns)): c.h = own[:,:c.h.shape[1]]
 
 def run_together(

@@ -6,7 +6,8 @@
 __all__ = []
 
 # %% ../../nbs/engine/model/families.ipynb #6dd9d028
-from . import family_roberta, family_gpt2, family_llama, family_electra, family_distilbert, family_mpnet
+from . import family_distilbert, family_electra, family_gpt2, family_llama
+from . import family_mpnet, family_roberta
 from . import family_modernbert, family_deberta, family_t5
 from .family import FAMILIES, Family, attention_of, auto_class, family_of, new_model, open_model
 from .family import register_family

@@ -16,11 +16,12 @@ from .plan import Context
 
 # %% ../../nbs/engine/model/heads.ipynb #ba2f41d8
 class ClassificationHead(nn.Module):
-    "A trained linear layer on one vector per text; with `hidden`, IDPG's `Linear → tanh → Linear` (1,049,600 + C·(d+1) parameters at d=1024; trained with every method and left out of its counts)"
+    """A trained linear layer on one vector per text: `y = W h + b`; with `hidden`, IDPG's `y = W₂ tanh(W₁ h + b₁) + b₂`
+    (1,049,600 + C·(d+1) parameters at d=1024; trained with every method and left out of its counts)"""
     def __init__(self,
         d:int,     # width of the backbone
         n_out:int, # classes; 1 for regression
-        readout:str='cls', # 'cls' (`<s>`), 'mean' (over the words), 'last' (the last word: decoders), 'mask' (under a template)
+        readout:str='cls', # 'cls' (`<s>`), 'mean' (over the words), 'last' (the last word), 'mask' (under a template)
         hidden:bool=False, # IDPG's two-layer head
     ):
         super().__init__()
@@ -46,7 +47,8 @@ class VerbalizerHead(nn.Module):
         super().__init__()
         if loss_vocab not in ('full','labels'):
             raise ValueError(f"unknown loss_vocab {loss_vocab!r}: use 'full' or 'labels'")
-        self.lm_logits,self.lm_words,self.loss_vocab,self.readout = backbone.lm_logits,backbone.lm_words,loss_vocab,'mask'
+        self.lm_logits,self.lm_words = backbone.lm_logits,backbone.lm_words
+        self.loss_vocab,self.readout = loss_vocab,'mask'
         if not backbone.has_lm_head: backbone.lm_logits(None) # raises, and says what to use
         self.register_buffer('word_ids', torch.tensor(word_ids), persistent=False)
     def forward(self, ctx:Context)->Tensor: # `[B,C]`

@@ -71,7 +71,7 @@ class PromptedModel(nn.Module):
         lr:float,
         head_lr:float|None=None, # of the head; None: `lr`
     )->list[dict]: # for a torch optimizer
-        "What training changes, at `lr`, or at `lr` times what a module's `lr_scale` (a dict by tensor name) says of its tensors (DePT)"
+        "What training changes, at `lr` times what a module's `lr_scale` (a dict by tensor name) says of its tensors"
         scale,groups = {m.get_parameter(n): s for m in self.modules() for n,s in getattr(m, 'lr_scale', {}).items()},{}
         if head_lr: scale |= {p: head_lr/lr for p in self.head.parameters()}
         for p in self.trained().values(): groups.setdefault(scale.get(p, 1.), []).append(p)

@@ -71,7 +71,8 @@ class Run:
             about = identity(model, [self.train, self.valid], cfg, self.lr, acc.num_processes)
             self.checkpoint = Checkpoint(save, about, every or cfg.eval_every)
         # fused: in one pass over a tensor, where the plain one makes a dozen
-        opt = torch.optim.AdamW(model.groups(self.lr, cfg.head_lr), lr=self.lr, weight_decay=cfg.weight_decay, fused=True)
+        groups = model.groups(self.lr, cfg.head_lr)
+        opt = torch.optim.AdamW(groups, lr=self.lr, weight_decay=cfg.weight_decay, fused=True)
         self.wrapped,self.opt = acc.prepare(model, opt)
         if acc.process_index: self._draw_apart()
         self.schedule = warm_up(self.opt, int(cfg.warmup*cfg.steps), cfg.steps)

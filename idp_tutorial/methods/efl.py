@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # %% ../../nbs/engine/methods/efl.ipynb #1bca9bb7
-from ..data.batches import closing, encode
+from ..data.batches import encode
+from ..data.templates import closing
 from ..data.task import Task
 from ..model.backbone import Backbone
 from ..model.heads import ClassificationHead

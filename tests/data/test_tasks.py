@@ -8,7 +8,8 @@ from datasets import ClassLabel, Dataset, DatasetDict
 from tokenizers import AddedToken, ByteLevelBPETokenizer
 from tokenizers.processors import RobertaProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
-from idp_tutorial.data.batches import batches, collate, encode, share_room
+from idp_tutorial.data.batches import batches, collate, encode
+from idp_tutorial.data.templates import share_room
 from idp_tutorial.data.metrics import METRICS, score
 from idp_tutorial.data.few_shot import draw, few_shot
 from idp_tutorial.data.loading import BUNDLED, from_hub

@@ -100,11 +100,10 @@ def across_tasks(
     return shown.assign(prompt=size).rename_axis(None, axis=1)
 
 # %% ../../nbs/engine/experiments/results.ipynb #d47be122
-_BESIDE = (9,0,'left','center'),(-9,0,'right','center'),(0,5,'center','bottom'),(0,-5,'center','top') # of a mark
-
 def _name(ax, names):
     "Write names beside their marks, where nothing is yet"
     from matplotlib.transforms import Bbox
+    beside = (9,0,'left','center'),(-9,0,'right','center'),(0,5,'center','bottom'),(0,-5,'center','top') # of a mark
     ax.autoscale_view() # or where the marks are is not known
     point,room = ax.figure.dpi/72,ax.get_window_extent()
     taken = []
@@ -112,12 +111,12 @@ def _name(ax, names):
         px,py = ax.transData.transform((x, y))
         taken.append(Bbox.from_bounds(px-8*point, py-3*point, 16*point, 6*point))
     for y,x,text,color in sorted(names):
-        for dx,dy,ha,va in _BESIDE:
+        for dx,dy,ha,va in beside:
             note = ax.annotate(text, (x, y), (dx, dy), textcoords='offset points', ha=ha, va=va, fontsize=9,
                 color=color)
             box = note.get_window_extent()
             inside = room.x0<box.x0 and box.x1<room.x1
-            if (dx,dy)==_BESIDE[-1][:2] or inside and not any(box.overlaps(o) for o in taken):
+            if (dx,dy)==beside[-1][:2] or inside and not any(box.overlaps(o) for o in taken):
                 taken.append(box)
                 break
             note.remove()

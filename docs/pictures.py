@@ -18,8 +18,8 @@ from idp_tutorial.methods.p_tuning_v2 import KeyValuePrompt, deep_plan
 from idp_tutorial.methods.phm import phm_param_count
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.plan import Step, check_plan
+from idp_tutorial.model.pretrained import load_backbone
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT/'docs/images/course'

@@ -1,6 +1,8 @@
 "Shared by all tests: no network, a fixed seed, and the folder of real tasks where there is one."
-import os, sys
+import os
+import sys
 from pathlib import Path
+
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,8 +38,10 @@ def data_dir():
 
 @pytest.fixture(scope='session')
 def small_folder(tmp_path_factory):
-    "A folder with the smallest of RoBERTas (3 layers of 32 dimensions, 256 positions, random) and the bundled tokenizer, as `save_backbone` writes it"
+    """A folder with the smallest of RoBERTas (3 layers of 32 dimensions, 256 positions, random) and the bundled
+    tokenizer, as `save_backbone` writes it"""
     from small import backbone
+
     from idp_tutorial.pretraining.bundled_backbone import save_backbone
     bb = backbone(max_position_embeddings=258)
     save_backbone(bb.model, bb.tokenizer, folder := tmp_path_factory.mktemp('backbone'))

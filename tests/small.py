@@ -1,16 +1,18 @@
 "Models of three layers and 32 dimensions, one of each family, with the bundled tokenizer: what the tests run on."
 from dataclasses import replace
 from functools import cache
+
 import torch
 from transformers import BertConfig, BertForMaskedLM
-from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.model.families import open_model
-from idp_tutorial.model.pretrained import load_backbone
+
+from idp_tutorial.config import RunConfig
 from idp_tutorial.data.batches import collate
-from idp_tutorial.methods.build import build
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.config import RunConfig
+from idp_tutorial.methods.build import build
+from idp_tutorial.model.families import open_model
+from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.model.pretrained import load_backbone
 
 FULL = dict(roberta='roberta-base', gpt2='gpt2', deberta='deberta-large')
 SIZES = dict(vocab_size=8192, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)

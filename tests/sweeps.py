@@ -1,9 +1,13 @@
 "Sweeps that take no time, and records of sweeps that nobody ran."
 from dataclasses import asdict
+
+from small import small_task
+
 from idp_tutorial.analysis.layer_sweep import sweep_prompt_layer
 from idp_tutorial.config import RunConfig
-from idp_tutorial.experiments import comparison, run as experiments
-from small import small_task
+from idp_tutorial.experiments import comparison
+from idp_tutorial.experiments import run as experiments
+
 
 def pretend(monkeypatch, crash_after=None):
     "Runs that take no time; returns the configs that were run"

@@ -1,16 +1,19 @@
-"What runs on a GPU gives the CPU's numbers: every method, caches, resuming, half precision, files, several tasks. Skipped where PyTorch sees no GPU."
-import pytest, torch
+"""What runs on a GPU gives the CPU's numbers: every method, caches, resuming, half precision, files, several tasks.
+Skipped where PyTorch sees no GPU."""
+import pytest
+import torch
+from small import Killed, backbone, batch_of, config, kill_at, model_of, numbers, small_task, text_of
+
+from idp_tutorial.analysis.information import probe_layers, states_by_layer
+from idp_tutorial.analysis.layer_choice import choose_prompt_layer
+from idp_tutorial.experiments.multitask import Member, MultiTaskModel
 from idp_tutorial.experiments.run import run
 from idp_tutorial.methods.build import build
-from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.analysis.information import probe_layers, states_by_layer
-from idp_tutorial.experiments.multitask import Member, MultiTaskModel
 from idp_tutorial.methods.phm import PHMLinear
 from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.training.evaluation import predict
-from idp_tutorial.analysis.layer_choice import choose_prompt_layer
 from idp_tutorial.training.fit import fit
-from small import Killed, backbone, batch_of, config, kill_at, model_of, numbers, small_task, text_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason='PyTorch sees no GPU')
 HEADS = ('classification','verbalizer')
@@ -46,7 +49,10 @@ def log_of(cfg, task=None, **kw):
 @pytest.mark.parametrize('method', METHODS)
 def test_every_method_trains(method):
     log,model = log_of(config(method=method, device='auto', lr=1e-3, standardise=True))
-    assert next(model.parameters()).is_cuda and len(log['losses'])==4 and log['peak_memory_mb']>0 and log['ms_per_step']>0
+    assert next(model.parameters()).is_cuda
+    assert len(log['losses'])==4
+    assert log['peak_memory_mb']>0
+    assert log['ms_per_step']>0
 
 @pytest.mark.parametrize('cache', ['hidden','sentence','both'])
 @pytest.mark.parametrize('method', ['lpt-npg','s-idpg-phm','m-idpg-dnn'])

@@ -1,7 +1,10 @@
 "Numbers that moving code must not change (golden/make.py writes golden/*.json), and a model that version 0.1.0 saved."
-import json, re
+import json
+import re
 from functools import cache
-import pytest, torch
+
+import pytest
+import torch
 from golden import make
 
 stored = cache(make.stored)

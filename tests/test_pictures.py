@@ -5,9 +5,9 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import small
 import torch
 
-import small
 from idp_tutorial.drawing import SIZE, Box, Line, Picture, Text, key, side_by_side, wrapped
 from idp_tutorial.houses import OPS, READS, draw_plan, house, methods_map
 from idp_tutorial.methods.registry import METHODS

@@ -1,12 +1,15 @@
 "What a sweep says: its shape, what depth buys, and what a choice lost."
 import math
 from pathlib import Path
+
 import pytest
+from sweeps import HUMP, SETTINGS, fake
+
 from idp_tutorial.analysis.depth import regret, sweep_shape, tradeoff_table
 from idp_tutorial.analysis.layer_choice import made_for
 from idp_tutorial.analysis.layer_sweep import one_sweep, plot_convergence, plot_sweep, sweep_table
 from idp_tutorial.records import read_records
-from sweeps import HUMP, SETTINGS, fake
+
 
 @pytest.mark.parametrize('read', [one_sweep, sweep_table, sweep_shape, plot_sweep, tradeoff_table,
     lambda r: plot_convergence(r, 'lpt'), lambda r: regret(r, dict(layer=1, seconds=1.))],

@@ -1,5 +1,8 @@
 "What reaches a prompt: gradients of each text, and their norms at every layer."
-import pytest, torch
+import pytest
+import torch
+from small import FAMILY, batch_of, one, same, setting
+
 from idp_tutorial.analysis.gradients import gradient_norms, plot_gradients, prompt_gradients
 from idp_tutorial.analysis.probes import layer_features
 from idp_tutorial.methods.lpt import lpt_plan
@@ -7,7 +10,7 @@ from idp_tutorial.methods.prompt_tuning import SoftPrompt
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.model.plan import Step
 from idp_tutorial.model.prompted_model import PromptedModel
-from small import FAMILY, batch_of, one, same, setting
+
 
 @pytest.mark.parametrize('head', ['classification','verbalizer'])
 @pytest.mark.parametrize('layer', [0,1,2])

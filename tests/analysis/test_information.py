@@ -1,13 +1,17 @@
 "The probe that measures information, where it is known; and the states of a model with a prompt."
 import math
-import pytest, torch
+
+import pytest
+import torch
+from small import FAMILY, batch_of, same, setting, small_task
+
 from idp_tutorial.analysis.information import Probe, StateProbe, mutual_information, probe_layers, states_by_layer
 from idp_tutorial.methods.lpt import NaivePromptGenerator, lpt_plan
 from idp_tutorial.methods.prompt_tuning import SoftPrompt
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.model.plan import Step
 from idp_tutorial.model.prompted_model import PromptedModel
-from small import FAMILY, batch_of, same, setting, small_task
+
 
 def channel(n, eps, seed, d=8):
     "A label of four through a channel that spoils it; what comes out is one row among others"

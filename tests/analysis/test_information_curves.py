@@ -1,9 +1,11 @@
 "Curves of information: three prompt layers, settings that are others, and files that go on."
 import pytest
+from small import config, setting, small_task
+
 from idp_tutorial.analysis import information_curves as module
 from idp_tutorial.analysis.information_curves import information_curves, plot_information
 from idp_tutorial.records import read_records
-from small import config, setting, small_task
+
 
 @pytest.fixture
 def curves_of(monkeypatch):

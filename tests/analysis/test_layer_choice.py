@@ -1,13 +1,17 @@
 "A layer before any training: its reasons, its texts, and the file that keeps it."
 import json
 from dataclasses import replace
-import pytest, torch
+
+import pytest
+import torch
+from small import FAMILY, setting, small_task
+from sweeps import BASE, HUMP, TASK
+
 from idp_tutorial.analysis import layer_choice as module
 from idp_tutorial.analysis.layer_choice import choose_prompt_layer, layer_choice, made_for
 from idp_tutorial.analysis.probes import layer_features
 from idp_tutorial.records import read_records
-from small import FAMILY, setting, small_task
-from sweeps import BASE, HUMP, TASK
+
 
 @pytest.mark.parametrize('head', ['classification','verbalizer'])
 @pytest.mark.parametrize('family', FAMILY)

@@ -2,17 +2,26 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+
 import pytest
+from small import small_task
+from sweeps import BASE, HUMP, SETTINGS, TASK, fake, pretend, swept
+
 from idp_tutorial.analysis import layer_sweep as module
-from idp_tutorial.analysis.layer_sweep import (one_sweep, plot_convergence, plot_sweep, sweep_file, sweep_prompt_layer,
-    sweep_table)
+from idp_tutorial.analysis.layer_sweep import (
+    one_sweep,
+    plot_convergence,
+    plot_sweep,
+    sweep_file,
+    sweep_prompt_layer,
+    sweep_table,
+)
 from idp_tutorial.config import RunConfig
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.records import read_records
-from small import small_task
-from sweeps import BASE, HUMP, SETTINGS, TASK, fake, pretend, swept
+
 
 def test_sweep_runs_every_layer_and_seed_once(monkeypatch):
     ran = pretend(monkeypatch)

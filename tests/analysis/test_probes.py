@@ -1,9 +1,13 @@
 "What can be read off a layer: states, logistic regression, bits."
 import math
-import pytest, torch
+
+import pytest
+import torch
 import torch.nn.functional as F
-from idp_tutorial.analysis.probes import entropy, layer_features, linear_bits, linear_probe, logistic
 from small import FAMILY, same, setting, small_task
+
+from idp_tutorial.analysis.probes import entropy, layer_features, linear_bits, linear_probe, logistic
+
 
 @pytest.mark.parametrize('family', FAMILY)
 def test_layer_features_are_hugging_faces(family):

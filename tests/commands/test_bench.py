@@ -1,20 +1,24 @@
 "Timing through `fit` and beside peft: turns, rows, a backbone that comes back as it was. No test looks at a time."
 import json
 from dataclasses import replace
+
 import matplotlib.pyplot as plt
-import numpy as np, pytest, torch
+import numpy as np
+import pytest
+import torch
+from small import backbone
+
 from idp_tutorial.commands import bench as room
-from idp_tutorial.efficiency import method_times as turns, peft_times
+from idp_tutorial.commands.bench import idp_bench
+from idp_tutorial.efficiency import growth, peft_times
+from idp_tutorial.efficiency import method_times as turns
+from idp_tutorial.efficiency.cost_model import ONE_ROW, paper_speeds, speed_up
+from idp_tutorial.efficiency.growth import GROW, grow, plot_growth
+from idp_tutorial.efficiency.method_times import LENGTHS, Variant, base_config, bench, made_task, variants
+from idp_tutorial.efficiency.peft_times import PEFT, steps
+from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model import pretrained
 from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.commands.bench import idp_bench
-from idp_tutorial.efficiency.growth import GROW, grow, plot_growth
-from idp_tutorial.efficiency.cost_model import ONE_ROW, paper_speeds, speed_up
-from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.efficiency.peft_times import PEFT, steps
-from idp_tutorial.efficiency.method_times import LENGTHS, Variant, base_config, bench, made_task, variants
-from idp_tutorial.efficiency import growth
-from small import backbone
 
 FAMILY = ('roberta','bert','gpt2','deberta')
 ROW = {'method','layer','cached','t','refused','ms','spread','ratio','tokens_per_ms','ideal','share','mb','saved',

@@ -1,10 +1,18 @@
 "The command as a user meets it: one line that says what is wrong, status 2 and nothing written; or three files."
-import json, os, signal, subprocess, sys, time
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
-import pandas as pd, pytest
+
+import pandas as pd
+import pytest
+
+from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.records import read_records
-from idp_tutorial.data.synthetic import make_rows
 
 SERVER = '''
 "Imports once, then runs each command line it is given in a child of its own"

@@ -1,10 +1,14 @@
 "`idp_pretrain`: text in, a backbone out, and another run that begins where the first had ended."
 from functools import partial
-import pytest, torch
+
+import pytest
+import torch
+
 from idp_tutorial.commands.pretrain import idp_pretrain
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.pretraining.pretrain import PretrainConfig
+
 
 @pytest.fixture
 def text(tmp_path):

@@ -1,10 +1,14 @@
 "`idp_sweep`: a choice, a sweep and its curves in one command, and what it refuses before anything is written."
-import json, subprocess, sys
+import json
+import subprocess
+import sys
+
 import pytest
+from sweeps import pretend, swept
+
 from idp_tutorial.analysis.information import Probe
 from idp_tutorial.commands.sweep import idp_sweep
 from idp_tutorial.methods.registry import METHODS
-from sweeps import pretend, swept
 
 LIB = 'idp_tutorial.analysis.'
 def choose_at_once(monkeypatch):

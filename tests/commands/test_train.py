@@ -1,23 +1,28 @@
 "What a run leaves: prompts that answer as the trained model did, a record, a folder that survives a kill; commands."
-import io, json, os, sys
+import io
+import json
+import os
+import sys
 from dataclasses import replace
-import pytest, torch
+
+import pytest
+import torch
 from safetensors import safe_open
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.experiments.run import run
-from idp_tutorial.methods.build import build
-from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.methods.glove import word_vectors, write_glove
-from idp_tutorial.data.tasks import TASKS, load_task
-from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
-from idp_tutorial.training.evaluation import predict
+from small import backbone, config, small_task
+
 from idp_tutorial.commands.predict import idp_predict, read_texts
 from idp_tutorial.commands.train import idp_train
-from idp_tutorial.experiments.run import train
+from idp_tutorial.data.tasks import TASKS, load_task
+from idp_tutorial.experiments.run import run, train
+from idp_tutorial.methods.build import build
+from idp_tutorial.methods.glove import word_vectors, write_glove
+from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.prompted_model import learnt
-from idp_tutorial.training.evaluation import answers, evaluate
+from idp_tutorial.training.evaluation import answers, evaluate, predict
 from idp_tutorial.training.fit import fit
-from small import backbone, config, small_task
+
 
 @pytest.fixture(scope='module')
 def cfg(small_folder): return lambda **kw: config(**{**dict(backbone=str(small_folder), steps=3), **kw})

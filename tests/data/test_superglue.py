@@ -1,22 +1,25 @@
 "SuperGLUE as it is distributed and as the hub has it: rows, questions, draws, training, scores by hand, messages."
-import json, random
+import json
+import random
 from collections import Counter, defaultdict
 from dataclasses import replace
-import pytest, torch
+
+import pytest
+import torch
 from datasets import Dataset, DatasetDict
 from sklearn.metrics import f1_score
+from small import backbone, config
+
 from idp_tutorial.data.batches import batches, collate
-from idp_tutorial.data.metrics import score
-from idp_tutorial.experiments.run import run
-from idp_tutorial.methods.build import build
 from idp_tutorial.data.few_shot import draw, few_shot
-from idp_tutorial.data.metrics import exact, f1_m
+from idp_tutorial.data.metrics import exact, f1_m, score
 from idp_tutorial.data.rows import check_questions, choose, copa, multirc, questions, wic
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
+from idp_tutorial.experiments.run import run
+from idp_tutorial.methods.build import build
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.fit import fit
-from small import backbone, config
 
 NAMES = ('cb','copa','multirc','boolq','wic')
 FOLDERS = dict(cb='CB', copa='COPA', multirc='MultiRC', boolq='BoolQ', wic='WiC')

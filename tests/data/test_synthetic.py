@@ -1,11 +1,17 @@
 "The bundled tasks as installed: distinct, disjoint, balanced, the same everywhere, and fair to a bag of words."
-import os,re,subprocess,sys
+import os
+import re
+import subprocess
+import sys
 from collections import Counter
+
 import pytest
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
-from idp_tutorial.data.synthetic import SPLITS, SYNTHETIC, Synthetic, TWO, combo_of, combos, make_rows, split_of
+
+from idp_tutorial.data.synthetic import SPLITS, SYNTHETIC, TWO, Synthetic, combo_of, combos, make_rows, split_of
+
 
 def texts(rows): return [r[k] for r in rows for k in ('sentence1','sentence2') if k in r]
 

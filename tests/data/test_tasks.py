@@ -1,21 +1,29 @@
 "Tasks from files, from the hub and bundled; what is encoded, drawn, batched and scored; and what every message says."
-import json, lzma, os, random, warnings
+import json
+import lzma
+import os
+import random
+import warnings
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-import numpy as np, pytest, torch
+
+import numpy as np
+import pytest
+import torch
 from datasets import ClassLabel, Dataset, DatasetDict
 from tokenizers import AddedToken, ByteLevelBPETokenizer
 from tokenizers.processors import RobertaProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
 from idp_tutorial.data.batches import batches, collate, encode
-from idp_tutorial.data.templates import share_room
-from idp_tutorial.data.metrics import METRICS, score
 from idp_tutorial.data.few_shot import draw, few_shot
 from idp_tutorial.data.loading import BUNDLED, from_hub
+from idp_tutorial.data.metrics import METRICS, score
 from idp_tutorial.data.rows import check_row
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
+from idp_tutorial.data.templates import share_room
 
 DATA = Path(os.environ.get('IDP_DATA', Path(__file__).parents[3]/'shared/data'))
 real = pytest.mark.skipif(not (DATA/'trec').is_dir(), reason='no folder of tasks (IDP_DATA)')

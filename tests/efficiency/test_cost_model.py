@@ -1,14 +1,27 @@
 "The cost model against a table worked out elsewhere, a slow reference and counted work; and the papers' times."
-import numpy as np, pandas as pd, pytest
+import numpy as np
+import pandas as pd
+import pytest
 from torch.utils.flop_counter import FlopCounterMode
-from idp_tutorial.model.pretrained import load_backbone
+
+from idp_tutorial.config import RunConfig
 from idp_tutorial.data.batches import collate
-from idp_tutorial.efficiency.cost_model import (Cost, LAYERS, LPT_TIMES, ONE_ROW, WIDTH, cost, paper_speeds,
-    paper_times, speed_up, start_layer)
+from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.efficiency.cost_model import (
+    LAYERS,
+    LPT_TIMES,
+    ONE_ROW,
+    WIDTH,
+    Cost,
+    cost,
+    paper_speeds,
+    paper_times,
+    speed_up,
+    start_layer,
+)
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.config import RunConfig
+from idp_tutorial.model.pretrained import load_backbone
 
 # LPT's table, backbone, method, layer, t, printed speed-up; units forward, to inputs, to weights; cached units;
 # speed-up in units, in FLOPs, cached in both, cached over 10 epochs

@@ -1,25 +1,36 @@
 "Several processes, gradient accumulation, Accelerate's configs, recipes; memory and work counted against real steps."
-import inspect, json, os, re, runpy, shutil, socket, subprocess, sys
+import inspect
+import json
+import os
+import re
+import runpy
+import shutil
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
-import pytest, torch
+
+import pytest
+import torch
+from small import backbone, config, small_task
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from idp_tutorial.efficiency import full_scale as scaling
-from idp_tutorial.training import fit as training
-from idp_tutorial.model.pretrained import FULL_SCALE, load_backbone
-from idp_tutorial.pretraining.bundled_backbone import save_backbone
-from idp_tutorial.methods.build import build
-from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
-from idp_tutorial.efficiency.full_scale import PEAK, RECIPES, flops, largest_batch, memory, seconds_per_step
-from idp_tutorial.data.tasks import TASKS
+
 from idp_tutorial.commands.train import idp_train
-from idp_tutorial.training.processes import parts
 from idp_tutorial.config import RunConfig
+from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.efficiency import full_scale as scaling
+from idp_tutorial.efficiency.full_scale import PEAK, RECIPES, flops, largest_batch, memory, seconds_per_step
+from idp_tutorial.methods.build import build
+from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.model.pretrained import FULL_SCALE, load_backbone
 from idp_tutorial.model.prompted_model import learnt
+from idp_tutorial.pretraining.bundled_backbone import save_backbone
+from idp_tutorial.training import fit as training
 from idp_tutorial.training.fit import fit
-from small import backbone, config, small_task
+from idp_tutorial.training.processes import parts
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT/'configs'

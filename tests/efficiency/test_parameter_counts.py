@@ -1,17 +1,23 @@
 "Counts: formulas against modules, modules against other libraries, printed strings against integers."
-import ast, json, operator, re
+import ast
+import json
+import operator
+import re
 from decimal import ROUND_CEILING
+
 import pandas as pd
-import pytest, torch
+import pytest
+import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from idp_tutorial.efficiency import published_counts as published
-from idp_tutorial.model.pretrained import FULL_SCALE
-from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.efficiency.parameter_counts import COUNTED_ONLY, lora_count, meta_model, method_counts, printed, size
+
 from idp_tutorial.commands.params import idp_params
-from idp_tutorial.efficiency.published_counts import OURS, averages, claims, published_counts, status, value
 from idp_tutorial.config import RunConfig
+from idp_tutorial.efficiency import published_counts as published
+from idp_tutorial.efficiency.parameter_counts import COUNTED_ONLY, lora_count, meta_model, method_counts, printed, size
+from idp_tutorial.efficiency.published_counts import OURS, averages, claims, published_counts, status, value
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.model.pretrained import FULL_SCALE
 
 FACTS = published._facts()
 

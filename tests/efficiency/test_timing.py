@@ -1,8 +1,13 @@
 "The stopwatch, under a clock of our own and on a GPU that is not there."
 from types import SimpleNamespace
-import numpy as np, pytest, torch
+
+import numpy as np
+import pytest
+import torch
+
 from idp_tutorial.efficiency import timing
 from idp_tutorial.efficiency.timing import measure, memory, summary, tokens_per_ms
+
 
 def test_tokens_per_ms(): assert tokens_per_ms(4, 256, 512)==2
 

@@ -1,21 +1,24 @@
 "Several tasks in one batch: every row as if its task were alone; gradients, counts, files, and what is refused."
 import json
 from dataclasses import replace
-import pytest, torch
+
+import pytest
+import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from idp_tutorial.model.pretrained import load_backbone
+from small import backbone, config, model_of, same, small_task
+
 from idp_tutorial.data.batches import collate
-from idp_tutorial.methods.build import build
-from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.model.heads import ClassificationHead
-from idp_tutorial.model.prompted_model import PromptedModel
+from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.experiments.multitask import Member, MultiTaskModel
 from idp_tutorial.experiments.multitask_files import load_tasks, save_tasks
+from idp_tutorial.methods.build import build
 from idp_tutorial.methods.prompt_tuning import SoftPrompt
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.model.heads import ClassificationHead
 from idp_tutorial.model.plan import Step
-from idp_tutorial.data.tasks import TASKS
-from small import backbone, config, model_of, same, small_task
+from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.model.prompted_model import PromptedModel
 
 FAMILY = ('roberta','bert','gpt2','deberta')
 IN_WEIGHTS = [m for m,row in METHODS.items() if row.enters.endswith('weights')]

@@ -1,18 +1,21 @@
 "A run and its record, a choice of a rate, a comparison: what is recorded, what repeats, who sees the test split."
 import json
-import pytest, torch
-from idp_tutorial.experiments import comparison, run as experiments
+
+import pytest
+import torch
+from small import backbone, config, small_task
+
+from idp_tutorial import records
+from idp_tutorial.data.tasks import load_task
+from idp_tutorial.experiments import comparison
+from idp_tutorial.experiments import run as experiments
 from idp_tutorial.experiments.comparison import compare, tune
-from idp_tutorial.records import as_recorded
+from idp_tutorial.experiments.results import across_tasks, format_table, plot_scores, results_table
 from idp_tutorial.experiments.run import run
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.experiments.results import across_tasks, format_table, plot_scores, results_table
-from idp_tutorial.records import read_records
-from idp_tutorial.data.tasks import load_task
+from idp_tutorial.records import as_recorded, read_records
 from idp_tutorial.training.fit import fit
-from idp_tutorial import records
-from small import backbone, config, small_task
 
 TIME = ('ms_per_step','peak_memory_mb')
 

@@ -1,19 +1,23 @@
 "Two stages: both orders of a pair, a backbone that has moved, what stage 2 begins with, and no cache of the old one."
-import json, math
+import json
+import math
 from dataclasses import replace
-import pytest, torch
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.backbone import fingerprint
-from idp_tutorial.training.caches import cache_states
+
+import pytest
+import torch
+from small import backbone, config, small_task
+
 from idp_tutorial.data.batches import collate
 from idp_tutorial.experiments.run import run
-from idp_tutorial.methods.build import build
-from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.experiments.supplementary import supplement, swapped
-from idp_tutorial.methods.build import carry
+from idp_tutorial.methods.build import build, carry
 from idp_tutorial.methods.sentence_vectors import sentence
+from idp_tutorial.model.backbone import fingerprint
+from idp_tutorial.model.layer_loop import run_layers
+from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.training.caches import cache_states
 from idp_tutorial.training.fit import fit
-from small import backbone, config, small_task
+
 
 @pytest.fixture(scope='module')
 def cfg(tmp_path_factory):

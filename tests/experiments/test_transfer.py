@@ -1,17 +1,23 @@
 "Transfer: which label is which, renamed heads, what each stage sees and begins with, records, and runs that go on."
-import json, sys
+import json
+import sys
 from dataclasses import replace
-import pytest, torch
+
+import pytest
+import torch
+from small import backbone, batch_of, config, same, small_task
+
+from idp_tutorial.commands import transfer
+from idp_tutorial.data.task import Task
+from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.experiments import label_maps as L
-from idp_tutorial.experiments import transfer as T, transfer_comparison as R
+from idp_tutorial.experiments import transfer as T
+from idp_tutorial.experiments import transfer_comparison as R
 from idp_tutorial.methods.build import build
 from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.model.prompted_model import PromptedModel
-from idp_tutorial.data.task import Task
-from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.training.fit import fit
-from idp_tutorial.commands import transfer
-from small import backbone, batch_of, config, same, small_task
+
 
 def task(name, labels, words=(), **kw): return Task(name, labels=labels, words=words, **kw)
 

@@ -1,48 +1,62 @@
 "What a commit computes, for the next to compare with; `python tests/golden/make.py [FILE…]` writes *.json here."
-import contextlib, copy, dataclasses, hashlib, io, json, os, platform, re, sys, tempfile, warnings
+import contextlib
+import copy
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+import warnings
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+
 os.environ.update(HF_HUB_OFFLINE='1', HF_DATASETS_OFFLINE='1', TOKENIZERS_PARALLELISM='false', MPLBACKEND='Agg')
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [p for p in (str(HERE.parent), str(HERE.parents[1])) if p not in sys.path]
-import pandas as pd, torch
+import pandas as pd
+import torch
+from small import backbone, config, model_of, small_task
+
+from idp_tutorial.commands.bench import idp_bench
 
 # --- everything that is taken from the package, in one block
 from idp_tutorial.commands.command_line import parser
-from idp_tutorial.pretraining import pretrain as pretraining
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.commands.bench import idp_bench
-from idp_tutorial.commands.pretrain import idp_pretrain
 from idp_tutorial.commands.compare import idp_compare
-from idp_tutorial.config import RunConfig
-from idp_tutorial.methods.p_tuning_v2 import deep_plan
+from idp_tutorial.commands.params import idp_params
+from idp_tutorial.commands.predict import idp_predict
+from idp_tutorial.commands.pretrain import idp_pretrain
 from idp_tutorial.commands.sweep import idp_sweep
+from idp_tutorial.commands.train import idp_train
+from idp_tutorial.commands.transfer import idp_transfer
+from idp_tutorial.config import RunConfig
+from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.efficiency.cost_model import cost, paper_speeds, paper_times, speed_up
+from idp_tutorial.efficiency.full_scale import RECIPES, flops, largest_batch, memory, seconds_per_step
+from idp_tutorial.efficiency.parameter_counts import COUNTED_ONLY, lora_count, meta_model, method_counts, printed, size
+from idp_tutorial.efficiency.published_counts import averages, claims, published_counts
+from idp_tutorial.experiments.transfer_comparison import published
 from idp_tutorial.methods.build import build
+from idp_tutorial.methods.p_tuning_v2 import deep_plan
+from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model.heads import ClassificationHead
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
-from idp_tutorial.efficiency.parameter_counts import COUNTED_ONLY, lora_count, meta_model, method_counts, printed, size
+from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.model.prompted_model import PromptedModel, count_parameters, learnt
+from idp_tutorial.pretraining import pretrain as pretraining
 from idp_tutorial.pretraining.pretrain import PretrainConfig
-from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
-from idp_tutorial.training.evaluation import predict
-from idp_tutorial.commands.params import idp_params
-from idp_tutorial.efficiency.published_counts import averages, claims, published_counts
-from idp_tutorial.efficiency.full_scale import RECIPES, flops, largest_batch, memory, seconds_per_step
-from idp_tutorial.data.synthetic import make_rows
-from idp_tutorial.commands.predict import idp_predict
-from idp_tutorial.commands.train import idp_train
-from idp_tutorial.model.prompted_model import learnt
-from idp_tutorial.training.evaluation import answers
+from idp_tutorial.training.evaluation import answers, predict
 from idp_tutorial.training.fit import fit
-from idp_tutorial.commands.transfer import idp_transfer
-from idp_tutorial.experiments.transfer_comparison import published
-from small import backbone, config, model_of, small_task
+
 GRID = {name: m.rates for name,m in METHODS.items()}
 # their order in the file
-KIND = ('head-only fine-tuning efl bitfit lora lora-all adapter compacter adapterdrop prompt-tuning prompt-tuning-134 p-tuning '
+KIND = ('head-only fine-tuning efl bitfit lora lora-all adapter compacter adapterdrop '
+    'prompt-tuning prompt-tuning-134 p-tuning '
     'smop dept m-idpg-phm-glove p-tuning-v2 s-idpg-dnn s-idpg-phm m-idpg-dnn m-idpg-phm lpt lpt-npg lpt-mppg lpt-appg '
     'id-spam id-spam-mean').split()
 # ---

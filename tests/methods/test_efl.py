@@ -1,21 +1,23 @@
-"EFL: the pairs are the tokenizer's, loss and answer are by hand, padding and company change nothing, and the head goes on from entailment."
-import pytest, torch
+"""EFL: the pairs are the tokenizer's, loss and answer are by hand, padding and company change nothing, and the head
+goes on from entailment."""
+import pytest
+import torch
 import torch.nn.functional as F
+from small import backbone, batch_of, config, one, same, small_task, text_of
+
 from idp_tutorial.data.batches import collate, encode
-from idp_tutorial.training.caches import with_caches
-from idp_tutorial.methods.efl import DESCRIPTIONS, EntailmentModel, describe, join, tails
-from idp_tutorial.experiments.comparison import compare
-from idp_tutorial.methods.build import build
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
-from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
-from idp_tutorial.experiments.supplementary import supplement
-from idp_tutorial.methods.build import carry
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
+from idp_tutorial.experiments.comparison import compare
+from idp_tutorial.experiments.supplementary import supplement
+from idp_tutorial.methods.build import build, carry
+from idp_tutorial.methods.efl import DESCRIPTIONS, EntailmentModel, describe, join, tails
+from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
+from idp_tutorial.model.layer_loop import run_layers
+from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.training.caches import with_caches
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.fit import fit
-from small import backbone, batch_of, config, one, same, small_task, text_of
 
 FAMILY = ('roberta','bert','gpt2','deberta')
 families = pytest.mark.parametrize('family', FAMILY)
@@ -163,7 +165,8 @@ def test_a_plan_can_be_asked_too():
     assert model.context(batch).h.shape[0]==18
 
 def test_it_goes_on_from_entailment(small_folder, tmp_path):
-    "Stage 1 is EFL on an entailment task; its backbone, and its head with entailment first, answer the questions of stage 2"
+    """Stage 1 is EFL on an entailment task; its backbone, and its head with entailment first, answer the questions
+    of stage 2"""
     from idp_tutorial.model.pretrained import load_backbone
     pairs = small_task('entailment')
     assert pairs.labels[0]=='entailment'

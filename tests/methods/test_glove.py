@@ -1,22 +1,37 @@
-"The mean of word vectors: the file format and every way it can be damaged, words as IDPG's code finds them, and an encoder that is the same in a column, on the fly, and restricted to a task."
+"""The mean of word vectors: the file format and every way it can be damaged, words as IDPG's code finds them, and an
+encoder that is the same in a column, on the fly, and restricted to a task."""
 import string
 from dataclasses import replace
-import numpy as np, pytest, torch
+
+import numpy as np
+import pytest
+import torch
+from small import backbone, batch_of, config, one, small_task
 from torch import nn
-from idp_tutorial.model.pretrained import load_backbone
+
 from idp_tutorial.data.batches import collate
 from idp_tutorial.methods.build import build
-from idp_tutorial.methods.glove import GloveEncoder, find_glove, load_glove, read_glove, text_of, vocabulary, word_vectors, words_of, write_glove
+from idp_tutorial.methods.glove import (
+    GloveEncoder,
+    find_glove,
+    load_glove,
+    read_glove,
+    text_of,
+    vocabulary,
+    word_vectors,
+    words_of,
+    write_glove,
+)
 from idp_tutorial.methods.idpg import PromptGenerator
-from idp_tutorial.methods.sentence_vectors import SentenceVector
 from idp_tutorial.methods.idpg_multilayer import multilayer_plan
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.heads import ClassificationHead
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.methods.prompt_tuning import prompt_plan
+from idp_tutorial.methods.sentence_vectors import SentenceVector
+from idp_tutorial.model.heads import ClassificationHead
+from idp_tutorial.model.layer_loop import run_layers
+from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.fit import fit
-from small import backbone, batch_of, config, one, small_task
 
 FAMILIES = ['roberta','bert','gpt2','deberta']
 WORDS = "the a film is it was not good bad great terrible wasnt dont 1990s état of and to in with acting plot".split()
@@ -220,7 +235,8 @@ def test_the_bundled_vectors(bbs):
     assert glove.d==tiny.d and not list(glove.parameters()) and not glove.state_dict()
     np.testing.assert_array_equal(glove.vector('film'),
         tiny.words.weight[tiny.tokenizer(' film', add_special_tokens=False).input_ids[0]].numpy())
-    assert glove.vector('a good film')@glove.vector('the great movie')>glove.vector('a good film')@glove.vector('three rivers of europe')
+    film,movie,rivers = [glove.vector(s) for s in ('a good film','the great movie','three rivers of europe')]
+    assert film@movie>film@rivers
 
 # --- in a model
 

@@ -1,14 +1,18 @@
-"ID-SPAM's generator against its equations written out in loops, on every family: padding, word order, layers, gradients, open points, sizes."
+"""ID-SPAM's generator against its equations written out in loops, on every family: padding, word order, layers,
+gradients, open points, sizes."""
 import math
-import pytest, torch
-from idp_tutorial.model.pretrained import load_backbone
+
+import pytest
+import torch
+from small import batch_of, one, same, small_task
+
 from idp_tutorial.methods.id_spam import AttentionPromptGenerator, TokenAttention
-from idp_tutorial.methods.sentence_vectors import MeanPool, token_vectors
-from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.methods.lpt import lpt_plan
+from idp_tutorial.methods.sentence_vectors import MeanPool, token_vectors
 from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.model.layer_loop import run_layers
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
-from small import batch_of, one, small_task, same
 
 FAMILY,T,C = ('roberta','bert','gpt2','deberta'),3,7
 
@@ -32,7 +36,8 @@ def dot(a, b): return sum(x*y for x,y in zip(a, b))
 def times(W, x): return [dot(w, x) for w in W]
 
 def by_the_paper(gen, E):
-    "Eq. 1-2 for the token vectors of one text, as lists of numbers: every query asks every key, the outputs are averaged, then down, ReLU, up, perhaps ReLU"
+    """Eq. 1-2 for the token vectors of one text, as lists of numbers: every query asks every key, the outputs are
+    averaged, then down, ReLU, up, perhaps ReLU"""
     n,W = len(E),{k: v.double().tolist() for k,v in gen.state_dict().items()}
     if 'pool.q.weight' in W:
         Q,K,V = [[times(W[f'pool.{o}.weight'], e) for e in E] for o in 'qkv']
@@ -127,7 +132,8 @@ def test_without_the_mask_company_changes_the_prompt(bbs, pool):
 @pytest.mark.parametrize('pool', ['attention','mean'])
 @pytest.mark.parametrize('family', FAMILY)
 def test_words_are_a_bag_and_embeddings_are_not(bbs, family, pool):
-    "But DeBERTa has its positions in the attention, so there both are a bag; and GPT-2 adds its positions without a LayerNorm, so their mean is one"
+    """But DeBERTa has its positions in the attention, so there both are a bag; and GPT-2 adds its positions without
+    a LayerNorm, so their mean is one"""
     bb = bbs(family)
     x = one(batch_of(bb), 0)
     y = {k: v.clone() for k,v in x.items()}

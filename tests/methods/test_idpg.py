@@ -1,17 +1,20 @@
-"S-IDPG: the generator against its formula term by term, two passes of Hugging Face's own forward, M(x) and who computes it, the way back to prompt tuning, sizes, and what is refused."
-import pytest, torch
+"""S-IDPG: the generator against its formula term by term, two passes of Hugging Face's own forward, M(x) and who
+computes it, the way back to prompt tuning, sizes, and what is refused."""
+import pytest
+import torch
 import torch.nn.functional as F
+from small import backbone, batch_of, one, same, small_task, text_of
 from torch import nn
-from idp_tutorial.model.pretrained import load_backbone
+
 from idp_tutorial.methods.idpg import GeneratedPrompt, PromptGenerator, idpg_plan
-from idp_tutorial.methods.sentence_vectors import SentenceVector, Standardise, mean_sentence, noisy_sentence, sentence
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.plan import Context
-from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.methods.phm import PHMLinear
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
-from small import backbone, batch_of, one, text_of, small_task, same
+from idp_tutorial.methods.sentence_vectors import SentenceVector, Standardise, mean_sentence, noisy_sentence, sentence
+from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.model.layer_loop import run_layers
+from idp_tutorial.model.plan import Context
+from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 
 FAMILY,t,d = ('roberta','bert','gpt2','deberta'),3,32
 KINDS = [dict(kind='dnn'), dict(kind='phm', n=4), dict(kind='phm', n=4, shared_A=True)]

@@ -1,17 +1,21 @@
-"M-IDPG against a slow reference in loops over a RoBERTa's raw weights; what layers share, read and inject; padding, gradients, sizes, and what is refused."
+"""M-IDPG against a slow reference in loops over a RoBERTa's raw weights; what layers share, read and inject;
+padding, gradients, sizes, and what is refused."""
 import math
-import pytest, torch
-from idp_tutorial.model.pretrained import load_backbone
+
+import pytest
+import torch
+from small import backbone, batch_of, one, same, text_of
+
 from idp_tutorial.data.batches import collate
 from idp_tutorial.methods.idpg import PromptGenerator
 from idp_tutorial.methods.idpg_multilayer import multilayer_plan, previous_layer
+from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
 from idp_tutorial.methods.sentence_vectors import sentence
+from idp_tutorial.model.heads import ClassificationHead
 from idp_tutorial.model.layer_loop import apply_step, run_layers
 from idp_tutorial.model.plan import Step
-from idp_tutorial.model.heads import ClassificationHead
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
-from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
-from small import backbone, batch_of, one, text_of, same
 
 FAMILY,t,d,L = ('roberta','bert','gpt2','deberta'),3,32,3
 INJECT,FITS = ('add','replace','insert','kv'),lambda family, inject: (family,inject)!=('deberta','kv')
@@ -23,7 +27,8 @@ def model_of(bb, std=.3, n=4, m=8, **kw):
     return model
 def generators(model): return [getattr(s, 'source', s).generator for s in model.sources]
 
-# --- the reference: SPEC §3.1 and §3.2, one text at a time, in loops; it knows tensors by Hugging Face's names and nothing of the library
+# --- the reference: SPEC §3.1 and §3.2, one text at a time, in loops; it knows tensors by Hugging Face's names and
+# nothing of the library
 
 def norm(x, w, b, eps): return torch.stack([(r-r.mean())/((r-r.mean()).square().mean()+eps).sqrt()*w+b for r in x])
 def gelu(x): return .5*x*(1+torch.erf(x/math.sqrt(2)))
@@ -55,7 +60,8 @@ def generate(z, w, b2):
     def times(x, o): return x@sum(torch.kron(A, B) for A,B in zip(*o)) if isinstance(o, tuple) else o@x
     return (times(gelu(times(z, w[0])+w[1]), w[2])+b2).reshape(t, -1)
 def reference(ids, sd, weights, tables, at, reads, inject, heads=4, pad=1, eps=1e-5):
-    "M-IDPG on one text `ids` without padding: `weights[k]`, `tables[k]` for layer k. The states of the text after the last layer `[n,d]`"
+    """M-IDPG on one text `ids` without padding: `weights[k]`, `tables[k]` for layer k. The states of the text after
+    the last layer `[n,d]`"""
     words = [sd['embeddings.word_embeddings.weight'][i] for i in ids]
     h = embed(words, sd, pad, eps)
     for k in range(L): h = layer(h, sd, k, heads, eps)

@@ -1,17 +1,21 @@
-"Late prompt tuning: pooling and generators against slow references on ragged batches, what lies below the prompt, decoders, sizes, inits, and what is refused."
+"""Late prompt tuning: pooling and generators against slow references on ragged batches, what lies below the prompt,
+decoders, sizes, inits, and what is refused."""
 import math
 from functools import cache
-import pytest, torch
-import torch.nn.functional as F
-from torch import nn
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.methods.lpt import NaivePromptGenerator, PoolingPromptGenerator, adaptive_pool, lpt_plan
-from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
-from idp_tutorial.methods.prompt_tuning import SoftPrompt
+
+import pytest
 import small
-from small import batch_of, one, small_task, same
+import torch
+import torch.nn.functional as F
+from small import batch_of, one, same, small_task
+from torch import nn
+
+from idp_tutorial.methods.lpt import NaivePromptGenerator, PoolingPromptGenerator, adaptive_pool, lpt_plan
+from idp_tutorial.methods.prompt_tuning import SoftPrompt
+from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.model.layer_loop import run_layers
+from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 
 backbone = cache(small.backbone) # built once a family
 
@@ -113,7 +117,8 @@ def test_generators_are_the_papers(method, family, q, t):
 @pytest.mark.parametrize('family', FAMILY)
 @pytest.mark.parametrize('method', ['lpt-appg','lpt-mppg'])
 def test_the_whole_model_by_hand(method, family, q):
-    "Prompt in front of the states after q layers, the remaining layers, the frozen language-model head at the answer's row, two label words"
+    """Prompt in front of the states after q layers, the remaining layers, the frozen language-model head at the
+    answer's row, two label words"""
     bb,task,t = backbone(family),small_task(),4
     model = model_of(method, bb, q)
     batch = batch_of(bb, template='code')

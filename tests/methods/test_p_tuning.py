@@ -1,13 +1,15 @@
 "P-tuning against `peft`'s prompt encoder with the same weights; what is kept of it; every family; sizes."
-import pytest, torch
+import pytest
+import torch
 from peft import PromptEncoderConfig
 from peft.tuners.p_tuning import PromptEncoder
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.heads import ClassificationHead
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
+from small import backbone, batch_of, one, same
+
 from idp_tutorial.methods.p_tuning import ReparameterizedPrompt
 from idp_tutorial.methods.prompt_tuning import prompt_plan
-from small import backbone, batch_of, one, same
+from idp_tutorial.model.heads import ClassificationHead
+from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 
 FAMILY,NET = ('roberta','bert','gpt2','deberta'),('mlp','lstm')
 

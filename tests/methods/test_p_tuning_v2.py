@@ -1,16 +1,20 @@
-"P-tuning v2 in three ways: against a forward pass written out by hand, against peft, padding, gradients, sizes, positions, and what is refused."
+"""P-tuning v2 in three ways: against a forward pass written out by hand, against peft, padding, gradients, sizes,
+positions, and what is refused."""
 import copy
-import pytest, torch
+
+import pytest
+import torch
 import torch.nn.functional as F
 from peft import PrefixTuningConfig, get_peft_model
-from torch import nn
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.methods.p_tuning_v2 import KeyValuePrompt, deep_plan
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.heads import ClassificationHead
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
-from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
 from small import backbone, batch_of, one, same
+from torch import nn
+
+from idp_tutorial.methods.p_tuning_v2 import KeyValuePrompt, deep_plan
+from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
+from idp_tutorial.model.heads import ClassificationHead
+from idp_tutorial.model.layer_loop import run_layers
+from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 
 t,d,L = 4,32,3
 WAYS = [(f,w,s) for f in ('roberta','bert','gpt2','deberta') for w in ('kv','replace','add') for s in (True,False)
@@ -41,7 +45,8 @@ def layer_by_hand(m, h, extra=None):
     return norm(h+dense(F.gelu(dense(h, m.intermediate.dense)), m.output.dense), m.output.LayerNorm)
 
 def by_hand(bb, ids, tables, way, shift):
-    "SPEC's rows: P-tuning v2 with keys and values, rows overwritten in front, rows added after `<s>`; the states of the words at the end"
+    """SPEC's rows: P-tuning v2 with keys and values, rows overwritten in front, rows added after `<s>`; the states
+    of the words at the end"""
     e,start = bb.base.embeddings,2 if bb.family=='roberta' else 0
     def embed(w, first):
         return norm(w+e.position_embeddings.weight[first:first+len(w)]+e.token_type_embeddings.weight[0], e.LayerNorm)

@@ -1,7 +1,12 @@
-"PHM layers: the definition, both paths in value and gradient, which path is taken, sharing, rank, inits, counts, what is refused, and the measurement."
-import copy, json
-import pytest, torch
+"""PHM layers: the definition, both paths in value and gradient, which path is taken, sharing, rank, inits, counts,
+what is refused, and the measurement."""
+import copy
+import json
+
+import pytest
+import torch
 from torch import nn
+
 from idp_tutorial.efficiency.part_times import WAYS, _Alive, measure_phm
 from idp_tutorial.methods.phm import PHMLinear, phm_cost, phm_param_count
 

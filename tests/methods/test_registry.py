@@ -1,14 +1,17 @@
-"Every method of the registry on every family: padding, order, gradients, what depends on the text, parameter counts, and references written out in plain torch."
-import pytest, torch
+"""Every method of the registry on every family: padding, order, gradients, what depends on the text, parameter
+counts, and references written out in plain torch."""
+import pytest
+import torch
 import torch.nn.functional as F
-from idp_tutorial.model.pretrained import load_backbone
+from small import backbone, batch_of, config, model_of, one, same, small_task, text_of
+
+from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.model.layer_loop import run_layers
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
-from idp_tutorial.data.tasks import TASKS
-from small import backbone, batch_of, config, model_of, one, small_task, same, text_of
 
 FAMILY,HEADS = ('roberta','bert','gpt2','deberta'),('classification','verbalizer')
 STATIC = {m for m,row in METHODS.items() if row.kind=='static'}
@@ -152,7 +155,8 @@ def test_prompt_dropout_is_on_generated_prompts():
 # --- references
 
 def npg_by_hand(bb, gen, batch, q, t):
-    "The definition of NPG, Hugging Face's own layers, one text at a time: p = W2 ReLU(W1 h + b1) + b2, in front of the states after q layers"
+    """The definition of NPG, Hugging Face's own layers, one text at a time: p = W2 ReLU(W1 h + b1) + b2, in front of
+    the states after q layers"""
     hidden = bb.model(input_ids=batch['ids'], output_hidden_states=True).hidden_states[q]
     z = hidden[:,0] if bb.family!='gpt2' else hidden[:,-1]
     p = F.linear(F.relu(F.linear(z, gen.down.weight, gen.down.bias)), gen.up.weight, gen.up.bias).reshape(1, t, bb.d)

@@ -1,15 +1,19 @@
-"SMoP and DePT on every family: the router against loops, DePT against Hugging Face's own forward, padding, noise, the traps of the released code, two learning rates."
+"""SMoP and DePT on every family: the router against loops, DePT against Hugging Face's own forward, padding, noise,
+the traps of the released code, two learning rates."""
 import math
-import pytest, torch
+
+import pytest
+import torch
 import torch.nn.functional as F
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
+from small import backbone, batch_of, config, one, same, small_task
+
 from idp_tutorial.methods.prompt_tuning import prompt_plan
 from idp_tutorial.methods.smop_dept import DecomposedPrompt, RoutedPrompt, dept_plan
+from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.model.layer_loop import run_layers
+from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.training.fit import fit
-from small import backbone, batch_of, config, one, small_task, same
 
 FAMILY,T = ('roberta','bert','gpt2','deberta'),4
 
@@ -74,7 +78,8 @@ def test_gradients_reach_the_source_and_nothing_else(bbs, what, family):
 # --- SMoP
 
 def route_by_hand(source, words, top=1):
-    "One text, numbers only: the mean word, a score for each prompt, softmax, the best prompts times their probabilities"
+    """One text, numbers only: the mean word, a score for each prompt, softmax, the best prompts times their
+    probabilities"""
     mean = [sum(w[i] for w in words)/len(words) for i in range(32)]
     s = [math.exp(sum(a*b for a,b in zip(row, mean))) for row in source.router.weight.double().tolist()]
     prob = [x/sum(s) for x in s]
@@ -100,7 +105,8 @@ def test_router_is_the_definition(bbs, family, kw):
 
 @pytest.mark.parametrize('n', [1,T,5])
 def test_no_batch_size_is_special(bbs, n):
-    "The released code transposes the prompt where the batch is as large as the prompt is long, and drops a dimension for one text"
+    """The released code transposes the prompt where the batch is as large as the prompt is long, and drops a
+    dimension for one text"""
     bb = bbs('roberta')
     batch,source = batch_of(bb, n=6),smop()
     want = source(ctx_of(bb, batch))[:n]

@@ -1,21 +1,25 @@
-"Methods that change the backbone: published sizes, nothing left behind, nothing changed at the start, gradients, padding, and slow references written out in plain torch."
+"""Methods that change the backbone: published sizes, nothing left behind, nothing changed at the start, gradients,
+padding, and slow references written out in plain torch."""
 import math
-import pytest, torch
+
+import pytest
+import torch
 import torch.nn.functional as F
+from small import backbone, batch_of, config, one, same, small_task, text_of
 from torch import nn
-from idp_tutorial.model.pretrained import load_backbone
+
+from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.methods.adapters import add_adapters, add_compacters, add_lora
 from idp_tutorial.methods.build import build
-from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.methods.phm import PHMLinear
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
-from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.training.fit import fit
-from idp_tutorial.methods.adapters import add_adapters, add_compacters, add_lora
+from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.methods.weight_changes import Changed, bitfit, trained_by_layer, unfreeze
-from small import backbone, batch_of, config, one, same, small_task, text_of
+from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.model.layer_loop import run_layers
+from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.training.fit import fit
 
 FAMILY = ('roberta','bert','gpt2','deberta')
 CHANGES = {'adapter':lambda b: add_adapters(b, 8), 'adapter, LayerNorms':lambda b: add_adapters(b, 8, layer_norms=True),
@@ -36,7 +40,8 @@ def jolt(bb, std=.1):
 def n_trained(bb): return sum(p.numel() for p in bb.model.parameters() if p.requires_grad)
 def states(bb, batch, **kw): return run_layers(bb, {k: batch[k] for k in ('ids','keep','types')}, **kw).h
 
-# --- sizes, on meta devices: reference/param_counts.csv; LPT's rows print a head of 2,050 (RoBERTa) or 2,560 (GPT-2, without bias) with them
+# --- sizes, on meta devices: reference/param_counts.csv; LPT's rows print a head of 2,050 (RoBERTa) or 2,560 (GPT-2,
+# without bias) with them
 
 SIZES = [('roberta-large',add_adapters,1_622_784,'IDPG T2 1.55M, LPT T1 1.6M'),
     ('roberta-large',lambda b: add_adapters(b, first=12),811_392,'LPT T1 811K'),
@@ -96,7 +101,8 @@ def test_sizes_by_layer(family):
 # --- as it was
 
 def picture(bb):
-    "All that a change may touch: modules and their classes, attributes and hooks; tensors, their values, switches and gradients"
+    """All that a change may touch: modules and their classes, attributes and hooks; tensors, their values, switches
+    and gradients"""
     m = bb.model
     return ([(n, id(x), type(x), x.training, sorted(vars(x)),
         [(k, id(v), list(v)) for k,v in sorted(vars(x).items()) if isinstance(v, dict)]) for n,
@@ -220,7 +226,8 @@ def test_what_is_put_in_has_the_backbones_mode_and_dtype():
 @families
 @every
 def test_at_the_start(name, family):
-    "LoRA, BitFit and fine-tuning begin exactly at the backbone; adapters near it, and exactly at it once what they write is zero"
+    """LoRA, BitFit and fine-tuning begin exactly at the backbone; adapters near it, and exactly at it once what they
+    write is zero"""
     bb = backbone(family)
     batch = batch_of(bb)
     h = states(bb, batch)
@@ -366,7 +373,8 @@ def test_by_hand(name):
 @families
 @pytest.mark.parametrize('where', ['qv','all'])
 def test_lora_is_a_sum_of_matrices(family, where):
-    "Adding (α/r)·BA to the weights of an untouched backbone gives the same; GPT-2 keeps its weights transposed, GPT-2 and DeBERTa have one matrix for queries, keys and values"
+    """Adding (α/r)·BA to the weights of an untouched backbone gives the same; GPT-2 keeps its weights transposed,
+    GPT-2 and DeBERTa have one matrix for queries, keys and values"""
     bb = backbone(family)
     batch = batch_of(bb)
     start = states(bb, batch)
@@ -426,7 +434,8 @@ def test_inits():
         assert next(m for m in bb.model.modules() if isinstance(m, PHMLinear)).s.std().item()==pytest.approx(.05,
             rel=.15)
     with add_lora(bb):
-        assert not bb.layers[0].attention.self.query.lora_B['default'].weight.any() and bb.layers[0].attention.self.query.scaling=={'default':2.}
+        assert not bb.layers[0].attention.self.query.lora_B['default'].weight.any()
+        assert bb.layers[0].attention.self.query.scaling=={'default':2.}
     with add_lora(bb, 4, 32): assert bb.layers[0].attention.self.query.scaling=={'default':8.}
 
 def test_dropout_of_adapters():

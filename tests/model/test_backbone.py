@@ -1,14 +1,37 @@
-"Our layer loop must equal Hugging Face's own forward pass, for every family, attention and padding; and what loading refuses."
-import importlib.util, json, logging, os, shutil, socket, subprocess, sys, time
-import pytest, torch
-from transformers import (BertConfig, BertForMaskedLM, BertModel, DebertaConfig, DebertaForMaskedLM, SqueezeBertConfig,
+"""Our layer loop must equal Hugging Face's own forward pass, for every family, attention and padding; and what
+loading refuses."""
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    DebertaConfig,
+    DebertaForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaForSequenceClassification,
+    SqueezeBertConfig,
     SqueezeBertModel,
-    GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForMaskedLM, RobertaForSequenceClassification)
+)
+
+from idp_tutorial.methods.adapters import add_lora
 from idp_tutorial.model import pretrained as checkpoints
 from idp_tutorial.model.families import open_model
-from idp_tutorial.model.pretrained import BUNDLED, FULL_SCALE, load_backbone, packaged, verify
 from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.methods.adapters import add_lora
+from idp_tutorial.model.pretrained import BUNDLED, FULL_SCALE, load_backbone, packaged, verify
 
 SMALL = dict(vocab_size=60, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=40)
 LENGTHS = dict(full=(9,9,9), ragged=(9,4,1), single=(1,))
@@ -257,7 +280,8 @@ def test_names_that_are_not_known():
     refused("no backbone 'tinny'", "Did you mean 'tiny'?", name='tinny')
     refused("no backbone 'no/such/place'", 'a folder', name='no/such/place')
     with pytest.raises(ValueError) as e: load_backbone('roberta-large') # known, but not here
-    assert 'Did you mean' not in str(e.value) and "weights='random'|'meta' for roberta-base, roberta-large" in str(e.value)
+    assert 'Did you mean' not in str(e.value)
+    assert "weights='random'|'meta' for roberta-base, roberta-large" in str(e.value)
 
 def test_minilm_without_its_package(monkeypatch):
     monkeypatch.setattr(importlib.util, 'find_spec', lambda n: None)
@@ -352,7 +376,8 @@ def test_in_a_process_that_does_not_know_that_it_is_offline(tmp_path):
         res = subprocess.run([sys.executable, '-c', ASK], env=env, capture_output=True, text=True, timeout=100)
     assert res.returncode==0, res.stderr
     backbone_said,task_said = [line.split(' s: ') for line in res.stdout.splitlines()]
-    assert "no backbone 'roberta-larg'" in backbone_said[1] and 'cannot load nyu-mll/glue/sst2 from the Hugging Face hub (ConnectionError): go online' in task_said[1]
+    assert "no backbone 'roberta-larg'" in backbone_said[1]
+    assert 'cannot load nyu-mll/glue/sst2 from the Hugging Face hub (ConnectionError): go online' in task_said[1]
     assert float(backbone_said[0])<3 and float(task_said[0])<3 and 'Retry' not in res.stderr
 
 ASK = """
@@ -381,7 +406,8 @@ def test_a_hub_that_never_answers_is_given_up(unreachable, monkeypatch):
     assert not hub_answers() and time.time()-t<2
 
 def test_a_hub_that_answers_is_used(unreachable, monkeypatch):
-    import http.server, threading
+    import http.server
+    import threading
     class Hub(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self):
             asked.append(self.path)

@@ -11,8 +11,16 @@ from idp_tutorial.model.families import FAMILIES, family_of, register_family
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.model.parity import CLOSE, EXACT, gap, parity, theirs
 from idp_tutorial.model.pretrained import cast_weights
-from idp_tutorial.model.small_models import RAGGED, SMALL, attentions, every_step, one_step, random_prompt
-from idp_tutorial.model.small_models import small_backbone, text
+from idp_tutorial.model.small_models import (
+    RAGGED,
+    SMALL,
+    attentions,
+    every_step,
+    one_step,
+    random_prompt,
+    small_backbone,
+    text,
+)
 
 ALL = [(name, attn) for name in SMALL for attn in attentions(name)]
 ONE = [(name, attentions(name)[0]) for name in SMALL]

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from small import config, small_task
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from idp_tutorial.experiments.run import run
-from idp_tutorial.model import fetched as shelf, pretrained
+from idp_tutorial.model import fetched as shelf
+from idp_tutorial.model import pretrained
 from idp_tutorial.model.downloads import File, digest, intact, place, unpack, write_manifest
 from idp_tutorial.model.fetched import SOURCES, Source, fetch, fetched
 from idp_tutorial.model.pretrained import load_backbone, packaged
-from small import config, small_task
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = b'weights'*99

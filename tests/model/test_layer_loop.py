@@ -1,14 +1,26 @@
-"Where prompts enter: each way in against arithmetic by hand or Hugging Face's own forward, what is tracked, what is in the graph, and what is refused."
-import pytest, torch
+"""Where prompts enter: each way in against arithmetic by hand or Hugging Face's own forward, what is tracked, what
+is in the graph, and what is refused."""
+import pytest
+import torch
 from torch import nn
-from transformers import (BertConfig, BertForMaskedLM, DebertaConfig, DebertaForMaskedLM, DynamicCache, GPT2Config,
-    GPT2LMHeadModel, RobertaConfig, RobertaForMaskedLM)
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    DebertaConfig,
+    DebertaForMaskedLM,
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
 from idp_tutorial.methods import sentence_vectors
 from idp_tutorial.methods.sentence_vectors import sentence
 from idp_tutorial.model.families import open_model
-from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.layer_loop import insert, run_layers, splice, walk_layers
 from idp_tutorial.model.plan import Step, check_plan
+from idp_tutorial.model.pretrained import load_backbone
 
 SMALL = dict(vocab_size=60, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=40)
 MODELS = dict(

@@ -1,12 +1,17 @@
 "The text that bundled backbones are made from, and the folder that comes out."
-import hashlib, json
-import pytest, torch
+import hashlib
+import json
+
+import pytest
+import torch
+
+from idp_tutorial.data.synthetic import make_rows
+from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.pretraining.bundled_backbone import corpus, save_backbone
-from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.pretraining.language_modelling import new_model
-from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.pretraining.text import train_tokenizer
+
 
 def rows(p, *texts):
     p.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,14 @@
 "A teacher's embeddings and states: components, pieces of a token, and a loss that a perfect student brings to zero."
-import numpy as np, pytest, torch
+import numpy as np
+import pytest
+import torch
+
+from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.pretraining.distillation import Distillation, align_streams, teacher_embeddings
 from idp_tutorial.pretraining.pretrain import PretrainConfig, pretrain
-from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.pretraining.text import train_tokenizer
+
 
 @pytest.fixture(scope='module')
 def lines(): return [r['sentence1'] for t in ('sentiment','questions') for r in make_rows(t, 'train', n=300)]

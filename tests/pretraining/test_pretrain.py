@@ -1,16 +1,30 @@
 "From text to a backbone: the tokenizer, windows, masks, the loss, and a killed run against an unbroken one."
-import json, lzma
+import json
+import lzma
 from dataclasses import asdict, replace
-import numpy as np, pytest, torch
-from idp_tutorial.pretraining import language_modelling, pretrain as pretraining
+
+import numpy as np
+import pytest
+import torch
+
+from idp_tutorial.data.synthetic import make_rows
+from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.model.pretrained import load_backbone, packaged
+from idp_tutorial.pretraining import language_modelling
+from idp_tutorial.pretraining import pretrain as pretraining
 from idp_tutorial.pretraining.language_modelling import held_out_loss, lm_loss, mask_tokens, new_model, next_tokens
 from idp_tutorial.pretraining.masters import Masters
 from idp_tutorial.pretraining.pretrain import PretrainConfig, pretrain
-from idp_tutorial.data.synthetic import make_rows
-from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.pretraining.text import (LABEL_WORDS, draw_batch, encode_stream, prepare_text, read_lines,
-    train_tokenizer, without)
+from idp_tutorial.pretraining.text import (
+    LABEL_WORDS,
+    draw_batch,
+    encode_stream,
+    prepare_text,
+    read_lines,
+    train_tokenizer,
+    without,
+)
+
 
 @pytest.fixture(scope='module')
 def lines(): return [r['sentence1'] for t in ('sentiment','questions') for r in make_rows(t, 'train', n=400)]

@@ -1,28 +1,37 @@
-"States kept on disk: the same losses as without them, nothing computed twice, nothing stale, nothing half-written, and which layers still run."
-import errno, hashlib, os, shutil, time
+"""States kept on disk: the same losses as without them, nothing computed twice, nothing stale, nothing half-written,
+and which layers still run."""
+import errno
+import hashlib
+import os
+import shutil
+import time
 from collections import namedtuple
 from dataclasses import replace
-import numpy as np, pytest, torch
+
+import numpy as np
+import pytest
+import torch
+from small import backbone, config, model_of, small_task
 from torch import nn
-from idp_tutorial.training import caches
+
 from idp_tutorial.data.batches import collate
-from idp_tutorial.efficiency.part_times import cache_times
-from idp_tutorial.model.backbone import fingerprint
-from idp_tutorial.training.caches import cache_states, sentences_used, with_caches
-from idp_tutorial.training.state_store import StateStore, cache_size, text_key
-from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
-from idp_tutorial.methods.sentence_vectors import mean_sentence, sentence
-from idp_tutorial.methods.idpg_multilayer import multilayer_plan
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.plan import Step
-from idp_tutorial.methods.lpt import NaivePromptGenerator
-from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.model.prompted_model import PromptedModel
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.efficiency.part_times import cache_times
+from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
+from idp_tutorial.methods.idpg_multilayer import multilayer_plan
+from idp_tutorial.methods.lpt import NaivePromptGenerator
+from idp_tutorial.methods.sentence_vectors import mean_sentence, sentence
+from idp_tutorial.model.backbone import fingerprint
+from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.model.layer_loop import run_layers
+from idp_tutorial.model.plan import Step
+from idp_tutorial.model.prompted_model import PromptedModel
+from idp_tutorial.training import caches
+from idp_tutorial.training.caches import cache_states, sentences_used, with_caches
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.fit import fit
-from small import backbone, config, model_of, small_task
+from idp_tutorial.training.state_store import StateStore, cache_size, text_key
 
 FAMILIES = ['roberta','bert','gpt2','deberta']
 

@@ -1,13 +1,19 @@
-"A run that was killed and started again is the run that was not killed, to the bit; what is in its file, and which files are refused."
-import os, random
-import pytest, torch
-from idp_tutorial.training import checkpoint as resume
+"""A run that was killed and started again is the run that was not killed, to the bit; what is in its file, and which
+files are refused."""
+import os
+import random
+
+import pytest
+import torch
+from small import Killed, backbone, config, kill_at, model_of, numbers, small_task
+
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.model import prompted_model
+from idp_tutorial.training import checkpoint as resume
 from idp_tutorial.training.checkpoint import Checkpoint, identity
 from idp_tutorial.training.fit import fit
-from idp_tutorial.model import prompted_model
-from small import Killed, backbone, config, kill_at, model_of, numbers, small_task
+
 
 def make(cfg, task=None): return build(cfg, backbone(), task or small_task())
 
@@ -87,7 +93,10 @@ def test_a_finished_run_answers_at_once(tmp_path):
     model = make(cfg)
     calls = kill_at(model, 1) # would be killed by its first step
     again = fit(model, small_task(), cfg, save=tmp_path)
-    assert numbers(again)==numbers(log) and again['ms_per_step']==log['ms_per_step'] and again['peak_memory_mb']==log['peak_memory_mb'] and not calls
+    assert numbers(again)==numbers(log)
+    assert again['ms_per_step']==log['ms_per_step']
+    assert again['peak_memory_mb']==log['peak_memory_mb']
+    assert not calls
     same(tensors(model), tensors(whole))
 
 def test_saving_changes_nothing(tmp_path):
@@ -161,7 +170,9 @@ def test_another_config(kw, words, folder):
     cfg = config(**kw)
     before = (folder/'checkpoint.pt').read_bytes()
     with pytest.raises(ValueError, match='holds another run') as e: fit(make(cfg), small_task(), cfg, save=folder)
-    assert words in str(e.value) and 'give another folder, or the same settings' in str(e.value) and (folder/'checkpoint.pt').read_bytes()==before
+    assert words in str(e.value)
+    assert 'give another folder, or the same settings' in str(e.value)
+    assert (folder/'checkpoint.pt').read_bytes()==before
 
 def test_the_rate_that_fit_is_given(folder):
     with pytest.raises(ValueError, match=r'\(lr 0.01 there, 0.02 here\)'):

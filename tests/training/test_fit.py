@@ -1,17 +1,26 @@
-"The loop: the same numbers under the same seed, the checkpoint that is kept, accumulation, clipping, schedule, divergence, regression, and what must not move."
-import math, os, socket, subprocess, sys
+"""The loop: the same numbers under the same seed, the checkpoint that is kept, accumulation, clipping, schedule,
+divergence, regression, and what must not move."""
+import math
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
-import pytest, torch
+
+import pytest
+import torch
+from small import backbone, batch_of, config, model_of, small_task
 from torch import nn
+
+from idp_tutorial.data.task import scaled
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.model.plan import Step
 from idp_tutorial.model.heads import ClassificationHead
+from idp_tutorial.model.plan import Step
 from idp_tutorial.model.prompted_model import PromptedModel
-from idp_tutorial.data.task import scaled
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.fit import fit, warm_up
-from small import backbone, batch_of, config, model_of, small_task
+
 
 class Still(nn.Module):
     "A static prompt without dropout"
@@ -270,7 +279,8 @@ from idp_tutorial.training.fit import fit
 torch.set_num_threads(1)
 bb,task = backbone(),small_task(); model = model_of('lpt-npg', bb, task, jolt=0)
 log = fit(model, task, config(steps=3, lr=1e-3, batch_size=8))
-print('RESULT', log['losses'][0], hashlib.sha256(b''.join(p.detach().numpy().tobytes() for p in model.trained().values())).hexdigest())
+trained = b''.join(p.detach().numpy().tobytes() for p in model.trained().values())
+print('RESULT', log['losses'][0], hashlib.sha256(trained).hexdigest())
 """
 
 def test_what_is_compiled(monkeypatch):

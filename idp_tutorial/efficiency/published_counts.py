@@ -6,7 +6,9 @@
 __all__ = ['OURS', 'value', 'status', 'published_counts', 'claims', 'averages']
 
 # %% ../../nbs/engine/efficiency/published_counts.ipynb #e4fde169
+import ast
 import json
+import operator
 import torch
 from functools import cache
 from importlib.resources import files
@@ -31,12 +33,23 @@ from ..model.heads import ClassificationHead
 def _facts()->dict:
     return json.loads((files('idp_tutorial')/'assets'/'published_counts.json').read_text(encoding='utf-8'))
 
+_ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow}
+
+def _value(node, formula, sizes):
+    "Of one node of the formula's tree"
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int,float)): return node.value
+    if isinstance(node, ast.Name) and node.id in sizes: return sizes[node.id]
+    if isinstance(node, ast.Name):
+        raise ValueError(f"the formula {formula!r} needs {node.id!r}, and there are only "
+            f"{', '.join(sizes) or 'no sizes'}: name every size")
+    if not isinstance(node, ast.BinOp) or type(node.op) not in _ARITHMETIC:
+        raise ValueError(f"the formula {formula!r} is more than arithmetic: use numbers, names and + - * / // **")
+    return _ARITHMETIC[type(node.op)](*(_value(n, formula, sizes) for n in (node.left, node.right)))
+
 def value(formula:str, sizes:dict): # a number
-    "What a formula of the asset comes to"
-    try: return eval(formula, {'__builtins__':{}}, dict(sizes)) # arithmetic of our own file
-    except NameError as e:
-        raise ValueError(f"the formula {formula!r} needs {e.name!r}, and there are only "
-            f"{', '.join(sizes) or 'no sizes'}: name every size") from e
+    "What a formula of the asset comes to; of Python it knows numbers, names, brackets and `+ - * / // **`"
+    return _value(ast.parse(formula, mode='eval').body, formula, sizes)
 
 # %% ../../nbs/engine/efficiency/published_counts.ipynb #ff732792
 def status(row:dict)->str: # 'exact', 'rounds' or 'unexplained'

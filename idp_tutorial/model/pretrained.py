@@ -64,7 +64,7 @@ def read_config(
 ): # a Hugging Face config of a family that the layer loop knows
     "Read `config.json` from a folder or the hub, or say in one sentence why not"
     from transformers import AutoConfig
-    try: config = AutoConfig.from_pretrained(where)
+    try: config = AutoConfig.from_pretrained(where, trust_remote_code=False) # nor is anybody asked
     except Exception as e:
         raise ValueError(_no_backbone(where, name, online, e)) from e
     family_of(config, name) # or it says what to do
@@ -73,7 +73,7 @@ def read_config(
 # %% ../../nbs/engine/model/pretrained.ipynb #a7a70eea
 def _weights(cls, where, config, attn, dtype): # model, names of the tensors that the checkpoint lacks
     model,info = cls.from_pretrained(where, config=config, attn_implementation=attention_of(config, attn), dtype=dtype,
-        output_loading_info=True)
+        output_loading_info=True, trust_remote_code=False)
     return model,sorted(k for k in info['missing_keys'] if 'pooler' not in k)
 
 def _head(model)->set: # names of its tensors; one that is tied is the embeddings' too
@@ -109,7 +109,7 @@ def pretrained(
     config = read_config(where, name, online)
     try:
         model,missing = _complete(where, config, attn, dtype)
-        tokenizer = with_padding(AutoTokenizer.from_pretrained(where))
+        tokenizer = with_padding(AutoTokenizer.from_pretrained(where, trust_remote_code=False))
     except Exception as e:
         raise ValueError(f"the checkpoint of backbone {name!r} cannot be read ({type(e).__name__}: {str(e)[:120]}): it "
             f"is damaged or incomplete; download or save it again") from e

@@ -1,6 +1,7 @@
 """Our layer loop must equal Hugging Face's own forward pass, for every family, attention and padding; and what
 loading refuses."""
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -436,3 +437,18 @@ def test_a_cached_model_loads_without_the_hub(unreachable, tmp_path, monkeypatch
     t = time.time()
     bb = load_backbone('me/mine')
     assert bb.d==32 and time.time()-t<5
+
+def test_no_code_of_a_models_folder_is_run(tmp_path, monkeypatch):
+    "A folder that brings code of its own is refused, and nobody is asked: standard input may hold texts"
+    ran = tmp_path/'ran'
+    (tmp_path/'own.py').write_text(f"""from transformers import PretrainedConfig
+open({str(ran)!r}, 'w').close()
+class Own(PretrainedConfig): model_type = 'own'
+""")
+    about = dict(model_type='own', auto_map=dict(AutoConfig='own.Own', AutoModelForMaskedLM='own.Own'))
+    (tmp_path/'config.json').write_text(json.dumps(about))
+    monkeypatch.setattr('builtins.input', lambda *a: pytest.fail('a question was asked'))
+    monkeypatch.setattr('sys.stdin', io.StringIO('y\n1\n'))
+    with pytest.raises(ValueError):
+        load_backbone(str(tmp_path))
+    assert not ran.exists()

@@ -62,7 +62,7 @@ def test_baselines_alone(monkeypatch, tmp_path, capsys):
 WRONG = [(dict(methods='ltp'), "did you mean 'lpt'?"), (dict(task='sst-2'), "did you mean 'sst2'?"),
     (dict(lr=-1.), 'positive number'), (dict(layers='99'), 'prompts at layers 0 to 7'),
     (dict(layers='a'), "--layers 'a': numbers, parted by commas"), (dict(seeds=0), 'at least one seed'),
-    (dict(t=0), 't=0'), (dict(head='verbaliser'), "did you mean 'verbalizer'?"),
+    (dict(t=0), 't=0'), (dict(head='verbaliser'), "use 'classification' or 'verbalizer'"),
     (dict(backbone='nowhere'), "no backbone 'nowhere'"),
     (dict(probe=True, probe_width=10), 'width 10 with 4 heads'), (dict(probe=True, probe_steps=0), 'steps=0'),
     (dict(probe=True, probe_depth=-1), 'depth=-1')]

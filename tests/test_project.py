@@ -331,3 +331,10 @@ def test_every_page_stands_in_the_sidebar(site):
                 listed.add(os.path.normpath(os.path.join(os.path.dirname(page), target)))
     wanted = {notebooks.place(p) for p in notebooks.notebooks()} | {p.removesuffix('.md') for p in pages}
     assert sorted(wanted-listed)==['index']
+
+
+def test_the_road_leads_to_every_notebook():
+    text = (ROOT/'nbs/index.ipynb').read_text(encoding='utf-8')
+    away = [str(p.relative_to(ROOT/'nbs')) for p in notebooks.notebooks() if p.stem!='index']
+    missing = [n for n in away if f']({n})' not in text]
+    assert not missing, f'link them from nbs/index.ipynb, in the table of the road: {missing}'

@@ -23,7 +23,7 @@ class Step(NamedTuple):
     source:Callable    # `source(ctx) → [B,t,d]`; for 'kv' `[B,t,2d]`, keys then values
     at:int|Callable=0  # 'insert': the row, or a function of the context that gives `[B]` rows
     margin:int=0       # 'insert': rows at either end of the source's output that later steps do not touch
-    # `change(ctx) → [B,T',d]`: the rows already there, changed before the vectors enter (DePT)
+    # `change(ctx) → [B,T',d]`: the rows that are there, changed before the vectors enter (DePT); owned by `source`
     change:Callable|None=None
 
 # %% ../../nbs/engine/model/plan.ipynb #60735aef

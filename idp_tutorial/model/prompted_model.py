@@ -32,10 +32,11 @@ class PromptedModel(nn.Module):
     def first(self)->int: # -1: among the words, `n_layers`: nowhere
         "Layers below which nothing is trained"
         bb,trained = self.backbone,{id(p) for p in self.lm.parameters() if p.requires_grad}
-        own = [k for k,layer in enumerate(bb.layers) if any(id(p) in trained for p in layer.parameters())]
         upper = {id(p) for m in (*bb.layers, bb.norm) for p in m.parameters()}
         if any(id(p) in trained-upper for p in bb.base.parameters()): return -1 # the embeddings
-        return min([*own, *(-1 if k=='words' else k for k in self.plan)], default=bb.n_layers)
+        own = [i for i,layer in enumerate(bb.layers) if any(id(p) in trained for p in layer.parameters())]
+        prompts = [-1 if layer=='words' else layer for layer in self.plan]
+        return min([*own, *prompts], default=bb.n_layers)
 
     def train(self, mode:bool=True):
         "Training mode, but eval mode below the first prompt"
@@ -52,15 +53,21 @@ class PromptedModel(nn.Module):
 
     def context(self, batch:dict)->Context:
         "Run the layers; a batch with cached states goes on from them"
-        if 'hidden' in batch and (self.first<(start := int(batch['start'][0])) or self.training and self.lower_dropout):
-            raise ValueError(f"the batch carries hidden states after {start} layers, but "
-                + ("dropout below them is on (lower_dropout=True)" if self.first>=start
-                else "the model trains or inserts something below that") + ": encode the texts anew, without a cache")
+        if 'hidden' in batch: self._check_cached(int(batch['start'][0]))
         return run_layers(self.backbone, batch, self.plan, read=self.read)
+
+    def _check_cached(self, start:int):
+        if self.first<start: why = "the model trains or inserts something below that"
+        elif self.training and self.lower_dropout: why = "dropout below them is on (lower_dropout=True)"
+        else: return
+        raise ValueError(f"the batch carries hidden states after {start} layers, but {why}: encode the texts anew, "
+            "without a cache")
+
     def forward(self, batch:dict, loss:bool=False)->Tensor: # `[B,C]`, or the loss
         "Both go through `forward`, where a wrapper for several processes listens"
         ctx = self.context(batch)
         return self.head.loss(ctx, batch['label']) if loss else self.head(ctx)
+
     def loss(self, batch:dict)->Tensor: return self(batch, loss=True)
 
     def trained(self)->dict[str,Tensor]:
@@ -71,9 +78,10 @@ class PromptedModel(nn.Module):
         lr:float,
         head_lr:float|None=None, # of the head; None: `lr`
     )->list[dict]: # for a torch optimizer
-        "What training changes, at `lr` times what a module's `lr_scale` (a dict by tensor name) says of its tensors"
-        scale,groups = {m.get_parameter(n): s for m in self.modules() for n,s in getattr(m, 'lr_scale', {}).items()},{}
+        "Trained tensors by rate: `lr`, times what a module's `lr_scale` (a dict by tensor name) says of it (DePT)"
+        scale = {m.get_parameter(n): s for m in self.modules() for n,s in getattr(m, 'lr_scale', {}).items()}
         if head_lr: scale |= {p: head_lr/lr for p in self.head.parameters()}
+        groups = {}
         for p in self.trained().values(): groups.setdefault(scale.get(p, 1.), []).append(p)
         return [dict(params=ps, lr=lr*s) for s,ps in groups.items()]
 

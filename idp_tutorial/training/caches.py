@@ -20,21 +20,25 @@ from ..model.prompted_model import PromptedModel
 from .state_store import StateStore, cache_size, text_key
 
 # %% ../../nbs/engine/training/caches.ipynb #1a080ec0
-SENTENCES = {'sentence': lambda ctx: ctx.row(ctx.backbone.readout), 'mean_sentence': lambda ctx: ctx.mean()}
+SENTENCES = { # vectors of a whole text: from the context at the end of a pass
+    'sentence': lambda ctx: ctx.row(ctx.backbone.readout),
+    'mean_sentence': lambda ctx: ctx.mean(),
+}
+
+def _rows(bb, b, what): # `[rows,d]`
+    "What is kept of a batch"
+    if what not in SENTENCES: return run_layers(bb, b, stop=what).h[b['keep'].bool()]
+    return SENTENCES[what](run_layers(bb, b, read=bb.readout if what=='sentence' else None))
 
 @torch.no_grad()
 def _states(bb, examples, what, dtype, batch_size):
     "Yield the rows of the examples, a batch at a time"
-    device = bb.words.weight.device
-    if what not in SENTENCES:
-        # the others may go on from hidden states that are there
+    if what not in SENTENCES: # the others may go on from hidden states that are there
         examples = [dict(ids=e['ids'], types=e['types']) for e in examples]
     with in_eval_mode(bb):
         for b in batches(examples, batch_size, bb.tokenizer.pad_token_id or 0, grouped=False):
-            b = {k: v.to(device) for k,v in b.items()}
-            rows = SENTENCES[what](run_layers(bb, b, read=bb.readout if what=='sentence'
-                else None)) if what in SENTENCES else run_layers(bb, b, stop=what).h[b['keep'].bool()]
-            rows = rows.float().cpu().numpy()
+            b = {k: v.to(bb.words.weight.device) for k,v in b.items()}
+            rows = _rows(bb, b, what).float().cpu().numpy()
             with np.errstate(over='ignore'): kept = rows.astype(dtype)
             if not np.isfinite(kept).all():
                 raise ValueError(f"hidden states reach {np.abs(rows).max():.3g}, which {dtype} cannot hold: use "
@@ -43,23 +47,27 @@ def _states(bb, examples, what, dtype, batch_size):
 
 def cache_states(
     bb:Backbone,
-    examples:list,        # from `task.encode`
+    examples:list,        # from `encode_rows`
     what:int|str='sentence', # hidden states after so many layers, or 'sentence', or 'mean_sentence'
     folder:Path|str|None=None, # None: $IDP_CACHE, or ~/.cache/idp_tutorial
     dtype:str='float32',  # of hidden states
     batch_size:int=128,
     name:str|None=None,   # the backbone's `fingerprint`, where it is known
-)->tuple[list,dict]: # examples with `sentence` `[d]`, or `hidden` `[n,d]` and `start`; what was computed, in MB too
+)->tuple[list,dict]: # examples with `sentence` `[d]`, or `hidden` `[n,d]` and `start`; what was computed, and MB
     "Give each example the states of its text; compute the ones that no earlier call has kept"
     folder = Path(folder or os.environ.get('IDP_CACHE') or Path.home()/'.cache/idp_tutorial').expanduser()
-    kind,dtype,one = (what,'float32',True) if what in SENTENCES else (f'layer{what}-{dtype}',dtype,False)
-    store,keys = StateStore(folder/(name or fingerprint(bb))/kind, bb.d, dtype),[text_key(e) for e in examples]
+    one = what in SENTENCES # row a text
+    kind,dtype = (what,'float32') if one else (f'layer{what}-{dtype}',dtype)
+    store = StateStore(folder/(name or fingerprint(bb))/kind, bb.d, dtype)
+    keys = [text_key(e) for e in examples]
     texts = dict(zip(keys, examples))
-    new = sorted([k for k in texts if k not in store], key=lambda k: -len(texts[k]['ids']))
     def rows(keys): return [1 if one else len(texts[k]['ids']) for k in keys]
-    named = f"the cache of {what if one else f'hidden states after {what} layers'} for {len(new):,} texts"
-    if new: store.add(new, rows(new), _states(bb, [texts[k] for k in new], what, dtype, batch_size), named)
-    out = [{**e, what:store[k][0]} if one else {**e, 'hidden':store[k], 'start':what} for k,e in zip(keys, examples)]
+    new = sorted([k for k in texts if k not in store], key=lambda k: -len(texts[k]['ids']))
+    if new:
+        named = f"the cache of {what if one else f'hidden states after {what} layers'} for {len(new):,} texts"
+        store.add(new, rows(new), _states(bb, [texts[k] for k in new], what, dtype, batch_size), named)
+    if one: out = [{**e, what:store[k][0]} for k,e in zip(keys, examples)]
+    else: out = [{**e, 'hidden':store[k], 'start':what} for k,e in zip(keys, examples)]
     return out,dict(computed=len(new), mb=cache_size(rows(texts), bb.d, dtype)/1e6)
 
 # %% ../../nbs/engine/training/caches.ipynb #03e833d1
@@ -87,7 +95,8 @@ def with_caches(
 def sentences_used(model:PromptedModel, example:dict)->list[str]: # of 'sentence' and 'mean_sentence'
     "Which sentence vectors do the sources ask for? Run one text and see"
     if any(p.requires_grad for p in model.lm.parameters()): return [] # they change with the backbone
-    batch = {k: v.to(model.backbone.words.weight.device) for k,v in collate([example], 0).items() if k not in SENTENCES}
+    one = {k: v for k,v in example.items() if k not in SENTENCES}
+    batch = {k: v.to(model.backbone.words.weight.device) for k,v in collate([one], 0).items()}
     modes = [(m,m.training) for m in model.modules()]
     with torch.no_grad(): ctx = model.eval().context(batch)
     for m,mode in modes: m.training = mode

@@ -28,9 +28,9 @@ def answers(
     "Answer, without dropout and without a gradient"
     model.eval()
     order = sorted(range(len(examples)), key=lambda i: len(examples[i]['ids']))
-    loader = batches([examples[i] for i in order], batch_size, model.backbone.tokenizer.pad_token_id or 0,
-        grouped=False)
-    out = torch.cat([model({k:v.to(device) for k,v in b.items()}).float().cpu() for b in loader])
+    pad = model.backbone.tokenizer.pad_token_id or 0
+    by_length = batches([examples[i] for i in order], batch_size, pad, grouped=False)
+    out = torch.cat([model({k:v.to(device) for k,v in b.items()}).float().cpu() for b in by_length])
     if not out.isfinite().all():
         raise FloatingPointError("the model's answers are no numbers: its training diverged. A lower lr "
             "usually fixes it")
@@ -58,9 +58,10 @@ def check_text(task:Task, row:dict, where:str='this row')->dict: # `row`
     "Has a row what the task asks about?"
     for k in ('sentence1','sentence2')[:1+task.pair]:
         if not isinstance(row, dict) or not isinstance(row.get(k), str) or not row[k].strip():
-            raise ValueError(f"{where}: {row!r:.80} has no text {k!r}, which task {task.name!r} needs: "
-            + ("give pairs, {\"sentence1\": …, \"sentence2\": …}, or two texts with a tab between them" if task.pair
-                else "give {\"sentence1\": …}, or a line of text"))
+            hint = 'give {"sentence1": …}, or a line of text'
+            if task.pair:
+                hint = 'give pairs, {"sentence1": …, "sentence2": …}, or two texts with a tab between them'
+            raise ValueError(f"{where}: {row!r:.80} has no text {k!r}, which task {task.name!r} needs: {hint}")
     if task.grouped=='choose' and row.get('group') is None:
         raise ValueError(f"{where}: {row!r:.80} has no 'group', and task {task.name!r} chooses one of the rows of a "
             f"question: give its rows the same number")
@@ -75,11 +76,11 @@ def predict(
 )->list[dict]: # `label` and `probabilities` by label; of a regression `value`
     "Answer new texts"
     if not rows: return []
-    texts = [{k: r[k] for k in ('sentence1','sentence2')[:1+task.pair]}
-        for r in (check_text(task, r, f'row {i}') for i,r in enumerate(rows))]
+    for i,r in enumerate(rows): check_text(task, r, f'row {i}')
+    texts = [{k: r[k] for k in ('sentence1','sentence2')[:1+task.pair]} for r in rows]
     examples = examples_of(model, task, cfg, texts)
     out = answers(model, examples, batch_size, next(model.parameters()).device)
     said = task.answer(out, [r.get('group') for r in rows])
     if task.regression: return [dict(value=v) for v in said]
-    return [dict(label=task.labels[a], probabilities=dict(zip(task.labels, p))) for a,
-        p in zip(said, out.softmax(-1).tolist())]
+    each = zip(said, out.softmax(-1).tolist())
+    return [dict(label=task.labels[a], probabilities=dict(zip(task.labels, p))) for a,p in each]

@@ -56,16 +56,16 @@ class StateStore:
     def refresh(self):
         "Open the parts that are there"
         for part in sorted(self.folder.glob('part-*')):
-            index,rows = np.fromfile(part/'index', INDEX) if (part/'index').is_file() else np.zeros(0,
-                INDEX),part/'rows'
+            there,rows = (part/'index').is_file(),part/'rows'
+            index = np.fromfile(part/'index', INDEX) if there else np.zeros(0, INDEX)
             n = int(index['end'][-1]) if len(index) else 0
             got,want = rows.stat().st_size if rows.is_file() else 0,n*self.d*self.dtype.itemsize
             if not n or got!=want:
                 raise ValueError(f"the cache {part} is damaged: its rows have {got:,} bytes, its index says {want:,}. "
                     f"Delete this folder; its states are computed again")
             data = np.asarray(np.memmap(rows, self.dtype, 'r', shape=(n, self.d)))
-            self.where |= {k.tobytes(): (data, int(a), int(b)) for k,a,
-                b in zip(index['key'], [0,*index['end'][:-1]], index['end'])}
+            starts = [0,*index['end'][:-1]]
+            for key,a,b in zip(index['key'], starts, index['end']): self.where[key.tobytes()] = data,int(a),int(b)
 
     def __len__(self): return len(self.where)
     def __contains__(self, key): return key in self.where

@@ -34,7 +34,8 @@ def _load(name, grows, longest, t):
     from idp_tutorial.model.pretrained import FULL_SCALE, load_backbone
     if name not in FULL_SCALE:
         return load_backbone(name)
-    room = dict(max_position_embeddings=max(1024, longest+t+2)) if grows else {}
+    has_table = hasattr(FULL_SCALE[name](), 'max_position_embeddings')
+    room = dict(max_position_embeddings=max(1024, longest+t+2)) if grows and has_table else {}
     return load_backbone(name, 'random', **room)
 
 def _chosen(o):

@@ -20,22 +20,17 @@ from ..config import RunConfig
 from ..data.tasks import TASKS
 from ..methods.build import build
 from ..methods.registry import METHODS
+from ..model.families import family_of
 from ..model.pretrained import FULL_SCALE, load_backbone
 from ..model.prompted_model import count_parameters
 
 # %% ../../nbs/engine/efficiency/parameter_counts.ipynb #c56af4b1
-def _gemma():
-    from transformers import GemmaConfig
-    return GemmaConfig(vocab_size=256000, hidden_size=2048, intermediate_size=16384, num_hidden_layers=18,
-        num_attention_heads=8, num_key_value_heads=1, head_dim=256)
-
 def _flan_t5():
     from transformers import T5Config
     return T5Config(vocab_size=32128, d_model=2048, d_kv=64, d_ff=5120, num_layers=24, num_decoder_layers=24,
         num_heads=32, feed_forward_proj='gated-gelu', tie_word_embeddings=False)
 
-COUNTED_ONLY = {'gemma-2b':_gemma, 'flan-t5-xl':_flan_t5} # published configurations that the layer loop does not know
-_LM = dict(gpt2='AutoModelForCausalLM', gemma='AutoModelForCausalLM', t5='AutoModelForSeq2SeqLM')
+COUNTED_ONLY = {'flan-t5-xl':_flan_t5} # with its decoder, which the layer loop does not know
 
 def meta_model(
     name:str,       # of `FULL_SCALE` or `COUNTED_ONLY`
@@ -45,7 +40,8 @@ def meta_model(
     import transformers
     config = {**FULL_SCALE, **COUNTED_ONLY}[known(name, [*FULL_SCALE, *COUNTED_ONLY], 'configuration')]()
     known(kind, ['lm','encoder','classifier'], 'kind of model')
-    auto = dict(lm=_LM.get(config.model_type, 'AutoModelForMaskedLM'), encoder='AutoModel',
+    lm = 'AutoModelForSeq2SeqLM' if config.model_type=='t5' else family_of(config).auto
+    auto = dict(lm=lm, encoder='AutoModel',
         classifier='AutoModelForSequenceClassification')[kind]
     with torch.device('meta'):
         return getattr(transformers, auto).from_config(config)

@@ -19,13 +19,13 @@ from .backbone import Backbone
 from .downloads import verify
 from .families import attention_of, auto_class, family_of, open_model
 from .fetched import SOURCES, fetched, origin
-from .sizes import FULL_SCALE, from_config
+from .sizes import FULL_SCALE, ON_HUB, from_config
 
 # %% ../../nbs/engine/model/pretrained.ipynb #ed4fb9df
 BUNDLED = ('tiny','tiny-gpt2') # in this package
 HUB = { # short names
     'minilm': 'sentence-transformers/all-MiniLM-L6-v2',
-    'deberta-large': 'microsoft/deberta-large',
+    **ON_HUB,
     **{name: source.hub for name,source in SOURCES.items()},
 }
 

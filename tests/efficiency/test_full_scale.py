@@ -283,7 +283,7 @@ def test_memory_is_what_a_step_keeps(method, layer, small):
     family,make = small
     cfg = RunConfig(method, backbone='small', t=4, m=8 if method!='adapterdrop' else 4, layer=layer)
     for fused in (True,False):
-        real = make(cfg, **(scaling.FUSED.get(family, {}) if fused else {}))
+        real = make(cfg, **(scaling.fused_config(FULL_SCALE['small']()) if fused else {}))
         got = memory(cfg, 5, 37, fused)
         assert got['activations']==pytest.approx(kept(real, 5, 37), rel=.01)
     assert got['weights']==sum(p.nbytes
@@ -295,7 +295,7 @@ def test_memory_is_what_a_step_keeps(method, layer, small):
 def test_memory_of_a_verbalizer_and_of_bf16(small):
     family,make = small
     cfg = RunConfig('lpt', backbone='small', t=4, layer=2, head='verbalizer')
-    real = make(cfg, **scaling.FUSED.get(family, {}))
+    real = make(cfg, **scaling.fused_config(FULL_SCALE['small']()))
     assert memory(cfg, 3, 29)['activations']==pytest.approx(kept(real, 3, 29), rel=.01)
     low = replace(cfg, precision='bf16')
     assert memory(low, 3, 29)['activations']==pytest.approx(scaling._kept(real, 3, 29, 'bf16'), rel=.01)

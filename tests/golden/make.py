@@ -38,7 +38,7 @@ from idp_tutorial.config import RunConfig
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.efficiency.cost_model import cost, paper_speeds, paper_times, speed_up
 from idp_tutorial.efficiency.full_scale import RECIPES, flops, largest_batch, memory, seconds_per_step
-from idp_tutorial.efficiency.parameter_counts import COUNTED_ONLY, lora_count, meta_model, method_counts, printed, size
+from idp_tutorial.efficiency.parameter_counts import lora_count, meta_model, method_counts, printed, size
 from idp_tutorial.efficiency.published_counts import averages, claims, published_counts
 from idp_tutorial.experiments.transfer_comparison import published
 from idp_tutorial.methods.build import build
@@ -193,7 +193,7 @@ COUNTS = {
     'published': _published, 'claims': lambda: _records(claims().drop(columns=['note','claim','formula'])),
     'averages': lambda: _records(averages()), 'transfer': lambda: _records(published()),
     'sizes': lambda: {n: [size(meta_model(n, kind)) for kind in ('lm','encoder','classifier')]
-        for n in ('roberta-base','gpt2-medium',*COUNTED_ONLY)},
+        for n in ('roberta-base','gpt2-medium','gemma-2b','flan-t5-xl')},
     'lora': lambda: {n: lora_count(meta_model(n), 8) for n in ('roberta-base','gpt2-medium','gemma-2b')},
     'printed': lambda: [printed(n, like, u) for n in (105_472,1_549_999) for u in (1000,1024) for like in
         ('105K','1.55M','2,064,384')],

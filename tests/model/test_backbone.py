@@ -282,7 +282,7 @@ def test_names_that_are_not_known():
     refused("no backbone 'no/such/place'", 'a folder', name='no/such/place')
     with pytest.raises(ValueError) as e: load_backbone('roberta-large') # known, but not here
     assert 'Did you mean' not in str(e.value)
-    assert "weights='random'|'meta' for roberta-base, roberta-large" in str(e.value)
+    assert "weights='random'|'meta' for bert-base, bert-large, roberta-base" in str(e.value)
 
 def test_minilm_without_its_package(monkeypatch):
     monkeypatch.setattr(importlib.util, 'find_spec', lambda n: None)

@@ -3,6 +3,7 @@ import re
 from pathlib import Path
 
 from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.model.family import FAMILIES
 
 TEXT = (Path(__file__).resolve().parents[1]/'CONTRIBUTING.md').read_text(encoding='utf-8')
 RECIPES = dict(re.findall(r'<!-- recipe: (\w+)\b[^>]*-->\n```python\n(.*?)```', TEXT, re.S))
@@ -28,3 +29,13 @@ def test_add_a_method(capsys):
     assert [*added]==['gated-mean'] and added['gated-mean'].starts_late
     assert names['record']['params']['prompt']==2*10*192 and names['record']['score']>55
     assert 'gated-mean' not in METHODS
+
+
+def test_add_a_family():
+    "It equals Hugging Face's own forward, which the recipe asserts itself"
+    assert 'ernie' not in FAMILIES
+    try:
+        names,_ = followed('family')
+        assert type(names['bb']) is names['ErnieBackbone'] and FAMILIES['ernie'].cls is names['ErnieBackbone']
+    finally:
+        FAMILIES.pop('ernie', None)

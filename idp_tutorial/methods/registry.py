@@ -42,6 +42,11 @@ def fine_tuning(bb:Backbone, cfg:RunConfig)->dict:
 def _width(bb, cfg): # word vectors may be narrower than hidden states (ELECTRA)
     return bb.width(0 if cfg.position is None else 'words')
 
+def _one_width(bb, cfg):
+    if bb.d_words!=bb.d:
+        raise ValueError(f"{cfg.method!r} on backbone {bb.name!r}: its word vectors have {bb.d_words} numbers and its "
+            f"layers {bb.d}, and the method has one width for both: use a larger model of the family")
+
 def prompt_tuning(bb:Backbone, cfg:RunConfig)->dict:
     return prompt_plan(bb, SoftPrompt(cfg.t, _width(bb, cfg)), cfg.position)
 
@@ -70,20 +75,23 @@ def s_idpg(
 )->Callable: # `build` of a `Method`
     "S-IDPG: one generated prompt among the words"
     def build(bb:Backbone, cfg:RunConfig)->dict:
-        n = math.gcd(16, bb.d, cfg.m)
-        write = PromptGenerator(bb.d, bb.d, cfg.t, cfg.m, kind, n, dropout=cfg.prompt_dropout, **generator)
+        width = _width(bb, cfg)
+        n = math.gcd(16, bb.d, width, cfg.m)
+        write = PromptGenerator(bb.d, width, cfg.t, cfg.m, kind, n, dropout=cfg.prompt_dropout, **generator)
         return idpg_plan(bb, write, cfg.position, _reads(cfg), cfg.prompt_dropout, cfg.standardise)
     return build
 
 def m_idpg(kind:str)->Callable: # 'dnn' or 'phm'
     "M-IDPG: sharing M, later prompts read the previous layer"
     def build(bb:Backbone, cfg:RunConfig)->dict:
+        _one_width(bb, cfg)
         return multilayer_plan(bb, cfg.t, cfg.m, position=cfg.position, encoder=_reads(cfg), dropout=cfg.prompt_dropout,
             standardise=cfg.standardise, kind=kind, n=math.gcd(16, bb.d, cfg.m))
     return build
 
 def m_idpg_glove(bb:Backbone, cfg:RunConfig)->dict:
     "Every layer's generator reads the mean word vector, of a file that a process reads once"
+    _one_width(bb, cfg)
     glove = load_glove(cfg.glove, bb.tokenizer)
     return multilayer_plan(bb, cfg.t, cfg.m, reads='layer0', position=cfg.position, encoder=glove, d_in=glove.d,
         dropout=cfg.prompt_dropout, standardise=cfg.standardise, kind='phm', n=math.gcd(4, bb.d, glove.d, cfg.m))
@@ -100,6 +108,7 @@ def lpt_ppg(pool:str)->Callable: # 'mean' or 'max'
 def id_spam(pool:str)->Callable: # 'attention' or 'mean'
     "ID-SPAM, and its ablation"
     def build(bb:Backbone, cfg:RunConfig)->dict:
+        _one_width(bb, cfg)
         return lpt_plan(bb, AttentionPromptGenerator(bb.d, cfg.t, cfg.m, pool, dropout=cfg.prompt_dropout), cfg.layer)
     return build
 

@@ -95,7 +95,10 @@ def bitfit(
     "Train every bias, the LayerNorms' and the embeddings' included (LPT, Table 1: 273K with a head)"
     def is_bias(name, p):
         return name.endswith('bias') and len(p)!=bb.config.vocab_size
-    return Changed(bb, 'BitFit', lambda c: c.train(_own(bb, lm_head, is_bias)))
+    biases = _own(bb, lm_head, is_bias)
+    if not biases:
+        raise ValueError(f"BitFit on backbone {bb.name!r}: a {bb.family} model has no biases: use another method")
+    return Changed(bb, 'BitFit', lambda c: c.train(biases))
 
 def unfreeze(
     bb:Backbone,

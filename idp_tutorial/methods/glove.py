@@ -135,11 +135,12 @@ class GloveEncoder(nn.Module):
 
     def forward(self, ctx:Context)->Tensor: # `[B,d']`
         "The column `glove` of the batch, or looked up now"
-        if 'glove' not in ctx.batch:
+        if 'glove' in ctx.batch: return ctx.batch['glove']
+        if self not in ctx.memo:
             ids = [i[k.bool()].tolist() for i,k in zip(ctx.ids, ctx.batch['keep'])]
             vectors = np.stack([self.vector(text_of(i, self.tokenizer)) for i in ids])
-            ctx.batch['glove'] = torch.from_numpy(vectors).to(ctx.h.device)
-        return ctx.batch['glove']
+            ctx.memo[self] = torch.from_numpy(vectors).to(ctx.h.device)
+        return ctx.memo[self]
 
 # %% ../../nbs/engine/methods/glove.ipynb #a68bad6e
 def word_vectors(

@@ -98,17 +98,18 @@ class Backbone:
         now = self.places(keep, prefix)
         return {kind: self.tell(kind, h, *now) for kind in set(self.kinds)}
 
-    def layer(self, k:int, h:Tensor, given:dict, kv=None)->Tensor: # `[B,T,d]`
-        "Layer `k` (0-based) on `h`; `kv`, an object with `update(key, value, …)`, may add keys and values"
+    def layer(self, layer:int, h:Tensor, given:dict, kv=None)->Tensor: # `[B,T,d]`
+        "One layer (0-based) on `h`; `kv`, an object with `update(key, value, …)`, may add keys and values"
         cache = dict(past_key_values=kv) if kv else {}
-        out = self.layers[k](h, **given[self.kinds[k]], **cache)
+        out = self.layers[layer](h, **given[self.kinds[layer]], **cache)
         return out[0] if isinstance(out, tuple) else out
 
-    def layer_row(self, k:int, h:Tensor, row:Tensor, given:dict, kv=None)->Tensor: # `[B,1,d]`
-        "Layer `k` at the one row `[B]` of each text that is read: keys and values of all rows, the rest of that row"
-        now = given[self.kinds[k]]
-        one = {self.kinds[k]: {name: at_row(x, row) for name,x in now.items()}}
-        return self.layer(k, at_row(h, row), one, AllRows(*self.keys_values(self.layers[k], h, **now), kv))
+    def layer_row(self, layer:int, h:Tensor, row:Tensor, given:dict, kv=None)->Tensor: # `[B,1,d]`
+        "One layer at the one row `[B]` of each text that is read: keys and values of all rows, the rest of that row"
+        kind = self.kinds[layer]
+        now = given[kind]
+        one = {kind: {name: at_row(x, row) for name,x in now.items()}}
+        return self.layer(layer, at_row(h, row), one, AllRows(*self.keys_values(self.layers[layer], h, **now), kv))
 
     def keys_values(self, layer, h:Tensor, **now)->tuple[Tensor,Tensor]: # `[B,n_kv,T,d_head]` each
         "The keys and values that a layer makes of `h`, before a prompt's are put in front"

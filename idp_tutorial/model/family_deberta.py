@@ -26,9 +26,9 @@ class DebertaBackbone(Backbone):
         now = dict(relative_pos=enc.get_rel_pos(h), rel_embeddings=enc.get_rel_embedding())
         return {'full_attention': dict(now, attention_mask=enc.get_attention_mask(keep)), 'keep': keep}
 
-    def layer(self, k, h, given, kv=None):
-        out,conv = super().layer(k, h, given),getattr(self.base.encoder, 'conv', None)
-        return conv(h, out, given['keep']) if conv is not None and k==0 else out
+    def layer(self, layer, h, given, kv=None):
+        out,conv = super().layer(layer, h, given),getattr(self.base.encoder, 'conv', None)
+        return conv(h, out, given['keep']) if conv is not None and layer==0 else out
 
     def lm_logits(self, h):
         if not self.theirs: return super().lm_logits(h)

@@ -17,11 +17,11 @@ class DistilBertBackbone(OwnLayer):
     qv,ends,attention_dropout = ('q_lin','v_lin'),('attention.out_lin','ffn.dropout'),'attention_dropout'
     def embed(self, e, keep, types): return self.base.embeddings(None, e, self.positions(keep))
 
-    def _rows(self, k, x, h, now, kv, at=lambda x: x): # the layer at rows `x`, which look at all rows `h`
-        layer,att = self.layers[k],self.layers[k].attention
+    def _rows(self, layer, x, h, now, kv, at=lambda x: x): # the layer at rows `x`, which look at all rows `h`
+        block,att = self.layers[layer],self.layers[layer].attention
         q,key,v = [heads(o, self.n_heads) for o in (att.q_lin(x), att.k_lin(h), att.v_lin(h))]
         a = self._attend(q, key, v, at(now['attention_mask']), kv, att.dropout.p if att.training else 0.)
-        x = layer.sa_layer_norm(att.out_lin(a)+x)
-        return layer.output_layer_norm(layer.ffn(x)+x)
+        x = block.sa_layer_norm(att.out_lin(a)+x)
+        return block.output_layer_norm(block.ffn(x)+x)
 
 register_family('distilbert', DistilBertBackbone)

@@ -20,14 +20,14 @@ class GPT2Backbone(Backbone):
     qv,ends,attention_dropout = ('c_attn',),('attn.resid_dropout','mlp.dropout'),'attn_pdrop'
     def embed(self, e, keep, types): return self.base.drop(e+self.base.wpe(self.positions(keep)))
 
-    def layer_row(self, k, h, row, given, kv=None):
-        layer,att = self.layers[k],self.layers[k].attn
-        q,key,v = [heads(x, self.n_heads) for x in att.c_attn(layer.ln_1(h)).chunk(3, -1)] # of all rows
+    def layer_row(self, layer, h, row, given, kv=None):
+        block,att = self.layers[layer],self.layers[layer].attn
+        q,key,v = [heads(x, self.n_heads) for x in att.c_attn(block.ln_1(h)).chunk(3, -1)] # of all rows
         if kv: key,v = kv.update(key, v)
         mask = at_row(given['full_attention']['attention_mask'], row)
         dropout = att.attn_dropout.p if att.training else 0.
         a = F.scaled_dot_product_attention(at_row(q, row), key, v, mask, dropout, scale=att.scaling)
         x = at_row(h, row)+att.resid_dropout(att.c_proj(a.transpose(1, 2).flatten(2)))
-        return x+layer.mlp(layer.ln_2(x))
+        return x+block.mlp(block.ln_2(x))
 
 register_family('gpt2', GPT2Backbone, 'causal')

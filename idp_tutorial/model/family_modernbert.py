@@ -24,14 +24,14 @@ class ModernBertBackbone(OwnLayer):
         turn = self.base.rotary_emb(h, rows, kind)
         return dict(super().tell(kind, h, rows, distance, real), position_embeddings=turn)
 
-    def _rows(self, k, x, h, now, kv, at=lambda x: x):
-        layer,att,turn = self.layers[k],self.layers[k].attn,now['position_embeddings']
-        q = att.Wqkv(layer.attn_norm(x)).chunk(3, -1)[0]
-        _,key,v = att.Wqkv(layer.attn_norm(h)).chunk(3, -1)
+    def _rows(self, layer, x, h, now, kv, at=lambda x: x):
+        block,att,turn = self.layers[layer],self.layers[layer].attn,now['position_embeddings']
+        q = att.Wqkv(block.attn_norm(x)).chunk(3, -1)[0]
+        _,key,v = att.Wqkv(block.attn_norm(h)).chunk(3, -1)
         q,key,v = [heads(o, self.n_heads) for o in (q, key, v)]
         q,key = [rotate(o.float(), *angles).to(h.dtype) for o,angles in ((q, at(turn)), (key, turn))]
         a = self._attend(q, key, v, at(now['attention_mask']), kv, att.attention_dropout if att.training else 0.)
         x = x+att.out_drop(att.Wo(a))
-        return x+layer.mlp(layer.mlp_norm(x))
+        return x+block.mlp(block.mlp_norm(x))
 
 register_family('modernbert', ModernBertBackbone)

@@ -22,13 +22,13 @@ class MPNetBackbone(OwnLayer, RobertaBackbone):
         bias = enc.relative_attention_bias(enc.relative_position_bucket(-distance)) # `[B or 1,T,P+T,heads]`
         return dict(super().tell(kind, h, rows, distance, real), position_bias=bias.permute(0, 3, 1, 2).contiguous())
 
-    def _rows(self, k, x, h, now, kv, at=lambda x: x):
-        layer,att = self.layers[k],self.layers[k].attention.attn
+    def _rows(self, layer, x, h, now, kv, at=lambda x: x):
+        block,att = self.layers[layer],self.layers[layer].attention.attn
         q,key,v = [heads(o, self.n_heads) for o in (att.q(x), att.k(h), att.v(h))]
         bias,mask = at(now['position_bias']),at(now['attention_mask'])
         if mask is not None: bias = bias+mask
         a = self._attend(q, key, v, bias, kv, att.dropout.p if att.training else 0.)
-        x = layer.attention.LayerNorm(layer.attention.dropout(att.o(a))+x)
-        return layer.output(layer.intermediate(x), x)
+        x = block.attention.LayerNorm(block.attention.dropout(att.o(a))+x)
+        return block.output(block.intermediate(x), x)
 
 register_family('mpnet', MPNetBackbone, sdpa=False)

@@ -16,12 +16,12 @@ from .keys_values import at_row
 # %% ../../nbs/engine/model/own_layer.ipynb #dcfbb347
 class OwnLayer(Backbone):
     "A family whose layers take no keys and values: `_rows` is its layer in our words, for a 'kv' prompt and one row"
-    def layer(self, k, h, given, kv=None):
-        if kv: return self._rows(k, h, h, given[self.kinds[k]], kv)
-        return super().layer(k, h, given)
+    def layer(self, layer, h, given, kv=None):
+        if kv: return self._rows(layer, h, h, given[self.kinds[layer]], kv)
+        return super().layer(layer, h, given)
 
-    def layer_row(self, k, h, row, given, kv=None):
-        return self._rows(k, at_row(h, row), h, given[self.kinds[k]], kv, lambda x: at_row(x, row))
+    def layer_row(self, layer, h, row, given, kv=None):
+        return self._rows(layer, at_row(h, row), h, given[self.kinds[layer]], kv, lambda x: at_row(x, row))
 
     def _attend(self, q, k, v, mask, kv, dropout:float)->Tensor: # `[B,n,d]`, of three `[B,heads,n,d_head]`
         if kv: k,v = kv.update(k, v)

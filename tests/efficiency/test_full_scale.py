@@ -233,7 +233,7 @@ def test_fsdp_shares_out_our_layers(monkeypatch):
 
 def test_what_the_scripts_ask_for_is_there(monkeypatch, capsys):
     known,asked = {f'--{k}' for k in inspect.signature(idp_train).parameters},set()
-    for f in [*CONFIGS.glob('*.*'), ROOT/'nbs/20_scaling_up.ipynb']:
+    for f in [*CONFIGS.glob('*.*'), ROOT/'nbs/engine/efficiency/full_scale.ipynb']:
         for line in re.findall(r'(?:configs/train\.py|train\.slurm|^ +--)(.*)', f.read_text(), re.M):
             asked |= {*re.findall(r'--\w+', line.split('\\n')[0])}
     assert {'--task','--backbone','--batch_size','--save_every','--out','--data'}<=asked<=known|{'--help'}

@@ -338,3 +338,11 @@ def test_the_road_leads_to_every_notebook():
     away = [str(p.relative_to(ROOT/'nbs')) for p in notebooks.notebooks() if p.stem!='index']
     missing = [n for n in away if f']({n})' not in text]
     assert not missing, f'link them from nbs/index.ipynb, in the table of the road: {missing}'
+
+
+@pytest.mark.parametrize('path', notebooks.notebooks(), ids=lambda p: p.stem)
+def test_links_between_notebooks_resolve(path):
+    prose = [c.source for c in notebooks.nbformat.read(path, 4).cells if c.cell_type=='markdown']
+    links = re.findall(r'\]\(([^)#\s:]+\.(?:ipynb|md|svg))(?:#[^)]*)?\)', '\n'.join(prose))
+    missing = [link for link in links if not (path.parent/link).exists()]
+    assert not missing, f'{path.name} links to what is not there: {missing}'

@@ -124,3 +124,10 @@ def test_the_code_of_a_notebook_fits(path):
     cells = [c for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type']=='code']
     wide = [l for c in cells for l in ''.join(c['source']).split('\n') if len(l)>limit]
     assert not wide, f'{path.name}: lines of more than {limit} columns: {wide}'
+
+
+def test_names_of_test_files_differ():
+    "pytest imports them by their names alone"
+    names = [p.name for p in (ROOT/'tests').rglob('test_*.py')]
+    twice = sorted({n for n in names if names.count(n)>1})
+    assert not twice, f'two test files are called {twice}: rename one of them'

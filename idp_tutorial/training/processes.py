@@ -95,8 +95,8 @@ class Meter:
         def pack(x):
             s = x.untyped_storage()
             if s.data_ptr() not in weights:
-                seen[s.data_ptr()] = s.nbytes()
-                self.kept = sum(seen.values())
+                seen[s.data_ptr()] = s # held, so that no other takes its address while we count
+                self.kept = sum(x.nbytes() for x in seen.values())
             return x
         return torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
 

@@ -187,11 +187,12 @@ def readme_in_step():
     if not (NBS/'index.ipynb').exists():
         return
     text,images = readme()
-    wanted = {'README.md': text.encode(), **{f'docs/images/{n}': data for n,data in images.items()}}
+    wanted = {'README.md': text.encode(), 'nbs/engine/README.md': engine_list().encode(),
+        **{f'docs/images/{n}': data for n,data in images.items()}}
     stored = {f'docs/images/{p.name}' for p in IMAGES.glob('index_*')} | set(wanted)
     for name in sorted(stored):
         if not (ROOT/name).exists() or (ROOT/name).read_bytes()!=wanted.get(name):
-            yield f'{name} is not what nbs/index.ipynb gives: `python docs/notebooks.py readme`'
+            yield f'{name} is not what the notebooks (nbs/index.ipynb) give: `python docs/notebooks.py readme`'
 
 def check():
     "What a commit would get wrong, as a list of sentences; works on a copy, changes nothing"
@@ -236,6 +237,24 @@ def shown(cell):
             return None
     return cell
 
+def title_and_promise(path):
+    "The first heading of a notebook and the line below it that starts with `>`, for lists elsewhere: without links"
+    text = '\n'.join(c.source for c in nbformat.read(path, 4).cells[:2] if c.cell_type=='markdown')
+    text = re.sub(r'\[([^\]]+)\]\([^)]*\)', r'\1', text).replace('|', '\\|')
+    found = [re.search(rf'^{mark} +(.+)$', text, re.M) for mark in ('#', '>')]
+    return [m[1].strip() if m else '' for m in found]
+
+def engine_list():
+    "`nbs/engine/README.md`: every notebook under the hood, by room"
+    parts = ['<!-- Made from the notebooks by `make prepare`: do not edit. -->',
+        '# Under the hood: every notebook by room', '',
+        'A room imports only from rooms above it. What each holds and why: [architecture](../../docs/architecture.md).']
+    for room,holds in ROOMS.items():
+        found = [p for p in notebooks() if shelf(p)==f'engine/{room}']
+        rows = [f"- [{title}]({room}/{p.name}): {promise}" for p in found for title,promise in [title_and_promise(p)]]
+        parts += ['', f'## {room}', '', holds, '', *rows]
+    return '\n'.join(parts)+'\n'
+
 def readme(path=NBS/'index.ipynb'):
     "The index notebook as Markdown, and its pictures `{name: bytes}`"
     from nbconvert import MarkdownExporter
@@ -254,7 +273,7 @@ def readme(path=NBS/'index.ipynb'):
     return f'{header}{text}\n',{Path(n).name: d for n,d in res['outputs'].items()}
 
 def write_readme():
-    "Write README.md and `docs/images/index_*`"
+    "Write README.md, `docs/images/index_*` and the list of the engine's notebooks"
     text,images = readme()
     for old in IMAGES.glob('index_*'):
         old.unlink()
@@ -263,6 +282,7 @@ def write_readme():
     for name,data in images.items():
         (IMAGES/name).write_bytes(data)
     (ROOT/'README.md').write_text(text, encoding='utf-8')
+    (NBS/'engine/README.md').write_text(engine_list(), encoding='utf-8')
     print(f'README.md: {len(text.splitlines())} lines, {len(images)} pictures')
 
 def main():
@@ -273,7 +293,7 @@ def main():
     r.add_argument('names', nargs='*', help='e.g. `03`, `idpg`, `engine/model/backbone`, a room, a path (default: all)')
     r.add_argument('--no-write', action='store_true', help='only see whether they run')
     sub.add_parser('check', help='fail if modules, notebooks or README.md are not what `make prepare` would leave')
-    sub.add_parser('readme', help='write README.md from nbs/index.ipynb')
+    sub.add_parser('readme', help='write README.md from nbs/index.ipynb, and nbs/engine/README.md')
     args = p.parse_args()
     if args.command=='run':
         sys.exit(1 if run(args.names, not args.no_write) else 0)

@@ -15,13 +15,7 @@ import notebooks as nbs
 BESIDE = {'model', 'efficiency'} # rooms that stand beside the one before them: no arrow joins the two
 PICTURES = {'.svg', '.png', '.jpg', '.gif', '.webp'}
 
-@cache
-def title_and_promise(path):
-    "The first heading of a notebook and the line below it that starts with `>`, for lists elsewhere: without links"
-    text = '\n'.join(c.source for c in nbformat.read(path, 4).cells[:2] if c.cell_type=='markdown')
-    text = re.sub(r'\[([^\]]+)\]\([^)]*\)', r'\1', text).replace('|', '\\|')
-    found = [re.search(rf'^{mark} +(.+)$', text, re.M) for mark in ('#', '>')]
-    return [m[1].strip() if m else '' for m in found]
+title_and_promise = cache(nbs.title_and_promise)
 
 @cache
 def source(module):
@@ -94,7 +88,9 @@ def on_site(file):
         return file.removeprefix('docs/')
     if not file.startswith('nbs/'):
         return project_pages().get(file)
-    page = file.removeprefix('nbs/')
+    page = file.removeprefix('nbs/').removesuffix('/README.md')
+    if page=='engine': # the site has a page a room
+        return 'engine/hall/index.md'
     if (nbs.NBS/page).is_dir():
         return f'{page}/index.md' if page.startswith('engine/') else 'index.ipynb'
     return page

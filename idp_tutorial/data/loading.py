@@ -6,14 +6,14 @@
 __all__ = ['BUNDLED', 'foreign_rows', 'checked', 'read_rows', 'from_folder', 'from_hub']
 
 # %% ../../nbs/engine/data/loading.ipynb #3e2972d5
-import json
-import lzma
 import re
+import warnings
 from pathlib import Path
 
 # %% ../../nbs/engine/data/loading.ipynb #cd458d88
 from ..hub import hub_or_cache
-from .rows import check_questions, check_row
+from .rows import a_text, check_questions, check_row
+from .texts import A_ROW, lines_of, strict_json
 
 # %% ../../nbs/engine/data/loading.ipynb #6fee9328
 def foreign_rows(
@@ -25,6 +25,8 @@ def foreign_rows(
     if task.unpack:
         return task.unpack(r, n)
     first,second,label = task.columns
+    for column in re.findall(r'{(\w+)}', first+(second if task.pair else '')):
+        a_text(r, column)
     row = dict(sentence1=first.format(**r))
     if task.pair:
         row['sentence2'] = second.format(**r)
@@ -54,28 +56,18 @@ def checked(
     return [check_row(task, o, where, also) for o in rows]
 
 # %% ../../nbs/engine/data/loading.ipynb #531dea00
-_A_ROW = 'one object such as {"sentence1": "…", "label": 0} a line is needed'
-
-def _open(path):
-    return lzma.open(path, 'rb') if path.suffix=='.xz' else open(path, 'rb')
-
 def read_rows(
     task,      # a `Task`
     path:Path, # `.jsonl` or `.jsonl.xz`
 )->list[dict]:
     "Read and check one file of JSON lines"
     rows = []
-    with _open(path) as f:
-        for n,line in enumerate(f, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as e:
-                raise ValueError(f"{path}, line {n} is not JSON ({e}): {_A_ROW}") from e
-            rows += checked(task, row, n, f"{path}, line {n}")
+    for n,line in lines_of(path):
+        where = f"{path}, line {n}"
+        if line.strip():
+            rows += checked(task, strict_json(line, where), n, where)
     if not rows:
-        raise ValueError(f"{path} has no rows: {_A_ROW}")
+        raise ValueError(f"{path} has no rows: {A_ROW}")
     if task.grouped=='choose':
         check_questions(rows, str(path))
     return rows
@@ -83,9 +75,8 @@ def read_rows(
 # %% ../../nbs/engine/data/loading.ipynb #124db499
 def _labelled(path):
     "Has any line a label that is not -1? (An empty file has: it is a mistake, and reading it says so)"
-    with _open(path) as f:
-        lines = [l for l in f if l.strip()]
-    return not lines or any(re.search(rb'"label\w*"\s*:(?!\s*(-1\b|null))', l) for l in lines)
+    lines = [text for _,text in lines_of(path) if text.strip()]
+    return not lines or any(re.search(r'"label\w*"\s*:(?!\s*(-1\b|null))', l) for l in lines)
 
 def _files(folder):
     "Files by split; the validation split may be called val or dev; without a test file that has no labels"
@@ -95,7 +86,8 @@ def _files(folder):
             if path.is_file():
                 files[split] = path # of several the last
     if 'validation' in files and 'test' in files and not _labelled(files['test']):
-        del files['test']
+        warnings.warn(f"{files.pop('test')} has no labels and is left out: {files['validation'].name} reports, and a "
+            "part of the training rows selects", stacklevel=2)
     return files
 
 def _folder(data, name):

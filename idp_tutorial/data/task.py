@@ -33,6 +33,13 @@ def check_task(
     task, # a `Task`
 ):
     "Labels, metric, words and groups must fit together"
+    for field in ('labels','words'):
+        names = getattr(task, field)
+        if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
+            raise ValueError(f"task {task.name!r}: {field}={names!r}: give a tuple of texts, such as "
+                             "('billing', 'delivery'); of one text each letter would be a class")
+    if len(set(task.labels))<len(task.labels):
+        raise ValueError(f"task {task.name!r}: labels {task.labels}: each class needs a name of its own")
     correlations = {'pearson','spearman'} & set(task.metric.split('+'))
     if bool(correlations)==bool(task.labels):
         raise ValueError(f"task {task.name!r}: metric {task.metric!r} with labels {task.labels}: "
@@ -67,6 +74,9 @@ class Task:
     splits:dict=field(default_factory=dict, repr=False, compare=False) # train, validation (selects), test (reports)
 
     def __post_init__(self):
+        for name in ('labels','words'):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         check_task(self)
 
     @property

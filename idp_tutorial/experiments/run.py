@@ -50,6 +50,10 @@ def _with_rate(cfg): # the method's own, if none is given
     method = METHODS[known(cfg.method, METHODS, 'method')]
     return replace(cfg, lr=method.rate if cfg.lr is None else cfg.lr)
 
+def _of_task(cfg, task): # and the config that names it, also where the caller brings a task of another name
+    task = task or load_task(cfg.task, cfg.data, cfg.k, cfg.draw)
+    return task,replace(_with_rate(cfg), task=task.name)
+
 def trained(cfg:RunConfig, task:Task)->tuple[PromptedModel,dict]: # the model, and what `fit` gave
     "A model of `cfg` on a backbone of its own, trained"
     model = build(cfg, load_backbone(cfg.backbone), task)
@@ -57,12 +61,11 @@ def trained(cfg:RunConfig, task:Task)->tuple[PromptedModel,dict]: # the model, a
 
 def run(
     cfg:RunConfig,
-    task:Task|None=None,   # loaded before, to save time; must be that of `cfg`
+    task:Task|None=None,   # loaded before, to save time; its name is recorded
     out:Path|None=None,    # JSONL file to append the record to
 )->dict: # the record: config, scores, parameter counts, time, memory, versions
     "Train and score one config"
-    task = task or load_task(cfg.task, cfg.data, cfg.k, cfg.draw)
-    cfg = _with_rate(cfg)
+    task,cfg = _of_task(cfg, task)
     record = record_of(*trained(cfg, task), task, cfg)
     if out:
         append(record, out)
@@ -72,12 +75,11 @@ def run(
 def train(
     cfg:RunConfig,
     folder:Path|str,     # of this run
-    task:Task|None=None, # loaded before; must be that of `cfg`
+    task:Task|None=None, # loaded before; its name is recorded
     save_every:int|None=None, # steps between checkpoints; None: `cfg.eval_every`; 0: no checkpoints
 )->dict: # the record
     "Train one config, or go on with it, and keep what it learnt"
-    cfg = _with_rate(cfg)
-    task,folder = task or load_task(cfg.task, cfg.data, cfg.k, cfg.draw),Path(folder)
+    (task,cfg),folder = _of_task(cfg, task),Path(folder)
     model = build(cfg, load_backbone(cfg.backbone), task)
     log = fit(model, task, cfg, save=None if save_every==0 else folder, save_every=save_every)
     record = record_of(model, log, task, cfg)

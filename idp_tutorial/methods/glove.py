@@ -12,6 +12,7 @@ import json
 import numpy as np
 import string
 import torch
+from codecs import BOM_UTF8
 from functools import lru_cache
 from pathlib import Path
 from torch import Tensor, nn
@@ -66,6 +67,7 @@ def read_glove(
     words = None if words is None else {w.encode() for w in words}
     with open(path, 'rb') as f:
         for i,line in enumerate(map(bytes.rstrip, f), 1):
+            line = line.removeprefix(BOM_UTF8) if i==1 else line
             if not line:
                 continue
             n = line.count(b' ')
@@ -79,6 +81,9 @@ def read_glove(
                     "damaged; download or unpack it again")
             # a few words of the larger files have spaces
             word = line.rsplit(b' ', d)[0] if n>d else line[:line.index(b' ')]
+            if any(map(_is_number, word.split(b' ')[1:])):
+                raise ValueError(f"{path}, line {i}: more numbers than the {d} of line 1: the file is damaged, or "
+                    "of two files; download or unpack it again")
             if words is None or word in words:
                 index[_decoded(word, path, i)] = len(rows)
                 rows.append(_numbers(line[len(word):], d, path, i))
@@ -93,9 +98,15 @@ def _decoded(word, path, i):
         raise ValueError(f"{path}, line {i}: {word[:20]!r} is not UTF-8: the file is damaged; download or "
             "unpack it again") from e
 
+def _is_number(text):
+    try:
+        return b'_' not in text and float(text) is not None
+    except ValueError:
+        return False
+
 def _numbers(text, d, path, i):
     try:
-        x = np.array(text.split(), np.float32)
+        x = np.array(text.split(), np.float32) if b'_' not in text else np.zeros(0, np.float32) # 1_0 is no number
     except ValueError:
         x = np.zeros(0, np.float32)
     if len(x)!=d or not np.isfinite(x).all():

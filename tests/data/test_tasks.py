@@ -336,12 +336,12 @@ def test_held_out_sizes():
     ('{"sentence1": "a", "label": -1}', 'line 3: label -1'),
     ('{"sentence1": "a", "label": "maybe"}', "line 3: label 'maybe'"),
     ('{"sentence1": "a", "label": 0.5}', 'line 3: label 0.5'),
-    ('{"sentence1": "a", "label": NaN}', 'line 3: label nan'),
+    ('{"sentence1": "a", "label": NaN}', 'line 3 is not JSON .NaN is not a number of JSON'),
     ('{"sentence1": "a", "label": [1]}', r'line 3: label \[1\]'),
     ('{"sentence1": "  ", "label": 0}', 'line 3: sentence1 is .* a text that is not empty'),
     ('{"sentence1": 7, "label": 0}', 'line 3: sentence1 is 7'),
     ('{"sentence1": "a", "sentence2": "b", "label": 0}', r'line 3: a sentence2, but .* pair=True'),
-    ('\xff'.encode('latin1'), 'line 3 is not JSON')])
+    ('\xff'.encode('latin1'), 'line 3: byte 1 is 0xff, which is not UTF-8')])
 def test_bad_rows_are_named(tmp_path, line, match):
     write(tmp_path/'mine', test=ROWS)
     good = b'{"sentence1": "2020-01-01", "label": "yes"}\n\n'

@@ -54,6 +54,12 @@ def test_a_run_leaves_nothing_behind(cfg, task):
     run(cfg(method='prompt-tuning', precision='bf16', accumulate=2), task)
     assert timeless(run(cfg(method='lpt'), task))==timeless(before)
 
+def test_the_name_of_the_task_that_was_trained(cfg, task, tmp_path):
+    from dataclasses import replace
+    mine = replace(task, name='mine')
+    assert run(cfg(task='trec'), mine)['task']=='mine'
+    assert experiments.train(cfg(task='trec'), tmp_path/'run', mine)['task']=='mine'
+
 def test_default_learning_rates(cfg, task):
     for m in METHODS: assert run(cfg(method=m, lr=None, steps=1), task)['lr']==METHODS[m].rate
     assert run(cfg(method='head-only', head='verbalizer'), task)['steps']==0 # nothing is trained

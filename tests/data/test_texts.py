@@ -1,0 +1,136 @@
+"Texts as people have them: marks, encodings, tables, lines, and what is refused with its line."
+import gzip
+import io
+import json
+import lzma
+import sys
+from dataclasses import replace
+
+import pytest
+from datasets import Dataset
+
+from idp_tutorial.data.loading import checked
+from idp_tutorial.data.rows import check_row
+from idp_tutorial.data.task import Task
+from idp_tutorial.data.tasks import TASKS, load_task
+from idp_tutorial.data.texts import FORMATS, format_of, rows_of, strict_json
+from idp_tutorial.methods.glove import read_glove
+
+MINE = Task('mine', labels=('no','yes'))
+WANT = [dict(message='NA', topic='1e5'), dict(message='a "b", c\nd', topic='null')]
+
+def rows(*a, **kw): return [row for _,row in rows_of(*a, **kw)]
+
+# --- one table in every shape
+
+CSV = 'message,topic\nNA,1e5\n"a ""b"", c\nd",null\n'
+SHAPES = {'a.csv':CSV.encode(), 'mark.csv':b'\xef\xbb\xbf'+CSV.encode(), 'crlf.csv':CSV.replace('\n', '\r\n').encode(),
+    'a.tsv':b'message\ttopic\nNA\t1e5\n"a ""b"", c\nd"\tnull\n', 'a.csv.gz':gzip.compress(CSV.encode()),
+    'a.csv.xz':lzma.compress(CSV.encode()), 'a.JSONL':'\n'.join(map(json.dumps, WANT)).encode(),
+    'mark.jsonl':b'\xef\xbb\xbf'+'\n\n'.join(map(json.dumps, WANT)).encode()}
+
+@pytest.mark.parametrize('name', SHAPES)
+def test_cells_stay_the_texts_that_they_are(name, tmp_path):
+    (tmp_path/name).write_bytes(SHAPES[name])
+    got = rows(tmp_path/name)
+    assert [{k: v.replace('\r', '') for k,v in r.items()} for r in got]==WANT
+
+def test_a_parquet_file(tmp_path):
+    Dataset.from_list(WANT).to_parquet(tmp_path/'a.parquet')
+    assert [*rows_of(tmp_path/'a.parquet')][1]==(f'{tmp_path}/a.parquet, row 2', WANT[1])
+    (tmp_path/'b.parquet').write_bytes(b'PAR1')
+    with pytest.raises(ValueError, match='b.parquet cannot be read as Parquet'): rows(tmp_path/'b.parquet')
+
+def test_lines_and_standard_input(tmp_path, monkeypatch):
+    f = tmp_path/'a.txt'
+    f.write_bytes(b'\xef\xbb\xbf{"sentence1": "b"}\n\n {x}, a set\n')
+    assert rows(f, 'lines')==[dict(sentence1='{"sentence1": "b"}'), dict(sentence1='{x}, a set')]
+    with pytest.raises(ValueError, match='a.txt, line 3 is not JSON .* needs --format lines'): rows(f)
+    for stdin in (io.StringIO('a\tb\n'), io.TextIOWrapper(io.BytesIO(b'\xef\xbb\xbfa\tb\n'))):
+        monkeypatch.setattr(sys, 'stdin', stdin)
+        assert rows('-', pair=True)==[dict(sentence1='a', sentence2='b')]
+
+def test_formats():
+    found = [format_of(p) for p in ('a.CSV','b/c.tsv.gz','x.ndjson','-','a.txt','a.b/c','v1.2.parquet')]
+    assert found==['csv','tsv','jsonl','auto','auto','auto','parquet'] and format_of('a.csv', 'lines')=='lines' and len(FORMATS)==6
+
+@pytest.mark.parametrize('name,data,words', [
+    ('a.csv', 'a,b\nné,1\n'.encode('latin-1'), r'a.csv, line 2: byte 2 is 0xe9, which is not UTF-8 \(Latin-1'),
+    ('a.csv', b'a,b\n1,2,3\n', 'line 2: 3 cells, and the header names 2'), ('a.csv', b'', 'line 1 has the columns'),
+    ('a.csv', b'a,a\n', 'names each column once'), ('a.csv', b'a,b\n"x"y,2\n', 'line 2: .*double quotes'),
+    ('a.txt', 'a'.encode('utf-16'), 'is UTF-16: save it as UTF-8'),
+    ('a.jsonl', b'{"a": 1, "a": 2}', "line 1 is not JSON .the key 'a' stands there twice"),
+    ('a.jsonl', b'{"a": -Infinity}', '-Infinity is not a number'), ('a.jsonl', b'3', 'is not a row'),
+    ('a.jsonl', b'['*100_000, 'is not JSON'), ('a.jsonl', b'{"a": "\\udfff"}', 'half a character'),
+    ('a.jsonl', b'{"a": '+b'9'*5000+b'}', 'is not JSON'),
+    ('a.csv.xz', lzma.compress(b'a\n1\n')[:-9], 'cannot be unpacked'), ('a.csv.gz', b'a,b\n', 'cannot be unpacked')],
+    ids=lambda v: v if isinstance(v, str) else '')
+def test_refused_with_the_line(name, data, words, tmp_path):
+    (tmp_path/name).write_bytes(data)
+    with pytest.raises(ValueError, match=words): rows(tmp_path/name)
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(ValueError, match='cannot be read'): rows(tmp_path)
+    with pytest.raises(FileNotFoundError, match='no file nowhere'): rows('nowhere')
+
+# --- texts that are no texts: null, lists, numbers …
+
+NOT_TEXTS = [None, 3, 2.5, True, [], ['a'], {'a':1}]
+FOREIGN = {'mnli':dict(premise='a', hypothesis='b', label=0), 'boolq':dict(question='a', passage='b', label=1),
+    'copa':dict(premise='a', choice1='b', choice2='c', question='cause', label=0),
+    'multirc':dict(paragraph='a', question='b', answer='c', label=1, idx=dict(paragraph=0, question=0)),
+    'wic':dict(word='a', sentence1='a', sentence2='a', start1=0, end1=1, start2=0, end2=1, label=1)}
+TEXTS = [(name,c) for name,r in FOREIGN.items() for c,v in r.items() if isinstance(v, str) and v!='cause']
+
+@pytest.mark.parametrize('name,column', TEXTS)
+@pytest.mark.parametrize('value', NOT_TEXTS, ids=repr)
+def test_what_is_no_text_does_not_train(name, column, value):
+    assert checked(TASKS[name], FOREIGN[name], 1, 'f, line 1')
+    with pytest.raises(ValueError, match='f, line 7: '):
+        checked(TASKS[name], FOREIGN[name]|{column:value}, 7, 'f, line 7')
+
+@pytest.mark.parametrize('value', NOT_TEXTS, ids=repr)
+def test_nor_in_our_own_columns(value):
+    with pytest.raises(ValueError, match='f, line 7: '): check_row(MINE, dict(sentence1=value, label=0), 'f, line 7')
+
+# --- labels
+
+@pytest.mark.parametrize('y,index', [(1,0), (3,2), ('1',0), ('3',2)])
+def test_an_integer_is_the_name_that_looks_like_it(y, index):
+    task = Task('stars', labels=('1','2','3'))
+    assert check_row(task, dict(sentence1='a', label=y), 'f')['label']==index
+    with pytest.raises(ValueError, match="label 0: .*or a name: 1, 2, 3"):
+        check_row(task, dict(sentence1='a', label=0), 'f')
+    assert check_row(MINE, dict(sentence1='a', label=1), 'f')['label']==1
+
+def test_labels_are_a_tuple_of_names():
+    for field in (dict(labels='billing'), dict(labels=('a','b'), words='AB'), dict(labels=(1,2))):
+        with pytest.raises(ValueError, match='give a tuple of texts'): Task('t', **field)
+    with pytest.raises(ValueError, match='each class needs a name of its own'): Task('t', labels=('a','b','a'))
+    assert Task('t', labels=['a','b'])==Task('t', labels=('a','b'))
+
+def test_a_number_that_is_none():
+    stsb = replace(TASKS['stsb'])
+    for y in (True, float('nan'), '3', None):
+        with pytest.raises(ValueError): check_row(stsb, dict(sentence1='a', sentence2='b', label=y), 'f')
+
+def test_a_test_file_without_labels_is_said_to_be_left_out(tmp_path):
+    (tmp_path/'mine').mkdir()
+    for split,label in (('train',1), ('validation',0), ('test',-1)):
+        lines = [json.dumps(dict(sentence1=f'{split} {i}', label=label)) for i in range(20)]
+        (tmp_path/'mine'/f'{split}.jsonl').write_text('\n'.join(lines))
+    with pytest.warns(UserWarning, match='test.jsonl has no labels and is left out: validation.jsonl reports'):
+        task = load_task(MINE, tmp_path)
+    assert {r['sentence1'].split()[0] for r in task.splits['test']}=={'validation'}
+
+# --- word vectors
+
+def test_word_vectors_are_words_and_numbers(tmp_path):
+    def read(data):
+        (tmp_path/'v.txt').write_bytes(data)
+        return read_glove(tmp_path/'v.txt')
+    index,v = read(b'\xef\xbb\xbfthe 1 2\n. . 3 4\nat name@x.com 5 6\n')
+    assert [*index]==['the','. .','at name@x.com'] and v.tolist()==[[1,2],[3,4],[5,6]]
+    with pytest.raises(ValueError, match="line 2: .* are not 2 numbers"): read(b'the 1 2\na 1_0 3\n')
+    with pytest.raises(ValueError, match='line 2: more numbers than the 2 of line 1'): read(b'the 1 2\na 1 2 3\n')
+    assert json.loads(json.dumps(strict_json('{"a": 1}', 'f')))=={'a':1}

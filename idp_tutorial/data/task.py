@@ -33,10 +33,10 @@ def check_task(
     task, # a `Task`
 ):
     "Labels, metric, words and groups must fit together"
-    for field in ('labels','words'):
-        names = getattr(task, field)
+    for what in ('labels','words'):
+        names = getattr(task, what)
         if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
-            raise ValueError(f"task {task.name!r}: {field}={names!r}: give a tuple of texts, such as "
+            raise ValueError(f"task {task.name!r}: {what}={names!r}: give a tuple of texts, such as "
                              "('billing', 'delivery'); of one text each letter would be a class")
     if len(set(task.labels))<len(task.labels):
         raise ValueError(f"task {task.name!r}: labels {task.labels}: each class needs a name of its own")

@@ -48,6 +48,7 @@ def read_texts(
 def idp_predict(
     model:str='runs/train', # folder that idp_train made
     texts:str='-',          # file of lines, JSON or text; '-': standard input
+    backbone:str=None,      # where the backbone is, if not where training had it
     glove:str=None,         # file or folder of GloVe vectors, where the model was trained with one
     out:str='-',            # JSONL file; '-': standard output
     batch_size:int=128,     # texts a batch
@@ -56,7 +57,7 @@ def idp_predict(
     at_least(batch_size, 1, '--batch_size')
     from idp_tutorial.methods.prompt_files import from_pretrained
     from idp_tutorial.training.evaluation import predict
-    trained,task,cfg = from_pretrained(model, glove=glove)
+    trained,task,cfg = from_pretrained(model, backbone, glove)
     if texts!='-' and not Path(texts).is_file():
         raise FileNotFoundError(f"no file {texts}: give a file with a text or a JSON object a line, or - for "
             "standard input")

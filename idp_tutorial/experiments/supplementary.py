@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from safetensors.torch import save_file
 from transformers.utils import logging as hf_logging
 
 # %% ../../nbs/engine/experiments/supplementary.ipynb #15f1c69d
@@ -22,6 +21,7 @@ from ..data.task import Task
 from ..model.pretrained import load_backbone
 from ..model.prompted_model import learnt
 from ..records import digest
+from ..tensor_files import save_tensors
 from ..training.fit import fit
 
 # %% ../../nbs/engine/experiments/supplementary.ipynb #f8cb02c3
@@ -99,7 +99,7 @@ def _save(model, folder, made):
         model.lm.save_pretrained(tmp)
         model.backbone.tokenizer.save_pretrained(tmp)
         own = {n: p.detach().cpu().contiguous() for n,p in learnt(model).items() if not n.startswith('lm.')}
-        save_file(own, tmp/'prompts.safetensors')
+        save_tensors(tmp/'prompts.safetensors', own, made)
         (tmp/'supplementary.json').write_text(json.dumps(made))
         tmp.chmod(0o755)
         tmp.rename(folder)

@@ -8,12 +8,12 @@ __all__ = ['carry', 'build']
 # %% ../../nbs/engine/methods/build.ipynb #dc260f85
 import torch
 from pathlib import Path
-from safetensors.torch import load_file
 
 # %% ../../nbs/engine/methods/build.ipynb #90d0993b
 from ..checks import known, one_of
 from ..config import RunConfig
 from ..data.task import Task
+from .descriptions import PROMPTS, read_prompts
 from .efl import EntailmentModel, describe
 from .registry import METHODS
 from ..model.backbone import Backbone
@@ -35,10 +35,9 @@ def carry(
     head:bool=True,      # the head too, where its shape fits
 )->list[str]: # names of the tensors that were carried over
     "Begin with the prompts of an earlier stage"
-    file = Path(folder)/'prompts.safetensors'
-    if not file.is_file():
+    if not (Path(folder)/PROMPTS).is_file():
         raise FileNotFoundError(f"no prompts at {folder}: `start` is the folder that `supplement` made")
-    old = load_file(file)
+    _,old = read_prompts(folder)
     now = {n: p for n,p in learnt(model).items() if not n.startswith('lm.')}
     if wrong := _misfit(old, now):
         raise ValueError(f"the prompts of {folder} are not those of this model ({wrong}): use the same method, t, m "

@@ -20,6 +20,7 @@ from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.prompted_model import learnt
+from idp_tutorial.tensor_files import save_tensors, unpack
 from idp_tutorial.training.evaluation import answers, evaluate, predict
 from idp_tutorial.training.fit import fit
 
@@ -135,18 +136,12 @@ def test_files_that_are_refused(cfg, tmp_path):
     c,task = cfg(),small_task()
     model = build(c, load_backbone(c.backbone), task)
     save_pretrained(model, f := tmp_path/'m', task, c)
-    with pytest.raises(FileNotFoundError, match='no prompts.json in .*nowhere: give a folder'):
+    with pytest.raises(FileNotFoundError, match='no prompts.safetensors in .*nowhere: give a folder'):
         from_pretrained(tmp_path/'nowhere')
     with pytest.raises(ValueError, match='belong to another backbone'): from_pretrained(f, backbone(std=.3))
-    good = {n: (f/n).read_bytes() for n in ('prompts.json','prompts.safetensors')}
-    for name,data,words in (('prompts.safetensors',good['prompts.safetensors'][:-4],'is damaged, or of another save'),
-        ('prompts.json',good['prompts.json'][:-9],r'prompts.json is damaged \(JSONDecodeError\)')):
-        (f/name).write_bytes(data)
-        with pytest.raises(ValueError, match=words): from_pretrained(f)
-        (f/name).write_bytes(good[name])
-    about = json.loads(good['prompts.json'])
+    about,tensors = unpack((f/'prompts.safetensors').read_bytes())
     about['cfg']['t'] = 7
-    (f/'prompts.json').write_text(json.dumps(about))
+    save_tensors(f/'prompts.safetensors', tensors, about)
     with pytest.raises(ValueError, match='not those that its config builds'): from_pretrained(f)
 
 def test_a_tuned_backbone_is_no_starting_point(cfg, tmp_path):
@@ -239,7 +234,7 @@ def test_texts(capsys):
 @pytest.mark.parametrize('command,kw,words', [(idp_train,dict(method='lpt-npgg'),"did you mean 'lpt-npg'"),
     (idp_train,dict(task='question'),"did you mean 'questions'"), (idp_train,dict(steps=0),'steps=0'),
     (idp_train,dict(save_every=-2, k=8),'save_every=-2'),
-    (idp_predict,dict(model='nowhere'),'no prompts.json in nowhere'),
+    (idp_predict,dict(model='nowhere'),'no prompts.safetensors in nowhere'),
     (idp_predict,dict(batch_size=0),'--batch_size=0: it must be at least 1')],
     ids=lambda v: getattr(v, '__name__', str(v)))
 def test_one_line_and_status_2(command, kw, words, tmp_path, capsys, monkeypatch):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from small import backbone, config, model_of, same, small_task
 
 from idp_tutorial.data.batches import collate
@@ -19,6 +19,7 @@ from idp_tutorial.model.heads import ClassificationHead
 from idp_tutorial.model.plan import Step
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.prompted_model import PromptedModel
+from idp_tutorial.tensor_files import save_tensors, unpack
 
 FAMILY = ('roberta','bert','gpt2','deberta')
 IN_WEIGHTS = [m for m,row in METHODS.items() if row.enters.endswith('weights')]
@@ -219,7 +220,7 @@ def test_saved_and_loaded(served, tmp_path):
     bb,model = served
     rows = rows_of(model.members)
     save_tasks(model, tmp_path/'new'/'tasks')
-    assert sorted(p.name for p in (tmp_path/'new').rglob('*'))==['tasks','tasks.json','tasks.safetensors']
+    assert sorted(p.name for p in (tmp_path/'new').rglob('*'))==['tasks','tasks.safetensors']
     again = load_tasks(tmp_path/'new'/'tasks', backbone())
     with torch.no_grad():
         a,b = model(model.encode(rows)),again(again.encode(rows))
@@ -237,15 +238,16 @@ def test_files_that_do_not_fit(served, tmp_path):
     folder = tmp_path/'t'
     save_tasks(MultiTaskModel({'a':member('lpt', bb)}), folder)
     with pytest.raises(ValueError, match='belong to another backbone'): load_tasks(folder, backbone(std=.1))
-    old = load_file(folder/'tasks.safetensors')
-    name = next(iter(old))
-    for f,data in (('tasks.safetensors',b'\0'*9), ('tasks.json',b'{"members"'), ('tasks.json',b'{}')):
-        good = (folder/f).read_bytes()
-        (folder/f).write_bytes(data)
+    file = folder/'tasks.safetensors'
+    good = file.read_bytes()
+    for at in range(0, len(good), 97):
+        file.write_bytes(good[:at]+bytes([good[at]^16])+good[at+1:])
         with pytest.raises(ValueError, match='is damaged'): load_tasks(folder, bb)
-        (folder/f).write_bytes(good)
-    save_file({k: v for k,v in old.items() if k!=name}, folder/'tasks.safetensors')
+    about,old = unpack(good)
+    save_tensors(file, dict([*old.items()][1:]), about)
     with pytest.raises(ValueError, match='are not those that its configs build'): load_tasks(folder, bb)
+    save_tensors(file, old, {**about, 'format':9, 'version':'3.0'})
+    with pytest.raises(ValueError, match='has format 9 of idp_tutorial 3.0'): load_tasks(folder, bb)
     (folder/'tasks.safetensors').unlink()
     with pytest.raises(FileNotFoundError, match='no tasks.safetensors'): load_tasks(folder, bb)
     with pytest.raises(FileNotFoundError, match='a folder that `save_tasks` made'): load_tasks(tmp_path/'nowhere', bb)

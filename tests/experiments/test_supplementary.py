@@ -195,7 +195,7 @@ def test_a_stage_one_that_fails_leaves_nothing(cfg, pairs, tmp_path, monkeypatch
     from idp_tutorial.experiments import supplementary
     def full(*args):
         raise OSError(28, 'No space left on device')
-    monkeypatch.setattr(supplementary, 'save_file', full)
+    monkeypatch.setattr(supplementary, 'save_tensors', full)
     with pytest.raises(OSError): supplement(cfg(), build, pairs, tmp_path/'a'/'s', epochs=.1)
     assert not any((tmp_path/'a').iterdir())
 

@@ -45,11 +45,13 @@ from idp_tutorial.methods.build import build
 from idp_tutorial.methods.p_tuning_v2 import deep_plan
 from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.model.backbone import fingerprint
 from idp_tutorial.model.heads import ClassificationHead
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.prompted_model import PromptedModel, count_parameters, learnt
 from idp_tutorial.pretraining import pretrain as pretraining
 from idp_tutorial.pretraining.pretrain import PretrainConfig
+from idp_tutorial.tensor_files import load_tensors
 from idp_tutorial.training.evaluation import answers, predict
 from idp_tutorial.training.fit import fit
 
@@ -272,10 +274,11 @@ def _train(tmp):
     text = _said(idp_train, tmp, task='questions', steps=3, t=3, m=8, data=tmp/'data', out=tmp/'run', **SMALL)
     (tmp/'in').write_text('\n'.join(TEXTS[:4])+'\n'+json.dumps(dict(sentence1=TEXTS[4], id=3))+'\n')
     said = _said(idp_predict, tmp, model=tmp/'run', texts=tmp/'in')
-    about = json.loads((tmp/'run/prompts.json').read_text())
-    sha = about.pop('sha256')
+    about,tensors = load_tensors(tmp/'run/prompts.safetensors')
+    first = dict(cfg=about['cfg'], task=about['task'], fingerprint=fingerprint(load_backbone()), glove=about['glove'])
     return dict(text=text.splitlines(), record=_lines(tmp/'run/record.jsonl'),
-        answers=[*map(json.loads, said.splitlines())], about=about, bits=sha[:12], files=_names(tmp/'run'))
+        answers=[*map(json.loads, said.splitlines())], about=first, bits=hashlib.sha256(save(tensors)).hexdigest()[:12],
+        files=_names(tmp/'run'))
 
 def _sweep(tmp):
     text = _said(idp_sweep, tmp, task='sentiment', methods='head-only,lpt', layers='1,4', seeds=1, steps=1, max_len=16,

@@ -32,8 +32,8 @@ def _first_format(folder, data): # → the description, the tensors
         intact = hashlib.sha256(data).hexdigest()==about['sha256']
         return {**about, 'format':1, 'version':'0.1.0', 'backbone':about['fingerprint']},load(data) if intact else None
     except Exception as e:
-        raise ValueError(f"{folder/PROMPTS} is damaged, and {VIEW} is none of version 0.1.0 ({type(e).__name__}): save the "
-            "model again, or fetch it again") from None
+        raise ValueError(f"{folder/PROMPTS} is damaged, and {VIEW} is none of version 0.1.0 ({type(e).__name__}): save "
+            "the model again, or fetch it again") from None
 
 def read_prompts(folder:Path|str)->tuple[dict,dict]: # the description, the tensors
     "What a saved model holds, of either format, every byte of it checked"

@@ -153,7 +153,7 @@ def _hash(bb, said, dtype=None): # of what is said, and of the weights; as they 
     h = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode())
     for name,p in bb.base.state_dict().items():
         as_kept = dtype is None or not p.is_floating_point()
-        h.update(f'{name} {p.dtype} {tuple(p.shape)}'.encode() if dtype is None else f'{name} {tuple(p.shape)}'.encode())
+        h.update(f'{name} {dtype or p.dtype} {tuple(p.shape)}'.encode())
         p = p.detach().cpu() if as_kept else p.detach().cpu().to(dtype)
         h.update(p.contiguous().reshape(-1).view(torch.uint8).numpy())
     return h.hexdigest()[:16]

@@ -21,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [p for p in (str(HERE.parent), str(HERE.parents[1])) if p not in sys.path]
 import pandas as pd
 import torch
+from safetensors.torch import save as save_bytes
 from small import backbone, config, model_of, small_task
 
 from idp_tutorial.commands.bench import idp_bench
@@ -277,8 +278,8 @@ def _train(tmp):
     about,tensors = load_tensors(tmp/'run/prompts.safetensors')
     first = dict(cfg=about['cfg'], task=about['task'], fingerprint=fingerprint(load_backbone()), glove=about['glove'])
     return dict(text=text.splitlines(), record=_lines(tmp/'run/record.jsonl'),
-        answers=[*map(json.loads, said.splitlines())], about=first, bits=hashlib.sha256(save(tensors)).hexdigest()[:12],
-        files=_names(tmp/'run'))
+        answers=[*map(json.loads, said.splitlines())], about=first, files=_names(tmp/'run'),
+        bits=hashlib.sha256(save_bytes(tensors)).hexdigest()[:12])
 
 def _sweep(tmp):
     text = _said(idp_sweep, tmp, task='sentiment', methods='head-only,lpt', layers='1,4', seeds=1, steps=1, max_len=16,

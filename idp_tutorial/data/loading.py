@@ -136,7 +136,7 @@ def from_folder(
     return {s: read_rows(task, p) for s,p in files.items()},frozen
 
 # %% ../../nbs/engine/data/loading.ipynb #e14c8f40
-BUNDLED = ('sentiment','domains','two-domains','questions','entailment','similarity') # come with the package
+BUNDLED = ('sentiment','domains','two-domains','two-domains-order','questions','entailment','similarity') # packaged
 
 def _hub_rows(task, where, r, n):
     try:

@@ -72,6 +72,7 @@ _ALL = [
     _bundled('sentiment', 'review', **_MOOD),
     _bundled('domains', 'review', **_MOOD),
     _bundled('two-domains', 'review', **_MOOD),
+    _bundled('two-domains-order', 'review', **_MOOD),
     _bundled('questions', 'question', **_KIND),
     _bundled('entailment', 'entailment', **_ENTAIL),
     _bundled('similarity', 'duplicate', metric='pearson+spearman'),

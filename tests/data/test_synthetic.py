@@ -51,7 +51,14 @@ def test_two_domains():
     for word in {c.word for c in train}: # every descriptor is good in one domain and bad in another
         assert len({(c.domain,c.good) for c in train if c.word==word})==2==len({c.good for c in train if c.word==word})
 
+def test_in_two_domains_order_the_last_word_decides_and_a_bag_of_words_cannot_know_which():
+    for r in make_rows('two-domains-order', 'test', 300):
+        found = re.findall(r'\w+', r['sentence1'].lower())
+        said = sorted((c for c in combos() if c.noun in found and c.word in found), key=lambda c: found.index(c.word))
+        assert len(said)==2 and said[0].good!=said[1].good==r['label']
+
 @pytest.mark.parametrize('name,field,most', [('domains','sentence1',58), ('two-domains','sentence1',58),
+    ('two-domains-order','sentence1',58),
     ('entailment','sentence2',56), ('sentiment','sentence1',80)])
 def test_bag_of_words(name, field, most):
     (x,y),(x_te,y_te) = (([r[field] for r in rows],[r['label'] for r in rows])

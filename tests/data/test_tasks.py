@@ -66,7 +66,7 @@ def same(e, tokenizer, text):
 
 def test_registry_has_the_tasks_of_all_three_papers():
     papers = 'sst2 mpqa mr cr subj trec mnli mrpc qnli qqp rte stsb cb copa multirc boolq wic imdb'.split()
-    assert set(TASKS)=={*papers, *BUNDLED} and len(BUNDLED)==6
+    assert set(TASKS)=={*papers, *BUNDLED} and len(BUNDLED)==7
     assert all(t.hub and t.name==name for name,t in TASKS.items())
     assert all('/' in TASKS[n].hub[0] for n in papers)
 

@@ -18,7 +18,8 @@ def _ready(methods, base, at, seeds, tune, head_first, out):
     from idp_tutorial.analysis.layer_choice import choice_if_any
     from idp_tutorial.analysis.layer_sweep import planned, sweep_file
     from idp_tutorial.data.tasks import load_task
-    from idp_tutorial.experiments.comparison import check, head_rate
+    from idp_tutorial.experiments.comparison import head_rate
+    from idp_tutorial.experiments.feasible import check
     check(methods, base, seeds, out)
     rows = load_task(base.task, base.data, base.k)
     planned(methods, base, at, seeds) # before the head's rate costs time

@@ -50,7 +50,7 @@ def format_table(
     rows = [('method', t.metric.iloc[0], 'prompt', 'head', 'backbone', 'ms/step', 'memory MB', 'lr')]
     for _,r in t.iterrows():
         rows.append((r.method, score(r), f'{r.prompt_params:,}', f'{r.head_params:,}', f'{r.backbone_params:,}',
-            f'{r.ms_per_step:.0f}', f'{r.peak_memory_mb:.0f}', f'{r.lr:.1e}'))
+            f'{r.ms_per_step:.0f}', f'{r.peak_memory_mb:.0f}', '–' if pd.isna(r.lr) else f'{r.lr:.1e}'))
     if not time:
         rows = [(*r[:5], *r[6:]) for r in rows]
     widths = [max(map(len, column)) for column in zip(*rows)]

@@ -18,7 +18,7 @@ from ..data.task import Task
 from ..data.tasks import load_task
 from ..methods.build import build
 from ..methods.prompt_files import save_pretrained
-from ..methods.registry import METHODS
+from ..methods.controls import CONTROLS, ROWS, fit_control
 from ..model.pretrained import load_backbone
 from ..model.prompted_model import PromptedModel, count_parameters
 from ..records import append, as_recorded, versions, write_whole
@@ -40,15 +40,16 @@ def record_of(
         examples,_ = examples_to_score(model, task, cfg, task.splits['test'])
         scores,_ = evaluate(model, examples, task, 4*cfg.batch_size, next(model.parameters()).device)
     weights = {'weights':bb.origin} if bb.origin else {}
+    chosen = {'chosen':log['chosen']} if 'chosen' in log else {} # of a control
     return {**as_recorded(cfg), **weights, 'metric':task.metric, 'score':scores[task.metric], 'scores':scores,
         'validation':log['validation'], 'selected':'checkpoint: best on validation; reported on test',
         'sizes':{split: len(rows) for split,rows in task.splits.items()}, 'params':count_parameters(model),
         'steps':log['steps'], 'ms_per_step':round(log['ms_per_step'], 2),
-        'peak_memory_mb':round(log['peak_memory_mb'], 1), 'history':log['history'], 'versions':versions()}
+        'peak_memory_mb':round(log['peak_memory_mb'], 1), 'history':log['history'], **chosen, 'versions':versions()}
 
 def _with_rate(cfg): # the method's own, if none is given
-    method = METHODS[known(cfg.method, METHODS, 'method')]
-    return replace(cfg, lr=method.rate if cfg.lr is None else cfg.lr)
+    method = ROWS[known(cfg.method, ROWS, 'method')]
+    return replace(cfg, lr=method.rate if cfg.lr is None or not method.rates else cfg.lr)
 
 def _of_task(cfg, task): # and the config that names it, also where the caller brings a task of another name
     task = task or load_task(cfg.task, cfg.data, cfg.k, cfg.draw)
@@ -57,7 +58,7 @@ def _of_task(cfg, task): # and the config that names it, also where the caller b
 def trained(cfg:RunConfig, task:Task)->tuple[PromptedModel,dict]: # the model, and what `fit` gave
     "A model of `cfg` on a backbone of its own, trained"
     model = build(cfg, load_backbone(cfg.backbone), task)
-    return model,fit(model, task, cfg)
+    return model,(fit_control if cfg.method in CONTROLS else fit)(model, task, cfg)
 
 def run(
     cfg:RunConfig,

@@ -13,9 +13,9 @@ from pathlib import Path
 from ..checks import known, one_of
 from ..config import RunConfig
 from ..data.task import Task
+from .controls import CONTROLS, ROWS, build_control
 from .descriptions import PROMPTS, read_prompts
 from .efl import EntailmentModel, describe
-from .registry import METHODS
 from ..model.backbone import Backbone
 from ..model.heads import ClassificationHead, VerbalizerHead
 from ..model.prompted_model import PromptedModel, learnt
@@ -71,8 +71,10 @@ def build(
         raise ValueError(f"backbone {bb.name!r} has weights in {bb.words.weight.dtype}, and prompts and heads are "
             "trained in float32: load it without dtype=, and give RunConfig(precision='bf16')")
     one_of(cfg.head, ('classification','verbalizer'), 'head')
-    method = METHODS[known(cfg.method, METHODS, 'method')]
+    method = ROWS[known(cfg.method, ROWS, 'method')]
     set_seed(cfg.seed)
+    if cfg.method in CONTROLS:
+        return build_control(cfg, bb, task)
     plan = method(bb, cfg)
     if method.kind=='entailment' and not task.pair: # a pair is premise and hypothesis as it is
         model = EntailmentModel(bb, describe(task), plan, _readout(cfg, bb), cfg.lower_dropout)

@@ -11,7 +11,8 @@ from idp_tutorial.experiments.results import format_table, results_table
 from idp_tutorial.experiments.run import run, trained
 from idp_tutorial.methods import controls
 from idp_tutorial.methods.build import build
-from idp_tutorial.methods.controls import CONTROLS, ROWS, MajorityHead, _spread, best_probe, linear
+from idp_tutorial.methods.controls import CONTROLS, ROWS, MajorityHead
+from idp_tutorial.methods.linear_probe import _spread, best_probe, linear
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.training.evaluation import answers
 from idp_tutorial.training.examples import encode_rows

@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 
 # %% ../../nbs/engine/data/loading.ipynb #cd458d88
-from ..hub import hub_or_cache
+from ..hub import hub_or_cache, pinned
 from .rows import a_text, check_questions, check_row
 from .texts import A_ROW, lines_of, strict_json
 
@@ -153,7 +153,8 @@ def _download(task):
     import datasets
     try:
         with hub_or_cache():
-            return datasets.load_dataset(*task.hub)
+            name,revision = pinned(task.hub[0])
+            return datasets.load_dataset(name, *task.hub[1:], **({'revision':revision} if revision else {}))
     except Exception as e:
         raise ValueError(f"cannot load {'/'.join(task.hub)} from the Hugging Face hub ({type(e).__name__}): go online, "
                          f"give data=DIR (the folder that holds {task.name}/train.jsonl), "

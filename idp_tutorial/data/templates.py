@@ -51,6 +51,9 @@ def _ids_of_piece(piece, rows, tokenizer, max_len, causal):
         return tok([space+r[SLOTS[slot]] for r in rows], truncation=True, max_length=max_len).input_ids
     if slot!='{mask}':
         return tok(piece).input_ids
+    if not causal and tokenizer.mask_token_id is None:
+        raise ValueError("a template has a {mask}, and this tokenizer has no mask token: use the classification head, or a "
+            "backbone that fills masks")
     return [] if causal else [tokenizer.mask_token_id]
 
 def opening(tokenizer)->list[int]:
@@ -61,9 +64,12 @@ def opening(tokenizer)->list[int]:
     own = tokenizer('a').input_ids[:1]==[bos]
     return [bos] if own or bos==tokenizer.eos_token_id else []
 
+def _there(*ids): # the first that a tokenizer has, or none
+    return [i for i in ids if i is not None][:1]
+
 def closing(tokenizer)->list[int]:
     "The id behind it, where there is one"
-    return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return _there(tokenizer.eos_token_id)
 
 def encode_template(
     rows:list,     # dicts with `sentence1`, perhaps `sentence2`
@@ -76,8 +82,8 @@ def encode_template(
     "Tokenize piece by piece: the sentences are shortened, the template never is"
     if causal is None:
         causal = tokenizer.mask_token_id is None
-    first = opening(tokenizer) if causal else [tokenizer.cls_token_id]
-    last = closing(tokenizer)*end if causal else [tokenizer.sep_token_id]
+    first = opening(tokenizer) if causal else _there(tokenizer.cls_token_id)
+    last = closing(tokenizer)*end if causal else _there(tokenizer.sep_token_id, tokenizer.eos_token_id)
     parts = [(o.strip(), _ids_of_piece(o, rows, tokenizer, max_len, causal)) for o in _pieces(template)]
     room = max_len - len(first+last) - sum(len(ids) for name,ids in parts if name not in SLOTS)
     if room<1:

@@ -84,7 +84,7 @@ def train(
     model = build(cfg, load_backbone(cfg.backbone), task)
     log = fit(model, task, cfg, save=None if save_every==0 else folder, save_every=save_every)
     record = record_of(model, log, task, cfg)
-    save_pretrained(model, folder, task, cfg)
+    save_pretrained(model, folder, task, cfg, record)
     if PartialState().is_main_process:
         write_whole(folder/'record.jsonl', (json.dumps(record)+'\n').encode())
     return record

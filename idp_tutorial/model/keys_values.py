@@ -17,7 +17,7 @@ def heads(x:Tensor, n:int)->Tensor: # `[B,n,T,d_head]`
 class Keys:
     "Keys and values in front of a layer's own: a layer asks it to `update`, as it asks a cache"
     def __init__(self, k:Tensor, v:Tensor): # `[B,n,t,d_head]`
-        self.k,self.v,self.t = k,v,k.shape[2]
+        self.k,self.v,self.t,self.asked = k,v,k.shape[2],False
 
     @classmethod
     def of(cls,
@@ -26,6 +26,7 @@ class Keys:
     ): return cls(*(heads(x, n) for x in p.chunk(2, -1)))
 
     def update(self, k, v, *args, **kwargs):
+        self.asked = True
         return torch.cat([self.k.to(k.dtype), k], 2),torch.cat([self.v.to(v.dtype), v], 2)
 
     def get_seq_length(self, *args): return 0 # T5 asks, and does not use it where its bias is given

@@ -103,6 +103,7 @@ def walk_layers(
         if run: run(ctx, kv)
         elif one_row and layer==bb.n_layers-1: _run_row(ctx, kv, read)
         else: ctx.h = bb.layer(layer, ctx.h, _given(ctx, kv), kv)
+        _check_asked(ctx, kv)
     ctx.layer = end
     yield ctx
 
@@ -167,6 +168,12 @@ def _check_run(bb, keep, start, end, h):
     if not bool(keep[:,0].all()):
         raise ValueError("a text begins with padding: the loop needs padding on the right and at least one token a "
             "text (`collate` does both)")
+
+def _check_asked(ctx, kv):
+    "A layer that takes no cache would leave a prompt out without a word"
+    if kv and not kv.asked:
+        raise ValueError(f"layer {ctx.layer} of a {ctx.backbone.family} backbone has not asked for the prompt's keys and "
+            f"values: hand `kv` on in {type(ctx.backbone).__name__}.layer, or say takes_kv=False there")
 
 def _check_room(ctx:Context):
     "Every row that gets a position needs one in the table"

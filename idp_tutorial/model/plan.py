@@ -86,8 +86,8 @@ def check_plan(
             raise ValueError(f"{op!r} at layer {layer}, but no prompt rows are inserted before it: begin the plan with "
                 f"an 'insert'")
         if op=='kv' and (layer=='words' or not bb.takes_kv):
-            raise ValueError(f"'kv' at {layer!r} of a {bb.family} backbone: keys and values enter at a layer, and "
-                f"DeBERTa's attention takes none; use 'insert' and 'replace'")
+            why = "keys and values enter at a layer" if bb.takes_kv else "its attention takes no keys and values in front"
+            raise ValueError(f"'kv' at {layer!r} of a {bb.family} backbone: {why}; use 'insert' and 'replace'")
         if start is not None and (layer=='words' or layer<start):
             raise ValueError(f"a prompt at layer {layer}, but the run goes on from layer {start}: it would be left "
                 f"out; start there or below, with hidden states that have no prompt")

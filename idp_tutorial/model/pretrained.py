@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 # %% ../../nbs/engine/model/pretrained.ipynb #82ba7140
-from ..hub import hub_or_cache
+from ..hub import hub_answers, pinned
 from .backbone import Backbone
 from .downloads import verify
 from .families import attention_of, auto_class, family_of, open_model
@@ -61,19 +61,21 @@ def read_config(
     where,       # a folder, or a hub name
     name:str,    # as the user wrote it, for messages
     online:bool, # may the hub be asked?
+    **hub,       # `revision`, `token`
 ): # a Hugging Face config of a family that the layer loop knows
     "Read `config.json` from a folder or the hub, or say in one sentence why not"
     from transformers import AutoConfig
-    try: config = AutoConfig.from_pretrained(where, trust_remote_code=False) # nor is anybody asked
+    try: config = AutoConfig.from_pretrained(where, local_files_only=not online, trust_remote_code=False, **hub) # nor is anybody asked
     except Exception as e:
         raise ValueError(_no_backbone(where, name, online, e)) from e
     family_of(config, name) # or it says what to do
     return config
 
 # %% ../../nbs/engine/model/pretrained.ipynb #a7a70eea
-def _weights(cls, where, config, attn, dtype): # model, names of the tensors that the checkpoint lacks
+def _weights(cls, where, config, attn, dtype, hub): # model, names of the tensors that the checkpoint lacks
     model,info = cls.from_pretrained(where, config=config, attn_implementation=attention_of(config, attn), dtype=dtype,
-        output_loading_info=True, trust_remote_code=False)
+        output_loading_info=True, trust_remote_code=False, **hub, # a library that looks for adapters needs telling, too
+        adapter_kwargs={k: v for k,v in hub.items() if k=='local_files_only'})
     return model,sorted(k for k in info['missing_keys'] if 'pooler' not in k)
 
 def _head(model)->set: # names of its tensors; one that is tied is the embeddings' too
@@ -81,16 +83,16 @@ def _head(model)->set: # names of its tensors; one that is tied is the embedding
     tied = set(getattr(model, 'all_tied_weights_keys', None) or {})
     return {k for k in model.state_dict() if not k.startswith(f'{model.base_model_prefix}.')}-tied
 
-def _complete(where, config, attn, dtype): # model, names of the tensors that the checkpoint lacks
+def _complete(where, config, attn, dtype, hub): # model, names of the tensors that the checkpoint lacks
     "With the checkpoint's language-model head, which may have another name (Microsoft's DeBERTa) or be none (MPNet)"
     from transformers import AutoModel
     cls = auto_class(config)
-    model,missing = _weights(cls, where, config, attn, dtype)
+    model,missing = _weights(cls, where, config, attn, dtype, hub)
     if config.model_type.startswith('deberta') and any('cls.' in k for k in missing):
         config.legacy = False
-        model,missing = _weights(cls, where, config, attn, dtype)
+        model,missing = _weights(cls, where, config, attn, dtype, hub)
     no_head = _head(model) and _head(model)<={*missing}
-    return _weights(AutoModel, where, config, attn, dtype) if no_head else (model, missing)
+    return _weights(AutoModel, where, config, attn, dtype, hub) if no_head else (model, missing)
 
 def with_padding(tok): # the same tokenizer
     "Llama's and GPT-2's have no padding token; `keep` hides whatever stands there, so the end token does"
@@ -103,13 +105,15 @@ def pretrained(
     attn:str,    # 'sdpa' or 'eager'
     dtype,       # of the weights
     online:bool, # may the hub be asked?
+    **hub,       # `revision`, `token`
 ): # model, tokenizer
     "Load weights and tokenizer, and refuse a checkpoint that is damaged or lacks something"
     from transformers import AutoTokenizer
-    config = read_config(where, name, online)
+    config = read_config(where, name, online, **hub)
+    hub |= dict(local_files_only=not online)
     try:
-        model,missing = _complete(where, config, attn, dtype)
-        tokenizer = with_padding(AutoTokenizer.from_pretrained(where, trust_remote_code=False))
+        model,missing = _complete(where, config, attn, dtype, hub)
+        tokenizer = with_padding(AutoTokenizer.from_pretrained(where, trust_remote_code=False, **hub))
     except Exception as e:
         raise ValueError(f"the checkpoint of backbone {name!r} cannot be read ({type(e).__name__}: {str(e)[:120]}): it "
             f"is damaged or incomplete; download or save it again") from e
@@ -148,6 +152,8 @@ def load_backbone(
     weights:str|None=None,  # None: pretrained; 'random' or 'meta' (no memory): the config of a `FULL_SCALE` name alone
     attn:str='sdpa',        # attention implementation, 'sdpa' or 'eager' (DeBERTa, MPNet, Gemma 2: always eager)
     dtype=torch.float32,    # of the weights
+    revision:str|None=None, # of a model on the hub: a commit, tag or branch; 'NAME@REVISION' says the same
+    token:str|None=None,    # of the hub; None: the one that is kept on this machine
     **overrides,            # with `weights`: sizes other than the published, such as `num_hidden_layers=2`
 )->Backbone: # frozen, in eval mode
     "Load a backbone, or say why not; `smollm2` of `idp_fetch` was quantised, the hub's not: `origin` says which"
@@ -156,10 +162,14 @@ def load_backbone(
     if overrides and not weights:
         raise ValueError(f"load_backbone({name!r}, {', '.join(overrides)}=…): a pretrained model has its sizes; add "
             f"weights='random' or 'meta'")
-    where = None if weights else packaged(name) or HUB.get(name, name)
-    with _quiet(), hub_or_cache(ask=not weights and not Path(where).is_dir()) as online:
+    plain,asked = (name,None) if Path(name).is_dir() else pinned(name)
+    where = None if weights else packaged(plain) or HUB.get(plain, plain)
+    here,hub = weights or Path(where).is_dir(),dict(revision=revision or asked, token=token)
+    if here and hub['revision']:
+        raise ValueError(f"revision {hub['revision']!r}: {name!r} is on this machine, and only a model on the hub has revisions")
+    with _quiet():
         if weights: model,tok = from_config(name, weights, attn, overrides),_stand_in(name)
-        else: model,tok = pretrained(where, name, attn, dtype, online)
+        else: model,tok = pretrained(where, name, attn, dtype, not here and hub_answers(), **({} if here else hub))
     bb = open_model(cast_weights(model, dtype), tok, name)
     if name in SOURCES and not weights: bb.origin = origin(name, None if where==HUB[name] else where)
     return bb

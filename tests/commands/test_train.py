@@ -43,8 +43,8 @@ def test_what_is_saved_answers_as_before(method, cfg, tmp_path):
     torch.manual_seed(5)
     again,task2,c2 = from_pretrained(tmp_path/'a/b')
     assert c2==replace(c,
-        data=None) and task2==task and not again.training and sorted(os.listdir(tmp_path/'a/b'))==['prompts.json',
-        'prompts.safetensors']
+        data=None) and task2==task and not again.training and sorted(os.listdir(tmp_path/'a/b'))==['README.md',
+        'prompts.json','prompts.safetensors']
     for n,t in learnt(model).items(): assert torch.equal(t, learnt(again)[n]), n
     assert predict(again, task2, c2, WORDS)==predict(model, task, c, WORDS)
 
@@ -182,7 +182,8 @@ def test_a_run_that_is_stopped_and_started_again(cfg, tmp_path, monkeypatch):
 
 def test_without_checkpoints(cfg, tmp_path):
     train(cfg(), tmp_path/'run', small_task(), save_every=0)
-    assert sorted(os.listdir(tmp_path/'run'))==['prompts.json','prompts.safetensors','record.jsonl']
+    assert sorted(os.listdir(tmp_path/'run'))==['README.md','prompts.json','prompts.safetensors',
+        'record.jsonl']
 
 # --- the commands
 

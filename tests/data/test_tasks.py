@@ -386,6 +386,21 @@ def test_unknown_tasks_and_k():
     with pytest.raises(ValueError, match='k=0: it must be at least 1; k=None takes all'): load_task('sentiment', k=0)
     with pytest.raises(ValueError, match='k=5000 of 2000 rows'): load_task('sentiment', k=5000)
 
+def test_tokenizers_without_a_first_or_last_token_give_ids():
+    "A decoder's without a BOS token, an encoder's without <s> (T5): never an id that is None"
+    rows = [dict(sentence1='the film', label=0), dict(sentence1='a plane', label=1)]
+    for causal,gone in ((True,('bos_token',)), (True,('bos_token','eos_token')), (False,('cls_token','bos_token')),
+        (False,('cls_token','sep_token','eos_token','bos_token'))):
+        tok = toy(causal)
+        for name in gone: setattr(tok, name, None)
+        for template in (None, '{s1} It was {mask}'):
+            for e in encode(rows, tok, 30, template, causal):
+                assert e['ids'] and all(type(i) is int for i in e['ids']) and 0<=e.get('mask', 0)<len(e['ids'])
+    tok = toy()
+    tok.mask_token = None
+    with pytest.raises(ValueError, match='this tokenizer has no mask token'):
+        encode(rows, tok, 30, '{s1} {mask}', False)
+
 # --- the hub, with small data sets of its shape
 
 def hub(monkeypatch, name, **splits):

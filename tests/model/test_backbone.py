@@ -437,6 +437,12 @@ def test_a_cached_model_loads_without_the_hub(unreachable, tmp_path, monkeypatch
     t = time.time()
     bb = load_backbone('me/mine')
     assert bb.d==32 and time.time()-t<5
+    (repo/'refs/tuned').write_text('b'*40)
+    folder(MODELS['gpt2']('eager'), repo/'snapshots'/('b'*40))
+    assert [load_backbone('me/mine', revision='tuned').family, load_backbone('me/mine@tuned').family]==['gpt2']*2
+    assert load_backbone('me/mine@'+'a'*40).family=='bert' and load_backbone('me/mine@tuned').name=='me/mine@tuned'
+    refused("no backbone 'me/mine@other'", name='me/mine@other')
+    refused("only a model on the hub has revisions", name='tiny@main')
 
 def test_no_code_of_a_models_folder_is_run(tmp_path, monkeypatch):
     "A folder that brings code of its own is refused, and nobody is asked: standard input may hold texts"

@@ -160,3 +160,25 @@ def test_the_modules_that_adapters_stand_behind_are_named_in_every_layer():
             assert {n.rpartition('.')[2] for n,_ in layer.named_modules()}>=set(bb.qv)
             assert all(isinstance(layer.get_submodule(o), nn.Module) for o in bb.ends)
         assert hasattr(bb.config, bb.attention_dropout)
+
+
+def test_a_family_that_drops_the_keys_is_told_so():
+    "A class added from outside says what it can; where it is wrong, nothing is left out in silence"
+    bb = small_backbone('roberta')
+    class Deaf(type(bb)):
+        def layer(self, layer, h, given, kv=None):
+            return super().layer(layer, h, given)
+    class Honest(Deaf):
+        takes_kv = False
+    plan = one_step(bb, 'kv', 1, lambda ctx: torch.randn(len(ctx.h), 3, bb.d_kv))
+    deaf = Deaf(bb.model, bb.tokenizer, 'deaf')
+    # without padding there is no mask, so nothing else would notice
+    whole = {k: v[:1,:4] for k,v in text().items() if k in ('ids','keep','types')}
+    with pytest.raises(ValueError, match='layer 1 of a roberta backbone has not asked .* hand `kv` on in Deaf.layer'):
+        run_layers(deaf, whole, plan)
+    with pytest.raises(ValueError, match="'kv' at 1 of a roberta backbone: its attention takes no keys and values"):
+        run_layers(Honest(bb.model, bb.tokenizer, 'honest'), text(), plan)
+    with pytest.raises(ValueError, match="'kv' at 'words' of a roberta backbone: keys and values enter at a layer"):
+        run_layers(bb, text(), one_step(bb, 'kv', 'words', plan[1].source))
+    run_layers(deaf, text())
+    run_layers(bb, text(), plan)

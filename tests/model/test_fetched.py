@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import zipfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -107,9 +106,8 @@ def wait_for(path, seconds=60):
         assert time.monotonic()<end, f'{path.name} has not come'
         time.sleep(.02)
 
-@contextmanager
-def no_hub(ask=True):
-    yield False
+def no_hub():
+    return False
 
 def silent(text):
     pytest.fail(f'nothing was to be said: {text}')
@@ -298,7 +296,7 @@ def test_an_unknown_name_lists_the_known_ones(shop):
 # ---- loading
 
 def test_a_fetched_backbone_is_loaded_by_name_and_says_what_it_is(shop, cache, monkeypatch):
-    monkeypatch.setattr(pretrained, 'hub_or_cache', no_hub)
+    monkeypatch.setattr(pretrained, 'hub_answers', no_hub)
     with pytest.raises(ValueError, match="no backbone 'mpnet': .* `idp_fetch mpnet` brings it"):
         load_backbone('mpnet')
     shutil.copytree(packaged('tiny'), cache/'mpnet') # any model will do
@@ -310,9 +308,9 @@ def test_a_fetched_backbone_is_loaded_by_name_and_says_what_it_is(shop, cache, m
         load_backbone('mpnet')
 
 def test_without_the_cache_the_hub_is_asked_by_its_name_there(shop, monkeypatch):
-    monkeypatch.setattr(pretrained, 'hub_or_cache', no_hub)
+    monkeypatch.setattr(pretrained, 'hub_answers', no_hub)
     tiny,asked = load_backbone('tiny'),[]
-    def from_hub(where, *args):
+    def from_hub(where, *args, **hub):
         asked.append(where)
         return tiny.model,tiny.tokenizer
     monkeypatch.setattr(pretrained, 'pretrained', from_hub)

@@ -52,8 +52,8 @@ def _ids_of_piece(piece, rows, tokenizer, max_len, causal):
     if slot!='{mask}':
         return tok(piece).input_ids
     if not causal and tokenizer.mask_token_id is None:
-        raise ValueError("a template has a {mask}, and this tokenizer has no mask token: use the classification head, or a "
-            "backbone that fills masks")
+        raise ValueError("a template has a {mask}, and this tokenizer has no mask token: use the classification head, "
+            "or a backbone that fills masks")
     return [] if causal else [tokenizer.mask_token_id]
 
 def opening(tokenizer)->list[int]:

@@ -85,5 +85,5 @@ def folder_of(
     except Exception as e:
         why = f"does not give a repository of this name ({type(e).__name__})" if online else \
             "cannot be reached (its cache does not have it)"
-        raise FileNotFoundError(f"no {PROMPTS} in {name}: there is no such folder, and the hub {why}; give a folder that "
-            "`save_pretrained` or idp_train made, or a repository 'NAME/MODEL'") from None
+        raise FileNotFoundError(f"no {PROMPTS} in {name}: there is no such folder, and the hub {why}; give a folder "
+            "that `save_pretrained` or idp_train made, or a repository 'NAME/MODEL'") from None

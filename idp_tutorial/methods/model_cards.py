@@ -67,8 +67,9 @@ def _needs(backbone):
     source = SOURCES.get(backbone['name'])
     what = f" ({source.what}; {source.licence})" if source else ''
     pinned = f", revision `{backbone['revision']}`" if backbone['revision'] else ''
-    return (f"The frozen backbone **{backbone['name']}**{what}{pinned}, which is not in here. Its weights and tokenizer "
-        f"are compared with the digest `{backbone['digests'][backbone['dtype']]}` ({backbone['dtype']}) when the model is loaded.")
+    digest = f"`{backbone['digests'][backbone['dtype']]}` ({backbone['dtype']})"
+    return (f"The frozen backbone **{backbone['name']}**{what}{pinned}, which is not in here. Its weights and "
+        f"tokenizer are compared with the digest {digest} when the model is loaded.")
 
 def model_card(
     about:dict,           # of `read_prompts`

@@ -172,8 +172,8 @@ def _check_run(bb, keep, start, end, h):
 def _check_asked(ctx, kv):
     "A layer that takes no cache would leave a prompt out without a word"
     if kv and not kv.asked:
-        raise ValueError(f"layer {ctx.layer} of a {ctx.backbone.family} backbone has not asked for the prompt's keys and "
-            f"values: hand `kv` on in {type(ctx.backbone).__name__}.layer, or say takes_kv=False there")
+        raise ValueError(f"layer {ctx.layer} of a {ctx.backbone.family} backbone has not asked for the prompt's keys "
+            f"and values: hand `kv` on in {type(ctx.backbone).__name__}.layer, or say takes_kv=False there")
 
 def _check_room(ctx:Context):
     "Every row that gets a position needs one in the table"

@@ -86,7 +86,8 @@ def check_plan(
             raise ValueError(f"{op!r} at layer {layer}, but no prompt rows are inserted before it: begin the plan with "
                 f"an 'insert'")
         if op=='kv' and (layer=='words' or not bb.takes_kv):
-            why = "keys and values enter at a layer" if bb.takes_kv else "its attention takes no keys and values in front"
+            why = "its attention takes no keys and values in front"
+            if bb.takes_kv: why = "keys and values enter at a layer"
             raise ValueError(f"'kv' at {layer!r} of a {bb.family} backbone: {why}; use 'insert' and 'replace'")
         if start is not None and (layer=='words' or layer<start):
             raise ValueError(f"a prompt at layer {layer}, but the run goes on from layer {start}: it would be left "

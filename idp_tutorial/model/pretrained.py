@@ -65,7 +65,8 @@ def read_config(
 ): # a Hugging Face config of a family that the layer loop knows
     "Read `config.json` from a folder or the hub, or say in one sentence why not"
     from transformers import AutoConfig
-    try: config = AutoConfig.from_pretrained(where, local_files_only=not online, trust_remote_code=False, **hub) # nor is anybody asked
+    try: # nor is anybody asked
+        config = AutoConfig.from_pretrained(where, local_files_only=not online, trust_remote_code=False, **hub)
     except Exception as e:
         raise ValueError(_no_backbone(where, name, online, e)) from e
     family_of(config, name) # or it says what to do
@@ -166,7 +167,8 @@ def load_backbone(
     where = None if weights else packaged(plain) or HUB.get(plain, plain)
     here,hub = weights or Path(where).is_dir(),dict(revision=revision or asked, token=token)
     if here and hub['revision']:
-        raise ValueError(f"revision {hub['revision']!r}: {name!r} is on this machine, and only a model on the hub has revisions")
+        raise ValueError(f"revision {hub['revision']!r}: {name!r} is on this machine, and only a model on the hub has "
+            "revisions")
     with _quiet():
         if weights: model,tok = from_config(name, weights, attn, overrides),_stand_in(name)
         else: model,tok = pretrained(where, name, attn, dtype, not here and hub_answers(), **({} if here else hub))

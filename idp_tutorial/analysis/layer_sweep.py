@@ -13,6 +13,7 @@ from pathlib import Path
 # %% ../../nbs/engine/analysis/layer_sweep.ipynb #7d5169cf
 from ..checks import at_least, known
 from ..config import RunConfig
+from ..locks import writing
 from ..data.task import Task
 from ..data.tasks import load_task
 from ..experiments.comparison import with_seeds
@@ -107,8 +108,10 @@ def sweep_prompt_layer(
     "Score against prompt layer (LPT §4 and §5.2, Figures 2, 4 and 5)"
     task = task or load_task(base.task, base.data, base.k, base.draw)
     cfgs,how = planned(methods, base, layers, seeds, tuned, out, task)
-    old,L = stored(out),load_backbone(base.backbone).n_layers
-    return [r for cfg in cfgs for r in with_seeds(cfg, task, how, seeds, old, out, say, n_layers=L)]
+    L = load_backbone(base.backbone).n_layers
+    with writing(out):
+        old = stored(out)
+        return [r for cfg in cfgs for r in with_seeds(cfg, task, how, seeds, old, out, say, n_layers=L)]
 
 # %% ../../nbs/engine/analysis/layer_sweep.ipynb #dbe3c63c
 def sweep_table(

@@ -12,21 +12,25 @@ from functools import partial
 from .command_line import command, config_of, ints, names
 
 # %% ../../nbs/engine/commands/sweep.ipynb #c3b52f01
-def _ready(methods, base, at, seeds, tune, head_first, out):
-    "Everything that can be refused is refused here; then the head's rate, the rows and the choice of a layer"
+def _refused(methods, base, at, seeds, out):
+    "Everything that can be refused is refused here; else the rows of the task"
+    from idp_tutorial.analysis.layer_sweep import planned
+    from idp_tutorial.data.tasks import load_task
+    from idp_tutorial.experiments.feasible import check
+    check(methods, base, seeds, out)
+    planned(methods, base, at, seeds) # before the head's rate costs time
+    return load_task(base.task, base.data, base.k)
+
+def _ready(methods, base, at, seeds, tune, head_first, out, rows):
+    "The head's rate and the choice of a layer"
     from dataclasses import replace
     from idp_tutorial.analysis.layer_choice import choice_if_any
     from idp_tutorial.analysis.layer_sweep import planned, sweep_file
-    from idp_tutorial.data.tasks import load_task
     from idp_tutorial.experiments.comparison import head_rate
-    from idp_tutorial.experiments.feasible import check
-    check(methods, base, seeds, out)
-    rows = load_task(base.task, base.data, base.k)
-    planned(methods, base, at, seeds) # before the head's rate costs time
     if head_first:
-        base = replace(base, head_lr=head_rate(base, rows))
+        base = replace(base, head_lr=head_rate(base, rows, out=sweep_file(out, base)))
     planned(methods, base, at, seeds, tune, sweep_file(out, base), rows) # before anything is written
-    return base,rows,choice_if_any(methods, base, rows, sweep_file(out, base, 'choice'))
+    return base,choice_if_any(methods, base, rows, sweep_file(out, base, 'choice'))
 
 def _swept(methods, base, at, seeds, tune, out, rows, choice):
     "Train at every layer, and print the tables"
@@ -78,12 +82,15 @@ def idp_sweep(*,
     import matplotlib
     from idp_tutorial.analysis.information import Probe
     from idp_tutorial.analysis.layer_sweep import sweep_file
+    from idp_tutorial.locks import writing
     matplotlib.use('Agg')
     size = Probe(probe_depth, probe_width, steps=probe_steps)
     chosen,at = names(methods),ints(layers, 'layers')
-    base,rows,choice = _ready(chosen, base, at, seeds, tune, head_first, out)
-    records = _swept(chosen, base, at, seeds, tune, out, rows, choice)
-    if probe:
-        _probed(base, lr, seeds, out, rows, records, size)
+    rows,file = _refused(chosen, base, at, seeds, out),sweep_file(out, base)
+    with writing(file):
+        base,choice = _ready(chosen, base, at, seeds, tune, head_first, out, rows)
+        records = _swept(chosen, base, at, seeds, tune, out, rows, choice)
+        if probe:
+            _probed(base, lr, seeds, out, rows, records, size)
     also = f" and {sweep_file(out, base, 'choice').name}" if choice else ''
-    print(f"\nwritten: {sweep_file(out, base)}{also}")
+    print(f"\nwritten: {file}{also}")

@@ -9,8 +9,10 @@ __all__ = ['lexicon', 'expand', 'finish', 'clause', 'sentiment_row', 'questions_
 import json
 import re
 from functools import cache
-from importlib.resources import files
 from random import Random
+
+# %% ../../nbs/engine/data/grammars.ipynb #0e728d32
+from ..files import asset
 
 # %% ../../nbs/engine/data/grammars.ipynb #2d0cca8d
 def _unpack(v):
@@ -26,8 +28,7 @@ def lexicon(
     name:str, # task, a key of `SYNTHETIC`
 )->dict: # word lists and patterns by slot name
     "The hand-written words and sentence patterns of one task, from `assets/lexicons.json`"
-    text = (files('idp_tutorial')/'assets'/'lexicons.json').read_text(encoding='utf-8')
-    return _unpack(json.loads(text)[name])
+    return _unpack(json.loads(asset('lexicons.json').read_text(encoding='utf-8'))[name])
 
 # %% ../../nbs/engine/data/grammars.ipynb #e50d7005
 def expand(

@@ -11,11 +11,11 @@ import json
 import operator
 import torch
 from functools import cache
-from importlib.resources import files
 from torch import nn
 from types import SimpleNamespace
 
 # %% ../../nbs/engine/efficiency/published_counts.ipynb #1e69531d
+from ..files import asset
 from .parameter_counts import COUNTED_ONLY, lora_count, meta_model, printed, size
 from ..methods.adapters import add_adapters, add_compacters, add_lora
 from ..methods.id_spam import AttentionPromptGenerator
@@ -31,7 +31,7 @@ from ..model.heads import ClassificationHead
 # %% ../../nbs/engine/efficiency/published_counts.ipynb #01235d95
 @cache
 def _facts()->dict:
-    return json.loads((files('idp_tutorial')/'assets'/'published_counts.json').read_text(encoding='utf-8'))
+    return json.loads(asset('published_counts.json').read_text(encoding='utf-8'))
 
 _ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow}

@@ -17,6 +17,7 @@ from ..data.tasks import load_task
 from .feasible import check, possible
 from .results import write_results
 from .run import record_of, run, trained
+from ..locks import alone
 from ..methods.controls import CONTROLS, ROWS
 from ..methods.registry import METHODS
 from ..records import append, as_recorded, stored
@@ -51,12 +52,21 @@ def head_rate(
     cfg:RunConfig,
     task:Task,
     say=lambda s: None,
+    out:Path|None=None, # a file of records, in whose folder the choice is kept for the next start
 )->float|None: # None for a verbalizer, which trains no head
     "The learning rate that the bare head chooses on the validation split"
     if cfg.head=='verbalizer':
         return None
     bare = replace(cfg, method='head-only', lr=None, head_lr=None, seed=0)
-    return tune(bare, task, METHODS['head-only'].rates, say)['lr']
+    also = dict(sizes={split: len(rows) for split,rows in task.splits.items()})
+    file,how = out and Path(out).with_name('head-rate.jsonl'),'best of 3 on validation, seed 0'
+    for r in stored(file):
+        if made_by(r, bare, how, **also):
+            return r['lr']
+    r = {**tune(bare, task, METHODS['head-only'].rates, say), 'lr_selected':how}
+    if file:
+        append(r, file)
+    return r['lr']
 
 # %% ../../nbs/engine/experiments/comparison.ipynb #c7066513
 def made_by(
@@ -122,11 +132,12 @@ def compare(
     out:Path|None=None,      # JSONL file; what it has is not run again
     say=print,
     head_first:bool=False,   # train the head of every method at `head_rate`, and tune what remains
+    old:list=(),             # records of elsewhere; nor is what they have
 )->list[dict]: # records
     "Train every method with every seed on one task"
     methods = list(dict.fromkeys(methods))
     possible(methods, base.head, seeds)
-    task,old = load_task(base.task, base.data, base.k, base.draw),stored(out)
+    task,old = load_task(base.task, base.data, base.k, base.draw),[*old, *stored(out)]
     how = 'given' if base.lr else 'best of 3 on validation, seed 0' if tuned else 'default'
     rate,done = base.head_lr,{}
     def of(m):
@@ -138,7 +149,7 @@ def compare(
         done['head-only'] = of('head-only') # its own row chooses
         rate = done['head-only'][0]['lr']
     elif head_first:
-        rate = head_rate(base, task, say)
+        rate = head_rate(base, task, say, out)
     done |= {m: of(m) for m in methods if m not in done}
     return [r for m in methods for r in done[m]]
 
@@ -156,12 +167,14 @@ def compare_to(
     out = Path(out)
     check(methods, base, seeds, out)
     part = out/'compare.jsonl.part'
-    try:
-        records = compare(methods, base, seeds, tuned, part, say, head_first)
-    except BaseException: # Ctrl-C too
-        if part.exists():
-            say(f"stopped: the finished runs are in {part}; the same command goes on from there")
-        raise
-    table = write_results(records, out/'compare')
-    part.unlink()
+    with alone(out):
+        try:
+            done = stored(out/'compare.jsonl')
+            records = compare(methods, base, seeds, tuned, part, say, head_first, done)
+        except BaseException: # Ctrl-C too
+            if part.exists():
+                say(f"stopped: the finished runs are in {part}; the same command goes on from there")
+            raise
+        table = write_results(records, out/'compare')
+        part.unlink(missing_ok=True)
     return table

@@ -6,12 +6,12 @@
 __all__ = ['KEYS', 'results_table', 'format_table', 'markdown_table', 'one_kind', 'across_tasks', 'plot_scores', 'write_results']
 
 # %% ../../nbs/engine/experiments/results.ipynb #5eced85d
-import json
+import io
 import pandas as pd
 from pathlib import Path
 
 # %% ../../nbs/engine/experiments/results.ipynb #c3b60f01
-from ..records import write_whole
+from ..files import sealed, write_whole
 
 # %% ../../nbs/engine/experiments/results.ipynb #cf7c36b4
 KEYS = ['task','k','backbone','head','method'] # what makes a row of a table
@@ -153,11 +153,13 @@ def write_results(
     records:list[dict], # of one task
     base:Path|str,      # folder and name of the three files
 )->pd.DataFrame: # the table
-    "Write BASE.jsonl, whole or not at all, then BASE.csv and BASE.png, which are made from it"
+    "Write BASE.jsonl, whole or not at all, then so BASE.csv and BASE.png, which are made from it"
     def file(end):
         return Path(f'{base}.{end}')
-    write_whole(file('jsonl'), ''.join(json.dumps(r)+'\n' for r in records).encode())
+    write_whole(file('jsonl'), ''.join(sealed(r)+'\n' for r in records).encode())
     table = results_table(records)
-    table.to_csv(file('csv'), index=False)
-    plot_scores(records).figure.savefig(file('png'), dpi=150, bbox_inches='tight')
+    write_whole(file('csv'), table.to_csv(index=False).encode())
+    picture = io.BytesIO()
+    plot_scores(records).figure.savefig(picture, dpi=150, bbox_inches='tight')
+    write_whole(file('png'), picture.getvalue())
     return table

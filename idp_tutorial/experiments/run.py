@@ -6,7 +6,6 @@
 __all__ = ['record_of', 'trained', 'run', 'train']
 
 # %% ../../nbs/engine/experiments/run.ipynb #8b73d455
-import json
 from accelerate import PartialState
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,8 @@ from pathlib import Path
 # %% ../../nbs/engine/experiments/run.ipynb #244da034
 from ..checks import known
 from ..config import RunConfig
+from ..files import sealed, write_whole
+from ..locks import alone
 from ..data.task import Task
 from ..data.tasks import load_task
 from ..methods.build import build
@@ -21,7 +22,7 @@ from ..methods.prompt_files import save_pretrained
 from ..methods.controls import CONTROLS, ROWS, fit_control
 from ..model.pretrained import load_backbone
 from ..model.prompted_model import PromptedModel, count_parameters
-from ..records import append, as_recorded, versions, write_whole
+from ..records import append, as_recorded, versions
 from ..training.evaluation import evaluate
 from ..training.examples import examples_to_score
 from ..training.fit import fit
@@ -82,9 +83,11 @@ def train(
     "Train one config, or go on with it, and keep what it learnt"
     (task,cfg),folder = _of_task(cfg, task),Path(folder)
     model = build(cfg, load_backbone(cfg.backbone), task)
-    log = fit(model, task, cfg, save=None if save_every==0 else folder, save_every=save_every)
-    record = record_of(model, log, task, cfg)
-    save_pretrained(model, folder, task, cfg, record)
-    if PartialState().is_main_process:
-        write_whole(folder/'record.jsonl', (json.dumps(record)+'\n').encode())
+    first = PartialState().is_main_process
+    with alone(folder if first else None):
+        log = fit(model, task, cfg, save=None if save_every==0 else folder, save_every=save_every)
+        record = record_of(model, log, task, cfg)
+        save_pretrained(model, folder, task, cfg, record)
+        if first:
+            write_whole(folder/'record.jsonl', (sealed(record)+'\n').encode())
     return record

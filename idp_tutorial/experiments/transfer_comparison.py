@@ -13,6 +13,7 @@ from pathlib import Path
 # %% ../../nbs/engine/experiments/transfer_comparison.ipynb #d8180024
 from ..checks import known
 from ..config import RunConfig
+from ..locks import writing
 from ..data.tasks import load_task
 from .comparison import head_rate, made_by
 from .results import one_kind
@@ -62,12 +63,13 @@ def transfer_scores(
     source,target = tasks or (load_task(base.task, base.data, base.k, base.draw),_few(target, base, shots))
     maps = {m: mapped(replace(base, method=m), source, target, given) for m in methods} # before anything is trained
     pair = [_first_rows(t, test_rows) for t in (source,target)]
-    if head_first:
-        base = replace(base, head_lr=head_rate(base, pair[0], say))
-    old,records = stored(out),[]
-    for m in methods:
-        to = maps[m] and list(maps[m])
-        records += _of_method(m, base, pair, given, to, shots, seeds, tuned, old, out, say)
+    with writing(out):
+        if head_first:
+            base = replace(base, head_lr=head_rate(base, pair[0], say, out))
+        old,records = stored(out),[]
+        for m in methods:
+            to = maps[m] and list(maps[m])
+            records += _of_method(m, base, pair, given, to, shots, seeds, tuned, old, out, say)
     return records
 
 def _of_method(m, base, pair, given, to, shots, seeds, tuned, old, out, say):

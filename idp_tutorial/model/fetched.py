@@ -22,8 +22,8 @@ from pathlib import Path
 
 # %% ../../nbs/engine/model/fetched.ipynb #1d2a47d0
 from ..checks import known
-from .downloads import File, MANIFEST, damaged, download, intact, is_intact, place, take, unpack
-from .downloads import write_manifest
+from ..files import MANIFEST, damaged, write_manifest
+from .downloads import File, download, intact, is_intact, place, take, unpack
 
 # %% ../../nbs/engine/model/fetched.ipynb #0b86d0a3
 @dataclass(frozen=True)

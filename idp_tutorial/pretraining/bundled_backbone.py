@@ -7,11 +7,13 @@ __all__ = ['corpus', 'save_backbone']
 
 # %% ../../nbs/engine/pretraining/bundled_backbone.ipynb #2036677a
 import copy
-import hashlib
+import tempfile
 import torch
 from pathlib import Path
 
 # %% ../../nbs/engine/pretraining/bundled_backbone.ipynb #992e4037
+from ..files import MANIFEST, write_manifest
+from ..model.downloads import place
 from .text import read_lines, without
 
 # %% ../../nbs/engine/pretraining/bundled_backbone.ipynb #b38b8762
@@ -49,14 +51,17 @@ def save_backbone(
     dtype=torch.float16, # of the file
     dropout:float=.1,    # for those who train with it
 ):
-    "Write weights, config, tokenizer and the checksum that `load_backbone` verifies: a `from_pretrained` folder"
+    "Write weights, config, tokenizer and the checksums that `load_backbone` verifies: a `from_pretrained` folder"
     folder,copied = Path(folder),copy.deepcopy(model).to(dtype)
     for name in ('hidden_dropout_prob','attention_probs_dropout_prob','resid_pdrop','embd_pdrop','attn_pdrop'):
         if hasattr(copied.config, name):
             setattr(copied.config, name, dropout)
-    copied.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    weights = folder/'model.safetensors'
-    weights.chmod(0o644)
-    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
-    (folder/'SHA256SUMS').write_text(f'{digest}  {weights.name}\n')
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix='.saving-', dir=folder) as tmp:
+        new = Path(tmp)
+        copied.save_pretrained(new)
+        tokenizer.save_pretrained(new)
+        write_manifest(new)
+        for p in sorted(new.iterdir(), key=lambda p: p.name==MANIFEST): # last: what is half old is refused
+            p.chmod(0o644)
+            place(p, folder/p.name)

@@ -6,16 +6,16 @@
 __all__ = ['PretrainConfig', 'pretrain']
 
 # %% ../../nbs/engine/pretraining/pretrain.ipynb #1dd89285
-import json
 import numpy as np
 import time
 import torch
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from safetensors.torch import load_file
 
 # %% ../../nbs/engine/pretraining/pretrain.ipynb #6971e76a
-from ..checks import one_of
+from ..checks import between, one_of, positive
+from ..locks import alone
+from .checkpoints import begin_from, go_on, resume, weights_in, write_checkpoint
 from .language_modelling import held_out_loss, losses, new_model
 from .masters import Masters
 from .text import draw_windows
@@ -40,59 +40,16 @@ class PretrainConfig:
     start:str=''         # folder of a run, or of weights, of this shape: they go on, with a schedule of their own
 
     def __post_init__(self):
+        one_of(self.family, ('roberta','gpt2'), 'family')
         one_of(self.dtype, ('float32','bfloat16'), 'dtype')
-
-# %% ../../nbs/engine/pretraining/pretrain.ipynb #b2061a20
-def _checkpoint(ckpt:Path, cfg, masters, step, log):
-    "Write everything a resumed run needs, then rename"
-    ckpt.parent.mkdir(parents=True, exist_ok=True)
-    tmp = ckpt.with_suffix('.tmp')
-    torch.save(dict(cfg=asdict(cfg), masters=masters.state_dict(), step=step, log=log), tmp)
-    tmp.replace(ckpt)
-    (ckpt.parent/'log.jsonl').write_text(''.join(json.dumps(r)+'\n' for r in log))
-
-def _read(ckpt:Path):
-    "A whole checkpoint, or what to do without it"
-    if not ckpt.exists():
-        raise FileNotFoundError(f"no checkpoint at {ckpt}: it is made by `pretrain` with out=, or by idp_pretrain")
-    try:
-        c = torch.load(ckpt, weights_only=True)
-        return {name: c[name] for name in ('cfg','masters','step','log')}
-    except Exception as e:
-        raise ValueError(f"the checkpoint {ckpt} is damaged ({type(e).__name__}): delete it to start again") from None
-
-def _resume(ckpt:Path, cfg, masters):
-    "Load a checkpoint of the same config, or say what differs"
-    c,mine = _read(ckpt),asdict(cfg)
-    theirs = c['cfg']
-    if differ := {o: (theirs.get(o),mine.get(o)) for o in {**theirs, **mine} if theirs.get(o)!=mine.get(o)}:
-        raise ValueError(f"the checkpoint {ckpt} is of another run (its value, yours: {differ}): "
-                         "use another --out, or the same settings")
-    masters.load_state_dict(c['masters'])
-    return c['step'],c['log']
-
-def _go_on(masters, cfg):
-    "The weights of another run, not its optimizer"
-    c = _read(Path(cfg.start)/'checkpoint.pt')
-    theirs = c['masters']['kept']
-    if [v.shape for v in theirs]!=[q.shape for q in masters.kept]:
-        raise ValueError(f"start={cfg.start!r} is a run of another shape ({c['cfg']}): "
-                         f"give the same family, d, n_layers, vocabulary and teacher ({cfg})")
-    masters.take(theirs)
-
-def _weights(start:str):
-    "The file of weights in a folder that is no training run, such as a bundled backbone"
-    there = Path(start)/'model.safetensors'
-    return there if start and there.exists() and not (Path(start)/'checkpoint.pt').exists() else None
-
-def _begin(model, weights:Path, cfg):
-    "Start from saved weights; a teacher's maps, which are not among them, begin anew"
-    theirs,mine = load_file(weights),model.state_dict()
-    if wrong := [o for o,v in theirs.items() if o not in mine or mine[o].shape!=v.shape]:
-        raise ValueError(f"start={cfg.start!r} is a model of another shape "
-                         f"({wrong[0]} {list(theirs[wrong[0]].shape)}): "
-                         f"give the same family, d, n_layers and vocabulary ({cfg})")
-    model.load_state_dict(theirs, strict=False) # tied tensors are stored once
+        for name,low,high in (('d',32,2**14), ('n_layers',1,1000), ('vocab',261,2**16), ('steps',1,10**9),
+                ('tokens',32,2**24), ('warmup',1,10**9), ('seed',0,2**32-1), ('held_out',0,2**40)):
+            between(getattr(self, name), low, high, name)
+        if self.d%32:
+            raise ValueError(f"d={self.d}: the width is a multiple of 32, such as 192")
+        positive(self.lr, 'lr', 'a learning rate, such as 1.5e-3')
+        between(self.decay, 0, 1, 'decay', 'a share of the steps')
+        between(self.distil, 0, 10**6, 'distil', "the weight of the teacher's states")
 
 # %% ../../nbs/engine/pretraining/pretrain.ipynb #8cabeb51
 def _entry(step:int, cfg, seen:list, seconds:float, held:dict)->dict:
@@ -100,7 +57,7 @@ def _entry(step:int, cfg, seen:list, seconds:float, held:dict)->dict:
     mean = {name: torch.stack([r[name] for r in seen]).float().mean().item() for name in seen[0]}
     if not np.isfinite(mean['lm']):
         raise ValueError(f"the loss is {mean['lm']} at step {step}: lower --lr ({cfg.lr}), or give more warm-up; "
-                         "the last checkpoint is whole")
+                         "the last checkpoint is whole, and stays; another rate is another run, with another --out")
     return dict(
         step=step,
         tokens=step*cfg.tokens,
@@ -131,8 +88,8 @@ def _start(tokenizer, cfg, words, extra):
     model = new_model(len(tokenizer), cfg.d, cfg.n_layers, family=cfg.family).to(device)
     if words is not None:
         model.get_input_embeddings().weight.data.copy_(words)
-    if weights := _weights(cfg.start):
-        _begin(model, weights, cfg)
+    if weights := weights_in(cfg.start):
+        begin_from(model, weights, cfg)
     masters = Masters([model] if extra is None else [model,extra.to(model.device)], cfg)
     if device=='cuda':
         model.base_model.compile(dynamic=True) # what `losses` calls
@@ -143,7 +100,7 @@ def pretrain(
     stream:np.ndarray,   # `[N]` ids; its last `cfg.held_out` ids are held out
     tokenizer,
     cfg:PretrainConfig=PretrainConfig(),
-    out:Path|None=None,  # folder for `log.jsonl` and `checkpoint.pt`; an existing checkpoint is resumed
+    out:Path|None=None,  # folder for `log.jsonl` and checkpoints; a run that is there is resumed
     words:torch.Tensor|None=None, # `[V,d]` start of the word embeddings
     extra:torch.nn.Module|None=None, # a `Distillation`: called as `extra(hidden_states, at)`, returns a loss
     every:int=500,       # steps between held-out evaluations and checkpoints
@@ -152,29 +109,29 @@ def pretrain(
 ): # the model, and the log as a list of dicts
     "Train a RoBERTa or GPT-2 on raw text; resumable, and deterministic on one machine"
     n = len(stream)-cfg.held_out # ids to train on
+    between(every, 1, 10**9, 'every', 'steps between two checkpoints')
     if cfg.held_out<64 or n<=256:
         raise ValueError(f"pretrain: {len(stream)} ids of text, held_out={cfg.held_out}: at least 64 are held out, "
                          "and more than 256 must remain to train on; give more text, or another held_out")
-    model,masters = _start(tokenizer, cfg, words, extra)
-    ckpt = Path(out)/'checkpoint.pt' if out else None
-    step,log = 0,[]
-    if ckpt and ckpt.exists():
-        step,log = _resume(ckpt, cfg, masters)
-    elif cfg.start and not _weights(cfg.start):
-        _go_on(masters, cfg)
-    seen,t0 = [],time.time()
-    while step<(stop or cfg.steps):
-        rng = np.random.default_rng((cfg.seed,step))
-        r = losses(model, stream, draw_windows(n, cfg.tokens, rng), rng, tokenizer, extra)
-        (r['lm']+cfg.distil*r.get('distil', 0.)).backward()
-        masters.step()
-        step += 1
-        seen.append({name: v.detach() for name,v in r.items()})
-        if step%every==0 or step==cfg.steps:
-            held = held_out_loss(model, stream, tokenizer, cfg.held_out, extra)
-            log.append(_entry(step, cfg, seen, time.time()-t0, held))
-            say(_line(log[-1], cfg))
-            if ckpt:
-                _checkpoint(ckpt, cfg, masters, step, log)
-            seen,t0 = [],time.time()
+    out = Path(out) if out else None
+    with alone(out):
+        model,masters = _start(tokenizer, cfg, words, extra)
+        step,log = resume(out, cfg, masters) if out else (0, [])
+        if not step and cfg.start and not weights_in(cfg.start):
+            go_on(masters, cfg)
+        seen,t0 = [],time.time()
+        while step<(stop or cfg.steps):
+            rng = np.random.default_rng((cfg.seed,step))
+            r = losses(model, stream, draw_windows(n, cfg.tokens, rng), rng, tokenizer, extra)
+            (r['lm']+cfg.distil*r.get('distil', 0.)).backward()
+            masters.step()
+            step += 1
+            seen.append({name: v.detach() for name,v in r.items()})
+            if step%every==0 or step==cfg.steps:
+                held = held_out_loss(model, stream, tokenizer, cfg.held_out, extra)
+                log.append(_entry(step, cfg, seen, time.time()-t0, held))
+                say(_line(log[-1], cfg))
+                if out:
+                    write_checkpoint(out, cfg, masters, step, log)
+                seen,t0 = [],time.time()
     return _finished(model, masters),log

@@ -12,9 +12,14 @@ import lzma
 import numpy as np
 import re
 import torch
+import warnings
 from collections import Counter
 from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+# %% ../../nbs/engine/pretraining/text.ipynb #7ce078aa
+from ..files import MANIFEST, damaged, digest, write_manifest, write_whole
+from ..locks import alone
 
 # %% ../../nbs/engine/pretraining/text.ipynb #eb42d276
 def read_lines(
@@ -147,16 +152,26 @@ def prepare_text(
     "Shuffle the documents, train the tokenizer on 60,000 of them, encode them all; done once per `out`"
     from transformers import PreTrainedTokenizerFast
     out = Path(out)
+    said = digest(l.encode(errors='surrogatepass')+b'\n' for l in lines)
     note = dict(documents=len(lines), characters=sum(map(len, lines)), vocab=vocab, seed=seed,
-                encode=encode is not None)
+                encode=encode is not None, digest=said)
     done = out/'text.json'
-    if not done.exists():
-        out.mkdir(parents=True, exist_ok=True)
-        _write_text(lines, out, vocab, seed, encode)
-        tmp = out/'text.tmp'
-        tmp.write_text(json.dumps(note))
-        tmp.replace(done)
-    elif (was := json.loads(done.read_text()))!=note:
-        raise ValueError(f"{out} holds other text ({was}, yours {note}): use another --out, or delete it")
+    with alone(out, 'text', wait=True):
+        if done.exists() and (was := _note(done))!=note:
+            raise ValueError(f"{out} holds other text ({was}, yours {note}): use another --out, or delete it")
+        if done.exists() and (bad := damaged(out) if (out/MANIFEST).is_file() else MANIFEST):
+            warnings.warn(f"{out/bad} is damaged or missing: the text is prepared again", stacklevel=2)
+            done.unlink()
+        if not done.exists():
+            _write_text(lines, out, vocab, seed, encode)
+            write_manifest(out, '*.npy', 'tokenizer/*')
+            write_whole(done, json.dumps(note).encode())
     arrays = {p.stem: np.load(p, mmap_mode='r') for p in sorted(out.glob('*.npy'))}
     return PreTrainedTokenizerFast.from_pretrained(out/'tokenizer'),arrays
+
+def _note(done):
+    "What was prepared"
+    try:
+        return json.loads(done.read_text(encoding='utf-8'))
+    except ValueError:
+        raise ValueError(f"{done} is damaged: delete it, and the text is prepared again") from None

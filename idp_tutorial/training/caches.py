@@ -65,6 +65,7 @@ def cache_states(
     store = StateStore(folder/(name or fingerprint(bb))/kind, bb.d, dtype)
     keys = [text_key(e) for e in examples]
     texts = dict(zip(keys, examples))
+    store.verify(texts)
     def rows(keys): return [1 if one else len(texts[k]['ids']) for k in keys]
     new = sorted([k for k in texts if k not in store], key=lambda k: -len(texts[k]['ids']))
     if new:

@@ -16,9 +16,10 @@ from tqdm.auto import tqdm
 # %% ../../nbs/engine/training/fit.ipynb #dcc39e91
 from ..config import RunConfig
 from ..data.task import Task, scaled
+from ..locks import alone
 from ..model.prompted_model import PromptedModel, learnt
 from .checkpoint import Checkpoint, identity
-from .evaluation import answers, evaluate
+from .evaluation import answers, evaluate, no_numbers
 from .examples import training_examples
 from .processes import Meter, accelerator, compiled, gathered, parts
 
@@ -70,8 +71,7 @@ class Run:
         if save:
             about = identity(model, [self.train, self.valid], cfg, self.lr, acc.num_processes)
             self.checkpoint = Checkpoint(save, about, every or cfg.eval_every)
-        # fused: in one pass over a tensor, where the plain one makes a dozen
-        groups = model.groups(self.lr, cfg.head_lr)
+        groups = model.groups(self.lr, cfg.head_lr) # fused: one pass over a tensor, where the plain one makes a dozen
         opt = torch.optim.AdamW(groups, lr=self.lr, weight_decay=cfg.weight_decay, fused=True)
         self.wrapped,self.opt = acc.prepare(model, opt)
         if acc.process_index: self._draw_apart()
@@ -82,6 +82,7 @@ class Run:
         self.bar = tqdm(total=cfg.steps, initial=self.seen.step, leave=False, desc=cfg.method,
             disable=None if acc.is_main_process else True)
         self.texts = parts(acc, self.train, cfg, model.backbone.tokenizer.pad_token_id or 0, skip=self.seen.step)
+        return self.bar
 
     def _draw_apart(self):
         "A dropout of its own for every process but the first"
@@ -104,11 +105,17 @@ def step(self:Run):
     self.seen.step += 1
     self.seen.losses.append(loss)
     self.bar.update()
-    asked = self.seen.step<10 or self.at(10) or self.at(self.cfg.eval_every) # not always: it waits for the device
-    if asked and not torch.isfinite(loss):
-        raise FloatingPointError(f"the loss is {loss.item()} at step {self.seen.step} of {self.cfg.method!r} (learning "
-            f"rate {self.lr:g}, precision {self.cfg.precision!r}): nothing is kept of this run. A lower lr usually "
-            "fixes it; then more warmup, a smaller clip, or precision='bf16' instead of 'fp16'")
+    if self.seen.step<10 or self.at(10) or self.at(self.cfg.eval_every): # not always: it waits for the device
+        if not torch.isfinite(loss): self._diverged(loss.item())
+
+@patch
+def _diverged(self:Run, loss:float):
+    "Say why, and leave the folder to another rate"
+    if self.checkpoint and self.acc.is_main_process: self.checkpoint.forget()
+    why = no_numbers(self.model, 'nothing is kept of this run')
+    how = f"{self.cfg.method!r} (learning rate {self.lr:g}, precision {self.cfg.precision!r})"
+    raise FloatingPointError(f"the loss is {loss} at step {self.seen.step} of {how}: {why}; then "
+        "more warmup, a smaller clip, or precision='bf16' instead of 'fp16'")
 
 @patch
 def _loss(self:Run, batches:list)->Tensor: # of all texts of the step, over all processes
@@ -178,14 +185,13 @@ def fit(
     task:Task,          # with its splits
     cfg:RunConfig,
     lr:float|None=None, # overrides `cfg.lr`
-    save:Path|str|None=None,  # folder for `checkpoint.pt`, from which a killed run goes on
+    save:Path|str|None=None,  # folder for checkpoints, from which a killed run goes on
     save_every:int|None=None, # steps between checkpoints; None: `cfg.eval_every`
 )->dict: # validation history, best validation score, ms per step, peak memory, losses, what a cache cost
     "Train; leaves the model with the tensors that were best on the validation split"
     run = Run(model, task, cfg, lr or cfg.lr)
     if not model.trained(): return run.zero_shot()
-    run.begin(save, save_every)
-    with compiled(model, cfg.compile), run.bar:
+    with alone(save if run.acc.is_main_process else None), run.begin(save, save_every), compiled(model, cfg.compile):
         while not run.finished:
             run.step()
             if run.at(cfg.eval_every): run.look()

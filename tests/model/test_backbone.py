@@ -30,9 +30,10 @@ from transformers import (
 
 from idp_tutorial.methods.adapters import add_lora
 from idp_tutorial.model import pretrained as checkpoints
+from idp_tutorial.model.downloads import verify
 from idp_tutorial.model.families import open_model
 from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.pretrained import BUNDLED, FULL_SCALE, load_backbone, packaged, verify
+from idp_tutorial.model.pretrained import BUNDLED, FULL_SCALE, load_backbone, packaged
 
 SMALL = dict(vocab_size=60, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=40)
 LENGTHS = dict(full=(9,9,9), ragged=(9,4,1), single=(1,))

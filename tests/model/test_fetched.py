@@ -17,9 +17,10 @@ from small import config, small_task
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from idp_tutorial.experiments.run import run
+from idp_tutorial.files import file_digest, write_manifest
 from idp_tutorial.model import fetched as shelf
 from idp_tutorial.model import pretrained
-from idp_tutorial.model.downloads import File, digest, intact, place, unpack, write_manifest
+from idp_tutorial.model.downloads import File, intact, place, unpack
 from idp_tutorial.model.fetched import SOURCES, Source, fetch, fetched
 from idp_tutorial.model.pretrained import load_backbone, packaged
 
@@ -44,7 +45,7 @@ sys.exit(idp_fetch())
 '''
 
 def of(path):
-    return File(path.name, digest(path), path.stat().st_size)
+    return File(path.name, file_digest(path), path.stat().st_size)
 
 def wheel(shop, name, files):
     "A wheel that pip takes"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from idp_tutorial.data.synthetic import make_rows
+from idp_tutorial.files import manifest
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.pretraining.bundled_backbone import corpus, save_backbone
@@ -47,6 +48,18 @@ def test_saved_folder_is_a_backbone(tmp_path):
     torch.testing.assert_close(bb.lm_logits(run_layers(bb, batch).h), model(ids).logits, atol=1e-2, rtol=0)
     assert bb.tokenizer('a cold beer', 'the soup').input_ids==tok('a cold beer', 'the soup').input_ids
     assert bb.has_lm_head and bb.max_tokens==256
-    digest,name = (tmp_path/'b/SHA256SUMS').read_text().split()
-    assert name=='model.safetensors' and digest==hashlib.sha256((tmp_path/'b'/name).read_bytes()).hexdigest()
+    known = manifest(tmp_path/'b')
+    assert {*known}=={p.name for p in (tmp_path/'b').iterdir()}-{'SHA256SUMS'}
+    assert all(sha256==hashlib.sha256((tmp_path/'b'/name).read_bytes()).hexdigest() for name,sha256 in known.items())
     assert not list(tmp_path.rglob('*.bin')) and bb.model.config.hidden_dropout_prob==.1
+
+def test_a_saved_folder_says_which_file_has_changed(tmp_path):
+    tok = train_tokenizer([r['sentence1'] for r in make_rows('sentiment', 'train', n=200)], 500)
+    save_backbone(new_model(len(tok), 32, 1), tok, tmp_path/'b')
+    for file in manifest(tmp_path/'b'):
+        good = (tmp_path/'b'/file).read_bytes()
+        (tmp_path/'b'/file).write_bytes(good[:-3]+bytes([good[-3]^1])+good[-2:])
+        with pytest.raises(ValueError, match=f'{file} is damaged: it is not what SHA256SUMS beside it says'):
+            load_backbone(str(tmp_path/'b'))
+        (tmp_path/'b'/file).write_bytes(good)
+    load_backbone(str(tmp_path/'b'))

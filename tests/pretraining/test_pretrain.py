@@ -1,12 +1,13 @@
 "From text to a backbone: the tokenizer, windows, masks, the loss, and a killed run against an unbroken one."
 import json
 import lzma
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from idp_tutorial import tensor_files
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.model.pretrained import load_backbone, packaged
@@ -24,6 +25,8 @@ from idp_tutorial.pretraining.text import (
     train_tokenizer,
     without,
 )
+from idp_tutorial.records import read_records
+from idp_tutorial.snapshots import write_step
 
 
 @pytest.fixture(scope='module')
@@ -220,22 +223,22 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(when, step, whole, stream, 
     def stop(line):
         if when=='said' and line.startswith(f'step {step}/'):
             raise Kill # what is said comes before what is kept
-    real = torch.save
-    def half(o, f):
-        real(o, f)
-        if when=='writing' and o['step']==step:
-            f.write_bytes(f.read_bytes()[:1000])
+    real = tensor_files.write_whole
+    def half(file, data):
+        if when=='writing' and file.name==f'checkpoint-{step}.safetensors':
+            file.with_name('.checkpoint.part').write_bytes(data[:1000])
             raise Kill
-    monkeypatch.setattr(torch, 'save', half)
+        real(file, data)
+    monkeypatch.setattr(tensor_files, 'write_whole', half)
     with pytest.raises(Kill): pretrain(stream, tok, CFG, tmp_path, every=3, say=stop)
-    monkeypatch.setattr(torch, 'save', real)
+    monkeypatch.setattr(tensor_files, 'write_whole', real)
     torch.rand(9)
     said = []
     model,log = pretrain(stream, tok, CFG, tmp_path, every=3, say=said.append)
     assert said[0].startswith(f'step {step}/') and len(said)==(12-step)//3+1
     assert timeless(log)==timeless(whole[1])
     assert all(torch.equal(a, b) for a,b in zip(model.parameters(), whole[0].parameters())) and not model.training
-    assert [json.loads(l) for l in (tmp_path/'log.jsonl').read_text().splitlines()]==log
+    assert read_records(tmp_path/'log.jsonl')==log
     said.clear()
     again,log = pretrain(stream, tok, CFG, tmp_path, every=3, say=said.append) # finished: nothing left to do
     assert not said and all(torch.equal(a, b) for a,b in zip(model.parameters(), again.parameters()))
@@ -271,10 +274,10 @@ def test_a_decoder_learns_too(stream, tok):
 def test_a_loss_that_is_no_number_ends_the_run(stream, tok, tmp_path, monkeypatch):
     real = pretraining.losses
     pretrain(stream, tok, CFG, tmp_path, every=3, say=quiet, stop=6)
-    whole = (tmp_path/'checkpoint.pt').read_bytes()
+    whole = (tmp_path/'checkpoint-6.safetensors').read_bytes()
     monkeypatch.setattr(pretraining, 'losses', lambda *a, **kw: {k:v*float('nan') for k,v in real(*a, **kw).items()})
     refused(lambda: pretrain(stream, tok, CFG, tmp_path, every=3, say=quiet), 'loss is nan at step 9', 'lower --lr')
-    assert (tmp_path/'checkpoint.pt').read_bytes()==whole
+    assert (tmp_path/'checkpoint-6.safetensors').read_bytes()==whole
 
 def refused(f, *words, error=ValueError):
     with pytest.raises(error) as e: f()
@@ -282,17 +285,43 @@ def refused(f, *words, error=ValueError):
 
 def test_what_cannot_be_resumed(stream, tok, tmp_path):
     pretrain(stream, tok, replace(CFG, steps=2), tmp_path, every=2, say=quiet)
-    ckpt = tmp_path/'checkpoint.pt'
+    ckpt = tmp_path/'checkpoint-2.safetensors'
     def go(**kw): return pretrain(stream, tok, replace(CFG, steps=2, **kw), tmp_path, say=quiet)
     refused(lambda: go(d=64, seed=3), 'is of another run', "'d': (32, 64)", "'seed': (0, 3)", 'another --out')
-    whole = ckpt.read_bytes()
-    ckpt.write_bytes(whole[:len(whole)//2])
-    refused(go, f'the checkpoint {ckpt} is damaged', 'delete it')
-    ckpt.write_bytes(b'')
-    refused(go, 'is damaged')
-    torch.save({'weights':torch.zeros(2)}, ckpt)
-    refused(go, 'is damaged', 'delete it') # a file of something else
-    assert asdict(CFG).keys()==torch.load((ckpt.write_bytes(whole), ckpt)[1], weights_only=True)['cfg'].keys()
+    for harm in (ckpt.read_bytes()[:900], b''):
+        ckpt.write_bytes(harm)
+        refused(go, f'{ckpt} is damaged', 'Delete it')
+    ckpt.unlink()
+    torch.save({'weights':torch.zeros(2)}, tmp_path/'checkpoint.pt')
+    refused(go, 'a checkpoint of version 0.1.0, which could run code')
+    write_step(tmp_path, 3, {'a':1})
+    refused(go, 'is of something else')
+
+def test_a_damaged_newest_goes_on_from_the_one_before(stream, tok, tmp_path):
+    whole,log = pretrain(stream, tok, replace(CFG, steps=6), tmp_path/'a', every=2, say=quiet)
+    pretrain(stream, tok, replace(CFG, steps=6), tmp_path/'b', every=2, say=quiet, stop=4)
+    (tmp_path/'b/checkpoint-4.safetensors').write_bytes(b'half')
+    with pytest.warns(UserWarning, match='checkpoint-4.* is damaged: .*; the run goes on from checkpoint-2'):
+        again,_ = pretrain(stream, tok, replace(CFG, steps=6), tmp_path/'b', every=2, say=quiet)
+    for p,q in zip(whole.parameters(), again.parameters()): assert torch.equal(p, q)
+    assert len(read_records(tmp_path/'b/log.jsonl'))==len(log)==3
+
+@pytest.mark.parametrize('kw', [dict(steps=0), dict(steps=-5), dict(n_layers=-1), dict(lr=0), dict(lr=float('nan')),
+    dict(d=33), dict(tokens=0), dict(seed=-1), dict(distil=float('nan')), dict(family='t5')], ids=str)
+def test_what_no_run_can_have(kw):
+    name, = kw
+    refused(lambda: PretrainConfig(**kw), name)
+
+def test_prepared_text_that_has_changed_is_prepared_again(lines, tmp_path):
+    _,a = prepare_text(lines, tmp_path, 700)
+    ids = np.array(a['stream'])
+    data = bytearray((tmp_path/'stream.npy').read_bytes())
+    data[-3] ^= 1
+    del a
+    (tmp_path/'stream.npy').write_bytes(data)
+    with pytest.warns(UserWarning, match='stream.npy is damaged or missing: the text is prepared again'):
+        _,b = prepare_text(lines, tmp_path, 700)
+    assert np.array_equal(ids, b['stream'])
 
 def test_a_finished_run_goes_on_as_another(stream, tok, tmp_path):
     "Its weights, a new optimizer and schedule; and the new run resumes like any other"

@@ -85,7 +85,7 @@ def test_a_store_gives_back_what_it_was_given_and_takes_what_was_predicted(dtype
         assert len(s)==4 and KEYS[0] in s and b'x'*16 not in s
         for k,t in zip(KEYS, texts): np.testing.assert_array_equal(s[k], t.astype(dtype))
     files = [f for f in tmp_path.rglob('*') if f.is_file()]
-    assert sum(f.stat().st_size for f in files)==cache_size([3,1,4,2], 5, dtype)==10*5*np.dtype(dtype).itemsize+4*24
+    assert sum(f.stat().st_size for f in files)==cache_size([3,1,4,2], 5, dtype)==10*5*np.dtype(dtype).itemsize+4*32+16
     assert not store[KEYS[0]].flags.owndata and not store[KEYS[0]].flags.writeable # a view of the file, not a copy
 
 def test_parts_add_up_and_a_part_that_is_there_is_left_alone(tmp_path):
@@ -122,15 +122,47 @@ def test_what_a_killed_process_leaves_is_no_part_of_the_store(tmp_path):
     store.add(KEYS[:1], [3], ragged()[:1])
     assert not old.exists() and young.exists() and len(store)==1
 
-@pytest.mark.parametrize('harm', ['shorter','longer','no rows','no index'])
-def test_a_damaged_part_is_refused(harm, tmp_path):
-    StateStore(tmp_path, 5).add(KEYS[:2], [3,1], ragged()[:2])
-    part, = tmp_path.iterdir()
-    rows = part/'rows'
-    if harm=='shorter': rows.write_bytes(rows.read_bytes()[:-4])
-    elif harm=='longer': rows.write_bytes(rows.read_bytes()+b'1234')
-    else: (part/harm[3:]).unlink()
-    with pytest.raises(ValueError, match=r'part-.* is damaged.*Delete this folder'): StateStore(tmp_path, 5)
+def flipped(file, at=-1):
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+
+@pytest.mark.parametrize('harm', ['shorter','longer','no rows','no index','a row','a key','an end','the seal'])
+def test_a_damaged_part_is_made_anew(harm, tmp_path, bbs):
+    bb,rows = bbs['roberta'],rows_of(bbs['roberta'], n=4)
+    kept,_ = cache_states(bb, rows, 2, tmp_path)
+    whole = [e['hidden'].copy() for e in kept]
+    file, = tmp_path.rglob('rows')
+    index = file.with_name('index')
+    if harm=='shorter': file.write_bytes(file.read_bytes()[:-4])
+    elif harm=='longer': file.write_bytes(file.read_bytes()+b'1234')
+    elif harm.startswith('no'): (file if harm=='no rows' else index).unlink()
+    else: flipped(file if harm=='a row' else index, {'a row':5, 'a key':3, 'an end':16, 'the seal':-1}[harm])
+    with pytest.warns(UserWarning, match='is damaged .*: its states are computed again'):
+        again,said = cache_states(bb, rows, 2, tmp_path)
+    assert said['computed']==len(rows)
+    for e,h in zip(again, whole): np.testing.assert_array_equal(e['hidden'], h)
+    assert cache_states(bb, rows, 2, tmp_path)[1]['computed']==0
+
+def test_a_part_of_another_store_is_none_of_this_one(tmp_path):
+    for name in 'ab': StateStore(tmp_path/name, 5).add(KEYS[:2], [3,1], [ragged()[i]+(name=='b') for i in range(2)])
+    part, = (tmp_path/'a').iterdir()
+    shutil.rmtree(part)
+    shutil.copytree(tmp_path/'b'/part.name, part)
+    with pytest.warns(UserWarning, match='is damaged'): assert len(StateStore(tmp_path/'a', 5))==0
+
+def test_all_caches_together_have_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setenv('IDP_CACHE_LIMIT', str(2.5*cache_size([3], 5)/1e9))
+    for i in range(3):
+        store = StateStore(tmp_path/f'model{i}'/'layer', 5)
+        store.add(KEYS[:1], [3], ragged()[:1])
+        os.utime(next(store.folder.iterdir()), (i,i))
+    assert [len([*(tmp_path/f'model{i}/layer').iterdir()]) for i in range(3)]==[0,1,1] # the oldest went
+    with pytest.raises(ValueError, match='IDP_CACHE_LIMIT allows 0.0 MB for all caches: raise it'):
+        StateStore(tmp_path/'x/y', 5).add(KEYS, [9,9,9,9], [])
+    monkeypatch.setenv('IDP_CACHE_LIMIT', 'much')
+    with pytest.raises(ValueError, match="IDP_CACHE_LIMIT='much': GB"):
+        StateStore(tmp_path/'x/y', 5).add(KEYS[:1], [3], ragged()[:1])
 
 def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch, bbs):
     usage = namedtuple('usage', 'total used free')

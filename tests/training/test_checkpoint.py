@@ -1,16 +1,19 @@
 """A run that was killed and started again is the run that was not killed, to the bit; what is in its file, and which
 files are refused."""
-import os
 import random
+import threading
 
 import pytest
 import torch
 from small import Killed, backbone, config, kill_at, model_of, numbers, small_task
 
+from idp_tutorial import files as files_of
+from idp_tutorial import snapshots
+from idp_tutorial.locks import alone
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model import prompted_model
-from idp_tutorial.training import checkpoint as resume
+from idp_tutorial.snapshots import last_step
 from idp_tutorial.training.checkpoint import Checkpoint, identity
 from idp_tutorial.training.fit import fit
 
@@ -22,11 +25,13 @@ def kill_and_go_on(cfg, folder, at, every, task=None): # the log and the model o
     kill_at(first, at)
     with pytest.raises(Killed): fit(first, task or small_task(), cfg, save=folder, save_every=every)
     model = make(cfg, task)
-    if (folder/'checkpoint.pt').exists():
+    if [*folder.glob('checkpoint-*')]:
         torch.rand(5)
         random.random() # whatever happened to the generators
     seen = kill_at(model, 0)
     return fit(model, task or small_task(), cfg, save=folder, save_every=every),model,len(seen)
+
+def files(folder): return sorted(p.name for p in folder.glob('[!.]*'))
 
 def tensors(model): return {n: p.detach().clone() for n,p in prompted_model.learnt(model).items()}
 def same(a, b): assert a.keys()==b.keys() and all(torch.equal(a[n], b[n]) for n in a)
@@ -84,7 +89,7 @@ def test_killed_twice(tmp_path):
         m = make(cfg)
         kill_at(m, at)
         with pytest.raises(Killed): fit(m, small_task(), cfg, save=tmp_path, save_every=1)
-    assert torch.load(tmp_path/'checkpoint.pt', weights_only=True)['seen']['step']==3
+    assert last_step(tmp_path)['seen']['step']==3
     assert numbers(fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=1))==numbers(log)
 
 def test_a_finished_run_answers_at_once(tmp_path):
@@ -111,48 +116,79 @@ def test_what_is_written(tmp_path):
     m = make(cfg)
     kill_at(m, 4)
     with pytest.raises(Killed): fit(m, small_task(), cfg, save=tmp_path, save_every=3)
-    was = torch.load(tmp_path/'checkpoint.pt', weights_only=True)
+    was = last_step(tmp_path)
     assert was['tensors'].keys()==prompted_model.learnt(m).keys() and not any(n.startswith('lm.')
         for n in was['tensors']) and len(was['opt']['state'])==len(m.trained())
     assert sum('scale' in n for n in was['tensors'])==3 # the running statistics of `standardise`
-    assert was['seen']['step']==3 and len(was['seen']['losses'])==3 and os.listdir(tmp_path)==['checkpoint.pt']
+    assert was['seen']['step']==3 and len(was['seen']['losses'])==3 and files(tmp_path)==['checkpoint-3.safetensors']
     assert str(tmp_path) not in str(was['about']) and was['about']['frozen weights']==identity(make(cfg), [[]], cfg,
         1.)['frozen weights']
-    size = (tmp_path/'checkpoint.pt').stat().st_size
+    size = (tmp_path/'checkpoint-3.safetensors').stat().st_size
     fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=3)
-    assert (tmp_path/'checkpoint.pt').stat().st_size<size # finished: no optimizer
+    assert (tmp_path/'checkpoint-4.safetensors').stat().st_size<size # finished: no optimizer
 
-def test_a_kill_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
-    cfg,plain = config(steps=5),torch.save
+@pytest.mark.parametrize('error', [Killed(), OSError(28, 'No space left on device')], ids=['kill','full disk'])
+def test_half_a_file_is_none(error, tmp_path, monkeypatch):
+    cfg,plain = config(steps=5),files_of.os.fsync
     log = fit(make(cfg), small_task(), cfg)
     done = []
-    def half(state, f):
-        if done:
-            f.write_bytes(b'half a file')
-            raise Killed
+    def half(at):
+        if len(done)==2: # a file and its folder
+            raise error
         done.append(1)
-        plain(state, f)
-    monkeypatch.setattr(resume.torch, 'save', half)
-    with pytest.raises(Killed): fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=2)
-    monkeypatch.setattr(resume.torch, 'save', plain)
-    assert torch.load(tmp_path/'checkpoint.pt', weights_only=True)['seen']['step']==2
+        plain(at)
+    monkeypatch.setattr(files_of.os, 'fsync', half)
+    full = pytest.raises(ValueError, match=r'no checkpoint can be written at step 4: no space is left.*one before is')
+    with pytest.raises(Killed) if isinstance(error, Killed) else full:
+        fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=2)
+    monkeypatch.setattr(files_of.os, 'fsync', plain)
+    assert files(tmp_path)==['checkpoint-2.safetensors'] and last_step(tmp_path)['seen']['step']==2
     assert numbers(fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=2))==numbers(log)
 
-def test_a_full_disk(tmp_path, monkeypatch):
-    cfg,plain = config(steps=5),torch.save
-    done = []
-    def full(state, f):
-        if done:
-            f.write_bytes(b'half a file')
-            raise OSError(28, 'No space left on device')
-        done.append(1)
-        plain(state, f)
-    monkeypatch.setattr(resume.torch, 'save', full)
-    with pytest.raises(ValueError, match=r'no checkpoint can be written at step 4 .*No space left.*the one '
-        r'before is whole'):
-        fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=2)
-    assert os.listdir(tmp_path)==['checkpoint.pt'] and torch.load(tmp_path/'checkpoint.pt',
-        weights_only=True)['seen']['step']==2
+def test_a_damaged_newest_falls_back(tmp_path):
+    cfg = config(steps=5)
+    log = fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=2)
+    assert files(tmp_path)==['checkpoint-4.safetensors','checkpoint-5.safetensors']
+    newest = tmp_path/'checkpoint-5.safetensors'
+    for harm in (lambda b: b[:len(b)//2], lambda b: b[:-40]+bytes([b[-40]^4])+b[-39:], lambda b: b''):
+        newest.write_bytes(harm(newest.read_bytes()))
+        with pytest.warns(UserWarning, match='checkpoint-5.* is damaged: .*; the run goes on from checkpoint-4'):
+            again = fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=2)
+        assert numbers(again)==numbers(log)
+    newest.write_bytes((tmp_path/'checkpoint-4.safetensors').read_bytes()) # swapped
+    with pytest.warns(UserWarning, match='it is of step 4'):
+        assert numbers(fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=2))==numbers(log)
+
+def test_a_run_that_diverged_leaves_its_folder_to_another_rate(tmp_path, monkeypatch):
+    cfg = config(steps=6, lr=1e-3)
+    from idp_tutorial.training.fit import Run
+    plain,calls = Run._loss,[]
+    def loss(self, batches):
+        calls.append(1)
+        return plain(self, batches)*(float('nan') if len(calls)==4 else 1)
+    monkeypatch.setattr(Run, '_loss', loss)
+    with pytest.raises(FloatingPointError, match='nothing is kept of this run. A lower lr usually fixes it'):
+        fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=1)
+    assert not files(tmp_path)
+    fit(make(cfg), small_task(), cfg, lr=1e-4, save=tmp_path)
+
+def test_a_backbone_that_is_no_number_is_named(tmp_path):
+    cfg,bb = config(),backbone()
+    bb.layers[1].output.dense.weight.data[0,0] = float('nan')
+    with pytest.raises(FloatingPointError, match=r"the backbone's weights are none \(lm.*output.dense.weight\)"):
+        fit(build(cfg, bb, small_task()), small_task(), cfg)
+
+def test_one_run_a_folder(tmp_path):
+    with alone(tmp_path):
+        said = []
+        def second():
+            with pytest.raises(ValueError, match=r'is in use by process \d+ on .*: wait until it ends'):
+                fit(make(config()), small_task(), config(), save=tmp_path)
+            said.append(1)
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+    assert said and not files(tmp_path)
 
 # --- refusals
 
@@ -168,11 +204,11 @@ def folder(tmp_path_factory):
     ids=str)
 def test_another_config(kw, words, folder):
     cfg = config(**kw)
-    before = (folder/'checkpoint.pt').read_bytes()
+    before = (folder/'checkpoint-4.safetensors').read_bytes()
     with pytest.raises(ValueError, match='holds another run') as e: fit(make(cfg), small_task(), cfg, save=folder)
     assert words in str(e.value)
     assert 'give another folder, or the same settings' in str(e.value)
-    assert (folder/'checkpoint.pt').read_bytes()==before
+    assert (folder/'checkpoint-4.safetensors').read_bytes()==before
 
 def test_the_rate_that_fit_is_given(folder):
     with pytest.raises(ValueError, match=r'\(lr 0.01 there, 0.02 here\)'):
@@ -198,16 +234,29 @@ def test_where_things_lie_is_not_in_it():
 
 @pytest.mark.parametrize('harm', [lambda b: b[:len(b)//2], lambda b: b'', lambda b: b'no checkpoint',
     lambda b: b[:300]+bytes(200)+b[500:]], ids=['cut','empty','text','zeros'])
-def test_a_damaged_file(harm, tmp_path):
+def test_two_damaged_files(harm, tmp_path):
     fit(make(config()), small_task(), config(), save=tmp_path)
-    f = tmp_path/'checkpoint.pt'
-    f.write_bytes(harm(f.read_bytes()))
-    with pytest.raises(ValueError, match=r'checkpoint.pt is damaged \(\w+\): delete it to start this run anew'):
+    for f in tmp_path.glob('checkpoint-*'): f.write_bytes(harm(f.read_bytes()))
+    with pytest.raises(ValueError, match='checkpoint-4.safetensors is damaged: .*; .*checkpoint-2.* is damaged: .*'
+        'Delete them to start this run anew'):
         fit(make(config()), small_task(), config(), save=tmp_path)
 
-def test_a_foreign_file(tmp_path):
+def test_what_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    fit(make(config()), small_task(), config(), save=tmp_path)
+    def refused(file):
+        raise PermissionError(13, 'Permission denied', str(file))
+    monkeypatch.setattr(snapshots, 'read_tree', refused)
+    with pytest.raises(ValueError, match='checkpoint-4.* may not be read .* by this user.*delete nothing') as e:
+        fit(make(config()), small_task(), config(), save=tmp_path)
+    assert 'damaged' not in str(e.value)
+
+def test_files_of_something_else(tmp_path):
     torch.save({'a':1}, tmp_path/'checkpoint.pt')
-    with pytest.raises(ValueError, match='damaged'): fit(make(config()), small_task(), config(), save=tmp_path)
+    with pytest.raises(ValueError, match='a checkpoint of version 0.1.0, which could run code'):
+        fit(make(config()), small_task(), config(), save=tmp_path)
+    snapshots.write_step(tmp_path, 3, {'a':1})
+    with pytest.raises(ValueError, match='of something else'):
+        fit(make(config()), small_task(), config(), save=tmp_path)
 
 def test_folders_that_cannot_be(tmp_path):
     (tmp_path/'file').write_text('')

@@ -46,6 +46,9 @@ class RunConfig:
     eval_every:int=50          # steps between looks at the validation split
     max_len:int=128            # tokens of a text; what is longer is cut
     precision:str='no'         # 'no', 'bf16' or 'fp16': autocast in training
+    # of weights that stay as they are: 'float32', 'bfloat16', or 'auto': what a measurement here says is faster;
+    # what is trained, and the loss, are float32, and the record says what it was
+    dtype:str='float32'
     compile:bool=False         # the trained layers by torch.compile: a minute to begin with, for long runs on a GPU
     device:str='auto'          # 'auto' or 'cpu'
     cache:str='none'           # states of frozen layers: 'sentence', 'hidden' or 'both'
@@ -66,6 +69,7 @@ class RunConfig:
             positive(getattr(self, name), name, 'a learning rate, such as 1e-3; None takes the default')
         one_of(self.device, ('auto','cpu'), 'device', 'which GPU: CUDA_VISIBLE_DEVICES')
         one_of(self.precision, ('no','bf16','fp16'), 'precision')
+        one_of(self.dtype, ('float32','bfloat16','auto'), 'dtype')
         one_of(self.cache, ('none','sentence','hidden','both'), 'cache')
         one_of(self.cache_dtype, ('float32','float16'), 'cache_dtype')
         if self.cache in ('hidden','both') and self.lower_dropout:

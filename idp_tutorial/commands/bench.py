@@ -109,7 +109,7 @@ def _measured(o, bb, base, methods):
     rows,also = [],{'length':'length', 'batch':'batch_size'}.get(o.grow)
     about = dict(backbone=Path(o.backbone).name, n_layers=bb.n_layers, d=bb.d, batch_size=o.batch_size,
         length=o.length, head=o.head, precision=o.precision, threads=torch.get_num_threads(), repeats=o.repeats,
-        versions=versions())
+        versions=versions(), **bb.weights_are)
     for part in _parts(o, bb, base, methods, partial(print, file=sys.stderr, flush=True)):
         about['device'] = torch.cuda.get_device_name() if bb.words.weight.is_cuda else 'cpu'
         for r in part:

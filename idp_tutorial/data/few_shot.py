@@ -33,7 +33,7 @@ def draw(
     "Draw `n` rows; stratified as in LPT's code: `round(n·n_c/N)` of each class, the last takes what remains"
     rng,units = random.Random(seed),questions(rows)
     rng.shuffle(units)
-    if stratified and not any(isinstance(r['label'], float) or 'group' in r for r in rows):
+    if stratified and all(isinstance(r.get('label'), int) and 'group' not in r for r in rows):
         units = _by_class(units, n, rng) # where rounding gave one too many or too few, the cut below is still at n
     return [r for u in units[:n] for r in u],[r for u in units[n:] for r in u]
 

@@ -76,7 +76,7 @@ def read_rows(
 def _labelled(path):
     "Has any line a label that is not -1? (An empty file has: it is a mistake, and reading it says so)"
     lines = [text for _,text in lines_of(path) if text.strip()]
-    return not lines or any(re.search(r'"label\w*"\s*:(?!\s*(-1\b|null))', l) for l in lines)
+    return not lines or any(re.search(r'"(?:label\w*|target)"\s*:(?!\s*(-1\b|null))', l) for l in lines)
 
 def _files(folder):
     "Files by split; the validation split may be called val or dev; without a test file that has no labels"
@@ -136,7 +136,7 @@ def from_folder(
     return {s: read_rows(task, p) for s,p in files.items()},frozen
 
 # %% ../../nbs/engine/data/loading.ipynb #e14c8f40
-BUNDLED = ('sentiment','domains','two-domains','two-domains-order','questions','entailment','similarity') # packaged
+BUNDLED = ('sentiment','domains','two-domains','two-domains-order','questions','entailment','similarity','in-short')
 
 def _hub_rows(task, where, r, n):
     try:

@@ -39,7 +39,7 @@ def check_row(
     "Check one row"
     texts = ['sentence1','sentence2'] if task.pair else ['sentence1']
     group = ['group'] if task.grouped else []
-    need = [*texts, *group, 'label']
+    need = [*texts, *group, 'target' if task.text else 'label']
     if not isinstance(row, dict):
         raise ValueError(f"{where}: {str(row)[:60]!r} is not a row: "
                          'one object such as {"sentence1": "…", "label": 0} is needed')
@@ -48,10 +48,12 @@ def check_row(
                          f"task {task.name!r} needs {', '.join(need)} in every row{also}")
     if row.get('sentence2') and not task.pair:
         raise ValueError(f"{where}: a sentence2, but task {task.name!r} has one sentence: use Task(…, pair=True)")
-    for c in texts:
+    for c in texts+['target']*task.text:
         if not isinstance(row[c], str) or not (row[c].strip() or task.may_be_empty):
             raise ValueError(f"{where}: {c} is {row[c]!r}: it must be a text that is not empty; "
                              "correct the row or leave it out")
+    if task.text:
+        return {c: row[c] for c in [*texts,'target']}
     return {c: row[c] for c in texts+group} | {'label':_label(task, row['label'], where)}
 
 # %% ../../nbs/engine/data/rows.ipynb #031f4c2b

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 # %% ../../nbs/engine/data/task.ipynb #d1f4a378
-from .batches import encode
-from .metrics import score
+from .batches import encode, with_targets
+from .metrics import exact_match, score
 from .rows import choose
 
 # %% ../../nbs/engine/data/task.ipynb #fca85cf2
@@ -40,6 +40,11 @@ def check_task(
                              "('billing', 'delivery'); of one text each letter would be a class")
     if len(set(task.labels))<len(task.labels):
         raise ValueError(f"task {task.name!r}: labels {task.labels}: each class needs a name of its own")
+    if task.text:
+        if task.labels or task.grouped or task.metric!='exact_match':
+            raise ValueError(f"task {task.name!r}: text=True with labels {task.labels}, metric {task.metric!r}: a task "
+                             "whose answers are texts has no labels and no groups, and metric='exact_match'")
+        return
     correlations = {'pearson','spearman'} & set(task.metric.split('+'))
     if bool(correlations)==bool(task.labels):
         raise ValueError(f"task {task.name!r}: metric {task.metric!r} with labels {task.labels}: "
@@ -64,6 +69,8 @@ class Task:
     templates:dict=field(default_factory=dict, repr=False) # keys code, paper, causal code, causal paper
     templates_from:str='ours' # 'LPT' where the paper or its code has template and words; 'ours' where they are ours
     limits:tuple=(0.,5.)      # of a regression label
+    text:bool=False           # the answer is a text: rows have a `target`, which a decoder writes
+    answer_len:int=32         # of such a task: tokens of the longest answer, its end included
     may_be_empty:bool=False   # accept empty sentences (four of CR's 3,775 published rows are)
     hub:tuple=()              # dataset id on the Hugging Face hub, and configuration; ('bundled',) for ours
     columns:tuple=('{sentence1}','{sentence2}','label') # of the hub: format strings of the sentences, name of the label
@@ -81,7 +88,7 @@ class Task:
 
     @property
     def regression(self)->bool:
-        return not self.labels
+        return not self.labels and not self.text
 
     def template(self,
         variant:str|None, # None, 'code', 'paper', or a string with `{s1}` `{s2}` `{mask}`
@@ -91,6 +98,8 @@ class Task:
         if variant is None or '{' in variant:
             return variant
         key = f'causal {variant}' if causal else variant
+        if self.text and not self.templates:
+            return '{s1}{s2} ={mask}' if self.pair else '{s1} ={mask}'
         if key not in self.templates:
             known = 'known are code and paper' if self.templates else 'it has none of its own'
             raise ValueError(f"task {self.name!r} has no template {variant!r}: {known}; "
@@ -107,7 +116,13 @@ class Task:
         "Rows to token ids"
         if causal is None:
             causal = tokenizer.mask_token_id is None
-        return encode(rows, tokenizer, max_len, self.template(template, causal), causal)
+        if not self.text:
+            return encode(rows, tokenizer, max_len, self.template(template, causal), causal)
+        if not causal:
+            raise ValueError(f"task {self.name!r} asks for a text, and this model writes none: use a decoder, such as "
+                             "'tiny-gpt2' or 'smollm2'")
+        asked = encode(rows, tokenizer, max_len-self.answer_len, self.template(template or 'code', causal), causal)
+        return with_targets(asked, rows, tokenizer, self.answer_len)
 
     def word_ids(self,
         tokenizer,  # a Hugging Face tokenizer
@@ -128,10 +143,12 @@ class Task:
         return [i[0] for i in ids]
 
     def answer(self,
-        out,         # what a model says `[N,C]`, or `[N,1]` from 0 to 1 for regression
+        out,         # what a model says `[N,C]`, or `[N,1]` from 0 to 1 for regression; texts are answers as they are
         groups=None, # the question of each row `[N]`, where rows are grouped
     )->list: # class indices, or numbers
         "A model's output to predictions"
+        if self.text:
+            return out
         if self.regression:
             lo,hi = self.limits
             return (out[:,0]*(hi-lo)+lo).tolist()
@@ -145,6 +162,8 @@ class Task:
         groups=None, # the question of each row `[N]`, where rows are grouped
     )->dict: # metric name → percent, the main metric first
         "All metrics that fit the task"
+        if self.text:
+            return dict(exact_match=exact_match(predictions, labels))
         names = ['pearson+spearman','pearson','spearman'] if self.regression else ['accuracy','macro_f1']
         if len(self.labels)==2:
             names += ['f1','accuracy+f1','accuracy+macro_f1']
@@ -159,7 +178,8 @@ class Task:
         "Answer, then score"
         groups = [e.get('group') for e in examples]
         pred = self.answer(out, groups)
-        return self.score(pred, [e['label'] for e in examples], groups),pred
+        right = [e['target' if self.text else 'label'] for e in examples]
+        return self.score(pred, right, groups),pred
 
 # %% ../../nbs/engine/data/task.ipynb #e855c15e
 def scaled(batch:dict, task:Task)->dict:

@@ -76,6 +76,7 @@ _ALL = [
     _bundled('questions', 'question', **_KIND),
     _bundled('entailment', 'entailment', **_ENTAIL),
     _bundled('similarity', 'duplicate', metric='pearson+spearman'),
+    Task('in-short', text=True, metric='exact_match', answer_len=12, hub=('bundled',)),
 ]
 TASKS = {t.name: t for t in _ALL}
 

@@ -15,9 +15,8 @@ from ..checks import known, writable
 from ..config import RunConfig
 from ..data.batches import collate
 from ..data.tasks import load_task
-from ..methods.build import build
+from ..methods.build import backbone_for, build
 from ..methods.controls import ROWS
-from ..model.pretrained import load_backbone
 from ..training.examples import encode_rows
 
 # %% ../../nbs/engine/experiments/feasible.ipynb #cde93005
@@ -52,7 +51,7 @@ def check(
     writable(out)
     task,longest = load_task(base.task, base.data, base.k, base.draw),None
     for m in methods:
-        bb = load_backbone(base.backbone)
+        bb = backbone_for(replace(base, method=m))
         model = build(replace(base, method=m), bb, task).eval()
         if longest is None:
             longest = _longest(base, bb, task)

@@ -17,10 +17,9 @@ from ..files import sealed, write_whole
 from ..locks import alone
 from ..data.task import Task
 from ..data.tasks import load_task
-from ..methods.build import build
+from ..methods.build import backbone_for, build
 from ..methods.prompt_files import save_pretrained
 from ..methods.controls import CONTROLS, ROWS, fit_control
-from ..model.pretrained import load_backbone
 from ..model.prompted_model import PromptedModel, count_parameters
 from ..records import append, as_recorded, versions
 from ..training.evaluation import evaluate
@@ -40,9 +39,8 @@ def record_of(
     if test:
         examples,_ = examples_to_score(model, task, cfg, task.splits['test'])
         scores,_ = evaluate(model, examples, task, 4*cfg.batch_size, next(model.parameters()).device)
-    weights = {'weights':bb.origin} if bb.origin else {}
     chosen = {'chosen':log['chosen']} if 'chosen' in log else {} # of a control
-    return {**as_recorded(cfg), **weights, 'metric':task.metric, 'score':scores[task.metric], 'scores':scores,
+    return {**as_recorded(cfg), **bb.weights_are, 'metric':task.metric, 'score':scores[task.metric], 'scores':scores,
         'validation':log['validation'], 'selected':'checkpoint: best on validation; reported on test',
         'sizes':{split: len(rows) for split,rows in task.splits.items()}, 'params':count_parameters(model),
         'steps':log['steps'], 'ms_per_step':round(log['ms_per_step'], 2),
@@ -58,7 +56,7 @@ def _of_task(cfg, task): # and the config that names it, also where the caller b
 
 def trained(cfg:RunConfig, task:Task)->tuple[PromptedModel,dict]: # the model, and what `fit` gave
     "A model of `cfg` on a backbone of its own, trained"
-    model = build(cfg, load_backbone(cfg.backbone), task)
+    model = build(cfg, backbone_for(cfg), task)
     return model,(fit_control if cfg.method in CONTROLS else fit)(model, task, cfg)
 
 def run(
@@ -82,7 +80,7 @@ def train(
 )->dict: # the record
     "Train one config, or go on with it, and keep what it learnt"
     (task,cfg),folder = _of_task(cfg, task),Path(folder)
-    model = build(cfg, load_backbone(cfg.backbone), task)
+    model = build(cfg, backbone_for(cfg), task)
     first = PartialState().is_main_process
     with alone(folder if first else None):
         log = fit(model, task, cfg, save=None if save_every==0 else folder, save_every=save_every)

@@ -16,9 +16,8 @@ from ..checks import known
 from ..config import RunConfig
 from ..data.task import Task
 from .label_maps import answer_as, label_map, renames
-from ..methods.build import build
+from ..methods.build import backbone_for, build
 from ..methods.registry import METHODS
-from ..model.pretrained import load_backbone
 from ..model.prompted_model import count_parameters
 from ..records import as_recorded, versions
 from ..training.evaluation import answers, evaluate
@@ -112,8 +111,9 @@ def _record(cfg, tasks, setting, model, log, more): # cfg: of the first task
     metric,score = headline(target, scores)
     alone = setting=='zero-shot' # the second task had no say
     chose = source.name if alone else target.name
-    return {**as_recorded(cfg), 'target':target.name, 'setting':setting, 'metric':metric, 'score':score,
-        'scores':scores, 'samples':0 if alone else len(target.splits['train']), 'stage_lr':log['lr'],
+    return {**as_recorded(cfg), **model.backbone.weights_are, 'target':target.name, 'setting':setting,
+        'metric':metric, 'score':score, 'scores':scores,
+        'samples':0 if alone else len(target.splits['train']), 'stage_lr':log['lr'],
         'validation':log['validation'], 'selected':f"checkpoint: best on validation of {chose}",
         'sizes':{t.name: {s: len(r) for s,r in t.splits.items()} for t in tasks},
         'params':count_parameters(model), 'steps_done':log['steps'], 'versions':versions(), **more}
@@ -127,7 +127,7 @@ def transfer(
     shots:bool=True, # few-shot too, and the control
 )->list[dict]: # records of the settings 'zero-shot', 'few-shot' and 'alone'
     "Train on one task, score another (ID-SPAM §3.4); train on with a few samples, and score again (App. C)"
-    to,bb = mapped(cfg, source, target, given),load_backbone(cfg.backbone)
+    to,bb = mapped(cfg, source, target, given),backbone_for(cfg)
     if not (cfg.lr or lrs):
         raise ValueError(f"no learning rate for {cfg.method!r}: give RunConfig(lr=…), or rates to try (lrs)")
     model = build(cfg, bb, source)
@@ -146,6 +146,6 @@ def transfer(
     log = _train_on(model, target, few, lrs)
     out.append(_record(cfg, (source, target), 'few-shot', model, log, more))
 
-    model = build(few, load_backbone(cfg.backbone), target) # the control: the samples alone
+    model = build(few, backbone_for(cfg), target) # the control: the samples alone
     log = _train_on(model, target, few, lrs)
     return [*out, _record(cfg, (source, target), 'alone', model, log, more)]

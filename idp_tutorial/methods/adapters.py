@@ -130,4 +130,7 @@ def add_lora(
         with warnings.catch_warnings():
             warnings.simplefilter('ignore') # a tied decoder is meant
             inject_adapter_in_model(config, bb.model)
+        for p in bb.model.parameters():
+            if p.requires_grad:
+                p.data = full(p.data)
     return Changed(bb, 'LoRA', change)

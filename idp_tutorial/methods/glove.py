@@ -142,7 +142,7 @@ class GloveEncoder(nn.Module):
 
     def prepare(self, examples:list)->list: # with a column `glove` `[d']`
         "Look up what `task.encode` gave, once"
-        return [{**e, 'glove':self.vector(text_of(e['ids'], self.tokenizer))} for e in examples]
+        return [{**e, 'glove':self.vector(text_of(e['ids'][:e.get('answer')], self.tokenizer))} for e in examples]
 
     def forward(self, ctx:Context)->Tensor: # `[B,d']`
         "The column `glove` of the batch, or looked up now"

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..config import RunConfig
 from ..data.task import Task
 from . import hub_models
-from .build import build
+from .build import build, held_in
 from .descriptions import FORMAT, PROMPTS, backbone_of, check_format, describe_backbone
 from .descriptions import describe_run, read_prompts, run_of
 from .glove import GloveEncoder
@@ -95,7 +95,7 @@ def from_pretrained(
     about,old = read_prompts(folder_of(folder, revision, token))
     check_format(about, folder)
     task,cfg = run_of(about, folder, about['version'])
-    bb = backbone_of(about['backbone'], cfg.backbone, bb, f'the prompts of {folder}', token=token)
+    bb = backbone_of(about['backbone'], cfg.backbone, bb, f'the prompts of {folder}', token=token, dtype=held_in(cfg))
     model = rebuilt(about, task, cfg, bb, glove, folder)
     now = learnt(model)
     if {n: t.shape for n,t in now.items()}!={n: t.shape for n,t in old.items()}:

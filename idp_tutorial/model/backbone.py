@@ -50,6 +50,12 @@ class Backbone:
         self.max_tokens = getattr(self.config, 'max_position_embeddings', 2**20) # rows that can have a position
         self.has_lm_head = bool(self.lm_parts) and all(hasattr(model, o.partition('.')[0]) for o in self.lm_parts)
 
+    @property
+    def weights_are(self)->dict: # for records
+        "Which weights these are, where a name does not say it, and what they are held in"
+        held = str(self.words.weight.dtype).removeprefix('torch.')
+        return {**({'origin':self.origin} if self.origin else {}), 'weights_dtype':held}
+
     def width(self, layer:int|str, op:str='insert')->int: # of a prompt that enters there
         "As keys and values, among the words, or at a layer"
         if op=='kv': return self.d_kv

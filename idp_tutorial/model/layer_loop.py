@@ -84,7 +84,8 @@ def apply_step(ctx:Context, step:Step|None)->Keys|None: # for the next layer
 # %% ../../nbs/engine/model/layer_loop.ipynb #5becf165
 def walk_layers(
     bb:Backbone,
-    batch:dict,          # `ids`, `keep`, `types` `[B,T]`, and `mask` `[B]` under a template
+    # `ids`, `keep`, `types` `[B,T]`; `mask` `[B]` under a template, `answer` `[B]` where a text follows
+    batch:dict,
     plan:dict[int|str,Step]|None=None,
     stop:int|None=None,  # layers to apply; None: all
     start:int=0,         # with `h`: layers already applied
@@ -129,7 +130,11 @@ def _enter(bb, batch, plan, start, end, h)->Context:
     _check_run(bb, keep, start, end, h)
     rows = dict(cls=torch.zeros_like(keep[:,0]), last=keep.sum(1)-1)
     if 'mask' in batch: rows['mask'] = batch['mask']
-    ctx = Context(bb, batch['ids'], keep, batch['types'], keep, rows, h, batch=batch)
+    text = keep
+    if 'answer' in batch: # whoever writes a prompt sees what is asked, not what follows
+        text = keep*(torch.arange(keep.shape[1], device=keep.device)<batch['answer'][:,None])
+        rows['last'],batch = batch['answer']-1,{**batch, 'keep':text}
+    ctx = Context(bb, batch['ids'], keep, batch['types'], text, rows, h, batch=batch)
     if h is None:
         ctx.h = bb.words(batch['ids'])
         apply_step(ctx, plan.get('words'))

@@ -49,7 +49,7 @@ class PromptedModel(nn.Module):
     @property
     def read(self)->str|None: # a tracked row; None: all of them
         "The one row that the head reads; the last layer need not compute the others"
-        return None if self.head.readout=='mean' else self.head.readout
+        return None if self.head.readout in ('mean','answer') else self.head.readout
 
     def context(self, batch:dict)->Context:
         "Run the layers; a batch with cached states goes on from them"
@@ -66,7 +66,7 @@ class PromptedModel(nn.Module):
     def forward(self, batch:dict, loss:bool=False)->Tensor: # `[B,C]`, or the loss
         "Both go through `forward`, where a wrapper for several processes listens"
         ctx = self.context(batch)
-        return self.head.loss(ctx, batch['label']) if loss else self.head(ctx)
+        return self.head.loss(ctx, batch.get('label')) if loss else self.head(ctx)
 
     def loss(self, batch:dict)->Tensor: return self(batch, loss=True)
 

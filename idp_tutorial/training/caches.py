@@ -49,6 +49,11 @@ def _states(bb, examples, what, dtype, batch_size):
                     f"cache_dtype='float32'")
             yield kept
 
+def _named(bb, *also)->str: # of a folder
+    "Its `fingerprint`, and what the states depend on besides"
+    held = bb.words.weight.dtype
+    return fingerprint(bb, *also, *([] if held==torch.float32 else [str(held)]))
+
 def cache_states(
     bb:Backbone,
     examples:list,        # from `encode_rows`
@@ -62,7 +67,7 @@ def cache_states(
     folder = cache_folder(folder)
     one = what in SENTENCES # row a text
     kind,dtype = (what,'float32') if one else (f'layer{what}-{dtype}',dtype)
-    store = StateStore(folder/(name or fingerprint(bb))/kind, bb.d, dtype)
+    store = StateStore(folder/(name or _named(bb))/kind, bb.d, dtype)
     keys = [text_key(e) for e in examples]
     texts = dict(zip(keys, examples))
     store.verify(texts)
@@ -90,7 +95,7 @@ def with_caches(
                 "gives other states in every epoch; build it with lower_dropout=False")
         use.append(model.first)
     if cfg.cache in ('sentence','both') and splits[0]: use += sentences_used(model, splits[0][0])
-    name = fingerprint(bb, bb.words.weight.device.type, cfg.precision) if use else None
+    name = _named(bb, bb.words.weight.device.type, cfg.precision) if use else None
     for what in use:
         for i,examples in enumerate(splits):
             splits[i],now = cache_states(bb, examples, what, cfg.cache_dir, cfg.cache_dtype, 4*cfg.batch_size, name)

@@ -29,8 +29,8 @@ def encode_rows(
 
 # %% ../../nbs/engine/training/examples.ipynb #ex000008
 def template_of(model:PromptedModel, cfg:RunConfig)->str|None:
-    "The config's template, if the head reads a mask"
-    return cfg.template if model.head.readout=='mask' else None
+    "The config's template, if the head reads a mask, or writes an answer"
+    return cfg.template if model.head.readout in ('mask','answer') else None
 
 def prepared(model:PromptedModel, examples:list)->list: # with a column more for each such source
     "What the sources look up in a text, looked up once"

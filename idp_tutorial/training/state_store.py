@@ -24,7 +24,8 @@ from ..files import sync_folder
 # %% ../../nbs/engine/training/state_store.ipynb #0e2b1152
 def text_key(example:dict)->bytes: # 16 bytes
     "A text, as the backbone sees it: ids and types"
-    ids = np.array([len(example['ids']), *example['ids'], *example['types']], np.int32)
+    asked = [example['answer']] if 'answer' in example else []
+    ids = np.array([len(example['ids']), *example['ids'], *example['types'], *asked], np.int32)
     return hashlib.blake2b(ids.tobytes(), digest_size=16).digest()
 
 # %% ../../nbs/engine/training/state_store.ipynb #7bebb04b

@@ -22,8 +22,10 @@ def test_rows(name):
         assert len({tuple(r.values())[:-1] for r in rows})==300
         assert all(split_of(s)==split and '{' not in s and '  ' not in s and s[0].isupper() and s[-1] in '.?'
             for s in texts(rows))
-        assert all(list(r)==['sentence1']+['sentence2']*task.pair+['label'] for r in rows)
-        if task.labels: assert set(Counter(r['label'] for r in rows).values())=={300//len(task.labels)}
+        last = 'target' if name=='in-short' else 'label'
+        assert all(list(r)==['sentence1']+['sentence2']*task.pair+[last] for r in rows)
+        if name=='in-short': assert sum(r['target'].endswith('good') for r in rows)==150
+        elif task.labels: assert set(Counter(r['label'] for r in rows).values())=={300//len(task.labels)}
         else: assert all(isinstance(r['label'], float) and 0<=r['label']<=5 for r in rows)
     seeds = set(texts(make_rows(name, 'train', 300, seed=7)))
     assert not seeds & set(texts(splits['test'])) # another seed stays in its split

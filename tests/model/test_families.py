@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from idp_tutorial.methods.adapters import add_adapters, add_lora
+from idp_tutorial.model.dtypes import cast_weights
 from idp_tutorial.model.families import FAMILIES, family_of, register_family
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.model.parity import CLOSE, EXACT, gap, parity, theirs
-from idp_tutorial.model.pretrained import cast_weights
 from idp_tutorial.model.small_models import (
     RAGGED,
     SMALL,

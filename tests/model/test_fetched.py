@@ -323,7 +323,7 @@ def test_a_record_says_which_weights(shop, cache):
     write_manifest(cache/'mpnet')
     task = small_task()
     records = [run(config(backbone=b, steps=1), task) for b in ('mpnet','tiny')]
-    assert records[0]['weights']==SOURCES['mpnet'].what and 'weights' not in records[1]
+    assert records[0]['origin']==SOURCES['mpnet'].what and 'origin' not in records[1]
 
 # ---- the real one
 

@@ -56,8 +56,11 @@ def between(
     hint:str='',   # what it is
 ): # `value`
     "Return `value` if it lies between two numbers, or is None; raises `ValueError`"
-    if value is not None and not low<=value<=high: # not a number is not
-        raise ValueError(f"{name}={value!s:.30}: it must lie between {low:,} and {high:,}{f'; {hint}' if hint else ''}")
+    if value is None:
+        return value
+    at_least(value, low, name, hint)
+    if value>high:
+        raise ValueError(f"{name}={value!s:.30}: it must be at most {high:,}{f'; {hint}' if hint else ''}")
     return value
 
 # %% ../nbs/engine/hall/checks.ipynb #7ac4f6d3

@@ -9,9 +9,15 @@ __all__ = ['RunConfig']
 from dataclasses import dataclass
 
 # %% ../nbs/engine/hall/config.ipynb #c3b59f01
-from .checks import at_least, one_of, positive
+from .checks import between, one_of, positive
 
 # %% ../nbs/engine/hall/config.ipynb #53994fe3
+_RANGES = { # of numbers: no machine has room for more, and nothing ends that takes longer
+    **{name: (1, 10**9) for name in ('steps','eval_every')},
+    **{name: (1, 10**6) for name in ('batch_size','accumulate','max_len','m')},
+    't':(0, 10**5), 'layer':(-10**4, 10**4), 'position':(-10**4, 10**4), 'seed':(0, 2**32-1), 'draw':(0, 2**32-1),
+    'prompt_dropout':(0, 1), 'weight_decay':(0, 10**6), 'lr':(0, 10**40), 'head_lr':(0, 10**40)}
+
 @dataclass(frozen=True)
 class RunConfig:
     "Everything that can change a result"
@@ -61,10 +67,10 @@ class RunConfig:
         if not self.clip>0:
             raise ValueError(f"clip={self.clip}: the largest gradient norm is a positive number, such as 1; "
                 "float('inf') clips nothing")
-        if not 0<=self.warmup<1:
+        if not 0<=self.warmup<1: # not a number is neither
             raise ValueError(f"warmup={self.warmup}: it is a share of the steps, from 0 to below 1")
-        for name in ('steps','batch_size','accumulate','eval_every','max_len'):
-            at_least(getattr(self, name), 1, name)
+        for name,(low,high) in _RANGES.items():
+            between(getattr(self, name), low, high, name)
         for name in ('lr','head_lr'):
             positive(getattr(self, name), name, 'a learning rate, such as 1e-3; None takes the default')
         one_of(self.device, ('auto','cpu'), 'device', 'which GPU: CUDA_VISIBLE_DEVICES')

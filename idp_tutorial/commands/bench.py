@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 # %% ../../nbs/engine/commands/bench.ipynb #f446b9c0
-from ..checks import known, one_of
+from ..checks import between, known, one_of
 from .command_line import command, ints, names
 
 # %% ../../nbs/engine/commands/bench.ipynb #27ea7894
@@ -143,6 +143,9 @@ def idp_bench(
     ("Time and memory of every method against fine-tuning, in turns in one process, "
         "beside the cost model and LPT's tables")
     o = SimpleNamespace(**locals())
+    for name,low,high in (('batch_size',1,10**6), ('length',1,10**6), ('t',1,10**5), ('repeats',1,10**6),
+            ('warmup',0,10**6), ('threads',1,10**4)):
+        between(getattr(o, name), low, high, name)
     one_of(device, ('auto','cpu','cuda'), 'device')
     o.layers,o.values = ints(layers, 'layers'),ints(values, 'values')
     methods,bb,base = _ready(o)

@@ -6,6 +6,7 @@
 __all__ = ['says_why', 'shared', 'options', 'parser', 'one_spelling', 'command', 'config_of', 'names', 'ints']
 
 # %% ../../nbs/engine/commands/command_line.ipynb #d3ff1ac0
+import lzma
 import os
 import re
 import shutil
@@ -20,23 +21,37 @@ from types import NoneType
 from typing import get_args
 
 # %% ../../nbs/engine/commands/command_line.ipynb #c3b50f01
+from ..checks import between, why
 from ..config import RunConfig
 
 # %% ../../nbs/engine/commands/command_line.ipynb #e1857dc3
+def _in_words(e:Exception)->str|None: # None: an error of ours
+    "What an error that bad input, a disk or a damaged file raises has to say"
+    if isinstance(e, (ValueError,FloatingPointError)):
+        return str(e)
+    if isinstance(e, OSError): # ours say it themselves
+        return why(e) if e.errno else str(e)
+    if isinstance(e, (lzma.LZMAError,EOFError)):
+        return f"a compressed file is damaged or cut short ({e}): get it again"
+    if isinstance(e, MemoryError):
+        return "there is not enough memory: use a smaller batch_size, max_len or backbone"
+
 def says_why(f):
     "Turn the errors that bad input raises into one line and exit status 2"
     @wraps(f)
     def g(*args, **kwargs):
         try:
             return f(*args, **kwargs)
-        except (ValueError,FileNotFoundError,FloatingPointError) as e:
-            print(f'{f.__name__}: {e}', file=sys.stderr)
-            raise SystemExit(2) from e
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         except BrokenPipeError: # `… | head` has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(141) from None
+        except Exception as e:
+            if (said := _in_words(e)) is None:
+                raise
+            print(f'{f.__name__}: {said}', file=sys.stderr)
+            raise SystemExit(2) from e
     return g
 
 # %% ../../nbs/engine/commands/command_line.ipynb #c3b50f03
@@ -122,6 +137,7 @@ def config_of(
     **more,     # fields that are no options there, or by another name
 )->RunConfig:
     "The config that a command's options say"
+    between(given['looks'], 0, 10**9, 'looks', 'at the validation split in a run')
     names = {f.name for f in fields(RunConfig)}
     chosen = {k: v for k,v in given.items() if k in names}
     return RunConfig(**chosen, **more, eval_every=max(1, given['steps']//max(1, given['looks'])))

@@ -9,6 +9,7 @@ __all__ = ['idp_train']
 import sys
 
 # %% ../../nbs/engine/commands/train.ipynb #6bddb43d
+from ..checks import writable
 from .command_line import command, config_of
 
 # %% ../../nbs/engine/commands/train.ipynb #613132d5
@@ -36,6 +37,9 @@ def idp_train(*,
     cfg = config_of(locals())
     from accelerate import PartialState
     from idp_tutorial.experiments.run import train
+    from idp_tutorial.methods.options import refuse_unused
+    refuse_unused([method], cfg)
+    writable(out)
     try:
         r = train(cfg, out, save_every=save_every)
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 # %% ../../nbs/engine/commands/transfer.ipynb #e6a54bd9
-from ..checks import writable
+from ..checks import between, writable
 from .command_line import command, config_of, names
 
 # %% ../../nbs/engine/commands/transfer.ipynb #c3b53f02
@@ -48,8 +48,12 @@ def idp_transfer(*,
 ):
     "Train methods on one task, answer another, and train on with a few samples"
     writable(out)
+    between(test_rows, 1, 10**9, 'test_rows', 'rows of each test split')
+    between(shots, 0, 10**9, 'shots', 'training samples of the second task')
     base = config_of(locals(), task=source)
     from idp_tutorial.experiments.transfer_comparison import transfer_scores, transfer_table
+    from idp_tutorial.methods.options import refuse_unused
+    refuse_unused(names(methods), base)
     given = label_pairs(labels)
     few = f'-k{k}' if k else ''
     words = '-verbalizer' if head=='verbalizer' else ''

@@ -17,6 +17,7 @@ from ..data.batches import collate
 from ..data.tasks import load_task
 from ..methods.build import backbone_for, build
 from ..methods.controls import ROWS
+from ..methods.options import refuse_unused
 from ..training.examples import encode_rows
 
 # %% ../../nbs/engine/experiments/feasible.ipynb #cde93005
@@ -48,6 +49,7 @@ def check(
 ):
     "Find what is wrong with a comparison before anything is trained or written"
     possible(methods, base.head, seeds)
+    refuse_unused(methods, base)
     writable(out)
     task,longest = load_task(base.task, base.data, base.k, base.draw),None
     for m in methods:

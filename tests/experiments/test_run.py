@@ -169,7 +169,7 @@ def test_a_killed_comparison_goes_on(cfg, fakes, tmp_path, tuned, half):
 def test_a_damaged_file_is_told_and_left(tmp_path):
     out = tmp_path/'r.jsonl'
     out.write_text('{"seed": 0}\nnot a record\n{"half')
-    with pytest.raises(ValueError, match='r.jsonl has a line that is no record'): records.stored(out)
+    with pytest.raises(ValueError, match='r.jsonl, line 2 is not a record'): records.stored(out)
     out.write_text('{"seed": 0}\n{"half')
     assert records.stored(out)==[{'seed':0}] and out.read_text()=='{"seed": 0}\n'
     out.write_text('{"seed": 0}\n{"seed": 1}')

@@ -1,0 +1,59 @@
+"What a command refuses is what no builder reads: every method is built, and its reads are watched."
+from dataclasses import replace
+
+import pytest
+from small import backbone, small_task
+
+from idp_tutorial.config import RunConfig
+from idp_tutorial.methods.build import build
+from idp_tutorial.methods.controls import CONTROLS
+from idp_tutorial.methods.options import READERS, refuse_unused
+from idp_tutorial.methods.registry import METHODS
+
+
+class Watched(RunConfig):
+    "A config that notes which of the options are read"
+    seen = None
+
+    def __getattribute__(self, name):
+        if name in READERS and Watched.seen is not None:
+            Watched.seen.add(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize('name', [*METHODS, *CONTROLS])
+def test_a_method_reads_the_options_that_it_is_said_to_read(name, monkeypatch):
+    bb,cfg = backbone(),RunConfig(name)
+    if name in METHODS:
+        own = {k: v(bb) if callable(v) else v for k,v in METHODS[name].defaults.items()}
+        watched = Watched(**vars(replace(cfg, **own)))
+        Watched.seen = set()
+        METHODS[name].build(bb, watched)
+    else:
+        watched = Watched(**vars(cfg))
+        Watched.seen = set()
+        build(watched, bb, small_task())
+    seen,Watched.seen = Watched.seen,None
+    assert seen=={option for option,reads in READERS.items() if reads(name)}
+
+
+def test_of_several_methods_one_is_enough():
+    refuse_unused(['head-only','lpt'], RunConfig(layer=2))
+    for kw in (dict(layer=2), dict(m=8), dict(position=1), dict(prompt_dropout=.2), dict(standardise=True),
+            dict(glove="x")):
+        with pytest.raises(ValueError, match='head-only, fine-tuning has no such option; leave it out, or use one of'):
+            refuse_unused(['head-only','fine-tuning'], RunConfig(**kw))
+    for kw in (dict(template='paper'), dict(loss_vocab='labels')):
+        with pytest.raises(ValueError, match='only a verbalizer reads it'):
+            refuse_unused(['lpt'], RunConfig(**kw))
+        refuse_unused(['lpt'], RunConfig(head='verbalizer', **kw))
+
+
+@pytest.mark.parametrize('kw,words', [(dict(prompt_dropout=float("nan")), "prompt_dropout=nan"),
+    (dict(batch_size=10**23), 'at most'),
+    (dict(accumulate=10**7), 'at most 1,000,000'), (dict(steps=-1), 'at least 1'), (dict(seed=-1), 'seed=-1'),
+    (dict(seed=2**40), 'at most'), (dict(weight_decay=float("nan")), "weight_decay=nan"),
+    (dict(t=10**9), 'at most')], ids=str)
+def test_numbers_that_no_run_can_have(kw, words):
+    with pytest.raises(ValueError, match=words):
+        RunConfig(**kw)

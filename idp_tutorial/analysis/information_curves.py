@@ -51,6 +51,7 @@ def information_curves(
         one = replace(cfg, layer=p, seed=seed, lr=(lrs or {}).get(p, cfg.lr))
         curve = {r['layer']: r for r in old if made_by({**r, 'layer':r.get('prompt_layer')}, one, 'given', **also)}
         if missing := [layer for layer in layers if layer not in curve]:
+            say(f"{cfg.method}  prompt at layer {p}  seed {seed}: training, then probing {len(missing)} layers")
             for found in _trained_and_probed(one, task, missing, n, prompt, probe):
                 r = {**as_recorded(one), **also, 'prompt_layer':p, 'lr_selected':'given', **found}
                 curve[r['layer']] = r

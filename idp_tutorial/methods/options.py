@@ -16,7 +16,7 @@ from .controls import ROWS
 # %% ../../nbs/engine/methods/options.ipynb #9e550b9a
 def _drops(name): # has it a dropout of `prompt_dropout`?
     kinds = 'generated','second pass'
-    own = name in ('adapter','adapterdrop','compacter','side-network')
+    own = name in ('adapter','adapterdrop','compacter','side-network','p-tuning-v2')
     return own or ROWS[name].kind in kinds and name!='smop'
 
 READERS = { # option: does the method of this name read it?

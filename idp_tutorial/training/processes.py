@@ -29,8 +29,7 @@ def parts(
     "This process' parts of the texts of each step"
     n = acc.num_processes*cfg.accumulate
     if cfg.accumulate>max(1, len(examples)):
-        raise ValueError(f"accumulate={cfg.accumulate}: so many batches a step, and there are {len(examples)} texts: use "
-            "fewer")
+        raise ValueError(f"accumulate={cfg.accumulate}: so many batches a step, and {len(examples)} texts: use fewer")
     loader = batches(examples, n*cfg.batch_size, pad_id, shuffle=True, seed=cfg.seed)
     loader.collate_fn = list # each process pads its own
     for texts in islice(_forever(loader), skip, None):

@@ -37,7 +37,7 @@ def test_a_method_reads_the_options_that_it_is_said_to_read(name, monkeypatch):
     assert seen=={option for option,reads in READERS.items() if reads(name)}
 
 
-def test_of_several_methods_one_is_enough():
+def test_one_of_several_methods_is_enough():
     refuse_unused(['head-only','lpt'], RunConfig(layer=2))
     for kw in (dict(layer=2), dict(m=8), dict(position=1), dict(prompt_dropout=.2), dict(standardise=True),
             dict(glove="x")):

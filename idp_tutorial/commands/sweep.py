@@ -54,8 +54,8 @@ def _probed(base, lr, seeds, out, rows, records, size):
     from idp_tutorial.methods.registry import METHODS
     lrs = {r['layer']: r['lr'] for r in records if r['method']=='lpt'}
     cfg = replace(base, method='lpt', lr=lr or METHODS['lpt'].rate)
-    information_curves(cfg, rows, None, seeds, lrs, sweep_file(out, base, 'information'), say=partial(print, flush=True),
-        **asdict(size))
+    say,file = partial(print, flush=True),sweep_file(out, base, 'information')
+    information_curves(cfg, rows, None, seeds, lrs, file, say=say, **asdict(size))
 
 # %% ../../nbs/engine/commands/sweep.ipynb #1a6aa7eb
 @command

@@ -112,10 +112,9 @@ def step(self:Run):
 def _diverged(self:Run, loss:float):
     "Say why, and leave the folder to another rate"
     if self.checkpoint and self.acc.is_main_process: self.checkpoint.forget()
-    why = no_numbers(self.model, 'nothing is kept of this run')
     how = f"{self.cfg.method!r} (learning rate {self.lr:g}, precision {self.cfg.precision!r})"
-    raise FloatingPointError(f"the loss is {loss} at step {self.seen.step} of {how}: {why}; then "
-        "more warmup, a smaller clip, or precision='bf16' instead of 'fp16'")
+    raise FloatingPointError(f"the loss is {loss} at step {self.seen.step} of {how}: "
+        f"{no_numbers(self.model, 'nothing is kept of this run')}; then more warmup, a smaller clip, or no 'fp16'")
 
 @patch
 def _loss(self:Run, batches:list)->Tensor: # of all texts of the step, over all processes

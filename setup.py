@@ -12,7 +12,9 @@ cfg = ini['DEFAULT']
 licenses = {'apache2': 'Apache-2.0'}
 statuses = '1 - Planning,2 - Pre-Alpha,3 - Alpha,4 - Beta,5 - Production/Stable,6 - Mature,7 - Inactive'.split(',')
 readme = here/'README.md'
-dev, docs, backbones = [cfg[f'{o}_requirements'].split() for o in ('dev', 'docs', 'backbones')]
+extras = {o: cfg[f'{o}_requirements'].split() for o in ('experiments', 'backbones', 'serve', 'docs', 'dev')}
+extras['all'] = extras['experiments']+extras['backbones']+extras['serve']
+extras['dev'] += extras['all']
 
 setup(
     name=cfg['lib_name'], version=cfg['version'],
@@ -22,12 +24,14 @@ setup(
     author=cfg['author'], author_email=cfg['author_email'], url=cfg['git_url'],
     license=licenses[cfg['license']], license_files=['LICENSE'],
     classifiers=[f"Development Status :: {statuses[int(cfg['status'])-1]}", f"Intended Audience :: {cfg['audience']}",
-        'Programming Language :: Python :: 3', 'Topic :: Scientific/Engineering :: Artificial Intelligence'],
+        'Programming Language :: Python :: 3', 'Typing :: Typed',
+        *(f'Programming Language :: Python :: 3.{minor}' for minor in range(10, 14)),
+        'Topic :: Scientific/Engineering :: Artificial Intelligence'],
     packages=find_packages(include=[cfg['lib_name'], f"{cfg['lib_name']}.*"]),
-    package_data={cfg['lib_name']: ['assets/*', 'assets/**/*']},
+    package_data={cfg['lib_name']: ['py.typed', 'assets/*', 'assets/**/*']},
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg['requirements'].split(),
-    extras_require={'dev': dev+backbones, 'docs': docs, 'backbones': backbones},
+    extras_require=extras,
     entry_points={'console_scripts': cfg['console_scripts'].split(),
         'nbdev': [f"{cfg['lib_name']}={cfg['lib_name']}._modidx:d"]},
     zip_safe=False,

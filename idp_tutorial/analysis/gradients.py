@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 # %% ../../nbs/engine/analysis/gradients.ipynb #96c6bf69
+from ..checks import needs
 from ..model.backbone import Backbone
 from ..model.layer_loop import run_layers, walk_layers
 from ..model.plan import Step
@@ -68,6 +69,7 @@ def plot_gradients(
     ax=None,
 ): # axes
     "What reaches a prompt at each depth, as a share of the most that reaches any; dotted: the layer chosen"
+    needs('matplotlib')
     from matplotlib import pyplot as plt
     ax = ax or plt.subplots(figsize=(4,2.5))[1]
     rows = choice['rows']

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 # %% ../../nbs/engine/analysis/information_curves.ipynb #7d556010
+from ..checks import needs
 from .information import Probe, probe_layers
 from .layer_sweep import one_sweep
 from ..config import RunConfig
@@ -69,6 +70,7 @@ def plot_information(
 ): # axes
     "Bits about the label after each layer: every seed thin, the mean thick (LPT, Figure 2 right)"
     import pandas as pd
+    needs('matplotlib')
     from matplotlib import pyplot as plt
     df,r,ax = pd.DataFrame(one_sweep(records)),records[0],ax or plt.subplots(figsize=(5,3))[1]
     for i,(p,g) in enumerate(df.groupby('prompt_layer', sort=False)):

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 # %% ../../nbs/engine/analysis/layer_sweep.ipynb #7d5169cf
-from ..checks import at_least, known
+from ..checks import at_least, known, needs
 from ..config import RunConfig
 from ..locks import writing
 from ..data.task import Task
@@ -135,6 +135,7 @@ def sweep_table(
 
 # %% ../../nbs/engine/analysis/layer_sweep.ipynb #1e66edec
 def _axes(ax):
+    needs('matplotlib')
     from matplotlib import pyplot as plt
     return ax or plt.subplots(figsize=(5,3))[1]
 

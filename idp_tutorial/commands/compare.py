@@ -10,6 +10,7 @@ import sys
 from functools import partial
 
 # %% ../../nbs/engine/commands/compare.ipynb #7b01d4e3
+from ..checks import needs
 from .command_line import command, config_of, names
 
 # %% ../../nbs/engine/commands/compare.ipynb #df14df5a
@@ -33,6 +34,7 @@ def idp_compare(*,
 ):
     "Train methods on one task and print a table: score ± std over seeds, trained parameters, time and memory"
     base = config_of(locals())
+    needs('matplotlib')
     import matplotlib
     from idp_tutorial.experiments.comparison import compare_to
     from idp_tutorial.experiments.results import format_table

@@ -9,6 +9,7 @@ __all__ = ['idp_sweep']
 from functools import partial
 
 # %% ../../nbs/engine/commands/sweep.ipynb #e7ee2992
+from ..checks import needs
 from .command_line import command, config_of, ints, names
 
 # %% ../../nbs/engine/commands/sweep.ipynb #c3b52f01
@@ -80,6 +81,7 @@ def idp_sweep(*,
 ):
     "Choose a prompt layer without training, then train at every one; a killed sweep goes on where it stopped"
     base = config_of(locals())
+    needs('matplotlib')
     import matplotlib
     from idp_tutorial.analysis.information import Probe
     from idp_tutorial.analysis.layer_sweep import sweep_file

@@ -9,7 +9,7 @@ __all__ = ['GROW_METHODS', 'GROW', 'AXES', 'grow', 'plot_growth']
 from dataclasses import replace
 
 # %% ../../nbs/engine/efficiency/growth.ipynb #3110261c
-from ..checks import known
+from ..checks import known, needs
 from ..config import RunConfig
 from .method_times import bench, variants
 from ..methods.registry import late_methods
@@ -50,6 +50,7 @@ def plot_growth(
     rows:list[dict], # records of `idp_bench --grow`; without any, it says how to make them
 ):
     "Speed-up over fine-tuning as dots, and the cost model's as lines"
+    needs('matplotlib')
     import matplotlib.pyplot as plt
     import pandas as pd
     df = pd.DataFrame([r for r in rows if r.get('grow') and r.get('ms') and r['method']!='fine-tuning'])

@@ -13,6 +13,7 @@ from dataclasses import replace
 from torch import nn
 
 # %% ../../nbs/engine/efficiency/peft_times.ipynb #94f9f173
+from ..checks import needs
 from ..config import RunConfig
 from ..data.batches import collate
 from .method_times import given_back, made_task
@@ -30,11 +31,13 @@ PEFT = { # our name → `peft`'s, and its options
     'p-tuning':('PromptEncoderConfig', dict(encoder_hidden_size=128))}
 
 def _prompts(name, t): # `peft`'s configuration for `t` rows
+    needs('peft')
     import peft
     config,options = PEFT[name]
     return getattr(peft, config)(task_type='SEQ_CLS', num_virtual_tokens=t, **options)
 
 def _lora(bb): # on queries and values, whatever a family calls them
+    needs('peft')
     from peft import LoraConfig
     return LoraConfig(task_type='SEQ_CLS', r=8, lora_alpha=16, target_modules=list(bb.qv))
 
@@ -70,6 +73,7 @@ def _stepper(model, loss, bb=None): # with `bb`: all of its weights are trained,
 
 # %% ../../nbs/engine/efficiency/peft_times.ipynb #d158e237
 def _pair(bb, name, base, batch, task, t): # our step and `peft`'s
+    needs('peft')
     from peft import get_peft_model
     if name=='lora': # goes into the layers, so it gets a copy of them, and both sides the same matrices
         bb = type(bb)(deepcopy(bb.model), bb.tokenizer, bb.name)

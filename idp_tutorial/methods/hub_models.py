@@ -13,10 +13,10 @@ from huggingface_hub import HfApi, snapshot_download
 from pathlib import Path
 
 # %% ../../nbs/engine/methods/hub_models.ipynb #20ddc17e
+from ..files import opened, write_whole
 from ..hub import hub_answers, pinned
 from .descriptions import FORMAT, PROMPTS, VIEW, read_prompts
 from .model_cards import model_card
-from ..records import write_whole
 from ..tensor_files import save_tensors
 
 # %% ../../nbs/engine/methods/hub_models.ipynb #8b109a5c
@@ -36,7 +36,7 @@ def write_card(folder:Path, about:dict, record:dict|None=None, **card):
 
 def _record(folder): # of the run, where `train` kept one
     file = Path(folder)/'record.jsonl'
-    return json.loads(file.read_text(encoding='utf-8').splitlines()[-1]) if file.is_file() else None
+    return opened(file.read_text(encoding='utf-8').splitlines()[-1]) if file.is_file() else None
 
 def push_to_hub(
     folder:Path|str,        # a saved model

@@ -13,6 +13,7 @@ from pathlib import Path
 # %% ../../nbs/engine/methods/prompt_files.ipynb #467afdc3
 from ..config import RunConfig
 from ..data.task import Task
+from ..files import write_whole
 from . import hub_models
 from .build import build, held_in
 from .descriptions import FORMAT, PROMPTS, backbone_of, check_format, describe_backbone
@@ -22,7 +23,7 @@ from .hub_models import folder_of, write_card, write_view
 from ..model.backbone import Backbone
 from ..model.pretrained import load_backbone
 from ..model.prompted_model import PromptedModel, learnt
-from ..records import versions, write_whole
+from ..records import versions
 from ..tensor_files import pack
 
 # %% ../../nbs/engine/methods/prompt_files.ipynb #6a41352f

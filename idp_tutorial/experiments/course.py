@@ -6,9 +6,10 @@
 __all__ = ['SENTENCES', 'TASKS', 'CONTROLS', 'four_sentences', 'short_task', 'learn', 'seeds', 'scores_of', 'note', 'ScoreTable',
            'score_table']
 
-# %% ../../nbs/engine/experiments/course.ipynb #95def3e2
+# %% ../../nbs/engine/experiments/course.ipynb #17b7554a
 import json
 import os
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -104,7 +105,7 @@ def note(
 
 def _said(scores):
     spread = f' ± {statistics.stdev(scores):.1f}' if len(scores)>1 else ''
-    return f'{statistics.mean(scores):.1f}{spread} ({len(scores)} seeds)'
+    return f"{statistics.mean(scores):.1f}{spread} ({'one run' if len(scores)==1 else f'{len(scores)} seeds'})"
 
 # %% ../../nbs/engine/experiments/course.ipynb #40ad3e49
 TASKS = ('two-domains','two-domains-order')
@@ -129,9 +130,9 @@ def score_table(
     upto:str='99', # chapter: later rows are left out
     file:Path|str='scores.json',
 )->ScoreTable:
-    "The scores of this chapter and those before it, in %, mean ± standard deviation over seeds; controls last"
+    "Scores up to this chapter in %: mean ± standard deviation over seeds, or one run; controls last"
     kept = [r for r in scores_of(file) if r['chapter']<=upto or r['method'] in CONTROLS]
     names = list(dict.fromkeys((r['chapter'],r['method']) for r in kept))
-    found = {(r['method'],r['task']): _said(r['scores']).split(' (')[0] for r in kept}
+    found = {(r['method'],r['task']): re.sub(r' \(\d+ seeds\)', '', _said(r['scores'])) for r in kept}
     names.sort(key=lambda n: (n[1] in CONTROLS, n[0]))
     return ScoreTable([(c, m, *(found.get((m, task), 'not measured') for task in TASKS)) for c,m in names])

@@ -1,4 +1,4 @@
-"What a reader of the course walks through: `python docs/course.py` prints a table, which tests/test_course.py holds to rules"
+"What a reader of the course walks through: `python docs/course.py` prints a table; tests/test_course.py has the rules"
 import ast
 import json
 import re

@@ -1,0 +1,194 @@
+"The pieces of work that write: each gives the same result whenever it is started again, and says how often it trained."
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from small import backbone, config, small_task
+
+from idp_tutorial.experiments import comparison, results
+from idp_tutorial.experiments import run as experiments
+from idp_tutorial.experiments.run import train
+from idp_tutorial.locks import alone, writing
+from idp_tutorial.methods.build import build
+from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.pretraining.bundled_backbone import save_backbone
+from idp_tutorial.pretraining.pretrain import PretrainConfig, pretrain
+from idp_tutorial.records import append, read_records, stored
+from idp_tutorial.snapshots import last_step, write_step
+from idp_tutorial.training.caches import cache_states
+from idp_tutorial.training.fit import fit
+
+TRAINED = [] # a configuration a run, as the fakes below were asked for
+
+
+@cache
+def task():
+    return small_task(train=16, validation=8, test=8)
+
+
+def made(cfg):
+    return build(cfg, backbone(), task())
+
+
+def digits(x):
+    "What two results have in common if they are equal"
+    if isinstance(x, torch.Tensor):
+        return x.tolist()
+    if isinstance(x, dict):
+        return {str(k): digits(v) for k,v in x.items()}
+    return [digits(v) for v in x] if isinstance(x, (list,tuple)) else x
+
+
+def training(folder):
+    log = fit(made(c := config(steps=4, batch_size=8)), task(), c, save=folder, save_every=1)
+    return digits([log['losses'], log['history'], log['validation']])
+
+
+def _fake(cfg, task):
+    TRAINED.append((cfg.method, cfg.seed, cfg.lr, cfg.layer))
+    score = 50+len(cfg.method)+cfg.seed
+    return None,dict(history=[(1, score)], validation=score+(cfg.lr or 0), steps=cfg.steps)
+
+
+def _record(model, log, task, cfg, test=True):
+    about = experiments.as_recorded(cfg)
+    return dict(**about, metric='accuracy', score=log['validation'], validation=log['validation'],
+        sizes={s: len(r) for s,r in task.splits.items()}, params=dict(prompt=1, head=2, backbone=0), ms_per_step=1.,
+        peak_memory_mb=1., history=log['history']) | dict(steps=log['steps'])
+
+
+def pretend(monkeypatch):
+    "Comparisons train nothing: what is tested is what they write"
+    def run(cfg, task=None, out=None):
+        return _record(*_fake(cfg, task), task, cfg)
+    monkeypatch.setattr(comparison, 'run', run)
+    monkeypatch.setattr(comparison, 'trained', _fake)
+    monkeypatch.setattr(comparison, 'record_of', _record)
+    monkeypatch.setattr(comparison, 'check', lambda *a: None)
+    monkeypatch.setattr(comparison, 'load_task', lambda *a: task())
+    monkeypatch.setattr(results, 'plot_scores', lambda r: _Picture())
+
+
+class _Picture:
+    figure = property(lambda self: self)
+    def savefig(self, file, **kw):
+        file.write(b'a picture')
+
+
+def timeless(records):
+    return [{k: v for k,v in r.items() if 'seconds' not in k} for r in records]
+
+
+def comparing(folder):
+    comparison.compare_to(['head-only','lpt'], config(lr=None), 2, True, folder, lambda s: None, True)
+    picture = (Path(folder)/'compare.png').read_bytes()==b'a picture'
+    return digits([timeless(read_records(Path(folder)/'compare.jsonl')), picture,
+        (Path(folder)/'compare.csv').read_text().count('\n')])
+
+
+def sweeping(folder):
+    file = Path(folder)/'sweep.jsonl'
+    with writing(file):
+        return _swept(file)
+
+
+def _swept(file):
+    old = stored(file)
+    for layer in range(2):
+        comparison.with_seeds(config(method='lpt', layer=layer, lr=None), task(), 'best of 3 on validation, seed 0', 2,
+            old, file, lambda s: None)
+    return digits(timeless(read_records(file)))
+
+
+@cache
+def corpus():
+    from idp_tutorial.pretraining.text import encode_stream, train_tokenizer
+    rows = small_task(train=300).splits['train']
+    tok = train_tokenizer([r['sentence1'] for r in rows], 400)
+    return encode_stream([r['sentence1'] for r in rows], tok),tok
+
+
+def pretraining(folder):
+    cfg = PretrainConfig(d=32, n_layers=1, steps=4, tokens=64, lr=3e-3, warmup=2, held_out=256)
+    model,log = pretrain(*corpus(), cfg, Path(folder), every=1, say=lambda s: None)
+    return digits([sum(p.double().sum().item() for p in model.parameters()), len(log),
+        [r['lm'] for r in read_records(Path(folder)/'log.jsonl')]])
+
+
+@cache
+def cached():
+    bb = backbone()
+    return bb,task().encode(task().splits['train'], bb.tokenizer, 60, None)
+
+
+def caching(folder):
+    bb,rows = cached()
+    states,_ = cache_states(bb, rows, 2, folder)
+    more,_ = cache_states(bb, rows[:8], 'sentence', folder)
+    return digits([[e['hidden'].tolist() for e in states], [np.asarray(e['sentence']).tolist() for e in more]])
+
+
+def finishing(folder):
+    "A whole `idp_train`, with its prompts and its record"
+    c = config(steps=2, batch_size=8)
+    experiments.load_backbone = experiments.backbone_for = lambda *a, **kw: backbone()
+    train(c, folder, task())
+    record, = read_records(Path(folder)/'record.jsonl')
+    return digits([record['score'], record['history'], sorted(p.name for p in Path(folder).glob('[!.]*'))])
+
+
+@cache
+def trained_prompts():
+    c = config(steps=1, batch_size=8)
+    torch.manual_seed(0)
+    return made(c),c
+
+
+def saving(folder):
+    model,c = trained_prompts()
+    save_pretrained(model, folder, task(), c)
+    return reading(folder)
+
+
+def reading(folder):
+    model,_,cfg = from_pretrained(folder, bb=backbone())
+    return digits([{n: p for n,p in model.named_parameters() if p.requires_grad}, str(cfg)])
+
+
+def bundling(folder):
+    bb = backbone()
+    save_backbone(bb.model, bb.tokenizer, folder)
+    return loading(folder)
+
+
+def loading(folder):
+    bb = load_backbone(str(folder))
+    return digits([sum(p.double().abs().sum().item() for p in bb.model.parameters()), bb.config.layer_norm_eps,
+        bb.tokenizer('a cold beer').input_ids])
+
+
+def recording(folder):
+    file = Path(folder)/'records.jsonl'
+    with writing(file):
+        have = {r['seed'] for r in stored(file)}
+        for seed in range(4):
+            if seed not in have:
+                append(dict(seed=seed, score=80.+seed), file)
+    return sorted(map(str, read_records(file)))
+
+
+def snapshots(folder):
+    with alone(folder):
+        steps = (last_step(folder) or {'steps':[]})['steps']
+        while len(steps)<4:
+            steps = [*steps, len(steps)]
+            write_step(folder, len(steps), dict(steps=steps, tensor=torch.arange(9)))
+    return json.dumps(steps)
+
+
+QUICK = dict(recording=recording, snapshots=snapshots, caching=caching, saving=saving)
+WORKS = dict(**QUICK, training=training, comparing=comparing, sweeping=sweeping, pretraining=pretraining,
+    finishing=finishing, bundling=bundling)

@@ -9,6 +9,9 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
+if __name__=='__main__':
+    sys.path[:0] = [str(Path(__file__).resolve().parents[i]) for i in (2, 1)]
+
 import works
 from harness import REFUSALS, Faults, damages, end, operations, pair, start
 
@@ -131,6 +134,4 @@ def main():
 
 
 if __name__=='__main__':
-    root = Path(__file__).resolve().parents[2]
-    sys.path[:0] = [str(root), str(root/'tests')]
     main()

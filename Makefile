@@ -8,7 +8,7 @@ DESCRIPTION := setup.py settings.ini pyproject.toml constraints.txt
 unexport PYTHONPATH PYTHONHOME
 export PATH := $(BIN):$(PATH)
 
-.PHONY: help compare backbones test wheel lab docs prepare clean
+.PHONY: help compare backbones test faults wheel lab docs prepare clean
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
@@ -22,6 +22,10 @@ test: .venv/.dev ## everything that CI runs
 	@$(BIN)/ruff check --quiet --output-format=concise idp_tutorial tests docs configs setup.py
 	@$(BIN)/python docs/notebooks.py check
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+faults: .venv/.dev ## break on purpose, at length (an hour): kills, full disks, spoilt files, pairs, random input; prints the counts
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/faults/campaigns.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/faults/test_random_input.py $(ARGS)
 
 wheel: .venv/.dev ## the wheel alone, in an empty environment with the newest dependencies (minutes)
 	@$(BIN)/python .ci/wheel $(ARGS)

@@ -8,7 +8,6 @@ __all__ = ['SPECIAL', 'LABEL_WORDS', 'read_lines', 'without', 'train_tokenizer',
 
 # %% ../../nbs/engine/pretraining/text.ipynb #ebf8cfd2
 import json
-import lzma
 import numpy as np
 import re
 import torch
@@ -18,6 +17,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 # %% ../../nbs/engine/pretraining/text.ipynb #7ce078aa
+from ..data.texts import lines_of, strict_json
 from ..files import MANIFEST, damaged, digest, write_manifest, write_whole
 from ..locks import alone
 
@@ -30,14 +30,18 @@ def read_lines(
         if not p.is_file():
             raise FileNotFoundError(f"no text file at {p}: "
                                     "give text files with one document a line (.txt, .jsonl; .xz too)")
-        opener = lzma.open if p.suffix=='.xz' else open
-        with opener(p, 'rt', encoding='utf-8') as f:
-            for line in f:
-                if '.jsonl' in p.suffixes:
-                    row = json.loads(line)
-                    yield from (row[c].strip() for c in ('sentence1','sentence2') if row.get(c))
-                elif line.strip():
-                    yield line.strip()
+        for i,line in lines_of(p):
+            if '.jsonl' in p.suffixes and line.strip():
+                yield from _texts_of(strict_json(line, f'{p}, line {i}'), f'{p}, line {i}')
+            elif line.strip():
+                yield line.strip()
+
+def _texts_of(row, where):
+    for c in ('sentence1','sentence2'):
+        if row.get(c) is not None and not isinstance(row[c], str):
+            raise ValueError(f"{where}: {c!r} is {row[c]!r:.60}, and a text is needed")
+        if (row.get(c) or '').strip():
+            yield row[c].strip()
 
 # %% ../../nbs/engine/pretraining/text.ipynb #fa28d8c5
 def _runs(text:str, n:int)->set:

@@ -31,7 +31,7 @@ MANY = pytest.mark.slow
 COMMANDS = [idp_train, idp_compare, idp_sweep, idp_transfer, idp_params, idp_predict, idp_pretrain]
 ODD = ['', ' ', '0', '-1', '1', '2', '3', 'nan', 'inf', '-inf', '1e-3', '1e400', '9'*23, '0.5', 'x', 'é', '\udc80',
     'a\0b', '..', '/', '/dev/null', 'all', 'lpt', 'lpt,head-only', ',', 'no', 'bf16', 'fp16', 'cpu', 'auto', 'cls',
-    'verbalizer', 'mean', 'last', 'paper', '{s1} {mask}', '{', 'sentence', 'hidden', 'both', 'none', 'x'*300, '0,1', '=']
+    'verbalizer', 'mean', 'last', 'paper', '{s1} {mask}', '{', 'sentence', 'hidden', 'both', 'none', 'x'*300, '=']
 
 
 def few(n):

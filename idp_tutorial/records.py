@@ -16,6 +16,7 @@ from .config import RunConfig
 from .files import add_line, mend_end, opened, sealed
 from .files import digest, write_whole # noqa: F401 (as they were found here)
 from .locks import alone
+from .provenance import of_schema
 
 # %% ../nbs/engine/hall/records.ipynb #e2af7ad2
 def as_recorded(cfg:RunConfig)->dict:
@@ -46,10 +47,7 @@ def append(record:dict, out:Path):
         add_line(Path(out), sealed(record))
 
 # %% ../nbs/engine/hall/records.ipynb #05f4545f
-def read_records(
-    *paths, # JSONL files
-)->list[dict]:
-    "All records of some files, or the line that is not one"
+def _read(paths):
     out = []
     for p in map(Path, paths):
         if not p.is_file():
@@ -63,6 +61,12 @@ def read_records(
                     "again") from None
     return out
 
+def read_records(
+    *paths, # JSONL files
+)->list[dict]: # an old one as what it was, with `schema` 1
+    "All records of some files, or the line that is not one"
+    return [of_schema(r) for r in _read(paths)]
+
 # %% ../nbs/engine/hall/records.ipynb #c806e850
 def stored(out:Path|None)->list[dict]:
     "The records of a file so far; half a line, which a killed run may leave, is cut off"
@@ -72,4 +76,4 @@ def stored(out:Path|None)->list[dict]:
     if not out.read_bytes().endswith(b'\n'):
         with alone(out.parent, out.name+'-end', wait=True): # who may be adding a line
             mend_end(out)
-    return read_records(out)
+    return _read([out])

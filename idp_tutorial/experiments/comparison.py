@@ -14,12 +14,14 @@ from pathlib import Path
 from ..config import RunConfig
 from ..data.task import Task
 from ..data.tasks import load_task
+from .evidence import logits_file, made_since
 from .feasible import check, possible
 from .results import write_results
 from .run import record_of, run, trained
 from ..locks import alone
 from ..methods.controls import CONTROLS, ROWS
 from ..methods.registry import METHODS
+from ..provenance import THEN, of_schema
 from ..records import append, as_recorded, stored
 
 # %% ../../nbs/engine/experiments/comparison.ipynb #718a7516
@@ -29,23 +31,27 @@ def tune(
     lrs,             # learning rates to try
     say=lambda s: None,
     test:bool=False, # score the best one on the test split
+    out:Path|None=None, # the record's file, beside which logits are kept
 )->dict: # the record of the rate that is best on the validation split with `cfg.seed`; the test split has no say
     "Choose a learning rate"
-    best = None
+    best,tried,began = None,[],time.time()
     for lr in lrs:
         c = replace(cfg, lr=lr)
         try:
             model,log = trained(c, task)
         except FloatingPointError:
+            tried.append((lr, 'diverged'))
             say(f"{c.method:16} lr {c.lr:.1e}  diverged")
             continue
+        tried.append((lr, round(log['validation'], 2)))
         say(f"{c.method:16} lr {c.lr:.1e}  validation {log['validation']:.1f}")
         if best is None or log['validation']>best[1]['validation']:
             best = model,log,task,c
     if best is None:
         raise FloatingPointError(f"{cfg.method!r} diverged on {task.name!r} with every rate of {list(lrs)}: "
             "a lower lr usually fixes it")
-    return record_of(*best, test)
+    r = record_of(*best, test, **({'logits':logits_file(out, best[-1])} if out else {}))
+    return {**r, 'tried':tried, **made_since(began)}
 
 # %% ../../nbs/engine/experiments/comparison.ipynb #fe910d0e
 def head_rate(
@@ -84,8 +90,8 @@ def made_by(
         del want['steps']
     if r.get('lr_selected')!=how or lr not in (None, r['lr']):
         return False
-    # an older record lacks younger fields, whose defaults are what it was made with
-    return all(r.get(name, getattr(RunConfig, name, None))==value for name,value in want.items())
+    r = of_schema(r) # an older one lacks younger fields: it says what they were then
+    return all(r.get(name, THEN.get(name))==value for name,value in want.items())
 
 # %% ../../nbs/engine/experiments/comparison.ipynb #cb52efb7
 def with_seeds(
@@ -108,11 +114,11 @@ def with_seeds(
             continue
         start = time.perf_counter()
         if not ROWS[cfg.method].rates: # no seed is in it
-            r = {**next(iter(found.values())), 'seed':seed} if found else run(replace(cfg, seed=seed), task)
+            r = {**next(iter(found.values())), 'seed':seed} if found else run(replace(cfg, seed=seed), task, beside=out)
         elif lr:
-            r = run(replace(cfg, lr=lr, seed=seed), task)
+            r = run(replace(cfg, lr=lr, seed=seed), task, beside=out)
         else: # the run that is chosen is that of seed 0 as well
-            r = tune(replace(cfg, seed=0), task, ROWS[cfg.method].rates, say, True)
+            r = tune(replace(cfg, seed=0), task, ROWS[cfg.method].rates, say, True, out)
         took = round(time.perf_counter()-start, 1)
         chose = not lr and bool(ROWS[cfg.method].rates)
         r |= {**more, 'lr_selected':how, 'seconds':0. if chose else took, 'tuning_seconds':took if chose else 0.}

@@ -6,6 +6,7 @@
 __all__ = ['record_of', 'trained', 'run', 'train']
 
 # %% ../../nbs/engine/experiments/run.ipynb #8b73d455
+import time
 from accelerate import PartialState
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +18,14 @@ from ..files import sealed, write_whole
 from ..locks import alone
 from ..data.task import Task
 from ..data.tasks import load_task
+from .evidence import data_digest, keep_logits, logits_file, made_since, said_of, thinned
 from ..methods.build import backbone_for, build
 from ..methods.prompt_files import save_pretrained
 from ..methods.controls import CONTROLS, ROWS, fit_control
+from ..model.backbone import fingerprint
 from ..model.prompted_model import PromptedModel, count_parameters
+from ..provenance import SCHEMA
 from ..records import append, as_recorded, versions
-from ..training.evaluation import evaluate
-from ..training.examples import examples_to_score
 from ..training.fit import fit
 
 # %% ../../nbs/engine/experiments/run.ipynb #6964d78d
@@ -33,18 +35,23 @@ def record_of(
     task:Task,
     cfg:RunConfig,
     test:bool=True, # score the test split
+    logits:Path|None=None, # file for what the head gave on validation and test
 )->dict: # config, scores, parameter counts, time, memory, versions
     "All that can be said of a run"
     bb,scores = model.backbone,{task.metric:None}
+    said = {s: said_of(model, task, cfg, s) for s in (*['validation']*bool(logits), *['test']*test)}
     if test:
-        examples,_ = examples_to_score(model, task, cfg, task.splits['test'])
-        scores,_ = evaluate(model, examples, task, 4*cfg.batch_size, next(model.parameters()).device)
+        scores,_ = task.grade(*said['test'])
+    kept = {'logits':keep_logits(logits, said)} if logits else {}
     chosen = {'chosen':log['chosen']} if 'chosen' in log else {} # of a control
-    return {**as_recorded(cfg), **bb.weights_are, 'metric':task.metric, 'score':scores[task.metric], 'scores':scores,
-        'validation':log['validation'], 'selected':'checkpoint: best on validation; reported on test',
+    return {'schema':SCHEMA, 'status':'done', **as_recorded(cfg), **bb.weights_are, **kept,
+        'digests':dict(weights=getattr(bb, 'digest', None), data=data_digest(task, test)), 'metric':task.metric,
+        'score':scores[task.metric], 'scores':scores, 'validation':log['validation'],
+        'selected':'checkpoint: best on validation; reported on test',
         'sizes':{split: len(rows) for split,rows in task.splits.items()}, 'params':count_parameters(model),
         'steps':log['steps'], 'ms_per_step':round(log['ms_per_step'], 2),
-        'peak_memory_mb':round(log['peak_memory_mb'], 1), 'history':log['history'], **chosen, 'versions':versions()}
+        'peak_memory_mb':round(log['peak_memory_mb'], 1), 'history':log['history'],
+        'losses':thinned(log['losses']), **chosen, 'versions':versions()}
 
 def _with_rate(cfg): # the method's own, if none is given
     method = ROWS[known(cfg.method, ROWS, 'method')]
@@ -56,17 +63,29 @@ def _of_task(cfg, task): # and the config that names it, also where the caller b
 
 def trained(cfg:RunConfig, task:Task)->tuple[PromptedModel,dict]: # the model, and what `fit` gave
     "A model of `cfg` on a backbone of its own, trained"
-    model = build(cfg, backbone_for(cfg), task)
+    bb = backbone_for(cfg)
+    bb.digest = fingerprint(bb) # before anything is trained
+    model = build(cfg, bb, task)
     return model,(fit_control if cfg.method in CONTROLS else fit)(model, task, cfg)
 
 def run(
     cfg:RunConfig,
     task:Task|None=None,   # loaded before, to save time; its name is recorded
     out:Path|None=None,    # JSONL file to append the record to
+    beside:Path|None=None, # JSONL file to which the caller adds the record; logits are kept beside it
 )->dict: # the record: config, scores, parameter counts, time, memory, versions
-    "Train and score one config"
-    task,cfg = _of_task(cfg, task)
-    record = record_of(*trained(cfg, task), task, cfg)
+    "Train and score one config; what diverges leaves a record that says so"
+    (task,cfg),began = _of_task(cfg, task),time.time()
+    file = out or beside
+    try:
+        model,log = trained(cfg, task)
+    except FloatingPointError as e:
+        if out:
+            failed = {'schema':SCHEMA, 'status':'diverged', 'message':str(e)}
+            append({**failed, **as_recorded(cfg), **made_since(began)}, out)
+        raise
+    kept = {'logits':logits_file(file, cfg)} if file else {}
+    record = {**record_of(model, log, task, cfg, **kept), **made_since(began)}
     if out:
         append(record, out)
     return record

@@ -42,7 +42,7 @@ def readouts(
     names:tuple=('mean','cls','last'), # of `READOUTS`
     folder:Path|str|None=None, # cache; None: nothing is kept on disk
     batch_size:int=128,
-)->torch.Tensor: # `[N,n_layers+1,names,d]` in float16; layer 0 is the embedding output, the last one after the final norm
+)->torch.Tensor: # `[N,n_layers+1,names,d]` in float16, from the embedding output to after the final norm
     "What can be read of each text at every depth, without a prompt"
     shape = len(examples),bb.n_layers+1,len(names),bb.d
     if not folder:

@@ -17,7 +17,7 @@ from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.records import as_recorded, read_records
 from idp_tutorial.training.fit import fit
 
-TIME = ('ms_per_step','peak_memory_mb')
+TIME = ('ms_per_step','peak_memory_mb','made','tried')
 
 @pytest.fixture(scope='module')
 def cfg(small_folder): return lambda **kw: config(**{**dict(backbone=str(small_folder), steps=3), **kw})
@@ -102,7 +102,7 @@ def fakes(monkeypatch):
             if (v := validation(c))=='diverges':
                 raise FloatingPointError('no number')
             return c,dict(validation=v)
-        def record(c, log, task, cfg, test=True):
+        def record(c, log, task, cfg, test=True, **logits):
             if test: tested.append((c.method, c.lr, c.seed))
             return {**as_recorded(c), 'metric':'accuracy', 'score':100.-c.lr if test else None,
                 'validation':log['validation'], 'sizes':{s: len(r) for s,r in task.splits.items()}}

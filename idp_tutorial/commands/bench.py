@@ -29,14 +29,14 @@ def _table(rows)->str:
         df[c] = df[c].astype('Int64').astype(str).replace('<NA>', '-')
     return df.to_string(index=False, na_rep='-', float_format='{:.2f}'.format)
 
-def _load(name, grows, longest, t):
+def _load(name, grows, longest, t, dtype='float32'):
     "A published configuration has random weights, and a position table for the longest text that is to come"
     from idp_tutorial.model.pretrained import FULL_SCALE, load_backbone
     if name not in FULL_SCALE:
-        return load_backbone(name)
+        return load_backbone(name, dtype=dtype)
     has_table = hasattr(FULL_SCALE[name](), 'max_position_embeddings')
     room = dict(max_position_embeddings=max(1024, longest+t+2)) if grows and has_table else {}
-    return load_backbone(name, 'random', **room)
+    return load_backbone(name, 'random', dtype=dtype, **room)
 
 def _chosen(o):
     "The methods, before anything is loaded"
@@ -61,6 +61,12 @@ def _parts(o, bb, base, methods, say):
     from idp_tutorial.efficiency.method_times import bench, variants
     from idp_tutorial.efficiency.peft_times import steps
     kw = dict(repeats=o.repeats, warmup=o.warmup, say=say)
+    if o.tables:
+        from idp_tutorial.efficiency.speed_tables import speed_parts
+        half = _load(o.backbone, None, 0, 0, 'bfloat16')
+        for part in speed_parts(bb, half, base, o.repeats, o.minutes, o.t or 20, say):
+            yield [dict(method=r.pop('name'), plain=True, **r) if 'name' in r else r for r in part]
+        return
     if not o.grow:
         yield bench(bb, variants(methods, bb.n_layers, o.layers), base, o.t, **kw)
         plain = steps(bb, base, o.peft, o.t or 20, o.repeats, o.warmup+1, say)
@@ -77,7 +83,8 @@ def _print(rows, about):
     print(f"{about['backbone']}, {about['batch_size']} × {about['length']} tokens, {about['head']} head, "
         f"precision {about['precision']!r}, {about['device']} ({about['threads']} threads), {about['repeats']} rounds; "
         "ratio: speed-up over fine-tuning\n")
-    short = [{k: v for k,v in r.items() if k not in {'plain','grow',*about}} for r in rows]
+    hidden = {'plain','grow',*about}-{'weights_dtype'}
+    short = [{k: v for k,v in r.items() if k not in hidden} for r in rows]
     through_fit = [r for r in short if 'refused' in r and not r['refused']]
     refused = [r for r in short if r.get('refused')]
     plain = [r for r in short if 'refused' not in r]
@@ -100,7 +107,8 @@ def _ready(o):
     prompts = o.values or GROW['t'] if o.grow=='t' else [o.t or 20]
     bb = _load(o.backbone, o.grow, max(lengths), max(prompts))
     device = 'cpu' if o.device=='cpu' else 'auto'
-    return methods,bb,base_config(bb, o.batch_size, o.length, head=o.head, precision=o.precision, device=device)
+    return methods,bb,base_config(bb, o.batch_size, o.length, head=o.head, precision=o.precision, device=device,
+        **(dict(steps=2, eval_every=2) if o.tables else {}))
 
 def _measured(o, bb, base, methods):
     "All rows, each with what it was measured on"
@@ -125,13 +133,14 @@ def idp_bench(
     methods:str='all',
     batch_size:int=4,        # texts a step
     length:int=64,           # tokens of each text
-    # layers before a late prompt, comma-separated (default: a quarter, half and three quarters)
-    layers:str=None,
+    layers:str=None,         # before a late prompt, comma-separated (default: a quarter, half and three quarters)
     t:int=None,              # prompt length (default: as in LPT's Table 5)
     head:str='classification', # or 'verbalizer'
     peft:bool=False,         # `peft`'s prompt tuning, prefix tuning, P-tuning and LoRA as well
     grow:str=None,           # instead: what cost grows with: 't', 'length', 'depth' or 'batch'
     values:str=None,         # its values, comma-separated
+    tables:bool=False,       # instead: all that the lab shows of a backbone, also in bfloat16, beside `pipeline`
+    minutes:float=6.,        # with --tables: after which no part is begun
     repeats:int=7,           # rounds
     warmup:int=1,            # rounds before them
     precision:str='no',      # 'bf16' or 'fp16': autocast

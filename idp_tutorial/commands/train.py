@@ -29,7 +29,7 @@ def idp_train(*,
     save_every:int=None, # steps between checkpoints (default: at every look; 0: none)
     cache,
     precision:str='no', # 'bf16' or 'fp16'
-    compile, device,
+    compile, dtype, device,
     out:str='runs/train', # folder of this run; a stopped run goes on
 ):
     ("Train one method on one task with one seed; stopped, it goes on when it is started again. "

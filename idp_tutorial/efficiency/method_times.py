@@ -45,6 +45,7 @@ class Variant(NamedTuple):
     method:str
     layer:int|None=None # layers before the prompt
     cached:bool=False
+    dtype:str='float32' # of the frozen weights
 
 def variants(
     methods,         # names, keys of `METHODS`
@@ -98,7 +99,7 @@ def _config(bb, base, v, t, folder):
             other = ', a shorter prompt (t), or leave this method out'
         raise ValueError(f"length {base.max_len}{prompt}: the position table of backbone {bb.name!r} holds "
             f"{bb.max_tokens}. Take length={max(bb.max_tokens-among, 1)} or less{other}")
-    return replace(base, method=v.method, layer=v.layer, t=t, cache='both' if v.cached else 'none',
+    return replace(base, method=v.method, layer=v.layer, t=t, dtype=v.dtype, cache='both' if v.cached else 'none',
         cache_dir=str(folder))
 
 
@@ -111,7 +112,8 @@ def _printed(name, v)->dict: # LPT's speed-up and memory saved, where it has thi
 
 def _row(bb, cfg, v, first, ms, mb, refused)->dict:
     with_rows = METHODS[v.method].enters in ('input','layers','keys','middle')
-    row = dict(method=v.method, layer=v.layer, cached=v.cached, t=cfg.t if with_rows else None, refused=refused)
+    row = dict(method=v.method, layer=v.layer, cached=v.cached, weights_dtype=v.dtype, t=cfg.t if with_rows else None,
+        refused=refused)
     if refused: return row
     m = summary(np.array(ms[v]), np.array(ms[first]))
     ideal = speed_up(v.method, bb.n_layers, v.layer, v.cached, t=row['t'] or 0, T=cfg.max_len, d=bb.d,
@@ -130,6 +132,7 @@ def bench(
     repeats:int=7,      # rounds
     warmup:int=1,       # rounds before them
     say=lambda s: None,
+    half:Backbone|None=None, # the same in bfloat16, for variants that ask for it
 )->list[dict]: # one row a variant
     "Time every variant through `fit`, one turn each a round, beside the cost model and LPT's tables"
     if repeats<1 or warmup<0 or (t is not None and t<1):
@@ -142,7 +145,7 @@ def bench(
             for v in plan:
                 if v in refused: continue
                 try:
-                    now,mb[v] = _turn(bb, task, cfgs[v])
+                    now,mb[v] = _turn(half if v.dtype=='bfloat16' else bb, task, cfgs[v])
                 except ValueError as e: # this family cannot take it
                     if v==plan[0]: # but without a yardstick there is no ratio
                         raise

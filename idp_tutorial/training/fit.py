@@ -19,7 +19,7 @@ from ..data.task import Task, scaled
 from ..locks import alone
 from ..model.prompted_model import PromptedModel, learnt
 from .checkpoint import Checkpoint, identity
-from .evaluation import answers, evaluate, no_numbers, written
+from .evaluation import evaluate, no_numbers, said_of
 from .examples import training_examples
 from .processes import Meter, accelerator, compiled, gathered, parts
 
@@ -142,8 +142,7 @@ def score(self:Run)->float:
     else:
         # as many for each; what is too much is dropped
         share = [valid[(i*n+self.acc.process_index)%N] for i in range(-(-N//n))]
-        said = written(self.model, share, task, size) if task.text else answers(self.model, share, size, device)
-        said = [o for row in zip(*gathered(said)) for o in row][:N]
+        said = [o for row in zip(*gathered(said_of(self.model, share, task, size, device))) for o in row][:N]
         scores,_ = task.grade(said if task.text else torch.stack(said), valid)
     return next(iter(scores.values()))
 

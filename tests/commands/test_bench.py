@@ -50,8 +50,8 @@ def test_texts_have_the_wanted_length(family, template):
 def test_variants():
     v = variants(['lpt-npg','head-only','adapterdrop','prompt-tuning','lpt-npg','m-idpg-phm','m-idpg-phm-glove'], 24,
         [6,18])
-    assert v==[('fine-tuning',None,False), ('lpt-npg',6,False), ('lpt-npg',6,True), ('lpt-npg',18,False),
-        ('lpt-npg',18,True), ('head-only',None,False), ('head-only',None,True),
+    assert [o[:3] for o in v]==[('fine-tuning',None,False), ('lpt-npg',6,False), ('lpt-npg',6,True),
+        ('lpt-npg',18,False), ('lpt-npg',18,True), ('head-only',None,False), ('head-only',None,True),
         ('adapterdrop',12,False), ('adapterdrop',12,True), ('prompt-tuning',None,False), ('m-idpg-phm',None,False),
         ('m-idpg-phm',None,True), ('m-idpg-phm-glove',None,False)]
     assert [o.layer for o in variants(['lpt'], 24, cached=False)[1:]]==[6,12,18] and variants([],
@@ -332,3 +332,16 @@ def test_the_command_says_why(kw, words, small_folder, capsys, monkeypatch, fits
     last = said.err.splitlines()[-1]
     assert e.value.code==2 and said.out=='' and last.startswith('idp_bench: ') and all(any(o in last
         for o in w.split('|')) for w in words), said.err
+
+def test_all_that_the_tables_show_is_one_command(small_folder, tmp_path, monkeypatch):
+    from idp_tutorial.efficiency import speed_tables
+    monkeypatch.setattr(speed_tables, 'SPEED', ('lpt-npg','lora'))
+    out = tmp_path/'speed.jsonl'
+    idp_bench(backbone=str(small_folder), tables=True, repeats=1, length=8, batch_size=2, t=2, device='cpu',
+        out=str(out), json=True)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {r['part'] for r in rows}=={'methods','beside peft','answers',*(f'growth with {w}'
+        for w in ('batch','length','depth'))}
+    assert {(r['method'],r['weights_dtype']) for r in rows if r['part']=='methods'}=={('fine-tuning','float32'),
+        *((m, d) for m in ('lpt-npg','lora') for d in ('float32','bfloat16'))}
+    assert all(r['ms']>0 for r in rows) and all(r['texts_per_s']>0 for r in rows if r['part']=='answers')

@@ -176,9 +176,11 @@ def test_a_comparison_of_all_methods(command, small_folder, few, tmp_path):
         and r['lr_selected']=='default' for r in records)
     assert 'best checkpoint on validation, reported on test' in out and all(m in out
         for m in METHODS) and 'Traceback' not in err
-    command('--backbone', small_folder, *few, '--methods', 'all', '--steps', 2, '--seeds', 1, '--t', 3, '--out',
-        tmp_path/'c')
-    for a,b in zip(records, read_records(tmp_path/'c/compare.jsonl')): # equal commands, equal numbers
+    again = ['s-idpg-phm','lpt-npg','fine-tuning']
+    command('--backbone', small_folder, *few, '--methods', ','.join(again), '--steps', 2, '--seeds', 1, '--t', 3,
+        '--out', tmp_path/'c')
+    first = [r for m in again for r in records if r['method']==m]
+    for a,b in zip(first, read_records(tmp_path/'c/compare.jsonl'), strict=True): # equal commands, equal numbers
         a,b = [{k: v for k,v in r.items() if k not in ('ms_per_step','peak_memory_mb','seconds','tuning_seconds')}
             for r in (a,b)]
         assert a==b

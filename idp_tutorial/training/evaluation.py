@@ -12,6 +12,7 @@ from torch import Tensor, nn
 # %% ../../nbs/engine/training/evaluation.ipynb #a9aca82e
 from ..config import RunConfig
 from ..data.batches import batches
+from ..data.packed import Picked
 from ..data.task import Task
 from ..model.backbone import Backbone
 from ..model.generation import generate_ids
@@ -41,7 +42,7 @@ def answers(
     model.eval()
     order = sorted(range(len(examples)), key=lambda i: len(examples[i]['ids']))
     pad = model.backbone.tokenizer.pad_token_id or 0
-    by_length = batches([examples[i] for i in order], batch_size, pad, grouped=False)
+    by_length = batches(Picked(examples, order), batch_size, pad, grouped=False)
     out = torch.cat([model({k:v.to(device) for k,v in b.items()}).float().cpu() for b in by_length])
     if not out.isfinite().all():
         raise FloatingPointError(f"the model's answers are no numbers: {no_numbers(model, 'its training diverged')}")

@@ -6,10 +6,12 @@
 __all__ = ['encode_rows', 'template_of', 'prepared', 'examples_of', 'examples_to_score', 'training_examples']
 
 # %% ../../nbs/engine/training/examples.ipynb #b2e0ba11
+from collections.abc import Sequence
 from dataclasses import replace
 
 # %% ../../nbs/engine/training/examples.ipynb #ex000002
 from ..config import RunConfig
+from ..data.packed import pack
 from ..data.task import Task
 from ..model.backbone import Backbone
 from ..model.prompted_model import PromptedModel
@@ -22,10 +24,10 @@ def encode_rows(
     bb:Backbone,
     max_len:int|None=None, # tokens; None: as many as the backbone has positions
     template:str|None=None, # with a mask to read: 'code' or a text; None: the sentences alone
-)->list[dict]: # `ids`, `types`, `label`, and under a template `mask`
+)->Sequence[dict]: # `ids`, `types`, `label`, and under a template `mask`
     "Rows to examples, none longer than the backbone has positions"
     room = min(max_len or bb.max_tokens, bb.max_tokens)
-    return task.encode(rows, bb.tokenizer, room, template, bb.causal)
+    return pack(lambda some: task.encode(some, bb.tokenizer, room, template, bb.causal), rows)
 
 # %% ../../nbs/engine/training/examples.ipynb #ex000008
 def template_of(model:PromptedModel, cfg:RunConfig)->str|None:

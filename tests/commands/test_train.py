@@ -174,7 +174,7 @@ def test_a_run_that_is_stopped_and_started_again(cfg, tmp_path, monkeypatch):
         step(run)
     monkeypatch.setattr(Run, 'step', stop)
     with pytest.raises(KeyboardInterrupt): train(c, tmp_path/'run', small_task())
-    assert os.listdir(tmp_path/'run')==['checkpoint.pt']
+    assert sorted(p.name for p in (tmp_path/'run').glob('[!.]*'))==['checkpoint-2.safetensors']
     got = train(c, tmp_path/'run', small_task())
     assert timeless(got)==timeless(want) and len(n)==4+4 # steps 3 to 6
     for f in ('prompts.json','prompts.safetensors'):
@@ -182,7 +182,7 @@ def test_a_run_that_is_stopped_and_started_again(cfg, tmp_path, monkeypatch):
 
 def test_without_checkpoints(cfg, tmp_path):
     train(cfg(), tmp_path/'run', small_task(), save_every=0)
-    assert sorted(os.listdir(tmp_path/'run'))==['README.md','prompts.json','prompts.safetensors',
+    assert sorted(p.name for p in (tmp_path/'run').glob('[!.]*'))==['README.md','prompts.json','prompts.safetensors',
         'record.jsonl']
 
 # --- the commands

@@ -8,7 +8,7 @@ DESCRIPTION := setup.py settings.ini pyproject.toml constraints.txt
 unexport PYTHONPATH PYTHONHOME
 export PATH := $(BIN):$(PATH)
 
-.PHONY: help compare backbones test faults wheel lab docs prepare clean
+.PHONY: help compare backbones test faults wheel lab docs site prepare clean
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
@@ -37,6 +37,9 @@ docs: .venv/.docs ## build the site: docs/_build/html/index.html
 	@mkdir -p docs/_build/source
 	@$(BIN)/python -m sphinx --quiet --fresh-env --write-all --fail-on-warning --keep-going -c docs -d docs/_build/doctrees docs/_build/source docs/_build/html
 	@echo "The site is in docs/_build/html/index.html"
+
+site: docs ## build the site, then look at every page in a browser (needs Chromium)
+	@IDP_SITE=all $(BIN)/python -m pytest -q tests/test_site.py $(ARGS)
 
 prepare: .venv/.dev ## before a commit: export, re-run and clean the notebooks (NB="03 04": only these), README, checks
 	@$(BIN)/nbdev_export

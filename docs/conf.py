@@ -36,6 +36,7 @@ html_theme = 'furo'
 html_title = cfg['title']
 html_static_path,html_extra_path = ['_static'],['_build/extra']
 html_css_files = ['site.css']
+html_favicon = '_static/icon.svg'
 html_copy_source = html_show_sourcelink = False
 html_show_sphinx = False
 pygments_style,pygments_dark_style = 'friendly','github-dark'

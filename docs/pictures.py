@@ -181,6 +181,24 @@ def how_deep():
     return side_by_side([drawn(layer) for layer in range(backbone().n_layers)],
         'How deep should a prompt enter?')
 
+def comparison():
+    "A prompt, and what it is set beside"
+    bb = backbone()
+    plan = lpt_plan(bb, PoolingPromptGenerator(bb.d, 2, 16))
+    return side_by_side([
+        draw({}, title='probe', note='a linear head, nothing enters'),
+        house(bb.n_layers, title='side network', note='a small net writes the answer', head='G'),
+        draw(plan, 'rows', 'late prompt', 'a small net writes a prompt')],
+        'What a score is set beside')
+
+def your_own():
+    "A source of one's own: the mean of the rows that are here"
+    bb = backbone()
+    plan = lpt_plan(bb, PoolingPromptGenerator(bb.d, 2, 16), 3)
+    return side_by_side([
+        draw(lpt_plan(bb, soft(), 3), title='any source', note='t vectors for each text'),
+        draw(plan, 'rows', 'your own', 'written from the rows here')], 'A source and a plan of your own')
+
 def id_spam():
     "The words vote"
     bb = backbone()
@@ -244,7 +262,8 @@ def costs(backbone='roberta-large', layers=24):
 
 PICTURES = dict(hero=hero, frozen_model=frozen_model, four_ways=four_ways, head_or_word=head_or_word,
     prompt_tuning=prompt_tuning, deep_prompts=deep_prompts, phm=phm, idpg=idpg, idpg_in_every_layer=idpg_in_every_layer,
-    late_prompt_tuning=late_prompt_tuning, how_deep=how_deep, id_spam=id_spam, costs=costs, map=map_of_methods)
+    late_prompt_tuning=late_prompt_tuning, how_deep=how_deep, id_spam=id_spam, comparison=comparison,
+    your_own=your_own, costs=costs, map=map_of_methods)
 
 def described(text):
     "A notebook's text, in which each of our pictures has the alternative text that belongs to it"

@@ -48,6 +48,16 @@ class RunConfig:
     accumulate:int=1           # batches a step: a step has batch_size·accumulate·processes texts
     warmup:float=.06           # share of the steps
     weight_decay:float=.01
+    no_decay:bool=False        # leave biases and LayerNorm out of weight decay (LPT)
+    beta2:float=.999           # of AdamW (IDPG, ID-SPAM: .98)
+    eps:float=1e-8             # of AdamW (IDPG, ID-SPAM: 1e-6)
+    schedule:str='linear'      # after the warm-up: 'linear' decay to 0, or 'constant' (IDPG)
+    head_hidden:bool=False     # IDPG's classification head of two layers
+    head_init:str='random'     # 'probe': the head begins as the converged probe of the last layer
+    share:str='M'              # M-IDPG: 'S' everything, 'M' all but b₂, 'L' nothing
+    reads:str='previous'       # M-IDPG: later prompts read 'previous', or what the first one reads ('layer0')
+    inject:str='add'           # M-IDPG: 'add' (released code), 'replace', 'insert', 'kv'
+    out_relu:bool=False        # ID-SPAM: ReLU on the prompt too (Eq. 2)
     clip:float=1.              # gradient norm
     eval_every:int=50          # steps between looks at the validation split
     max_len:int=128            # tokens of a text; what is longer is cut
@@ -75,6 +85,8 @@ class RunConfig:
             positive(getattr(self, name), name, 'a learning rate, such as 1e-3; None takes the default')
         one_of(self.device, ('auto','cpu'), 'device', 'which GPU: CUDA_VISIBLE_DEVICES')
         one_of(self.precision, ('no','bf16','fp16'), 'precision')
+        one_of(self.schedule, ('linear','constant'), 'schedule')
+        one_of(self.head_init, ('random','probe'), 'start of the head, head_init')
         one_of(self.dtype, ('float32','bfloat16','auto'), 'dtype')
         one_of(self.cache, ('none','sentence','hidden','both'), 'cache')
         one_of(self.cache_dtype, ('float32','float16'), 'cache_dtype')

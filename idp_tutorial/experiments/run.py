@@ -20,6 +20,7 @@ from ..data.task import Task
 from ..data.tasks import load_task
 from .evidence import data_digest, keep_logits, logits_file, made_since, said_of, thinned
 from ..methods.build import backbone_for, build
+from ..methods.linear_probe import start_at_probe
 from ..methods.prompt_files import save_pretrained
 from ..methods.controls import CONTROLS, ROWS, fit_control
 from ..model.backbone import fingerprint
@@ -61,11 +62,16 @@ def _of_task(cfg, task): # and the config that names it, also where the caller b
     task = task or load_task(cfg.task, cfg.data, cfg.k, cfg.draw)
     return task,replace(_with_rate(cfg), task=task.name)
 
+def _started(model, task, cfg): # with its head where `cfg.head_init` says
+    if cfg.head_init=='probe' and cfg.method not in CONTROLS:
+        start_at_probe(model, task, cfg)
+    return model
+
 def trained(cfg:RunConfig, task:Task)->tuple[PromptedModel,dict]: # the model, and what `fit` gave
     "A model of `cfg` on a backbone of its own, trained"
     bb = backbone_for(cfg)
     bb.digest = fingerprint(bb) # before anything is trained
-    model = build(cfg, bb, task)
+    model = _started(build(cfg, bb, task), task, cfg)
     return model,(fit_control if cfg.method in CONTROLS else fit)(model, task, cfg)
 
 def run(
@@ -99,7 +105,7 @@ def train(
 )->dict: # the record
     "Train one config, or go on with it, and keep what it learnt"
     (task,cfg),folder = _of_task(cfg, task),Path(folder)
-    model = build(cfg, backbone_for(cfg), task)
+    model = _started(build(cfg, backbone_for(cfg), task), task, cfg)
     first = PartialState().is_main_process
     with alone(folder if first else None):
         log = fit(model, task, cfg, save=None if save_every==0 else folder, save_every=save_every)

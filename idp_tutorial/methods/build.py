@@ -61,7 +61,7 @@ def _head(cfg, bb, task):
         return TextHead(bb)
     if cfg.head=='verbalizer':
         return VerbalizerHead(bb, task.word_ids(bb.tokenizer), cfg.loss_vocab)
-    return ClassificationHead(bb.d, 1 if task.regression else len(task.labels), _readout(cfg, bb))
+    return ClassificationHead(bb.d, 1 if task.regression else len(task.labels), _readout(cfg, bb), cfg.head_hidden)
 
 def _readout(cfg, bb):
     return bb.readout if cfg.readout=='cls' else cfg.readout # a decoder's is its last row

@@ -86,7 +86,8 @@ def m_idpg(kind:str)->Callable: # 'dnn' or 'phm'
     def build(bb:Backbone, cfg:RunConfig)->dict:
         _one_width(bb, cfg)
         return multilayer_plan(bb, cfg.t, cfg.m, position=cfg.position, encoder=_reads(cfg), dropout=cfg.prompt_dropout,
-            standardise=cfg.standardise, kind=kind, n=math.gcd(16, bb.d, cfg.m))
+            standardise=cfg.standardise, kind=kind, n=math.gcd(16, bb.d, cfg.m), share=cfg.share, reads=cfg.reads,
+            inject=cfg.inject)
     return build
 
 def m_idpg_glove(bb:Backbone, cfg:RunConfig)->dict:
@@ -109,7 +110,8 @@ def id_spam(pool:str)->Callable: # 'attention' or 'mean'
     "ID-SPAM, and its ablation"
     def build(bb:Backbone, cfg:RunConfig)->dict:
         _one_width(bb, cfg)
-        return lpt_plan(bb, AttentionPromptGenerator(bb.d, cfg.t, cfg.m, pool, dropout=cfg.prompt_dropout), cfg.layer)
+        own = dict(out_relu=cfg.out_relu, dropout=cfg.prompt_dropout)
+        return lpt_plan(bb, AttentionPromptGenerator(bb.d, cfg.t, cfg.m, pool, **own), cfg.layer)
     return build
 
 # %% ../../nbs/engine/methods/registry.ipynb #761362cb

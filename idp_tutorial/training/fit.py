@@ -21,18 +21,19 @@ from ..model.prompted_model import PromptedModel, learnt
 from .checkpoint import Checkpoint, identity
 from .evaluation import evaluate, no_numbers, said_of
 from .examples import training_examples
-from .processes import Meter, accelerator, compiled, gathered, parts
+from .processes import Meter, accelerator, compiled, gathered, optimizer, parts
 
 # %% ../../nbs/engine/training/fit.ipynb #ft000003
 def warm_up(
     opt,        # an optimizer
     warmup:int, # steps until its full rate
     steps:int,  # of the run
+    schedule:str='linear', # decay to 0; or 'constant'
 )->torch.optim.lr_scheduler.LambdaLR:
-    "The rate's schedule: linear warm-up, then linear decay to 0"
+    "The rate's schedule: linear warm-up, then linear decay to 0, or none"
     def share(step): # of the full rate
         if step<warmup: return step/max(1, warmup)
-        return max(0., (steps-step)/max(1, steps-warmup))
+        return 1. if schedule=='constant' else max(0., (steps-step)/max(1, steps-warmup))
     return torch.optim.lr_scheduler.LambdaLR(opt, share)
 
 # %% ../../nbs/engine/training/fit.ipynb #c35d61d7
@@ -71,11 +72,9 @@ class Run:
         if save:
             about = identity(model, [self.train, self.valid], cfg, self.lr, acc.num_processes)
             self.checkpoint = Checkpoint(save, about, every or cfg.eval_every)
-        groups = model.groups(self.lr, cfg.head_lr) # fused: one pass over a tensor, where the plain one makes a dozen
-        opt = torch.optim.AdamW(groups, lr=self.lr, weight_decay=cfg.weight_decay, fused=True)
-        self.wrapped,self.opt = acc.prepare(model, opt)
+        self.wrapped,self.opt = acc.prepare(model, optimizer(model, cfg, self.lr))
         if acc.process_index: self._draw_apart()
-        self.schedule = warm_up(self.opt, int(cfg.warmup*cfg.steps), cfg.steps)
+        self.schedule = warm_up(self.opt, int(cfg.warmup*cfg.steps), cfg.steps, cfg.schedule)
         self.tensors,self.meter = learnt(model),Meter(model, acc)
         self.params = list(model.trained().values())
         if self.checkpoint: self.checkpoint.load(self)

@@ -59,6 +59,8 @@ class RunConfig:
     inject:str='add'           # M-IDPG: 'add' (released code), 'replace', 'insert', 'kv'
     out_relu:bool=False        # ID-SPAM: ReLU on the prompt too (Eq. 2)
     clip:float=1.              # gradient norm
+    class_weight:str|None=None # of the loss: 'balanced', so that rare classes count as much as common ones
+    patience:int|None=None     # looks at the validation split without a better one, after which a run stops
     eval_every:int=50          # steps between looks at the validation split
     max_len:int=128            # tokens of a text; what is longer is cut
     precision:str='no'         # 'no', 'bf16' or 'fp16': autocast in training
@@ -83,6 +85,8 @@ class RunConfig:
             between(getattr(self, name), low, high, name)
         for name in ('lr','head_lr'):
             positive(getattr(self, name), name, 'a learning rate, such as 1e-3; None takes the default')
+        between(self.patience, 1, 10**9, 'patience', 'None never stops early')
+        one_of(self.class_weight, (None,'balanced'), 'class_weight')
         one_of(self.device, ('auto','cpu'), 'device', 'which GPU: CUDA_VISIBLE_DEVICES')
         one_of(self.precision, ('no','bf16','fp16'), 'precision')
         one_of(self.schedule, ('linear','constant'), 'schedule')

@@ -50,6 +50,7 @@ class Progress:
 # %% ../../nbs/engine/commands/compare.ipynb #df14df5a
 @command
 def idp_compare(*,
+    table, text, text2, label, format, regression, validation, test,
     task:str='two-domains', # a task of `TASKS`, bundled or with --data
     # comma-separated, or 'all' of `METHODS`; the first three are controls, which insert nothing
     methods:str='majority,probe,side-network,head-only,prompt-tuning,s-idpg-phm,lpt-npg,id-spam',
@@ -69,7 +70,8 @@ def idp_compare(*,
     standardise, glove, precision, dtype, device,
     out:str='runs/compare', # folder for compare.jsonl, compare.csv and compare.png
 ):
-    "Train methods on one task and print a table: score ± std over seeds, trained parameters, time and memory"
+    ("Train methods on one task and print a table: score ± std over seeds, trained parameters, time and memory\n\n"
+        "idp_compare tickets.csv --text message --label topic --methods head-only,lpt-npg,fine-tuning")
     base = config_of(locals())
     needs('matplotlib')
     import matplotlib
@@ -81,7 +83,7 @@ def idp_compare(*,
     with Progress(len(set(chosen))*seeds) as say:
         table = compare_to(chosen, base, seeds, tune, out, say, head_first)
     few = f', k={k}' if k else ''
-    print(f"\n{task}{few} on {backbone}, {head} head, {steps} steps of {batch_size}; "
+    print(f"\n{base.task}{few} on {backbone}, {head} head, {steps} steps of {batch_size}; "
         "best checkpoint on validation, reported on test\n")
     print(f"{format_table(table)}\n\n{conclusion(table)}")
     print(f"\nwritten: {out}/compare.jsonl, compare.csv, compare.png")

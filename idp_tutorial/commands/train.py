@@ -13,8 +13,20 @@ from ..checks import writable
 from .command_line import command, config_of
 
 # %% ../../nbs/engine/commands/train.ipynb #613132d5
+def _foretell(cfg):
+    "What `--dry_run` prints"
+    from idp_tutorial.data.tasks import load_task
+    from idp_tutorial.efficiency.expected import expected
+    o = expected(cfg, load_task(cfg.task, cfg.data, cfg.k, cfg.draw))
+    groups = ', '.join(f'{n:,} {group}' for group,n in o['params'].items() if n)
+    print(f"{cfg.method} on {cfg.task}: {sum(o['params'].values()):,} trained parameters ({groups or 'none'})")
+    print(f"memory about {o['memory_mb']:,.0f} MB; {cfg.steps} steps of {cfg.batch_size*cfg.accumulate} texts, "
+        f"{o['ms_per_step']:,.0f} ms each, about {o['seconds']/60:.1f} minutes: one forward pass on this machine by "
+        "the cost model")
+
 @command
 def idp_train(*,
+    table, text, text2, label, format, regression, validation, test,
     task,
     method:str='lpt-npg', # of `METHODS`
     backbone, data, k,
@@ -30,11 +42,15 @@ def idp_train(*,
     cache,
     precision:str='no', # 'bf16' or 'fp16'
     compile, dtype, device,
+    patience, class_weight,
     out:str='runs/train', # folder of this run; a stopped run goes on
+    dry_run:bool=False,   # train nothing: print trained parameters, and the memory and the time to expect here
 ):
     ("Train one method on one task with one seed; stopped, it goes on when it is started again. "
-        "Several GPUs: accelerate launch --config_file configs/…")
+        "Several GPUs: accelerate launch --config_file configs/…\n\n"
+        "idp_train tickets.csv --text message --label topic --method lpt-npg --out tickets")
     cfg = config_of(locals())
+    if dry_run: return _foretell(cfg)
     from accelerate import PartialState
     from idp_tutorial.experiments.run import train
     from idp_tutorial.methods.options import refuse_unused
@@ -46,6 +62,6 @@ def idp_train(*,
         print(f"stopped: the same command goes on from the last checkpoint in {out}", file=sys.stderr)
         raise
     if PartialState().is_main_process:
-        print(f"{method} on {task}, seed {seed}: {r['metric']} {r['score']:.1f} (validation {r['validation']:.1f}), "
-            f"{sum(r['params'].values()):,} trained parameters")
+        print(f"{method} on {cfg.task}, seed {seed}: {r['metric']} {r['score']:.1f} (validation "
+            f"{r['validation']:.1f}), {sum(r['params'].values()):,} trained parameters")
         print(f"written: {out}/record.jsonl, prompts.safetensors, prompts.json")

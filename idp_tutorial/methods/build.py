@@ -82,6 +82,15 @@ def _float32(model, cfg):
             "are held in bfloat16, too coarse for a small step: load it without dtype=, and for speed give "
             "RunConfig(precision='bf16')")
 
+def _balance(model, task):
+    "Every class weighs alike in the loss, however many rows it has"
+    if not task.labels or isinstance(model, EntailmentModel):
+        raise ValueError(f"class_weight='balanced': task {task.name!r} has no classes, or the method scores pairs "
+            "(EFL): leave it out")
+    if rows := task.splits.get('train'): # a model that is loaded has none, and needs no loss
+        n = torch.bincount(torch.tensor([r['label'] for r in rows]), minlength=len(task.labels))
+        model.head.weight = len(rows)/(len(n)*n.clamp(min=1).float())
+
 def build(
     cfg:RunConfig,
     bb:Backbone,
@@ -106,6 +115,8 @@ def build(
     else:
         model = PromptedModel(bb, _head(cfg, bb, task), plan, cfg.lower_dropout)
     _float32(model, cfg)
+    if cfg.class_weight:
+        _balance(model, task)
     if cfg.start:
         carry(model, cfg.start)
     return model

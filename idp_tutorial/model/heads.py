@@ -35,6 +35,7 @@ class ClassificationHead(nn.Module):
         self.readout = one_of(readout, READOUTS, 'read-out')
         self.net = nn.Linear(d, n_out)
         if hidden: self.net = nn.Sequential(nn.Linear(d, d), nn.Tanh(), self.net)
+        self.register_buffer('weight', None, persistent=False) # of each class in the loss; None: all alike
 
     def forward(self, ctx:Context)->Tensor: # `[B,n_out]`
         return self.net(ctx.mean() if self.readout=='mean' else ctx.row(self.readout))
@@ -42,7 +43,7 @@ class ClassificationHead(nn.Module):
     def loss(self, ctx:Context, label:Tensor)->Tensor:
         "Cross-entropy for classes, squared error for numbers"
         out = self(ctx)
-        return F.mse_loss(out[:,0], label) if label.is_floating_point() else F.cross_entropy(out, label)
+        return F.mse_loss(out[:,0], label) if label.is_floating_point() else F.cross_entropy(out, label, self.weight)
 
 # %% ../../nbs/engine/model/heads.ipynb #6d2a44f0
 class VerbalizerHead(nn.Module):
@@ -58,14 +59,18 @@ class VerbalizerHead(nn.Module):
         self.lm_logits,self.lm_words = backbone.lm_logits,backbone.lm_words
         if not backbone.has_lm_head: backbone.lm_logits(None) # raises, and says what to use
         self.register_buffer('word_ids', torch.tensor(word_ids), persistent=False)
+        self.register_buffer('weight', None, persistent=False)
 
     def forward(self, ctx:Context)->Tensor: # `[B,C]`
         return self.lm_words(ctx.row('mask'), self.word_ids)
 
     def loss(self, ctx:Context, label:Tensor)->Tensor:
         "Cross-entropy of the label word"
-        if self.loss_vocab=='labels': return F.cross_entropy(self(ctx), label)
-        return F.cross_entropy(self.lm_logits(ctx.row('mask')), self.word_ids[label])
+        if self.loss_vocab=='labels': return F.cross_entropy(self(ctx), label, self.weight)
+        logits,words = self.lm_logits(ctx.row('mask')),self.word_ids[label]
+        if self.weight is None: return F.cross_entropy(logits, words)
+        weight = self.weight[label]
+        return (weight*F.cross_entropy(logits, words, reduction='none')).sum()/weight.sum()
 
 # %% ../../nbs/engine/model/heads.ipynb #e8bfff04
 class TextHead(nn.Module):

@@ -19,7 +19,7 @@ from ..data.task import Task, scaled
 from ..locks import alone
 from ..model.prompted_model import PromptedModel, learnt
 from .checkpoint import Checkpoint, identity
-from .evaluation import evaluate, no_numbers, said_of
+from .evaluation import evaluate, no_numbers, said_of, stale
 from .examples import training_examples
 from .processes import Meter, accelerator, compiled, gathered, optimizer, parts
 
@@ -89,7 +89,7 @@ class Run:
         set_seed(self.cfg.seed+self.acc.process_index*100_003)
 
     @property
-    def finished(self)->bool: return self.seen.step==self.cfg.steps
+    def finished(self)->bool: return self.seen.step==self.cfg.steps or stale(self.seen.history, self.cfg.patience)
 
     def at(self, every:int)->bool: return self.seen.step%every==0 or self.finished
 
@@ -175,7 +175,7 @@ def log(self:Run)->dict:
     "What there is to say of a run that is finished"
     ms,losses = sorted(self.meter.ms),torch.stack(self.seen.losses).float()
     return dict(history=self.seen.history, validation=self.seen.best, ms_per_step=ms[len(ms)//2],
-        peak_memory_mb=self.meter.mb(), losses=losses.tolist(), steps=self.cfg.steps, cache=self.cache)
+        peak_memory_mb=self.meter.mb(), losses=losses.tolist(), steps=self.seen.step, cache=self.cache)
 
 # %% ../../nbs/engine/training/fit.ipynb #0d0a4880
 def fit(

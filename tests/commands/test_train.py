@@ -1,4 +1,5 @@
 "What a run leaves: prompts that answer as the trained model did, a record, a folder that survives a kill; commands."
+import csv
 import io
 import json
 import os
@@ -10,9 +11,10 @@ import torch
 from safetensors import safe_open
 from small import backbone, config, small_task
 
-from idp_tutorial.commands.predict import idp_predict, read_texts
+from idp_tutorial.commands.predict import ANSWER, idp_predict, texts_of
 from idp_tutorial.commands.train import idp_train
 from idp_tutorial.data.tasks import TASKS, load_task
+from idp_tutorial.data.texts import rows_of
 from idp_tutorial.experiments.run import run, train
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.glove import word_vectors, write_glove
@@ -67,7 +69,7 @@ def test_word_vectors_of_a_file(cfg, tmp_path, capsys):
         from_pretrained(f, glove=tmp_path/'b')
     (tmp_path/'in').write_text('who ?\n')
     idp_predict(model=str(f), texts=str(tmp_path/'in'), glove=str(tmp_path/'a'))
-    assert json.loads(capsys.readouterr().out)['label'] in task.labels
+    assert json.loads(capsys.readouterr().out)['prediction'] in task.labels
     with pytest.raises(SystemExit): idp_predict(model=str(f), texts=str(tmp_path/'in'))
     assert '--glove' in capsys.readouterr().err
     c = cfg(method='m-idpg-phm-glove')
@@ -192,19 +194,19 @@ def test_train_then_predict(small_folder, tmp_path, capsys, monkeypatch):
         out=str(tmp_path/'run'))
     assert 'lpt-npg on questions, seed 0: accuracy' in capsys.readouterr().out
     (tmp_path/'in').write_text('who ?\n\n{"sentence1": "where is it ?", "id": 3}\n')
-    idp_predict(model=str(tmp_path/'run'), texts=str(tmp_path/'in'))
+    idp_predict(model=str(tmp_path/'run'), texts=str(tmp_path/'in'), proba=True)
     a = capsys.readouterr().out
     monkeypatch.setattr(sys, 'stdin', io.StringIO((tmp_path/'in').read_text()))
-    idp_predict(model=str(tmp_path/'run'), out=str(tmp_path/'out'))
+    idp_predict(model=str(tmp_path/'run'), out=str(tmp_path/'out'), proba=True)
     said = [json.loads(l) for l in a.splitlines()]
     assert (tmp_path/'out').read_text()==a and [s['sentence1'] for s in said]==['who ?',
         'where is it ?'] and said[1]['id']==3
-    (tmp_path/'in').write_text('who ?\n{"text": "what ?"}\n')
+    (tmp_path/'in').write_text('who ?\n{"word": "what ?"}\n')
     with pytest.raises(SystemExit):
         idp_predict(model=str(tmp_path/'run'), texts=str(tmp_path/'in'), out=str(tmp_path/'new'))
-    assert not (tmp_path/'new').exists()
-    assert "line 2: {'text': 'what ?'} has no text 'sentence1'" in capsys.readouterr().err
-    assert all(s['label']==max(s['probabilities'], key=s['probabilities'].get)
+    assert not [*tmp_path.glob('new*')]
+    assert "line 2: {'word': 'what ?'} has no text 'sentence1'" in capsys.readouterr().err
+    assert all(s['prediction']==max(s['probabilities'], key=s['probabilities'].get)
         and sum(s['probabilities'].values())==pytest.approx(1) for s in said)
 
 def test_options_reach_the_run(small_folder, tmp_path, capsys):
@@ -219,18 +221,45 @@ def test_options_reach_the_run(small_folder, tmp_path, capsys):
         assert sum(k.endswith('scale.n') for k in f.keys())==1
     capsys.readouterr()
 
-def test_texts(capsys):
+def test_texts(tmp_path):
     one,pair = small_task(),small_task('similarity')
-    assert [*read_texts([' a b \n','\n','{"sentence1": "c", "x": 1}'], one)]==[dict(sentence1='a b'),
+    def read(said, task, **columns):
+        (tmp_path/'in').write_text(said)
+        return [*texts_of(rows_of(tmp_path/'in', None, task.pair), task, **columns)]
+    assert [row for row,_ in read(' a b \n\n{"sentence1": "c", "x": 1}', one)]==[dict(sentence1='a b'),
         dict(sentence1='c', x=1)]
-    assert [*read_texts(['a\tb\n'], pair)]==[dict(sentence1='a', sentence2='b')]
-    with pytest.raises(ValueError, match='input line 1: 3 columns, but a pair has two'):
-        [*read_texts(['a\tb\tc'], pair)]
-    for lines,task,words in ((['a','{"text": "b"}'],one,"input line 2: .*no text 'sentence1'.*or a line of text"),
-        (['a'],pair,"line 1.*no text 'sentence2'.*a tab between them"),
-            (['{a'],one,'line 1: no JSON'), (['{"sentence1": " "}'],one,'no text'),
-        (['{"sentence1": 3}'],one,'no text')):
-        with pytest.raises(ValueError, match=words): [*read_texts(lines, task)]
+    assert read('a\tb\n', pair)==[(dict(sentence1='a', sentence2='b'),)*2]
+    mine = replace(one, columns=('{message}',None,'topic'))
+    for row in (dict(message='a', label=3), dict(text='a', sentence2='b')): # no second text is asked for
+        assert read(json.dumps(row), mine)==[(row,dict(sentence1='a'))]
+    assert read('{"a": "x", "b": "y"}', pair, text='a', text2='b')[0][1]==dict(sentence1='x', sentence2='y')
+    for text,task,columns,words in (('a\n{"word": "b"}',one,{},"in, line 2: .*no text 'sentence1'.*or a line of text"),
+        ('a',pair,{},"line 1.*no text 'sentence2'.*a tab between them"), ('a\tb\tc',pair,{},'line 1: 3 columns'),
+        ('{a',one,{},'line 1 is not JSON'), ('{"sentence1": " "}',one,{},'no text'),
+        ('{"text": "a"}',one,dict(text='b'),"line 1: no column 'b' among text"), ('{"sentence1": 3}',one,{},'no text'),
+        (f'{{"text": "a", "{ANSWER[0]}": 1}}',one,{},'rename it')):
+        with pytest.raises(ValueError, match=words): read(text, task, **columns)
+
+def test_answers_stand_beside_what_a_row_has(small_folder, tmp_path, capsys):
+    run = str(tmp_path/'run')
+    idp_train(task='questions', backbone=str(small_folder), steps=2, batch_size=8, t=3, m=8, k=24, device='cpu',
+        out=run)
+    (tmp_path/'in.csv').write_bytes(b'\xef\xbb\xbftext,label\n"who, then ?",mine\n{x} is what ?,\n')
+    for name in ('a.csv','a.jsonl'):
+        idp_predict(model=run, texts=str(tmp_path/'in.csv'), out=str(tmp_path/name), proba=True)
+    with open(tmp_path/'a.csv', newline='') as f: table = [*csv.DictReader(f)]
+    lines = [json.loads(l) for l in open(tmp_path/'a.jsonl')]
+    assert [{k: r[k] for k in ('text','label','prediction')} for r in table]==[{k: v for k,v in r.items()
+        if k!='probabilities'} for r in lines]
+    assert [r['label'] for r in lines]==['mine',''] and [*table[0]][:3]==['text','label','prediction']
+    assert float(table[0]['probability human'])==lines[0]['probabilities']['human'] and len(table[0])==3+6
+    capsys.readouterr()
+    (tmp_path/'in.txt').write_text('{x} is what ?\n')
+    idp_predict(model=run, texts=str(tmp_path/'in.txt'), format='lines')
+    assert json.loads(capsys.readouterr().out)['sentence1']=='{x} is what ?'
+    (tmp_path/'in.csv').write_bytes('text\nwho ?\ncaf\u00e9\n'.encode('latin-1'))
+    with pytest.raises(SystemExit): idp_predict(model=run, texts=str(tmp_path/'in.csv'), out=str(tmp_path/'new.csv'))
+    assert 'in.csv, line 3: byte 4 is 0xe9' in capsys.readouterr().err and not [*tmp_path.glob('new*')]
 
 @pytest.mark.parametrize('command,kw,words', [(idp_train,dict(method='lpt-npgg'),"did you mean 'lpt-npg'"),
     (idp_train,dict(task='question'),"did you mean 'questions'"), (idp_train,dict(steps=0),'steps=0'),

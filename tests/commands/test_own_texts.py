@@ -1,0 +1,121 @@
+"A table of one's own on the command line: README's commands, what is held out, pairs, numbers, a file of options."
+import csv
+import json
+import re
+import shlex
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from idp_tutorial import PromptClassifier
+from idp_tutorial.data.tables import known_task, table_task
+from idp_tutorial.data.tasks import TASKS
+
+README = Path(__file__).resolve().parents[2]/'README.md'
+QUICK = '--steps 2 --looks 1 --batch_size 8 --t 2 --device cpu'
+
+@pytest.fixture(autouse=True)
+def tickets(tmp_path, monkeypatch, small_folder):
+    "A folder with a table; the tasks that commands make known are forgotten again"
+    monkeypatch.chdir(tmp_path)
+    rows = [[f'ticket {i}, "please"', ('billing','delivery','login')[i%3], i/2, f'answer {i}'] for i in range(60)]
+    with open('tickets.csv', 'w', newline='') as f:
+        csv.writer(f).writerows([['message','topic','days','reply'], *rows])
+    Path('new.csv').write_text('message,label\nwhere is it ?,mine\n')
+    monkeypatch.setattr('idp_tutorial.data.tasks.TASKS', TASKS)
+    before = {*TASKS}
+    yield
+    for name in TASKS.keys()-before:
+        del TASKS[name]
+
+def call(line, monkeypatch):
+    "A command as a shell would call it, in this process"
+    name,*argv = shlex.split(line)
+    monkeypatch.setattr(sys, 'argv', [name, *argv])
+    module = import_module(f'idp_tutorial.commands.{name[4:]}')
+    from idp_tutorial.commands.command_line import one_spelling, options, parser
+    from idp_tutorial.commands.config_file import with_config
+    f = getattr(module, name)
+    own = f.__wrapped__
+    return f(**vars(parser(own).parse_args(with_config(one_spelling(argv), options(own)))))
+
+def test_the_commands_of_readme(small_folder, monkeypatch, capsys):
+    block = re.search(r'## Your own texts\n+```bash\n(.*?)```', README.read_text(encoding='utf-8'), re.S)[1]
+    lines = block.strip().splitlines()
+    assert [line.split()[0] for line in lines]==['idp_train','idp_predict','idp_compare']
+    for line in lines:
+        more = '--device cpu' if 'predict' in line else f'{QUICK} --backbone {small_folder}'
+        call(f"{line.replace(',fine-tuning', '')} {more}{' --seeds 1' if 'compare' in line else ''}", monkeypatch)
+    said = capsys.readouterr()
+    assert 'tickets: 48 train, 6 validation, 6 test rows; held out by lot' in said.err
+    assert '3 classes: billing' in said.err
+    assert 'lpt-npg on tickets, seed 0: accuracy' in said.out and 'tickets on' in said.out
+    answer, = csv.DictReader(open('answers.csv', newline=''))
+    assert answer['label']=='mine' and answer['prediction'] in ('billing','delivery','login')
+    assert 0<float(answer['probability login'])<1
+    clf = PromptClassifier.from_pretrained('tickets') # a folder of the command is an estimator
+    assert clf.predict(['where is it ?']).tolist()==[answer['prediction']]
+
+def test_a_file_of_options_is_the_flags(small_folder, monkeypatch, capsys):
+    flags = f'idp_train tickets.csv --text message --label topic {QUICK} --backbone {small_folder} --lr 1e-3'
+    call(f'{flags} --out a', monkeypatch)
+    Path('run.yaml').write_text('table: tickets.csv\ntext: message\nlabel: topic\nsteps: 2\nlooks: 1\nbatch-size: 8\n'
+        f't: 2\ndevice: cpu\nbackbone: {small_folder}\nlr: 1e-3\nprecision: no\nregression: false\nout: b\n')
+    call('idp_train --config run.yaml', monkeypatch)
+    r,s = [json.loads(Path(f, 'record.jsonl').read_text()) for f in 'ab']
+    for record in (r, s):
+        for name in ('ms_per_step','peak_memory_mb','digest'):
+            record.pop(name, None)
+    assert r==s and r['lr']==1e-3
+    capsys.readouterr()
+
+def test_what_a_run_would_cost(small_folder, monkeypatch, capsys):
+    call(f'idp_train tickets.csv --text message --label topic --dry-run {QUICK} --backbone {small_folder}', monkeypatch)
+    out = capsys.readouterr().out
+    assert 'lpt-npg on tickets: 4,' not in out and 'trained parameters' in out and 'minutes' in out
+    assert not Path('runs').exists()
+
+def test_pairs_and_numbers(small_folder, monkeypatch, capsys):
+    call(f'idp_train tickets.csv --text message --text2 reply --label days --regression --test 0 {QUICK} '
+        f'--backbone {small_folder} --out days', monkeypatch)
+    assert '54 train, 6 validation, 6 test rows; ' in (said := capsys.readouterr()).err and 'numbers' in said.err
+    assert 'the validation rows report too' in said.err
+    call('idp_predict --model days --texts tickets.csv --device cpu', monkeypatch)
+    first = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert isinstance(first['prediction'], float) and first['topic']=='billing'
+
+@pytest.mark.parametrize('options,words', [('tickets.csv',"no column 'text' among message, topic"),
+    ('tickets.csv --text message --label days','is .days. the column of the classes'),
+    ('--text message','no table is given'),
+    ('nowhere.csv --text a --label b','no file or folder nowhere.csv'), ('nowhere/there --text a','nowhere/there'),
+    ('tickets.csv --text message --label topic --validation 1','a share of'),
+    ('tickets.csv --text days --label topic --format jsonl','line 1 is not JSON'),
+    ('tickets.csv --text message --label topic --regression','needs a number')])
+def test_refused_in_one_sentence(options, words, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as e: call(f'idp_train {options}', monkeypatch)
+    err = capsys.readouterr().err
+    assert e.value.code==2 and re.search(words, err) and err.count('\n')==1
+
+def test_a_folder_of_splits(tmp_path):
+    (tmp_path/'mine').mkdir()
+    rows = [dict(text=f'text {i}', label=i%2) for i in range(20)]
+    Dataset.from_list(rows).to_parquet(tmp_path/'mine/train.parquet')
+    (tmp_path/'mine/dev.jsonl').write_text('\n'.join(map(json.dumps, rows[:4])))
+    task,made = table_task(tmp_path/'mine')
+    assert made==['test'] and {s: len(r) for s,r in task.splits.items()}==dict(train=18, validation=4, test=2)
+    assert task.labels==('0','1') and task.name=='mine'
+    (tmp_path/'mine/test.tsv').write_text('text\tlabel\na\t\nb\t\n')
+    with pytest.warns(UserWarning, match='the test rows of .* have no labels'):
+        assert table_task(tmp_path/'mine')[1]==['test']
+    (tmp_path/'mine/dev.jsonl').write_text('{"text": "a", "label": 7}')
+    with pytest.raises(ValueError, match="validation rows have the class '7'"), pytest.warns(UserWarning):
+        table_task(tmp_path/'mine')
+
+def test_a_known_name_is_not_taken(tmp_path):
+    (tmp_path/'sentiment.tsv').write_text('text\tlabel\n'+''.join(f'text {i}\t{"ab"[i%2]}\n' for i in range(20)))
+    task,_ = known_task(tmp_path/'sentiment.tsv')
+    assert task.name=='own-sentiment' and TASKS['own-sentiment'] is task and not TASKS['sentiment'].splits
+    assert known_task(tmp_path/'sentiment.tsv')[0].name=='own-sentiment' # the same table again

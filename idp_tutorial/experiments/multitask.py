@@ -7,18 +7,23 @@ __all__ = ['Member', 'MultiTaskModel']
 
 # %% ../../nbs/engine/experiments/multitask.ipynb #246b77cc
 import torch
+from pathlib import Path
 from torch import Tensor, nn
 from typing import NamedTuple
 
 # %% ../../nbs/engine/experiments/multitask.ipynb #63589206
-from ..checks import known
+from ..checks import at_least, known
 from ..config import RunConfig
 from ..data.batches import collate
-from ..data.rows import check_row
 from ..data.task import Task, scaled
 from .together import run_together
+from ..methods.descriptions import read_prompts
+from ..methods.hub_models import folder_of
+from ..methods.prompt_files import from_pretrained
+from ..methods.registry import METHODS
 from ..model.prompted_model import PromptedModel, count_parameters
-from ..training.examples import encode_rows, template_of
+from ..training.evaluation import spoken
+from ..training.examples import answerable, encode_rows, template_of
 
 # %% ../../nbs/engine/experiments/multitask.ipynb #db4446a8
 class Member(NamedTuple):
@@ -28,16 +33,6 @@ class Member(NamedTuple):
     cfg:RunConfig       # what `build` made the model from
 
 # %% ../../nbs/engine/experiments/multitask.ipynb #289f213e
-def _checked(task, r, where): # the task's columns
-    "`check_row`, but to answer a row needs no label, and a group only where the task chooses among rows"
-    bare = r.get('label') is None
-    if all(r.get(c) is not None for c in ('sentence1','sentence2')[:1+task.pair]):
-        group = {} if task.grouped=='choose' else {'group':0}
-        label = {'label':task.limits[0] if task.regression else 0} if bare else {}
-        r = {**group, **r, **label}
-    row = check_row(task, r, where, ' (a label only to train)')
-    return {k: v for k,v in row.items() if k!='label' or not bare}
-
 def _check(members):
     "What cannot share one backbone is refused"
     if not members:
@@ -72,22 +67,36 @@ class MultiTaskModel(nn.Module):
         rows:list[dict], # `task`, `sentence1`, for a pair `sentence2`; to train a `label`, an index or a name
     )->dict: # a batch
         "Rows of any tasks, in any order"
-        if not rows:
-            raise ValueError("no rows to answer: give at least one, such as {'task': …, 'sentence1': …}")
-        out = [self._encoded(r, i) for i,r in enumerate(rows)]
+        out = self._examples(rows)
         if len({'label' in e for e in out})>1:
             raise ValueError("some rows have a label and some have none: give all of them one, or none")
-        batch = collate(out, self.backbone.tokenizer.pad_token_id or 0)
-        return {**batch, 'task':torch.tensor([self.names.index(r['task']) for r in rows])}
+        return self._batch(out)
 
-    def _encoded(self, r, i): # row `i`
+    def check(self, r:dict, i:int=0)->dict: # row `i`, as its task wants it
+        "Refuse a row that no task, or not its own, can answer"
         if not isinstance(r, dict):
             raise ValueError(f"row {i}: {r!r:.60} is not a row: give dicts, such as {{'task': …, 'sentence1': …}}")
-        m = self.members[known(str(r.get('task')), self.names, f'task in row {i}:')]
-        row = _checked(m.task, r, f'row {i}')
-        (e,) = encode_rows(m.task, [row], self.backbone, m.cfg.max_len, template_of(m.model, m.cfg))
-        label = {'label':float(e['label'])} if 'label' in e else {}
-        return dict(ids=e['ids'], types=e['types'], mask=e.get('mask', -1), **label)
+        name = known(str(r.get('task')), self.names, f'task in row {i}:')
+        return answerable(self.members[name].task, r, f'row {i}')
+
+    def _examples(self, rows): # the rows of a task are encoded together
+        if not rows:
+            raise ValueError("no rows to answer: give at least one, such as {'task': …, 'sentence1': …}")
+        checked,out = [self.check(r, i) for i,r in enumerate(rows)],[None]*len(rows)
+        kinds = [(r['task'],'label' in c) for r,c in zip(rows, checked)]
+        for kind in dict.fromkeys(kinds):
+            m,at = self.members[kind[0]],[i for i,k in enumerate(kinds) if k==kind]
+            own = [checked[i] for i in at]
+            own = encode_rows(m.task, own, self.backbone, m.cfg.max_len, template_of(m.model, m.cfg))
+            for i,e in zip(at, own):
+                label = {'label':float(e['label'])} if 'label' in e else {}
+                out[i] = dict(ids=e['ids'], types=e['types'], mask=e.get('mask', -1), task=self.names.index(kind[0]),
+                    **label)
+        return out
+
+    def _batch(self, examples):
+        tasks = torch.tensor([e['task'] for e in examples])
+        return {**collate(examples, self.backbone.tokenizer.pad_token_id or 0), 'task':tasks}
 
     def contexts(self, batch:dict)->list[tuple]: # name, its rows in the batch `[n]`, its labels or None, its `Context`
         "Sort the rows by task, and run all tasks together"
@@ -140,18 +149,46 @@ class MultiTaskModel(nn.Module):
         return self
 
     @torch.no_grad()
-    def answer(self, rows:list[dict])->list: # label names, or numbers
+    def answer(self,
+        rows:list[dict],
+        batch_size:int=16, # rows that run together, of similar length; on a GPU more
+        probabilities:bool=False, # of every label, too
+    )->list: # label names, or numbers; with `probabilities` what `predict` gives
         "Rows of text to answers"
         self.eval()
-        device = next(self.lm.parameters()).device
-        out = self({k: v.to(device) for k,v in self.encode(rows).items()})
+        device,examples = next(self.lm.parameters()).device,self._examples(rows)
+        order,out = sorted(range(len(rows)), key=lambda i: len(examples[i]['ids'])),[None]*len(rows)
+        for at in [order[i:i+batch_size] for i in range(0, len(rows), at_least(batch_size, 1, 'batch_size'))]:
+            batch = self._batch([{k: v for k,v in examples[i].items() if k!='label'} for i in at])
+            for i,o in zip(at, self({k: v.to(device) for k,v in batch.items()})):
+                out[i] = o.float().cpu()
         said = [None]*len(rows)
         for name in dict.fromkeys(r['task'] for r in rows):
-            task,at = self.members[name].task,[i for i,r in enumerate(rows) if r['task']==name]
-            answers = task.answer(torch.stack([out[i] for i in at]), [rows[i].get('group') for i in at])
-            for i,a in zip(at, answers):
-                said[i] = task.labels[a] if task.labels else a
+            at = [i for i,r in enumerate(rows) if r['task']==name]
+            groups = [rows[i].get('group') for i in at]
+            for i,a in zip(at, spoken(self.members[name].task, torch.stack([out[i] for i in at]), groups)):
+                said[i] = a if probabilities else a.get('label', a.get('value'))
         return said
+
+    @classmethod
+    def from_pretrained(cls,
+        folders:list|dict, # saved models or repositories of the hub, named by their last part; or {name: folder}
+        bb=None,    # a backbone, or where it is; None: the one that the first model names
+        glove=None, # the file or folder of GloVe vectors, where one was trained with it
+    ): # in eval mode
+        "One backbone, loaded once, and the prompts of every saved model"
+        named = folders if isinstance(folders, dict) else {Path(str(f)).name: f for f in folders}
+        if len(named)<len(folders):
+            raise ValueError(f"two of {', '.join(map(str, folders))} have one name: give a dict, {{name: folder}}")
+        members = {}
+        for name,folder in named.items():
+            method = read_prompts(folder_of(folder))[0]['cfg']['method']
+            if known(method, METHODS, 'method') in METHODS and METHODS[method].enters.endswith('weights'):
+                raise ValueError(f"{name!r} ({method}) changes the backbone's weights, which all tasks share: mix "
+                    "prompt methods, or keep a backbone for this task alone")
+            model,task,cfg = from_pretrained(folder, bb, glove if method=='m-idpg-phm-glove' else None)
+            members[name],bb = Member(model, task, cfg),model.backbone
+        return cls(members).eval()
 
     def trained(self)->dict[str,Tensor]:
         return {n: p for n,p in self.tasks.named_parameters() if p.requires_grad}

@@ -103,8 +103,9 @@ def walk_layers(
         kv = apply_step(ctx, plan.get(layer))
         if run: run(ctx, kv)
         elif one_row and layer==bb.n_layers-1: _run_row(ctx, kv, read)
-        else: ctx.h = bb.layer(layer, ctx.h, _given(ctx, kv), kv)
-        _check_asked(ctx, kv)
+        else:
+            ctx.h = bb.layer(layer, ctx.h, _given(ctx, kv), kv)
+            _check_asked(ctx, kv)
     ctx.layer = end
     yield ctx
 

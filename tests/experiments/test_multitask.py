@@ -13,6 +13,7 @@ from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.experiments.multitask import Member, MultiTaskModel
 from idp_tutorial.experiments.multitask_files import load_tasks, save_tasks
 from idp_tutorial.methods.build import build
+from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.methods.prompt_tuning import SoftPrompt
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model.heads import ClassificationHead
@@ -20,6 +21,7 @@ from idp_tutorial.model.plan import Step
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.prompted_model import PromptedModel
 from idp_tutorial.tensor_files import save_tensors, unpack
+from idp_tutorial.training.evaluation import predict
 
 FAMILY = ('roberta','bert','gpt2','deberta')
 IN_WEIGHTS = [m for m,row in METHODS.items() if row.enters.endswith('weights')]
@@ -353,3 +355,42 @@ def test_labels_are_indices_or_names(three):
     assert by_name.keys()==by_index.keys() and all(torch.equal(by_name[k], by_index[k])
         for k in by_name) and by_name['label'].tolist()==[1.,1.,2.5]
     assert 'label' not in three.encode([{**r, 'label':None} for r in rows]) and len(three.answer(rows))==3
+
+# --- many rows, saved models
+
+def test_batches_of_similar_length_answer_as_one(three):
+    words = 'the soup was cold and nobody wanted any more of it today'.split()
+    rows = [dict(task=n, sentence1=' '.join(words[:1+i%11]), **({} if n=='one' else {'sentence2':'x'}))
+        for i,n in enumerate(['one','pair','number']*9)]
+    seen = []
+    whole = three.answer(rows, probabilities=True)
+    hook = three.register_forward_pre_hook(lambda m, args: seen.append(args[0]['ids'].shape))
+    try: parts = three.answer(rows, batch_size=5, probabilities=True)
+    finally: hook.remove()
+    assert len(seen)==6 and [s[1] for s in seen]==sorted(s[1] for s in seen) and seen[0][1]<seen[-1][1]
+    for a,b,r in zip(whole, parts, rows):
+        if r['task']=='number': assert a['value']==pytest.approx(b['value'], abs=1e-4)
+        else: assert a['label']==b['label'] and a['probabilities']==pytest.approx(b['probabilities'], abs=1e-5)
+    assert three.answer(rows)==[a.get('label', a.get('value')) for a in whole]
+    with pytest.raises(ValueError, match='batch_size'): three.answer(rows, batch_size=0)
+
+def test_one_constructor_from_saved_folders(tmp_path, small_folder):
+    task,tasks = small_task(),small_task('similarity')
+    for name,method,t in (('mood','lpt-npg',task), ('close','prompt-tuning',tasks), ('lora','lora',task)):
+        cfg = config(backbone=str(small_folder), method=method, task=t.name)
+        save_pretrained(build(cfg, load_backbone(cfg.backbone), t), tmp_path/name, t, cfg)
+    model = MultiTaskModel.from_pretrained([tmp_path/'mood', tmp_path/'close'])
+    assert model.names==['mood','close'] and not model.training
+    rows = [dict(task='mood', sentence1='tea'), dict(task='close', sentence1='a', sentence2='b')]
+    for r,a in zip(rows, model.answer(rows, probabilities=True)):
+        (alone,) = predict(*from_pretrained(tmp_path/r['task']), [{k: v for k,v in r.items() if k!='task'}])
+        flat = [{**x.get('probabilities', {}), 'value':x.get('value', 0.)} for x in (a, alone)]
+        assert flat[0]==pytest.approx(flat[1], abs=1e-5)
+    named = MultiTaskModel.from_pretrained({'x':tmp_path/'mood', 'y':tmp_path/'mood'}, str(small_folder))
+    assert named.names==['x','y'] and named.members['x'].model.backbone is named.members['y'].model.backbone
+    with pytest.raises(ValueError, match="two of .* have one name: give a dict"):
+        MultiTaskModel.from_pretrained([tmp_path/'mood', tmp_path/'mood'])
+    bb = load_backbone(str(small_folder))
+    with pytest.raises(ValueError, match=r"'lora' \(lora\) changes the backbone's weights"):
+        MultiTaskModel.from_pretrained([tmp_path/'mood', tmp_path/'lora'], bb)
+    assert not hasattr(bb, 'changed')

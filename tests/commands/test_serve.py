@@ -1,0 +1,66 @@
+"Many tasks behind one address: together or alone the same answers; what is refused."
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from small import backbone, config, small_task
+
+from idp_tutorial import checks
+from idp_tutorial.commands.serve import app_of, idp_serve
+from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.experiments.multitask import Member, MultiTaskModel
+from idp_tutorial.methods.build import build
+
+
+@pytest.fixture(scope='module')
+def model():
+    bb = backbone()
+    def member(method, task):
+        cfg = config(method=method, task=task.name, max_len=60)
+        return Member(build(cfg, bb, task), task, cfg)
+    return MultiTaskModel({'mood':member('lpt', small_task()),
+        'close':member('prompt-tuning', small_task('similarity'))})
+
+def test_requests_of_several_tasks_share_a_batch(model, monkeypatch):
+    pytest.importorskip('fastapi')
+    from fastapi.testclient import TestClient
+    sizes,plain = [],model.answer
+    def answer(rows, *a, **k):
+        sizes.append(len({r['task'] for r in rows}))
+        return plain(rows, *a, **k)
+    monkeypatch.setattr(model, 'answer', answer)
+    rows = [dict(task='mood', sentence1=f'tea {i}') if i%2 else dict(task='close', sentence1='a', sentence2=f'b {i}')
+        for i in range(12)]
+    with TestClient(app_of(model, wait=.2)) as client, ThreadPoolExecutor(12) as pool:
+        said = [*pool.map(lambda r: client.post('/answer', json=r), rows)]
+        assert client.get('/tasks').json()['mood']['labels']==['negative','positive']
+    assert len(sizes)<12 and max(sizes)==2
+    for r,s in zip(rows, said):
+        (want,) = plain([r], probabilities=True)
+        got = s.json()
+        assert s.status_code==200 and got.keys()==want.keys()
+        if r['task']=='mood': assert got['probabilities']==pytest.approx(want['probabilities'], abs=1e-5)
+        else: assert got['value']==pytest.approx(want['value'], abs=1e-4)
+
+def test_a_bad_request_is_refused_alone(model):
+    pytest.importorskip('fastapi')
+    from fastapi.testclient import TestClient
+    with TestClient(app_of(model)) as client:
+        for row,words in ((dict(task='moods', sentence1='x'),"did you mean 'mood'?"),
+            (dict(task='close', sentence1='x'),'no sentence2'), (dict(sentence1='x'),"unknown task")):
+            r = client.post('/answer', json=row)
+            assert r.status_code==422 and words in json.dumps(r.json()), r.text
+        assert client.post('/answer', json=[1]).status_code==422
+        assert client.post('/answer', json=dict(task='mood', sentence1='x')).status_code==200
+
+def test_what_cannot_be_served(monkeypatch, capsys, tmp_path):
+    pytest.importorskip('fastapi')
+    bb = backbone()
+    cfg = config(method='lpt', task='copa')
+    with pytest.raises(ValueError, match='a request is one row'):
+        app_of(MultiTaskModel({'copa':Member(build(cfg, bb, TASKS['copa']), TASKS['copa'], cfg)}))
+    with pytest.raises(SystemExit): idp_serve(models=str(tmp_path/'nowhere'))
+    assert 'no prompts.safetensors' in capsys.readouterr().err
+    monkeypatch.setattr(checks.importlib.util, 'find_spec', lambda name: None)
+    with pytest.raises(SystemExit): idp_serve(models='a')
+    assert "fastapi is not installed: pip install 'idp_tutorial[serve]' brings it" in capsys.readouterr().err

@@ -52,6 +52,7 @@ from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.prompted_model import PromptedModel, count_parameters, learnt
 from idp_tutorial.pretraining import pretrain as pretraining
 from idp_tutorial.pretraining.pretrain import PretrainConfig
+from idp_tutorial.records import read_records
 from idp_tutorial.tensor_files import load_tensors
 from idp_tutorial.training.evaluation import answers, predict
 from idp_tutorial.training.fit import fit
@@ -222,8 +223,8 @@ def masked(o):
     if isinstance(o, dict): return {k: '*' if k in TIMES else masked(v) for k,v in o.items()}
     return [*map(masked, o)] if isinstance(o, (list,tuple)) else o
 
-def _names(folder): return sorted(p.name for p in folder.iterdir())
-def _lines(file): return [masked(json.loads(l)) for l in Path(file).read_text().splitlines()]
+def _names(folder): return sorted(p.name for p in folder.glob('[!.]*'))
+def _lines(file): return [masked(r) for r in read_records(file)]
 
 def _columns(text, *names)->list[str]: # lines
     "The words of a text; under these names of a table a star"

@@ -223,7 +223,7 @@ def masked(o):
     if isinstance(o, dict): return {k: '*' if k in TIMES else masked(v) for k,v in o.items()}
     return [*map(masked, o)] if isinstance(o, (list,tuple)) else o
 
-def _names(folder): return sorted(p.name for p in folder.glob('[!.]*'))
+def _names(folder): return sorted(p.name for p in folder.glob('[!.]*') if p.is_file())
 def _lines(file): return [masked(r) for r in read_records(file)]
 
 def _columns(text, *names)->list[str]: # lines
@@ -279,8 +279,8 @@ def _train(tmp):
     about,tensors = load_tensors(tmp/'run/prompts.safetensors')
     first = dict(cfg=about['cfg'], task=about['task'], fingerprint=fingerprint(load_backbone()), glove=about['glove'])
     return dict(text=text.splitlines(), record=_lines(tmp/'run/record.jsonl'),
-        answers=[*map(json.loads, said.splitlines())], about=first, files=_names(tmp/'run'),
-        bits=hashlib.sha256(save_bytes(tensors)).hexdigest()[:12])
+        answers=[*map(json.loads, said.splitlines())], about=first,
+        bits=hashlib.sha256(save_bytes(tensors)).hexdigest()[:12], files=_names(tmp/'run'))
 
 def _sweep(tmp):
     text = _said(idp_sweep, tmp, task='sentiment', methods='head-only,lpt', layers='1,4', seeds=1, steps=1, max_len=16,

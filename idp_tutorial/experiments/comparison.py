@@ -51,7 +51,8 @@ def tune(
         raise FloatingPointError(f"{cfg.method!r} diverged on {task.name!r} with every rate of {list(lrs)}: "
             "a lower lr usually fixes it")
     r = record_of(*best, test, **({'logits':logits_file(out, best[-1])} if out else {}))
-    return {**r, 'tried':tried, **made_since(began)}
+    edge = len(tried)>2 and r['lr'] in (min(lrs), max(lrs)) # the best rate may lie outside: try more
+    return {**r, 'tried':tried, 'edge':edge, **made_since(began)}
 
 # %% ../../nbs/engine/experiments/comparison.ipynb #fe910d0e
 def head_rate(
@@ -102,6 +103,7 @@ def with_seeds(
     old:list=(),   # records; what they have is not run again
     out:Path|None=None, # JSONL file, to which new records are added
     say=print,
+    rates:tuple=(),     # learning rates to try; (): the method's own
     **more,        # also goes into new records
 )->list[dict]: # records, old and new
     "One config with every seed, all at one rate"
@@ -118,7 +120,7 @@ def with_seeds(
         elif lr:
             r = run(replace(cfg, lr=lr, seed=seed), task, beside=out)
         else: # the run that is chosen is that of seed 0 as well
-            r = tune(replace(cfg, seed=0), task, ROWS[cfg.method].rates, say, True, out)
+            r = tune(replace(cfg, seed=0), task, rates or ROWS[cfg.method].rates, say, True, out)
         took = round(time.perf_counter()-start, 1)
         chose = not lr and bool(ROWS[cfg.method].rates)
         r |= {**more, 'lr_selected':how, 'seconds':0. if chose else took, 'tuning_seconds':took if chose else 0.}

@@ -74,6 +74,7 @@ def reproduce(
     out:Path|str='runs/reproduce', # folder; TABLE-SCALE.jsonl there is gone on with
     methods:list|None=None, # of ours, to run a part
     tasks:list|None=None,   # of ours, to run a part
+    rates:tuple=(), # learning rates that every method tries; (): each its own three
     say=print,
 ): # a `DataFrame`: theirs and ours
     "Run what is missing, and set the two side by side"
@@ -88,7 +89,8 @@ def reproduce(
     seeds = seeds or (1 if drawn else 3 if scale=='small' else 5)
     for i,cfg in enumerate(plan):
         task = load_task(cfg.task, cfg.data, cfg.k, cfg.draw)
-        records += with_seeds(cfg, task, 'best of 3 on validation, seed 0', seeds, stored(file), file, say)
+        how = f'best of {len(rates) or 3} on validation, seed 0'
+        records += with_seeds(cfg, task, how, seeds, stored(file), file, say, rates)
         left = (time.time()-began)/(i+1)*(len(plan)-i-1)
         say(f"{table} {scale}: {i+1} of {len(plan)}, about {left/60:.0f} minutes left")
     return beside(records, table)

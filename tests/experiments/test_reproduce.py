@@ -31,7 +31,7 @@ def test_what_the_papers_say_is_in_the_config():
 def test_a_part_goes_on_where_it_stopped(monkeypatch, tmp_path):
     from dataclasses import replace
     ran = []
-    def with_seeds(cfg, task, how, seeds, old, out, say):
+    def with_seeds(cfg, task, how, seeds, old, out, say, rates=()):
         ran.append(cfg)
         return [dict(method=cfg.method, task=cfg.task, seed=s, score=60., backbone=cfg.backbone) for s in range(seeds)]
     monkeypatch.setattr(R, 'with_seeds', with_seeds)
@@ -45,3 +45,19 @@ def test_a_part_goes_on_where_it_stopped(monkeypatch, tmp_path):
         R.reproduce('lpt-2', methods=['smop'], out=tmp_path)
     with pytest.raises(ValueError, match="did you mean 'lpt-2'"):
         R.plan_of('lpt2')
+
+
+def test_a_grid_from_the_command_line_and_its_edge(monkeypatch):
+    "Each method tries the same rates; a choice at the edge is recorded as one"
+    from idp_tutorial.commands.reproduce import floats
+    from idp_tutorial.config import RunConfig
+    from idp_tutorial.experiments import comparison
+    best = {}
+    monkeypatch.setattr(comparison, 'trained', lambda c, task: (c, dict(validation=-abs(c.lr-best['lr']))))
+    monkeypatch.setattr(comparison, 'record_of', lambda c, log, task, cfg, test: dict(lr=cfg.lr))
+    grid = floats('1e-3,3e-3,1e-2', 'rates')
+    for best['lr'],edge in ((1e-2, True), (3e-3, False)):
+        r = comparison.tune(RunConfig('lpt'), None, grid)
+        assert (r['lr'],r['edge'],[lr for lr,_ in r['tried']])==(best['lr'], edge, grid)
+    with pytest.raises(ValueError, match='such as 1e-3,3e-3'):
+        floats('1e-3;3e-3', 'rates')

@@ -17,7 +17,7 @@ from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.records import as_recorded, read_records
 from idp_tutorial.training.fit import fit
 
-TIME = ('ms_per_step','peak_memory_mb','made','tried')
+TIME = ('ms_per_step','peak_memory_mb','made','tried','edge')
 
 @pytest.fixture(scope='module')
 def cfg(small_folder): return lambda **kw: config(**{**dict(backbone=str(small_folder), steps=3), **kw})

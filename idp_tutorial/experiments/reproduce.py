@@ -60,7 +60,8 @@ def plan_of(
         here = backbone or (at_hand if scale=='small' else BACKBONES[c.backbone])
         k = k or (1000 if scale=='small' and c.name!='trec' else None)
         base = replace(_config(paper, c.ours, scale, bool(k)), task=c.name, backbone=here, data=data, k=k)
-        draws = range(4 if scale=='full' else 2) if paper=='lpt' and k else (0,) # LPT has four data splits, IDPG one
+        frozen = data and (Path(data)/c.name/f'k{k}').is_dir() # a set that no draw changes
+        draws = range(4 if scale=='full' else 2) if paper=='lpt' and k and not frozen else (0,) # LPT has four splits
         out += [replace(base, draw=d) for d in draws]
     return list(dict.fromkeys(out))
 
@@ -85,12 +86,12 @@ def reproduce(
         raise ValueError(f"nothing of {table} is left with methods={methods}, tasks={tasks}: it has "
             f"{', '.join(dict.fromkeys(c.method for c in plan_of(table, scale)))}")
     file,began,records = Path(out)/f'{table}-{scale}.jsonl',time.time(),[]
-    drawn = len({c.draw for c in plan})>1
-    seeds = seeds or (1 if drawn else 3 if scale=='small' else 5)
+    drawn = {c.task for c in plan if c.draw}
     for i,cfg in enumerate(plan):
         task = load_task(cfg.task, cfg.data, cfg.k, cfg.draw)
+        n = seeds or (1 if cfg.task in drawn else 3 if scale=='small' else 5)
         how = f'best of {len(rates) or 3} on validation, seed 0'
-        records += with_seeds(cfg, task, how, seeds, stored(file), file, say, rates)
+        records += with_seeds(cfg, task, how, n, stored(file), file, say, rates)
         left = (time.time()-began)/(i+1)*(len(plan)-i-1)
         say(f"{table} {scale}: {i+1} of {len(plan)}, about {left/60:.0f} minutes left")
     return beside(records, table)

@@ -61,3 +61,9 @@ def test_a_grid_from_the_command_line_and_its_edge(monkeypatch):
         assert (r['lr'],r['edge'],[lr for lr,_ in r['tried']])==(best['lr'], edge, grid)
     with pytest.raises(ValueError, match='such as 1e-3,3e-3'):
         floats('1e-3;3e-3', 'rates')
+
+
+def test_a_frozen_set_is_not_drawn_twice(tmp_path):
+    (tmp_path/'sst2/k100').mkdir(parents=True)
+    draws = {t: {c.draw for c in R.plan_of('lpt-2', data=str(tmp_path)) if c.task==t} for t in ('sst2','trec')}
+    assert draws==dict(sst2={0}, trec={0, 1})

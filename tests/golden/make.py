@@ -275,7 +275,7 @@ def _compare(tmp):
 def _train(tmp):
     text = _said(idp_train, tmp, task='questions', steps=3, t=3, m=8, data=tmp/'data', out=tmp/'run', **SMALL)
     (tmp/'in').write_text('\n'.join(TEXTS[:4])+'\n'+json.dumps(dict(sentence1=TEXTS[4], id=3))+'\n')
-    said = _said(idp_predict, tmp, model=tmp/'run', texts=tmp/'in')
+    said = _said(idp_predict, tmp, model=tmp/'run', texts=tmp/'in', proba=True)
     about,tensors = load_tensors(tmp/'run/prompts.safetensors')
     first = dict(cfg=about['cfg'], task=about['task'], fingerprint=fingerprint(load_backbone()), glove=about['glove'])
     return dict(text=text.splitlines(), record=_lines(tmp/'run/record.jsonl'),

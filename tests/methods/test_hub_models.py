@@ -64,7 +64,7 @@ def test_there_and_back(made, hub, small_folder, capsys, tmp_path):
         from_pretrained('me/tickets')
     (tmp_path/'in').write_text('tea\n')
     idp_predict(model='me/tickets', texts=str(tmp_path/'in'), backbone=str(small_folder))
-    assert json.loads(capsys.readouterr().out)['label']==want[1]['label']
+    assert json.loads(capsys.readouterr().out)['prediction']==want[1]['label']
 
 def test_versions(made, hub, small_folder):
     folder,_ = made

@@ -161,7 +161,7 @@ def few(tmp_path_factory):
 
 def three_files(out, methods, seeds):
     records,table = read_records(out/'compare.jsonl'),pd.read_csv(out/'compare.csv')
-    assert sorted(p.name for p in out.glob("[!.]*"))==['compare.csv','compare.jsonl',
+    assert sorted(p.name for p in out.glob('compare.*'))==['compare.csv','compare.jsonl',
         'compare.png'] and (out/'compare.png').read_bytes()[:4]==b'\x89PNG'
     assert [(r['method'],r['seed']) for r in records]==[(m,s) for m in methods for s in range(seeds)]
     assert list(table.method)==list(methods) and (table.seeds==seeds).all()

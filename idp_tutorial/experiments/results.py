@@ -88,7 +88,8 @@ def conclusion(t:pd.DataFrame)->str: # t: from `results_table`, of one task
     said += _against(reads, static, 'the best prompt that is the same for all texts')
     if control is not None: said += f", and {_against(reads, control, 'the best control, which inserts nothing')}"
     n = int(t.seeds.max())
-    return f"{said}; {'one seed, so no spread' if n==1 else f'means of {n} seeds'}, and differences below {MARGIN:g} points are called none."
+    seeds = 'one seed, so no spread' if n==1 else f'means of {n} seeds'
+    return f"{said}; {seeds}, and differences below {MARGIN:g} points are called none."
 
 # %% ../../nbs/engine/experiments/results.ipynb #2358bc80
 def markdown_table(t:pd.DataFrame, time:bool=True)->str:

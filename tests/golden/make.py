@@ -215,7 +215,7 @@ def help_of(name:str)->dict:
     options = {(a.option_strings or [a.dest])[-1]: [str(a.default), a.help, kind(a)] for a in p._actions}
     return dict(about=p.description, **options)
 
-TIMES = {*'ms_per_step peak_memory_mb seconds tuning_seconds sweep_seconds share_of_sweep versions threads'.split(),
+TIMES = {*'ms_per_step peak_memory_mb seconds tuning_seconds sweep_seconds share_of_sweep versions threads made'.split(),
     *'mb ms ratio spread share saved tokens_per_ms tokens_per_s over_ours'.split()}
 
 def masked(o):
@@ -266,7 +266,7 @@ def _params(tmp, **kw): return [' '.join(l.split()) for l in _said(idp_params, t
 SMALL = dict(batch_size=8, device='cpu')
 
 def _compare(tmp):
-    text = _said(idp_compare, tmp, methods='head-only,lpt-npg', seeds=1, steps=3, task='questions',
+    text = _said(idp_compare, tmp, methods='head-only,lpt-npg', seeds=1, steps=3, t=10, task='questions',
         data=tmp/'data', out=tmp/'out', **SMALL)
     table = pd.read_csv(tmp/'out/compare.csv')
     return dict(text=_columns(text, 'ms/step', 'memory MB'), records=_lines(tmp/'out/compare.jsonl'),

@@ -20,6 +20,7 @@ from idp_tutorial.config import RunConfig
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.provenance import of_schema
 from idp_tutorial.records import read_records
 
 
@@ -122,7 +123,7 @@ def test_a_stored_sweep_goes_on(monkeypatch, tmp_path):
     ran = pretend(monkeypatch)
     (tmp_path/'s.jsonl').write_text(file.read_text())
     got = sweep_prompt_layer(['lpt'], base, None, 3, True, tmp_path/'s.jsonl', task, lambda s: None)
-    assert not ran and got==[r for r in records if r['method']=='lpt']
+    assert not ran and [of_schema(r) for r in got]==[r for r in records if r['method']=='lpt']
 
 def test_the_draw_reaches_the_sweep(monkeypatch):
     monkeypatch.setattr(module, 'with_seeds', lambda cfg, task, *a, **kw: [task])

@@ -81,10 +81,10 @@ class RunConfig:
                 "float('inf') clips nothing")
         if not 0<=self.warmup<1: # not a number is neither
             raise ValueError(f"warmup={self.warmup}: it is a share of the steps, from 0 to below 1")
-        for name,(low,high) in _RANGES.items():
-            between(getattr(self, name), low, high, name)
         for name in ('lr','head_lr'):
             positive(getattr(self, name), name, 'a learning rate, such as 1e-3; None takes the default')
+        for name,(low,high) in _RANGES.items():
+            between(getattr(self, name), low, high, name)
         between(self.patience, 1, 10**9, 'patience', 'None never stops early')
         one_of(self.class_weight, (None,'balanced'), 'class_weight')
         one_of(self.device, ('auto','cpu'), 'device', 'which GPU: CUDA_VISIBLE_DEVICES')

@@ -92,7 +92,7 @@ def idp_serve(
     batch_size:int=32,      # requests that are answered together, at most
     wait_ms:float=5.,       # that a request waits for others
     host:str='127.0.0.1',   # address: this machine alone
-    port:int=8000,
+    port:int=8000,          # of that address
 ):
     "Answer requests of many saved tasks with one backbone: POST /answer {\"task\": …, \"sentence1\": …}"
     needs('fastapi', 'uvicorn')

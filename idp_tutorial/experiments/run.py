@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 # %% ../../nbs/engine/experiments/run.ipynb #244da034
-from ..checks import known
+from ..checks import at_least, known
 from ..config import RunConfig
 from ..files import sealed, write_whole
 from ..locks import alone
@@ -105,11 +105,15 @@ def train(
 )->dict: # the record
     "Train one config, or go on with it, and keep what it learnt"
     (task,cfg),folder = _of_task(cfg, task),Path(folder)
-    model = _started(build(cfg, backbone_for(cfg), task), task, cfg)
-    first = PartialState().is_main_process
+    if save_every is not None:
+        at_least(save_every, 0, 'save_every')
+    bb = backbone_for(cfg)
+    bb.digest = fingerprint(bb) # before anything is trained
+    model = _started(build(cfg, bb, task), task, cfg)
+    first,began = PartialState().is_main_process,time.time()
     with alone(folder if first else None):
         log = fit(model, task, cfg, save=None if save_every==0 else folder, save_every=save_every)
-        record = record_of(model, log, task, cfg)
+        record = {**record_of(model, log, task, cfg), **made_since(began)}
         save_pretrained(model, folder, task, cfg, record)
         if first:
             write_whole(folder/'record.jsonl', (sealed(record)+'\n').encode())

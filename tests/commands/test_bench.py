@@ -19,10 +19,11 @@ from idp_tutorial.efficiency.peft_times import PEFT, steps
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model import pretrained
 from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.records import stored
 
 FAMILY = ('roberta','bert','gpt2','deberta')
 ROW = {'method','layer','cached','t','refused','ms','spread','ratio','tokens_per_ms','ideal','share','mb','saved',
-    'paper','paper_saved'}
+    'paper','paper_saved','weights_dtype'}
 
 def tiny_base(bb, **kw): return base_config(bb, **{**dict(batch_size=2, length=24, m=8), **kw})
 def state(bb): return {n: p.detach().clone() for n,p in bb.model.state_dict().items()}
@@ -140,8 +141,8 @@ def test_every_method_is_timed(family):
     bb = backbone(family, max_position_embeddings=258) if family!='bert' else backbone(family)
     before,plan = state(bb),variants(METHODS if family=='roberta' else SOME, 3, [1])
     rows = bench(bb, plan, tiny_base(bb), repeats=1, warmup=0)
-    assert [(r['method'],r['layer'],r['cached']) for r in rows]==plan and all(r['refused'] is None and r['ms']>0
-        and r['ratio']>0 for r in rows)
+    assert [(r['method'],r['layer'],r['cached'],r['weights_dtype']) for r in rows]==plan
+    assert all(r['refused'] is None and r['ms']>0 and r['ratio']>0 for r in rows)
     assert as_it_was(bb, before) and json.loads(json.dumps(rows))==rows
     mb = {r['method']: r['mb'] for r in rows}
     weights = sum(p.numel() for p in bb.model.parameters())*4e-6
@@ -264,7 +265,7 @@ def test_the_command(small_folder, capsys, tmp_path):
     idp_bench(str(small_folder), **FAST, json=True, out=str(out))
     said = capsys.readouterr()
     rows = [json.loads(l) for l in said.out.splitlines()]
-    assert [json.loads(l) for l in out.read_text().splitlines()]==rows and 'round 1 of 1' in said.err
+    assert stored(out)==rows and 'round 1 of 1' in said.err
     assert [(r['method'],r['layer'],r['cached']) for r in rows if 'refused' in r]==[('fine-tuning',None,False),
         ('prompt-tuning',None,False),('lpt-npg',1,False),('lpt-npg',1,True)]
     assert [r['method'] for r in rows if r.get('plain')]==['fine-tuning','forward, Hugging Face','forward']
@@ -318,7 +319,7 @@ def test_growing_texts_get_a_position_table(monkeypatch):
     (dict(layers='one'),["--layers 'one'",'6,12,18']),
     (dict(device='gpu'),["device 'gpu'","'cuda'"]), (dict(device='cuda'),['no GPU','--device cpu|cpu']),
     (dict(length=250),['250','20 prompt positions',"'prompt-tuning'",'256','length=236','t)']),
-    (dict(length=300, methods='lora'),['length 300','256','length=256']), (dict(t=0),['t=0','at least one']),
+    (dict(length=300, methods='lora'),['length 300','256','length=256']), (dict(t=0),['t=0','at least 1']),
     (dict(repeats=0),['repeats=0']), (dict(grow='width'),["'width'",'t, length, depth, batch']),
     (dict(grow='t', values='a'),["--values 'a'"]),
     (dict(batch_size=0),['batch_size=0']), (dict(precision='int8'),["'int8'","'bf16'"]),

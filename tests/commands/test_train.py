@@ -22,6 +22,7 @@ from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.prompted_model import learnt
+from idp_tutorial.records import read_records
 from idp_tutorial.tensor_files import save_tensors, unpack
 from idp_tutorial.training.evaluation import answers, evaluate, predict
 from idp_tutorial.training.fit import fit
@@ -31,7 +32,7 @@ from idp_tutorial.training.fit import fit
 def cfg(small_folder): return lambda **kw: config(**{**dict(backbone=str(small_folder), steps=3), **kw})
 
 def rows(task, bb, template=None): return task.encode(task.splits['test'], bb.tokenizer, 60, template)
-def timeless(r): return {k:v for k,v in r.items() if k not in ('ms_per_step','peak_memory_mb')}
+def timeless(r): return {k:v for k,v in r.items() if k not in ('made','ms_per_step','peak_memory_mb')}
 WORDS = [dict(sentence1=s) for s in ('the soup was cold .','tea','a great film with a long and slow end')]
 
 # --- prompt files
@@ -161,8 +162,8 @@ def test_a_tuned_backbone_is_no_starting_point(cfg, tmp_path):
 def test_the_record_is_that_of_run(kw, cfg, tmp_path):
     c = cfg(**kw, **({'cache_dir':str(tmp_path/'cache')} if 'cache' in kw else {}))
     r = train(c, tmp_path/'run', small_task())
-    assert timeless(r)==timeless(run(c, small_task())) and [json.loads(l)
-        for l in open(tmp_path/'run/record.jsonl')]==[json.loads(json.dumps(r))]
+    assert timeless(r)==timeless(run(c, small_task()))
+    assert read_records(tmp_path/'run/record.jsonl')==[json.loads(json.dumps(r))]
 
 def test_a_run_that_is_stopped_and_started_again(cfg, tmp_path, monkeypatch):
     from idp_tutorial.training.fit import Run

@@ -15,6 +15,7 @@ from idp_tutorial.experiments import transfer as T
 from idp_tutorial.experiments import transfer_comparison as R
 from idp_tutorial.methods.build import build
 from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.prompted_model import PromptedModel
 from idp_tutorial.training.fit import fit
 
@@ -127,7 +128,7 @@ def test_what_each_stage_sees_and_begins_with(small_folder, monkeypatch):
     source,*few = seen[:3]
     # both rates go on from the first task
     assert all(equal(f[3], source[4]) for f in few) and not equal(few[0][4], few[0][3])
-    fresh = build(cfg, T.load_backbone(cfg.backbone), b).trained()
+    fresh = build(cfg, load_backbone(cfg.backbone), b).trained()
     assert all(equal(s[3], fresh) for s in seen[3:]) # alone: from the start
     assert [r['setting'] for r in out]==['zero-shot','few-shot','alone'] and [r['samples'] for r in out]==[0,16,
         16] and out[0]['stage_lr']==1e-2

@@ -53,7 +53,7 @@ def _fake(cfg, task):
     return None,dict(history=[(1, score)], validation=score+(cfg.lr or 0), steps=cfg.steps)
 
 
-def _record(model, log, task, cfg, test=True):
+def _record(model, log, task, cfg, test=True, logits=None):
     about = experiments.as_recorded(cfg)
     return dict(**about, metric='accuracy', score=log['validation'], validation=log['validation'],
         sizes={s: len(r) for s,r in task.splits.items()}, params=dict(prompt=1, head=2, backbone=0), ms_per_step=1.,
@@ -62,7 +62,7 @@ def _record(model, log, task, cfg, test=True):
 
 def pretend(monkeypatch):
     "Comparisons train nothing: what is tested is what they write"
-    def run(cfg, task=None, out=None):
+    def run(cfg, task=None, out=None, beside=None):
         return _record(*_fake(cfg, task), task, cfg)
     monkeypatch.setattr(comparison, 'run', run)
     monkeypatch.setattr(comparison, 'trained', _fake)
@@ -79,7 +79,7 @@ class _Picture:
 
 
 def timeless(records):
-    return [{k: v for k,v in r.items() if 'seconds' not in k} for r in records]
+    return [{k: v for k,v in r.items() if 'seconds' not in k and k!='made'} for r in records]
 
 
 def comparing(folder):

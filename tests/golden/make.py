@@ -215,8 +215,8 @@ def help_of(name:str)->dict:
     options = {(a.option_strings or [a.dest])[-1]: [str(a.default), a.help, kind(a)] for a in p._actions}
     return dict(about=p.description, **options)
 
-TIMES = {*'ms_per_step peak_memory_mb seconds tuning_seconds sweep_seconds share_of_sweep versions threads made'.split(),
-    *'mb ms ratio spread share saved tokens_per_ms tokens_per_s over_ours'.split()}
+TIMES = {*'ms_per_step peak_memory_mb seconds tuning_seconds sweep_seconds share_of_sweep versions'.split(),
+    *'threads made mb ms ratio spread share saved tokens_per_ms tokens_per_s over_ours'.split()}
 
 def masked(o):
     "A record without what is another in every run"

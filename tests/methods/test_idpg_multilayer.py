@@ -269,7 +269,7 @@ def test_a_static_vector_for_all_layers_takes_one_pass():
 def test_padding_and_neighbours_change_nothing(inject, family):
     bb = backbone(family)
     if not FITS(family, inject):
-        with pytest.raises(ValueError, match='DeBERTa'): model_of(bb, inject=inject)
+        with pytest.raises(ValueError, match='deberta'): model_of(bb, inject=inject)
         return
     model = model_of(bb, inject=inject, position=0 if family=='gpt2' else 4 if inject!='kv' else 0)
     batch = batch_of(bb, n=5)

@@ -67,7 +67,7 @@ def test_a_file_of_options_is_the_flags(small_folder, monkeypatch, capsys):
     call('idp_train --config run.yaml', monkeypatch)
     r,s = [json.loads(Path(f, 'record.jsonl').read_text()) for f in 'ab']
     for record in (r, s):
-        for name in ('ms_per_step','peak_memory_mb','digest'):
+        for name in ('made','ms_per_step','peak_memory_mb','digest'):
             record.pop(name, None)
     assert r==s and r['lr']==1e-3
     capsys.readouterr()

@@ -22,6 +22,21 @@ def floats(
     except ValueError:
         raise ValueError(f"--{what} {s!r}: numbers, parted by commas, are needed, such as 1e-3,3e-3") from None
 
+def _judge(file, data):
+    "What `--claims` does"
+    from collections import Counter
+    from pathlib import Path
+    from idp_tutorial.experiments.claims import claim_cell, judge, read_claims, write_claims
+    before = read_claims(file)
+    after = judge(before, Path(file).parent, data)
+    for old,new in zip(before, after):
+        if new['effect']:
+            changed = f" (was {old['verdict']})" if old['verdict']!=new['verdict'] else ''
+            print(f"{new['id']:24} {claim_cell(new):38} {new['verdict']}{changed}")
+    write_claims(after, file)
+    print(', '.join(f'{n} {verdict}' for verdict,n in Counter(r['verdict'] for r in after).items()))
+    print(f'written: {file}')
+
 @command
 def idp_reproduce(*,
     table:str='lpt-2',   # a table of the papers: idpg-1 … idpg-7, lpt-1 … lpt-10, id-spam-2 … id-spam-16
@@ -34,8 +49,12 @@ def idp_reproduce(*,
     rates:str=None,      # learning rates that every method tries, comma-separated (default: each its own three)
     out:str='runs/reproduce', # folder for TABLE-SCALE.jsonl; what it has is not run again
     plan:bool=False,     # say what would be run, and stop
+    # a file of claims, such as results/claims.csv: run nothing; compute effects and verdicts anew from the records in
+    # its folder, write them into it, and print them
+    claims:str=None,
 ):
     "Run a published table, or go on with it, and print its scores and ours side by side"
+    if claims: return _judge(claims, data)
     from idp_tutorial.experiments.reproduce import plan_of, reproduce
     if plan:
         for c in plan_of(table, scale, backbone, data):

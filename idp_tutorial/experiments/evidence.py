@@ -50,11 +50,13 @@ def said_of(model:PromptedModel, task:Task, cfg:RunConfig, split:str)->tuple[Ten
     examples,_ = examples_to_score(model, task, cfg, task.splits[split])
     return answers(model, examples, 4*cfg.batch_size, next(model.parameters()).device),examples
 
-def keep_logits(file:Path, said:dict)->str: # its name, for the record
-    "Write the logits of `said_of`, by split, in float16"
+def keep_logits(file:Path, said:dict, task:Task)->str: # its name, for the record
+    "Write the logits of `said_of`, by split, in float16, and the labels, so that they can be compared without the data"
     file.parent.mkdir(parents=True, exist_ok=True)
+    labels = {s: [r.get('label') for r in task.splits[s]] for s in said}
+    numbers = {f'{s}_label':np.array(y) for s,y in labels.items() if all(isinstance(v, (int,float)) for v in y)}
     with open(file, 'wb') as f:
-        np.savez_compressed(f, **{s: o.numpy().astype(np.float16) for s,(o,_) in said.items()})
+        np.savez_compressed(f, **{s: o.numpy().astype(np.float16) for s,(o,_) in said.items()}, **numbers)
     return f'logits/{file.name}'
 
 def made_since(began:float)->dict: # {'made': …}

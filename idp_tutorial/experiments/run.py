@@ -43,7 +43,7 @@ def record_of(
     said = {s: said_of(model, task, cfg, s) for s in (*['validation']*bool(logits), *['test']*test)}
     if test:
         scores,_ = task.grade(*said['test'])
-    kept = {'logits':keep_logits(logits, said)} if logits else {}
+    kept = {'logits':keep_logits(logits, said, task)} if logits else {}
     chosen = {'chosen':log['chosen']} if 'chosen' in log else {} # of a control
     return {'schema':SCHEMA, 'status':'done', **as_recorded(cfg), **bb.weights_are, **kept,
         'digests':dict(weights=getattr(bb, 'digest', None), data=data_digest(task, test)), 'metric':task.metric,

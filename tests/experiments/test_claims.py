@@ -7,17 +7,8 @@ import numpy as np
 import pytest
 
 from idp_tutorial.data.task import Task
-from idp_tutorial.experiments.claims import (
-    COLUMNS,
-    claims_page,
-    contrast,
-    contrast_of_files,
-    holm,
-    paired,
-    read_claims,
-    right,
-    verdict,
-)
+from idp_tutorial.experiments.claims import COLUMNS, MEASURED, claims_page, judge, read_claims, write_claims
+from idp_tutorial.experiments.contrasts import contrast, enough, holm, paired, right, verdict
 from idp_tutorial.experiments.published_scores import METHOD_NAMES, beside, published_scores, published_tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,48 +50,121 @@ def test_holm_is_monotone_and_never_smaller():
 
 
 def record(method, seed, score, **kw):
-    return dict(method=method, seed=seed, score=score, task='t', k=None, draw=0, backbone='b', head='h', **kw)
+    kw = dict(task='t', k=None, draw=0, backbone='b', head='h', metric='accuracy', sizes=dict(test=1000)) | kw
+    return dict(method=method, seed=seed, score=score, **kw)
 
 
-def test_a_contrast_takes_what_both_have(tmp_path):
+def test_few_seeds_make_a_wide_interval():
+    "Student's t: with three seeds the same spread is wider than with nine, and 95 % of the intervals cover"
+    rng = np.random.default_rng(0)
+    missed = 0
+    for i in range(100):
+        f = paired(rng.normal(0, 1, (3, 1)), np.zeros((3, 1)), 400, i)
+        missed += not f['low']<=0<=f['high']
+    assert missed<=12 # a bootstrap of three without Student misses 30
+    spread = np.tile([[-1.], [0.], [1.]], (3, 1))
+    assert paired(spread[:3], 0*spread[:3])['high']>1.5*paired(spread, 0*spread)['high']
+
+
+def test_settings_count_alike():
+    "A task with many texts weighs as much as one with few"
+    few,many = np.full((5, 10), 10.),np.zeros((5, 1000))
+    assert paired([few, many], [0*few, many])['effect']==5.
+
+
+def test_a_contrast_takes_what_both_have():
     rs = [record('a', s, 80.+s) for s in range(3)]+[record('b', s, 78.+s) for s in range(2)]
     f = contrast(rs, 'a', 'b')
-    assert (f['effect'],f['seeds'],f['items'])==(2., 2, 0) and verdict(f, 1.)=='open'
-    assert contrast(rs, 'a', 'c') is None and verdict(None)=='open'
+    assert (f['effect'],f['runs'],f['texts'])==(2., 2, 0) and verdict(f, 1.)=='open'
+    assert contrast(rs, 'a', 'c') is None and verdict(None)=='open' and not enough(f)
+    known = contrast([{**r, 'sizes':dict(test=10**9)} for r in rs], 'a', 'b')
+    assert known['high']-known['low']<1<f['high']-f['low'] # 1,000 texts are a sample
 
 
-def test_texts_are_paired_where_logits_are(tmp_path):
+def test_a_side_says_which_records():
+    rs = [record('lpt', s, 60.+l, layer=l, bits=l/10) for s in range(5) for l in (0, 3, 6)]
+    assert contrast(rs, 'lpt layer=3', 'lpt layer=0,6')['effect']==0
+    assert contrast(rs, 'lpt layer=6 @bits', 'lpt layer=0 @bits')['effect']==pytest.approx(.6)
+    with pytest.raises(ValueError, match='say what tells the records apart'):
+        contrast(rs, 'lpt', 'lpt layer=0')
+    both = rs+[{**r, 'method':'npg', 'score':r['score']+r['layer']} for r in rs]
+    f = contrast(both, 'npg', 'lpt', by=('layer',))
+    assert (f['effect'],len(f['settings']))==(3., 3)
+
+
+def test_few_shot_needs_four_draws_of_two_seeds():
+    runs = [(d, s) for d in range(4) for s in range(2)]
+    found = [contrast([record(m, s, v, draw=d) for m,v in (('a',90.), ('b',60.)) for d,s in runs[:n]], 'a', 'b')
+        for n in (6, 8)]
+    assert [verdict(f, 5.) for f in found]==['open','seen'] and found[1]['runs']==8
+
+
+@pytest.fixture
+def results(tmp_path):
+    "Two methods on 40 texts, five seeds: `a` is right, `b` on 30; a probe on 36"
     task = Task('t', labels=('x','y'), splits=dict(test=[dict(label=i%2) for i in range(40)]))
     good = np.eye(2)[[i%2 for i in range(40)]]
-    (tmp_path/'logits').mkdir()
-    rs = []
-    for m in 'ab':
-        for s in range(5):
-            out = good.copy()
-            if m=='b':
-                out[:10] = out[:10,::-1]
-            np.savez(tmp_path/f'logits/{m}{s}.npz', test=out.astype(np.float16))
-            rs.append(record(m, s, 0., logits=f'logits/{m}{s}.npz'))
-    f = contrast(rs, 'a', 'b', {'t':task}, tmp_path)
-    assert (f['effect'],f['items'],f['seeds'])==(25., 40, 5)
-    assert (verdict(f, 20.),verdict(f, -20.))==('seen','opposite')
-    assert right(rs[0], tmp_path, task).tolist()==[100.]*40
+    (tmp_path/'claims/logits').mkdir(parents=True)
+    for name,errs in (('runs', dict(a=0, b=10)), ('controls-b', dict(probe=4))):
+        lines = []
+        for m,n in errs.items():
+            for s in range(5):
+                out = good.copy()
+                out[:n] = out[:n,::-1]
+                np.savez(tmp_path/f'claims/logits/{m}{s}.npz', test=out.astype(np.float16))
+                lines.append(json.dumps(record(m, s, 100-2.5*n, logits=f'logits/{m}{s}.npz')))
+        (tmp_path/f'claims/{name}.jsonl').write_text('\n'.join(lines)+'\n')
+    return tmp_path,task
+
+
+def test_texts_are_paired_where_logits_are(results):
+    folder,task = results
+    rs = [json.loads(l) for l in (folder/'claims/runs.jsonl').read_text().splitlines()]
+    f = contrast(rs, 'a', 'b', {'t':task}, folder/'claims')
+    assert (f['effect'],f['texts'],f['runs'])==(25., 40, 5)
+    assert (verdict(f, 20.),verdict(f, -20.),verdict(f, says='='))==('seen','opposite','opposite')
+    assert right(rs[0], folder/'claims', task).tolist()==[100.]*40
     with pytest.raises(ValueError, match='give the data'):
-        right(rs[0], tmp_path, Task('t', labels=('x','y'), splits=dict(test=[dict(label=0)])))
+        right(rs[0], folder/'claims', Task('t', labels=('x','y'), splits=dict(test=[dict(label=0)])))
+
+
+def test_records_become_verdicts(results, monkeypatch, capsys):
+    "By one command; the rest of the row stays; a second time nothing changes"
+    from idp_tutorial.commands.reproduce import idp_reproduce
+    from idp_tutorial.experiments import claims
+    folder,task = results
+    monkeypatch.setattr(claims, 'load_task', lambda *a: task)
+    row = dict.fromkeys(COLUMNS, '')|dict(id='x', paper='LPT', where='§1', sentence='s', contrast='c', published='20',
+        family='f', a='a', b='b', records='claims/runs.jsonl', verdict='open', decides='runs')
+    counted = row|dict(id='y', a='', b='', family='', records='counted', verdict='seen')
+    write_claims([row, counted], folder/'claims.csv')
+    idp_reproduce(claims=str(folder/'claims.csv'), data='somewhere')
+    assert 'seen (was open)' in capsys.readouterr().out
+    one,two = read_claims(folder/'claims.csv')
+    assert (one['effect'],one['texts'],one['verdict'],two)==('25.00', '40', 'seen', counted)
+    assert one['above'].startswith('+10.0') and {k: one[k] for k in row if k not in MEASURED}=={
+        k: row[k] for k in row if k not in MEASURED}
+    assert judge([one, two], folder, 'somewhere')==[one, two]
+
+
+def test_a_family_is_corrected(results):
+    folder,_ = results
+    row = dict.fromkeys(COLUMNS, '')|dict(published='20', family='f', a='a', b='b', records='claims/runs.jsonl')
+    alone, = judge([row|dict(id='0')], folder)
+    many = judge([row|dict(id=str(i)) for i in range(4)], folder)
+    assert float(many[0]['p'])==pytest.approx(4*float(alone['p']), rel=.2)
 
 
 def test_the_claims_of_the_project():
+    "Effects, intervals and verdicts are what the records say"
     rows = read_claims(CLAIMS)
     assert len(rows)>=40 and {r['paper'] for r in rows}=={'IDPG','LPT','ID-SPAM'}
     page = claims_page(rows)
     assert all(f"id=\"{r['id']}\"" in page for r in rows)
-    for r in rows: # an effect is what its records say
-        if r['effect']:
-            *names,pair = re.split(r'\.jsonl ', r['records'])
-            a,b = re.fullmatch(r'(\S+) − (\S+), \d+ seeds', pair).groups()
-            f = contrast_of_files(*[ROOT/f'results/{n}.jsonl' for n in names], a=a, b=b)
-            assert float(r['effect'])==pytest.approx(f['effect'], abs=.006), r['id']
-            assert r['verdict']==verdict(f, float(r['published']) if r['published'] else None), r['id']
+    for old,new in zip(rows, judge(rows, ROOT/'results')):
+        for c in MEASURED:
+            close = c in ('effect','low','high','p','detectable') and old[c] and new[c]
+            assert float(old[c])==pytest.approx(float(new[c]), abs=.011) if close else old[c]==new[c], (old['id'], c)
 
 
 def test_links_to_claims_lead_to_rows():

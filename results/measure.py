@@ -1,0 +1,109 @@
+"The runs of `results/claims`: python results/measure.py controls|methods TASK … --out FILE; IDP_DATA is set"
+import argparse
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from idp_tutorial.analysis.prompt_swaps import prompt_swaps
+from idp_tutorial.config import RunConfig
+from idp_tutorial.data.tasks import TASKS, load_task
+from idp_tutorial.experiments.comparison import compare, made_by
+from idp_tutorial.experiments.evidence import logits_file, made_since
+from idp_tutorial.experiments.run import record_of, trained
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.records import append, stored
+
+CONTROLS = ['majority','probe','side-network']
+FIVE = {1e-2: (3e-3,1e-2,3e-2,1e-1,3e-1), 1.5e-3: (5e-4,1.5e-3,5e-3,1.5e-2,5e-2), 3e-3: (1e-3,3e-3,1e-2,3e-2,1e-1),
+    1e-3: (3e-4,1e-3,3e-3,1e-2,3e-2)} # rates, by the first of a method's own three
+
+
+def base(a, name): # of a task, perhaps `mr-k1000`
+    task,_,k = name.partition('-k')
+    bundled = TASKS[task].hub==('bundled',)
+    return RunConfig(task=task, k=int(k) if k else None, data=None if bundled else os.environ['IDP_DATA'],
+        backbone=a.backbone, dtype=a.dtype, t=5, standardise=True, steps=a.steps, batch_size=a.batch_size,
+        eval_every=max(1, a.steps//a.looks), cache='both', cache_dir=a.cache, precision='bf16', device='cpu')
+
+
+def controls(a):
+    for name in a.tasks:
+        compare(a.methods or CONTROLS, base(a, name), a.seeds, out=a.out)
+
+
+def swapped(model, task, cfg, record, out): # scores of the exchanges; their logits join those of the run
+    scores,said = prompt_swaps(model, task, cfg)
+    file = out.parent/record['logits']
+    kept = dict(np.load(file))
+    new = {f'swap_{w}': o.numpy().astype(np.float16 if o.is_floating_point() else np.int16) for w,o in said.items()}
+    np.savez_compressed(file, **kept, **new)
+    return scores
+
+
+def methods(a):
+    "Five rates on validation with seed 0, whose best run is that of seed 0; then the other seeds at it"
+    for name in a.tasks:
+        for method in a.methods:
+            cfg = replace(base(a, name), method=method, head_init=a.head_init, head_lr=a.head_lr or None)
+            if method=='head-only':
+                cfg = replace(cfg, head_lr=None)
+            runs(a, cfg, load_task(cfg.task, cfg.data, cfg.k))
+
+
+def runs(a, cfg, task):
+    rates,how = FIVE[METHODS[cfg.method].rates[0]],'best of 5 on validation, seed 0'
+    if a.lr:
+        rates,how = (a.lr,),'given'
+    old = {r['seed']: r for r in stored(a.out) if made_by(r, replace(cfg, seed=r['seed']), how)}
+    for seed in range(a.seeds):
+        if seed in old:
+            continue
+        began,tried,best = time.time(),[],None
+        for lr in [old[0]['lr']] if old else rates:
+            c = replace(cfg, lr=lr, seed=seed)
+            try:
+                model,log = trained(c, task)
+            except FloatingPointError:
+                tried.append((lr, 'diverged'))
+                continue
+            tried.append((lr, round(log['validation'], 2)))
+            print(f"{c.task} {c.method} seed {seed} lr {lr:g} validation {log['validation']:.1f} "
+                f"{time.time()-began:.0f} s", flush=True)
+            if best is None or log['validation']>best[1]['validation']:
+                best = model,log,c
+        model,log,c = best
+        r = record_of(model, log, task, c, logits=logits_file(a.out, c))
+        if METHODS[c.method].kind in ('generated','second pass'):
+            r['swap'] = swapped(model, task, c, r, a.out)
+        if not old and not a.lr:
+            r |= dict(tried=tried, edge=c.lr in (rates[0], rates[-1]))
+        old[seed] = r | dict(lr_selected=how) | made_since(began)
+        append(old[seed], a.out)
+        print(f"{c.task} {c.method} seed {seed}: {r['score']:.1f} {r.get('swap', '')}", flush=True)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument('what', choices=('controls','methods'))
+    p.add_argument('tasks', nargs='+', help='such as trec, mr-k1000, two-domains')
+    p.add_argument('--out', type=Path, required=True, help='a file of records; what it has is not run again')
+    p.add_argument('--methods', type=lambda s: s.split(','))
+    p.add_argument('--backbone', default='tiny')
+    p.add_argument('--dtype', default='float32')
+    p.add_argument('--seeds', type=int, default=3)
+    p.add_argument('--steps', type=int, default=620)
+    p.add_argument('--batch_size', type=int, default=16)
+    p.add_argument('--looks', type=int, default=10)
+    p.add_argument('--head_init', default='probe')
+    p.add_argument('--head_lr', type=float, default=1e-3, help='0: that of the prompt')
+    p.add_argument('--lr', type=float, help='one rate; by default the best of five')
+    p.add_argument('--cache')
+    a = p.parse_args()
+    dict(controls=controls, methods=methods)[a.what](a)
+
+
+if __name__=='__main__':
+    main()

@@ -117,7 +117,7 @@ def parser(f)->ArgumentParser:
         if o.default is Parameter.empty:
             group.add_argument(name, type=kind, help=said)
             continue
-        if name=='table':
+        if name=='table' and o.default is None:
             group.add_argument(name, nargs='?', help=said)
             continue
         if o.default is not None:

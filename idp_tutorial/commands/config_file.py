@@ -17,7 +17,7 @@ def _flags(file, options):
     import yaml
     try:
         said = yaml.safe_load(Path(file).read_text(encoding='utf-8-sig'))
-    except (OSError,UnicodeDecodeError,yaml.YAMLError) as e:
+    except (OSError,ValueError,RecursionError,yaml.YAMLError) as e:
         why = getattr(e, 'strerror', None) or str(e).replace('\n', ' ')
         raise ValueError(f"--config {file} cannot be read ({why}): give a file of YAML, with lines such as "
             "method: lpt-npg") from None
@@ -33,7 +33,7 @@ def _flags(file, options):
             yield f"--{name}={'yes' if value else 'no'}"
         elif value is not None:
             text = ','.join(map(str, value)) if isinstance(value, list) else str(value)
-            yield text if name=='table' else f'--{name}={text}'
+            yield text if name=='table' and options[name].default is None else f'--{name}={text}'
 
 def with_config(
     argv:list[str], # with underscores

@@ -8,15 +8,14 @@ __all__ = ['ANSWER', 'texts_of', 'writer', 'idp_predict']
 # %% ../../nbs/engine/commands/predict.ipynb #c6f0eee6
 import csv
 import json
-import os
 import sys
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 
 # %% ../../nbs/engine/commands/predict.ipynb #61c843e4
 from ..checks import at_least, one_of
 from .command_line import command
+from ..files import whole_file
 
 # %% ../../nbs/engine/commands/predict.ipynb #2d2e6d58
 ANSWER = 'prediction','probabilities','generated' # what is put beside a row
@@ -52,14 +51,8 @@ def _sink(out):
     if out=='-':
         yield sys.stdout
         return
-    part = Path(f'{out}.part')
-    try:
-        with open(part, 'w', encoding='utf-8', newline='') as to:
-            yield to
-        os.replace(part, out)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with whole_file(out, 'w', encoding='utf-8', newline='') as to:
+        yield to
 
 def writer(
     to,         # a file

@@ -7,10 +7,11 @@ __all__ = ['Batcher', 'app_of', 'idp_serve']
 
 # %% ../../nbs/engine/commands/serve.ipynb #aefae6f7
 import asyncio
+import socket
 from contextlib import asynccontextmanager
 
 # %% ../../nbs/engine/commands/serve.ipynb #9c57b717
-from ..checks import at_least, needs
+from ..checks import at_least, between, needs
 from .command_line import command, names
 
 # %% ../../nbs/engine/commands/serve.ipynb #95aa69ce
@@ -96,6 +97,13 @@ def idp_serve(
 ):
     "Answer requests of many saved tasks with one backbone: POST /answer {\"task\": …, \"sentence1\": …}"
     needs('fastapi', 'uvicorn')
+    between(port, 0, 65_535, 'port')
+    between(wait_ms, 0, 60_000, 'wait_ms')
+    try:
+        socket.getaddrinfo(host, port)
+    except (OSError,ValueError) as e: # too long a name is no UTF-8 of the net
+        raise ValueError(f"--host {host[:60]!r} is no address ({e}): give one of this machine, such as "
+            "127.0.0.1") from None
     from idp_tutorial.experiments.multitask import MultiTaskModel
     app = app_of(MultiTaskModel.from_pretrained(names(models), backbone), batch_size, wait_ms/1000)
     import uvicorn

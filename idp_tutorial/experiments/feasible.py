@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 # %% ../../nbs/engine/experiments/feasible.ipynb #cde93004
-from ..checks import known, writable
+from ..checks import between, known, writable
 from ..config import RunConfig
 from ..data.batches import collate
 from ..data.tasks import load_task
@@ -34,6 +34,7 @@ def possible(
             "head='classification'")
     if seeds<1:
         raise ValueError(f"seeds={seeds}: at least one seed is needed (three show the spread)")
+    between(seeds, 1, 10**6, 'seeds')
 
 # %% ../../nbs/engine/experiments/feasible.ipynb #cde93008
 def _longest(cfg, bb, task): # an encoded row

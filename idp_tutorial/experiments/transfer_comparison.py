@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 # %% ../../nbs/engine/experiments/transfer_comparison.ipynb #d8180024
-from ..checks import known
+from ..checks import between, known
 from ..config import RunConfig
 from ..locks import writing
 from ..data.tasks import load_task
@@ -60,6 +60,7 @@ def transfer_scores(
     if seeds<1 or shots<0:
         raise ValueError(f"seeds={seeds}, shots={shots}: at least one seed (three show the spread), and 0 samples or "
             "more, are needed")
+    between(seeds, 1, 10**6, 'seeds')
     source,target = tasks or (load_task(base.task, base.data, base.k, base.draw),_few(target, base, shots))
     maps = {m: mapped(replace(base, method=m), source, target, given) for m in methods} # before anything is trained
     pair = [_first_rows(t, test_rows) for t in (source,target)]

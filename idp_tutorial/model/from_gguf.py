@@ -26,12 +26,13 @@ def convert(
     "Dequantise a model and its tokenizer into a folder that `from_pretrained` reads"
     from gguf import GGUFReader
     file = Path(file)
-    quantised = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    quantised = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32,
+        trust_remote_code=False)
     del quantised.config.quantization_config
     model = type(quantised)(quantised.config) # `save_pretrained` refuses the one that was quantised
     model.load_state_dict(quantised.state_dict())
     model.save_pretrained(out)
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     name = GGUFReader(file).fields['tokenizer.ggml.pre']
     tokenizer.backend_tokenizer.pre_tokenizer = _pre_tokenizer(bytes(name.parts[name.data[0]]).decode())
     tokenizer.model_max_length = model.config.max_position_embeddings

@@ -126,7 +126,7 @@ def pretrained(
 def _stand_in(name:str):
     "The bundled tokenizer, in place of one that a config alone does not bring"
     from transformers import AutoTokenizer
-    tok = AutoTokenizer.from_pretrained(packaged('tiny'))
+    tok = AutoTokenizer.from_pretrained(packaged('tiny'), trust_remote_code=False)
     if family_of(FULL_SCALE[name]()).cls.causal: tok.mask_token = None
     return tok
 
@@ -164,7 +164,7 @@ def load_backbone(
     if here and hub['revision']:
         raise ValueError(f"revision {hub['revision']!r}: {name!r} is on this machine, and only a model on the hub has "
             "revisions")
-    if where==name and here: # somebody's own folder
+    if here and not weights and isinstance(where, type(name)): # somebody's own folder
         verify_own(Path(where))
     first = torch.float32 if dtype=='auto' else dtype
     with _quiet():

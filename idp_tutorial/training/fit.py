@@ -108,7 +108,7 @@ def step(self:Run):
         if not torch.isfinite(loss): self._diverged(loss.item())
 
 @patch
-def _diverged(self:Run, loss:float):
+def _diverged(self:Run, loss:float|str):
     "Say why, and leave the folder to another rate"
     if self.checkpoint and self.acc.is_main_process: self.checkpoint.forget()
     how = f"{self.cfg.method!r} (learning rate {self.lr:g}, precision {self.cfg.precision!r})"
@@ -148,7 +148,8 @@ def score(self:Run)->float:
 @patch
 def look(self:Run):
     "Score the validation split, and keep the tensors if they are the best so far"
-    now = self.score()
+    try: now = self.score()
+    except FloatingPointError: self._diverged('no number any more')
     self.seen.history.append((self.seen.step, now))
     self.bar.set_postfix(validation=f'{now:.1f}')
     if now>self.seen.best: self.keep(now)

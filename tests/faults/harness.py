@@ -22,6 +22,8 @@ class Written:
         def half():
             self.file.write(data[:len(data)//2])
             self.file.flush()
+        at = os.path.abspath(self.file.name)
+        self.faults.loose.setdefault(at, os.path.getsize(at))
         return self.faults.operation(lambda: self.file.write(data), half)
 
     def __getattr__(self, name):
@@ -38,6 +40,7 @@ class Faults:
     "Counts the operations on files below a folder, and does something at one of them"
     def __init__(self, folder, at=0, how='count'):
         self.folder,self.at,self.how,self.n = str(folder),at,how,0
+        self.loose,self.moved = {},{} # files: how much of them is on the disk; names that are not: what they were
 
     def operation(self, do, half=None):
         self.n += 1
@@ -45,6 +48,12 @@ class Faults:
             return do()
         if self.how=='kill':
             os._exit(9)
+        if self.how=='power':
+            try:
+                do()
+            finally:
+                self.lose()
+                os._exit(9)
         if self.how=='half': # of a write the first half; of anything else all, and then no more
             try:
                 (half or do)()
@@ -56,6 +65,31 @@ class Faults:
             os.kill(os.getpid(), signal.SIGSTOP)
         return do()
 
+    def reached(self, fd):
+        "After an `fsync`: of a file its content, of a folder its names"
+        at = os.readlink(f'/proc/self/fd/{fd}')
+        self.loose.pop(at, None)
+        self.moved = {k: v for k,v in self.moved.items() if os.path.dirname(k)!=at}
+
+    def moving(self, a, b):
+        "Before a rename"
+        a,b = os.path.abspath(a),os.path.abspath(b)
+        self.moved.setdefault(b, (a, Path(b).read_bytes() if os.path.isfile(b) else None))
+        for was in [w for w in self.loose if w==a or w.startswith(a+'/')]:
+            self.loose[b+was[len(a):]] = self.loose.pop(was)
+
+    def lose(self):
+        "The power fails: what was not brought to the disk is half there, and a name means what it meant"
+        self.how = 'count' # nothing of this is the work's own
+        for file,kept in self.loose.items():
+            if os.path.isfile(file):
+                os.truncate(file, (kept+os.path.getsize(file))//2)
+        for b,(a,old) in reversed(self.moved.items()):
+            if os.path.exists(b) and not os.path.exists(a):
+                os.rename(b, a)
+            if old is not None:
+                Path(b).write_bytes(old)
+
     def _mine(self, where):
         return isinstance(where, int) or str(os.path.abspath(where)).startswith(self.folder)
 
@@ -66,7 +100,13 @@ class Faults:
             def f(where, *args, **kw):
                 if not self._mine(where):
                     return plain[name](where, *args, **kw)
-                return self.operation(lambda: plain[name](where, *args, **kw))
+                def do():
+                    if self.how=='power' and name in ('rename','replace'):
+                        self.moving(where, args[0])
+                    plain[name](where, *args, **kw)
+                    if self.how=='power' and name=='fsync':
+                        self.reached(where)
+                return self.operation(do)
             return f
         def opened(where, mode='r', *args, **kw):
             if not isinstance(where, (str,os.PathLike)) or not set(mode)&set('wax+') or not self._mine(where):
@@ -117,7 +157,7 @@ def damages(data, n, seed, others=()):
     "Ways to spoil a content: bits that turn over, ends that are cut off, another file in its place"
     rng = random.Random(seed)
     for i in range(n):
-        kind = ('flip','flip','flip','cut','swap')[i%5]
+        kind = ('flip','cut','swap','flip','flip')[i%5]
         if kind=='swap' and others:
             yield kind,rng.choice(others)
         elif kind=='cut':

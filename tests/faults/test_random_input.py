@@ -7,6 +7,7 @@ import shutil
 import string
 import sys
 import warnings
+from collections import Counter
 from inspect import Parameter
 
 import pytest
@@ -28,6 +29,7 @@ from idp_tutorial.records import read_records, stored
 from idp_tutorial.snapshots import last_step
 
 MANY = pytest.mark.slow
+SEEN = Counter() # what came of each case
 COMMANDS = [idp_train, idp_compare, idp_sweep, idp_transfer, idp_params, idp_predict, idp_pretrain]
 ODD = ['', ' ', '0', '-1', '1', '2', '3', 'nan', 'inf', '-inf', '1e-3', '1e400', '9'*23, '0.5', 'x', 'é', '\udc80',
     'a\0b', '..', '/', '/dev/null', 'all', 'lpt', 'lpt,head-only', ',', 'no', 'bf16', 'fp16', 'cpu', 'auto', 'cls',
@@ -40,8 +42,11 @@ def few(n):
 
 @pytest.fixture(scope='module')
 def place(small_folder, tmp_path_factory):
+    return furnished(tmp_path_factory.mktemp('place'), small_folder)
+
+
+def furnished(where, small_folder):
     "A small model, a task of 40 rows, and a text to pretrain on"
-    where = tmp_path_factory.mktemp('place')
     for task in ('sst2','mr'):
         (where/task).mkdir()
         for split,n in (('train',24), ('validation',8), ('test',8)):
@@ -78,7 +83,9 @@ def runs_or_says_why(f, argv):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
             f(**vars(parser(f.__wrapped__).parse_args(one_spelling(argv))))
+        SEEN['command line', 'ran'] += 1
     except SystemExit as e:
+        SEEN['command line', 'was refused' if e.code else 'ran'] += 1
         assert e.code in (0, 2, None), (argv, e.code)
         assert not e.code or said.getvalue().strip(), argv
     finally:
@@ -126,9 +133,11 @@ BITS = st.one_of(st.binary(max_size=80), st.text(max_size=40).map(lambda s: s.en
 
 def says_or_reads(f):
     try:
-        return f()
+        f()
+        return 'was read'
     except (ValueError,OSError,EOFError) as e:
         assert str(e)
+        return 'was refused'
 
 
 def files_of(n, tmp_path):
@@ -140,7 +149,7 @@ def files_of(n, tmp_path):
         folder.mkdir(exist_ok=True)
         for split in ('train','validation','test'):
             (folder/f'{split}.jsonl').write_bytes(data)
-        says_or_reads(lambda: load_task('mr', str(tmp_path)))
+        SEEN['file of rows', says_or_reads(lambda: load_task('mr', str(tmp_path)))] += 1
         for name in ('records.jsonl','text.txt','text.txt.xz','rows.jsonl','checkpoint-3.safetensors'):
             (tmp_path/name).write_bytes(data)
         says_or_reads(lambda: read_records(tmp_path/'records.jsonl'))

@@ -1,15 +1,21 @@
-"The pieces of work that write: each gives the same result whenever it is started again, and says how often it trained."
+"The pieces of work that write: each gives the same result whenever it is started again, and counts what it trained."
 import json
+import os
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 from small import backbone, config, small_task
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from idp_tutorial.experiments import comparison, results
+from idp_tutorial.experiments import comparison, results, transfer_comparison
 from idp_tutorial.experiments import run as experiments
+from idp_tutorial.experiments.multitask import Member, MultiTaskModel
+from idp_tutorial.experiments.multitask_files import TASKS_FILE, load_tasks, save_tasks
 from idp_tutorial.experiments.run import train
+from idp_tutorial.experiments.transfer import mapped
+from idp_tutorial.files import whole_file
 from idp_tutorial.locks import alone, writing
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
@@ -21,7 +27,19 @@ from idp_tutorial.snapshots import last_step, write_step
 from idp_tutorial.training.caches import cache_states
 from idp_tutorial.training.fit import fit
 
-TRAINED = [] # a configuration a run, as the fakes below were asked for
+DONE = [] # the file that gets a byte a step of an optimizer, or a run that is only pretended; [] where nobody counts
+# what one kill may cost: the steps of an interval, the runs that choose a rate, the stages of a transfer
+AGAIN = dict(training=1, pretraining=1, finishing=2, comparing=3, sweeping=3, transferring=3)
+
+
+def did(*_):
+    for file in DONE:
+        at = os.open(file, os.O_WRONLY|os.O_APPEND|os.O_CREAT)
+        os.write(at, b'.')
+        os.close(at)
+
+
+register_optimizer_step_post_hook(did)
 
 
 @cache
@@ -48,7 +66,7 @@ def training(folder):
 
 
 def _fake(cfg, task):
-    TRAINED.append((cfg.method, cfg.seed, cfg.lr, cfg.layer))
+    did()
     score = 50+len(cfg.method)+cfg.seed
     return None,dict(history=[(1, score)], validation=score+(cfg.lr or 0), steps=cfg.steps)
 
@@ -69,7 +87,16 @@ def pretend(monkeypatch):
     monkeypatch.setattr(comparison, 'record_of', _record)
     monkeypatch.setattr(comparison, 'check', lambda *a: None)
     monkeypatch.setattr(comparison, 'load_task', lambda *a: task())
+    monkeypatch.setattr(transfer_comparison, 'transfer', _transfer)
     monkeypatch.setattr(results, 'plot_scores', lambda r: _Picture())
+
+
+def _transfer(cfg, source, target, given, lrs, shots):
+    _fake(cfg, source)
+    sizes = {t.name: {s: len(r) for s,r in t.splits.items()} for t in (source,target)}
+    to = mapped(cfg, source, target, given)
+    return [{**experiments.as_recorded(cfg), 'target':target.name, 'setting':setting, 'metric':'accuracy',
+        'score':50.+cfg.seed, 'sizes':sizes, 'map':to and list(to)} for setting in ('zero-shot','few-shot','alone')]
 
 
 class _Picture:
@@ -82,8 +109,12 @@ def timeless(records):
     return [{k: v for k,v in r.items() if 'seconds' not in k and k!='made'} for r in records]
 
 
+def compared(folder, lr=None):
+    comparison.compare_to(['head-only','lpt'], config(lr=lr), 2, True, folder, lambda s: None, True)
+
+
 def comparing(folder):
-    comparison.compare_to(['head-only','lpt'], config(lr=None), 2, True, folder, lambda s: None, True)
+    compared(folder)
     picture = (Path(folder)/'compare.png').read_bytes()==b'a picture'
     return digits([timeless(read_records(Path(folder)/'compare.jsonl')), picture,
         (Path(folder)/'compare.csv').read_text().count('\n')])
@@ -101,6 +132,13 @@ def _swept(file):
         comparison.with_seeds(config(method='lpt', layer=layer, lr=None), task(), 'best of 3 on validation, seed 0', 2,
             old, file, lambda s: None)
     return digits(timeless(read_records(file)))
+
+
+def transferring(folder):
+    both = task(),small_task('two-domains', train=16, validation=8, test=8)
+    records = transfer_comparison.transfer_scores(['head-only','lpt'], config(), both[1].name, 4, 2, False, None,
+        Path(folder)/'transfer.jsonl', both, say=lambda s: None, head_first=True)
+    return digits(timeless(records))
 
 
 @cache
@@ -170,6 +208,32 @@ def loading(folder):
         bb.tokenizer('a cold beer').input_ids])
 
 
+@cache
+def several():
+    model,c = trained_prompts()
+    return MultiTaskModel({'one':Member(model, task(), c)})
+
+
+def together(folder):
+    if not (Path(folder)/TASKS_FILE).exists():
+        save_tasks(several(), folder)
+    return unfolding(folder)
+
+
+def unfolding(folder):
+    model = load_tasks(folder, backbone())
+    return digits({n: p for n,p in model.tasks.named_parameters()})
+
+
+def answering(folder):
+    file = Path(folder)/'answers.jsonl'
+    file.parent.mkdir(exist_ok=True)
+    with whole_file(file, 'w', encoding='utf-8') as to:
+        for i in range(3):
+            print(json.dumps(dict(prediction=i)), file=to)
+    return file.read_text(encoding='utf-8')
+
+
 def recording(folder):
     file = Path(folder)/'records.jsonl'
     with writing(file):
@@ -191,4 +255,4 @@ def snapshots(folder):
 
 QUICK = dict(recording=recording, snapshots=snapshots, caching=caching, saving=saving)
 WORKS = dict(**QUICK, training=training, comparing=comparing, sweeping=sweeping, pretraining=pretraining,
-    finishing=finishing, bundling=bundling)
+    finishing=finishing, bundling=bundling, transferring=transferring, together=together, answering=answering)

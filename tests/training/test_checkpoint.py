@@ -159,14 +159,17 @@ def test_a_damaged_newest_falls_back(tmp_path):
     with pytest.warns(UserWarning, match='it is of step 4'):
         assert numbers(fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=2))==numbers(log)
 
-def test_a_run_that_diverged_leaves_its_folder_to_another_rate(tmp_path, monkeypatch):
+@pytest.mark.parametrize('name', ['_loss','score'])
+def test_a_run_that_diverged_leaves_its_folder_to_another_rate(name, tmp_path, monkeypatch):
     cfg = config(steps=6, lr=1e-3)
     from idp_tutorial.training.fit import Run
-    plain,calls = Run._loss,[]
-    def loss(self, batches):
+    plain,calls = getattr(Run, name),[]
+    def once_no_number(self, *args):
         calls.append(1)
-        return plain(self, batches)*(float('nan') if len(calls)==4 else 1)
-    monkeypatch.setattr(Run, '_loss', loss)
+        if name=='score' and len(calls)==2: # the loss was one, before the step
+            raise FloatingPointError("the model's answers are no numbers")
+        return plain(self, *args)*(float('nan') if name=='_loss' and len(calls)==4 else 1)
+    monkeypatch.setattr(Run, name, once_no_number)
     with pytest.raises(FloatingPointError, match='nothing is kept of this run. A lower lr usually fixes it'):
         fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=1)
     assert not files(tmp_path)

@@ -9,7 +9,6 @@ __all__ = ['SENTENCES', 'TASKS', 'CONTROLS', 'four_sentences', 'short_task', 'le
 # %% ../../nbs/engine/experiments/course.ipynb #17b7554a
 import json
 import os
-import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -120,7 +119,7 @@ class ScoreTable:
 
     def __repr__(self):
         head = [('chapter','method',*TASKS)]
-        return '\n'.join(f'{c:9}{m:34}'+''.join(f'{s:>20}' for s in more) for c,m,*more in head+self.rows)
+        return '\n'.join(f'{c:9}{m:34}'+''.join(f'{s:>24}' for s in more) for c,m,*more in head+self.rows)
 
     def _repr_markdown_(self):
         lines = ['| chapter | method | '+' | '.join(TASKS)+' |', '|---|---|'+'--:|'*len(TASKS)]
@@ -133,6 +132,6 @@ def score_table(
     "Scores up to this chapter in %: mean ± standard deviation over seeds, or one run; controls last"
     kept = [r for r in scores_of(file) if r['chapter']<=upto or r['method'] in CONTROLS]
     names = list(dict.fromkeys((r['chapter'],r['method']) for r in kept))
-    found = {(r['method'],r['task']): re.sub(r' \(\d+ seeds\)', '', _said(r['scores'])) for r in kept}
+    found = {(r['method'],r['task']): _said(r['scores']) for r in kept}
     names.sort(key=lambda n: (n[1] in CONTROLS, n[0]))
     return ScoreTable([(c, m, *(found.get((m, task), 'not measured') for task in TASKS)) for c,m in names])

@@ -2,6 +2,7 @@
 import argparse
 import ast
 import json
+import math
 import os
 import re
 import resource
@@ -109,7 +110,8 @@ def first_score():
 def takes(path):
     "What a chapter says of itself"
     r = row(path)
-    return f"**It takes** {r['minutes']} minutes to read and {max(5, 5*round(r['seconds']/5))} s to run"
+    run = f"{5*math.ceil(r['seconds']/5)} s" if r['seconds'] else 'less than a minute'
+    return f"**It takes** {r['minutes']} minutes to read and {run} to run"
 
 def says(text, path):
     "A chapter's paragraph with the minutes and seconds of the table"
@@ -143,12 +145,12 @@ def page():
     for r in rows:
         n = r['chapter'][:2]
         lines.append(f"| {n} | [{title[r['chapter']]}]({r['chapter']}.ipynb) | {r['words']:,} | {r['code']} | "
-            f"{r['minutes']} | {r['seconds']} | {r['drawings']} | {r['exercises']} | {r['score']} | "
+            f"{r['minutes']} | {r['seconds'] or 'not measured'} | {r['drawings']} | {r['exercises']} | {r['score']} | "
             f"[Colab]({COLAB}/{r['chapter']}.ipynb) |")
     total = {k: sum(r[k] for r in rows) for k in ('words', 'code', 'minutes', 'seconds')}
     return '\n'.join([*lines, '', f"In all {total['words']:,} words and {total['code']:,} lines of code: "
-        f"{total['minutes']/60:.1f} hours to read. Running every chapter takes {total['seconds']/60:.0f} minutes. The "
-        f'first trained score is there {first_score():.0f} minutes after the first word.', ''])
+        f"{total['minutes']/60:.1f} hours to read, {total['seconds']/60:.0f} minutes of a core for what was timed. "
+        f'The first trained score is there {first_score():.0f} minutes after the first word.', ''])
 
 def edited(path, change):
     "A notebook with `change(text)` for each Markdown cell; whether something is new"

@@ -168,9 +168,9 @@ def made():
 
 def write():
     "Headings, home page and the page of chapters as the table has them"
-    notebooks,text = made()
-    for path,nb in notebooks.items():
+    for path,nb in made()[0].items():
         nbformat.write(nb, path)
+    text = page() # once the headings have their last words
     (COURSE/'chapters.md').write_text(text, encoding='utf-8')
     print(text)
 

@@ -12,8 +12,9 @@ cfg = ini['DEFAULT']
 licenses = {'apache2': 'Apache-2.0'}
 statuses = '1 - Planning,2 - Pre-Alpha,3 - Alpha,4 - Beta,5 - Production/Stable,6 - Mature,7 - Inactive'.split(',')
 readme = here/'README.md'
-extras = {o: cfg[f'{o}_requirements'].split() for o in ('experiments', 'backbones', 'serve', 'docs', 'dev')}
-extras['all'] = extras['experiments']+extras['backbones']+extras['serve']
+for_users = ('experiments', 'backbones', 'serve', 'completion')
+extras = {o: cfg[f'{o}_requirements'].split() for o in (*for_users, 'docs', 'dev')}
+extras['all'] = [r for o in for_users for r in extras[o]]
 extras['dev'] += extras['all']
 
 setup(

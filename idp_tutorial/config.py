@@ -59,7 +59,9 @@ class RunConfig:
     inject:str='add'           # M-IDPG: 'add' (released code), 'replace', 'insert', 'kv'
     out_relu:bool=False        # ID-SPAM: ReLU on the prompt too (Eq. 2)
     clip:float=1.              # gradient norm
-    class_weight:str|None=None # of the loss: 'balanced', so that rare classes count as much as common ones
+    # of the loss: 'balanced', so that rare classes count as much as common ones, or a number by class: {"rare": 5}
+    # (one that is not named has 1)
+    class_weight:str|dict|None=None
     patience:int|None=None     # looks at the validation split without a better one, after which a run stops
     eval_every:int=50          # steps between looks at the validation split
     max_len:int=128            # tokens of a text; what is longer is cut
@@ -86,7 +88,11 @@ class RunConfig:
         for name,(low,high) in _RANGES.items():
             between(getattr(self, name), low, high, name)
         between(self.patience, 1, 10**9, 'patience', 'None never stops early')
-        one_of(self.class_weight, (None,'balanced'), 'class_weight')
+        if not isinstance(self.class_weight, dict):
+            one_of(self.class_weight, (None,'balanced'), 'class_weight', "or a number by class, {'rare': 5}")
+        else:
+            for name,weight in self.class_weight.items():
+                positive(weight, f'class_weight[{name!r}]')
         one_of(self.device, ('auto','cpu'), 'device', 'which GPU: CUDA_VISIBLE_DEVICES')
         one_of(self.precision, ('no','bf16','fp16'), 'precision')
         one_of(self.schedule, ('linear','constant'), 'schedule')

@@ -22,6 +22,15 @@ def one_thread():
     yield
     torch.set_num_threads(n)
 
+@pytest.fixture(autouse=True, scope='session')
+def places(tmp_path_factory):
+    "Where backbones lie is noted in a folder of this process"
+    from idp_tutorial.model import places
+    with pytest.MonkeyPatch.context() as m:
+        folder = tmp_path_factory.mktemp('places')
+        m.setattr(places, 'notes', lambda: folder)
+        yield folder
+
 @pytest.fixture(scope='module')
 def bbs():
     "A small backbone by family, made once a file"

@@ -104,7 +104,7 @@ def test_versions_agree():
     assert cfg['version']==in_package==in_changelog
 
 @pytest.mark.parametrize('group', ['requirements', 'dev_requirements', 'docs_requirements', 'experiments_requirements',
-    'backbones_requirements', 'serve_requirements'])
+    'backbones_requirements', 'serve_requirements', 'completion_requirements'])
 def test_every_requirement_is_pinned(group):
     lines = (ROOT/'constraints.txt').read_text(encoding='utf-8').splitlines()
     pinned = names(text for text in lines if text.strip() and not text.startswith('#'))

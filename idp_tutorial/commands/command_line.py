@@ -22,7 +22,7 @@ from typing import get_args
 
 # %% ../../nbs/engine/commands/command_line.ipynb #c3b50f01
 from ..checks import between, why
-from .config_file import with_config
+from .config_file import by_class, with_config
 from ..config import RunConfig
 
 # %% ../../nbs/engine/commands/command_line.ipynb #e1857dc3
@@ -177,6 +177,8 @@ def config_of(
         from idp_tutorial.data.tables import named_table
         given = {**given, 'task':named_table(given)}
     chosen = {k: v for k,v in given.items() if k in names}
+    if str(chosen.get('class_weight')).startswith('{'):
+        chosen['class_weight'] = by_class(chosen['class_weight'])
     return RunConfig(**chosen, **more, eval_every=max(1, given['steps']//max(1, given['looks'])))
 
 # %% ../../nbs/engine/commands/command_line.ipynb #50825b93

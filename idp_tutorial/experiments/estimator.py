@@ -16,7 +16,8 @@ from sklearn.utils.validation import check_is_fitted
 # %% ../../nbs/engine/experiments/estimator.ipynb #126ee569
 from ..data.own_task import SEVERAL
 from .estimator_base import OPTIONS, PromptEstimator, rows_from
-from ..methods.hub_models import push_to_hub
+from ..methods.descriptions import read_prompts
+from ..methods.hub_models import folder_of, push_to_hub, record_beside
 from ..methods.prompt_files import from_pretrained, save_pretrained
 from ..methods.registry import METHODS
 from ..model.layer_loop import run_layers
@@ -50,14 +51,17 @@ class PromptFiles(PromptEstimator):
         check_is_fitted(self, 'model_')
         return generate(self.model_, [r['sentence1'] for r in rows_from(X)], self.task_, self.config_, **how)
 
-    def save_pretrained(self, folder):
-        "What was learnt, as every command reads it; the labels are in it as they were given"
+    def save_pretrained(self,
+        folder,
+        controls=(), # records of other methods on the same rows, for the card
+    ):
+        "What was learnt, its record and its card, as every command reads them; the labels are in it as they were given"
         check_is_fitted(self, 'model_')
-        save_pretrained(self.model_, folder, self.task_, self.config_)
+        save_pretrained(self.model_, folder, self.task_, self.config_, self.record_, controls)
 
     def push_to_hub(self,
         repo_id:str, # 'me/tickets'
-        **how,       # `token`, `revision`, `private`, `licence`
+        **how,       # `token`, `revision`, `private`, `licence`, `controls`
     )->str: # the address of the commit
         "Save it to the hub"
         with tempfile.TemporaryDirectory() as tmp:
@@ -72,7 +76,9 @@ class PromptFiles(PromptEstimator):
     ):
         "A fitted estimator"
         self = cls()
-        self.model_,self.task_,self.config_ = from_pretrained(folder, backbone, **hub)
+        folder = folder_of(folder, **hub)
+        self.model_,self.task_,self.config_ = from_pretrained(folder, backbone, token=hub.get('token'))
+        self.record_ = record_beside(folder, read_prompts(folder)[0]['cfg'])
         if self.task_.regression==isinstance(self, ClassifierMixin):
             other = 'PromptRegressor' if self.task_.regression else 'PromptClassifier'
             raise ValueError(f"{folder} holds another kind of task: load it with {other}")
@@ -98,7 +104,8 @@ class PromptFiles(PromptEstimator):
             with tempfile.TemporaryDirectory() as tmp:
                 for name,data in saved.items():
                     (Path(tmp)/name).write_bytes(data)
-                vars(self).update({k: v for k,v in vars(type(self).from_pretrained(tmp)).items() if k.endswith('_')})
+                again = type(self).from_pretrained(tmp, self.backbone if Path(self.backbone).is_dir() else None)
+                vars(self).update({k: v for k,v in vars(again).items() if k.endswith('_')})
 
 # %% ../../nbs/engine/experiments/estimator.ipynb #b35c75da
 class PromptClassifier(ClassifierMixin, PromptFiles):

@@ -7,6 +7,7 @@ __all__ = ['OPTIONS', 'rows_from', 'PromptEstimator']
 
 # %% ../../nbs/engine/experiments/estimator_base.ipynb #7ae0f6bb
 import numpy as np
+import time
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from inspect import Parameter, signature
@@ -20,10 +21,10 @@ from ..config import RunConfig
 from ..data.own_task import held_out, task_of
 from ..data.rows import a_text
 from ..data.task import Task
-from ..methods.build import backbone_for, build
+from .evidence import made_since
+from .run import record_of, trained
 from ..methods.registry import METHODS
 from ..training.evaluation import predict
-from ..training.fit import fit as train_model
 
 # %% ../../nbs/engine/experiments/estimator_base.ipynb #42c0cf08
 def rows_from(
@@ -109,14 +110,18 @@ class PromptEstimator(BaseEstimator):
         return [{**r, 'label':label} for r,label in zip(rows, self._labels(y, first))]
 
     def _train(self, task, resume):
-        options = {name: getattr(self, name) for name in OPTIONS if name not in ('lr','looks')}
-        cfg = RunConfig(self.method, task.name, eval_every=max(1, self.steps//max(1, self.looks)), **options)
-        row,best = METHODS[known(self.method, METHODS, 'method')],None
+        options = {name: getattr(self, name) for name in OPTIONS if name not in ('lr','looks','class_weight')}
+        weights = self.class_weight
+        if isinstance(weights, Mapping): # by the labels as they were given
+            weights = {str(label): weight for label,weight in weights.items()}
+        cfg = RunConfig(self.method, task.name, eval_every=max(1, self.steps//max(1, self.looks)), class_weight=weights,
+            **options)
+        row,best,began = METHODS[known(self.method, METHODS, 'method')],None,time.time()
         rates = row.rates if self.lr=='auto' else [row.rate if self.lr is None else self.lr]
         for lr in rates:
-            model = build(c := replace(cfg, lr=lr), backbone_for(c), task)
+            c = replace(cfg, lr=lr)
             try:
-                log = train_model(model, task, c, save=resume and Path(resume)/f'lr-{lr:g}')
+                model,log = trained(c, task, save=resume and Path(resume)/f'lr-{lr:g}')
             except FloatingPointError:
                 if best is None and lr==rates[-1]:
                     raise
@@ -124,7 +129,14 @@ class PromptEstimator(BaseEstimator):
             if best is None or log['validation']>best[1]['validation']:
                 best = model,log,c
         self.model_,self.log_,self.config_ = best
+        self.record_ = self._record(task, rates)|made_since(began)
         self.task_ = replace(task, splits={})
+
+    def _record(self, task, rates):
+        "As a run leaves it; there is no test split, and the rate may have been chosen"
+        record = record_of(self.model_, self.log_, task, self.config_, test=False)
+        chosen = f"; rate: best of {', '.join(f'{r:g}' for r in rates)}" if len(rates)>1 else ''
+        return {**record, 'selected':record['selected']+chosen}
 
     def _answers(self, X):
         check_is_fitted(self, 'model_')

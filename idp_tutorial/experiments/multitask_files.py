@@ -15,7 +15,7 @@ from .multitask import Member, MultiTaskModel
 from ..files import write_whole
 from ..methods.build import build
 from ..methods.descriptions import FORMAT, backbone_of, check_format, describe_backbone, describe_run
-from ..methods.descriptions import run_of
+from ..methods.descriptions import note_backbone, run_of
 from ..methods.prompt_files import rebuilt, word_vectors
 from ..model.backbone import Backbone
 from ..records import versions
@@ -81,6 +81,7 @@ def save_tasks(
     data = pack({n: t.detach().cpu().contiguous() for n,t in _tensors(model).items()}, about)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder/TASKS_FILE, data)
+    note_backbone(about['backbone'], bb.name)
 
 def _read(folder): # about, members, tensors
     file = folder/TASKS_FILE

@@ -14,7 +14,6 @@ from pathlib import Path
 # %% ../../nbs/engine/experiments/run.ipynb #244da034
 from ..checks import at_least, known
 from ..config import RunConfig
-from ..files import sealed, write_whole
 from ..locks import alone
 from ..data.task import Task
 from ..data.tasks import load_task
@@ -48,7 +47,7 @@ def record_of(
     return {'schema':SCHEMA, 'status':'done', **as_recorded(cfg), **bb.weights_are, **kept,
         'digests':dict(weights=getattr(bb, 'digest', None), data=data_digest(task, test)), 'metric':task.metric,
         'score':scores[task.metric], 'scores':scores, 'validation':log['validation'],
-        'selected':'checkpoint: best on validation; reported on test',
+        'selected':'checkpoint: best on validation'+'; reported on test'*test,
         'sizes':{split: len(rows) for split,rows in task.splits.items()}, 'params':count_parameters(model),
         'steps':log['steps'], 'ms_per_step':round(log['ms_per_step'], 2),
         'peak_memory_mb':round(log['peak_memory_mb'], 1), 'history':log['history'],
@@ -67,12 +66,16 @@ def _started(model, task, cfg): # with its head where `cfg.head_init` says
         start_at_probe(model, task, cfg)
     return model
 
-def trained(cfg:RunConfig, task:Task)->tuple[PromptedModel,dict]: # the model, and what `fit` gave
+def trained(
+    cfg:RunConfig,
+    task:Task,
+    **kept, # of `fit`: `save`, `save_every`; a control is fitted at once
+)->tuple[PromptedModel,dict]: # the model, and what `fit` gave
     "A model of `cfg` on a backbone of its own, trained"
     bb = backbone_for(cfg)
     bb.digest = fingerprint(bb) # before anything is trained
     model = _started(build(cfg, bb, task), task, cfg)
-    return model,(fit_control if cfg.method in CONTROLS else fit)(model, task, cfg)
+    return model,fit_control(model, task, cfg) if cfg.method in CONTROLS else fit(model, task, cfg, **kept)
 
 def run(
     cfg:RunConfig,
@@ -107,14 +110,9 @@ def train(
     (task,cfg),folder = _of_task(cfg, task),Path(folder)
     if save_every is not None:
         at_least(save_every, 0, 'save_every')
-    bb = backbone_for(cfg)
-    bb.digest = fingerprint(bb) # before anything is trained
-    model = _started(build(cfg, bb, task), task, cfg)
     first,began = PartialState().is_main_process,time.time()
     with alone(folder if first else None):
-        log = fit(model, task, cfg, save=None if save_every==0 else folder, save_every=save_every)
+        model,log = trained(cfg, task, save=None if save_every==0 else folder, save_every=save_every)
         record = {**record_of(model, log, task, cfg), **made_since(began)}
         save_pretrained(model, folder, task, cfg, record)
-        if first:
-            write_whole(folder/'record.jsonl', (sealed(record)+'\n').encode())
     return record

@@ -82,12 +82,16 @@ def _float32(model, cfg):
             "are held in bfloat16, too coarse for a small step: load it without dtype=, and for speed give "
             "RunConfig(precision='bf16')")
 
-def _balance(model, task):
-    "Every class weighs alike in the loss, however many rows it has"
+def _weigh(model, task, weights):
+    "What a row of each class counts in the loss: 'balanced', every class alike however many rows it has, or by hand"
     if not task.labels or isinstance(model, EntailmentModel):
-        raise ValueError(f"class_weight='balanced': task {task.name!r} has no classes, or the method scores pairs "
+        raise ValueError(f"class_weight={weights!r}: task {task.name!r} has no classes, or the method scores pairs "
             "(EFL): leave it out")
-    if rows := task.splits.get('train'): # a model that is loaded has none, and needs no loss
+    if weights!='balanced':
+        for name in weights:
+            known(name, task.labels, 'class in class_weight')
+        model.head.weight = torch.tensor([float(weights.get(name, 1)) for name in task.labels])
+    elif rows := task.splits.get('train'): # a model that is loaded has none, and needs no loss
         n = torch.bincount(torch.tensor([r['label'] for r in rows]), minlength=len(task.labels))
         model.head.weight = len(rows)/(len(n)*n.clamp(min=1).float())
 
@@ -116,7 +120,7 @@ def build(
         model = PromptedModel(bb, _head(cfg, bb, task), plan, cfg.lower_dropout)
     _float32(model, cfg)
     if cfg.class_weight:
-        _balance(model, task)
+        _weigh(model, task, cfg.class_weight)
     if cfg.start:
         carry(model, cfg.start)
     return model

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PROMPTS', 'VIEW', 'FORMAT', 'read_prompts', 'describe_run', 'run_of', 'check_format', 'describe_backbone',
-           'check_backbone', 'backbone_of']
+           'note_backbone', 'check_backbone', 'backbone_of']
 
 # %% ../../nbs/engine/methods/descriptions.ipynb #35f33b39
 import hashlib
@@ -18,6 +18,7 @@ from safetensors.torch import load
 from ..config import RunConfig
 from ..data.task import Task
 from ..model.backbone import Backbone, fingerprint, identity
+from ..model.places import remember, remembered
 from ..model.pretrained import load_backbone, packaged
 from ..records import versions
 from ..tensor_files import described, unpack
@@ -53,11 +54,15 @@ def read_prompts(folder:Path|str)->tuple[dict,dict]: # the description, the tens
 FORMAT = 2 # of saved models; 1 is that of version 0.1.0
 _OURS = dict(data=None, start=None, cache_dir=None) # what belongs to one machine
 
+def _is_local(backbone): # somebody's own folder
+    return not packaged(backbone) and Path(backbone).is_dir()
+
+def _name(backbone): # of a folder, wherever it is
+    return Path(backbone).resolve().name if _is_local(backbone) else backbone
+
 def describe_run(task:Task, cfg:RunConfig)->dict:
-    "A task without its rows, and the config of its model"
-    local = not packaged(cfg.backbone) and Path(cfg.backbone).is_dir()
-    where = str(Path(cfg.backbone).resolve()) if local else cfg.backbone
-    cfg = replace(cfg, backbone=where, glove=cfg.glove and Path(cfg.glove).name, **_OURS)
+    "A task without its rows, and the config of its model: names, and no folder of this machine"
+    cfg = replace(cfg, backbone=_name(cfg.backbone), glove=cfg.glove and Path(cfg.glove).name, **_OURS)
     return dict(cfg=asdict(cfg), task=asdict(replace(task, splits={}, unpack=None)))
 
 def _fields(kind, given, where, version):
@@ -96,9 +101,16 @@ def _dtype(bb):
 def describe_backbone(bb:Backbone, name:str)->dict: # name as in the config
     "Which weights prompts belong to"
     kept = {_dtype(bb), 'float32', 'bfloat16', 'float16'}
-    return dict(name=Path(name).name if Path(name).is_dir() else name, local=Path(name).is_dir() and not packaged(name),
-        revision=getattr(bb.config, '_commit_hash', None), dtype=_dtype(bb),
-        digests={d: identity(bb, _DTYPES[d]) for d in sorted(kept)})
+    return dict(name=_name(name), local=_is_local(name), revision=getattr(bb.config, '_commit_hash', None),
+        dtype=_dtype(bb), digests={d: identity(bb, _DTYPES[d]) for d in sorted(kept)})
+
+def note_backbone(
+    saved:dict, # of `describe_backbone`
+    name:str,   # as there
+):
+    "A folder of one's own is remembered on this machine, since the saved model does not say it"
+    if saved['local']:
+        remember(saved['digests'][saved['dtype']], name)
 
 def check_backbone(
     saved:dict|str, # of `describe_backbone`, or the fingerprint that version 0.1.0 kept
@@ -116,6 +128,14 @@ def check_backbone(
         raise ValueError(f"{what} belong to another backbone ({name!r}, not these weights of {bb.name!r}): load the "
             "one they were trained on")
 
+def _found(saved, name):
+    "What to load for a name: a folder is where its weights were last, or where the user stands, and a name stays one"
+    if not isinstance(saved, dict) or not saved['local']:
+        return name
+    there = remembered(saved['digests'].get(saved['dtype']))
+    here = name if Path(name, 'config.json').is_file() else packaged(name) and name
+    return str(there) if there else here
+
 def backbone_of(
     saved:dict|str,   # as for `check_backbone`
     name:str,         # in the saved config
@@ -123,14 +143,15 @@ def backbone_of(
     what:str,         # needs it
     **how,            # of `load_backbone`: `revision`, `token`
 )->Backbone:
-    "The backbone that a saved model names, or the user's own, compared with the digest"
+    "The backbone that a saved model names, or the user's own, compared with the digest; its `name` is where it was"
     hint = "say where it is (bb=…; idp_predict: --backbone)"
-    if bb is None and isinstance(saved, dict) and saved['local'] and not Path(name).is_dir():
+    where = _found(saved, name) if bb is None else bb
+    if where is None:
         raise FileNotFoundError(f"{what} need their backbone, a folder {name!r} where they were trained, which is not "
-            f"here: {hint}")
+            f"known here: {hint}")
     if not isinstance(bb, Backbone):
         try:
-            bb = load_backbone(name if bb is None else str(bb), **how)
+            bb = load_backbone(str(where), **how)
         except ValueError as e:
             raise ValueError(f"{e}. {what[0].upper()}{what[1:]} need it: {hint}") from e
     check_backbone(saved, bb, what, name)

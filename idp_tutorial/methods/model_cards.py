@@ -27,26 +27,34 @@ def interval(
     return 100*max(middle-half, 0),100*min(middle+half, 1)
 
 # %% ../../nbs/engine/methods/model_cards.ipynb #fc2c6d97
+_SHARES = 'accuracy','exact_match' # metrics that are a share of the rows
+
+def _measured(record): # split, score, rows; what reports first
+    scores = dict(test=record['score'], validation=record['validation'])
+    return [(split, score, record['sizes'].get(split, 0)) for split,score in scores.items() if score is not None]
+
 def _data(about, record, licence): # what the hub reads
     task,cfg,backbone = about['task'],about['cfg'],about['backbone']
     name = HUB.get(backbone['name'], backbone['name'])
-    results = [] if record is None else [EvalResult('text-classification', task['name'], task['name'], record['metric'],
-        round(record['score'], 2))]
-    return ModelCardData(library_name='idp_tutorial', license=licence, pipeline_tag='text-classification',
+    kind = 'text-generation' if task['text'] else 'text-classification'
+    results = [EvalResult(kind, task['name'], task['name'], record['metric'], round(score, 2), dataset_split=split)
+        for split,score,_ in _measured(record)[:1]] if record else None
+    return ModelCardData(library_name='idp_tutorial', license=licence, pipeline_tag=kind,
         tags=['soft-prompt', cfg['method']], base_model=name if '/' in name and not backbone['local'] else None,
-        model_name=f"{cfg['method']} on {task['name']}", eval_results=results or None)
+        model_name=f"{cfg['method']} on {task['name']}", eval_results=results)
 
 def _scores(record, controls):
     "A table: this model, and what was measured beside it"
     if record is None:
         return "No record was kept: nothing is known of its quality."
-    lines = ['| | test | 95 % interval | validation | texts |', '|---|--:|--:|--:|--:|']
+    lines = ['| | rows | score | 95 % interval |', '|---|--:|--:|--:|']
     for name,r in [(f"**{record['method']}**, this model",record), *((r['method'],r) for r in controls)]:
-        n = r['sizes'].get('test', 0)
-        between = '{:.1f} to {:.1f}'.format(*interval(r['score'], n)) if r['metric']=='accuracy' and n else ''
-        lines.append(f"| {name} | {r['metric']} {r['score']:.1f} | {between} | {r['validation']:.1f} | {n:,} |")
-    said = ['', f"Learnt from {record['sizes']['train']:,} texts in {record['steps']:,} steps, seed {record['seed']}; "
-        f"{record['selected']}."]
+        for split,score,n in _measured(r):
+            between = '{:.1f} to {:.1f}'.format(*interval(score, n)) if r['metric'] in _SHARES and n else '–'
+            lines.append(f"| {name} | {n:,} {split} | {r['metric']} {score:.1f} | {between} |")
+    said = ['', f"Learnt from {record['sizes']['train']:,} texts in {record['steps']:,} steps, rate {record['lr']:g}, "
+        f"seed {record['seed']}; {record['selected']}. What was chosen on the validation rows looks a little too good "
+        "on them."]
     if not controls:
         said.append("No controls were recorded: what the bare head, a probe or the majority class score is not known "
             "here.")
@@ -81,7 +89,8 @@ def model_card(
     "What a saved model is, for the hub and for people"
     task,cfg,row = about['task'],about['cfg'],METHODS[about['cfg']['method']]
     low,high = task['limits']
-    answers = ', '.join(f'`{name}`' for name in task['labels']) or f"a number from {low} to {high}"
+    number = 'a text' if task['text'] else f"a number from {low} to {high}"
+    answers = ', '.join(f'`{name}`' for name in task['labels']) or number
     texts = 'pairs of texts' if task['pair'] else 'texts'
     formulas = '\n'.join(f'- {f}' for f in about.get('formula', ())) or f'- {row.paper}'
     params = f"\n{sum(record['params'].values()):,} trained parameters: {record['params']}." if record else ''

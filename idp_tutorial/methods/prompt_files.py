@@ -13,13 +13,13 @@ from pathlib import Path
 # %% ../../nbs/engine/methods/prompt_files.ipynb #467afdc3
 from ..config import RunConfig
 from ..data.task import Task
-from ..files import write_whole
+from ..files import sealed, write_whole
 from . import hub_models
 from .build import build, held_in
 from .descriptions import FORMAT, PROMPTS, backbone_of, check_format, describe_backbone
-from .descriptions import describe_run, read_prompts, run_of
+from .descriptions import describe_run, note_backbone, read_prompts, run_of
 from .glove import GloveEncoder
-from .hub_models import folder_of, write_card, write_view
+from .hub_models import RECORD, folder_of, write_card, write_view
 from ..model.backbone import Backbone
 from ..model.pretrained import load_backbone
 from ..model.prompted_model import PromptedModel, learnt
@@ -46,9 +46,10 @@ def save_pretrained(
     folder:Path|str, # made; an older model in it is replaced in one step
     task:Task,       # of the model; its rows are not saved
     cfg:RunConfig,   # that `build` had
-    record:dict|None=None, # of its run, for the card
+    record:dict|None=None, # of its run: kept beside it, and what its card is made from
+    controls:list[dict]=(), # records of other methods on the same rows, for the card
     push_to_hub:str|None=None, # a repository 'me/tickets', where it goes too
-    **hub,           # of `push_to_hub`: `token`, `revision`, `private`, `licence`, `controls`
+    **hub,           # of `push_to_hub`: `token`, `revision`, `private`, `licence`
 ):
     "Write what was learnt, and how to build its model; all processes call it, the main one writes"
     from accelerate import PartialState
@@ -61,10 +62,13 @@ def save_pretrained(
     data = pack(tensors, about) # before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder/PROMPTS, data)
+    note_backbone(about['backbone'], cfg.backbone)
     write_view(folder, about)
-    write_card(folder, about, record)
+    write_card(folder, about, record, controls=controls)
+    if record:
+        write_whole(folder/RECORD, (sealed(record)+'\n').encode())
     if push_to_hub:
-        hub_models.push_to_hub(folder, push_to_hub, **hub)
+        hub_models.push_to_hub(folder, push_to_hub, controls=controls, **hub)
 
 # %% ../../nbs/engine/methods/prompt_files.ipynb #f9846119
 def rebuilt(
@@ -105,4 +109,5 @@ def from_pretrained(
     with torch.no_grad():
         for n,t in now.items():
             t.copy_(old[n])
-    return model.eval(),task,replace(cfg, glove=cfg.glove if glove is None else str(glove))
+    here = bb.name if Path(bb.name).is_dir() else cfg.backbone
+    return model.eval(),task,replace(cfg, backbone=here, glove=cfg.glove if glove is None else str(glove))

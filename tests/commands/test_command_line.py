@@ -56,6 +56,17 @@ def test_a_method_imports_torch_and_nothing_heavier():
     assert res.returncode==0 and json.loads(res.stdout)==[], res.stderr or res.stdout
 
 
+def test_a_shell_completes_options(tmp_path):
+    pytest.importorskip('argcomplete')
+    asks = dict(_ARGCOMPLETE='1', _ARGCOMPLETE_IFS=' ', _ARGCOMPLETE_STDOUT_FILENAME=str(tmp_path/'said'))
+    for line,follows in (('idp_train a.csv --batch',['--batch_size']),
+        ('idp_predict --te',['--texts','--text','--text2'])):
+        module = f'idp_tutorial.commands.{line.split()[0][4:]}'
+        env = {**os.environ, **asks, 'COMP_LINE':line, 'COMP_POINT':str(len(line)), 'PYTHONPATH':str(ROOT)}
+        subprocess.run([sys.executable, '-m', module], env=env, check=True)
+        assert sorted((tmp_path/'said').read_text().split())==sorted(follows)
+
+
 # --- options
 
 @pytest.mark.parametrize('name', COMMANDS)

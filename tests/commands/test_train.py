@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors import safe_open
-from small import backbone, config, small_task
+from small import backbone, config, small_task, stop_at
 
 from idp_tutorial.commands.predict import ANSWER, idp_predict, texts_of
 from idp_tutorial.commands.train import idp_train
@@ -166,16 +166,9 @@ def test_the_record_is_that_of_run(kw, cfg, tmp_path):
     assert read_records(tmp_path/'run/record.jsonl')==[json.loads(json.dumps(r))]
 
 def test_a_run_that_is_stopped_and_started_again(cfg, tmp_path, monkeypatch):
-    from idp_tutorial.training.fit import Run
     c = cfg(steps=6, eval_every=2, lr=None)
     want = train(c, tmp_path/'whole', small_task())
-    step,n = Run.step,[]
-    def stop(run):
-        n.append(1)
-        if len(n)==4:
-            raise KeyboardInterrupt
-        step(run)
-    monkeypatch.setattr(Run, 'step', stop)
+    n = stop_at(monkeypatch, 4)
     with pytest.raises(KeyboardInterrupt): train(c, tmp_path/'run', small_task())
     assert sorted(p.name for p in (tmp_path/'run').glob('[!.]*'))==['checkpoint-2.safetensors']
     got = train(c, tmp_path/'run', small_task())

@@ -1,15 +1,16 @@
-"Saved models on the hub: what is sent, what is fetched, which version; the card. The hub here is a folder."
+"Saved models on the hub: what is sent, what is fetched, which version; the card. The hub here is of this process."
 import json
 import shutil
 from pathlib import Path
 
+import hub
 import pytest
 from huggingface_hub import ModelCard
 from small import config, small_task
 
+from idp_tutorial import PromptClassifier
 from idp_tutorial.commands.predict import idp_predict
 from idp_tutorial.experiments.run import train
-from idp_tutorial.methods import hub_models
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.descriptions import read_prompts
 from idp_tutorial.methods.hub_models import folder_of, push_to_hub
@@ -28,72 +29,68 @@ def made(small_folder, tmp_path_factory):
     return folder,train(config(backbone=str(small_folder), steps=3), folder, small_task(), save_every=0)
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
-    "Repositories in folders, as HfApi and snapshot_download know them"
-    calls = []
-    class Api:
-        def __init__(self, token=None): calls.append(('token', token))
-        def create_repo(self, repo_id, private, exist_ok): calls.append(('create', repo_id, private))
-        def create_branch(self, repo_id, branch, exist_ok): calls.append(('branch', branch))
-        def upload_folder(self, repo_id, folder_path, revision, commit_message, allow_patterns):
-            shutil.copytree(folder_path, tmp_path/'hub'/repo_id/(revision or 'main'), dirs_exist_ok=True)
-            return f'https://hub/{repo_id}/{revision or "main"}'
-    def snapshot(repo, revision, token, local_files_only, allow_patterns):
-        calls.append(('fetch', repo, revision, token, local_files_only))
-        there = tmp_path/'hub'/repo/(revision or 'main')
-        if not there.is_dir():
-            raise FileNotFoundError('404')
-        return str(there)
-    monkeypatch.setattr(hub_models, 'HfApi', Api)
-    monkeypatch.setattr(hub_models, 'snapshot_download', snapshot)
-    monkeypatch.setattr(hub_models, 'hub_answers', lambda: True)
-    return tmp_path/'hub',calls
+def server(tmp_path, monkeypatch):
+    "A hub on this machine, asked over HTTP by `huggingface_hub` itself"
+    server = hub.started(monkeypatch, tmp_path/'cache')
+    yield server
+    server.shutdown()
+    server.server_close()
 
-def test_there_and_back(made, hub, small_folder, capsys, tmp_path):
+def tokens(server, command): return {token for c,path,token in server.asked if c==command and '/me/' in path}
+
+def test_there_and_back(made, server, small_folder, capsys, tmp_path):
     folder,record = made
-    where,calls = hub
     at = push_to_hub(folder, 'me/tickets', token='hf_x', private=True, licence='cc-by-4.0')
-    assert at=='https://hub/me/tickets/main' and calls==[('token','hf_x'), ('create','me/tickets',True)]
-    sent = where/'me/tickets/main'
-    assert sorted(p.name for p in sent.iterdir())==['README.md','prompts.json','prompts.safetensors']
-    for p in sent.iterdir(): assert str(small_folder).encode() not in p.read_bytes(), p
+    sent = server.commits[at.rpartition('/')[2]]
+    assert server.private=={'me/tickets':True} and tokens(server, 'POST')=={'Bearer hf_x'}
+    assert sorted(sent)==['README.md','prompts.json','prompts.safetensors']
+    for name,data in sent.items(): assert str(small_folder).encode() not in data, name
+    for words in (f"accuracy {record['score']:.1f}", 'license: cc-by-4.0'): assert words.encode() in sent['README.md']
     want = predict(*from_pretrained(folder), ROWS)
     assert predict(*from_pretrained('me/tickets', str(small_folder), token='hf_y'), ROWS)==want
-    assert calls[-1]==('fetch','me/tickets',None,'hf_y',False)
-    with pytest.raises(FileNotFoundError, match='need their backbone, a folder .*say where it is'):
-        from_pretrained('me/tickets')
+    assert tokens(server, 'GET')=={'Bearer hf_y'}
     (tmp_path/'in').write_text('tea\n')
     idp_predict(model='me/tickets', texts=str(tmp_path/'in'), backbone=str(small_folder))
     assert json.loads(capsys.readouterr().out)['prediction']==want[1]['label']
 
-def test_versions(made, hub, small_folder):
+def test_versions(made, server, small_folder):
     folder,_ = made
-    where,calls = hub
-    push_to_hub(folder, 'me/tickets', revision='v2')
-    assert ('branch','v2') in calls
-    for name,how in (('me/tickets',dict(revision='v2')), ('me/tickets@v2',{})):
+    at = push_to_hub(folder, 'me/tickets', revision='v2').rpartition('/')[2]
+    assert server.refs['me/tickets','v2']==at!=server.refs['me/tickets','main']
+    for name,how in (('me/tickets',dict(revision='v2')), ('me/tickets@v2',{}), ('me/tickets',dict(revision=at))):
         from_pretrained(name, str(small_folder), **how)
-        assert calls[-1][:3]==('fetch','me/tickets','v2')
-    with pytest.raises(FileNotFoundError, match='there is no such folder, and the hub does not give a repository'):
+    with pytest.raises(FileNotFoundError, match='no prompts.safetensors in'):
         from_pretrained('me/tickets')
+    with pytest.raises(FileNotFoundError, match='there is no such folder, and the hub does not give a repository'):
+        from_pretrained('me/others')
     with pytest.raises(ValueError, match='only a repository of the hub has revisions'):
         from_pretrained(folder, revision='v2')
 
-def test_saved_and_sent_in_one_call(hub, small_folder, tmp_path):
+def test_saved_and_sent_in_one_call(server, small_folder, tmp_path):
     cfg,task = config(backbone=str(small_folder), method='prompt-tuning'),small_task()
     save_pretrained(build(cfg, load_backbone(cfg.backbone), task), tmp_path/'m', task, cfg,
         push_to_hub='me/it', token='t')
-    assert ('token','t') in hub[1] and (hub[0]/'me/it/main/prompts.safetensors').is_file()
+    assert tokens(server, 'POST')=={'Bearer t'}
+    assert 'prompts.safetensors' in server.commits[server.refs['me/it','main']]
 
-def test_without_the_hub_its_cache_is_asked(made, hub, monkeypatch, small_folder):
+def test_an_estimator_goes_to_the_hub_as_it_is_saved(server, small_folder):
+    texts,labels = [f'text {i}' for i in range(24)],[*'abc']*8
+    clf = PromptClassifier('lpt', backbone=str(small_folder), steps=2, looks=1, lr=1e-2, t=2, device='cpu')
+    clf.fit(texts, labels).push_to_hub('me/abc', private=True, licence='apache-2.0')
+    again = PromptClassifier.from_pretrained('me/abc', revision='main')
+    assert again.predict(texts).tolist()==clf.predict(texts).tolist() and again.backbone==str(small_folder)
+
+def test_without_the_hub_its_cache_is_asked(made, server, small_folder):
     push_to_hub(made[0], 'me/tickets')
-    monkeypatch.setattr(hub_models, 'hub_answers', lambda: False)
-    assert folder_of('me/tickets') and hub[1][-1][-1] is True
+    folder = folder_of('me/tickets')
+    server.shutdown()
+    server.server_close()
+    assert folder_of('me/tickets')==folder
     with pytest.raises(FileNotFoundError, match='no prompts.safetensors in me/other: .*cannot be reached'):
         folder_of('me/other')
     for name in ('nowhere','a/b/c','/gone/away','..'): assert folder_of(name)==Path(name) # never asked
 
-def test_a_damaged_model_is_not_sent(made, hub, tmp_path):
+def test_a_damaged_model_is_not_sent(made, server, tmp_path):
     shutil.copytree(made[0], tmp_path/'bad')
     data = bytearray((tmp_path/'bad/prompts.safetensors').read_bytes())
     data[-3] ^= 1
@@ -102,7 +99,7 @@ def test_a_damaged_model_is_not_sent(made, hub, tmp_path):
     shutil.copytree(Path(__file__).parents[1]/'golden/saved-0.1.0', tmp_path/'old')
     with pytest.raises(ValueError, match='saved by version 0.1.0: load it and save it again'):
         push_to_hub(tmp_path/'old', 'me/old')
-    assert not hub[1]
+    assert not server.asked
 
 # --- the card
 
@@ -110,11 +107,12 @@ def test_a_card_says_what_the_record_says(made):
     folder,record = made
     card = ModelCard.load(folder/'README.md')
     (result,) = card.data.eval_results
-    assert result.metric_value==round(record['score'], 2) and result.metric_type==record['metric']
+    assert (result.metric_value,result.metric_type,result.dataset_split)==(round(record['score'], 2),'accuracy','test')
     assert card.data.library_name=='idp_tutorial' and not card.data.get('license') and card.data.base_model is None
     low,high = interval(record['score'], record['sizes']['test'])
     for words in (f"accuracy {record['score']:.1f} | {low:.1f} to {high:.1f}", '`negative`, `positive`',
-        'No controls were recorded', 'has chosen none', 'W₂', METHODS['lpt-npg'].paper, 'from_pretrained(',
+        f"24 validation | accuracy {record['validation']:.1f} |", 'No controls were recorded', 'has chosen none', 'W₂',
+        METHODS['lpt-npg'].paper, 'from_pretrained(',
         read_prompts(folder)[0]['backbone']['digests']['float32'], f"{sum(record['params'].values()):,} trained"):
         assert words in card.text, words
 
@@ -125,7 +123,7 @@ def test_controls_a_licence_and_a_backbone_of_the_hub(made):
     bare = {**record, 'method':'head-only', 'score':51.}
     card = model_card(about, record, [bare], 'me/x', 'apache-2.0')
     assert card.data.base_model=='sentence-transformers/all-MiniLM-L6-v2' and card.data.license=='apache-2.0'
-    assert '| head-only | accuracy 51.0 |' in card.text and 'No controls' not in card.text
+    assert '| head-only | 24 test | accuracy 51.0 |' in card.text and 'No controls' not in card.text
     assert 'revision `c0ffee`' in card.text
     assert "from_pretrained('me/x')" in card.text
 

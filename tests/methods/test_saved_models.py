@@ -106,7 +106,8 @@ def test_custom_code_of_a_backbone_is_not_run_and_nobody_is_asked(saved, small_f
         'auto_map':{'AutoConfig':'code.C', 'AutoModel':'code.M', 'AutoModelForMaskedLM':'code.M'}}))
     rewrite(folder, cfg=dict(backbone=str(tmp_path/'evil')))
     monkeypatch.setattr('builtins.input', lambda *a: pytest.fail('it asked'))
-    with pytest.raises(ValueError): from_pretrained(folder)
+    with pytest.raises(ValueError): from_pretrained(folder, tmp_path/'evil')
+    from_pretrained(folder) # the weights that the digest knows, whatever path the file says
     assert not (tmp_path/'ran').exists()
 
 def test_newer_versions_are_named(saved):
@@ -131,18 +132,25 @@ def test_a_header_that_lies():
 
 # --- which backbone
 
-def test_from_another_folder_and_from_another_place(saved, small_folder, tmp_path, monkeypatch):
+def test_no_path_of_this_machine_is_saved_and_its_cache_knows_it(saved, small_folder, tmp_path, monkeypatch, places):
     folder,want,cfg = saved
     monkeypatch.chdir(small_folder.parent)
     relative = replace(cfg, backbone=small_folder.name)
     save_pretrained(build(relative, load_backbone(relative.backbone), small_task()), folder, small_task(), relative)
+    for p in folder.iterdir():
+        assert str(small_folder.parent).encode() not in p.read_bytes(), p
+    assert read_prompts(folder)[0]['cfg']['backbone']==small_folder.name
     monkeypatch.chdir(tmp_path)
-    model,task,c = from_pretrained(folder)
-    assert predict(model, task, c, ROWS)==want
+    shutil.copytree(folder, tmp_path/'copied')
+    model,task,c = from_pretrained(tmp_path/'copied')
+    assert predict(model, task, c, ROWS)==want and c.backbone==str(small_folder)
     shutil.copytree(small_folder, tmp_path/'moved')
-    rewrite(folder, cfg=dict(backbone='/gone/away'))
-    with pytest.raises(FileNotFoundError, match="backbone, a folder '/gone/away' .*say where it is .*--backbone"):
+    for note in places.iterdir():
+        note.unlink()
+    with pytest.raises(FileNotFoundError, match=f"backbone, a folder '{small_folder.name}' .*--backbone"):
         from_pretrained(folder)
+    rewrite(folder, cfg=dict(backbone=str(small_folder))) # as earlier models have it
+    assert predict(*from_pretrained(folder), ROWS)==want
     model,task,c = from_pretrained(folder, 'moved')
     assert predict(model, task, c, ROWS)==want
     with pytest.raises(ValueError, match='belong to another backbone'): from_pretrained(folder, 'tiny')

@@ -55,6 +55,13 @@ def _can_write(out):
         what = 'a folder' if Path(out).is_dir() else 'nowhere one can write'
         raise ValueError(f"--out {out} is {what}: give a file, such as results/bench.jsonl")
 
+def _there(o):
+    "Parts of the tables that the file has, measured under the same conditions"
+    from idp_tutorial.records import stored
+    same = dict(backbone=Path(o.backbone).name, batch_size=o.batch_size, length=o.length, repeats=o.repeats,
+        head=o.head, device='cpu')
+    return {(r['part'], r['weights_dtype']) for r in stored(o.out) if 'part' in r and same.items()<=r.items()}
+
 def _parts(o, bb, base, methods, say):
     "Rows, a part at a time: what is measured is written before the next part begins"
     from idp_tutorial.efficiency.growth import GROW, grow
@@ -64,7 +71,7 @@ def _parts(o, bb, base, methods, say):
     if o.tables:
         from idp_tutorial.efficiency.speed_tables import speed_parts
         half = _load(o.backbone, None, 0, 0, 'bfloat16')
-        for part in speed_parts(bb, half, base, o.repeats, o.minutes, o.t or 20, say):
+        for part in speed_parts(bb, half, base, o.repeats, o.minutes, o.t or 20, _there(o), say):
             yield [dict(method=r.pop('name'), plain=True, **r) if 'name' in r else r for r in part]
         return
     if not o.grow:
@@ -117,7 +124,7 @@ def _measured(o, bb, base, methods):
     rows,also = [],{'length':'length', 'batch':'batch_size'}.get(o.grow)
     about = dict(backbone=Path(o.backbone).name, n_layers=bb.n_layers, d=bb.d, batch_size=o.batch_size,
         length=o.length, head=o.head, precision=o.precision, threads=torch.get_num_threads(), repeats=o.repeats,
-        versions=versions(), **bb.weights_are)
+        versions=versions(), device='cpu', **bb.weights_are)
     for part in _parts(o, bb, base, methods, partial(print, file=sys.stderr, flush=True)):
         about['device'] = torch.cuda.get_device_name() if bb.words.weight.is_cuda else 'cpu'
         for r in part:

@@ -50,6 +50,7 @@ def speed_parts(
     repeats:int=3,
     minutes:float=6., # after which no part is begun
     t:int=20,      # prompt length beside `peft`
+    done:set=frozenset(), # (part, weights' dtype) that are there already
     say=print,
 )->Iterator[list[dict]]: # rows with `part` and `weights_dtype`, a part at a time
     "Everything that the tables of speed show of a backbone"
@@ -65,10 +66,11 @@ def speed_parts(
         parts[f'growth with {what}'] = lambda w=what, v=values: grow(w, bb, base, few, v, warmup=0, **quick)
     begun = time.monotonic()
     for name,measured in parts.items():
-        took = time.monotonic()-begun
+        took,(part,_,dtype) = time.monotonic()-begun,name.partition(', ')
+        if (part, dtype or 'float32') in done:
+            continue
         if took>60*minutes:
-            say(f"{name}: left out, {took:.0f} s are over")
+            say(f"{name}: left out, {took:.0f} s are over; the same command with the same --out goes on")
             continue
         say(f"{name}: {took:.0f} s so far")
-        dtype = name.rpartition(', ')[2] if ', ' in name else 'float32'
-        yield [{'weights_dtype':dtype, **r, 'part':name.partition(',')[0]} for r in measured()]
+        yield [{'weights_dtype':dtype or 'float32', **r, 'part':part} for r in measured()]

@@ -87,10 +87,11 @@ def optimizer(
 def compiled(
     model,        # a `PromptedModel`
     on:bool=True, # False: as it is
+    **how,        # for `torch.compile`: `backend` …
 ):
     "Inside, the layers from the first trained thing on are compiled (`torch.compile`); afterwards they are as before"
     layers = model.backbone.layers[max(model.first, 0):] if on else []
-    for layer in layers: layer.compile(dynamic=True)
+    for layer in layers: layer.compile(dynamic=True, **how)
     try: yield
     finally:
         for layer in layers: layer._compiled_call_impl = None

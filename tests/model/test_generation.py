@@ -1,13 +1,16 @@
 "What is written with keys and values that are remembered is what whole passes say, for prompts of every kind"
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 from small import backbone, config, small_task
 
+from idp_tutorial.commands.predict import idp_predict
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.model.fetched import fetched
 from idp_tutorial.model.generation import Writing, generate_ids
 from idp_tutorial.model.heads import TextHead
 from idp_tutorial.model.pretrained import load_backbone
@@ -51,7 +54,7 @@ def step_by_step(model, text, n):
     new = []
     for _ in range(n):
         token = model(batch_of([[*text, *new]], [len(text)])).argmax(-1).item()
-        if token==Tokens.eos_token_id:
+        if token==model.backbone.tokenizer.eos_token_id:
             break
         new.append(token)
     return new
@@ -64,7 +67,7 @@ def test_every_decoder_writes_what_whole_passes_say(name, method):
     assert generate_ids(model, TEXTS, 7)==[step_by_step(model, s, 7) for s in TEXTS]
 
 
-@pytest.mark.parametrize('name', ['llama','gpt2','qwen2'])
+@pytest.mark.parametrize('name', ['llama','gpt2'])
 @pytest.mark.parametrize('method', METHODS)
 def test_every_method_writes_what_whole_passes_say(name, method):
     model = model_of(name, method)
@@ -175,3 +178,21 @@ def test_a_task_of_texts_is_trained_saved_and_loaded(tmp_path):
     examples = task.encode(task.splits['test'][:3], bb.tokenizer, 48)
     assert written(model, examples, task)==said # the targets that are there are not read
     assert task.grade([e['target'] for e in examples], examples)[0]=={'exact_match':100.}
+
+
+def test_a_real_language_model_writes_by_command_what_whole_passes_say(tmp_path):
+    if not fetched('smollm2'):
+        pytest.skip('smollm2 is not on this machine: `make backbones` brings it (93 MB, once)')
+    task,tok = replace(load_task('in-short'), splits={}, answer_len=6),load_backbone('smollm2').tokenizer
+    cfg = config(method='lpt-npg', backbone='smollm2', task='in-short', max_len=48)
+    model = build(cfg, load_backbone('smollm2'), task).eval()
+    save_pretrained(model, tmp_path/'model', task, cfg)
+    texts = ['The soup is cold.', 'My neighbour says that the beer was quite warm after lunch.']
+    (tmp_path/'texts.txt').write_text('\n'.join(texts))
+    idp_predict(model=str(tmp_path/'model'), texts=str(tmp_path/'texts.txt'), out=str(tmp_path/'out.jsonl'),
+        device='cpu')
+    answers = [json.loads(line) for line in (tmp_path/'out.jsonl').read_text().splitlines()]
+    for text,answer in zip(texts, answers, strict=True):
+        e, = task.encode([dict(sentence1=text)], tok, 48, causal=True)
+        want = tok.decode(step_by_step(model, e['ids'][:e['answer']], 6), skip_special_tokens=True)
+        assert answer['generated']==' '.join(want.split())

@@ -1,4 +1,4 @@
-"Published configurations: what they come to, against the counts that their authors or model cards print."
+"Published configurations: what they come to, against printed counts, each from a source that was looked up."
 import pytest
 import torch
 
@@ -13,44 +13,52 @@ from idp_tutorial.model.pretrained import HUB, load_backbone
 from idp_tutorial.model.prompted_model import count_parameters
 from idp_tutorial.model.sizes import ENCODERS, FULL_SCALE, ON_HUB
 
-# 'all' with the language-model head, 'base' without it, 'rest' without the table of words
+KERAS = 'github.com/keras-team/keras-hub, keras_hub/src/models/*/*_presets.py'
+README = 'github.com/microsoft/DeBERTa, README: backbone parameters, in millions'
+SAFE = "the hub's count of the safetensors, as public registries of models quote it"
+SHOWN = "T5EncoderModel.from_pretrained('t5-base'), as public code prints it"
+COUNTED = 'no count was found: counted once, of the config.json of '
+# what is counted: 'all' with the language-model head; 'base' without it and without a pooler; 'pooler' with one; 'rest'
+# without the table of words; 'rows' without RoBERTa's three rows that keras-hub leaves out (two positions, one type)
 PUBLISHED = {
-    'bert-base': ('all', '110M'), 'bert-large': ('all', '336M'), # google-bert's model cards
-    'roberta-base': ('all', '125M'), 'roberta-large': ('all', '355M'), # fairseq
-    'xlm-roberta-base': ('all', '278M'), 'xlm-roberta-large': ('all', '560M'), # the hub's count
-    'electra-small': ('all', '14M'), 'electra-base': ('all', '110M'), 'electra-large': ('all', '335M'), # its README
-    'deberta-base': ('rest', '100M'), 'deberta-large': ('rest', '350M'), # its README: backbone
-    'deberta-v3-base': ('rest', '86M'), 'deberta-v3-large': ('rest', '304M'),
-    'distilbert': ('base', '66M'), # the paper, Table 3
-    'mpnet-base': ('base', '109M'), # as BERT, the hub's count
-    'modernbert-base': ('all', '149M'), 'modernbert-large': ('all', '395M'), # the paper
-    't5-base': ('base', '110M'), 't5-large': ('base', '335M'), # the encoders, as Sentence-T5 has them
-    'gpt2': ('all', '124M'), 'gpt2-medium': ('all', '355M'), 'gpt2-large': ('all', '774M'), 'gpt2-xl': ('all', '1558M'),
-    # the hub's count
-    'smollm2-135m': ('all', '135M'), 'smollm2-360m': ('all', '362M'), 'smollm2-1.7b': ('all', '1.71B'),
-    'llama-3.2-1b': ('all', '1.23B'), 'llama-3.2-3b': ('all', '3.21B'), # model cards
-    'mistral-7b': ('all', '7.24B'), # the hub's count
-    'qwen2.5-0.5b': ('all', '0.49B'), 'qwen2.5-1.5b': ('all', '1.54B'), 'qwen2.5-7b': ('all', '7.61B'), # model cards
-    'qwen3-0.6b': ('rest', '0.44B'), 'qwen3-1.7b': ('rest', '1.4B'), 'qwen3-8b': ('all', '8.2B'), # model cards
-    'gemma-2b': ('rest', '1981.884416M'), # the paper, Table 2
-    'gemma-2-2b': ('rest', '2024.517888M'), 'gemma-3-1b': ('rest', '698M'), # the papers, Tables 2 and 1
+    'bert-base': ('pooler', 109_482_240, KERAS), 'bert-large': ('pooler', 335_141_888, KERAS),
+    'roberta-base': ('rows', 124_052_736, KERAS), 'roberta-large': ('rows', 354_307_072, KERAS),
+    'xlm-roberta-base': ('rows', 277_450_752, KERAS), 'xlm-roberta-large': ('rows', 558_837_760, KERAS),
+    'electra-small': ('pooler', 13_548_800, KERAS), 'electra-base': ('pooler', 109_482_240, KERAS),
+    'electra-large': ('pooler', 335_141_888, KERAS),
+    'deberta-base': ('rest', 100e6, README), 'deberta-large': ('rest', 350e6, README),
+    'deberta-v3-base': ('base', 183_831_552, KERAS), 'deberta-v3-large': ('base', 434_012_160, KERAS),
+    'distilbert': ('base', 66_362_880, KERAS), 'mpnet-base': ('base', 108_895_872, COUNTED+'microsoft/mpnet-base'),
+    'modernbert-base': ('base', 149_014_272, KERAS), 'modernbert-large': ('base', 394_781_696, KERAS),
+    't5-base': ('base', 109_628_544, SHOWN), 't5-large': ('base', 334_939_648, COUNTED+'google-t5/t5-large'),
+    'gpt2': ('all', 124_439_808, KERAS), 'gpt2-medium': ('all', 354_823_168, KERAS),
+    'gpt2-large': ('all', 774_030_080, KERAS), 'gpt2-xl': ('all', 1_557_611_200, KERAS),
+    'smollm2-135m': ('all', 134_515_008, SAFE), 'smollm2-360m': ('all', 361_821_120, SAFE),
+    'smollm2-1.7b': ('all', 1_711_376_384, SAFE),
+    'llama-3.2-1b': ('all', 1_235_814_400, SAFE), 'llama-3.2-3b': ('all', 3_212_749_824, SAFE),
+    'mistral-7b': ('all', 7_241_732_096, KERAS),
+    'qwen2.5-0.5b': ('all', 494_032_768, KERAS), 'qwen2.5-1.5b': ('all', 1_543_714_304, SAFE),
+    'qwen2.5-7b': ('all', 7_615_616_512, SAFE),
+    'qwen3-0.6b': ('all', 596_049_920, KERAS), 'qwen3-1.7b': ('all', 1_720_574_976, KERAS),
+    'qwen3-8b': ('all', 8_190_735_360, KERAS),
+    'gemma-2b': ('all', 2_506_172_416, KERAS), 'gemma-2-2b': ('all', 2_614_341_888, KERAS),
+    'gemma-3-1b': ('all', 999_885_952, KERAS),
 }
 
 
-def numbers(printed):
-    return float(printed[:-1])*{'M':1e6, 'B':1e9}[printed[-1]]
+def counted(bb, what):
+    part = bb.model if what in ('all','rest') else bb.base
+    n = sum(p.numel() for k,p in part.named_parameters() if 'pooler' not in k)
+    return n+dict(rest=-bb.words.weight.numel(), pooler=bb.d*(bb.d+1), rows=-3*bb.d).get(what, 0)
 
 
 @pytest.mark.parametrize('name', FULL_SCALE)
 def test_it_is_as_large_as_published(name):
     bb = load_backbone(name, 'meta')
-    what,printed = PUBLISHED[name]
-    part = bb.base if what=='base' else bb.model
-    n = sum(p.numel() for k,p in part.named_parameters() if 'pooler' not in k)
-    if what=='rest': n -= bb.words.weight.numel()
-    near = max(.01*numbers(printed), .5e6 if printed in ('14M','66M') else 0) # 14M has two digits
-    if name=='deberta-large': near = 5e6 # so has 350M
-    assert abs(n-numbers(printed))<=near, (n, printed)
+    what,printed,source = PUBLISHED[name]
+    n = counted(bb, what)
+    near = {100e6:1e6, 350e6:5e6}.get(printed, 0) # two digits; all others are printed to the last one
+    assert abs(n-printed)<=near, (n, printed, source)
     assert bb.max_tokens>=512 and bb.causal==(name not in ENCODERS)
 
 

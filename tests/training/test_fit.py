@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,10 +17,13 @@ from idp_tutorial.data.task import scaled
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model.heads import ClassificationHead
+from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.model.plan import Step
 from idp_tutorial.model.prompted_model import PromptedModel
+from idp_tutorial.model.small_models import SMALL, attentions, one_step, random_prompt, small_backbone, text
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.fit import fit, warm_up
+from idp_tutorial.training.processes import compiled
 
 
 class Still(nn.Module):
@@ -298,6 +302,25 @@ def test_what_is_compiled(monkeypatch):
         assert done==list(layers[layer:]) and all(l._compiled_call_impl is None for l in layers)
     run(0)
     assert not done
+
+QUICK = ('bert','llama','modernbert') # the others take a minute together
+
+@pytest.mark.parametrize('name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in SMALL])
+def test_compiled_layers_compute_the_same(name):
+    "Of every family: rows and a prompt's gradient, for a prompt of rows and one of keys and values, padding included"
+    bb = small_backbone(name, attentions(name)[0])
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    def step(op):
+        p = random_prompt(bb, op, 1)
+        h = run_layers(bb, text(), one_step(bb, op, 1, lambda ctx: p)).row('last')
+        (h*torch.linspace(-1, 1, bb.d)).sum().backward()
+        return h.detach(),p.grad
+    for op in ('insert', *['kv']*bb.takes_kv):
+        want = step(op)
+        with compiled(SimpleNamespace(backbone=bb, first=0), backend='eager'): got = step(op)
+        torch.testing.assert_close(got, want, atol=2e-6, rtol=0)
+    assert torch._dynamo.utils.counters['stats']['calls_captured']>=bb.n_layers
 
 @pytest.mark.slow
 def test_a_compiled_run_is_the_same_run():

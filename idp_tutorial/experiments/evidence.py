@@ -20,7 +20,7 @@ from ..files import digest
 from ..model.prompted_model import PromptedModel
 from ..provenance import made
 from ..records import as_recorded
-from ..training.evaluation import answers
+from ..training import evaluation
 from ..training.examples import examples_to_score
 
 # %% ../../nbs/engine/experiments/evidence.ipynb #e248e005
@@ -45,10 +45,14 @@ def logits_file(out:Path, cfg:RunConfig)->Path:
     name = hashlib.blake2b(json.dumps(as_recorded(cfg), sort_keys=True).encode(), digest_size=6).hexdigest()
     return Path(out).parent/'logits'/f'{cfg.method}-{cfg.task}-{name}.npz'
 
-def said_of(model:PromptedModel, task:Task, cfg:RunConfig, split:str)->tuple[Tensor,list]: # logits `[N,C]`, examples
+def said_of(model:PromptedModel, task:Task, cfg:RunConfig, split:str)->tuple[Tensor|list,list]: # logits `[N,C]` or `N` texts, examples
     "What a model says of a split, and of what"
     examples,_ = examples_to_score(model, task, cfg, task.splits[split])
-    return answers(model, examples, 4*cfg.batch_size, next(model.parameters()).device),examples
+    device = next(model.parameters()).device
+    return evaluation.said_of(model, examples, task, 4*cfg.batch_size, device),examples
+
+def _small(said): # numbers in float16, texts as they are
+    return np.array(said) if isinstance(said, list) else said.numpy().astype(np.float16)
 
 def keep_logits(file:Path, said:dict, task:Task)->str: # its name, for the record
     "Write the logits of `said_of`, by split, in float16, and the labels, so that they can be compared without the data"
@@ -56,7 +60,7 @@ def keep_logits(file:Path, said:dict, task:Task)->str: # its name, for the recor
     labels = {s: [r.get('label') for r in task.splits[s]] for s in said}
     numbers = {f'{s}_label':np.array(y) for s,y in labels.items() if all(isinstance(v, (int,float)) for v in y)}
     with open(file, 'wb') as f:
-        np.savez_compressed(f, **{s: o.numpy().astype(np.float16) for s,(o,_) in said.items()}, **numbers)
+        np.savez_compressed(f, **{s: _small(o) for s,(o,_) in said.items()}, **numbers)
     return f'logits/{file.name}'
 
 def made_since(began:float)->dict: # {'made': …}

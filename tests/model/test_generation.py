@@ -8,6 +8,7 @@ from small import backbone, config, small_task
 
 from idp_tutorial.commands.predict import idp_predict
 from idp_tutorial.data.tasks import load_task
+from idp_tutorial.experiments.run import record_of
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.model.fetched import fetched
@@ -170,6 +171,8 @@ def test_a_task_of_texts_is_trained_saved_and_loaded(tmp_path):
     model = build(cfg, bb, task)
     log = fit(model, task, cfg)
     assert log['losses'][-1]<log['losses'][0]
+    record = record_of(model, log, task, cfg)
+    assert record['metric']=='exact_match' and 0<=record['score']<=100
     save_pretrained(model, tmp_path, task, cfg)
     again,task2,cfg2 = from_pretrained(tmp_path)
     texts = [r['sentence1'] for r in task.splits['test'][:3]]

@@ -11,7 +11,6 @@ import json
 import numpy as np
 import torch
 from pathlib import Path
-from torch import Tensor
 
 # %% ../../nbs/engine/experiments/evidence.ipynb #e248e004
 from ..config import RunConfig
@@ -45,7 +44,7 @@ def logits_file(out:Path, cfg:RunConfig)->Path:
     name = hashlib.blake2b(json.dumps(as_recorded(cfg), sort_keys=True).encode(), digest_size=6).hexdigest()
     return Path(out).parent/'logits'/f'{cfg.method}-{cfg.task}-{name}.npz'
 
-def said_of(model:PromptedModel, task:Task, cfg:RunConfig, split:str)->tuple[Tensor|list,list]: # logits `[N,C]` or `N` texts, examples
+def said_of(model:PromptedModel, task:Task, cfg:RunConfig, split:str)->tuple: # logits `[N,C]` or texts, examples
     "What a model says of a split, and of what"
     examples,_ = examples_to_score(model, task, cfg, task.splits[split])
     device = next(model.parameters()).device

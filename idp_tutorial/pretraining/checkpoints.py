@@ -17,11 +17,14 @@ from ..files import MANIFEST, damaged, sealed, write_whole
 from ..snapshots import Damaged, last_step, write_step
 
 # %% ../../nbs/engine/pretraining/checkpoints.ipynb #b2061a20
+def _write_log(out, log):
+    write_whole(out/'log.jsonl', ''.join(sealed(r)+'\n' for r in log).encode())
+
 def write_checkpoint(out:Path, cfg, masters, step, log):
     "Write everything a resumed run needs, whole or not at all; the one before stays"
     try:
         write_step(out, step, dict(cfg=asdict(cfg), masters=masters.state_dict(), step=step, log=log))
-        write_whole(out/'log.jsonl', ''.join(sealed(r)+'\n' for r in log).encode())
+        _write_log(out, log)
     except OSError as e:
         raise ValueError(f"no checkpoint can be written at step {step}: {why(e, out)}. The one before is whole; then "
             "start the same run again") from e
@@ -55,6 +58,7 @@ def resume(out:Path, cfg, masters):
         raise ValueError(f"the checkpoint in {out} is of another run (its value, yours: {differ}): "
                          "use another --out, or the same settings")
     masters.load_state_dict(c['masters'])
+    _write_log(out, c['log']) # a kill may have come between the two
     return c['step'],c['log']
 
 def go_on(masters, cfg):

@@ -6,7 +6,7 @@
 __all__ = ['RunConfig']
 
 # %% ../nbs/engine/hall/config.ipynb #e143297a
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # %% ../nbs/engine/hall/config.ipynb #c3b59f01
 from .checks import between, one_of, positive
@@ -15,6 +15,7 @@ from .checks import between, one_of, positive
 _RANGES = { # of numbers: no machine has room for more, and nothing ends that takes longer
     **{name: (1, 10**9) for name in ('steps','eval_every')},
     **{name: (1, 10**6) for name in ('batch_size','accumulate','max_len','m')},
+    'epochs':(1e-6, 10**6), 'sentence_dropout':(0, 1), 'generator_dropout':(0, 1),
     't':(0, 10**5), 'layer':(-10**4, 10**4), 'position':(-10**4, 10**4), 'seed':(0, 2**32-1), 'draw':(0, 2**32-1),
     'prompt_dropout':(0, 1), 'weight_decay':(0, 10**6), 'lr':(0, 10**40), 'head_lr':(0, 10**40)}
 
@@ -27,23 +28,31 @@ class RunConfig:
     data:str|None=None         # folder of tasks: DATA/TASK/{train,validation,test}.jsonl
     k:int|None=None            # few-shot: number of training examples
     draw:int=0                 # seed of the few-shot draw and of the held-out split
+    plain_draw:bool=False      # few-shot draws without regard to the labels (IDPG), not in proportion to them (LPT)
     head:str='classification'  # 'classification' or 'verbalizer'
     # what the classification head reads: 'mean', 'cls', 'last';
-    # IDPG's M(x) is the mean with 'mean', else the papers' <s>
+    # IDPG's M(x) is the mean with 'mean', else the papers' <s>, unless sentence_pass says which
     readout:str='mean'
+    # IDPG's M(x): 'mean' over the words, 'cls' (the papers' <s>), or 'noisy': <s> with dropout, anew in every step, as
+    # the released code has it; None: as readout
+    sentence_pass:str|None=None
     template:str='code'        # of the verbalizer: 'code', 'paper', or your own
     loss_vocab:str='full'      # of the verbalizer's loss: 'full', or 'labels' (the label words alone)
     t:int=10                   # prompt length
-    layer:int|None=None        # layers before a late prompt (default: half of them)
+    layer:int|None=None        # layers before a late prompt, and without AdapterDrop's adapters (default: half of them)
     position:int=0             # of a prompt among the words: IDPG's insertion positions 0–4
     m:int|None=None            # bottleneck of a generator (default: the method's own)
     prompt_dropout:float=.1    # on generated prompts
+    sentence_dropout:float|None=None  # IDPG: on M(x); None: prompt_dropout
+    generator_dropout:float|None=None # IDPG: in the generator; None: prompt_dropout
+    init_std:float|None=None   # spread of a static prompt's first numbers; None: the method's own
     standardise:bool=False     # IDPG: bring the sentence vector to unit spread (ours)
     glove:str|None=None        # file or folder of GloVe vectors, for m-idpg-phm-glove
     lower_dropout:bool=False   # dropout below the first prompt, as in the papers
     lr:float|None=None         # peak learning rate of AdamW; None: the method's default
     head_lr:float|None=None    # of the classification head (default: lr)
     steps:int=300              # optimizer steps
+    epochs:float|None=None     # passes over the training texts, in place of steps; looks keep their number
     batch_size:int=32          # texts a batch, which one process sees at once
     accumulate:int=1           # batches a step: a step has batch_size·accumulate·processes texts
     warmup:float=.06           # share of the steps
@@ -57,6 +66,11 @@ class RunConfig:
     share:str='M'              # M-IDPG: 'S' everything, 'M' all but b₂, 'L' nothing
     reads:str='previous'       # M-IDPG: later prompts read 'previous', or what the first one reads ('layer0')
     inject:str='add'           # M-IDPG: 'add' (released code), 'replace', 'insert', 'kv'
+    # P-tuning v2: 'kv' (keys and values), 'replace', or 'add' (IDPG's row); None: 'kv' where there are such
+    way:str|None=None
+    generator:str='plain'      # S-IDPG's (Table 7): 'plain', 'residual', 'layer-norm' or 'both'
+    embeds:str='words'         # ID-SPAM's E: word vectors, or 'embeddings', with positions and LayerNorm
+    skip_last:bool=False       # LPT's pooling on a decoder: without the last word, as the released code has it
     out_relu:bool=False        # ID-SPAM: ReLU on the prompt too (Eq. 2)
     clip:float=1.              # gradient norm
     # of the loss: 'balanced', so that rare classes count as much as common ones, or a number by class: {"rare": 5}
@@ -93,6 +107,11 @@ class RunConfig:
         else:
             for name,weight in self.class_weight.items():
                 positive(weight, f'class_weight[{name!r}]')
+        positive(self.init_std, 'init_std', 'a spread, such as .02; None takes the method\'s own')
+        one_of(self.sentence_pass, (None,'mean','cls','noisy'), 'sentence_pass')
+        one_of(self.generator, ('plain','residual','layer-norm','both'), 'generator')
+        one_of(self.embeds, ('words','embeddings'), 'embeds')
+        one_of(self.way, (None,'kv','replace','add'), 'way')
         one_of(self.device, ('auto','cpu'), 'device', 'which GPU: CUDA_VISIBLE_DEVICES')
         one_of(self.precision, ('no','bf16','fp16'), 'precision')
         one_of(self.schedule, ('linear','constant'), 'schedule')
@@ -104,3 +123,13 @@ class RunConfig:
             raise ValueError(f"cache={self.cache!r} with lower_dropout=True: dropout below the prompt gives other "
                 "hidden states in every epoch, so there is nothing to keep: use lower_dropout=False, or cache='none' "
                 "or 'sentence'")
+
+    def in_steps(self,
+        texts:int,       # of the training split
+        processes:int=1, # that train together
+    )->'RunConfig':
+        "With `epochs`, the steps that they take; otherwise as it is"
+        if self.epochs is None:
+            return self
+        steps = max(1, round(self.epochs*texts/(self.batch_size*self.accumulate*processes)))
+        return replace(self, steps=steps, eval_every=max(1, round(self.eval_every*steps/self.steps)))

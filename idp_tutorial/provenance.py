@@ -57,7 +57,9 @@ THEN = dict(accumulate=1, standardise=False, glove=None, start=None, compile=Fal
     loss_vocab='full', position=0, m=None, prompt_dropout=.1, lower_dropout=False, template='code', dtype='float32',
     precision='no', draw=0, cache='none', device='auto', warmup=.06, weight_decay=.01, clip=1., no_decay=False,
     beta2=.999, eps=1e-8, schedule='linear', head_hidden=False, head_init='random', share='M', reads='previous',
-    inject='add', out_relu=False)
+    inject='add', out_relu=False, epochs=None, sentence_pass=None, way=None, init_std=None, sentence_dropout=None,
+    generator_dropout=None, plain_draw=False, generator='plain',
+    embeds='words', skip_last=False)
 
 def of_schema(r:dict)->dict: # with `schema`; of schema 1 also the fields that it did not have
     "A record as what it was"

@@ -15,7 +15,7 @@ from .information import Probe, probe_layers
 from .layer_sweep import one_sweep
 from ..config import RunConfig
 from ..data.task import Task
-from ..experiments.comparison import made_by
+from ..experiments.evidence import made_by
 from ..methods.build import build
 from ..model.pretrained import load_backbone
 from ..records import append, as_recorded, stored

@@ -106,7 +106,7 @@ def sweep_prompt_layer(
     say=print,
 )->list[dict]: # records, old and new, with `n_layers`, `seconds` and `tuning_seconds`
     "Score against prompt layer (LPT §4 and §5.2, Figures 2, 4 and 5)"
-    task = task or load_task(base.task, base.data, base.k, base.draw)
+    task = task or load_task(base.task, base.data, base.k, base.draw, not base.plain_draw)
     cfgs,how = planned(methods, base, layers, seeds, tuned, out, task)
     L = load_backbone(base.backbone).n_layers
     with writing(out):

@@ -72,6 +72,7 @@ def shared(
     steps:int=300,         # optimizer steps a run
     batch_size:int=32,     # texts a step
     lr:float=None,         # one learning rate for all (default: each method's own)
+    rates:str=None, # learning rates that every method tries, such as 1e-3,3e-3; one more beyond a best one at the edge
     tune:bool=False,       # choose each method's rate from three, on the validation split
     head_first:bool=False, # let the bare head choose its rate from three, and train every method's head at it
     looks:int=10,          # looks at the validation split in a run; the best one is kept
@@ -92,11 +93,13 @@ def options(f)->dict: # name: its comment (`docment`), type (`anno`) and `defaul
 # %% ../../nbs/engine/commands/command_line.ipynb #c3b50f08
 HEADINGS = { # of `--help`, and what stands below them; other options are the command's own
     'your own texts': 'table texts text text2 label format regression validation test',
-    'a known task': 'task data k draw',
+    'a known task': 'task data k draw plain_draw',
     'the method': 'method methods backbone t layer position m head head_first readout standardise '
         'glove template loss_vocab',
-    'training': 'lr head_lr tune seed seeds steps batch_size accumulate warmup weight_decay max_len prompt_dropout '
-        'lower_dropout looks patience class_weight',
+    'variants of the papers': 'sentence_pass share reads inject way generator skip_last embeds out_relu init_std '
+        'sentence_dropout generator_dropout head_hidden head_init schedule beta2 eps no_decay',
+    'training': 'lr head_lr rates tune seed seeds steps epochs batch_size accumulate warmup weight_decay max_len '
+        'prompt_dropout lower_dropout looks patience class_weight',
     'this machine': 'cache precision compile device',
 }
 

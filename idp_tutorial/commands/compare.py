@@ -13,6 +13,7 @@ from threading import Event, Thread
 # %% ../../nbs/engine/commands/compare.ipynb #7b01d4e3
 from ..checks import needs
 from .command_line import command, config_of, names
+from .grids import rates_of
 
 # %% ../../nbs/engine/commands/compare.ipynb #74e79f4b
 class Progress:
@@ -48,6 +49,17 @@ class Progress:
         self.thread.join()
 
 # %% ../../nbs/engine/commands/compare.ipynb #df14df5a
+def _report(table, base, steps, out):
+    "The table, and what it shows"
+    from idp_tutorial.experiments.results import conclusion, format_table
+    few,length = f', k={base.k}' if base.k else '',f'{base.epochs:g} epochs' if base.epochs else f'{steps} steps'
+    print(f"\n{base.task}{few} on {base.backbone}, {base.head} head, {length} of {base.batch_size}; "
+        "best checkpoint on validation, reported on test\n")
+    print(f"{format_table(table)}\n\n{conclusion(table)}")
+    if 'edge' in table and table.edge.eq(True).any():
+        print("* the best rate is at the edge of those that were tried: a better one may lie outside, see --rates")
+    print(f"\nwritten: {out}/compare.jsonl, compare.csv, compare.png")
+
 @command
 def idp_compare(*,
     table, text, text2, label, format, regression, validation, test,
@@ -55,6 +67,7 @@ def idp_compare(*,
     # comma-separated, or 'all' of `METHODS`; the first three are controls, which insert nothing
     methods:str='majority,probe,side-network,head-only,prompt-tuning,s-idpg-phm,lpt-npg,id-spam',
     backbone, data, k,
+    draw, plain_draw,
     seeds:int=1,   # seeds 0 … seeds-1; three show the spread
     steps:int=240, # optimizer steps a run
     batch_size, max_len,
@@ -62,8 +75,11 @@ def idp_compare(*,
     layer, head,
     # what the classification head reads, and IDPG as M(x): 'mean' over the words, or 'cls' (the papers)
     readout:str='mean',
+    m, prompt_dropout, epochs, warmup, weight_decay,
+    sentence_pass, share, reads, inject, way, generator, skip_last, embeds, out_relu, init_std, sentence_dropout,
+    generator_dropout, head_hidden, head_init, schedule, beta2, eps, no_decay,
     lr:float=None, # one learning rate for all methods (default: each method's own)
-    tune, head_first,
+    rates, tune, head_first,
     looks:int=4, # looks at the validation split in a run; the best one is kept
     # states of frozen layers, computed once and kept on disk: 'sentence' (M(x)), 'hidden' (below the prompt) or 'both'
     cache:str='none',
@@ -72,18 +88,13 @@ def idp_compare(*,
 ):
     ("Train methods on one task and print a table: score ± std over seeds, trained parameters, time and memory\n\n"
         "idp_compare tickets.csv --text message --label topic --methods head-only,lpt-npg,fine-tuning")
-    base = config_of(locals())
+    base,grid = config_of(locals()),rates_of(locals())
     needs('matplotlib')
     import matplotlib
     from idp_tutorial.experiments.comparison import compare_to
-    from idp_tutorial.experiments.results import conclusion, format_table
     from idp_tutorial.methods.registry import with_head
     matplotlib.use('Agg')
     chosen = with_head(head) if methods=='all' else names(methods)
     with Progress(len(set(chosen))*seeds) as say:
-        table = compare_to(chosen, base, seeds, tune, out, say, head_first)
-    few = f', k={k}' if k else ''
-    print(f"\n{base.task}{few} on {backbone}, {head} head, {steps} steps of {batch_size}; "
-        "best checkpoint on validation, reported on test\n")
-    print(f"{format_table(table)}\n\n{conclusion(table)}")
-    print(f"\nwritten: {out}/compare.jsonl, compare.csv, compare.png")
+        table = compare_to(chosen, base, seeds, tune or bool(grid), out, say, head_first, grid)
+    _report(table, base, steps, out)

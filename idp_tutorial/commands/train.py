@@ -11,18 +11,40 @@ import sys
 # %% ../../nbs/engine/commands/train.ipynb #6bddb43d
 from ..checks import writable
 from .command_line import command, config_of
+from .grids import rates_of
 
 # %% ../../nbs/engine/commands/train.ipynb #613132d5
 def _foretell(cfg):
     "What `--dry_run` prints"
     from idp_tutorial.data.tasks import load_task
     from idp_tutorial.efficiency.expected import expected
-    o = expected(cfg, load_task(cfg.task, cfg.data, cfg.k, cfg.draw))
+    task = load_task(cfg.task, cfg.data, cfg.k, cfg.draw, not cfg.plain_draw)
+    cfg = cfg.in_steps(len(task.splits['train']))
+    o = expected(cfg, task)
     groups = ', '.join(f'{n:,} {group}' for group,n in o['params'].items() if n)
     print(f"{cfg.method} on {cfg.task}: {sum(o['params'].values()):,} trained parameters ({groups or 'none'})")
     print(f"memory about {o['memory_mb']:,.0f} MB; {cfg.steps} steps of {cfg.batch_size*cfg.accumulate} texts, "
         f"{o['ms_per_step']:,.0f} ms each, about {o['seconds']/60:.1f} minutes: one forward pass on this machine by "
         "the cost model")
+
+def _train(cfg, grid, out, save_every):
+    "Choose a rate if there is a grid, train, and say what came of it"
+    from accelerate import PartialState
+    from idp_tutorial.experiments.comparison import chosen_rate
+    from idp_tutorial.experiments.run import train
+    from idp_tutorial.methods.options import refuse_unused
+    refuse_unused([cfg.method], cfg)
+    writable(out)
+    try:
+        cfg,chose = chosen_rate(cfg, grid, out, print) if grid else (cfg, {})
+        r = train(cfg, out, save_every=save_every, **chose)
+    except KeyboardInterrupt:
+        print(f"stopped: the same command goes on from the last checkpoint in {out}", file=sys.stderr)
+        raise
+    if PartialState().is_main_process:
+        print(f"{cfg.method} on {cfg.task}, seed {cfg.seed}: {r['metric']} {r['score']:.1f} (validation "
+            f"{r['validation']:.1f}), {sum(r['params'].values()):,} trained parameters")
+        print(f"written: {out}/record.jsonl, prompts.safetensors, prompts.json")
 
 @command
 def idp_train(*,
@@ -31,10 +53,12 @@ def idp_train(*,
     method:str='lpt-npg', # of `METHODS`
     backbone, data, k,
     draw:int=0, # seed of the few-shot draw
-    seed,
+    plain_draw, seed,
     steps:int=300,     # optimizer steps
     batch_size:int=32, # texts a batch and process
     accumulate, max_len, t, layer, position, m, head, readout, standardise, glove,
+    sentence_pass, share, reads, inject, way, generator, skip_last, embeds, out_relu, init_std, sentence_dropout,
+    generator_dropout, head_hidden, head_init, schedule, beta2, eps, no_decay, rates, epochs,
     lr:float=None, # learning rate (default: the method's own)
     head_lr, warmup, weight_decay, template, loss_vocab, prompt_dropout, lower_dropout,
     looks:int=10,        # at the validation split; the best one is kept
@@ -49,19 +73,6 @@ def idp_train(*,
     ("Train one method on one task with one seed; stopped, it goes on when it is started again. "
         "Several GPUs: accelerate launch --config_file configs/…\n\n"
         "idp_train tickets.csv --text message --label topic --method lpt-npg --out tickets")
-    cfg = config_of(locals())
+    cfg,grid = config_of(locals()),rates_of(locals())
     if dry_run: return _foretell(cfg)
-    from accelerate import PartialState
-    from idp_tutorial.experiments.run import train
-    from idp_tutorial.methods.options import refuse_unused
-    refuse_unused([method], cfg)
-    writable(out)
-    try:
-        r = train(cfg, out, save_every=save_every)
-    except KeyboardInterrupt:
-        print(f"stopped: the same command goes on from the last checkpoint in {out}", file=sys.stderr)
-        raise
-    if PartialState().is_main_process:
-        print(f"{method} on {cfg.task}, seed {seed}: {r['metric']} {r['score']:.1f} (validation "
-            f"{r['validation']:.1f}), {sum(r['params'].values()):,} trained parameters")
-        print(f"written: {out}/record.jsonl, prompts.safetensors, prompts.json")
+    _train(cfg, grid, out, save_every)

@@ -52,7 +52,7 @@ def check(
     possible(methods, base.head, seeds)
     refuse_unused(methods, base)
     writable(out)
-    task,longest = load_task(base.task, base.data, base.k, base.draw),None
+    task,longest = load_task(base.task, base.data, base.k, base.draw, not base.plain_draw),None
     for m in methods:
         bb = backbone_for(replace(base, method=m))
         model = build(replace(base, method=m), bb, task).eval()

@@ -33,6 +33,8 @@ def _table_row(key, g)->dict:
     params = {f'{group}_params': n for group,n in one.params.items()}
     cost = dict(ms_per_step=g.ms_per_step.median(), peak_memory_mb=g.peak_memory_mb.max(), steps=one.steps)
     rate = dict(lr=one.lr, lr_selected=one.get('lr_selected', ''))
+    if any(g.get('edge', pd.Series(dtype=bool)).eq(True)):
+        rate['edge'] = True
     return {**dict(zip(KEYS, key)), **score, 'validation':g.validation.mean(), **params, **cost, **rate}
 
 def finished(records:list[dict])->list[dict]:
@@ -56,8 +58,9 @@ def format_table(
         return f'{r.score:.1f}' + (f' ± {r["std"]:.1f}' if r.seeds>1 else '')
     rows = [('method', t.metric.iloc[0], 'prompt', 'head', 'backbone', 'ms/step', 'memory MB', 'lr')]
     for _,r in t.iterrows():
+        edge = '*'*(r.get('edge')==1)
         rows.append((r.method, score(r), f'{r.prompt_params:,}', f'{r.head_params:,}', f'{r.backbone_params:,}',
-            f'{r.ms_per_step:.0f}', f'{r.peak_memory_mb:.0f}', '–' if pd.isna(r.lr) else f'{r.lr:.1e}'))
+            f'{r.ms_per_step:.0f}', f'{r.peak_memory_mb:.0f}', '–' if pd.isna(r.lr) else f'{r.lr:.1e}'+edge))
     if not time:
         rows = [(*r[:5], *r[6:]) for r in rows]
     widths = [max(map(len, column)) for column in zip(*rows)]

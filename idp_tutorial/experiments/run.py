@@ -58,8 +58,9 @@ def _with_rate(cfg): # the method's own, if none is given
     return replace(cfg, lr=method.rate if cfg.lr is None or not method.rates else cfg.lr)
 
 def _of_task(cfg, task): # and the config that names it, also where the caller brings a task of another name
-    task = task or load_task(cfg.task, cfg.data, cfg.k, cfg.draw)
-    return task,replace(_with_rate(cfg), task=task.name)
+    task = task or load_task(cfg.task, cfg.data, cfg.k, cfg.draw, not cfg.plain_draw)
+    cfg = replace(_with_rate(cfg), task=task.name)
+    return task,cfg.in_steps(len(task.splits['train']), PartialState().num_processes)
 
 def _started(model, task, cfg): # with its head where `cfg.head_init` says
     if cfg.head_init=='probe' and cfg.method not in CONTROLS:
@@ -105,6 +106,7 @@ def train(
     folder:Path|str,     # of this run
     task:Task|None=None, # loaded before; its name is recorded
     save_every:int|None=None, # steps between checkpoints; None: `cfg.eval_every`; 0: no checkpoints
+    **more, # also goes into the record
 )->dict: # the record
     "Train one config, or go on with it, and keep what it learnt"
     (task,cfg),folder = _of_task(cfg, task),Path(folder)
@@ -113,6 +115,6 @@ def train(
     first,began = PartialState().is_main_process,time.time()
     with alone(folder if first else None):
         model,log = trained(cfg, task, save=None if save_every==0 else folder, save_every=save_every)
-        record = {**record_of(model, log, task, cfg), **made_since(began)}
+        record = {**record_of(model, log, task, cfg), **made_since(began), **more}
         save_pretrained(model, folder, task, cfg, record)
     return record

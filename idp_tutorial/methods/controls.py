@@ -21,7 +21,7 @@ from ..data.task import Task
 from .idpg import PromptGenerator
 from .linear_probe import best_probe, grade, unit
 from .registry import METHODS
-from .sentence_vectors import Standardise, mean_sentence, sentence
+from .sentence_vectors import Standardise, mean_sentence, sentence, sentence_of
 from ..model.backbone import Backbone
 from ..model.layer_loop import run_layers
 from ..model.plan import Context
@@ -122,7 +122,7 @@ PATIENCE = 15 # looks without a better one
 
 def _sentences(model, task, cfg, split): # M(x) `[N,d]`
     "As a generator reads it, and from the same cache"
-    bb,mean = model.backbone,cfg.readout=='mean'
+    bb,mean = model.backbone,sentence_of(cfg)=='mean'
     examples = encode_rows(task, task.splits[split], bb, cfg.max_len)
     if cfg.cache=='none':
         return readouts(bb, examples, ('mean' if mean else bb.readout,), None, 4*cfg.batch_size)[:,-1,0].float()
@@ -180,7 +180,7 @@ class Control:
         return self.rates[1] if self.rates else None
 
 def _side(bb, cfg, n_out):
-    return SideNetwork(bb.d, n_out, cfg.m or 256, 'mean' if cfg.readout=='mean' else bb.readout, cfg.prompt_dropout)
+    return SideNetwork(bb.d, n_out, cfg.m or 256, {'mean':'mean'}.get(sentence_of(cfg), bb.readout), cfg.prompt_dropout)
 
 CONTROLS = {
     'majority':Control(lambda bb, cfg, n_out: MajorityHead(n_out), fit_majority, (), 'the most frequent answer'),

@@ -32,15 +32,17 @@ def multilayer_plan(
     position:int|None=0,   # of the first prompt, as in `prompt_plan`; 'kv' has none
     encoder=None,          # `encoder(ctx) → [B,d_in]`; None: M(x)
     d_in:int|None=None,    # width of the encoder's vector; None: the backbone's
-    dropout:float=.1,      # on the sentence vector, and in the generator
+    dropout:float=.1,      # on the sentence vector
     standardise:bool=False, # bring the sentence vector to unit spread, but not H^k
+    generator_dropout:float|None=None, # None: as on the sentence vector
     **generator,           # `kind`, `n`, `shared_A` … of `PromptGenerator`
 )->dict: # a plan
     "M-IDPG: a generated prompt in every layer (IDPG §3.2.2)"
     L,d,d_in = bb.n_layers,bb.width(0, inject),d_in or bb.d
     _check(share, reads, inject, position, d_in, bb.d)
+    inside = dropout if generator_dropout is None else generator_dropout
     def make(tables):
-        return PromptGenerator(d_in, d, t, m, tables=tables, dropout=dropout, **generator)
+        return PromptGenerator(d_in, d, t, m, tables=tables, dropout=inside, **generator)
     gens = [make(1) for _ in range(L)] if share=='L' else [make(L if share=='M' else 1)]*L
     z = SentenceVector(encoder, dropout, d_in*standardise)
     read = [z if layer==0 or reads=='layer0' else previous_layer for layer in range(L)]

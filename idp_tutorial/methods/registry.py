@@ -23,7 +23,7 @@ from .method import Method
 from .p_tuning import ReparameterizedPrompt
 from .p_tuning_v2 import deep_plan
 from .prompt_tuning import SoftPrompt, prompt_plan
-from .sentence_vectors import mean_sentence
+from .sentence_vectors import dropouts_of, encoder_of
 from .smop_dept import DecomposedPrompt, RoutedPrompt, dept_plan
 from .weight_changes import bitfit, unfreeze
 from ..model.backbone import Backbone
@@ -48,26 +48,23 @@ def _one_width(bb, cfg):
             f"layers {bb.d}, and the method has one width for both: use a larger model of the family")
 
 def prompt_tuning(bb:Backbone, cfg:RunConfig)->dict:
-    return prompt_plan(bb, SoftPrompt(cfg.t, _width(bb, cfg)), cfg.position)
+    return prompt_plan(bb, SoftPrompt(cfg.t, _width(bb, cfg), cfg.init_std or .02), cfg.position)
 
 def p_tuning(bb:Backbone, cfg:RunConfig)->dict:
     return prompt_plan(bb, ReparameterizedPrompt(cfg.t, _width(bb, cfg), cfg.m), cfg.position)
 
 def p_tuning_v2(bb:Backbone, cfg:RunConfig)->dict:
-    return deep_plan(bb, cfg.t, dropout=cfg.prompt_dropout)
+    return deep_plan(bb, cfg.t, cfg.way, dropout=cfg.prompt_dropout, std=cfg.init_std or .02)
 
 def dept(bb:Backbone, cfg:RunConfig)->dict:
     return dept_plan(bb, DecomposedPrompt(bb.d_words, cfg.t, min(cfg.max_len, bb.max_tokens)), cfg.position)
 
 def lpt(bb:Backbone, cfg:RunConfig)->dict:
-    return lpt_plan(bb, SoftPrompt(cfg.t, bb.d, std=1.), cfg.layer)
+    return lpt_plan(bb, SoftPrompt(cfg.t, bb.d, cfg.init_std or 1.), cfg.layer)
 
 # %% ../../nbs/engine/methods/registry.ipynb #e4cb5a8c
 def smop(bb:Backbone, cfg:RunConfig)->dict:
     return prompt_plan(bb, RoutedPrompt(_width(bb, cfg), cfg.t), cfg.position)
-
-def _reads(cfg):
-    return mean_sentence if cfg.readout=='mean' else None # None: M(x) at `<s>`
 
 def s_idpg(
     kind:str, # 'dnn' or 'phm'
@@ -77,25 +74,30 @@ def s_idpg(
     def build(bb:Backbone, cfg:RunConfig)->dict:
         width = _width(bb, cfg)
         n = math.gcd(16, bb.d, width, cfg.m)
-        write = PromptGenerator(bb.d, width, cfg.t, cfg.m, kind, n, dropout=cfg.prompt_dropout, **generator)
-        return idpg_plan(bb, write, cfg.position, _reads(cfg), cfg.prompt_dropout, cfg.standardise)
+        outside,inside = dropouts_of(cfg)
+        norm = dict(residual='paper' if cfg.generator in ('residual','both') else None,
+            layer_norm=cfg.generator in ('layer-norm','both'))
+        write = PromptGenerator(bb.d, width, cfg.t, cfg.m, kind, n, dropout=inside, **norm|generator)
+        return idpg_plan(bb, write, cfg.position, encoder_of(cfg), outside, cfg.standardise)
     return build
 
 def m_idpg(kind:str)->Callable: # 'dnn' or 'phm'
     "M-IDPG: sharing M, later prompts read the previous layer"
     def build(bb:Backbone, cfg:RunConfig)->dict:
         _one_width(bb, cfg)
-        return multilayer_plan(bb, cfg.t, cfg.m, position=cfg.position, encoder=_reads(cfg), dropout=cfg.prompt_dropout,
-            standardise=cfg.standardise, kind=kind, n=math.gcd(16, bb.d, cfg.m), share=cfg.share, reads=cfg.reads,
-            inject=cfg.inject)
+        outside,inside = dropouts_of(cfg)
+        return multilayer_plan(bb, cfg.t, cfg.m, position=cfg.position, encoder=encoder_of(cfg), dropout=outside,
+            generator_dropout=inside, standardise=cfg.standardise, kind=kind, n=math.gcd(16, bb.d, cfg.m),
+            share=cfg.share, reads=cfg.reads, inject=cfg.inject)
     return build
 
 def m_idpg_glove(bb:Backbone, cfg:RunConfig)->dict:
     "Every layer's generator reads the mean word vector, of a file that a process reads once"
     _one_width(bb, cfg)
-    glove = load_glove(cfg.glove, bb.tokenizer)
+    glove,(outside,inside) = load_glove(cfg.glove, bb.tokenizer),dropouts_of(cfg)
     return multilayer_plan(bb, cfg.t, cfg.m, reads='layer0', position=cfg.position, encoder=glove, d_in=glove.d,
-        dropout=cfg.prompt_dropout, standardise=cfg.standardise, kind='phm', n=math.gcd(4, bb.d, glove.d, cfg.m))
+        kind='phm', dropout=outside, generator_dropout=inside, standardise=cfg.standardise,
+        n=math.gcd(4, bb.d, glove.d, cfg.m))
 
 def lpt_npg(bb:Backbone, cfg:RunConfig)->dict:
     return lpt_plan(bb, NaivePromptGenerator(bb.d, cfg.t, cfg.m, cfg.prompt_dropout), cfg.layer)
@@ -103,14 +105,15 @@ def lpt_npg(bb:Backbone, cfg:RunConfig)->dict:
 def lpt_ppg(pool:str)->Callable: # 'mean' or 'max'
     "APPG and MPPG"
     def build(bb:Backbone, cfg:RunConfig)->dict:
-        return lpt_plan(bb, PoolingPromptGenerator(bb.d, cfg.t, cfg.m, pool, cfg.prompt_dropout), cfg.layer)
+        source = PoolingPromptGenerator(bb.d, cfg.t, cfg.m, pool, cfg.prompt_dropout, cfg.skip_last)
+        return lpt_plan(bb, source, cfg.layer)
     return build
 
 def id_spam(pool:str)->Callable: # 'attention' or 'mean'
     "ID-SPAM, and its ablation"
     def build(bb:Backbone, cfg:RunConfig)->dict:
         _one_width(bb, cfg)
-        own = dict(out_relu=cfg.out_relu, dropout=cfg.prompt_dropout)
+        own = dict(reads=cfg.embeds, out_relu=cfg.out_relu, dropout=cfg.prompt_dropout)
         return lpt_plan(bb, AttentionPromptGenerator(bb.d, cfg.t, cfg.m, pool, **own), cfg.layer)
     return build
 

@@ -56,6 +56,7 @@ class Run:
     ):
         self.model,self.task,self.cfg,self.lr = model,task,cfg,lr
         self.acc,self.seen,self.checkpoint = accelerator(cfg),Seen(),None
+        self.cfg = cfg = cfg.in_steps(len(task.splits['train']), self.acc.num_processes)
         self.train,self.valid,self.cache = training_examples(self.acc, model, task, cfg)
 
     def zero_shot(self)->dict:
@@ -193,7 +194,7 @@ def fit(
     with alone(save if run.acc.is_main_process else None), run.begin(save, save_every), compiled(model, cfg.compile):
         while not run.finished:
             run.step()
-            if run.at(cfg.eval_every): run.look()
+            if run.at(run.cfg.eval_every): run.look()
             run.save()
     run.put_back()
     return run.log()

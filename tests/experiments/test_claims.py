@@ -13,6 +13,9 @@ from idp_tutorial.experiments.published_scores import METHOD_NAMES, beside, publ
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = ROOT/'results/claims.csv'
+PAPER = re.compile(r'\b(papers?|authors|abstract)\b|\b(Table|Figure|Fig\.)\s*\d')
+RESULT = re.compile(r'\b(outperform\w*|better|worse|beats?|\d points?|points (above|below)|gains?|improve\w*|the best|'
+    r'comparable|on par|ahead|hump)\b')
 LINK = re.compile(r'claims(?:\.ipynb|\.html|\.md)?#([\w-]+)')
 
 
@@ -165,6 +168,37 @@ def test_the_claims_of_the_project():
         for c in MEASURED:
             close = c in ('effect','low','high','p','detectable') and old[c] and new[c]
             assert float(old[c])==pytest.approx(float(new[c]), abs=.011) if close else old[c]==new[c], (old['id'], c)
+
+
+def blocks(page):
+    "Its paragraphs and lines of lists and tables, code left out"
+    text = page.read_text(encoding='utf-8')
+    if page.suffix=='.ipynb':
+        cells = [c for c in json.loads(text)['cells'] if c['cell_type']=='markdown']
+        text = '\n\n'.join(''.join(c['source']) for c in cells)
+    return re.split(r'\n\s*\n|\n(?=[|*-] )', re.sub(r'```.*?```|`[^`]*`', '', text, flags=re.S))
+
+
+PAGES = [ROOT/'README.md', ROOT/'nbs/index.ipynb', *sorted((ROOT/'nbs/course').glob('*.ipynb')),
+    *sorted((ROOT/'nbs/lab').glob('*.ipynb'))]
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda p: p.stem)
+def test_what_a_paper_claims_has_its_row(page):
+    "Where README, course or lab says that a paper found something better, its paragraph links to the claim"
+    said = [(' '.join(s.split()), LINK.search(b)) for b in blocks(page) for s in re.split(r'(?<=[.!?])\s+', b)
+        if PAPER.search(s) and RESULT.search(s)]
+    alone = [s for s,link in said if not link]
+    assert not alone, f'without a link to claims.ipynb#ID: {alone}'
+
+
+def test_a_sentence_without_its_row_is_found(tmp_path):
+    page = tmp_path/'page.md'
+    for text,n in (('The paper has a gain of 3 points.', 1), ('See [it](claims.md#x): the paper gains 3 points.', 0),
+            ('We gain 3 points.', 0), ('`the paper gains`', 0)):
+        page.write_text(text)
+        found = [b for b in blocks(page) if PAPER.search(b) and RESULT.search(b) and not LINK.search(b)]
+        assert len(found)==n, text
 
 
 def test_links_to_claims_lead_to_rows():

@@ -1,23 +1,91 @@
 "Every table expands; a part of one runs, goes on, and stands beside the paper."
-import pytest
+import shlex
+from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
 
+import pytest
+from small import backbone, config, model_of, small_task
+
+from idp_tutorial.analysis import figures
+from idp_tutorial.analysis.figures import FIGURES
+from idp_tutorial.commands.command_line import parser
+from idp_tutorial.commands.reproduce import idp_reproduce
+from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.experiments import reproduce as R
 from idp_tutorial.experiments.published_scores import published_tables
 
 TABLES = published_tables()
 
 
-@pytest.mark.parametrize('row', [*TABLES[TABLES.command.str.startswith('idp_reproduce')].itertuples()],
-    ids=lambda r: r.table)
-def test_a_command_runs_or_says_what_would_decide(row):
-    named = row.command.split('--table ')[1].split()[0]
-    if TABLES.set_index('table').kind[named]=='scores' and named in set(R.published_scores().table): # a grid
-        small,full = R.plan_of(named),R.plan_of(named, 'full')
-        assert 0<len(small)<=len(full) and len({c.task for c in small})<=4 and len({c.backbone for c in small})==1
-        assert {c.method for c in small}<={c.method for c in full}
-    else:
-        with pytest.raises(ValueError, match='what would decide it'):
-            R.plan_of(named)
+GRIDS = [r.table for r in TABLES.itertuples() if r.command.startswith('idp_reproduce')
+    and r.kind not in ('data','analysis') and r.table not in R.DRAWN]
+
+
+@pytest.fixture
+def small_tasks(monkeypatch):
+    "Every task has forty rows"
+    def load_task(name, *how):
+        task = TASKS[name]
+        def rows(n):
+            labels = [*range(len(task.labels))] or [0., 2.5, 5.]
+            return [dict(sentence1=f'a film {i}', sentence2='it was good', label=labels[i%len(labels)])
+                for i in range(n)]
+        return replace(task, splits=dict(train=rows(24), validation=rows(8), test=rows(8)))
+    monkeypatch.setattr(R, 'load_task', load_task)
+
+
+@pytest.mark.parametrize('table', GRIDS)
+def test_a_table_expands(table):
+    small,full = R.plan_of(table),R.plan_of(table, 'full')
+    assert 0<len(small)<=len(full) and len({c.task for c in small})<=4 and len({c.backbone for c in small})==1
+    assert {c.method for c in small}<={c.method for c in full}
+
+
+@pytest.mark.parametrize('table', ['idpg-7','lpt-10','id-spam-3','id-spam-16'])
+def test_a_table_runs_from_end_to_end(table, small_tasks, small_folder, tmp_path):
+    "One task, one method in all its variants, one step on the smallest of models"
+    small = R.plan_of(table)
+    tasks = {c.task for c in small}
+    task = next(t for t in ('sst2','rte','mrpc') if t in tasks)
+    methods = [*dict.fromkeys(c.method for c in small if c.method not in ('efl','fine-tuning'))][:1]
+    found = R.reproduce(table, backbone=str(small_folder), methods=methods, tasks=[task], seeds=1, rates=(1e-3,),
+        steps=1, out=tmp_path, say=list).dropna(subset='our mean')
+    assert len(found) and found['our mean'].between(-100, 100).all() and (tmp_path/f'{table}-small.jsonl').is_file()
+
+
+@pytest.mark.parametrize('row', [r for r in TABLES.itertuples() if r.table not in GRIDS], ids=lambda r: r.table)
+def test_another_command_can_be_given_as_it_stands(row):
+    "Its options exist, and a figure of its own is one that can be measured"
+    name,*argv = shlex.split(row.command)
+    parser(getattr(import_module(f"idp_tutorial.commands.{name.removeprefix('idp_')}"), name)).parse_args(argv)
+    assert name!='idp_reproduce' or row.table in FIGURES or R.DRAWN[row.table]==row.command.split()[2]
+    if row.table not in R.DRAWN:
+        with pytest.raises(ValueError, match='is no table of scores'):
+            R.plan_of(row.table)
+
+
+@pytest.mark.parametrize('name', FIGURES)
+def test_a_figure_is_numbers(name, monkeypatch, small_folder, tmp_path, capsys):
+    "On the smallest of models; a second start runs nothing"
+    bundled = dict(subj='questions', stsb='similarity', mnli='entailment', mrpc='entailment')
+    monkeypatch.setattr(figures, 'load_task', lambda t, *how: small_task(bundled[t]))
+    for _ in range(2):
+        idp_reproduce(table=name, backbone=str(small_folder), out=str(tmp_path), steps=1, seeds=1)
+        monkeypatch.setattr(figures, '_measured', None)
+    lines = (tmp_path/f'{name}.jsonl').read_text().splitlines()
+    assert len(lines)==len(FIGURES[name][1]) and capsys.readouterr().out.count('seed 0')==2*len(lines)
+
+
+def test_a_ranking_finds_what_is_alike():
+    "Pairs of equal sentences come first"
+    task,bb = small_task('similarity'),backbone()
+    texts = [r['sentence1'] for r in task.splits['train'][:8]]
+    rows = [dict(sentence1=t, sentence2=t, label=5.) for t in texts[:4]]
+    rows += [dict(sentence1=t, sentence2='no', label=0.) for t in texts[4:]]
+    model = model_of('head-only', bb, task)
+    assert figures.similar_on_top(model, task, rows, 4, config())==100.
+    assert figures.similar_on_top(model, task, rows, 8, config())==50.
 
 
 def test_what_the_papers_say_is_in_the_config():
@@ -25,17 +93,33 @@ def test_what_the_papers_say_is_in_the_config():
     assert (few['lpt'].t,few['lpt-npg'].t,few['lpt-mppg'].t,few['lpt'].head,few['lora'].head)==(20, 5, 10,
         'verbalizer','classification')
     assert {c.m for c in R.plan_of('id-spam-2') if c.method=='lpt-npg'}=={256}
-    assert {c.k for c in R.plan_of('idpg-3', 'full')}=={100, 500, 1000}
+    idpg = R.plan_of('idpg-3', 'full')
+    assert {c.k for c in idpg}=={100, 500, 1000} and all(c.plain_draw and c.schedule=='constant' for c in idpg)
+    assert {c.way for c in idpg if c.method=='p-tuning-v2'}=={'add'}
+    layers = {c.layer for c in R.plan_of('lpt-10') if c.method=='lpt-npg'}
+    assert layers=={round(n*30/24) for n in (6, 12, 18)} # of smollm2's 30
+    sml = {(c.share,c.m,c.reads) for c in R.plan_of('idpg-6')}
+    assert ('S',256,'layer0') in sml and ('M',16,'previous') in sml and len(sml)==8
+
+
+def test_a_cell_stands_beside_its_own_variant():
+    "A record of 16 numbers is none of 256, and K = 100 none of K = 500"
+    line = dict(method='m-idpg-phm', task='sst2', k=1000, score=50., backbone='minilm', share='M', m=16,
+        reads='previous')
+    ours = R.side_by_side([line], 'idpg-6').dropna(subset='our mean')
+    assert [*ours.method]==['M-IDPG-PHM M version m=16'] and 'previous' in ours.setting.iloc[0]
+    few = R.side_by_side([dict(line, k=500)], 'idpg-3').dropna(subset='our mean')
+    assert [*few.setting]==['K=500']
 
 
 def test_a_part_goes_on_where_it_stopped(monkeypatch, tmp_path):
-    from dataclasses import replace
     ran = []
     def with_seeds(cfg, task, how, seeds, old, out, say, rates=()):
         ran.append(cfg)
-        return [dict(method=cfg.method, task=cfg.task, seed=s, score=60., backbone=cfg.backbone) for s in range(seeds)]
+        same = dict(method=cfg.method, task=cfg.task, k=cfg.k, backbone=cfg.backbone)
+        return [dict(same, seed=s, score=60.) for s in range(seeds)]
     monkeypatch.setattr(R, 'with_seeds', with_seeds)
-    monkeypatch.setattr(R, 'load_task', lambda *a: None)
+    monkeypatch.setattr(R, 'load_task', lambda *a: SimpleNamespace(splits=dict(train=[])))
     said = []
     t = R.reproduce('lpt-2', methods=['lpt-npg'], tasks=['sst2'], out=tmp_path, say=said.append)
     row = t.dropna(subset='our mean').iloc[0]
@@ -49,7 +133,7 @@ def test_a_part_goes_on_where_it_stopped(monkeypatch, tmp_path):
 
 def test_a_grid_from_the_command_line_and_its_edge(monkeypatch):
     "Each method tries the same rates; a choice at the edge is recorded as one"
-    from idp_tutorial.commands.reproduce import floats
+    from idp_tutorial.commands.grids import floats
     from idp_tutorial.config import RunConfig
     from idp_tutorial.experiments import comparison
     best = {}
@@ -58,7 +142,7 @@ def test_a_grid_from_the_command_line_and_its_edge(monkeypatch):
     grid = floats('1e-3,3e-3,1e-2', 'rates')
     for best['lr'],edge in ((1e-2, True), (3e-3, False)):
         r = comparison.tune(RunConfig('lpt'), None, grid)
-        assert (r['lr'],r['edge'],[lr for lr,_ in r['tried']])==(best['lr'], edge, grid)
+        assert (r['lr'],r['edge'],[lr for lr,_ in r['tried']])==(best['lr'], edge, [*grid])
     with pytest.raises(ValueError, match='such as 1e-3,3e-3'):
         floats('1e-3;3e-3', 'rates')
 

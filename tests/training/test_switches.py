@@ -6,6 +6,9 @@ import torch
 from small import backbone, config, model_of, small_task
 
 from idp_tutorial.config import RunConfig
+from idp_tutorial.data.few_shot import few_shot
+from idp_tutorial.experiments import comparison
+from idp_tutorial.experiments.comparison import beyond
 from idp_tutorial.experiments.run import trained
 from idp_tutorial.methods.linear_probe import start_at_probe
 from idp_tutorial.model.prompted_model import count_parameters
@@ -51,11 +54,7 @@ def test_the_head_of_two_layers():
 @pytest.mark.parametrize('switch', [dict(share='L'), dict(share='S'), dict(reads='layer0'), dict(inject='replace')])
 def test_m_idpg_says_which_one_it_is(switch):
     "Another variant, other parameters or other losses"
-    def losses(**kw):
-        model = model_of('m-idpg-phm', backbone(), **kw)
-        log = fit(model, small_task(), config(method='m-idpg-phm', steps=3, eval_every=3, lr=.01, **kw))
-        return count_parameters(model),log['losses']
-    assert losses(**switch)!=losses()
+    assert trained_numbers('m-idpg-phm', **switch)!=trained_numbers('m-idpg-phm')
 
 
 def test_id_spam_with_the_second_relu():
@@ -81,3 +80,64 @@ def test_a_wrong_switch_is_refused():
         config(schedule='cosine')
     with pytest.raises(ValueError, match='head_init'):
         config(head_init='warm')
+
+
+def trained_numbers(method, **kw):
+    "Counts and losses of three steps"
+    family = 'gpt2' if method=='lpt-appg' else 'roberta' # its option is a decoder's
+    model = model_of(method, backbone(family), **kw)
+    log = fit(model, small_task(), config(method=method, steps=3, eval_every=3, lr=.01, **kw))
+    return count_parameters(model),log['losses']
+
+
+@pytest.mark.parametrize('method,switch', [('s-idpg-phm', dict(sentence_pass='cls')),
+    ('s-idpg-phm', dict(sentence_pass='noisy')), ('m-idpg-phm', dict(sentence_pass='cls')),
+    ('s-idpg-dnn', dict(sentence_dropout=.6)), ('m-idpg-phm', dict(generator_dropout=.6)), ('lpt', dict(init_std=.3)),
+    ('s-idpg-phm', dict(generator='residual')), ('s-idpg-phm', dict(generator='both')),
+    ('prompt-tuning', dict(init_std=.3)), ('p-tuning-v2', dict(way='add')), ('p-tuning-v2', dict(way='replace')),
+    ('id-spam', dict(embeds='embeddings')), ('lpt-appg', dict(skip_last=True))])
+def test_a_method_is_as_its_option_says(method, switch):
+    assert trained_numbers(method, **switch)!=trained_numbers(method)
+
+
+def test_idpgs_own_p_tuning_v2_has_half_the_numbers():
+    rows,pairs = [count_parameters(model_of('p-tuning-v2', backbone(), way=w))['prompt'] for w in ('add','kv')]
+    assert 2*rows==pairs
+
+
+def test_separate_dropouts_are_where_they_say():
+    plan = model_of('s-idpg-phm', backbone(), sentence_dropout=.3, generator_dropout=.4).plan
+    source = next(iter(plan.values())).source
+    assert (source.read.dropout.p,source.generator.dropout.p)==(.3, .4)
+
+
+def test_epochs_are_steps():
+    "Of 64 texts in batches of 16 two passes are 8 steps, with as many looks; twice told is once told"
+    cfg = config(method='lpt', epochs=2., steps=4, eval_every=2)
+    log = fit(model_of('lpt', backbone()), small_task(), cfg)
+    assert (log['steps'],[s for s,_ in log['history']])==(8, [4, 8])
+    once = cfg.in_steps(64)
+    assert (once.steps,once.eval_every)==(8, 4) and once.in_steps(64)==once and cfg.in_steps(64, 2).steps==4
+    assert config().in_steps(64)==config()
+
+
+def test_a_plain_draw_does_not_count_the_labels():
+    rows = [dict(s1=str(i), label=int(i<10)) for i in range(100)]
+    ones = {s: {sum(r['label'] for r in few_shot(rows, 20, seed, s)[0]) for seed in range(8)} for s in (True, False)}
+    assert ones[True]=={2} and len(ones[False])>1
+
+
+def test_a_grid_is_widened_once():
+    "Beyond its first or last rate by the same factor, once; and a run from the command line takes the choice"
+    assert beyond(1e-2, [1e-3, 1e-2])==[.1] and beyond(1e-3, [1e-2, 1e-3])==[1e-4]
+    assert beyond(3e-3, [1e-3, 3e-3, 1e-2])==[]==beyond(.1, [.1])
+
+
+def test_a_run_chooses_its_rate_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(comparison, 'trained', lambda c, task: (c, dict(validation=c.lr)))
+    monkeypatch.setattr(comparison, 'record_of', lambda c, log, task, cfg, test: {**asdict(c), 'schema':2})
+    cfg = config(method='lpt', task='sentiment', k=8, lr=None)
+    for _ in range(2):
+        chosen,said = comparison.chosen_rate(cfg, (1e-3, 1e-2), tmp_path)
+        monkeypatch.setattr(comparison, 'trained', None) # the second time nothing runs
+    assert chosen.lr==.1 and said['edge'] and [r for r,_ in said['tried']]==[1e-3, 1e-2, .1]

@@ -2,6 +2,7 @@
 PYTHON ?= python3
 ARGS ?=
 NB ?=
+COMPARE = $(or $(ARGS),--standardise --steps 200 --cache both)
 BIN := $(CURDIR)/.venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
 DESCRIPTION := setup.py settings.ini pyproject.toml constraints.txt
@@ -13,7 +14,8 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 compare: .venv/.dev ## train the methods on the bundled task and print the table
-	@$(BIN)/idp_compare $(ARGS)
+	@echo "idp_compare $(COMPARE)"
+	@$(BIN)/idp_compare $(COMPARE)
 
 backbones: .venv/.dev ## fetch SmolLM2, a real language model, into the user's cache (93 MB, once)
 	@$(BIN)/idp_fetch smollm2

@@ -46,7 +46,7 @@ class RunConfig:
     sentence_dropout:float|None=None  # IDPG: on M(x); None: prompt_dropout
     generator_dropout:float|None=None # IDPG: in the generator; None: prompt_dropout
     init_std:float|None=None   # spread of a static prompt's first numbers; None: the method's own
-    standardise:bool=False     # IDPG: bring the sentence vector to unit spread (ours)
+    standardise:bool=False     # IDPG, NPG: bring the vector that is read to unit spread (ours)
     glove:str|None=None        # file or folder of GloVe vectors, for m-idpg-phm-glove
     lower_dropout:bool=False   # dropout below the first prompt, as in the papers
     lr:float|None=None         # peak learning rate of AdamW; None: the method's default

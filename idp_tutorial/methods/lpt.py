@@ -12,6 +12,7 @@ from torch import Tensor, nn
 # %% ../../nbs/course/11_late_prompt_tuning.ipynb #9d645794
 from ..checks import at_least, one_of
 from ..model.backbone import Backbone
+from .sentence_vectors import Standardise
 from ..model.plan import Context, Step
 
 # %% ../../nbs/course/11_late_prompt_tuning.ipynb #6e278673
@@ -22,17 +23,19 @@ class NaivePromptGenerator(nn.Module):
         t:int=5,   # prompt length
         m:int=128, # bottleneck
         dropout:float=.1, # on the prompt: in the authors' code, not in the paper
+        standardise:bool=False, # bring h to unit spread first (ours)
     ):
         super().__init__()
         at_least(t, 1, 'NPG with prompt length t')
         at_least(m, 1, 'NPG with bottleneck m')
         self.d = d
+        self.scale = Standardise(d) if standardise else nn.Identity()
         self.down = nn.Linear(d, m)
         self.up = nn.Linear(m, t*d)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, ctx:Context)->Tensor: # `[B,t,d]`
-        h = ctx.row(_answer(ctx))
+        h = self.scale(ctx.row(_answer(ctx)))
         p = self.up(self.down(h).relu())
         return self.dropout(p).unflatten(-1, (-1,self.d))
 

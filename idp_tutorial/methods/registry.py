@@ -100,7 +100,7 @@ def m_idpg_glove(bb:Backbone, cfg:RunConfig)->dict:
         n=math.gcd(4, bb.d, glove.d, cfg.m))
 
 def lpt_npg(bb:Backbone, cfg:RunConfig)->dict:
-    return lpt_plan(bb, NaivePromptGenerator(bb.d, cfg.t, cfg.m, cfg.prompt_dropout), cfg.layer)
+    return lpt_plan(bb, NaivePromptGenerator(bb.d, cfg.t, cfg.m, cfg.prompt_dropout, cfg.standardise), cfg.layer)
 
 def lpt_ppg(pool:str)->Callable: # 'mean' or 'max'
     "APPG and MPPG"

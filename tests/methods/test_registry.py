@@ -184,6 +184,19 @@ def test_npg_is_the_papers(family, q):
             same(seen[i:i+1], p)
             same(got[i], head(row)[words], 1e-4)
 
+def test_npg_reads_its_row_at_unit_spread():
+    bb = backbone()
+    plain,scaled = [model_of('lpt-npg', bb, standardise=on).train() for on in (False,True)]
+    scaled.sources[0].load_state_dict(plain.sources[0].state_dict(), strict=False)
+    batch = batch_of(bb)
+    rows = []
+    scaled.sources[0].down.register_forward_pre_hook(lambda _,x: rows.append(x[0].detach()))
+    with torch.no_grad():
+        different = (plain(batch)-scaled(batch)).abs().max()
+    assert different>1e-3
+    torch.testing.assert_close(rows[0].mean(0), torch.zeros(bb.d), atol=1e-3, rtol=0)
+    torch.testing.assert_close(rows[0].std(0, unbiased=False), torch.ones(bb.d), atol=1e-2, rtol=0)
+
 def test_prompt_tuning_is_more_word_vectors():
     bb = backbone()
     model = model_of('prompt-tuning', bb)

@@ -20,7 +20,7 @@ def one_of(
     hint:str='', # added in parentheses
 ): # `value`
     "Return `value` if it is one of a few choices; raises `ValueError` that lists them"
-    if value in allowed:
+    if value in [*allowed]: # a list or a dictionary cannot be looked up in a dictionary
         return value
     notes = allowed if isinstance(allowed, dict) else {}
     said = [f"{a!r} ({notes[a]})" if notes.get(a) else repr(a) for a in allowed]
@@ -67,8 +67,8 @@ def between(
 # %% ../nbs/engine/hall/checks.ipynb #7ac4f6d3
 def known(name:str, names, kind:str)->str: # `name`
     "Return `name` if it is one of `names`, or raise with the closest match"
-    if name in names: return name
-    near = difflib.get_close_matches(name, names, 1)
+    if isinstance(name, str) and name in names: return name
+    near = difflib.get_close_matches(str(name), names, 1)
     raise ValueError(f"unknown {kind} {name!r}{f', did you mean {near[0]!r}?' if near else '.'} Known: "
         f"{', '.join(names)}")
 

@@ -20,6 +20,7 @@ from ..config import RunConfig
 from ..data.task import Task
 from ..data.tasks import load_task
 from ..experiments.run import trained
+from ..locks import writing
 from ..methods.build import backbone_for, build
 from ..model.prompted_model import PromptedModel
 from ..records import append, as_recorded, stored, versions
@@ -94,7 +95,12 @@ def figure(
     texts:int=1500, # of the test split
 )->list[dict]: # records
     "Train, and measure what a figure shows"
-    method,names,measure = FIGURES[known(name, FIGURES, 'figure')]
+    known(name, FIGURES, 'figure')
+    with writing(out):
+        return _figured(name, base, seeds, out, tasks, texts)
+
+def _figured(name, base, seeds, out, tasks, texts):
+    method,names,measure = FIGURES[name]
     records,old = [],stored(out)
     for t in names:
         task = (tasks or {}).get(t) or load_task(t, base.data, base.k)

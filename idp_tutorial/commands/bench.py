@@ -120,17 +120,19 @@ def _ready(o):
 def _measured(o, bb, base, methods):
     "All rows, each with what it was measured on"
     import torch
+    from idp_tutorial.locks import writing
     from idp_tutorial.records import append, versions
     rows,also = [],{'length':'length', 'batch':'batch_size'}.get(o.grow)
     about = dict(backbone=Path(o.backbone).name, n_layers=bb.n_layers, d=bb.d, batch_size=o.batch_size,
         length=o.length, head=o.head, precision=o.precision, threads=torch.get_num_threads(), repeats=o.repeats,
         versions=versions(), device='cpu', **bb.weights_are)
-    for part in _parts(o, bb, base, methods, partial(print, file=sys.stderr, flush=True)):
-        about['device'] = torch.cuda.get_device_name() if bb.words.weight.is_cuda else 'cpu'
-        for r in part:
-            rows.append({**about, **r, **({also:r['value']} if also else {})})
-            if o.out:
-                append(rows[-1], o.out)
+    with writing(Path(o.out) if o.out else None):
+        for part in _parts(o, bb, base, methods, partial(print, file=sys.stderr, flush=True)):
+            about['device'] = torch.cuda.get_device_name() if bb.words.weight.is_cuda else 'cpu'
+            for r in part:
+                rows.append({**about, **r, **({also:r['value']} if also else {})})
+                if o.out:
+                    append(rows[-1], o.out)
     return rows,about
 
 @command

@@ -12,7 +12,6 @@ import re
 import shutil
 import sys
 from argparse import SUPPRESS, ArgumentParser, HelpFormatter
-from dataclasses import fields
 from fastcore.docments import docments
 from functools import partial, wraps
 from inspect import Parameter, currentframe, signature
@@ -171,15 +170,16 @@ def command(f):
 # %% ../../nbs/engine/commands/command_line.ipynb #c3b50f16
 def config_of(
     given:dict, # options of a command: its `locals()`, in its first line
+    own:str='questions', # its task where none is given
     **more,     # fields that are no options there, or by another name
 )->RunConfig:
     "The config that a command's options say"
     between(given['looks'], 0, 10**9, 'looks', 'at the validation split in a run')
-    names = {f.name for f in fields(RunConfig)}
-    if any(given.get(k) for k in ('table','text','text2','label')):
+    of_table = HEADINGS['your own texts'].split()
+    if any(k in of_table and given.get(k, p.default)!=p.default for k,p in signature(shared).parameters.items()):
         from idp_tutorial.data.tables import named_table
-        given = {**given, 'task':named_table(given)}
-    chosen = {k: v for k,v in given.items() if k in names}
+        given = {**given, 'task':named_table(given, own)}
+    chosen = {k: v for k,v in given.items() if k in RunConfig.__dataclass_fields__}
     if str(chosen.get('class_weight')).startswith('{'):
         chosen['class_weight'] = by_class(chosen['class_weight'])
     return RunConfig(**chosen, **more, eval_every=max(1, given['steps']//max(1, given['looks'])))

@@ -88,13 +88,15 @@ def idp_compare(*,
 ):
     ("Train methods on one task and print a table: score ± std over seeds, trained parameters, time and memory\n\n"
         "idp_compare tickets.csv --text message --label topic --methods head-only,lpt-npg,fine-tuning")
-    base,grid = config_of(locals()),rates_of(locals())
+    base,grid = config_of(locals(), 'two-domains'),rates_of(locals())
     needs('matplotlib')
     import matplotlib
     from idp_tutorial.experiments.comparison import compare_to
+    from idp_tutorial.methods.options import refuse_unused
     from idp_tutorial.methods.registry import with_head
     matplotlib.use('Agg')
     chosen = with_head(head) if methods=='all' else names(methods)
+    refuse_unused(chosen, base, 5)
     with Progress(len(set(chosen))*seeds) as say:
         table = compare_to(chosen, base, seeds, tune or bool(grid), out, say, head_first, grid)
     _report(table, base, steps, out)

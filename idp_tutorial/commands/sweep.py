@@ -18,6 +18,8 @@ def _refused(methods, base, at, seeds, out):
     from idp_tutorial.analysis.layer_sweep import planned
     from idp_tutorial.data.tasks import load_task
     from idp_tutorial.experiments.feasible import check
+    from idp_tutorial.methods.options import refuse_unused
+    refuse_unused(methods, base)
     check(methods, base, seeds, out)
     planned(methods, base, at, seeds) # before the head's rate costs time
     return load_task(base.task, base.data, base.k)

@@ -146,13 +146,17 @@ def known_task(
 
 def named_table(
     given:dict, # options of a command
+    own:str='questions', # its task where none is given
 )->str: # the name of the task
     "What a command line says of a table becomes a task, and is told on stderr"
+    how = ('text','text2','label','format','regression','validation','test')
     if not given.get('table') or given.get('data'):
         wrong = '--data is a folder of known tasks' if given.get('data') else 'no table is given'
-        raise ValueError(f"{wrong}: --text, --text2 and --label name the columns of a table, as in tickets.csv "
-            "--text message --label topic")
-    how = ('text','text2','label','format','regression','validation','test')
+        raise ValueError(f"{wrong}: --{', --'.join(how[:-1])} and --{how[-1]} say how a table is read, as in "
+            "tickets.csv --text message --label topic")
+    if given.get('task', own)!=own:
+        raise ValueError(f"--task {given['task']} beside the table {given['table']}, which is a task of its own: leave "
+            "one of the two out")
     task,said = known_task(given['table'], **{k: given[k] for k in how if k in given}, seed=given.get('draw', 0))
     print(said, file=sys.stderr)
     return task.name

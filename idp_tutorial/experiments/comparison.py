@@ -68,12 +68,14 @@ def tune(
 # %% ../../nbs/engine/experiments/comparison.ipynb #fe910d0e
 def chosen_rate(cfg:RunConfig, rates:tuple, folder:Path|str, say=print)->tuple[RunConfig,dict]:
     "A run's config with the rate that a grid chose, and what the record says of it; `folder` keeps the choice"
+    from accelerate import PartialState
     task = load_task(cfg.task, cfg.data, cfg.k, cfg.draw, not cfg.plain_draw)
     cfg,file,how = cfg.in_steps(len(task.splits['train'])),Path(folder)/'rates.jsonl',chosen_from(rates)
-    r = next((r for r in stored(file) if made_by(r, cfg, how)), None)
-    if r is None:
-        r = {**tune(cfg, task, rates, say, widen=True), 'lr_selected':how}
-        append(r, file)
+    with alone(folder if PartialState().is_main_process else None):
+        r = next((r for r in stored(file) if made_by(r, cfg, how)), None)
+        if r is None:
+            r = {**tune(cfg, task, rates, say, widen=True), 'lr_selected':how}
+            append(r, file)
     return replace(cfg, lr=r['lr']),{name: r[name] for name in ('tried','edge','lr_selected')}
 
 def head_rate(

@@ -50,7 +50,7 @@ def check(
 ):
     "Find what is wrong with a comparison before anything is trained or written"
     possible(methods, base.head, seeds)
-    refuse_unused(methods, base)
+    refuse_unused(methods, base, base.t) # whose commands know whether a length was given
     writable(out)
     task,longest = load_task(base.task, base.data, base.k, base.draw, not base.plain_draw),None
     for m in methods:

@@ -23,6 +23,7 @@ from .evidence import chosen_from
 from idp_tutorial.experiments.published_scores import (METHOD_NAMES, TASK_NAMES, published_scores,
     published_tables)
 from .results import finished
+from ..locks import writing
 from ..records import stored
 
 # %% ../../nbs/engine/experiments/reproduce.ipynb #b84ae005
@@ -127,6 +128,19 @@ def plan_of(
     return list(dict.fromkeys(out))
 
 # %% ../../nbs/engine/experiments/reproduce.ipynb #b84ae007
+def _ran(plan, file, said, seeds, steps, rates, say): # all records of a plan; `said` is its name and its scale
+    began,records,drawn = time.time(),[],{c.task for c in plan if c.draw}
+    for i,cfg in enumerate(plan):
+        task = load_task(cfg.task, cfg.data, cfg.k, cfg.draw, not cfg.plain_draw)
+        n = seeds or (1 if cfg.task in drawn else 3 if said.endswith('small') else 5)
+        cfg = cfg.in_steps(len(task.splits['train']))
+        if steps:
+            cfg = replace(cfg, epochs=None, steps=steps, eval_every=max(1, steps//10))
+        records += with_seeds(cfg, task, chosen_from(rates), n, stored(file), file, say, rates)
+        left = (time.time()-began)/(i+1)*(len(plan)-i-1)
+        say(f"{said}: {i+1} of {len(plan)}, about {left/60:.0f} minutes left")
+    return records
+
 def reproduce(
     table:str,
     scale:str='small',
@@ -147,18 +161,9 @@ def reproduce(
     if not plan:
         raise ValueError(f"nothing of {table} is left with methods={methods}, tasks={tasks}: it has "
             f"{', '.join(dict.fromkeys(c.method for c in plan_of(table, scale)))}")
-    file,began,records = Path(out)/f'{table}-{scale}.jsonl',time.time(),[]
-    drawn = {c.task for c in plan if c.draw}
-    for i,cfg in enumerate(plan):
-        task = load_task(cfg.task, cfg.data, cfg.k, cfg.draw, not cfg.plain_draw)
-        n = seeds or (1 if cfg.task in drawn else 3 if scale=='small' else 5)
-        cfg = cfg.in_steps(len(task.splits['train']))
-        if steps:
-            cfg = replace(cfg, epochs=None, steps=steps, eval_every=max(1, steps//10))
-        records += with_seeds(cfg, task, chosen_from(rates), n, stored(file), file, say, rates)
-        left = (time.time()-began)/(i+1)*(len(plan)-i-1)
-        say(f"{table} {scale}: {i+1} of {len(plan)}, about {left/60:.0f} minutes left")
-    return side_by_side(records, table)
+    file = Path(out)/f'{table}-{scale}.jsonl'
+    with writing(file): # a second command is refused, and no record stands twice
+        return side_by_side(_ran(plan, file, f'{table} {scale}', seeds, steps, rates, say), table)
 
 def side_by_side(
     records:list[dict],

@@ -20,6 +20,7 @@ def _drops(name): # has it a dropout of `prompt_dropout`?
     return own or ROWS[name].kind in kinds and name!='smop'
 
 READERS = { # option: does the method of this name read it?
+    't': lambda name: ROWS[name].enters in ('input','layers','keys','middle') and 't' not in ROWS[name].defaults,
     'layer': lambda name: ROWS[name].enters in ('middle','upper weights'),
     'm': lambda name: name=='side-network' or 'm' in getattr(ROWS[name], 'defaults', {}),
     'position': lambda name: ROWS[name].enters in ('input','layers'),
@@ -42,9 +43,10 @@ AFTER = { # options of what comes after a plan: head and training
 def refuse_unused(
     methods:list[str], # names of `ROWS`
     cfg:RunConfig,     # of a command
+    t:int=RunConfig.t, # prompt length of the command where none is given
 ):
     "Refuse an option that was given and that none of the methods reads"
-    default = {f.name: f.default for f in fields(RunConfig)}
+    default = {f.name: f.default for f in fields(RunConfig)}|dict(t=t)
     for m in methods:
         known(m, ROWS, 'method')
     if cfg.plain_draw and cfg.k is None:

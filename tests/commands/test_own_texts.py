@@ -89,7 +89,9 @@ def test_pairs_and_numbers(small_folder, monkeypatch, capsys):
 
 @pytest.mark.parametrize('options,words', [('tickets.csv',"no column 'text' among message, topic"),
     ('tickets.csv --text message --label days','is .days. the column of the classes'),
-    ('--text message','no table is given'),
+    ('--text message','no table is given'), ('--validation .2','no table is given'),
+    ('--regression','no table is given'), ('--method lora --t 5','t=5: lora has no such option'),
+    ('tickets.csv --text message --label topic --task mr','--task mr beside the table tickets.csv'),
     ('nowhere.csv --text a --label b','no file or folder nowhere.csv'), ('nowhere/there --text a','nowhere/there'),
     ('tickets.csv --text message --label topic --validation 1','a share of'),
     ('tickets.csv --text days --label topic --format jsonl','line 1 is not JSON'),

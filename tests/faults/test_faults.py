@@ -25,13 +25,13 @@ def test_a_spoilt_file_is_made_anew_or_refused(name):
     assert not bad and sum(seen.values())>=3
 
 
-@pytest.mark.parametrize('name', ['recording','caching','comparing'])
+@pytest.mark.parametrize('name', ['recording','caching','comparing','reproducing'])
 def test_two_at_once_leave_what_one_leaves(name):
     seen,bad = pairs(name, 2)
     assert not bad and sum(seen.values())==2
 
 
-@pytest.mark.parametrize('name', ['training','comparing','sweeping','transferring'])
+@pytest.mark.parametrize('name', ['training','comparing','sweeping','transferring','reproducing'])
 def test_what_is_finished_is_not_trained_again(name):
     assert finished_again(name)==0
 

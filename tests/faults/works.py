@@ -9,7 +9,7 @@ import torch
 from small import backbone, config, small_task
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from idp_tutorial.experiments import comparison, results, transfer_comparison
+from idp_tutorial.experiments import comparison, reproduce, results, transfer_comparison
 from idp_tutorial.experiments import run as experiments
 from idp_tutorial.experiments.multitask import Member, MultiTaskModel
 from idp_tutorial.experiments.multitask_files import TASKS_FILE, load_tasks, save_tasks
@@ -29,7 +29,8 @@ from idp_tutorial.training.fit import fit
 
 DONE = [] # the file that gets a byte a step of an optimizer, or a run that is only pretended; [] where nobody counts
 # what one kill may cost: the steps of an interval, the runs that choose a rate, the stages of a transfer
-AGAIN = dict(training=1, pretraining=1, finishing=2, comparing=3, sweeping=3, transferring=3)
+AGAIN = dict(training=1, pretraining=1, finishing=2, comparing=3, sweeping=3, transferring=3,
+    reproducing=3)
 
 
 def did(*_):
@@ -86,7 +87,8 @@ def pretend(monkeypatch):
     monkeypatch.setattr(comparison, 'trained', _fake)
     monkeypatch.setattr(comparison, 'record_of', _record)
     monkeypatch.setattr(comparison, 'check', lambda *a: None)
-    monkeypatch.setattr(comparison, 'load_task', lambda *a: task())
+    for room in (comparison, reproduce):
+        monkeypatch.setattr(room, 'load_task', lambda *a: task())
     monkeypatch.setattr(transfer_comparison, 'transfer', _transfer)
     monkeypatch.setattr(results, 'plot_scores', lambda r: _Picture())
 
@@ -132,6 +134,13 @@ def _swept(file):
         comparison.with_seeds(config(method='lpt', layer=layer, lr=None), task(), 'best of 3 on validation, seed 0', 2,
             old, file, lambda s: None)
     return digits(timeless(read_records(file)))
+
+
+def reproducing(folder):
+    "Five insertion positions of IDPG's Figure 7"
+    reproduce.reproduce('idpg-f7', backbone='tiny', seeds=1, out=folder, methods=['prompt-tuning'], tasks=['sst2'],
+        say=lambda s: None)
+    return digits(timeless(read_records(Path(folder)/'idpg-f7-small.jsonl')))
 
 
 def transferring(folder):
@@ -255,4 +264,5 @@ def snapshots(folder):
 
 QUICK = dict(recording=recording, snapshots=snapshots, caching=caching, saving=saving)
 WORKS = dict(**QUICK, training=training, comparing=comparing, sweeping=sweeping, pretraining=pretraining,
-    finishing=finishing, bundling=bundling, transferring=transferring, together=together, answering=answering)
+    finishing=finishing, bundling=bundling, transferring=transferring, together=together, answering=answering,
+    reproducing=reproducing)

@@ -34,12 +34,22 @@ def test_a_method_reads_the_options_that_it_is_said_to_read(name, monkeypatch):
         Watched.seen = set()
         build(watched, bb, small_task())
     seen,Watched.seen = Watched.seen,None
+    if name in METHODS:
+        seen -= {'t'}&{*METHODS[name].defaults} # which always holds, whatever is given
     assert seen=={option for option,reads in READERS.items() if reads(name)}
+
+
+@pytest.mark.parametrize('name', [None, 3, ['lpt'], {}], ids=str)
+def test_a_method_that_is_no_name(name):
+    with pytest.raises(ValueError, match='unknown method'):
+        build(RunConfig(method=name), backbone(), small_task())
+    with pytest.raises(ValueError, match='unknown read-out'):
+        build(RunConfig('lpt', t=2, readout={}), backbone(), small_task())
 
 
 def test_one_of_several_methods_is_enough():
     refuse_unused(['head-only','lpt'], RunConfig(layer=2))
-    for kw in (dict(layer=2), dict(m=8), dict(position=1), dict(prompt_dropout=.2), dict(standardise=True),
+    for kw in (dict(t=5), dict(layer=2), dict(m=8), dict(position=1), dict(prompt_dropout=.2), dict(standardise=True),
             dict(glove="x")):
         with pytest.raises(ValueError, match='head-only, fine-tuning has no such option; leave it out, or use one of'):
             refuse_unused(['head-only','fine-tuning'], RunConfig(**kw))

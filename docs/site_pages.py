@@ -227,9 +227,33 @@ def write(folder, extra):
             (top/name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(nbs.ROOT/file, top/name)
 
+def plotted(source):
+    "What a plot says of itself: its titles, and its axes, in the code that draws it"
+    calls = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call)]
+    said = [(k.arg, k.value) for n in calls for k in n.keywords]
+    methods = [n for n in calls if isinstance(n.func, ast.Attribute) and n.args]
+    said += [(n.func.attr.removeprefix('set_'), n.args[0]) for n in methods]
+    words = [(name, v.value) for name,v in said if isinstance(v, ast.Constant) and isinstance(v.value, str)]
+    axes = dict(xlabel='across', ylabel='upwards')
+    return ([text for name,text in words if name in ('title', 'suptitle')],
+        dict.fromkeys(f'{axes[name]}: {text}' for name,text in words if name in axes))
+
+def described(cells):
+    "Alternative texts for plots: their own words; without a title that of the section, or what is said above them"
+    section = above = ''
+    for c in cells:
+        if c.cell_type=='markdown':
+            above = re.sub(r'```.*?```', '', c.source, flags=re.S)
+            section = ([section]+re.findall(r'^##+ +(.+)$', above, re.M))[-1]
+        elif any('image/' in kind for o in c.outputs for kind in o.get('data', ())):
+            titles,axes = plotted(c.source)
+            alt = '; '.join(['Plot. '+(', '.join(titles) or section or above.split('. ')[0]), *axes])
+            c.metadata['mystnb'] = {'image': {'alt': re.sub(r'[`$]|\[([^]]+)\]\([^)]*\)', r'\1', alt)}}
+
 def page(nb, file, known):
     "A notebook for the site: hidden cells and `#|` lines are for nbdev, not for readers"
     nb.cells = [c for c in map(nbs.shown, nb.cells) if c]
+    described(nb.cells)
     for c in nb.cells:
         if c.cell_type=='markdown':
             c.source = prose(c.source, file, known)

@@ -276,6 +276,14 @@ def test_the_site_keeps_the_output_of_a_cell_whose_input_is_hidden(site):
     assert c.source.strip() and 'secret' not in c.source # myst-nb passes over a cell without a source
     assert c.outputs and 'remove-input' in c.metadata['tags']
 
+def test_a_plot_has_an_alternative_text_on_the_site(site):
+    drawn,bare = cell("ax.set(title='Lines $n$', ylabel='loss')"),cell('draw()')
+    for c in (drawn, bare):
+        c.outputs = [v4.new_output('display_data', data={'image/png': ''})]
+    head = v4.new_markdown_cell('# T\n\n## [By](a.md) hand')
+    _,*made = site.page(v4.new_notebook(cells=[head, drawn, bare]), 'nbs/a.ipynb', {}).cells
+    assert [c.metadata['mystnb']['image']['alt'] for c in made]==['Plot. Lines n; upwards: loss', 'Plot. By hand']
+
 @pytest.mark.parametrize('file,target,wanted', [
     ('nbs/index.ipynb', 'course/00_why.ipynb#now', 'course/00_why.ipynb#now'),
     ('nbs/engine/model/backbone.ipynb', '../../course/00_why.ipynb', '../../course/00_why.ipynb'),

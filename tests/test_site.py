@@ -32,7 +32,8 @@ LOOK = """() => {
         errors: document.querySelectorAll('.katex-error').length,
         raw,
         struck: [...prose.querySelectorAll('s, del, strike')].map(s => s.textContent.slice(0, 80)),
-        no_alt: [...document.images].filter(i => !(i.getAttribute('alt') || '').trim()).map(i => i.src),
+        no_alt: [...document.images].map(i => [i.src, (i.getAttribute('alt') || '').trim()])
+            .filter(([src, alt]) => !alt || src.endsWith(alt)).map(([src]) => src),
         broken: [...document.images].filter(i => i.complete && !i.naturalWidth && i.loading != 'lazy').map(i => i.src),
     }
 }"""

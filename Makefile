@@ -2,7 +2,7 @@
 PYTHON ?= python3
 ARGS ?=
 NB ?=
-COMPARE = $(or $(ARGS),--standardise --steps 200 --cache both)
+COMPARE = $(or $(ARGS),--standardise --steps 180 --looks 2 --cache both)
 BIN := $(CURDIR)/.venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
 DESCRIPTION := setup.py settings.ini pyproject.toml constraints.txt

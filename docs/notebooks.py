@@ -181,6 +181,8 @@ def notebooks_in_step(copy):
         outputs = [o for c in nbformat.read(p, 4).cells for o in c.get('outputs', ())]
         if any(o.output_type=='error' for o in outputs):
             yield f'{name} has a stored error: `python docs/notebooks.py run {place(p)}`'
+        if 'site-packages' in str(outputs):
+            yield f'{name} stores a warning with a path of this machine: silence its cause, and run it again'
 
 def readme_in_step():
     "What is wrong with README.md and its pictures"

@@ -13,6 +13,7 @@ import torch
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from safetensors.torch import load
+from typing import get_args, get_type_hints
 
 # %% ../../nbs/engine/methods/descriptions.ipynb #36c96115
 from ..config import RunConfig
@@ -65,6 +66,12 @@ def describe_run(task:Task, cfg:RunConfig)->dict:
     cfg = replace(cfg, backbone=_name(cfg.backbone), glove=cfg.glove and Path(cfg.glove).name, **_OURS)
     return dict(cfg=asdict(cfg), task=asdict(replace(task, splits={}, unpack=None)))
 
+def _is_a(value, hint): # a number without a fraction is a float, too, and yes or no is no number
+    kinds = get_args(hint) or (hint,)
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, (*kinds,int) if float in kinds else kinds)
+
 def _fields(kind, given, where, version):
     "Of a dataclass; a field that it has not is a newer version's"
     if not isinstance(given, dict):
@@ -72,8 +79,12 @@ def _fields(kind, given, where, version):
     if new := sorted({*given}-{f.name for f in fields(kind)}):
         raise ValueError(f"{where} was saved by idp_tutorial {version}, and says {new[0]}={given[new[0]]!r}, which "
             f"version {versions()['idp_tutorial']} does not know: install that version, or a newer one")
+    given,hints = {k: tuple(v) if isinstance(v, list) else v for k,v in given.items()},get_type_hints(kind)
+    if wrong := [k for k,v in given.items() if k!='unpack' and not _is_a(v, hints[k])]: # a function: ours
+        raise ValueError(f"{where} says {wrong[0]}={given[wrong[0]]!r}, where {kind.__name__} takes "
+            f"{getattr(hint := hints[wrong[0]], '__name__', hint)}: save the model again")
     try:
-        return kind(**{k: tuple(v) if isinstance(v, list) else v for k,v in given.items()}) # JSON has no tuples
+        return kind(**given) # JSON has no tuples
     except TypeError as e:
         raise ValueError(f"{where} has a {kind.__name__} that cannot be built ({e}): save the model again") from None
 

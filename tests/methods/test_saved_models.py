@@ -110,6 +110,16 @@ def test_custom_code_of_a_backbone_is_not_run_and_nobody_is_asked(saved, small_f
     from_pretrained(folder) # the weights that the digest knows, whatever path the file says
     assert not (tmp_path/'ran').exists()
 
+def test_a_field_of_another_type_is_named(saved):
+    folder,*_ = saved
+    good = (folder/'prompts.safetensors').read_bytes()
+    wrong = dict(t=None, m=1.5, prompt_dropout=None, glove=8, method=['lpt'], standardise='yes', seed=True)
+    for field,value in wrong.items():
+        (folder/'prompts.safetensors').write_bytes(good)
+        rewrite(folder, cfg={field:value})
+        with pytest.raises(ValueError, match=rf' says {field}=.*, where RunConfig takes .*save'):
+            from_pretrained(folder)
+
 def test_newer_versions_are_named(saved):
     folder,*_ = saved
     rewrite(folder, version='7.1', cfg=dict(telepathy=3))

@@ -88,6 +88,7 @@ class Task:
 
     @property
     def regression(self)->bool:
+        "Whether the labels are numbers"
         return not self.labels and not self.text
 
     def template(self,

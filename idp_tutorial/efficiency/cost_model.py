@@ -22,7 +22,9 @@ class Cost(NamedTuple):
     inputs:float  # backward, to the inputs of layers
     weights:float # backward, to their weights
     @property
-    def total(self)->float: return sum(self)
+    def total(self)->float:
+        "Of the three parts together"
+        return sum(self)
 
 def start_layer(method:str, L:int, layer:int|None=None)->int: # 0 … L
     "Layers below which nothing is trained; `layer` is for late methods, None: half of them"

@@ -42,6 +42,7 @@ def made_task(
 LENGTHS = {**{m: t for _,_,m,_,t,*_ in LPT_TIMES if t}, 'lpt':20, 'p-tuning':20, 'prompt-tuning-134':134,
     **dict.fromkeys(('s-idpg-dnn','m-idpg-dnn','m-idpg-phm','m-idpg-phm-glove','smop'), 5)}
 class Variant(NamedTuple):
+    "A row of the table of times: one method at one place, with or without cached states"
     method:str
     layer:int|None=None # layers before the prompt
     cached:bool=False

@@ -129,12 +129,14 @@ class PromptClassifier(ClassifierMixin, PromptFiles):
         return dict(labels=tuple(map(str, self.classes_)), hub_labels=tuple(self.classes_.tolist()))
 
     def predict(self, X)->np.ndarray: # `[N]`
+        "The label of each text or pair; of a task whose target is text, the generated one"
         check_is_fitted(self, 'model_')
         if self.task_.text:
             return np.array(self.generate(X), object)
         return self.classes_[self.predict_proba(X).argmax(1)]
 
     def predict_proba(self, X)->np.ndarray: # `[N,C]`, in the order of `classes_`
+        "Softmax of the head, from 0 to 1; a row sums to 1"
         return np.array([[*a['probabilities'].values()] for a in self._answers(X)])
 
 class PromptRegressor(RegressorMixin, PromptFiles):
@@ -148,4 +150,5 @@ class PromptRegressor(RegressorMixin, PromptFiles):
     def _names(self): return {}
 
     def predict(self, X)->np.ndarray: # `[N]`
+        "A number for each text or pair, in the units of the labels"
         return np.array([a['value'] for a in self._answers(X)])

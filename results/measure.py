@@ -1,6 +1,8 @@
-"The runs of `results/claims`: python results/measure.py controls|methods TASK … --out FILE; IDP_DATA is set"
+"""The runs of `results/claims`: python results/measure.py controls|methods|differences TASK … --out FILE; IDP_DATA is
+set. `effects` reads what `differences` wrote into the page of differences; it trains nothing."""
 import argparse
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +13,26 @@ from idp_tutorial.analysis.prompt_swaps import prompt_swaps
 from idp_tutorial.config import RunConfig
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.experiments.comparison import compare, made_by
+from idp_tutorial.experiments.contrasts import contrast, holm
 from idp_tutorial.experiments.evidence import logits_file, made_since
 from idp_tutorial.experiments.run import record_of, trained
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.records import append, stored
+from idp_tutorial.records import append, read_records, stored
 
 CONTROLS = ['majority','probe','side-network']
 FIVE = {1e-2: (3e-3,1e-2,3e-2,1e-1,3e-1), 1.5e-3: (5e-4,1.5e-3,5e-3,1.5e-2,5e-2), 3e-3: (1e-3,3e-3,1e-2,3e-2,1e-1),
     1e-3: (3e-4,1e-3,3e-3,1e-2,3e-2)} # rates, by the first of a method's own three
+
+DIFFERENCES = { # of `docs/differences.md`: what one switch changes, all else as in the method's default
+    's-idpg-phm':[dict(sentence_pass='noisy'), dict(sentence_pass='cls'), dict(readout='cls'), dict(standardise=False),
+        dict(sentence_dropout=0., generator_dropout=0.),
+        dict(schedule='constant', beta2=.98, eps=1e-6, weight_decay=.1)],
+    'm-idpg-phm':[dict(inject='replace'), dict(inject='insert'), dict(inject='kv'), dict(reads='layer0'),
+        dict(share='S'), dict(share='L')],
+    'p-tuning-v2':[dict(way='add'), dict(way='replace')],
+    'lpt-npg':[dict(standardise=False), dict(prompt_dropout=0.), dict(lower_dropout=True), dict(m=256, t=10),
+        dict(weight_decay=.1), dict(weight_decay=.1, no_decay=True)],
+    'id-spam':[dict(out_relu=True), dict(embeds='embeddings')]}
 
 
 def base(a, name): # of a task, perhaps `mr-k1000`
@@ -53,10 +67,44 @@ def methods(a):
             runs(a, cfg, load_task(cfg.task, cfg.data, cfg.k))
 
 
-def runs(a, cfg, task):
-    rates,how = FIVE[METHODS[cfg.method].rates[0]],'best of 5 on validation, seed 0'
-    if a.lr:
-        rates,how = (a.lr,),'given'
+def differences(a):
+    "Every method as it is and with each switch, at its own middle rate"
+    for name in a.tasks:
+        for method in a.methods or DIFFERENCES:
+            for changed in ({}, *DIFFERENCES[method]):
+                cfg = replace(base(a, name), method=method, head_init=a.head_init, head_lr=a.head_lr or None, **changed)
+                if cfg.lower_dropout:
+                    cfg = replace(cfg, cache='sentence')
+                a.lr = METHODS[method].rate
+                runs(a, cfg, load_task(cfg.task, cfg.data, cfg.k), swaps=False)
+
+
+def effects(a):
+    "A table of the page: switch, effect with its interval, the smallest difference that could have been seen"
+    records,found = read_records(a.out),{}
+    names = {'method', *(f for variants in DIFFERENCES.values() for v in variants for f in v)}
+    plain = {f: getattr(RunConfig(t=5, standardise=True), f) for f in names}
+    for method,variants in DIFFERENCES.items():
+        for v in variants:
+            a_,b_ = [[r for r in records if all(r[f]==want for f,want in (plain|dict(method=method)|c).items())]
+                for c in (v, {})]
+            f = contrast([{**r, 'method':side} for side,rs in (('a', a_), ('b', b_)) for r in rs], 'a', 'b',
+                folder=a.out.parent)
+            if f:
+                found[method, ', '.join(f'{k}={x!r}' for k,x in v.items())] = f
+    p = holm([f['p'] for f in found.values()])
+    rows = [f"| {m} | `{v}` | {f['effect']:+.1f} ({f['low']:+.1f} … {f['high']:+.1f}) | {f['detectable']:.1f} | "
+        f"{f['runs']} | {'yes' if h<.05 else 'no'} |" for ((m,v),f),h in zip(found.items(), p)]
+    table = '\n'.join(['| method | switch | points on the default | visible from | seeds | decided |',
+        '|---|---|--:|--:|--:|---|', *rows])
+    page = Path(__file__).parents[1]/'docs'/'differences.md'
+    between = re.compile('(<!-- effects -->\n).*?(<!-- end of effects -->)', re.S)
+    page.write_text(between.sub(lambda m: f'{m[1]}{table}\n{m[2]}', page.read_text()))
+    print(table)
+
+
+def runs(a, cfg, task, swaps=True):
+    rates,how = ((a.lr,),'given') if a.lr else (FIVE[METHODS[cfg.method].rates[0]],'best of 5 on validation, seed 0')
     old = {r['seed']: r for r in stored(a.out) if made_by(r, replace(cfg, seed=r['seed']), how)}
     for seed in range(a.seeds):
         if seed in old:
@@ -76,7 +124,7 @@ def runs(a, cfg, task):
                 best = model,log,c
         model,log,c = best
         r = record_of(model, log, task, c, logits=logits_file(a.out, c))
-        if METHODS[c.method].kind in ('generated','second pass'):
+        if swaps and METHODS[c.method].kind in ('generated','second pass'):
             r['swap'] = swapped(model, task, c, r, a.out)
         if not old and not a.lr:
             r |= dict(tried=tried, edge=c.lr in (rates[0], rates[-1]))
@@ -87,8 +135,8 @@ def runs(a, cfg, task):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('what', choices=('controls','methods'))
-    p.add_argument('tasks', nargs='+', help='such as trec, mr-k1000, two-domains')
+    p.add_argument('what', choices=('controls','methods','differences','effects'))
+    p.add_argument('tasks', nargs='*', help='such as trec, mr-k1000, two-domains')
     p.add_argument('--out', type=Path, required=True, help='a file of records; what it has is not run again')
     p.add_argument('--methods', type=lambda s: s.split(','))
     p.add_argument('--backbone', default='tiny')
@@ -102,7 +150,7 @@ def main():
     p.add_argument('--lr', type=float, help='one rate; by default the best of five')
     p.add_argument('--cache')
     a = p.parse_args()
-    dict(controls=controls, methods=methods)[a.what](a)
+    dict(controls=controls, methods=methods, differences=differences, effects=effects)[a.what](a)
 
 
 if __name__=='__main__':

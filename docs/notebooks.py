@@ -265,6 +265,9 @@ def readme(path=NBS/'index.ipynb'):
     for c in nb.cells:
         if c.cell_type=='markdown':
             c.source = relink(c.source)
+        for o in c.get('outputs', ()):
+            if 'text/markdown' in o.get('data', ()):
+                o.data['text/markdown'] = relink(o.data['text/markdown'])
     nb.metadata['language_info'] = {'name': 'python'} # nbdev_clean drops it; the fences need it
     text,res = MarkdownExporter(raw_template=FENCES).from_notebook_node(nb,
         resources=dict(unique_key='index', output_files_dir='docs/images'))

@@ -198,13 +198,19 @@ def test_an_edited_module_is_found_and_one_written_by_hand_may_stay(stale):
 def test_readme_hides_directives_and_moves_links(tmp_path):
     text = '# T\n\n[a](course/00_why.ipynb#x) [b](../CHANGELOG.md) [c](https://e.org) [d](#x) `m[0](y)`'
     shown = cell('#| echo: false\nsecret = 1')
-    shown.outputs = [v4.new_output('stream', text='seen\n')]
+    shown.outputs = [v4.new_output('stream', text='seen\n'),
+        v4.new_output('display_data', {'text/markdown': '[e](lab/claims.ipynb)'})]
     notebook(tmp_path/'index.ipynb', v4.new_markdown_cell(text), cell('#| hide\nhidden = 1'), shown,
         cell('#| export\nx = names[0](3)'))
     out,images = notebooks.readme(tmp_path/'index.ipynb')
     assert '[a](nbs/course/00_why.ipynb#x) [b](CHANGELOG.md) [c](https://e.org) [d](#x) `m[0](y)`' in out
+    assert '[e](nbs/lab/claims.ipynb)' in out
     assert '```text\nseen\n```' in out and '```python\nx = names[0](3)\n```' in out and not images
     assert not re.search('secret|hidden|#[|]', out)
+
+def test_links_of_the_front_page_resolve():
+    links = re.findall(r'(?:\]\(|src=")([^)#\s:"]+)[)#"]', (ROOT/'README.md').read_text(encoding='utf-8'))
+    assert len(links)>20 and not [link for link in links if not (ROOT/link).exists()]
 
 def test_failing_notebook_is_reported_and_left_alone(tmp_path, monkeypatch, capsys):
     here = cell("import os\nassert os.path.basename(os.getcwd())=='course'")
@@ -271,7 +277,8 @@ def test_site_shows_no_directives(site):
 
 def test_the_site_keeps_the_output_of_a_cell_whose_input_is_hidden(site):
     shown = cell('#| echo: false\nsecret = 1')
-    shown.outputs = [v4.new_output('stream', text='seen\n')]
+    shown.outputs = [v4.new_output('stream', text='seen\n'),
+        v4.new_output('display_data', {'text/markdown': '[e](lab/claims.ipynb)'})]
     c, = site.page(v4.new_notebook(cells=[shown]), 'nbs/lab/a.ipynb', {}).cells
     assert c.source.strip() and 'secret' not in c.source # myst-nb passes over a cell without a source
     assert c.outputs and 'remove-input' in c.metadata['tags']

@@ -138,8 +138,12 @@ def page():
         f'A reader takes a minute for {WORDS} words, and a minute for {LINES} lines of code. *Seconds* are those of '
         'one core, all cells of the chapter together. *Score* is the best that the chapter trains on the running task '
         '`two-domains`: right answers in %, on 500 texts that training has not seen.', '',
-        f'Without installing anything: [in Colab]({COLAB}/00_why.ipynb) (a link in each row; the first cell brings the '
-        f'package), or all of them [on Binder]({BINDER}).', '',
+        f'Without installing anything: [in Colab]({COLAB}/00_why.ipynb), by a link in each row, or all of them '
+        f'[on Binder]({BINDER}). Colab has Python, PyTorch and matplotlib already. There the first cell clones the '
+        'repository and installs the package beside them, with newer companions where it needs them, and goes to the '
+        "chapters' folder. No accelerator is needed. Binder makes Python 3.12, PyTorch for a CPU, the package and "
+        'JupyterLab from `.binder/`, which takes some minutes on the first visit. `.ci/first_chapter` does by itself '
+        'what both do: an empty environment, the package, and the first chapter alone.', '',
         '| | chapter | words | code lines | minutes | seconds | drawings | exercises | trained score | |',
         '|---|---|--:|--:|--:|--:|--:|--:|---|---|']
     for r in rows:

@@ -351,6 +351,9 @@ def signature(app, what, name, obj, options, args, returns):
     return (args.replace('<factory>', '...') if args else args), returns
 
 def skip(app, what, name, obj, skipped, options):
-    "Attributes of a class are left out: a dataclass has them in its table, a module has nothing to say about them"
+    """Attributes of a class are left out: a dataclass has them in its table, a module has nothing to say about them.
+    So is what scikit-learn adds to estimators by itself, such as `set_fit_request`"""
+    if re.fullmatch(r'set_\w+_request', name):
+        return True
     method = callable(obj) or isinstance(obj, (property, classmethod, staticmethod))
     return True if what=='class' and not method else None

@@ -107,6 +107,14 @@ def test_code_is_read_aloud_one_statement_a_line(path):
             assert len(lines)==len(set(lines)), c.source
 
 
+def test_binder_finds_what_its_requirements_name():
+    "pip reads a path behind `-c` from the folder of the file that names it, and `.` from the repository's root"
+    lines = (ROOT/'.binder/requirements.txt').read_text().splitlines()
+    named = [line.split()[1] for line in lines if line.startswith(('-c', '-r'))]
+    assert named and all((ROOT/'.binder'/path).is_file() for path in named)
+    assert '.[experiments]' in lines and (ROOT/'setup.py').is_file()
+
+
 @pytest.mark.slow
 def test_the_first_chapter_runs_in_an_empty_environment(tmp_path):
     asked = [sys.executable, '-m', 'pip', 'download', '--quiet', '--no-deps', '-d', tmp_path, 'fastcore']

@@ -44,7 +44,7 @@ def call(line, monkeypatch):
 
 def test_the_commands_of_readme(small_folder, monkeypatch, capsys):
     block = re.search(r'## Your own texts\n+```bash\n(.*?)```', README.read_text(encoding='utf-8'), re.S)[1]
-    lines = block.strip().splitlines()
+    lines = block.replace('\\\n', '').strip().splitlines()
     assert [line.split()[0] for line in lines]==['idp_train','idp_predict','idp_compare']
     for line in lines:
         more = '--device cpu' if 'predict' in line else f'{QUICK} --backbone {small_folder}'

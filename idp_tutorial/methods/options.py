@@ -38,29 +38,43 @@ READERS = { # option: does the method of this name read it?
     **dict.fromkeys(('out_relu','embeds'), lambda name: name in ('id-spam','id-spam-mean'))}
 AFTER = { # options of what comes after a plan: head and training
     **dict.fromkeys(('head_hidden','head_init'), lambda name: ROWS[name].kind not in ('control','entailment')),
-    **dict.fromkeys(('epochs','schedule','beta2','eps','no_decay','warmup'), lambda name: ROWS[name].kind!='control')}
+    **dict.fromkeys(('rates','tune','lr'), lambda name: bool(ROWS[name].rates)),
+    'weight_decay': lambda name: name=='side-network' or ROWS[name].kind!='control',
+    **dict.fromkeys(('epochs','schedule','beta2','eps','no_decay','warmup','head_lr','patience','accumulate','precision',
+        'compile','class_weight','lower_dropout'), lambda name: ROWS[name].kind!='control')}
+_CACHED = dict(hidden=lambda name: name=='head-only' or ROWS[name].enters in ('middle','upper weights'),
+    sentence=lambda name: ROWS[name].kind=='second pass')
+
+def _keeps(name, cache): # is there something to keep on disk for this method?
+    kinds = _CACHED if cache=='both' else [cache]
+    return name in ('probe','side-network') or any(_CACHED[kind](name) for kind in kinds)
 
 def refuse_unused(
     methods:list[str], # names of `ROWS`
     cfg:RunConfig,     # of a command
     t:int=RunConfig.t, # prompt length of the command where none is given
+    **how, # options of the command that are no fields: `rates`, `tune`
 ):
     "Refuse an option that was given and that none of the methods reads"
     default = {f.name: f.default for f in fields(RunConfig)}|dict(t=t)
+    chosen = {**vars(cfg), **how}
     for m in methods:
         known(m, ROWS, 'method')
     if cfg.plain_draw and cfg.k is None:
         raise ValueError("plain_draw=True without k: there is nothing to draw; give k, such as k=100, or leave it out")
+    if cfg.cache!='none' and not any(_keeps(m, cfg.cache) for m in methods):
+        raise ValueError(f"cache={cfg.cache!r}: {', '.join(methods)} has nothing to keep: 'hidden' is for prompts between "
+            "two layers, 'sentence' for those made from M(x); leave it out")
     readers = READERS|AFTER
-    given = [name for name in (*readers,'template','loss_vocab') if getattr(cfg, name)!=default[name]]
+    given = [name for name in (*readers,'template','loss_vocab') if chosen.get(name)!=default.get(name)]
     for name in given:
         if name in readers and not any(readers[name](m) for m in methods):
             who = [m for m in ROWS if readers[name](m)]
-            raise ValueError(f"{name}={getattr(cfg, name)!r}: {', '.join(methods)} has no such option; leave it out, "
+            raise ValueError(f"{name}={chosen[name]!r}: {', '.join(methods)} has no such option; leave it out, "
                 f"or use one of {', '.join(who[:4])}{' …' if len(who)>4 else ''}")
-        if name in ('head_hidden','head_init') and cfg.head=='verbalizer':
-            raise ValueError(f"{name}={getattr(cfg, name)!r}: a verbalizer has no such head; leave it out, or use "
+        if name in ('head_hidden','head_init','head_lr') and cfg.head=='verbalizer':
+            raise ValueError(f"{name}={chosen[name]!r}: a verbalizer has no such head; leave it out, or use "
                 "head='classification'")
         if name not in readers and cfg.head!='verbalizer':
-            raise ValueError(f"{name}={getattr(cfg, name)!r}: only a verbalizer reads it; leave it out, or use "
+            raise ValueError(f"{name}={chosen[name]!r}: only a verbalizer reads it; leave it out, or use "
                 "head='verbalizer'")

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 # %% ../../nbs/engine/commands/bench.ipynb #f446b9c0
 from ..checks import between, known, one_of
 from .command_line import command, ints, names
+from .grids import unread
 
 # %% ../../nbs/engine/commands/bench.ipynb #27ea7894
 def _table(rows)->str:
@@ -109,6 +110,7 @@ def _ready(o):
         a_gpu()
     if o.out:
         _can_write(o.out)
+    _all_read(o)
     methods = _chosen(o)
     lengths = o.values or GROW['length'] if o.grow=='length' else [o.length]
     prompts = o.values or GROW['t'] if o.grow=='t' else [o.t or 20]
@@ -116,6 +118,15 @@ def _ready(o):
     device = 'cpu' if o.device=='cpu' else 'auto'
     return methods,bb,base_config(bb, o.batch_size, o.length, head=o.head, precision=o.precision, device=device,
         **(dict(steps=2, eval_every=2) if o.tables else {}))
+
+def _all_read(o):
+    "Each kind of measurement has options of its own"
+    given = vars(o)
+    if o.tables:
+        unread(idp_bench, given, 'methods layers peft grow values warmup', 'with --tables')
+        return
+    unread(idp_bench, given, 'minutes', 'without --tables')
+    unread(idp_bench, given, *(('layers peft', 'with --grow') if o.grow else ('values', 'without --grow')))
 
 def _measured(o, bb, base, methods):
     "All rows, each with what it was measured on"

@@ -161,9 +161,9 @@ def command(f):
     def shown(p):
         return p.replace(annotation=known[p.name].anno, default=known[p.name].default) if p.name in bare else p
 
-    sig = signature(f)
-    g.__signature__ = sig.replace(parameters=[shown(p) for p in sig.parameters.values()])
+    g.__signature__ = (sig := signature(f)).replace(parameters=[shown(p) for p in sig.parameters.values()])
     if _in_script(currentframe().f_back): # `python -m` of its module
+        f.__globals__[f.__name__] = g # its body may ask for its defaults
         sys.exit(read())
     return g
 

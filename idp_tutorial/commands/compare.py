@@ -96,7 +96,7 @@ def idp_compare(*,
     from idp_tutorial.methods.registry import with_head
     matplotlib.use('Agg')
     chosen = with_head(head) if methods=='all' else names(methods)
-    refuse_unused(chosen, base, 5)
+    refuse_unused(chosen, base, 5, rates=rates, tune=tune, head_first=head_first)
     with Progress(len(set(chosen))*seeds) as say:
         table = compare_to(chosen, base, seeds, tune or bool(grid), out, say, head_first, grid)
     _report(table, base, steps, out)

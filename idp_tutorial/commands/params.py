@@ -10,6 +10,7 @@ import json as _json
 
 # %% ../../nbs/engine/commands/params.ipynb #d71c29a6
 from .command_line import command, names
+from .grids import unread
 from ..config import RunConfig
 
 # %% ../../nbs/engine/commands/params.ipynb #e36785a6
@@ -30,6 +31,8 @@ def idp_params(*,
     json:bool=False,      # one JSON object a line
 ):
     "Trained parameters of every method by group, or every published count beside ours"
+    if published:
+        unread(idp_params, locals(), 'backbone t m head methods', 'with --published')
     import pandas as pd
     from idp_tutorial.efficiency.parameter_counts import method_counts
     from idp_tutorial.efficiency.published_counts import published_counts

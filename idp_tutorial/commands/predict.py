@@ -15,6 +15,7 @@ from itertools import islice
 # %% ../../nbs/engine/commands/predict.ipynb #61c843e4
 from ..checks import at_least, one_of
 from .command_line import command
+from .grids import unread
 from ..files import whole_file
 
 # %% ../../nbs/engine/commands/predict.ipynb #2d2e6d58
@@ -75,6 +76,15 @@ def writer(
     return write
 
 # %% ../../nbs/engine/commands/predict.ipynb #c3b55f03
+def _all_read(given, task, cfg):
+    "Options that this model has no use for are refused"
+    if not task.labels:
+        unread(idp_predict, given, 'proba', f'by task {task.name!r}, which has no classes')
+    if not task.pair:
+        unread(idp_predict, given, 'text2', f'by task {task.name!r}, which has one text')
+    if cfg.method!='m-idpg-phm-glove':
+        unread(idp_predict, given, 'glove', f'by method {cfg.method!r}')
+
 @command
 def idp_predict(*,
     model:str='runs/train', # folder that idp_train made, or a repository of the hub, NAME/MODEL
@@ -100,6 +110,7 @@ def idp_predict(*,
     from idp_tutorial.methods.prompt_files import from_pretrained
     from idp_tutorial.training.evaluation import predict
     trained,task,cfg = from_pretrained(model, backbone, glove=glove)
+    _all_read(locals(), task, cfg)
     if device=='auto' and torch.cuda.is_available():
         trained.to('cuda')
     rows = texts_of(rows_of(texts, format, task.pair), task, text, text2)

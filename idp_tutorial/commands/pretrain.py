@@ -11,6 +11,7 @@ from pathlib import Path
 
 # %% ../../nbs/engine/commands/pretrain.ipynb #b04cbe3b
 from .command_line import command
+from .grids import unread
 
 # %% ../../nbs/engine/commands/pretrain.ipynb #2a787362
 @command
@@ -34,6 +35,8 @@ def idp_pretrain(
     teacher:str='minilm', # backbone whose embeddings start ours and whose layers are imitated; '' for none
 ):
     "Pretrain a small RoBERTa or GPT-2; run again to resume"
+    if not teacher:
+        unread(idp_pretrain, locals(), 'distil', 'without a teacher')
     from idp_tutorial.model.pretrained import load_backbone
     from idp_tutorial.pretraining.bundled_backbone import corpus, save_backbone
     from idp_tutorial.pretraining.distillation import Distillation, align_streams, teacher_embeddings

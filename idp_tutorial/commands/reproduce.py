@@ -10,7 +10,7 @@ from functools import partial
 
 # %% ../../nbs/engine/commands/reproduce.ipynb #fddbd004
 from .command_line import command, names
-from .grids import floats
+from .grids import floats, unread
 
 # %% ../../nbs/engine/commands/reproduce.ipynb #fddbd005
 def _judge(file, data):
@@ -42,6 +42,11 @@ def _figure(table, backbone, data, seeds, steps, out):
         print('  '.join([r['task'], f"seed {r['seed']}", *(f'{k} {v:.3f}' for k,v in r['found'].items())]))
     print(f'\nwritten: {file}')
 
+def _foretell(runs):
+    "What `--plan` prints"
+    for c in runs:
+        print(f'{c.backbone:14} {c.task:6} k={c.k}  draw {c.draw}  {c.head:14} {c.method}')
+
 @command
 def idp_reproduce(*,
     table:str='lpt-2',   # a table or figure: idpg-1 … idpg-f9, lpt-1 … lpt-f6, id-spam-2 … id-spam-16
@@ -60,15 +65,18 @@ def idp_reproduce(*,
     claims:str=None,
 ):
     "Run a published table, or go on with it, and print its scores and ours side by side"
-    if claims: return _judge(claims, data)
+    if claims:
+        own = 'table scale backbone methods tasks steps seeds rates out plan'
+        unread(idp_reproduce, locals(), own, 'with --claims')
+        return _judge(claims, data)
     from idp_tutorial.analysis.figures import FIGURES
     from idp_tutorial.experiments.reproduce import plan_of, reproduce
-    if table in FIGURES: return _figure(table, backbone, data, seeds, steps, out)
-    if plan:
-        for c in plan_of(table, scale, backbone, data):
-            print(f'{c.backbone:14} {c.task:6} k={c.k}  draw {c.draw}  {c.head:14} {c.method}')
-        return
-    t = reproduce(table, scale, backbone, data, seeds, out, methods and names(methods), tasks and names(tasks),
-        floats(rates, 'rates'), steps, partial(print, flush=True))
+    if table in FIGURES:
+        unread(idp_reproduce, locals(), 'scale methods tasks rates plan', f'of the figure {table}')
+        return _figure(table, backbone, data, seeds, steps, out)
+    part = [some and names(some) for some in (methods,tasks)]
+    if plan: return _foretell(plan_of(table, scale, backbone, data, *part))
+    t = reproduce(table, scale, backbone, data, seeds, out, *part, floats(rates, 'rates'), steps,
+        partial(print, flush=True))
     print('\n'+t.dropna(subset='our mean').round(1).to_string(index=False))
     print(f'\nwritten: {out}/{table}-{scale}.jsonl')

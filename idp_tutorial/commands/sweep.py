@@ -11,15 +11,16 @@ from functools import partial
 # %% ../../nbs/engine/commands/sweep.ipynb #e7ee2992
 from ..checks import needs
 from .command_line import command, config_of, ints, names
+from .grids import rates_of, unread
 
 # %% ../../nbs/engine/commands/sweep.ipynb #c3b52f01
-def _refused(methods, base, at, seeds, out):
+def _refused(methods, base, at, seeds, out, **how):
     "Everything that can be refused is refused here; else the rows of the task"
     from idp_tutorial.analysis.layer_sweep import planned
     from idp_tutorial.data.tasks import load_task
     from idp_tutorial.experiments.feasible import check
     from idp_tutorial.methods.options import refuse_unused
-    refuse_unused(methods, base)
+    refuse_unused(methods, base, **how)
     check(methods, base, seeds, out)
     planned(methods, base, at, seeds) # before the head's rate costs time
     return load_task(base.task, base.data, base.k)
@@ -83,6 +84,9 @@ def idp_sweep(*,
 ):
     "Choose a prompt layer without training, then train at every one; a killed sweep goes on where it stopped"
     base = config_of(locals())
+    rates_of(locals())
+    if not probe:
+        unread(idp_sweep, locals(), 'probe_depth probe_width probe_steps', 'without --probe')
     needs('matplotlib')
     import matplotlib
     from idp_tutorial.analysis.information import Probe
@@ -91,7 +95,7 @@ def idp_sweep(*,
     matplotlib.use('Agg')
     size = Probe(probe_depth, probe_width, steps=probe_steps)
     chosen,at = names(methods),ints(layers, 'layers')
-    rows,file = _refused(chosen, base, at, seeds, out),sweep_file(out, base)
+    rows,file = _refused(chosen, base, at, seeds, out, tune=tune, head_first=head_first),sweep_file(out, base)
     with writing(file):
         base,choice = _ready(chosen, base, at, seeds, tune, head_first, out, rows)
         records = _swept(chosen, base, at, seeds, tune, out, rows, choice)

@@ -33,7 +33,7 @@ def _train(cfg, grid, out, save_every):
     from idp_tutorial.experiments.comparison import chosen_rate
     from idp_tutorial.experiments.run import train
     from idp_tutorial.methods.options import refuse_unused
-    refuse_unused([cfg.method], cfg)
+    refuse_unused([cfg.method], cfg, rates=grid, save_every=save_every)
     writable(out)
     try:
         cfg,chose = chosen_rate(cfg, grid, out, print) if grid else (cfg, {})

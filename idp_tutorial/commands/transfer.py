@@ -12,6 +12,7 @@ from pathlib import Path
 # %% ../../nbs/engine/commands/transfer.ipynb #e6a54bd9
 from ..checks import between, writable
 from .command_line import command, config_of, names
+from .grids import rates_of
 
 # %% ../../nbs/engine/commands/transfer.ipynb #c3b53f02
 def label_pairs(
@@ -50,10 +51,11 @@ def idp_transfer(*,
     writable(out)
     between(test_rows, 1, 10**9, 'test_rows', 'rows of each test split')
     between(shots, 0, 10**9, 'shots', 'training samples of the second task')
+    rates_of(locals())
     base = config_of(locals(), task=source)
     from idp_tutorial.experiments.transfer_comparison import transfer_scores, transfer_table
     from idp_tutorial.methods.options import refuse_unused
-    refuse_unused(names(methods), base)
+    refuse_unused(names(methods), base, tune=tune, head_first=head_first)
     given = label_pairs(labels)
     few = f'-k{k}' if k else ''
     words = '-verbalizer' if head=='verbalizer' else ''

@@ -102,6 +102,8 @@ def plan_of(
     scale:str='small', # 'small' or 'full'
     backbone:str|None=None, # None: the paper's; `small`: smollm2 for LPT, else minilm
     data:str|None=None,     # folder of tasks
+    methods:list|None=None, # of ours, a part of them
+    tasks:list|None=None,   # of ours, a part of them
 )->list[RunConfig]: # one for every setting, method, task and draw; the seed is still to come
     "All runs of a table"
     one_of(scale, ('small','full'), 'scale')
@@ -112,10 +114,10 @@ def plan_of(
             f"does yet; verdict {row.verdict}; what would decide it: {row.decides}")
     cells = cells_of(table)
     paper,out = re.sub(r'-f?\d+$', '', table),[]
-    tasks = [t for t in SMALL if t in set(cells.name)][:4] or sorted(set(cells.name))[:4]
+    few = [t for t in SMALL if t in set(cells.name)][:4] or sorted(set(cells.name))[:4]
     for c in cells.itertuples():
         k = shots_of(c.setting)
-        if scale=='small' and (c.name not in tasks or c.backbone!=cells.backbone.iloc[0]):
+        if scale=='small' and (c.name not in few or c.backbone!=cells.backbone.iloc[0]):
             continue
         at_hand = 'smollm2' if paper=='lpt' else 'minilm'
         here = backbone or (at_hand if scale=='small' else BACKBONES[c.backbone])
@@ -125,7 +127,11 @@ def plan_of(
         frozen = data and (Path(data)/c.name/f'k{k}').is_dir() # a set that no draw changes
         draws = range(4 if scale=='full' else 2) if paper=='lpt' and k and not frozen else (0,) # LPT has four splits
         out += [replace(base, draw=d) for d in draws]
-    return list(dict.fromkeys(out))
+    left = [c for c in dict.fromkeys(out) if c.method in (methods or [c.method]) and c.task in (tasks or [c.task])]
+    if not left:
+        raise ValueError(f"nothing of {table} is left with methods={methods}, tasks={tasks}: it has "
+            f"{', '.join(dict.fromkeys(c.method for c in out))} on {', '.join(dict.fromkeys(c.task for c in out))}")
+    return left
 
 # %% ../../nbs/engine/experiments/reproduce.ipynb #b84ae007
 def _ran(plan, file, said, seeds, steps, rates, say): # all records of a plan; `said` is its name and its scale
@@ -156,11 +162,7 @@ def reproduce(
 ): # a `DataFrame`: theirs and ours
     "Run what is missing, and set the two side by side"
     writable(out)
-    plan = [c for c in plan_of(table, scale, backbone, data) if c.method in (methods or [c.method])
-        and c.task in (tasks or [c.task])]
-    if not plan:
-        raise ValueError(f"nothing of {table} is left with methods={methods}, tasks={tasks}: it has "
-            f"{', '.join(dict.fromkeys(c.method for c in plan_of(table, scale)))}")
+    plan = plan_of(table, scale, backbone, data, methods, tasks)
     file = Path(out)/f'{table}-{scale}.jsonl'
     with writing(file): # a second command is refused, and no record stands twice
         return side_by_side(_ran(plan, file, f'{table} {scale}', seeds, steps, rates, say), table)

@@ -40,8 +40,8 @@ AFTER = { # options of what comes after a plan: head and training
     **dict.fromkeys(('head_hidden','head_init'), lambda name: ROWS[name].kind not in ('control','entailment')),
     **dict.fromkeys(('rates','tune','lr'), lambda name: bool(ROWS[name].rates)),
     'weight_decay': lambda name: name=='side-network' or ROWS[name].kind!='control',
-    **dict.fromkeys(('epochs','schedule','beta2','eps','no_decay','warmup','head_lr','patience','accumulate','precision',
-        'compile','class_weight','lower_dropout'), lambda name: ROWS[name].kind!='control')}
+    **dict.fromkeys(('epochs','schedule','beta2','eps','no_decay','warmup','head_lr','patience','accumulate',
+        'precision','compile','class_weight','lower_dropout','save_every','head_first'), lambda name: ROWS[name].kind!='control')}
 _CACHED = dict(hidden=lambda name: name=='head-only' or ROWS[name].enters in ('middle','upper weights'),
     sentence=lambda name: ROWS[name].kind=='second pass')
 
@@ -49,22 +49,25 @@ def _keeps(name, cache): # is there something to keep on disk for this method?
     kinds = _CACHED if cache=='both' else [cache]
     return name in ('probe','side-network') or any(_CACHED[kind](name) for kind in kinds)
 
+def _check_cache(methods, cache):
+    if cache!='none' and not any(_keeps(m, cache) for m in methods):
+        raise ValueError(f"cache={cache!r}: {', '.join(methods)} has nothing to keep: 'hidden' is for prompts between "
+            "two layers, 'sentence' for those made from M(x); leave it out")
+
 def refuse_unused(
     methods:list[str], # names of `ROWS`
     cfg:RunConfig,     # of a command
     t:int=RunConfig.t, # prompt length of the command where none is given
-    **how, # options of the command that are no fields: `rates`, `tune`
+    **how, # options that are no fields: `rates`, `tune`, `save_every`, `head_first`
 ):
     "Refuse an option that was given and that none of the methods reads"
     default = {f.name: f.default for f in fields(RunConfig)}|dict(t=t)
-    chosen = {**vars(cfg), **how}
+    chosen = {**vars(cfg), **{name: v or None for name,v in how.items()}}
     for m in methods:
         known(m, ROWS, 'method')
     if cfg.plain_draw and cfg.k is None:
         raise ValueError("plain_draw=True without k: there is nothing to draw; give k, such as k=100, or leave it out")
-    if cfg.cache!='none' and not any(_keeps(m, cfg.cache) for m in methods):
-        raise ValueError(f"cache={cfg.cache!r}: {', '.join(methods)} has nothing to keep: 'hidden' is for prompts between "
-            "two layers, 'sentence' for those made from M(x); leave it out")
+    _check_cache(methods, cfg.cache)
     readers = READERS|AFTER
     given = [name for name in (*readers,'template','loss_vocab') if chosen.get(name)!=default.get(name)]
     for name in given:
@@ -72,7 +75,7 @@ def refuse_unused(
             who = [m for m in ROWS if readers[name](m)]
             raise ValueError(f"{name}={chosen[name]!r}: {', '.join(methods)} has no such option; leave it out, "
                 f"or use one of {', '.join(who[:4])}{' …' if len(who)>4 else ''}")
-        if name in ('head_hidden','head_init','head_lr') and cfg.head=='verbalizer':
+        if name in ('head_hidden','head_init','head_lr','head_first') and cfg.head=='verbalizer':
             raise ValueError(f"{name}={chosen[name]!r}: a verbalizer has no such head; leave it out, or use "
                 "head='classification'")
         if name not in readers and cfg.head!='verbalizer':

@@ -321,14 +321,16 @@ def test_growing_texts_get_a_position_table(monkeypatch):
     (dict(length=250),['250','20 prompt positions',"'prompt-tuning'",'256','length=236','t)']),
     (dict(length=300, methods='lora'),['length 300','256','length=256']), (dict(t=0),['t=0','at least 1']),
     (dict(repeats=0),['repeats=0']), (dict(grow='width'),["'width'",'t, length, depth, batch']),
-    (dict(grow='t', values='a'),["--values 'a'"]),
+    (dict(grow='t', values='a'),["--values 'a'"]), (dict(values='3'),['--values 3 is not read without --grow']),
+    (dict(grow='t', peft=True),['--peft True is not read with --grow']),
     (dict(batch_size=0),['batch_size=0']), (dict(precision='int8'),["'int8'","'bf16'"]),
     (dict(head='verbaliser'),["'verbaliser'","'verbalizer'"]), (dict(backbone='nowhere'),["no backbone 'nowhere'"]),
     (dict(out='.'),['--out .','folder']), (dict(out='/dev/null/x/y.jsonl'),['nowhere one can write'])],
     ids=lambda v: str(v)[:40])
 def test_the_command_says_why(kw, words, small_folder, capsys, monkeypatch, fits):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
-    with pytest.raises(SystemExit) as e: idp_bench(**{'backbone':str(small_folder), **FAST, **kw})
+    fast = {k: v for k,v in FAST.items() if not ('grow' in kw and k=='layers')}
+    with pytest.raises(SystemExit) as e: idp_bench(**{'backbone':str(small_folder), **fast, **kw})
     said = capsys.readouterr()
     last = said.err.splitlines()[-1]
     assert e.value.code==2 and said.out=='' and last.startswith('idp_bench: ') and all(any(o in last

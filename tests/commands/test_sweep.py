@@ -27,6 +27,13 @@ def test_the_command(tmp_path, capsys):
     assert len(choice.read_text().splitlines())==len(sweep.read_text().splitlines())==1
     assert json.loads(choice.read_text())['rows']
 
+@pytest.mark.parametrize('kw,words', [(dict(probe_depth=3), '--probe_depth 3 is not read without --probe'),
+    (dict(tune=True, lr=.1), '--tune and --lr 0.1: give one of the two')], ids=str)
+def test_options_that_nothing_would_read(kw, words, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        idp_sweep(task='sentiment', out=str(tmp_path), **kw)
+    assert words in capsys.readouterr().err and not [*tmp_path.iterdir()]
+
 def test_the_command_probes_with_the_sweeps_rates(monkeypatch, tmp_path):
     pretend(monkeypatch)
     seen = {}

@@ -12,6 +12,7 @@ from inspect import Parameter
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
 from idp_tutorial.commands.command_line import one_spelling, options, parser
@@ -92,8 +93,9 @@ def runs_or_says_why(f, argv):
         sys.stdout,sys.stderr,sys.stdin = kept
 
 
-def lines_of(n, place):
+def lines_of(n, place, seed=0):
     where,model = place
+    @seeded(seed)
     @few(n)
     @given(st.data())
     def check(data):
@@ -140,7 +142,8 @@ def says_or_reads(f):
         return 'was refused'
 
 
-def files_of(n, tmp_path):
+def files_of(n, tmp_path, seed=0):
+    @seeded(seed)
     @few(n)
     @given(st.lists(BITS, max_size=4), st.sampled_from([b'\n', b'\r\n', b'\0', b'\xef\xbb\xbf']))
     def check(rows, between):

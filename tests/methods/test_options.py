@@ -59,6 +59,24 @@ def test_one_of_several_methods_is_enough():
         refuse_unused(['lpt'], RunConfig(head='verbalizer', **kw))
 
 
+@pytest.mark.parametrize('methods,kw,words', [('majority', dict(patience=3), 'majority has no such option'),
+    ('majority', dict(lr=.1), 'lr=0.1: majority has no such option'), ('probe', dict(head_lr=.1), 'no such option'),
+    ('lora', dict(cache='hidden'), 'nothing to keep'), ('lpt', dict(cache='sentence'), 'nothing to keep'),
+    ('majority', dict(cache='both'), 'nothing to keep')], ids=str)
+def test_options_of_training_that_would_change_nothing(methods, kw, words):
+    with pytest.raises(ValueError, match=words):
+        refuse_unused([methods], RunConfig(**kw))
+    refuse_unused([methods,'side-network','lpt'], RunConfig(**kw))
+
+
+def test_options_of_a_command_that_would_change_nothing():
+    with pytest.raises(ValueError, match='tune=True: majority, probe has no such option'):
+        refuse_unused(['majority','probe'], RunConfig(), tune=True, rates=(), save_every=None)
+    with pytest.raises(ValueError, match='head_first=True: a verbalizer has no such head'):
+        refuse_unused(['lpt'], RunConfig(head='verbalizer'), head_first=True)
+    refuse_unused(['lpt'], RunConfig(), tune=True, head_first=True, rates=(.1,), save_every=0)
+
+
 @pytest.mark.parametrize('kw,words', [(dict(prompt_dropout=float("nan")), "prompt_dropout=nan"),
     (dict(batch_size=10**23), 'at most'),
     (dict(accumulate=10**7), 'at most 1,000,000'), (dict(steps=-1), 'at least 1'), (dict(seed=-1), 'seed=-1'),

@@ -321,7 +321,7 @@ def test_growing_texts_get_a_position_table(monkeypatch):
     (dict(length=250),['250','20 prompt positions',"'prompt-tuning'",'256','length=236','t)']),
     (dict(length=300, methods='lora'),['length 300','256','length=256']), (dict(t=0),['t=0','at least 1']),
     (dict(repeats=0),['repeats=0']), (dict(grow='width'),["'width'",'t, length, depth, batch']),
-    (dict(grow='t', values='a'),["--values 'a'"]), (dict(values='3'),['--values 3 is not read without --grow']),
+    (dict(grow='t', values='a'),["--values 'a'"]), (dict(values='3'),['is not read without --grow']),
     (dict(grow='t', peft=True),['--peft True is not read with --grow']),
     (dict(batch_size=0),['batch_size=0']), (dict(precision='int8'),["'int8'","'bf16'"]),
     (dict(head='verbaliser'),["'verbaliser'","'verbalizer'"]), (dict(backbone='nowhere'),["no backbone 'nowhere'"]),

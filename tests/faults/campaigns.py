@@ -141,10 +141,10 @@ def random_input(cases, seed):
     return t.SEEN,bad
 
 
-def say(kind, name, campaign, counts):
+def say(kind, name, campaign, counts, seed):
     t0 = time.time()
     seen,bad = campaign()
-    line = json.dumps(dict(campaign=kind, work=name, cases=sum(seen.values()), seconds=round(time.time()-t0),
+    line = json.dumps(dict(campaign=kind, work=name, seed=seed, cases=sum(seen.values()), seconds=round(time.time()-t0),
         outcomes={': '.join(k): v for k,v in sorted(seen.items())}, bad=len(bad), examples=bad[:5]))
     print(line, flush=True)
     if counts:
@@ -159,7 +159,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument('--only', choices=['pairs','kills','damaged','random'])
     p.add_argument('--works', default=','.join(works.WORKS))
-    p.add_argument('--seed', type=int, default=0)
+    p.add_argument('--seed', type=int, default=int(time.time()//86400), help='default: the day')
     p.add_argument('--cases', type=int, default=60, help='damages a file')
     p.add_argument('--inputs', type=int, default=2000, help='random command lines and files')
     p.add_argument('--every', type=int, default=1, help='file operations from one kill to the next')
@@ -168,13 +168,13 @@ def main():
     logging.disable_progress_bar()
     wrong = 0
     if o.only in (None,'random'): # with real training
-        wrong += say('random', 'input', lambda: random_input(o.inputs, o.seed), o.counts)
+        wrong += say('random', 'input', lambda: random_input(o.inputs, o.seed), o.counts, o.seed)
     works.pretend(pytest.MonkeyPatch())
     for name in o.works.split(',') if o.only!='random' else ():
         for kind,f in dict(pairs=lambda: pairs(name, 8, o.seed), kills=lambda: kills(name, o.every),
                 damaged=lambda: damaged(name, o.cases, o.seed)).items():
             if o.only in (None,kind):
-                wrong += say(kind, name, f, o.counts)
+                wrong += say(kind, name, f, o.counts, o.seed)
     sys.exit(bool(wrong))
 
 

@@ -103,6 +103,8 @@ def why(
 # %% ../nbs/engine/hall/checks.ipynb #28b4194a
 def writable(out:Path|str, option:str='--out '):
     "Refuse what is no folder, and could not become one"
+    if not str(out):
+        raise ValueError(f"{option}'': no folder is named; '.' is the one where you are")
     try:
         there = next(p for p in (Path(out), *Path(out).absolute().parents) if p.exists())
         Path(out).exists()

@@ -122,8 +122,7 @@ def parser(f)->ArgumentParser:
         if name=='table' and o.default is None:
             group.add_argument(name, nargs='?', help=said)
             continue
-        if o.default is not None:
-            said += f' (default: {o.default})'
+        said += f' (default: {o.default})' if o.default is not None else ''
         how = dict(action='store_true') if kind is bool else dict(type=kind, default=o.default)
         group.add_argument(f'--{name}', help=said, **how)
     return p
@@ -136,9 +135,8 @@ def one_spelling(argv:list[str])->list[str]:
 # %% ../../nbs/engine/commands/command_line.ipynb #c3b50f13
 def _in_script(frame): # the top level of a file that Python runs
     about = frame.f_globals
-    if about.get('__name__')!='__main__' or '__file__' not in about or frame.f_locals is not about:
-        return False
-    return Path(about['__file__']).resolve()==Path(frame.f_code.co_filename).resolve()
+    top = about.get('__name__')=='__main__' and '__file__' in about and frame.f_locals is about
+    return top and Path(about['__file__']).resolve()==Path(frame.f_code.co_filename).resolve()
 
 def command(f):
     "Make a command of a function: inherited options, one parser, errors as one line"
@@ -152,6 +150,8 @@ def command(f):
         return says_why(f)(*args, **{**inherited, **kwargs})
 
     def read():
+        for to in filter(None, (sys.stdout,sys.stderr)): # in a locale without our signs they are written as \u2026
+            to.reconfigure(errors='backslashreplace')
         p = parser(f)
         if '_ARGCOMPLETE' in os.environ: # the shell asks for what may follow
             import argcomplete

@@ -50,6 +50,8 @@ def texts_of(
 def _sink(out):
     "Where lines go to; a file has its name when it is whole"
     if out=='-':
+        if hasattr(sys.stdout, 'reconfigure'):
+            sys.stdout.reconfigure(encoding='utf-8') # in every locale
         yield sys.stdout
         return
     with whole_file(out, 'w', encoding='utf-8', newline='') as to:

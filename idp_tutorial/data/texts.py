@@ -24,6 +24,8 @@ from ..checks import one_of
 def _opened(path):
     "A file of bytes; standard input where `path` is '-'"
     if path=='-':
+        if sys.stdin is None:
+            raise ValueError('standard input is closed: give a file of texts, or a pipe')
         return nullcontext(getattr(sys.stdin, 'buffer', sys.stdin))
     unpack = {'.xz':lzma.open, '.gz':gzip.open}
     return unpack.get(Path(path).suffix, open)(path, 'rb')

@@ -95,6 +95,8 @@ def run_of(
 )->tuple[Task,RunConfig]:
     "The task and the config that a file describes; whatever it says of folders, they are the user's own"
     task,cfg = _fields(Task, about.get('task'), where, version),_fields(RunConfig, about.get('cfg'), where, version)
+    if len(task.columns)<2 or not all(c is None or isinstance(c, str) for c in task.columns):
+        raise ValueError(f"{where} says columns={task.columns!r}, where names of columns belong: save the model again")
     return replace(task, splits={}, unpack=None),replace(cfg, **_OURS, glove=cfg.glove and Path(cfg.glove).name)
 
 def check_format(about:dict, where):
@@ -123,6 +125,12 @@ def note_backbone(
     if saved['local']:
         remember(saved['digests'][saved['dtype']], name)
 
+def _check_said(saved, what):
+    "A description that lacks, or garbles, the weights"
+    kept,was = [saved.get(name) if isinstance(saved, dict) else None for name in ('digests','dtype')]
+    if not isinstance(saved, str) and not (isinstance(kept, dict) and isinstance(was, str) and was in kept):
+        raise ValueError(f"{what} do not say which weights they belong to: save the model again")
+
 def check_backbone(
     saved:dict|str, # of `describe_backbone`, or the fingerprint that version 0.1.0 kept
     bb:Backbone,
@@ -133,6 +141,7 @@ def check_backbone(
     if isinstance(saved, str):
         same = saved in (fingerprint(bb), fingerprint(bb, attn='sdpa'), fingerprint(bb, attn='eager'))
     else:
+        _check_said(saved, what)
         kept,was = saved['digests'],saved['dtype']
         same = kept.get(_dtype(bb))==identity(bb) or was in _DTYPES and kept[was]==identity(bb, _DTYPES[was])
     if not same:
@@ -141,7 +150,7 @@ def check_backbone(
 
 def _found(saved, name):
     "What to load for a name: a folder is where its weights were last, or where the user stands, and a name stays one"
-    if not isinstance(saved, dict) or not saved['local']:
+    if not isinstance(saved, dict) or not saved.get('local'):
         return name
     there = remembered(saved['digests'].get(saved['dtype']))
     here = name if Path(name, 'config.json').is_file() else packaged(name) and name
@@ -156,6 +165,7 @@ def backbone_of(
 )->Backbone:
     "The backbone that a saved model names, or the user's own, compared with the digest; its `name` is where it was"
     hint = "say where it is (bb=…; idp_predict: --backbone)"
+    _check_said(saved, what)
     where = _found(saved, name) if bb is None else bb
     if where is None:
         raise FileNotFoundError(f"{what} need their backbone, a folder {name!r} where they were trained, which is not "

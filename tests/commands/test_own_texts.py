@@ -1,8 +1,10 @@
 "A table of one's own on the command line: README's commands, what is held out, pairs, numbers, a file of options."
 import csv
 import json
+import os
 import re
 import shlex
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -121,3 +123,15 @@ def test_a_known_name_is_not_taken(tmp_path):
     task,_ = known_task(tmp_path/'sentiment.tsv')
     assert task.name=='own-sentiment' and TASKS['own-sentiment'] is task and not TASKS['sentiment'].splits
     assert known_task(tmp_path/'sentiment.tsv')[0].name=='own-sentiment' # the same table again
+
+def test_streams_that_are_closed_or_narrow_and_a_folder_without_a_name(monkeypatch):
+    from idp_tutorial.checks import writable
+    from idp_tutorial.data.texts import rows_of
+    monkeypatch.setattr(sys, 'stdin', None)
+    with pytest.raises(ValueError, match='standard input is closed'):
+        [*rows_of('-', 'lines', False)]
+    with pytest.raises(ValueError, match='no folder is named'):
+        writable('')
+    help = [sys.executable, '-m', 'idp_tutorial.commands.train', '--help']
+    got = subprocess.run(help, env=os.environ|dict(PYTHONIOENCODING='ascii'), capture_output=True, text=True)
+    assert got.returncode==0 and r'configs/\u2026' in got.stdout, got.stderr

@@ -120,6 +120,16 @@ def test_a_field_of_another_type_is_named(saved):
         with pytest.raises(ValueError, match=rf' says {field}=.*, where RunConfig takes .*save'):
             from_pretrained(folder)
 
+def test_a_description_of_no_task_or_no_weights_is_named(saved):
+    folder,*_ = saved
+    good = (folder/'prompts.safetensors').read_bytes()
+    for new,words in ((dict(task=dict(columns=[])), 'says columns='), (dict(task=dict(columns=[1,2])), 'says columns='),
+            (dict(backbone=None), 'which weights'), (dict(backbone=dict(digests={})), 'which weights')):
+        (folder/'prompts.safetensors').write_bytes(good)
+        rewrite(folder, **new)
+        with pytest.raises(ValueError, match=words):
+            from_pretrained(folder)
+
 def test_newer_versions_are_named(saved):
     folder,*_ = saved
     rewrite(folder, version='7.1', cfg=dict(telepathy=3))

@@ -88,7 +88,8 @@ class Backbone:
     def mask(self, kind:str, distance:Tensor, real:Tensor, dtype): # bool or additive `[B,1,1 or T,P+T]`, or None
         "Who may be attended to: real rows and keys, in decoders nothing to the right, in local layers nothing far"
         local = kind=='sliding_attention' and self.window<distance.shape[2]
-        if not self.causal and not local and bool(real.all()): return None
+        implied = not self.causal or self.n_kv<self.n_heads and not self.eager and distance.shape[1]==distance.shape[2]
+        if implied and not local and bool(real.all()): return None # grouped keys are then read, not copied
         seen = real.bool()[:,None,None]
         if self.causal: seen = seen & (distance>=0)[:,None]
         if local: seen = seen & self.near(distance)[:,None]
@@ -114,6 +115,9 @@ class Backbone:
         "One layer at the one row `[B]` of each text that is read: keys and values of all rows, the rest of that row"
         kind = self.kinds[layer]
         now = given[kind]
+        if self.causal and now['attention_mask'] is None:
+            seen = torch.arange(h.shape[1], device=h.device)<=row[:,None]
+            now = dict(now, attention_mask=seen[:,None,None])
         one = {kind: {name: at_row(x, row) for name,x in now.items()}}
         return self.layer(layer, at_row(h, row), one, AllRows(*self.keys_values(self.layers[layer], h, **now), kv))
 

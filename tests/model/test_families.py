@@ -138,6 +138,17 @@ def test_a_layer_may_be_told_other_lengths_for_each_text():
     assert distance[0,0,:4].tolist()==[3,2,1,0] and distance[1,0,3].item()==0
 
 
+def test_heads_that_share_a_key_get_no_mask_where_nothing_is_padded():
+    def mask(name, keep, prefix=0, attn='sdpa'):
+        bb = small_backbone(name, attn)
+        return bb.given(keep, torch.zeros(*keep.shape, bb.d), prefix)['full_attention']['attention_mask']
+    whole = torch.ones(2, 5, dtype=torch.long)
+    assert mask('llama', whole) is None
+    padded = whole.tril(3)
+    assert all(m is not None for m in (mask('llama', padded), mask('llama', whole, 2), mask('gpt2', whole),
+        mask('llama', whole, attn='eager')))
+
+
 def test_registering():
     class Loop:
         causal,readout = False,'cls'

@@ -109,6 +109,9 @@ def train(
     **more, # also goes into the record
 )->dict: # the record
     "Train one config, or go on with it, and keep what it learnt"
+    if cfg.method in CONTROLS:
+        raise ValueError(f"{cfg.method!r} is a control, with no prompt to keep: `run`, or idp_compare --methods "
+            f"{cfg.method}, scores it")
     (task,cfg),folder = _of_task(cfg, task),Path(folder)
     if save_every is not None:
         at_least(save_every, 0, 'save_every')

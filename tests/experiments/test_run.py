@@ -309,3 +309,10 @@ def test_tuning_is_with_seed_0(cfg, fakes):
     trained,_ = fakes(lambda c: 1.)
     compare(['lpt'], cfg(lr=None, seed=7), seeds=1, say=lambda s: None)
     assert {r[3] for r in trained}=={0}
+
+
+def test_a_control_keeps_no_prompt(tmp_path):
+    from idp_tutorial.experiments.run import train
+    with pytest.raises(ValueError, match='majority.* is a control, with no prompt to keep'):
+        train(config(method='majority'), tmp_path/'new')
+    assert not (tmp_path/'new').exists()

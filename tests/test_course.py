@@ -51,6 +51,20 @@ def test_a_chapter_needs_no_later_one(path):
     assert not later, f'{path.stem} needs {later}'
 
 
+def test_what_a_later_chapter_builds_is_used_with_a_word_on_where():
+    "`from idp_tutorial.methods.idpg import …` in chapter 00: its text links to the chapter that exports the module"
+    built = {}
+    for path in CHAPTERS:
+        for module in re.findall(r'#\| default_exp (\S+)', '\n'.join(c.source for c in read(path).cells)):
+            built[f'idp_tutorial.{module}'] = path
+    assert len(built)>=7
+    for path in CHAPTERS:
+        code = '\n'.join(c.source for c in read(path).cells if c.cell_type=='code')
+        used = re.findall(r'^from (\S+) import', code, re.M)
+        later = {built[m].name for m in used if m in built and built[m].name>path.name}
+        assert all(f']({name})' in course.prose_with_links(path) for name in later), (path.name, later)
+
+
 @pytest.mark.parametrize('path', DONE, ids=lambda p: p.stem)
 def test_an_idea_fits_into_25_lines(path):
     long = {name: n for name,n in course.ideas(read(path)).items() if n>25}

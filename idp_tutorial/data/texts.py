@@ -34,18 +34,20 @@ def decoded(
     lines,     # of bytes, or of text
     where:str, # file, for messages
 )->Iterator[tuple[int,str]]: # number of the line, from 1; its text
-    "UTF-8 with or without a byte order mark; anything else is refused"
+    "UTF-8 with or without byte order marks, as joined files have them; anything else is refused"
     for n,line in enumerate(lines, 1):
         if isinstance(line, str):
-            yield n,line.removeprefix('\ufeff') if n==1 else line
+            yield n,line.removeprefix('\ufeff')
             continue
         if n==1 and line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             raise ValueError(f"{where} is UTF-16: save it as UTF-8")
         try:
-            text = line.removeprefix(BOM_UTF8).decode() if n==1 else line.decode()
+            text = line.removeprefix(BOM_UTF8).decode()
         except UnicodeDecodeError as e:
             raise ValueError(f"{where}, line {n}: byte {e.start+1} is {line[e.start]:#04x}, which is not UTF-8 "
                 "(Latin-1, or Windows?): convert the file, such as with iconv -f LATIN1 -t UTF-8") from None
+        if '\0' in text:
+            raise ValueError(f"{where}, line {n} holds a NUL (UTF-16 without its mark?): save the file as UTF-8")
         yield n,text
 
 def lines_of(

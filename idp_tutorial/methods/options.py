@@ -70,7 +70,7 @@ def refuse_unused(
         raise ValueError("plain_draw=True without k: there is nothing to draw; give k, such as k=100, or leave it out")
     _check_cache(methods, cfg.cache)
     readers = READERS|AFTER
-    given = [name for name in (*readers,'template','loss_vocab') if chosen.get(name)!=default.get(name)]
+    given = [name for name in (*readers,'template','loss_vocab','readout') if chosen.get(name)!=default.get(name)]
     for name in given:
         if name in readers and not any(readers[name](m) for m in methods):
             who = [m for m in ROWS if readers[name](m)]
@@ -79,6 +79,9 @@ def refuse_unused(
         if name in ('head_hidden','head_init','head_lr','head_first') and cfg.head=='verbalizer':
             raise ValueError(f"{name}={chosen[name]!r}: a verbalizer has no such head; leave it out, or use "
                 "head='classification'")
-        if name not in readers and cfg.head!='verbalizer':
+        if name=='readout' and cfg.head=='verbalizer' and not any(READERS['sentence_pass'](m) for m in methods):
+            raise ValueError(f"readout={cfg.readout!r}: a verbalizer reads its mask; leave it out, or use "
+                "head='classification'")
+        if name in ('template','loss_vocab') and cfg.head!='verbalizer':
             raise ValueError(f"{name}={chosen[name]!r}: only a verbalizer reads it; leave it out, or use "
                 "head='verbalizer'")

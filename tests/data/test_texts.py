@@ -59,6 +59,7 @@ def test_formats():
     ('a.csv', b'a,b\n1,2,3\n', 'line 2: 3 cells, and the header names 2'), ('a.csv', b'', 'line 1 has the columns'),
     ('a.csv', b'a,a\n', 'names each column once'), ('a.csv', b'a,b\n"x"y,2\n', 'line 2: .*double quotes'),
     ('a.txt', 'a'.encode('utf-16'), 'is UTF-16: save it as UTF-8'),
+    ('a.txt', 'ab'.encode('utf-16-le'), 'line 1 holds a NUL'),
     ('a.jsonl', b'{"a": 1, "a": 2}', "line 1 is not JSON .the key 'a' stands there twice"),
     ('a.jsonl', b'{"a": -Infinity}', '-Infinity is not a number'), ('a.jsonl', b'3', 'is not a row'),
     ('a.jsonl', b'['*100_000, 'is not JSON'), ('a.jsonl', b'{"a": "\\udfff"}', 'half a character'),

@@ -62,11 +62,12 @@ def test_one_of_several_methods_is_enough():
 @pytest.mark.parametrize('methods,kw,words', [('majority', dict(patience=3), 'majority has no such option'),
     ('majority', dict(lr=.1), 'lr=0.1: majority has no such option'), ('probe', dict(head_lr=.1), 'no such option'),
     ('lora', dict(cache='hidden'), 'nothing to keep'), ('lpt', dict(cache='sentence'), 'nothing to keep'),
+    ('lpt', dict(head='verbalizer', readout='cls'), 'a verbalizer reads its mask'),
     ('majority', dict(cache='both'), 'nothing to keep')], ids=str)
 def test_options_of_training_that_would_change_nothing(methods, kw, words):
     with pytest.raises(ValueError, match=words):
         refuse_unused([methods], RunConfig(**kw))
-    refuse_unused([methods,'side-network','lpt'], RunConfig(**kw))
+    refuse_unused([methods,'side-network','lpt','s-idpg-phm'], RunConfig(**kw))
 
 
 def test_options_of_a_command_that_would_change_nothing():

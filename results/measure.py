@@ -1,5 +1,5 @@
-"""The runs of `results/claims`: python results/measure.py controls|methods|differences TASK … --out FILE; IDP_DATA is
-set. `effects` reads what `differences` wrote into the page of differences; it trains nothing."""
+"""The runs of `results/claims`: python results/measure.py controls|methods|fewshot|differences TASK … --out FILE;
+IDP_DATA is set. `effects` reads what `differences` wrote into the page of differences; it trains nothing."""
 import argparse
 import os
 import re
@@ -67,14 +67,25 @@ def methods(a):
             runs(a, cfg, load_task(cfg.task, cfg.data, cfg.k))
 
 
+def fewshot(a):
+    "As LPT: no head, the label words; four draws of K examples, two seeds of each; rates chosen on draw 0 with seed 0"
+    for name in a.tasks:
+        for method in a.methods:
+            cfg = replace(base(a, name), method=method, head='verbalizer', t=5 if method=='lpt-npg' else 20)
+            chosen = None
+            for draw in range(a.draws):
+                c = replace(cfg, draw=draw)
+                chosen = runs(a, c, load_task(c.task, c.data, c.k, draw), swaps=False, lr=chosen)
+
+
 def differences(a):
     "Every method as it is and with each switch, at its own middle rate"
     for name in a.tasks:
         for method in a.methods or DIFFERENCES:
             for changed in ({}, *DIFFERENCES[method]):
-                cfg = replace(base(a, name), method=method, head_init=a.head_init, head_lr=a.head_lr or None, **changed)
-                if cfg.lower_dropout:
-                    cfg = replace(cfg, cache='sentence')
+                how = dict(cache='none') if changed.get('lower_dropout') else {} # nothing below stays as it is
+                cfg = replace(base(a, name), **how, head_init=a.head_init, head_lr=a.head_lr or None)
+                cfg = replace(cfg, method=method, **changed)
                 a.lr = METHODS[method].rate
                 runs(a, cfg, load_task(cfg.task, cfg.data, cfg.k), swaps=False)
 
@@ -90,7 +101,7 @@ def effects(a):
                 for c in (v, {})]
             f = contrast([{**r, 'method':side} for side,rs in (('a', a_), ('b', b_)) for r in rs], 'a', 'b',
                 folder=a.out.parent)
-            if f:
+            if f and f['runs']>=a.seeds:
                 found[method, ', '.join(f'{k}={x!r}' for k,x in v.items())] = f
     p = holm([f['p'] for f in found.values()])
     rows = [f"| {m} | `{v}` | {f['effect']:+.1f} ({f['low']:+.1f} … {f['high']:+.1f}) | {f['detectable']:.1f} | "
@@ -103,22 +114,24 @@ def effects(a):
     print(table)
 
 
-def runs(a, cfg, task, swaps=True):
+def runs(a, cfg, task, swaps=True, lr=None): # the rate; `lr`: one that an earlier draw has chosen
     rates,how = ((a.lr,),'given') if a.lr else (FIVE[METHODS[cfg.method].rates[0]],'best of 5 on validation, seed 0')
+    if cfg.head=='verbalizer' and not a.lr:
+        how = 'best of 5 on validation, draw 0, seed 0'
     old = {r['seed']: r for r in stored(a.out) if made_by(r, replace(cfg, seed=r['seed']), how)}
     for seed in range(a.seeds):
         if seed in old:
             continue
         began,tried,best = time.time(),[],None
-        for lr in [old[0]['lr']] if old else rates:
-            c = replace(cfg, lr=lr, seed=seed)
+        for rate in [lr or old[0]['lr']] if lr or old else rates:
+            c = replace(cfg, lr=rate, seed=seed)
             try:
                 model,log = trained(c, task)
             except FloatingPointError:
-                tried.append((lr, 'diverged'))
+                tried.append((rate, 'diverged'))
                 continue
-            tried.append((lr, round(log['validation'], 2)))
-            print(f"{c.task} {c.method} seed {seed} lr {lr:g} validation {log['validation']:.1f} "
+            tried.append((rate, round(log['validation'], 2)))
+            print(f"{c.task} {c.method} seed {seed} lr {rate:g} validation {log['validation']:.1f} "
                 f"{time.time()-began:.0f} s", flush=True)
             if best is None or log['validation']>best[1]['validation']:
                 best = model,log,c
@@ -126,22 +139,24 @@ def runs(a, cfg, task, swaps=True):
         r = record_of(model, log, task, c, logits=logits_file(a.out, c))
         if swaps and METHODS[c.method].kind in ('generated','second pass'):
             r['swap'] = swapped(model, task, c, r, a.out)
-        if not old and not a.lr:
+        if not old and not lr and not a.lr:
             r |= dict(tried=tried, edge=c.lr in (rates[0], rates[-1]))
         old[seed] = r | dict(lr_selected=how) | made_since(began)
         append(old[seed], a.out)
         print(f"{c.task} {c.method} seed {seed}: {r['score']:.1f} {r.get('swap', '')}", flush=True)
+    return old[0]['lr']
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('what', choices=('controls','methods','differences','effects'))
+    p.add_argument('what', choices=('controls','methods','fewshot','differences','effects'))
     p.add_argument('tasks', nargs='*', help='such as trec, mr-k1000, two-domains')
     p.add_argument('--out', type=Path, required=True, help='a file of records; what it has is not run again')
     p.add_argument('--methods', type=lambda s: s.split(','))
     p.add_argument('--backbone', default='tiny')
     p.add_argument('--dtype', default='float32')
     p.add_argument('--seeds', type=int, default=3)
+    p.add_argument('--draws', type=int, default=4, help='of `fewshot`, whose seeds are two')
     p.add_argument('--steps', type=int, default=620)
     p.add_argument('--batch_size', type=int, default=16)
     p.add_argument('--looks', type=int, default=10)
@@ -150,7 +165,7 @@ def main():
     p.add_argument('--lr', type=float, help='one rate; by default the best of five')
     p.add_argument('--cache')
     a = p.parse_args()
-    dict(controls=controls, methods=methods, differences=differences, effects=effects)[a.what](a)
+    dict(controls=controls, methods=methods, fewshot=fewshot, differences=differences, effects=effects)[a.what](a)
 
 
 if __name__=='__main__':

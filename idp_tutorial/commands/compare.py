@@ -79,7 +79,7 @@ def idp_compare(*,
     sentence_pass, share, reads, inject, way, generator, skip_last, embeds, out_relu, init_std, sentence_dropout,
     generator_dropout, head_hidden, head_init, schedule, beta2, eps, no_decay,
     lr:float=None, # one learning rate for all methods (default: each method's own)
-    rates, tune, head_first,
+    head_lr, rates, tune, head_first,
     looks:int=4, # looks at the validation split in a run; the best one is kept
     # states of frozen layers, computed once and kept on disk: 'sentence' (M(x)), 'hidden' (below the prompt) or 'both'
     cache:str='none',

@@ -68,6 +68,8 @@ def refuse_unused(
         known(m, ROWS, 'method')
     if cfg.plain_draw and cfg.k is None:
         raise ValueError("plain_draw=True without k: there is nothing to draw; give k, such as k=100, or leave it out")
+    if cfg.head_lr and how.get('head_first'):
+        raise ValueError(f"head_lr={cfg.head_lr:g} with head_first, which chooses that rate: leave one of them out")
     _check_cache(methods, cfg.cache)
     readers = READERS|AFTER
     given = [name for name in (*readers,'template','loss_vocab','readout') if chosen.get(name)!=default.get(name)]

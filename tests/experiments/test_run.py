@@ -227,6 +227,9 @@ def test_the_bare_head_chooses_its_rate_first(cfg, fakes):
     compare(['lpt-npg'], cfg(lr=None), seeds=1, head_first=True, say=lambda s: None)
     assert trained==head+npg
     trained.clear()
+    compare(['lpt-npg','head-only'], cfg(lr=None, head_lr=1e-3), seeds=1, tuned=False, say=lambda s: None) # given
+    assert trained==[('lpt-npg', METHODS['lpt-npg'].rate, 1e-3, 0),('head-only', METHODS['head-only'].rate, None, 0)]
+    trained.clear()
     compare(['lpt-npg','head-only'], cfg(lr=None), seeds=1, tuned=False, head_first=True, say=lambda s: None)
     assert trained==head+[('lpt-npg', METHODS['lpt-npg'].rate, .1, 0),('head-only', METHODS['head-only'].rate, None, 0)]
     trained.clear()

@@ -138,11 +138,11 @@ def claim_cell(r:dict)->str:
         return '–'
     effect,low,high,seen = [float(r[c]) for c in ('effect','low','high','detectable')]
     n = 1 if seen>=.5 else 2
-    return f"{effect:+.{n}f} ({low:+.{n}f} … {high:+.{n}f}); {r['runs']} runs see {seen:.{n}f}"
+    return f"{effect:+.{n}f} ({low:+.{n}f} … {high:+.{n}f}); {r['runs']} runs, visible from {seen:.{n}f}"
 
 def claims_page(rows:list[dict])->str: # Markdown; a link to `#ID` finds a row
     "The claims as a page"
-    head = ('| claim | published | ours (95 %) | above the control | verdict | what would decide it |\n'
+    head = ('| claim | published | ours (95 %) | above the control | verdict | the records, or what would decide it |\n'
         '|---|--:|--:|--:|---|---|\n')
     def line(r):
         said = f"<a id=\"{r['id']}\"></a>“{r['sentence']}” ({r['where']}). *{r['contrast']}*"

@@ -241,7 +241,8 @@ def costs(backbone='roberta-large', layers=24):
     "Passes through the model in a training step, and numbers trained"
     methods = ['head-only', 'prompt-tuning', 'p-tuning-v2', 's-idpg-phm', 'm-idpg-phm', 'lpt-npg', 'id-spam',
         'fine-tuning']
-    counts = method_counts(backbone, methods=methods).set_index('method')
+    base = RunConfig(t=5) # as in the chapter
+    counts = method_counts(backbone, base, methods=methods).set_index('method')
     shapes,said,w,x,unit = [],[],424,118,70
     shapes += [Text(10, 23, 'method', 'title', 'start'), Text(x, 23, 'passes of a step', 'title', 'start'),
         Text(w-10, 23, 'trained', 'title', 'end')]
@@ -254,7 +255,7 @@ def costs(backbone='roberta-large', layers=24):
         shapes.append(Text(w-10, y+13, f'{n:,}', 'label', 'end'))
         said.append(f'{name}: {forward:g} forward, {back:g} backward, {n:,} trained')
     y = 44+26*len(methods)
-    shapes += [Text(10, y+14, f'{backbone}, t={RunConfig().t}, no head', 'note', 'start')]
+    shapes += [Text(10, y+14, f'{backbone}, t={base.t}, no head', 'note', 'start')]
     shapes += [Box(224, y+3, 14, 14, 'ahead'), Text(244, y+14, 'forward', 'note', 'start')]
     shapes += [Box(320, y+3, 14, 14, 'back'), Text(340, y+14, 'backward', 'note', 'start')]
     title = 'What a training step costs, and what is trained'

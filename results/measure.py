@@ -21,7 +21,8 @@ from idp_tutorial.records import append, read_records, stored
 
 CONTROLS = ['majority','probe','side-network']
 FIVE = {1e-2: (3e-3,1e-2,3e-2,1e-1,3e-1), 1.5e-3: (5e-4,1.5e-3,5e-3,1.5e-2,5e-2), 3e-3: (1e-3,3e-3,1e-2,3e-2,1e-1),
-    1e-3: (3e-4,1e-3,3e-3,1e-2,3e-2), 5e-5: (2e-5,5e-5,1.5e-4,5e-4,1.5e-3)} # rates, by the first of a method's own three
+    1e-3: (3e-4,1e-3,3e-3,1e-2,3e-2), 5e-4: (1.5e-4,5e-4,1.5e-3,5e-3,1.5e-2),
+    5e-5: (2e-5,5e-5,1.5e-4,5e-4,1.5e-3)} # rates, by the first of a method's three
 
 DIFFERENCES = { # of `docs/differences.md`: what one switch changes, all else as in the method's default
     's-idpg-phm':[dict(sentence_pass='noisy'), dict(sentence_pass='cls'), dict(readout='cls'), dict(standardise=False),

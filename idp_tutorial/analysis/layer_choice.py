@@ -123,6 +123,7 @@ def choice_if_any(
 )->dict|None: # None: nothing to choose, or nothing to choose by (a regression, too few texts)
     "`layer_choice`, where a method has a layer and the task can say which"
     if set(methods)&set(late_methods()):
+        stored(out) # a damaged file is an error, and no reason to go without a choice
         try:
             return layer_choice(cfg, task, out)
         except ValueError as e:

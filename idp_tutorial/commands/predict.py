@@ -57,13 +57,18 @@ def _sink(out):
     with whole_file(out, 'w', encoding='utf-8', newline='') as to:
         yield to
 
+def _in_words(value): # a date as ISO 8601, all else as it prints itself
+    "What JSON has no word for, such as a Parquet column of dates or decimals"
+    return value.isoformat() if hasattr(value, 'isoformat') else str(value)
+
 def writer(
     to,         # a file
     kind:str,   # 'csv' or 'jsonl'
 ): # a function of a row
     "Write rows; the columns of a CSV file are those of its first row"
     if kind=='jsonl':
-        return lambda row: print(json.dumps(row, ensure_ascii=False, allow_nan=False), file=to)
+        return lambda row: print(json.dumps(row, ensure_ascii=False, allow_nan=False, default=_in_words),
+            file=to)
     table,first = csv.writer(to, lineterminator='\n'),[]
     def write(row):
         flat = {f'probability {label}': p for label,p in row.get('probabilities', {}).items()}

@@ -8,7 +8,7 @@ from small import FAMILY, setting, small_task
 from sweeps import BASE, HUMP, TASK
 
 from idp_tutorial.analysis import layer_choice as module
-from idp_tutorial.analysis.layer_choice import choose_prompt_layer, layer_choice, made_for
+from idp_tutorial.analysis.layer_choice import choice_if_any, choose_prompt_layer, layer_choice, made_for
 from idp_tutorial.analysis.probes import layer_features
 from idp_tutorial.records import read_records
 
@@ -86,6 +86,9 @@ def test_a_choice_is_for_its_settings(monkeypatch, tmp_path):
         (3,128,64),(10,128,32)]
     out.write_text(json.dumps(dict(task='sentiment', head='classification', layer=7, seconds=1.))+'\n')
     assert [layer(), layer(t=3), layer()]==[7,6,7]
+    out.write_text('{"task": \n') # damaged: an error, and no sweep without a choice
+    with pytest.raises(ValueError, match='line 1 is not a record'):
+        choice_if_any(['lpt'], BASE, TASK, out)
 
 @pytest.mark.parametrize('make,words', [
     (lambda: choose_prompt_layer(setting()[0], small_task('similarity')), ['regression','needs classes']),

@@ -59,6 +59,8 @@ def _sink(out):
 
 def _in_words(value): # a date as ISO 8601, all else as it prints itself
     "What JSON has no word for, such as a Parquet column of dates or decimals"
+    if isinstance(value, bytes):
+        raise ValueError("a column of the table holds bytes, which JSON lines cannot: leave it out, or decode it")
     return value.isoformat() if hasattr(value, 'isoformat') else str(value)
 
 def writer(

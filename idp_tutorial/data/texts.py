@@ -50,6 +50,16 @@ def decoded(
             raise ValueError(f"{where}, line {n} holds a NUL (UTF-16 without its mark?): save the file as UTF-8")
         yield n,text
 
+_LONGEST = 2**26 # bytes of a line: a book has a hundredth of that, and a device may never end one
+
+def _no_longer(f, where):
+    n = 0
+    while line := f.readline(_LONGEST+1):
+        n += 1
+        if len(line)>_LONGEST:
+            raise ValueError(f"{where}, line {n} is longer than {_LONGEST:,} bytes: give a file of texts, one a line")
+        yield line
+
 def lines_of(
     path, # of a file, which may be packed (`.xz`, `.gz`); '-': standard input
 )->Iterator[tuple[int,str]]: # number, text
@@ -57,7 +67,7 @@ def lines_of(
     where = 'standard input' if path=='-' else str(path)
     try:
         with _opened(path) as f:
-            yield from decoded(f, where)
+            yield from decoded(_no_longer(f, where), where)
     except FileNotFoundError:
         raise FileNotFoundError(f"no file {where}: give a file that is there") from None
     except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile) as e:

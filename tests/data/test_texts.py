@@ -13,7 +13,7 @@ from idp_tutorial.data.loading import checked
 from idp_tutorial.data.rows import check_row
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
-from idp_tutorial.data.texts import format_of, rows_of, strict_json
+from idp_tutorial.data.texts import format_of, lines_of, rows_of, strict_json
 from idp_tutorial.methods.glove import read_glove
 
 MINE = Task('mine', labels=('no','yes'))
@@ -135,3 +135,14 @@ def test_word_vectors_are_words_and_numbers(tmp_path):
     with pytest.raises(ValueError, match="line 2: .* are not 2 numbers"): read(b'the 1 2\na 1_0 3\n')
     with pytest.raises(ValueError, match='line 2: more numbers than the 2 of line 1'): read(b'the 1 2\na 1 2 3\n')
     assert json.loads(json.dumps(strict_json('{"a": 1}', 'f')))=={'a':1}
+
+
+def test_a_line_has_an_end(tmp_path, monkeypatch):
+    "A device that never ends a line would fill the memory"
+    monkeypatch.setattr('idp_tutorial.data.texts._LONGEST', 8)
+    file = tmp_path/'x.txt'
+    file.write_bytes(b'short\n1234567\n')
+    assert [text for _,text in lines_of(file)]==['short\n','1234567\n']
+    file.write_bytes(b'short\n12345678\n')
+    with pytest.raises(ValueError, match='line 2 is longer than 8 bytes: give a file of texts'):
+        list(lines_of(file))

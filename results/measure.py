@@ -27,9 +27,10 @@ FIVE = {1e-2: (3e-3,1e-2,3e-2,1e-1,3e-1), 1.5e-3: (5e-4,1.5e-3,5e-3,1.5e-2,5e-2)
 DIFFERENCES = { # of `docs/differences.md`: what one switch changes, all else as in the method's default
     's-idpg-phm':[dict(sentence_pass='noisy'), dict(sentence_pass='cls'), dict(readout='cls'), dict(standardise=False),
         dict(sentence_dropout=0., generator_dropout=0.),
-        dict(schedule='constant', beta2=.98, eps=1e-6, weight_decay=.1)],
+        dict(schedule='constant', beta2=.98, eps=1e-6, weight_decay=.1), dict(generator='both')],
     'm-idpg-phm':[dict(inject='replace'), dict(inject='insert'), dict(inject='kv'), dict(reads='layer0'),
-        dict(share='S'), dict(share='L')],
+        dict(share='S'), dict(share='L'), dict(m=256), dict(t=20)],
+    'prompt-tuning':[dict(position=1)],
     'p-tuning-v2':[dict(way='add'), dict(way='replace')],
     'lpt-npg':[dict(standardise=False), dict(prompt_dropout=0.), dict(lower_dropout=True), dict(m=256, t=10),
         dict(weight_decay=.1), dict(weight_decay=.1, no_decay=True)],
@@ -83,7 +84,7 @@ def differences(a):
     "Every method as it is and with each switch, at its own middle rate"
     for name in a.tasks:
         for method in a.methods or DIFFERENCES:
-            for changed in ({}, *DIFFERENCES[method]):
+            for changed in ({}, *(v for v in DIFFERENCES[method] if not a.switches or {*v} & {*a.switches})):
                 how = dict(cache='none') if changed.get('lower_dropout') else {} # nothing below stays as it is
                 cfg = replace(base(a, name), **how, head_init=a.head_init, head_lr=a.head_lr or None)
                 cfg = replace(cfg, method=method, **changed)
@@ -116,9 +117,9 @@ def effects(a):
 
 
 def runs(a, cfg, task, swaps=True, lr=None): # the rate; `lr`: one that an earlier draw has chosen
-    rates,how = ((a.lr,),'given') if a.lr else (FIVE[METHODS[cfg.method].rates[0]],'best of 5 on validation, seed 0')
-    if cfg.head=='verbalizer' and not a.lr:
-        how = 'best of 5 on validation, draw 0, seed 0'
+    rates = a.rates or FIVE[METHODS[cfg.method].rates[0]]
+    first = 'draw 0, seed 0' if cfg.head=='verbalizer' else 'seed 0'
+    rates,how = ((a.lr,),'given') if a.lr else (rates,f'best of {len(rates)} on validation, {first}')
     old = {r['seed']: r for r in stored(a.out) if made_by(r, replace(cfg, seed=r['seed']), how)}
     for seed in range(a.seeds):
         if seed in old:
@@ -164,6 +165,8 @@ def main():
     p.add_argument('--head_init', default='probe')
     p.add_argument('--head_lr', type=float, default=1e-3, help='0: that of the prompt')
     p.add_argument('--lr', type=float, help='one rate; by default the best of five')
+    p.add_argument('--rates', type=lambda s: [float(r) for r in s.split(',')], help='to choose among, in place of five')
+    p.add_argument('--switches', type=lambda s: s.split(','), help='of `differences`: only these, such as reads,share')
     p.add_argument('--cache')
     a = p.parse_args()
     dict(controls=controls, methods=methods, fewshot=fewshot, differences=differences, effects=effects)[a.what](a)

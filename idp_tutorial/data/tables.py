@@ -61,8 +61,9 @@ def columns_of(
     text2 = text2 or ('sentence2' if text=='sentence1' and 'sentence2' in row else None)
     for option,column in (('text',text), ('text2',text2), ('label',label or 'label')):
         if column not in row and (column or option=='text'):
-            raise ValueError(f"{where}: no column {column or option!r} among {', '.join(map(str, row))}: say which it "
-                f"is with --{option}")
+            by = next((c for c in ';\t|' if len(row)==1 and c in str(*row)), None)
+            cure = f'its columns stand apart by {by!r}: write commas' if by else f'say which it is with --{option}'
+            raise ValueError(f"{where}: no column {column or option!r} among {', '.join(map(str, row))}: {cure}")
     return text,text2,label or 'label'
 
 def a_cell(row:dict, column:str, where:str)->str:
@@ -138,7 +139,8 @@ def known_task(
     TASKS[task.name] = task
     said = ', '.join(f'{len(task.splits[s])} {s}' for s in ('train','validation','test'))+' rows'
     if made:
-        said += f"; held out by lot, in proportion to the classes: {' and '.join(sorted(made))}"
+        how = ', in proportion to the classes' if task.labels else ''
+        said += f"; held out by lot{how}: {' and '.join(sorted(made))}"
     if task.splits['test']==task.splits['validation']:
         said += '; no test rows: the validation rows report too, a little too well'
     kinds = f"{len(task.labels)} classes: {', '.join(task.labels[:12])}{' …' if len(task.labels)>12 else ''}"

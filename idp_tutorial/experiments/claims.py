@@ -147,7 +147,8 @@ def claims_page(rows:list[dict])->str: # Markdown; a link to `#ID` finds a row
     def line(r):
         said = f"<a id=\"{r['id']}\"></a>“{r['sentence']}” ({r['where']}). *{r['contrast']}*"
         where = f"{r['tasks']} with {r['backbones']}: " if r['tasks'] else ''
-        decides = r['decides'] if r['verdict']=='open' else where+r['records']
+        files = ' '.join(f'`{w}`' if w.endswith('.jsonl') else w for w in r['records'].split()) # a `*` is no emphasis
+        decides = r['decides'] if r['verdict']=='open' else where+files
         cells = [said, r['published'] or '–', claim_cell(r), r['above'] or '–', f"**{r['verdict']}**", decides]
         return '| '+' | '.join(c.replace('|', '/') for c in cells)+' |'
     parts = [f'## {paper}\n\n{head}'+'\n'.join(line(r) for r in rows if r['paper']==paper)

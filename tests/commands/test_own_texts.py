@@ -84,6 +84,7 @@ def test_pairs_and_numbers(small_folder, monkeypatch, capsys):
     call(f'idp_train tickets.csv --text message --text2 reply --label days --regression --test 0 {QUICK} '
         f'--backbone {small_folder} --out days', monkeypatch)
     assert '54 train, 6 validation, 6 test rows; ' in (said := capsys.readouterr()).err and 'numbers' in said.err
+    assert 'classes' not in said.err
     assert 'the validation rows report too' in said.err
     call('idp_predict --model days --texts tickets.csv --device cpu', monkeypatch)
     first = json.loads(capsys.readouterr().out.splitlines()[0])
@@ -102,6 +103,11 @@ def test_refused_in_one_sentence(options, words, monkeypatch, capsys):
     with pytest.raises(SystemExit) as e: call(f'idp_train {options}', monkeypatch)
     err = capsys.readouterr().err
     assert e.value.code==2 and re.search(words, err) and err.count('\n')==1
+
+def test_columns_apart_by_semicolons_are_named(tmp_path):
+    (tmp_path/'semi.csv').write_text('text;label\na;b\n')
+    with pytest.raises(ValueError, match="its columns stand apart by ';': write commas"):
+        table_task(tmp_path/'semi.csv')
 
 def test_a_folder_of_splits(tmp_path):
     (tmp_path/'mine').mkdir()

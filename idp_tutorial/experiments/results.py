@@ -136,26 +136,22 @@ def across_tasks(
 # %% ../../nbs/engine/experiments/results.ipynb #d47be122
 def _name(ax, names):
     "Write names beside their marks, where nothing is yet"
-    from matplotlib.text import Text
     from matplotlib.transforms import Bbox
     far = [(x,s*d,'left' if x>0 else 'right','center') for d in (15,26,37) for s in (1,-1) for x in (-14,14)]
     beside = [(9,0,'left','center'), (-9,0,'right','center'), (0,5,'center','bottom'), (0,-5,'center','top'), *far]
     ax.autoscale_view() # or where the marks are is not known
     point,room = ax.figure.dpi/72,ax.get_window_extent()
-    taken = []
-    for y,x,*_ in names:
-        px,py = ax.transData.transform((x, y))
-        taken.append(Bbox.from_bounds(px-8*point, py-3*point, 16*point, 6*point))
+    marks = [ax.transData.transform((x, y)) for y,x,*_ in names]
+    taken = [Bbox.from_bounds(px-8*point, py-3*point, 16*point, 6*point) for px,py in marks]
     for y,x,text,color in sorted(names):
         for dx,dy,ha,va in beside:
-            line = dict(arrowstyle='-', color=color, lw=.6, shrinkB=0) if abs(dy)>9 else None
-            note = ax.annotate(text, (x, y), (dx, dy), textcoords='offset points', ha=ha, va=va, fontsize=9,
-                color=color, arrowprops=line)
-            note.update_positions(ax.figure.canvas.get_renderer())
-            box = Text.get_window_extent(note) # without its line
+            how = dict(textcoords='offset points', ha=ha, va=va, fontsize=9, color=color)
+            note = ax.annotate(text, (x, y), (dx, dy), **how)
+            box = note.get_window_extent()
             inside = room.x0<box.x0 and box.x1<room.x1 and room.y0<box.y0
             if (dx,dy)==beside[-1][:2] or inside and not any(box.overlaps(o) for o in taken):
                 taken.append(box)
+                ax.annotate('', (x, y), (dx, dy), arrowprops=dict(arrowstyle='-', color=color, lw=.6), **how)
                 break
             note.remove()
 

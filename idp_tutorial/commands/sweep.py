@@ -64,7 +64,7 @@ def _probed(base, lr, seeds, out, rows, records, size):
 # %% ../../nbs/engine/commands/sweep.ipynb #1a6aa7eb
 @command
 def idp_sweep(*,
-    task,
+    table, text, text2, label, format, regression, validation, test, task,
     # comma-separated; those without a layer run once
     methods:str='head-only,fine-tuning,lpt,lpt-npg,lpt-appg,lpt-mppg,id-spam',
     backbone, data, k,

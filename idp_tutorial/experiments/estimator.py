@@ -137,15 +137,24 @@ class PromptClassifier(ClassifierMixin, PromptFiles):
 
     def predict_proba(self, X)->np.ndarray: # `[N,C]`, in the order of `classes_`
         "Softmax of the head, from 0 to 1; a row sums to 1"
+        check_is_fitted(self, 'model_')
+        if self.task_.text:
+            raise ValueError("the answers are texts that are written, without probabilities of classes: use `predict`")
         return np.array([[*a['probabilities'].values()] for a in self._answers(X)])
 
 class PromptRegressor(RegressorMixin, PromptFiles):
     "Texts to numbers; the checkpoint is chosen by correlation, and `score` is R²"
     def _labels(self, y, first):
-        y = np.ravel(np.asarray(y, float))
+        try:
+            y = np.asarray(y, float)
+        except (TypeError, ValueError) as e:
+            raise ValueError(f"a label is no number ({e}): a regression needs one number a text; classes go to "
+                             "PromptClassifier") from None
+        if y.ndim!=1 and y.shape!=(len(y),1):
+            raise ValueError(f"labels of shape {y.shape}: give one number a text")
         if not np.isfinite(y).all():
             raise ValueError("a label is NaN or infinity: every text needs a number")
-        return y.tolist()
+        return np.ravel(y).tolist()
 
     def _names(self): return {}
 

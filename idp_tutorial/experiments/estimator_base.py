@@ -33,6 +33,8 @@ def rows_from(
     "What has texts in it becomes rows; whatever is no text is refused"
     if isinstance(X, (str,bytes,Mapping)) or not hasattr(X, '__iter__'):
         raise ValueError(f"{X!r:.60} is no list of texts: give a list, also of one text")
+    if 'label' in getattr(X, 'column_names', ()):
+        X = X.remove_columns('label')
     rows = []
     for i,x in enumerate(X.to_numpy() if hasattr(X, 'to_numpy') else X):
         if isinstance(x, Mapping):
@@ -88,13 +90,16 @@ class PromptEstimator(BaseEstimator):
     ): # itself
         "Train; what is kept is best on the validation rows"
         if y is None and 'label' in getattr(X, 'column_names', ()):
-            X,y = X.remove_columns('label'),X['label']
+            y = X['label']
         if text:
             self._train(_written(X, y, validation, self.seed), resume)
             return self
         rows = self._labelled(X, y, first=True)
         if isinstance(validation, (int,float)):
             train,valid = held_out(rows, validation, self.seed)
+        elif validation is None:
+            raise ValueError("validation=None: rows that select the checkpoint are needed: a share, such as 0.1, or "
+                             "(texts, labels)")
         else:
             train,valid = rows,self._labelled(*validation)
         self._train(task_of('own', dict(train=train, validation=valid), **self._names()), resume)
@@ -103,7 +108,8 @@ class PromptEstimator(BaseEstimator):
     def _labelled(self, X, y, first=False):
         "Rows with the labels that `task_of` takes"
         if y is None:
-            raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None")
+            raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None: "
+                "give a label for each text, or a `datasets.Dataset` with a column `label`")
         rows,y = rows_from(X),list(y)
         if len(rows)!=len(y):
             raise ValueError(f"inconsistent numbers: {len(rows)} texts and {len(y)} labels; give one label a text")

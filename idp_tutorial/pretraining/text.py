@@ -30,6 +30,9 @@ def read_lines(
         if not p.is_file():
             raise FileNotFoundError(f"no text file at {p}: "
                                     "give text files with one document a line (.txt, .jsonl; .xz too)")
+        if {'.csv','.tsv','.parquet','.json'} & {*p.suffixes}:
+            raise ValueError(f"{p} is a table, whose labels and quotes would be learnt as text: write its texts alone "
+                             "to a .txt, one a line, or to a .jsonl as sentence1")
         for i,line in lines_of(p):
             if '.jsonl' in p.suffixes and line.strip():
                 yield from _texts_of(strict_json(line, f'{p}, line {i}'), f'{p}, line {i}')

@@ -44,5 +44,7 @@ def test_the_command_makes_a_backbone(family, teacher, text, tmp_path, capsys, m
 def test_errors_are_one_line(tmp_path, capsys):
     kw = dict(text=str(tmp_path/'none.txt'), out=str(tmp_path/'o'), teacher='')
     assert refused(capsys, **kw).startswith('idp_pretrain: no text file')
+    (tmp_path/'t.csv').write_text('text,label\na cold soup,0\n')
+    assert 't.csv is a table' in refused(capsys, **{**kw, 'text':str(tmp_path/'t.csv')})
     assert refused(capsys, **kw, dtype='half').startswith("idp_pretrain: unknown dtype 'half'")
     assert not (tmp_path/'o').exists()

@@ -66,6 +66,16 @@ def test_baselines_alone(monkeypatch, tmp_path, capsys):
     idp_sweep(task='sentiment', methods='head-only', out=str(tmp_path))
     assert 'written' in capsys.readouterr().out
 
+def test_a_table_of_ones_own(monkeypatch, tmp_path, capsys):
+    pretend(monkeypatch)
+    choose_at_once(monkeypatch)
+    rows = [f'{word} {i},{kind}' for i in range(20) for word,kind in (('parcel','delivery'), ('refund','money'))]
+    (tmp_path/'tickets.csv').write_text('\n'.join(['message,topic', *rows]))
+    idp_sweep(table=str(tmp_path/'tickets.csv'), text='message', label='topic', methods='lpt', layers='1',
+        out=str(tmp_path))
+    said = capsys.readouterr()
+    assert '32 train, 4 validation, 4 test' in said.err and 'sweep-tickets-tiny.jsonl' in said.out
+
 WRONG = [(dict(methods='ltp'), "did you mean 'lpt'?"), (dict(task='sst-2'), "did you mean 'sst2'?"),
     (dict(lr=-1.), 'positive number'), (dict(layers='99'), 'prompts at layers 0 to 7'),
     (dict(layers='a'), "--layers 'a': numbers, parted by commas"), (dict(seeds=0), 'at least one seed'),

@@ -70,9 +70,11 @@ def test_texts_in_any_shape(quick):
     want = quick().fit(TEXTS, LABELS).predict_proba(TEXTS)
     frame = pd.DataFrame(dict(text=TEXTS, label=LABELS))
     shapes = [(frame['text'],frame['label']), (frame[['text']],LABELS), (np.array(TEXTS, object),np.array(LABELS)),
-        (Dataset.from_pandas(frame),None), (Dataset.from_dict(dict(sentence1=TEXTS, n=[*range(len(TEXTS))])),LABELS)]
+        (Dataset.from_dict(dict(sentence1=TEXTS, n=[*range(len(TEXTS))])),LABELS)]
     for X,y in shapes:
         assert (quick().fit(X, y).predict_proba(TEXTS)==want).all()
+    labelled = Dataset.from_pandas(frame) # its labels are not read as second texts
+    assert (quick().fit(labelled).predict_proba(labelled)==want).all()
     clf = quick().fit(pairs, LABELS)
     assert clf.task_.pair and clf.predict(pd.DataFrame(pairs)).tolist()==clf.predict(pairs).tolist()
     with pytest.raises(ValueError, match='texts of 1 parts, but X has 2 in training'): clf.predict(TEXTS)
@@ -84,6 +86,9 @@ def test_texts_in_any_shape(quick):
     (['a','b'],['a','b'],'none can be held out')], ids=lambda v: '')
 def test_refused(X, y, words, quick):
     with pytest.raises(ValueError, match=words): quick().fit(X, y)
+
+def test_rows_that_select_are_needed(quick):
+    with pytest.raises(ValueError, match='validation=None: rows that select'): quick().fit(TEXTS, LABELS, None)
 
 def test_before_it_is_fitted(quick):
     for name in ('predict','predict_proba','prompts','save_pretrained'):
@@ -154,6 +159,7 @@ def test_a_decoder_writes(tmp_path):
     assert len(said)==2 and all(isinstance(s, str) for s in said) and clf.predict(TEXTS[:2]).shape==(2,)
     clf.save_pretrained(tmp_path)
     assert PromptClassifier.from_pretrained(tmp_path).generate(TEXTS[:2], max_new_tokens=2)==said
+    with pytest.raises(ValueError, match='without probabilities'): clf.predict_proba(TEXTS[:2])
     with pytest.raises(ValueError, match='target is None'): clf.fit(TEXTS[:6], [None]*6, text=True)
 
 def test_classes_are_not_written(quick):
@@ -165,7 +171,9 @@ def test_numbers(quick, tmp_path):
     assert reg.predict(TEXTS).shape==(24,) and reg.score(TEXTS, y)<=1
     reg.save_pretrained(tmp_path)
     assert (PromptRegressor.from_pretrained(tmp_path).predict(TEXTS)==reg.predict(TEXTS)).all()
-    with pytest.raises(ValueError, match='NaN or infinity'): quick(cls=PromptRegressor).fit(TEXTS, [float('nan')]*24)
+    wrong = [([float('nan')]*24,'NaN or infinity'), (['a']*24,'is no number'), (np.ones((24,2)),'one number a text')]
+    for labels,words in wrong:
+        with pytest.raises(ValueError, match=words): quick(cls=PromptRegressor).fit(TEXTS, labels)
     with pytest.raises(ValueError, match='regression target'): quick().fit(TEXTS, y)
 
 def test_in_the_company_of_scikit_learn(quick):

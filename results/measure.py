@@ -1,5 +1,5 @@
-"""The runs of `results/claims`: python results/measure.py controls|methods|fewshot|differences TASK … --out FILE;
-IDP_DATA is set. `effects` reads what `differences` wrote into the page of differences; it trains nothing."""
+"""The runs of `results/claims`: python results/measure.py controls|methods|fewshot|differences|layers TASK … --out
+FILE; IDP_DATA is set. `effects` reads what `differences` wrote into the page of differences; it trains nothing."""
 import argparse
 import os
 import re
@@ -92,6 +92,16 @@ def differences(a):
                 runs(a, cfg, load_task(cfg.task, cfg.data, cfg.k), swaps=False)
 
 
+def layers(a):
+    "As `methods`, the prompt at each of these layers"
+    for name in a.tasks:
+        for method in a.methods:
+            for layer in a.layers:
+                cfg = replace(base(a, name), head_init=a.head_init, head_lr=a.head_lr or None)
+                cfg = replace(cfg, method=method, layer=layer)
+                runs(a, cfg, load_task(cfg.task, cfg.data, cfg.k), swaps=False)
+
+
 def effects(a):
     "A table of the page: switch, effect with its interval, the smallest difference that could have been seen"
     records,found = read_records(a.out),{}
@@ -151,7 +161,7 @@ def runs(a, cfg, task, swaps=True, lr=None): # the rate; `lr`: one that an earli
 
 def main():
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('what', choices=('controls','methods','fewshot','differences','effects'))
+    p.add_argument('what', choices=('controls','methods','fewshot','differences','layers','effects'))
     p.add_argument('tasks', nargs='*', help='such as trec, mr-k1000, two-domains')
     p.add_argument('--out', type=Path, required=True, help='a file of records; what it has is not run again')
     p.add_argument('--methods', type=lambda s: s.split(','))
@@ -167,9 +177,11 @@ def main():
     p.add_argument('--lr', type=float, help='one rate; by default the best of five')
     p.add_argument('--rates', type=lambda s: [float(r) for r in s.split(',')], help='to choose among, in place of five')
     p.add_argument('--switches', type=lambda s: s.split(','), help='of `differences`: only these, such as reads,share')
+    p.add_argument('--layers', type=lambda s: [int(n) for n in s.split(',')], help='of `layers`, from 0 (the input)')
     p.add_argument('--cache')
     a = p.parse_args()
-    dict(controls=controls, methods=methods, fewshot=fewshot, differences=differences, effects=effects)[a.what](a)
+    dict(controls=controls, methods=methods, fewshot=fewshot, differences=differences, layers=layers,
+        effects=effects)[a.what](a)
 
 
 if __name__=='__main__':

@@ -20,7 +20,7 @@ from types import NoneType
 from typing import get_args
 
 # %% ../../nbs/engine/commands/command_line.ipynb #c3b50f01
-from ..checks import between, why
+from ..checks import between, no_memory, why
 from .config_file import by_class, with_config
 from ..config import RunConfig
 
@@ -33,8 +33,8 @@ def _in_words(e:Exception)->str|None: # None: an error of ours
         return why(e) if e.errno else str(e)
     if isinstance(e, (lzma.LZMAError,EOFError)):
         return f"a compressed file is damaged or cut short ({e}): get it again"
-    if isinstance(e, MemoryError):
-        return "there is not enough memory: use a smaller batch_size, max_len or backbone"
+    if no_memory(e):
+        return "there is not enough memory: use a smaller batch_size, max_len, prompt length or backbone"
 
 def says_why(f):
     "Turn the errors that bad input raises into one line and exit status 2"

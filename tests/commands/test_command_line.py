@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from idp_tutorial.checks import at_least
-from idp_tutorial.commands.command_line import command, config_of, one_spelling, options, parser
+from idp_tutorial.commands.command_line import command, config_of, one_spelling, options, parser, says_why
 from idp_tutorial.config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,3 +182,23 @@ def test_the_top_of_the_room_is_light():
             elif isinstance(n, (ast.Import, ast.ImportFrom)):
                 tops = [n.module] if isinstance(n, ast.ImportFrom) else [a.name for a in n.names]
                 assert {t.split('.')[0] for t in tops}<=set(sys.stdlib_module_names)|{'fastcore'}, (path.name, tops)
+
+
+FULL = [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 80040 bytes"),
+    torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')]
+
+@pytest.mark.parametrize('error', FULL, ids=lambda e: type(e).__name__)
+def test_memory_that_is_not_there(error, capsys):
+    @says_why
+    def idp_large():
+        raise error
+    with pytest.raises(SystemExit) as e:
+        idp_large()
+    assert e.value.code==2 and 'not enough memory: use a smaller batch_size' in capsys.readouterr().err
+
+def test_another_error_of_pytorch_keeps_its_traceback():
+    @says_why
+    def idp_wrong():
+        raise RuntimeError('mat1 and mat2 shapes cannot be multiplied')
+    with pytest.raises(RuntimeError, match='mat1'):
+        idp_wrong()

@@ -76,7 +76,8 @@ def test_a_table_of_ones_own(monkeypatch, tmp_path, capsys):
     said = capsys.readouterr()
     assert '32 train, 4 validation, 4 test' in said.err and 'sweep-tickets-tiny.jsonl' in said.out
 
-WRONG = [(dict(methods='ltp'), "did you mean 'lpt'?"), (dict(task='sst-2'), "did you mean 'sst2'?"),
+WRONG = [(dict(methods='ltp'), "did you mean 'lpt'?"), (dict(methods='none'), 'efl, fine-tuning\n'),
+    (dict(task='sst-2'), "did you mean 'sst2'?"),
     (dict(lr=-1.), 'positive number'), (dict(layers='99'), 'prompts at layers 0 to 7'),
     (dict(layers='a'), "--layers 'a': numbers, parted by commas"), (dict(seeds=0), 'at least one seed'),
     (dict(t=0), 't=0'), (dict(head='verbaliser'), "use 'classification' or 'verbalizer'"),

@@ -103,8 +103,8 @@ def layers(a):
 
 
 def effects(a):
-    "A table of the page: switch, effect with its interval, the smallest difference that could have been seen"
-    records,found = read_records(a.out),{}
+    "A table of the page, from the files that `out` names, with a * if several: switch, effect, interval, visible from"
+    records,found = read_records(*sorted(a.out.parent.glob(a.out.name))),{}
     names = {'method', *(f for variants in DIFFERENCES.values() for v in variants for f in v)}
     plain = {f: getattr(RunConfig(t=5, standardise=True), f) for f in names}
     for method,variants in DIFFERENCES.items():
@@ -116,10 +116,12 @@ def effects(a):
             if f and f['runs']>=a.seeds:
                 found[method, ', '.join(f'{k}={x!r}' for k,x in v.items())] = f
     p = holm([f['p'] for f in found.values()])
-    rows = [f"| {m} | `{v}` | {f['effect']:+.1f} ({f['low']:+.1f} … {f['high']:+.1f}) | {f['detectable']:.1f} | "
-        f"{f['runs']} | {'yes' if h<.05 else 'no'} |" for ((m,v),f),h in zip(found.items(), p)]
-    table = '\n'.join(['| method | switch | points on the default | visible from | seeds | decided |',
-        '|---|---|--:|--:|--:|---|', *rows])
+    rows = [f"| {m} | `{v}` | {', '.join(sorted({s[0] for s in f['settings']}))} | "
+        f"{f['effect']:+.1f} ({f['low']:+.1f} … {f['high']:+.1f}) | "
+        f"{f['detectable']:.1f} | {f['runs']} | {'yes' if h<.05 else 'no'} |"
+        for ((m,v),f),h in zip(found.items(), p)]
+    table = '\n'.join(['| method | switch | tasks | points on the default | visible from | seeds | decided |',
+        '|---|---|---|--:|--:|--:|---|', *rows])
     page = Path(__file__).parents[1]/'docs'/'differences.md'
     between = re.compile('(<!-- effects -->\n).*?(<!-- end of effects -->)', re.S)
     page.write_text(between.sub(lambda m: f'{m[1]}{table}\n{m[2]}', page.read_text()))

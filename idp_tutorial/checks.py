@@ -10,6 +10,7 @@ import difflib
 import errno
 import importlib.util
 import os
+from numbers import Real
 from pathlib import Path
 
 # %% ../nbs/engine/hall/checks.ipynb #a2ec0601
@@ -35,6 +36,8 @@ def at_least(
     hint:str='',   # what usually fixes it
 ): # `value`
     "Return `value` if it is `low` or more; raises `ValueError`"
+    if not isinstance(value, Real):
+        raise ValueError(f"{name}={value!r:.40}: a number is needed{f'; {hint}' if hint else ''}")
     if not value>=low: # not a number is not
         raise ValueError(f"{name}={value}: it must be at least {low}{f'; {hint}' if hint else ''}")
     return value
@@ -45,8 +48,8 @@ def positive(
     hint:str='', # what it is, and a usual value
 ): # `value`
     "Return `value` if it is a positive finite number, or None; raises `ValueError`"
-    if value is not None and not 0<value<float('inf'):
-        raise ValueError(f"{name}={value}: a positive number is needed{f': {hint}' if hint else ''}")
+    if value is not None and not (isinstance(value, Real) and 0<value<float('inf')):
+        raise ValueError(f"{name}={value!r:.40}: a positive number is needed{f': {hint}' if hint else ''}")
     return value
 
 def between(

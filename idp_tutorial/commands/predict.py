@@ -28,6 +28,7 @@ def texts_of(
     text2:str|None=None, # column of the second one
 ): # yields (row, its texts as the task names them)
     "Find the texts of rows, and refuse a row without"
+    from idp_tutorial.data.tables import a_cell
     from idp_tutorial.training.evaluation import check_text
     trained = [(c or '').strip('{}') for c in task.columns[:2]]
     for where,row in rows:
@@ -41,7 +42,7 @@ def texts_of(
                 raise ValueError(f"{where}: no column {given!r} among {', '.join(row)}: name another with --text or "
                     "--text2")
             if column and (task.pair or name=='sentence1'):
-                found[name] = row[column]
+                found[name] = a_cell(row, column, where)
         check_text(task, found if 'sentence1' in found else row, where)
         yield row,found
 

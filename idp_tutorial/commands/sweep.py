@@ -9,7 +9,7 @@ __all__ = ['idp_sweep']
 from functools import partial
 
 # %% ../../nbs/engine/commands/sweep.ipynb #e7ee2992
-from ..checks import known, needs
+from ..checks import needs
 from .command_line import command, config_of, ints, names
 from .grids import rates_of, unread
 
@@ -21,9 +21,7 @@ def _refused(methods, base, at, seeds, out, **how):
     from idp_tutorial.experiments.feasible import check
     from idp_tutorial.methods.options import refuse_unused
     from idp_tutorial.methods.registry import METHODS
-    for m in methods: # a control has no layer
-        known(m, METHODS, 'method')
-    refuse_unused(methods, base, **how)
+    refuse_unused(methods, base, rows=METHODS, **how)
     check(methods, base, seeds, out)
     planned(methods, base, at, seeds) # before the head's rate costs time
     return load_task(base.task, base.data, base.k)

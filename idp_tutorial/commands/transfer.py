@@ -55,7 +55,8 @@ def idp_transfer(*,
     base = config_of(locals(), task=source)
     from idp_tutorial.experiments.transfer_comparison import transfer_scores, transfer_table
     from idp_tutorial.methods.options import refuse_unused
-    refuse_unused(names(methods), base, tune=tune, head_first=head_first)
+    from idp_tutorial.methods.registry import METHODS
+    refuse_unused(names(methods), base, rows=METHODS, tune=tune, head_first=head_first)
     given = label_pairs(labels)
     few = f'-k{k}' if k else ''
     words = '-verbalizer' if head=='verbalizer' else ''

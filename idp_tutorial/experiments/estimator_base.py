@@ -121,7 +121,7 @@ class PromptEstimator(BaseEstimator):
         if isinstance(weights, Mapping): # by the labels as they were given
             weights = {str(label): weight for label,weight in weights.items()}
         cfg = RunConfig(self.method, task.name, eval_every=max(1, self.steps//max(1, self.looks)), class_weight=weights,
-            **options)
+            **options).in_steps(len(task.splits['train']))
         row,best,began = METHODS[known(self.method, METHODS, 'method')],None,time.time()
         rates = row.rates if self.lr=='auto' else [row.rate if self.lr is None else self.lr]
         for lr in rates:

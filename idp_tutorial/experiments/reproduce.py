@@ -24,6 +24,7 @@ from idp_tutorial.experiments.published_scores import (METHOD_NAMES, TASK_NAMES,
     published_tables)
 from .results import finished
 from ..locks import writing
+from ..methods.build import backbone_for
 from ..records import stored
 
 # %% ../../nbs/engine/experiments/reproduce.ipynb #b84ae005
@@ -147,6 +148,12 @@ def _ran(plan, file, said, seeds, steps, rates, say): # all records of a plan; `
         say(f"{said}: {i+1} of {len(plan)}, about {left/60:.0f} minutes left")
     return records
 
+def _there(plan): # before a folder is made
+    for c in {(c.task,c.k,c.draw): c for c in plan}.values():
+        load_task(c.task, c.data, c.k, c.draw, not c.plain_draw)
+    for c in {c.backbone: c for c in plan}.values():
+        backbone_for(c)
+
 def reproduce(
     table:str,
     scale:str='small',
@@ -163,6 +170,7 @@ def reproduce(
     "Run what is missing, and set the two side by side"
     writable(out)
     plan = plan_of(table, scale, backbone, data, methods, tasks)
+    _there(plan)
     file = Path(out)/f'{table}-{scale}.jsonl'
     with writing(file): # a second command is refused, and no record stands twice
         return side_by_side(_ran(plan, file, f'{table} {scale}', seeds, steps, rates, say), table)

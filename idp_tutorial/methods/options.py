@@ -56,16 +56,17 @@ def _check_cache(methods, cache):
             "two layers, 'sentence' for those made from M(x); leave it out")
 
 def refuse_unused(
-    methods:list[str], # names of `ROWS`
+    methods:list[str], # names of `rows`
     cfg:RunConfig,     # of a command
     t:int=RunConfig.t, # prompt length of the command where none is given
+    rows=ROWS, # those that the command takes: a control has no layer, and no second task
     **how, # options that are no fields: `rates`, `tune`, `save_every`, `head_first`
 ):
     "Refuse an option that was given and that none of the methods reads"
     default = {f.name: f.default for f in fields(RunConfig)}|dict(t=t)
     chosen = {**vars(cfg), **{name: v or None for name,v in how.items()}}
     for m in methods:
-        known(m, ROWS, 'method')
+        known(m, rows, 'method')
     if cfg.plain_draw and cfg.k is None:
         raise ValueError("plain_draw=True without k: there is nothing to draw; give k, such as k=100, or leave it out")
     if cfg.head_lr and how.get('head_first'):

@@ -229,8 +229,9 @@ def test_texts(tmp_path):
     assert read('{"a": "x", "b": "y"}', pair, text='a', text2='b')[0][1]==dict(sentence1='x', sentence2='y')
     for text,task,columns,words in (('a\n{"word": "b"}',one,{},"in, line 2: .*no text 'sentence1'.*or a line of text"),
         ('a',pair,{},"line 1.*no text 'sentence2'.*a tab between them"), ('a\tb\tc',pair,{},'line 1: 3 columns'),
-        ('{a',one,{},'line 1 is not JSON'), ('{"sentence1": " "}',one,{},'no text'),
-        ('{"text": "a"}',one,dict(text='b'),"line 1: no column 'b' among text"), ('{"sentence1": 3}',one,{},'no text'),
+        ('{a',one,{},'line 1 is not JSON'), ('{"sentence1": " "}',one,{},"sentence1 is ' '"),
+        ('{"text": "a"}',one,dict(text='b'),"line 1: no column 'b' among text"),
+        ('{"sentence1": 3}',one,{},'sentence1 is 3: .* a text'), ('{"message": ""}',mine,{},"line 1: message is ''"),
         (f'{{"text": "a", "{ANSWER[0]}": 1}}',one,{},'rename it')):
         with pytest.raises(ValueError, match=words): read(text, task, **columns)
 

@@ -110,6 +110,10 @@ def test_it_stops_when_nothing_gets_better(quick):
     clf = quick(steps=40, looks=40, patience=2, lr=1e-9).fit(TEXTS, LABELS)
     assert clf.log_['steps']==3 and len(clf.log_['history'])==3
 
+def test_what_was_trained_is_what_it_says(quick):
+    m = quick(steps=500, epochs=2, looks=4).fit(TEXTS, LABELS)
+    assert m.config_.steps==m.record_['steps']<500 and m.config_.eval_every==1
+
 def test_rare_classes_count_as_much(quick):
     y = ['rare' if i in (3,8,15,20) else 'common' for i in range(24)]
     plain,fair = (quick(steps=12, lr=1e-2, class_weight=w).fit(TEXTS, y).predict_proba(TEXTS)[:,1].mean()

@@ -77,6 +77,15 @@ def test_a_figure_is_numbers(name, monkeypatch, small_folder, tmp_path, capsys):
     assert len(lines)==len(FIGURES[name][1]) and capsys.readouterr().out.count('seed 0')==2*len(lines)
 
 
+@pytest.mark.parametrize('kw', [dict(data='no-tasks'), dict(backbone='no-model')], ids=str)
+def test_nothing_is_left_of_a_table_that_cannot_run(kw, request, tmp_path):
+    if 'data' not in kw:
+        request.getfixturevalue('small_tasks')
+    kw = {what: str(tmp_path/name) for what,name in kw.items()}
+    with pytest.raises((ValueError,OSError), match='no-'):
+        R.reproduce('lpt-2', **{'backbone':'tiny', **kw}, out=tmp_path/'runs')
+    assert not (tmp_path/'runs').exists()
+
 def test_a_ranking_finds_what_is_alike():
     "Pairs of equal sentences come first"
     task,bb = small_task('similarity'),backbone()

@@ -76,6 +76,9 @@ def test_options_of_a_command_that_would_change_nothing():
     with pytest.raises(ValueError, match='head_first=True: a verbalizer has no such head'):
         refuse_unused(['lpt'], RunConfig(head='verbalizer'), head_first=True)
     refuse_unused(['lpt'], RunConfig(), tune=True, head_first=True, rates=(.1,), save_every=0)
+    with pytest.raises(ValueError, match="'probe'") as e:
+        refuse_unused(['probe'], RunConfig(), rows=METHODS)
+    assert 'side-network' not in str(e.value) # what the command would refuse next is not offered
     with pytest.raises(ValueError, match='head_lr=0.001 with head_first'):
         refuse_unused(['lpt'], RunConfig(head_lr=1e-3), head_first=True)
 

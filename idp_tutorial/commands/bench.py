@@ -58,10 +58,16 @@ def _can_write(out):
 
 def _there(o):
     "Parts of the tables that the file has, measured under the same conditions"
+    import torch
     from idp_tutorial.records import stored
     same = dict(backbone=Path(o.backbone).name, batch_size=o.batch_size, length=o.length, repeats=o.repeats,
-        head=o.head, device='cpu')
-    return {(r['part'], r['weights_dtype']) for r in stored(o.out) if 'part' in r and same.items()<=r.items()}
+        head=o.head, precision=o.precision, threads=torch.get_num_threads())
+    gpu = torch.cuda.get_device_name() if o.device!='cpu' and torch.cuda.is_available() else 'cpu'
+    def here(r): # answers are always timed on the processor; `t` is beside `peft`
+        return r['device']==('cpu' if r['part']=='answers' else gpu) and (
+            r['part']!='beside peft' or r.get('t', 20)==(o.t or 20))
+    return {(r['part'], r['weights_dtype']) for r in stored(o.out)
+        if 'part' in r and same.items()<=r.items() and here(r)}
 
 def _parts(o, bb, base, methods, say):
     "Rows, a part at a time: what is measured is written before the next part begins"

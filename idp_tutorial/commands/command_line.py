@@ -14,14 +14,14 @@ import sys
 from argparse import SUPPRESS, ArgumentParser, HelpFormatter
 from fastcore.docments import docments
 from functools import partial, wraps
-from inspect import Parameter, currentframe, signature
+from inspect import currentframe, signature
 from pathlib import Path
 from types import NoneType
 from typing import get_args
 
 # %% ../../nbs/engine/commands/command_line.ipynb #c3b50f01
 from ..checks import between, no_memory, why
-from .config_file import by_class, with_config
+from .config_file import by_class, by_place, with_config
 from ..config import RunConfig
 
 # %% ../../nbs/engine/commands/command_line.ipynb #e1857dc3
@@ -102,12 +102,12 @@ HEADINGS = { # of `--help`, and what stands below them; other options are the co
     'this machine': 'cache precision compile device',
 }
 
-def parser(f)->ArgumentParser:
+def parser(f, **given)->ArgumentParser: # `given`: of `with_config`, taken where nothing stands in its place
     "One argument a parameter, in their order"
     width = shutil.get_terminal_size((120,30)).columns
     about,_,example = f.__doc__.partition('\n\n')
     p = ArgumentParser(f.__name__, description=about, epilog=example and f'Example: {example.strip()}',
-        formatter_class=partial(HelpFormatter, max_help_position=width//2, width=width))
+        allow_abbrev=False, formatter_class=partial(HelpFormatter, max_help_position=width//2, width=width))
     p.add_argument('--config', metavar='FILE', default=SUPPRESS,
         help='a file of YAML whose keys are the options below; what is given here wins')
     groups = {}
@@ -116,11 +116,9 @@ def parser(f)->ArgumentParser:
         group = groups[heading] = groups.get(heading) or p.add_argument_group(heading)
         said = ' '.join((o.docment or '').split()) # a comment may have two lines
         kind = next((t for t in get_args(o.anno) if t is not NoneType), o.anno) # of `int|None` the first
-        if o.default is Parameter.empty:
-            group.add_argument(name, type=kind, help=said)
-            continue
-        if name=='table' and o.default is None:
-            group.add_argument(name, nargs='?', help=said)
+        if by_place(name, o):
+            nargs = '?' if name in given or o.default is None else None
+            group.add_argument(name, type=kind, nargs=nargs, default=given.get(name), help=said)
             continue
         said += f' (default: {o.default})' if o.default is not None else ''
         how = dict(action='store_true') if kind is bool else dict(type=kind, default=o.default)
@@ -152,11 +150,12 @@ def command(f):
     def read():
         for to in filter(None, (sys.stdout,sys.stderr)): # in a locale without our signs they are written as \u2026
             to.reconfigure(errors='backslashreplace')
-        p = parser(f)
+        argv,given = says_why(wraps(f)(with_config))(one_spelling(sys.argv[1:]), options(f))
+        p = parser(f, **given)
         if '_ARGCOMPLETE' in os.environ: # the shell asks for what may follow
             import argcomplete
             argcomplete.autocomplete(p)
-        return g(**vars(p.parse_args(says_why(wraps(f)(with_config))(one_spelling(sys.argv[1:]), options(f)))))
+        return g(**vars(p.parse_args(argv)))
 
     def shown(p):
         return p.replace(annotation=known[p.name].anno, default=known[p.name].default) if p.name in bare else p

@@ -8,6 +8,7 @@ __all__ = ['ANSWER', 'texts_of', 'writer', 'idp_predict']
 # %% ../../nbs/engine/commands/predict.ipynb #c6f0eee6
 import csv
 import json
+import math
 import sys
 from contextlib import contextmanager
 from itertools import islice
@@ -64,17 +65,30 @@ def _in_words(value): # a date as ISO 8601, all else as it prints itself
         raise ValueError("a column of the table holds bytes, which JSON lines cannot: leave it out, or decode it")
     return value.isoformat() if hasattr(value, 'isoformat') else str(value)
 
+def _sayable(value, column=None):
+    "Not a number, as Parquet has where nothing was written, as null; JSON has no infinity either"
+    if isinstance(value, dict):
+        return {k: _sayable(v, column or k) for k,v in value.items()}
+    if isinstance(value, list):
+        return [_sayable(v, column) for v in value]
+    if isinstance(value, float) and math.isinf(value):
+        raise ValueError(f"column {column!r} holds infinity, which JSON lines cannot: leave it out, or write CSV "
+            "(--out_format csv)")
+    return None if isinstance(value, float) and math.isnan(value) else value
+
 def writer(
     to,         # a file
     kind:str,   # 'csv' or 'jsonl'
 ): # a function of a row
     "Write rows; the columns of a CSV file are those of its first row"
     if kind=='jsonl':
-        return lambda row: print(json.dumps(row, ensure_ascii=False, allow_nan=False, default=_in_words),
+        return lambda row: print(json.dumps(_sayable(row), ensure_ascii=False, allow_nan=False, default=_in_words),
             file=to)
     table,first = csv.writer(to, lineterminator='\n'),[]
     def write(row):
         flat = {f'probability {label}': p for label,p in row.get('probabilities', {}).items()}
+        if own := [c for c in flat if c in row]:
+            raise ValueError(f"a row has a column {own[0]!r} of its own, which the answer would replace: rename it")
         row = {k: v for k,v in row.items() if k!='probabilities'}|flat
         if not first:
             first.extend(row)

@@ -21,11 +21,15 @@ def label_pairs(
     "The label map of an option"
     if not s:
         return None
-    pairs = [p.strip() for p in s.split(',')]
-    for p in pairs:
-        if p.count('=')!=1:
-            raise ValueError(f"--labels {s}: {p!r} is no pair; write LABEL=LABEL,LABEL=LABEL")
-    return dict(p.split('=') for p in pairs)
+    said = {}
+    for p in s.split(','):
+        pair = [label.strip() for label in p.split('=')]
+        if len(pair)!=2:
+            raise ValueError(f"--labels {s}: {p.strip()!r} is no pair; write LABEL=LABEL,LABEL=LABEL")
+        if pair[0] in said:
+            raise ValueError(f"--labels {s}: {pair[0]!r} stands there twice; say once what it means")
+        said[pair[0]] = pair[1]
+    return said
 
 # %% ../../nbs/engine/commands/transfer.ipynb #ea03c46f
 @command

@@ -73,4 +73,5 @@ def speed_parts(
             say(f"{name}: left out, {took:.0f} s are over; the same command with the same --out goes on")
             continue
         say(f"{name}: {took:.0f} s so far")
-        yield [{'weights_dtype':dtype or 'float32', **r, 'part':part} for r in measured()]
+        also = dict(part=part, **({'t':t} if part=='beside peft' else {}))
+        yield [{'weights_dtype':dtype or 'float32', **r, **also} for r in measured()]

@@ -17,18 +17,18 @@ from ..model.prompted_model import PromptedModel
 
 # %% ../../nbs/engine/experiments/label_maps.ipynb #2ecdb536
 def _kind(task):
-    return 'a number' if task.regression else f'{len(task.labels)} classes'
+    return f'{len(task.labels)} classes' if task.labels else 'a text' if task.text else 'a number'
 
 def _said(task): # label names, with their words where there are some
     return ', '.join(f'{l}: {w}' for l,w in zip(task.labels, task.words)) or ', '.join(task.labels)
 
 def _given(source, target, given):
     "A map that somebody wrote: every label of one task, and every label of the other as a value"
-    wrong = {f"{source.name!r} has no label": set(given)-set(source.labels),
-        f"it leaves out what in {source.name!r} is": set(source.labels)-set(given),
-        f"{target.name!r} has no label": set(given.values())-set(target.labels),
-        f"nothing means what in {target.name!r} is": set(target.labels)-set(given.values())}
-    for what,labels in wrong.items():
+    wrong = ((f"{source.name!r} has no label", set(given)-set(source.labels)), # both may have one name
+        (f"it leaves out what in {source.name!r} is", set(source.labels)-set(given)),
+        (f"{target.name!r} has no label", set(given.values())-set(target.labels)),
+        (f"nothing means what in {target.name!r} is", set(target.labels)-set(given.values())))
+    for what,labels in wrong:
         if labels:
             raise ValueError(f"label map {given}: {what} {sorted(map(str, labels))[0]!r}. It needs each of "
                 f"{', '.join(source.labels)}, and each of {', '.join(target.labels)} as a value")
@@ -40,7 +40,7 @@ def label_map(
     given:dict|None=None, # source label → target label, where the tasks themselves do not say
 )->tuple|None: # for each class of `source` the class of `target` that it means; None: both answer with a number
     "Which answer of one task is which answer of another"
-    if source.regression or target.regression:
+    if not (source.labels and target.labels):
         if source.regression and target.regression and not given:
             return None
         also = ', and a label map was given' if given else ''

@@ -348,3 +348,23 @@ def test_all_that_the_tables_show_is_one_command(small_folder, tmp_path, monkeyp
     assert {(r['method'],r['weights_dtype']) for r in rows if r['part']=='methods'}=={('fine-tuning','float32'),
         *((m, d) for m in ('lpt-npg','lora') for d in ('float32','bfloat16'))}
     assert all(r['ms']>0 for r in rows) and all(r['texts_per_s']>0 for r in rows if r['part']=='answers')
+
+def test_only_what_was_measured_under_the_same_conditions_is_left_out(tmp_path, monkeypatch):
+    from types import SimpleNamespace
+
+    from idp_tutorial.records import append
+    asked = dict(backbone='small', batch_size=2, length=8, repeats=1, head='classification', precision='no', t=None,
+        device='cpu', out=tmp_path/'speed.jsonl')
+    row = {k: asked[k] for k in ('backbone','batch_size','length','repeats','head','precision','device')}
+    row |= dict(threads=torch.get_num_threads(), weights_dtype='float32')
+    for part in ('methods','answers','beside peft'):
+        append({**row, 'part':part}, asked['out'])
+    append({**row, 'part':'growth with batch', 'device':'H200'}, asked['out'])
+    def there(**other): return {part for part,_ in room._there(SimpleNamespace(**{**asked, **other}))}
+    assert there()=={'methods','answers','beside peft'} and there(t=2)=={'methods','answers'}
+    assert not there(precision='bf16') and not there(batch_size=4)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda: 'H200')
+    assert there(device='auto')=={'growth with batch','answers'}
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: 77)
+    assert not there()

@@ -13,6 +13,7 @@ import torch
 
 from idp_tutorial.checks import at_least
 from idp_tutorial.commands.command_line import command, config_of, one_spelling, options, parser, says_why
+from idp_tutorial.commands.config_file import with_config
 from idp_tutorial.config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,6 +96,21 @@ def test_the_signature_says_all(name):
     shown = {n: p.default for n,p in inspect.signature(f).parameters.items()}
     assert shown=={n: o.default for n,o in options(f.__wrapped__).items()}
     assert all(o.docment for n,o in options(f.__wrapped__).items() if n!='weight_decay')
+
+
+@pytest.mark.parametrize('name,place,said', [('idp_train','table','a.csv'), ('idp_serve','models','[a, b]'),
+    ('idp_fetch','name','mpnet'), ('idp_pretrain','text','a.txt')])
+def test_a_file_of_options_says_what_stands_by_its_place(name, place, said, tmp_path):
+    own,file = load(name).__wrapped__,tmp_path/'run.yaml'
+    file.write_text(f'{place}: {said}')
+    for more,want in (([],said.strip('[]').replace(' ', '')), (['other'],'other')):
+        flags,given = with_config(['--config', str(file), *more], options(own))
+        assert vars(parser(own, **given).parse_args(flags))[place]==want
+
+
+def test_an_option_is_written_out(capsys):
+    with pytest.raises(SystemExit): parser(load('idp_predict').__wrapped__).parse_args(['--conf', 'x.yaml'])
+    assert 'unrecognized arguments: --conf' in capsys.readouterr().err
 
 
 def test_an_option_that_nothing_declares():

@@ -42,7 +42,8 @@ def call(line, monkeypatch):
     from idp_tutorial.commands.config_file import with_config
     f = getattr(module, name)
     own = f.__wrapped__
-    return f(**vars(parser(own).parse_args(with_config(one_spelling(argv), options(own)))))
+    flags,given = with_config(one_spelling(argv), options(own))
+    return f(**vars(parser(own, **given).parse_args(flags)))
 
 def test_the_commands_of_readme(small_folder, monkeypatch, capsys):
     block = re.search(r'## Your own texts\n+```bash\n(.*?)```', README.read_text(encoding='utf-8'), re.S)[1]

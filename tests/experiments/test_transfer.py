@@ -45,7 +45,8 @@ def test_a_map_of_ones_own():
     ["'mnli' (entailment: Yes, neutral: Maybe","'rte'",'do not correspond','say which is which']),
     ('sst2','subj',None,['do not correspond']),
     ('qqp','stsb',None,["'qqp' answers with 2 classes","'stsb' with a number"]),
-    ('stsb','qqp',None,['a number','2 classes']), ('stsb','similarity',dict(a='b'),
+    ('stsb','qqp',None,['a number','2 classes']), ('in-short','qqp',None,["'in-short' answers with a text"]),
+    ('stsb','similarity',dict(a='b'),
     ['a label map was given','need no map']),
     ('mnli','rte',{k: MERGE[k] for k in ('entailment','neutral')},["leaves out what in 'mnli' is 'contradiction'"]),
     ('mnli','rte',{**MERGE, 'maybe':'entailment'},["'mnli' has no label 'maybe'"]),
@@ -54,6 +55,10 @@ def test_a_map_of_ones_own():
 def test_labels_that_do_not(a, b, given, words):
     with pytest.raises(ValueError) as e: L.label_map(TASKS[a], TASKS[b], given)
     assert all(w in str(e.value) for w in words), str(e.value)
+
+def test_a_map_between_two_tasks_of_one_name():
+    with pytest.raises(ValueError, match="'a' has no label 'bogus'"):
+        L.label_map(task('a', ('x','y')), task('a', ('x','y')), dict(x='x', y='y', bogus='x'))
 
 def test_names_and_words_that_disagree():
     with pytest.raises(ValueError, match='agree in their names and in their words, but not in the same way'):

@@ -144,7 +144,7 @@ def _said(layers, steps, reads, title, head):
     if not steps:
         return f'{title}: a frozen model of {layers} layers without a prompt, {head}.'
     after = [k for k in steps if k!='words']
-    near = 'before every layer' if len(after)>max(layers-2, 1) else f"before layer {', '.join(map(str, after))}"
+    near = 'before every layer' if len(after)==layers else f"before layer {', '.join(map(str, after))}"
     where = ' and '.join(['among the words']*('words' in steps)+[near]*bool(after))
     how = ', then '.join(dict.fromkeys(OPS[op] for op in steps.values()))
     made = ', then '.join(dict.fromkeys(READS[read] for read in reads.values()))

@@ -6,18 +6,18 @@
 __all__ = ['alone', 'writing']
 
 # %% ../nbs/engine/hall/locks.ipynb #af2e94e5
-import glob
 import os
+import re
 import socket
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from filelock import FileLock, Timeout
 from pathlib import Path
 
 # %% ../nbs/engine/hall/locks.ipynb #e6ce0f9f
-_HELD = {} # lock and thread: how often
+_HELD = {} # its file, process and thread: a lock
 
 def _me()->str:
     what = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else 'python'
@@ -29,6 +29,14 @@ def _who(note:Path)->str:
         return note.read_text(encoding='utf-8') or 'another process'
     except (OSError,UnicodeDecodeError):
         return 'another process'
+
+def _sweep(folder, name):
+    "Take away what a process that was killed has left half written, as `whole_file` names it"
+    whose = rf'\.{re.escape(name[:40])}\.\d+-[0-9a-f]{{8}}\.part' if name else r'\..*\.part'
+    for left in folder.glob('.*.part'):
+        with suppress(FileNotFoundError): # another process was quicker
+            if re.fullmatch(whose, left.name, re.DOTALL) and time.time()-left.stat().st_mtime>3600:
+                left.unlink()
 
 @contextmanager
 def alone(
@@ -60,9 +68,7 @@ def alone(
     _HELD[key] = lock
     try:
         note.write_text(_me(), encoding='utf-8')
-        for left in folder.glob(f'.{glob.escape(name)}*.part'): # by a process that was killed
-            if time.time()-left.stat().st_mtime>3600:
-                left.unlink(missing_ok=True)
+        _sweep(folder, name)
         yield
     finally:
         del _HELD[key]

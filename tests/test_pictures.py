@@ -131,6 +131,7 @@ def test_a_house_says_where_how_and_from_what():
         steps = {2: op} if op in ('insert', 'kv') else {0: 'insert', 2: op}
         assert OPS[op] in str(house(4, steps))
     assert 'before every layer' in str(house(4, dict.fromkeys(range(4), 'kv')))
+    assert 'before layer 1, 2, 3 ' in str(house(4, {'words':'insert', **dict.fromkeys((1,2,3), 'add')}))
     assert 'through 4 of 4' in str(house(4, {'words': 'insert'}, 'pass'))
     with pytest.raises(ValueError, match='thing to read'):
         house(4, {0: 'insert'}, 'minds')

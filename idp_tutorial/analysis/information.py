@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 # %% ../../nbs/engine/analysis/information.ipynb #8ceaaf2f
 from .probes import entropy
 from ..checks import at_least, positive
-from ..data.task import Task
+from ..data.task import Task, of_classes
 from ..model.layer_loop import walk_layers
 from ..model.prompted_model import PromptedModel
 from ..training.evaluation import loader
@@ -95,7 +95,7 @@ def _trained(x, y, cfg):
         opt.zero_grad()
         if step%every==0 or step==cfg.steps:
             validation,test = (_scored(probe, x[s], y[s]) for s in ('validation','test'))
-            best = min(best, (validation[0], *test))
+            best = min(best, (validation[0], *test), key=lambda b: b[0]) # of equals the first
     return best
 
 # %% ../../nbs/engine/analysis/information.ipynb #0d3d1444
@@ -150,8 +150,7 @@ def probe_layers(
 )->list[dict]: # for each layer: `bits`, `entropy`, `accuracy`
     "Mutual information between hidden states and label at each depth (LPT §4, Figure 2 right, and App. A)"
     bb = model.backbone
-    if task.regression:
-        raise ValueError(f"task {task.name!r} is a regression: information about a label needs classes")
+    of_classes(task, 'information about a label')
     layers = list(range(1, bb.n_layers+1) if layers is None else layers)
     if wrong := [layer for layer in layers if layer not in range(bb.n_layers+1)]:
         raise ValueError(f"states after {wrong[0]} layers: backbone {bb.name!r} has 0 to {bb.n_layers}")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # %% ../../nbs/engine/analysis/probes.ipynb #c614eaf2
-from ..data.task import Task
+from ..data.task import Task, of_classes
 from ..model.backbone import Backbone
 from ..model.layer_loop import walk_layers
 from ..training.evaluation import loader
@@ -47,8 +47,7 @@ def linear_probe(
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
-    if task.regression:
-        raise ValueError(f"task {task.name!r} is a regression: a linear probe needs classes")
+    of_classes(task, 'a linear probe')
     rows = {**task.splits, 'train':task.splits['train'][:n_train]}
     X = {s: layer_features(bb, encode_rows(task, r, bb)).cpu().numpy() for s,r in rows.items()}
     y = {s: [o['label'] for o in r] for s,r in rows.items()}

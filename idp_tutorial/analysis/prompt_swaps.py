@@ -11,7 +11,7 @@ from torch import Tensor
 
 # %% ../../nbs/engine/analysis/prompt_swaps.ipynb #5a9c1005
 from ..config import RunConfig
-from ..data.task import Task
+from ..data.task import Task, of_classes
 from ..model.prompted_model import PromptedModel
 from ..training.evaluation import loader
 from ..training.examples import examples_to_score
@@ -70,6 +70,7 @@ def prompt_swaps(
     seed:int=0,          # of who gives to whom
 )->tuple[dict,dict]: # scores; logits `[N,C]` by exchange, and the donors of 'same' and 'other'
     "Score the texts of a split with their own and with other prompts"
+    of_classes(task, 'an exchange of prompts')
     examples,_ = examples_to_score(model, task, cfg, task.splits[split])
     labels,rng = torch.tensor([e['label'] for e in examples]),torch.Generator().manual_seed(seed)
     prompts,own = prompts_of(model, examples, 4*cfg.batch_size)

@@ -8,6 +8,7 @@ __all__ = ['PromptFiles', 'PromptClassifier', 'PromptRegressor']
 # %% ../../nbs/engine/experiments/estimator.ipynb #118af7af
 import numpy as np
 import tempfile
+import torch
 from pathlib import Path
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -15,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 # %% ../../nbs/engine/experiments/estimator.ipynb #126ee569
 from ..data.own_task import SEVERAL
-from .estimator_base import OPTIONS, PromptEstimator, rows_from
+from .estimator_base import OPTIONS, PromptEstimator
 from ..methods.descriptions import read_prompts
 from ..methods.hub_models import folder_of, push_to_hub, record_beside
 from ..methods.prompt_files import from_pretrained, save_pretrained
@@ -27,10 +28,11 @@ from ..training.examples import examples_of
 # %% ../../nbs/engine/experiments/estimator.ipynb #005ecb45
 class PromptFiles(PromptEstimator):
     "What a fitted estimator shows and saves"
+    @torch.no_grad()
     def prompts(self, X)->np.ndarray: # `[N,t,d]`; of several layers `[N,layers,t,d]`
         "The vectors that enter for each text"
         check_is_fitted(self, 'model_')
-        model = self.model_
+        model = self.model_.eval()
         if not model.plan:
             raise ValueError(f"{self.method!r} writes no prompts: it trains {METHODS[self.method].kind}")
         seen = {layer: [] for layer in model.plan}
@@ -41,15 +43,14 @@ class PromptFiles(PromptEstimator):
                 return p
             return ask
         plan = {layer: step._replace(source=kept(layer, step.source)) for layer,step in model.plan.items()}
-        for batch in loader(model.backbone, examples_of(model, self.task_, self.config_, rows_from(X)), 128):
+        for batch in loader(model.backbone, examples_of(model, self.task_, self.config_, self._rows(X)), 128):
             run_layers(model.backbone, batch, plan)
         layers = [np.concatenate(p) for p in seen.values()]
         return layers[0] if len(layers)==1 else np.stack(layers, 1)
 
     def generate(self, X, **how)->list[str]: # `how`: `max_new_tokens`, `do_sample`, `seed` …
         "What a decoder that was trained on texts (`fit(…, text=True)`) writes for each text"
-        check_is_fitted(self, 'model_')
-        return generate(self.model_, [r['sentence1'] for r in rows_from(X)], self.task_, self.config_, **how)
+        return generate(self.model_, self._rows(X), self.task_, self.config_, **how)
 
     def save_pretrained(self,
         folder,
@@ -111,9 +112,10 @@ class PromptFiles(PromptEstimator):
 class PromptClassifier(ClassifierMixin, PromptFiles):
     "Texts to classes, in the user's own labels"
     def _labels(self, y, first):
+        from pandas import isna
         if any(isinstance(v, (list,tuple,set,np.ndarray)) and np.size(v)!=1 for v in y):
             raise ValueError(f"several labels of one text are {SEVERAL}")
-        if any(v is None or v!=v for v in y):
+        if any(map(isna, y)):
             raise ValueError("a label is missing (None or NaN): every text needs one")
         y = np.ravel(y)
         check_classification_targets(y)

@@ -11,8 +11,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from inspect import Parameter, signature
+from numbers import Real
 from pathlib import Path
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 # %% ../../nbs/engine/experiments/estimator_base.ipynb #5ac00e2f
@@ -35,6 +36,8 @@ def rows_from(
         raise ValueError(f"{X!r:.60} is no list of texts: give a list, also of one text")
     if 'label' in getattr(X, 'column_names', ()):
         X = X.remove_columns('label')
+    if named := [c for c in ('sentence1','sentence2') if c in getattr(X, 'columns', ())]:
+        X = X[named] # of a table, in any order
     rows = []
     for i,x in enumerate(X.to_numpy() if hasattr(X, 'to_numpy') else X):
         if isinstance(x, Mapping):
@@ -53,16 +56,6 @@ def rows_from(
 _NOT_OURS = {'method','task','data','k','draw','eval_every','steps'} # said by `fit`, or stands first
 OPTIONS = dict(backbone='tiny', lr='auto', steps=300, looks=10)|{
     f.name: f.default for f in fields(RunConfig) if f.name not in _NOT_OURS|{'backbone','lr'}}
-
-def _written(X, y, validation, seed): # a task whose answers are texts
-    def rows(X, y):
-        both = zip(rows_from(X), y, strict=True)
-        return [{**r, 'target':a_text(dict(target=t), 'target'), 'label':0.} for r,t in both]
-    by_share = isinstance(validation, (int,float))
-    train,valid = held_out(rows(X, y), validation, seed) if by_share else (rows(X, y),rows(*validation))
-    for r in train+valid:
-        del r['label'] # all alike: any rows may be held out
-    return Task('own', text=True, metric='exact_match', splits=dict(train=train, validation=valid))
 
 class PromptEstimator(BaseEstimator):
     "What a classifier and a regressor share: options, training, files"
@@ -91,29 +84,49 @@ class PromptEstimator(BaseEstimator):
         "Train; what is kept is best on the validation rows"
         if y is None and 'label' in getattr(X, 'column_names', ()):
             y = X['label']
-        if text:
-            self._train(_written(X, y, validation, self.seed), resume)
-            return self
-        rows = self._labelled(X, y, first=True)
-        if isinstance(validation, (int,float)):
+        if text and not isinstance(self, ClassifierMixin):
+            raise ValueError(f"text=True with {type(self).__name__}, whose answers are numbers: use PromptClassifier, "
+                "whose predict gives what is written")
+        labelled = self._written if text else self._labelled
+        rows = labelled(X, y, first=True)
+        if isinstance(validation, Real):
             train,valid = held_out(rows, validation, self.seed)
-        elif validation is None:
-            raise ValueError("validation=None: rows that select the checkpoint are needed: a share, such as 0.1, or "
-                             "(texts, labels)")
+        elif isinstance(validation, (tuple,list)) and len(validation)==2:
+            train,valid = rows,labelled(*validation)
         else:
-            train,valid = rows,self._labelled(*validation)
-        self._train(task_of('own', dict(train=train, validation=valid), **self._names()), resume)
+            raise ValueError(f"validation={validation!r:.60}: rows that select the checkpoint are needed: a share, "
+                             "such as 0.1, or (texts, labels)")
+        self._train(self._task(dict(train=train, validation=valid), text), resume)
         return self
 
-    def _labelled(self, X, y, first=False):
-        "Rows with the labels that `task_of` takes"
+    def _task(self, splits, text):
+        "Of texts, or of the labels that `_names` knows"
+        if splits['train'][0].keys()!=splits['validation'][0].keys():
+            raise ValueError("of the texts that are trained on and those that select, one are pairs: give the same")
+        if not text:
+            return task_of('own', splits, **self._names())
+        for r in splits['train']+splits['validation']:
+            del r['label'] # it was for `held_out`
+        return Task('own', text=True, metric='exact_match', pair='sentence2' in splits['train'][0], splits=splits)
+
+    def _both(self, X, y):
+        "Rows, and a label of each"
         if y is None:
             raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None: "
                 "give a label for each text, or a `datasets.Dataset` with a column `label`")
         rows,y = rows_from(X),list(y)
         if len(rows)!=len(y):
             raise ValueError(f"inconsistent numbers: {len(rows)} texts and {len(y)} labels; give one label a text")
+        return rows,y
+
+    def _labelled(self, X, y, first=False):
+        "Rows with the labels that `task_of` takes"
+        rows,y = self._both(X, y)
         return [{**r, 'label':label} for r,label in zip(rows, self._labels(y, first))]
+
+    def _written(self, X, y, first=False):
+        "Rows with the texts that a decoder is to write, all of one kind: any of them may be held out"
+        return [{**r, 'target':a_text(dict(target=t), 'target'), 'label':0.} for r,t in zip(*self._both(X, y))]
 
     def _train(self, task, resume):
         options = {name: getattr(self, name) for name in OPTIONS if name not in ('lr','looks','class_weight')}
@@ -144,9 +157,13 @@ class PromptEstimator(BaseEstimator):
         chosen = f"; rate: best of {', '.join(f'{r:g}' for r in rates)}" if len(rates)>1 else ''
         return {**record, 'selected':record['selected']+chosen}
 
-    def _answers(self, X):
+    def _rows(self, X):
+        "Rows that are asked, of as many texts as those of training"
         check_is_fitted(self, 'model_')
         rows = rows_from(X)
         if len(rows[0])!=1+self.task_.pair:
             raise ValueError(f"texts of {len(rows[0])} parts, but X has {1+self.task_.pair} in training: give the same")
-        return predict(self.model_, self.task_, self.config_, rows)
+        return rows
+
+    def _answers(self, X):
+        return predict(self.model_, self.task_, self.config_, self._rows(X))

@@ -115,7 +115,7 @@ def check_text(task:Task, row:dict, where:str='this row')->dict: # `row`
 
 def generate(
     model:PromptedModel,
-    texts:list[str],
+    texts:list, # or rows with `sentence1`, perhaps `sentence2`
     task:Task,
     cfg:RunConfig,
     **how,           # `max_new_tokens`, `do_sample`, `temperature`, `top_p`, `seed` …, as for `generate_ids`
@@ -124,7 +124,8 @@ def generate(
     if not task.text:
         raise ValueError(f"task {task.name!r} is answered with {'a number' if task.regression else 'a label'}, not "
             "with a text: use `predict`, or a Task(…, text=True)")
-    return [a['generated'] for a in predict(model, task, cfg, [dict(sentence1=s) for s in texts], **how)]
+    rows = [dict(sentence1=s) if isinstance(s, str) else s for s in texts]
+    return [a['generated'] for a in predict(model, task, cfg, rows, **how)]
 
 def spoken(
     task:Task,

@@ -5,6 +5,7 @@ import pytest
 import torch
 from small import FAMILY, batch_of, same, setting, small_task
 
+from idp_tutorial.analysis import information
 from idp_tutorial.analysis.information import Probe, StateProbe, mutual_information, probe_layers, states_by_layer
 from idp_tutorial.methods.lpt import NaivePromptGenerator, lpt_plan
 from idp_tutorial.methods.prompt_tuning import SoftPrompt
@@ -76,6 +77,12 @@ def test_probe_is_chosen_on_validation():
             dict(train=y, validation=[1-v for v in y], test=y), depth=0, steps=n, looks=n, lr=.1)['bits']
     assert bits(20)==bits(1) # every step makes the reversed validation labels worse and the test labels better
 
+def test_of_equal_validation_losses_the_first_counts(monkeypatch):
+    said = iter([(1.,.5),(9.,.1),(1.,.5),(2.,.9)]) # validation and test, twice: the test texts decide nothing
+    monkeypatch.setattr(information, '_scored', lambda *a: next(said))
+    found = mutual_information(*both_of(parity, (40,20,20)), width=4, steps=2, looks=2)
+    assert found['bits']==found['entropy']-9
+
 def test_entropy_is_of_the_test_labels():
     r = mutual_information(dict.fromkeys(('train','validation','test'), [torch.zeros(1, 1)]*40),
         dict(train=[0,1]*20, validation=[0,1]*20, test=[0,0,0,1]*10), depth=0, steps=1)
@@ -146,6 +153,7 @@ def test_the_probe_can_see_the_prompt():
     *[(lambda name=name: mutual_information({}, {}, **{name:0}), [f'{name}=0','at least 1'])
         for name in ('steps','looks','batch_size','width','heads')],
     (lambda: probe_layers(PromptedModel(setting()[0], None), small_task('similarity')), ['regression','needs classes']),
+    (lambda: probe_layers(PromptedModel(setting()[0], None), small_task('in-short')), ['texts','needs classes']),
     (lambda: probe_layers(PromptedModel(setting()[0], None), small_task(), [1,4]), ['after 4 layers','0 to 3']),
     (lambda: mutual_information(dict(train=[torch.zeros(1, 2)]*2, validation=[], test=[]),
         dict(train=[0,1], validation=[], test=[])), ['0 states and 0 labels','at least one'])])

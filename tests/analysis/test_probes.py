@@ -42,7 +42,8 @@ def test_bits_of_a_linear_reader():
 @pytest.mark.parametrize('make,words', [
     (lambda: linear_bits(torch.randn(7, 2), torch.arange(7)%2, 2), ['7 texts','at least 8']),
     (lambda: linear_bits(torch.randn(9, 2), torch.zeros(9).long(), 2), ['1 of the labels','two labels']),
-    (lambda: linear_probe(setting()[0], small_task('similarity')), ['regression','needs classes'])])
+    (lambda: linear_probe(setting()[0], small_task('similarity')), ['regression','needs classes']),
+    (lambda: linear_probe(setting()[0], small_task('in-short')), ['texts','needs classes'])])
 def test_what_is_refused(make, words):
     with pytest.raises(ValueError) as e:
         make()

@@ -41,3 +41,5 @@ def test_donors_and_scores():
     task.splits['test'] = [r for r in task.splits['test'] if r['label']]
     with pytest.raises(ValueError, match='there must be two labels'):
         prompt_swaps(model_of('lpt-npg', bb, task), task, cfg)
+    with pytest.raises(ValueError, match='answered with texts: an exchange of prompts needs classes'):
+        prompt_swaps(model_of('lpt-npg', bb, task), small_task('in-short'), cfg)

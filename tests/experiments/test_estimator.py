@@ -70,6 +70,7 @@ def test_texts_in_any_shape(quick):
     want = quick().fit(TEXTS, LABELS).predict_proba(TEXTS)
     frame = pd.DataFrame(dict(text=TEXTS, label=LABELS))
     shapes = [(frame['text'],frame['label']), (frame[['text']],LABELS), (np.array(TEXTS, object),np.array(LABELS)),
+        (pd.DataFrame(dict(n=LABELS, sentence1=TEXTS)),LABELS),
         (Dataset.from_dict(dict(sentence1=TEXTS, n=[*range(len(TEXTS))])),LABELS)]
     for X,y in shapes:
         assert (quick().fit(X, y).predict_proba(TEXTS)==want).all()
@@ -77,18 +78,28 @@ def test_texts_in_any_shape(quick):
     assert (quick().fit(labelled).predict_proba(labelled)==want).all()
     clf = quick().fit(pairs, LABELS)
     assert clf.task_.pair and clf.predict(pd.DataFrame(pairs)).tolist()==clf.predict(pairs).tolist()
-    with pytest.raises(ValueError, match='texts of 1 parts, but X has 2 in training'): clf.predict(TEXTS)
+    turned = pd.DataFrame(pairs, columns=['sentence1','sentence2'])[['sentence2','sentence1']]
+    assert (clf.predict_proba(turned)==clf.predict_proba(pairs)).all() # columns with our names are read by them
+    for ask in (clf.predict, clf.prompts):
+        with pytest.raises(ValueError, match='texts of 1 parts, but X has 2 in training'): ask(TEXTS)
+    with pytest.raises(ValueError, match='one are pairs'): quick().fit(TEXTS, LABELS, (pairs, LABELS))
 
 @pytest.mark.parametrize('X,y,words', [(TEXTS,None,'requires y to be passed, but the target y is None'),
     (TEXTS,[['a']*2]*24,'several labels of one text are not yet'), (TEXTS,LABELS[:3],'24 texts and 3 labels'),
     (TEXTS,['a']*24,'one class'), (TEXTS,[None]+LABELS[1:],'a label is missing'),
+    (TEXTS,[pd.NA]+LABELS[1:],'a label is missing'),
     (['a',None],['a','b'],'row 1 is None'), ('text',['a'],'no list of texts'), ([],[],'0 sample'),
     (['a','b'],['a','b'],'none can be held out')], ids=lambda v: '')
 def test_refused(X, y, words, quick):
     with pytest.raises(ValueError, match=words): quick().fit(X, y)
 
-def test_rows_that_select_are_needed(quick):
-    with pytest.raises(ValueError, match='validation=None: rows that select'): quick().fit(TEXTS, LABELS, None)
+@pytest.mark.parametrize('text', [False,True])
+def test_what_a_fit_needs(text, quick):
+    for y,validation,words in ((LABELS,None,'validation=None: rows that select'), (LABELS,'a','rows that select'),
+        (None,.1,'requires y'), (LABELS[:3],.1,'24 texts and 3 labels')):
+        with pytest.raises(ValueError, match=words): quick().fit(TEXTS, y, validation, text=text)
+    with pytest.raises(ValueError, match='use PromptClassifier'):
+        quick(cls=PromptRegressor).fit(TEXTS, LABELS, text=True)
 
 def test_before_it_is_fitted(quick):
     for name in ('predict','predict_proba','prompts','save_pretrained'):
@@ -102,6 +113,7 @@ def test_rows_that_are_held_out():
 
 def test_validation_rows_of_ones_own(quick):
     clf = quick().fit(TEXTS[:12], LABELS[:12], validation=(TEXTS[12:], LABELS[12:]))
+    assert len(quick().fit(TEXTS, LABELS, np.float32(.5)).predict(TEXTS))==24 # a share of any kind of number
     assert clf.log_['validation']==pytest.approx(100*clf.score(TEXTS[12:], LABELS[12:]))
     with pytest.raises(ValueError, match="validation labels have the class 'z'"):
         quick().fit(TEXTS, LABELS, validation=(['x'],['z']))
@@ -131,6 +143,8 @@ def test_it_goes_on_after_a_kill(quick, tmp_path, monkeypatch):
     clf = quick(steps=6, looks=3)
     with pytest.raises(KeyboardInterrupt): clf.fit(TEXTS, LABELS, resume=tmp_path)
     assert (clf.fit(TEXTS, LABELS, resume=tmp_path).predict_proba(TEXTS)==want).all() and len(taken)==5+2
+    clf.fit(TEXTS, LABELS, resume=tmp_path) # all was done
+    assert (clf.prompts(TEXTS)==clf.prompts(TEXTS)).all() and not clf.model_.training
 
 @pytest.mark.parametrize('method,shape', [('lpt-npg',(24,2,32)), ('prompt-tuning',(24,2,32)),
     ('m-idpg-phm',(24,3,2,32)), ('p-tuning-v2',(24,3,2,64))])
@@ -165,6 +179,8 @@ def test_a_decoder_writes(tmp_path):
     assert PromptClassifier.from_pretrained(tmp_path).generate(TEXTS[:2], max_new_tokens=2)==said
     with pytest.raises(ValueError, match='without probabilities'): clf.predict_proba(TEXTS[:2])
     with pytest.raises(ValueError, match='target is None'): clf.fit(TEXTS[:6], [None]*6, text=True)
+    clf.fit([(t, 'why ?') for t in TEXTS[:6]], TEXTS[:6], text=True, validation=.4)
+    assert clf.predict([('who ?','why ?')]).shape==(1,)
 
 def test_classes_are_not_written(quick):
     with pytest.raises(ValueError, match='is answered with a label'): quick().fit(TEXTS, LABELS).generate(TEXTS)

@@ -1,5 +1,6 @@
 """A run that was killed and started again is the run that was not killed, to the bit; what is in its file, and which
 files are refused."""
+import os
 import random
 import threading
 
@@ -9,7 +10,7 @@ from small import Killed, backbone, config, kill_at, model_of, numbers, small_ta
 
 from idp_tutorial import files as files_of
 from idp_tutorial import snapshots
-from idp_tutorial.locks import alone
+from idp_tutorial.locks import alone, writing
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model import prompted_model
@@ -267,3 +268,22 @@ def test_folders_that_cannot_be(tmp_path):
         with pytest.raises(ValueError, match='give a folder that may'): Checkpoint(f, {}, 1)
     with pytest.raises(ValueError, match='save_every=-1: at least 1 step'):
         fit(make(config()), small_task(), config(), save=tmp_path/'x', save_every=-1)
+
+def test_only_what_was_left_of_the_same_file_is_swept_away(tmp_path, monkeypatch):
+    long = 50*'a'
+    names = [f'.{name[:40]}.123-0123abcd.part' for name in (long,'compare','compare-2.jsonl','compare.jsonl')]
+    def left():
+        return [name for name in names if (tmp_path/name).exists()]
+    for name in names:
+        (tmp_path/name).touch()
+        os.utime(tmp_path/name, (0, 0))
+    with writing(tmp_path/long):
+        assert left()==names[1:]
+    with writing(tmp_path/'compare'):
+        assert left()==names[2:]
+    monkeypatch.setattr(type(tmp_path), 'glob', lambda self, pattern: [tmp_path/'.gone.123-0123abcd.part'])
+    with alone(tmp_path): # another process was quicker
+        pass
+    monkeypatch.undo()
+    with alone(tmp_path):
+        assert left()==[]

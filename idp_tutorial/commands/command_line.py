@@ -140,13 +140,11 @@ def command(f):
     "Make a command of a function: inherited options, one parser, errors as one line"
     known,bare = options(f),_named_only(f)
     inherited = {name: known[name].default for name in bare}
-
     @wraps(f)
     def g(*args, **kwargs):
         if not (args or kwargs) and _in_script(currentframe().f_back):
             return read()
         return says_why(f)(*args, **{**inherited, **kwargs})
-
     def read():
         for to in filter(None, (sys.stdout,sys.stderr)): # in a locale without our signs they are written as \u2026
             to.reconfigure(errors='backslashreplace')
@@ -155,11 +153,14 @@ def command(f):
         if '_ARGCOMPLETE' in os.environ: # the shell asks for what may follow
             import argcomplete
             argcomplete.autocomplete(p)
-        return g(**vars(p.parse_args(argv)))
-
+        said,more = p.parse_known_args(argv)
+        if more:
+            table = any(re.search(r'\.(csv|tsv|jsonl|parquet)$', a) for a in more)
+            own = '; a table of your own goes to idp_train, idp_compare or idp_sweep, one at a time'
+            p.error(f"unrecognized arguments: {' '.join(more)}{own*table}")
+        return g(**vars(said))
     def shown(p):
         return p.replace(annotation=known[p.name].anno, default=known[p.name].default) if p.name in bare else p
-
     g.__signature__ = (sig := signature(f)).replace(parameters=[shown(p) for p in sig.parameters.values()])
     if _in_script(currentframe().f_back): # `python -m` of its module
         f.__globals__[f.__name__] = g # its body may ask for its defaults

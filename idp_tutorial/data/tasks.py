@@ -16,6 +16,7 @@ from .loading import from_folder, from_hub
 from .rows import check_row, copa, multirc, questions, wic
 from .synthetic import make_rows
 from .task import TEMPLATES, Task
+from .texts import format_of
 
 # %% ../../nbs/engine/data/tasks.ipynb #44395d07
 _MOOD = dict(labels=('negative','positive'), words=('terrible','great'))
@@ -105,6 +106,12 @@ def three_splits(
         validation,train = draw(raw['train'], max(1, held_out), seed)
     return dict(train=train, validation=validation, test=test)
 
+def _known(name):
+    if name not in TASKS and format_of(name)!='auto':
+        raise ValueError(f"task {name!r} is the name of a table: idp_train, idp_compare and idp_sweep take one, as "
+            "what stands first (in Python `known_task`)")
+    return known(name, TASKS, 'task')
+
 def load_task(
     name:str|Task, # key of `TASKS`, or a task of your own
     data:str|Path|None=None, # folder that holds `NAME/train.jsonl` …; None: bundled, or from the hub
@@ -113,7 +120,7 @@ def load_task(
     stratified:bool=True, # few-shot draws in proportion to the labels (LPT) or not (IDPG)
 )->Task: # with `splits`: train, validation (to select), test (to report)
     "Load a task"
-    task = name if isinstance(name, Task) else TASKS[known(str(name), TASKS, 'task')]
+    task = name if isinstance(name, Task) else TASKS[_known(str(name))]
     if k is not None:
         at_least(k, 1, 'k', 'k=None takes all of train')
     frozen = False

@@ -167,8 +167,9 @@ def test_a_script_reads_the_command_line_once(call, tmp_path):
     assert said('--n', '0')==(2, '', 'idp_twice: n=0: it must be at least 1\n')
     code,out,err = said('--help')
     assert code==0 and 'Twice a number' in out and '--batch_size' in out and not err
-    code,out,err = said('--m', '3')
-    assert code==2 and not out and 'unrecognized arguments: --m 3' in err
+    for more,words in ((('--m','3'),'--m 3\n'), (('mine.csv',),'mine.csv; a table of your own goes to idp_train')):
+        code,out,err = said(*more)
+        assert code==2 and not out and f'unrecognized arguments: {words}' in err
 
 
 def test_from_python_an_ordinary_function():

@@ -383,6 +383,8 @@ def test_unknown_tasks_and_k():
     with pytest.raises(ValueError, match="unknown task 'sst-2', did you mean 'sst2'. Known: sst2, .*domains"):
         load_task('sst-2')
     with pytest.raises(ValueError, match="unknown task 'xyzzy'. Known: sst2"): load_task('xyzzy')
+    with pytest.raises(ValueError, match='is the name of a table: idp_train, idp_compare and idp_sweep'):
+        load_task('mine/tickets.csv')
     with pytest.raises(ValueError, match='k=0: it must be at least 1; k=None takes all'): load_task('sentiment', k=0)
     with pytest.raises(ValueError, match='k=5000 of 2000 rows'): load_task('sentiment', k=5000)
 

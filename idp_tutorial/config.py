@@ -9,7 +9,7 @@ __all__ = ['RunConfig']
 from dataclasses import dataclass, replace
 
 # %% ../nbs/engine/hall/config.ipynb #c3b59f01
-from .checks import between, one_of, positive
+from .checks import between, one_of, positive, whole
 
 # %% ../nbs/engine/hall/config.ipynb #53994fe3
 _RANGES = { # of numbers: no machine has room for more, and nothing ends that takes longer
@@ -18,6 +18,9 @@ _RANGES = { # of numbers: no machine has room for more, and nothing ends that ta
     'epochs':(1e-6, 10**6), 'sentence_dropout':(0, 1), 'generator_dropout':(0, 1),
     't':(0, 10**5), 'layer':(-10**4, 10**4), 'position':(-10**4, 10**4), 'seed':(0, 2**32-1), 'draw':(0, 2**32-1),
     'prompt_dropout':(0, 1), 'weight_decay':(0, 10**6), 'lr':(0, 10**40), 'head_lr':(0, 10**40)}
+
+_WHOLE = ('steps','eval_every','batch_size','accumulate','max_len','m','t','layer','position','seed','draw','k',
+    'patience')
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -92,6 +95,8 @@ class RunConfig:
     seed:int=0                 # of initialisation, order and dropout
 
     def __post_init__(self):
+        for name in _WHOLE:
+            whole(getattr(self, name), name, getattr(RunConfig, name) is None)
         if not self.clip>0:
             raise ValueError(f"clip={self.clip}: the largest gradient norm is a positive number, such as 1; "
                 "float('inf') clips nothing")

@@ -26,7 +26,8 @@ def code_state()->dict: # `commit`, and `clean`: was nothing changed since? Both
         said = subprocess.run(['git', *what], cwd=here, capture_output=True, text=True, timeout=20)
         return said.stdout.strip() if said.returncode==0 else None
     try:
-        commit = git('rev-parse', 'HEAD')
+        ours = git('ls-files', '--error-unmatch', 'provenance.py') # else the repository is one that we lie in
+        commit = git('rev-parse', 'HEAD') if ours else None
         return dict(commit=commit, clean=None if commit is None else git('status', '--porcelain', '--', '.')=='')
     except (OSError,subprocess.TimeoutExpired):
         return dict(commit=None, clean=None)

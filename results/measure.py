@@ -150,7 +150,7 @@ def runs(a, cfg, task, swaps=True, lr=None): # the rate; `lr`: one that an earli
             if best is None or log['validation']>best[1]['validation']:
                 best = model,log,c
         model,log,c = best
-        r = record_of(model, log, task, c, logits=logits_file(a.out, c))
+        r = record_of(model, log, task, c, logits=logits_file(a.out, c, task))
         if swaps and METHODS[c.method].kind in ('generated','second pass'):
             r['swap'] = swapped(model, task, c, r, a.out)
         if not old and not lr and not a.lr:

@@ -104,9 +104,10 @@ def _figured(name, base, seeds, out, tasks, texts):
     method,names,measure = FIGURES[name]
     records,old = [],stored(out)
     for t in names:
-        task = (tasks or {}).get(t) or load_task(t, base.data, base.k)
+        task = (tasks or {}).get(t) or load_task(t, base.data, base.k, base.draw, not base.plain_draw)
         for seed in range(seeds if method else 1):
-            cfg = replace(base, method=method or 'head-only', task=t, seed=seed, lr=None)
+            lr = method and (base.lr or METHODS[method].rate)
+            cfg = replace(base, method=method or 'head-only', task=t, seed=seed, lr=lr)
             about = {**as_recorded(cfg), 'figure':name, 'texts':texts}
             r = next((r for r in old if all(r.get(k)==v for k,v in about.items())), None)
             if r is None:
@@ -119,6 +120,6 @@ def _figured(name, base, seeds, out, tasks, texts):
 def _measured(cfg, task, measure, texts):
     if measure is None:
         return length_differences(task.splits['train'][:texts], backbone_for(cfg).tokenizer)
-    model,log = trained(replace(cfg, lr=cfg.lr or METHODS[cfg.method].rate), task)
+    model,log = trained(cfg, task)
     bare = build(cfg, backbone_for(cfg), task)
     return dict(measure(model, bare, task, cfg, texts), validation=log['validation'])

@@ -16,16 +16,14 @@ from .layer_sweep import one_sweep
 from ..config import RunConfig
 from ..data.task import Task
 from ..experiments.evidence import made_by
-from ..methods.build import build
+from ..experiments.run import trained
 from ..model.pretrained import load_backbone
 from ..records import append, as_recorded, stored
-from ..training.fit import fit
 
 # %% ../../nbs/engine/analysis/information_curves.ipynb #a0ffc8ee
 def _trained_and_probed(cfg, task, layers, n, prompt, probe):
     "Train one model, and probe it at some layers"
-    model = build(cfg, load_backbone(cfg.backbone), task)
-    fit(model, task, cfg)
+    model,_ = trained(cfg, task)
     template = cfg.template if cfg.head=='verbalizer' else None
     return probe_layers(model, task, layers, n, cfg.max_len, template, prompt, **probe)
 

@@ -18,10 +18,10 @@ from .probes import entropy, layer_features, linear_bits, logistic
 from ..checks import one_of
 from ..config import RunConfig
 from ..data.task import Task
+from ..methods.build import backbone_for
 from ..methods.registry import late_methods
 from ..model.backbone import Backbone
 from ..model.heads import ClassificationHead, VerbalizerHead
-from ..model.pretrained import load_backbone
 from ..records import append, as_recorded, stored
 from ..training.examples import encode_rows
 
@@ -96,7 +96,8 @@ def made_for(
     def of(o, name):
         value = o.get(name, getattr(RunConfig, name, None))
         return Path(value).name if name=='backbone' else value
-    return all(of(choice, name)==of(r, name) for name in ASKED if name in choice)
+    asked = (*ASKED,'template') if r.get('head')=='verbalizer' else ASKED
+    return all(of(choice, name)==of(r, name) for name in asked if name in choice)
 
 # %% ../../nbs/engine/analysis/layer_choice.ipynb #f77cac02
 def layer_choice(
@@ -109,9 +110,10 @@ def layer_choice(
     for c in reversed(stored(out)):
         if made_for({'t':RunConfig.t, 'max_len':RunConfig.max_len, **c}, asked): # older records had the defaults
             return c
-    bb = load_backbone(cfg.backbone)
+    bb = backbone_for(cfg)
     bb.model.to('cuda' if cfg.device=='auto' and torch.cuda.is_available() else 'cpu')
-    c = choose_prompt_layer(bb, task, cfg.head, t=cfg.t, max_len=cfg.max_len) | {name: asked[name] for name in ASKED}
+    c = choose_prompt_layer(bb, task, cfg.head, t=cfg.t, max_len=cfg.max_len, template=cfg.template)
+    c |= {name: asked[name] for name in ASKED}
     append(c, out)
     return c
 

@@ -16,7 +16,7 @@ from ..checks import one_of
 from ..data.tasks import load_task
 from .contrasts import SETTING, VERDICTS, contrast, enough, has_texts, holm, verdict
 from ..files import write_whole
-from ..records import read_records
+from ..records import conditions, read_records
 
 # %% ../../nbs/engine/experiments/claims.ipynb #220cba9d
 MEASURED = ('tasks','backbones','runs','texts','effect','low','high','p','detectable','above','verdict')
@@ -59,9 +59,8 @@ CONTROLS_OF = 'claims/controls-*.jsonl' # below the results
 ADDS = 'probe','side-network' # a prompt adds something above the better one
 
 def _kept(keep): # conditions, and the fields of `by=`
-    said = dict(w.split('=', 1) for w in keep.split())
-    by = tuple(b for b in said.pop('by', '').split(',') if b)
-    return {k: v.split(',') for k,v in said.items()},by
+    said = conditions(keep)
+    return said,tuple(said.pop('by', ()))
 
 def records_of(claim:dict, results:Path|str)->list[dict]: # each with its `folder`
     "The records that a claim's row names, as far as they are there"
@@ -126,6 +125,9 @@ def judge(
             one,over = found[r['id']]
             published = float(r['published']) if r['published'] else None
             r = {**r, **_cells(one, over), 'verdict':verdict(one, published, r['says'], p.get(r['id']))}
+            if r['verdict']=='open' and not r['decides']:
+                raise ValueError(f"claim {r['id']!r} is open with these records: say in `decides` what would decide "
+                    "it, or bring back the records it names")
             if r['id'] in p:
                 r['p'] = f"{p[r['id']]:.4f}"
         out.append(r)

@@ -19,8 +19,10 @@ from .feasible import check, possible
 from .results import write_results
 from .run import record_of, run, trained
 from ..locks import alone
+from ..methods.build import backbone_for
 from ..methods.controls import ROWS
 from ..methods.registry import METHODS
+from ..model.backbone import fingerprint
 from ..files import sealed, write_whole
 from ..records import append, stored
 
@@ -61,7 +63,7 @@ def tune(
     if best is None:
         raise FloatingPointError(f"{cfg.method!r} diverged on {task.name!r} with every rate of {list(lrs)}: "
             "a lower lr usually fixes it")
-    r = record_of(*best, test, **({'logits':logits_file(out, best[-1])} if out else {}))
+    r = record_of(*best, test, **({'logits':logits_file(out, best[-1], task)} if out else {}))
     edge = len(tried)>2 and r['lr'] in (min(lrs), max(lrs)) # the best rate may lie outside: try more
     return {**r, 'tried':tried, 'edge':edge, **made_since(began)}
 
@@ -72,7 +74,7 @@ def chosen_rate(cfg:RunConfig, rates:tuple, folder:Path|str, say=print)->tuple[R
     task = load_task(cfg.task, cfg.data, cfg.k, cfg.draw, not cfg.plain_draw)
     cfg,file,how = cfg.in_steps(len(task.splits['train'])),Path(folder)/'rates.jsonl',chosen_from(rates)
     with alone(folder if PartialState().is_main_process else None):
-        r = next((r for r in stored(file) if made_by(r, cfg, how)), None)
+        r = next((r for r in stored(file) if made_by(r, cfg, how, task)), None)
         if r is None:
             r = {**tune(cfg, task, rates, say, widen=True), 'lr_selected':how}
             append(r, file)
@@ -88,14 +90,12 @@ def head_rate(
     if cfg.head=='verbalizer':
         return None
     bare = replace(cfg, method='head-only', lr=None, head_lr=None, seed=0)
-    also = dict(sizes={split: len(rows) for split,rows in task.splits.items()})
-    file,how = out and Path(out).with_name('head-rate.jsonl'),'best of 3 on validation, seed 0'
-    for r in stored(file):
-        if made_by(r, bare, how, **also):
-            return r['lr']
-    r = {**tune(bare, task, METHODS['head-only'].rates, say), 'lr_selected':how}
-    if file:
-        append(r, file)
+    file,how = out and Path(out).with_name('head-rate.jsonl'),chosen_from(())
+    r = next((r for r in stored(file) if made_by(r, bare, how, task)), None)
+    if r is None:
+        r = {**tune(bare, task, METHODS['head-only'].rates, say), 'lr_selected':how}
+        if file:
+            append(r, file)
     return r['lr']
 
 # %% ../../nbs/engine/experiments/comparison.ipynb #cb52efb7
@@ -111,8 +111,10 @@ def with_seeds(
     **more,        # also goes into new records
 )->list[dict]: # records, old and new
     "One config with every seed, all at one rate"
-    sizes = {split: len(rows) for split,rows in task.splits.items()}
-    found = {r['seed']: r for r in old if made_by(r, replace(cfg, seed=r.get('seed')), how, sizes=sizes)}
+    found = {r['seed']: r for r in old if 'seed' in r and made_by(r, replace(cfg, seed=r['seed']), how, task)}
+    if found: # a folder may have other weights by now
+        now = fingerprint(backbone_for(cfg))
+        found = {s: r for s,r in found.items() if (r.get('digests') or {}).get('weights') in (None, now)}
     lr,at = cfg.lr,'' if cfg.layer is None else f'layer {cfg.layer}  '
     for seed in range(seeds):
         lr = lr or next((r['lr'] for r in found.values()), None)
@@ -125,8 +127,7 @@ def with_seeds(
             r = run(replace(cfg, lr=lr, seed=seed), task, beside=out)
         else: # the run that is chosen is that of seed 0 as well
             r = tune(replace(cfg, seed=0), task, rates or ROWS[cfg.method].rates, say, True, out, bool(rates))
-        took = round(time.perf_counter()-start, 1)
-        chose = not lr and bool(ROWS[cfg.method].rates)
+        took,chose = round(time.perf_counter()-start, 1),not lr and bool(ROWS[cfg.method].rates)
         r |= {**more, 'lr_selected':how, 'seconds':0. if chose else took, 'tuning_seconds':took if chose else 0.}
         if out:
             append(r, out)
@@ -181,9 +182,8 @@ def compare_to(
     rates:tuple=(),
 ): # the table, as `results_table` makes it
     "Compare, and write `compare.jsonl`, `compare.csv` and `compare.png` under `out`"
-    out = Path(out)
+    out,part = Path(out),Path(out)/'compare.jsonl.part'
     check(methods, base, seeds, out)
-    part = out/'compare.jsonl.part'
     with alone(out):
         try:
             done = [r for name in (EARLIER, part.name, 'compare.jsonl') for r in stored(out/name)]

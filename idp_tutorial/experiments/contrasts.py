@@ -11,6 +11,8 @@ from pathlib import Path
 
 # %% ../../nbs/engine/experiments/contrasts.ipynb #488b852d
 from ..data.task import Task
+from ..data.tasks import TASKS
+from ..records import conditions
 
 # %% ../../nbs/engine/experiments/contrasts.ipynb #5a0cd316
 def _drawn(d, rng, n): # `n` means of `d [S,N]` `[n]`
@@ -30,6 +32,8 @@ def paired(
     "Mean difference a − b over the settings, by a bootstrap over seeds and texts"
     a,b = [x if isinstance(x, list) and x and np.ndim(x[0])==2 else [x] for x in (a, b)]
     ds = [np.asarray(x, float)-np.asarray(y, float) for x,y in zip(a, b, strict=True)]
+    if not all(np.isfinite(d).all() for d in ds):
+        raise ValueError("a score is NaN or infinite: leave out the run that has it, and its pair")
     if any(d.ndim!=2 or not d.size or len(d)!=len(ds[0]) for d in ds):
         raise ValueError(f"differences of {[d.shape for d in ds]}: give both methods as [seeds, texts], with the same "
             "seeds and texts")
@@ -72,6 +76,10 @@ def right(
 def _correlates(record):
     return bool({'pearson','spearman'} & set((record.get('metric') or '').split('+')))
 
+def _counts_answers(record): # is its score the share of texts that are answered rightly, each by itself?
+    grouped = getattr(TASKS.get(record.get('task')), 'grouped', None)
+    return record.get('metric')=='accuracy' and not grouped
+
 def has_texts(
     record:dict,
     folder:Path,
@@ -79,7 +87,7 @@ def has_texts(
 )->bool:
     "Can its answers be compared text by text?"
     file = Path(folder)/record.get('logits', '')
-    if _correlates(record) or not file.is_file():
+    if not _counts_answers(record) or not file.is_file():
         return False
     with np.load(file) as kept:
         return kept['test'].ndim==2 and (labels or 'test_label' in kept)
@@ -89,9 +97,9 @@ SETTING = ('task','target','setting','k','backbone','head')
 
 def _side(text): # of a contrast: method, conditions, number
     method,*words = text.split()
-    pairs = [w.split('=', 1) for w in words if '=' in w]
     number = next((w[1:] for w in words if w.startswith('@')), 'score')
-    return {'method':{method}, **{k: set(v.split(',')) for k,v in pairs}},number
+    pairs = conditions(' '.join(w for w in words if not w.startswith('@'))).items()
+    return {'method':{method}, **{k: {*v} for k,v in pairs}},number
 
 def _number(record, path): # 'score', or a path such as 'swap.same'
     for key in path.split('.'):
@@ -134,7 +142,8 @@ def contrast(
     A,B = [_found(done, s, (*fields, *by)) for s in (a, b)]
     runs = sorted({*A}&{*B})
     all_ = sorted({s for u in runs for s in {*A[u]}&{*B[u]}}, key=str)
-    runs = [u for u in runs if any(s in A[u] and s in B[u] for s in all_)]
+    whole = [u for u in runs if all(s in A[u] and s in B[u] for s in all_)]
+    runs = whole or [u for u in runs if any(s in A[u] and s in B[u] for s in all_)]
     settings = [s for s in all_ if all(s in A[u] and s in B[u] for u in runs)]
     if not settings:
         return None

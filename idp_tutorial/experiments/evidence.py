@@ -15,7 +15,7 @@ from pathlib import Path
 # %% ../../nbs/engine/experiments/evidence.ipynb #e248e004
 from ..config import RunConfig
 from ..data.task import Task
-from ..files import digest
+from ..files import digest, whole_file
 from ..methods.controls import CONTROLS
 from ..model.prompted_model import PromptedModel
 from ..provenance import THEN, made, of_schema
@@ -40,9 +40,10 @@ def thinned(
     each = max(1, -(-len(losses)//n))
     return [float(f'{np.mean(losses[i:i+each]):.4g}') for i in range(0, len(losses), each)]
 
-def logits_file(out:Path, cfg:RunConfig)->Path:
-    "Beside the records: one file a run, named by its config"
-    name = hashlib.blake2b(json.dumps(as_recorded(cfg), sort_keys=True).encode(), digest_size=6).hexdigest()
+def logits_file(out:Path, cfg:RunConfig, task:Task)->Path:
+    "Beside the records: one file a run, named by its config and its data"
+    about = json.dumps([as_recorded(cfg), data_digest(task)], sort_keys=True)
+    name = hashlib.blake2b(about.encode(), digest_size=6).hexdigest()
     return Path(out).parent/'logits'/f'{cfg.method}-{cfg.task}-{name}.npz'
 
 def said_of(model:PromptedModel, task:Task, cfg:RunConfig, split:str)->tuple: # logits `[N,C]` or texts, examples
@@ -59,7 +60,7 @@ def keep_logits(file:Path, said:dict, task:Task)->str: # its name, for the recor
     file.parent.mkdir(parents=True, exist_ok=True)
     labels = {s: [r.get('label') for r in task.splits[s]] for s in said}
     numbers = {f'{s}_label':np.array(y) for s,y in labels.items() if all(isinstance(v, (int,float)) for v in y)}
-    with open(file, 'wb') as f:
+    with whole_file(file) as f:
         np.savez_compressed(f, **{s: _small(o) for s,(o,_) in said.items()}, **numbers)
     return f'logits/{file.name}'
 
@@ -79,10 +80,12 @@ def made_by(
     r:dict,        # a record
     cfg:RunConfig, # without `lr`: any, since it was chosen
     how:str,       # how the rate was chosen
+    task:Task|None=None, # with its splits; a record that was made with other rows is none
     **also,        # what else the record must say
 )->bool:
     "Is `r` a record of `cfg`?"
-    want = {**as_recorded(cfg), **also}
+    sizes = {'sizes':{split: len(rows) for split,rows in task.splits.items()}} if task else {}
+    want = {**as_recorded(cfg), **sizes, **also}
     lr = want.pop('lr')
     for name in ('device','cache_dir'): # these change no score
         del want[name]
@@ -91,4 +94,7 @@ def made_by(
     if r.get('lr_selected')!=how or lr not in (None, r['lr']):
         return False
     r = of_schema(r) # an older one lacks younger fields: it says what they were then
-    return all(r.get(name, THEN.get(name))==value for name,value in want.items())
+    if not all(r.get(name, THEN.get(name))==value for name,value in want.items()):
+        return False
+    data = (r.get('digests') or {}).get('data')
+    return not (task and data) or data in (data_digest(task), data_digest(task, test=False))

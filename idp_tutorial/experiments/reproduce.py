@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 # %% ../../nbs/engine/experiments/reproduce.ipynb #b84ae004
-from ..checks import known, one_of, writable
+from ..checks import between, known, one_of, writable
 from ..config import RunConfig
 from ..data.tasks import load_task
 from .comparison import with_seeds
@@ -25,6 +25,7 @@ from idp_tutorial.experiments.published_scores import (METHOD_NAMES, TASK_NAMES,
 from .results import finished
 from ..locks import writing
 from ..methods.build import backbone_for
+from ..methods.controls import ROWS
 from ..records import stored
 
 # %% ../../nbs/engine/experiments/reproduce.ipynb #b84ae005
@@ -44,7 +45,8 @@ FIGURES = { # without printed numbers: tasks, and what is compared
     'id-spam-16':(('mrpc','rte'), [(m, dict(epochs=50.)) for m in ('id-spam','lora-all')])}
 DRAWN = {'idpg-f1':'idpg-1', 'idpg-f3':'idpg-6'} # figures that show a table
 GENERATORS = {'PHM':'plain', '+residual':'residual', '+LayerNorm':'layer-norm', '+residual+LayerNorm':'both'}
-LAYERS = {'tiny':8, 'minilm':6, 'smollm2':30, 'mpnet':12, 'roberta-base':12, 'gpt2':12, 'gpt2-large':36} # others: 24
+LAYERS = {'tiny':8, 'tiny-gpt2':8, 'minilm':6, 'smollm2':30, 'mpnet':12, 'roberta-base':12, 'gpt2':12,
+    'gpt2-large':36} # others: 24
 
 def variant_of(
     method:str, # as published
@@ -93,9 +95,10 @@ def _config(paper, method, scale, few):
     return RunConfig(method, **own, t=t, m=m, readout='cls' if scale=='full' else 'mean', steps=steps,
         eval_every=steps//10, batch_size=16, max_len=256 if scale=='full' else 128)
 
-def _here(fields, backbone): # a layer of 24, at the same share of our layers
-    config = Path(backbone)/'config.json'
-    depth = LAYERS.get(backbone) or (json.loads(config.read_text())['num_hidden_layers'] if config.is_file() else 24)
+def _here(fields, backbone, depth=None): # a layer of 24, at the same share of our layers
+    depth,config = depth or LAYERS.get(backbone, 24),Path(backbone)/'config.json'
+    if config.is_file() and (said := json.loads(config.read_text())):
+        depth = next(said[n] for n in ('num_hidden_layers','n_layer','num_layers','n_layers') if n in said)
     return {k: round(v*depth/24) if k=='layer' else v for k,v in fields.items()}
 
 def plan_of(
@@ -108,6 +111,8 @@ def plan_of(
 )->list[RunConfig]: # one for every setting, method, task and draw; the seed is still to come
     "All runs of a table"
     one_of(scale, ('small','full'), 'scale')
+    for m in methods or ():
+        known(m, ROWS, 'method')
     row = published_tables().set_index('table').loc[known(table, list(published_tables().table), 'table')]
     of = DRAWN.get(table, table)
     if of not in FIGURES and (of not in set(published_scores().table) or row.kind not in ('scores','variants')):
@@ -169,6 +174,8 @@ def reproduce(
 ): # a `DataFrame`: theirs and ours
     "Run what is missing, and set the two side by side"
     writable(out)
+    between(seeds, 1, 10**6, 'seeds')
+    between(steps, 1, 10**9, 'steps')
     plan = plan_of(table, scale, backbone, data, methods, tasks)
     _there(plan)
     file = Path(out)/f'{table}-{scale}.jsonl'
@@ -184,7 +191,7 @@ def side_by_side(
     def ours(c):
         k = shots_of(c.setting)
         found = [r for r in own if (r['method'],r['task'])==(c.ours,c.name) and k in (None, r.get('k'))
-            and all(r.get(f)==v for f,v in _here(c.fields, r['backbone']).items() if f!='epochs')]
+            and all(r.get(f)==v for f,v in _here(c.fields, r['backbone'], r.get('n_layers')).items() if f!='epochs')]
         scores = pd.Series([r['score'] for r in found], dtype=float)
         on = ' '.join(dict.fromkeys(r['backbone'] for r in found))
         return [scores.mean(), scores.std(), len(scores) or None, on or None]

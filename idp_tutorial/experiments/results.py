@@ -43,9 +43,9 @@ def finished(records:list[dict])->list[dict]:
 
 def results_table(records:list[dict])->pd.DataFrame: # one row a method (and task, k, backbone, head)
     "Mean and standard deviation over seeds, trained parameters by group, cost, and how the learning rate was chosen"
-    if not records:
-        raise ValueError("no records to make a table of: run idp_compare first")
-    groups = pd.DataFrame(finished(records)).groupby(KEYS, sort=False, dropna=False)
+    if not (done := finished(records)):
+        raise ValueError("no records of finished runs to make a table of: run idp_compare first")
+    groups = pd.DataFrame(done).groupby(KEYS, sort=False, dropna=False)
     return pd.DataFrame([_table_row(key, g) for key,g in groups])
 
 # %% ../../nbs/engine/experiments/results.ipynb #5719e768
@@ -114,9 +114,9 @@ def across_tasks(
     baseline:str|None=None, # a method that all others are compared with
 )->pd.DataFrame: # one row a method: `mean ± std` by task, or what it gains on `baseline`; the prompt's size
     "Methods against tasks, every cell from its own seeds"
-    if not records:
-        raise ValueError("no records to make a table of: run compare(...) first, or give the file it wrote")
-    df = pd.DataFrame(finished(records))
+    if not (done := finished(records)):
+        raise ValueError("no records of finished runs: run compare(...) first, or give the file it wrote")
+    df = pd.DataFrame(done)
     one_kind(df, ['backbone','head'], 'one table takes one backbone and one head')
     df['task'] = [task if pd.isna(k) else f'{task} k={k:.0f}' for task,k in zip(df.task, df.k)]
     by = df.groupby(['method','task'], sort=False)

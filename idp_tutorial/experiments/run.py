@@ -24,11 +24,16 @@ from ..methods.prompt_files import save_pretrained
 from ..methods.controls import CONTROLS, ROWS, fit_control
 from ..model.backbone import fingerprint
 from ..model.prompted_model import PromptedModel, count_parameters
-from ..provenance import SCHEMA
+from ..provenance import SCHEMA, code_state
 from ..records import append, as_recorded, versions
 from ..training.fit import fit
 
 # %% ../../nbs/engine/experiments/run.ipynb #6964d78d
+def _steps(log, cfg): # a run that `patience` ended is still one of so many steps
+    if cfg.patience and 0<log['steps']<cfg.steps:
+        return dict(steps=cfg.steps, steps_done=log['steps'])
+    return dict(steps=log['steps'])
+
 def record_of(
     model:PromptedModel, # trained
     log:dict,       # what `fit` gave
@@ -48,8 +53,8 @@ def record_of(
         'digests':dict(weights=getattr(bb, 'digest', None), data=data_digest(task, test)), 'metric':task.metric,
         'score':scores[task.metric], 'scores':scores, 'validation':log['validation'],
         'selected':'checkpoint: best on validation'+'; reported on test'*test,
-        'sizes':{split: len(rows) for split,rows in task.splits.items()}, 'params':count_parameters(model),
-        'steps':log['steps'], 'ms_per_step':round(log['ms_per_step'], 2),
+        'sizes':{split: len(rows) for split,rows in task.splits.items()}, 'n_layers':bb.n_layers,
+        'params':count_parameters(model), **_steps(log, cfg), 'ms_per_step':round(log['ms_per_step'], 2),
         'peak_memory_mb':round(log['peak_memory_mb'], 1), 'history':log['history'],
         'losses':thinned(log['losses']), **chosen, 'versions':versions()}
 
@@ -73,6 +78,7 @@ def trained(
     **kept, # of `fit`: `save`, `save_every`; a control is fitted at once
 )->tuple[PromptedModel,dict]: # the model, and what `fit` gave
     "A model of `cfg` on a backbone of its own, trained"
+    code_state() # as it is now, not when the run ends
     bb = backbone_for(cfg)
     bb.digest = fingerprint(bb) # before anything is trained
     model = _started(build(cfg, bb, task), task, cfg)
@@ -94,7 +100,7 @@ def run(
             failed = {'schema':SCHEMA, 'status':'diverged', 'message':str(e)}
             append({**failed, **as_recorded(cfg), **made_since(began)}, out)
         raise
-    kept = {'logits':logits_file(file, cfg)} if file else {}
+    kept = {'logits':logits_file(file, cfg, task)} if file else {}
     record = {**record_of(model, log, task, cfg, **kept), **made_since(began)}
     if out:
         append(record, out)

@@ -25,10 +25,10 @@ from ..records import append, stored
 # %% ../../nbs/engine/experiments/transfer_comparison.ipynb #f3fc410f
 def _few(name, base, shots): # the second task
     if not shots:
-        whole = load_task(name, base.data, None, base.draw)
+        whole = load_task(name, base.data, None, base.draw, not base.plain_draw)
         if len(whole.splits['train'])<=100: # zero-shot trains on none of them
             return whole
-    return load_task(name, base.data, shots or 100, base.draw)
+    return load_task(name, base.data, shots or 100, base.draw, not base.plain_draw)
 
 def _first_rows(task, n): # of its test split
     rows = task.splits['test'][:n]

@@ -90,7 +90,7 @@ class Run:
         set_seed(self.cfg.seed+self.acc.process_index*100_003)
 
     @property
-    def finished(self)->bool: return self.seen.step==self.cfg.steps or stale(self.seen.history, self.cfg.patience)
+    def finished(self)->bool: return self.seen.step>=self.cfg.steps or stale(self.seen.history, self.cfg.patience)
 
     def at(self, every:int)->bool: return self.seen.step%every==0 or self.finished
 

@@ -4,6 +4,7 @@ from small import config, setting, small_task
 
 from idp_tutorial.analysis import information_curves as module
 from idp_tutorial.analysis.information_curves import information_curves, plot_information
+from idp_tutorial.methods.build import build
 from idp_tutorial.records import read_records
 
 
@@ -12,7 +13,10 @@ def curves_of(monkeypatch):
     "Curves of a three-layer model; which prompt layers, seeds and rates were trained is in the list"
     trained,bb = [],setting()[0]
     monkeypatch.setattr(module, 'load_backbone', lambda name: bb)
-    monkeypatch.setattr(module, 'fit', lambda model, task, cfg: trained.append((cfg.layer, cfg.seed, cfg.lr)))
+    def quick(cfg, task):
+        trained.append((cfg.layer, cfg.seed, cfg.lr))
+        return build(cfg, bb, task),{}
+    monkeypatch.setattr(module, 'trained', quick)
     def call(cfg={}, rows=64, **kw):
         return information_curves(config(method='lpt', lr=.2, **cfg), small_task(train=rows),
             **{**dict(seeds=2, n=24, depth=0, steps=3, say=lambda s: None), **kw})

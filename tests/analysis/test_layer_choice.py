@@ -73,19 +73,19 @@ def test_made_for():
 def test_a_choice_is_for_its_settings(monkeypatch, tmp_path):
     "Made again where length, head or texts are others, and not where they are the same; older records had the defaults"
     made,out = [],tmp_path/'choice.jsonl'
-    def choose(bb, task, head, t, max_len):
+    def choose(bb, task, head, t, max_len, template):
         made.append((head, t, max_len))
-        return dict(layer=len(made), head=head, t=t, max_len=max_len, seconds=1.)
+        return dict(layer=len(made), head=head, t=t, max_len=max_len, template=template, seconds=1.)
     monkeypatch.setattr(module, 'choose_prompt_layer', choose)
     def layer(task=TASK, **kw): return layer_choice(replace(BASE, **kw), task, out)['layer']
     got = [layer(), layer(), layer(t=3), layer(t=3, max_len=64), layer(t=3, head='verbalizer'),
-        layer(small_task(train=32)), layer(t=3), layer(lr=.5)]
-    assert got==[1,1,2,3,4,5,2,1]
-    assert len(made)==5
+        layer(small_task(train=32)), layer(t=3), layer(lr=.5), layer(t=3, head='verbalizer', template='paper')]
+    assert got==[1,1,2,3,4,5,2,1,6]
+    assert len(made)==6
     assert [(r['t'],r['max_len'],r['sizes']['train']) for r in read_records(out)]==[(10,128,64),(3,128,64),(3,64,64),
-        (3,128,64),(10,128,32)]
+        (3,128,64),(10,128,32),(3,128,64)]
     out.write_text(json.dumps(dict(task='sentiment', head='classification', layer=7, seconds=1.))+'\n')
-    assert [layer(), layer(t=3), layer()]==[7,6,7]
+    assert [layer(), layer(t=3), layer()]==[7]*3
     out.write_text('{"task": \n') # damaged: an error, and no sweep without a choice
     with pytest.raises(ValueError, match='line 1 is not a record'):
         choice_if_any(['lpt'], BASE, TASK, out)

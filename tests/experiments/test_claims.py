@@ -8,7 +8,7 @@ import pytest
 
 from idp_tutorial.data.task import Task
 from idp_tutorial.experiments.claims import COLUMNS, MEASURED, claims_page, judge, read_claims, write_claims
-from idp_tutorial.experiments.contrasts import contrast, enough, holm, paired, right, verdict
+from idp_tutorial.experiments.contrasts import contrast, enough, has_texts, holm, paired, right, verdict
 from idp_tutorial.experiments.published_scores import METHOD_NAMES, beside, published_scores, published_tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -244,3 +244,28 @@ def test_published_scores_are_theirs():
 
 def test_a_row_is_json():
     json.dumps(read_claims(CLAIMS))
+
+
+def kept(folder, name, label=(0,1,1), **kw):
+    np.savez(folder/name, test=np.eye(2)[[0,1,0]], test_label=np.array(label))
+    return dict(record('a', 0, 50.), logits=name, folder=folder, **kw)
+
+
+def test_text_by_text_only_where_a_score_is_such_a_share(tmp_path):
+    a = kept(tmp_path, 'a.npz')
+    assert has_texts(a, tmp_path)
+    for other in (dict(metric='accuracy+f1'), dict(metric='f1+exact'), dict(task='copa'), dict(metric='pearson')):
+        assert not has_texts({**a, **other}, tmp_path)
+
+
+def test_what_cannot_be_compared():
+    with pytest.raises(ValueError, match='NaN'):
+        paired([[1.,2.]]*2, [[1.,float('nan')]]*2)
+    with pytest.raises(ValueError, match="'layer' is no condition"):
+        contrast([], 'lpt layer 15', 'lpt')
+
+
+def test_one_more_seed_of_one_task_hides_no_other():
+    rs = [record(m, s, 50.+s, task=t) for m in 'ab' for t,n in (('x',5), ('y',6)) for s in range(n)]
+    found = contrast(rs, 'a', 'b')
+    assert found['runs']==5 and [s[0] for s in found['settings']]==['x','y']

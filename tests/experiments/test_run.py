@@ -1,7 +1,10 @@
 "A run and its record, a choice of a rate, a comparison: what is recorded, what repeats, who sees the test split."
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
+import safetensors.torch
 import torch
 from small import backbone, config, small_task
 
@@ -9,7 +12,7 @@ from idp_tutorial import records
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.experiments import comparison
 from idp_tutorial.experiments import run as experiments
-from idp_tutorial.experiments.comparison import compare, tune
+from idp_tutorial.experiments.comparison import compare, tune, with_seeds
 from idp_tutorial.experiments.results import across_tasks, format_table, plot_scores, results_table
 from idp_tutorial.experiments.run import run
 from idp_tutorial.methods.build import build
@@ -319,3 +322,42 @@ def test_a_control_keeps_no_prompt(tmp_path):
     with pytest.raises(ValueError, match='majority.* is a control, with no prompt to keep'):
         train(config(method='majority'), tmp_path/'new')
     assert not (tmp_path/'new').exists()
+
+def test_other_rows_are_another_comparison(cfg, task, tmp_path):
+    "Equal names, sizes and settings: only the rows, or the weights, say that a score is an old one"
+    out,ran = tmp_path/'c.jsonl',[]
+    def scores(task, **kw):
+        return with_seeds(cfg(method='head-only', lr=.1, **kw), task, 'given', 1, read_records(out) if ran else [], out,
+            ran.append)
+    turned = replace(task, splits={s: [{**r, 'label':1-r['label']} for r in rows] for s,rows in task.splits.items()})
+    first = scores(task)
+    assert scores(task)[0]['made']==first[0]['made'] and len(ran)==1
+    other, = scores(turned)
+    assert len(ran)==2 and other['digests']['data']!=first[0]['digests']['data']
+    assert other['logits']!=first[0]['logits'] and len([*(tmp_path/'logits').iterdir()])==2
+    bb = tmp_path/'bb'
+    shutil.copytree(cfg().backbone, bb, ignore=shutil.ignore_patterns('SHA256SUMS'))
+    weights = safetensors.torch.load_file(bb/'model.safetensors')
+    for n in (3,3,4): # written again with other weights before the third
+        if n==4:
+            name = next(k for k in weights if 'word_embeddings' in k)
+            safetensors.torch.save_file({**weights, name:weights[name]+1}, bb/'model.safetensors', {'format':'pt'})
+        scores(task, backbone=str(bb))
+        assert len(ran)==n
+
+def test_a_run_that_patience_ended_is_found_again(cfg, task, tmp_path):
+    out,ran,one = tmp_path/'c.jsonl',[],cfg(method='lpt', lr=1e-9, steps=40, eval_every=1, patience=2)
+    for _ in range(2):
+        r, = with_seeds(one, task, 'given', 1, read_records(out) if ran else [], out, ran.append)
+    assert len(ran)==1 and r['steps']==40>r['steps_done']
+
+def test_a_number_of_steps_is_whole(cfg):
+    for kw,words in ((dict(steps=2.5), 'steps=2.5: a whole number'), (dict(t='5'), "t='5'"), (dict(k=8.), 'k=8.0'),
+        (dict(steps=None), 'steps=None'), (dict(lr='1e-3'), "lr='1e-3': a positive number")):
+        with pytest.raises(ValueError, match=words):
+            cfg(**kw)
+
+def test_runs_that_all_diverged_make_no_table():
+    for table in (results_table, across_tasks):
+        with pytest.raises(ValueError, match='finished runs'):
+            table([dict(status='diverged', method='lpt', task='t')])

@@ -20,7 +20,7 @@ from ..training.examples import encode_rows
 from ..training.readouts import readouts
 
 # %% ../../nbs/engine/methods/linear_probe.ipynb #f23d6006
-SHRINK = (1e-3,1e-2,1e-1,1.,10.) # scikit-learn's C; for ridge 1/α, times the number of texts
+SHRINK = (1e-3,1e-2,1e-1,1.,10.) # scikit-learn's C; of ridge N/(1000 α), with N texts
 
 def linear(
     X,       # read-outs `[N,d]`
@@ -30,6 +30,8 @@ def linear(
 )->tuple[Tensor,Tensor,bool]: # `W` `[n_out,d]` and `b` for `X` as it is; has it converged?
     "Logistic or ridge regression (scikit-learn) on standardised features"
     from sklearn.exceptions import ConvergenceWarning
+    if classes and len({*map(int, y)})<2:
+        raise ValueError("all training texts have one class: a probe needs two; draw more examples, or another draw")
     from sklearn.linear_model import LogisticRegression, Ridge
     X = torch.as_tensor(X).double()
     mean,std = X.mean(0),X.std(0, correction=0).clamp(min=1e-6)
@@ -38,9 +40,9 @@ def linear(
         warnings.simplefilter('always', ConvergenceWarning)
         model.fit(((X-mean)/std).numpy(), y)
     W,b = torch.as_tensor(model.coef_).view(-1, X.shape[1]),torch.as_tensor(model.intercept_).view(-1)
-    if classes==2: # one row says both
+    if classes and len(W)==1: # one row says both
         W,b = torch.cat([-W/2, W/2]),torch.cat([-b/2, b/2])
-    elif classes and len(W)<classes: # a class without a training text
+    if classes and len(W)<classes: # a class without a training text
         W,b = _spread(W, b, model.classes_, classes)
     W = W/std
     return W.float(),(b-W@mean).float(),not any(issubclass(w.category, ConvergenceWarning) for w in seen)

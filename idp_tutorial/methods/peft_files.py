@@ -29,6 +29,8 @@ def _check(method, bb, cfg):
     if method in ('prompt-tuning','p-tuning-v2') and not bb.causal:
         raise ValueError(f"{method!r} on {bb.family}: peft puts a prompt in front of <s> and reads the first virtual "
             "token, and gives encoders no keys and values; only a decoder's prompt means the same there")
+    if method=='p-tuning-v2' and cfg.way not in (None,'kv'):
+        raise ValueError(f"'p-tuning-v2' with way={cfg.way!r}: peft's prefix is keys and values: use way='kv'")
     if method=='prompt-tuning' and cfg.position is None:
         raise ValueError("'prompt-tuning' with position=None enters after the positions are added, peft's before: use "
             "position=0")

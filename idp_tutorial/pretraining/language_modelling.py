@@ -25,6 +25,8 @@ def mask_tokens(
     "BERT's 80/10/10 rule: what the model sees, where it is asked, and what it should have seen"
     flat = ids.flatten().numpy()
     rows = np.flatnonzero((rng.random(flat.size)<p) & (flat>=n_special))
+    if p and not len(rows) and (words := np.flatnonzero(flat>=n_special)).size: # a mean over none is no number
+        rows = rng.choice(words, 1)
     seen,dice = flat.copy(),rng.random(len(rows))
     seen[rows[dice<.8]] = mask_id
     seen[rows[dice>=.9]] = rng.integers(n_special, vocab, (dice>=.9).sum())
@@ -39,6 +41,8 @@ def next_tokens(
     "A causal model's questions: what comes after this row?"
     asked = rng.random(tuple(ids.shape))<p
     asked[:,-1] = False # nothing is known to follow
+    if p and not asked.any(): # a mean over none is no number
+        asked[0,0] = True
     rows = torch.from_numpy(np.flatnonzero(asked.flatten()))
     return ids,rows,ids.flatten()[rows+1]
 

@@ -49,7 +49,7 @@ def _texts_of(row, where):
 # %% ../../nbs/engine/pretraining/text.ipynb #fa28d8c5
 def _runs(text:str, n:int)->set:
     "Hashes of all runs of `n` words, lower case and without punctuation; of the whole text where it is shorter"
-    words = re.sub(r'[^a-z0-9 ]', '', text.lower()).split()
+    words = re.sub(r'[^\w ]|_', '', text.lower()).split()
     if not words:
         return set()
     return {hash(' '.join(words[i:i+n])) for i in range(max(1, len(words)-n+1))}

@@ -136,3 +136,13 @@ def test_a_probe_can_be_kept_to_one_layer(cfg):
     bb = backbone()
     _,_,chosen = best_probe(bb, task, cfg(), only=lambda layer, name: (layer, name)==(bb.n_layers, 'mean'))
     assert (chosen['layer'],chosen['readout'])==(bb.n_layers,'mean') and len(chosen['tried'])==5
+
+
+def test_a_probe_of_two_classes_of_three():
+    "The third has no training text and is never the answer; the others are told apart"
+    y = [0]*10+[2]*10
+    X = torch.tensor([[5.-c,1.] for c in y])+.01*torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    W,b,_ = linear(X, y, 1., 3)
+    assert (X@W.T+b).argmax(1).tolist()==y
+    with pytest.raises(ValueError, match='one class'):
+        linear(X, [1]*20, 1., 3)

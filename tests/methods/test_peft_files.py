@@ -52,6 +52,11 @@ def test_what_peft_saved_is_read(tmp_path):
         model,_ = from_peft(tmp_path/str(i), fresh('gpt2'), small_task(), config())
         torch.testing.assert_close(ours(model), want, atol=2e-5, rtol=1e-4)
 
+def test_only_keys_and_values_are_a_prefix(tmp_path):
+    bb = backbone('gpt2')
+    with pytest.raises(ValueError, match="way='kv'"):
+        to_peft(model_of('p-tuning-v2', bb, way='replace'), config(method='p-tuning-v2', way='replace'), tmp_path/'x')
+
 def test_what_means_something_else_is_refused(tmp_path):
     bb = fresh('roberta')
     for method,words in (('prompt-tuning','reads the first virtual token'), ('p-tuning-v2','gives encoders no keys'),

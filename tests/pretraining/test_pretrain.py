@@ -359,3 +359,14 @@ def test_too_little_text(stream, tok):
     refused(lambda: pretrain(stream, tok, replace(CFG, d=40), say=quiet), 'multiple of 32')
     refused(lambda: pretrain(stream, tok, replace(CFG, family='t5'), say=quiet), "unknown family 't5'", "'gpt2'")
     refused(lambda: PretrainConfig(dtype='float8'), "'bfloat16'")
+
+
+def test_text_of_any_script_is_held_out():
+    assert [*without(['это тест', 'a line'], ['Это тест!'])]==['a line']
+
+
+def test_a_batch_is_asked_something():
+    ids = torch.full((1,4), 300)
+    for _,rows,target in (mask_tokens(ids, 4, 400, np.random.default_rng(0), 1e-9),
+        next_tokens(ids, np.random.default_rng(0), 1e-9)):
+        assert len(rows)==1 and target.tolist()==[300]

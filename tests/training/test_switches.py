@@ -135,7 +135,8 @@ def test_a_grid_is_widened_once():
 
 def test_a_run_chooses_its_rate_once(monkeypatch, tmp_path):
     monkeypatch.setattr(comparison, 'trained', lambda c, task: (c, dict(validation=c.lr)))
-    monkeypatch.setattr(comparison, 'record_of', lambda c, log, task, cfg, test: {**asdict(c), 'schema':2})
+    monkeypatch.setattr(comparison, 'record_of', lambda c, log, task, cfg, test: {**asdict(c), 'schema':2,
+        'sizes':{split: len(rows) for split,rows in task.splits.items()}})
     cfg = config(method='lpt', task='sentiment', k=8, lr=None)
     for _ in range(2):
         chosen,said = comparison.chosen_rate(cfg, (1e-3, 1e-2), tmp_path)

@@ -17,7 +17,7 @@ from .gradients import gradient_norms
 from .probes import entropy, layer_features, linear_bits, logistic
 from ..checks import one_of
 from ..config import RunConfig
-from ..data.task import Task
+from ..data.task import Task, of_classes
 from ..methods.build import backbone_for
 from ..methods.registry import late_methods
 from ..model.backbone import Backbone
@@ -60,8 +60,7 @@ def choose_prompt_layer(
 )->dict: # `layer`, `informed`, `rows` (of each layer bits, signal, agreement, cost, score), `seconds`, what was given
     "A prompt layer without training: what the states know against what the prompt can still move"
     t0,L = time.perf_counter(),bb.n_layers
-    if task.regression:
-        raise ValueError(f"task {task.name!r} is a regression: choosing a layer needs classes")
+    of_classes(task, 'choosing a layer')
     one_of(head, ('classification','verbalizer'), 'head')
     # a few texts, and what a linear classifier finds in their states
     train,template = task.splits['train'],template if head=='verbalizer' else None

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import FAMILY, setting, small_task
+from small import FAMILY, backbone, setting, small_task
 from sweeps import BASE, HUMP, TASK
 
 from idp_tutorial.analysis import layer_choice as module
 from idp_tutorial.analysis.layer_choice import choice_if_any, choose_prompt_layer, layer_choice, made_for
 from idp_tutorial.analysis.probes import layer_features
+from idp_tutorial.data.tasks import load_task
 from idp_tutorial.records import read_records
 
 
@@ -92,6 +93,7 @@ def test_a_choice_is_for_its_settings(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize('make,words', [
     (lambda: choose_prompt_layer(setting()[0], small_task('similarity')), ['regression','needs classes']),
+    (lambda: choose_prompt_layer(backbone('gpt2'), load_task('in-short')), ['texts','needs classes']),
     (lambda: choose_prompt_layer(setting()[0], small_task(), 'verbaliser'), ["head 'verbaliser'","'verbalizer'"]),
     (lambda: choose_prompt_layer(setting()[0], small_task(train=1)), ['1 texts','at least 8 texts'])])
 def test_what_is_refused(make, words):

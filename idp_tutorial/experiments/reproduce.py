@@ -97,8 +97,9 @@ def _config(paper, method, scale, few):
 
 def _here(fields, backbone, depth=None): # a layer of 24, at the same share of our layers
     depth,config = depth or LAYERS.get(backbone, 24),Path(backbone)/'config.json'
-    if config.is_file() and (said := json.loads(config.read_text())):
-        depth = next(said[n] for n in ('num_hidden_layers','n_layer','num_layers','n_layers') if n in said)
+    if config.is_file():
+        said = json.loads(config.read_text())
+        depth = next((said[n] for n in ('num_hidden_layers','n_layer','num_layers','n_layers') if n in said), depth)
     return {k: round(v*depth/24) if k=='layer' else v for k,v in fields.items()}
 
 def plan_of(
@@ -111,8 +112,7 @@ def plan_of(
 )->list[RunConfig]: # one for every setting, method, task and draw; the seed is still to come
     "All runs of a table"
     one_of(scale, ('small','full'), 'scale')
-    for m in methods or ():
-        known(m, ROWS, 'method')
+    methods = [known(m, ROWS, 'method') for m in methods or ()]
     row = published_tables().set_index('table').loc[known(table, list(published_tables().table), 'table')]
     of = DRAWN.get(table, table)
     if of not in FIGURES and (of not in set(published_scores().table) or row.kind not in ('scores','variants')):

@@ -269,3 +269,11 @@ def test_one_more_seed_of_one_task_hides_no_other():
     rs = [record(m, s, 50.+s, task=t) for m in 'ab' for t,n in (('x',5), ('y',6)) for s in range(n)]
     found = contrast(rs, 'a', 'b')
     assert found['runs']==5 and [s[0] for s in found['settings']]==['x','y']
+
+
+def test_a_claim_that_its_records_leave_open_says_what_would_decide_it(tmp_path):
+    sides = dict(id='i', a='lpt', b='probe', records='none.jsonl', family='f')
+    row = dict.fromkeys(COLUMNS, '') | sides | dict(verdict='seen')
+    with pytest.raises(ValueError, match="claim 'i' is open with these records"):
+        judge([row], tmp_path)
+    assert judge([row|dict(decides='more seeds')], tmp_path)[0]['verdict']=='open'

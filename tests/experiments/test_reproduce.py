@@ -160,3 +160,24 @@ def test_a_frozen_set_is_not_drawn_twice(tmp_path):
     (tmp_path/'sst2/k100').mkdir(parents=True)
     draws = {t: {c.draw for c in R.plan_of('lpt-2', data=str(tmp_path)) if c.task==t} for t in ('sst2','trec')}
     assert draws==dict(sst2={0}, trec={0, 1})
+
+
+def test_a_layer_is_at_the_same_share_of_any_depth(tmp_path):
+    (tmp_path/'config.json').write_text('{"n_layer": 12}')
+    assert R._here(dict(layer=12), str(tmp_path))==R._here(dict(layer=12), 'bb', 12)==dict(layer=6)
+    assert [R._here(dict(layer=12), name)['layer'] for name in ('tiny-gpt2','roberta-large')]==[4,12]
+
+
+@pytest.mark.parametrize('kw', [dict(seeds=0), dict(steps=-1), dict(methods=['lpt','lpt-ngp'])], ids=str)
+def test_no_number_and_no_name_becomes_another(kw, tmp_path):
+    with pytest.raises(ValueError, match='at least 1|did you mean'):
+        R.reproduce('lpt-2', backbone='tiny', **kw, out=tmp_path/'runs')
+    assert not (tmp_path/'runs').exists()
+
+
+def test_a_figure_is_drawn_from_what_its_config_says(monkeypatch, small_folder):
+    asked = []
+    monkeypatch.setattr(figures, 'load_task', lambda *how: asked.append(how) or small_task('questions'))
+    base = config(backbone=str(small_folder), k=8, draw=3, plain_draw=True, lr=1e-4, steps=1)
+    r, = figures.figure('lpt-f6', base, 1)
+    assert asked==[('subj', None, 8, 3, False)] and r['lr']==1e-4

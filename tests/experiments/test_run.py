@@ -1,6 +1,7 @@
 "A run and its record, a choice of a rate, a comparison: what is recorded, what repeats, who sees the test split."
 import json
 import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ import safetensors.torch
 import torch
 from small import backbone, config, small_task
 
-from idp_tutorial import records
+from idp_tutorial import provenance, records
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.experiments import comparison
 from idp_tutorial.experiments import run as experiments
@@ -361,3 +362,13 @@ def test_runs_that_all_diverged_make_no_table():
     for table in (results_table, across_tasks):
         with pytest.raises(ValueError, match='finished runs'):
             table([dict(status='diverged', method='lpt', task='t')])
+
+
+def test_a_repository_around_the_package_is_not_its_own(tmp_path, monkeypatch):
+    for what in (['init','-q'], ['-c','user.name=a','-c','user.email=a@b','commit','-q','--allow-empty','-m','x']):
+        subprocess.run(['git',*what], cwd=tmp_path, check=True)
+    (tmp_path/'provenance.py').write_text('')
+    monkeypatch.setattr(provenance, 'files', lambda name: tmp_path)
+    assert provenance.code_state.__wrapped__()==dict(commit=None, clean=None)
+    subprocess.run(['git','add','provenance.py'], cwd=tmp_path, check=True)
+    assert len(provenance.code_state.__wrapped__()['commit'])==40

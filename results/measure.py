@@ -45,6 +45,11 @@ def base(a, name): # of a task, perhaps `mr-k1000`
         eval_every=max(1, a.steps//a.looks), cache='both', cache_dir=a.cache, precision='bf16', device='cpu')
 
 
+def said(options): # of one method, as words
+    pairs = dict(o.split('=') for o in options.split(','))
+    return {name: int(v) if v.isdigit() else v for name,v in pairs.items()}
+
+
 def controls(a):
     for name in a.tasks:
         compare(a.methods or CONTROLS, base(a, name), a.seeds, out=a.out)
@@ -63,7 +68,7 @@ def methods(a):
     "Five rates on validation with seed 0, whose best run is that of seed 0; then the other seeds at it"
     for name in a.tasks:
         for method in a.methods:
-            cfg = replace(base(a, name), method=method, head_init=a.head_init, head_lr=a.head_lr or None)
+            cfg = replace(base(a, name), method=method, head_init=a.head_init, head_lr=a.head_lr or None, **a.set)
             if method=='head-only':
                 cfg = replace(cfg, head_lr=None)
             runs(a, cfg, load_task(cfg.task, cfg.data, cfg.k))
@@ -180,6 +185,7 @@ def main():
     p.add_argument('--rates', type=lambda s: [float(r) for r in s.split(',')], help='to choose among, in place of five')
     p.add_argument('--switches', type=lambda s: s.split(','), help='of `differences`: only these, such as reads,share')
     p.add_argument('--layers', type=lambda s: [int(n) for n in s.split(',')], help='of `layers`, from 0 (the input)')
+    p.add_argument('--set', type=said, default={}, help='of `methods`: of RunConfig, such as way=add or m=256,t=10')
     p.add_argument('--cache')
     a = p.parse_args()
     dict(controls=controls, methods=methods, fewshot=fewshot, differences=differences, layers=layers,

@@ -166,6 +166,13 @@ def test_a_layer_is_at_the_same_share_of_any_depth(tmp_path):
     (tmp_path/'config.json').write_text('{"n_layer": 12}')
     assert R._here(dict(layer=12), str(tmp_path))==R._here(dict(layer=12), 'bb', 12)==dict(layer=6)
     assert [R._here(dict(layer=12), name)['layer'] for name in ('tiny-gpt2','roberta-large')]==[4,12]
+    cells = R.cells_of('lpt-10')
+    c = cells[[f.get('layer') not in (None, 0) for f in cells.fields]].iloc[0]
+    for depth,runs in ((12, 1), (6, 0)): # a record says how deep its model was
+        r = dict(method=c.ours, task=c['name'], backbone='bb', n_layers=12, score=50., status='done')
+        r |= R._here(c.fields, 'bb', depth) | dict(k=R.shots_of(c.setting))
+        found = R.side_by_side([r], 'lpt-10').runs
+        assert found.notna()[c.name]==bool(runs)
 
 
 @pytest.mark.parametrize('kw', [dict(seeds=0), dict(steps=-1), dict(methods=['lpt','lpt-ngp'])], ids=str)

@@ -43,7 +43,10 @@ def processor()->str:
 
 def command_line()->str:
     "As it was typed, of paths the last part alone"
-    return ' '.join(Path(a).name if os.sep in a else a for a in sys.argv)
+    def short(a): # also of `--data=/a/path`
+        option,equals,value = a.rpartition('=') if a.startswith('--') else ('','',a)
+        return option+equals+(Path(value).name if os.sep in value else value)
+    return ' '.join(short(a) for a in sys.argv)
 
 def made(
     began:float, # `time.time()` at the start

@@ -41,8 +41,11 @@ def sources_of(
     if data=='-' or path.is_file():
         return dict(train=data)
     if path.is_dir():
-        files = {p.name.split('.')[0]: p for p in sorted(path.iterdir()) if format_of(p)!='auto'}
-        found = {split: files[n] for split,names in SPLITS.items() for n in names if n in files}
+        files = [p for p in sorted(path.iterdir()) if format_of(p)!='auto']
+        found = {split: [p for p in files if p.name.split('.')[0] in names] for split,names in SPLITS.items()}
+        if twice := next((some for some in found.values() if len(some)>1), None):
+            raise ValueError(f"{data} has {' and '.join(p.name for p in twice)} for one split: keep one of them there")
+        found = {split: some[0] for split,some in found.items() if some}
     elif re.fullmatch(r'[\w.-]+/[\w.-]+(@[\w./-]+)?', data) and format_of(data)=='auto':
         found = _hub(data)
     else:
@@ -82,7 +85,9 @@ def _labelled(source, format, columns, regression):
     for at,row in table:
         text,text2,label = columns_of(row, at, *columns)
         names = names or getattr(getattr(source, 'features', {}).get(label), 'names', None)
-        y = names[row[label]] if names and row[label]!=-1 else row[label]
+        y = row[label]
+        if names: # of a `ClassLabel`, whose -1 is no class
+            y = None if y in (None, -1) else names[y]
         texts = dict(sentence1=a_cell(row, text, at))
         if text2:
             texts['sentence2'] = a_cell(row, text2, at)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 # %% ../../nbs/engine/data/task.ipynb #d1f4a378
-from .batches import encode, with_targets
+from .batches import encode, room_before, with_targets
 from .metrics import exact_match, score
 from .rows import choose
 
@@ -131,8 +131,8 @@ class Task:
         if not causal:
             raise ValueError(f"task {self.name!r} asks for a text, and this model writes none: use a decoder, such as "
                              "'tiny-gpt2' or 'smollm2'")
-        asked = encode(rows, tokenizer, max_len-self.answer_len, self.template(template or 'code', causal), causal)
-        return with_targets(asked, rows, tokenizer, self.answer_len)
+        how = room_before(max_len, self.answer_len),self.template(template or 'code', causal),causal
+        return with_targets(encode(rows, tokenizer, *how), rows, tokenizer, self.answer_len)
 
     def word_ids(self,
         tokenizer,  # a Hugging Face tokenizer

@@ -135,7 +135,7 @@ def fit_side_network(model:ControlModel, task:Task, cfg:RunConfig)->dict:
     head,valid = model.head.cpu(),task.splits['validation']
     Z,V = [_sentences(model, task, cfg, s) for s in ('train','validation')]
     y = torch.tensor(unit(task, task.splits['train']))
-    opt = torch.optim.AdamW(head.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay)
+    opt = torch.optim.AdamW(head.parameters(), cfg.lr or CONTROLS['side-network'].rate, weight_decay=cfg.weight_decay)
     order = torch.Generator().manual_seed(cfg.seed)
     torch.manual_seed(cfg.seed)
     head.scale.train()(Z)

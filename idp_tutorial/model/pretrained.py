@@ -18,7 +18,7 @@ from ..files import manifest
 from ..hub import hub_answers, pinned
 from .backbone import Backbone
 from .downloads import MINILM, verify_all, verify_own
-from .dtypes import DTYPES, cast_weights, faster_dtype
+from .dtypes import as_dtype, cast_weights, faster_dtype
 from .families import attention_of, auto_class, family_of, open_model
 from .fetched import SOURCES, fetched, origin
 from .sizes import FULL_SCALE, ON_HUB, from_config
@@ -157,7 +157,7 @@ def load_backbone(
     if overrides and not weights:
         raise ValueError(f"load_backbone({name!r}, {', '.join(overrides)}=…): a pretrained model has its sizes; add "
             f"weights='random' or 'meta'")
-    dtype = DTYPES.get(dtype, dtype)
+    dtype = as_dtype(dtype)
     plain,asked = (name,None) if Path(name).is_dir() else pinned(name)
     where = None if weights else packaged(plain) or HUB.get(plain, plain)
     here,hub = weights or Path(where).is_dir(),dict(revision=revision or asked, token=token)

@@ -9,6 +9,7 @@ __all__ = ['teacher_embeddings', 'align', 'align_streams', 'mean_between', 'Dist
 import numpy as np
 import torch
 import torch.nn.functional as F
+from copy import deepcopy
 from torch import nn
 
 # %% ../../nbs/engine/pretraining/distillation.ipynb #a52b5fdd
@@ -100,7 +101,8 @@ class Distillation(nn.Module):
         self.arrays,self.layers = arrays,layers
         self.summary = -1 if causal else 0
         self.mine = [round(n_layers*(i+1)/len(layers)) for i in range(len(layers))]
-        self.kept = [teacher.model.base_model.to(torch.bfloat16)] # in a list: no submodule, neither trained nor saved
+        copied = deepcopy(teacher.model.base_model) # the caller's keeps its dtype
+        self.kept = [copied.to(torch.bfloat16)] # in a list: no submodule, neither trained nor saved
         self.cls,self.sep = teacher.tokenizer.cls_token_id,teacher.tokenizer.sep_token_id
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

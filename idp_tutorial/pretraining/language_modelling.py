@@ -42,7 +42,7 @@ def next_tokens(
     asked = rng.random(tuple(ids.shape))<p
     asked[:,-1] = False # nothing is known to follow
     if p and not asked.any(): # a mean over none is no number
-        asked[0,0] = True
+        asked[rng.integers(len(asked)),rng.integers(asked.shape[1]-1)] = True
     rows = torch.from_numpy(np.flatnonzero(asked.flatten()))
     return ids,rows,ids.flatten()[rows+1]
 

@@ -10,10 +10,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, Features, Value
 
 from idp_tutorial import PromptClassifier
-from idp_tutorial.data.tables import known_task, table_task
+from idp_tutorial.data.tables import _labelled, known_task, table_task
 from idp_tutorial.data.tasks import TASKS
 
 README = Path(__file__).resolve().parents[2]/'README.md'
@@ -124,6 +124,26 @@ def test_a_folder_of_splits(tmp_path):
     (tmp_path/'mine/dev.jsonl').write_text('{"text": "a", "label": 7}')
     with pytest.raises(ValueError, match="validation rows have the class '7'"), pytest.warns(UserWarning):
         table_task(tmp_path/'mine')
+
+def test_two_files_of_one_split_are_refused(tmp_path):
+    for name in ('train.csv','validation.csv','dev.csv'):
+        (tmp_path/name).write_text('text,label\na,0\nb,1\n')
+    with pytest.raises(ValueError, match='has dev.csv and validation.csv for one split: keep one of them there'):
+        table_task(str(tmp_path))
+
+
+def test_a_class_that_is_not_given_is_none(tmp_path):
+    labels = ClassLabel(names=['no','yes'])
+    features = Features(dict(text=Value('string'), label=labels))
+    rows = [dict(text=f't{i}', label=i%2) for i in range(20)]
+    def read(label):
+        rows_ = Dataset.from_list([*rows, dict(text='last', label=label)], features=features)
+        return _labelled(rows_, None, (None,None,None), False)
+    for label in (None, -1):
+        with pytest.raises(ValueError, match='row 21: the label is'):
+            read(label)
+    assert read(1)[0][-1]['label']=='yes'
+
 
 def test_a_known_name_is_not_taken(tmp_path):
     (tmp_path/'sentiment.tsv').write_text('text\tlabel\n'+''.join(f'text {i}\t{"ab"[i%2]}\n' for i in range(20)))

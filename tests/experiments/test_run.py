@@ -372,3 +372,9 @@ def test_a_repository_around_the_package_is_not_its_own(tmp_path, monkeypatch):
     assert provenance.code_state.__wrapped__()==dict(commit=None, clean=None)
     subprocess.run(['git','add','provenance.py'], cwd=tmp_path, check=True)
     assert len(provenance.code_state.__wrapped__()['commit'])==40
+
+
+def test_a_command_names_no_folder_of_this_machine(monkeypatch):
+    monkeypatch.setattr(provenance.sys, 'argv', ['/usr/bin/idp_run', '--data=/home/me/data', '--out', '/tmp/a.jsonl',
+        '--template', '{s1} a=b', '--k', '8'])
+    assert provenance.command_line()=='idp_run --data=data --out a.jsonl --template {s1} a=b --k 8'

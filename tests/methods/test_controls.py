@@ -100,8 +100,10 @@ def test_a_side_network_learns_what_no_line_can(cfg):
         patch.setattr(controls, 'PATIENCE', 15)
         patch.setattr(controls, '_sentences', lambda m, t, g, split: Z[:500] if split=='train' else Z[500:])
         log = controls.fit_side_network(model, task, cfg(method='side-network', lr=3e-3))
+        own = controls.fit_side_network(model, task, cfg(method='side-network', lr=None)) # the middle of its rates
     W,b,_ = linear(Z[:500], y[:500], 1., 2)
     line = 100*((Z[500:]@W.T+b).argmax(1)==y[500:]).float().mean().item()
+    assert own['validation']>line+15
     assert log['validation']>line+15 and log['history'][-1][0]==log['steps']==len(log['losses'])
 
 

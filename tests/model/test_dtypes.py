@@ -35,6 +35,8 @@ def test_auto_takes_what_the_measurement_says(monkeypatch):
     assert load_backbone('tiny').words.weight.dtype==torch.float32 # whatever is faster
     with pytest.raises(ValueError, match="unknown dtype 'float16': use 'float32', 'bfloat16' or 'auto'"):
         RunConfig(dtype='float16')
+    with pytest.raises(ValueError, match="unknown dtype 'float8': use 'float32', 'bfloat16' or 'auto'"):
+        load_backbone('tiny', dtype='float8') # and no word of damage
 
 
 @pytest.mark.parametrize('method', METHODS)

@@ -35,6 +35,8 @@ def model_of(name, method, jolt=.3, **kw):
     bb = small_backbone(name, attentions(name)[0])
     bb.tokenizer = Tokens()
     task = replace(load_task('in-short'), splits={})
+    with pytest.raises(ValueError, match=r'max_len=12 leaves no room for a sentence: 12 tokens of it are the answer'):
+        task.encode([dict(sentence1='a', target='b')], load_backbone('tiny-gpt2').tokenizer, max_len=12)
     model = build(config(**{**dict(method=method, t=3, layer=1, m=8, max_len=40, prompt_dropout=0.), **kw}), bb, task)
     with torch.no_grad():
         for p in model.trained().values():

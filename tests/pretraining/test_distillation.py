@@ -64,6 +64,7 @@ def test_targets_are_means_of_the_teachers_states(causal, teacher, arrays):
     at = rng.integers(0, len(arrays['stream'])-24, 4)[:,None]+np.arange(24)
     got = dist.targets(at)
     bert = dist.kept[0]
+    assert bert.dtype==torch.bfloat16 and teacher.model.dtype==torch.float32 # a copy: the caller's is as it was
     for w,row in enumerate(at):
         lo,hi = arrays['start'][row[0]],arrays['stop'][row[-1]]
         hs = bert(torch.tensor([[101,*arrays['teacher'][lo:hi].tolist(),102]]), output_hidden_states=True).hidden_states

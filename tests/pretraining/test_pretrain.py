@@ -370,3 +370,5 @@ def test_a_batch_is_asked_something():
     for _,rows,target in (mask_tokens(ids, 4, 400, np.random.default_rng(0), 1e-9),
         next_tokens(ids, np.random.default_rng(0), 1e-9)):
         assert len(rows)==1 and target.tolist()==[300]
+    drawn = {int(next_tokens(ids, np.random.default_rng(i), 1e-9)[1]) for i in range(40)}
+    assert drawn=={0,1,2} # of those that something follows, by lot

@@ -42,7 +42,7 @@ def base(a, name): # of a task, perhaps `mr-k1000`
     bundled = TASKS[task].hub==('bundled',)
     return RunConfig(task=task, k=int(k) if k else None, data=None if bundled else os.environ['IDP_DATA'],
         backbone=a.backbone, dtype=a.dtype, t=5, standardise=True, steps=a.steps, batch_size=a.batch_size,
-        eval_every=max(1, a.steps//a.looks), cache='both', cache_dir=a.cache, precision='bf16', device='cpu')
+        eval_every=max(1, a.steps//a.looks), cache='both', cache_dir=a.cache, precision=a.precision, device='cpu')
 
 
 def said(options): # of one method, as words
@@ -174,6 +174,7 @@ def main():
     p.add_argument('--methods', type=lambda s: s.split(','))
     p.add_argument('--backbone', default='tiny')
     p.add_argument('--dtype', default='float32')
+    p.add_argument('--precision', default='bf16', help='no: where the processor has no bfloat16 of its own')
     p.add_argument('--seeds', type=int, default=3)
     p.add_argument('--draws', type=int, default=4, help='of `fewshot`, whose seeds are two')
     p.add_argument('--steps', type=int, default=620)

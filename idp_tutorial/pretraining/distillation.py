@@ -14,6 +14,7 @@ from torch import nn
 
 # %% ../../nbs/engine/pretraining/distillation.ipynb #a52b5fdd
 from ..model.backbone import Backbone
+from ..model.dtypes import faster_dtype
 from .text import draw_windows
 
 # %% ../../nbs/engine/pretraining/distillation.ipynb #8046538e
@@ -102,7 +103,7 @@ class Distillation(nn.Module):
         self.summary = -1 if causal else 0
         self.mine = [round(n_layers*(i+1)/len(layers)) for i in range(len(layers))]
         copied = deepcopy(teacher.model.base_model) # the caller's keeps its dtype
-        self.kept = [copied.to(torch.bfloat16)] # in a list: no submodule, neither trained nor saved
+        self.kept = [copied.to(faster_dtype(copied))] # in a list: no submodule, neither trained nor saved
         self.cls,self.sep = teacher.tokenizer.cls_token_id,teacher.tokenizer.sep_token_id
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from dataclasses import replace
 from functools import lru_cache
+from torch import nn
 from types import SimpleNamespace
 
 # %% ../../nbs/engine/efficiency/full_scale.ipynb #bb50056c
@@ -49,6 +50,10 @@ def fused_config(config)->dict:
 
 def _rows(model, n:int, T:int): # encoded texts, with what the sources want to know about them
     return prepared(model, [dict(ids=[7]*T, types=[0]*T, label=0, mask=T-1)]*n)
+
+def _plain(cfg): # without what has no part in it
+    return replace(cfg, task='sentiment', data=None, k=None, seed=0, steps=1, batch_size=1, accumulate=1, lr=None,
+        lower_dropout=False, cache='none', start=None)
 
 def _meta(cfg): # the model of published size, without memory
     return build(cfg, load_backbone(cfg.backbone, 'meta'), TASKS['sentiment'])
@@ -91,10 +96,7 @@ def memory(
     known(cfg.backbone, FULL_SCALE, 'full-scale backbone')
     if batch<1 or length<1:
         raise ValueError(f"memory of {batch} texts of {length} tokens: both must be at least 1")
-    # what has no part in it
-    plain = replace(cfg, task='sentiment', data=None, k=None, seed=0, steps=1, batch_size=1, accumulate=1, lr=None,
-        lower_dropout=False, cache='none', start=None)
-    weights,trained,n,c = _counted(plain, fused)
+    weights,trained,n,c = _counted(_plain(cfg), fused)
     kept = round(float(np.einsum('abc,a,b,c', c, [1,n], [1,batch], [1,length,length**2])))
     return dict(weights=weights, gradients=trained, optimizer=2*trained, activations=kept, total=weights+3*trained+kept)
 
@@ -116,22 +118,33 @@ def largest_batch(
 # dense 16-bit multiply-adds with tensor cores, as the vendor says (FLOP/s)
 PEAK = {'T4':65e12, 'RTX 3090':71e12, 'A100':312e12, 'H100':989e12}
 
+@lru_cache(maxsize=64)
+def _work(cfg:RunConfig):
+    "Layers, and those below a prompt; a layer's numbers in matrices, its attention's width; prompt rows; share trained"
+    bb = load_backbone(cfg.backbone, 'meta')
+    matrices = [m.weight for m in bb.layers.modules() if hasattr(m, 'weight') and not isinstance(m, nn.Embedding)]
+    token = sum(w.numel() for w in matrices if w.dim()==2)/bb.n_layers
+    heads = bb.config.num_attention_heads
+    width = heads*(getattr(bb.config, 'head_dim', None) or bb.d//heads)
+    first = build(cfg, bb, TASKS['sentiment']).first
+    small = _stack(cfg, 1, first, True, hidden_size=64, num_attention_heads=4).eval()
+    with torch.no_grad():
+        more = run_layers(small.backbone, collate(_rows(small, 1, 8), 1), small.plan).keep.shape[1]-8 # prompt rows
+    sizes = [(p.numel(), p.requires_grad) for p in bb.layers.parameters()]
+    own = sum(n for n,on in sizes if on)/sum(n for n,_ in sizes)
+    twice = bool(sentences_used(small, _rows(small, 1, 8)[0])) # a pass without prompts
+    return bb.n_layers,max(first, 0),token,width,more,own,twice
+
 def flops(
     cfg:RunConfig,
     batch:int,
     length:int,
 )->float: # of a training step: the layers' matrix products
     "Forward of all layers, backward of those above the first prompt"
-    whole = _meta(cfg)
-    bb,below,small = whole.backbone,max(whole.first, 0),_stack(cfg, 1, whole.first, True, hidden_size=64,
-        num_attention_heads=4).eval()
-    with torch.no_grad():
-        more = run_layers(small.backbone, collate(_rows(small, 1, 8), 1), small.plan).keep.shape[1]-8 # prompt rows
-    own = sum(p.numel() for p in bb.layers.parameters() if p.requires_grad)/sum(p.numel()
-        for p in bb.layers.parameters())
-    def layer(T, linear=1, attention=1): return linear*24*bb.d**2*T+attention*4*T**2*bb.d
-    again = bb.n_layers*layer(length) if sentences_used(small, _rows(small, 1, 8)[0]) else 0
-    return batch*(below*layer(length)+(bb.n_layers-below)*layer(length+more, 2+own, 3)+again)
+    L,below,token,width,more,own,twice = _work(_plain(cfg))
+    def layer(T, linear=1, attention=1): return linear*2*token*T+attention*4*T**2*width
+    again = L*layer(length) if twice else 0
+    return batch*(below*layer(length)+(L-below)*layer(length+more, 2+own, 3)+again)
 
 def seconds_per_step(
     cfg:RunConfig,

@@ -320,17 +320,22 @@ def test_the_largest_batch_is_the_largest(small):
     def room(b): return fixed+1.1*memory(cfg, b, 64)['activations']
     assert n>10 and room(n)<=.5e9<room(n+1)+1e4 and largest_batch(cfg, 64, 1.)==0 and largest_batch(cfg, 128, 2.)<n/1.9
 
-@pytest.mark.parametrize('method,layer', [('fine-tuning',None), ('prompt-tuning',None), ('s-idpg-dnn',None),
-    ('lpt-npg',3), ('head-only',None), ('bitfit',None)], ids=str)
-def test_work_is_what_a_step_does(method, layer, monkeypatch):
+@pytest.mark.parametrize('method,layer,plain', [('fine-tuning',None,'roberta-base'),
+    ('prompt-tuning',None,'roberta-base'), ('s-idpg-dnn',None,'roberta-base'), ('lpt-npg',3,'roberta-base'),
+    ('head-only',None,'roberta-base'), ('bitfit',None,'roberta-base'), ('prompt-tuning',None,'gpt2-large'),
+    ('prompt-tuning',None,'llama-3.2-1b'), ('lpt-npg',3,'gemma-2b')], ids=str)
+def test_work_is_what_a_step_does(method, layer, plain, monkeypatch):
     "Multiplications of a real step, counted by PyTorch; the head and the generator are not in the formula"
     def made():
         c = plain()
         c.update(dict(hidden_size=128, num_hidden_layers=5, num_attention_heads=4, intermediate_size=512,
-            vocab_size=8192))
+            vocab_size=8192) | more)
         return c
-    plain = FULL_SCALE['roberta-base']
+    # a gated feed-forward network, fewer keys than queries, heads wider than the model's share
+    more = dict(num_key_value_heads=2, head_dim=48) if 'llama' in plain or 'gemma' in plain else {}
+    plain = FULL_SCALE[plain]
     monkeypatch.setitem(FULL_SCALE, 'small', made)
+    scaling._work.cache_clear()
     cfg = RunConfig(method, backbone='small', t=4, m=8, layer=layer)
     model = build(cfg, load_backbone('small', 'random', attn='eager'), TASKS['sentiment']).train()
     from idp_tutorial.data.batches import collate

@@ -45,7 +45,6 @@ def cost(
     T:int=1,        # tokens of the text
     d:int|None=None, # width, to count attention's own products too
     last:float=1.,  # share of the last layer that is computed: 1, or `ONE_ROW`
-    C:int=2,        # classes (EFL runs each text once a class)
 )->Cost:
     "Forward 1, backward 1 to the inputs and 1 to the weights, for every layer that needs it"
     layer,enters,kind = start_layer(method, L, layer),METHODS[method].enters,METHODS[method].kind
@@ -59,7 +58,7 @@ def cost(
     first = layers(L, T, T, 1) if kind=='second pass' and not cached else 0
     forward = first+(0 if cached else below)+layers(L-layer, rows, keys, 1)
     weights = layers(L, T, 0, 0) if kind in ('all weights','entailment') else 0
-    n = C if kind=='entailment' else 1
+    n = 2 if kind=='entailment' else 1 # the right label's description, and a wrong one by lot
     return Cost(n*forward, n*layers(L-layer, rows, keys, 2), n*weights)
 
 def speed_up(

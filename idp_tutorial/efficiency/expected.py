@@ -50,8 +50,10 @@ def expected(
     method = METHODS[cfg.method]
     own = {k: v(bb) if callable(v) else v for k,v in method.defaults.items() if k in ('t','layer')}
     layer = own.get('layer') if cfg.layer is None else cfg.layer
-    work = cost(cfg.method, bb.n_layers, layer, t=own.get('t', cfg.t), T=T, d=bb.d, C=max(2, len(task.labels)))
+    work = cost(cfg.method, bb.n_layers, layer, t=own.get('t', cfg.t), T=T, d=bb.d)
     looks = len(task.splits['validation'])*(-(-cfg.steps//cfg.eval_every))/len(usual['ids'])
+    if method.kind=='entailment': # a step asks two labels' descriptions, an answer all of them
+        looks *= len(task.labels)/2
     step = one*work.total/bb.n_layers*cfg.accumulate
     memory,scaled = Meter(model, acc),dict(longest)
     if task.regression:

@@ -113,7 +113,7 @@ def test_cost_layer_by_layer(m, cached, last):
         assert np.allclose(got, by_hand(m, 6, layer, cached, 7, 40, 96, last)), (m, layer, got)
 
 def test_special_costs():
-    assert cost('efl', 12, C=3)==(36,36,36) and cost('efl', 12).total==2*cost('fine-tuning', 12).total
+    assert cost('efl', 12)==(24,24,24) and cost('efl', 12).total==2*cost('fine-tuning', 12).total
     assert cost('head-only', 12)==(12,0,0) and cost('head-only', 12, cached=True)==(0,0,0) and speed_up('head-only', 12,
         cached=True)==float('inf')
     assert speed_up('head-only', 12, cached=True, epochs=4)==12 # the first of four passes computes the states

@@ -17,6 +17,7 @@ from ..locks import writing
 from ..data.task import Task
 from ..data.tasks import load_task
 from ..experiments.comparison import with_seeds
+from ..experiments.results import finished
 from ..methods.registry import METHODS, late_methods
 from ..model.pretrained import load_backbone
 from ..records import as_recorded, stored
@@ -32,19 +33,18 @@ def _agree(records, name):
         raise ValueError(f"these are records of several sweeps: {name} is {different[0]} in some of them "
                          f"and {different[1]} in others. Give those of one sweep at a time")
 
-def one_sweep(records:list[dict])->list[dict]: # the records
+def one_sweep(records:list[dict])->list[dict]: # those of runs that did not diverge
     "Raise unless they differ in method, layer, rate and seed only"
+    records = finished(records)
     for name in [f.name for f in fields(RunConfig) if f.name not in _FREE]+['sizes','probe']:
         trains_no_other = name in ('head_lr','steps') # a bare head: its head is all it trains, or nothing is
         _agree([r for r in records if not (trains_no_other and r['method']=='head-only')], name)
     for m in dict.fromkeys(r['method'] for r in records):
         _agree([r for r in records if r['method']==m], 'lr_selected')
     late = late_methods()
-    runs = [tuple(r.get(name) for name in ('method','prompt_layer','layer','seed'))
-            for r in records if r['method'] in late]
-    for run in runs:
-        if (times := runs.count(run))>1:
-            method,_,layer,seed = run
+    runs = [(r['method'], r.get('prompt_layer'), r['layer'], r['seed']) for r in records if r['method'] in late]
+    for method,at,layer,seed in runs:
+        if (times := runs.count((method, at, layer, seed)))>1:
             raise ValueError(f"{method!r} at layer {layer} with seed {seed} is there {times} times: "
                              "these are records of several sweeps. Give those of one sweep at a time")
     return records
@@ -119,9 +119,9 @@ def sweep_table(
 ): # a DataFrame, one row a method and layer
     "Mean and standard deviation over seeds, cost, and the rate"
     import pandas as pd
-    if not records:
+    if not (done := one_sweep(records)):
         raise ValueError("no records to make a table of: run sweep_prompt_layer, or idp_sweep, first")
-    df = pd.DataFrame(one_sweep(records))
+    df = pd.DataFrame(done)
     df = df.assign(params=[sum(p.values()) for p in df.params])
     groups = df.groupby(['method','layer'], sort=False, dropna=False)
     return groups.agg(
@@ -145,7 +145,7 @@ def plot_sweep(
 ): # axes
     "Score against prompt layer: every seed a dot, the mean a line (LPT, Figures 2 left, 4 and 5)"
     import pandas as pd
-    df,r,ax = pd.DataFrame(one_sweep(records)),records[0],_axes(ax)
+    df,r,ax = pd.DataFrame(one_sweep(records)),finished(records)[0],_axes(ax)
     for i,(m,g) in enumerate(df.groupby('method', sort=False)):
         if m not in late_methods():
             ax.axhline(g.score.mean(), color='grey', ls='--' if m=='fine-tuning' else ':', lw=1, label=m)

@@ -17,7 +17,7 @@ from ..data.tasks import load_task
 from .evidence import chosen_from, logits_file, made_by, made_since
 from .feasible import check, possible
 from .results import write_results
-from .run import record_of, run, trained
+from .run import attempt, in_short, record_of, run, trained
 from ..locks import alone
 from ..methods.build import backbone_for
 from ..methods.controls import ROWS
@@ -124,7 +124,7 @@ def with_seeds(
         if not ROWS[cfg.method].rates: # no seed is in it
             r = {**next(iter(found.values())), 'seed':seed} if found else run(replace(cfg, seed=seed), task, beside=out)
         elif lr:
-            r = run(replace(cfg, lr=lr, seed=seed), task, beside=out)
+            r = (attempt if found else run)(replace(cfg, lr=lr, seed=seed), task, beside=out) # the first must end
         else: # the run that is chosen is that of seed 0 as well
             r = tune(replace(cfg, seed=0), task, rates or ROWS[cfg.method].rates, say, True, out, bool(rates))
         took,chose = round(time.perf_counter()-start, 1),not lr and bool(ROWS[cfg.method].rates)
@@ -132,8 +132,7 @@ def with_seeds(
         if out:
             append(r, out)
         lr,found[seed] = r['lr'],r
-        rate = f"lr {lr:.1e}  " if lr else ''
-        say(f"{cfg.method:16} {at}seed {seed}  {rate}{r['metric']} {r['score']:.1f}")
+        say(f"{cfg.method:16} {at}seed {seed}  {in_short(r)}")
     return [found[seed] for seed in range(seeds)]
 
 # %% ../../nbs/engine/experiments/comparison.ipynb #0d879e3b

@@ -10,11 +10,12 @@ import torch
 from small import backbone, config, small_task
 
 from idp_tutorial import provenance, records
+from idp_tutorial.analysis.layer_sweep import plot_sweep, sweep_table
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.experiments import comparison
 from idp_tutorial.experiments import run as experiments
 from idp_tutorial.experiments.comparison import compare, tune, with_seeds
-from idp_tutorial.experiments.results import across_tasks, format_table, plot_scores, results_table
+from idp_tutorial.experiments.results import across_tasks, format_table, plot_scores, results_table, write_results
 from idp_tutorial.experiments.run import run
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS
@@ -358,6 +359,27 @@ def test_a_number_of_steps_is_whole(cfg):
         with pytest.raises(ValueError, match=words):
             cfg(**kw)
 
+def test_a_seed_that_diverges_ends_no_comparison(cfg, tmp_path, monkeypatch):
+    "The others go on, a second start does not try it again, and table, picture and sweep leave it out"
+    calls,bad,real = [],{1},experiments.trained
+    def trained(c, task, **kw):
+        calls.append(c.seed)
+        if c.seed in bad:
+            raise FloatingPointError('the loss is nan at step 2')
+        return real(c, task, **kw)
+    monkeypatch.setattr(experiments, 'trained', trained)
+    base,out,said = cfg(lr=1e-2, steps=2, eval_every=2),tmp_path/'a.jsonl',[]
+    for _ in range(2):
+        records = compare(['lpt'], base, 3, out=out, say=said.append)
+        assert calls==[0,1,2] and [r['status'] for r in records]==['done','diverged','done']
+    assert 'seed 1  lr 1.0e-02  diverged: the loss is nan at step 2' in said[1]
+    assert results_table(records).seeds.tolist()==[2]==sweep_table(records).seeds.tolist()
+    assert len(write_results(records, tmp_path/'table')) and len(plot_sweep(records).lines)==2
+    bad.add(0)
+    with pytest.raises(FloatingPointError, match='nan at step 2'): # of the first seed: the rate is wrong
+        compare(['lpt'], replace(base, lr=2e-2), 2, out=out, say=list)
+
+
 def test_runs_that_all_diverged_make_no_table():
     for table in (results_table, across_tasks):
         with pytest.raises(ValueError, match='finished runs'):
@@ -374,7 +396,7 @@ def test_a_repository_around_the_package_is_not_its_own(tmp_path, monkeypatch):
     assert len(provenance.code_state.__wrapped__()['commit'])==40
 
 
-def test_a_command_names_no_folder_of_this_machine(monkeypatch):
-    monkeypatch.setattr(provenance.sys, 'argv', ['/usr/bin/idp_run', '--data=/home/me/data', '--out', '/tmp/a.jsonl',
-        '--template', '{s1} a=b', '--k', '8'])
+def test_a_command_names_no_folder_of_this_machine(monkeypatch, tmp_path):
+    argv = [tmp_path/'idp_run', f"--data={tmp_path/'data'}", '--out', tmp_path/'a.jsonl', '--template', '{s1} a=b']
+    monkeypatch.setattr(provenance.sys, 'argv', [*map(str, argv), '--k', '8'])
     assert provenance.command_line()=='idp_run --data=data --out a.jsonl --template {s1} a=b --k 8'

@@ -66,7 +66,7 @@ def gathered(value)->list: # of all processes, in their order
 # %% ../../nbs/engine/training/processes.ipynb #19b00002
 def _decayed(model, group): # a group in two: with weight decay and without
     norms = {id(p) for m in model.modules() if 'Norm' in type(m).__name__ for p in m.parameters(recurse=False)}
-    free = {id(p) for n,p in model.named_parameters() if n.endswith('bias')}|norms
+    free = {id(p) for n,p in model.named_parameters() if n.endswith(('bias','.b2'))}|norms # a generator's b₂
     parts = [[p for p in group['params'] if (id(p) in free)==out] for out in (False, True)]
     return [{**group, 'params':ps, **({'weight_decay':0.} if out else {})} for out,ps in enumerate(parts) if ps]
 

@@ -34,14 +34,15 @@ def test_a_constant_rate_stays():
     assert rates['constant']==[0., .5, 1., 1., 1., 1.] and rates['linear'][-1]<.3
 
 
-def test_the_optimizer_is_as_the_config_says():
-    model,cfg = model_of('lpt-npg', backbone()),config(weight_decay=.1, beta2=.98, eps=1e-6)
+@pytest.mark.parametrize('method', ['lpt-npg','m-idpg-phm'])
+def test_the_optimizer_is_as_the_config_says(method):
+    model,cfg = model_of(method, backbone()),config(weight_decay=.1, beta2=.98, eps=1e-6)
     plain,free = [optimizer(model, replace(cfg, no_decay=n), .01) for n in (False, True)]
     assert plain.defaults['betas']==(.9,.98) and plain.defaults['eps']==1e-6
     decay = {id(p): g['weight_decay'] for g in free.param_groups for p in g['params']}
     assert decay.keys()=={id(p) for p in model.trained().values()}
     for n,p in model.trained().items():
-        assert decay[id(p)]==(0. if n.endswith('bias') else .1), n
+        assert decay[id(p)]==(0. if n.endswith(('bias','b2')) else .1), n
     assert all(g['weight_decay']==.1 for g in plain.param_groups)
 
 

@@ -56,13 +56,16 @@ def _plain(cfg): # without what has no part in it
         lower_dropout=False, cache='none', start=None)
 
 def _meta(cfg): # the model of published size, without memory
-    return build(cfg, load_backbone(cfg.backbone, 'meta'), TASKS['sentiment'])
+    return build(cfg, load_backbone(cfg.backbone, 'meta', dtype=_dtype(cfg)), TASKS['sentiment'])
+
+def _dtype(cfg): # of frozen weights; what 'auto' takes on the GPUs that are meant here
+    return 'float32' if cfg.dtype=='float32' else 'bfloat16'
 
 def _stack(cfg:RunConfig, n:int, first:int, fused:bool, **sizes):
     "A model of `n` layers of full width above its first prompt, and one below it if there are any"
     below = int(first>0)
     if cfg.head!='verbalizer': sizes = dict(vocab_size=8192, **sizes)
-    bb = load_backbone(cfg.backbone, 'random', num_hidden_layers=below+n, **sizes,
+    bb = load_backbone(cfg.backbone, 'random', dtype=_dtype(cfg), num_hidden_layers=below+n, **sizes,
         **(fused_config(FULL_SCALE[cfg.backbone]()) if fused else {}))
     return build(replace(cfg, layer=below if below or cfg.layer is not None else None), bb, TASKS['sentiment']).train()
 
@@ -83,11 +86,11 @@ def _counted(cfg:RunConfig, fused:bool):
     y = np.array([[[_kept(m, b, t, cfg.precision) for t in T] for b in B]
         for m in (_stack(cfg, i, 0 if first==L else first, fused) for i in n)], float)
     to_n,to_B,to_T = [np.linalg.inv(np.vander(x, increasing=True).astype(float)) for x in (n,B,T)]
-    weights,trained = [4*sum(p.numel() for p in ps) for ps in (whole.parameters(), whole.trained().values())]
+    weights,trained = [sum(p.nbytes for p in ps) for ps in (whole.parameters(), whole.trained().values())]
     return weights,trained,L-max(first, 0),np.einsum('ai,bj,ck,ijk->abc', to_n, to_B, to_T, y)
 
 def memory(
-    cfg:RunConfig,  # method, backbone (of `FULL_SCALE`), t, m, layer, head, precision
+    cfg:RunConfig,  # method, backbone (of `FULL_SCALE`), t, m, layer, head, precision, dtype
     batch:int,      # texts at once
     length:int,     # tokens
     fused:bool=True, # attention that never keeps `[T,T]`, as on GPUs (not DeBERTa's); False: as on a CPU with dropout

@@ -300,12 +300,13 @@ def test_memory_of_a_verbalizer_and_of_bf16(small):
     low = replace(cfg, precision='bf16')
     assert memory(low, 3, 29)['activations']==pytest.approx(scaling._kept(real, 3, 29, 'bf16'), rel=.01)
 
+@pytest.mark.parametrize('dtype', ['float32','bfloat16'])
 @pytest.mark.parametrize('small', ['roberta'], indirect=True)
-def test_memory_is_that_of_fit(small):
+def test_memory_is_that_of_fit(small, dtype):
     "`peak_memory_mb` of a real run on texts of one length"
     cfg = RunConfig('lpt-npg', backbone='small', t=4, m=8, layer=2, steps=2, eval_every=2, batch_size=8, lr=1e-3,
-        device='cpu')
-    model = small[1](cfg)
+        device='cpu', dtype=dtype)
+    model = small[1](cfg, dtype=dtype)
     task = small_task()
     e = task.encode([dict(sentence1='a '*40, label=0)], model.backbone.tokenizer)[0]
     n = len(e['ids'])

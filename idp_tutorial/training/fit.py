@@ -81,7 +81,7 @@ class Run:
         if self.checkpoint: self.checkpoint.load(self)
         self.bar = tqdm(total=cfg.steps, initial=self.seen.step, leave=False, desc=cfg.method,
             disable=None if acc.is_main_process else True)
-        self.texts = parts(acc, self.train, cfg, model.backbone.tokenizer.pad_token_id or 0, skip=self.seen.step)
+        self.texts = parts(acc, self.train, cfg, model.backbone.tokenizer.pad_token_id or 0, self.seen.step, model.head)
         return self.bar
 
     def _draw_apart(self):

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from idp_tutorial.commands.train import idp_train
 from idp_tutorial.config import RunConfig
-from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.efficiency import full_scale as scaling
 from idp_tutorial.efficiency.full_scale import PEAK, RECIPES, flops, largest_batch, memory, seconds_per_step
 from idp_tutorial.methods.build import build
@@ -193,6 +193,21 @@ def test_the_texts_of_a_step(size, n, a, texts):
         total = sum(len(b['ids']) for b,w in step if w)
         assert len(step)==n*a and all(w==0 or w==pytest.approx(len(b['ids'])*n*a/total) for b,
             w in step) and all(len(b['ids'])<=size for b,w in step)
+
+@pytest.mark.parametrize('accumulate', [2,4])
+@pytest.mark.parametrize('head', ['classification','verbalizer'])
+def test_parts_count_what_the_loss_counts(accumulate, head):
+    "Weights for classes, and answers of several tokens"
+    kw = dict(class_weight={'positive':7}, head=head)
+    same(one_run('lpt-npg', 1, accumulate=accumulate, **kw), one_run('lpt-npg', 1, **kw))
+    task = replace(load_task('in-short', k=37), answer_len=8)
+    def written(n):
+        cfg = config(method='lpt-npg', backbone='tiny-gpt2', batch_size=8//n, accumulate=n, steps=3, eval_every=3,
+            prompt_dropout=0., max_len=48)
+        few = replace(task, splits={**task.splits, 'validation':task.splits['validation'][:4]})
+        return torch.tensor(fit(quiet(build(cfg, load_backbone(cfg.backbone), few)), few, cfg)['losses'])
+    if head=='classification':
+        torch.testing.assert_close(written(accumulate), written(1), atol=1e-4, rtol=0)
 
 @pytest.mark.parametrize('accumulate', [2,4,16])
 def test_accumulation_over_the_end_of_a_pass(accumulate):

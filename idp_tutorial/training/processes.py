@@ -21,7 +21,7 @@ def _forever(loader):
     while True: yield from loader
 
 def shares(head)->Callable[[dict],float]:
-    "What an example counts in the mean that is the head's loss: 1, the weight of its class, or the tokens of its answer"
+    "What an example counts in the mean that the loss is: 1, the weight of its class, or the tokens of its answer"
     if (weight := getattr(head, 'weight', None)) is not None:
         of = weight.tolist()
         return lambda e: of[e['label']]

@@ -162,7 +162,7 @@ def _records(df:pd.DataFrame)->dict: # columns, and a list a row
 
 def _costs():
     "The cost model, in small and in large"
-    at = ((12,{}), (24,dict(t=10, T=128, d=1024)), (24,dict(t=20, T=64, d=1024, last=1/6, C=5)))
+    at = ((12,{}), (24,dict(t=10, T=128, d=1024)), (24,dict(t=20, T=64, d=1024, last=1/6)))
     cached = [dict(cached=False), dict(cached=True), dict(cached=True, epochs=3)]
     return {m: [[*cost(m, L, **kw), *(speed_up(m, L, **c, **kw) for c in cached)] for L,kw in at] for m in KIND}
 

@@ -133,6 +133,11 @@ def effects(a):
     print(table)
 
 
+def steps_to(history, share): # the first look at which validation reaches this share of the best one
+    best = max(score for _,score in history)
+    return next(step for step,score in history if score>=share*best)
+
+
 def runs(a, cfg, task, swaps=True, lr=None): # the rate; `lr`: one that an earlier draw has chosen
     rates = a.rates or FIVE[METHODS[cfg.method].rates[0]]
     first = 'draw 0, seed 0' if cfg.head=='verbalizer' else 'seed 0'
@@ -160,7 +165,7 @@ def runs(a, cfg, task, swaps=True, lr=None): # the rate; `lr`: one that an earli
             r['swap'] = swapped(model, task, c, r, a.out)
         if not old and not lr and not a.lr:
             r |= dict(tried=tried, edge=c.lr in (rates[0], rates[-1]))
-        old[seed] = r | dict(lr_selected=how) | made_since(began)
+        old[seed] = r | dict(lr_selected=how, steps_95=steps_to(r['history'], .95)) | made_since(began)
         append(old[seed], a.out)
         print(f"{c.task} {c.method} seed {seed}: {r['score']:.1f} {r.get('swap', '')}", flush=True)
     return old[0]['lr']

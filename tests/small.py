@@ -1,4 +1,5 @@
 "Models of three layers and 32 dimensions, one of each family, with the bundled tokenizer: what the tests run on."
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 
@@ -17,8 +18,8 @@ from idp_tutorial.model.pretrained import load_backbone
 FULL = dict(roberta='roberta-base', gpt2='gpt2', deberta='deberta-large')
 SIZES = dict(vocab_size=8192, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
 
-def backbone(family='roberta', std=.2, **kw):
-    "Frozen, with weights large enough for a difference to show"
+@cache
+def _made(family, std, **kw):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         if family=='bert':
@@ -31,6 +32,11 @@ def backbone(family='roberta', std=.2, **kw):
         for p in bb.model.parameters():
             torch.nn.init.normal_(p, std=std) if p.dim()>1 else p.data.add_(.1*torch.randn_like(p))
     return bb
+
+def backbone(family='roberta', std=.2, **kw):
+    "Frozen, with weights large enough for a difference to show; a copy, whose tokenizer others share"
+    bb = _made(family, std, **kw)
+    return open_model(deepcopy(bb.model), bb.tokenizer, bb.name)
 
 def small_task(name='sentiment', train=64, validation=24, test=24):
     n = dict(train=train, validation=validation, test=test)

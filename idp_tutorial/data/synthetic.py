@@ -10,7 +10,7 @@ __all__ = ['SPLITS', 'TWO', 'SYNTHETIC', 'split_of', 'Combo', 'combos', 'domains
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from hashlib import blake2b
 from random import Random
 from typing import NamedTuple
@@ -132,6 +132,10 @@ def make_rows(
     "Distinct rows of a bundled task, the same on every machine; the labels are balanced"
     n = SPLITS.get(split) if n is None else n
     _check(name, split, n)
+    return [dict(row) for row in _rows(name, split, n, seed)]
+
+@lru_cache(64)
+def _rows(name, split, n, seed): # made once a process: every run of a comparison loads its task anew
     task,rng = SYNTHETIC[name],Random(f'{name} {split} {seed}')
     rows,seen,misses = [],set(),0
     while len(rows)<n:

@@ -157,39 +157,39 @@ class Task:
         groups=None, # the question of each row `[N]`, where rows are grouped
     )->list: # class indices, or numbers
         "A model's output to predictions"
-        if self.text:
-            return out
+        if self.text: return out
         if self.regression:
             lo,hi = self.limits
             return (out[:,0]*(hi-lo)+lo).tolist()
-        if self.grouped=='choose':
-            return choose((out[:,1]-out[:,0]).tolist(), groups)
+        if self.grouped=='choose': return choose((out[:,1]-out[:,0]).tolist(), groups)
         return out.argmax(-1).tolist()
 
     def score(self,
         predictions, # class indices, or numbers for regression `[N]`
         labels,      # `[N]`
         groups=None, # the question of each row `[N]`, where rows are grouped
+        every:bool=True, # False: the main metric alone
     )->dict: # metric name → percent, the main metric first
         "All metrics that fit the task"
-        if self.text:
-            return dict(exact_match=exact_match(predictions, labels))
+        if self.text: return dict(exact_match=exact_match(predictions, labels))
         names = ['pearson+spearman','pearson','spearman'] if self.regression else ['accuracy','macro_f1']
         if len(self.labels)==2:
             names += ['f1','accuracy+f1','accuracy+macro_f1']
         if self.grouped and groups is not None:
             names += ['exact','f1_m'] if self.grouped=='each' else ['exact']
-        return {m: score(m, predictions, labels, groups) for m in dict.fromkeys([self.metric, *names])}
+        wanted = dict.fromkeys([self.metric, *names]) if every else [self.metric]
+        return {m: score(m, predictions, labels, groups) for m in wanted}
 
     def grade(self,
         out,      # what a model says `[N,C]`
         examples, # from `encode`, in the same order
+        every:bool=True, # as in `score`
     )->tuple[dict,list]: # scores, predictions
         "Answer, then score"
         groups = [e.get('group') for e in examples]
         pred = self.answer(out, groups)
         right = [e['target' if self.text else 'label'] for e in examples]
-        return self.score(pred, right, groups),pred
+        return self.score(pred, right, groups, every),pred
 
 # %% ../../nbs/engine/data/task.ipynb #e855c15e
 def scaled(batch:dict, task:Task)->dict:

@@ -32,18 +32,19 @@ class PromptedModel(nn.Module):
     def first(self)->int: # -1: among the words, `n_layers`: nowhere
         "Layers below which nothing is trained"
         bb,trained = self.backbone,{id(p) for p in self.lm.parameters() if p.requires_grad}
+        prompts = [-1 if layer=='words' else layer for layer in self.plan]
+        if not trained: return min(prompts, default=bb.n_layers) # as nearly always: this runs in every step
         upper = {id(p) for m in (*bb.layers, bb.norm) for p in m.parameters()}
         if any(id(p) in trained-upper for p in bb.base.parameters()): return -1 # the embeddings
         own = [i for i,layer in enumerate(bb.layers) if any(id(p) in trained for p in layer.parameters())]
-        prompts = [-1 if layer=='words' else layer for layer in self.plan]
         return min([*own, *prompts], default=bb.n_layers)
 
     def train(self, mode:bool=True):
         "Training mode, but eval mode below the first prompt"
         super().train(mode)
-        if mode and not self.lower_dropout and self.first>=0:
+        if mode and not self.lower_dropout and (first := self.first)>=0:
             self.lm.eval()
-            for layer in [*self.backbone.layers[self.first:], self.backbone.norm]: layer.train()
+            for layer in [*self.backbone.layers[first:], self.backbone.norm]: layer.train()
         return self
 
     @property

@@ -79,9 +79,10 @@ def evaluate(
     task:Task,
     batch_size:int=128,
     device='cpu',
+    every:bool=True, # False: the task's main metric alone
 ): # scores in percent (the task's main metric first), predictions in the order of the examples
     "Score a model"
-    return task.grade(said_of(model, examples, task, batch_size, device), examples)
+    return task.grade(said_of(model, examples, task, batch_size, device), examples, every)
 
 # %% ../../nbs/engine/training/evaluation.ipynb #57a1e002
 def stale(

@@ -98,7 +98,7 @@ class Run:
 @patch
 def step(self:Run):
     "One optimizer step, timed"
-    self.wrapped.train()
+    if not self.model.training: self.wrapped.train() # after a look
     self.meter.start()
     loss = self._loss(next(self.texts))
     self.meter.stop()
@@ -138,12 +138,12 @@ def score(self:Run)->float:
     "The main metric on the validation split"
     task,valid,size,device = self.task,self.valid,4*self.cfg.batch_size,self.acc.device
     n,N = self.acc.num_processes,len(valid)
-    if n==1: scores,_ = evaluate(self.model, valid, task, size, device)
+    if n==1: scores,_ = evaluate(self.model, valid, task, size, device, every=False)
     else:
         # as many for each; what is too much is dropped
         share = [valid[(i*n+self.acc.process_index)%N] for i in range(-(-N//n))]
         said = [o for row in zip(*gathered(said_of(self.model, share, task, size, device))) for o in row][:N]
-        scores,_ = task.grade(said if task.text else torch.stack(said), valid)
+        scores,_ = task.grade(said if task.text else torch.stack(said), valid, every=False)
     return next(iter(scores.values()))
 
 @patch
@@ -189,7 +189,7 @@ def fit(
     save_every:int|None=None, # steps between checkpoints; None: `cfg.eval_every`
 )->dict: # validation history, best validation score, ms per step, peak memory, losses, what a cache cost
     "Train; leaves the model with the tensors that were best on the validation split"
-    run = Run(model, task, cfg, lr or cfg.lr)
+    run = Run(model.train(), task, cfg, lr or cfg.lr)
     if not model.trained(): return run.zero_shot()
     with alone(save if run.acc.is_main_process else None), run.begin(save, save_every), compiled(model, cfg.compile):
         while not run.finished:

@@ -22,7 +22,9 @@ import torch
 from idp_tutorial.commands.command_line import one_spelling, parser
 from idp_tutorial.commands.compare import idp_compare
 from idp_tutorial.experiments import comparison, results
+from idp_tutorial.model.pretrained import load_backbone
 torch.set_num_threads(1)
+load_backbone('tiny') # with what its libraries import late
 for line in iter(sys.stdin.readline, ''):
     argv,cwd,report = json.loads(line)
     pid = os.fork()

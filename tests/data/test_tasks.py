@@ -232,6 +232,7 @@ def test_collate_pads_to_the_longest_only():
 def test_each_papers_average():
     y,p = [1,1,1,1,0,0],[1,1,1,0,0,1]
     s = TASKS['mrpc'].score(p, y)
+    assert TASKS['mrpc'].score(p, y, every=False)==dict([*s.items()][:1])
     assert list(s)[0]=='accuracy+f1'==TASKS['qqp'].metric
     assert s['f1']==pytest.approx(75) and s['macro_f1']==pytest.approx(62.5) and s['accuracy']==pytest.approx(400/6)
     assert s['accuracy+f1']==pytest.approx((75+400/6)/2) and s['accuracy+macro_f1']==pytest.approx((62.5+400/6)/2)

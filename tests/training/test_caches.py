@@ -196,6 +196,7 @@ def test_a_fingerprint_is_of_what_the_numbers_depend_on():
             changed.add(fingerprint(a))
     a.config.layer_norm_eps = 1e-6
     changed.add(fingerprint(a))
+    a.tokenizer = deepcopy(a.tokenizer) # others share it
     a.tokenizer.add_tokens(['zyzzyva'])
     changed.add(fingerprint(a))
     a.model.half()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from idp_tutorial.analysis.prompt_swaps import prompt_swaps
 from idp_tutorial.config import RunConfig
@@ -41,7 +42,7 @@ def base(a, name): # of a task, perhaps `mr-k1000`
     task,_,k = name.partition('-k')
     bundled = TASKS[task].hub==('bundled',)
     return RunConfig(task=task, k=int(k) if k else None, data=None if bundled else os.environ['IDP_DATA'],
-        backbone=a.backbone, dtype=a.dtype, t=5, standardise=True, steps=a.steps, batch_size=a.batch_size,
+        backbone=a.backbone, dtype=a.dtype, head=a.head, t=5, standardise=True, steps=a.steps, batch_size=a.batch_size,
         eval_every=max(1, a.steps//a.looks), cache='both', cache_dir=a.cache, precision=a.precision, device='cpu')
 
 
@@ -185,6 +186,7 @@ def main():
     p.add_argument('--steps', type=int, default=620)
     p.add_argument('--batch_size', type=int, default=16)
     p.add_argument('--looks', type=int, default=10)
+    p.add_argument('--head', default='classification', help='or verbalizer, with --head_init random --head_lr 0')
     p.add_argument('--head_init', default='probe')
     p.add_argument('--head_lr', type=float, default=1e-3, help='0: that of the prompt')
     p.add_argument('--lr', type=float, help='one rate; by default the best of five')
@@ -194,6 +196,7 @@ def main():
     p.add_argument('--set', type=said, default={}, help='of `methods`: of RunConfig, such as way=add or m=256,t=10')
     p.add_argument('--cache')
     a = p.parse_args()
+    torch.backends.cuda.enable_flash_sdp(False) # a processor's, too: on short texts its backward pass is the slower one
     dict(controls=controls, methods=methods, fewshot=fewshot, differences=differences, layers=layers,
         effects=effects)[a.what](a)
 

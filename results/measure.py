@@ -53,7 +53,8 @@ def said(options): # of one method, as words
 
 def controls(a):
     for name in a.tasks:
-        compare(a.methods or CONTROLS, base(a, name), a.seeds, out=a.out)
+        for draw in range(a.draws or 1):
+            compare(a.methods or CONTROLS, replace(base(a, name), draw=draw), a.seeds, out=a.out)
 
 
 def swapped(model, task, cfg, record, out): # scores of the exchanges; their logits join those of the run
@@ -81,7 +82,7 @@ def fewshot(a):
         for method in a.methods:
             cfg = replace(base(a, name), method=method, head='verbalizer', t=5 if method=='lpt-npg' else 20)
             chosen = None
-            for draw in range(a.draws):
+            for draw in range(a.draws or 4):
                 c = replace(cfg, draw=draw)
                 chosen = runs(a, c, load_task(c.task, c.data, c.k, draw), swaps=False, lr=chosen)
 
@@ -182,7 +183,7 @@ def main():
     p.add_argument('--dtype', default='float32')
     p.add_argument('--precision', default='bf16', help='no: where the processor has no bfloat16 of its own')
     p.add_argument('--seeds', type=int, default=3)
-    p.add_argument('--draws', type=int, default=4, help='of `fewshot`, whose seeds are two')
+    p.add_argument('--draws', type=int, help='of `fewshot` (four, whose seeds are two) and of `controls` (one)')
     p.add_argument('--steps', type=int, default=620)
     p.add_argument('--batch_size', type=int, default=16)
     p.add_argument('--looks', type=int, default=10)

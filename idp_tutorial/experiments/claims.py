@@ -85,13 +85,18 @@ def measured(claim:dict, results:Path|str, data:str|None=None)->tuple: # of `con
     found = None
     for some in ([r for r in records if 'logits' in r], records): # text by text, where both sides have them
         found = found or contrast(some, claim['a'], claim['b'], tasks, by=by)
-    a = [r for r in records if r['method']==claim['a'].split()[0]]
-    controls = records_of(dict(records=CONTROLS_OF, keep=''), results)
-    both = [{**r, 'draw':0} for r in a+controls if r['method'] in (*ADDS, claim['a'].split()[0])]
-    shared = tuple(f for f in SETTING if f!='head') # a control has its own
-    over = [contrast(both, claim['a'], c, tasks, fields=shared) for c in ADDS
-        if '@' not in claim['a'] and len({r.get('draw') for r in a})==1]
+    over = _over(claim['a'], records, records_of(dict(records=CONTROLS_OF, keep=''), results), tasks)
     return found,min((o for o in over if found and o), key=lambda o: o['effect'], default=None)
+
+def _over(side, records, controls, tasks): # contrasts of a side with each control that saw the same draws
+    method = side.split()[0]
+    draws = {r.get('draw') or 0 for r in records if r['method']==method}
+    both = [r for r in records+controls if r['method'] in (*ADDS, method)]
+    if len(draws)==1: # whichever it is: every seed is paired
+        both = [{**r, 'draw':0} for r in both]
+    shared = tuple(f for f in SETTING if f!='head') # a control has its own
+    over = [contrast(both, side, c, tasks, fields=shared) for c in ADDS if '@' not in side]
+    return [o for o in over if o and o['draws']==len(draws)]
 
 def _cells(found, over): # the computed columns, but the verdict
     if not found:

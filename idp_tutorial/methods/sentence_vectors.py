@@ -22,26 +22,25 @@ from ..model.plan import Context, full
 def noisy_sentence(ctx:Context)->Tensor: # `[B,d]`
     "M(x) as IDPG's code computes it in training, with dropout in every layer; it cannot be cached"
     row = ctx.backbone.readout
-    with torch.no_grad():
-        return run_layers(ctx.backbone, ctx.batch, read=row).row(row)
+    return run_layers(ctx.backbone, ctx.batch, read=row).row(row)
 
-def _frozen_pass(ctx:Context, name:str, read:str|None=None)->Tensor: # `[B,d]`
+def _plain_pass(ctx:Context, name:str, read:str|None=None)->Tensor: # `[B,d]`
     "What a pass without prompts says, in eval mode: of a cache (`ctx.batch`), or computed once, in `ctx.memo`"
     if name in ctx.batch:
         return full(ctx.batch[name])
     if name not in ctx.memo:
-        with torch.no_grad(),in_eval_mode(ctx.backbone):
+        with in_eval_mode(ctx.backbone):
             ran = run_layers(ctx.backbone, ctx.batch, read=read)
         ctx.memo[name] = ran.row(read) if read else ran.mean()
     return ctx.memo[name]
 
 def sentence(ctx:Context)->Tensor: # `[B,d]`
     "IDPG's M(x): the final `<s>` (decoder: last token) of a pass without prompts"
-    return _frozen_pass(ctx, 'sentence', ctx.backbone.readout)
+    return _plain_pass(ctx, 'sentence', ctx.backbone.readout)
 
 def mean_sentence(ctx:Context)->Tensor: # `[B,d]`
     "M(x) as the mean over the words, for a backbone whose `<s>` never learnt to speak for a sentence (ours)"
-    return _frozen_pass(ctx, 'mean_sentence')
+    return _plain_pass(ctx, 'mean_sentence')
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #daebe938
 class Standardise(nn.Module):

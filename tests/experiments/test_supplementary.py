@@ -66,6 +66,24 @@ def test_stage_one_trains_everything_on_the_doubled_data(cfg, pairs, tmp_path, m
     with pytest.raises(ValueError, match='swap=False'): supplement(cfg(), build, small_task(), tmp_path/'t', epochs=1)
     assert not (tmp_path/'t').exists()
 
+def test_stage_one_learns_through_m_of_x_too(cfg, pairs, tmp_path, monkeypatch):
+    from idp_tutorial.experiments import supplementary
+    grads = []
+    def spy(model, task, c):
+        batch = collate(task.encode(task.splits['train'][:8], model.backbone.tokenizer, 60), 1)
+        model.eval() # no dropout
+        for z in (None, sentence(run_layers(model.backbone, batch)).detach()): # as a cache has it: a number
+            model.zero_grad()
+            model.loss({**batch, **({} if z is None else {'sentence':z})}).backward()
+            grads.append({n: p.grad.clone() for n,p in model.trained().items() if p.grad is not None})
+        return fit(model, task, c)
+    monkeypatch.setattr(supplementary, 'fit', spy)
+    supplement(cfg(method='s-idpg-phm', readout='cls'), build, pairs, tmp_path/'s', epochs=.1)
+    whole,cut = grads
+    assert whole.keys()==cut.keys() and all(n.startswith('lm.') or torch.equal(whole[n], cut[n]) for n in whole)
+    inside = [n for n in whole if '.layer.' in n]
+    assert len(inside)>20 and all(not torch.equal(whole[n], cut[n]) for n in inside if 'key.bias' not in n)
+
 def test_what_stage_one_leaves_is_a_backbone_with_its_prompts(cfg, pairs, stage1):
     folder,made = stage1
     old,new = load_backbone(cfg().backbone),load_backbone(str(folder))

@@ -240,11 +240,26 @@ def test_sentence_is_the_models_own_in_eval_mode_once(family, monkeypatch):
     cached = dict(batch, sentence=torch.zeros(B, d))
     assert sentence(run_layers(bb, cached)) is cached['sentence'] and len(passes)==2
 
-def test_sentence_stays_out_of_the_graph_when_the_backbone_is_trained():
-    bb = backbone('roberta')
-    bb.model.requires_grad_(True)
-    ctx = run_layers(bb, make_batch(bb))
-    assert ctx.h.requires_grad and not sentence(ctx).requires_grad
+@pytest.mark.parametrize('encoder', ['sentence','mean_sentence','noisy_sentence'])
+@pytest.mark.parametrize('family', ['roberta','gpt2'])
+def test_the_gradient_of_m_of_x_reaches_a_backbone_that_is_trained_and_no_other(family, encoder):
+    bb,kept,w = backbone(family),[],torch.linspace(-1, 1, d).double()
+    bb.model.double()
+    batch = make_batch(bb)
+    def weights(): return [p for layer in bb.layers for p in layer.parameters()]
+    def m_of_x():
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+            return getattr(sentence_vectors, encoder)(run_layers(bb, batch, stop=0))
+    assert not m_of_x().requires_grad and not kept # frozen: no graph, and nothing kept for one
+    bb.base.requires_grad_(True)
+    z = m_of_x()
+    (z@w).sum().backward()
+    assert kept and all(p.grad is not None for p in (*weights(), bb.words.weight)) and bb.words.weight.grad.any()
+    if encoder!='noisy_sentence': # M(x) goes where its gradient says
+        p = weights()[0]
+        with torch.no_grad():
+            p -= 1e-6*p.grad
+            torch.testing.assert_close(((z-m_of_x())@w).sum(), 1e-6*p.grad.square().sum(), rtol=1e-3, atol=0)
 
 # --- the walk
 

@@ -15,7 +15,8 @@ from idp_tutorial.experiments.published_scores import METHOD_NAMES, beside, publ
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = ROOT/'results/claims.csv'
 NUMBER = r'(\d+|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty)'
-PAPER = re.compile(r"\b(papers?|authors|abstract)\b|\b(Table|Figure|Fig\.)\s*\d|\b(IDPG|LPT|ID-SPAM)['’]s (headline|order|template)\b")
+PAPER = re.compile(r"\b(papers?|authors|abstract)\b|\b(Table|Figure|Fig\.)\s*\d|"
+    r"\b(IDPG|LPT|ID-SPAM)['’]s (headline|order|template)\b")
 RESULT = re.compile(rf"\b(outperform\w*|better|worse|beats?|{NUMBER} points?|points (above|below)|gains?|improve\w*|"
     r"the best|comparable|on par|ahead|hump|fastest|seen here|effects? (is|are) there|in the papers?['’]s? order|"
     r"(more|less|fewer|faster|slower|higher|lower)\b[^.:;]*\bthan in)\b", re.I)
@@ -265,7 +266,8 @@ def test_a_sentence_without_its_row_is_found(text, n, tmp_path):
 
 
 @pytest.mark.parametrize('text,n', [
-    ('[This](claims.md#a) is *not seen*.', 0), ('[This](claims.md#a) is *seen*.', 1), ('[This](claims.md#b) is seen.', 0),
+    ('[This](claims.md#a) is *not seen*.', 0), ('[This](claims.md#a) is *seen*.', 1),
+    ('[This](claims.md#b) is seen.', 0),
     ('[This](claims.md#b) is not seen here.', 1), ('Nothing of [this](claims.md#a) is seen.', 0),
     ('[This](claims.md#c) is *open*.', 0), ('[This](claims.md#c) is not seen in eight layers.', 1),
     ('[This](claims.md#a) is *not seen*, [that](claims.md#b) is *seen*.', 0),

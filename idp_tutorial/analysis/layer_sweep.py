@@ -89,7 +89,7 @@ def planned(
         method = METHODS[m]
         lr = base.lr or (None if tuned else method.rate)
         head_lr = None if method.kind=='head' else base.head_lr
-        for layer in layers if method.enters=='middle' else [base.layer]:
+        for layer in layers if method.enters=='middle' else [None]: # AdapterDrop keeps its half
             cfgs.append(replace(base, method=m, layer=layer, lr=lr, head_lr=head_lr))
     _fits(out, cfgs, how, task and {s: len(r) for s,r in task.splits.items()})
     return cfgs,how

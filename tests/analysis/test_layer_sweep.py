@@ -33,6 +33,10 @@ def test_sweep_runs_every_layer_and_seed_once(monkeypatch):
     assert all(r['n_layers']>2 and r['seconds']>=0 for r in records)
     assert {(r[0],r[3]) for r in ran}=={(m, METHODS[m].rate) for m in ('head-only','lpt','lpt-npg')}
 
+def test_a_sweep_moves_late_prompts_and_nothing_else():
+    cfgs,_ = module.planned(['adapterdrop','lpt','head-only'], replace(BASE, layer=3), [0,2], 1)
+    assert [(c.method,c.layer) for c in cfgs]==[('adapterdrop',None), ('lpt',0), ('lpt',2), ('head-only',None)]
+
 def test_all_layers_by_default(monkeypatch):
     ran = pretend(monkeypatch)
     L = load_backbone('tiny').n_layers

@@ -7,7 +7,7 @@ from small import backbone, small_task
 from idp_tutorial.config import RunConfig
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.controls import CONTROLS
-from idp_tutorial.methods.options import READERS, refuse_unused
+from idp_tutorial.methods.options import READERS, layer_among, refuse_unused
 from idp_tutorial.methods.registry import METHODS
 
 
@@ -91,3 +91,21 @@ def test_options_of_a_command_that_would_change_nothing():
 def test_numbers_that_no_run_can_have(kw, words):
     with pytest.raises(ValueError, match=words):
         RunConfig(**kw)
+
+
+def test_a_layer_that_is_given_to_several_methods_moves_the_late_prompts():
+    late = [m for m in METHODS if METHODS[m].enters=='middle']
+    for m in late:
+        both = ['adapterdrop', m, 'probe']
+        assert [layer_among(name, both, 1) for name in both]==[None,1,1]
+    assert layer_among('adapterdrop', ['adapterdrop','adapter','majority'], 1)==1
+    bb = backbone()
+    METHODS['adapterdrop'](bb, RunConfig(layer=layer_among('adapterdrop', ['adapterdrop'], 2)))
+    assert _adapters(bb)==[2]
+    bb.changed.restore()
+    METHODS['adapterdrop'](bb, RunConfig(layer=layer_among('adapterdrop', ['lpt','adapterdrop'], 2)))
+    assert _adapters(bb)==[*range(bb.n_layers//2, bb.n_layers)]
+
+
+def _adapters(bb): # layers that have them
+    return [i for i,layer in enumerate(bb.layers) if any('Adapter' in type(m).__name__ for m in layer.modules())]

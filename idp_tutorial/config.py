@@ -17,7 +17,8 @@ _RANGES = { # of numbers: no machine has room for more, and nothing ends that ta
     **{name: (1, 10**6) for name in ('batch_size','accumulate','max_len','m')},
     'epochs':(1e-6, 10**6), 'sentence_dropout':(0, 1), 'generator_dropout':(0, 1),
     't':(0, 10**5), 'layer':(-10**4, 10**4), 'position':(-10**4, 10**4), 'seed':(0, 2**32-1), 'draw':(0, 2**32-1),
-    'prompt_dropout':(0, 1), 'weight_decay':(0, 10**6), 'lr':(0, 10**40), 'head_lr':(0, 10**40)}
+    'prompt_dropout':(0, 1), 'glove_noise':(0, 10**6), 'weight_decay':(0, 10**6), 'lr':(0, 10**40),
+    'head_lr':(0, 10**40)}
 
 _WHOLE = ('steps','eval_every','batch_size','accumulate','max_len','m','t','layer','position','seed','draw','k',
     'patience')
@@ -51,6 +52,7 @@ class RunConfig:
     init_std:float|None=None   # spread of a static prompt's first numbers; None: the method's own
     standardise:bool=False     # IDPG, NPG: bring the vector that is read to unit spread (ours)
     glove:str|None=None        # file or folder of GloVe vectors, for m-idpg-phm-glove
+    glove_noise:float=0.       # spread of GloVe's vector for a text without a known word (IDPG's code: .6); 0: zeros
     lower_dropout:bool=False   # dropout below the first prompt, as in the papers
     lr:float|None=None         # peak learning rate of AdamW; None: the method's default
     head_lr:float|None=None    # of the classification head (default: lr)

@@ -63,7 +63,7 @@ THEN = dict(accumulate=1, standardise=False, glove=None, start=None, compile=Fal
     beta2=.999, eps=1e-8, schedule='linear', head_hidden=False, head_init='random', share='M', reads='previous',
     inject='add', out_relu=False, epochs=None, sentence_pass=None, way=None, init_std=None, sentence_dropout=None,
     generator_dropout=None, plain_draw=False, generator='plain',
-    embeds='words', skip_last=False)
+    embeds='words', skip_last=False, glove_noise=0.)
 
 def of_schema(r:dict)->dict: # with `schema`; of schema 1 also the fields that it did not have
     "A record as what it was"

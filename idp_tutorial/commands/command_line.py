@@ -96,7 +96,7 @@ HEADINGS = { # of `--help`, and what stands below them; other options are the co
     'the method': 'method methods backbone t layer position m head head_first readout standardise '
         'glove template loss_vocab',
     'variants of the papers': 'sentence_pass share reads inject way generator skip_last embeds out_relu init_std '
-        'sentence_dropout generator_dropout head_hidden head_init schedule beta2 eps no_decay',
+        'sentence_dropout generator_dropout glove_noise head_hidden head_init schedule beta2 eps no_decay',
     'training': 'lr head_lr rates tune seed seeds steps epochs batch_size accumulate warmup weight_decay max_len '
         'prompt_dropout lower_dropout looks patience class_weight',
     'this machine': 'cache precision compile device',

@@ -77,7 +77,7 @@ def idp_compare(*,
     readout:str='mean',
     m, prompt_dropout, epochs, warmup, weight_decay,
     sentence_pass, share, reads, inject, way, generator, skip_last, embeds, out_relu, init_std, sentence_dropout,
-    generator_dropout, head_hidden, head_init, schedule, beta2, eps, no_decay,
+    generator_dropout, glove_noise, head_hidden, head_init, schedule, beta2, eps, no_decay,
     lr:float=None, # one learning rate for all methods (default: each method's own)
     head_lr, rates, tune, head_first,
     looks:int=4, # looks at the validation split in a run; the best one is kept

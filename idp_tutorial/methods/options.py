@@ -26,7 +26,7 @@ READERS = { # option: does the method of this name read it?
     'position': lambda name: ROWS[name].enters in ('input','layers'),
     'prompt_dropout': _drops,
     'standardise': lambda name: ROWS[name].kind=='second pass' or name in ('m-idpg-phm-glove','lpt-npg'),
-    'glove': lambda name: name=='m-idpg-phm-glove',
+    **dict.fromkeys(('glove','glove_noise'), lambda name: name=='m-idpg-phm-glove'),
     'sentence_pass': lambda name: ROWS[name].kind=='second pass' or name=='side-network',
     'sentence_dropout': lambda name: ROWS[name].kind=='second pass' or name=='m-idpg-phm-glove',
     'generator_dropout': lambda name: ROWS[name].kind=='second pass' or name=='m-idpg-phm-glove',

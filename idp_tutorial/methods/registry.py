@@ -94,7 +94,7 @@ def m_idpg(kind:str)->Callable: # 'dnn' or 'phm'
 def m_idpg_glove(bb:Backbone, cfg:RunConfig)->dict:
     "Every layer's generator reads the mean word vector, of a file that a process reads once"
     _one_width(bb, cfg)
-    glove,(outside,inside) = load_glove(cfg.glove, bb.tokenizer),dropouts_of(cfg)
+    glove,(outside,inside) = load_glove(cfg.glove, bb.tokenizer, noise=cfg.glove_noise),dropouts_of(cfg)
     return multilayer_plan(bb, cfg.t, cfg.m, reads='layer0', position=cfg.position, encoder=glove, d_in=glove.d,
         kind='phm', dropout=outside, generator_dropout=inside, standardise=cfg.standardise,
         n=math.gcd(4, bb.d, glove.d, cfg.m))

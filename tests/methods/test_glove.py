@@ -175,6 +175,17 @@ def test_a_text_without_a_known_word(folder, bbs):
         noise.vector('zyzzyva')) and not np.array_equal(a, b)
     np.testing.assert_array_equal(zeros.vector('the zyzzyva'), noise.vector('the'))
 
+@pytest.mark.parametrize('noise', [0., .6, 2.])
+def test_a_run_says_what_such_a_text_gets(noise, folder, bbs):
+    cfg = config(method='m-idpg-phm-glove', glove=str(folder), glove_noise=noise)
+    model = build(cfg, bbs['roberta'], small_task())
+    encoder = next(m for m in model.modules() if isinstance(m, GloveEncoder))
+    rows = [dict(sentence1=s, label=0) for s in ('qwerty xyzzy', 'a good film')]
+    rows = encoder.prepare(small_task().encode(rows, bbs['roberta'].tokenizer, 60))
+    unknown,known = [r['glove'] for r in rows]
+    assert noise*.8<=unknown.std()<=noise*1.2 and bool(unknown.any())==bool(noise)
+    np.testing.assert_array_equal(known, load_glove(folder, bbs['roberta'].tokenizer).vector('a good film'))
+
 def test_restricted_to_a_task_it_gives_the_same(folder, bbs):
     bb,task = bbs['roberta'],small_task()
     words = vocabulary(task, bb.tokenizer)

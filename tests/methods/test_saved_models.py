@@ -83,6 +83,16 @@ def test_overwriting_leaves_the_old_or_the_new_one(saved, monkeypatch):
         seen.add(said==new)
     assert seen=={False, True}
 
+def test_the_noise_of_unknown_texts_goes_along(small_folder, tmp_path):
+    cfg,task = config(backbone=str(small_folder), method='m-idpg-phm-glove', glove_noise=.6, t=2, m=4),small_task()
+    unknown = [dict(sentence1='!?'), *ROWS]
+    def said(**kw):
+        model = build(c := replace(cfg, **kw), load_backbone(cfg.backbone), task)
+        save_pretrained(model, folder := tmp_path/str(kw), task, c)
+        return predict(model, task, c, unknown),predict(*from_pretrained(folder), unknown)
+    (noise,again),(zero,without) = said(),said(glove_noise=0.)
+    assert noise==again and zero==without and noise[0]!=zero[0] and noise[1:]==zero[1:]
+
 def test_a_file_opens_no_path_that_it_names(saved, monkeypatch, tmp_path):
     folder,want,_ = saved
     monkeypatch.setattr(glove, 'load_glove', lambda path, *a: pytest.fail(f'opened {path}'))
@@ -92,7 +102,7 @@ def test_a_file_opens_no_path_that_it_names(saved, monkeypatch, tmp_path):
     model,task,c = from_pretrained(folder)
     assert predict(model, task, c, ROWS)==want and (c.start, c.data, c.cache_dir, c.glove)==(None, None, None, 'secret')
     opened = []
-    monkeypatch.setattr('idp_tutorial.methods.registry.load_glove', lambda path, tok: opened.append(path) or 1/0)
+    monkeypatch.setattr('idp_tutorial.methods.registry.load_glove', lambda path, tok, **kw: opened.append(path) or 1/0)
     rewrite(folder, cfg=dict(method='m-idpg-phm-glove'))
     with pytest.raises(ZeroDivisionError): from_pretrained(folder)
     assert opened==[None] # the bundled ones

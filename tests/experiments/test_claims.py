@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from idp_tutorial.data.task import Task
-from idp_tutorial.experiments.claims import (COLUMNS, MEASURED, claims_page, judge, measured, read_claims,
-    write_claims)
+from idp_tutorial.experiments.claims import COLUMNS, MEASURED, claims_page, judge, measured, read_claims, write_claims
 from idp_tutorial.experiments.contrasts import contrast, enough, has_texts, holm, paired, right, verdict
 from idp_tutorial.experiments.published_scores import METHOD_NAMES, beside, published_scores, published_tables
 

@@ -45,7 +45,8 @@ def _figure(table, backbone, data, seeds, steps, out):
 def _foretell(runs):
     "What `--plan` prints"
     for c in runs:
-        print(f'{c.backbone:14} {c.task:6} k={c.k}  draw {c.draw}  {c.head:14} {c.method}')
+        length = f'{c.epochs:g} epochs' if c.epochs else f'{c.steps} steps'
+        print(f'{c.backbone:14} {c.task:6} k={c.k}  draw {c.draw}  {c.head:14} {length:12} {c.method}')
 
 @command
 def idp_reproduce(*,
@@ -53,11 +54,12 @@ def idp_reproduce(*,
     scale:str='small',   # 'small': a backbone at hand, four tasks; 'full': the paper's grid
     backbone:str=None,   # (default: the paper's; small: smollm2 for LPT, else minilm)
     data,
-    methods:str=None,    # comma-separated, a part of the table's
+    methods:str=None,    # comma-separated, a part of the table's and of the controls
     tasks:str=None,      # comma-separated, a part of the table's
     steps:int=None,      # optimizer steps a run (default: 200; full: the paper's); a few show that all of it runs
-    seeds:int=None,      # (default: 1 where the table has draws; else 3, full: 5)
-    rates:str=None,      # learning rates that every method tries, comma-separated (default: each its own three)
+    seeds:int=None,      # (default: 2 where the table has draws; else 5)
+    # learning rates that every method tries, comma-separated (default: each its own three; full: the paper's grid)
+    rates:str=None,
     out:str='runs/reproduce', # folder for TABLE-SCALE.jsonl; what it has is not run again
     plan:bool=False,     # say what would be run, and stop
     # a file of claims, such as results/claims.csv: run nothing; compute effects and verdicts anew from the records in
@@ -70,7 +72,8 @@ def idp_reproduce(*,
         unread(idp_reproduce, locals(), own, 'with --claims')
         return _judge(claims, data)
     from idp_tutorial.analysis.figures import FIGURES
-    from idp_tutorial.experiments.reproduce import plan_of, reproduce
+    from idp_tutorial.experiments.plans import plan_of
+    from idp_tutorial.experiments.reproduce import reproduce
     if table in FIGURES:
         unread(idp_reproduce, locals(), 'scale methods tasks rates plan', f'of the figure {table}')
         return _figure(table, backbone, data, seeds, steps, out)

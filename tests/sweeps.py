@@ -5,7 +5,7 @@ from small import small_task
 
 from idp_tutorial.analysis.layer_sweep import sweep_prompt_layer
 from idp_tutorial.config import RunConfig
-from idp_tutorial.experiments import comparison
+from idp_tutorial.experiments import rates
 from idp_tutorial.experiments import run as experiments
 
 
@@ -23,7 +23,7 @@ def pretend(monkeypatch, crash_after=None):
             'validation':score, 'params':dict(prompt=4, head=2, backbone=0), 'history':[[1,50.],[2,score]],
             'ms_per_step':10.-(c.layer or 0), 'peak_memory_mb':5., 'steps':c.steps,
             'sizes':{s: len(r) for s,r in task.splits.items()}}
-    for m in (comparison,experiments):
+    for m in (rates,experiments):
         monkeypatch.setattr(m, 'trained', train)
         monkeypatch.setattr(m, 'record_of', record)
     return ran

@@ -51,7 +51,8 @@ class Progress:
 # %% ../../nbs/engine/commands/compare.ipynb #df14df5a
 def _report(table, base, steps, out):
     "The table, and what it shows"
-    from idp_tutorial.experiments.results import conclusion, format_table
+    from idp_tutorial.experiments.conclusions import conclusion
+    from idp_tutorial.experiments.results import format_table
     few,length = f', k={base.k}' if base.k else '',f'{base.epochs:g} epochs' if base.epochs else f'{steps} steps'
     print(f"\n{base.task}{few} on {base.backbone}, {base.head} head, {length} of {base.batch_size}; "
         "best checkpoint on validation, reported on test\n")

@@ -31,7 +31,7 @@ def _ready(methods, base, at, seeds, tune, head_first, out, rows):
     from dataclasses import replace
     from idp_tutorial.analysis.layer_choice import choice_if_any
     from idp_tutorial.analysis.layer_sweep import planned, sweep_file
-    from idp_tutorial.experiments.comparison import head_rate
+    from idp_tutorial.experiments.rates import head_rate
     if head_first:
         base = replace(base, head_lr=head_rate(base, rows, out=sweep_file(out, base)))
     planned(methods, base, at, seeds, tune, sweep_file(out, base), rows) # before anything is written

@@ -30,7 +30,7 @@ def _foretell(cfg):
 def _train(cfg, grid, out, save_every):
     "Choose a rate if there is a grid, train, and say what came of it"
     from accelerate import PartialState
-    from idp_tutorial.experiments.comparison import chosen_rate
+    from idp_tutorial.experiments.rates import chosen_rate
     from idp_tutorial.experiments.run import train
     from idp_tutorial.methods.options import refuse_unused
     refuse_unused([cfg.method], cfg, rates=grid, save_every=save_every)

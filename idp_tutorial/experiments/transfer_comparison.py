@@ -15,7 +15,7 @@ from ..checks import between, known
 from ..config import RunConfig
 from ..locks import writing
 from ..data.tasks import load_task
-from .comparison import head_rate
+from .rates import head_rate
 from .evidence import made_by
 from .results import one_kind
 from .transfer import mapped, transfer

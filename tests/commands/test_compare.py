@@ -208,7 +208,9 @@ def test_a_run_that_diverges(command, small_folder, few, tmp_path):
     code,out,err = command('--backbone', small_folder, *few, '--methods', 'fine-tuning', '--lr', '1e30', '--steps', 12,
         '--out', tmp_path/'out')
     assert code==2 and out=='' and 'A lower lr usually fixes it' in err and 'Traceback' not in err
-    assert not [*(tmp_path/"out").glob("[!.]*")]
+    left = read_records(tmp_path/'out'/'compare.jsonl.part')
+    assert {r['status'] for r in left}=={'diverged'} and [p.name for p in (tmp_path/'out').glob('[!.]*')]==[
+        'compare.jsonl.part']
 
 @pytest.fixture(scope='module')
 def console(tmp_path_factory):

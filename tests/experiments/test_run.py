@@ -12,9 +12,10 @@ from small import backbone, config, small_task
 from idp_tutorial import provenance, records
 from idp_tutorial.analysis.layer_sweep import plot_sweep, sweep_table
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.experiments import comparison
+from idp_tutorial.experiments import comparison, rates
 from idp_tutorial.experiments import run as experiments
-from idp_tutorial.experiments.comparison import compare, tune, with_seeds
+from idp_tutorial.experiments.comparison import compare, compare_to, with_seeds
+from idp_tutorial.experiments.rates import chosen_rate, head_rate, tune
 from idp_tutorial.experiments.results import across_tasks, format_table, plot_scores, results_table, write_results
 from idp_tutorial.experiments.run import run
 from idp_tutorial.methods.build import build
@@ -111,7 +112,7 @@ def fakes(monkeypatch):
             if test: tested.append((c.method, c.lr, c.seed))
             return {**as_recorded(c), 'metric':'accuracy', 'score':100.-c.lr if test else None,
                 'validation':log['validation'], 'sizes':{s: len(r) for s,r in task.splits.items()}}
-        for m in (comparison,experiments):
+        for m in (rates,experiments):
             monkeypatch.setattr(m, 'trained', train)
             monkeypatch.setattr(m, 'record_of', record)
         return trained,tested
@@ -375,9 +376,105 @@ def test_a_seed_that_diverges_ends_no_comparison(cfg, tmp_path, monkeypatch):
     assert 'seed 1  lr 1.0e-02  diverged: the loss is nan at step 2' in said[1]
     assert results_table(records).seeds.tolist()==[2]==sweep_table(records).seeds.tolist()
     assert len(write_results(records, tmp_path/'table')) and len(plot_sweep(records).lines)==2
-    bad.add(0)
-    with pytest.raises(FloatingPointError, match='nan at step 2'): # of the first seed: the rate is wrong
-        compare(['lpt'], replace(base, lr=2e-2), 2, out=out, say=list)
+    bad.add(0) # also the first one
+    for _ in range(2):
+        records = compare(['lpt'], replace(base, lr=2e-2), 3, out=out, say=said.append)
+        assert [r['status'] for r in records]==['diverged','diverged','done'] and calls==[0,1,2,0,1,2]
+    assert '(2 diverged)' in format_table(results_table(records))
+
+
+@pytest.fixture
+def wild(monkeypatch):
+    "Fine-tuning diverges with every rate and seed, the rest is trained; which runs were begun is in the list"
+    calls,real = [],experiments.trained
+    def trained(c, task, **kw):
+        calls.append((c.method,c.lr,c.seed))
+        if c.method=='fine-tuning' or c.lr==9.:
+            raise FloatingPointError('the loss is nan at step 2')
+        return real(c, task, **kw)
+    for m in (rates,experiments):
+        monkeypatch.setattr(m, 'trained', trained)
+    return calls
+
+
+def test_a_method_that_diverges_with_every_rate(cfg, tmp_path, wild):
+    "One record says so, with all that was tried; the next method goes on; a second start trains nothing"
+    base,out = cfg(lr=None, steps=2, eval_every=2),tmp_path/'a.jsonl'
+    for _ in range(2):
+        records = compare(['fine-tuning','lpt'], base, 2, out=out, say=list)
+        assert [(r['method'],r['seed'],r['status']) for r in records]==[('fine-tuning',0,'diverged'),
+            ('lpt',0,'done'),('lpt',1,'done')]
+        assert len(wild)==3+3+1 and read_records(out)==json.loads(json.dumps(records))
+    left = records[0]
+    assert left['tried']==[[lr,'diverged'] for lr in METHODS['fine-tuning'].rates] and left['lr'] is None
+    assert left['versions']['torch']==torch.__version__ and left['schema']==2 and left['made']['start']
+    assert 'with every rate of' in left['message'] and left['tuning_seconds']>=0==left['seconds']
+    assert left['digests']==records[1]['digests']
+    table = write_results(records, tmp_path/'table')
+    row = format_table(table).splitlines()[2]
+    assert row.split()[:3]==['fine-tuning','diverged','–'] and table.seeds.tolist()==[0,2]
+    compare(['fine-tuning'], replace(base, t=3), 2, out=out, say=list) # another config is another run
+    assert len(wild)==7+3
+
+
+def test_other_weights_may_converge(cfg, task, tmp_path, wild):
+    "A diverged run is that of its weights: with others it is begun again"
+    bb = tmp_path/'bb'
+    shutil.copytree(cfg().backbone, bb, ignore=shutil.ignore_patterns('SHA256SUMS'))
+    one,old = cfg(method='fine-tuning', lr=.1, backbone=str(bb)),[]
+    for n in (1,1,2):
+        if n==2:
+            weights = safetensors.torch.load_file(bb/'model.safetensors')
+            name = next(k for k in weights if 'word_embeddings' in k)
+            safetensors.torch.save_file({**weights, name:weights[name]+1}, bb/'model.safetensors', {'format':'pt'})
+        old += with_seeds(one, task, 'given', 1, old, say=list)
+        assert len(wild)==n
+
+
+@pytest.mark.parametrize('where', ['out','beside'])
+def test_a_run_that_diverges_leaves_a_record(where, cfg, task, tmp_path, wild):
+    with pytest.raises(FloatingPointError, match='nan at step 2'):
+        run(cfg(lr=9.), task, **{where:tmp_path/'a.jsonl'})
+    left, = read_records(tmp_path/'a.jsonl')
+    assert (left['status'],left['lr'],left['message'])==('diverged', 9., 'the loss is nan at step 2')
+    assert {*left['versions']}=={'python',*records.VERSIONS} and left['sizes']['test']==24
+    with pytest.raises(FloatingPointError):
+        experiments.train(cfg(lr=9.), tmp_path/'run', task)
+    assert read_records(tmp_path/'run'/'record.jsonl')[0]['status']=='diverged'
+    experiments.train(cfg(lr=1e-2), tmp_path/'run', task)
+    assert read_records(tmp_path/'run'/'record.jsonl')[0]['status']=='done'
+
+
+def test_a_rate_that_nobody_can_choose_is_not_looked_for_again(cfg, task, tmp_path, monkeypatch):
+    ran = []
+    def trained(c, task):
+        ran.append(c.method)
+        raise FloatingPointError('nan')
+    monkeypatch.setattr(rates, 'trained', trained)
+    for choose,n in ((lambda: head_rate(cfg(), task, out=tmp_path/'a.jsonl'), 3),
+        (lambda: chosen_rate(cfg(lr=None, k=8), (1.,2.), tmp_path, list), 2)):
+        ran.clear()
+        for _ in range(2):
+            with pytest.raises(FloatingPointError, match='with every rate of'):
+                choose()
+            assert len(ran)==n
+    for _ in range(2): # the head of the others would have no rate
+        with pytest.raises(FloatingPointError, match="'head-only' diverged"):
+            compare(['head-only','lpt'], cfg(lr=None), 1, out=tmp_path/'b.jsonl', head_first=True, say=list)
+        assert ran[-3:]==['head-only']*3 and len(ran)==5
+    assert [r['status'] for r in read_records(tmp_path/'b.jsonl')]==['diverged']
+
+
+def test_a_comparison_in_which_everything_diverged(cfg, tmp_path, wild):
+    "Its records are kept, and its error is theirs; it trains nothing when it is started again"
+    for _ in range(2):
+        with pytest.raises(FloatingPointError, match="'fine-tuning' diverged on 'sentiment' with every rate"):
+            compare_to(['fine-tuning'], cfg(lr=None, k=24, m=None), 2, True, tmp_path/'out', list)
+        assert len(wild)==3
+    left, = read_records(tmp_path/'out'/'compare.jsonl.part')
+    assert left['status']=='diverged' and not (tmp_path/'out'/'compare.csv').exists()
+    table = compare_to(['fine-tuning','lpt'], cfg(lr=None, k=24, m=None), 1, True, tmp_path/'out', list)
+    assert len(wild)==6 and table.diverged.tolist()==[1,0] and not (tmp_path/'out'/'compare.jsonl.part').exists()
 
 
 def test_runs_that_all_diverged_make_no_table():

@@ -7,8 +7,8 @@ from small import backbone, config, model_of, small_task
 
 from idp_tutorial.config import RunConfig
 from idp_tutorial.data.few_shot import few_shot
-from idp_tutorial.experiments import comparison
-from idp_tutorial.experiments.comparison import beyond
+from idp_tutorial.experiments import rates
+from idp_tutorial.experiments.rates import beyond
 from idp_tutorial.experiments.run import trained
 from idp_tutorial.methods.linear_probe import start_at_probe
 from idp_tutorial.model.prompted_model import count_parameters
@@ -135,11 +135,11 @@ def test_a_grid_is_widened_once():
 
 
 def test_a_run_chooses_its_rate_once(monkeypatch, tmp_path):
-    monkeypatch.setattr(comparison, 'trained', lambda c, task: (c, dict(validation=c.lr)))
-    monkeypatch.setattr(comparison, 'record_of', lambda c, log, task, cfg, test: {**asdict(c), 'schema':2,
+    monkeypatch.setattr(rates, 'trained', lambda c, task: (c, dict(validation=c.lr)))
+    monkeypatch.setattr(rates, 'record_of', lambda c, log, task, cfg, test: {**asdict(c), 'schema':2,
         'sizes':{split: len(rows) for split,rows in task.splits.items()}})
     cfg = config(method='lpt', task='sentiment', k=8, lr=None)
     for _ in range(2):
-        chosen,said = comparison.chosen_rate(cfg, (1e-3, 1e-2), tmp_path)
-        monkeypatch.setattr(comparison, 'trained', None) # the second time nothing runs
+        chosen,said = rates.chosen_rate(cfg, (1e-3, 1e-2), tmp_path)
+        monkeypatch.setattr(rates, 'trained', None) # the second time nothing runs
     assert chosen.lr==.1 and said['edge'] and [r for r,_ in said['tried']]==[1e-3, 1e-2, .1]

@@ -56,6 +56,7 @@ def idp_reproduce(*,
     data,
     methods:str=None,    # comma-separated, a part of the table's and of the controls
     tasks:str=None,      # comma-separated, a part of the table's
+    glove,
     steps:int=None,      # optimizer steps a run (default: 200; full: the paper's); a few show that all of it runs
     seeds:int=None,      # (default: 2 where the table has draws; else 5)
     # learning rates that every method tries, comma-separated (default: each its own three; full: the paper's grid)
@@ -68,18 +69,18 @@ def idp_reproduce(*,
 ):
     "Run a published table, or go on with it, and print its scores and ours side by side"
     if claims:
-        own = 'table scale backbone methods tasks steps seeds rates out plan'
+        own = 'table scale backbone methods tasks glove steps seeds rates out plan'
         unread(idp_reproduce, locals(), own, 'with --claims')
         return _judge(claims, data)
     from idp_tutorial.analysis.figures import FIGURES
     from idp_tutorial.experiments.plans import plan_of
     from idp_tutorial.experiments.reproduce import reproduce
     if table in FIGURES:
-        unread(idp_reproduce, locals(), 'scale methods tasks rates plan', f'of the figure {table}')
+        unread(idp_reproduce, locals(), 'scale methods tasks glove rates plan', f'of the figure {table}')
         return _figure(table, backbone, data, seeds, steps, out)
     part = [some and names(some) for some in (methods,tasks)]
-    if plan: return _foretell(plan_of(table, scale, backbone, data, *part))
+    if plan: return _foretell(plan_of(table, scale, backbone, data, *part, glove))
     t = reproduce(table, scale, backbone, data, seeds, out, *part, floats(rates, 'rates'), steps,
-        partial(print, flush=True))
+        partial(print, flush=True), glove)
     print('\n'+t.dropna(subset='our mean').round(1).to_string(index=False))
     print(f'\nwritten: {out}/{table}-{scale}.jsonl')

@@ -131,7 +131,7 @@ def _controls(table, runs): # one of each for a model, a task and a draw
     return out
 
 # %% ../../nbs/engine/experiments/plans.ipynb #c4f1b016
-def _runs(table, cells, scale, backbone, data): # of the methods; the seed is still to come
+def _runs(table, cells, scale, backbone, data, glove): # of the methods; the seed is still to come
     paper,out = paper_of(table),[]
     few = [t for t in SMALL if t in set(cells.name)][:4] or sorted(set(cells.name))[:4]
     for c in cells.itertuples():
@@ -144,7 +144,8 @@ def _runs(table, cells, scale, backbone, data): # of the methods; the seed is st
         fields = here(c.fields, bb)
         if decoder(bb) and fields.get('position'): # its words see only what is left of them
             fields = fields|dict(position=0)
-        base = replace(protocol(table, c.ours, c.name, scale, k, bb, **fields), data=data)
+        own = dict(glove=glove) if READERS['glove'](c.ours) else {}
+        base = replace(protocol(table, c.ours, c.name, scale, k, bb, **fields), data=data, **own)
         frozen = data and (Path(data)/c.name/f'k{k}').is_dir() # a set that no draw changes
         draws = range(4) if paper=='lpt' and shots and not frozen else (0,) # LPT has four splits
         out += [replace(base, draw=d) for d in draws]
@@ -157,6 +158,7 @@ def plan_of(
     data:str|None=None,     # folder of tasks
     methods:list|None=None, # of ours, a part of them
     tasks:list|None=None,   # of ours, a part of them
+    glove:str|None=None,    # file or folder of GloVe vectors; None: word vectors of `tiny`
 )->list[RunConfig]: # one for every setting, method, task and draw; the seed is still to come
     "All runs of a table"
     one_of(scale, ('small','full'), 'scale')
@@ -167,7 +169,7 @@ def plan_of(
     if of not in FIGURES and not scored:
         raise ValueError(f"{table} ({row.what}) is no table of scores to run: {row.command} makes ours, or nothing "
             f"does yet; verdict {row.verdict}; what would decide it: {row.decides}")
-    out = _runs(of, cells_of(of), scale, backbone, data)
+    out = _runs(of, cells_of(of), scale, backbone, data, glove)
     out += [] if row.kind=='curve' else _controls(of, out) # of losses there is no control
     left = [c for c in out if c.method in (methods or [c.method]) and c.task in (tasks or [c.task])]
     if not left:

@@ -129,5 +129,7 @@ def protocol(
     said |= budget(paper, method, task, k)
     if row.kind=='second pass':
         said['sentence_pass'] = 'noisy'
+    if method=='m-idpg-phm-glove':
+        said['glove_noise'] = .6
     return RunConfig(method, **said, readout='cls', lower_dropout=paper=='lpt' and not control,
         max_len=_longest(paper, method, backbone, fields))

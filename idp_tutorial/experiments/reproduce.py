@@ -58,7 +58,10 @@ def _ran(plan, file, table, scale, seeds, steps, rates, say): # all records of a
         say(f"{table} {scale}: {i+1} of {len(plan)}, about {left/60:.0f} minutes left")
     return records
 
-def _there(plan): # before a folder is made
+def _there(plan, scale): # before a folder is made
+    if scale=='full' and any(c.method=='m-idpg-phm-glove' and not c.glove for c in plan):
+        raise ValueError("m-idpg-phm-glove in full without glove: the paper's vectors are those of glove.6B.300d.txt; "
+            "give the file or its folder, or leave the method out by methods=")
     for c in {(c.task,c.k,c.draw): c for c in plan}.values():
         load_task(c.task, c.data, c.k, c.draw, not c.plain_draw)
     for c in {c.backbone: c for c in plan}.values():
@@ -76,13 +79,14 @@ def reproduce(
     rates:tuple=(), # learning rates that every method tries; (): the paper's, and in `small` each its own three
     steps:int|None=None, # of a run; None: the paper's, or 200
     say=print,
+    glove:str|None=None, # file or folder of GloVe vectors; None: in `small` word vectors of `tiny`
 ): # a `DataFrame`: theirs and ours
     "Run what is missing, and set the two side by side"
     writable(out)
     between(seeds, 1, 10**6, 'seeds')
     between(steps, 1, 10**9, 'steps')
-    plan = plan_of(table, scale, backbone, data, methods, tasks)
-    _there(plan)
+    plan = plan_of(table, scale, backbone, data, methods, tasks, glove)
+    _there(plan, scale)
     file = Path(out)/f'{table}-{scale}.jsonl'
     with writing(file): # a second command is refused, and no record stands twice
         return side_by_side(_ran(plan, file, table, scale, seeds, steps, rates, say), table)

@@ -56,9 +56,14 @@ def test_a_table_runs_from_end_to_end(table, small_tasks, small_folder, tmp_path
     tasks = {c.task for c in small}
     task = next(t for t in ('sst2','rte','mrpc') if t in tasks)
     methods = [*dict.fromkeys(c.method for c in small if c.method not in ('efl','fine-tuning'))][:1]
-    found = R.reproduce(table, backbone=str(small_folder), methods=methods, tasks=[task], seeds=1, rates=(1e-3,),
-        steps=1, out=tmp_path, say=list).dropna(subset='our mean')
-    assert len(found) and found['our mean'].between(-100, 100).all() and (tmp_path/f'{table}-small.jsonl').is_file()
+    def run(say=list):
+        return R.reproduce(table, backbone=str(small_folder), methods=methods, tasks=[task], seeds=1, rates=(1e-3,),
+            steps=1, out=tmp_path, say=say).dropna(subset='our mean')
+    found,file = run(),tmp_path/f'{table}-small.jsonl'
+    assert len(found) and found['our mean'].between(-100, 100).all() and file.is_file()
+    before,said = file.read_text(),[]
+    run(said.append)
+    assert file.read_text()==before and all('minutes left' in s for s in said) # nothing is trained again
 
 
 SIZES = {*FULL_SCALE, *BACKBONES.values()}
@@ -82,7 +87,8 @@ def test_a_command_can_be_given_as_it_stands(row):
             assert (o['methods']=='lpt-npg')==('--m 256' in one) and o['t']==10
         if name=='idp_reproduce' and o['table'] not in FIGURES:
             part = [o[what] and o[what].split(',') for what in ('methods','tasks')]
-            assert R.plan_of(o['table'], o['scale'], o['backbone'], None, *part)
+            plan = R.plan_of(o['table'], o['scale'], o['backbone'], None, *part)
+            assert bool(o['glove'])==('m-idpg-phm-glove' in {c.method for c in plan})
         if name=='idp_bench' and row.table in ('lpt-5','lpt-f1'):
             assert o['length']==256
 
@@ -168,6 +174,8 @@ def test_idpg_trains_as_its_appendix_and_its_code_say():
     assert values(only('idpg-1', 's-idpg-phm'), 'sentence_pass')=={('noisy',)}=={(c.sentence_pass,) for c in few}
     assert values(only('idpg-1', 's-idpg-phm', 'small'), 'sentence_pass', 'steps')=={(None,200)}
     assert values(only('idpg-3', 'p-tuning-v2'), 'way')=={('add',)}
+    assert values(only('idpg-1', 'm-idpg-phm-glove'), 'glove_noise')=={(.6,)}
+    assert {c.glove for c in R.plan_of('idpg-1', glove='g')}=={None, 'g'}
     sml = {(c.share,c.m,c.reads) for c in only('idpg-6', 'm-idpg-phm', 'small')}
     assert ('S',256,'layer0') in sml and ('M',16,'previous') in sml and len(sml)==8
 
@@ -203,9 +211,11 @@ def test_full_tries_the_papers_rates(monkeypatch, tmp_path):
         tried.clear()
         R.reproduce(table, out=tmp_path, say=list, **kw)
         return dict(tried)
-    full = run('idpg-3', scale='full', tasks=['rte'])
+    with pytest.raises(ValueError, match='glove.6B.300d'):
+        run('idpg-3', scale='full', tasks=['rte'])
+    full = run('idpg-3', scale='full', tasks=['rte'], glove='glove')
     assert full['m-idpg-phm']==(5e-4,1e-4,5e-5,1e-5) and full['efl']==(1e-5,2e-5,3e-5) and full['probe']==()
-    assert run('idpg-1', scale='full', tasks=['rte'])['compacter']==(5e-3,1e-3,5e-4,1e-4)
+    assert run('idpg-1', scale='full', tasks=['rte'], glove='glove')['compacter']==(5e-3,1e-3,5e-4,1e-4)
     assert run('lpt-2', scale='full', tasks=['rte'])['lpt']==(5e-4,1e-3,5e-3,1e-2)
     assert len(run('idpg-6', scale='full', tasks=['rte'])['m-idpg-phm'])==9
     assert run('id-spam-3', scale='full', tasks=['rte','mrpc'])['id-spam']==(1e-3,5e-4,1e-4,5e-5,1e-5)

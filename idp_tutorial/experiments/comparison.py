@@ -22,6 +22,7 @@ from .run import attempt, in_short
 from ..locks import alone
 from ..methods.build import backbone_for
 from ..methods.controls import ROWS
+from ..methods.options import layer_among
 from ..model.backbone import fingerprint
 from ..files import sealed, write_whole
 from ..records import append, stored
@@ -88,7 +89,8 @@ def compare(
     def of(m):
         row = ROWS[m]
         lr = (base.lr or (None if tuned else row.rate)) if row.rates else None
-        cfg = replace(base, method=m, lr=lr, head_lr=None if row.kind in ('head','control') else rate)
+        own = dict(method=m, layer=layer_among(m, methods, base.layer), lr=lr)
+        cfg = replace(base, **own, head_lr=None if row.kind in ('head','control') else rate)
         return with_seeds(cfg, task, how, seeds, old, out, say, rates)
     if head_first and tuned and not base.lr and 'head-only' in methods and base.head!='verbalizer':
         done['head-only'] = of('head-only') # its own row chooses

@@ -19,6 +19,7 @@ from .rates import head_rate
 from .evidence import made_by
 from .results import one_kind
 from .transfer import mapped, transfer
+from ..methods.options import layer_among
 from ..methods.registry import METHODS
 from ..records import append, stored
 
@@ -71,7 +72,8 @@ def transfer_scores(
         old,records = stored(out),[]
         for m in methods:
             to = maps[m] and list(maps[m])
-            records += _of_method(m, base, pair, given, to, shots, seeds, tuned, old, out, say)
+            own = replace(base, layer=layer_among(m, methods, base.layer))
+            records += _of_method(m, own, pair, given, to, shots, seeds, tuned, old, out, say)
     return records
 
 def _of_method(m, base, pair, given, to, shots, seeds, tuned, old, out, say):

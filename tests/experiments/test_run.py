@@ -284,6 +284,11 @@ def test_a_method_named_twice_runs_once(cfg, fakes):
     trained,_ = fakes(lambda c: 1.)
     assert len(compare(['lpt','lpt'], cfg(), 1, False, say=lambda s: None))==len(trained)==1
 
+def test_a_layer_that_is_given_leaves_adapterdrop_at_its_half(cfg, fakes):
+    fakes(lambda c: 1.)
+    def layers(*methods): return [r['layer'] for r in compare([*methods], cfg(layer=2), 1, False, say=lambda s: None)]
+    assert layers('adapterdrop','lpt-npg','lpt')==[None,2,2] and layers('adapterdrop','adapter')==[2,2]
+
 def test_records_name_files_without_their_folders(cfg, tmp_path):
     c = cfg(data='a/data', glove='b/own.txt', start='c/first', cache_dir='d')
     r = as_recorded(c)

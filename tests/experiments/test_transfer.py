@@ -352,3 +352,9 @@ def test_the_draw_reaches_both_tasks(monkeypatch):
     for t,n in zip(seen, (8,4)):
         assert t.splits['train']==load_task(t.name, None, n, 3).splits['train']!=load_task(t.name, None,
             n).splits['train']
+
+def test_a_layer_that_is_given_leaves_adapterdrop_at_its_half(monkeypatch):
+    seen = []
+    monkeypatch.setattr(R, 'transfer', lambda cfg, *_: seen.append((cfg.method,cfg.layer)) or [])
+    R.transfer_scores(['adapterdrop','lpt'], config(task='sentiment', layer=2, lr=.1), 'two-domains', seeds=1)
+    assert seen==[('adapterdrop',None), ('lpt',2)]

@@ -38,7 +38,7 @@ def _figure(table, backbone, data, seeds, steps, out):
     steps,file = steps or 200,Path(out)/f'{table}.jsonl'
     base = RunConfig(backbone=backbone or 'minilm', data=data, t=5, standardise=True, steps=steps,
         eval_every=max(1, steps//10), batch_size=16)
-    for r in figure(table, base, seeds or 3, file):
+    for r in figure(table, base, seeds or 5, file):
         print('  '.join([r['task'], f"seed {r['seed']}", *(f'{k} {v:.3f}' for k,v in r['found'].items())]))
     print(f'\nwritten: {file}')
 

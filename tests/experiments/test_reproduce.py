@@ -371,3 +371,10 @@ def test_a_figure_is_drawn_from_what_its_config_says(monkeypatch, small_folder):
     base = config(backbone=str(small_folder), k=8, draw=3, plain_draw=True, lr=1e-4, steps=1)
     r, = figures.figure('lpt-f6', base, 1)
     assert asked==[('subj', None, 8, 3, False)] and r['lr']==1e-4
+
+
+def test_a_figure_has_the_seeds_of_a_verdict(monkeypatch, small_folder, tmp_path):
+    asked = []
+    monkeypatch.setattr(figures, 'figure', lambda name, base, seeds, file: asked.append(seeds) or [])
+    idp_reproduce(table='lpt-f6', backbone=str(small_folder), out=str(tmp_path))
+    assert asked==[5] and enough(dict(runs=5))

@@ -135,8 +135,8 @@ def _swept(file):
 
 
 def reproducing(folder):
-    "Five insertion positions of IDPG's Figure 7"
-    reproduce.reproduce('idpg-f7', backbone='tiny', seeds=1, out=folder, methods=['prompt-tuning'], tasks=['sst2'],
+    "Five insertion positions of IDPG's Figure 7, which a pair has"
+    reproduce.reproduce('idpg-f7', backbone='tiny', seeds=1, out=folder, methods=['prompt-tuning'], tasks=['rte'],
         say=lambda s: None)
     return digits(timeless(read_records(Path(folder)/'idpg-f7-small.jsonl')))
 

@@ -97,7 +97,7 @@ HEADINGS = { # of `--help`, and what stands below them; other options are the co
         'glove template loss_vocab',
     'variants of the papers': 'sentence_pass share reads inject way generator skip_last embeds out_relu init_std '
         'sentence_dropout generator_dropout glove_noise head_hidden head_init schedule beta2 eps no_decay',
-    'training': 'lr head_lr rates tune seed seeds steps epochs batch_size accumulate warmup weight_decay max_len '
+    'training': 'lr head_lr rates tune seed seeds steps epochs batch_size accumulate warmup weight_decay clip max_len '
         'prompt_dropout lower_dropout looks patience class_weight',
     'this machine': 'cache precision compile device',
 }

@@ -49,14 +49,18 @@ class Progress:
         self.thread.join()
 
 # %% ../../nbs/engine/commands/compare.ipynb #df14df5a
-def _report(table, base, steps, out):
+def _report(table, base, steps, out, primary):
     "The table, and what it shows"
-    from idp_tutorial.experiments.conclusions import conclusion
+    from idp_tutorial.experiments.conclusions import conclusion, primary_said
     from idp_tutorial.experiments.results import format_table
+    from idp_tutorial.records import read_records
     few,length = f', k={base.k}' if base.k else '',f'{base.epochs:g} epochs' if base.epochs else f'{steps} steps'
     print(f"\n{base.task}{few} on {base.backbone}, {base.head} head, {length} of {base.batch_size}; "
         "best checkpoint on validation, reported on test\n")
-    print(f"{format_table(table)}\n\n{conclusion(table)}")
+    print(f"{format_table(table)}\n")
+    if primary:
+        print(primary_said(read_records(f'{out}/compare.jsonl'), primary, out))
+    print(conclusion(table))
     if 'edge' in table and table.edge.eq(True).any():
         print("* the best rate is at the edge of those that were tried: a better one may lie outside, see --rates")
     print(f"\nwritten: {out}/compare.jsonl, compare.csv, compare.png")
@@ -67,20 +71,20 @@ def idp_compare(*,
     task:str='two-domains', # a task of `TASKS`, bundled or with --data
     # comma-separated, or 'all' of `METHODS`; the first three are controls, which insert nothing
     methods:str='majority,probe,side-network,head-only,prompt-tuning,s-idpg-phm,lpt-npg,id-spam',
-    backbone, data, k,
-    draw, plain_draw,
+    backbone, data, k, draw, plain_draw,
     seeds:int=1,   # seeds 0 … seeds-1; three show the spread
     steps:int=240, # optimizer steps a run
     batch_size, max_len,
     t:int=5,       # prompt length
-    layer, head,
+    layer, position, head, template, loss_vocab,
     # what the classification head reads, and IDPG as M(x): 'mean' over the words, or 'cls' (the papers)
     readout:str='mean',
-    m, prompt_dropout, epochs, warmup, weight_decay,
+    m, prompt_dropout, lower_dropout, epochs, warmup, weight_decay, clip, patience,
     sentence_pass, share, reads, inject, way, generator, skip_last, embeds, out_relu, init_std, sentence_dropout,
     generator_dropout, glove_noise, head_hidden, head_init, schedule, beta2, eps, no_decay,
     lr:float=None, # one learning rate for all methods (default: each method's own)
     head_lr, rates, tune, head_first,
+    primary:str=None, # the contrast that counts, named before it runs, such as 'lpt-npg - prompt-tuning'
     looks:int=4, # looks at the validation split in a run; the best one is kept
     # states of frozen layers, computed once and kept on disk: 'sentence' (M(x)), 'hidden' (below the prompt) or 'both'
     cache:str='none',
@@ -99,5 +103,5 @@ def idp_compare(*,
     chosen = with_head(head) if methods=='all' else names(methods)
     refuse_unused(chosen, base, 5, rates=rates, tune=tune, head_first=head_first)
     with Progress(len(set(chosen))*seeds) as say:
-        table = compare_to(chosen, base, seeds, tune or bool(grid), out, say, head_first, grid)
-    _report(table, base, steps, out)
+        table = compare_to(chosen, base, seeds, tune or bool(grid), out, say, head_first, grid, primary)
+    _report(table, base, steps, out, primary)

@@ -60,7 +60,7 @@ def idp_train(*,
     sentence_pass, share, reads, inject, way, generator, skip_last, embeds, out_relu, init_std, sentence_dropout,
     generator_dropout, glove_noise, head_hidden, head_init, schedule, beta2, eps, no_decay, rates, epochs,
     lr:float=None, # learning rate (default: the method's own)
-    head_lr, warmup, weight_decay, template, loss_vocab, prompt_dropout, lower_dropout,
+    head_lr, warmup, weight_decay, clip, template, loss_vocab, prompt_dropout, lower_dropout,
     looks:int=10,        # at the validation split; the best one is kept
     save_every:int=None, # steps between checkpoints (default: at every look; 0: none)
     cache,

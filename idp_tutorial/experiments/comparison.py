@@ -14,6 +14,7 @@ from pathlib import Path
 from ..config import RunConfig
 from ..data.task import Task
 from ..data.tasks import load_task
+from .conclusions import sides_of
 from .evidence import chosen_from, made_by
 from .feasible import check, possible
 from .rates import head_rate, try_rates
@@ -78,6 +79,7 @@ def compare(
     head_first:bool=False,   # train the head of every method at `head_rate`, and tune what remains
     old:list=(),             # records of elsewhere; nor is what they have
     rates:tuple=(),          # learning rates that every method tries, and one more at an edge; (): its own three
+    **more,                  # also goes into new records
 )->list[dict]: # records
     "Train every method with every seed on one task"
     methods = list(dict.fromkeys(methods))
@@ -91,7 +93,7 @@ def compare(
         lr = (base.lr or (None if tuned else row.rate)) if row.rates else None
         own = dict(method=m, layer=layer_among(m, methods, base.layer), lr=lr)
         cfg = replace(base, **own, head_lr=None if row.kind in ('head','control') else rate)
-        return with_seeds(cfg, task, how, seeds, old, out, say, rates)
+        return with_seeds(cfg, task, how, seeds, old, out, say, rates, **more)
     if head_first and tuned and not base.lr and 'head-only' in methods and base.head!='verbalizer':
         done['head-only'] = of('head-only') # its own row chooses
         rate = done['head-only'][0]['lr']
@@ -114,14 +116,16 @@ def compare_to(
     say=print,
     head_first:bool=False,
     rates:tuple=(),
+    primary:str|None=None, # the contrast that counts, 'A - B': new records say that they were made for it
 ): # the table, as `results_table` makes it
     "Compare, and write `compare.jsonl`, `compare.csv` and `compare.png` under `out`"
     out,part = Path(out),Path(out)/'compare.jsonl.part'
+    more = {'primary':' - '.join(sides_of(primary, methods))} if primary else {}
     check(methods, base, seeds, out)
     with alone(out):
         try:
             done = [r for name in (EARLIER, part.name, 'compare.jsonl') for r in stored(out/name)]
-            records = compare(methods, base, seeds, tuned, part, say, head_first, done, rates)
+            records = compare(methods, base, seeds, tuned, part, say, head_first, done, rates, **more)
             if not finished(records):
                 raise FloatingPointError(records[0]['message'])
         except BaseException: # Ctrl-C too

@@ -57,6 +57,7 @@ def primary_said(
 )->str:
     "The primary contrast, in a sentence"
     of = sides_of(primary, dict.fromkeys(r['method'] for r in records))
+    primary = ' - '.join(of)
     found = contrast(records, *of, folder=folder)
     if not found:
         return f"Primary contrast {primary}: no seed has both sides, since runs diverged."

@@ -45,7 +45,7 @@ def finished(records:list[dict])->list[dict]:
     "Without those of runs that diverged"
     return [r for r in records if r.get('status', 'done')=='done']
 
-def results_table(records:list[dict])->pd.DataFrame: # one row a method (and task, k, backbone, head); of `seeds` that ended
+def results_table(records:list[dict])->pd.DataFrame: # one row a method (and task, k, backbone, head); `seeds` ended
     "Mean and standard deviation over seeds, trained parameters by group, cost, and how the learning rate was chosen"
     if not finished(records):
         raise ValueError("no records of finished runs to make a table of: run idp_compare first")

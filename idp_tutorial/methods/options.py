@@ -41,7 +41,7 @@ AFTER = { # options of what comes after a plan: head and training
     **dict.fromkeys(('rates','tune','lr'), lambda name: bool(ROWS[name].rates)),
     'weight_decay': lambda name: name=='side-network' or ROWS[name].kind!='control',
     **dict.fromkeys(('epochs','schedule','beta2','eps','no_decay','warmup','head_lr','patience','accumulate',
-        'precision','compile','class_weight','lower_dropout','save_every','head_first'),
+        'precision','compile','class_weight','lower_dropout','clip','save_every','head_first'),
         lambda name: ROWS[name].kind!='control')}
 _CACHED = dict(hidden=lambda name: name=='head-only' or ROWS[name].enters in ('middle','upper weights'),
     sentence=lambda name: ROWS[name].kind=='second pass')

@@ -212,6 +212,45 @@ def test_a_run_that_diverges(command, small_folder, few, tmp_path):
     assert {r['status'] for r in left}=={'diverged'} and [p.name for p in (tmp_path/'out').glob('[!.]*')]==[
         'compare.jsonl.part']
 
+def test_the_primary_contrast_stands_first(command, small_folder, few, tmp_path):
+    "Its records say which it was; a sentence says when it was named later"
+    def said(primary, *more):
+        code,out,err = command('--backbone', small_folder, *few, '--methods', 'head-only,lpt,fine-tuning', '--lr',
+            '1e-2', '--steps', 2, '--seeds', 2, '--t', 3, *more, '--primary', primary, '--out', tmp_path/'a')
+        assert code==0, err
+        return [*out.split('Primary contrast ')[1].splitlines()],err
+    (line,then,*_),_ = said('lpt - head-only')
+    assert line.startswith('lpt - head-only: ') and '2 seeds; 20 texts, pair by pair)' in line
+    assert then.startswith('No prompt that reads the text') # what every comparison says
+    records = read_records(tmp_path/'a'/'compare.jsonl')
+    assert {r['primary'] for r in records}=={'lpt - head-only'}
+    scores = {(r['method'],r['seed']): r['score'] for r in records}
+    effect = sum(scores['lpt',s]-scores['head-only',s] for s in (0,1))/2
+    assert f': {effect:+.1f} points, 95 % interval' in line
+    (line,*_),err = said('fine-tuning - lpt')
+    assert 'named after some of these runs' in line and 'seed' not in err # nothing is trained again
+    assert {r['primary'] for r in read_records(tmp_path/'a'/'compare.jsonl')}=={'lpt - head-only'}
+
+@pytest.mark.parametrize('primary', ['lpt', 'lpt - lora', 'lpt-npg - lpt-npg', 'lpt - lpt-npg - lora', 'lpt-lpt-npg'])
+def test_a_primary_contrast_of_other_methods(primary, refused):
+    refused(f"--primary {primary!r}", 'two methods of this comparison (lpt, lpt-npg)', "'lpt-npg - prompt-tuning'",
+        args=[*FAST, '--methods', 'lpt,lpt-npg', '--primary', primary])
+
+def test_options_reach_the_runs(command, small_folder, few, tmp_path):
+    code,out,err = command('--backbone', small_folder, *few, '--methods', 'lpt-npg,prompt-tuning', '--steps', 2, '--t',
+        3, '--head', 'verbalizer', '--position', 1, '--template', 'paper', '--loss_vocab', 'labels', '--lower_dropout',
+        '--clip', '.5', '--patience', 3, '--out', tmp_path)
+    assert code==0, err
+    want = dict(position=1, template='paper', loss_vocab='labels', lower_dropout=True, clip=.5, patience=3)
+    assert [{k: r[k] for k in want} for r in read_records(tmp_path/'compare.jsonl')]==[want]*2
+
+@pytest.mark.parametrize('args,words', [(['--template','paper'], "template='paper': only a verbalizer reads it"),
+    (['--methods','lora','--position','1'], 'position=1: lora has no such option'), (['--clip','0'], 'clip=0'),
+    (['--methods','majority','--clip','2'], 'clip=2.0: majority has no such option'),
+    (['--patience','0'], 'patience=0')], ids=str)
+def test_options_that_nothing_reads(args, words, refused):
+    refused(words, args=[*FAST, '--methods', 'lpt', *args])
+
 @pytest.fixture(scope='module')
 def console(tmp_path_factory):
     "The console script where the package is installed, or a file that does the same"

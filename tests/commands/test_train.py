@@ -203,6 +203,11 @@ def test_train_then_predict(small_folder, tmp_path, capsys, monkeypatch):
     assert all(s['prediction']==max(s['probabilities'], key=s['probabilities'].get)
         and sum(s['probabilities'].values())==pytest.approx(1) for s in said)
 
+def test_a_clip_of_ones_own(small_folder, tmp_path):
+    idp_train(task='questions', backbone=str(small_folder), steps=2, batch_size=8, t=3, k=24, clip=.25, device='cpu',
+        method='lpt', out=str(tmp_path))
+    assert read_records(tmp_path/'record.jsonl')[0]['clip']==.25
+
 def test_options_reach_the_run(small_folder, tmp_path, capsys):
     index,v = word_vectors(backbone())
     write_glove(index, v, tmp_path/'own.txt')

@@ -195,6 +195,7 @@ def test_lpt_and_id_spam_train_as_they_say():
     assert (spam['lpt-npg'].m,spam['id-spam'].m)==(256,None) and 'lora-all' in spam and 'lora' not in spam
     layers = {c.layer for c in R.plan_of('lpt-10') if c.method=='lpt-npg'}
     assert layers=={round(n*30/24) for n in (6, 12, 18)} # of smollm2's 30
+    assert values(R.plan_of('id-spam-16'), 'epochs')=={(30.,)} # its losses are by epoch
     curve = R.plan_of('id-spam-16', 'full')
     assert values(curve, 'method', 'backbone', 'epochs')=={('lora-all','roberta-base',30.)} and len(curve)==2
 

@@ -7,6 +7,7 @@ __all__ = ['FIGURES', 'vectors', 'map_correlation', 'similar_on_top', 'length_di
 
 # %% ../../nbs/engine/analysis/figures.ipynb #2c506779
 import pandas as pd
+import time
 import torch
 import torch.nn.functional as F
 from dataclasses import replace
@@ -19,11 +20,14 @@ from ..checks import known
 from ..config import RunConfig
 from ..data.task import Task
 from ..data.tasks import load_task
+from ..experiments.evidence import data_digest, made_by, made_since, thinned
 from ..experiments.run import trained
 from ..locks import writing
 from ..methods.build import backbone_for, build
 from ..methods.registry import METHODS
+from ..model.backbone import fingerprint
 from ..model.prompted_model import PromptedModel
+from ..provenance import SCHEMA
 from ..records import append, as_recorded, stored, versions
 from ..training.evaluation import loader
 from ..training.examples import encode_rows, examples_of
@@ -108,18 +112,29 @@ def _figured(name, base, seeds, out, tasks, texts):
         for seed in range(seeds if method else 1):
             lr = method and (base.lr or METHODS[method].rate)
             cfg = replace(base, method=method or 'head-only', task=t, seed=seed, lr=lr)
-            about = {**as_recorded(cfg), 'figure':name, 'texts':texts}
-            r = next((r for r in old if all(r.get(k)==v for k,v in about.items())), None)
+            digest,said = data_digest(task),dict(figure=name, texts=texts)
+            r = next((r for r in old if made_by(r, cfg, None, **said) and _of(r, digest)), None)
             if r is None:
-                r = {**about, 'found':_measured(cfg, task, measure, texts), 'versions':versions()}
+                began = time.time()
+                found,bb,losses = _measured(cfg, task, measure, texts)
+                r = {'schema':SCHEMA, 'status':'done', **as_recorded(cfg), **bb.weights_are, **said, 'found':found,
+                    'digests':dict(weights=bb.digest, data=digest), 'losses':thinned(losses),
+                    'sizes':{s: len(rows) for s,rows in task.splits.items()}, 'versions':versions(),
+                    **made_since(began)}
                 if out:
                     append(r, out)
             records.append(r)
     return records
 
-def _measured(cfg, task, measure, texts):
+def _of(r, digest): # an older record does not say which rows it read
+    return (r.get('digests') or {}).get('data') in (None, digest)
+
+def _measured(cfg, task, measure, texts): # what is found, the backbone, losses
     if measure is None:
-        return length_differences(task.splits['train'][:texts], backbone_for(cfg).tokenizer)
+        bb = backbone_for(cfg)
+        bb.digest = fingerprint(bb)
+        return length_differences(task.splits['train'][:texts], bb.tokenizer),bb,[]
     model,log = trained(cfg, task)
     bare = build(cfg, backbone_for(cfg), task)
-    return dict(measure(model, bare, task, cfg, texts), validation=log['validation'])
+    found = dict(measure(model, bare, task, cfg, texts), validation=log['validation'])
+    return found,model.backbone,log['losses']

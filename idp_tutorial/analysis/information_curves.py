@@ -6,6 +6,7 @@
 __all__ = ['information_curves', 'plot_information']
 
 # %% ../../nbs/engine/analysis/information_curves.ipynb #08831618
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,17 +16,26 @@ from .information import Probe, probe_layers
 from .layer_sweep import one_sweep
 from ..config import RunConfig
 from ..data.task import Task
-from ..experiments.evidence import made_by
+from ..experiments.evidence import data_digest, made_by, made_since, thinned
 from ..experiments.run import trained
 from ..model.pretrained import load_backbone
-from ..records import append, as_recorded, stored
+from ..provenance import SCHEMA
+from ..records import append, as_recorded, stored, versions
 
 # %% ../../nbs/engine/analysis/information_curves.ipynb #a0ffc8ee
 def _trained_and_probed(cfg, task, layers, n, prompt, probe):
     "Train one model, and probe it at some layers"
-    model,_ = trained(cfg, task)
+    began = time.time()
+    model,log = trained(cfg, task)
     template = cfg.template if cfg.head=='verbalizer' else None
-    return probe_layers(model, task, layers, n, cfg.max_len, template, prompt, **probe)
+    found = probe_layers(model, task, layers, n, cfg.max_len, template, prompt, **probe)
+    about = {'schema':SCHEMA, 'status':'done', **as_recorded(cfg), **model.backbone.weights_are,
+        'digests':dict(weights=model.backbone.digest, data=data_digest(task)), 'losses':thinned(log['losses']),
+        'versions':versions(), **made_since(began)}
+    return [(about, r) for r in found]
+
+def _made(r, cfg, task, also): # is it a line of this curve?
+    return made_by({**r, 'layer':r.get('prompt_layer')}, cfg, 'given', task, **also)
 
 def information_curves(
     cfg:RunConfig,     # with a learning rate, or one for each prompt layer in `lrs`
@@ -48,11 +58,11 @@ def information_curves(
                 probe={'n':n, 'prompt':prompt, **asdict(Probe(**probe))})
     for seed,p in [(seed, p) for seed in range(seeds) for p in prompt_layers]:
         one = replace(cfg, layer=p, seed=seed, lr=(lrs or {}).get(p, cfg.lr))
-        curve = {r['layer']: r for r in old if made_by({**r, 'layer':r.get('prompt_layer')}, one, 'given', **also)}
+        curve = {r['layer']: r for r in old if _made(r, one, task, also)}
         if missing := [layer for layer in layers if layer not in curve]:
             say(f"{cfg.method}  prompt at layer {p}  seed {seed}: training, then probing {len(missing)} layers")
-            for found in _trained_and_probed(one, task, missing, n, prompt, probe):
-                r = {**as_recorded(one), **also, 'prompt_layer':p, 'lr_selected':'given', **found}
+            for about,found in _trained_and_probed(one, task, missing, n, prompt, probe):
+                r = {**about, **also, 'prompt_layer':p, 'lr_selected':'given', **found}
                 curve[r['layer']] = r
                 if out:
                     append(r, out)

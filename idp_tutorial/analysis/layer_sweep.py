@@ -17,6 +17,7 @@ from ..locks import writing
 from ..data.task import Task
 from ..data.tasks import load_task
 from ..experiments.comparison import with_seeds
+from ..experiments.evidence import chosen_from
 from ..experiments.results import finished
 from ..methods.registry import METHODS, late_methods
 from ..model.pretrained import load_backbone
@@ -77,13 +78,14 @@ def planned(
     tuned:bool=False,
     out:Path|None=None,  # JSONL file
     task:Task|None=None, # of `base`, if it is loaded already
+    rates:tuple=(),      # learning rates to try; (): each method's own three
 )->tuple[list[RunConfig],str]: # a config for each method and layer, and how their rates are chosen
     "What a sweep is going to train, or what is wrong with it"
     for m in methods:
         known(m, METHODS, 'method')
     at_least(seeds, 1, 'seeds', 'three show the spread')
     layers = _layers_of(layers, base.backbone)
-    how = 'given' if base.lr else 'best of 3 on validation, seed 0' if tuned else 'default' # at this layer
+    how = 'given' if base.lr else chosen_from(rates) if tuned else 'default' # at this layer
     cfgs = []
     for m in dict.fromkeys(methods):
         method = METHODS[m]
@@ -100,18 +102,19 @@ def sweep_prompt_layer(
     base:RunConfig,      # everything but method, layer, seed and, unless it is given, learning rate
     layers=None,         # layers before the prompt; None: all, 0 … n_layers−1
     seeds:int=3,         # seeds 0 … seeds−1
-    tuned:bool=False,    # try the method's three rates at every layer; else its default
+    tuned:bool=False,    # try several rates at every layer; else the method's default
     out:Path|None=None,  # JSONL file; what it has is not run again
     task:Task|None=None, # loaded before; must be that of `base`
     say=print,
+    rates:tuple=(),      # learning rates to try, and one more at an edge; (): the method's own three
 )->list[dict]: # records, old and new, with `n_layers`, `seconds` and `tuning_seconds`
     "Score against prompt layer (LPT §4 and §5.2, Figures 2, 4 and 5)"
     task = task or load_task(base.task, base.data, base.k, base.draw, not base.plain_draw)
-    cfgs,how = planned(methods, base, layers, seeds, tuned, out, task)
+    cfgs,how = planned(methods, base, layers, seeds, tuned, out, task, rates)
     L = load_backbone(base.backbone).n_layers
     with writing(out):
         old = stored(out)
-        return [r for cfg in cfgs for r in with_seeds(cfg, task, how, seeds, old, out, say, n_layers=L)]
+        return [r for cfg in cfgs for r in with_seeds(cfg, task, how, seeds, old, out, say, rates, n_layers=L)]
 
 # %% ../../nbs/engine/analysis/layer_sweep.ipynb #dbe3c63c
 def sweep_table(
@@ -125,12 +128,8 @@ def sweep_table(
     df = df.assign(params=[sum(p.values()) for p in df.params])
     groups = df.groupby(['method','layer'], sort=False, dropna=False)
     return groups.agg(
-        score=('score','mean'),
-        std=('score','std'),
-        seeds=('seed','size'),
-        params=('params','first'),
-        ms_per_step=('ms_per_step','median'),
-        peak_memory_mb=('peak_memory_mb','max'),
+        score=('score','mean'), std=('score','std'), seeds=('seed','size'),
+        params=('params','first'), ms_per_step=('ms_per_step','median'), peak_memory_mb=('peak_memory_mb','max'),
         lr=('lr','first')).reset_index()
 
 # %% ../../nbs/engine/analysis/layer_sweep.ipynb #1e66edec

@@ -26,7 +26,7 @@ def _refused(methods, base, at, seeds, out, **how):
     planned(methods, base, at, seeds) # before the head's rate costs time
     return load_task(base.task, base.data, base.k)
 
-def _ready(methods, base, at, seeds, tune, head_first, out, rows):
+def _ready(methods, base, at, seeds, tune, head_first, out, rows, grid):
     "The head's rate and the choice of a layer"
     from dataclasses import replace
     from idp_tutorial.analysis.layer_choice import choice_if_any
@@ -34,17 +34,22 @@ def _ready(methods, base, at, seeds, tune, head_first, out, rows):
     from idp_tutorial.experiments.rates import head_rate
     if head_first:
         base = replace(base, head_lr=head_rate(base, rows, out=sweep_file(out, base)))
-    planned(methods, base, at, seeds, tune, sweep_file(out, base), rows) # before anything is written
+    planned(methods, base, at, seeds, tune, sweep_file(out, base), rows, grid) # before anything is written
     return base,choice_if_any(methods, base, rows, sweep_file(out, base, 'choice'))
 
-def _swept(methods, base, at, seeds, tune, out, rows, choice):
+def _swept(methods, base, at, seeds, tune, out, rows, choice, grid):
     "Train at every layer, and print the tables"
     from idp_tutorial.analysis.depth import regret, sweep_shape
     from idp_tutorial.analysis.layer_sweep import sweep_file, sweep_prompt_layer, sweep_table
+    from idp_tutorial.experiments.results import finished
     from idp_tutorial.methods.registry import late_methods
     records = sweep_prompt_layer(methods, base, at, seeds, tune, sweep_file(out, base), rows,
-        partial(print, flush=True))
+        partial(print, flush=True), grid)
+    if not finished(records):
+        raise FloatingPointError(records[0]['message'])
     print('\n'+sweep_table(records).round(4).to_string(index=False))
+    for r in [r for r in records if r.get('status')=='diverged']:
+        print(f"{r['method']} at layer {r['layer']} with seed {r['seed']} diverged")
     if not at and set(methods)&set(late_methods()):
         print('\n'+sweep_shape(records).round(2).to_string(index=False))
         if choice:
@@ -57,7 +62,7 @@ def _probed(base, lr, seeds, out, rows, records, size):
     from idp_tutorial.analysis.information_curves import information_curves
     from idp_tutorial.analysis.layer_sweep import sweep_file
     from idp_tutorial.methods.registry import METHODS
-    lrs = {r['layer']: r['lr'] for r in records if r['method']=='lpt'}
+    lrs = {r['layer']: r['lr'] for r in records if r['method']=='lpt' and r['lr']}
     cfg = replace(base, method='lpt', lr=lr or METHODS['lpt'].rate)
     say,file = partial(print, flush=True),sweep_file(out, base, 'information')
     information_curves(cfg, rows, None, seeds, lrs, file, say=say, **asdict(size))
@@ -70,7 +75,7 @@ def idp_sweep(*,
     methods:str='head-only,fine-tuning,lpt,lpt-npg,lpt-appg,lpt-mppg,id-spam',
     backbone, data, k,
     layers:str=None, # layers before the prompt, comma-separated (default: all)
-    seeds, steps, batch_size, max_len, t, head, lr,
+    seeds, steps, batch_size, max_len, t, head, lr, rates,
     tune:bool=False, # choose the rate from three at every layer, on the validation split
     head_first,
     # then train `lpt` at the first, middle and last layer, and probe the information in every layer
@@ -84,8 +89,7 @@ def idp_sweep(*,
     out:str='runs', # folder for sweep-TASK-BACKBONE.jsonl; what it has is not run again
 ):
     "Choose a prompt layer without training, then train at every one; a killed sweep goes on where it stopped"
-    base = config_of(locals())
-    rates_of(locals())
+    base,grid = config_of(locals()),rates_of(locals())
     if not probe:
         unread(idp_sweep, locals(), 'probe_depth probe_width probe_steps', 'without --probe')
     needs('matplotlib')
@@ -96,10 +100,11 @@ def idp_sweep(*,
     matplotlib.use('Agg')
     size = Probe(probe_depth, probe_width, steps=probe_steps)
     chosen,at = names(methods),ints(layers, 'layers')
-    rows,file = _refused(chosen, base, at, seeds, out, tune=tune, head_first=head_first),sweep_file(out, base)
+    how = dict(tune=tune, head_first=head_first, rates=rates)
+    rows,file,tune = _refused(chosen, base, at, seeds, out, **how),sweep_file(out, base),tune or bool(grid)
     with writing(file):
-        base,choice = _ready(chosen, base, at, seeds, tune, head_first, out, rows)
-        records = _swept(chosen, base, at, seeds, tune, out, rows, choice)
+        base,choice = _ready(chosen, base, at, seeds, tune, head_first, out, rows, grid)
+        records = _swept(chosen, base, at, seeds, tune, out, rows, choice, grid)
         if probe:
             _probed(base, lr, seeds, out, rows, records, size)
     also = f" and {sweep_file(out, base, 'choice').name}" if choice else ''

@@ -36,14 +36,18 @@ def label_pairs(
 def idp_transfer(*,
     source:str='sentiment',   # task to train on: of `TASKS`, bundled or with --data
     target:str='two-domains', # task to answer
-    methods:str='fine-tuning,prompt-tuning,smop,lpt,id-spam', # comma-separated
+    methods:str='fine-tuning,prompt-tuning,smop,lpt-npg,id-spam', # comma-separated; ID-SPAM's LPT has a generator
     backbone, data,
     k:int=None,      # training examples of the source (default: all)
     shots:int=100,   # of the target, for the few-shot setting; 0: zero-shot only
     labels:str=None, # label map, where the tasks do not say: entailment=entailment,neutral=not_entailment,…
     seeds,
     steps:int=300,   # optimizer steps of each stage
-    batch_size, max_len, t, layer, head, lr, tune,
+    batch_size, max_len, t, layer,
+    m:int=None,      # bottleneck of a generator (ID-SPAM's LPT: 256; default: the method's own)
+    head, lr,
+    rates:str=None,  # learning rates that every method tries in each stage, such as 1e-3,3e-3
+    tune,
     # let the bare head choose its rate from three on the first task, and train every method's head at it
     head_first:bool=False,
     looks:int=10,       # looks at the validation split in a stage; the best one is kept
@@ -55,16 +59,16 @@ def idp_transfer(*,
     writable(out)
     between(test_rows, 1, 10**9, 'test_rows', 'rows of each test split')
     between(shots, 0, 10**9, 'shots', 'training samples of the second task')
-    rates_of(locals())
+    grid = rates_of(locals())
     base = config_of(locals(), task=source)
     from idp_tutorial.experiments.transfer_comparison import transfer_scores, transfer_table
     from idp_tutorial.methods.options import refuse_unused
     from idp_tutorial.methods.registry import METHODS
-    refuse_unused(names(methods), base, rows=METHODS, tune=tune, head_first=head_first)
+    refuse_unused(names(methods), base, rows=METHODS, tune=tune, head_first=head_first, rates=rates)
     given = label_pairs(labels)
     few = f'-k{k}' if k else ''
     words = '-verbalizer' if head=='verbalizer' else ''
     file = Path(out)/f'transfer-{source}{few}-{target}{words}-{Path(backbone).name}.jsonl'
-    records = transfer_scores(names(methods), base, target, shots, seeds, tune, given, file, test_rows=test_rows,
-        say=partial(print, flush=True), head_first=head_first)
+    records = transfer_scores(names(methods), base, target, shots, seeds, tune or bool(grid), given, file,
+        test_rows=test_rows, say=partial(print, flush=True), head_first=head_first, rates=grid)
     print(f"\n{transfer_table(records).to_string()}\n\nwritten: {file}")

@@ -76,18 +76,18 @@ def right(
 def _correlates(record):
     return bool({'pearson','spearman'} & set((record.get('metric') or '').split('+')))
 
-def _counts_answers(record): # is its score the share of texts that are answered rightly, each by itself?
-    grouped = getattr(TASKS.get(record.get('task')), 'grouped', None)
-    return record.get('metric')=='accuracy' and not grouped
+def _counts_answers(record, number): # is it the share of texts that are answered rightly, each by itself?
+    grouped = getattr(TASKS.get(record.get('target') or record.get('task')), 'grouped', None)
+    return (number=='scores.accuracy' or number=='score' and record.get('metric')=='accuracy') and not grouped
 
 def has_texts(
-    record:dict,
-    folder:Path,
+    record:dict, folder:Path,
     labels:bool=False, # there is a task that has them; else the file must
+    number:str='score', # or 'scores.accuracy', where the score is another (transfer)
 )->bool:
     "Can its answers be compared text by text?"
     file = Path(folder)/record.get('logits', '')
-    if not _counts_answers(record) or not file.is_file():
+    if not _counts_answers(record, number) or not file.is_file():
         return False
     with np.load(file) as kept:
         return kept['test'].ndim==2 and (labels or 'test_label' in kept)
@@ -124,7 +124,7 @@ def _noise(pair, numbers): # standard error of a difference of scores, if the te
         sizes = r.get('sizes') or {}
         n = (sizes.get(r['target']) if r.get('target') in sizes else sizes).get('test', 0)
         p = np.clip(score/100, 0, 1)
-        if n and of=='score':
+        if n and of in ('score','scores.accuracy'):
             out += (1-p*p)**2/n if _correlates(r) else p*(1-p)/n
     return 100*out**.5
 
@@ -162,7 +162,7 @@ def contrast(
 
 def _by_text(cells, numbers, tasks): # two arrays `[S,N]`, or None
     flat = [r for c in cells for rs in c for r in rs]
-    if numbers!=('score','score') or not all(has_texts(r, r['folder'], r['task'] in tasks) for r in flat):
+    if len({*numbers})>1 or not all(has_texts(r, r['folder'], r['task'] in tasks, numbers[0]) for r in flat):
         return None
     rows = [[np.mean([right(r, r['folder'], tasks.get(r['task'])) for r in rs], 0) for rs in c]
         for c in cells]

@@ -40,9 +40,14 @@ def thinned(
     each = max(1, -(-len(losses)//n))
     return [float(f'{np.mean(losses[i:i+each]):.4g}') for i in range(0, len(losses), each)]
 
-def logits_file(out:Path, cfg:RunConfig, task:Task)->Path:
+def logits_file(
+    out:Path,  # of the records
+    cfg:RunConfig,
+    task:Task, # whose texts are answered
+    *more,     # what else tells two runs apart
+)->Path:
     "Beside the records: one file a run, named by its config and its data"
-    about = json.dumps([as_recorded(cfg), data_digest(task)], sort_keys=True)
+    about = json.dumps([as_recorded(cfg), data_digest(task), *more], sort_keys=True)
     name = hashlib.blake2b(about.encode(), digest_size=6).hexdigest()
     return Path(out).parent/'logits'/f'{cfg.method}-{cfg.task}-{name}.npz'
 

@@ -6,19 +6,25 @@
 __all__ = ['headline', 'majority', 'mapped', 'transfer']
 
 # %% ../../nbs/engine/experiments/transfer.ipynb #e735c280
+import time
 import torch
 from accelerate.utils import set_seed
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 # %% ../../nbs/engine/experiments/transfer.ipynb #c7a79ce5
 from ..checks import known
 from ..config import RunConfig
 from ..data.task import Task
+from .evidence import data_digest, keep_logits, logits_file, made_since, said_of, thinned
 from .label_maps import answer_as, label_map, renames
+from .run import failed
 from ..methods.build import backbone_for, build
 from ..methods.registry import METHODS
+from ..model.backbone import fingerprint
 from ..model.prompted_model import count_parameters
+from ..provenance import SCHEMA
 from ..records import as_recorded, versions
 from ..training.evaluation import answers, evaluate
 from ..training.examples import examples_of
@@ -105,18 +111,38 @@ def _try(model, cfg, source, target, shots):
         answers(model, examples_of(model, task, cfg, [longest]), device=next(model.parameters()).device)
 
 # %% ../../nbs/engine/experiments/transfer.ipynb #759baaf2
-def _record(cfg, tasks, setting, model, log, more): # cfg: of the first task
+def _of_both(tasks, setting): # what a record says of the two
+    samples = 0 if setting=='zero-shot' else len(tasks[1].splits['train'])
+    sizes = {t.name: {s: len(r) for s,r in t.splits.items()} for t in tasks}
+    return dict(target=tasks[1].name, setting=setting, samples=samples, sizes=sizes)
+
+def _lost(cfg, tasks, setting, error, began, more): # the record of a stage that diverged
+    r = failed(cfg, tasks[0], error, began)
+    metric = tasks[1].metric if tasks[1].regression else 'accuracy+macro_f1'
+    return {**r, 'digests':{**r['digests'], 'target':data_digest(tasks[1])}, **_of_both(tasks, setting),
+        'metric':metric, **more}
+
+def _record(cfg, tasks, setting, model, log, beside, began, more): # cfg: of the first task
     source,target = tasks
-    scores = _test(model, target, cfg)
+    said = {s: said_of(model, target, cfg, s) for s in (*['validation']*bool(beside), 'test')}
+    scores,_ = target.grade(*said['test'])
     metric,score = headline(target, scores)
-    alone = setting=='zero-shot' # the second task had no say
-    chose = source.name if alone else target.name
-    return {**as_recorded(cfg), **model.backbone.weights_are, 'target':target.name, 'setting':setting,
-        'metric':metric, 'score':score, 'scores':scores,
-        'samples':0 if alone else len(target.splits['train']), 'stage_lr':log['lr'],
+    chose = source.name if setting=='zero-shot' else target.name # in the first the second task had no say
+    rows = dict(data=data_digest(source), target=data_digest(target))
+    file = beside and logits_file(beside, cfg, target, rows['data'], setting, more['map'])
+    both = _of_both(tasks, setting)
+    return {'schema':SCHEMA, 'status':'done', **as_recorded(cfg), **model.backbone.weights_are,
+        **({'logits':keep_logits(file, said, target)} if file else {}),
+        'digests':dict(weights=model.backbone.digest, **rows), 'target':target.name, 'setting':setting,
+        'metric':metric, 'score':score, 'scores':scores, 'samples':both['samples'], 'stage_lr':log['lr'],
         'validation':log['validation'], 'selected':f"checkpoint: best on validation of {chose}",
-        'sizes':{t.name: {s: len(r) for s,r in t.splits.items()} for t in tasks},
-        'params':count_parameters(model), 'steps_done':log['steps'], 'versions':versions(), **more}
+        'sizes':both['sizes'], 'params':count_parameters(model), 'steps_done':log['steps'],
+        'losses':thinned(log['losses']), 'versions':versions(), **made_since(began), **more}
+
+def _begun(cfg, task): # a model on a backbone of its own
+    bb = backbone_for(cfg)
+    bb.digest = fingerprint(bb) # before anything is trained
+    return build(cfg, bb, task)
 
 def transfer(
     cfg:RunConfig,   # of both; without `lr` the first task's rate is chosen from `lrs` too
@@ -125,27 +151,30 @@ def transfer(
     given:dict|None=None, # as for `label_map`
     lrs=None,        # learning rates to try in few-shot training; None: the first task's
     shots:bool=True, # few-shot too, and the control
-)->list[dict]: # records of the settings 'zero-shot', 'few-shot' and 'alone'
+    beside:Path|None=None, # JSONL file to which the caller adds the records; logits are kept beside it
+)->list[dict]: # records of the settings 'zero-shot', 'few-shot' and 'alone'; `status` 'done' or 'diverged'
     "Train on one task, score another (ID-SPAM §3.4); train on with a few samples, and score again (App. C)"
-    to,bb = mapped(cfg, source, target, given),backbone_for(cfg)
+    to,tasks,began = mapped(cfg, source, target, given),(source,target),time.time()
     if not (cfg.lr or lrs):
         raise ValueError(f"no learning rate for {cfg.method!r}: give RunConfig(lr=…), or rates to try (lrs)")
-    model = build(cfg, bb, source)
+    model = _begun(cfg, source)
     _try(model, cfg, source, target, shots)
-
-    log = _train_on(model, source, cfg, [cfg.lr] if cfg.lr else lrs)
-    cfg = replace(cfg, lr=log['lr'])
-    before = headline(source, _test(model, source, cfg))[1]
-    more = dict(map=to and list(to), majority=majority(target), source_score=before)
-    answer_as(model, to)
-    out = [_record(cfg, (source, target), 'zero-shot', model, log, more)]
-    if not shots:
-        return out
+    more = dict(map=to and list(to), majority=majority(target))
+    try:
+        log = _train_on(model, source, cfg, [cfg.lr] if cfg.lr else lrs)
+        cfg = replace(cfg, lr=log['lr'])
+        more['source_score'] = headline(source, _test(model, source, cfg))[1]
+        answer_as(model, to)
+        out = [_record(cfg, tasks, 'zero-shot', model, log, beside, began, more)]
+    except FloatingPointError as e:
+        return [_lost(cfg, tasks, s, e, began, more) for s in ('zero-shot','few-shot','alone')[:3 if shots else 1]]
 
     few,lrs = replace(cfg, task=target.name, start=None),lrs or [cfg.lr]
-    log = _train_on(model, target, few, lrs)
-    out.append(_record(cfg, (source, target), 'few-shot', model, log, more))
-
-    model = build(few, backbone_for(cfg), target) # the control: the samples alone
-    log = _train_on(model, target, few, lrs)
-    return [*out, _record(cfg, (source, target), 'alone', model, log, more)]
+    for setting in ('few-shot','alone')[:2*bool(shots)]:
+        model,began = model if setting=='few-shot' else _begun(few, target),time.time() # the control: the samples alone
+        try:
+            log = _train_on(model, target, few, lrs)
+            out.append(_record(cfg, tasks, setting, model, log, beside, began, more))
+        except FloatingPointError as e:
+            out.append(_lost(cfg, tasks, setting, e, began, more))
+    return out

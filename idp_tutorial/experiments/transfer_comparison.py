@@ -16,11 +16,14 @@ from ..config import RunConfig
 from ..locks import writing
 from ..data.tasks import load_task
 from .rates import head_rate
-from .evidence import made_by
-from .results import one_kind
+from .evidence import data_digest, made_by
+from .results import finished, one_kind
+from .run import in_short
 from .transfer import mapped, transfer
 from ..methods.options import layer_among
 from ..methods.registry import METHODS
+from ..methods.build import backbone_for
+from ..model.backbone import fingerprint
 from ..records import append, stored
 
 # %% ../../nbs/engine/experiments/transfer_comparison.ipynb #f3fc410f
@@ -40,7 +43,15 @@ def _first_rows(task, n): # of its test split
     return replace(task, splits={**task.splits, 'test':rows})
 
 def _rate_of(records): # an earlier seed's
-    return next((r['lr'] for r in records), None)
+    return next((r['lr'] for r in records if r['lr']), None)
+
+def _chosen_from(rates): # how a rate is chosen, for records
+    which = f"{len(rates)} ({', '.join(f'{r:g}' for r in rates)})" if rates else '3'
+    return f'best of {which} on validation'
+
+def _agrees(r, now): # an older record does not say what it was made with
+    said = r.get('digests') or {}
+    return all(said.get(name) in (None, value) for name,value in now.items())
 
 def transfer_scores(
     methods:list[str],
@@ -48,13 +59,14 @@ def transfer_scores(
     target:str,          # name of the second task
     shots:int=100,       # its training samples (ID-SPAM, Table 11); 0: zero-shot only
     seeds:int=3,         # seeds 0 … seeds−1
-    tuned:bool=False,    # choose from the method's three rates; else its default
+    tuned:bool=False,    # choose from several rates; else the method's default
     given:dict|None=None, # as for `label_map`
     out:Path|None=None,  # JSONL file; what it has is not run again
     tasks:tuple|None=None, # both tasks, loaded before
     test_rows:int|None=None, # score only so many rows of each test split; None: all
     say=print,
     head_first:bool=False, # train every method's head at the rate that the bare head chooses on the first task
+    rates:tuple=(),  # with `tuned`, learning rates that every method tries in each stage; (): its own three
 )->list[dict]: # old and new records
     "Tables 6 and 11 of ID-SPAM for any pair of tasks"
     for m in methods:
@@ -73,35 +85,41 @@ def transfer_scores(
         for m in methods:
             to = maps[m] and list(maps[m])
             own = replace(base, layer=layer_among(m, methods, base.layer))
-            records += _of_method(m, own, pair, given, to, shots, seeds, tuned, old, out, say)
+            records += _of_method(m, own, pair, given, to, shots, seeds, tuned, old, out, say, rates)
     return records
 
-def _of_method(m, base, pair, given, to, shots, seeds, tuned, old, out, say):
+def _of_method(m, base, pair, given, to, shots, seeds, tuned, old, out, say, rates):
     "All seeds of one method; what `old` lacks is run, and added to it"
     source,target = pair
     sizes = {t.name: {s: len(rows) for s,rows in t.splits.items()} for t in pair}
-    how = 'given' if base.lr else 'best of 3 on validation' if tuned else 'default'
-    rates = METHODS[m].rates if tuned and not base.lr else None
+    how = 'given' if base.lr else _chosen_from(rates) if tuned else 'default'
+    lrs = (rates or METHODS[m].rates) if tuned and not base.lr else None
     cfg = replace(base, method=m, lr=base.lr or (None if tuned else METHODS[m].rate),
         head_lr=None if METHODS[m].kind=='head' else base.head_lr)
+    now = {}
+    if any('digests' in r for r in old): # a folder may have other weights by now, a task other rows
+        now = dict(weights=fingerprint(backbone_for(cfg)), data=data_digest(source), target=data_digest(target))
 
     def of(seed):
         also = dict(target=target.name, shots=shots, sizes=sizes, map=to)
-        return [r for r in old if made_by(r, replace(cfg, seed=seed), how, **also)]
+        return [r for r in old if made_by(r, replace(cfg, seed=seed), how, **also) and _agrees(r, now)]
 
     for seed in range(seeds):
         found = {r['setting'] for r in of(seed)}
         if len(found)>=(3 if shots else 1): # else none, or an interrupted run
             continue
         lr = cfg.lr or _rate_of(r for s in range(seeds) for r in of(s))
-        for r in transfer(replace(cfg, seed=seed, lr=lr), source, target, given, rates, shots>0):
+        if seed and not lr:
+            break # every rate diverged with seed 0
+        for r in transfer(replace(cfg, seed=seed, lr=lr), source, target, given, lrs, shots>0, out):
             if r['setting'] in found:
                 continue
             r |= dict(shots=shots, lr_selected=how)
             if out:
                 append(r, out)
             old.append(r)
-            say(f"{m:14} {source.name} → {target.name}  seed {seed}  {r['setting']:9}  {r['metric']} {r['score']:.1f}")
+            said = in_short({**r, 'lr':None})
+            say(f"{m:14} {source.name} → {target.name}  seed {seed}  {r['setting']:9}  {said}")
     return [r for seed in range(seeds) for r in of(seed)]
 
 # %% ../../nbs/engine/experiments/transfer_comparison.ipynb #8d4ddc34
@@ -128,12 +146,15 @@ def transfer_table(records:list[dict])->pd.DataFrame: # one row a method; mean �
     "Methods against pairs of tasks and settings; the last row is the majority answer"
     if not records:
         raise ValueError("no records to make a table of: run transfer_scores, or idp_transfer, first")
+    if not finished(records):
+        raise FloatingPointError(records[0]['message'])
     df = pd.DataFrame(records)
     one_kind(df, ['backbone','head'], 'one table takes one backbone and one head')
     df['pair'] = df.task+' → '+df.target
     by = df.groupby(['method','pair','setting'], sort=False).score
     spread = by.std().round(1).map(lambda v: '' if pd.isna(v) else f' ± {v}')
-    table = (by.mean().round(1).astype(str)+spread).unstack(['pair','setting'], sort=False)
+    shown = (by.mean().round(1).astype(str)+spread).where(by.count()>0, 'diverged')
+    table = shown.unstack(['pair','setting'], sort=False)
     most = df.drop_duplicates('pair').set_index('pair').majority
     last = pd.DataFrame([[f'{most[pair]:.1f}' for pair,_ in table]], ['majority'], table.columns)
     return pd.concat([table, last]).rename_axis(None)

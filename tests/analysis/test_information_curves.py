@@ -1,9 +1,12 @@
 "Curves of information: three prompt layers, settings that are others, and files that go on."
+import json
+
 import pytest
 from small import config, setting, small_task
 
 from idp_tutorial.analysis import information_curves as module
 from idp_tutorial.analysis.information_curves import information_curves, plot_information
+from idp_tutorial.experiments.evidence import data_digest
 from idp_tutorial.methods.build import build
 from idp_tutorial.records import read_records
 
@@ -15,7 +18,8 @@ def curves_of(monkeypatch):
     monkeypatch.setattr(module, 'load_backbone', lambda name: bb)
     def quick(cfg, task):
         trained.append((cfg.layer, cfg.seed, cfg.lr))
-        return build(cfg, bb, task),{}
+        bb.digest = 'of the weights'
+        return build(cfg, bb, task),dict(losses=[2.,1.])
     monkeypatch.setattr(module, 'trained', quick)
     def call(cfg={}, rows=64, **kw):
         return information_curves(config(method='lpt', lr=.2, **cfg), small_task(train=rows),
@@ -63,6 +67,22 @@ def test_curves_of_other_settings_are_others(curves_of, tmp_path, change):
     if 'lrs' not in change:
         with pytest.raises(ValueError, match='records of several sweeps'): plot_information(read_records(out))
 
+def test_a_line_is_a_record(curves_of, tmp_path):
+    "What made it, of what, with its learning curve; an older one is read as it was, other rows are others"
+    call,trained = curves_of
+    out = tmp_path/'i.jsonl'
+    kw = dict(prompt_layers=[1], seeds=1, layers=[2], out=out)
+    r, = call(**kw)
+    assert (r['schema'],r['status'],r['losses'],r['digests']['weights'])==(2,'done',[2.,1.],'of the weights')
+    assert r['digests']['data']==data_digest(small_task(train=64)) and r['versions'] and r['made']['start']
+    new = {'schema','status','digests','losses','versions','made','weights_dtype'}
+    old = {k: v for k,v in r.items() if k not in new}
+    out.write_text(json.dumps(old)+'\n')
+    assert call(**kw)==[old] and len(trained)==1
+    out.write_text(json.dumps({**r, 'digests':{**r['digests'], 'data':'another'}})+'\n')
+    call(**kw)
+    assert len(trained)==2
+
 @pytest.mark.parametrize('cut', [0,30])
 def test_a_curve_cut_short_is_not_done(curves_of, tmp_path, cut):
     "Lines of the curve are missing, or half of one is there: the rest is probed, and nothing is there twice"
@@ -73,5 +93,6 @@ def test_a_curve_cut_short_is_not_done(curves_of, tmp_path, cut):
     lines = out.read_text().splitlines(True)
     out.write_text(''.join(lines[:1]) if not cut else ''.join(lines)[:-cut])
     again = call(**kw)
-    assert again==whole and sorted(r['layer'] for r in read_records(out))==[1,2,3] and len(trained)==2
-    assert call(**{**kw, 'layers':[3,1]})==[whole[2],whole[0]] and len(trained)==2
+    timeless = [[{**r, 'made':None} for r in rs] for rs in (again,whole)]
+    assert timeless[0]==timeless[1] and sorted(r['layer'] for r in read_records(out))==[1,2,3] and len(trained)==2
+    assert call(**{**kw, 'layers':[3,1]})==[again[2],again[0]] and len(trained)==2

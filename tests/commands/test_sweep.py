@@ -9,7 +9,10 @@ from sweeps import pretend, swept
 from idp_tutorial.analysis.information import Probe
 from idp_tutorial.commands.sweep import idp_sweep
 from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.experiments import rates
+from idp_tutorial.experiments import run as experiments
 from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.records import read_records
 
 LIB = 'idp_tutorial.analysis.'
 def choose_at_once(monkeypatch):
@@ -79,7 +82,45 @@ def test_a_table_of_ones_own(monkeypatch, tmp_path, capsys):
     said = capsys.readouterr()
     assert '32 train, 4 validation, 4 test' in said.err and 'sweep-tickets-tiny.jsonl' in said.out
 
-WRONG = [(dict(methods='ltp'), "did you mean 'lpt'?"), (dict(methods='none'), 'efl, fine-tuning\n'),
+def test_a_grid_of_ones_own(monkeypatch, tmp_path):
+    "Every layer tries it, and one more rate at its edge; a second start tries nothing"
+    ran = pretend(monkeypatch)
+    choose_at_once(monkeypatch)
+    kw = dict(task='sentiment', methods='head-only,lpt', layers='0,2', seeds=2, rates='1e-3,2e-3', out=str(tmp_path))
+    for _ in range(2):
+        idp_sweep(**kw)
+        assert [r[1:] for r in ran if r[0]=='lpt']==[(k,s,lr) for k in (0,2) for s,lr in ((0,1e-3), (0,2e-3), (0,4e-3),
+            (1,4e-3))]
+    records = read_records(tmp_path/'sweep-sentiment-tiny.jsonl')
+    assert {r['lr_selected'] for r in records}=={'best of 2 (0.001, 0.002; one more at an edge) on validation, seed 0'}
+    with pytest.raises(SystemExit):
+        idp_sweep(**{**kw, 'rates':'1e-3,5e-3'}) # another choice is another sweep
+
+def test_a_sweep_whose_runs_diverge(monkeypatch, tmp_path, capsys):
+    "A layer is told, and the others go on; where nothing is left it is an error, and nothing is trained again"
+    ran,bad = pretend(monkeypatch),{0}
+    choose_at_once(monkeypatch)
+    trained = rates.trained
+    def broken(cfg, task):
+        model = trained(cfg, task)
+        if cfg.layer in bad:
+            raise FloatingPointError('nan')
+        return model
+    for m in (rates,experiments):
+        monkeypatch.setattr(m, 'trained', broken)
+    kw = dict(task='sentiment', methods='lpt', layers='0,2', seeds=2, tune=True, out=str(tmp_path))
+    for _ in range(2):
+        idp_sweep(**kw)
+        said = capsys.readouterr().out
+        assert 'lpt at layer 0 with seed 0 diverged' in said and len(ran)==3+4
+    bad.add(2)
+    for _ in range(2):
+        with pytest.raises(SystemExit) as e:
+            idp_sweep(**{**kw, 'out':str(tmp_path/'b')})
+        assert e.value.code==2 and 'with every rate of' in capsys.readouterr().err and len(ran)==7+6
+
+WRONG = [(dict(rates='a'), "--rates 'a': numbers"), (dict(rates='1e-3', lr=.1), '--rates 1e-3 and --lr 0.1'),
+    (dict(methods='ltp'), "did you mean 'lpt'?"), (dict(methods='none'), 'efl, fine-tuning\n'),
     (dict(task='sst-2'), "did you mean 'sst2'?"),
     (dict(lr=-1.), 'positive number'), (dict(layers='99'), 'prompts at layers 0 to 7'),
     (dict(layers='a'), "--layers 'a': numbers, parted by commas"), (dict(seeds=0), 'at least one seed'),

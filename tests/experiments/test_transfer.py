@@ -8,15 +8,19 @@ import torch
 from small import backbone, batch_of, config, same, small_task
 
 from idp_tutorial.commands import transfer
+from idp_tutorial.commands.command_line import options
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.experiments import label_maps as L
 from idp_tutorial.experiments import transfer as T
 from idp_tutorial.experiments import transfer_comparison as R
+from idp_tutorial.experiments.contrasts import contrast, has_texts, right
+from idp_tutorial.experiments.evidence import data_digest
 from idp_tutorial.methods.build import build
 from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.prompted_model import PromptedModel
+from idp_tutorial.records import read_records
 from idp_tutorial.training.fit import fit
 
 
@@ -287,6 +291,86 @@ def test_rates_are_chosen_on_validation(runs, monkeypatch):
     assert {r['lr'] for r in go(('head-only',), cfg=dict(lr=None))}=={grid[1]}
     with pytest.raises(ValueError, match='no learning rate'): T.transfer(config(lr=None), small_task(), small_task())
 
+def test_what_a_record_of_transfer_says(runs):
+    "Schema 2, digests of both tasks, its learning curve, and logits that can be paired text by text"
+    go,_,file = runs
+    records = go()
+    tasks = small_task(),flipped(small_task('two-domains', 16))
+    assert read_records(file)==json.loads(json.dumps(records))
+    for r in records:
+        assert (r['schema'],r['status'])==(2,'done') and r['made']['start'] and len(r['losses'])==r['steps_done']
+        assert r['digests']==dict(weights=records[0]['digests']['weights'], data=data_digest(tasks[0]),
+            target=data_digest(tasks[1]))
+        assert r['metric']=='accuracy+macro_f1' and not has_texts(r, file.parent) # that score is no mean over texts
+        assert has_texts(r, file.parent, number='scores.accuracy')
+        answers = right(r, file.parent)
+        assert answers.mean()==pytest.approx(r['scores']['accuracy']) and len(answers)==24
+        assert len(right(r, file.parent, split='validation'))==24
+    assert len({r['logits'] for r in records})==len(records)==12==len([*(file.parent/'logits').iterdir()])
+    sides = [f'{m} setting=few-shot @scores.accuracy' for m in ('lpt','head-only')]
+    found = contrast(records, *sides, folder=file.parent)
+    mean = [sum(r['scores']['accuracy'] for r in records if (r['method'],r['setting'])==(m,'few-shot'))/2
+        for m in ('lpt','head-only')]
+    assert found['texts']==24 and found['runs']==2 and found['effect']==pytest.approx(mean[0]-mean[1])
+    alone = contrast(records, *(f'{m} setting=few-shot' for m in ('lpt','head-only')), folder=file.parent)
+    assert alone['texts']==0
+    for r in records: # without the files there is the noise of so many texts
+        (file.parent/r['logits']).unlink(missing_ok=True)
+    bare = contrast(records, *sides, folder=file.parent)
+    assert bare['texts']==0 and bare['effect']==pytest.approx(found['effect']) and bare['high']-bare['low']>10
+
+def test_older_records_are_found_and_those_of_other_rows_are_not(runs):
+    go,said,file = runs
+    go(('head-only',), 1)
+    new = ('schema','status','digests','losses','made','logits','way')
+    lines = read_records(file)
+    def write(change): file.write_text(''.join(json.dumps(change(r))+'\n' for r in lines))
+    write(lambda r: {k: v for k,v in r.items() if k not in new})
+    assert len(go(('head-only',), 1))==3 and not said
+    for key in ('weights','data','target'):
+        write(lambda r, key=key: {**r, 'digests':{**r['digests'], key:'another'}})
+        assert len(go(('head-only',), 1))==3 and len(said)==3
+
+@pytest.mark.parametrize('bad,lost', [('sentiment',3), ('flipped',2)])
+@pytest.mark.parametrize('tuned', [False,True])
+def test_a_stage_that_diverges(bad, lost, tuned, runs, monkeypatch):
+    "Its settings are recorded as diverged and not tried again, the others go on, and the table shows it"
+    go,said,file = runs
+    calls,fit = [],T.fit
+    def broken(model, task, cfg):
+        calls.append((cfg.method,task.name,cfg.seed))
+        if cfg.method=='lpt' and task.name==bad:
+            raise FloatingPointError('the loss is nan at step 2')
+        return fit(model, task, cfg)
+    monkeypatch.setattr(T, 'fit', broken)
+    def again(): return go(('lpt','head-only'), 2, tuned=tuned, cfg=dict(lr=None))
+    records = again()
+    n = 1 if tuned and bad=='sentiment' else 2 # without a rate of the first seed there is none for the second
+    mine = [r for r in records if r['method']=='lpt']
+    assert [r['status'] for r in mine]==(['done']*(3-lost)+['diverged']*lost)*n
+    assert len(records)==3*n+6==len(said) and f'{lost*n}'==str(sum('diverged: ' in s for s in said))
+    left = mine[-1]
+    assert 'diverged' in left['message'] and left['versions'] and left['digests'].keys()=={'weights','data','target'}
+    t = R.transfer_table(records)
+    assert list(t.loc['lpt'])[-lost:]==['diverged']*lost and 'diverged' not in list(t.loc['head-only'])
+    calls.clear()
+    assert again()==read_records(file) and not calls and not said
+    with pytest.raises(FloatingPointError, match='diverged'):
+        R.transfer_table([left])
+
+def test_a_grid_of_ones_own(runs, monkeypatch):
+    go,_,_ = runs
+    fitted,fit = [],T.fit
+    monkeypatch.setattr(T, 'fit', lambda m, t, c: fitted.append((t.name,c.lr)) or fit(m, t, c))
+    out = go(('head-only',), 1, cfg=dict(lr=None), tuned=True, rates=(1e-3,2e-3))
+    assert fitted==[(t,lr) for t in ('sentiment','flipped','flipped') for lr in (1e-3,2e-3)]
+    assert {r['lr_selected'] for r in out}=={'best of 2 (0.001, 0.002) on validation'}
+    fitted.clear()
+    go(('head-only',), 1, cfg=dict(lr=None), tuned=True, rates=(1e-3,2e-3))
+    assert not fitted
+    go(('head-only',), 1, cfg=dict(lr=None), tuned=True)
+    assert len(fitted)==9 # another grid is another choice
+
 def test_table(runs):
     go,_,_ = runs
     records = go()
@@ -322,12 +406,24 @@ def test_command(small_folder, tmp_path, capsys):
     run(source='sentiment', target='two-domains', k=30, methods='head-only,lpt', shots=0, head_first=True, looks=1)
     bare,late = map(json.loads, (tmp_path/file.name.replace('k40', 'k30')).read_text().splitlines())
     assert bare['head_lr'] is None and late['head_lr'] in R.METHODS['head-only'].rates and late['eval_every']==2
-    for kw,words in ((dict(source='questions'),'do not correspond'), (dict(labels='a'),"'a' is no pair"),
+    run(source='sentiment', target='two-domains', k=20, methods='lpt-npg', shots=0, rates='1e-3,2e-3', m=3, t=2)
+    r, = map(json.loads, (tmp_path/file.name.replace('k40', 'k20')).read_text().splitlines())
+    assert r['m']==3 and r['lr'] in (1e-3,2e-3) and r['lr_selected']=='best of 2 (0.001, 0.002) on validation'
+    assert (tmp_path/r['logits']).is_file()
+    for kw,words in ((dict(source='questions'),'do not correspond'),
+        (dict(rates='1e-3', lr=.1),'--rates 1e-3 and --lr'),
+        (dict(m=4),'m=4: head-only has no such option'), (dict(rates='a'),"--rates 'a': numbers"),
+        (dict(labels='a'),"'a' is no pair"),
         (dict(source='sentment'),"did you mean 'sentiment'"), (dict(methods='lptt'),"did you mean 'lpt'"),
         (dict(seeds=0),'at least one seed'), (dict(out=str(file)),'is a file: give a folder'),
         (dict(precision='half'),"unknown precision 'half'")):
         with pytest.raises(SystemExit) as e: run(**kw)
         assert e.value.code==2 and words in capsys.readouterr().err
+
+def test_the_commands_methods_are_those_of_table_6():
+    "Its LPT has a generator"
+    named = options(transfer.idp_transfer.__wrapped__)['methods'].default.split(',')
+    assert {*named}<={*R.TABLE_6} and 'lpt-npg' in named
 
 # --- what a stage must not take over from another
 
@@ -336,7 +432,7 @@ def test_every_stage_has_its_own_start(small_folder, monkeypatch):
     def fake(m, t, c):
         seen.append((c.start, torch.rand(1).item(), torch.cat([p.detach().flatten() for p in m.trained().values()])))
         for p in m.trained().values(): p.data.add_(.01)
-        return dict(validation=50., steps=1)
+        return dict(validation=50., steps=1, losses=[1.])
     carried = []
     monkeypatch.setattr(T, 'fit', fake)
     monkeypatch.setattr(sys.modules['idp_tutorial.methods.build'], 'carry', lambda m, folder: carried.append(folder))

@@ -91,7 +91,7 @@ def pretend(monkeypatch):
     monkeypatch.setattr(results, 'plot_scores', lambda r: _Picture())
 
 
-def _transfer(cfg, source, target, given, lrs, shots):
+def _transfer(cfg, source, target, given, lrs, shots, beside):
     _fake(cfg, source)
     sizes = {t.name: {s: len(r) for s,r in t.splits.items()} for t in (source,target)}
     to = mapped(cfg, source, target, given)

@@ -1,0 +1,68 @@
+"Figures as records: what made them and of what; one of an older version is read as it was, other rows are others."
+import json
+
+import pytest
+from small import config, small_task
+
+from idp_tutorial.analysis import figures
+from idp_tutorial.analysis.figures import figure
+from idp_tutorial.experiments.evidence import data_digest
+from idp_tutorial.records import append, read_records
+
+NEW = {'schema','status','digests','losses','sizes','made','weights_dtype'} # what older records do not say
+
+
+@pytest.fixture
+def drawn(small_folder, tmp_path, monkeypatch):
+    "LPT's Figure 6 of a small task; the configs that were trained are in the list"
+    ran,real,out = [],figures.trained,tmp_path/'f.jsonl'
+    def trained(cfg, task):
+        ran.append(cfg)
+        return real(cfg, task)
+    monkeypatch.setattr(figures, 'trained', trained)
+    base = config(backbone=str(small_folder), lr=1e-3, steps=2, eval_every=2)
+    def call(task=None, name='lpt-f6', seeds=1, **kw):
+        task = task or small_task()
+        return figure(name, base, seeds, out, {t: task for t in ('subj','mnli','mrpc')}, texts=8, **kw)
+    return call,ran,out
+
+
+def test_a_figure_is_a_record(drawn):
+    call,ran,out = drawn
+    records = call(seeds=2)
+    assert read_records(out)==json.loads(json.dumps(records)) and len(ran)==2
+    for r in records:
+        assert (r['schema'],r['status'],r['figure'],r['texts'],r['lr'])==(2,'done','lpt-f6',8,1e-3)
+        assert r['digests']==dict(weights=records[0]['digests']['weights'], data=data_digest(small_task()))
+        assert len(r['losses'])==2 and r['sizes']==dict(train=64, validation=24, test=24) and r['made']['start']
+        assert {*r['found']}=={'trained','untrained','validation'}
+    call(seeds=2)
+    assert len(ran)==2
+
+
+def test_a_figure_without_training_is_one_too(drawn):
+    call,ran,_ = drawn
+    pairs = small_task('entailment')
+    a,b = call(pairs, 'idpg-f5')
+    assert not ran and a['losses']==[] and a['digests']['data']==data_digest(pairs) and a['digests']['weights']
+    assert (a['task'],b['task'])==('mnli','mrpc') and {*a['found']}=={'mean','median','nine_tenths'}
+    assert json.loads(json.dumps(a))==json.loads(json.dumps(call(pairs, 'idpg-f5')[0]))
+
+
+def test_an_older_figure_is_read_as_it_was(drawn):
+    call,ran,out = drawn
+    r, = call()
+    old = {k: v for k,v in r.items() if k not in NEW|{'way','glove_noise'}} # nor options of later
+    out.unlink()
+    append(old, out)
+    assert call()[0]['found']==r['found'] and len(ran)==1
+    call(small_task(train=32)) # which rows it read is not said
+    assert len(ran)==1
+
+
+def test_a_figure_of_other_rows_is_another(drawn):
+    call,ran,_ = drawn
+    call()
+    call(small_task(train=32))
+    call(small_task(train=32))
+    assert len(ran)==2

@@ -92,8 +92,6 @@ def _over(side, records, controls, tasks): # contrasts of a side with each contr
     method = side.split()[0]
     draws = {r.get('draw') or 0 for r in records if r['method']==method}
     both = [r for r in records+controls if r['method'] in (*ADDS, method)]
-    if len(draws)==1: # whichever it is: every seed is paired
-        both = [{**r, 'draw':0} for r in both]
     shared = tuple(f for f in SETTING if f!='head') # a control has its own
     over = [contrast(both, side, c, tasks, fields=shared) for c in ADDS if '@' not in side]
     return [o for o in over if o and o['draws']==len(draws)]

@@ -17,7 +17,7 @@ from ..checks import between, writable
 from ..config import RunConfig
 from ..data.tasks import load_task
 from .comparison import with_seeds
-from .evidence import chosen_from
+from .evidence import chosen_from, voted
 from .plans import DRAWN, LAYERS, cells_of, here, plan_of, shots_of
 from .protocols import BACKBONES, backbone_of, paper_rates
 from .results import finished
@@ -56,7 +56,7 @@ def _ran(plan, file, table, scale, seeds, steps, rates, say): # all records of a
         records += with_seeds(cfg, task, chosen_from(tried), n, stored(file), file, say, tried)
         left = (time.time()-began)/(i+1)*(len(plan)-i-1)
         say(f"{table} {scale}: {i+1} of {len(plan)}, about {left/60:.0f} minutes left")
-    return records
+    return [{**r, 'folder':file.parent} for r in records]
 
 def _there(plan, scale): # before a folder is made
     if scale=='full' and any(c.method=='m-idpg-phm-glove' and not c.glove for c in plan):
@@ -107,12 +107,13 @@ def _is(r, c): # is a record a run of a cell?
     return all(_says(r, f)==_says(want, f) for f in c.fields if f!='epochs')
 
 def _value(r, metric): # of a record, what a cell prints
-    if metric=='voting over 5 runs': # of several
-        return None
     if metric.startswith('training loss at epoch'):
         share = int(metric.split()[-1])/30
         return r['losses'][math.ceil(share*len(r['losses']))-1]
     return (r.get('scores') or {}).get('accuracy+macro_f1', r['score']) if 'macro' in metric else r['score']
+
+def _values(found, metric): # of several records, and one of their vote
+    return [voted(found)] if metric=='voting over 5 runs' else [_value(r, metric) for r in found]
 
 def _of_model(found, cells, c, table): # those of the cell's model, or of ours; none of another column
     def starts(b): # what the table starts from, and the plain model
@@ -137,14 +138,14 @@ def _control_rows(cells, own): # of every model apart
             yield dict(setting=c.setting, method=m, task=c.task, **ours)
 
 def side_by_side(
-    records:list[dict],
+    records:list[dict], # with the `folder` of their logits, where runs are to vote
     table:str,
 ): # a `DataFrame`: a row a cell of the table, and one a control; published mean and std on their backbone, ours on ours
     "As `beside`, with the variants, the few-shot sizes and the figures"
     of = DRAWN.get(table, table)
     cells,own = cells_of(of),finished(records)
     found = [_of_model([r for r in own if _is(r, c)], cells, c, of) for c in cells.itertuples()]
-    more = [_summary([_value(r, c.metric) for r in f], f) for c,f in zip(cells.itertuples(), found)]
+    more = [_summary(_values(f, c.metric), f) for c,f in zip(cells.itertuples(), found)]
     theirs = cells[['setting','backbone','method','task','metric','mean','std']]
     both = pd.concat([theirs, pd.DataFrame(more, index=cells.index)], axis=1)
     controls = pd.DataFrame([*_control_rows(cells, own)], columns=both.columns)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from small import backbone, batch_of, config, model_of, small_task
 
@@ -303,6 +304,21 @@ def test_a_number_is_of_the_metric_and_of_the_model_of_its_cell():
     curve = R.side_by_side([dict(r, method='lora-all', losses=[float(n) for n in range(50)])], 'id-spam-16')
     assert curve.dropna(subset='our mean')['our mean'].tolist()==[8., 16., 24., 33., 41., 49.]
     assert curve.dropna(subset='our mean')['mean'].tolist()==[.21, .12, .05, .02, .02, .0001]
+
+
+def test_five_runs_vote_where_table_7_votes(tmp_path):
+    "IDPG's Table 7 has a mean of five runs and their vote; ours is made of the kept answers"
+    right = np.array([0,1,0,1])
+    def run(seed, wrong): # which text it answers wrongly
+        answers = np.eye(2, dtype=np.float16)[np.where(np.arange(4)==wrong, 1-right, right)]
+        np.savez(tmp_path/f'{seed}.npz', test=answers, test_label=right)
+        return dict(method='s-idpg-phm', task='mr', k=1000, score=75., metric='accuracy', backbone='minilm', t=5,
+            seed=seed, logits=f'{seed}.npz', folder=tmp_path)
+    runs = [run(s, s%4) for s in range(5)]
+    table = R.side_by_side(runs, 'idpg-7').query("task=='mr' and method=='PHM'").set_index('metric')['our mean']
+    assert dict(table)=={'average over 5 runs':75., 'voting over 5 runs':100.}
+    alone = R.side_by_side([dict(r, folder=tmp_path/'elsewhere') for r in runs], 'idpg-7')
+    assert alone[alone.metric.eq('voting over 5 runs')]['our mean'].isna().all()
 
 
 def test_a_part_goes_on_where_it_stopped(monkeypatch, tmp_path):

@@ -16,6 +16,7 @@ from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.experiments.comparison import compare, made_by
 from idp_tutorial.experiments.contrasts import contrast, holm
 from idp_tutorial.experiments.evidence import logits_file, made_since
+from idp_tutorial.experiments.rates import beyond
 from idp_tutorial.experiments.run import record_of, trained
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.records import append, read_records, stored
@@ -28,7 +29,8 @@ FIVE = {1e-2: (3e-3,1e-2,3e-2,1e-1,3e-1), 1.5e-3: (5e-4,1.5e-3,5e-3,1.5e-2,5e-2)
 DIFFERENCES = { # of `docs/differences.md`: what one switch changes, all else as in the method's default
     's-idpg-phm':[dict(sentence_pass='noisy'), dict(sentence_pass='cls'), dict(readout='cls'), dict(standardise=False),
         dict(sentence_dropout=0., generator_dropout=0.),
-        dict(schedule='constant', beta2=.98, eps=1e-6, weight_decay=.1), dict(generator='both')],
+        dict(schedule='constant', beta2=.98, eps=1e-6, weight_decay=.1),
+        dict(generator='residual'), dict(generator='layer-norm'), dict(generator='both')],
     'm-idpg-phm':[dict(inject='replace'), dict(inject='insert'), dict(inject='kv'), dict(reads='layer0'),
         dict(share='S'), dict(share='L'), dict(m=256), dict(t=20)],
     'prompt-tuning':[dict(position=1)],
@@ -67,7 +69,7 @@ def swapped(model, task, cfg, record, out): # scores of the exchanges; their log
 
 
 def methods(a):
-    "Five rates on validation with seed 0, whose best run is that of seed 0; then the other seeds at it"
+    "Five rates on validation with seed 0, two more at an edge, whose best run is that of seed 0; then the other seeds"
     for name in a.tasks:
         for method in a.methods:
             cfg = replace(base(a, name), method=method, head_init=a.head_init, head_lr=a.head_lr or None, **a.set)
@@ -149,24 +151,27 @@ def runs(a, cfg, task, swaps=True, lr=None): # the rate; `lr`: one that an earli
         if seed in old:
             continue
         began,tried,best = time.time(),[],None
-        for rate in [lr or old[0]['lr']] if lr or old else rates:
+        todo = [lr or old[0]['lr']] if lr or old else [*rates]
+        for rate in todo: # which grows where the best is at an edge
             c = replace(cfg, lr=rate, seed=seed)
             try:
                 model,log = trained(c, task)
             except FloatingPointError:
                 tried.append((rate, 'diverged'))
-                continue
-            tried.append((rate, round(log['validation'], 2)))
-            print(f"{c.task} {c.method} seed {seed} lr {rate:g} validation {log['validation']:.1f} "
-                f"{time.time()-began:.0f} s", flush=True)
-            if best is None or log['validation']>best[1]['validation']:
-                best = model,log,c
+            else:
+                tried.append((rate, round(log['validation'], 2)))
+                print(f"{c.task} {c.method} seed {seed} lr {rate:g} validation {log['validation']:.1f} "
+                    f"{time.time()-began:.0f} s", flush=True)
+                if best is None or log['validation']>best[1]['validation']:
+                    best = model,log,c
+            if best and len(tried)==len(todo)<len(rates)+2:
+                todo += beyond(best[-1].lr, todo)
         model,log,c = best
         r = record_of(model, log, task, c, logits=logits_file(a.out, c, task))
         if swaps and METHODS[c.method].kind in ('generated','second pass'):
             r['swap'] = swapped(model, task, c, r, a.out)
         if not old and not lr and not a.lr:
-            r |= dict(tried=tried, edge=c.lr in (rates[0], rates[-1]))
+            r |= dict(tried=tried, edge=c.lr in (min(todo), max(todo)))
         old[seed] = r | dict(lr_selected=how, steps_95=steps_to(r['history'], .95)) | made_since(began)
         append(old[seed], a.out)
         print(f"{c.task} {c.method} seed {seed}: {r['score']:.1f} {r.get('swap', '')}", flush=True)

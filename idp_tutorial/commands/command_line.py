@@ -92,7 +92,7 @@ def options(f)->dict: # name: its comment (`docment`), type (`anno`) and `defaul
 # %% ../../nbs/engine/commands/command_line.ipynb #c3b50f08
 HEADINGS = { # of `--help`, and what stands below them; other options are the command's own
     'your own texts': 'table texts text text2 label format regression validation test',
-    'a known task': 'task data k draw plain_draw',
+    'a known task': 'task data k draw draws plain_draw',
     'the method': 'method methods backbone t layer position m head head_first readout standardise '
         'glove template loss_vocab',
     'variants of the papers': 'sentence_pass share reads inject way generator skip_last embeds out_relu init_std '

@@ -73,6 +73,7 @@ def idp_compare(*,
     methods:str='majority,probe,side-network,head-only,prompt-tuning,s-idpg-phm,lpt-npg,id-spam',
     backbone, data, k, draw, plain_draw,
     seeds:int=1,   # seeds 0 … seeds-1; three show the spread
+    draws:int=1,   # with --k: so many sets of K examples, each with all seeds; four are LPT's
     steps:int=240, # optimizer steps a run
     batch_size, max_len,
     t:int=5,       # prompt length
@@ -102,6 +103,6 @@ def idp_compare(*,
     matplotlib.use('Agg')
     chosen = with_head(head) if methods=='all' else names(methods)
     refuse_unused(chosen, base, 5, rates=rates, tune=tune, head_first=head_first)
-    with Progress(len(set(chosen))*seeds) as say:
-        table = compare_to(chosen, base, seeds, tune or bool(grid), out, say, head_first, grid, primary)
+    with Progress(len(set(chosen))*seeds*max(1, draws)) as say:
+        table = compare_to(chosen, base, seeds, tune or bool(grid), out, say, head_first, grid, primary, draws)
     _report(table, base, steps, out, primary)

@@ -75,7 +75,7 @@ def idp_sweep(*,
     methods:str='head-only,fine-tuning,lpt,lpt-npg,lpt-appg,lpt-mppg,id-spam',
     backbone, data, k,
     layers:str=None, # layers before the prompt, comma-separated (default: all)
-    seeds, steps, batch_size, max_len, t, head, lr, rates,
+    seeds, steps, batch_size, max_len, t, m, head, lr, rates,
     tune:bool=False, # choose the rate from three at every layer, on the validation split
     head_first,
     # then train `lpt` at the first, middle and last layer, and probe the information in every layer

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 # %% ../../nbs/engine/experiments/comparison.ipynb #ae9a87c1
+from ..checks import between
 from ..config import RunConfig
 from ..data.task import Task
 from ..data.tasks import load_task
@@ -107,6 +108,16 @@ def compare(
 # %% ../../nbs/engine/experiments/comparison.ipynb #c3b58f04
 EARLIER = 'earlier.jsonl' # beside `compare.jsonl`: what other comparisons have trained
 
+def _drawn(base, draws): # a config for each draw, the one that is given first
+    between(draws, 1, 10**6, 'draws')
+    if draws>1 and base.k is None:
+        raise ValueError(f"draws={draws} without k: there is nothing to draw; give k, such as k=100, or leave it out")
+    frozen = base.data and Path(base.data)/base.task/f'k{base.k}'
+    if draws>1 and frozen and frozen.is_dir():
+        raise ValueError(f"draws={draws}: {frozen} is a set that is taken as it is, and each draw would be the same: "
+            "leave draws out, or rename the folder")
+    return [replace(base, draw=base.draw+d) for d in range(draws)]
+
 def compare_to(
     methods:list[str],
     base:RunConfig,        # as for `compare`, and what follows
@@ -117,15 +128,18 @@ def compare_to(
     head_first:bool=False,
     rates:tuple=(),
     primary:str|None=None, # the contrast that counts, 'A - B': new records say that they were made for it
+    draws:int=1,           # few-shot: of `k` examples each, with all seeds and a rate of its own
 ): # the table, as `results_table` makes it
     "Compare, and write `compare.jsonl`, `compare.csv` and `compare.png` under `out`"
     out,part = Path(out),Path(out)/'compare.jsonl.part'
     more = {'primary':' - '.join(sides_of(primary, methods))} if primary else {}
+    several = _drawn(base, draws)
     check(methods, base, seeds, out)
     with alone(out):
         try:
             done = [r for name in (EARLIER, part.name, 'compare.jsonl') for r in stored(out/name)]
-            records = compare(methods, base, seeds, tuned, part, say, head_first, done, rates, **more)
+            records = [r for c in several
+                for r in compare(methods, c, seeds, tuned, part, say, head_first, done, rates, **more)]
             if not finished(records):
                 raise FloatingPointError(records[0]['message'])
         except BaseException: # Ctrl-C too

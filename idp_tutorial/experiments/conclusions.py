@@ -35,7 +35,8 @@ def conclusion(t:pd.DataFrame)->str: # t: from `results_table`, of one task
     said += _against(reads, static, 'the best prompt that is the same for all texts')
     if control is not None: said += f", and {_against(reads, control, 'the best control, which inserts nothing')}"
     n = int(t.seeds.max())
-    seeds = 'one seed, so no spread' if n==1 else f'means of {n} seeds'
+    runs = f"{n} runs of {t.draws.max():.0f} draws" if 'draws' in t else f'{n} seeds'
+    seeds = 'one seed, so no spread' if n==1 else f'means of {runs}'
     return f"{said}; {seeds}, and differences below {MARGIN:g} points are called none."
 
 # %% ../../nbs/engine/experiments/conclusions.ipynb #c0c10008
@@ -62,7 +63,8 @@ def primary_said(
     if not found:
         return f"Primary contrast {primary}: no seed has both sides, since runs diverged."
     late = any(r.get('primary')!=primary for r in records if r['method'] in of)
-    seeds = f"{found['runs']} seeds" if found['runs']>1 else 'one seed, so no spread'
+    runs = f"{found['runs']} runs of {found['draws']} draws" if found['draws']>1 else f"{found['runs']} seeds"
+    seeds = runs if found['runs']>1 else 'one seed, so no spread'
     how = f"{found['texts']} texts, pair by pair" if found['texts'] else 'scores alone'
     return (f"Primary contrast {primary}: {found['effect']:+.1f} points, 95 % interval {found['low']:+.1f} to "
         f"{found['high']:+.1f} ({seeds}; {how}{'; named after some of these runs' if late else ''}).")

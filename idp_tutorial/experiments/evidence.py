@@ -79,7 +79,7 @@ def voted(
     records:list[dict], # of one setting, each with the `folder` where its logits lie, and an odd number of them
     split:str='test',
 )->float|None: # percent; None: some have no logits with labels, or their rows belong together in groups
-    "Score of the answer that most runs give (of a tie the first class), or of their mean where they are numbers (Table 7)"
+    "Score of the answer that most runs give, of a tie the first class; of numbers, of their mean (IDPG, Table 7)"
     from scipy import stats
     files = [Path(r.get('folder') or '.')/r.get('logits', '') for r in records]
     metric = records[0]['metric'] if records else None

@@ -19,7 +19,7 @@ from ..files import sealed, write_whole
 KEYS = ['task','k','backbone','head','method'] # what makes a row of a table
 
 def _once(g, method): # of a table's cell
-    twice = g.seed[g.seed.duplicated()] if 'seed' in g else ()
+    twice = g.seed[g.duplicated([c for c in ('draw','seed') if c in g])] if 'seed' in g else ()
     if len(twice):
         raise ValueError(f"{method!r} with seed {twice.iloc[0]} is there more than once: records of several "
             "comparisons (other layers, lengths, steps), or the same ones twice; give those of one")
@@ -39,6 +39,8 @@ def _table_row(key, g)->dict:
         rate['edge'] = True
     if lost:
         rate['diverged'] = lost
+    if 'draw' in g and g.draw.nunique()>1:
+        rate['draws'] = g.draw.nunique()
     return {**dict(zip(KEYS, key)), **score, 'validation':g.validation.mean(), **params, **cost, **rate}
 
 def finished(records:list[dict])->list[dict]:
@@ -162,6 +164,8 @@ def plot_scores(
     r = t.iloc[0]
     few = '' if pd.isna(r.k) else f', {r.k:.0f} examples'
     seeds = '1 seed' if r.seeds==1 else f'{r.seeds} seeds'
+    if r.get('draws', 0)>1:
+        seeds = f'{r.seeds} runs of {r.draws:.0f} draws'
     ax.set(xscale='log', xlabel='trained parameters, head included', ylabel=f'{r.metric} (%), test',
         title=f'{r.task}{few}, {r.backbone}: {seeds}, bar = mean')
     ax.margins(x=.2)

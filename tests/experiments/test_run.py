@@ -15,6 +15,7 @@ from idp_tutorial.data.tasks import load_task
 from idp_tutorial.experiments import comparison, rates
 from idp_tutorial.experiments import run as experiments
 from idp_tutorial.experiments.comparison import compare, compare_to, with_seeds
+from idp_tutorial.experiments.conclusions import conclusion, primary_said
 from idp_tutorial.experiments.rates import chosen_rate, head_rate, tune
 from idp_tutorial.experiments.results import across_tasks, format_table, plot_scores, results_table, write_results
 from idp_tutorial.experiments.run import run
@@ -502,3 +503,31 @@ def test_a_command_names_no_folder_of_this_machine(monkeypatch, tmp_path):
     argv = [tmp_path/'idp_run', f"--data={tmp_path/'data'}", '--out', tmp_path/'a.jsonl', '--template', '{s1} a=b']
     monkeypatch.setattr(provenance.sys, 'argv', [*map(str, argv), '--k', '8'])
     assert provenance.command_line()=='idp_run --data=data --out a.jsonl --template {s1} a=b --k 8'
+
+
+def test_several_draws_are_one_table(cfg, tmp_path):
+    "Each has its own texts and every seed; a second start trains nothing; one draw of four is not the same run"
+    base,said = cfg(lr=1e-2, k=24, m=None),[]
+    table = compare_to(['majority','lpt'], base, 2, False, tmp_path/'out', said.append, draws=2)
+    assert table.seeds.tolist()==[4,4] and table.draws.tolist()==[2,2] and len(said)==8
+    assert conclusion(table.assign(method=['lpt','lpt-npg'])).count('4 runs of 2 draws')==1
+    found = read_records(tmp_path/'out'/'compare.jsonl')
+    assert {(r['draw'],r['seed']) for r in found}=={(0,0),(0,1),(1,0),(1,1)}
+    assert len({r['digests']['data'] for r in found})==2
+    assert '4 runs of 2 draws' in primary_said(found, 'lpt - majority', tmp_path/'out')
+    said.clear()
+    compare_to(['majority','lpt'], base, 2, False, tmp_path/'out', said.append, draws=2)
+    assert not said
+    with pytest.raises(ValueError, match='is there more than once'):
+        results_table([*found, found[0]])
+
+
+def test_draws_that_would_all_be_the_same(cfg, tmp_path):
+    with pytest.raises(ValueError, match='draws=4 without k: .*give k'):
+        compare_to(['majority'], cfg(), 1, False, tmp_path/'out', draws=4)
+    (tmp_path/'sentiment'/'k24').mkdir(parents=True)
+    with pytest.raises(ValueError, match='each draw would be the same'):
+        compare_to(['majority'], cfg(k=24, data=str(tmp_path)), 1, False, tmp_path/'out', draws=4)
+    with pytest.raises(ValueError, match='draws'):
+        compare_to(['majority'], cfg(k=24), 1, False, tmp_path/'out', draws=0)
+    assert not (tmp_path/'out').exists()

@@ -1,5 +1,5 @@
-"""The runs of `results/claims`: python results/measure.py controls|methods|fewshot|differences|layers TASK … --out
-FILE; IDP_DATA is set. `effects` reads what `differences` wrote into the page of differences; it trains nothing."""
+"""The runs of `results/claims`: python results/measure.py controls|methods|fewshot|supplemented|differences|layers TASK
+… --out FILE; IDP_DATA is set. `effects` reads what `differences` wrote into the page of differences, and trains nothing."""
 import argparse
 import os
 import re
@@ -18,6 +18,8 @@ from idp_tutorial.experiments.contrasts import contrast, holm
 from idp_tutorial.experiments.evidence import logits_file, made_since
 from idp_tutorial.experiments.rates import beyond
 from idp_tutorial.experiments.run import record_of, trained
+from idp_tutorial.experiments.supplementary import supplement
+from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.records import append, read_records, stored
 
@@ -87,6 +89,21 @@ def fewshot(a):
             for draw in range(a.draws or 4):
                 c = replace(cfg, draw=draw)
                 chosen = runs(a, c, load_task(c.task, c.data, c.k, draw), swaps=False, lr=chosen)
+
+
+def supplemented(a):
+    "As `methods`, on the backbone as it is, and as stage 1 tunes it with the method's prompts on `--first` (IDPG §A.4)"
+    for name in a.tasks:
+        for method in a.methods:
+            plain = replace(base(a, name), method=method, head_init=a.head_init, head_lr=a.head_lr or None)
+            first = base(a, a.first)
+            folder = a.folder/f'{a.backbone}-{first.task}-{method}'
+            task = load_task(first.task, first.data, first.k)
+            made = supplement(replace(plain, eval_every=50), build, task, folder, 5e-5, 3, swap=task.pair)
+            print(f"stage 1 {method}: validation {made['validation']:.1f} after {made['steps']} steps", flush=True)
+            tuned = replace(plain, backbone=str(folder), start=str(folder))
+            for cfg in (plain, tuned):
+                runs(a, cfg, load_task(cfg.task, cfg.data, cfg.k), swaps=False)
 
 
 def differences(a):
@@ -180,7 +197,7 @@ def runs(a, cfg, task, swaps=True, lr=None): # the rate; `lr`: one that an earli
 
 def main():
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('what', choices=('controls','methods','fewshot','differences','layers','effects'))
+    p.add_argument('what', choices=('controls','methods','fewshot','supplemented','differences','layers','effects'))
     p.add_argument('tasks', nargs='*', help='such as trec, mr-k1000, two-domains')
     p.add_argument('--out', type=Path, required=True, help='a file of records; what it has is not run again')
     p.add_argument('--methods', type=lambda s: s.split(','))
@@ -200,11 +217,13 @@ def main():
     p.add_argument('--switches', type=lambda s: s.split(','), help='of `differences`: only these, such as reads,share')
     p.add_argument('--layers', type=lambda s: [int(n) for n in s.split(',')], help='of `layers`, from 0 (the input)')
     p.add_argument('--set', type=said, default={}, help='of `methods`: of RunConfig, such as way=add or m=256,t=10')
+    p.add_argument('--first', help='of `supplemented`: the task of stage 1, such as sst2-k1000')
+    p.add_argument('--folder', type=Path, help='of `supplemented`: for the backbones that stage 1 has tuned')
     p.add_argument('--cache')
     a = p.parse_args()
     torch.backends.cuda.enable_flash_sdp(False) # a processor's, too: on short texts its backward pass is the slower one
-    dict(controls=controls, methods=methods, fewshot=fewshot, differences=differences, layers=layers,
-        effects=effects)[a.what](a)
+    dict(controls=controls, methods=methods, fewshot=fewshot, supplemented=supplemented, differences=differences,
+        layers=layers, effects=effects)[a.what](a)
 
 
 if __name__=='__main__':

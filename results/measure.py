@@ -1,5 +1,5 @@
-"""The runs of `results/claims`: python results/measure.py controls|methods|fewshot|supplemented|differences|layers TASK
-… --out FILE; IDP_DATA is set. `effects` reads what `differences` wrote into the page of differences, and trains nothing."""
+"""The runs of `results/claims`: measure.py controls|methods|fewshot|supplemented|differences|layers TASK … --out FILE
+(IDP_DATA is set). `effects` reads what `differences` wrote into the page of differences; it trains nothing."""
 import argparse
 import os
 import re

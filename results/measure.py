@@ -84,7 +84,8 @@ def fewshot(a):
     "As LPT: no head, the label words; four draws of K examples, two seeds of each; rates chosen on draw 0 with seed 0"
     for name in a.tasks:
         for method in a.methods:
-            cfg = replace(base(a, name), method=method, head='verbalizer', t=a.set.get('t', 5 if method=='lpt-npg' else 20))
+            t = a.set.get('t', 5 if method=='lpt-npg' else 20)
+            cfg = replace(base(a, name), method=method, head='verbalizer', t=t)
             chosen = None
             for draw in range(a.draws or 4):
                 c = replace(cfg, draw=draw)
@@ -216,7 +217,8 @@ def main():
     p.add_argument('--rates', type=lambda s: [float(r) for r in s.split(',')], help='to choose among, in place of five')
     p.add_argument('--switches', type=lambda s: s.split(','), help='of `differences`: only these, such as reads,share')
     p.add_argument('--layers', type=lambda s: [int(n) for n in s.split(',')], help='of `layers`, from 0 (the input)')
-    p.add_argument('--set', type=said, default={}, help='of RunConfig: in `methods` any, such as way=add; in `fewshot` t=5')
+    p.add_argument('--set', type=said, default={},
+        help='of RunConfig: in `methods` any, such as way=add or m=256,t=10; in `fewshot` t')
     p.add_argument('--first', help='of `supplemented`: the task of stage 1, such as sst2-k1000')
     p.add_argument('--folder', type=Path, help='of `supplemented`: for the backbones that stage 1 has tuned')
     p.add_argument('--cache')

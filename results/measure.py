@@ -86,8 +86,9 @@ def fewshot(a):
         for method in a.methods:
             t = a.set.get('t', 5 if method=='lpt-npg' else 20)
             cfg = replace(base(a, name), method=method, head='verbalizer', t=t)
-            chosen = None
-            for draw in range(a.draws or 4):
+            before = [r for r in stored(a.out) if (r['method'],r['task'],r['draw'])==(method,cfg.task,0)]
+            chosen = before[0]['lr'] if before and a.only else None
+            for draw in a.only or range(a.draws or 4):
                 c = replace(cfg, draw=draw)
                 chosen = runs(a, c, load_task(c.task, c.data, c.k, draw), swaps=False, lr=chosen)
 
@@ -207,6 +208,8 @@ def main():
     p.add_argument('--precision', default='bf16', help='no: where the processor has no bfloat16 of its own')
     p.add_argument('--seeds', type=int, default=3)
     p.add_argument('--draws', type=int, help='of `fewshot` (four, whose seeds are two) and of `controls` (one)')
+    p.add_argument('--only', type=lambda s: [int(n) for n in s.split(',')],
+        help='of `fewshot`: these draws, at the rate that draw 0 has chosen (for a second process)')
     p.add_argument('--steps', type=int, default=620)
     p.add_argument('--batch_size', type=int, default=16)
     p.add_argument('--looks', type=int, default=10)

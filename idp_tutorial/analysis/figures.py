@@ -21,7 +21,8 @@ from ..config import RunConfig
 from ..data.task import Task
 from ..data.tasks import load_task
 from ..experiments.evidence import data_digest, made_by, made_since, thinned
-from ..experiments.run import trained
+from ..experiments.results import finished
+from ..experiments.run import failed, trained
 from ..locks import writing
 from ..methods.build import backbone_for, build
 from ..methods.registry import METHODS
@@ -115,16 +116,23 @@ def _figured(name, base, seeds, out, tasks, texts):
             digest,said = data_digest(task),dict(figure=name, texts=texts)
             r = next((r for r in old if made_by(r, cfg, None, **said) and _of(r, digest)), None)
             if r is None:
-                began = time.time()
-                found,bb,losses = _measured(cfg, task, measure, texts)
-                r = {'schema':SCHEMA, 'status':'done', **as_recorded(cfg), **bb.weights_are, **said, 'found':found,
-                    'digests':dict(weights=bb.digest, data=digest), 'losses':thinned(losses),
-                    'sizes':{s: len(rows) for s,rows in task.splits.items()}, 'versions':versions(),
-                    **made_since(began)}
+                r = {**_recorded(cfg, task, measure, texts, digest), **said}
                 if out:
                     append(r, out)
             records.append(r)
-    return records
+    if not (done := finished(records)):
+        raise FloatingPointError(records[0]['message'])
+    return done
+
+def _recorded(cfg, task, measure, texts, digest): # its record, `status` 'done' or 'diverged'
+    began = time.time()
+    try:
+        found,bb,losses = _measured(cfg, task, measure, texts)
+    except FloatingPointError as e:
+        return failed(cfg, task, e, began)
+    return {'schema':SCHEMA, 'status':'done', **as_recorded(cfg), **bb.weights_are, 'found':found,
+        'digests':dict(weights=bb.digest, data=digest), 'losses':thinned(losses),
+        'sizes':{s: len(rows) for s,rows in task.splits.items()}, 'versions':versions(), **made_since(began)}
 
 def _of(r, digest): # an older record does not say which rows it read
     return (r.get('digests') or {}).get('data') in (None, digest)

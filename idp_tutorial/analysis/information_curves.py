@@ -17,22 +17,25 @@ from .layer_sweep import one_sweep
 from ..config import RunConfig
 from ..data.task import Task
 from ..experiments.evidence import data_digest, made_by, made_since, thinned
-from ..experiments.run import trained
+from ..experiments.results import finished
+from ..experiments.run import failed, trained
 from ..model.pretrained import load_backbone
 from ..provenance import SCHEMA
 from ..records import append, as_recorded, stored, versions
 
 # %% ../../nbs/engine/analysis/information_curves.ipynb #a0ffc8ee
 def _trained_and_probed(cfg, task, layers, n, prompt, probe):
-    "Train one model, and probe it at some layers"
-    began = time.time()
-    model,log = trained(cfg, task)
-    template = cfg.template if cfg.head=='verbalizer' else None
-    found = probe_layers(model, task, layers, n, cfg.max_len, template, prompt, **probe)
+    "Train one model, and probe it at some layers: their records, or one of a run that diverged"
+    began,template = time.time(),cfg.template if cfg.head=='verbalizer' else None
+    try:
+        model,log = trained(cfg, task)
+        found = probe_layers(model, task, layers, n, cfg.max_len, template, prompt, **probe)
+    except FloatingPointError as e:
+        return [failed(cfg, task, e, began)]
     about = {'schema':SCHEMA, 'status':'done', **as_recorded(cfg), **model.backbone.weights_are,
         'digests':dict(weights=model.backbone.digest, data=data_digest(task)), 'losses':thinned(log['losses']),
         'versions':versions(), **made_since(began)}
-    return [(about, r) for r in found]
+    return [{**about, **r} for r in found]
 
 def _made(r, cfg, task, also): # is it a line of this curve?
     return made_by({**r, 'layer':r.get('prompt_layer')}, cfg, 'given', task, **also)
@@ -49,26 +52,34 @@ def information_curves(
     prompt:bool=False, # give the probe the prompt rows too
     say=print,
     **probe,           # of `Probe`: depth, width, steps, …
-)->list[dict]: # a record for each seed, prompt layer and layer
+)->list[dict]: # a record for each seed, prompt layer and layer, without those of runs that diverged
     "Information about the label at each layer, for prompts at a few layers (LPT §4, Figure 2 right)"
     L,old,records = load_backbone(cfg.backbone).n_layers,stored(out),[]
     layers = list(range(1, L+1) if layers is None else layers)
-    prompt_layers = (0, L//2, L-1) if prompt_layers is None else prompt_layers
+    prompt_layers,lost = (0, L//2, L-1) if prompt_layers is None else prompt_layers,None
     also = dict(sizes={s: len(r) for s,r in task.splits.items()}, n_layers=L,
                 probe={'n':n, 'prompt':prompt, **asdict(Probe(**probe))})
     for seed,p in [(seed, p) for seed in range(seeds) for p in prompt_layers]:
         one = replace(cfg, layer=p, seed=seed, lr=(lrs or {}).get(p, cfg.lr))
-        curve = {r['layer']: r for r in old if _made(r, one, task, also)}
-        if missing := [layer for layer in layers if layer not in curve]:
+        mine = [r for r in old if _made(r, one, task, also)]
+        missing = [layer for layer in layers if layer not in {r['layer'] for r in finished(mine)}]
+        if missing and len(finished(mine))==len(mine):
             say(f"{cfg.method}  prompt at layer {p}  seed {seed}: training, then probing {len(missing)} layers")
-            for about,found in _trained_and_probed(one, task, missing, n, prompt, probe):
-                r = {**about, **also, 'prompt_layer':p, 'lr_selected':'given', **found}
-                curve[r['layer']] = r
+            for r in _trained_and_probed(one, task, missing, n, prompt, probe):
+                mine.append({**r, **also, 'prompt_layer':p, 'lr_selected':'given'})
                 if out:
-                    append(r, out)
+                    append(mine[-1], out)
+        curve = {r['layer']: r for r in finished(mine)}
+        if not {*layers}<={*curve}: # its record says so, and the others go on
+            lost = next(r for r in mine if r not in curve.values())
+            say(f"{cfg.method}  prompt at layer {p}  seed {seed}  diverged")
+            continue
+        if missing:
             bits = ' '.join(f"{curve[layer]['bits']:.2f}" for layer in layers)
             say(f"{cfg.method}  prompt at layer {p}  seed {seed}  {bits}")
         records += [curve[layer] for layer in layers]
+    if not records:
+        raise FloatingPointError(lost['message'])
     return records
 
 # %% ../../nbs/engine/analysis/information_curves.ipynb #743ba6fb

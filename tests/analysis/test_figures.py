@@ -66,3 +66,21 @@ def test_a_figure_of_other_rows_is_another(drawn):
     call(small_task(train=32))
     call(small_task(train=32))
     assert len(ran)==2
+
+
+def test_a_figure_whose_run_diverges_leaves_a_record(drawn, monkeypatch):
+    call,ran,out = drawn
+    real = figures.trained
+    def wild(cfg, task):
+        if cfg.seed==0:
+            ran.append(cfg)
+            raise FloatingPointError('the loss is not finite: lower the learning rate')
+        return real(cfg, task)
+    monkeypatch.setattr(figures, 'trained', wild)
+    for _ in range(2):
+        assert [r['seed'] for r in call(seeds=2)]==[1] and len(ran)==2
+    lost,done = read_records(out)
+    assert (lost['status'],lost['figure'],done['status'])==('diverged','lpt-f6','done')
+    with pytest.raises(FloatingPointError, match='lower the learning rate'):
+        call(seeds=1)
+    assert len(ran)==2

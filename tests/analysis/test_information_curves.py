@@ -8,7 +8,7 @@ from idp_tutorial.analysis import information_curves as module
 from idp_tutorial.analysis.information_curves import information_curves, plot_information
 from idp_tutorial.experiments.evidence import data_digest
 from idp_tutorial.methods.build import build
-from idp_tutorial.records import read_records
+from idp_tutorial.records import as_recorded, read_records
 
 
 @pytest.fixture
@@ -96,3 +96,29 @@ def test_a_curve_cut_short_is_not_done(curves_of, tmp_path, cut):
     timeless = [[{**r, 'made':None} for r in rs] for rs in (again,whole)]
     assert timeless[0]==timeless[1] and sorted(r['layer'] for r in read_records(out))==[1,2,3] and len(trained)==2
     assert call(**{**kw, 'layers':[3,1]})==[again[2],again[0]] and len(trained)==2
+
+
+def test_a_curve_whose_run_diverges_leaves_a_record(curves_of, monkeypatch, tmp_path):
+    "The others go on, and a second start trains nothing; where all diverge, the error is theirs"
+    call,trained = curves_of
+    train,out = module.trained,tmp_path/'i.jsonl'
+    def wild(cfg, task):
+        if cfg.layer==1:
+            trained.append('wild')
+            raise FloatingPointError('the loss is not finite: lower the learning rate')
+        return train(cfg, task)
+    monkeypatch.setattr(module, 'trained', wild)
+    monkeypatch.setattr(module, 'failed', lambda cfg, task, e, began: dict(
+        setting_of(cfg), status='diverged', message=str(e), digests=dict(data=data_digest(task))))
+    for _ in range(2):
+        records = call(prompt_layers=[1,2], seeds=1, out=out)
+        assert {r['prompt_layer'] for r in records}=={2} and trained==['wild', (2,0,.2)]
+    lost,*done = read_records(out)
+    assert lost['status']=='diverged' and lost['prompt_layer']==1 and len(done)==3
+    assert plot_information(read_records(out)).get_legend_handles_labels()[1]==['prompt at layer 2']
+    with pytest.raises(FloatingPointError, match='lower the learning rate'):
+        call(prompt_layers=[1], seeds=1, out=out)
+
+
+def setting_of(cfg): # as a record has it
+    return {'schema':2, **as_recorded(cfg)}

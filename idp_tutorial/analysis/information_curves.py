@@ -8,6 +8,7 @@ __all__ = ['information_curves', 'plot_information']
 # %% ../../nbs/engine/analysis/information_curves.ipynb #08831618
 import time
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 
 # %% ../../nbs/engine/analysis/information_curves.ipynb #7d556010
@@ -56,10 +57,9 @@ def information_curves(
     "Information about the label at each layer, for prompts at a few layers (LPT §4, Figure 2 right)"
     L,old,records = load_backbone(cfg.backbone).n_layers,stored(out),[]
     layers = list(range(1, L+1) if layers is None else layers)
-    prompt_layers,lost = (0, L//2, L-1) if prompt_layers is None else prompt_layers,None
-    also = dict(sizes={s: len(r) for s,r in task.splits.items()}, n_layers=L,
-                probe={'n':n, 'prompt':prompt, **asdict(Probe(**probe))})
-    for seed,p in [(seed, p) for seed in range(seeds) for p in prompt_layers]:
+    lost,also = None,dict(sizes={s: len(r) for s,r in task.splits.items()}, n_layers=L,
+        probe={'n':n, 'prompt':prompt, **asdict(Probe(**probe))})
+    for seed,p in product(range(seeds), (0, L//2, L-1) if prompt_layers is None else prompt_layers):
         one = replace(cfg, layer=p, seed=seed, lr=(lrs or {}).get(p, cfg.lr))
         mine = [r for r in old if _made(r, one, task, also)]
         missing = [layer for layer in layers if layer not in {r['layer'] for r in finished(mine)}]

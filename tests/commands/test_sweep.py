@@ -146,3 +146,9 @@ def test_another_sweep_writes_nothing(monkeypatch, tmp_path, capsys):
     with pytest.raises(SystemExit): idp_sweep(**kw, t=3)
     assert 't is 10 in some of them and 3 in others' in capsys.readouterr().err and len(ran)==n
     assert {p.name: p.read_text() for p in tmp_path.glob("[!.]*")}==before
+
+def test_the_bottleneck_reaches_the_sweep(monkeypatch, tmp_path):
+    pretend(monkeypatch)
+    choose_at_once(monkeypatch)
+    idp_sweep(task='sentiment', methods='lpt-npg', layers='0', seeds=1, m=32, out=str(tmp_path))
+    assert {r['m'] for r in read_records(tmp_path/'sweep-sentiment-tiny.jsonl')}=={32}

@@ -18,6 +18,7 @@ from .probes import entropy, layer_features, linear_bits, logistic
 from ..checks import one_of
 from ..config import RunConfig
 from ..data.task import Task, of_classes
+from ..experiments.evidence import made_since
 from ..methods.build import backbone_for
 from ..methods.registry import late_methods
 from ..model.backbone import Backbone
@@ -109,10 +110,10 @@ def layer_choice(
     for c in reversed(stored(out)):
         if made_for({'t':RunConfig.t, 'max_len':RunConfig.max_len, **c}, asked): # older records had the defaults
             return c
-    bb = backbone_for(cfg)
+    bb,began = backbone_for(cfg),time.time()
     bb.model.to('cuda' if cfg.device=='auto' and torch.cuda.is_available() else 'cpu')
     c = choose_prompt_layer(bb, task, cfg.head, t=cfg.t, max_len=cfg.max_len, template=cfg.template)
-    c |= {name: asked[name] for name in ASKED}
+    c |= {name: asked[name] for name in ASKED} | made_since(began)
     append(c, out)
     return c
 

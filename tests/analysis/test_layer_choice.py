@@ -85,6 +85,7 @@ def test_a_choice_is_for_its_settings(monkeypatch, tmp_path):
     assert len(made)==6
     assert [(r['t'],r['max_len'],r['sizes']['train']) for r in read_records(out)]==[(10,128,64),(3,128,64),(3,64,64),
         (3,128,64),(10,128,32),(3,128,64)]
+    assert all(r['made']['command'] and r['made']['start'] for r in read_records(out))
     out.write_text(json.dumps(dict(task='sentiment', head='classification', layer=7, seconds=1.))+'\n')
     assert [layer(), layer(t=3), layer()]==[7]*3
     out.write_text('{"task": \n') # damaged: an error, and no sweep without a choice

@@ -106,7 +106,7 @@ def sweep_prompt_layer(
     out:Path|None=None,  # JSONL file; what it has is not run again
     task:Task|None=None, # loaded before; must be that of `base`
     say=print,
-    rates:tuple=(),      # learning rates to try, and one more at an edge; (): the method's own three
+    rates:tuple=(),      # learning rates to try, and more at an edge; (): the method's own three
 )->list[dict]: # records, old and new, with `n_layers`, `seconds` and `tuning_seconds`
     "Score against prompt layer (LPT §4 and §5.2, Figures 2, 4 and 5)"
     task = task or load_task(base.task, base.data, base.k, base.draw, not base.plain_draw)

@@ -59,7 +59,7 @@ def idp_reproduce(*,
     glove,
     steps:int=None,      # optimizer steps a run (default: 200; full: the paper's); a few show that all of it runs
     seeds:int=None,      # (default: 2 where the table has draws; else 5)
-    # learning rates that every method tries, comma-separated (default: each its own three; full: the paper's grid)
+    # learning rates that every method tries, comma-separated (default: its own; full: the paper's); more at an edge
     rates:str=None,
     out:str='runs/reproduce', # folder for TABLE-SCALE.jsonl; what it has is not run again
     plan:bool=False,     # say what would be run, and stop

@@ -16,7 +16,7 @@ from ..config import RunConfig
 from ..data.task import Task
 from ..data.tasks import load_task
 from .conclusions import sides_of
-from .evidence import chosen_from, made_by
+from .evidence import FURTHER, chosen_from, made_by
 from .feasible import check, possible
 from .rates import head_rate, try_rates
 from .results import finished, write_results
@@ -60,7 +60,7 @@ def with_seeds(
         elif lr or not own:
             r = attempt(replace(cfg, lr=lr, seed=seed), task, beside=out)
         else: # the run that is chosen is that of seed 0 as well
-            r = try_rates(replace(cfg, seed=0), task, rates or own, say, True, out, bool(rates))
+            r = try_rates(replace(cfg, seed=0), task, rates or own, say, True, out, FURTHER if rates else 0)
         took,chose = round(time.perf_counter()-start, 1),bool(own) and not lr
         r |= {**more, 'lr_selected':how, 'seconds':0. if chose else took, 'tuning_seconds':took if chose else 0.}
         if out:
@@ -79,7 +79,7 @@ def compare(
     say=print,
     head_first:bool=False,   # train the head of every method at `head_rate`, and tune what remains
     old:list=(),             # records of elsewhere; nor is what they have
-    rates:tuple=(),          # learning rates that every method tries, and one more at an edge; (): its own three
+    rates:tuple=(),          # learning rates that every method tries, and more at an edge; (): its own three
     **more,                  # also goes into new records
 )->list[dict]: # records
     "Train every method with every seed on one task"

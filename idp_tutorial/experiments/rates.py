@@ -14,7 +14,7 @@ from pathlib import Path
 from ..config import RunConfig
 from ..data.task import Task
 from ..data.tasks import load_task
-from .evidence import chosen_from, logits_file, made_by, made_since
+from .evidence import FURTHER, chosen_from, logits_file, made_by, made_since
 from .run import failed, record_of, trained
 from ..locks import alone
 from ..methods.registry import METHODS
@@ -28,9 +28,9 @@ def beyond(lr:float, lrs:list)->list[float]: # none, or one
         return []
     return [float(f'{lr*up[-1]/up[-2]:.3g}' if lr==up[-1] else f'{lr*up[0]/up[1]:.3g}')]
 
-def _try_all(cfg, task, lrs, say, widen): # the best: model, log, task, config; or None; and all that were tried
-    best,tried,lrs = None,[],[*lrs]
-    for lr in lrs: # which may grow by one
+def _try_all(cfg, task, lrs, say, further): # the best: model, log, task, config; or None; and all that were tried
+    best,tried,lrs,most = None,[],[*lrs],len(lrs)+further
+    for lr in lrs: # which may grow
         c = replace(cfg, lr=lr)
         try:
             model,log = trained(c, task)
@@ -42,9 +42,8 @@ def _try_all(cfg, task, lrs, say, widen): # the best: model, log, task, config; 
             say(f"{c.method:16} lr {c.lr:.1e}  validation {log['validation']:.1f}")
             if best is None or log['validation']>best[1]['validation']:
                 best = model,log,task,c
-        if widen and len(tried)==len(lrs) and best:
+        if best and len(tried)==len(lrs)<most:
             lrs += beyond(best[-1].lr, lrs)
-            widen = False
     return best,tried
 
 def try_rates(
@@ -54,11 +53,11 @@ def try_rates(
     say=lambda s: None,
     test:bool=False, # score the best one on the test split
     out:Path|None=None, # the record's file, beside which logits are kept
-    widen:bool=False,   # where the best is the first or the last of them, try one more beyond it
+    further:int=0,      # while the best is the first or the last of them, try one more beyond it, at most so many
 )->dict: # the record of the rate that is best on the validation split with `cfg.seed`; the test split has no say
     "Choose a learning rate; where none is left, the record's `status` is 'diverged'"
     began = time.time()
-    best,tried = _try_all(cfg, task, lrs, say, widen)
+    best,tried = _try_all(cfg, task, lrs, say, further)
     rates,chosen = [lr for lr,_ in tried],best[-1] if best else replace(cfg, lr=None)
     why = f"{cfg.method!r} diverged on {task.name!r} with every rate of {rates}: a lower lr usually fixes it"
     try:
@@ -101,7 +100,7 @@ def chosen_rate(cfg:RunConfig, rates:tuple, folder:Path|str, say=print)->tuple[R
     task = load_task(cfg.task, cfg.data, cfg.k, cfg.draw, not cfg.plain_draw)
     cfg = cfg.in_steps(len(task.splits['train']))
     with alone(folder if PartialState().is_main_process else None):
-        r = _kept(Path(folder)/'rates.jsonl', cfg, rates, chosen_from(rates), task, say, widen=True)
+        r = _kept(Path(folder)/'rates.jsonl', cfg, rates, chosen_from(rates), task, say, further=FURTHER)
     return replace(cfg, lr=r['lr']),{name: r[name] for name in ('tried','edge','lr_selected')}
 
 def head_rate(

@@ -19,7 +19,7 @@ from ..data.tasks import load_task
 from .comparison import with_seeds
 from .evidence import chosen_from, voted
 from .plans import DRAWN, LAYERS, cells_of, here, plan_of, shots_of
-from .protocols import BACKBONES, backbone_of, paper_rates
+from .protocols import BACKBONES, backbone_of, paper_rates, small_rates
 from .results import finished
 from ..locks import writing
 from ..methods.build import backbone_for
@@ -33,11 +33,11 @@ def rates_for(
     table:str,      # such as 'lpt-2'
     scale:str,      # 'small' or 'full'
     given:tuple=(), # learning rates that every method tries
-)->tuple: # (): the method's own three
-    "What a run tries: what was given, else in `full` its paper's grid; a control always its own"
+)->tuple: # (): a control's own
+    "What a run tries: what was given, else its paper's grid, or in `small` that of `small_rates`"
     if cfg.method in CONTROLS:
         return ()
-    return tuple(given) or (paper_rates(DRAWN.get(table, table), cfg.method) if scale=='full' else ())
+    return tuple(given) or (paper_rates(DRAWN.get(table, table), cfg.method) if scale=='full' else small_rates(cfg))
 
 def seeds_for(cfg:RunConfig, plan:list, seeds:int|None=None)->int:
     "Two of each of four draws, else five: what `enough` asks"
@@ -76,7 +76,7 @@ def reproduce(
     out:Path|str='runs/reproduce', # folder; TABLE-SCALE.jsonl there is gone on with
     methods:list|None=None, # of ours, to run a part
     tasks:list|None=None,   # of ours, to run a part
-    rates:tuple=(), # learning rates that every method tries; (): the paper's, and in `small` each its own three
+    rates:tuple=(), # learning rates that every method tries; (): the paper's, and in `small` those of `small_rates`
     steps:int|None=None, # of a run; None: the paper's, or 200
     say=print,
     glove:str|None=None, # file or folder of GloVe vectors; None: in `small` word vectors of `tiny`

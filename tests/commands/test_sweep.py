@@ -83,16 +83,16 @@ def test_a_table_of_ones_own(monkeypatch, tmp_path, capsys):
     assert '32 train, 4 validation, 4 test' in said.err and 'sweep-tickets-tiny.jsonl' in said.out
 
 def test_a_grid_of_ones_own(monkeypatch, tmp_path):
-    "Every layer tries it, and one more rate at its edge; a second start tries nothing"
+    "Every layer tries it, and more rates at its edge; a second start tries nothing"
     ran = pretend(monkeypatch)
     choose_at_once(monkeypatch)
     kw = dict(task='sentiment', methods='head-only,lpt', layers='0,2', seeds=2, rates='1e-3,2e-3', out=str(tmp_path))
     for _ in range(2):
         idp_sweep(**kw)
         assert [r[1:] for r in ran if r[0]=='lpt']==[(k,s,lr) for k in (0,2) for s,lr in ((0,1e-3), (0,2e-3), (0,4e-3),
-            (1,4e-3))]
+            (0,8e-3), (0,.016), (0,.032), (1,.032))]
     records = read_records(tmp_path/'sweep-sentiment-tiny.jsonl')
-    assert {r['lr_selected'] for r in records}=={'best of 2 (0.001, 0.002; one more at an edge) on validation, seed 0'}
+    assert {r['lr_selected'] for r in records}=={'best of 2 (0.001, 0.002; up to 4 more at an edge) on validation, seed 0'}
     with pytest.raises(SystemExit):
         idp_sweep(**{**kw, 'rates':'1e-3,5e-3'}) # another choice is another sweep
 

@@ -128,8 +128,8 @@ def test_a_plain_draw_does_not_count_the_labels():
     assert ones[True]=={2} and len(ones[False])>1
 
 
-def test_a_grid_is_widened_once():
-    "Beyond its first or last rate by the same factor, once; and a run from the command line takes the choice"
+def test_a_grid_is_widened():
+    "Beyond its first or last rate by the same factor"
     assert beyond(1e-2, [1e-3, 1e-2])==[.1] and beyond(1e-3, [1e-2, 1e-3])==[1e-4]
     assert beyond(3e-3, [1e-3, 3e-3, 1e-2])==[]==beyond(.1, [.1])
 
@@ -142,4 +142,10 @@ def test_a_run_chooses_its_rate_once(monkeypatch, tmp_path):
     for _ in range(2):
         chosen,said = rates.chosen_rate(cfg, (1e-3, 1e-2), tmp_path)
         monkeypatch.setattr(rates, 'trained', None) # the second time nothing runs
-    assert chosen.lr==.1 and said['edge'] and [r for r,_ in said['tried']]==[1e-3, 1e-2, .1]
+    assert chosen.lr==100. and said['edge'] and [r for r,_ in said['tried']]==[1e-3, 1e-2, .1, 1., 10., 100.]
+
+
+def test_a_grid_grows_while_its_edge_is_best(monkeypatch):
+    monkeypatch.setattr(rates, 'trained', lambda c, task: (c, dict(validation=-abs(c.lr-1))))
+    tried = [[r for r,_ in rates._try_all(config(lr=None), None, (.01,.1), print, n)[1]] for n in (0,1,4)]
+    assert tried==[[.01, .1], [.01, .1, 1.], [.01, .1, 1., 10.]]

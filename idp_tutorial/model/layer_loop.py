@@ -12,6 +12,7 @@ from torch import Tensor
 
 # %% ../../nbs/engine/model/layer_loop.ipynb #778fe6b1
 from .backbone import Backbone
+from .dtypes import attention_for
 from .keys_values import Keys
 from .plan import Context, Step, check_plan
 
@@ -104,7 +105,7 @@ def walk_layers(
         if run: run(ctx, kv)
         elif one_row and layer==bb.n_layers-1: _run_row(ctx, kv, read)
         else:
-            ctx.h = bb.layer(layer, ctx.h, _given(ctx, kv), kv)
+            with attention_for(ctx.h, kv): ctx.h = bb.layer(layer, ctx.h, _given(ctx, kv), kv)
             _check_asked(ctx, kv)
     ctx.layer = end
     yield ctx

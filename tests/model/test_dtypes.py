@@ -1,6 +1,7 @@
 "Frozen weights in bfloat16: who gets them, how far they are, and what stays float32"
 import pytest
 import torch
+import torch.nn.functional as F
 from small import backbone, config, small_task
 
 from idp_tutorial.config import RunConfig
@@ -10,6 +11,7 @@ from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model import dtypes
 from idp_tutorial.model.dtypes import bfloat16_speed, cast_weights, faster_dtype
 from idp_tutorial.model.layer_loop import run_layers
+from idp_tutorial.model.plan import Step
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.small_models import SMALL, attentions, small_backbone, text
 
@@ -54,6 +56,33 @@ def test_a_record_says_what_the_weights_were_held_in():
     cfg = config(method='lpt-npg', backbone='tiny', dtype='bfloat16', steps=2, eval_every=2, cache='none')
     record = run(cfg, small_task())
     assert (record['dtype'],record['weights_dtype'])==('bfloat16','bfloat16') and record['score']>=0
+
+
+@pytest.mark.parametrize('held', ('weights','autocast'))
+def test_what_learns_in_bfloat16_takes_plain_attention(held, monkeypatch):
+    "From the prompt on; its gradient is about as near to float32's as that of fused attention"
+    bb,fused,attend = small_backbone('llama', 'sdpa'),[],F.scaled_dot_product_attention
+    def seen(*args, **kwargs):
+        fused.append(torch.backends.cuda.flash_sdp_enabled())
+        return attend(*args, **kwargs)
+    monkeypatch.setattr(F, 'scaled_dot_product_attention', seen)
+    batch,p = text(),torch.randn(3, bb.d, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    plan = {1:Step('insert', lambda ctx: p.expand(len(ctx.h), -1, -1))}
+    def gradient(dtype):
+        with torch.autocast('cpu', dtype, enabled=dtype==torch.bfloat16 and held=='autocast'):
+            loss = run_layers(bb, batch, plan).h.float().pow(2).mean()
+        return torch.autograd.grad(loss, p)[0]
+    want = gradient(torch.float32)
+    if held=='weights':
+        cast_weights(bb.model, torch.bfloat16)
+    got = gradient(torch.bfloat16)
+    n = bb.n_layers
+    assert fused==[True]*(n+1)+[False]*(n-1)
+    monkeypatch.setattr(dtypes, 'SHORT', 2)
+    other = gradient(torch.bfloat16)
+    assert all(fused[2*n:])
+    plain,as_before = [((g-want).norm()/want.norm()).item() for g in (got, other)]
+    assert plain<max(.01, 1.5*as_before)<.1
 
 
 @pytest.mark.parametrize('name', [n for n in SMALL if small_backbone(n, attentions(n)[0]).has_lm_head])

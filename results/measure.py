@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from idp_tutorial.analysis.prompt_swaps import prompt_swaps
 from idp_tutorial.config import RunConfig
@@ -226,7 +225,6 @@ def main():
     p.add_argument('--folder', type=Path, help='of `supplemented`: for the backbones that stage 1 has tuned')
     p.add_argument('--cache')
     a = p.parse_args()
-    torch.backends.cuda.enable_flash_sdp(False) # a processor's, too: on short texts its backward pass is the slower one
     dict(controls=controls, methods=methods, fewshot=fewshot, supplemented=supplemented, differences=differences,
         layers=layers, effects=effects)[a.what](a)
 

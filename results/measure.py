@@ -184,6 +184,8 @@ def runs(a, cfg, task, swaps=True, lr=None): # the rate; `lr`: one that an earli
                     best = model,log,c
             if best and len(tried)==len(todo)<len(rates)+2:
                 todo += beyond(best[-1].lr, todo)
+        if best is None:
+            raise SystemExit(f'{cfg.method} on {cfg.task} diverged with every rate of {todo}')
         model,log,c = best
         r = record_of(model, log, task, c, logits=logits_file(a.out, c, task))
         if swaps and METHODS[c.method].kind in ('generated','second pass'):

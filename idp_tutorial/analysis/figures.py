@@ -20,7 +20,7 @@ from ..checks import known
 from ..config import RunConfig
 from ..data.task import Task
 from ..data.tasks import load_task
-from ..experiments.evidence import data_digest, made_by, made_since, thinned
+from ..experiments.evidence import data_digest, made_by, made_since, same_weights, thinned
 from ..experiments.results import finished
 from ..experiments.run import failed, trained
 from ..locks import writing
@@ -98,7 +98,7 @@ def figure(
     seeds:int=3,
     out:Path|None=None, # JSONL file; what it has is not run again
     tasks:dict|None=None, # name → `Task`, loaded before
-    texts:int=1500, # of the test split
+    texts:int=1500, # of the test split; of the training split for `idpg-f5`
 )->list[dict]: # records
     "Train, and measure what a figure shows"
     known(name, FIGURES, 'figure')
@@ -113,8 +113,10 @@ def _figured(name, base, seeds, out, tasks, texts):
         for seed in range(seeds if method else 1):
             lr = method and (base.lr or METHODS[method].rate)
             cfg = replace(base, method=method or 'head-only', task=t, seed=seed, lr=lr)
+            cfg = cfg.in_steps(len(task.splits['train']))
             digest,said = data_digest(task),dict(figure=name, texts=texts)
-            r = next((r for r in old if made_by(r, cfg, None, **said) and _of(r, digest)), None)
+            mine = (r for r in old if made_by(r, cfg, None, **said) and _of(r, digest) and same_weights(r, cfg))
+            r = next(mine, None)
             if r is None:
                 r = {**_recorded(cfg, task, measure, texts, digest), **said}
                 if out:

@@ -17,7 +17,7 @@ from .information import Probe, probe_layers
 from .layer_sweep import one_sweep
 from ..config import RunConfig
 from ..data.task import Task
-from ..experiments.evidence import data_digest, made_by, made_since, thinned
+from ..experiments.evidence import data_digest, made_by, made_since, same_weights, thinned
 from ..experiments.results import finished
 from ..experiments.run import failed, trained
 from ..model.pretrained import load_backbone
@@ -56,12 +56,12 @@ def information_curves(
 )->list[dict]: # a record for each seed, prompt layer and layer, without those of runs that diverged
     "Information about the label at each layer, for prompts at a few layers (LPT §4, Figure 2 right)"
     L,old,records = load_backbone(cfg.backbone).n_layers,stored(out),[]
-    layers = list(range(1, L+1) if layers is None else layers)
+    layers,cfg = list(range(1, L+1) if layers is None else layers),cfg.in_steps(len(task.splits['train']))
     lost,also = None,dict(sizes={s: len(r) for s,r in task.splits.items()}, n_layers=L,
         probe={'n':n, 'prompt':prompt, **asdict(Probe(**probe))})
     for seed,p in product(range(seeds), (0, L//2, L-1) if prompt_layers is None else prompt_layers):
         one = replace(cfg, layer=p, seed=seed, lr=(lrs or {}).get(p, cfg.lr))
-        mine = [r for r in old if _made(r, one, task, also)]
+        mine = [r for r in old if _made(r, one, task, also) and same_weights(r, one)]
         missing = [layer for layer in layers if layer not in {r['layer'] for r in finished(mine)}]
         if missing and len(finished(mine))==len(mine):
             say(f"{cfg.method}  prompt at layer {p}  seed {seed}: training, then probing {len(missing)} layers")

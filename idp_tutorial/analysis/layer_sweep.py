@@ -84,6 +84,7 @@ def planned(
     for m in methods:
         known(m, METHODS, 'method')
     at_least(seeds, 1, 'seeds', 'three show the spread')
+    base = base.in_steps(len(task.splits['train'])) if task else base
     layers = _layers_of(layers, base.backbone)
     how = 'given' if base.lr else chosen_from(rates) if tuned else 'default' # at this layer
     cfgs = []

@@ -71,7 +71,7 @@ def shared(
     steps:int=300,         # optimizer steps a run
     batch_size:int=32,     # texts a step
     lr:float=None,         # one learning rate for all (default: each method's own)
-    rates:str=None, # learning rates that every method tries, such as 1e-3,3e-3; up to 4 more while the best is at an edge
+    rates:str=None, # learning rates that every method tries, such as 1e-3,3e-3; up to 4 more at an edge
     tune:bool=False,       # choose each method's rate from three, on the validation split
     head_first:bool=False, # let the bare head choose its rate from three, and train every method's head at it
     looks:int=10,          # looks at the validation split in a run; the best one is kept

@@ -9,12 +9,14 @@ __all__ = ['MEASURED', 'COLUMNS', 'CONTROLS_OF', 'ADDS', 'read_claims', 'write_c
 # %% ../../nbs/engine/experiments/claims.ipynb #bbdc893a
 import csv
 import io
+import numpy as np
 from pathlib import Path
 
 # %% ../../nbs/engine/experiments/claims.ipynb #28e002e3
 from ..checks import one_of
 from ..data.tasks import load_task
-from .contrasts import SETTING, VERDICTS, contrast, enough, has_texts, holm, verdict
+from .conclusions import VERDICTS, enough, verdict
+from .contrasts import SETTING, contrast, has_texts, holm
 from ..files import write_whole
 from ..records import conditions, read_records
 
@@ -85,16 +87,23 @@ def measured(claim:dict, results:Path|str, data:str|None=None)->tuple: # of `con
     found = None
     for some in ([r for r in records if 'logits' in r], records): # text by text, where both sides have them
         found = found or contrast(some, claim['a'], claim['b'], tasks, by=by)
-    over = _over(claim['a'], records, records_of(dict(records=CONTROLS_OF, keep=''), results), tasks)
-    return found,min((o for o in over if found and o), key=lambda o: o['effect'], default=None)
+    over = _over(claim['a'], records, records_of(dict(records=CONTROLS_OF, keep=''), results), tasks, by)
+    return found,over if found else None
 
-def _over(side, records, controls, tasks): # contrasts of a side with each control that saw the same draws
+def _over(side, records, controls, tasks, by): # a side against the better control of each setting, by validation
     method = side.split()[0]
-    draws = {r.get('draw') or 0 for r in records if r['method']==method}
-    both = [r for r in records+controls if r['method'] in (*ADDS, method)]
-    shared = tuple(f for f in SETTING if f!='head') # a control has its own
-    over = [contrast(both, side, c, tasks, fields=shared) for c in ADDS if '@' not in side]
-    return [o for o in over if o and o['draws']==len(draws)]
+    mine = [r for r in records if r['method']==method]
+    values = {tuple(r.get(f) for f in by) for r in mine} # of a layer, say, which a control has none of
+    shared,by_setting = tuple(f for f in SETTING if f!='head'),{} # a control has its own head
+    for r in controls:
+        if r['method'] in ADDS:
+            by_setting.setdefault(tuple(r.get(f) for f in shared), {}).setdefault(r['method'], []).append(r)
+    def chosen(rs):
+        return np.mean([r.get('validation', r['score']) for r in rs])
+    best = [max(of.values(), key=chosen) for of in by_setting.values()]
+    better = [{**r, **dict(zip(by, v)), 'method':'control'} for rs in best for r in rs for v in values]
+    o = None if '@' in side else contrast(mine+better, side, 'control', tasks, by=by, fields=shared)
+    return o if o and o['draws']==len({r.get('draw') or 0 for r in mine}) else None
 
 def _cells(found, over): # the computed columns, but the verdict
     if not found:

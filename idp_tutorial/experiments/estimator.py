@@ -36,13 +36,14 @@ class PromptFiles(PromptEstimator):
         if not model.plan:
             raise ValueError(f"{self.method!r} writes no prompts: it trains {METHODS[self.method].kind}")
         seen = {layer: [] for layer in model.plan}
-        def kept(layer, source):
+        def kept(layer, step):
             def ask(ctx):
-                p = source(ctx)
-                seen[layer].append(p.detach().float().cpu().numpy())
+                p = step.source(ctx)
+                own = p[:,step.margin:p.shape[1]-step.margin] # without separators around it
+                seen[layer].append(own.detach().float().cpu().numpy())
                 return p
             return ask
-        plan = {layer: step._replace(source=kept(layer, step.source)) for layer,step in model.plan.items()}
+        plan = {layer: step._replace(source=kept(layer, step)) for layer,step in model.plan.items()}
         for batch in loader(model.backbone, examples_of(model, self.task_, self.config_, self._rows(X)), 128):
             run_layers(model.backbone, batch, plan)
         layers = [np.concatenate(p) for p in seen.values()]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FURTHER', 'data_digest', 'thinned', 'logits_file', 'said_of', 'keep_logits', 'made_since', 'voted', 'chosen_from',
-           'made_by']
+           'made_by', 'same_weights']
 
 # %% ../../nbs/engine/experiments/evidence.ipynb #e248e003
 import hashlib
@@ -18,7 +18,9 @@ from ..config import RunConfig
 from ..data.metrics import score
 from ..data.task import Task
 from ..files import digest, whole_file
+from ..methods.build import backbone_for
 from ..methods.controls import CONTROLS
+from ..model.backbone import fingerprint
 from ..model.prompted_model import PromptedModel
 from ..provenance import THEN, made, of_schema
 from ..records import as_recorded
@@ -131,3 +133,8 @@ def made_by(
         return False
     data = (r.get('digests') or {}).get('data')
     return not (task and data) or data in (data_digest(task), data_digest(task, test=False))
+
+def same_weights(r:dict, cfg:RunConfig)->bool:
+    "Was a record made with the weights that are there now? A folder may have others; an older record does not say"
+    then = (r.get('digests') or {}).get('weights')
+    return then is None or then==fingerprint(backbone_for(cfg))

@@ -112,12 +112,14 @@ def here(
     backbone:str,
     depth:int|None=None, # its layers; None: looked up
 )->dict:
-    "A layer of 24, at the same share of our layers; other fields as they are"
+    "A layer of 24, at the same share of our layers; a decoder's prompt in front; other fields as they are"
     depth,config = depth or LAYERS.get(backbone, 24),Path(backbone)/'config.json'
     if config.is_file():
         said = json.loads(config.read_text())
         depth = next((said[n] for n in ('num_hidden_layers','n_layer','num_layers','n_layers') if n in said), depth)
-    return {k: round(v*depth/24) if k=='layer' and v is not None else v for k,v in fields.items()}
+    fields = {k: round(v*depth/24) if k=='layer' and v is not None else v for k,v in fields.items()}
+    front = fields.get('position') and decoder(backbone) # whose words see only what is left of them
+    return fields|dict(position=0) if front else fields
 
 def _controls(table, runs): # one of each for a model, a task and a draw
     few = {(c.backbone,c.task,c.k,c.draw,c.data): c for c in runs}.values()
@@ -142,8 +144,6 @@ def _runs(table, cells, scale, backbone, data, glove): # of the methods; the see
         bb = backbone or (at_hand if scale=='small' else backbone_of(table, c.ours, c.backbone))
         k = shots or (1000 if scale=='small' and c.name!='trec' else None)
         fields = here(c.fields, bb)
-        if decoder(bb) and fields.get('position'): # its words see only what is left of them
-            fields = fields|dict(position=0)
         own = dict(glove=glove) if READERS['glove'](c.ours) else {}
         base = replace(protocol(table, c.ours, c.name, scale, k, bb, **fields), data=data, **own)
         frozen = data and (Path(data)/c.name/f'k{k}').is_dir() # a set that no draw changes

@@ -14,7 +14,8 @@ from pathlib import Path
 from ..config import RunConfig
 from ..data.task import Task
 from ..data.tasks import load_task
-from .evidence import FURTHER, chosen_from, logits_file, made_by, made_since
+from idp_tutorial.experiments.evidence import (FURTHER, chosen_from, logits_file, made_by,
+    made_since, same_weights)
 from .run import failed, record_of, trained
 from ..locks import alone
 from ..methods.registry import METHODS
@@ -85,7 +86,7 @@ def tune(
 
 # %% ../../nbs/engine/experiments/rates.ipynb #fe910d0e
 def _kept(file, cfg, rates, how, task, say, **more): # the record of a choice, made once
-    r = next((r for r in stored(file) if made_by(r, cfg, how, task)), None)
+    r = next((r for r in stored(file) if made_by(r, cfg, how, task) and same_weights(r, cfg)), None)
     if r is None:
         r = {**try_rates(cfg, task, rates, say, **more), 'lr_selected':how}
         if file:

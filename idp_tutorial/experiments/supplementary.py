@@ -64,7 +64,7 @@ def supplement(
     rows = swapped(task.splits['train']) if swap else task.splits['train']
     steps = max(1, round(epochs*math.ceil(len(rows)/batch_size)))
     cfg = replace(cfg, task=task.name, lr=lr, steps=steps, batch_size=batch_size, weight_decay=weight_decay,
-        warmup=warmup, cache='none', start=None)
+        warmup=warmup, cache='none', start=None, epochs=None, accumulate=1)
     texts = digest(json.dumps(split).encode() for split in task.splits.items())
     made = dict(config=asdict(cfg), swap=swap, rows=[len(r) for r in task.splits.values()], digest=texts)
     made,folder = json.loads(json.dumps(made)),Path(folder) # as it will be read
@@ -81,7 +81,8 @@ def _found(folder, made):
     if not file.is_file():
         raise ValueError(f"{folder} is there, and is no folder of supplementary training: give another one")
     then = json.loads(file.read_text())
-    wrong = [k for k in made['config'] if then['config'].get(k)!=made['config'][k]]
+    same = {'data','device','cache_dir'} # rows are compared by their digest
+    wrong = [k for k in {*made['config']}-same if then['config'].get(k)!=made['config'][k]]
     wrong += [k for k in ('swap','rows','digest') if then.get(k)!=made[k]]
     if wrong:
         old = then['config'].get(wrong[0], then.get(wrong[0]))

@@ -19,7 +19,7 @@ from ..config import RunConfig
 from ..data.task import Task
 from .evidence import data_digest, keep_logits, logits_file, made_since, said_of, thinned
 from .label_maps import answer_as, label_map, renames
-from .run import failed
+from .run import failed, started
 from ..methods.build import backbone_for, build
 from ..methods.registry import METHODS
 from ..model.backbone import fingerprint
@@ -142,7 +142,7 @@ def _record(cfg, tasks, setting, model, log, beside, began, more): # cfg: of the
 def _begun(cfg, task): # a model on a backbone of its own
     bb = backbone_for(cfg)
     bb.digest = fingerprint(bb) # before anything is trained
-    return build(cfg, bb, task)
+    return started(build(cfg, bb, task), task, cfg)
 
 def transfer(
     cfg:RunConfig,   # of both; without `lr` the first task's rate is chosen from `lrs` too

@@ -75,7 +75,9 @@ def transfer_scores(
         raise ValueError(f"seeds={seeds}, shots={shots}: at least one seed (three show the spread), and 0 samples or "
             "more, are needed")
     between(seeds, 1, 10**6, 'seeds')
-    source,target = tasks or (load_task(base.task, base.data, base.k, base.draw),_few(target, base, shots))
+    if not tasks:
+        first = load_task(base.task, base.data, base.k, base.draw, not base.plain_draw)
+    source,target = tasks or (first,_few(target, base, shots))
     maps = {m: mapped(replace(base, method=m), source, target, given) for m in methods} # before anything is trained
     pair = [_first_rows(t, test_rows) for t in (source,target)]
     with writing(out):

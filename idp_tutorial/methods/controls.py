@@ -121,7 +121,7 @@ def fit_probe(model:ControlModel, task:Task, cfg:RunConfig)->dict:
 PATIENCE = 15 # looks without a better one
 
 def _sentences(model, task, cfg, split): # M(x) `[N,d]`
-    "As a generator reads it, and from the same cache"
+    "As a generator reads it"
     bb,mean = model.backbone,sentence_of(cfg)=='mean'
     examples = encode_rows(task, task.splits[split], bb, cfg.max_len)
     if cfg.cache=='none':

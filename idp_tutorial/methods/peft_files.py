@@ -95,6 +95,9 @@ def from_peft(
     needs('peft')
     from peft import PeftConfig
     said = PeftConfig.from_pretrained(str(folder))
+    if other := [n for n in ('use_rslora','use_dora','alpha_pattern','rank_pattern') if getattr(said, n, None)]:
+        raise ValueError(f"{folder} was trained with {other[0]}, which scales the matrices otherwise than we do: their "
+            "answers would differ")
     cfg,old = _as_ours(said, cfg or RunConfig(backbone=bb.name)),load_file(Path(folder)/_FILE)
     _check(cfg.method, bb, cfg)
     model = build(cfg, bb, task)

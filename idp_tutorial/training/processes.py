@@ -116,7 +116,7 @@ class Meter:
         self.cuda,self.model = accelerator.device.type=='cuda',model
         self.ms = []   # of every step
         self.kept = 0  # bytes, of the largest batch
-        self.most = 0  # its rows
+        self.most = 0  # its tokens
         if self.cuda: torch.cuda.reset_peak_memory_stats()
 
     def start(self): self.t0 = self._now()
@@ -125,7 +125,7 @@ class Meter:
         if self.cuda: torch.cuda.synchronize()
         return time.perf_counter()
 
-    def watch(self, size:int): # a context manager for the forward pass of a batch of `size` rows
+    def watch(self, size:int): # a context manager for the forward pass of a batch of `size` tokens
         "Count saved activations when a batch is larger than any before"
         if self.cuda or size<=self.most: return torch.enable_grad()
         self.most,seen = size,{}

@@ -129,6 +129,15 @@ def test_a_stored_sweep_goes_on(monkeypatch, tmp_path):
     got = sweep_prompt_layer(['lpt'], base, None, 3, True, tmp_path/'s.jsonl', task, lambda s: None)
     assert not ran and [of_schema(r) for r in got]==[r for r in records if r['method']=='lpt']
 
+def test_a_sweep_by_epochs_goes_on(tmp_path):
+    base = replace(BASE, epochs=1., batch_size=8, t=2, eval_every=1)
+    for tuned in (False, True):
+        file = tmp_path/f'{tuned}.jsonl'
+        two = [sweep_prompt_layer(['lpt'], base, [1], 2, tuned, file, TASK, list, (1e-3,)*tuned) for _ in (0,1)]
+        assert len(read_records(file))==2==len(two[1]) and {r['steps'] for r in two[0]}=={-(-len(TASK.splits['train'])//8)}
+        sweep_table(two[0])
+
+
 def test_the_draw_reaches_the_sweep(monkeypatch):
     monkeypatch.setattr(module, 'with_seeds', lambda cfg, task, *a, **kw: [task])
     want,other = [load_task('sentiment', None, 8, i).splits['train'] for i in (3,0)]

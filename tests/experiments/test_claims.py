@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from idp_tutorial.data.task import Task
+from idp_tutorial.experiments import claims, contrasts
 from idp_tutorial.experiments.claims import COLUMNS, MEASURED, claims_page, judge, measured, read_claims, write_claims
-from idp_tutorial.experiments.contrasts import contrast, enough, has_texts, holm, paired, right, verdict
+from idp_tutorial.experiments.conclusions import enough, verdict
+from idp_tutorial.experiments.contrasts import contrast, has_texts, holm, paired, right
 from idp_tutorial.experiments.published_scores import METHOD_NAMES, beside, published_scores, published_tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,6 +109,53 @@ def test_few_shot_needs_four_draws_of_two_seeds():
     found = [contrast([record(m, s, v, draw=d) for m,v in (('a',90.), ('b',60.)) for d,s in runs[:n]], 'a', 'b')
         for n in (6, 8)]
     assert [verdict(f, 5.) for f in found]==['open','seen'] and found[1]['runs']==8
+
+
+def test_a_draw_counts_once_whatever_its_seeds():
+    gain = [20., 24., 6., 11.]
+    rs = [record(m, s, 60.+(m=='a')*(g+s), draw=d) for m in 'ab' for d,g in enumerate(gain) for s in (0,1)]
+    f = contrast(rs, 'a', 'b')
+    want = paired(np.array([[g+.5] for g in gain]), np.zeros((4,1)), noise=[contrasts._noise(rs[:2],
+        [('score',np.mean([r['score'] for r in rs if r['method']==m])) for m in 'ab'])])
+    assert (f['runs'],f['draws'])==(8, 4) and f['effect']==pytest.approx(want['effect'])
+    assert (f['low'],f['high'])==pytest.approx((want['low'],want['high']))
+
+
+def test_one_draw_of_a_few_examples_is_no_verdict():
+    def said(k, seeds=5):
+        return verdict(contrast([record(m, s, v, k=k) for m,v in (('a',90.), ('b',60.)) for s in range(seeds)], 'a', 'b'), 5.)
+    assert [said(100), said(500), said(100, 9)]==['open']*3 and said(1000)==said(None)=='seen'
+
+
+def test_not_seen_needs_an_interval_that_holds_0_and_a_size():
+    f = dict(effect=-1.9, low=-3.3, high=-.4, p=.01, detectable=2.1, runs=5)
+    assert verdict(f, 5., p=.07)=='open' and verdict({**f, 'high':.4}, 5., p=.07)=='not seen'
+    null = {**f, 'high':.4, 'p':.2, 'detectable':.07}
+    assert verdict(null)=='not seen' and verdict({**null, 'points':False})=='open'
+    rs = [record(m, s, 60., bits=.5+s/100) for m in 'ab' for s in range(5)]
+    assert (contrast(rs, 'a @bits', 'b @bits')['points'],contrast(rs, 'a', 'b')['points'])==(False, True)
+
+
+def test_texts_of_one_task_are_drawn_together():
+    rng = np.random.default_rng(0)
+    d = rng.choice([-100.,0.,100.], (1,200), p=[.1,.7,.2]).repeat(5, 0)
+    def width(n, **how):
+        f = paired([d]*n, [0*d]*n, **how)
+        return f['high']-f['low']
+    assert width(4, share=['t']*4)==pytest.approx(width(1), rel=.1) and width(4)<.7*width(1)
+    rs = [record(m, s, 60.+s, backbone=b) for m in 'ab' for s in range(5) for b in ('x','y')]
+    one = contrast([r for r in rs if r['backbone']=='x'], 'a', 'b')
+    assert contrast(rs, 'a', 'b')['high']==pytest.approx(one['high'])
+    apart = contrast([{**r, 'task':r['backbone']} for r in rs], 'a', 'b')
+    assert apart['high']<.8*one['high']
+
+
+def test_the_better_control_is_that_of_its_setting():
+    controls = [record(m, s, v, task=t, validation=v) for s in range(5)
+        for t,m,v in (('t','probe',80.), ('t','side-network',70.), ('u','probe',60.), ('u','side-network',90.))]
+    mine = [record('a', s, 85., task=t, layer=layer) for s in range(5) for t in 'tu' for layer in (2,4)]
+    for by,rs in (((), mine[::2]), (('layer',), mine)):
+        assert claims._over('a', rs, controls, {}, by)['effect']==0. # 5 above the probe, 5 below the side network
 
 
 @pytest.fixture

@@ -153,6 +153,8 @@ def test_prompts(method, shape, quick):
     p = clf.prompts(TEXTS)
     assert p.shape[0]==24 and p.shape[-2:]==shape[-2:] and np.isfinite(p).all()
     assert (method=='lpt-npg')==bool((p[0]!=p[1]).any()) or method=='m-idpg-phm'
+    apart = quick(method, steps=1, lr=1e-2, m=16, position=4) if 'm-idpg' in method or 'prompt' in method else clf
+    assert apart.fit(TEXTS, LABELS).prompts(TEXTS).shape==p.shape # without the separators around it
     with pytest.raises(ValueError, match='lora. writes no prompts'): quick('lora').fit(TEXTS, LABELS).prompts(TEXTS)
 
 def test_a_rate_is_chosen_and_the_card_says_what_the_fit_knows(quick, tmp_path):

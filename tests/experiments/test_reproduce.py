@@ -15,7 +15,7 @@ from idp_tutorial.commands.reproduce import idp_reproduce
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.experiments import plans as P
 from idp_tutorial.experiments import reproduce as R
-from idp_tutorial.experiments.contrasts import enough
+from idp_tutorial.experiments.conclusions import enough
 from idp_tutorial.experiments.protocols import BACKBONES, FIXED_ROWS, paper_rates
 from idp_tutorial.experiments.published_scores import published_scores, published_tables
 from idp_tutorial.methods.build import build
@@ -274,6 +274,13 @@ def test_a_cell_stands_beside_its_own_variant():
     assert [*ours.method]==['M-IDPG-PHM M version m=16'] and 'previous' in ours.setting.iloc[0]
     few = R.side_by_side([dict(line, k=500, reads='layer0')], 'idpg-3').dropna(subset='our mean')
     assert [*few.setting]==['K=500'] and R.side_by_side([dict(line, k=500)], 'idpg-3')['our mean'].isna().all()
+
+
+def test_a_decoders_prompt_stands_in_front_and_in_its_row():
+    plan = R.plan_of('idpg-1', 'small', 'smollm2', methods=['prompt-tuning'], tasks=['mrpc'])
+    cells = [c for c in P.cells_of('idpg-1').itertuples() if (c.ours,c.name)==('prompt-tuning','mrpc')]
+    assert plan[0].position==0 and all(c.fields['position']==1 for c in cells)
+    assert any(R._is({**vars(plan[0]), 'score':70.}, c) for c in cells)
 
 
 def beside(table, **r):

@@ -12,13 +12,13 @@ from small import backbone, config, small_task
 from idp_tutorial import provenance, records
 from idp_tutorial.analysis.layer_sweep import plot_sweep, sweep_table
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.experiments import comparison, rates
+from idp_tutorial.experiments import comparison, evidence, rates
 from idp_tutorial.experiments import run as experiments
 from idp_tutorial.experiments.comparison import compare, compare_to, with_seeds
 from idp_tutorial.experiments.conclusions import conclusion, primary_said
 from idp_tutorial.experiments.rates import chosen_rate, head_rate, tune
 from idp_tutorial.experiments.results import across_tasks, format_table, plot_scores, results_table, write_results
-from idp_tutorial.experiments.run import run
+from idp_tutorial.experiments.run import run, trained
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.records import as_recorded, read_records
@@ -469,6 +469,18 @@ def test_a_rate_that_nobody_can_choose_is_not_looked_for_again(cfg, task, tmp_pa
             compare(['head-only','lpt'], cfg(lr=None), 1, out=tmp_path/'b.jsonl', head_first=True, say=list)
         assert ran[-3:]==['head-only']*3 and len(ran)==5
     assert [r['status'] for r in read_records(tmp_path/'b.jsonl')]==['diverged']
+
+
+def test_other_weights_want_a_rate_of_their_own(cfg, task, tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(rates, 'trained', lambda c, task: ran.append(c.lr) or trained(c, task))
+    def choose():
+        ran.clear()
+        head_rate(cfg(steps=1, eval_every=1), task, out=tmp_path/'a.jsonl')
+        return len(ran)
+    assert (choose(),choose())==(3, 0)
+    monkeypatch.setattr(evidence, 'fingerprint', lambda bb: 'others')
+    assert choose()==3
 
 
 def test_a_comparison_in_which_everything_diverged(cfg, tmp_path, wild):

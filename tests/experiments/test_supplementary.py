@@ -63,6 +63,10 @@ def test_stage_one_trains_everything_on_the_doubled_data(cfg, pairs, tmp_path, m
     unread = {n for n in seen['lm'] if 'lm_head' in n}
     assert {n[3:] for n in seen['trained'] if n.startswith('lm.')}==set(seen['lm'])-unread
     assert supplement(cfg(), build, small_task(), tmp_path/'single', epochs=1, swap=False)['steps']==2
+    longer = cfg(epochs=50., accumulate=4) # of stage 2
+    assert supplement(longer, build, small_task(), tmp_path/'own', epochs=1, swap=False)['steps']==2
+    elsewhere = replace(longer, cache_dir=str(tmp_path/'c'))
+    assert supplement(elsewhere, build, small_task(), tmp_path/'own', epochs=1, swap=False)['steps']==2
     with pytest.raises(ValueError, match='swap=False'): supplement(cfg(), build, small_task(), tmp_path/'t', epochs=1)
     assert not (tmp_path/'t').exists()
 

@@ -70,4 +70,7 @@ def test_what_means_something_else_is_refused(tmp_path):
         from_peft(tmp_path/'p', load_backbone('tiny-gpt2'), small_task())
     get_peft_model(fresh('gpt2').model, PrefixTuningConfig(num_virtual_tokens=5, task_type='CAUSAL_LM',
         encoder_hidden_size=32, prefix_projection=True)).save_pretrained(tmp_path/'mlp')
+    get_peft_model(fresh('gpt2').model, LoraConfig(r=8, lora_alpha=16, use_rslora=True)).save_pretrained(tmp_path/'rs')
+    with pytest.raises(ValueError, match='trained with use_rslora, which scales'):
+        from_peft(tmp_path/'rs', gpt, small_task())
     with pytest.raises(ValueError, match='save it without'): from_peft(tmp_path/'mlp', gpt, small_task())

@@ -16,7 +16,7 @@ from idp_tutorial.experiments.comparison import compare, made_by
 from idp_tutorial.experiments.contrasts import contrast, holm
 from idp_tutorial.experiments.evidence import logits_file, made_since
 from idp_tutorial.experiments.rates import beyond
-from idp_tutorial.experiments.run import record_of, trained
+from idp_tutorial.experiments.run import failed, record_of, trained
 from idp_tutorial.experiments.supplementary import supplement
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.registry import METHODS
@@ -85,8 +85,11 @@ def fewshot(a):
         for method in a.methods:
             t = a.set.get('t', 5 if method=='lpt-npg' else 20)
             cfg = replace(base(a, name), method=method, head='verbalizer', t=t)
-            before = [r for r in stored(a.out) if (r['method'],r['task'],r['draw'])==(method,cfg.task,0)]
-            chosen = before[0]['lr'] if before and a.only else None
+            same = ('method','task','k','t','backbone','steps')
+            before = [r for r in stored(a.out) if not r['draw'] and all(r[f]==getattr(cfg, f) for f in same)]
+            if a.only and not before:
+                raise SystemExit(f'--only {a.only}: run draw 0 of {method} on {name} first, which chooses the rate')
+            chosen = before[0]['lr'] if a.only else None
             for draw in a.only or range(a.draws or 4):
                 c = replace(cfg, draw=draw)
                 chosen = runs(a, c, load_task(c.task, c.data, c.k, draw), swaps=False, lr=chosen)
@@ -160,41 +163,53 @@ def steps_to(history, share): # the first look at which validation reaches this 
     return next(step for step,score in history if score>=share*best)
 
 
+def tried(a, cfg, task, rates): # model, log and config of the best, or None; all rates
+    "Rates grow where the best is at an edge"
+    began,said,best,todo = time.time(),[],None,[*rates]
+    for rate in todo:
+        c = replace(cfg, lr=rate)
+        try:
+            model,log = trained(c, task)
+        except FloatingPointError:
+            said.append((rate, 'diverged'))
+        else:
+            said.append((rate, round(log['validation'], 2)))
+            print(f"{c.task} {c.method} seed {c.seed} lr {rate:g} validation {log['validation']:.1f} "
+                f"{time.time()-began:.0f} s", flush=True)
+            if best is None or log['validation']>best[1]['validation']:
+                best = model,log,c
+        if best and len(said)==len(todo)<len(rates)+2:
+            todo += beyond(best[-1].lr, todo)
+    return best,said
+
+
 def runs(a, cfg, task, swaps=True, lr=None): # the rate; `lr`: one that an earlier draw has chosen
     rates = a.rates or FIVE[METHODS[cfg.method].rates[0]]
     first = 'draw 0, seed 0' if cfg.head=='verbalizer' else 'seed 0'
     rates,how = ((a.lr,),'given') if a.lr else (rates,f'best of {len(rates)} on validation, {first}')
+    cfg = replace(cfg, lr=a.lr)
     old = {r['seed']: r for r in stored(a.out) if made_by(r, replace(cfg, seed=r['seed']), how)}
+    asked = old.get(0, {}).get('tried')
+    if asked and [rate for rate,_ in asked][:len(rates)]!=[*rates]:
+        raise SystemExit(f'{a.out} has {cfg.method} with other rates than {rates}: give these, or another --out')
     for seed in range(a.seeds):
-        if seed in old:
+        chosen = lr or old.get(0, {}).get('lr')
+        if seed in old or old and not chosen: # every rate diverged with seed 0
             continue
-        began,tried,best = time.time(),[],None
-        todo = [lr or old[0]['lr']] if lr or old else [*rates]
-        for rate in todo: # which grows where the best is at an edge
-            c = replace(cfg, lr=rate, seed=seed)
-            try:
-                model,log = trained(c, task)
-            except FloatingPointError:
-                tried.append((rate, 'diverged'))
-            else:
-                tried.append((rate, round(log['validation'], 2)))
-                print(f"{c.task} {c.method} seed {seed} lr {rate:g} validation {log['validation']:.1f} "
-                    f"{time.time()-began:.0f} s", flush=True)
-                if best is None or log['validation']>best[1]['validation']:
-                    best = model,log,c
-            if best and len(tried)==len(todo)<len(rates)+2:
-                todo += beyond(best[-1].lr, todo)
-        if best is None:
-            raise SystemExit(f'{cfg.method} on {cfg.task} diverged with every rate of {todo}')
-        model,log,c = best
-        r = record_of(model, log, task, c, logits=logits_file(a.out, c, task))
-        if swaps and METHODS[c.method].kind in ('generated','second pass'):
-            r['swap'] = swapped(model, task, c, r, a.out)
-        if not old and not lr and not a.lr:
-            r |= dict(tried=tried, edge=c.lr in (min(todo), max(todo)))
-        old[seed] = r | dict(lr_selected=how, steps_95=steps_to(r['history'], .95)) | made_since(began)
+        began = time.time()
+        best,said = tried(a, replace(cfg, seed=seed), task, [chosen] if chosen else rates)
+        if best:
+            r = record_of(best[0], best[1], task, best[2], logits=logits_file(a.out, best[2], task))
+            r |= dict(steps_95=steps_to(r['history'], .95)) | made_since(began)
+            if swaps and METHODS[cfg.method].kind in ('generated','second pass'):
+                r['swap'] = swapped(best[0], task, best[2], r, a.out)
+        else:
+            r = failed(replace(cfg, seed=seed, lr=chosen), task, f'diverged with every rate of {said}', began)
+        if not chosen and not a.lr:
+            r |= dict(tried=said, edge=r['lr'] in (min(said)[0], max(said)[0]))
+        old[seed] = r | dict(lr_selected=how)
         append(old[seed], a.out)
-        print(f"{c.task} {c.method} seed {seed}: {r['score']:.1f} {r.get('swap', '')}", flush=True)
+        print(f"{cfg.task} {cfg.method} seed {seed}: {r.get('score', r['status'])} {r.get('swap', '')}", flush=True)
     return old[0]['lr']
 
 

@@ -19,6 +19,7 @@ from ..config import RunConfig
 from ..data.batches import collate
 from ..data.tasks import TASKS
 from ..methods.build import build
+from ..model.dtypes import fused_attention
 from ..model.families import family_of
 from ..model.pretrained import FULL_SCALE, load_backbone
 from ..model.layer_loop import run_layers
@@ -73,7 +74,7 @@ def _kept(model, B:int, T:int, precision:str)->int: # bytes
     "What autograd keeps of one batch"
     meter,low = Meter(model, SimpleNamespace(device=torch.device('cpu'))),dict(bf16=torch.bfloat16,
         fp16=torch.float16).get(precision)
-    with torch.autocast('cpu', low, enabled=low is not None), meter.watch(1):
+    with torch.autocast('cpu', low, enabled=low is not None), meter.watch(1), fused_attention():
         model(collate(_rows(model, B, T), 1), loss=True)
     return meter.kept
 

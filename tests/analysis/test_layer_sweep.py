@@ -134,7 +134,8 @@ def test_a_sweep_by_epochs_goes_on(tmp_path):
     for tuned in (False, True):
         file = tmp_path/f'{tuned}.jsonl'
         two = [sweep_prompt_layer(['lpt'], base, [1], 2, tuned, file, TASK, list, (1e-3,)*tuned) for _ in (0,1)]
-        assert len(read_records(file))==2==len(two[1]) and {r['steps'] for r in two[0]}=={-(-len(TASK.splits['train'])//8)}
+        assert len(read_records(file))==2==len(two[1])
+        assert {r['steps'] for r in two[0]}=={-(-len(TASK.splits['train'])//8)}
         sweep_table(two[0])
 
 

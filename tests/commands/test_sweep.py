@@ -92,7 +92,8 @@ def test_a_grid_of_ones_own(monkeypatch, tmp_path):
         assert [r[1:] for r in ran if r[0]=='lpt']==[(k,s,lr) for k in (0,2) for s,lr in ((0,1e-3), (0,2e-3), (0,4e-3),
             (0,8e-3), (0,.016), (0,.032), (1,.032))]
     records = read_records(tmp_path/'sweep-sentiment-tiny.jsonl')
-    assert {r['lr_selected'] for r in records}=={'best of 2 (0.001, 0.002; up to 4 more at an edge) on validation, seed 0'}
+    how = 'best of 2 (0.001, 0.002; up to 4 more at an edge) on validation, seed 0'
+    assert {r['lr_selected'] for r in records}=={how}
     with pytest.raises(SystemExit):
         idp_sweep(**{**kw, 'rates':'1e-3,5e-3'}) # another choice is another sweep
 

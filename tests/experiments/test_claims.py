@@ -123,7 +123,8 @@ def test_a_draw_counts_once_whatever_its_seeds():
 
 def test_one_draw_of_a_few_examples_is_no_verdict():
     def said(k, seeds=5):
-        return verdict(contrast([record(m, s, v, k=k) for m,v in (('a',90.), ('b',60.)) for s in range(seeds)], 'a', 'b'), 5.)
+        rs = [record(m, s, v, k=k) for m,v in (('a',90.), ('b',60.)) for s in range(seeds)]
+        return verdict(contrast(rs, 'a', 'b'), 5.)
     assert [said(100), said(500), said(100, 9)]==['open']*3 and said(1000)==said(None)=='seen'
 
 

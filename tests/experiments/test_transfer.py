@@ -454,7 +454,8 @@ def test_a_plain_draw_and_a_head_at_the_probe_reach_the_first_task(monkeypatch):
     monkeypatch.setattr(R, 'transfer', lambda cfg, a, b, *_: seen.extend([a, b]) or [])
     R.transfer_scores(['head-only'], config(method='x', k=8, plain_draw=True), 'two-domains', shots=4, seeds=1)
     assert seen[0].splits['train']==load_task(seen[0].name, None, 8, 0, False).splits['train']
-    monkeypatch.setattr(sys.modules['idp_tutorial.experiments.run'], 'start_at_probe', lambda m, t, c: begun.append(t.name))
+    run = sys.modules['idp_tutorial.experiments.run']
+    monkeypatch.setattr(run, 'start_at_probe', lambda m, t, c: begun.append(t.name))
     for method,want in (('lpt',['sentiment']), ('efl',[])):
         begun.clear()
         T._begun(config(method=method, head_init='probe', task='sentiment'), load_task('sentiment'))

@@ -6,6 +6,7 @@ from small import config, setting, small_task
 
 from idp_tutorial.analysis import information_curves as module
 from idp_tutorial.analysis.information_curves import information_curves, plot_information
+from idp_tutorial.experiments import evidence
 from idp_tutorial.experiments.evidence import data_digest
 from idp_tutorial.methods.build import build
 from idp_tutorial.records import as_recorded, read_records
@@ -16,6 +17,7 @@ def curves_of(monkeypatch):
     "Curves of a three-layer model; which prompt layers, seeds and rates were trained is in the list"
     trained,bb = [],setting()[0]
     monkeypatch.setattr(module, 'load_backbone', lambda name: bb)
+    monkeypatch.setattr(evidence, 'fingerprint', lambda bb: 'of the weights')
     def quick(cfg, task):
         trained.append((cfg.layer, cfg.seed, cfg.lr))
         bb.digest = 'of the weights'
@@ -51,6 +53,14 @@ def test_curves_go_on(curves_of, tmp_path):
     assert all(r['t']==4 and r['data'] is None and r['cache_dir'] is None
         and r['probe']==dict(n=24, prompt=False, depth=0, width=64, heads=4, steps=3, lr=3e-3, batch_size=64, looks=10,
         seed=0) for r in records)
+
+def test_curves_of_other_weights_are_others(curves_of, tmp_path, monkeypatch):
+    call,trained = curves_of
+    kw = dict(prompt_layers=[1], seeds=1, layers=[2], out=tmp_path/'i.jsonl')
+    call(**kw)
+    monkeypatch.setattr(evidence, 'fingerprint', lambda bb: 'of others')
+    call(**kw)
+    assert len(trained)==2
 
 @pytest.mark.parametrize('change', [dict(depth=1), dict(width=8), dict(steps=4), dict(seed=1), dict(n=20),
     dict(prompt=True), dict(cfg=dict(t=5)), dict(cfg=dict(steps=5)), dict(cfg=dict(head_lr=.1)), dict(rows=60),

@@ -14,8 +14,7 @@ from pathlib import Path
 from ..config import RunConfig
 from ..data.task import Task
 from ..data.tasks import load_task
-from idp_tutorial.experiments.evidence import (FURTHER, chosen_from, logits_file, made_by,
-    made_since, same_weights)
+from .evidence import FURTHER, chosen_from, logits_file, made_by, made_since, same_weights
 from .run import failed, record_of, trained
 from ..locks import alone
 from ..methods.registry import METHODS

@@ -6,6 +6,7 @@ from small import config, small_task
 
 from idp_tutorial.analysis import figures
 from idp_tutorial.analysis.figures import figure
+from idp_tutorial.experiments import evidence
 from idp_tutorial.experiments.evidence import data_digest
 from idp_tutorial.records import append, read_records
 
@@ -65,6 +66,16 @@ def test_a_figure_of_other_rows_is_another(drawn):
     call()
     call(small_task(train=32))
     call(small_task(train=32))
+    assert len(ran)==2
+
+
+def test_a_figure_of_other_weights_is_another(drawn, monkeypatch):
+    call,ran,_ = drawn
+    call()
+    call()
+    assert len(ran)==1
+    monkeypatch.setattr(evidence, 'fingerprint', lambda bb: 'of others')
+    call()
     assert len(ran)==2
 
 

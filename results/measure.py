@@ -80,12 +80,14 @@ def methods(a):
 
 
 def fewshot(a):
-    "As LPT: no head, the label words; four draws of K examples, two seeds of each; rates chosen on draw 0 with seed 0"
+    "Four draws of K examples, two seeds of each; rates chosen on draw 0 with seed 0. As LPT, no head: the label words"
     for name in a.tasks:
         for method in a.methods:
-            t = a.set.get('t', 5 if method=='lpt-npg' else 20)
-            cfg = replace(base(a, name), method=method, head='verbalizer', t=t)
-            same = ('method','task','k','t','backbone','steps')
+            cfg = replace(base(a, name), method=method, head='verbalizer', t=5 if method=='lpt-npg' else 20)
+            if a.set.get('head')=='classification': # as IDPG
+                cfg = replace(cfg, head_init=a.head_init, head_lr=a.head_lr or None)
+            cfg = replace(cfg, **a.set)
+            same = ('method','task','k','t','backbone','steps','head')
             before = [r for r in stored(a.out) if not r['draw'] and all(r[f]==getattr(cfg, f) for f in same)]
             if a.only and not before:
                 raise SystemExit(f'--only {a.only}: run draw 0 of {method} on {name} first, which chooses the rate')
@@ -185,7 +187,7 @@ def tried(a, cfg, task, rates): # model, log and config of the best, or None; al
 
 def runs(a, cfg, task, swaps=True, lr=None): # the rate; `lr`: one that an earlier draw has chosen
     rates = a.rates or FIVE[METHODS[cfg.method].rates[0]]
-    first = 'draw 0, seed 0' if cfg.head=='verbalizer' else 'seed 0'
+    first = 'draw 0, seed 0' if cfg.head=='verbalizer' or a.what=='fewshot' else 'seed 0'
     rates,how = ((a.lr,),'given') if a.lr else (rates,f'best of {len(rates)} on validation, {first}')
     cfg = replace(cfg, lr=a.lr)
     old = {r['seed']: r for r in stored(a.out) if made_by(r, replace(cfg, seed=r['seed']), how)}
@@ -237,7 +239,7 @@ def main():
     p.add_argument('--switches', type=lambda s: s.split(','), help='of `differences`: only these, such as reads,share')
     p.add_argument('--layers', type=lambda s: [int(n) for n in s.split(',')], help='of `layers`, from 0 (the input)')
     p.add_argument('--set', type=said, default={},
-        help='of RunConfig: in `methods` any, such as way=add or m=256,t=10; in `fewshot` t')
+        help='of RunConfig, in `methods` and `fewshot`: such as way=add, m=256,t=10 or head=classification')
     p.add_argument('--first', help='of `supplemented`: the task of stage 1, such as sst2-k1000')
     p.add_argument('--folder', type=Path, help='of `supplemented`: for the backbones that stage 1 has tuned')
     p.add_argument('--cache')

@@ -46,7 +46,9 @@ def expected(
     usual,longest = [collate(some, bb.tokenizer.pad_token_id or 0)
         for some in (examples[middle:middle+cfg.batch_size], examples[-cfg.batch_size:])]
     usual,longest = [{k: v.to(acc.device) for k,v in b.items()} for b in (usual,longest)]
-    T,one = usual['ids'].shape[1],_seconds(model, usual, acc)
+    T,asked = usual['ids'].shape[1],_seconds(model, usual, acc) # answers are given without autocast
+    with acc.autocast():
+        one = asked if cfg.precision=='no' else _seconds(model, usual, acc)
     method = METHODS[cfg.method]
     own = {k: v(bb) if callable(v) else v for k,v in method.defaults.items() if k in ('t','layer')}
     layer = own.get('layer') if cfg.layer is None else cfg.layer
@@ -58,7 +60,7 @@ def expected(
     memory,scaled = Meter(model, acc),dict(longest)
     if task.regression:
         scaled['label'] = torch.rand(len(longest['label']), device=acc.device)
-    with memory.watch(longest['ids'].numel()):
+    with acc.autocast(), memory.watch(longest['ids'].numel()):
         model.train()(scaled, loss=True)
     return dict(params=count_parameters(model), memory_mb=memory.mb(), ms_per_step=1000*step,
-        seconds=step*cfg.steps+looks*one*work.forward/bb.n_layers)
+        seconds=step*cfg.steps+looks*asked*work.forward/bb.n_layers)

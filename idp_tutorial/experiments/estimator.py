@@ -74,12 +74,13 @@ class PromptFiles(PromptEstimator):
     def from_pretrained(cls,
         folder,        # that `save_pretrained` or idp_train made, or a repository of the hub, 'me/tickets'
         backbone=None, # or where it is; None: by its name
+        glove=None,    # the file or folder of GloVe vectors, where it was trained with one
         **hub,         # `revision`, `token`
     ):
         "A fitted estimator"
         self = cls()
         folder = folder_of(folder, **hub)
-        self.model_,self.task_,self.config_ = from_pretrained(folder, backbone, token=hub.get('token'))
+        self.model_,self.task_,self.config_ = from_pretrained(folder, backbone, glove, token=hub.get('token'))
         self.record_ = record_beside(folder, read_prompts(folder)[0]['cfg'])
         if self.task_.regression==isinstance(self, ClassifierMixin):
             other = 'PromptRegressor' if self.task_.regression else 'PromptClassifier'
@@ -106,7 +107,8 @@ class PromptFiles(PromptEstimator):
             with tempfile.TemporaryDirectory() as tmp:
                 for name,data in saved.items():
                     (Path(tmp)/name).write_bytes(data)
-                again = type(self).from_pretrained(tmp, self.backbone if Path(self.backbone).is_dir() else None)
+                own = self.backbone if Path(self.backbone).is_dir() else None
+                again = type(self).from_pretrained(tmp, own, self.glove)
                 vars(self).update({k: v for k,v in vars(again).items() if k.endswith('_')})
 
 # %% ../../nbs/engine/experiments/estimator.ipynb #b35c75da

@@ -3,6 +3,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from copy import deepcopy
 
 import numpy as np
 import pandas as pd
@@ -170,6 +171,18 @@ def test_a_rate_is_chosen_and_the_card_says_what_the_fit_knows(quick, tmp_path):
         assert words in card, words
     again = pickle.loads(pickle.dumps(PromptClassifier.from_pretrained(tmp_path/'m')))
     assert again.record_['selected']==clf.record_['selected'] and str(tmp_path) not in card
+
+def test_word_vectors_of_a_file_are_found_again(quick, tmp_path):
+    "They are not saved: a copy and a pickle know where they lie, and a folder is told"
+    words = dict.fromkeys(' '.join(TEXTS).split())
+    (glove := tmp_path/'vectors.txt').write_text(''.join(f'{w} {i%5}.5 {i%3} 1\n' for i,w in enumerate(words)))
+    clf = quick('m-idpg-phm-glove', glove=str(glove)).fit(TEXTS, LABELS)
+    want = clf.predict_proba(TEXTS)
+    clf.save_pretrained(tmp_path/'m')
+    again = PromptClassifier.from_pretrained(tmp_path/'m', glove=glove)
+    for other in (again, deepcopy(clf), pickle.loads(pickle.dumps(clf)), pickle.loads(pickle.dumps(again))):
+        assert (other.predict_proba(TEXTS)==want).all() and other.glove==str(glove)
+    with pytest.raises(ValueError, match='glove=…'): PromptClassifier.from_pretrained(tmp_path/'m')
 
 def test_a_decoder_writes(tmp_path):
     clf = PromptClassifier('prompt-tuning', backbone='tiny-gpt2', steps=1, looks=1, lr=None, t=2, device='cpu',

@@ -21,7 +21,7 @@ from ..model.prompted_model import PromptedModel, learnt
 from .checkpoint import Checkpoint, identity
 from .evaluation import evaluate, no_numbers, said_of, stale
 from .examples import training_examples
-from .processes import Meter, accelerator, compiled, gathered, optimizer, parts
+from .processes import Meter, accelerator, compiled, for_steps, gathered, optimizer, parts
 
 # %% ../../nbs/engine/training/fit.ipynb #ft000003
 def warm_up(
@@ -73,7 +73,7 @@ class Run:
         if save:
             about = identity(model, [self.train, self.valid], cfg, self.lr, acc.num_processes)
             self.checkpoint = Checkpoint(save, about, every or cfg.eval_every)
-        self.wrapped,self.opt = acc.prepare(model, optimizer(model, cfg, self.lr))
+        self.wrapped,self.opt = for_steps(acc, model, optimizer(model, cfg, self.lr))
         if acc.process_index: self._draw_apart()
         self.schedule = warm_up(self.opt, int(cfg.warmup*cfg.steps), cfg.steps, cfg.schedule)
         self.tensors,self.meter = learnt(model),Meter(model, acc)
@@ -123,7 +123,7 @@ def _loss(self:Run, batches:list)->Tensor: # of all texts of the step, over all 
     for batch,weight in batches:
         batch = scaled({k: v.to(acc.device) for k,v in batch.items()}, self.task)
         with acc.accumulate(self.wrapped), acc.autocast(), self.meter.watch(batch['ids'].numel()):
-            loss = weight*self.wrapped(batch, loss=True)
+            loss = weight*self.wrapped(batch, loss=True).float()
         acc.backward(loss)
         mean = mean+loss.detach()/self.cfg.accumulate
     acc.clip_grad_norm_(self.params, self.cfg.clip)

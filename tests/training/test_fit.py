@@ -1,5 +1,6 @@
 """The loop: the same numbers under the same seed, the checkpoint that is kept, accumulation, clipping, schedule,
 divergence, regression, and what must not move."""
+import contextlib
 import math
 import os
 import socket
@@ -10,18 +11,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small import backbone, batch_of, config, model_of, small_task
+from small import Killed, backbone, batch_of, config, kill_at, model_of, small_task
 from torch import nn
 
 from idp_tutorial.data.task import scaled
-from idp_tutorial.methods.build import build
+from idp_tutorial.methods.build import backbone_for, build
+from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model.heads import ClassificationHead
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.model.plan import Step
-from idp_tutorial.model.prompted_model import PromptedModel
+from idp_tutorial.model.prompted_model import PromptedModel, learnt
 from idp_tutorial.model.small_models import SMALL, attentions, one_step, random_prompt, small_backbone, text
-from idp_tutorial.training.evaluation import evaluate
+from idp_tutorial.training.evaluation import answers, evaluate
 from idp_tutorial.training.fit import fit, warm_up
 from idp_tutorial.training.processes import compiled
 
@@ -224,6 +226,62 @@ def test_bf16_after_fp32_in_one_process():
         out.setdefault(precision, []).append(log['losses'])
     assert out['no'][0]==out['no'][1]!=out['bf16'][0] and out['bf16'][0]==pytest.approx(out['no'][0], rel=.05)
 
+def seen_by(model):
+    "Of every pass: is it one of training, and under autocast?"
+    seen,plain = [],model.context
+    def context(batch):
+        seen.append((model.training, torch.is_autocast_enabled('cpu')))
+        return plain(batch)
+    model.context = context
+    return seen
+
+@pytest.mark.parametrize('compile', [False,True])
+def test_scores_are_taken_without_autocast(compile, small_folder, tmp_path, monkeypatch):
+    "The trained model answers, before and after a save, as its weights do that autocast has never seen"
+    traced = nn.Module.compile
+    monkeypatch.setattr(nn.Module, 'compile', lambda m, **kw: traced(m, **kw, backend='eager'))
+    task,cfg = small_task(),config(lr=1e-3, precision='bf16', compile=compile, backbone=str(small_folder))
+    model,other = [build(cfg, backbone_for(cfg), task) for _ in range(2)]
+    seen = seen_by(model)
+    log = fit(model, task, cfg)
+    assert {*seen}=={(True,True),(False,False)}
+    with torch.no_grad():
+        for n,t in learnt(other).items(): t.copy_(learnt(model)[n])
+    examples,valid = [task.encode(task.splits[s], model.backbone.tokenizer, 60) for s in ('test','validation')]
+    want = answers(model, examples)
+    assert torch.equal(want, answers(other, examples))
+    assert log['validation']==evaluate(other, valid, task)[0]['accuracy']
+    save_pretrained(model, tmp_path, task, cfg)
+    again,_,_ = from_pretrained(tmp_path, str(small_folder))
+    assert torch.equal(want, answers(again, examples))
+
+def test_a_run_in_bf16_leaves_no_trace_in_the_model():
+    "Neither of its end nor of a kill: the next run is of its own precision"
+    task = small_task()
+    def losses(*before):
+        model = quiet()
+        start = tensors(model)
+        for precision,kill in before:
+            clean = {*vars(model)}
+            if kill: kill_at(model, 2)
+            with pytest.raises(Killed) if kill else contextlib.nullcontext():
+                fit(model, task, config(lr=1e-3, precision=precision))
+            if kill: del model.forward
+            assert {*vars(model)}==clean and model.forward.__func__ is PromptedModel.forward
+            with torch.no_grad():
+                for n,p in model.trained().items(): p.copy_(start[n])
+        seen = seen_by(model)
+        log = fit(model, task, config(lr=1e-3))
+        assert not any(low for _,low in seen)
+        return log['losses']
+    want = losses()
+    assert losses(('bf16',False))==losses(('bf16',True))==want
+    model = quiet()
+    fit(model, task, config(lr=1e-3))
+    seen = seen_by(model)
+    fit(model, task, config(lr=1e-3, precision='bf16'))
+    assert {*seen}=={(True,True),(False,False)}
+
 def test_a_device_or_precision_that_is_not_known():
     for kw,words in ((dict(device='gpu'),["device 'gpu'","'auto' or 'cpu'"]),
         (dict(precision='half'),["precision 'half'",'bf16'])):
@@ -277,12 +335,15 @@ def test_zero_shot_has_nothing_to_train():
 # --- several processes
 
 SCRIPT = """
-import hashlib, torch
+import hashlib, sys, torch
 from small import backbone, config, model_of, small_task
+from test_fit import seen_by
 from idp_tutorial.training.fit import fit
 torch.set_num_threads(1)
 bb,task = backbone(),small_task(); model = model_of('lpt-npg', bb, task, jolt=0)
-log = fit(model, task, config(steps=3, lr=1e-3, batch_size=8))
+seen,low = seen_by(model),sys.argv[1]=='bf16'
+log = fit(model, task, config(steps=3, lr=1e-3, batch_size=8, precision=sys.argv[1]))
+assert {*seen}=={(True,low),(False,False)} and '_original_forward' not in vars(model), seen
 trained = b''.join(p.detach().numpy().tobytes() for p in model.trained().values())
 print('RESULT', log['losses'][0], hashlib.sha256(trained).hexdigest())
 """
@@ -328,15 +389,17 @@ def test_a_compiled_run_is_the_same_run():
     assert a['losses']==pytest.approx(b['losses'], abs=1e-4)
 
 @pytest.mark.slow
-def test_two_processes_train_one_model(tmp_path):
+@pytest.mark.parametrize('precision', ['no','bf16'])
+def test_two_processes_train_one_model(precision, tmp_path):
     (tmp_path/'two.py').write_text(SCRIPT)
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         port = str(s.getsockname()[1])
     tests = Path(__file__).parents[1]
-    env = {**os.environ, 'PYTHONPATH':f'{tests.parent}{os.pathsep}{tests}', 'OMP_NUM_THREADS':'1',
-        'MASTER_ADDR':'127.0.0.1', 'MASTER_PORT':port, 'WORLD_SIZE':'2'}
-    both = [subprocess.Popen([sys.executable, tmp_path/'two.py'], stdout=subprocess.PIPE, text=True,
+    path = os.pathsep.join(map(str, (tests.parent, tests, tests/'training')))
+    env = {**os.environ, 'PYTHONPATH':path, 'OMP_NUM_THREADS':'1', 'MASTER_ADDR':'127.0.0.1', 'MASTER_PORT':port,
+        'WORLD_SIZE':'2'}
+    both = [subprocess.Popen([sys.executable, tmp_path/'two.py', precision], stdout=subprocess.PIPE, text=True,
         env={**env, 'RANK':r, 'LOCAL_RANK':r}) for r in '01']
     a,b = [p.communicate(timeout=120)[0].split()[-2:] for p in both]
-    assert a==b # the loss of all texts, the same weights; tests/efficiency/test_full_scale.py compares with one process
+    assert a==b and a # loss of all texts, same weights; tests/efficiency/test_full_scale.py compares with one process

@@ -6,6 +6,7 @@
 __all__ = ['record_of', 'started', 'trained', 'failed', 'attempt', 'run', 'in_short', 'train']
 
 # %% ../../nbs/engine/experiments/run.ipynb #8b73d455
+import json
 import time
 from accelerate import PartialState
 from dataclasses import replace
@@ -21,7 +22,8 @@ from ..data.tasks import load_task
 from .evidence import data_digest, keep_logits, logits_file, made_since, said_of, thinned
 from ..methods.build import backbone_for, build
 from ..methods.linear_probe import start_at_probe
-from ..methods.hub_models import RECORD
+from ..methods.descriptions import describe_run, read_prompts
+from ..methods.hub_models import RECORD, record_beside
 from ..methods.prompt_files import PROMPTS, save_pretrained
 from ..methods.controls import CONTROLS, ROWS, fit_control
 from ..model.backbone import fingerprint
@@ -75,15 +77,40 @@ def started(model, task, cfg)->PromptedModel:
         start_at_probe(model, task, cfg)
     return model
 
+def _whole(read, *where): # what a file says; None: it is not there, or damaged, and nothing is lost with it
+    try:
+        return read(*where)
+    except (ValueError,FileNotFoundError):
+        return None
+
+def _alike(cfg, digests): # what two runs have in common if one may take the other's place
+    names = {k: cfg.get(k) and Path(cfg[k]).name for k in ('backbone','glove')}
+    return {**{k: v for k,v in cfg.items() if k!='device'}, **names, **digests}
+
+def _not_another(folder, task, cfg, weights):
+    "A finished model is replaced by the same run alone, also where there are no checkpoints"
+    about = _whole(read_prompts, folder)
+    if about is None:
+        return
+    about = about[0]['cfg']
+    theirs = _alike(about, (_whole(record_beside, folder, about) or {}).get('digests', {}))
+    ours = json.loads(json.dumps(_alike(describe_run(task, cfg)['cfg'], dict(weights=weights, data=data_digest(task)))))
+    if differ := [f'{k} {theirs[k]!r} there, {ours[k]!r} here' for k in theirs if k in ours and theirs[k]!=ours[k]]:
+        raise ValueError(f"{folder} holds another run ({', '.join(differ)}): give another folder, or the same "
+            f"settings; delete its {PROMPTS} and checkpoints to start anew")
+
 def trained(
     cfg:RunConfig,
     task:Task,
+    folder:Path|None=None, # of the run; a model of another one stays there
     **kept, # of `fit`: `save`, `save_every`; a control is fitted at once
 )->tuple[PromptedModel,dict]: # the model, and what `fit` gave
     "A model of `cfg` on a backbone of its own, trained"
     code_state() # as it is now, not when the run ends
     bb = backbone_for(cfg)
     bb.digest = fingerprint(bb) # before anything is trained
+    if folder:
+        _not_another(folder, task, cfg, bb.digest)
     model = started(build(cfg, bb, task), task, cfg)
     return model,fit_control(model, task, cfg) if cfg.method in CONTROLS else fit(model, task, cfg, **kept)
 
@@ -151,7 +178,7 @@ def train(
     first,began = PartialState().is_main_process,time.time()
     with alone(folder if first else None):
         try:
-            model,log = trained(cfg, task, save=None if save_every==0 else folder, save_every=save_every)
+            model,log = trained(cfg, task, folder, save=None if save_every==0 else folder, save_every=save_every)
             record = {**record_of(model, log, task, cfg), **made_since(began), **more}
         except FloatingPointError as e: # the folder is left to another rate, whose record takes the place of this one
             if first and not (folder/PROMPTS).exists(): # of an earlier run, with its record

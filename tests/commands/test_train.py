@@ -282,6 +282,21 @@ def test_another_run_in_the_folder(small_folder, tmp_path, capsys):
     assert 'holds another run (seed 0 there, 1 here' in capsys.readouterr().err
     assert before=={f: (tmp_path/f).read_bytes() for f in os.listdir(tmp_path)}
 
+def test_a_finished_model_is_not_replaced_without_checkpoints(cfg, tmp_path):
+    def files(): return {f.name: f.read_bytes() for f in tmp_path.glob('[!.]*') if f.name!='record.jsonl'}
+    r = train(cfg(), tmp_path, small_task(), save_every=0)
+    before = files()
+    for every in (0, None): # no checkpoint is there that could say so
+        for kw,task,words in ((dict(seed=4), small_task(), 'seed 0 there, 4 here'),
+            (dict(), small_task(train=60), "data '")):
+            with pytest.raises(ValueError, match=f'holds another run .{words}'):
+                train(cfg(**kw), tmp_path, task, save_every=every)
+            assert files()==before
+    assert timeless(train(cfg(), tmp_path, small_task(), save_every=0))==timeless(r) and files()==before
+    (tmp_path/'prompts.safetensors').write_bytes(b'half')
+    train(cfg(), tmp_path, small_task(), save_every=0) # of a damaged one nothing is lost
+    assert files()==before
+
 def test_the_draw_reaches_the_task(cfg, tmp_path, monkeypatch):
     class Seen(Exception): pass
     def see(c, bb, task):

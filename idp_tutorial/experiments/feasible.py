@@ -39,7 +39,7 @@ def possible(
 # %% ../../nbs/engine/experiments/feasible.ipynb #cde93008
 def _longest(cfg, bb, task): # an encoded row
     rows = [r for split in task.splits.values() for r in split]
-    template = cfg.template if cfg.head=='verbalizer' else None
+    template = cfg.template if cfg.head=='verbalizer' or task.text else None
     return max(encode_rows(task, rows, bb, cfg.max_len, template), key=lambda e: len(e['ids']))
 
 def check(

@@ -70,6 +70,37 @@ def test_options_of_training_that_would_change_nothing(methods, kw, words):
     refuse_unused([methods,'side-network','lpt','s-idpg-phm'], RunConfig(**kw))
 
 
+@pytest.mark.parametrize('kw', [dict(head_hidden=True), dict(readout='last'), dict(head_lr=.5),
+    dict(head='verbalizer'), dict(head_init='probe'), dict(loss_vocab='labels'), dict(head_first=True)], ids=str)
+def test_a_task_that_is_answered_with_a_text_has_no_head(kw):
+    fields,how = {k: v for k,v in kw.items() if k!='head_first'},{k: v for k,v in kw.items() if k=='head_first'}
+    with pytest.raises(ValueError, match="task 'in-short' is answered with a text"):
+        refuse_unused(['lpt'], RunConfig(task='in-short', **fields), **how)
+
+
+def test_what_a_task_of_texts_reads():
+    "Its template; and M(x) is what `readout` says"
+    refuse_unused(['lpt'], RunConfig(task='in-short', template='{s1} ->{mask}'))
+    refuse_unused(['lpt','s-idpg-phm'], RunConfig(task='in-short', readout='cls'))
+
+
+@pytest.mark.parametrize('methods,kw', [('lpt', dict(cache='hidden', layer=0)),
+    ('adapterdrop', dict(cache='both', layer=0)), ('s-idpg-phm', dict(cache='sentence', sentence_pass='noisy')),
+    ('m-idpg-phm', dict(cache='both', sentence_pass='noisy'))], ids=str)
+def test_a_cache_of_what_is_not_there(methods, kw):
+    with pytest.raises(ValueError, match='nothing to keep'):
+        refuse_unused([methods], RunConfig(**kw))
+    for more in ([methods,'head-only','s-idpg-phm'], [methods,'side-network'], ['lpt','s-idpg-phm','probe']):
+        refuse_unused(more, RunConfig(**{**kw, 'cache':'both'}))
+    refuse_unused(['lpt','adapterdrop'], RunConfig(cache='hidden', layer=0)) # which keeps its half
+
+
+def test_pooling_without_the_last_word_is_for_decoders():
+    with pytest.raises(ValueError, match='skip_last=True on backbone .*use a decoder'):
+        build(RunConfig('lpt-appg', skip_last=True), backbone(), small_task())
+    build(RunConfig('lpt-appg', skip_last=True), backbone('gpt2'), small_task())
+
+
 def test_options_of_a_command_that_would_change_nothing():
     with pytest.raises(ValueError, match='tune=True: majority, probe has no such option'):
         refuse_unused(['majority','probe'], RunConfig(), tune=True, rates=(), save_every=None)

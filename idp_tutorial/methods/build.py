@@ -113,6 +113,9 @@ def build(
     set_seed(cfg.seed)
     if cfg.method in CONTROLS:
         return build_control(cfg, bb, task)
+    if cfg.skip_last and not bb.causal:
+        raise ValueError(f"skip_last=True on backbone {bb.name!r} ({bb.family}): only what a decoder pools can end "
+            "before its last word; leave it out, or use a decoder, such as 'tiny-gpt2' or 'smollm2'")
     plan = method(bb, cfg)
     if method.kind=='entailment' and not task.pair: # a pair is premise and hypothesis as it is
         model = EntailmentModel(bb, describe(task), plan, _readout(cfg, bb), cfg.lower_dropout)

@@ -140,8 +140,7 @@ def judge(
             if r['verdict']=='open' and not r['decides']:
                 raise ValueError(f"claim {r['id']!r} is open with these records: say in `decides` what would decide "
                     "it, or bring back the records it names")
-            if r['id'] in p:
-                r['p'] = f"{p[r['id']]:.4f}"
+            r['p'] = f"{p[r['id']]:.4f}" if r['id'] in p else '' # corrected, or none
         out.append(r)
     return out
 
@@ -156,14 +155,16 @@ def claim_cell(r:dict)->str:
 
 def claims_page(rows:list[dict])->str: # Markdown; a link to `#ID` finds a row
     "The claims as a page"
-    head = ('| claim | published | ours (95 %) | above the control | verdict | the records, or what would decide it |\n'
+    head = ('| claim | published | ours (95 %) | above the control | verdict | the records, and what would say more |\n'
         '|---|--:|--:|--:|---|---|\n')
     def line(r):
         said = f"<a id=\"{r['id']}\"></a>“{r['sentence']}” ({r['where']}). *{r['contrast']}*"
         where = f"{r['tasks']} with {r['backbones']}: " if r['tasks'] else ''
         files = ' '.join(f'`{w}`' if w.endswith('.jsonl') else w for w in r['records'].split()) # a `*` is no emphasis
-        decides = r['decides'] if r['verdict']=='open' else where+files
-        cells = [said, r['published'] or '–', claim_cell(r), r['above'] or '–', f"**{r['verdict']}**", decides]
+        found = where+files if r['effect'] or not r['a'] else '' # records that are still to come are none
+        more = r['decides'] and f"to {'decide it' if r['verdict']=='open' else 'say more'}: {r['decides']}"
+        cells = [said, r['published'] or '–', claim_cell(r), r['above'] or '–', f"**{r['verdict']}**",
+            '; '.join(filter(None, (found, more)))]
         return '| '+' | '.join(c.replace('|', '/') for c in cells)+' |'
     parts = [f'## {paper}\n\n{head}'+'\n'.join(line(r) for r in rows if r['paper']==paper)
         for paper in dict.fromkeys(r['paper'] for r in rows)]

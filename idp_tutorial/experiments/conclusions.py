@@ -71,7 +71,8 @@ def primary_said(
 
 # %% ../../nbs/engine/experiments/conclusions.ipynb #fd9eefa9
 VERDICTS = {'seen':'the interval leaves out 0, on the side of the claim', 'opposite':'… on the other side',
-    'not seen':'0 is inside, and so large a difference as published would have been seen', 'open':'not decided'}
+    'not seen':'0 is inside, or the difference leans the other way; one as large as published would have been seen',
+    'open':'not decided'}
 TYPICAL,EQUAL = 2.,1. # points: a gap where a paper prints none; the most by which equals differ
 FEW = 500 # training examples, up to which another draw of them is another experiment
 
@@ -101,4 +102,5 @@ def verdict(
     if sure:
         return 'seen' if side*found['effect']>0 else 'opposite'
     size = abs(published or TYPICAL) if published or found.get('points', True) else 0 # 0: nobody says what would count
-    return 'not seen' if low<=0<=high and found['detectable']<=size else 'open'
+    leans = min(side*low, side*high)>0 # to the claim's side, though not for sure
+    return 'not seen' if not leans and found['detectable']<=size else 'open'

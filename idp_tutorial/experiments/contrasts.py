@@ -16,14 +16,19 @@ from ..records import conditions
 
 # %% ../../nbs/engine/experiments/contrasts.ipynb #5a0cd316
 def _drawn(ds, rng, n, share): # `n` sums of means of each `d [S,N]` `[n]`
-    out,texts = 0.,{}
+    "Seeds; and texts, without what the seeds' own luck with a text adds to both"
+    out,texts,luck = 0.,{},{}
     for d,of in zip(ds, share):
-        (S,N),mean = d.shape,d.mean(0)
-        if (of,N) not in texts: # a text that is right by luck is so in every setting that has it
-            texts[of,N] = rng.integers(N, size=(n,N))
-        seeds = rng.multinomial(S, [1/S]*S, n)@(d-mean)/S
-        student = np.sqrt(S/rng.chisquare(S-1, (n,1))) if S>1 else 0 # of few seeds the spread is a guess
-        out = out+np.take_along_axis(mean+student*seeds, texts[of,N], 1).mean(1)
+        (S,N),text,seed = d.shape,d.mean(0)-d.mean(),d.mean(1)-d.mean()
+        key = of,N # a text that is right by luck is so in every setting that has it
+        texts[key] = texts.get(key, 0)+text
+        luck[key] = luck.get(key, 0)+((d-d.mean()-text-seed[:,None])**2).sum()/max(1, S*(S-1)*(N-1))
+        student = np.sqrt(S/rng.chisquare(S-1, n)) if S>1 else 0 # of few seeds the spread is a guess
+        out = out+d.mean()+student*(rng.multinomial(S, [1/S]*S, n)@seed)/S
+    for key,text in texts.items():
+        N,spread = len(text),(text**2).sum()/max(1, len(text)-1)
+        own = np.sqrt(max(0, 1-luck[key]/spread)) if spread else 0
+        out = out+rng.multinomial(N, [1/N]*N, n)@(own*text)/N
     return out
 
 def paired(

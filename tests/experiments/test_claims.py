@@ -42,6 +42,23 @@ def test_the_interval_covers():
     assert missed(0)<=9 and missed(.25)>=58
 
 
+def _made_up(rng, seeds, texts, by_text, by_seed, luck): # answers of two methods that are equal in the mean
+    hard = rng.normal(1.2, 1, texts)
+    parts = [rng.normal(0, s, (2,*size)) for s,size in ((by_text,(1,texts)), (by_seed,(seeds,1)), (luck,(seeds,texts)))]
+    return 100.*(hard+sum(parts)>0)
+
+
+@pytest.mark.parametrize('spread', [(0,0,.5), (.5,0,.5), (0,.05,.5), (.5,.2,.5), (1,0,.2)])
+def test_the_interval_is_as_wide_as_what_makes_the_spread(spread):
+    "Seeds, texts or the luck of one seed with one text: 95 % of the intervals hold 0, and not nearly all"
+    rng = np.random.default_rng(0)
+    found = [paired(*_made_up(rng, 5, 300, *spread), 400, i) for i in range(200)]
+    assert 178<=sum(f['low']<=0<=f['high'] for f in found)<=197
+    if not any(spread[:2]): # luck alone: Student's t over the seeds is right
+        t = [2*2.776*(a-b).mean(1).std(ddof=1)/5**.5 for a,b in (_made_up(rng, 5, 300, *spread) for _ in range(200))]
+        assert np.mean([f['high']-f['low'] for f in found])==pytest.approx(np.mean(t), rel=.15)
+
+
 def test_pairing_helps():
     "Two methods that err on the same texts differ less by chance"
     rng = np.random.default_rng(0)
@@ -128,9 +145,11 @@ def test_one_draw_of_a_few_examples_is_no_verdict():
     assert [said(100), said(500), said(100, 9)]==['open']*3 and said(1000)==said(None)=='seen'
 
 
-def test_not_seen_needs_an_interval_that_holds_0_and_a_size():
+def test_not_seen_needs_an_interval_that_does_not_lean_to_the_claim_and_a_size():
     f = dict(effect=-1.9, low=-3.3, high=-.4, p=.01, detectable=2.1, runs=5)
-    assert verdict(f, 5., p=.07)=='open' and verdict({**f, 'high':.4}, 5., p=.07)=='not seen'
+    assert verdict(f, -5., p=.07)=='open' and verdict({**f, 'high':.4}, -5., p=.07)=='not seen'
+    assert verdict(f, 5., p=.07)=='not seen' and verdict(f, 5., p=.04)=='opposite' # 5 points up are out of reach
+    assert verdict(f, 2., p=.07)=='open'
     null = {**f, 'high':.4, 'p':.2, 'detectable':.07}
     assert verdict(null)=='not seen' and verdict({**null, 'points':False})=='open'
     rs = [record(m, s, 60., bits=.5+s/100) for m in 'ab' for s in range(5)]
@@ -404,3 +423,43 @@ def test_a_claim_that_its_records_leave_open_says_what_would_decide_it(tmp_path)
     with pytest.raises(ValueError, match="claim 'i' is open with these records"):
         judge([row], tmp_path)
     assert judge([row|dict(decides='more seeds')], tmp_path)[0]['verdict']=='open'
+
+
+I,L1,L2,L4 = 'idpg-1','lpt-1','lpt-2','lpt-4'
+PRINTED = { # a claim's difference: table, two rows of it, and what of them if not the mean of all tasks
+    'idpg-m-over-prompt':(I, 'M-IDPG-PHM', 'Prompt-tuning', {}), 'idpg-m-over-ptv2':(I, 'M-IDPG-PHM', 'Ptuningv2', {}),
+    'idpg-compacter':(I, 'M-IDPG-PHM', 'Compacter', {}), 'idpg-phm-dnn':(I, 'S-IDPG-PHM', 'S-IDPG-DNN', {}),
+    'idpg-phm-dnn-m':(I, 'M-IDPG-DNN', 'M-IDPG-PHM', {}), 'idpg-glove':(I, 'M-IDPG-PHM-GloVe', 'M-IDPG-PHM', {}),
+    'idpg-134':(I, 'M-IDPG-PHM', 'Prompt-tuning-134', {}), 'idpg-instance':(I, 'S-IDPG-PHM', 'Prompt-tuning', {}),
+    'idpg-glove-wins':(I, 'M-IDPG-PHM-GloVe', 'Prompt-tuning', {}), 'idpg-multi':(I, 'M-IDPG-PHM', 'S-IDPG-PHM', {}),
+    'idpg-k100':('idpg-3', 'M-IDPG-PHM', 'prompt tuning', dict(setting=['K=100'])),
+    'idpg-k100-ptv2':('idpg-3', 'M-IDPG-PHM', 'P-Tuningv2', dict(setting=['K=100'])),
+    'lpt-late':(L1, 'LPT w/o PG', 'Prompt Tuning', {}), 'lpt-late-lm':(L1, 'LPT w/o PG', 'Prompt Tuning', {}),
+    'lpt-all-prompts':(L1, 'LPT w/ NPG', 'S-IDPG-PHM', {}), 'lpt-adapterdrop':(L1, 'LPT w/ MPPG', 'AdapterDrop', {}),
+    'lpt-npg':(L4, 'LPT w/ NPG', 'LPT w/o PG', {}), 'lpt-npg-lm':(L4, 'LPT w/ NPG', 'LPT w/o PG', {}),
+    'lpt-other-ptms':(L4, 'LPT w/o PG', 'Prompt Tuning', {}), 'lpt-50':(L2, 'LPT w/ NPG', 'Model Tuning', {}),
+    'lpt-71':(L2, 'LPT w/ NPG', 'Adapter', {}), 'lpt-ppg-few':(L2, 'LPT w/ MPPG', 'LPT w/ NPG', {}),
+    'lpt-124':(L2, 'LPT w/ NPG', 'Prompt Tuning', dict(task=['SST-2','TREC'])),
+    'lpt-124-trec':(L2, 'LPT w/ NPG', 'Prompt Tuning', dict(task=['TREC'])),
+    'spam-lpt':('id-spam-2', 'ID-SPAM', 'LPT', dict(task=['Avg'], backbone=['RoBERTa-base'])),
+    'spam-lora':('id-spam-2', 'ID-SPAM', 'LoRA', dict(task=['Avg'], backbone=['RoBERTa-base'])),
+    'spam-attention':('id-spam-3', 'ID-SPAM', 'Mean-pooling', dict(task=['MRPC','RTE','QQP'])),
+    'spam-zero':('id-spam-6', 'ID-SPAM', 'LPT', dict(task=['QQP->MRPC','MRPC->QQP','SST-2->IMDB','IMDB->SST-2'])),
+    'spam-few':('id-spam-11', 'ID-SPAM', 'LPT', dict(task=['QQP->MRPC'])),
+    'spam-gpt2':('id-spam-8', 'ID-SPAM', 'LPT', {})}
+
+
+@pytest.mark.parametrize('one', PRINTED)
+def test_a_published_difference_is_that_of_its_table(one):
+    row = next(r for r in read_claims(CLAIMS) if r['id']==one)
+    table,a,b,only = PRINTED[one]
+    cells = published_scores(table)
+    for column,values in dict(task=['Avg'], **only).items() if 'task' not in only else only.items():
+        cells = cells[cells[column].isin(values)]
+    means = cells.groupby('method')['mean'].mean()
+    assert float(row['published'])==pytest.approx(means[a]-means[b], abs=.06)
+
+
+def test_every_published_size_is_from_a_table_or_a_figure():
+    elsewhere = {'idpg-single','idpg-m16','idpg-input','idpg-sml','idpg-residual'} # of variants, or a part of the tasks
+    assert {r['id'] for r in read_claims(CLAIMS) if r['published'] and r['a']}=={*PRINTED}|elsewhere

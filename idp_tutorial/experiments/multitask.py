@@ -16,7 +16,7 @@ from ..checks import at_least, known
 from ..config import RunConfig
 from ..data.batches import collate
 from ..data.task import Task, scaled
-from .together import run_together
+from .together import can_share, run_together
 from ..methods.descriptions import read_prompts
 from ..methods.hub_models import folder_of
 from ..methods.prompt_files import from_pretrained
@@ -33,30 +33,11 @@ class Member(NamedTuple):
     cfg:RunConfig       # what `build` made the model from
 
 # %% ../../nbs/engine/experiments/multitask.ipynb #289f213e
-def _check(members):
-    "What cannot share one backbone is refused"
-    if not members:
-        raise ValueError("no members: give at least one task, as {name: Member(model, task, cfg)}")
-    bb = next(iter(members.values())).model.backbone
-    for n,m in members.items():
-        if not n or '.' in n or hasattr(nn.ModuleDict(), n):
-            raise ValueError(f"the name {n!r} cannot be that of a torch module (no dots, and none of its own "
-                "attributes): choose another")
-        if type(m.model) is not PromptedModel:
-            raise ValueError(f"{n!r} is a {type(m.model).__name__}, which makes several pairs of every text: its rows "
-                "cannot be mixed with others; use a PromptedModel")
-        if hasattr(m.model.backbone, 'changed') or any(p.requires_grad for p in m.model.lm.parameters()):
-            raise ValueError(f"{n!r} ({m.cfg.method}) changes the backbone's weights, which all tasks share: mix "
-                "prompt methods, or keep a backbone for this task alone")
-        if m.model.backbone is not bb:
-            raise ValueError(f"{n!r} has another backbone ({m.model.backbone.name!r}) than {next(iter(members))!r} "
-                f"({bb.name!r}): load one with load_backbone, and build every model on that object")
-
 class MultiTaskModel(nn.Module):
     "One frozen backbone, and a prompt and a head for each task; each row is answered by its own (LPT §1)"
     def __init__(self, members:dict[str,Member]): # by name; all models on the same backbone object
         super().__init__()
-        _check(members)
+        can_share(members)
         self.members,self.names = dict(members),list(members)
         self.backbone = members[self.names[0]].model.backbone
         self.lm = self.backbone.model
@@ -139,10 +120,15 @@ class MultiTaskModel(nn.Module):
         return total/len(batch['ids'])
 
     def train(self, mode:bool=True):
-        "Training mode, but eval mode below the first prompt of any task"
+        "Training mode, but eval mode below the first prompt of any task, unless they have `lower_dropout`"
+        first,lower = min(m.model.first for m in self.members.values()),{}
+        for name,m in self.members.items():
+            lower.setdefault(bool(m.model.lower_dropout), name)
+        if mode and first>=0 and len(lower)>1:
+            raise ValueError(f"{lower[True]!r} has lower_dropout=True and {lower[False]!r} has not, and the layers "
+                "below their prompts run once for both: build all members with it, or none, to train them together")
         super().train(mode)
-        first = min(m.model.first for m in self.members.values())
-        if mode and first>=0:
+        if mode and first>=0 and True not in lower:
             self.lm.eval()
             for layer in [*self.backbone.layers[first:], self.backbone.norm]:
                 layer.train()

@@ -52,13 +52,14 @@ def _probe(name, pair): # a row that any task can answer
     return dict(task=name, group=0, sentence1='it was here', **({'sentence2':'it was there'} if pair else {}))
 
 def _differ(model, fresh)->set: # tasks that answer otherwise with the same tensors
-    device,mode = next(model.lm.parameters()).device,model.training
+    device,modes = next(model.lm.parameters()).device,[(m, m.training) for m in model.modules()]
     _put(fresh.to(device), _tensors(model))
     rows = [_probe(n, m.task.pair) for n,m in model.members.items()]
     batch = {k: v.to(device) for k,v in model.encode(rows).items()}
     with torch.no_grad():
         a,b = model.eval()(batch),fresh.eval()(batch)
-    model.train(mode)
+    for m,mode in modes:
+        m.training = mode
     return {n for n,x,y in zip(model.members, a, b) if not torch.allclose(x, y, atol=1e-4, equal_nan=True)}
 
 def save_tasks(

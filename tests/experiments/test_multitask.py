@@ -180,6 +180,23 @@ def test_modes():
     assert not any(m.training for m in model.eval().modules())
     assert all(l.training for l in MultiTaskModel({**late, 'c':member('prompt-tuning', bb)}).train().lm.modules())
 
+def test_dropout_below_the_first_prompt(tmp_path):
+    "Where all members were built with it it is on; members that disagree can answer and be saved, not be trained"
+    bb = backbone()
+    lower = {n: member('lpt', bb, layer=2, lower_dropout=True) for n in 'ab'}
+    assert all(m.training for m in MultiTaskModel(lower).train().lm.modules())
+    both = MultiTaskModel({**lower, 'c':member('lpt', bb, layer=1)})
+    with pytest.raises(ValueError, match="'a' has lower_dropout=True and 'c' has not"): both.train()
+    assert len(both.answer(rows_of(both.members)))==6
+    save_tasks(both, tmp_path/'m')
+    assert MultiTaskModel({**both.members, 'd':member('prompt-tuning', bb)}).train().training # nothing lies below
+
+def test_a_task_of_texts_cannot_be_mixed():
+    bb = backbone('gpt2')
+    written = Member(model_of('lpt', bb, task := small_task('in-short')), task, config(task='in-short'))
+    with pytest.raises(ValueError, match="'b' is answered with a text"): MultiTaskModel({'a':member('lpt', bb),
+        'b':written})
+
 def test_answers_are_labels_and_numbers():
     bb = backbone()
     members = {'mood':member('lpt', bb), 'close':member('id-spam', bb, 'similarity')}

@@ -15,13 +15,20 @@ from pathlib import Path
 
 # %% ../../nbs/engine/training/checkpoint.ipynb #f14f1aa8
 from ..config import RunConfig
+from ..model.backbone import Backbone, fingerprint
 from ..model.prompted_model import PromptedModel
 from ..checks import why, writable
-from ..files import digest
+from ..files import digest, file_digest
 from ..snapshots import Damaged, forget_steps, last_step, write_step
+from ..tensor_files import PROMPTS
 from .processes import gathered
 
 # %% ../../nbs/engine/training/checkpoint.ipynb #e369549a
+def _begun(bb:Backbone)->str: # also where a run was stopped in this process, and its weights have moved
+    "The backbone's fingerprint before training"
+    if not hasattr(bb, 'begun'): bb.begun = getattr(bb, 'digest', None) or fingerprint(bb)
+    return bb.begun
+
 def identity(
     model:PromptedModel, # as it is before training
     splits:list[list],   # encoded texts: training, validation
@@ -39,7 +46,10 @@ def identity(
             if name in trained: continue
             yield name.encode()
             yield t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return {**config, 'lr':lr, 'processes':processes, 'texts':digest(texts), 'frozen weights':digest(frozen())}
+    words = [m.digest() for m in model.modules() if hasattr(m, 'digest')] # of the vectors that its sources read
+    start = cfg.start and file_digest(Path(cfg.start)/PROMPTS)[:16]
+    return {**config, 'lr':lr, 'processes':processes, 'texts':digest(texts), 'weights':_begun(model.backbone),
+        'frozen weights':digest(frozen()), 'word vectors':words, 'prompts to start with':start}
 
 # %% ../../nbs/engine/training/checkpoint.ipynb #2cf4587c
 def random_state()->dict:

@@ -4,6 +4,7 @@ import os
 import random
 import threading
 
+import numpy as np
 import pytest
 import torch
 from small import Killed, backbone, config, kill_at, model_of, numbers, small_task
@@ -12,9 +13,11 @@ from idp_tutorial import files as files_of
 from idp_tutorial import snapshots
 from idp_tutorial.locks import alone, writing
 from idp_tutorial.methods.build import build
+from idp_tutorial.methods.glove import write_glove
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model import prompted_model
 from idp_tutorial.snapshots import last_step
+from idp_tutorial.tensor_files import PROMPTS, save_tensors
 from idp_tutorial.training.checkpoint import Checkpoint, identity
 from idp_tutorial.training.fit import fit
 
@@ -226,6 +229,49 @@ def test_other_texts_or_another_backbone(folder):
     bb.words.weight.data[7,0] += 1e-4
     with pytest.raises(ValueError, match="frozen weights '"):
         fit(build(cfg, bb, small_task()), small_task(), cfg, save=folder)
+
+@pytest.mark.parametrize('method', ['fine-tuning','efl','lora','bitfit'])
+def test_another_backbone_that_is_trained_itself(method, tmp_path):
+    "Nothing of it may be frozen: its fingerprint before training says which one it is, also when a model goes on"
+    cfg = config(method=method, lr=1e-3)
+    whole = fit(make(cfg), small_task(), cfg)
+    kill_at(model := make(cfg), 4)
+    with pytest.raises(Killed): fit(model, small_task(), cfg, save=tmp_path)
+    bb = backbone()
+    bb.words.weight.data[7,0] += 1e-4
+    with pytest.raises(ValueError, match="holds another run .*weights '"):
+        fit(build(cfg, bb, small_task()), small_task(), cfg, save=tmp_path)
+    del model.forward
+    assert numbers(fit(model, small_task(), cfg, save=tmp_path))==numbers(whole)
+
+def test_other_word_vectors_of_one_name(tmp_path):
+    words = sorted({w for r in small_task().splits['train'] for w in r['sentence1'].lower().split()})
+    def cfg(folder, sign):
+        (tmp_path/folder).mkdir(exist_ok=True)
+        write_glove({w: i for i,w in enumerate(words)}, sign*np.arange(8.*len(words)).reshape(-1, 8)%7,
+            tmp_path/folder/'glove.txt')
+        return config(method='m-idpg-phm-glove', glove=str(tmp_path/folder/'glove.txt'))
+    one = cfg('a', 1)
+    log = fit(make(one), small_task(), one, save=tmp_path/'run')
+    same_words = cfg('b', 1)
+    assert numbers(fit(make(same_words), small_task(), same_words, save=tmp_path/'run'))==numbers(log)
+    other = cfg('b', -1)
+    with pytest.raises(ValueError, match="holds another run .word vectors"):
+        fit(make(other), small_task(), other, save=tmp_path/'run')
+
+def test_other_prompts_to_start_with_of_one_name(tmp_path):
+    def cfg(folder, jolt):
+        own = {n: p.detach()+jolt for n,p in prompted_model.learnt(make(config())).items()}
+        (tmp_path/folder).mkdir(parents=True, exist_ok=True)
+        save_tensors(tmp_path/folder/PROMPTS, own, {})
+        return config(start=str(tmp_path/folder))
+    one = cfg('a/first', .01)
+    log = fit(make(one), small_task(), one, save=tmp_path/'run')
+    moved = cfg('b/first', .01)
+    assert numbers(fit(make(moved), small_task(), moved, save=tmp_path/'run'))==numbers(log)
+    other = cfg('b/first', .02)
+    with pytest.raises(ValueError, match="holds another run .prompts to start with '"):
+        fit(make(other), small_task(), other, save=tmp_path/'run')
 
 def test_where_things_lie_is_not_in_it():
     task = small_task()

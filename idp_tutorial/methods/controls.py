@@ -117,7 +117,6 @@ def fit_probe(model:ControlModel, task:Task, cfg:RunConfig)->dict:
     head.net.load_state_dict(dict(weight=W, bias=b))
     return _log(chosen['validation'], chosen=chosen)
 
-# %% ../../nbs/engine/methods/controls.ipynb #565a100a
 PATIENCE = 15 # looks without a better one
 
 def _sentences(model, task, cfg, split): # M(x) `[N,d]`
@@ -144,25 +143,27 @@ def fit_side_network(model:ControlModel, task:Task, cfg:RunConfig)->dict:
         for _ in range(max(1, -(-20*cfg.batch_size//len(Z)))): # passes: at least 20 steps between looks
             losses += _one_pass(head, opt, Z, y, cfg.batch_size, order)
         with torch.no_grad():
-            history.append((len(losses), grade(task, head.eval().on(V), valid)))
+            out = head.eval().on(V)
+        if not (np.isfinite(losses).all() and out.isfinite().all()):
+            raise FloatingPointError(f"the loss or the answers of {cfg.method!r} are no numbers after step "
+                f"{len(losses)} (learning rate {opt.defaults['lr']:g}): a lower lr usually fixes it")
+        history.append((len(losses), grade(task, out, valid)))
         if history[-1][1]>max((s for _,s in history[:-1]), default=-1e9):
             kept = {n: t.clone() for n,t in head.state_dict().items()}
     head.load_state_dict(kept)
     model.to(model.backbone.words.weight.device)
     return _log(max(s for _,s in history), history, losses, len(losses))
 
-def _one_pass(head, opt, Z, y, batch_size, order): # losses
+def _one_pass(head, opt, Z, y, batch_size, order): # losses, one after another
     head.train()
     head.scale.eval() # it has seen all of them
-    out = []
     for i in torch.randperm(len(Z), generator=order).split(batch_size):
         p = head.on(Z[i])
         loss = F.mse_loss(p[:,0], y[i]) if y.is_floating_point() else F.cross_entropy(p, y[i])
         opt.zero_grad()
         loss.backward()
         opt.step()
-        out.append(loss.item())
-    return out
+        yield loss.item()
 
 # %% ../../nbs/engine/methods/controls.ipynb #565a100c
 @dataclass(frozen=True)
@@ -196,5 +197,4 @@ def build_control(cfg:RunConfig, bb:Backbone, task:Task)->ControlModel:
 
 def fit_control(model:ControlModel, task:Task, cfg:RunConfig)->dict: # as `fit`
     "Fit it, on the device of the run"
-    device = accelerator(cfg).device
-    return CONTROLS[cfg.method].fit(model.to(device), task, cfg)
+    return CONTROLS[cfg.method].fit(model.to(accelerator(cfg).device), task, cfg)

@@ -7,8 +7,9 @@ import torch
 from small import backbone, batch_of, config, one, small_task
 
 from idp_tutorial.experiments.comparison import compare
+from idp_tutorial.experiments.rates import try_rates
 from idp_tutorial.experiments.results import format_table, results_table
-from idp_tutorial.experiments.run import run, trained
+from idp_tutorial.experiments.run import attempt, run, trained
 from idp_tutorial.methods import controls
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.controls import CONTROLS, ROWS, MajorityHead
@@ -105,6 +106,14 @@ def test_a_side_network_learns_what_no_line_can(cfg):
     line = 100*((Z[500:]@W.T+b).argmax(1)==y[500:]).float().mean().item()
     assert own['validation']>line+15
     assert log['validation']>line+15 and log['history'][-1][0]==log['steps']==len(log['losses'])
+
+
+@pytest.mark.parametrize('name', ['similarity','sentiment'])
+def test_a_side_network_that_diverges_leaves_a_record_and_the_others_go_on(cfg, name):
+    task = small_task(name, train=24, validation=12, test=12)
+    r = attempt(cfg(method='side-network', task=name, lr=1e30), task)
+    assert r['status']=='diverged' and 'learning rate 1e+30): a lower lr' in r['message']
+    assert try_rates(cfg(method='side-network', task=name), task, (1e30,1e-3))['lr']==1e-3
 
 
 def test_padding_and_order_change_nothing(cfg):

@@ -112,12 +112,13 @@ def here(
     backbone:str,
     depth:int|None=None, # its layers; None: looked up
 )->dict:
-    "A layer of 24, at the same share of our layers; a decoder's prompt in front; other fields as they are"
+    "A layer of 24, at the same share of our layers, the last at our last; a decoder's prompt in front; others as is"
     depth,config = depth or LAYERS.get(backbone, 24),Path(backbone)/'config.json'
     if config.is_file():
         said = json.loads(config.read_text())
         depth = next((said[n] for n in ('num_hidden_layers','n_layer','num_layers','n_layers') if n in said), depth)
-    fields = {k: round(v*depth/24) if k=='layer' and v is not None else v for k,v in fields.items()}
+    if fields.get('layer') is not None:
+        fields = fields|dict(layer=min(round(fields['layer']*depth/24), depth-1))
     front = fields.get('position') and decoder(backbone) # whose words see only what is left of them
     return fields|dict(position=0) if front else fields
 

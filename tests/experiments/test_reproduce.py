@@ -356,7 +356,7 @@ def test_a_grid_from_the_command_line_and_its_edge(monkeypatch):
     from idp_tutorial.experiments import rates
     best = {}
     monkeypatch.setattr(rates, 'trained', lambda c, task: (c, dict(validation=-abs(c.lr-best['lr']))))
-    monkeypatch.setattr(rates, 'record_of', lambda c, log, task, cfg, test: dict(lr=cfg.lr))
+    monkeypatch.setattr(rates, 'record_of', lambda c, log, task, cfg, *a: dict(lr=cfg.lr))
     grid = floats('1e-3,3e-3,1e-2', 'rates')
     for best['lr'],edge in ((1e-2, True), (3e-3, False)):
         r = rates.tune(RunConfig('lpt'), SimpleNamespace(name='subj'), grid)
@@ -382,6 +382,15 @@ def test_a_layer_is_at_the_same_share_of_any_depth(tmp_path):
         r |= c.fields | R.here(c.fields, 'bb', depth) | dict(k=R.shots_of(c.setting))
         found = R.side_by_side([r], 'lpt-10').runs
         assert found.notna()[c.name]==bool(runs)
+
+
+def test_every_layer_of_a_paper_is_one_of_ours():
+    "The last of 24 is the last one here: after it a prompt would do nothing"
+    for depth in (1, 3, 6, 8, 12, 24, 30, 36):
+        ours = [R.here(dict(layer=l), 'bb', depth)['layer'] for l in range(24)]
+        assert ours==sorted(ours) and {*ours}<={*range(depth)} and ours[0]==0
+        assert ours[-1]==depth-1 or depth>24
+    assert R.here(dict(layer=None, t=3), 'tiny')==dict(layer=None, t=3)
 
 
 @pytest.mark.parametrize('kw', [dict(seeds=0), dict(steps=-1), dict(methods=['lpt','lpt-ngp'])], ids=str)

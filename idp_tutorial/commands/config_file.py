@@ -7,6 +7,7 @@ __all__ = ['by_class', 'by_place', 'with_config']
 
 # %% ../../nbs/engine/commands/config_file.ipynb #691b582d
 import json
+from collections import Counter
 from inspect import Parameter
 from pathlib import Path
 
@@ -22,34 +23,54 @@ def by_class(said:str)->dict: # `--class_weight '{"rare": 5}'`
         raise ValueError(f"--class_weight {said}: give balanced, or a number by class in JSON, such as "
             "'{\"rare\": 5}'") from None
 
-def _one(value):
+def _one(value, where):
     if isinstance(value, bool): # YAML's `precision: no`
         return 'yes' if value else 'no'
-    return json.dumps(value) if isinstance(value, dict) else str(value)
+    if not isinstance(value, dict):
+        return str(value)
+    try:
+        return json.dumps(value)
+    except TypeError: # a date is one to YAML, and none to JSON
+        odd = next((x for pair in value.items() for x in pair if not isinstance(x, (str,int,float))), value)
+        raise ValueError(f"{where} has {odd!s:.40}, which is neither text nor number: put a text, such as a date, in "
+            "quotation marks") from None
 
 def by_place(name:str, option)->bool:
     "Is an option of a command given by its place?"
     return option.default is Parameter.empty or name=='table' and option.default is None
 
+def _loaded(text): # what YAML says, and the keys that stand twice in one place
+    import yaml
+    twice = []
+    class Once(yaml.SafeLoader):
+        def construct_mapping(self, node, deep=False):
+            keys = Counter(k.value for k,_ in node.value if isinstance(k, yaml.ScalarNode))
+            twice.extend(k for k,n in keys.items() if n>1)
+            return super().construct_mapping(node, deep)
+    return yaml.load(text, Once),twice
+
 def _said(file, options):
     "The options of a file: name, and its flags, or the text of what is given by its place"
     import yaml
     try:
-        said = yaml.safe_load(Path(file).read_text(encoding='utf-8-sig'))
+        said,twice = _loaded(Path(file).read_text(encoding='utf-8-sig'))
     except (OSError,ValueError,RecursionError,yaml.YAMLError) as e:
         why = getattr(e, 'strerror', None) or str(e).replace('\n', ' ')
         raise ValueError(f"--config {file} cannot be read ({why}): give a file of YAML, with lines such as "
             "method: lpt-npg") from None
     if not isinstance(said, dict):
         raise ValueError(f"--config {file} has no options: give lines such as method: lpt-npg")
-    for key,value in said.items():
-        name = known(str(key).replace('-', '_'), options, f'option in {file}')
+    named = [known(str(key).replace('-', '_'), options, f'option in {file}') for key in said]
+    if twice := twice or [n for n in named if named.count(n)>1]:
+        raise ValueError(f"--config {file}: {twice[0]} stands there twice: keep one of the two")
+    for name,(key,value) in zip(named, said.items()):
         if isinstance(options[name].default, bool):
             if not isinstance(value, bool):
                 raise ValueError(f"--config {file}: {key} is {value!r}: give true or false")
             yield name,[f'--{name}']*value
         elif value is not None:
-            text = ','.join(map(_one, value)) if isinstance(value, list) else _one(value)
+            where = f'--config {file}: {key}'
+            text = ','.join(_one(v, where) for v in (value if isinstance(value, list) else [value]))
             yield name,text if by_place(name, options[name]) else [f'--{name}={text}']
 
 def with_config(

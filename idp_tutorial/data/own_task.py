@@ -21,7 +21,7 @@ def held_out(
 )->tuple[list,list]: # the rows that stay, those that are held out
     "Draw a share of the rows, in proportion to the classes; every class keeps a row"
     if not 0<share<1:
-        raise ValueError(f"a share of {share} to hold out: above 0 and below 1 is needed, such as 0.1")
+        raise ValueError(f"validation={share}: a share of the rows is needed, above 0 and below 1, such as 0.1")
     rng,classes = random.Random(seed),{}
     for r in rows:
         classes.setdefault(None if isinstance(r['label'], float) else r['label'], []).append(r)

@@ -10,10 +10,12 @@ import re
 import sys
 import warnings
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 
 # %% ../../nbs/engine/data/tables.ipynb #0da5dea6
 from .own_task import held_out, one_label, task_of
+from .rows import other_sign
 from .task import Task
 from .tasks import TASKS
 from .texts import format_of, rows_of, table_rows
@@ -64,9 +66,12 @@ def columns_of(
     text2 = text2 or ('sentence2' if text=='sentence1' and 'sentence2' in row else None)
     for option,column in (('text',text), ('text2',text2), ('label',label or 'label')):
         if column not in row and (column or option=='text'):
-            by = next((c for c in ';\t|' if len(row)==1 and c in str(*row)), None)
-            cure = f'its columns stand apart by {by!r}: write commas' if by else f'say which it is with --{option}'
+            cure = other_sign([*map(str, row)]) or f'say which it is with --{option}'
             raise ValueError(f"{where}: no column {column or option!r} among {', '.join(map(str, row))}: {cure}")
+    roles = dict(text=text, label=label or 'label', text2=text2)
+    for option,column in roles.items():
+        if first := next((o for o in roles if o!=option and roles[o]==column), None):
+            raise ValueError(f"{where}: column {column!r} is both --{option} and --{first}: give each its own")
     return text,text2,label or 'label'
 
 def a_cell(row:dict, column:str, where:str)->str:
@@ -79,9 +84,9 @@ def a_cell(row:dict, column:str, where:str)->str:
 # %% ../../nbs/engine/data/tables.ipynb #7f1068bd
 def _labelled(source, format, columns, regression):
     "Rows of a split, and its columns"
-    where = getattr(source, 'split', source)
-    rows,names = [],None
-    table = rows_of(source, format) if isinstance(source, (str,Path)) else table_rows(source, str(where))
+    rows,names,file = [],None,isinstance(source, (str,Path))
+    where = ('standard input' if source=='-' else source) if file else source.split
+    table = rows_of(source, format) if file else table_rows(source, str(where))
     for at,row in table:
         text,text2,label = columns_of(row, at, *columns)
         names = names or getattr(getattr(source, 'features', {}).get(label), 'names', None)
@@ -97,6 +102,17 @@ def _labelled(source, format, columns, regression):
     if all(r['label'] in (None,'',-1,'-1') for r in rows):
         return [],(text,text2,label)
     return [{**r, 'label':one_label(r['label'], r.pop('where'), regression)} for r in rows],(text,text2,label)
+
+def _shares(**shares): # of the splits that are not there
+    "What is held out leaves something to train on"
+    said = ' and '.join(f'--{split} {share}' for split,share in shares.items())
+    for split,share in shares.items():
+        if not (isinstance(share, Real) and 0<share<1):
+            raise ValueError(f"--{split} {share}: a share of the rows is needed, above 0 and below 1, such as 0.1"
+                f"{', or 0 for none' if split=='test' else ''}")
+    if sum(shares.values())>=1:
+        raise ValueError(f"{said}: together they must leave something to train on, so below 1")
+    return shares
 
 def table_task(
     data:str,             # as for `sources_of`
@@ -123,10 +139,10 @@ def table_task(
     if not regression and 2*len(classes)>len(splits['train']):
         raise ValueError(f"{len(classes)} classes in {len(splits['train'])} training rows of {data}: is {columns[2]!r} "
             "the column of the classes (--label)? Numbers need --regression")
-    for split,share in (('test',test), ('validation',validation)):
-        if split not in splits and (share or split=='validation'):
-            splits['train'],splits[split] = held_out(splits['train'], share/(1-test*(made==['test'])), seed)
-            made.append(split)
+    wanted = {s: share for s,share in (('test',test), ('validation',validation)) if share or s=='validation'}
+    for split,share in _shares(**{s: share for s,share in wanted.items() if s not in splits}).items():
+        splits['train'],splits[split] = held_out(splits['train'], share/(1-test*(made==['test'])), seed)
+        made.append(split)
     splits.setdefault('test', splits['validation'])
     name = re.sub(r'\W+', '-', Path(str(data).partition('@')[0]).name.split('.')[0]).strip('-') or 'stdin'
     shape = tuple('{'+c+'}' if c else c for c in columns[:2])+columns[2:]

@@ -19,6 +19,7 @@ from pathlib import Path
 
 # %% ../../nbs/engine/data/texts.ipynb #e9b913d5
 from ..checks import one_of
+from .rows import other_sign
 
 # %% ../../nbs/engine/data/texts.ipynb #9f36181d
 def _opened(path):
@@ -48,6 +49,8 @@ def decoded(
                 "(Latin-1, or Windows?): convert the file, such as with iconv -f LATIN1 -t UTF-8") from None
         if '\0' in text:
             raise ValueError(f"{where}, line {n} holds a NUL (UTF-16 without its mark?): save the file as UTF-8")
+        if n==1 and '\r' in text.rstrip() and not text.endswith('\n'): # the whole file is one line
+            raise ValueError(f"{where}: its lines end with \\r, as on an old Mac: save it with \\n at the end of lines")
         yield n,text
 
 _LONGEST = 2**26 # bytes of a line: a book has a hundredth of that, and a device may never end one
@@ -134,7 +137,8 @@ def format_of(
 def _cells(lines, where, between):
     "A table of cells with a header"
     csv.field_size_limit(2**31-1) # a cell may be a book
-    reader = csv.reader((text for _,text in lines), delimiter=between, strict=True)
+    reader,header = csv.reader((text for _,text in lines), delimiter=between, strict=True),[]
+    cure = "put a text with a separator or a line break in it in double quotes, and double the quotation marks within"
     try:
         header = [name.strip() for name in next(reader, [])]
         if not any(header) or len(set(header))<len(header):
@@ -144,13 +148,11 @@ def _cells(lines, where, between):
             at = f'{where}, line {reader.line_num}'
             if row and len(row)!=len(header):
                 raise ValueError(f"{at}: {len(row)} cells, and the header names {len(header)} "
-                    f"({', '.join(header)[:80]}): put a text with a separator or a quotation mark in it "
-                    "in double quotes")
+                    f"({', '.join(header)[:80]}): {other_sign(header, between) or cure}")
             if row:
                 yield at,dict(zip(header, row))
     except csv.Error as e:
-        raise ValueError(f"{where}, line {reader.line_num}: {e}: put a text with a separator or a line break in it in "
-            "double quotes, and double the quotation marks within") from None
+        raise ValueError(f"{where}, line {reader.line_num}: {e}: {other_sign(header, between) or cure}") from None
 
 def plain_row(text:str, where:str, pair:bool=False)->dict:
     "One text, or two with a tab between them"

@@ -27,6 +27,10 @@ def tickets(tmp_path, monkeypatch, small_folder):
     with open('tickets.csv', 'w', newline='') as f:
         csv.writer(f).writerows([['message','topic','days','reply'], *rows])
     Path('new.csv').write_text('message,label\nwhere is it ?,mine\n')
+    for name,text in {'empty.csv':'message,topic\n', 'twice.yaml':'steps: 3\nlooks: 1\nsteps: 4\n',
+        'same.yaml':'batch-size: 3\nbatch_size: 4\n', 'weights.yaml':'class_weight: {login: 3, login: 4}\n',
+        'date.yaml':'class_weight: {2020-01-01: 5}\n', 'dates.yaml':'class_weight: {billing: 2020-01-01}\n'}.items():
+        Path(name).write_text(text)
     monkeypatch.setattr('idp_tutorial.data.tasks.TASKS', TASKS)
     before = {*TASKS}
     yield
@@ -97,18 +101,36 @@ def test_pairs_and_numbers(small_folder, monkeypatch, capsys):
     ('--regression','no table is given'), ('--method lora --t 5','t=5: lora has no such option'),
     ('tickets.csv --text message --label topic --task mr','--task mr beside the table tickets.csv'),
     ('nowhere.csv --text a --label b','no file or folder nowhere.csv'), ('nowhere/there --text a','nowhere/there'),
-    ('tickets.csv --text message --label topic --validation 1','a share of'),
+    ('tickets.csv --text message --label topic --validation 1','--validation 1.0: a share of the rows'),
+    ('tickets.csv --text message --label topic --validation 0','--validation 0.0: a share .* such as 0.1$'),
+    ('tickets.csv --text message --label topic --test -1','--test -1.0: a share .* or 0 for none'),
+    ('tickets.csv --text message --label topic --test nan','--test nan: a share'),
+    ('tickets.csv --text message --label topic --test .95','--test 0.95 and --validation 0.1: together .* below 1'),
+    ('tickets.csv --text topic --label topic',"column 'topic' is both --text and --label"),
+    ('tickets.csv --text message --text2 message --label topic',"column 'message' is both --text and --text2"),
+    ('empty.csv --text message --label topic','idp_train: empty.csv has no rows'),
+    ('--config twice.yaml','--config twice.yaml: steps stands there twice'),
+    ('--config same.yaml','--config same.yaml: batch_size stands there twice'),
+    ('--config weights.yaml','--config weights.yaml: login stands there twice'),
+    ('--config date.yaml','--config date.yaml: class_weight has 2020-01-01, which is neither text nor number'),
+    ('--config dates.yaml','--config dates.yaml: class_weight has 2020-01-01, which is neither text nor number'),
     ('tickets.csv --text days --label topic --format jsonl','line 1 is not JSON'),
     ('tickets.csv --text message --label topic --regression','needs a number')])
 def test_refused_in_one_sentence(options, words, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as e: call(f'idp_train {options}', monkeypatch)
+    idp_train = import_module('idp_tutorial.commands.train').idp_train
+    monkeypatch.setattr(sys, 'argv', ['idp_train', *shlex.split(options)])
+    monkeypatch.setattr('idp_tutorial.commands.command_line._in_script', lambda frame: True) # as the shell calls it
+    with pytest.raises(SystemExit) as e: idp_train()
     err = capsys.readouterr().err
     assert e.value.code==2 and re.search(words, err) and err.count('\n')==1
 
 def test_columns_apart_by_semicolons_are_named(tmp_path):
     (tmp_path/'semi.csv').write_text('text;label\na;b\n')
-    with pytest.raises(ValueError, match="its columns stand apart by ';': write commas"):
+    with pytest.raises(ValueError, match="its columns seem to stand apart by ';': write commas"):
         table_task(tmp_path/'semi.csv')
+    (tmp_path/'bar.jsonl').write_text('{"text|label": "a"}')
+    with pytest.raises(ValueError, match="its columns seem to stand apart by '|': write commas"):
+        table_task(tmp_path/'bar.jsonl')
 
 def test_a_folder_of_splits(tmp_path):
     (tmp_path/'mine').mkdir()

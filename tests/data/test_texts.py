@@ -58,6 +58,11 @@ def test_formats():
     ('a.csv', 'a,b\nné,1\n'.encode('latin-1'), r'a.csv, line 2: byte 2 is 0xe9, which is not UTF-8 \(Latin-1'),
     ('a.csv', b'a,b\n1,2,3\n', 'line 2: 3 cells, and the header names 2'), ('a.csv', b'', 'line 1 has the columns'),
     ('a.csv', b'a,a\n', 'names each column once'), ('a.csv', b'a,b\n"x"y,2\n', 'line 2: .*double quotes'),
+    ('a.csv', b'message;topic\nwell, no;b\n', r"line 2: 2 cells, .* \(message;topic\): its columns seem to .* by ';': wr"),
+    ('a.csv', b'message;topic\n"well, no";b\n', "line 2: .*its columns seem to stand apart by ';': write commas"),
+    ('a.tsv', b'message,topic\nno,b\tc\n', "line 2: 2 cells, .* by ',': write tabs"),
+    ('a.csv', b'a,b\r1,2\r', r'a.csv: its lines end with .r, as on an old Mac: save it with .n'),
+    ('a.txt', b'who ?\rwhere ?', 'old Mac'),
     ('a.txt', 'a'.encode('utf-16'), 'is UTF-16: save it as UTF-8'),
     ('a.txt', 'ab'.encode('utf-16-le'), 'line 1 holds a NUL'),
     ('a.jsonl', b'{"a": 1, "a": 2}', "line 1 is not JSON .the key 'a' stands there twice"),
@@ -69,6 +74,11 @@ def test_formats():
 def test_refused_with_the_line(name, data, words, tmp_path):
     (tmp_path/name).write_bytes(data)
     with pytest.raises(ValueError, match=words): rows(tmp_path/name)
+
+def test_one_line_without_its_end(tmp_path):
+    (tmp_path/'a.csv').write_bytes(b'a,b\r\n"1\r",2')
+    (tmp_path/'b.txt').write_bytes(b'who ?\r')
+    assert rows(tmp_path/'a.csv')==[dict(a='1\r', b='2')] and rows(tmp_path/'b.txt')==[dict(sentence1='who ?')]
 
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(ValueError, match='cannot be read'): rows(tmp_path)

@@ -45,8 +45,10 @@ def whole_file(file:Path|str, mode:str='wb', **how): # a file to write to
             f.flush()
             os.fsync(f.fileno())
         os.replace(part, file)
-    except BaseException:
+    except BaseException as e:
         part.unlink(missing_ok=True)
+        if str(getattr(e, 'filename', ''))==str(part): # a name that nobody gave
+            e.filename = str(file)
         raise
     sync_folder(file.parent)
 

@@ -12,9 +12,10 @@ import math
 import sys
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 
 # %% ../../nbs/engine/commands/predict.ipynb #61c843e4
-from ..checks import at_least, one_of
+from ..checks import at_least, one_of, writable_file
 from .command_line import command
 from .grids import unread
 from ..files import whole_file
@@ -48,6 +49,14 @@ def texts_of(
         yield row,found
 
 # %% ../../nbs/engine/commands/predict.ipynb #c3b55f04
+def _kind(out, given):
+    "CSV or JSON lines: as `--out_format` says, or by the end of the file's name"
+    end = Path(out).suffix.lower()
+    if not given and end in ('.tsv','.parquet','.xlsx','.gz','.xz'):
+        raise ValueError(f"--out {out}: answers are written as CSV or JSON lines, not packed: name it .csv or .jsonl, "
+            "or say --out_format")
+    return one_of(given or ('csv' if end=='.csv' else 'jsonl'), ('csv','jsonl'), '--out_format')
+
 @contextmanager
 def _sink(out):
     "Where lines go to; a file has its name when it is whole"
@@ -127,7 +136,9 @@ def idp_predict(*,
     ("Answer texts: each line of the output is the row with its prediction\n\n"
         "idp_predict --model tickets --texts new.csv --text message --proba --out answers.csv")
     at_least(batch_size, 1, '--batch_size')
-    kind = one_of(out_format or ('csv' if out.endswith('.csv') else 'jsonl'), ('csv','jsonl'), '--out_format')
+    kind = _kind(out, out_format)
+    if out!='-':
+        writable_file(out)
     one_of(device, ('auto','cpu'), '--device')
     import torch
     from idp_tutorial.data.texts import rows_of

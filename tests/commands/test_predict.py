@@ -2,10 +2,12 @@
 import io
 import json
 import math
+import os
 
 import pytest
 
-from idp_tutorial.commands.predict import writer
+from idp_tutorial.checks import writable_file
+from idp_tutorial.commands.predict import _kind, idp_predict, writer
 from idp_tutorial.commands.transfer import label_pairs
 
 
@@ -19,6 +21,27 @@ def test_what_json_has_no_number_for():
 def test_no_column_of_the_table_is_replaced():
     with pytest.raises(ValueError, match="'probability yes' of its own"):
         writer(io.StringIO(), 'csv')({'probability yes':'1', 'probabilities':dict(yes=.5)})
+
+
+def test_a_file_holds_what_its_name_says():
+    assert [_kind(out, None) for out in ('-','a.csv','a.CSV','a.jsonl','a','a.txt')]==['jsonl','csv','csv']+['jsonl']*3
+    assert _kind('a.tsv', 'csv')=='csv' and _kind('a.csv', 'jsonl')=='jsonl'
+    for out in ('a.tsv','a.Parquet','a.xlsx','a.csv.gz','a.csv.xz'):
+        with pytest.raises(ValueError, match=f'--out {out}: answers are written as CSV or JSON lines'): _kind(out, None)
+
+
+def test_where_nothing_can_be_written_is_said_at_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path/'file').write_text('x')
+    for out,words in (('nope/a.csv','there is no folder nope: make it'), ('.','it is a folder'),
+        ('','--out \'\': it is a folder'), ('file/a.csv','there is no folder file')):
+        with pytest.raises(SystemExit): idp_predict(model='nowhere', out=out) # before the model is looked for
+        err = capsys.readouterr().err
+        assert words in err and err.startswith(f'idp_predict: --out {out}') and err.count('\n')==1
+    for out in ('file','new','/dev/null'): writable_file(out)
+    monkeypatch.setattr(os, 'access', lambda *a: False)
+    writable_file('/dev/null')
+    with pytest.raises(ValueError, match='a folder that cannot be written'): writable_file('new')
 
 
 def test_a_label_map_of_an_option():

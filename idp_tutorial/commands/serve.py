@@ -9,6 +9,7 @@ __all__ = ['Batcher', 'app_of', 'idp_serve']
 import asyncio
 import socket
 from contextlib import asynccontextmanager
+from typing import Any
 
 # %% ../../nbs/engine/commands/serve.ipynb #9c57b717
 from ..checks import at_least, between, needs
@@ -31,6 +32,12 @@ class Batcher:
         await self.waiting.put((row, said))
         return await said
 
+    async def _answers(self, rows): # each an answer, or its own error
+        try:
+            return await asyncio.to_thread(self.answer, rows)
+        except Exception as e:
+            return [e] if len(rows)==1 else [a for r in rows for a in await self._answers([r])]
+
     async def run(self):
         "Answer for ever"
         while True:
@@ -38,11 +45,7 @@ class Batcher:
             await asyncio.sleep(self.wait)
             while len(some)<self.batch_size and not self.waiting.empty():
                 some.append(self.waiting.get_nowait())
-            try:
-                answers = await asyncio.to_thread(self.answer, [row for row,_ in some])
-            except Exception as e:
-                answers = [e]*len(some)
-            for (_,said),a in zip(some, answers):
+            for (_,said),a in zip(some, await self._answers([row for row,_ in some])):
                 if said.cancelled():
                     continue
                 (said.set_exception if isinstance(a, Exception) else said.set_result)(a)
@@ -77,10 +80,10 @@ def app_of(
         try:
             model.check(row)
         except ValueError as e:
-            raise HTTPException(422, str(e)) from None
+            raise HTTPException(422, str(e).encode(errors='backslashreplace').decode()) from None
         return await batcher.ask(row)
 
-    answer.__annotations__ = dict(row=dict)
+    answer.__annotations__ = dict(row=Any) # what is no object is refused by `check`
     answer.__defaults__ = (Body(),)
     app.post('/answer')(answer)
     return app

@@ -33,6 +33,17 @@ class Member(NamedTuple):
     cfg:RunConfig       # what `build` made the model from
 
 # %% ../../nbs/engine/experiments/multitask.ipynb #289f213e
+def _undotted(name): # dots part the names of tensors
+    return name.replace('.', '\u2024')
+
+class _Named(nn.ModuleDict):
+    "By any name: torch refuses dots and words of its own, for modules are its attributes; these are items alone"
+    __setattr__ = object.__setattr__ # of `training`, which may be the name of one
+    def add_module(self, name, module):
+        self._modules[_undotted(name)] = module
+    def __getitem__(self, name):
+        return self._modules[_undotted(name)]
+
 class MultiTaskModel(nn.Module):
     "One frozen backbone, and a prompt and a head for each task; each row is answered by its own (LPT §1)"
     def __init__(self, members:dict[str,Member]): # by name; all models on the same backbone object
@@ -42,7 +53,7 @@ class MultiTaskModel(nn.Module):
         self.backbone = members[self.names[0]].model.backbone
         self.lm = self.backbone.model
         own = {n: nn.ModuleDict(dict(sources=m.model.sources, head=m.model.head)) for n,m in members.items()}
-        self.tasks = nn.ModuleDict(own)
+        self.tasks = _Named(own)
 
     def encode(self,
         rows:list[dict], # `task`, `sentence1`, for a pair `sentence2`; to train a `label`, an index or a name
@@ -64,7 +75,7 @@ class MultiTaskModel(nn.Module):
         if not rows:
             raise ValueError("no rows to answer: give at least one, such as {'task': …, 'sentence1': …}")
         checked,out = [self.check(r, i) for i,r in enumerate(rows)],[None]*len(rows)
-        kinds = [(r['task'],'label' in c) for r,c in zip(rows, checked)]
+        kinds = [(str(r['task']),'label' in c) for r,c in zip(rows, checked)]
         for kind in dict.fromkeys(kinds):
             m,at = self.members[kind[0]],[i for i,k in enumerate(kinds) if k==kind]
             own = [checked[i] for i in at]
@@ -148,9 +159,9 @@ class MultiTaskModel(nn.Module):
             batch = self._batch([{k: v for k,v in examples[i].items() if k!='label'} for i in at])
             for i,o in zip(at, self({k: v.to(device) for k,v in batch.items()})):
                 out[i] = o.float().cpu()
-        said = [None]*len(rows)
-        for name in dict.fromkeys(r['task'] for r in rows):
-            at = [i for i,r in enumerate(rows) if r['task']==name]
+        said,names = [None]*len(rows),[str(r['task']) for r in rows]
+        for name in dict.fromkeys(names):
+            at = [i for i,n in enumerate(names) if n==name]
             groups = [rows[i].get('group') for i in at]
             for i,a in zip(at, spoken(self.members[name].task, torch.stack([out[i] for i in at]), groups)):
                 said[i] = a if probabilities else a.get('label', a.get('value'))

@@ -8,7 +8,7 @@ __all__ = ['run_together', 'can_share']
 # %% ../../nbs/engine/experiments/together.ipynb #70ae0004
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 # %% ../../nbs/engine/experiments/together.ipynb #70ae0005
 from ..model.backbone import Backbone
@@ -64,9 +64,8 @@ def can_share(
         raise ValueError("no members: give at least one task, as {name: Member(model, task, cfg)}")
     bb = next(iter(members.values())).model.backbone
     for n,m in members.items():
-        if not n or '.' in n or hasattr(nn.ModuleDict(), n):
-            raise ValueError(f"the name {n!r} cannot be that of a torch module (no dots, and none of its own "
-                "attributes): choose another")
+        if not n or not isinstance(n, str):
+            raise ValueError(f"{n!r} is no name of a task: give a text that is not empty")
         if m.task.text:
             raise ValueError(f"{n!r} is answered with a text, which is written word by word: rows of several tasks are "
                 "answered in one pass; take tasks with classes or numbers, and let `generate` write on its own")

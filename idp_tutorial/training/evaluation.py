@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..config import RunConfig
 from ..data.batches import batches
 from ..data.packed import Picked
+from ..data.rows import writable_text
 from ..data.task import Task
 from ..model.backbone import Backbone
 from ..model.generation import generate_ids
@@ -109,6 +110,7 @@ def check_text(task:Task, row:dict, where:str='this row')->dict: # `row`
             if task.pair:
                 hint = 'give pairs, {"sentence1": …, "sentence2": …}, or two texts with a tab between them'
             raise ValueError(f"{where}: {row!r:.80} has no text {k!r}, which task {task.name!r} needs: {hint}")
+        writable_text(row[k], f'{where}: {k}')
     if task.grouped=='choose' and row.get('group') is None:
         raise ValueError(f"{where}: {row!r:.80} has no 'group', and task {task.name!r} chooses one of the rows of a "
             f"question: give its rows the same number")

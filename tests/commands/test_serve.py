@@ -1,4 +1,5 @@
 "Many tasks behind one address: together or alone the same answers; what is refused."
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -6,10 +7,11 @@ import pytest
 from small import backbone, config, small_task
 
 from idp_tutorial import checks
-from idp_tutorial.commands.serve import app_of, idp_serve
+from idp_tutorial.commands.serve import Batcher, app_of, idp_serve
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.experiments.multitask import Member, MultiTaskModel
 from idp_tutorial.methods.build import build
+from idp_tutorial.methods.prompt_files import save_pretrained
 
 
 @pytest.fixture(scope='module')
@@ -50,8 +52,35 @@ def test_a_bad_request_is_refused_alone(model):
             (dict(task='close', sentence1='x'),'no sentence2'), (dict(sentence1='x'),"unknown task")):
             r = client.post('/answer', json=row)
             assert r.status_code==422 and words in json.dumps(r.json()), r.text
-        assert client.post('/answer', json=[1]).status_code==422
+        for body,words in ((rb'{"task": "mood", "sentence1": "\ud800"}','row 0: sentence1 has half a character'),
+            (rb'["\ud800"]','is not a row'), (rb'{"task": "mood", "\udfff": 1}','no sentence1'), (b'[1]','is not a row')):
+            r = client.post('/answer', content=body, headers={'content-type':'application/json'})
+            assert r.status_code==422 and words in r.json()['detail'], r.text
         assert client.post('/answer', json=dict(task='mood', sentence1='x')).status_code==200
+
+def test_an_error_is_that_of_its_own_row():
+    def answer(rows):
+        return [1/r for r in rows]
+    async def said():
+        batcher = Batcher(answer, 8)
+        at_work = asyncio.create_task(batcher.run())
+        said = await asyncio.gather(*map(batcher.ask, (2, 0, 4)), return_exceptions=True)
+        at_work.cancel()
+        return said
+    good,bad,more = asyncio.run(said())
+    assert (good,more)==(.5,.25) and isinstance(bad, ZeroDivisionError)
+
+def test_folders_of_any_name_are_served(model, tmp_path):
+    pytest.importorskip('fastapi')
+    from fastapi.testclient import TestClient
+    names = '1','train','a.b','items','training'
+    for n in names: save_pretrained(model.members['mood'].model, tmp_path/n, *model.members['mood'][1:])
+    many = MultiTaskModel.from_pretrained([tmp_path/n for n in names], model.backbone)
+    with TestClient(app_of(many)) as client:
+        want = client.post('/answer', json=dict(task='train', sentence1='tea')).json()
+        for n in (1, *names):
+            r = client.post('/answer', json=dict(task=n, sentence1='tea'))
+            assert r.status_code==200 and r.json()['probabilities']==pytest.approx(want['probabilities'], abs=1e-5)
 
 def test_what_cannot_be_served(monkeypatch, capsys, tmp_path):
     pytest.importorskip('fastapi')

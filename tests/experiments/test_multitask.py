@@ -296,6 +296,22 @@ def test_saving_draws_no_random_numbers(served, tmp_path):
     save_tasks(model, tmp_path/'t')
     assert torch.equal(torch.rand(1), want) and model.training==mode
 
+def test_any_name_is_one_of_a_task(served, tmp_path):
+    "Dots and words of torch's own; tensors have the names that they had"
+    bb,_ = served
+    names = 'a','a.b','train','items','keys','training','type','_modules','1'
+    model = MultiTaskModel({n: member('lpt', bb) for n in names}).train().eval()
+    assert [*model.trained()][:4]==['a.sources.0.p','a.head.net.weight','a.head.net.bias','a\u2024b.sources.0.p']
+    save_tasks(model, tmp_path/'t')
+    rows = [dict(task=n, sentence1='tea') for n in names]
+    again = load_tasks(tmp_path/'t', bb)
+    with torch.no_grad():
+        assert all(torch.equal(x, y) for x,y in zip(model(model.encode(rows)), again(again.encode(rows))))
+    other = MultiTaskModel({n: member('lpt', bb) for n in names})
+    other.load_state_dict(model.state_dict())
+    assert all(torch.equal(t, model.trained()[n]) for n,t in other.trained().items())
+    assert model.answer([dict(task=1, sentence1='tea'), dict(task='1', sentence1='tea')], probabilities=True)[0]
+
 # --- rows of one question
 
 def test_copa_is_answered_by_question(tmp_path):
@@ -322,9 +338,8 @@ def test_what_is_refused(bbs):
     bb = bbs('roberta')
     m = member('lpt', bb)
     model = MultiTaskModel({'mood':m, 'other':m})
-    for f,words in ((lambda: MultiTaskModel({}), 'at least one task'), (lambda: MultiTaskModel({'a.b':m}), 'no dots'),
-        *[(lambda n=n: MultiTaskModel({n:m}), 'cannot be that of a torch module')
-        for n in ('','type','keys','training')], (lambda: model.loss(model.encode([dict(task='mood', sentence1='x')])),
+    for f,words in ((lambda: MultiTaskModel({}), 'at least one task'), (lambda: MultiTaskModel({'':m}), 'no name of a task'),
+        (lambda: MultiTaskModel({1:m}), '1 is no name of a task'), (lambda: model.loss(model.encode([dict(task='mood', sentence1='x')])),
         'no labels to learn from'), (lambda: MultiTaskModel({'a':m, 'b':member('lpt', backbone())}),
         'build every model on that object'),
         (lambda: model.encode([dict(task='moood', sentence1='x')]),
@@ -351,7 +366,8 @@ ROWS = {'a pair without its second text':(dict(task='pair', sentence1='x'),
     "row 1: label 'fine': task 'sentiment' needs an index from 0 to 1, or a name: negative, positive"),
     'a class too high':(dict(task='one', sentence1='x', label=2), 'row 1: label 2'),
     'a number beyond the scale':(dict(task='number', sentence1='x', sentence2='y', label=9.),
-    "row 1: label 9.0: task 'similarity' needs a number from 0.0 to 5.0"), 'no dict':('x', "row 1: 'x' is not a row")}
+    "row 1: label 9.0: task 'similarity' needs a number from 0.0 to 5.0"), 'no dict':('x', "row 1: 'x' is not a row"),
+    'half a character':(dict(task='one', sentence1='a \ud83d'), 'row 1: sentence1 has half a character')}
 
 @pytest.fixture(scope='module')
 def three():

@@ -6,10 +6,10 @@
 __all__ = ['RunConfig']
 
 # %% ../nbs/engine/hall/config.ipynb #e143297a
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 # %% ../nbs/engine/hall/config.ipynb #c3b59f01
-from .checks import between, one_of, positive, whole
+from .checks import at_least, between, flag, one_of, positive, whole
 
 # %% ../nbs/engine/hall/config.ipynb #53994fe3
 _RANGES = { # of numbers: no machine has room for more, and nothing ends that takes longer
@@ -22,6 +22,18 @@ _RANGES = { # of numbers: no machine has room for more, and nothing ends that ta
 
 _WHOLE = ('steps','eval_every','batch_size','accumulate','max_len','m','t','layer','position','seed','draw','k',
     'patience')
+
+_CHOICES = {
+    'head':('classification','verbalizer'), 'readout':('mean','cls','last','mask'),
+    'sentence_pass':(None,'mean','cls','noisy'), 'loss_vocab':('full','labels'),
+    'share':('S','M','L'), 'reads':('previous','layer0'), 'inject':('add','replace','insert','kv'),
+    'way':(None,'kv','replace','add'), 'generator':('plain','residual','layer-norm','both'),
+    'embeds':('words','embeddings'), 'head_init':('random','probe'), 'schedule':('linear','constant'),
+    'precision':('no','bf16','fp16'), 'dtype':('float32','bfloat16','auto'), 'device':('auto','cpu'),
+    'cache':('none','sentence','hidden','both'), 'cache_dtype':('float32','float16')}
+_CALLED = {'readout':'read-out'}
+_HINTS = {'device':'which GPU: CUDA_VISIBLE_DEVICES'}
+_SHARES = {'warmup':'a share of the steps', 'beta2':'what AdamW keeps of earlier squared gradients, such as .999'}
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -99,14 +111,21 @@ class RunConfig:
     def __post_init__(self):
         for name in _WHOLE:
             whole(getattr(self, name), name, getattr(RunConfig, name) is None)
-        if not self.clip>0:
+        for f in fields(RunConfig):
+            if isinstance(f.default, bool):
+                flag(getattr(self, f.name), f.name)
+        if not at_least(self.clip, 0, 'clip')>0:
             raise ValueError(f"clip={self.clip}: the largest gradient norm is a positive number, such as 1; "
                 "float('inf') clips nothing")
-        if not 0<=self.warmup<1: # not a number is neither
-            raise ValueError(f"warmup={self.warmup}: it is a share of the steps, from 0 to below 1")
+        for name,what in _SHARES.items():
+            if not at_least(getattr(self, name), 0, name)<1:
+                raise ValueError(f"{name}={getattr(self, name)}: it is {what}, from 0 to below 1")
+        positive(at_least(self.eps, 0, 'eps'), 'eps', "AdamW's, such as 1e-8")
         for name in ('lr','head_lr'):
             positive(getattr(self, name), name, 'a learning rate, such as 1e-3; None takes the default')
         for name,(low,high) in _RANGES.items():
+            if getattr(RunConfig, name) is not None: # then None is no choice that is made later
+                at_least(getattr(self, name), low, name)
             between(getattr(self, name), low, high, name)
         between(self.patience, 1, 10**9, 'patience', 'None never stops early')
         if not isinstance(self.class_weight, dict):
@@ -115,17 +134,8 @@ class RunConfig:
             for name,weight in self.class_weight.items():
                 positive(weight, f'class_weight[{name!r}]')
         positive(self.init_std, 'init_std', 'a spread, such as .02; None takes the method\'s own')
-        one_of(self.sentence_pass, (None,'mean','cls','noisy'), 'sentence_pass')
-        one_of(self.generator, ('plain','residual','layer-norm','both'), 'generator')
-        one_of(self.embeds, ('words','embeddings'), 'embeds')
-        one_of(self.way, (None,'kv','replace','add'), 'way')
-        one_of(self.device, ('auto','cpu'), 'device', 'which GPU: CUDA_VISIBLE_DEVICES')
-        one_of(self.precision, ('no','bf16','fp16'), 'precision')
-        one_of(self.schedule, ('linear','constant'), 'schedule')
-        one_of(self.head_init, ('random','probe'), 'start of the head, head_init')
-        one_of(self.dtype, ('float32','bfloat16','auto'), 'dtype')
-        one_of(self.cache, ('none','sentence','hidden','both'), 'cache')
-        one_of(self.cache_dtype, ('float32','float16'), 'cache_dtype')
+        for name,choices in _CHOICES.items():
+            one_of(getattr(self, name), choices, _CALLED.get(name, name), _HINTS.get(name, ''))
         if self.cache in ('hidden','both') and self.lower_dropout:
             raise ValueError(f"cache={self.cache!r} with lower_dropout=True: dropout below the prompt gives other "
                 "hidden states in every epoch, so there is nothing to keep: use lower_dropout=False, or cache='none' "

@@ -1,6 +1,7 @@
 "What a command refuses is what no builder reads: every method is built, and its reads are watched."
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from small import backbone, small_task
 
@@ -44,7 +45,7 @@ def test_a_method_that_is_no_name(name):
     with pytest.raises(ValueError, match='unknown method'):
         build(RunConfig(method=name), backbone(), small_task())
     with pytest.raises(ValueError, match='unknown read-out'):
-        build(RunConfig('lpt', t=2, readout={}), backbone(), small_task())
+        RunConfig('lpt', t=2, readout={})
 
 
 def test_one_of_several_methods_is_enough():
@@ -122,6 +123,31 @@ def test_options_of_a_command_that_would_change_nothing():
 def test_numbers_that_no_run_can_have(kw, words):
     with pytest.raises(ValueError, match=words):
         RunConfig(**kw)
+
+
+@pytest.mark.parametrize('kw,words', [(dict(eps=-1.), 'eps=-1.0: it must be at least 0'),
+    (dict(eps=0.), 'eps=0.0: a positive number'), (dict(eps=float('inf')), 'eps=inf: a positive'),
+    (dict(eps=float('nan')), 'eps=nan'), (dict(eps='x'), "eps='x': a number"), (dict(eps=None), 'eps=None: a number'),
+    (dict(beta2=1.5), 'beta2=1.5: it is .* below 1'), (dict(beta2=1.), 'beta2=1.0'), (dict(beta2=-3), 'beta2=-3'),
+    (dict(beta2='x'), "beta2='x': a number"), (dict(warmup='x'), "warmup='x': a number"),
+    (dict(clip='x'), "clip='x': a number"), (dict(clip=float('nan')), 'clip=nan'),
+    (dict(weight_decay=None), 'weight_decay=None: a number'), (dict(share='X'), "unknown share 'X': use 'S', 'M'"),
+    (dict(inject='Q'), "unknown inject 'Q'"), (dict(reads='z'), "unknown reads 'z'"),
+    (dict(readout='foo'), "unknown read-out 'foo'"), (dict(head='bar'), "unknown head 'bar'"),
+    (dict(loss_vocab='q'), "unknown loss_vocab 'q'"), (dict(class_weight={'a':True}), 'a positive number'),
+    (dict(prompt_dropout=True), 'prompt_dropout=True: a number'), (dict(steps=True), 'steps=True: a whole number'),
+    (dict(lr=True), 'lr=True: a positive number'), (dict(standardise='no'), "standardise='no': True or False"),
+    (dict(head_hidden=None), 'head_hidden=None: True'), (dict(no_decay=1), 'no_decay=1: True')], ids=str)
+def test_what_no_run_could_mean(kw, words):
+    "It is refused where it is written, whether its method reads it or not"
+    with pytest.raises(ValueError, match=words):
+        RunConfig(**kw)
+
+
+def test_numbers_of_numpy_are_numbers():
+    RunConfig(eps=np.float32(1e-6), beta2=np.float64(.98), clip=np.float32(2), warmup=np.float64(.1), t=np.int64(3),
+        standardise=np.bool_(True), prompt_dropout=np.float32(.2))
+    RunConfig(clip=float('inf'), beta2=0, warmup=0)
 
 
 def test_a_layer_that_is_given_to_several_methods_moves_the_late_prompts():

@@ -17,7 +17,7 @@ def pretend(monkeypatch, crash_after=None):
             raise KeyboardInterrupt
         ran.append((cfg.method, cfg.layer, cfg.seed, cfg.lr))
         return cfg,dict(validation=70+10*(cfg.lr or 0)+(cfg.layer or 0))
-    def record(c, log, task, cfg, test=True, logits=None):
+    def record(c, log, task, cfg, test=True, beside=None):
         score = log['validation']
         return {**asdict(c), 'data':c.data and c.data.split('/')[-1], 'metric':'accuracy', 'score':score,
             'validation':score, 'params':dict(prompt=4, head=2, backbone=0), 'history':[[1,50.],[2,score]],

@@ -20,7 +20,7 @@ from ..checks import known
 from ..config import RunConfig
 from ..data.task import Task
 from ..data.tasks import load_task
-from ..experiments.evidence import data_digest, made_by, made_since, same_weights, thinned
+from ..experiments.evidence import data_digest, made_by, made_since, read_besides, same_weights, thinned
 from ..experiments.results import finished
 from ..experiments.run import failed, trained
 from ..locks import writing
@@ -133,7 +133,7 @@ def _recorded(cfg, task, measure, texts, digest): # its record, `status` 'done' 
     except FloatingPointError as e:
         return failed(cfg, task, e, began)
     return {'schema':SCHEMA, 'status':'done', **as_recorded(cfg), **bb.weights_are, 'found':found,
-        'digests':dict(weights=bb.digest, data=digest), 'losses':thinned(losses),
+        'digests':dict(weights=bb.digest, data=digest, **read_besides(cfg)), 'losses':thinned(losses),
         'sizes':{s: len(rows) for s,rows in task.splits.items()}, 'versions':versions(), **made_since(began)}
 
 def _of(r, digest): # an older record does not say which rows it read

@@ -17,7 +17,7 @@ from .information import Probe, probe_layers
 from .layer_sweep import one_sweep
 from ..config import RunConfig
 from ..data.task import Task
-from ..experiments.evidence import data_digest, made_by, made_since, same_weights, thinned
+from ..experiments.evidence import data_digest, made_by, made_since, read_besides, same_weights, thinned
 from ..experiments.results import finished
 from ..experiments.run import failed, trained
 from ..model.pretrained import load_backbone
@@ -34,8 +34,8 @@ def _trained_and_probed(cfg, task, layers, n, prompt, probe):
     except FloatingPointError as e:
         return [failed(cfg, task, e, began)]
     about = {'schema':SCHEMA, 'status':'done', **as_recorded(cfg), **model.backbone.weights_are,
-        'digests':dict(weights=model.backbone.digest, data=data_digest(task)), 'losses':thinned(log['losses']),
-        'versions':versions(), **made_since(began)}
+        'digests':dict(weights=model.backbone.digest, data=data_digest(task), **read_besides(cfg)),
+        'losses':thinned(log['losses']), 'versions':versions(), **made_since(began)}
     return [{**about, **r} for r in found]
 
 def _made(r, cfg, task, also): # is it a line of this curve?

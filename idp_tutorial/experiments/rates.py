@@ -14,7 +14,7 @@ from pathlib import Path
 from ..config import RunConfig
 from ..data.task import Task
 from ..data.tasks import load_task
-from .evidence import FURTHER, chosen_from, logits_file, made_by, made_since, same_weights
+from .evidence import FURTHER, chosen_from, made_by, made_since, same_weights
 from .run import failed, record_of, trained
 from ..locks import alone
 from ..methods.registry import METHODS
@@ -61,7 +61,7 @@ def try_rates(
     rates,chosen = [lr for lr,_ in tried],best[-1] if best else replace(cfg, lr=None)
     why = f"{cfg.method!r} diverged on {task.name!r} with every rate of {rates}: a lower lr usually fixes it"
     try:
-        r = record_of(*best, test, **({'logits':logits_file(out, chosen, task)} if out else {})) if best else None
+        r = record_of(*best, test, out) if best else None
     except FloatingPointError as e: # on the test split alone
         r,why = None,e
     if r is None:

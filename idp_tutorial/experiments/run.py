@@ -19,7 +19,7 @@ from ..files import sealed, write_whole
 from ..locks import alone
 from ..data.task import Task
 from ..data.tasks import load_task
-from .evidence import data_digest, keep_logits, logits_file, made_since, said_of, thinned
+from .evidence import data_digest, keep_logits, logits_file, made_since, read_besides, said_of, thinned
 from ..methods.build import backbone_for, build
 from ..methods.linear_probe import start_at_probe
 from ..methods.descriptions import describe_run, read_prompts
@@ -44,17 +44,19 @@ def record_of(
     task:Task,
     cfg:RunConfig,
     test:bool=True, # score the test split
-    logits:Path|None=None, # file for what the head gave on validation and test
+    beside:Path|None=None, # JSONL file, beside which is kept what the head gave on validation and test
 )->dict: # config, scores, parameter counts, time, memory, versions
     "All that can be said of a run"
     bb,scores = model.backbone,{task.metric:None}
-    said = {s: said_of(model, task, cfg, s) for s in (*['validation']*bool(logits), *['test']*test)}
+    said = {s: said_of(model, task, cfg, s) for s in (*['validation']*bool(beside), *['test']*test)}
     if test:
         scores,_ = task.grade(*said['test'])
-    kept = {'logits':keep_logits(logits, said, task)} if logits else {}
+    digests = dict(weights=getattr(bb, 'digest', None), data=data_digest(task, test), **read_besides(cfg))
+    file = beside and logits_file(beside, cfg, task, digests['weights'])
+    kept = {'logits':keep_logits(file, said, task)} if file else {}
     chosen = {'chosen':log['chosen']} if 'chosen' in log else {} # of a control
     return {'schema':SCHEMA, 'status':'done', **as_recorded(cfg), **bb.weights_are, **kept,
-        'digests':dict(weights=getattr(bb, 'digest', None), data=data_digest(task, test)), 'metric':task.metric,
+        'digests':digests, 'metric':task.metric,
         'score':scores[task.metric], 'scores':scores, 'validation':log['validation'],
         'selected':'checkpoint: best on validation'+'; reported on test'*test,
         'sizes':{split: len(rows) for split,rows in task.splits.items()}, 'n_layers':bb.n_layers,
@@ -85,7 +87,8 @@ def _whole(read, *where): # what a file says; None: it is not there, or damaged,
 
 def _alike(cfg, digests): # what two runs have in common if one may take the other's place
     names = {k: cfg.get(k) and Path(cfg[k]).name for k in ('backbone','glove')}
-    return {**{k: v for k,v in cfg.items() if k!='device'}, **names, **digests}
+    read = {f'{k} read' if k in ('glove','start') else k: v for k,v in digests.items()} # beside their names
+    return {**{k: v for k,v in cfg.items() if k!='device'}, **names, **read}
 
 def _not_another(folder, task, cfg, weights):
     "A finished model is replaced by the same run alone, also where there are no checkpoints"
@@ -94,7 +97,8 @@ def _not_another(folder, task, cfg, weights):
         return
     about = about[0]['cfg']
     theirs = _alike(about, (_whole(record_beside, folder, about) or {}).get('digests', {}))
-    ours = json.loads(json.dumps(_alike(describe_run(task, cfg)['cfg'], dict(weights=weights, data=data_digest(task)))))
+    now = dict(weights=weights, data=data_digest(task), **read_besides(cfg))
+    ours = json.loads(json.dumps(_alike(describe_run(task, cfg)['cfg'], now)))
     if differ := [f'{k} {theirs[k]!r} there, {ours[k]!r} here' for k in theirs if k in ours and theirs[k]!=ours[k]]:
         raise ValueError(f"{folder} holds another run ({', '.join(differ)}): give another folder, or the same "
             f"settings; delete its {PROMPTS} and checkpoints to start anew")
@@ -123,7 +127,8 @@ def failed(
 )->dict: # `status` 'diverged', with the `message`
     "The record of a run that diverged"
     return {'schema':SCHEMA, 'status':'diverged', 'message':str(error), **as_recorded(cfg),
-        'digests':dict(weights=fingerprint(backbone_for(cfg)), data=data_digest(task, test)), 'metric':task.metric,
+        'digests':dict(weights=fingerprint(backbone_for(cfg)), data=data_digest(task, test), **read_besides(cfg)),
+        'metric':task.metric,
         'sizes':{split: len(rows) for split,rows in task.splits.items()}, 'versions':versions(), **made_since(began)}
 
 def attempt(
@@ -133,9 +138,8 @@ def attempt(
 )->dict: # the record, `status` 'done' or 'diverged'
     "One run of several: where it diverges, the others go on"
     (task,cfg),began = _of_task(cfg, task),time.time()
-    kept = {'logits':logits_file(beside, cfg, task)} if beside else {}
     try:
-        record = record_of(*trained(cfg, task), task, cfg, **kept)
+        record = record_of(*trained(cfg, task), task, cfg, beside=beside)
     except FloatingPointError as e:
         return failed(cfg, task, e, began)
     return {**record, **made_since(began)}

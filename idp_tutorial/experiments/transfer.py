@@ -17,7 +17,7 @@ from pathlib import Path
 from ..checks import known
 from ..config import RunConfig
 from ..data.task import Task
-from .evidence import data_digest, keep_logits, logits_file, made_since, said_of, thinned
+from .evidence import data_digest, keep_logits, logits_file, made_since, read_besides, said_of, thinned
 from .label_maps import answer_as, label_map, renames
 from .run import failed, started
 from ..methods.build import backbone_for, build
@@ -129,11 +129,12 @@ def _record(cfg, tasks, setting, model, log, beside, began, more): # cfg: of the
     metric,score = headline(target, scores)
     chose = source.name if setting=='zero-shot' else target.name # in the first the second task had no say
     rows = dict(data=data_digest(source), target=data_digest(target))
-    file = beside and logits_file(beside, cfg, target, rows['data'], setting, more['map'])
+    weights = model.backbone.digest
+    file = beside and logits_file(beside, cfg, target, weights, rows['data'], setting, more['map'])
     both = _of_both(tasks, setting)
     return {'schema':SCHEMA, 'status':'done', **as_recorded(cfg), **model.backbone.weights_are,
         **({'logits':keep_logits(file, said, target)} if file else {}),
-        'digests':dict(weights=model.backbone.digest, **rows), 'target':target.name, 'setting':setting,
+        'digests':dict(weights=weights, **rows, **read_besides(cfg)), 'target':target.name, 'setting':setting,
         'metric':metric, 'score':score, 'scores':scores, 'samples':both['samples'], 'stage_lr':log['lr'],
         'validation':log['validation'], 'selected':f"checkpoint: best on validation of {chose}",
         'sizes':both['sizes'], 'params':count_parameters(model), 'steps_done':log['steps'],

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -20,8 +21,11 @@ from idp_tutorial.experiments.rates import chosen_rate, head_rate, tune
 from idp_tutorial.experiments.results import across_tasks, format_table, plot_scores, results_table, write_results
 from idp_tutorial.experiments.run import run, trained
 from idp_tutorial.methods.build import build
+from idp_tutorial.methods.glove import write_glove
 from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.model.prompted_model import learnt
 from idp_tutorial.records import as_recorded, read_records
+from idp_tutorial.tensor_files import PROMPTS, save_tensors
 from idp_tutorial.training.fit import fit
 
 TIME = ('ms_per_step','peak_memory_mb','made','tried','edge')
@@ -109,7 +113,7 @@ def fakes(monkeypatch):
             if (v := validation(c))=='diverges':
                 raise FloatingPointError('no number')
             return c,dict(validation=v)
-        def record(c, log, task, cfg, test=True, **logits):
+        def record(c, log, task, cfg, test=True, beside=None):
             if test: tested.append((c.method, c.lr, c.seed))
             return {**as_recorded(c), 'metric':'accuracy', 'score':100.-c.lr if test else None,
                 'validation':log['validation'], 'sizes':{s: len(r) for s,r in task.splits.items()}}
@@ -354,6 +358,61 @@ def test_other_rows_are_another_comparison(cfg, task, tmp_path):
         scores(task, backbone=str(bb))
         assert len(ran)==n
 
+def test_logits_of_other_weights_lie_beside_the_old_ones(cfg, task, tmp_path):
+    "Another backbone in a folder of the same name: each record keeps the answers that it was scored by"
+    out,kept = tmp_path/'c.jsonl',[]
+    bb = shutil.copytree(cfg().backbone, tmp_path/'a'/'bb', ignore=shutil.ignore_patterns('SHA256SUMS'))
+    other = shutil.copytree(bb, tmp_path/'b'/'bb')
+    weights = safetensors.torch.load_file(bb/'model.safetensors')
+    name = next(k for k in weights if 'word_embeddings' in k)
+    safetensors.torch.save_file({**weights, name:weights[name]+1}, other/'model.safetensors', {'format':'pt'})
+    for folder in (bb,other,bb):
+        r = run(cfg(method='head-only', lr=.1, backbone=str(folder)), task, out)
+        kept.append((r['logits'], np.load(tmp_path/r['logits'])['test']))
+    (a,one),(b,two),(c,same) = kept
+    assert a==c!=b and (one==same).all() and not (one==two).all() and (np.load(tmp_path/a)['test']==one).all()
+
+@pytest.mark.parametrize('field', ['glove','start'])
+def test_a_record_of_other_files_of_one_name_is_another(field, cfg, task, tmp_path, monkeypatch):
+    "Word vectors, and prompts to start with: known by what they hold, as weights are; an older record does not say"
+    words = sorted({w for r in task.splits['train'] for w in r['sentence1'].lower().split()})
+    def one(folder, sign):
+        if field=='glove':
+            (tmp_path/folder).mkdir(exist_ok=True)
+            vectors = sign*np.arange(8.*len(words)).reshape(-1, 8)%7
+            write_glove({w: i for i,w in enumerate(words)}, vectors, tmp_path/folder/'glove.txt')
+            return cfg(method='m-idpg-phm-glove', glove=str(tmp_path/folder/'glove.txt'), lr=.1)
+        first = tmp_path/folder/'first'
+        first.mkdir(parents=True, exist_ok=True)
+        first_stage = build(cfg(), backbone(max_position_embeddings=258), task)
+        own = {n: p.detach()+.1*sign for n,p in learnt(first_stage).items()}
+        save_tensors(first/PROMPTS, own, {})
+        return cfg(start=str(first), lr=.1)
+    out,ran = tmp_path/'c.jsonl',[]
+    def scores(c):
+        return with_seeds(c, task, 'given', 1, read_records(out) if ran else [], out, ran.append)[0]
+    r = scores(one('a', 1))
+    assert {*r['digests']}=={'weights','data',field} and len(r['digests'][field])==16
+    assert scores(one('b', 1))['logits']==r['logits'] and len(ran)==1 # where they lie does not matter
+    other = scores(one('b', -1))
+    assert len(ran)==2 and other['digests'][field]!=r['digests'][field] and other['logits']!=r['logits']
+    assert scores(one('b', -1))['made']==other['made'] and len(ran)==2
+    old = json.loads(json.dumps(r))
+    del old['digests'][field]
+    assert evidence.made_by(old, one('b', -1), 'given', task)
+    assert experiments.failed(one('b', -1), task, 'why', 0.)['digests']==other['digests']
+
+def test_a_finished_model_knows_its_word_vectors(cfg, task, tmp_path):
+    "The same run takes its place; one of another file of that name is refused"
+    def train(sign, folder):
+        (tmp_path/folder).mkdir(exist_ok=True)
+        write_glove(dict(a=0, the=1), sign*np.arange(16.).reshape(2, 8), tmp_path/folder/'glove.txt')
+        c = cfg(method='m-idpg-phm-glove', glove=str(tmp_path/folder/'glove.txt'))
+        return experiments.train(c, tmp_path/'run', task, save_every=0)
+    assert train(1, 'a')['score']==train(1, 'b')['score']
+    with pytest.raises(ValueError, match="holds another run .glove read '"):
+        train(-1, 'b')
+
 def test_a_run_that_patience_ended_is_found_again(cfg, task, tmp_path):
     out,ran,one = tmp_path/'c.jsonl',[],cfg(method='lpt', lr=1e-9, steps=40, eval_every=1, patience=2)
     for _ in range(2):
@@ -393,11 +452,11 @@ def test_a_seed_that_diverges_ends_no_comparison(cfg, tmp_path, monkeypatch):
 def wild(monkeypatch):
     "Fine-tuning diverges with every rate and seed, the rest is trained; which runs were begun is in the list"
     calls,real = [],experiments.trained
-    def trained(c, task, **kw):
+    def trained(c, task, *where, **kw):
         calls.append((c.method,c.lr,c.seed))
         if c.method=='fine-tuning' or c.lr==9.:
             raise FloatingPointError('the loss is nan at step 2')
-        return real(c, task, **kw)
+        return real(c, task, *where, **kw)
     for m in (rates,experiments):
         monkeypatch.setattr(m, 'trained', trained)
     return calls

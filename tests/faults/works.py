@@ -72,7 +72,7 @@ def _fake(cfg, task):
     return None,dict(history=[(1, score)], validation=score+(cfg.lr or 0), steps=cfg.steps)
 
 
-def _record(model, log, task, cfg, test=True, logits=None):
+def _record(model, log, task, cfg, test=True, beside=None):
     about = experiments.as_recorded(cfg)
     return dict(**about, metric='accuracy', score=log['validation'], validation=log['validation'],
         sizes={s: len(r) for s,r in task.splits.items()}, params=dict(prompt=1, head=2, backbone=0), ms_per_step=1.,

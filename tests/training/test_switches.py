@@ -136,7 +136,7 @@ def test_a_grid_is_widened():
 
 def test_a_run_chooses_its_rate_once(monkeypatch, tmp_path):
     monkeypatch.setattr(rates, 'trained', lambda c, task: (c, dict(validation=c.lr)))
-    monkeypatch.setattr(rates, 'record_of', lambda c, log, task, cfg, test: {**asdict(c), 'schema':2,
+    monkeypatch.setattr(rates, 'record_of', lambda c, log, task, cfg, *a: {**asdict(c), 'schema':2,
         'sizes':{split: len(rows) for split,rows in task.splits.items()}})
     cfg = config(method='lpt', task='sentiment', k=8, lr=None)
     for _ in range(2):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 # %% ../../nbs/engine/pretraining/checkpoints.ipynb #ea6042b0
 from ..checks import why
 from ..files import MANIFEST, damaged, sealed, write_whole
-from ..snapshots import Damaged, last_step, write_step
+from ..snapshots import Damaged, kept_before, last_step, write_step
 
 # %% ../../nbs/engine/pretraining/checkpoints.ipynb #b2061a20
 def _write_log(out, log):
@@ -26,7 +26,7 @@ def write_checkpoint(out:Path, cfg, masters, step, log):
         write_step(out, step, dict(cfg=asdict(cfg), masters=masters.state_dict(), step=step, log=log))
         _write_log(out, log)
     except OSError as e:
-        raise ValueError(f"no checkpoint can be written at step {step}: {why(e, out)}. The one before is whole; then "
+        raise ValueError(f"no checkpoint can be written at step {step}: {why(e, out)}. {kept_before(out)}; then "
             "start the same run again") from e
 
 def _read(folder:Path):

@@ -19,7 +19,7 @@ from ..model.backbone import Backbone, fingerprint
 from ..model.prompted_model import PromptedModel
 from ..checks import why, writable
 from ..files import digest, file_digest
-from ..snapshots import Damaged, forget_steps, last_step, write_step
+from ..snapshots import Damaged, forget_steps, kept_before, last_step, write_step
 from ..tensor_files import PROMPTS
 from .processes import gathered
 
@@ -92,8 +92,8 @@ class Checkpoint:
             sched=state(run.schedule), scaler=state(run.acc.scaler))
         try: write_step(self.folder, run.seen.step, now)
         except OSError as e:
-            raise ValueError(f"no checkpoint can be written at step {run.seen.step}: {why(e, self.folder)}. The one "
-                "before is whole; then start the same run again") from e
+            raise ValueError(f"no checkpoint can be written at step {run.seen.step}: {why(e, self.folder)}. "
+                f"{kept_before(self.folder)}; then start the same run again") from e
 
     def forget(self):
         "This run leads nowhere; another one may begin here"

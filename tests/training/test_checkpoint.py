@@ -149,6 +149,11 @@ def test_half_a_file_is_none(error, tmp_path, monkeypatch):
     assert files(tmp_path)==['checkpoint-2.safetensors'] and last_step(tmp_path)['seen']['step']==2
     assert numbers(fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=2))==numbers(log)
 
+def test_a_disk_that_was_full_from_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(files_of.os, 'fsync', lambda at: (_ for _ in ()).throw(OSError(28, 'No space left on device')))
+    with pytest.raises(ValueError, match='at step 2: no space is left .* There is none before it; then start'):
+        fit(make(c := config(steps=5)), small_task(), c, save=tmp_path, save_every=2)
+
 def test_a_damaged_newest_falls_back(tmp_path):
     cfg = config(steps=5)
     log = fit(make(cfg), small_task(), cfg, save=tmp_path, save_every=2)

@@ -17,10 +17,10 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 # %% ../../nbs/engine/experiments/estimator_base.ipynb #5ac00e2f
-from ..checks import known
+from ..checks import between, known, whole
 from ..config import RunConfig
 from ..data.own_task import held_out, task_of
-from ..data.rows import a_text
+from ..data.rows import a_text, writable_text
 from ..data.task import Task
 from .evidence import made_since
 from .run import record_of, trained
@@ -47,7 +47,7 @@ def rows_from(
             isinstance(t, str) and t.strip() for t in texts)
         if not is_text or rows and len(texts)!=len(rows[0]):
             raise ValueError(f"row {i} is {x!r:.60}: each row must be a text that is not empty, or each a pair of two")
-        rows.append(dict(zip(('sentence1','sentence2'), map(str, texts))))
+        rows.append({c: writable_text(str(t), f'row {i}') for c,t in zip(('sentence1','sentence2'), texts)})
     if not rows:
         raise ValueError("Found array with 0 sample(s): at least one text is needed") # as scikit-learn says it
     return rows
@@ -133,8 +133,12 @@ class PromptEstimator(BaseEstimator):
         weights = self.class_weight
         if isinstance(weights, Mapping): # by the labels as they were given
             weights = {str(label): weight for label,weight in weights.items()}
-        cfg = RunConfig(self.method, task.name, eval_every=max(1, self.steps//max(1, self.looks)), class_weight=weights,
-            **options).in_steps(len(task.splits['train']))
+        looks = between(whole(self.looks, 'looks'), 0, 10**9, 'looks', 'at the validation rows')
+        if not isinstance(self.backbone, (str,Path)):
+            raise ValueError(f"backbone={self.backbone!r:.60}: a text is needed: 'tiny', 'minilm', a folder, or a name "
+                "on the hub")
+        cfg = RunConfig(self.method, task.name, eval_every=max(1, whole(self.steps, 'steps')//max(1, looks)),
+            class_weight=weights, **options).in_steps(len(task.splits['train']))
         row,best,began = METHODS[known(self.method, METHODS, 'method')],None,time.time()
         rates = row.rates if self.lr=='auto' else [row.rate if self.lr is None else self.lr]
         for lr in rates:

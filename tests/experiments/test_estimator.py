@@ -89,7 +89,8 @@ def test_texts_in_any_shape(quick):
     (TEXTS,[['a']*2]*24,'several labels of one text are not yet'), (TEXTS,LABELS[:3],'24 texts and 3 labels'),
     (TEXTS,['a']*24,'one class'), (TEXTS,[None]+LABELS[1:],'a label is missing'),
     (TEXTS,[pd.NA]+LABELS[1:],'a label is missing'),
-    (['a',None],['a','b'],'row 1 is None'), ('text',['a'],'no list of texts'), ([],[],'0 sample'),
+    (['a',None],['a','b'],'row 1 is None'), (['a','b \ud800'],['a','b'],'row 1 has half a character'),
+    ('text',['a'],'no list of texts'), ([],[],'0 sample'),
     (['a','b'],['a','b'],'none can be held out')], ids=lambda v: '')
 def test_refused(X, y, words, quick):
     with pytest.raises(ValueError, match=words): quick().fit(X, y)
@@ -101,6 +102,11 @@ def test_what_a_fit_needs(text, quick):
         with pytest.raises(ValueError, match=words): quick().fit(TEXTS, y, validation, text=text)
     with pytest.raises(ValueError, match='use PromptClassifier'):
         quick(cls=PromptRegressor).fit(TEXTS, LABELS, text=True)
+
+@pytest.mark.parametrize('option,value', [('steps','a'), ('steps',None), ('steps',2.5), ('steps',0), ('looks','a'),
+    ('looks',-1), ('looks',None), ('clip','x'), ('warmup','x'), ('backbone',None), ('backbone',3)])
+def test_an_option_that_is_none_is_a_sentence(option, value, quick):
+    with pytest.raises(ValueError, match=f'{option}={value!r}: '): quick('head-only', **{option:value}).fit(TEXTS, LABELS)
 
 def test_before_it_is_fitted(quick):
     for name in ('predict','predict_proba','prompts','save_pretrained'):

@@ -18,10 +18,10 @@ from .probes import entropy, layer_features, linear_bits, logistic
 from ..checks import one_of
 from ..config import RunConfig
 from ..data.task import Task, of_classes
-from ..experiments.evidence import made_since
+from ..experiments.evidence import data_digest, made_since, same_weights
 from ..methods.build import backbone_for
 from ..methods.registry import late_methods
-from ..model.backbone import Backbone
+from ..model.backbone import Backbone, fingerprint
 from ..model.heads import ClassificationHead, VerbalizerHead
 from ..records import append, as_recorded, stored
 from ..training.examples import encode_rows
@@ -100,20 +100,25 @@ def made_for(
     return all(of(choice, name)==of(r, name) for name in asked if name in choice)
 
 # %% ../../nbs/engine/analysis/layer_choice.ipynb #f77cac02
+def _still(c, cfg, data): # one that does not say what it read is no choice
+    said = c.get('digests') or {}
+    return said.get('data')==data and bool(said.get('weights')) and same_weights(c, cfg)
+
 def layer_choice(
     cfg:RunConfig,
     task:Task, # with its splits
     out:Path,  # JSONL file of choices
 )->dict: # record of `choose_prompt_layer`
-    "The last choice of a file that was made for such a sweep, or a new one, which is added to the file"
-    asked = {**as_recorded(cfg), 'sizes':{s: len(r) for s,r in task.splits.items()}}
+    "The last choice of a file that was made for such a sweep on these weights and rows, or a new one, which is added"
+    asked,data = {**as_recorded(cfg), 'sizes':{s: len(r) for s,r in task.splits.items()}},data_digest(task)
     for c in reversed(stored(out)):
-        if made_for({'t':RunConfig.t, 'max_len':RunConfig.max_len, **c}, asked): # older records had the defaults
+        if made_for(c, asked) and _still(c, cfg, data):
             return c
     bb,began = backbone_for(cfg),time.time()
     bb.model.to('cuda' if cfg.device=='auto' and torch.cuda.is_available() else 'cpu')
     c = choose_prompt_layer(bb, task, cfg.head, t=cfg.t, max_len=cfg.max_len, template=cfg.template)
-    c |= {name: asked[name] for name in ASKED} | made_since(began)
+    digests = dict(weights=fingerprint(bb), data=data)
+    c |= {name: asked[name] for name in ASKED} | dict(digests=digests) | made_since(began)
     append(c, out)
     return c
 

@@ -1,8 +1,10 @@
 "A layer before any training: its reasons, its texts, and the file that keeps it."
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
+import safetensors.torch
 import torch
 from small import FAMILY, backbone, setting, small_task
 from sweeps import BASE, HUMP, TASK
@@ -11,6 +13,9 @@ from idp_tutorial.analysis import layer_choice as module
 from idp_tutorial.analysis.layer_choice import choice_if_any, choose_prompt_layer, layer_choice, made_for
 from idp_tutorial.analysis.probes import layer_features
 from idp_tutorial.data.tasks import load_task
+from idp_tutorial.experiments.evidence import data_digest
+from idp_tutorial.model.backbone import fingerprint
+from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.records import read_records
 
 
@@ -72,7 +77,7 @@ def test_made_for():
     assert not made_for(dict(layer=4, t=20), HUMP[0])
 
 def test_a_choice_is_for_its_settings(monkeypatch, tmp_path):
-    "Made again where length, head or texts are others, and not where they are the same; older records had the defaults"
+    "Made again where length, head or texts are others, and not where they are the same; one without digests is none"
     made,out = [],tmp_path/'choice.jsonl'
     def choose(bb, task, head, t, max_len, template):
         made.append((head, t, max_len))
@@ -86,11 +91,33 @@ def test_a_choice_is_for_its_settings(monkeypatch, tmp_path):
     assert [(r['t'],r['max_len'],r['sizes']['train']) for r in read_records(out)]==[(10,128,64),(3,128,64),(3,64,64),
         (3,128,64),(10,128,32),(3,128,64)]
     assert all(r['made']['command'] and r['made']['start'] for r in read_records(out))
-    out.write_text(json.dumps(dict(task='sentiment', head='classification', layer=7, seconds=1.))+'\n')
-    assert [layer(), layer(t=3), layer()]==[7]*3
+    old = dict(task='sentiment', head='classification', layer=17, seconds=1.)
+    out.write_text(json.dumps(old)+'\n')
+    assert [layer(), layer(t=3), layer()]==[7,8,7]
+    assert made_for(read_records(out)[0], HUMP[0]|dict(task='sentiment')) # a page may show it
     out.write_text('{"task": \n') # damaged: an error, and no sweep without a choice
     with pytest.raises(ValueError, match='line 1 is not a record'):
         choice_if_any(['lpt'], BASE, TASK, out)
+
+def test_a_choice_of_other_weights_or_rows_is_another(small_folder, monkeypatch, tmp_path):
+    "Of the same names and sizes: what was read decides, wherever it lies"
+    made,out = [],tmp_path/'choice.jsonl'
+    def choose(bb, task, *a, **kw):
+        made.append(1)
+        return dict(layer=len(made), seconds=1.)
+    monkeypatch.setattr(module, 'choose_prompt_layer', choose)
+    for folder in 'abc':
+        shutil.copytree(small_folder, tmp_path/folder/'bb', ignore=shutil.ignore_patterns('SHA256SUMS'))
+    weights = safetensors.torch.load_file(tmp_path/'c'/'bb'/'model.safetensors')
+    name = next(k for k in weights if 'word_embeddings' in k)
+    changed = {**weights, name:weights[name]+1}
+    safetensors.torch.save_file(changed, tmp_path/'c'/'bb'/'model.safetensors', {'format':'pt'})
+    turned = replace(TASK, splits={s: [{**r, 'label':1-r['label']} for r in rows] for s,rows in TASK.splits.items()})
+    def layer(folder, task=TASK):
+        return layer_choice(replace(BASE, backbone=str(tmp_path/folder/'bb')), task, out)['layer']
+    assert [layer('a'), layer('b'), layer('c'), layer('a', turned), layer('b'), layer('c')]==[1,1,2,3,1,2]
+    r = read_records(out)[0]
+    assert r['digests']==dict(weights=fingerprint(load_backbone(str(small_folder))), data=data_digest(TASK))
 
 @pytest.mark.parametrize('make,words', [
     (lambda: choose_prompt_layer(setting()[0], small_task('similarity')), ['regression','needs classes']),

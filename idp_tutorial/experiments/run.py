@@ -19,7 +19,8 @@ from ..files import sealed, write_whole
 from ..locks import alone
 from ..data.task import Task
 from ..data.tasks import load_task
-from .evidence import data_digest, keep_logits, logits_file, made_since, read_besides, said_of, thinned
+from .evidence import data_digest, keep_logits, logits_file, made_since, read_besides
+from .evidence import said_of, thinned
 from ..methods.build import backbone_for, build
 from ..methods.linear_probe import start_at_probe
 from ..methods.descriptions import describe_run, read_prompts

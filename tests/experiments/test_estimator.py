@@ -106,7 +106,8 @@ def test_what_a_fit_needs(text, quick):
 @pytest.mark.parametrize('option,value', [('steps','a'), ('steps',None), ('steps',2.5), ('steps',0), ('looks','a'),
     ('looks',-1), ('looks',None), ('clip','x'), ('warmup','x'), ('backbone',None), ('backbone',3)])
 def test_an_option_that_is_none_is_a_sentence(option, value, quick):
-    with pytest.raises(ValueError, match=f'{option}={value!r}: '): quick('head-only', **{option:value}).fit(TEXTS, LABELS)
+    with pytest.raises(ValueError, match=f'{option}={value!r}: '):
+        quick('head-only', **{option:value}).fit(TEXTS, LABELS)
 
 def test_before_it_is_fitted(quick):
     for name in ('predict','predict_proba','prompts','save_pretrained'):

@@ -17,7 +17,8 @@ from pathlib import Path
 from ..checks import known
 from ..config import RunConfig
 from ..data.task import Task
-from .evidence import data_digest, keep_logits, logits_file, made_since, read_besides, said_of, thinned
+from .evidence import data_digest, keep_logits, logits_file, made_since, read_besides
+from .evidence import said_of, thinned
 from .label_maps import answer_as, label_map, renames
 from .run import failed, started
 from ..methods.build import backbone_for, build

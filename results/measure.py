@@ -14,7 +14,7 @@ from idp_tutorial.config import RunConfig
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.experiments.comparison import compare, made_by
 from idp_tutorial.experiments.contrasts import contrast, holm
-from idp_tutorial.experiments.evidence import logits_file, made_since
+from idp_tutorial.experiments.evidence import made_since
 from idp_tutorial.experiments.rates import beyond
 from idp_tutorial.experiments.run import failed, record_of, trained
 from idp_tutorial.experiments.supplementary import supplement
@@ -201,7 +201,7 @@ def runs(a, cfg, task, swaps=True, lr=None): # the rate; `lr`: one that an earli
         began = time.time()
         best,said = tried(a, replace(cfg, seed=seed), task, [chosen] if chosen else rates)
         if best:
-            r = record_of(best[0], best[1], task, best[2], logits=logits_file(a.out, best[2], task))
+            r = record_of(best[0], best[1], task, best[2], beside=a.out)
             r |= dict(steps_95=steps_to(r['history'], .95)) | made_since(began)
             if swaps and METHODS[cfg.method].kind in ('generated','second pass'):
                 r['swap'] = swapped(best[0], task, best[2], r, a.out)

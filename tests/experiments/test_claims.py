@@ -463,3 +463,13 @@ def test_a_published_difference_is_that_of_its_table(one):
 def test_every_published_size_is_from_a_table_or_a_figure():
     elsewhere = {'idpg-single','idpg-m16','idpg-input','idpg-sml','idpg-residual'} # of variants, or a part of the tasks
     assert {r['id'] for r in read_claims(CLAIMS) if r['published'] and r['a']}=={*PRINTED}|elsewhere
+
+
+def test_a_row_says_its_records_and_what_would_say_more():
+    row = dict.fromkeys(COLUMNS, '') | dict(id='a', paper='P', where='§1', sentence='s', contrast='c', decides='more')
+    ran = row | dict(a='x', b='y', records='r.jsonl', effect='1', low='0', high='2', runs='5', detectable='1')
+    def last(r): return claims_page([r]).splitlines()[-1].split('|')[-2].strip()
+    decided = ran | dict(verdict='seen', tasks='trec', backbones='tiny')
+    assert last(decided)=='trec with tiny: `r.jsonl`; to say more: more'
+    assert last(ran | dict(verdict='open', effect=''))=='to decide it: more' # its records are still to come
+    assert last(row | dict(verdict='seen', records='counted', decides=''))=='counted'

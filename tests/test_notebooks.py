@@ -33,6 +33,7 @@ for line in iter(sys.stdin.readline, ''):
     path,report = json.loads(line)
     pid = os.fork()
     if not pid:
+        torch.set_num_threads(1) # a child makes its pool of threads anew: before two threads of a loader ask at once
         fd = os.open(report, os.O_CREAT|os.O_WRONLY|os.O_TRUNC); os.dup2(fd, 1); os.dup2(fd, 2)
         os.chdir(os.path.dirname(path)); signal.alarm(120)
         code = 70

@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 # %% ../../nbs/engine/model/pretrained.ipynb #82ba7140
+from ..checks import no_memory
 from ..files import manifest
 from ..hub import hub_answers, pinned
 from .backbone import Backbone
@@ -115,6 +116,8 @@ def pretrained(
         model,missing = _complete(where, config, attn, dtype, hub)
         tokenizer = with_padding(AutoTokenizer.from_pretrained(where, trust_remote_code=False, **hub))
     except Exception as e:
+        if no_memory(e): # which says nothing of the checkpoint
+            raise
         raise ValueError(f"the checkpoint of backbone {name!r} cannot be read ({type(e).__name__}: {str(e)[:120]}): it "
             f"is damaged or incomplete; download or save it again") from e
     if missing:

@@ -29,6 +29,7 @@ for line in iter(sys.stdin.readline, ''):
     argv,cwd,report = json.loads(line)
     pid = os.fork()
     if not pid:
+        torch.set_num_threads(1) # a child makes its pool of threads anew: before two threads of a loader ask at once
         code = 70
         try:
             for fd,name in ((1,'out'),(2,'err')):

@@ -322,6 +322,14 @@ def test_damaged_checkpoints(tmp_path):
     (where/'config.json').unlink()
     refused('no config.json that can be read', name=where)
 
+@pytest.mark.parametrize('short', [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")])
+def test_a_lack_of_memory_is_no_damage(short, monkeypatch):
+    def no_room(*args, **kw): raise short
+    monkeypatch.setattr('idp_tutorial.model.pretrained._weights', no_room)
+    with pytest.raises(type(short)) as e:
+        load_backbone('tiny')
+    assert e.value is short
+
 def test_missing_tensors(tmp_path):
     from safetensors.torch import load_file, save_file
     where = folder(MODELS['bert']('eager'), tmp_path)

@@ -98,18 +98,32 @@ def fewshot(a):
 
 
 def supplemented(a):
-    "As `methods`, on the backbone as it is, and as stage 1 tunes it with the method's prompts on `--first` (IDPG §A.4)"
+    "`methods` on the backbone as it is, and as stage 1 tunes it (IDPG §A.4); gains go into `gains-…` beside `out`"
     for name in a.tasks:
         for method in a.methods:
             plain = replace(base(a, name), method=method, head_init=a.head_init, head_lr=a.head_lr or None)
             first = base(a, a.first)
-            folder = a.folder/f'{a.backbone}-{first.task}-{method}'
+            folder = a.folder/f'{Path(a.backbone).name}-{first.task}-{method}'
             task = load_task(first.task, first.data, first.k)
-            made = supplement(replace(plain, eval_every=50), build, task, folder, 5e-5, 3, swap=task.pair)
+            made = supplement(replace(plain, eval_every=50), build, task, folder, a.first_lr, 3, swap=task.pair)
             print(f"stage 1 {method}: validation {made['validation']:.1f} after {made['steps']} steps", flush=True)
             tuned = replace(plain, backbone=str(folder), start=str(folder))
             for cfg in (plain, tuned):
                 runs(a, cfg, load_task(cfg.task, cfg.data, cfg.k), swaps=False)
+    file = a.out.with_name(f'gains-{a.out.name}')
+    file.unlink(missing_ok=True)
+    for r in gains(stored(a.out), a.backbone):
+        append(r, file)
+
+
+def gains(records, backbone): # a record for each seed that has both: the answers of `before` are taken off its own
+    found,key = [],('method','task','k','draw','head','seed')
+    for r in (r for r in records if r['status']=='done' and r['start']):
+        for o in (o for o in records if o['status']=='done' and not o['start'] and all(o[f]==r[f] for f in key)):
+            found.append({f: r[f] for f in ('schema','status',*key,'metric','logits','start','made')} | dict(
+                backbone=backbone, setting='supplementary', before=o['logits'], score=r['score']-o['score'],
+                scores=dict(before=o['score'], after=r['score'])))
+    return found
 
 
 def differences(a):
@@ -241,6 +255,7 @@ def main():
     p.add_argument('--set', type=said, default={},
         help='of RunConfig, in `methods` and `fewshot`: such as way=add, m=256,t=10 or head=classification')
     p.add_argument('--first', help='of `supplemented`: the task of stage 1, such as sst2-k1000')
+    p.add_argument('--first_lr', type=float, default=1.5e-4, help='of stage 1: three epochs of 32')
     p.add_argument('--folder', type=Path, help='of `supplemented`: for the backbones that stage 1 has tuned')
     p.add_argument('--cache')
     a = p.parse_args()

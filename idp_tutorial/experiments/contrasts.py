@@ -71,7 +71,7 @@ def right(
     folder:Path,   # where its file lies
     task:Task|None=None, # with its splits; None: the file has the labels
     split:str='test',
-)->np.ndarray: # 100 where the answer was right, else 0 `[N]`
+)->np.ndarray: # 100 where the answer was right, else 0; less that of the answers of `before`, of a gain `[N]`
     "Text by text"
     with np.load(Path(folder)/record['logits']) as kept:
         logits = kept[split].astype(np.float32)
@@ -81,7 +81,8 @@ def right(
     if len(labels)!=len(logits):
         raise ValueError(f"{record['logits']} has {len(logits)} answers and {record['task']!r} {len(labels)} {split} "
             "texts: give the data that the record was made with (its digest is in `digests`)")
-    return 100.*(logits.argmax(-1)==labels)
+    out = 100.*(logits.argmax(-1)==labels)
+    return out-right(dict(task=record['task'], logits=record['before']), folder, task, split) if 'before' in record else out
 
 def _correlates(record):
     return bool({'pearson','spearman'} & set((record.get('metric') or '').split('+')))

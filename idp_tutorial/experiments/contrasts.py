@@ -82,7 +82,9 @@ def right(
         raise ValueError(f"{record['logits']} has {len(logits)} answers and {record['task']!r} {len(labels)} {split} "
             "texts: give the data that the record was made with (its digest is in `digests`)")
     out = 100.*(logits.argmax(-1)==labels)
-    return out-right(dict(task=record['task'], logits=record['before']), folder, task, split) if 'before' in record else out
+    if 'before' not in record:
+        return out
+    return out-right(dict(task=record['task'], logits=record['before']), folder, task, split)
 
 def _correlates(record):
     return bool({'pearson','spearman'} & set((record.get('metric') or '').split('+')))
@@ -133,6 +135,7 @@ def _found(records, side, fields): # run → setting → records
 def _noise(pair, numbers): # standard error of a difference of scores, if the texts' errors were independent
     out = 0.
     for r,(of,score) in zip(pair, numbers):
+        out += ((r.get('errors') or {}).get(of, 0)/100)**2 # the record says it
         sizes = r.get('sizes') or {}
         n = (sizes.get(r['target']) if r.get('target') in sizes else sizes).get('test', 0)
         p = np.clip(score/100, 0, 1)
@@ -172,9 +175,10 @@ def contrast(
             noise[share[-1]] = noise.get(share[-1], 0)+_noise(pair, [*zip(numbers, np.mean(scores, (1, 2)))])
         for o,v in zip(out, by_text or scores):
             o.append(_each_draw(v, runs))
+    points = all(n.split('.')[0] in POINTS for n in numbers) or any(numbers[0] in (r.get('errors') or {}) for r in done)
     return dict(paired(*out, noise=[*noise.values()], share=share), runs=len(runs), draws=len({d for d,_ in runs}),
         settings=settings, texts=sum(texts.values()), k={s[fields.index('k')] for s in settings if 'k' in fields},
-        points=all(n.split('.')[0] in POINTS for n in numbers))
+        points=points)
 
 def _each_draw(v, runs): # of the seeds of a few-shot draw their mean, as they share its examples `[S,N]`
     v,draws = np.asarray(v),[d for d,_ in runs]

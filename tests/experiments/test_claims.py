@@ -156,6 +156,15 @@ def test_not_seen_needs_an_interval_that_does_not_lean_to_the_claim_and_a_size()
     assert (contrast(rs, 'a @bits', 'b @bits')['points'],contrast(rs, 'a', 'b')['points'])==(False, True)
 
 
+def test_a_record_says_what_other_texts_would_move():
+    def found(**more):
+        rs = [record('a', s, 60., found=dict(top=55.+s%2, bare=50.), **more) for s in range(5)]
+        return contrast(rs, 'a @found.top', 'a @found.bare')
+    alone,known = found(),found(errors={'found.top':3.})
+    assert known['effect']==alone['effect']==pytest.approx(5.4) and (alone['points'],known['points'])==(False, True)
+    assert alone['high']-alone['low']<3<known['high']-known['low']==pytest.approx(2*1.96*3, rel=.15)
+
+
 def test_texts_of_one_task_are_drawn_together():
     rng = np.random.default_rng(0)
     d = rng.choice([-100.,0.,100.], (1,200), p=[.1,.7,.2]).repeat(5, 0)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from small import backbone, batch_of, config, model_of, small_task
 
 from idp_tutorial.analysis import figures
@@ -138,8 +139,18 @@ def test_a_ranking_finds_what_is_alike():
     rows = [dict(sentence1=t, sentence2=t, label=5.) for t in texts[:4]]
     rows += [dict(sentence1=t, sentence2='no', label=0.) for t in texts[4:]]
     model = model_of('head-only', bb, task)
-    assert figures.similar_on_top(model, task, rows, 4, config())==100.
-    assert figures.similar_on_top(model, task, rows, 8, config())==50.
+    cosines,similar = figures.pair_cosines(model, task, rows, config()),torch.arange(8)<4
+    assert [figures.similar_on_top(cosines, similar, n) for n in (4,8)]==[100., 50.]
+
+
+def test_what_other_pairs_would_move():
+    "The error of a hundred answers, twice, where two rankings have nothing to do with each other; none for one"
+    g = torch.Generator().manual_seed(1)
+    a,b = torch.rand(2, 1000, generator=g)
+    similar = torch.rand(1000, generator=g)<.4
+    assert figures.luck_of_pairs(a, a, similar, 100)==0
+    assert abs(figures.luck_of_pairs(a, b, similar, 100)-100*(2*.4*.6/100)**.5)<1
+    assert figures.luck_of_pairs(a, b, similar, 100)==figures.luck_of_pairs(a, b, similar, 100)
 
 
 def only(table, method, scale='full', **said):

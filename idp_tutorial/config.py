@@ -109,6 +109,10 @@ class RunConfig:
     seed:int=0                 # of initialisation, order and dropout
 
     def __post_init__(self):
+        for f in fields(RunConfig):
+            value = getattr(self, f.name)
+            if type(value).__module__=='numpy' and value.ndim==0: # of a grid, or a row of pandas: no JSON has it
+                object.__setattr__(self, f.name, value.item())
         for name in _WHOLE:
             whole(getattr(self, name), name, getattr(RunConfig, name) is None)
         for f in fields(RunConfig):

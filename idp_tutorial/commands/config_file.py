@@ -23,26 +23,19 @@ def by_class(said:str)->dict: # `--class_weight '{"rare": 5}'`
         raise ValueError(f"--class_weight {said}: give balanced, or a number by class in JSON, such as "
             "'{\"rare\": 5}'") from None
 
-def _one(value, where):
-    if isinstance(value, bool): # YAML's `precision: no`
-        return 'yes' if value else 'no'
-    if not isinstance(value, dict):
-        return str(value)
-    try:
-        return json.dumps(value)
-    except TypeError: # a date is one to YAML, and none to JSON
-        odd = next((x for pair in value.items() for x in pair if not isinstance(x, (str,int,float))), value)
-        raise ValueError(f"{where} has {odd!s:.40}, which is neither text nor number: put a text, such as a date, in "
-            "quotation marks") from None
+_BOOL = {'true':True, 'yes':True, 'on':True, 'false':False, 'no':False, 'off':False}
 
 def by_place(name:str, option)->bool:
     "Is an option of a command given by its place?"
     return option.default is Parameter.empty or name=='table' and option.default is None
 
 def _loaded(text): # what YAML says, and the keys that stand twice in one place
+    "Scalars are texts, as on the command line: a column may be called `on`, `12:30` or `010`"
     import yaml
     twice = []
     class Once(yaml.SafeLoader):
+        yaml_implicit_resolvers = {sign: [r for r in of if r[0].endswith((':null',':merge'))]
+            for sign,of in yaml.SafeLoader.yaml_implicit_resolvers.items()}
         def construct_mapping(self, node, deep=False):
             keys = Counter(k.value for k,_ in node.value if isinstance(k, yaml.ScalarNode))
             twice.extend(k for k,n in keys.items() if n>1)
@@ -65,12 +58,12 @@ def _said(file, options):
         raise ValueError(f"--config {file}: {twice[0]} stands there twice: keep one of the two")
     for name,(key,value) in zip(named, said.items()):
         if isinstance(options[name].default, bool):
-            if not isinstance(value, bool):
+            if (on := _BOOL.get(str(value).lower())) is None:
                 raise ValueError(f"--config {file}: {key} is {value!r}: give true or false")
-            yield name,[f'--{name}']*value
+            yield name,[f'--{name}']*on
         elif value is not None:
-            where = f'--config {file}: {key}'
-            text = ','.join(_one(v, where) for v in (value if isinstance(value, list) else [value]))
+            several = value if isinstance(value, list) else [value]
+            text = ','.join(json.dumps(v) if isinstance(v, dict) else str(v) for v in several)
             yield name,text if by_place(name, options[name]) else [f'--{name}={text}']
 
 def with_config(

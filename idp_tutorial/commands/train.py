@@ -27,13 +27,17 @@ def _foretell(cfg):
         f"{o['ms_per_step']:,.0f} ms each, about {o['seconds']/60:.1f} minutes: one forward pass on this machine by "
         "the cost model")
 
+def _refused(cfg, grid, save_every):
+    "What neither a run nor its forecast takes"
+    from idp_tutorial.methods.options import no_control, refuse_unused
+    no_control(cfg.method)
+    refuse_unused([cfg.method], cfg, rates=grid, save_every=save_every)
+
 def _train(cfg, grid, out, save_every):
     "Choose a rate if there is a grid, train, and say what came of it"
     from accelerate import PartialState
     from idp_tutorial.experiments.rates import chosen_rate
     from idp_tutorial.experiments.run import train
-    from idp_tutorial.methods.options import refuse_unused
-    refuse_unused([cfg.method], cfg, rates=grid, save_every=save_every)
     writable(out)
     try:
         cfg,chose = chosen_rate(cfg, grid, out, print) if grid else (cfg, {})
@@ -74,5 +78,7 @@ def idp_train(*,
         "Several GPUs: accelerate launch --config_file configs/…\n\n"
         "idp_train tickets.csv --text message --label topic --method lpt-npg --out tickets")
     cfg,grid = config_of(locals()),rates_of(locals())
-    if dry_run: return _foretell(cfg)
+    _refused(cfg, grid, save_every)
+    if dry_run:
+        return _foretell(cfg)
     _train(cfg, grid, out, save_every)

@@ -64,6 +64,9 @@ def check_row(
     if missing := [c for c in need if row.get(c) is None]:
         raise ValueError(f"{where}: no {' and no '.join(missing)} among {', '.join(row)}: "
                          f"task {task.name!r} needs {', '.join(need)} in every row{also}")
+    if group and not isinstance(row['group'], (str,int,float)):
+        raise ValueError(f"{where}: group is {row['group']!r:.60}: a number or a text, the same for all rows of a "
+            "question, is needed")
     if row.get('sentence2') and not task.pair:
         raise ValueError(f"{where}: a sentence2, but task {task.name!r} has one sentence: use Task(…, pair=True)")
     for c in texts+['target']*task.text:

@@ -169,10 +169,12 @@ def table_rows(
     for n,row in enumerate(table, 1):
         yield f'{where}, row {n}',row
 
-def _parquet(path):
+def _parquet(path): # its rows
     import datasets
+    if not Path(path).exists():
+        raise FileNotFoundError(f"no file {path}: give a file that is there")
     try:
-        return datasets.load_dataset('parquet', data_files=str(path), split='train', streaming=True)
+        yield from datasets.load_dataset('parquet', data_files=str(path), split='train', streaming=True)
     except Exception as e:
         raise ValueError(f"{path} cannot be read as Parquet ({type(e).__name__}): it is damaged, or of another "
             "format") from None

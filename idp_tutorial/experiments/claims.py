@@ -29,6 +29,9 @@ def read_claims(file:Path|str)->list[dict]: # a dictionary a row, numbers as tex
     "All claims of a file, each whole"
     with open(file, encoding='utf-8', newline='') as f:
         rows = list(csv.DictReader(f))
+    if not rows:
+        raise ValueError(f"{file} holds no claims: give a CSV file with the columns {', '.join(COLUMNS)}, and a row a "
+            "claim, such as results/claims.csv")
     seen = set()
     for i,r in enumerate(rows, 2):
         if tuple(r)!=COLUMNS or None in r.values():

@@ -51,6 +51,7 @@ class PromptFiles(PromptEstimator):
 
     def generate(self, X, **how)->list[str]: # `how`: `max_new_tokens`, `do_sample`, `seed` …
         "What a decoder that was trained on texts (`fit(…, text=True)`) writes for each text"
+        check_is_fitted(self, 'model_')
         return generate(self.model_, self._rows(X), self.task_, self.config_, **how)
 
     def save_pretrained(self,
@@ -120,6 +121,8 @@ class PromptClassifier(ClassifierMixin, PromptFiles):
             raise ValueError(f"several labels of one text are {SEVERAL}")
         if any(map(isna, y)):
             raise ValueError("a label is missing (None or NaN): every text needs one")
+        if len({isinstance(v, str) for v in np.ravel(np.asarray(y, object))})>1:
+            raise ValueError("the labels mix texts and numbers, which would all become texts: write them all as one")
         y = np.ravel(y)
         check_classification_targets(y)
         if first:

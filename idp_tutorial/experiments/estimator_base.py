@@ -36,12 +36,14 @@ def rows_from(
         raise ValueError(f"{X!r:.60} is no list of texts: give a list, also of one text")
     if 'label' in getattr(X, 'column_names', ()):
         X = X.remove_columns('label')
+    elif 'label' in getattr(X, 'columns', ()):
+        X = X.drop(columns='label')
     if named := [c for c in ('sentence1','sentence2') if c in getattr(X, 'columns', ())]:
         X = X[named] # of a table, in any order
     rows = []
     for i,x in enumerate(X.to_numpy() if hasattr(X, 'to_numpy') else X):
         if isinstance(x, Mapping):
-            x = [x[c] for c in ('sentence1','sentence2') if c in x] or [*x.values()]
+            x = [x[c] for c in ('sentence1','sentence2') if c in x] or [v for c,v in x.items() if c!='label']
         texts = [x] if isinstance(x, str) else x
         is_text = isinstance(texts, (list,tuple,np.ndarray)) and len(texts) in (1,2) and all(
             isinstance(t, str) and t.strip() for t in texts)
@@ -90,7 +92,7 @@ class PromptEstimator(BaseEstimator):
         labelled = self._written if text else self._labelled
         rows = labelled(X, y, first=True)
         if isinstance(validation, Real):
-            train,valid = held_out(rows, validation, self.seed)
+            train,valid = held_out(rows, validation, int(whole(self.seed, 'seed')))
         elif isinstance(validation, (tuple,list)) and len(validation)==2:
             train,valid = rows,labelled(*validation)
         else:

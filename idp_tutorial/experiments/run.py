@@ -25,6 +25,7 @@ from ..methods.build import backbone_for, build
 from ..methods.linear_probe import start_at_probe
 from ..methods.descriptions import describe_run, read_prompts
 from ..methods.hub_models import RECORD, record_beside
+from ..methods.options import no_control
 from ..methods.prompt_files import PROMPTS, save_pretrained
 from ..methods.controls import CONTROLS, ROWS, fit_control
 from ..model.backbone import fingerprint
@@ -174,9 +175,7 @@ def train(
     **more, # also goes into the record
 )->dict: # the record
     "Train one config, or go on with it, and keep what it learnt"
-    if cfg.method in CONTROLS:
-        raise ValueError(f"{cfg.method!r} is a control, with no prompt to keep: `run`, or idp_compare --methods "
-            f"{cfg.method}, scores it")
+    no_control(cfg.method)
     (task,cfg),folder = _of_task(cfg, task),Path(folder)
     if save_every is not None:
         at_least(save_every, 0, 'save_every')

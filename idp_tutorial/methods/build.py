@@ -16,6 +16,7 @@ from ..data.task import Task
 from .controls import CONTROLS, ROWS, build_control
 from .descriptions import PROMPTS, read_prompts
 from .efl import EntailmentModel, describe
+from .weight_changes import as_loaded, put_back
 from ..model.backbone import Backbone
 from ..model.dtypes import DTYPES
 from ..model.heads import ClassificationHead, TextHead, VerbalizerHead
@@ -95,6 +96,19 @@ def _weigh(model, task, weights):
         n = torch.bincount(torch.tensor([r['label'] for r in rows]), minlength=len(task.labels))
         model.head.weight = len(rows)/(len(n)*n.clamp(min=1).float())
 
+def _assembled(cfg, bb, task, method):
+    plan = method(bb, cfg)
+    if method.kind=='entailment' and not task.pair: # a pair is premise and hypothesis as it is
+        model = EntailmentModel(bb, describe(task), plan, _readout(cfg, bb), cfg.lower_dropout)
+    else:
+        model = PromptedModel(bb, _head(cfg, bb, task), plan, cfg.lower_dropout)
+    _float32(model, cfg)
+    if cfg.class_weight:
+        _weigh(model, task, cfg.class_weight)
+    if cfg.start:
+        carry(model, cfg.start)
+    return model
+
 def build(
     cfg:RunConfig,
     bb:Backbone,
@@ -116,14 +130,9 @@ def build(
     if cfg.skip_last and not bb.causal:
         raise ValueError(f"skip_last=True on backbone {bb.name!r} ({bb.family}): only what a decoder pools can end "
             "before its last word; leave it out, or use a decoder, such as 'tiny-gpt2' or 'smollm2'")
-    plan = method(bb, cfg)
-    if method.kind=='entailment' and not task.pair: # a pair is premise and hypothesis as it is
-        model = EntailmentModel(bb, describe(task), plan, _readout(cfg, bb), cfg.lower_dropout)
-    else:
-        model = PromptedModel(bb, _head(cfg, bb, task), plan, cfg.lower_dropout)
-    _float32(model, cfg)
-    if cfg.class_weight:
-        _weigh(model, task, cfg.class_weight)
-    if cfg.start:
-        carry(model, cfg.start)
-    return model
+    as_loaded(bb, cfg.method)
+    try:
+        return _assembled(cfg, bb, task, method)
+    except BaseException: # a backbone that was handed in stays what it was
+        put_back(bb)
+        raise

@@ -40,7 +40,8 @@ def record_beside(
 )->dict|None: # None: there is none, or it is of another run
     "The record of the run that a folder was saved from"
     file = Path(folder)/RECORD
-    record = opened(file.read_text(encoding='utf-8').splitlines()[-1]) if file.is_file() else {}
+    lines = file.read_text(encoding='utf-8').splitlines() if file.is_file() else ()
+    record = opened(lines[-1]) if lines else {}
     same = all(record.get(field)==cfg[field] for field in ('method','task','backbone','lr','steps','seed'))
     return record if same else None
 

@@ -92,12 +92,14 @@ def model_card(
     number = 'a text' if task['text'] else f"a number from {low} to {high}"
     answers = ', '.join(f'`{name}`' for name in task['labels']) or number
     texts = 'pairs of texts' if task['pair'] else 'texts'
+    writes = row.kind in ('static','generated','second pass')
+    length = f", t={row.defaults.get('t', cfg['t'])}" if writes else '' # vectors
     formulas = '\n'.join(f'- {f}' for f in about.get('formula', ())) or f'- {row.paper}'
     params = f"\n{sum(record['params'].values()):,} trained parameters: {record['params']}." if record else ''
     parts = {f"{cfg['method']} on {task['name']}": f"Answers {texts} with {answers}.",
         'Scores': _scores(record, controls), 'What it needs': _needs(about['backbone']),
         'How to load it': _loading(where, task, about['backbone']),
-        'The method': f"**{cfg['method']}** ({row.paper}), t={cfg['t']}, seed {cfg['seed']}:\n\n{formulas}\n{params}",
+        'The method': f"**{cfg['method']}** ({row.paper}){length}, seed {cfg['seed']}:\n\n{formulas}\n{params}",
         'Licence': licence or 'Its author has chosen none: ask before you use it.'}
     title,*rest = [f"{'#' if i==0 else '##'} {name}\n\n{text}" for i,(name,text) in enumerate(parts.items())]
     text = '\n\n'.join([title, *rest])

@@ -20,6 +20,7 @@ from .descriptions import FORMAT, PROMPTS, backbone_of, check_format, describe_b
 from .descriptions import describe_run, note_backbone, read_prompts, run_of
 from .glove import GloveEncoder
 from .hub_models import RECORD, folder_of, write_card, write_view
+from .options import no_control
 from ..model.backbone import Backbone
 from ..model.pretrained import load_backbone
 from ..model.prompted_model import PromptedModel, learnt
@@ -53,6 +54,7 @@ def save_pretrained(
 ):
     "Write what was learnt, and how to build its model; all processes call it, the main one writes"
     from accelerate import PartialState
+    no_control(cfg.method)
     folder,tensors = Path(folder),{n: _whole(t) for n,t in learnt(model).items()}
     if not PartialState().is_main_process:
         return

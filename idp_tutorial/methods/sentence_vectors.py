@@ -60,7 +60,8 @@ class Standardise(nn.Module):
         if self.n<2:
             return z
         mean = self.total/self.n
-        std = (self.square/self.n-mean.square()).clamp(min=1e-8).sqrt()
+        known = (1e-7*mean.square()).clamp(min=1e-8) # of a variance float32 knows no less beside so large a mean
+        std = (self.square/self.n-mean.square()).maximum(known).sqrt()
         return ((z-mean)/std).to(z.dtype)
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #5e27a0c1

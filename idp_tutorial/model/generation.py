@@ -145,15 +145,20 @@ def generate_ids(
     if not texts or not min(map(len, texts)):
         raise ValueError("there is nothing to continue: give at least one text, of at least one token")
     bb,T,mode = model.backbone,max(map(len, texts)),model.training
+    if T+max_new_tokens>bb.max_tokens:
+        raise ValueError(f"max_new_tokens={max_new_tokens} behind {T} tokens: the position table of backbone "
+            f"{bb.name!r} holds {bb.max_tokens}: ask for fewer, or shorten the text")
     tok,device = bb.tokenizer,bb.words.weight.device
     end,pad = tok.eos_token_id,tok.pad_token_id or 0
     ids,keep = [torch.tensor([[x]*(T-len(s))+list(f(s)) for s in texts], device=device)
         for x,f in ((pad, list), (0, lambda s: [1]*len(s)))]
     draw = dict(temperature=temperature, top_p=top_p, top_k=0) if do_sample else {}
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        out = _decoder()(model.eval()).generate(ids, attention_mask=keep, max_new_tokens=max_new_tokens,
-            do_sample=do_sample, eos_token_id=end, pad_token_id=pad, **draw, **more)
-    model.train(mode)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            out = _decoder()(model.eval()).generate(ids, attention_mask=keep, max_new_tokens=max_new_tokens,
+                do_sample=do_sample, eos_token_id=end, pad_token_id=pad, **draw, **more)
+    finally:
+        model.train(mode)
     new = [row[T:].tolist() for row in out]
     return [s[:s.index(end)] if end in s else s for s in new]

@@ -89,4 +89,8 @@ def begin_from(model, weights:Path, cfg):
         raise ValueError(f"start={cfg.start!r} is a model of another shape "
                          f"({wrong[0]} {list(theirs[wrong[0]].shape)}): "
                          f"give the same family, d, n_layers and vocabulary ({cfg})")
+    there = {mine[o].data_ptr() for o in theirs}
+    if missing := [o for o,v in mine.items() if v.data_ptr() not in there]:
+        raise ValueError(f"start={cfg.start!r} is a model of another shape (it has no {missing[0]}): "
+                         f"give the same family, d, n_layers and vocabulary ({cfg})")
     model.load_state_dict(theirs, strict=False) # tied tensors are stored once

@@ -103,9 +103,9 @@ def pretrain(
     out:Path|None=None,  # folder for `log.jsonl` and checkpoints; a run that is there is resumed
     words:torch.Tensor|None=None, # `[V,d]` start of the word embeddings
     extra:torch.nn.Module|None=None, # a `Distillation`: called as `extra(hidden_states, at)`, returns a loss
-    every:int=500,       # steps between held-out evaluations and checkpoints
+    every:int=500,       # steps between held-out evaluations and checkpoints; there is one at the end of a share, too
     say=print,           # called with one line each `every` steps
-    stop:int|None=None,  # end this process' share after so many steps; the schedule stays that of `cfg.steps`
+    stop:int|None=None,  # end this process' share at this step; the schedule stays that of `cfg.steps`
 ): # the model, and the log as a list of dicts
     "Train a RoBERTa or GPT-2 on raw text; resumable, and deterministic on one machine"
     n = len(stream)-cfg.held_out # ids to train on
@@ -119,15 +119,15 @@ def pretrain(
         step,log = resume(out, cfg, masters) if out else (0, [])
         if not step and cfg.start and not weights_in(cfg.start):
             go_on(masters, cfg)
-        seen,t0 = [],time.time()
-        while step<(stop or cfg.steps):
+        seen,t0,end = [],time.time(),cfg.steps if stop is None else min(stop, cfg.steps)
+        while step<end:
             rng = np.random.default_rng((cfg.seed,step))
             r = losses(model, stream, draw_windows(n, cfg.tokens, rng), rng, tokenizer, extra)
             (r['lm']+cfg.distil*r.get('distil', 0.)).backward()
             masters.step()
             step += 1
             seen.append({name: v.detach() for name,v in r.items()})
-            if step%every==0 or step==cfg.steps:
+            if step%every==0 or step==end:
                 held = held_out_loss(model, stream, tokenizer, cfg.held_out, extra)
                 log.append(_entry(step, cfg, seen, time.time()-t0, held))
                 say(_line(log[-1], cfg))

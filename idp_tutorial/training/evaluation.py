@@ -65,6 +65,9 @@ def written(
     for i in range(0, len(order), batch_size):
         some = order[i:i+batch_size]
         new = generate_ids(model, [asked[j] for j in some], **how)
+        if len(new)!=len(some):
+            raise ValueError(f"{len(new)} answers to {len(some)} texts: one each is needed here, without "
+                "num_return_sequences; generate_ids returns several")
         out |= {j: ' '.join(tok.decode(ids, skip_special_tokens=True).split()) for j,ids in zip(some, new)}
     return [out[i] for i in range(len(asked))]
 
@@ -111,7 +114,7 @@ def check_text(task:Task, row:dict, where:str='this row')->dict: # `row`
                 hint = 'give pairs, {"sentence1": …, "sentence2": …}, or two texts with a tab between them'
             raise ValueError(f"{where}: {row!r:.80} has no text {k!r}, which task {task.name!r} needs: {hint}")
         writable_text(row[k], f'{where}: {k}')
-    if task.grouped=='choose' and row.get('group') is None:
+    if task.grouped=='choose' and not isinstance(row.get('group'), (str,int,float)):
         raise ValueError(f"{where}: {row!r:.80} has no 'group', and task {task.name!r} chooses one of the rows of a "
             f"question: give its rows the same number")
     return row

@@ -29,7 +29,7 @@ def tickets(tmp_path, monkeypatch, small_folder):
     Path('new.csv').write_text('message,label\nwhere is it ?,mine\n')
     for name,text in {'empty.csv':'message,topic\n', 'twice.yaml':'steps: 3\nlooks: 1\nsteps: 4\n',
         'same.yaml':'batch-size: 3\nbatch_size: 4\n', 'weights.yaml':'class_weight: {login: 3, login: 4}\n',
-        'date.yaml':'class_weight: {2020-01-01: 5}\n', 'dates.yaml':'class_weight: {billing: 2020-01-01}\n'}.items():
+        'dates.yaml':'class_weight: {billing: 2020-01-01}\n', 'on.yaml':'label: on\ntext: 12:30\n'}.items():
         Path(name).write_text(text)
     monkeypatch.setattr('idp_tutorial.data.tasks.TASKS', TASKS)
     before = {*TASKS}
@@ -112,8 +112,10 @@ def test_pairs_and_numbers(small_folder, monkeypatch, capsys):
     ('--config twice.yaml','--config twice.yaml: steps stands there twice'),
     ('--config same.yaml','--config same.yaml: batch_size stands there twice'),
     ('--config weights.yaml','--config weights.yaml: login stands there twice'),
-    ('--config date.yaml','--config date.yaml: class_weight has 2020-01-01, which is neither text nor number'),
-    ('--config dates.yaml','--config dates.yaml: class_weight has 2020-01-01, which is neither text nor number'),
+    ('--config dates.yaml','--class_weight .*2020-01-01.*: give balanced, or'),
+    ('tickets.csv --config on.yaml',"(12:30|'on')"), # not 750, nor yes: columns are called as they are written
+    ('--method head-only --layer 3 --dry_run','layer=3: head-only has no'),
+    ('--method probe --dry_run',"'probe' is a control, with no prompt to keep"),
     ('tickets.csv --text days --label topic --format jsonl','line 1 is not JSON'),
     ('tickets.csv --text message --label topic --regression','needs a number')])
 def test_refused_in_one_sentence(options, words, monkeypatch, capsys):

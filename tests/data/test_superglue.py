@@ -429,3 +429,13 @@ def test_more_than_two_candidates(tmp_path, bbs):
     assert sum(pred)==30 and next(iter(s))=='exact'
     assert s['exact']==pytest.approx(100*sum(p==1 and r['label']==1 for p,r in zip(pred, rows))/30)
     assert s['accuracy']>s['exact']
+
+
+@pytest.mark.parametrize('group', [[1], {'a':1}], ids=str)
+def test_a_group_is_a_number_or_a_text(group, tmp_path):
+    row = dict(sentence1='a', sentence2='b', label=1, group=group)
+    (tmp_path/'copa').mkdir()
+    for split in ('train','validation'):
+        (tmp_path/f'copa/{split}.jsonl').write_text(json.dumps(row)+'\n')
+    with pytest.raises(ValueError, match='line 1.*: group is'):
+        load_task('copa', tmp_path)

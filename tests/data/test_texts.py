@@ -40,6 +40,14 @@ def test_a_parquet_file(tmp_path):
     assert [*rows_of(tmp_path/'a.parquet')][1]==(f'{tmp_path}/a.parquet, row 2', WANT[1])
     (tmp_path/'b.parquet').write_bytes(b'PAR1')
     with pytest.raises(ValueError, match='b.parquet cannot be read as Parquet'): rows(tmp_path/'b.parquet')
+    with pytest.raises(FileNotFoundError, match='no file .*c.parquet: give a file that is there'):
+        rows(tmp_path/'c.parquet')
+    Dataset.from_list([dict(sentence1=f'text {i} of many') for i in range(2000)]).to_parquet(tmp_path/'d.parquet')
+    whole = bytearray((tmp_path/'d.parquet').read_bytes())
+    whole[100:3000] = bytes(2900) # its end, which says where the columns are, is whole
+    (tmp_path/'d.parquet').write_bytes(whole)
+    with pytest.raises(ValueError, match='d.parquet cannot be read as Parquet'):
+        rows(tmp_path/'d.parquet')
 
 def test_lines_and_standard_input(tmp_path, monkeypatch):
     f = tmp_path/'a.txt'

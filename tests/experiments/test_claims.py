@@ -482,3 +482,12 @@ def test_a_row_says_its_records_and_what_would_say_more():
     assert last(decided)=='trec with tiny: `r.jsonl`; to say more: more'
     assert last(ran | dict(verdict='open', effect=''))=='to decide it: more' # its records are still to come
     assert last(row | dict(verdict='seen', records='counted', decides=''))=='counted'
+
+
+@pytest.mark.parametrize('text', ['{"sentence1": "a precious record"}\n', '', ','.join(COLUMNS)+'\n'])
+def test_a_file_without_claims_stays_as_it_is(text, tmp_path, capsys):
+    from idp_tutorial.commands.reproduce import idp_reproduce
+    (tmp_path/'f').write_text(text)
+    with pytest.raises(SystemExit) as e:
+        idp_reproduce(claims=str(tmp_path/'f'))
+    assert e.value.code==2 and 'holds no claims' in capsys.readouterr().err and (tmp_path/'f').read_text()==text

@@ -266,3 +266,20 @@ def test_scikit_learns_own_checks(quick):
     assert said(quick())=={'check_estimator_cloneable':('passed','None')}
     found = said(quick(cls=Numbers))
     assert {name for name,(status,_) in found.items() if status!='passed'}=={*NOT_OURS} and len(found)>=45
+
+def test_a_label_is_not_read_as_a_text(quick):
+    for X in (pd.DataFrame(dict(text=TEXTS, label=LABELS)), [dict(text=t, label=y) for t,y in zip(TEXTS, LABELS)]):
+        clf = quick().fit(X, LABELS)
+        assert not clf.task_.pair and len(clf.predict(X[:2]))==2
+
+def test_numpys_numbers_are_options_as_pythons_are(quick, tmp_path):
+    clf = quick(t=np.int64(3), seed=np.int64(1), clip=np.float32(1), head_hidden=np.bool_(True)).fit(TEXTS, LABELS)
+    clf.save_pretrained(tmp_path)
+    assert (clf.config_.t,clf.config_.head_hidden)==(3, True) and type(clf.config_.seed) is int
+    assert pickle.loads(pickle.dumps(clf)).predict(TEXTS[:3]).tolist()==clf.predict(TEXTS[:3]).tolist()
+
+def test_labels_of_two_kinds_and_writing_before_a_fit(quick):
+    with pytest.raises(ValueError, match='mix texts and numbers'):
+        quick().fit(TEXTS, [1,'a']*12)
+    with pytest.raises(NotFittedError):
+        quick().generate(TEXTS)

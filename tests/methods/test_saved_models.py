@@ -247,3 +247,19 @@ def test_a_damaged_first_stage_is_no_start(saved):
     data[-1] ^= 1
     (folder/'prompts.safetensors').write_bytes(data)
     with pytest.raises(ValueError, match='is damaged'): carry(model, folder)
+
+@pytest.mark.parametrize('method', ['probe','majority','side-network'])
+def test_a_control_is_not_saved_over_a_model(method, saved):
+    folder,_,cfg = saved
+    before = (folder/'prompts.safetensors').read_bytes()
+    control,task = replace(cfg, method=method),small_task()
+    with pytest.raises(ValueError, match=f"'{method}' is a control, with no prompt to keep"):
+        save_pretrained(build(control, load_backbone(cfg.backbone), task), folder, task, control)
+    assert (folder/'prompts.safetensors').read_bytes()==before
+
+@pytest.mark.parametrize('method,says', [('prompt-tuning-134',', t=134,'), ('lora','), seed'), ('lpt-npg',', t=2,')])
+def test_the_card_says_how_many_vectors_are_written(method, says, saved, tmp_path):
+    *_,cfg = saved
+    cfg,task = replace(cfg, method=method, m=None),small_task()
+    save_pretrained(build(cfg, load_backbone(cfg.backbone), task), tmp_path/method, task, cfg)
+    assert says in (tmp_path/method/'README.md').read_text()

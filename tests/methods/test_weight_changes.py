@@ -519,3 +519,22 @@ def test_compacters_and_lora_drop_where_told():
     with add_compacters(bb, 8, dropout=.5): assert {(m.inner.p,m.dropout.p) for m in adapters(bb)}=={(.5,.5)}
     with add_lora(bb, dropout=.5):
         assert {m.p for n,m in bb.model.named_modules() if 'lora_dropout' in n and isinstance(m, nn.Dropout)}=={.5}
+
+@pytest.mark.parametrize('earlier', ['adapter','lora','fine-tuning','bitfit'])
+@pytest.mark.parametrize('later', ['head-only','prompt-tuning','lpt-npg'])
+def test_a_method_does_not_train_what_another_one_left(earlier, later):
+    bb,task = backbone(),small_task()
+    build(config(method=earlier), bb, task)
+    inside = picture(bb)
+    with pytest.raises(ValueError, match='already'):
+        build(config(method=later), bb, task)
+    assert_same(picture(bb), inside)
+
+@pytest.mark.parametrize('method', ['lora','adapter','fine-tuning','lpt-npg'])
+def test_a_build_that_is_refused_leaves_the_backbone_as_it_was(method):
+    bb,task = backbone(),small_task('similarity') # numbers have no label words
+    before = picture(bb)
+    with pytest.raises(ValueError):
+        build(config(method=method, head='verbalizer'), bb, task)
+    assert_same(picture(bb), before)
+    assert count_parameters(build(config(method='head-only'), bb, task))['backbone']==0

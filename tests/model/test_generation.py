@@ -133,6 +133,11 @@ def test_draws_end_tokens_and_several_sequences():
             generate_ids(model, bad)
     with pytest.raises(ValueError, match='max_new_tokens=0'):
         generate_ids(model, TEXTS, 0)
+    with pytest.raises(ValueError, match='max_new_tokens=9000 behind . tokens: the position table'):
+        generate_ids(model, TEXTS, 9000)
+    with pytest.raises(ValueError, match='beam search'):
+        generate_ids(model.train(), TEXTS, 8, num_beams=2)
+    assert model.training # whatever the library says
 
 
 def test_greedy_is_the_librarys_own_without_a_prompt():

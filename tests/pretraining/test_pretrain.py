@@ -339,6 +339,24 @@ def test_a_finished_run_goes_on_as_another(stream, tok, tmp_path):
     refused(lambda: pretrain(stream, tok, replace(cfg, start=str(tmp_path/'none')), say=quiet), 'no checkpoint at',
         'idp_pretrain', error=FileNotFoundError)
 
+def test_a_share_keeps_what_it_has_trained(stream, tok, tmp_path):
+    "Where it ends between two looks, too"
+    cfg = replace(CFG, steps=6)
+    for stop in (2,4):
+        pretrain(stream, tok, cfg, tmp_path/'a', every=5, stop=stop, say=quiet)
+    again,log = pretrain(stream, tok, cfg, tmp_path/'a', every=5, say=quiet)
+    whole,_ = pretrain(stream, tok, cfg, every=5, say=quiet)
+    assert [r['step'] for r in log]==[2,4,5,6]
+    for p,q in zip(whole.parameters(), again.parameters()): assert torch.equal(p, q)
+    _,log = pretrain(stream, tok, cfg, stop=0, say=quiet)
+    assert log==[] # none of it
+
+@pytest.mark.parametrize('n_layers,words', [(9,'it has no '), (4,'layer')])
+def test_weights_of_another_depth_are_no_start(n_layers, words, stream):
+    tok = load_backbone('tiny').tokenizer
+    cfg = replace(CFG, d=192, n_layers=n_layers, steps=1, start=str(packaged('tiny')))
+    refused(lambda: pretrain(stream, tok, cfg, say=quiet), 'another shape', words, 'n_layers')
+
 @pytest.mark.parametrize('name', ['tiny','tiny-gpt2'])
 def test_the_bundled_weights_go_on(name):
     "Their held-out loss on text of their own kind is that of the weights, and not of a new model"

@@ -89,6 +89,15 @@ def app_of(
     return app
 
 # %% ../../nbs/engine/commands/serve.ipynb #5208760e
+def _taken(host, port):
+    "The socket of an address"
+    try:
+        family,*_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server((host,port), family=family)
+    except (OSError,ValueError) as e: # too long a name is no UTF-8 of the net
+        raise ValueError(f"--host {host[:60]!r} --port {port} cannot be served ({e}): give an address of this machine, "
+            "such as 127.0.0.1, and a port that nobody uses") from None
+
 @command
 def idp_serve(
     models:str,             # saved models, parted by commas: folders, or repositories of the hub
@@ -102,12 +111,9 @@ def idp_serve(
     needs('fastapi', 'uvicorn')
     between(port, 0, 65_535, 'port')
     between(wait_ms, 0, 60_000, 'wait_ms')
-    try:
-        socket.getaddrinfo(host, port)
-    except (OSError,ValueError) as e: # too long a name is no UTF-8 of the net
-        raise ValueError(f"--host {host[:60]!r} is no address ({e}): give one of this machine, such as "
-            "127.0.0.1") from None
     from idp_tutorial.experiments.multitask import MultiTaskModel
-    app = app_of(MultiTaskModel.from_pretrained(names(models), backbone), batch_size, wait_ms/1000)
-    import uvicorn
-    uvicorn.run(app, host=host, port=port)
+    with _taken(host, port) as place: # before models are loaded
+        app = app_of(MultiTaskModel.from_pretrained(names(models), backbone), batch_size, wait_ms/1000)
+        import uvicorn
+        print(f'http://{host}:{place.getsockname()[1]}/answer: Ctrl-C ends it', flush=True)
+        uvicorn.Server(uvicorn.Config(app)).run(sockets=[place])

@@ -14,9 +14,10 @@ from .command_line import command, config_of, ints, names
 from .grids import rates_of, unread
 
 # %% ../../nbs/engine/commands/sweep.ipynb #c3b52f01
-def _refused(methods, base, at, seeds, out, **how):
+def _refused(methods, base, at, seeds, out, probe, **how):
     "Everything that can be refused is refused here; else the rows of the task"
     from idp_tutorial.analysis.layer_sweep import planned
+    from idp_tutorial.data.task import of_classes
     from idp_tutorial.data.tasks import load_task
     from idp_tutorial.experiments.feasible import check
     from idp_tutorial.methods.options import refuse_unused
@@ -24,7 +25,10 @@ def _refused(methods, base, at, seeds, out, **how):
     refuse_unused(methods, base, rows=METHODS, **how)
     check(methods, base, seeds, out)
     planned(methods, base, at, seeds) # before the head's rate costs time
-    return load_task(base.task, base.data, base.k)
+    rows = load_task(base.task, base.data, base.k)
+    if probe:
+        of_classes(rows, '--probe')
+    return rows
 
 def _ready(methods, base, at, seeds, tune, head_first, out, rows, grid):
     "The head's rate and the choice of a layer"
@@ -101,7 +105,7 @@ def idp_sweep(*,
     size = Probe(probe_depth, probe_width, steps=probe_steps)
     chosen,at = names(methods),ints(layers, 'layers')
     how = dict(tune=tune, head_first=head_first, rates=rates)
-    rows,file,tune = _refused(chosen, base, at, seeds, out, **how),sweep_file(out, base),tune or bool(grid)
+    rows,file,tune = _refused(chosen, base, at, seeds, out, probe, **how),sweep_file(out, base),tune or bool(grid)
     with writing(file):
         base,choice = _ready(chosen, base, at, seeds, tune, head_first, out, rows, grid)
         records = _swept(chosen, base, at, seeds, tune, out, rows, choice, grid)

@@ -89,8 +89,9 @@ class PromptFiles(PromptEstimator):
         cfg = self.config_
         self.set_params(method=cfg.method, **{n: getattr(cfg, n) for n in OPTIONS if n!='looks'})
         self.looks = max(1, cfg.steps//cfg.eval_every)
-        if self.task_.labels:
-            self.classes_ = np.array(self.task_.hub_labels or self.task_.labels)
+        if names := self.task_.labels:
+            given = self.task_.hub_labels # of a fit: the labels themselves; of a known task perhaps a code, such as NUM
+            self.classes_ = np.array(given if tuple(map(str, given))==names else names)
         return self
 
     def __getstate__(self):

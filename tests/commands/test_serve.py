@@ -1,6 +1,7 @@
 "Many tasks behind one address: together or alone the same answers; what is refused."
 import asyncio
 import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -88,8 +89,13 @@ def test_what_cannot_be_served(monkeypatch, capsys, tmp_path):
     cfg = config(method='lpt', task='copa')
     with pytest.raises(ValueError, match='a request is one row'):
         app_of(MultiTaskModel({'copa':Member(build(cfg, bb, TASKS['copa']), TASKS['copa'], cfg)}))
-    with pytest.raises(SystemExit): idp_serve(models=str(tmp_path/'nowhere'))
+    with pytest.raises(SystemExit): idp_serve(models=str(tmp_path/'nowhere'), port=0)
     assert 'no prompts.safetensors' in capsys.readouterr().err
+    with socket.create_server(('127.0.0.1',0)) as other:
+        for how in (dict(port=other.getsockname()[1]), dict(host='192.0.2.1', port=0), dict(host='no.where.invalid')):
+            with pytest.raises(SystemExit) as e: idp_serve(models=str(tmp_path/'nowhere'), **how)
+            err = capsys.readouterr().err
+            assert e.value.code==2 and 'cannot be served (' in err and err.count('\n')==1
     monkeypatch.setattr(checks.importlib.util, 'find_spec', lambda name: None)
     with pytest.raises(SystemExit): idp_serve(models='a')
     assert "fastapi is not installed: pip install 'idp_tutorial[serve]' brings it" in capsys.readouterr().err

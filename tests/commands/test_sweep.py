@@ -64,6 +64,12 @@ def test_a_sweep_without_a_choice(tmp_path, capsys):
     assert 'no layer is chosen without training' in said and 'needs classes' in said and [p.name
         for p in tmp_path.glob("*.jsonl")]==['sweep-similarity-k16-tiny.jsonl']
 
+def test_numbers_have_no_classes_to_probe(monkeypatch, tmp_path, capsys):
+    pretend(monkeypatch)
+    with pytest.raises(SystemExit) as e:
+        idp_sweep(task='similarity', methods='lpt', probe=True, out=str(tmp_path))
+    assert e.value.code==2 and '--probe needs classes' in capsys.readouterr().err and not [*tmp_path.iterdir()]
+
 def test_baselines_alone(monkeypatch, tmp_path, capsys):
     pretend(monkeypatch)
     choose_at_once(monkeypatch)

@@ -283,3 +283,18 @@ def test_labels_of_two_kinds_and_writing_before_a_fit(quick):
         quick().fit(TEXTS, [1,'a']*12)
     with pytest.raises(NotFittedError):
         quick().generate(TEXTS)
+
+def test_a_run_of_a_known_task_answers_with_its_names(small_folder, tmp_path):
+    "TREC's codes on the hub are no names of classes"
+    from dataclasses import replace
+
+    from small import small_task
+
+    from idp_tutorial.data.tasks import TASKS
+    from idp_tutorial.methods.build import build
+    from idp_tutorial.methods.prompt_files import save_pretrained
+    from idp_tutorial.model.pretrained import load_backbone
+    cfg = RunConfig('lpt', 'trec', backbone=str(small_folder), t=2, lr=1e-3, device='cpu')
+    task = replace(TASKS['trec'], splits=small_task('questions').splits)
+    save_pretrained(build(cfg, load_backbone(cfg.backbone), task), tmp_path, task, cfg)
+    assert PromptClassifier.from_pretrained(tmp_path).classes_.tolist()==list(TASKS['trec'].labels)

@@ -60,7 +60,7 @@ class Standardise(nn.Module):
         if self.n<2:
             return z
         mean = self.total/self.n
-        known = (1e-7*mean.square()).clamp(min=1e-8) # of a variance float32 knows no less beside so large a mean
+        known = (1e-7*mean.square()).clamp(min=1e-8) # beside so large a mean float32 knows no smaller variance
         std = (self.square/self.n-mean.square()).maximum(known).sqrt()
         return ((z-mean)/std).to(z.dtype)
 

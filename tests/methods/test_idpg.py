@@ -370,3 +370,14 @@ def test_statistics_are_of_vectors_without_dropout():
     z = read(ctx)
     same(read.scale.total, sentence(ctx).sum(0))
     assert .3<(z==0).float().mean()<.7
+
+
+@pytest.mark.parametrize('mean', [0., 100., 3000., 1e5])
+def test_a_large_mean_does_not_blow_a_vector_up(mean):
+    "Float32 sums of squares say nothing of a spread of 1 beside 3000: what is left stays small"
+    g,s = torch.Generator().manual_seed(0),Standardise(8)
+    batches = [mean+torch.randn(32, 8, generator=g) for _ in range(20)]
+    for z in batches:
+        s(z)
+    out = torch.cat([s.eval()(z) for z in batches])
+    assert out.abs().max()<20 and (mean>100 or abs(out.std()-1)<.1)

@@ -121,6 +121,8 @@ def test_tasks_of_nested_lines_are_saved_too(name, cfg, tmp_path):
         assert [sorted(said[i:i+2]) for i in range(0, 8, 2)]==[['false','true']]*4
         with pytest.raises(ValueError, match="has no 'group', and task 'copa' chooses one of the rows of a question"):
             predict(again, t, c2, [dict(sentence1='a', sentence2='b')])
+        with pytest.raises(ValueError, match="has no 'group'"): # a list is none: rows are told apart by it
+            predict(again, t, c2, [dict(sentence1='a', sentence2='b', group=[1])])
 
 def test_the_order_and_the_batch_do_not_matter(cfg):
     task,c = small_task('questions'),cfg(task='questions')

@@ -13,7 +13,7 @@ from idp_tutorial.commands.predict import idp_predict
 from idp_tutorial.experiments.run import train
 from idp_tutorial.methods.build import build
 from idp_tutorial.methods.descriptions import read_prompts
-from idp_tutorial.methods.hub_models import folder_of, push_to_hub
+from idp_tutorial.methods.hub_models import RECORD, folder_of, push_to_hub, record_beside
 from idp_tutorial.methods.model_cards import interval, model_card
 from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.methods.registry import METHODS
@@ -144,3 +144,8 @@ def test_a_readme_of_somebody_else_stays(small_folder, tmp_path):
     (tmp_path/'README.md').unlink()
     for seed in (0,1): save_pretrained(model, tmp_path, task, config(backbone=str(small_folder), seed=seed))
     assert 'seed 1' in (tmp_path/'README.md').read_text()
+
+def test_an_empty_record_is_none(tmp_path):
+    (tmp_path/RECORD).write_text('')
+    cfg = dict.fromkeys(('method','task','backbone','lr','steps','seed'), 1)
+    assert record_beside(tmp_path, cfg) is record_beside(tmp_path/'nowhere', cfg) is None

@@ -185,6 +185,8 @@ def test_a_task_of_texts_is_trained_saved_and_loaded(tmp_path):
     texts = [r['sentence1'] for r in task.splits['test'][:3]]
     said = generate(model, texts, task, cfg)
     assert task2.text and said==generate(again, texts, task2, cfg2) and len(said)==3
+    with pytest.raises(ValueError, match='6 answers to 3 texts: one each'): # the second text got the first one's
+        generate(model, texts, task, cfg, do_sample=True, num_return_sequences=2)
     examples = task.encode(task.splits['test'][:3], bb.tokenizer, 48)
     assert written(model, examples, task)==said # the targets that are there are not read
     assert task.grade([e['target'] for e in examples], examples)[0]=={'exact_match':100.}

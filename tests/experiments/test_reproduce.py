@@ -148,9 +148,9 @@ def test_what_other_pairs_would_move():
     g = torch.Generator().manual_seed(1)
     a,b = torch.rand(2, 1000, generator=g)
     similar = torch.rand(1000, generator=g)<.4
-    assert figures.luck_of_pairs(a, a, similar, 100)==0
-    assert abs(figures.luck_of_pairs(a, b, similar, 100)-100*(2*.4*.6/100)**.5)<1
-    assert figures.luck_of_pairs(a, b, similar, 100)==figures.luck_of_pairs(a, b, similar, 100)
+    assert figures.bootstrap_error(a, a, similar, 100)==0
+    assert abs(figures.bootstrap_error(a, b, similar, 100)-100*(2*.4*.6/100)**.5)<1
+    assert figures.bootstrap_error(a, b, similar, 100)==figures.bootstrap_error(a, b, similar, 100)
 
 
 def only(table, method, scale='full', **said):

@@ -31,7 +31,7 @@ from idp_tutorial.pretraining.bundled_backbone import save_backbone
 from idp_tutorial.snapshots import last_step
 from idp_tutorial.training import fit as training
 from idp_tutorial.training.fit import fit
-from idp_tutorial.training.processes import parts
+from idp_tutorial.training.processes import end_process_group, parts
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT/'configs'
@@ -119,8 +119,10 @@ def pair(tmp_path_factory):
         'MASTER_ADDR':'127.0.0.1', 'MASTER_PORT':port, 'WORLD_SIZE':'2', 'LOCAL_WORLD_SIZE':'2'}
     both = [subprocess.Popen([sys.executable, __file__, folder], stderr=subprocess.PIPE, text=True,
         env={**env, 'RANK':r, 'LOCAL_RANK':r}) for r in '01']
-    said = [p.communicate(timeout=240)[1] for p in both]
-    assert not any(p.returncode for p in both), said
+    errors = [p.communicate(timeout=240)[1] for p in both]
+    codes = [p.returncode for p in both]
+    assert codes==[0,0], f'exit codes of the two workers: {codes}\n'+'\n'.join(errors)
+    assert not any('terminate called' in e or 'destroy_process_group() was not called' in e for e in errors), errors
     return json.loads((folder/'0.json').read_text()),json.loads((folder/'1.json').read_text()),folder
 
 def same(a, b): # two runs, with rounding
@@ -140,6 +142,15 @@ def test_two_processes_are_one_with_the_same_texts(method, pair):
 def test_noise_differs_between_processes_and_nothing_else_does(pair):
     assert pair[0]['methods']['smop']==pair[1]['methods']['smop']
     assert pair[0]['noisy']==pair[1]['noisy']!=pair[0]['methods']['lpt-npg']
+
+def test_a_process_group_ends_when_the_interpreter_exits(monkeypatch):
+    "Nothing to leave is fine; a group is left once"
+    left = []
+    end_process_group()
+    monkeypatch.setattr(torch.distributed, 'is_initialized', lambda: True)
+    monkeypatch.setattr(torch.distributed, 'destroy_process_group', lambda: left.append(1))
+    end_process_group()
+    assert left==[1]
 
 def test_two_processes_accumulate(pair):
     same(pair[0]['accumulated'], one_run('lpt-npg', 1))

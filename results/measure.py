@@ -1,267 +1,528 @@
-"""The runs of `results/claims`: measure.py controls|methods|fewshot|supplemented|differences|layers TASK … --out FILE
-(IDP_DATA is set). `effects` reads what `differences` wrote into the page of differences; it trains nothing."""
+"""Run the experiments behind the records in `results/claims`.
+
+    measure.py controls|methods|fewshot|supplemented|differences|layers TASK ... --out FILE
+
+The environment variable IDP_DATA names the folder of tasks. `effects` trains nothing: it writes the
+results of `differences` into `docs/differences.md`.
+"""
+
 import argparse
 import os
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from idp_tutorial.analysis.prompt_swaps import prompt_swaps
+from idp_tutorial.analysis.prompt_swaps import evaluate_prompt_swaps
 from idp_tutorial.config import RunConfig
+from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
-from idp_tutorial.experiments.comparison import compare, made_by
-from idp_tutorial.experiments.contrasts import contrast, holm
-from idp_tutorial.experiments.evidence import made_since
-from idp_tutorial.experiments.rates import beyond
-from idp_tutorial.experiments.run import failed, record_of, trained
-from idp_tutorial.experiments.supplementary import supplement
-from idp_tutorial.methods.build import build
+from idp_tutorial.experiments.comparison import compare_methods
+from idp_tutorial.experiments.contrasts import adjust_p_values_holm, estimate_contrast
+from idp_tutorial.experiments.learning_rate_search import extend_learning_rate_grid
+from idp_tutorial.experiments.record_checks import matches_config, provenance_field
+from idp_tutorial.experiments.run import make_diverged_record, make_record, train_model
+from idp_tutorial.experiments.supplementary_training import run_supplementary_training
+from idp_tutorial.methods.build import build_model
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.records import append, read_records, stored
+from idp_tutorial.model.prompted_model import PromptedModel
+from idp_tutorial.records import append_record, read_existing_records, read_records
 
-CONTROLS = ['majority','probe','side-network']
-FIVE = {1e-2: (3e-3,1e-2,3e-2,1e-1,3e-1), 1.5e-3: (5e-4,1.5e-3,5e-3,1.5e-2,5e-2), 3e-3: (1e-3,3e-3,1e-2,3e-2,1e-1),
-    1e-3: (3e-4,1e-3,3e-3,1e-2,3e-2), 5e-4: (1.5e-4,5e-4,1.5e-3,5e-3,1.5e-2),
-    5e-5: (2e-5,5e-5,1.5e-4,5e-4,1.5e-3)} # rates, by the first of a method's three
+CONTROLS = ["majority", "probe", "side-network"]
+LEARNING_RATE_GRIDS = {  # the first of a method's three learning rates: the five that are tried
+    1e-2: (3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
+    1.5e-3: (5e-4, 1.5e-3, 5e-3, 1.5e-2, 5e-2),
+    3e-3: (1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
+    1e-3: (3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+    5e-4: (1.5e-4, 5e-4, 1.5e-3, 5e-3, 1.5e-2),
+    5e-5: (2e-5, 5e-5, 1.5e-4, 5e-4, 1.5e-3),
+}
 
-DIFFERENCES = { # of `docs/differences.md`: what one switch changes, all else as in the method's default
-    's-idpg-phm':[dict(sentence_pass='noisy'), dict(sentence_pass='cls'), dict(readout='cls'), dict(standardise=False),
-        dict(sentence_dropout=0., generator_dropout=0.),
-        dict(schedule='constant', beta2=.98, eps=1e-6, weight_decay=.1),
-        dict(generator='residual'), dict(generator='layer-norm'), dict(generator='both')],
-    'm-idpg-phm':[dict(inject='replace'), dict(inject='insert'), dict(inject='kv'), dict(reads='layer0'),
-        dict(share='S'), dict(share='L'), dict(m=256), dict(t=20)],
-    'prompt-tuning':[dict(position=1)],
-    'p-tuning-v2':[dict(way='add'), dict(way='replace')],
-    'lpt-npg':[dict(standardise=False), dict(prompt_dropout=0.), dict(lower_dropout=True), dict(m=256, t=10),
-        dict(weight_decay=.1), dict(weight_decay=.1, no_decay=True)],
-    'id-spam':[dict(out_relu=True), dict(embeds='embeddings')]}
+# method: changed options of `docs/differences.md`; all others have the method's default
+DIFFERENCES: dict[str, list[dict]] = {
+    "s-idpg-phm": [
+        dict(sentence_pooling="noisy"),
+        dict(sentence_pooling="cls"),
+        dict(pooling="cls"),
+        dict(standardise=False),
+        dict(sentence_dropout=0.0, generator_dropout=0.0),
+        dict(schedule="constant", beta2=0.98, eps=1e-6, weight_decay=0.1),
+        dict(generator="residual"),
+        dict(generator="layer-norm"),
+        dict(generator="both"),
+    ],
+    "m-idpg-phm": [
+        dict(insertion="replace"),
+        dict(insertion="insert"),
+        dict(insertion="kv"),
+        dict(generator_input="layer0"),
+        dict(parameter_sharing="S"),
+        dict(parameter_sharing="L"),
+        dict(bottleneck=256),
+        dict(prompt_length=20),
+    ],
+    "prompt-tuning": [dict(position=1)],
+    "p-tuning-v2": [dict(insertion="add"), dict(insertion="replace")],
+    "lpt-npg": [
+        dict(standardise=False),
+        dict(prompt_dropout=0.0),
+        dict(dropout_below_prompt=True),
+        dict(bottleneck=256, prompt_length=10),
+        dict(weight_decay=0.1),
+        dict(weight_decay=0.1, no_decay_on_bias_and_norm=True),
+    ],
+    "id-spam": [dict(prompt_relu=True), dict(attention_input="embeddings")],
+}
 
 
-def base(a, name): # of a task, perhaps `mr-k1000`
-    task,_,k = name.partition('-k')
-    bundled = TASKS[task].hub==('bundled',)
-    return RunConfig(task=task, k=int(k) if k else None, data=None if bundled else os.environ['IDP_DATA'],
-        backbone=a.backbone, dtype=a.dtype, head=a.head, t=5, standardise=True, steps=a.steps, batch_size=a.batch_size,
-        eval_every=max(1, a.steps//a.looks), cache='both', cache_dir=a.cache, precision=a.precision, device='cpu')
+def make_base_config(
+    args: argparse.Namespace,
+    task_name: str,  # a task, or a few-shot sample of it such as `mr-k1000`
+) -> RunConfig:
+    """Return the config that all methods share on a task."""
+    task, _, shots = task_name.partition("-k")
+    is_bundled = TASKS[task].hub_dataset == ("bundled",)
+    return RunConfig(
+        task=task,
+        shots=int(shots) if shots else None,
+        data=None if is_bundled else os.environ["IDP_DATA"],
+        backbone=args.backbone,
+        dtype=args.dtype,
+        head=args.head,
+        prompt_length=5,
+        standardise=True,
+        steps=args.steps,
+        batch_size=args.batch_size,
+        eval_every=max(1, args.steps // args.evaluations),
+        cache="both",
+        cache_dir=args.cache,
+        precision=args.precision,
+        device="cpu",
+    )
 
 
-def said(options): # of one method, as words
-    pairs = dict(o.split('=') for o in options.split(','))
-    return {name: int(v) if v.isdigit() else v for name,v in pairs.items()}
+def make_method_config(args: argparse.Namespace, task_name: str, method: str) -> RunConfig:
+    """Return the config of a method on a task, with the options of the head."""
+    return replace(
+        make_base_config(args, task_name),
+        method=method,
+        head_init=args.head_init,
+        head_lr=args.head_lr or None,
+    )
 
 
-def controls(a):
-    for name in a.tasks:
-        for draw in range(a.draws or 1):
-            compare(a.methods or CONTROLS, replace(base(a, name), draw=draw), a.seeds, out=a.out)
+def load_config_task(cfg: RunConfig) -> Task:
+    """Load the task of a config."""
+    return load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed)
 
 
-def swapped(model, task, cfg, record, out): # scores of the exchanges; their logits join those of the run
-    scores,said = prompt_swaps(model, task, cfg)
-    file = out.parent/record['logits']
-    kept = dict(np.load(file))
-    new = {f'swap_{w}': o.numpy().astype(np.float16 if o.is_floating_point() else np.int16) for w,o in said.items()}
-    np.savez_compressed(file, **kept, **new)
+def parse_options(options: str) -> dict:
+    """Return the options in a string such as 'insertion=add,bottleneck=256'."""
+    pairs = dict(o.split("=") for o in options.split(","))
+    return {name: int(value) if value.isdigit() else value for name, value in pairs.items()}
+
+
+def run_controls(args: argparse.Namespace) -> None:
+    """Run the controls on every task and split."""
+    for task_name in args.tasks:
+        for split_seed in range(args.split_seeds or 1):
+            base = replace(make_base_config(args, task_name), split_seed=split_seed)
+            compare_methods(args.methods or CONTROLS, base, args.seeds, out=args.out)
+
+
+def score_prompt_swaps(
+    model: PromptedModel,
+    task: Task,
+    cfg: RunConfig,
+    record: dict,  # of the run
+    out: Path,  # its file
+) -> dict:
+    """Return the scores with exchanged prompts; add their logits to the file of the run."""
+    scores, outputs = evaluate_prompt_swaps(model, task, cfg)
+    file = out.parent / record["logits"]
+    arrays = dict(np.load(file))
+    for name, output in outputs.items():
+        dtype = np.float16 if output.is_floating_point() else np.int16
+        arrays[f"swap_{name}"] = output.numpy().astype(dtype)
+    np.savez_compressed(file, **arrays)
     return scores
 
 
-def methods(a):
-    "Five rates on validation with seed 0, two more at an edge, whose best run is that of seed 0; then the other seeds"
-    for name in a.tasks:
-        for method in a.methods:
-            cfg = replace(base(a, name), method=method, head_init=a.head_init, head_lr=a.head_lr or None, **a.set)
-            if method=='head-only':
+def run_methods(args: argparse.Namespace) -> None:
+    """Run every method on every task, with the best of five learning rates."""
+    for task_name in args.tasks:
+        for method in args.methods:
+            cfg = replace(make_method_config(args, task_name, method), **args.set)
+            if method == "head-only":
                 cfg = replace(cfg, head_lr=None)
-            runs(a, cfg, load_task(cfg.task, cfg.data, cfg.k))
+            run_all_seeds(args, cfg, load_config_task(cfg))
 
 
-def fewshot(a):
-    "Four draws of K examples, two seeds of each; rates chosen on draw 0 with seed 0. As LPT, no head: the label words"
-    for name in a.tasks:
-        for method in a.methods:
-            cfg = replace(base(a, name), method=method, head='verbalizer', t=5 if method=='lpt-npg' else 20)
-            if a.set.get('head')=='classification': # as IDPG
-                cfg = replace(cfg, head_init=a.head_init, head_lr=a.head_lr or None)
-            cfg = replace(cfg, **a.set)
-            same = ('method','task','k','t','backbone','steps','head')
-            before = [r for r in stored(a.out) if not r['draw'] and all(r[f]==getattr(cfg, f) for f in same)]
-            if a.only and not before:
-                raise SystemExit(f'--only {a.only}: run draw 0 of {method} on {name} first, which chooses the rate')
-            chosen = before[0]['lr'] if a.only else None
-            for draw in a.only or range(a.draws or 4):
-                c = replace(cfg, draw=draw)
-                chosen = runs(a, c, load_task(c.task, c.data, c.k, draw), swaps=False, lr=chosen)
+def run_few_shot(args: argparse.Namespace) -> None:
+    """Run four few-shot splits of every task; the learning rate is chosen on split 0 with seed 0.
+
+    As in LPT there is no classification head but a verbalizer, unless `--set` gives a head.
+    """
+    for task_name in args.tasks:
+        for method in args.methods:
+            cfg = replace(
+                make_base_config(args, task_name),
+                method=method,
+                head="verbalizer",
+                prompt_length=5 if method == "lpt-npg" else 20,
+            )
+            if args.set.get("head") == "classification":  # as in IDPG
+                cfg = replace(cfg, head_init=args.head_init, head_lr=args.head_lr or None)
+            cfg = replace(cfg, **args.set)
+            fields = ("method", "task", "shots", "prompt_length", "backbone", "steps", "head")
+            first_split_records = [
+                r
+                for r in read_existing_records(args.out)
+                if not r["split_seed"] and all(r[f] == getattr(cfg, f) for f in fields)
+            ]
+            if args.only and not first_split_records:
+                raise SystemExit(
+                    f"--only {args.only} needs the learning rate that split 0 chooses: run split 0 "
+                    f"of {method} on {task_name} first"
+                )
+            lr = first_split_records[0]["lr"] if args.only else None
+            for split_seed in args.only or range(args.split_seeds or 4):
+                split_cfg = replace(cfg, split_seed=split_seed)
+                lr = run_all_seeds(
+                    args, split_cfg, load_config_task(split_cfg), with_swaps=False, chosen_lr=lr
+                )
 
 
-def supplemented(a):
-    "`methods` on the backbone as it is, and as stage 1 tunes it (IDPG §A.4); gains go into `gains-…` beside `out`"
-    for name in a.tasks:
-        for method in a.methods:
-            plain = replace(base(a, name), method=method, head_init=a.head_init, head_lr=a.head_lr or None)
-            first = base(a, a.first)
-            folder = a.folder/f'{Path(a.backbone).name}-{first.task}-{method}'
-            task = load_task(first.task, first.data, first.k)
-            made = supplement(replace(plain, eval_every=50), build, task, folder, a.first_lr, 3, swap=task.pair)
-            print(f"stage 1 {method}: validation {made['validation']:.1f} after {made['steps']} steps", flush=True)
-            tuned = replace(plain, backbone=str(folder), start=str(folder))
+def run_supplemented(args: argparse.Namespace) -> None:
+    """Run methods on the backbone as it is and after supplementary training (IDPG §A.4).
+
+    The gains are written to the file `gains-...` beside `out`.
+    """
+    for task_name in args.tasks:
+        for method in args.methods:
+            plain = make_method_config(args, task_name, method)
+            first = make_base_config(args, args.first)
+            folder = args.folder / f"{Path(args.backbone).name}-{first.task}-{method}"
+            task = load_config_task(first)
+            stage1 = run_supplementary_training(
+                replace(plain, eval_every=50),
+                build_model,
+                task,
+                folder,
+                args.first_lr,
+                3,
+                with_swapped_pairs=task.pair,
+            )
+            print(
+                f"stage 1 {method}: validation {stage1['validation']:.1f} after {stage1['steps']} "
+                "steps",
+                flush=True,
+            )
+            tuned = replace(plain, backbone=str(folder), init_from=str(folder))
             for cfg in (plain, tuned):
-                runs(a, cfg, load_task(cfg.task, cfg.data, cfg.k), swaps=False)
-    file = a.out.with_name(f'gains-{a.out.name}')
+                run_all_seeds(args, cfg, load_config_task(cfg), with_swaps=False)
+    file = args.out.with_name(f"gains-{args.out.name}")
     file.unlink(missing_ok=True)
-    for r in gains(stored(a.out), a.backbone):
-        append(r, file)
+    for record in compute_gains(read_existing_records(args.out), args.backbone):
+        append_record(record, file)
 
 
-def gains(records, backbone): # a record for each seed that has both: the answers of `before` are taken off its own
-    found,key = [],('method','task','k','draw','head','seed')
-    for r in (r for r in records if r['status']=='done' and r['start']):
-        for o in (o for o in records if o['status']=='done' and not o['start'] and all(o[f]==r[f] for f in key)):
-            found.append({f: r[f] for f in ('schema','status',*key,'metric','logits','start','made')} | dict(
-                backbone=backbone, setting='supplementary', before=o['logits'], score=r['score']-o['score'],
-                scores=dict(before=o['score'], after=r['score'])))
-    return found
+def compute_gains(records: list[dict], backbone: str) -> list[dict]:
+    """Return a record of the gain for each seed that has a run with and without stage 1."""
+    run_fields = ("method", "task", "shots", "split_seed", "head", "seed")
+    copied_fields = ("schema", "status", *run_fields, "metric", "logits", "init_from", "provenance")
+    finished = [r for r in records if r["status"] == "done"]
+    gains = []
+    for after in (r for r in finished if r["init_from"]):
+        for before in (r for r in finished if not r["init_from"]):
+            if any(before[f] != after[f] for f in run_fields):
+                continue
+            gain = {f: after[f] for f in copied_fields}
+            gain |= dict(
+                backbone=backbone,
+                setting="supplementary",
+                logits_before=before["logits"],
+                score=after["score"] - before["score"],
+                scores=dict(logits_before=before["score"], after=after["score"]),
+            )
+            gains.append(gain)
+    return gains
 
 
-def differences(a):
-    "Every method as it is and with each switch, at its own middle rate"
-    for name in a.tasks:
-        for method in a.methods or DIFFERENCES:
-            for changed in ({}, *(v for v in DIFFERENCES[method] if not a.switches or {*v} & {*a.switches})):
-                how = dict(cache='none') if changed.get('lower_dropout') else {} # nothing below stays as it is
-                cfg = replace(base(a, name), **how, head_init=a.head_init, head_lr=a.head_lr or None)
-                cfg = replace(cfg, method=method, **changed)
-                a.lr = METHODS[method].rate
-                runs(a, cfg, load_task(cfg.task, cfg.data, cfg.k), swaps=False)
+def run_differences(args: argparse.Namespace) -> None:
+    """Run every method with its default options and with each change, at its default lr."""
+    for task_name in args.tasks:
+        for method in args.methods or DIFFERENCES:
+            changes = [
+                c for c in DIFFERENCES[method] if not args.switches or {*c} & {*args.switches}
+            ]
+            for change in ({}, *changes):
+                cfg = make_method_config(args, task_name, method)
+                if change.get("dropout_below_prompt"):  # no state is the same twice
+                    cfg = replace(cfg, cache="none")
+                cfg = replace(cfg, **change)
+                args.lr = METHODS[method].default_learning_rate
+                run_all_seeds(args, cfg, load_config_task(cfg), with_swaps=False)
 
 
-def layers(a):
-    "As `methods`, the prompt at each of these layers"
-    for name in a.tasks:
-        for method in a.methods:
-            for layer in a.layers:
-                cfg = replace(base(a, name), head_init=a.head_init, head_lr=a.head_lr or None)
-                cfg = replace(cfg, method=method, layer=layer)
-                runs(a, cfg, load_task(cfg.task, cfg.data, cfg.k), swaps=False)
+def run_layers(args: argparse.Namespace) -> None:
+    """Run every method with its prompt at each of the given layers."""
+    for task_name in args.tasks:
+        for method in args.methods:
+            for layer in args.layers:
+                cfg = replace(make_method_config(args, task_name, method), layer=layer)
+                run_all_seeds(args, cfg, load_config_task(cfg), with_swaps=False)
 
 
-def effects(a):
-    "A table of the page, from the files that `out` names, with a * if several: switch, effect, interval, visible from"
-    records,found = read_records(*sorted(a.out.parent.glob(a.out.name))),{}
-    names = {'method', *(f for variants in DIFFERENCES.values() for v in variants for f in v)}
-    plain = {f: getattr(RunConfig(t=5, standardise=True), f) for f in names}
-    for method,variants in DIFFERENCES.items():
-        for v in variants:
-            a_,b_ = [[r for r in records if all(r[f]==want for f,want in (plain|dict(method=method)|c).items())]
-                for c in (v, {})]
-            f = contrast([{**r, 'method':side} for side,rs in (('a', a_), ('b', b_)) for r in rs], 'a', 'b',
-                folder=a.out.parent)
-            if f and f['runs']>=a.seeds:
-                found[method, ', '.join(f'{k}={x!r}' for k,x in v.items())] = f
-    p = holm([f['p'] for f in found.values()])
-    rows = [f"| {m} | `{v}` | {', '.join(sorted({s[0] for s in f['settings']}))} | "
-        f"{f['effect']:+.1f} ({f['low']:+.1f} … {f['high']:+.1f}) | "
-        f"{f['detectable']:.1f} | {f['runs']} | {'yes' if h<.05 else 'no'} |"
-        for ((m,v),f),h in zip(found.items(), p)]
-    table = '\n'.join(['| method | switch | tasks | points on the default | visible from | seeds | decided |',
-        '|---|---|---|--:|--:|--:|---|', *rows])
-    page = Path(__file__).parents[1]/'docs'/'differences.md'
-    between = re.compile('(<!-- effects -->\n).*?(<!-- end of effects -->)', re.S)
-    page.write_text(between.sub(lambda m: f'{m[1]}{table}\n{m[2]}', page.read_text()))
+def estimate_effect(
+    records: list[dict],
+    method: str,
+    change: dict,  # the changed options
+    defaults: dict,  # value of every option of `DIFFERENCES`
+    folder: Path,  # of the logits
+) -> dict | None:
+    """Return the contrast of a changed option with the default, or None without records."""
+    sides = []
+    for side, options in (("a", change), ("b", {})):
+        expected = defaults | dict(method=method) | options
+        sides += [
+            {**r, "method": side}
+            for r in records
+            if all(r[name] == value for name, value in expected.items())
+        ]
+    return estimate_contrast(sides, "a", "b", folder=folder)
+
+
+def write_effects(args: argparse.Namespace) -> None:
+    """Write the table of `docs/differences.md` from the files that match the pattern `out`."""
+    records = read_records(*sorted(args.out.parent.glob(args.out.name)))
+    names = {name for changes in DIFFERENCES.values() for change in changes for name in change}
+    default_cfg = RunConfig(prompt_length=5, standardise=True)
+    defaults = {name: getattr(default_cfg, name) for name in names}
+    effects = {}
+    for method, changes in DIFFERENCES.items():
+        for change in changes:
+            effect = estimate_effect(records, method, change, defaults, args.out.parent)
+            if effect and effect["runs"] >= args.seeds:
+                label = ", ".join(f"{name}={value!r}" for name, value in change.items())
+                effects[method, label] = effect
+    p_values = adjust_p_values_holm([effect["p"] for effect in effects.values()])
+    rows = [
+        f"| {method} | `{label}` | {', '.join(sorted({s[0] for s in effect['settings']}))} | "
+        f"{effect['effect']:+.1f} ({effect['low']:+.1f} … {effect['high']:+.1f}) | "
+        f"{effect['detectable']:.1f} | {effect['runs']} | {'yes' if p < 0.05 else 'no'} |"
+        for ((method, label), effect), p in zip(effects.items(), p_values)
+    ]
+    table = "\n".join(
+        [
+            "| method | switch | tasks | difference from the default | detectable | seeds "
+            "| significant |",
+            "|---|---|---|--:|--:|--:|---|",
+            *rows,
+        ]
+    )
+    page = Path(__file__).parents[1] / "docs" / "differences.md"
+    marked = re.compile("(<!-- effects -->\n).*?(<!-- end of effects -->)", re.S)
+    page.write_text(marked.sub(lambda m: f"{m[1]}{table}\n{m[2]}", page.read_text()))
     print(table)
 
 
-def steps_to(history, share): # the first look at which validation reaches this share of the best one
-    best = max(score for _,score in history)
-    return next(step for step,score in history if score>=share*best)
+def steps_to_fraction(history: Sequence[tuple[int, float]], fraction: float) -> int:
+    """Return the step of the first evaluation that reaches a fraction of the best score."""
+    best = max(score for _, score in history)
+    return next(step for step, score in history if score >= fraction * best)
 
 
-def tried(a, cfg, task, rates): # model, log and config of the best, or None; all rates
-    "Rates grow where the best is at an edge"
-    began,said,best,todo = time.time(),[],None,[*rates]
-    for rate in todo:
-        c = replace(cfg, lr=rate)
+def search_best_run(
+    cfg: RunConfig, task: Task, learning_rates: Sequence[float]
+) -> tuple[tuple | None, list]:  # model, log and config of the best run; what was tried
+    """Train with every learning rate; try up to two more while the best is at an edge."""
+    start_time = time.time()
+    tried: list[tuple] = []
+    best = None
+    grid = [*learning_rates]
+    for lr in grid:  # the loop also visits what is appended below
+        lr_cfg = replace(cfg, lr=lr)
         try:
-            model,log = trained(c, task)
+            model, log = train_model(lr_cfg, task)
         except FloatingPointError:
-            said.append((rate, 'diverged'))
+            tried.append((lr, "diverged"))
         else:
-            said.append((rate, round(log['validation'], 2)))
-            print(f"{c.task} {c.method} seed {c.seed} lr {rate:g} validation {log['validation']:.1f} "
-                f"{time.time()-began:.0f} s", flush=True)
-            if best is None or log['validation']>best[1]['validation']:
-                best = model,log,c
-        if best and len(said)==len(todo)<len(rates)+2:
-            todo += beyond(best[-1].lr, todo)
-    return best,said
+            tried.append((lr, round(log["validation"], 2)))
+            print(
+                f"{cfg.task} {cfg.method} seed {cfg.seed} lr {lr:g} validation "
+                f"{log['validation']:.1f} {time.time() - start_time:.0f} s",
+                flush=True,
+            )
+            if best is None or log["validation"] > best[1]["validation"]:
+                best = model, log, lr_cfg
+        if best and len(tried) == len(grid) < len(learning_rates) + 2:
+            grid += extend_learning_rate_grid(best[-1].lr, grid)
+    return best, tried
 
 
-def runs(a, cfg, task, swaps=True, lr=None): # the rate; `lr`: one that an earlier draw has chosen
-    rates = a.rates or FIVE[METHODS[cfg.method].rates[0]]
-    first = 'draw 0, seed 0' if cfg.head=='verbalizer' or a.what=='fewshot' else 'seed 0'
-    rates,how = ((a.lr,),'given') if a.lr else (rates,f'best of {len(rates)} on validation, {first}')
-    cfg = replace(cfg, lr=a.lr)
-    old = {r['seed']: r for r in stored(a.out) if made_by(r, replace(cfg, seed=r['seed']), how)}
-    asked = old.get(0, {}).get('tried')
-    if asked and [rate for rate,_ in asked][:len(rates)]!=[*rates]:
-        raise SystemExit(f'{a.out} has {cfg.method} with other rates than {rates}: give these, or another --out')
-    for seed in range(a.seeds):
-        chosen = lr or old.get(0, {}).get('lr')
-        if seed in old or old and not chosen: # every rate diverged with seed 0
+def run_seed(
+    args: argparse.Namespace,
+    cfg: RunConfig,  # with the seed
+    task: Task,
+    learning_rates: Sequence[float],
+    with_swaps: bool,
+    chosen_lr: float | None,
+) -> dict:
+    """Train one seed with the chosen learning rate or the best one; return its record."""
+    start_time = time.time()
+    best, tried = search_best_run(cfg, task, [chosen_lr] if chosen_lr else learning_rates)
+    if best:
+        model, log, best_cfg = best
+        record = make_record(model, log, task, best_cfg, records_file=args.out)
+        record["steps_to_95_percent"] = steps_to_fraction(record["history"], 0.95)
+        record |= provenance_field(start_time)
+        if with_swaps and METHODS[cfg.method].kind in ("generated", "second pass"):
+            record["swap"] = score_prompt_swaps(model, task, best_cfg, record, args.out)
+    else:
+        error = f"diverged with every learning rate of {tried}"
+        record = make_diverged_record(replace(cfg, lr=chosen_lr), task, error, start_time)
+    if not chosen_lr and not args.lr:
+        is_at_edge = record["lr"] in (min(tried)[0], max(tried)[0])
+        record |= dict(learning_rates_tried=tried, lr_at_grid_edge=is_at_edge)
+    return record
+
+
+def run_all_seeds(
+    args: argparse.Namespace,
+    cfg: RunConfig,
+    task: Task,
+    with_swaps: bool = True,  # also score exchanged prompts
+    chosen_lr: float | None = None,  # a learning rate that an earlier split has chosen
+) -> float | None:  # the learning rate
+    """Run the seeds that the file lacks; seed 0 chooses the learning rate of all."""
+    learning_rates = (
+        args.learning_rates or LEARNING_RATE_GRIDS[METHODS[cfg.method].learning_rates[0]]
+    )
+    is_few_shot = cfg.head == "verbalizer" or args.what == "fewshot"
+    chosen_on = "draw 0, seed 0" if is_few_shot else "seed 0"  # as in older records
+    lr_selection = f"best of {len(learning_rates)} on validation, {chosen_on}"
+    if args.lr:
+        learning_rates = (args.lr,)
+        lr_selection = "given"
+    cfg = replace(cfg, lr=args.lr)
+    records = {
+        r["seed"]: r
+        for r in read_existing_records(args.out)
+        if matches_config(r, replace(cfg, seed=r["seed"]), lr_selection)
+    }
+    tried = records.get(0, {}).get("learning_rates_tried")
+    if tried and [lr for lr, _ in tried][: len(learning_rates)] != [*learning_rates]:
+        raise SystemExit(
+            f"{args.out} has {cfg.method} with other learning rates than {learning_rates}: give "
+            "those, or another --out"
+        )
+    for seed in range(args.seeds):
+        lr = chosen_lr or records.get(0, {}).get("lr")
+        if seed in records or (records and not lr):  # every learning rate diverged with seed 0
             continue
-        began = time.time()
-        best,said = tried(a, replace(cfg, seed=seed), task, [chosen] if chosen else rates)
-        if best:
-            r = record_of(best[0], best[1], task, best[2], beside=a.out)
-            r |= dict(steps_95=steps_to(r['history'], .95)) | made_since(began)
-            if swaps and METHODS[cfg.method].kind in ('generated','second pass'):
-                r['swap'] = swapped(best[0], task, best[2], r, a.out)
-        else:
-            r = failed(replace(cfg, seed=seed, lr=chosen), task, f'diverged with every rate of {said}', began)
-        if not chosen and not a.lr:
-            r |= dict(tried=said, edge=r['lr'] in (min(said)[0], max(said)[0]))
-        old[seed] = r | dict(lr_selected=how)
-        append(old[seed], a.out)
-        print(f"{cfg.task} {cfg.method} seed {seed}: {r.get('score', r['status'])} {r.get('swap', '')}", flush=True)
-    return old[0]['lr']
+        record = run_seed(args, replace(cfg, seed=seed), task, learning_rates, with_swaps, lr)
+        records[seed] = record | dict(lr_selection=lr_selection)
+        append_record(records[seed], args.out)
+        result = record.get("score", record["status"])
+        print(f"{cfg.task} {cfg.method} seed {seed}: {result} {record.get('swap', '')}", flush=True)
+    return records[0]["lr"]
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('what', choices=('controls','methods','fewshot','supplemented','differences','layers','effects'))
-    p.add_argument('tasks', nargs='*', help='such as trec, mr-k1000, two-domains')
-    p.add_argument('--out', type=Path, required=True, help='a file of records; what it has is not run again')
-    p.add_argument('--methods', type=lambda s: s.split(','))
-    p.add_argument('--backbone', default='tiny')
-    p.add_argument('--dtype', default='float32')
-    p.add_argument('--precision', default='bf16', help='no: where the processor has no bfloat16 of its own')
-    p.add_argument('--seeds', type=int, default=3)
-    p.add_argument('--draws', type=int, help='of `fewshot` (four, whose seeds are two) and of `controls` (one)')
-    p.add_argument('--only', type=lambda s: [int(n) for n in s.split(',')],
-        help='of `fewshot`: these draws, at the rate that draw 0 has chosen (for a second process)')
-    p.add_argument('--steps', type=int, default=620)
-    p.add_argument('--batch_size', type=int, default=16)
-    p.add_argument('--looks', type=int, default=10)
-    p.add_argument('--head', default='classification', help='or verbalizer, with --head_init random --head_lr 0')
-    p.add_argument('--head_init', default='probe')
-    p.add_argument('--head_lr', type=float, default=1e-3, help='0: that of the prompt')
-    p.add_argument('--lr', type=float, help='one rate; by default the best of five')
-    p.add_argument('--rates', type=lambda s: [float(r) for r in s.split(',')], help='to choose among, in place of five')
-    p.add_argument('--switches', type=lambda s: s.split(','), help='of `differences`: only these, such as reads,share')
-    p.add_argument('--layers', type=lambda s: [int(n) for n in s.split(',')], help='of `layers`, from 0 (the input)')
-    p.add_argument('--set', type=said, default={},
-        help='of RunConfig, in `methods` and `fewshot`: such as way=add, m=256,t=10 or head=classification')
-    p.add_argument('--first', help='of `supplemented`: the task of stage 1, such as sst2-k1000')
-    p.add_argument('--first_lr', type=float, default=1.5e-4, help='of stage 1: three epochs of 32')
-    p.add_argument('--folder', type=Path, help='of `supplemented`: for the backbones that stage 1 has tuned')
-    p.add_argument('--cache')
-    a = p.parse_args()
-    dict(controls=controls, methods=methods, fewshot=fewshot, supplemented=supplemented, differences=differences,
-        layers=layers, effects=effects)[a.what](a)
+EXPERIMENTS = {
+    "controls": run_controls,
+    "methods": run_methods,
+    "fewshot": run_few_shot,
+    "supplemented": run_supplemented,
+    "differences": run_differences,
+    "layers": run_layers,
+    "effects": write_effects,
+}
 
 
-if __name__=='__main__':
+def main() -> None:
+    """Run the experiment that the command line names."""
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("what", choices=tuple(EXPERIMENTS))
+    p.add_argument("tasks", nargs="*", help="such as trec, mr-k1000, two-domains")
+    p.add_argument(
+        "--out", type=Path, required=True, help="a file of records; its runs are not repeated"
+    )
+    p.add_argument("--methods", type=lambda s: s.split(","))
+    p.add_argument("--backbone", default="tiny")
+    p.add_argument("--dtype", default="float32")
+    p.add_argument(
+        "--precision", default="bf16", help="no: for a processor without bfloat16 instructions"
+    )
+    p.add_argument("--seeds", type=int, default=3)
+    p.add_argument(
+        "--split_seeds",
+        type=int,
+        help="number of splits, for `fewshot` (default: 4) and `controls` (default: 1)",
+    )
+    p.add_argument(
+        "--only",
+        type=lambda s: [int(n) for n in s.split(",")],
+        help="for `fewshot`: these splits, at the learning rate that split 0 has chosen "
+        "(for a second process)",
+    )
+    p.add_argument("--steps", type=int, default=620)
+    p.add_argument("--batch_size", type=int, default=16)
+    p.add_argument("--evaluations", type=int, default=10)
+    p.add_argument(
+        "--head",
+        default="classification",
+        help="or verbalizer, with --head_init random --head_lr 0",
+    )
+    p.add_argument("--head_init", default="probe")
+    p.add_argument(
+        "--head_lr",
+        type=float,
+        default=1e-3,
+        help="learning rate of the head; 0: that of the prompt",
+    )
+    p.add_argument("--lr", type=float, help="one learning rate; by default the best of five")
+    p.add_argument(
+        "--learning_rates",
+        type=lambda s: [float(r) for r in s.split(",")],
+        help="learning rates to choose from, in place of five",
+    )
+    p.add_argument(
+        "--switches",
+        type=lambda s: s.split(","),
+        help="for `differences`: only these options, such as generator_input,parameter_sharing",
+    )
+    p.add_argument(
+        "--layers",
+        type=lambda s: [int(n) for n in s.split(",")],
+        help="for `layers`: layers from 0 (the input)",
+    )
+    p.add_argument(
+        "--set",
+        type=parse_options,
+        default={},
+        help="for `methods` and `fewshot`: options of RunConfig, such as insertion=add, "
+        "bottleneck=256,prompt_length=10 or head=classification",
+    )
+    p.add_argument("--first", help="for `supplemented`: the task of stage 1, such as sst2-k1000")
+    p.add_argument(
+        "--first_lr",
+        type=float,
+        default=1.5e-4,
+        help="learning rate of stage 1 (three epochs with batches of 32)",
+    )
+    p.add_argument(
+        "--folder", type=Path, help="for `supplemented`: folder for the backbones of stage 1"
+    )
+    p.add_argument("--cache", help="folder of cached hidden states")
+    args = p.parse_args()
+    EXPERIMENTS[args.what](args)
+
+
+if __name__ == "__main__":
     main()

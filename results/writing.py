@@ -1,72 +1,114 @@
-"""What SmolLM2 writes, for `results/writing`: python results/writing.py MODEL MODEL --out FOLDER, where the models are
-what `idp_train --task in-short` saved; beside them the model without a prompt, alone and behind eight examples."""
+"""Measure the short answers of SmolLM2, for `results/writing`.
+
+`python results/writing.py MODEL MODEL --out FOLDER`, where the models are folders that
+`idp_train --task in-short` saved. The model without a prompt is measured too, with and without
+eight solved examples in the context.
+"""
+
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
+from idp_tutorial.config import RunConfig
 from idp_tutorial.data.metrics import exact_match
+from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.prompt_files import from_pretrained
 from idp_tutorial.model.generation import generate_ids
-from idp_tutorial.model.heads import TextHead
+from idp_tutorial.model.heads import GenerationHead
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.model.prompted_model import PromptedModel
-from idp_tutorial.records import append, read_records
+from idp_tutorial.records import append_record, read_records
 from idp_tutorial.training.evaluation import evaluate, predict
-from idp_tutorial.training.examples import examples_of
+from idp_tutorial.training.examples import encode_for_model
 
-N = 200 # sentences of the test split
-
-
-def written(model, task, cfg, rows):
-    return [a['generated'] for a in predict(model, task, cfg, [dict(sentence1=r['sentence1']) for r in rows])]
+N_SENTENCES = 200  # sentences of the test split
+BATCH_SIZE = 40
 
 
-def parts_of(texts, rows):
-    "Percent that name thing and state as the target does, and percent whose last word is its verdict"
-    def halves(text):
-        return [w.strip() for w in text.rpartition(',')[::2]]
-    pairs = [(halves(text), halves(r['target'])) for text,r in zip(texts, rows)]
-    words,verdict = (round(100*sum(a[i]==b[i] for a,b in pairs)/len(pairs), 1) for i in (0,1))
+def generate_answers_of(
+    model: PromptedModel, task: Task, cfg: RunConfig, rows: Sequence[dict]
+) -> list[str]:
+    """Return the generated answer to each row."""
+    inputs = [dict(sentence1=row["sentence1"]) for row in rows]
+    return [prediction["generated"] for prediction in predict(model, task, cfg, inputs)]
+
+
+def split_answer(text: str) -> list[str]:
+    """Split an answer such as 'hot soup, good' into its words and its verdict."""
+    words, _, verdict = text.rpartition(",")
+    return [words.strip(), verdict.strip()]
+
+
+def score_parts(texts: Sequence[str], rows: Sequence[dict]) -> dict:
+    """Return the percentages of answers with the target's noun and descriptor, and its verdict."""
+    pairs = [(split_answer(t), split_answer(row["target"])) for t, row in zip(texts, rows)]
+    words, verdict = (
+        round(100 * sum(a[i] == b[i] for a, b in pairs) / len(pairs), 1) for i in (0, 1)
+    )
     return dict(n=len(pairs), words=words, verdict=verdict)
 
 
-def behind_examples(model, task, n=8): # what the model writes behind `n` solved examples
-    tok,out = model.backbone.tokenizer,[]
-    solved = '\n'.join(f"{r['sentence1']} = {r['target']}" for r in task.splits['train'][:n])
-    for i in range(0, N, 40):
-        some = task.splits['test'][i:i+40][:N-i]
-        ids = [tok(f"{solved}\n{r['sentence1']} =").input_ids for r in some]
-        out += [tok.decode(new).split('\n')[0].strip() for new in generate_ids(model, ids, 12)]
-    return out
+def answer_after_examples(model: PromptedModel, task: Task, n: int = 8) -> list[str]:
+    """Generate answers with `n` solved training examples in the context."""
+    tokenizer = model.backbone.tokenizer
+    answers = []
+    examples = task.splits["train"][:n]
+    solved = "\n".join(f"{row['sentence1']} = {row['target']}" for row in examples)
+    for i in range(0, N_SENTENCES, BATCH_SIZE):
+        rows = task.splits["test"][i : i + BATCH_SIZE][: N_SENTENCES - i]
+        ids = [tokenizer(f"{solved}\n{row['sentence1']} =").input_ids for row in rows]
+        generated = generate_ids(model, ids, 12)
+        answers += [tokenizer.decode(new).split("\n")[0].strip() for new in generated]
+    return answers
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('models', nargs=2, type=Path)
-    p.add_argument('--out', type=Path, required=True)
-    a = p.parse_args()
-    a.out.mkdir(parents=True) # a new one: nothing is measured twice into one file
-    task,said = load_task('in-short'),{}
-    rows = task.splits['test'][:N]
-    for folder in a.models:
-        model,_,cfg = from_pretrained(folder)
-        texts = said[cfg.method] = written(model, task, cfg, rows)
-        run = read_records(folder/'record.jsonl')[0]
-        run.pop('digest', None) # of the record without the parts
-        append(run | dict(parts=parts_of(texts, rows)), a.out/'in-short.jsonl')
-    bb = load_backbone('smollm2', dtype='bfloat16')
-    bare = PromptedModel(bb, TextHead(bb), {}).eval()
-    said['no prompt'] = written(bare, task, cfg, rows[:3])
-    said['eight examples'] = behind_examples(bare, task)
-    alone = evaluate(bare, examples_of(bare, task, cfg, rows), task)[0]['exact_match']
-    shots = exact_match(said['eight examples'], [r['target'] for r in rows])
-    for name,score in (('no prompt', alone), ('no prompt, 8 examples in front', shots)):
-        append(dict(method=name, task='in-short', backbone='smollm2', **bb.weights_are, metric='exact_match',
-            score=score, sizes=dict(test=N)), a.out/'in-short.jsonl')
-    for i,r in enumerate(rows[:3]):
-        append(dict(sentence1=r['sentence1'], target=r['target'], **{who: texts[i] for who,texts in said.items()}),
-            a.out/'texts.jsonl')
+def main() -> None:
+    """Measure the saved models and the baselines, and write their records."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs=2, type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True)  # fails for an existing folder, so that no record is repeated
+    task = load_task("in-short")
+    answers = {}
+    rows = task.splits["test"][:N_SENTENCES]
+    for folder in args.models:
+        model, _, cfg = from_pretrained(folder)
+        answers[cfg.method] = generate_answers_of(model, task, cfg, rows)
+        run = read_records(folder / "record.jsonl")[0]
+        run.pop("digest", None)  # the digest of the record without `parts`
+        parts = score_parts(answers[cfg.method], rows)
+        append_record(run | dict(parts=parts), args.out / "in-short.jsonl")
+    bb = load_backbone("smollm2", dtype="bfloat16")
+    bare = PromptedModel(bb, GenerationHead(bb), {}).eval()
+    answers["no prompt"] = generate_answers_of(bare, task, cfg, rows[:3])
+    answers["eight examples"] = answer_after_examples(bare, task)
+    no_prompt = evaluate(bare, encode_for_model(bare, task, cfg, rows), task)[0]["exact_match"]
+    with_examples = exact_match(answers["eight examples"], [row["target"] for row in rows])
+    for name, score in (
+        ("no prompt", no_prompt),
+        ("no prompt, 8 examples in front", with_examples),
+    ):
+        append_record(
+            dict(
+                method=name,
+                task="in-short",
+                backbone="smollm2",
+                **bb.weights_info,
+                metric="exact_match",
+                score=score,
+                split_sizes=dict(test=N_SENTENCES),
+            ),
+            args.out / "in-short.jsonl",
+        )
+    for i, row in enumerate(rows[:3]):
+        generated = {name: texts[i] for name, texts in answers.items()}
+        append_record(
+            dict(sentence1=row["sentence1"], target=row["target"], **generated),
+            args.out / "texts.jsonl",
+        )
 
 
-if __name__=='__main__':
+if __name__ == "__main__":
     main()

@@ -1,4 +1,6 @@
-"Shared by all tests: no network, a fixed seed, and the folder of real tasks where there is one."
+"""Fixtures of all tests: no network, a fixed seed, one thread, and the folder of real tasks."""
+
+import functools
 import os
 import sys
 from pathlib import Path
@@ -6,52 +8,68 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-os.environ.update(HF_HUB_OFFLINE='1', HF_DATASETS_OFFLINE='1', TOKENIZERS_PARALLELISM='false', MPLBACKEND='Agg')
+os.environ.update(
+    HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", MPLBACKEND="Agg"
+)
+
 
 @pytest.fixture(autouse=True)
 def seed():
-    "Every test starts from the same random state"
-    if 'torch' in sys.modules: sys.modules['torch'].manual_seed(0)
+    """Seed torch before each test."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
-@pytest.fixture(autouse=True, scope='module')
+
+@pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    "Small tensors are slower on several threads, and sums differ"
+    """Use one thread, since small tensors are slower on several and sums depend on their number."""
     import torch
-    n = torch.get_num_threads()
+
+    n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(n)
+    torch.set_num_threads(n_threads)
 
-@pytest.fixture(autouse=True, scope='session')
-def places(tmp_path_factory):
-    "Where backbones lie is noted in a folder of this process"
-    from idp_tutorial.model import places
-    with pytest.MonkeyPatch.context() as m:
-        folder = tmp_path_factory.mktemp('places')
-        m.setattr(places, 'notes', lambda: folder)
+
+@pytest.fixture(autouse=True, scope="session")
+def path_notes_dir(tmp_path_factory):
+    """Use a temporary folder for the notes that record where backbones were loaded from."""
+    from idp_tutorial.model import backbone_paths
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        folder = tmp_path_factory.mktemp("path_notes")
+        monkeypatch.setattr(backbone_paths, "path_notes_folder", lambda: folder)
         yield folder
 
-@pytest.fixture(scope='module')
-def bbs():
-    "A small backbone by family, made once a file"
-    from small import backbone
-    made = {}
-    return lambda family: made[family] if family in made else made.setdefault(family, backbone(family))
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope="module")
+def bbs():
+    """Return a function that maps a family to its small backbone, built once a module."""
+    from small import backbone
+
+    return functools.cache(lambda family: backbone(family))
+
+
+@pytest.fixture(scope="session")
 def data_dir():
-    "The folder of tasks that `IDP_DATA` names (or the one beside the checkout); the test is skipped without it"
-    folder = Path(os.environ.get('IDP_DATA', ROOT.parent/'shared/data'))
-    if not folder.is_dir(): pytest.skip('no folder of tasks: set IDP_DATA')
+    """Return the folder of tasks, `IDP_DATA` or `shared/data`, or skip the test."""
+    folder = Path(os.environ.get("IDP_DATA", ROOT.parent / "shared/data"))
+    if not folder.is_dir():
+        pytest.skip("no folder of tasks: set IDP_DATA")
     return folder
 
-@pytest.fixture(scope='session')
+
+@pytest.fixture(scope="session")
 def small_folder(tmp_path_factory):
-    """A folder with the smallest of RoBERTas (3 layers of 32 dimensions, 256 positions, random) and the bundled
-    tokenizer, as `save_backbone` writes it"""
+    """Return a folder of `save_backbone` with a random RoBERTa and the bundled tokenizer.
+
+    The model has 3 layers of 32 dimensions and 256 positions.
+    """
     from small import backbone
 
     from idp_tutorial.pretraining.bundled_backbone import save_backbone
+
     bb = backbone(max_position_embeddings=258)
-    save_backbone(bb.model, bb.tokenizer, folder := tmp_path_factory.mktemp('backbone'))
+    folder = tmp_path_factory.mktemp("backbone")
+    save_backbone(bb.model, bb.tokenizer, folder)
     return folder

@@ -1,4 +1,5 @@
-"A hub in this process: the addresses that `huggingface_hub` asks for repositories, branches, commits and files."
+"""A fake Hugging Face Hub in this process, with the endpoints that `huggingface_hub` requests."""
+
 import base64
 import hashlib
 import json
@@ -9,90 +10,141 @@ from urllib.parse import unquote
 
 from huggingface_hub import constants
 
-JSON = 'application/json'
+JSON = "application/json"
 
 
-def oid(data): # as git names a file
-    return hashlib.sha1(b'blob %d\0'%len(data)+data).hexdigest()
+def git_blob_id(data):
+    """Return the SHA-1 id that git gives to a file with these bytes."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Its `server` holds `refs`, {(repository, branch): commit}, `commits`, {commit: {file: bytes}}, and `asked`,
-    every request"""
-    def log_message(self, *_): pass
+    """Request handler of the fake hub, whose state is stored on its server.
 
-    def say(self, body=b'', status=200, kind=JSON, **headers):
+    `server.refs` is {(repository, branch): commit}, `server.commits` is {commit: {file: bytes}},
+    `server.private` is {repository: bool}, and `server.requests` lists all requests as (method,
+    path, authorization header).
+    """
+
+    def log_message(self, *_):
+        pass
+
+    def respond(self, body=b"", status=200, kind=JSON, **headers):
+        """Send bytes, or an object as JSON; a header's name is written with underscores."""
         body = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
-        for name,value in {'Content-Type':kind, 'Content-Length':str(len(body)), **headers}.items():
-            self.send_header(name.replace('_', '-'), value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
         self.end_headers()
-        if self.command!='HEAD':
+        if self.command != "HEAD":
             self.wfile.write(body)
 
-    def commit_of(self, repo, revision):
-        "The commit of a branch, or of itself"
-        return self.server.refs.get((repo, revision)) or revision*(revision in self.server.commits)
+    def resolve_commit(self, repo, revision):
+        """Return the commit of a branch or commit; an empty string if there is none."""
+        if (repo, revision) in self.server.refs:
+            return self.server.refs[repo, revision]
+        return revision if revision in self.server.commits else ""
 
     def do_GET(self):
-        path = unquote(self.path.partition('?')[0])
-        self.server.asked.append((self.command, path, self.headers.get('Authorization')))
-        if path=='/':
-            return self.say()
-        if found := re.fullmatch(r'/api/models/([^/]+/[^/]+)/(revision|tree)/([^/]+)', path):
-            if commit := self.commit_of(found[1], found[3]):
-                files = self.server.commits[commit]
-                tree = [dict(type='file', path=name, size=len(data), oid=oid(data)) for name,data in files.items()]
-                info = dict(id=found[1], sha=commit, siblings=[dict(rfilename=name) for name in files])
-                return self.say(tree if found[2]=='tree' else info)
-        elif found := re.fullmatch(r'/(.+/.+)/resolve/([^/]+)/(.+)', path):
-            commit = self.commit_of(found[1], found[2])
-            data = self.server.commits.get(commit, {}).get(found[3])
+        path = unquote(self.path.partition("?")[0])
+        self.server.requests.append((self.command, path, self.headers.get("Authorization")))
+        if path == "/":
+            return self.respond()
+        info_request = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/([^/]+)", path)
+        file_request = re.fullmatch(r"/(.+/.+)/resolve/([^/]+)/(.+)", path)
+        if info_request:
+            repo, endpoint, revision = info_request.groups()
+            commit = self.resolve_commit(repo, revision)
+            if commit:
+                return self.respond(self.list_files(repo, commit, endpoint))
+        elif file_request:
+            repo, revision, name = file_request.groups()
+            commit = self.resolve_commit(repo, revision)
+            data = self.server.commits.get(commit, {}).get(name)
             if data is not None:
-                return self.say(data, kind='application/octet-stream', ETag=f'"{oid(data)}"', X_Repo_Commit=commit)
-        self.say(dict(error='not found'), 404, X_Error_Code='RepoNotFound')
+                kind = "application/octet-stream"
+                etag = f'"{git_blob_id(data)}"'
+                return self.respond(data, kind=kind, ETag=etag, X_Repo_Commit=commit)
+        self.respond(dict(error="not found"), 404, X_Error_Code="RepoNotFound")
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815 (the name that http.server calls)
+
+    def list_files(self, repo, commit, endpoint):
+        """Return the answer to a request for a file tree or for a repository's description."""
+        files = self.server.commits[commit]
+        if endpoint == "tree":
+            return [
+                dict(type="file", path=name, size=len(data), oid=git_blob_id(data))
+                for name, data in files.items()
+            ]
+        return dict(id=repo, sha=commit, siblings=[dict(rfilename=name) for name in files])
 
     def do_POST(self):
-        body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
-        self.server.asked.append(('POST', self.path, self.headers.get('Authorization')))
-        if self.path=='/api/repos/create':
-            said = json.loads(body)
-            repo = f"{said.get('organization', 'me')}/{said['name']}"
-            self.server.private[repo] = said.get('private', False) or said.get('visibility')=='private'
-            self.server.refs.setdefault((repo, 'main'), self.keep({}))
-            return self.say(dict(url=f'{constants.ENDPOINT}/{repo}', name=repo, id='1'))
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = unquote(self.path)
-        repo,what,revision = re.fullmatch(r'/api/(?:models/([^/]+/[^/]+)/)?([a-z-]+)/?(.*)', path).groups()
-        if what=='branch':
-            self.server.refs.setdefault((repo, revision), self.server.refs[repo,'main'])
-        elif what=='preupload':
-            return self.say(dict(files=[dict(path=f['path'], uploadMode='regular', shouldIgnore=False, oid=None)
-                for f in json.loads(body)['files']]))
-        elif what=='commit':
-            lines = [json.loads(line) for line in body.splitlines()]
-            files = [line['value'] for line in lines if line['key']=='file']
-            new = {f['path']: base64.b64decode(f['content']) for f in files}
-            commit = self.keep({**self.server.commits[self.server.refs[repo,revision]], **new})
-            self.server.refs[repo,revision] = commit
-            return self.say(dict(commitUrl=f'{constants.ENDPOINT}/{repo}/commit/{commit}', commitOid=commit))
-        self.say({})
+        self.server.requests.append(("POST", self.path, self.headers.get("Authorization")))
+        if self.path == "/api/repos/create":
+            return self.create_repo(json.loads(body))
+        repo, endpoint, revision = re.fullmatch(
+            r"/api/(?:models/([^/]+/[^/]+)/)?([a-z-]+)/?(.*)", path
+        ).groups()
+        if endpoint == "branch":
+            self.server.refs.setdefault((repo, revision), self.server.refs[repo, "main"])
+        elif endpoint == "preupload":
+            uploads = [
+                dict(path=f["path"], uploadMode="regular", shouldIgnore=False, oid=None)
+                for f in json.loads(body)["files"]
+            ]
+            return self.respond(dict(files=uploads))
+        elif endpoint == "commit":
+            return self.create_commit(repo, revision, body)
+        self.respond({})
 
-    def keep(self, files):
+    def create_repo(self, request):
+        repo = f"{request.get('organization', 'me')}/{request['name']}"
+        self.server.private[repo] = (
+            request.get("private", False) or request.get("visibility") == "private"
+        )
+        self.server.refs.setdefault((repo, "main"), self.add_commit({}))
+        self.respond(dict(url=f"{constants.ENDPOINT}/{repo}", name=repo, id="1"))
+
+    def create_commit(self, repo, revision, body):
+        lines = [json.loads(line) for line in body.splitlines()]
+        files = [line["value"] for line in lines if line["key"] == "file"]
+        new_files = {f["path"]: base64.b64decode(f["content"]) for f in files}
+        parent = self.server.commits[self.server.refs[repo, revision]]
+        commit = self.add_commit({**parent, **new_files})
+        self.server.refs[repo, revision] = commit
+        url = f"{constants.ENDPOINT}/{repo}/commit/{commit}"
+        self.respond(dict(commitUrl=url, commitOid=commit))
+
+    def add_commit(self, files):
+        """Store a commit with these files and return its id."""
         commit = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
         self.server.commits[commit] = files
         return commit
 
 
-def started(monkeypatch, cache):
-    "A hub, and `huggingface_hub` as if HF_ENDPOINT, which it reads when it is imported, had named it"
-    server = ThreadingHTTPServer(('127.0.0.1', 0), Hub)
-    server.refs,server.commits,server.private,server.asked = {},{},{},[]
-    address = f'http://127.0.0.1:{server.server_port}'
-    files = address+'/{repo_id}/resolve/{revision}/{filename}'
-    for name,value in dict(ENDPOINT=address, HUGGINGFACE_CO_URL_TEMPLATE=files, HF_HUB_OFFLINE=False,
-        HF_HUB_CACHE=str(cache)).items():
-        monkeypatch.setattr(constants, name, value)
+def start_hub(monkeypatch, cache):
+    """Start a fake hub and point `huggingface_hub` to it.
+
+    `huggingface_hub` reads HF_ENDPOINT when it is imported, so its constants are replaced.
+    """
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.refs = {}
+    server.commits = {}
+    server.private = {}
+    server.requests = []
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        address + "/{repo_id}/resolve/{revision}/{filename}",
+    )
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     Thread(target=server.serve_forever, daemon=True).start()
     return server

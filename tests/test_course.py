@@ -1,4 +1,5 @@
-"The course is what it promises: each chapter has a picture, a score, a summary and exercises, and needs no later one."
+"""Each chapter has a picture, a score, a summary and exercises, and depends on no later chapter."""
+
 import ast
 import importlib.util
 import json
@@ -11,144 +12,170 @@ import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-spec = importlib.util.spec_from_file_location('course_pages', ROOT/'docs/course.py')
+spec = importlib.util.spec_from_file_location("course_pages", ROOT / "docs/course.py")
 course = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(course)
-CHAPTERS = course.chapters()
-DONE = [p for p in CHAPTERS if course.solution(p).exists()] # chapters that have their last form
+CHAPTERS = course.list_chapters()
+DONE = [p for p in CHAPTERS if course.solution_path(p).exists()]  # chapters with solutions
 
 
 def read(path):
     return nbformat.read(path, 4)
 
 
-def test_chapters_are_numbered_without_a_gap_up_to_the_last_one_in_its_last_form():
+def join_cells(path, cell_type):
+    return "\n".join(cell.source for cell in read(path).cells if cell.cell_type == cell_type)
+
+
+def load_scores():
+    return json.loads((course.COURSE_FOLDER / "scores.json").read_text(encoding="utf-8"))
+
+
+def test_chapters_have_different_numbers_from_00():
     numbers = [p.stem[:2] for p in CHAPTERS]
-    assert len(numbers)==len(set(numbers)) and numbers[0]=='00'
+    assert len(numbers) == len(set(numbers))
+    assert numbers[0] == "00"
 
 
-@pytest.mark.parametrize('path', DONE, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", DONE, ids=lambda p: p.stem)
 def test_a_chapter_has_a_picture_a_score_a_summary_and_three_exercises(path):
     nb = read(path)
-    assert course.drawings(nb), 'a drawing of docs/pictures.py'
-    assert course.exercises(nb)==['Predict', 'Modify', 'Invent']
-    heads = re.findall(r'^## (.+)$', '\n'.join(c.source for c in nb.cells if c.cell_type=='markdown'), re.M)
-    assert [h for h in heads if h in course.CLOSING]==list(course.CLOSING)
-    assert f'](solutions/{path.name})' in course.prose_with_links(path)
-    code = '\n'.join(c.source for c in nb.cells if c.cell_type=='code')
-    assert re.search(r'\bnote\(', code) and re.search(r"score_table\('\d\d'\)", code), 'a score in the table'
+    assert course.list_drawings(nb), "show a drawing of docs/pictures.py"
+    assert course.list_exercises(nb) == ["Predict", "Modify", "Invent"]
+    headings = re.findall(r"^## (.+)$", join_cells(path, "markdown"), re.M)
+    closing = [heading for heading in headings if heading in course.CLOSING_SECTIONS]
+    assert closing == list(course.CLOSING_SECTIONS)
+    assert f"](solutions/{path.name})" in course.read_markdown(path)
+    code = join_cells(path, "code")
+    assert re.search(r"\bstore_or_compare_scores\(", code)
+    assert re.search(r"""build_score_table\(["']\d\d["']\)""", code), "show the table of scores"
 
 
-@pytest.mark.parametrize('path', DONE, ids=lambda p: p.stem)
-def test_a_chapter_says_what_it_takes_and_who_may_skip_it(path):
-    text = course.prose_with_links(path)
-    assert '**It takes**' in text and '**You need**' in text and '**Skip it if**' in text
+@pytest.mark.parametrize("path", DONE, ids=lambda p: p.stem)
+def test_a_chapter_states_time_prerequisites_and_who_may_skip_it(path):
+    text = course.read_markdown(path)
+    assert "**It takes**" in text and "**You need**" in text and "**Skip it if**" in text
 
 
-@pytest.mark.parametrize('path', CHAPTERS, ids=lambda p: p.stem)
-def test_a_chapter_needs_no_later_one(path):
-    later = [n for n in course.needs(path) if n>=int(path.stem[:2])]
-    assert not later, f'{path.stem} needs {later}'
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_a_chapter_depends_on_no_later_chapter(path):
+    later = [n for n in course.list_prerequisites(path) if n >= int(path.stem[:2])]
+    assert not later, f"{path.stem} needs {later}"
 
 
-def test_what_a_later_chapter_builds_is_used_with_a_word_on_where():
-    "`from idp_tutorial.methods.idpg import …` in chapter 00: its text links to the chapter that exports the module"
-    built = {}
+def test_a_chapter_links_to_the_later_chapter_whose_module_it_imports():
+    exporting_chapter = {}
     for path in CHAPTERS:
-        for module in re.findall(r'#\| default_exp (\S+)', '\n'.join(c.source for c in read(path).cells)):
-            built[f'idp_tutorial.{module}'] = path
-    assert len(built)>=7
+        for module in re.findall(r"#\| default_exp (\S+)", join_cells(path, "code")):
+            exporting_chapter[f"idp_tutorial.{module}"] = path
+    assert len(exporting_chapter) >= 7
     for path in CHAPTERS:
-        code = '\n'.join(c.source for c in read(path).cells if c.cell_type=='code')
-        used = re.findall(r'^from (\S+) import', code, re.M)
-        later = {built[m].name for m in used if m in built and built[m].name>path.name}
-        assert all(f']({name})' in course.prose_with_links(path) for name in later), (path.name, later)
+        imported = re.findall(r"^from (\S+) import", join_cells(path, "code"), re.M)
+        chapters = {exporting_chapter[m].name for m in imported if m in exporting_chapter}
+        later = {name for name in chapters if name > path.name}
+        text = course.read_markdown(path)
+        assert all(f"]({name})" in text for name in later), (path.name, later)
 
 
-@pytest.mark.parametrize('path', DONE, ids=lambda p: p.stem)
-def test_an_idea_fits_into_25_lines(path):
-    long = {name: n for name,n in course.ideas(read(path)).items() if n>25}
-    assert not long
+@pytest.mark.parametrize("path", DONE, ids=lambda p: p.stem)
+def test_a_definition_in_a_chapter_has_at_most_25_lines(path):
+    counts = course.count_definition_lines(read(path))
+    assert {name: n for name, n in counts.items() if n > 25} == {}
 
 
-@pytest.mark.parametrize('path', DONE, ids=lambda p: p.stem)
-def test_the_three_closing_texts_have_three_sentences(path):
-    text = course.prose_with_links(path)
-    for head in course.CLOSING[:2]:
-        body = re.search(rf'## {head}\n\n(.*?)\n\n', text, re.S)[1]
-        sentences = re.split(r'(?<=[.?!])\s+', re.sub(r'`[^`]*`|\]\([^)]*\)', 'x', body.replace('\n', ' ')).strip())
-        assert len(sentences)==3, (head, sentences)
+@pytest.mark.parametrize("path", DONE, ids=lambda p: p.stem)
+def test_the_first_two_closing_sections_have_three_sentences(path):
+    text = course.read_markdown(path)
+    for heading in course.CLOSING_SECTIONS[:2]:
+        body = re.search(rf"## {heading}\n\n(.*?)\n\n", text, re.S)[1].replace("\n", " ")
+        without_code = re.sub(r"`[^`]*`|\]\([^)]*\)", "x", body).strip()
+        sentences = re.split(r"(?<=[.?!])\s+", without_code)
+        assert len(sentences) == 3, (heading, sentences)
 
 
-@pytest.mark.parametrize('path', DONE, ids=lambda p: p.stem)
-def test_solutions_answer_all_three(path):
-    text = course.prose_with_links(course.solution(path))
-    assert [kind in text for kind in ('**1. Predict.**', '**2. Modify.**', '**3. Invent.**')]==[True]*3
+@pytest.mark.parametrize("path", DONE, ids=lambda p: p.stem)
+def test_a_solution_notebook_solves_all_three_exercises(path):
+    text = course.read_markdown(course.solution_path(path))
+    assert all(kind in text for kind in ("**1. Predict.**", "**2. Modify.**", "**3. Invent.**"))
 
 
 def test_the_course_takes_six_hours_and_no_chapter_more_than_25_minutes_or_60_seconds():
-    rows = [course.row(p) for p in CHAPTERS]
-    assert max(r['minutes'] for r in rows)<=25 and sum(r['minutes'] for r in rows)<=6*60
-    assert max(r['seconds'] for r in rows)<60
-    assert course.first_score()<=5
+    rows = [course.summarise_chapter(p) for p in CHAPTERS]
+    assert max(row["minutes"] for row in rows) <= 25
+    assert sum(row["minutes"] for row in rows) <= 6 * 60
+    assert max(row["seconds"] for row in rows) < 60
+    assert course.minutes_to_first_score() <= 5
 
 
-def test_headings_home_and_the_page_of_chapters_say_what_the_table_says():
-    notebooks,page = course.made()
-    assert not notebooks, 'run `python docs/course.py write`'
-    assert page==(course.COURSE/'chapters.md').read_text(encoding='utf-8'), 'run `python docs/course.py write`'
-    home = course.HOME.read_text(encoding='utf-8')
-    assert set(re.findall(r'course/(\d\d_\w+)\.ipynb\) \d+′', home))=={p.stem for p in CHAPTERS}
+def test_pages_state_the_minutes_and_seconds_of_the_table():
+    notebooks, page = course.render_updates()
+    assert not notebooks, "run `python docs/course.py write`"
+    assert page == (course.COURSE_FOLDER / "chapters.md").read_text(encoding="utf-8"), (
+        "run `python docs/course.py write`"
+    )
+    home = course.HOME_NOTEBOOK.read_text(encoding="utf-8")
+    assert set(re.findall(r"course/(\d\d_\w+)\.ipynb\) \d+′", home)) == {p.stem for p in CHAPTERS}
 
 
-@pytest.mark.parametrize('path', CHAPTERS, ids=lambda p: p.stem)
-def test_a_chapter_links_to_every_other_that_it_names_and_sets_itself_up(path):
-    text = course.prose_with_links(path)
-    named = set(re.findall(r'[Cc]hapters?\s+\[?(\d\d)', text))-{path.stem[:2]}
-    linked = set(re.findall(r'\]\((\d\d)_\w+\.ipynb', text))
-    assert named<=linked
-    first = next(c.source for c in read(path).cells if c.cell_type=='code' and 'default_exp' not in c.source)
-    assert "find_spec('idp_tutorial') is None" in first and '%pip install' in first
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_a_chapter_links_to_every_chapter_that_it_names_and_installs_the_package(path):
+    text = course.read_markdown(path)
+    named = set(re.findall(r"[Cc]hapters?\s+\[?(\d\d)", text)) - {path.stem[:2]}
+    linked = set(re.findall(r"\]\((\d\d)_\w+\.ipynb", text))
+    assert named <= linked
+    code_cells = [cell.source for cell in read(path).cells if cell.cell_type == "code"]
+    set_up = next(source for source in code_cells if "default_exp" not in source)
+    assert re.search(r"""find_spec\(["']idp_tutorial["']\) is None""", set_up)
+    assert "%pip install" in set_up
 
 
-@pytest.mark.parametrize('path', [*CHAPTERS, *map(course.solution, DONE)], ids=lambda p: f'{p.parent.name}/{p.stem}')
-def test_code_is_read_aloud_one_statement_a_line(path):
-    for c in read(path).cells:
-        if c.cell_type=='code':
-            assert max(map(len, c.source.split('\n')))<=100, c.source
-            tree = ast.walk(ast.parse(re.sub(r'^(\s*)[%!].*$', r'\1pass', c.source, flags=re.M)))
-            lines = [n.lineno for n in tree if isinstance(n, ast.stmt)]
-            assert len(lines)==len(set(lines)), c.source
+@pytest.mark.parametrize(
+    "path", [*CHAPTERS, *map(course.solution_path, DONE)], ids=lambda p: f"{p.parent.name}/{p.stem}"
+)
+def test_code_has_one_statement_a_line_of_at_most_100_columns(path):
+    for cell in read(path).cells:
+        if cell.cell_type == "code":
+            assert max(map(len, cell.source.split("\n"))) <= 100, cell.source
+            nodes = ast.walk(ast.parse(course.replace_magics(cell.source)))
+            lines = [node.lineno for node in nodes if isinstance(node, ast.stmt)]
+            assert len(lines) == len(set(lines)), cell.source
 
 
-def test_binder_finds_what_its_requirements_name():
-    "pip reads a path behind `-c` from the folder of the file that names it, and `.` from the repository's root"
-    lines = (ROOT/'.binder/requirements.txt').read_text().splitlines()
-    named = [line.split()[1] for line in lines if line.startswith(('-c', '-r'))]
-    assert named and all((ROOT/'.binder'/path).is_file() for path in named)
-    assert '.[experiments]' in lines and (ROOT/'setup.py').is_file()
+def test_binder_finds_the_files_that_its_requirements_name():
+    """Pip resolves a path after `-c` from the folder of the file, and `.` from the root."""
+    lines = (ROOT / ".binder/requirements.txt").read_text().splitlines()
+    files = [line.split()[1] for line in lines if line.startswith(("-c", "-r"))]
+    assert files and all((ROOT / ".binder" / file).is_file() for file in files)
+    assert ".[experiments]" in lines
+    assert (ROOT / "setup.py").is_file()
 
 
 @pytest.mark.slow
 def test_the_first_chapter_runs_in_an_empty_environment(tmp_path):
-    asked = [sys.executable, '-m', 'pip', 'download', '--quiet', '--no-deps', '-d', tmp_path, 'fastcore']
-    if subprocess.run(asked).returncode:
-        pytest.skip('no package registry')
-    subprocess.run([sys.executable, ROOT/'.ci/first_chapter', tmp_path], check=True)
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", tmp_path]
+    if subprocess.run([*download, "fastcore"]).returncode:
+        pytest.skip("no package registry")
+    subprocess.run([sys.executable, ROOT / ".ci/first_chapter", tmp_path], check=True)
 
 
-def test_stored_scores_are_of_chapters_that_are_there_and_the_controls_of_several_seeds():
-    rows = json.loads((course.COURSE/'scores.json').read_text(encoding='utf-8'))
-    there = {p.stem[:2] for p in CHAPTERS}
-    assert {r['chapter'] for r in rows}<=there
-    assert all(r['scores'] and all(0<=s<=100 for s in r['scores']) for r in rows)
-    controls = [r for r in rows if r['method'] in ('majority', 'probe', 'side network')]
-    assert len(controls)==6 and all(len(r['scores'])>=5 for r in controls)
+def test_stored_scores_belong_to_chapters_and_controls_have_several_seeds():
+    rows = load_scores()
+    assert {row["chapter"] for row in rows} <= {p.stem[:2] for p in CHAPTERS}
+    for row in rows:
+        assert row["scores"]
+        assert all(0 <= score <= 100 for score in row["scores"])
+    controls = [row for row in rows if row["method"] in ("majority", "probe", "side network")]
+    assert len(controls) == 6
+    assert all(len(row["scores"]) >= 5 for row in controls)
 
 
-def test_the_variant_of_the_running_task_needs_a_model_that_reads():
-    "A network on the mean of the words guesses there, a probe hardly does better, and a written prompt answers"
-    rows = json.loads((course.COURSE/'scores.json').read_text(encoding='utf-8'))
-    mean = {r['method']: sum(r['scores'])/len(r['scores']) for r in rows if r['task']=='two-domains-order'}
-    written = max(score for name,score in mean.items() if name.startswith('IDPG'))
-    assert written>mean['probe']+20 and written>mean['side network']+20
+def test_a_generated_prompt_beats_the_controls_on_the_task_with_word_order():
+    """A network on the mean of the words has chance accuracy there, and a probe hardly more."""
+    mean = {
+        row["method"]: sum(row["scores"]) / len(row["scores"])
+        for row in load_scores()
+        if row["task"] == "two-domains-order"
+    }
+    generated = max(score for name, score in mean.items() if name.startswith("IDPG"))
+    assert generated > mean["probe"] + 20
+    assert generated > mean["side network"] + 20

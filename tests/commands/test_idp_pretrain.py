@@ -1,4 +1,5 @@
-"`idp_pretrain`: text in, a backbone out, and another run that begins where the first had ended."
+"""`idp_pretrain` trains a backbone, and another run can start from its weights."""
+
 from functools import partial
 
 import pytest
@@ -12,39 +13,71 @@ from idp_tutorial.pretraining.pretrain import PretrainConfig
 
 @pytest.fixture
 def text(tmp_path):
-    f = tmp_path/'text.txt'
-    f.write_text('\n'.join(r['sentence1'] for t in ('sentiment','questions') for r in make_rows(t, 'train', n=400)))
+    f = tmp_path / "text.txt"
+    f.write_text(
+        "\n".join(
+            r["sentence1"] for t in ("sentiment", "questions") for r in make_rows(t, "train", n=400)
+        )
+    )
     return f
 
+
 def refused(capsys, **kw):
-    "What is said, in one line, where the command ends with status 2"
+    """Return the message of a command that ends with status 2 and one line."""
     with pytest.raises(SystemExit) as e:
         idp_pretrain(**kw)
-    said = capsys.readouterr().err
-    assert e.value.code==2 and said.count('\n')==1, said
-    return said
+    err = capsys.readouterr().err
+    assert e.value.code == 2 and err.count("\n") == 1, err
+    return err
 
-@pytest.mark.parametrize('family,teacher', [('roberta','minilm'), ('gpt2','')])
-def test_the_command_makes_a_backbone(family, teacher, text, tmp_path, capsys, monkeypatch):
-    kw = dict(text=str(text), out=str(tmp_path/'run'), family=family, n_layers=2, d=32, steps=6, tokens=256, every=3,
-        teacher=teacher)
-    assert '200000' in refused(capsys, **kw) # too little to hold out so much
-    monkeypatch.setattr('idp_tutorial.pretraining.pretrain.PretrainConfig', partial(PretrainConfig, held_out=2000))
+
+@pytest.mark.parametrize("family,teacher", [("roberta", "minilm"), ("gpt2", "")])
+def test_the_command_trains_a_backbone(family, teacher, text, tmp_path, capsys, monkeypatch):
+    kw = dict(
+        text=str(text),
+        out=str(tmp_path / "run"),
+        family=family,
+        n_layers=2,
+        d=32,
+        steps=6,
+        tokens=256,
+        every=3,
+        teacher=teacher,
+    )
+    assert "200000" in refused(capsys, **kw)  # too little to hold out so much
+    monkeypatch.setattr(
+        "idp_tutorial.pretraining.pretrain.PretrainConfig",
+        partial(PretrainConfig, held_out_tokens=2000),
+    )
     idp_pretrain(**kw)
-    bb = load_backbone(str(tmp_path/'run/backbone'))
-    said = capsys.readouterr().out
-    assert (bb.family,bb.d,bb.n_layers)==(family,32,2) and 'step 6/6' in said and ('distil' in said)==bool(teacher)
-    assert len((tmp_path/'run/log.jsonl').read_text().splitlines())==2
-    idp_pretrain(**{**kw, 'out':str(tmp_path/'more'), 'corpus_dir':kw['out'], 'start':kw['out'], 'lr':1e-12,
-        'steps':1, 'every':1})
-    on = load_backbone(str(tmp_path/'more/backbone'))
+    bb = load_backbone(str(tmp_path / "run/backbone"))
+    out = capsys.readouterr().out
+    assert (
+        (bb.family, bb.d, bb.n_layers) == (family, 32, 2)
+        and "step 6/6" in out
+        and ("distil" in out) == bool(teacher)
+    )
+    assert len((tmp_path / "run/log.jsonl").read_text().splitlines()) == 2
+    idp_pretrain(
+        **{
+            **kw,
+            "out": str(tmp_path / "more"),
+            "corpus_dir": kw["out"],
+            "init_from": kw["out"],
+            "lr": 1e-12,
+            "steps": 1,
+            "every": 1,
+        }
+    )
+    on = load_backbone(str(tmp_path / "more/backbone"))
     # the second run began where the first had ended
-    assert all(torch.equal(p, q) for p,q in zip(bb.model.parameters(), on.model.parameters()))
+    assert all(torch.equal(p, q) for p, q in zip(bb.model.parameters(), on.model.parameters()))
+
 
 def test_errors_are_one_line(tmp_path, capsys):
-    kw = dict(text=str(tmp_path/'none.txt'), out=str(tmp_path/'o'), teacher='')
-    assert refused(capsys, **kw).startswith('idp_pretrain: no text file')
-    (tmp_path/'t.csv').write_text('text,label\na cold soup,0\n')
-    assert 't.csv is a table' in refused(capsys, **{**kw, 'text':str(tmp_path/'t.csv')})
-    assert refused(capsys, **kw, dtype='half').startswith("idp_pretrain: unknown dtype 'half'")
-    assert not (tmp_path/'o').exists()
+    kw = dict(text=str(tmp_path / "none.txt"), out=str(tmp_path / "o"), teacher="")
+    assert refused(capsys, **kw).startswith("idp_pretrain: no text file")
+    (tmp_path / "t.csv").write_text("text,label\na cold soup,0\n")
+    assert "t.csv is a table" in refused(capsys, **{**kw, "text": str(tmp_path / "t.csv")})
+    assert refused(capsys, **kw, dtype="half").startswith("idp_pretrain: dtype must be")
+    assert not (tmp_path / "o").exists()

@@ -1,4 +1,5 @@
-"What idp_predict writes, and what idp_transfer's label map says."
+"""The output of idp_predict, and the label map of idp_transfer."""
+
 import io
 import json
 import math
@@ -6,45 +7,63 @@ import os
 
 import pytest
 
-from idp_tutorial.checks import writable_file
-from idp_tutorial.commands.predict import _kind, idp_predict, writer
-from idp_tutorial.commands.transfer import label_pairs
+from idp_tutorial.checks import check_writable_file
+from idp_tutorial.commands.predict import _output_format, idp_predict, make_row_writer
+from idp_tutorial.commands.transfer import parse_label_map
 
 
-def test_what_json_has_no_number_for():
-    to = io.StringIO()
-    writer(to, 'jsonl')(dict(size=math.nan, sizes=[1., dict(a=math.nan)], n=3))
-    assert json.loads(to.getvalue())==dict(size=None, sizes=[1., dict(a=None)], n=3)
-    with pytest.raises(ValueError, match="column 'size' holds infinity"): writer(to, 'jsonl')(dict(size=[math.inf]))
+def test_nan_becomes_null_and_infinity_is_refused():
+    output = io.StringIO()
+    make_row_writer(output, "jsonl")(dict(size=math.nan, split_sizes=[1.0, dict(a=math.nan)], n=3))
+    assert json.loads(output.getvalue()) == dict(size=None, split_sizes=[1.0, dict(a=None)], n=3)
+    with pytest.raises(ValueError, match="column 'size' contains infinity"):
+        make_row_writer(output, "jsonl")(dict(size=[math.inf]))
 
 
-def test_no_column_of_the_table_is_replaced():
-    with pytest.raises(ValueError, match="'probability yes' of its own"):
-        writer(io.StringIO(), 'csv')({'probability yes':'1', 'probabilities':dict(yes=.5)})
+def test_a_prediction_replaces_no_column_of_the_table():
+    with pytest.raises(ValueError, match="already has a column 'probability yes'"):
+        make_row_writer(io.StringIO(), "csv")(
+            {"probability yes": "1", "probabilities": dict(yes=0.5)}
+        )
 
 
-def test_a_file_holds_what_its_name_says():
-    assert [_kind(out, None) for out in ('-','a.csv','a.CSV','a.jsonl','a','a.txt')]==['jsonl','csv','csv']+['jsonl']*3
-    assert _kind('a.tsv', 'csv')=='csv' and _kind('a.csv', 'jsonl')=='jsonl'
-    for out in ('a.tsv','a.Parquet','a.xlsx','a.csv.gz','a.csv.xz'):
-        with pytest.raises(ValueError, match=f'--out {out}: answers are written as CSV or JSON lines'): _kind(out, None)
+def test_the_extension_decides_the_output_format():
+    assert [
+        _output_format(out, None) for out in ("-", "a.csv", "a.CSV", "a.jsonl", "a", "a.txt")
+    ] == ["jsonl", "csv", "csv"] + ["jsonl"] * 3
+    assert _output_format("a.tsv", "csv") == "csv" and _output_format("a.csv", "jsonl") == "jsonl"
+    for out in ("a.tsv", "a.Parquet", "a.xlsx", "a.csv.gz", "a.csv.xz"):
+        with pytest.raises(
+            ValueError,
+            match=f"--out {out}: predictions are written as uncompressed CSV or JSON lines",
+        ):
+            _output_format(out, None)
 
 
-def test_where_nothing_can_be_written_is_said_at_once(tmp_path, monkeypatch, capsys):
+def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path/'file').write_text('x')
-    for out,words in (('nope/a.csv','there is no folder nope: make it'), ('.','it is a folder'),
-        ('','--out \'\': it is a folder'), ('file/a.csv','there is no folder file')):
-        with pytest.raises(SystemExit): idp_predict(model='nowhere', out=out) # before the model is looked for
+    (tmp_path / "file").write_text("x")
+    for out, words in (
+        ("nope/a.csv", "the folder nope does not exist: create it"),
+        (".", "is a folder: give a file in it"),
+        ("", "--out '' is a folder: give a file in it"),
+        ("file/a.csv", "the folder file does not exist"),
+    ):
+        with pytest.raises(SystemExit):
+            idp_predict(model="nowhere", out=out)  # before the model is looked for
         err = capsys.readouterr().err
-        assert words in err and err.startswith(f'idp_predict: --out {out}') and err.count('\n')==1
-    for out in ('file','new','/dev/null'): writable_file(out)
-    monkeypatch.setattr(os, 'access', lambda *a: False)
-    writable_file('/dev/null')
-    with pytest.raises(ValueError, match='a folder that cannot be written'): writable_file('new')
+        assert words in err and err.startswith(f"idp_predict: --out {out}") and err.count("\n") == 1
+    for out in ("file", "new", "/dev/null"):
+        check_writable_file(out)
+    monkeypatch.setattr(os, "access", lambda *a: False)
+    check_writable_file("/dev/null")
+    with pytest.raises(ValueError, match="there is no write permission in ."):
+        check_writable_file("new")
 
 
-def test_a_label_map_of_an_option():
-    assert label_pairs(' a = b,c=b ')==dict(a='b', c='b') and label_pairs(None) is None
-    with pytest.raises(ValueError, match="'a' stands there twice"): label_pairs('a = b,a=c')
-    with pytest.raises(ValueError, match="'b' is no pair"): label_pairs('a=c,b')
+def test_a_label_map_is_parsed():
+    assert parse_label_map(" a = b,c=b ") == dict(a="b", c="b") and parse_label_map(None) is None
+    with pytest.raises(ValueError, match="label 'a' is mapped twice"):
+        parse_label_map("a = b,a=c")
+    with pytest.raises(ValueError, match="'b' is not a pair"):
+        parse_label_map("a=c,b")

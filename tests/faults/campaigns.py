@@ -1,5 +1,9 @@
-"""Many faults, counted by what came of them. `python tests/faults/campaigns.py [--only KIND] [--works a,b] [--seed N]
-[--cases N] [--counts FILE]` prints a line of JSON a campaign and work, and adds it to a file."""
+"""Count the outcomes of many faults, as a line of JSON for each campaign and work.
+
+`python tests/faults/campaigns.py [--only KIND] [--works a,b] [--seed N] [--cases N]
+[--counts FILE]`
+"""
+
 import argparse
 import json
 import random
@@ -10,173 +14,215 @@ import time
 import warnings
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-if __name__=='__main__':
+if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parents[i]) for i in (2, 1)]
 
 import works
 from harness import REFUSALS, Faults, damages, end, operations, pair, start
 
-HOWS = 'kill','half','power','refuse'
+FAULT_KINDS = "kill", "half", "power", "refuse"
 
 
 @contextmanager
 def place():
-    "A folder to work in, and how much was trained for it"
+    """Yield a folder to work in, and a function that counts the training steps done for it."""
     with tempfile.TemporaryDirectory() as tmp:
-        done = Path(tmp)/'done'
+        done = Path(tmp) / "done"
         works.DONE[:] = [done]
         try:
-            yield Path(tmp)/'out',lambda: done.stat().st_size if done.exists() else 0
+            yield Path(tmp) / "out", lambda: done.stat().st_size if done.exists() else 0
         finally:
             works.DONE.clear()
 
 
 def unbroken(work):
-    with place() as (folder,trained):
-        return work(folder),trained()
+    with place() as (folder, trained):
+        return work(folder), trained()
 
 
 def again(work, folder, want):
-    "The outcome of another start"
+    """Start a work again, and return the outcome and a message."""
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
+        warnings.simplefilter("ignore")
         try:
             got = work(folder)
         except REFUSALS as e:
-            return 'refused',str(e)
+            return "refused", str(e)
         except Exception as e:
-            return 'an error that nobody expected',f'{type(e).__name__}: {e}'
-    return ('equal','') if got==want else ('silently another result','')
+            return "an error that nobody expected", f"{type(e).__name__}: {e}"
+    return ("equal", "") if got == want else ("silently another result", "")
 
 
-def kills(name, every=1, hows=HOWS, first=1):
-    "At every `every`-th file operation; then the work is started again and must end as if nothing had happened"
-    seen,bad,work = Counter(),[],works.WORKS[name]
-    want,once = unbroken(work)
-    with place() as (folder,_):
+def kills(name, every=1, fault_kinds=FAULT_KINDS, first=1):
+    """Break a work at every `every`-th file operation, and start it again."""
+    seen = Counter()
+    bad = []
+    work = works.WORKS[name]
+    want, once = unbroken(work)
+    with place() as (folder, _):
         n = operations(work, folder)
-    for at in range(first, n+1, every):
-        for how in hows:
-            with place() as (folder,trained):
-                code = end(start(work, folder, Faults(folder, at, how)))
-                outcome,said = again(work, folder, want)
-                if outcome=='equal' and trained()>once+works.AGAIN.get(name, 0):
-                    outcome,said = 'finished work done again',f'{trained()} for {once}'
-            seen[how, outcome] += 1
-            if outcome!='equal' or code not in ((9,) if how!='refuse' else (0,2)):
-                bad.append((name, how, at, code, outcome, said[:150]))
-    return seen,bad
+    for operation in range(first, n + 1, every):
+        for fault in fault_kinds:
+            with place() as (folder, trained):
+                code = end(start(work, folder, Faults(folder, operation, fault)))
+                outcome, message = again(work, folder, want)
+                if outcome == "equal" and trained() > once + works.AGAIN.get(name, 0):
+                    outcome = "finished work done again"
+                    message = f"{trained()} for {once}"
+            seen[fault, outcome] += 1
+            if outcome != "equal" or code not in ((9,) if fault != "refuse" else (0, 2)):
+                bad.append((name, fault, operation, code, outcome, message[:150]))
+    return seen, bad
 
 
 def finished_again(name):
-    "What is trained when a work that is finished is started again"
-    with place() as (folder,trained):
-        want,once = works.WORKS[name](folder),trained()
-        assert works.WORKS[name](folder)==want
-        return trained()-once
+    """Return the number of steps that are trained when a finished work is started again."""
+    with place() as (folder, trained):
+        want = works.WORKS[name](folder)
+        once = trained()
+        assert works.WORKS[name](folder) == want
+        return trained() - once
 
 
 READERS = dict(works.WORKS, saving=works.reading, bundling=works.loading, together=works.unfolding)
 
 
 def damaged(name, cases, seed=0):
-    "Every file that is read again, spoilt in `cases` ways: the next start is equal, or says what is wrong"
-    seen,bad,work,read = Counter(),[],works.WORKS[name],READERS[name]
-    want,_ = unbroken(work)
-    with place() as (folder,_):
-        kept = folder.with_name('kept')
+    """Damage every file in `cases` ways, and start the work again."""
+    seen = Counter()
+    bad = []
+    work = works.WORKS[name]
+    read = READERS[name]
+    want, _ = unbroken(work)
+    with place() as (folder, _):
+        pristine = folder.with_name("kept")
         work(folder)
-        shutil.copytree(folder, kept)
-        files = [p.relative_to(kept) for p in sorted(kept.rglob('*')) if p.is_file() and '.lock' not in p.name]
-        whole = [(kept/f).read_bytes() for f in files]
-        for file,data in zip(files, whole):
-            others = [w for w in whole if w!=data]
-            for kind,spoilt in damages(data, cases, f'{seed}{file}', others) if data else ():
+        shutil.copytree(folder, pristine)
+        files = [
+            p.relative_to(pristine)
+            for p in sorted(pristine.rglob("*"))
+            if p.is_file() and ".lock" not in p.name
+        ]
+        whole = [(pristine / f).read_bytes() for f in files]
+        for file, data in zip(files, whole):
+            others = [w for w in whole if w != data]
+            for kind, spoilt in damages(data, cases, f"{seed}{file}", others) if data else ():
                 shutil.rmtree(folder)
-                shutil.copytree(kept, folder)
-                (folder/file).write_bytes(spoilt)
-                outcome,said = again(read, folder, want)
+                shutil.copytree(pristine, folder)
+                (folder / file).write_bytes(spoilt)
+                outcome, message = again(read, folder, want)
                 seen[kind, outcome] += 1
-                if outcome not in ('equal','refused'):
-                    bad.append((name, str(file), kind, outcome, said[:150]))
-    return seen,bad
+                if outcome not in ("equal", "refused"):
+                    bad.append((name, str(file), kind, outcome, message[:150]))
+    return seen, bad
 
 
 def pairs(name, each, seed=0):
-    "Two processes, the first paused at a random operation: both end, and what they leave is as from one"
-    seen,bad,rng,work = Counter(),[],random.Random(f'{seed}{name}'),works.WORKS[name]
-    want,_ = unbroken(work)
-    with place() as (folder,_):
+    """Run two processes, the first one paused at a random operation: the result is that of one."""
+    seen = Counter()
+    bad = []
+    rng = random.Random(f"{seed}{name}")
+    work = works.WORKS[name]
+    want, _ = unbroken(work)
+    with place() as (folder, _):
         n = operations(work, folder)
     for _ in range(each):
-        with place() as (folder,_):
-            at = rng.randint(1, n)
-            codes = pair(work, folder, at)
-            outcome,said = again(work, folder, want)
-        seen['second '+{0:'waited, or was first', 2:'was refused'}.get(codes[1], 'broke'), outcome] += 1
-        if outcome!='equal' or codes[0]!=0 or codes[1] not in (0,2):
-            bad.append((name, at, codes, outcome, said[:150]))
-    return seen,bad
+        with place() as (folder, _):
+            operation = rng.randint(1, n)
+            codes = pair(work, folder, operation)
+            outcome, message = again(work, folder, want)
+        seen[
+            "second " + {0: "waited, or was first", 2: "was refused"}.get(codes[1], "broke"),
+            outcome,
+        ] += 1
+        if outcome != "equal" or codes[0] != 0 or codes[1] not in (0, 2):
+            bad.append((name, operation, codes, outcome, message[:150]))
+    return seen, bad
 
 
 def random_input(cases, seed):
-    "Half of them command lines, half of them files; what fails stops the rest"
+    """Try random command lines and random files, half of the cases each; a failure stops them."""
     import test_random_input as t
     from small import backbone
 
     from idp_tutorial.pretraining.bundled_backbone import save_backbone
+
     t.SEEN.clear()
-    bb,bad = backbone(max_position_embeddings=258),[]
+    bb = backbone(max_position_embeddings=258)
+    bad = []
     with tempfile.TemporaryDirectory() as tmp:
-        where = Path(tmp)/'place'
+        where = Path(tmp) / "place"
         where.mkdir()
-        save_backbone(bb.model, bb.tokenizer, Path(tmp)/'backbone')
-        for f,at in ((t.lines_of, t.furnished(where, Path(tmp)/'backbone')), (t.files_of, Path(tmp))):
+        save_backbone(bb.model, bb.tokenizer, Path(tmp) / "backbone")
+        for check, arguments in (
+            (t.lines_of, t.furnished(where, Path(tmp) / "backbone")),
+            (t.files_of, Path(tmp)),
+        ):
             try:
-                f(cases//2, at, seed)
-            except BaseException as e: # a failure of hypothesis shows the case
-                bad.append((f.__name__, ' '.join([str(e), *getattr(e, '__notes__', ())])[:600]))
-    return t.SEEN,bad
+                check(cases // 2, arguments, seed)
+            except BaseException as e:  # a failure of hypothesis shows the case
+                bad.append((check.__name__, " ".join([str(e), *getattr(e, "__notes__", ())])[:600]))
+    return t.SEEN, bad
 
 
-def say(kind, name, campaign, counts, seed):
+def report(kind, name, campaign, counts, seed):
     t0 = time.time()
-    seen,bad = campaign()
-    line = json.dumps(dict(campaign=kind, work=name, seed=seed, cases=sum(seen.values()), seconds=round(time.time()-t0),
-        outcomes={': '.join(k): v for k,v in sorted(seen.items())}, bad=len(bad), examples=bad[:5]))
+    seen, bad = campaign()
+    line = json.dumps(
+        dict(
+            campaign=kind,
+            work=name,
+            seed=seed,
+            cases=sum(seen.values()),
+            seconds=round(time.time() - t0),
+            outcomes={": ".join(k): v for k, v in sorted(seen.items())},
+            bad=len(bad),
+            examples=bad[:5],
+        )
+    )
     print(line, flush=True)
     if counts:
-        with open(counts, 'a', encoding='utf-8') as f:
-            f.write(line+'\n')
+        with open(counts, "a", encoding="utf-8") as f:
+            f.write(line + "\n")
     return len(bad)
 
 
 def main():
     import pytest
     from transformers.utils import logging
+
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('--only', choices=['pairs','kills','damaged','random'])
-    p.add_argument('--works', default=','.join(works.WORKS))
-    p.add_argument('--seed', type=int, default=int(time.time()//86400), help='default: the day')
-    p.add_argument('--cases', type=int, default=60, help='damages a file')
-    p.add_argument('--inputs', type=int, default=2000, help='random command lines and files')
-    p.add_argument('--every', type=int, default=1, help='file operations from one kill to the next')
-    p.add_argument('--counts', help='file to add the lines to')
+    p.add_argument("--only", choices=["pairs", "kills", "damaged", "random"])
+    p.add_argument("--works", default=",".join(works.WORKS))
+    p.add_argument(
+        "--seed", type=int, default=int(time.time() // 86400), help="seed (default: the day)"
+    )
+    p.add_argument("--cases", type=int, default=60, help="ways to damage a file")
+    p.add_argument("--inputs", type=int, default=2000, help="random command lines and files")
+    p.add_argument("--every", type=int, default=1, help="file operations from one kill to the next")
+    p.add_argument("--counts", help="file to add the lines to")
     o = p.parse_args()
     logging.disable_progress_bar()
-    wrong = 0
-    if o.only in (None,'random'): # with real training
-        wrong += say('random', 'input', lambda: random_input(o.inputs, o.seed), o.counts, o.seed)
+    n_failures = 0
+    if o.only in (None, "random"):  # with real training
+        n_failures += report(
+            "random", "input", lambda: random_input(o.inputs, o.seed), o.counts, o.seed
+        )
     works.pretend(pytest.MonkeyPatch())
-    for name in o.works.split(',') if o.only!='random' else ():
-        for kind,f in dict(pairs=lambda: pairs(name, 8, o.seed), kills=lambda: kills(name, o.every),
-                damaged=lambda: damaged(name, o.cases, o.seed)).items():
-            if o.only in (None,kind):
-                wrong += say(kind, name, f, o.counts, o.seed)
-    sys.exit(bool(wrong))
+    for name in o.works.split(",") if o.only != "random" else ():
+        campaigns = dict(
+            pairs=partial(pairs, name, 8, o.seed),
+            kills=partial(kills, name, o.every),
+            damaged=partial(damaged, name, o.cases, o.seed),
+        )
+        for kind, campaign in campaigns.items():
+            if o.only in (None, kind):
+                n_failures += report(kind, name, campaign, o.counts, o.seed)
+    sys.exit(bool(n_failures))
 
 
-if __name__=='__main__':
+if __name__ == "__main__":
     main()

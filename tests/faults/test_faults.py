@@ -1,5 +1,8 @@
-"""A fast selection of what `make faults` does at length: kills, full disks, spoilt files, two processes in one folder.
-What is promised stands in docs/promises.md."""
+"""A fast selection of `make faults`: kills, full disks, damaged files, two processes in one folder.
+
+The promises are in docs/promises.md.
+"""
+
 import pytest
 import works
 from campaigns import damaged, finished_again, kills, pairs, place
@@ -13,57 +16,63 @@ def pretended(monkeypatch):
     works.pretend(monkeypatch)
 
 
-@pytest.mark.parametrize('name', ['recording','snapshots','caching','comparing','answering'])
-def test_a_kill_or_a_full_disk_leaves_what_the_next_start_needs(name):
-    seen,bad = kills(name, every=13, first=4)
-    assert not bad and sum(seen.values())>=4
+@pytest.mark.parametrize("name", ["recording", "snapshots", "caching", "comparing", "answering"])
+def test_a_work_continues_after_a_kill_or_a_full_disk(name):
+    seen, bad = kills(name, every=13, first=4)
+    assert not bad and sum(seen.values()) >= 4
 
 
-@pytest.mark.parametrize('name', ['recording','snapshots','caching','saving','together'])
-def test_a_spoilt_file_is_made_anew_or_refused(name):
-    seen,bad = damaged(name, 3)
-    assert not bad and sum(seen.values())>=3
+@pytest.mark.parametrize("name", ["recording", "snapshots", "caching", "saving", "together"])
+def test_a_damaged_file_is_written_again_or_refused(name):
+    seen, bad = damaged(name, 3)
+    assert not bad and sum(seen.values()) >= 3
 
 
-@pytest.mark.parametrize('name', ['recording','caching','comparing','reproducing'])
-def test_two_at_once_leave_what_one_leaves(name):
-    seen,bad = pairs(name, 2)
-    assert not bad and sum(seen.values())==2
+@pytest.mark.parametrize("name", ["recording", "caching", "comparing", "reproducing"])
+def test_two_processes_leave_the_result_of_one(name):
+    seen, bad = pairs(name, 2)
+    assert not bad and sum(seen.values()) == 2
 
 
-@pytest.mark.parametrize('name', ['training','comparing','sweeping','transferring','reproducing'])
-def test_what_is_finished_is_not_trained_again(name):
-    assert finished_again(name)==0
+@pytest.mark.parametrize(
+    "name", ["training", "comparing", "sweeping", "transferring", "reproducing"]
+)
+def test_finished_runs_are_not_trained_again(name):
+    assert finished_again(name) == 0
 
 
 def test_another_comparison_in_the_folder_loses_nothing():
-    with place() as (folder,trained):
+    with place() as (folder, trained):
         runs = []
-        for lr in (None, .1, None):
+        for lr in (None, 0.1, None):
             works.compared(folder, lr)
             runs.append(trained())
-        assert runs[0]<runs[1]==runs[2]
-        assert len(read_records(folder/'earlier.jsonl'))==len(read_records(folder/'compare.jsonl'))==4
+        assert runs[0] < runs[1] == runs[2]
+        assert (
+            len(read_records(folder / "earlier.jsonl"))
+            == len(read_records(folder / "compare.jsonl"))
+            == 4
+        )
 
 
-def test_the_page_of_promises_shows_what_was_counted():
-    assert table() in PAGE.read_text(encoding='utf-8'), 'run tests/faults/counts.py'
-    assert not sum(line['bad'] for line in lines())
+def test_the_page_of_promises_has_the_counts():
+    assert table() in PAGE.read_text(encoding="utf-8"), "run tests/faults/counts.py"
+    assert not sum(line["bad"] for line in lines())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', works.WORKS)
+@pytest.mark.parametrize("name", works.WORKS)
 def test_every_operation_of_every_work(name):
     assert not kills(name)[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', works.WORKS)
-def test_every_file_spoilt_in_many_ways(name):
+@pytest.mark.parametrize("name", works.WORKS)
+def test_every_file_damaged_in_many_ways(name):
     assert not damaged(name, 60)[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', works.WORKS)
+@pytest.mark.parametrize("name", works.WORKS)
 def test_many_pairs(name):
     assert not pairs(name, 8)[1]

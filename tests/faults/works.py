@@ -1,4 +1,5 @@
-"The pieces of work that write: each gives the same result whenever it is started again, and counts what it trained."
+"""Works that write files; each gives the same result when it is started again."""
+
 import json
 import os
 from functools import cache
@@ -9,35 +10,52 @@ import torch
 from small import backbone, config, small_task
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from idp_tutorial.experiments import comparison, rates, reproduce, results, transfer_comparison
+from idp_tutorial.experiments import (
+    comparison,
+    reproduce,
+    results,
+    transfer_comparison,
+)
+from idp_tutorial.experiments import (
+    learning_rate_search as rates,
+)
 from idp_tutorial.experiments import run as experiments
-from idp_tutorial.experiments.multitask import Member, MultiTaskModel
-from idp_tutorial.experiments.multitask_files import TASKS_FILE, load_tasks, save_tasks
-from idp_tutorial.experiments.run import train
-from idp_tutorial.experiments.transfer import mapped
-from idp_tutorial.files import whole_file
-from idp_tutorial.locks import alone, writing
-from idp_tutorial.methods.build import build
+from idp_tutorial.experiments.multitask import (
+    TASKS_FILE,
+    MultiTaskModel,
+    TaskModel,
+    load_multitask_model,
+    save_multitask_model,
+)
+from idp_tutorial.experiments.run import train_and_save
+from idp_tutorial.experiments.transfer import resolve_label_map
+from idp_tutorial.files import open_atomically
+from idp_tutorial.locks import file_lock, folder_lock
+from idp_tutorial.methods.build import build_model
 from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.model.pretrained import load_backbone
 from idp_tutorial.pretraining.bundled_backbone import save_backbone
 from idp_tutorial.pretraining.pretrain import PretrainConfig, pretrain
-from idp_tutorial.records import append, read_records, stored
-from idp_tutorial.snapshots import last_step, write_step
+from idp_tutorial.records import append_record, read_existing_records, read_records
+from idp_tutorial.snapshots import read_last_snapshot, write_snapshot
 from idp_tutorial.training.caches import cache_states
 from idp_tutorial.training.fit import fit
 
-DONE = [] # the file that gets a byte a step of an optimizer, or a run that is only pretended; [] where nobody counts
-# what one kill may cost: the steps of an interval, the runs that choose a rate, the stages of a transfer
-AGAIN = dict(training=1, pretraining=1, finishing=2, comparing=3, sweeping=3, transferring=3,
-    reproducing=3)
+# the file that gets a byte for each step of an optimizer and each simulated run; []: nothing is
+# counted
+DONE = []
+# what one kill may cost: the steps of an interval, the runs of a learning rate search, the stages
+# of a transfer
+AGAIN = dict(
+    training=1, pretraining=1, finishing=2, comparing=3, sweeping=3, transferring=3, reproducing=3
+)
 
 
 def did(*_):
     for file in DONE:
-        at = os.open(file, os.O_WRONLY|os.O_APPEND|os.O_CREAT)
-        os.write(at, b'.')
-        os.close(at)
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, b".")
+        os.close(descriptor)
 
 
 register_optimizer_step_post_hook(did)
@@ -48,159 +66,237 @@ def task():
     return small_task(train=16, validation=8, test=8)
 
 
-def made(cfg):
-    return build(cfg, backbone(), task())
+def build_small_model(cfg):
+    return build_model(cfg, backbone(), task())
 
 
 def digits(x):
-    "What two results have in common if they are equal"
+    """Return a result as lists and dictionaries that can be compared."""
     if isinstance(x, torch.Tensor):
         return x.tolist()
     if isinstance(x, dict):
-        return {str(k): digits(v) for k,v in x.items()}
-    return [digits(v) for v in x] if isinstance(x, (list,tuple)) else x
+        return {str(k): digits(v) for k, v in x.items()}
+    return [digits(v) for v in x] if isinstance(x, (list, tuple)) else x
 
 
 def training(folder):
-    log = fit(made(c := config(steps=4, batch_size=8)), task(), c, save=folder, save_every=1)
-    return digits([log['losses'], log['history'], log['validation']])
+    log = fit(
+        build_small_model(c := config(steps=4, batch_size=8)),
+        task(),
+        c,
+        checkpoint_dir=folder,
+        save_every=1,
+    )
+    return digits([log["losses"], log["history"], log["validation"]])
 
 
 def _fake(cfg, task):
     did()
-    score = 50+len(cfg.method)+cfg.seed
-    return None,dict(history=[(1, score)], validation=score+(cfg.lr or 0), steps=cfg.steps)
+    score = 50 + len(cfg.method) + cfg.seed
+    return None, dict(history=[(1, score)], validation=score + (cfg.lr or 0), steps=cfg.steps)
 
 
-def _record(model, log, task, cfg, test=True, beside=None):
-    about = experiments.as_recorded(cfg)
-    return dict(**about, metric='accuracy', score=log['validation'], validation=log['validation'],
-        sizes={s: len(r) for s,r in task.splits.items()}, params=dict(prompt=1, head=2, backbone=0), ms_per_step=1.,
-        peak_memory_mb=1., history=log['history']) | dict(steps=log['steps'])
+def _record(model, log, task, cfg, score_test=True, records_file=None):
+    about = experiments.config_to_record(cfg)
+    return dict(
+        **about,
+        metric="accuracy",
+        score=log["validation"],
+        validation=log["validation"],
+        split_sizes={s: len(r) for s, r in task.splits.items()},
+        params=dict(prompt=1, head=2, backbone=0),
+        ms_per_step=1.0,
+        peak_memory_mb=1.0,
+        history=log["history"],
+    ) | dict(steps=log["steps"])
 
 
 def pretend(monkeypatch):
-    "Comparisons train nothing: what is tested is what they write"
-    monkeypatch.setattr(comparison, 'attempt', lambda cfg, task, beside=None: _record(*_fake(cfg, task), task, cfg))
-    monkeypatch.setattr(rates, 'trained', _fake)
-    monkeypatch.setattr(rates, 'record_of', _record)
-    monkeypatch.setattr(comparison, 'check', lambda *a: None)
-    for room in (comparison, reproduce):
-        monkeypatch.setattr(room, 'load_task', lambda *a: task())
-    monkeypatch.setattr(transfer_comparison, 'transfer', _transfer)
-    monkeypatch.setattr(results, 'plot_scores', lambda r: _Picture())
+    """Replace training in comparisons, whose files are tested."""
+    monkeypatch.setattr(
+        comparison,
+        "run_or_record_failure",
+        lambda cfg, task, records_file=None: _record(*_fake(cfg, task), task, cfg),
+    )
+    monkeypatch.setattr(rates, "train_model", _fake)
+    monkeypatch.setattr(rates, "make_record", _record)
+    monkeypatch.setattr(comparison, "dry_run_comparison", lambda *a: None)
+    for module in (comparison, reproduce):
+        monkeypatch.setattr(module, "load_task", lambda *a: task())
+    monkeypatch.setattr(transfer_comparison, "run_transfer", _transfer)
+    monkeypatch.setattr(results, "plot_scores", lambda r: _Picture())
 
 
-def _transfer(cfg, source, target, given, lrs, shots, beside):
+def _transfer(cfg, source, target, explicit_map, learning_rates, few_shot, records_file):
     _fake(cfg, source)
-    sizes = {t.name: {s: len(r) for s,r in t.splits.items()} for t in (source,target)}
-    to = mapped(cfg, source, target, given)
-    return [{**experiments.as_recorded(cfg), 'target':target.name, 'setting':setting, 'metric':'accuracy',
-        'score':50.+cfg.seed, 'sizes':sizes, 'map':to and list(to)} for setting in ('zero-shot','few-shot','alone')]
+    sizes = {t.name: {s: len(r) for s, r in t.splits.items()} for t in (source, target)}
+    to = resolve_label_map(cfg, source, target, explicit_map)
+    return [
+        {
+            **experiments.config_to_record(cfg),
+            "target": target.name,
+            "setting": setting,
+            "metric": "accuracy",
+            "score": 50.0 + cfg.seed,
+            "split_sizes": sizes,
+            "label_map": to and list(to),
+        }
+        for setting in ("zero-shot", "few-shot", "alone")
+    ]
 
 
 class _Picture:
     figure = property(lambda self: self)
+
     def savefig(self, file, **kw):
-        file.write(b'a picture')
+        file.write(b"a picture")
 
 
 def timeless(records):
-    return [{k: v for k,v in r.items() if 'seconds' not in k and k!='made'} for r in records]
+    return [
+        {k: v for k, v in r.items() if "seconds" not in k and k != "provenance"} for r in records
+    ]
 
 
 def compared(folder, lr=None):
-    comparison.compare_to(['head-only','lpt'], config(lr=lr), 2, True, folder, lambda s: None, True)
+    comparison.compare_and_write(
+        ["head-only", "lpt"], config(lr=lr), 2, True, folder, lambda s: None, True
+    )
 
 
 def comparing(folder):
     compared(folder)
-    picture = (Path(folder)/'compare.png').read_bytes()==b'a picture'
-    return digits([timeless(read_records(Path(folder)/'compare.jsonl')), picture,
-        (Path(folder)/'compare.csv').read_text().count('\n')])
+    picture = (Path(folder) / "compare.png").read_bytes() == b"a picture"
+    return digits(
+        [
+            timeless(read_records(Path(folder) / "compare.jsonl")),
+            picture,
+            (Path(folder) / "compare.csv").read_text().count("\n"),
+        ]
+    )
 
 
 def sweeping(folder):
-    file = Path(folder)/'sweep.jsonl'
-    with writing(file):
+    file = Path(folder) / "sweep.jsonl"
+    with file_lock(file):
         return _swept(file)
 
 
 def _swept(file):
-    old = stored(file)
+    old = read_existing_records(file)
     for layer in range(2):
-        comparison.with_seeds(config(method='lpt', layer=layer, lr=None), task(), 'best of 3 on validation, seed 0', 2,
-            old, file, lambda s: None)
+        comparison.run_seeds(
+            config(method="lpt", layer=layer, lr=None),
+            task(),
+            "best of 3 on validation, seed 0",
+            2,
+            old,
+            file,
+            lambda s: None,
+        )
     return digits(timeless(read_records(file)))
 
 
 def reproducing(folder):
-    "Five insertion positions of IDPG's Figure 7, which a pair has"
-    reproduce.reproduce('idpg-f7', backbone='tiny', seeds=1, out=folder, methods=['prompt-tuning'], tasks=['rte'],
-        say=lambda s: None)
-    return digits(timeless(read_records(Path(folder)/'idpg-f7-small.jsonl')))
+    """Run five insertion positions of IDPG's Figure 7."""
+    reproduce.reproduce_table(
+        "idpg-f7",
+        backbone="tiny",
+        seeds=1,
+        out=folder,
+        methods=["prompt-tuning"],
+        tasks=["rte"],
+        report=lambda s: None,
+    )
+    return digits(timeless(read_records(Path(folder) / "idpg-f7-small.jsonl")))
 
 
 def transferring(folder):
-    both = task(),small_task('two-domains', train=16, validation=8, test=8)
-    records = transfer_comparison.transfer_scores(['head-only','lpt'], config(), both[1].name, 4, 2, False, None,
-        Path(folder)/'transfer.jsonl', both, say=lambda s: None, head_first=True)
+    both = task(), small_task("two-domains", train=16, validation=8, test=8)
+    records = transfer_comparison.compare_transfer(
+        ["head-only", "lpt"],
+        config(),
+        both[1].name,
+        4,
+        2,
+        False,
+        None,
+        Path(folder) / "transfer.jsonl",
+        both,
+        report=lambda s: None,
+        tune_head_first=True,
+    )
     return digits(timeless(records))
 
 
 @cache
 def corpus():
-    from idp_tutorial.pretraining.text import encode_stream, train_tokenizer
-    rows = small_task(train=300).splits['train']
-    tok = train_tokenizer([r['sentence1'] for r in rows], 400)
-    return encode_stream([r['sentence1'] for r in rows], tok),tok
+    from idp_tutorial.pretraining.corpus import encode_stream, train_tokenizer
+
+    rows = small_task(train=300).splits["train"]
+    tok = train_tokenizer([r["sentence1"] for r in rows], 400)
+    return encode_stream([r["sentence1"] for r in rows], tok), tok
 
 
 def pretraining(folder):
-    cfg = PretrainConfig(d=32, n_layers=1, steps=4, tokens=64, lr=3e-3, warmup=2, held_out=256)
-    model,log = pretrain(*corpus(), cfg, Path(folder), every=1, say=lambda s: None)
-    return digits([sum(p.double().sum().item() for p in model.parameters()), len(log),
-        [r['lm'] for r in read_records(Path(folder)/'log.jsonl')]])
+    cfg = PretrainConfig(
+        d=32, n_layers=1, steps=4, tokens_per_step=64, lr=3e-3, warmup=2, held_out_tokens=256
+    )
+    model, log = pretrain(*corpus(), cfg, Path(folder), eval_every=1, report=lambda s: None)
+    return digits(
+        [
+            sum(p.double().sum().item() for p in model.parameters()),
+            len(log),
+            [r["lm"] for r in read_records(Path(folder) / "log.jsonl")],
+        ]
+    )
 
 
 @cache
 def cached():
     bb = backbone()
-    return bb,task().encode(task().splits['train'], bb.tokenizer, 60, None)
+    return bb, task().encode(task().splits["train"], bb.tokenizer, 60, None)
 
 
 def caching(folder):
-    bb,rows = cached()
-    states,_ = cache_states(bb, rows, 2, folder)
-    more,_ = cache_states(bb, rows[:8], 'sentence', folder)
-    return digits([[e['hidden'].tolist() for e in states], [np.asarray(e['sentence']).tolist() for e in more]])
+    bb, rows = cached()
+    states, _ = cache_states(bb, rows, 2, folder)
+    more, _ = cache_states(bb, rows[:8], "sentence", folder)
+    return digits(
+        [
+            [e["hidden_states"].tolist() for e in states],
+            [np.asarray(e["sentence"]).tolist() for e in more],
+        ]
+    )
 
 
 def finishing(folder):
-    "A whole `idp_train`, with its prompts and its record"
+    """Run a whole `idp_train`, with its prompts and its record."""
     c = config(steps=2, batch_size=8)
-    experiments.load_backbone = experiments.backbone_for = lambda *a, **kw: backbone()
-    train(c, folder, task())
-    record, = read_records(Path(folder)/'record.jsonl')
-    return digits([record['score'], record['history'], sorted(p.name for p in Path(folder).glob('[!.]*'))])
+    experiments.load_backbone = experiments.load_config_backbone = lambda *a, **kw: backbone()
+    train_and_save(c, folder, task())
+    (record,) = read_records(Path(folder) / "record.jsonl")
+    return digits(
+        [record["score"], record["history"], sorted(p.name for p in Path(folder).glob("[!.]*"))]
+    )
 
 
 @cache
 def trained_prompts():
     c = config(steps=1, batch_size=8)
     torch.manual_seed(0)
-    return made(c),c
+    return build_small_model(c), c
 
 
 def saving(folder):
-    model,c = trained_prompts()
+    model, c = trained_prompts()
     save_pretrained(model, folder, task(), c)
     return reading(folder)
 
 
 def reading(folder):
-    model,_,cfg = from_pretrained(folder, bb=backbone())
-    return digits([{n: p for n,p in model.named_parameters() if p.requires_grad}, str(cfg)])
+    model, _, cfg = from_pretrained(folder, bb=backbone())
+    return digits([{n: p for n, p in model.named_parameters() if p.requires_grad}, str(cfg)])
 
 
 def bundling(folder):
@@ -211,56 +307,71 @@ def bundling(folder):
 
 def loading(folder):
     bb = load_backbone(str(folder))
-    return digits([sum(p.double().abs().sum().item() for p in bb.model.parameters()), bb.config.layer_norm_eps,
-        bb.tokenizer('a cold beer').input_ids])
+    return digits(
+        [
+            sum(p.double().abs().sum().item() for p in bb.model.parameters()),
+            bb.config.layer_norm_eps,
+            bb.tokenizer("a cold beer").input_ids,
+        ]
+    )
 
 
 @cache
 def several():
-    model,c = trained_prompts()
-    return MultiTaskModel({'one':Member(model, task(), c)})
+    model, c = trained_prompts()
+    return MultiTaskModel({"one": TaskModel(model, task(), c)})
 
 
 def together(folder):
-    if not (Path(folder)/TASKS_FILE).exists():
-        save_tasks(several(), folder)
+    if not (Path(folder) / TASKS_FILE).exists():
+        save_multitask_model(several(), folder)
     return unfolding(folder)
 
 
 def unfolding(folder):
-    model = load_tasks(folder, backbone())
-    return digits({n: p for n,p in model.tasks.named_parameters()})
+    model = load_multitask_model(folder, backbone())
+    return digits({n: p for n, p in model.tasks.named_parameters()})
 
 
 def answering(folder):
-    file = Path(folder)/'answers.jsonl'
+    file = Path(folder) / "answers.jsonl"
     file.parent.mkdir(exist_ok=True)
-    with whole_file(file, 'w', encoding='utf-8') as to:
+    with open_atomically(file, "w", encoding="utf-8") as to:
         for i in range(3):
             print(json.dumps(dict(prediction=i)), file=to)
-    return file.read_text(encoding='utf-8')
+    return file.read_text(encoding="utf-8")
 
 
 def recording(folder):
-    file = Path(folder)/'records.jsonl'
-    with writing(file):
-        have = {r['seed'] for r in stored(file)}
+    file = Path(folder) / "records.jsonl"
+    with file_lock(file):
+        have = {r["seed"] for r in read_existing_records(file)}
         for seed in range(4):
             if seed not in have:
-                append(dict(seed=seed, score=80.+seed), file)
+                append_record(dict(seed=seed, score=80.0 + seed), file)
     return sorted(map(str, read_records(file)))
 
 
 def snapshots(folder):
-    with alone(folder):
-        steps = (last_step(folder) or {'steps':[]})['steps']
-        while len(steps)<4:
+    with folder_lock(folder):
+        steps = (read_last_snapshot(folder) or {"steps": []})["steps"]
+        while len(steps) < 4:
             steps = [*steps, len(steps)]
-            write_step(folder, len(steps), dict(steps=steps, tensor=torch.arange(9)))
+            write_snapshot(folder, len(steps), dict(steps=steps, tensor=torch.arange(9)))
     return json.dumps(steps)
 
 
 QUICK = dict(recording=recording, snapshots=snapshots, caching=caching, saving=saving)
-WORKS = dict(**QUICK, training=training, comparing=comparing, sweeping=sweeping, pretraining=pretraining,
-    finishing=finishing, bundling=bundling, transferring=transferring, together=together, answering=answering,
-    reproducing=reproducing)
+WORKS = dict(
+    **QUICK,
+    training=training,
+    comparing=comparing,
+    sweeping=sweeping,
+    pretraining=pretraining,
+    finishing=finishing,
+    bundling=bundling,
+    transferring=transferring,
+    together=together,
+    answering=answering,
+    reproducing=reproducing,
+)

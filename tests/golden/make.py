@@ -1,4 +1,8 @@
-"What a commit computes, for the next to compare with; `python tests/golden/make.py [FILE…]` writes *.json here."
+"""Compute the golden values, which code changes must not change.
+
+`python tests/golden/make.py [FILE...]` writes `runs.json` and the other files in this folder.
+"""
+
 import contextlib
 import copy
 import dataclasses
@@ -11,23 +15,28 @@ import re
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-os.environ.update(HF_HUB_OFFLINE='1', HF_DATASETS_OFFLINE='1', TOKENIZERS_PARALLELISM='false', MPLBACKEND='Agg')
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [p for p in (str(HERE.parent), str(HERE.parents[1])) if p not in sys.path]
+os.environ.update(
+    HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", MPLBACKEND="Agg"
+)
+GOLDEN_FOLDER = Path(__file__).resolve().parent
+for folder in (GOLDEN_FOLDER.parents[1], GOLDEN_FOLDER.parent):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
 import pandas as pd
 import torch
 from safetensors.torch import save as save_bytes
 from small import backbone, config, model_of, small_task
 
 from idp_tutorial.commands.bench import idp_bench
-
-# --- everything that is taken from the package, in one block
-from idp_tutorial.commands.command_line import parser
+from idp_tutorial.commands.command_line import build_parser
 from idp_tutorial.commands.compare import idp_compare
 from idp_tutorial.commands.params import idp_params
 from idp_tutorial.commands.predict import idp_predict
@@ -37,343 +46,719 @@ from idp_tutorial.commands.train import idp_train
 from idp_tutorial.commands.transfer import idp_transfer
 from idp_tutorial.config import RunConfig
 from idp_tutorial.data.synthetic import make_rows
-from idp_tutorial.efficiency.cost_model import cost, paper_speeds, paper_times, speed_up
-from idp_tutorial.efficiency.full_scale import RECIPES, flops, largest_batch, memory, seconds_per_step
-from idp_tutorial.efficiency.parameter_counts import lora_count, meta_model, method_counts, printed, size
-from idp_tutorial.efficiency.published_counts import averages, claims, published_counts
-from idp_tutorial.experiments.transfer_comparison import published
-from idp_tutorial.methods.build import build
-from idp_tutorial.methods.p_tuning_v2 import deep_plan
-from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.data.tasks import Task
+from idp_tutorial.efficiency.cost_model import (
+    compare_published_speeds,
+    compare_published_times,
+    ideal_speed_up,
+    step_cost,
+)
+from idp_tutorial.efficiency.full_scale import (
+    FULL_SCALE_RECIPES,
+    estimate_memory,
+    estimate_step_flops,
+    largest_batch,
+    seconds_per_step,
+)
+from idp_tutorial.efficiency.parameter_counts import (
+    count_all_parameters,
+    count_lora_parameters,
+    count_method_parameters,
+    format_count,
+    meta_model,
+)
+from idp_tutorial.efficiency.published_counts import (
+    published_counts,
+    recompute_published_averages,
+    recompute_published_claims,
+)
+from idp_tutorial.experiments.transfer_comparison import published_transfer_table
+from idp_tutorial.methods.p_tuning_v2 import deep_prompt_plan
+from idp_tutorial.methods.prompt_files import from_pretrained
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.model.backbone import fingerprint
+from idp_tutorial.model.backbone import Backbone, backbone_fingerprint
 from idp_tutorial.model.heads import ClassificationHead
 from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters, learnt
-from idp_tutorial.pretraining import pretrain as pretraining
+from idp_tutorial.model.prompted_model import PromptedModel, count_parameters, trained_state
+from idp_tutorial.pretraining import pretrain
 from idp_tutorial.pretraining.pretrain import PretrainConfig
 from idp_tutorial.records import read_records
 from idp_tutorial.tensor_files import load_tensors
-from idp_tutorial.training.evaluation import answers, predict
+from idp_tutorial.training.evaluation import predict, predict_logits
 from idp_tutorial.training.fit import fit
 
-GRID = {name: m.rates for name,m in METHODS.items()}
-# their order in the file
-KIND = ('head-only fine-tuning efl bitfit lora lora-all adapter compacter adapterdrop '
-    'prompt-tuning prompt-tuning-134 p-tuning '
-    'smop dept m-idpg-phm-glove p-tuning-v2 s-idpg-dnn s-idpg-phm m-idpg-dnn m-idpg-phm lpt lpt-npg lpt-mppg lpt-appg '
-    'id-spam id-spam-mean').split()
-# ---
+METHOD_ORDER = [  # order of the methods in `counts.json`
+    "head-only",
+    "fine-tuning",
+    "efl",
+    "bitfit",
+    "lora",
+    "lora-all",
+    "adapter",
+    "compacter",
+    "adapterdrop",
+    "prompt-tuning",
+    "prompt-tuning-134",
+    "p-tuning",
+    "smop",
+    "dept",
+    "m-idpg-phm-glove",
+    "p-tuning-v2",
+    "s-idpg-dnn",
+    "s-idpg-phm",
+    "m-idpg-dnn",
+    "m-idpg-phm",
+    "lpt",
+    "lpt-npg",
+    "lpt-mppg",
+    "lpt-appg",
+    "id-spam",
+    "id-spam-mean",
+]
+COMMANDS = {
+    "idp_pretrain": idp_pretrain,
+    "idp_compare": idp_compare,
+    "idp_sweep": idp_sweep,
+    "idp_params": idp_params,
+    "idp_train": idp_train,
+    "idp_predict": idp_predict,
+    "idp_bench": idp_bench,
+    "idp_transfer": idp_transfer,
+}
+SPLIT_SIZES = {"train": 24, "validation": 12, "test": 12}
 
-COMMANDS = dict(idp_pretrain=idp_pretrain, idp_compare=idp_compare, idp_sweep=idp_sweep, idp_params=idp_params,
-    idp_train=idp_train, idp_predict=idp_predict, idp_bench=idp_bench, idp_transfer=idp_transfer)
-ROWS = dict(train=24, validation=12, test=12)
 
-def machine()->dict:
-    "On another one the last digits may differ"
-    try: cpu = re.search(r'model name\s*:\s*(.*)', Path('/proc/cpuinfo').read_text())[1]
-    except (OSError,TypeError): cpu = platform.processor()
-    return dict(machine=platform.machine(), cpu=cpu,
-        capability=torch.backends.cpu.get_cpu_capability(),
-        python=platform.python_version(), **{p: version(p)
-        for p in ('torch','numpy','transformers','accelerate','tokenizers')})
+def describe_machine() -> dict[str, str]:
+    """Return processor and versions; on another machine the last digits may differ."""
+    try:
+        cpu = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())[1]
+    except (OSError, TypeError):
+        cpu = platform.processor()
+    packages = ("torch", "numpy", "transformers", "accelerate", "tokenizers")
+    return {
+        "machine": platform.machine(),
+        "cpu": cpu,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        **{package: version(package) for package in packages},
+    }
 
-# --- a: three steps of every method
+
+# --- runs, variants, deep: three training steps of every method
+
 
 @cache
-def _first(family): return backbone(family, max_position_embeddings=258) if family=='roberta' else backbone(family)
+def _build_backbone(family: str) -> Backbone:
+    options = {"max_position_embeddings": 258} if family == "roberta" else {}
+    return backbone(family, **options)
 
-def fresh(family='roberta'):
-    "A backbone of its own: some methods change it"
-    bb = _first(family)
+
+def copy_backbone(family: str = "roberta") -> Backbone:
+    """Return a new copy of a small backbone, because some methods change it."""
+    bb = _build_backbone(family)
     return copy.deepcopy(bb, {id(bb.tokenizer): bb.tokenizer})
 
-SHORT = dict(steps=3, eval_every=3, batch_size=8)
 
-def trained(model, task, cfg)->dict:
-    "Three steps of `fit`, and four texts answered"
+SHORT = {"steps": 3, "eval_every": 3, "batch_size": 8}
+
+
+def train_and_describe(model: PromptedModel, task: Task, cfg: RunConfig) -> dict[str, Any]:
+    """Train for three steps; return losses, predictions and a digest of the trained tensors."""
     log = fit(model, task, cfg)
     model.eval()
-    kept = learnt(model)
-    bb,template = model.backbone,cfg.template if model.head.readout=='mask' else None
-    rows = task.encode(task.splits['test'][:4], bb.tokenizer, min(cfg.max_len, bb.max_tokens), template)
+    tensors = trained_state(model)
+    bb = model.backbone
+    template = cfg.template if model.head.pooling == "mask" else None
+    max_len = min(cfg.max_len, bb.max_tokens)
+    examples = task.encode(task.splits["test"][:4], bb.tokenizer, max_len, template)
     for source in model.modules():
-        if hasattr(source, 'prepare'): rows = source.prepare(rows)
-    raw = b''.join(t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in kept.values())
-    return dict(losses=log['losses'], validation=log['validation'], params=count_parameters(model),
-        logits=answers(model, rows).tolist(), bits=hashlib.blake2b(raw, digest_size=6).hexdigest(),
-        tensors=[f"{n} {'x'.join(map(str, t.shape))}" for n,t in kept.items()])
+        if hasattr(source, "precompute"):
+            examples = source.precompute(examples)
+    digest = hashlib.blake2b(digest_size=6)
+    for tensor in tensors.values():
+        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return {
+        "losses": log["losses"],
+        "validation": log["validation"],
+        "params": count_parameters(model),
+        "logits": predict_logits(model, examples).tolist(),
+        "bits": digest.hexdigest(),
+        "tensors": [f"{name} {'x'.join(map(str, t.shape))}" for name, t in tensors.items()],
+    }
 
-def run(family:str, head:str, method:str, task:str='sentiment', **kw)->dict:
-    "What training gives, or the error that refuses it"
-    task = small_task(task, **ROWS)
+
+def run_method(
+    family: str, head: str, method: str, task_name: str = "sentiment", **options: Any
+) -> dict[str, Any]:
+    """Train a method of `METHODS`; return the description, or the error message of a refusal."""
+    task = small_task(task_name, **SPLIT_SIZES)
     try:
-        with tempfile.TemporaryDirectory() as tmp:
-            cfg = config(method=method, head=head, cache_dir=tmp, **SHORT, **kw)
-            return trained(model_of(method, fresh(family), task, head, **kw), task, cfg)
-    except ValueError as e: return dict(error=str(e))
+        with tempfile.TemporaryDirectory() as cache_dir:
+            cfg = config(method=method, head=head, cache_dir=cache_dir, **SHORT, **options)
+            model = model_of(method, copy_backbone(family), task, head, **options)
+            return train_and_describe(model, task, cfg)
+    except ValueError as e:
+        return {"error": str(e)}
 
-HEADS = dict(classification=('roberta','bert','gpt2','deberta'), verbalizer=('roberta','gpt2'))
-RUNS = [f'{family} {head} {m}' for head,families in HEADS.items() for family in families for m in METHODS]
 
-VARIANTS = { # with another option
-    **{f'position {i}': dict(method='prompt-tuning', position=i) for i in (1,4)},
-    **{f'position {i}': dict(method='prompt-tuning', position=i, task='similarity') for i in (2,3)},
-    **{f'position {i} of M-IDPG': dict(method='m-idpg-phm', position=i) for i in (1,4)},
-    **{f'layer {i}': dict(method='lpt-npg', layer=i) for i in (0,2)},
-    'lower dropout': dict(method='lpt-npg', lower_dropout=True), 'own m': dict(method='s-idpg-dnn', m=None),
-    'cls': dict(method='s-idpg-phm', readout='cls'), 'cls head': dict(method='head-only', readout='cls'),
-    'standardised': dict(method='s-idpg-phm', standardise=True), 'accumulated': dict(method='id-spam', accumulate=2),
-    'paper template': dict(method='lpt', head='verbalizer', template='paper'),
-    'label words': dict(method='lpt', head='verbalizer', loss_vocab='labels'),
-    'number': dict(method='s-idpg-phm', task='similarity'), 'pair': dict(method='efl', task='entailment'),
-    'six classes': dict(method='efl', task='questions'), 'head rate': dict(method='dept', head_lr=.003),
-    'warm': dict(method='lora', warmup=.5, weight_decay=.1, clip=.01), 'bf16': dict(method='lpt-npg', precision='bf16'),
-    'no prompt dropout': dict(method='m-idpg-dnn', prompt_dropout=0.), 'other seed': dict(method='smop', seed=3),
-    'cached sentence': dict(method='s-idpg-phm', cache='sentence'),
-    'both caches': dict(method='lpt-appg', cache='both'),
-    'cached states': dict(method='lpt-npg', cache='hidden'),
-    'half states': dict(method='lpt', cache='hidden', cache_dtype='float16')}
+FAMILIES_BY_HEAD = {
+    "classification": ("roberta", "bert", "gpt2", "deberta"),
+    "verbalizer": ("roberta", "gpt2"),
+}
+RUNS = [
+    f"{family} {head} {method}"
+    for head, families in FAMILIES_BY_HEAD.items()
+    for family in families
+    for method in METHODS
+]
 
-def variant(name:str)->dict:
-    "A run with another option"
-    kw = dict(VARIANTS[name])
-    return run('roberta', kw.pop('head', 'classification'), kw.pop('method'), **kw)
+VARIANTS = {  # runs with another option
+    **{f"position {i}": {"method": "prompt-tuning", "position": i} for i in (1, 4)},
+    **{
+        f"position {i}": {"method": "prompt-tuning", "position": i, "task_name": "similarity"}
+        for i in (2, 3)
+    },
+    **{f"position {i} of M-IDPG": {"method": "m-idpg-phm", "position": i} for i in (1, 4)},
+    **{f"layer {i}": {"method": "lpt-npg", "layer": i} for i in (0, 2)},
+    "lower dropout": {"method": "lpt-npg", "dropout_below_prompt": True},
+    "default bottleneck": {"method": "s-idpg-dnn", "bottleneck": None},
+    "cls pooling": {"method": "s-idpg-phm", "pooling": "cls"},
+    "cls pooling, head only": {"method": "head-only", "pooling": "cls"},
+    "standardised": {"method": "s-idpg-phm", "standardise": True},
+    "accumulated": {"method": "id-spam", "accumulate": 2},
+    "paper template": {"method": "lpt", "head": "verbalizer", "template": "paper"},
+    "loss over label words": {"method": "lpt", "head": "verbalizer", "loss_vocab": "labels"},
+    "regression": {"method": "s-idpg-phm", "task_name": "similarity"},
+    "sentence pair": {"method": "efl", "task_name": "entailment"},
+    "six classes": {"method": "efl", "task_name": "questions"},
+    "head learning rate": {"method": "dept", "head_lr": 0.003},
+    "warm-up": {"method": "lora", "warmup": 0.5, "weight_decay": 0.1, "clip": 0.01},
+    "bf16": {"method": "lpt-npg", "precision": "bf16"},
+    "no prompt dropout": {"method": "m-idpg-dnn", "prompt_dropout": 0.0},
+    "other seed": {"method": "smop", "seed": 3},
+    "cached sentence": {"method": "s-idpg-phm", "cache": "sentence"},
+    "both caches": {"method": "lpt-appg", "cache": "both"},
+    "cached hidden states": {"method": "lpt-npg", "cache": "hidden"},
+    "hidden states in float16": {"method": "lpt", "cache": "hidden", "cache_dtype": "float16"},
+}
 
-DEEP = [f'{family} {way}' for family in ('roberta','gpt2','deberta') for way in ('kv','replace','add')]
 
-def deep(name:str)->dict:
-    "A prompt in every layer, in each way"
-    family,way = name.split()
-    bb,task,cfg = fresh(family),small_task(**ROWS),config(**SHORT)
+def run_variant(name: str) -> dict[str, Any]:
+    """Train one of `VARIANTS`."""
+    options = dict(VARIANTS[name])
+    head = options.pop("head", "classification")
+    return run_method("roberta", head, options.pop("method"), **options)
+
+
+DEEP_PROMPTS = [
+    f"{family} {insertion}"
+    for family in ("roberta", "gpt2", "deberta")
+    for insertion in ("kv", "replace", "add")
+]
+
+
+def run_deep_prompts(name: str) -> dict[str, Any]:
+    """Train prompts in every layer, inserted in one of three ways."""
+    family, insertion = name.split()
+    bb = copy_backbone(family)
+    task = small_task(**SPLIT_SIZES)
     try:
         torch.manual_seed(0)
-        model = PromptedModel(bb, ClassificationHead(bb.d, 2, 'mean'), deep_plan(bb, 4, way))
-        return trained(model, task, cfg)
-    except ValueError as e: return dict(error=str(e))
+        head = ClassificationHead(bb.d, 2, "mean")
+        model = PromptedModel(bb, head, deep_prompt_plan(bb, 4, insertion))
+        return train_and_describe(model, task, config(**SHORT))
+    except ValueError as e:
+        return {"error": str(e)}
 
-# --- b: counts
 
-def _plain(v): return None if v is None or isinstance(v, float) and v!=v else v.item() if hasattr(v, 'item') else v
+# --- counts: parameters, costs, published numbers
 
-def _records(df:pd.DataFrame)->dict: # columns, and a list a row
-    rows = [[str(i), *map(_plain, r)] for i,r in zip(df.index, df.values.tolist())]
-    return dict(columns=[*map(str, df.columns)], rows=rows)
 
-def _costs():
-    "The cost model, in small and in large"
-    at = ((12,{}), (24,dict(t=10, T=128, d=1024)), (24,dict(t=20, T=64, d=1024, last=1/6)))
-    cached = [dict(cached=False), dict(cached=True), dict(cached=True, epochs=3)]
-    return {m: [[*cost(m, L, **kw), *(speed_up(m, L, **c, **kw) for c in cached)] for L,kw in at] for m in KIND}
+def _to_plain(cell: Any) -> Any:
+    """Return a cell of a DataFrame as JSON stores it; NaN becomes None."""
+    if cell is None or (isinstance(cell, float) and cell != cell):
+        return None
+    return cell.item() if hasattr(cell, "item") else cell
 
-def _flops(c): return [flops(c, 16, 128), seconds_per_step(c, 16, 128), seconds_per_step(c, 2, 512, 'T4')]
 
-MEMORY = {
-    'fine-tuning': RunConfig('fine-tuning', backbone='roberta-base', precision='bf16'),
-    'lpt-npg': RunConfig('lpt-npg', backbone='gpt2', layer=0)}
+def _dump_frame(df: pd.DataFrame) -> dict[str, list]:
+    """Return the columns of a DataFrame, and its rows, each with its index in front."""
+    rows = [[str(i), *map(_to_plain, row)] for i, row in zip(df.index, df.values.tolist())]
+    return {"columns": [*map(str, df.columns)], "rows": rows}
 
-def _memory():
-    out = {}
-    for n,cfg in MEMORY.items():
-        out[n] = dict(memory={f'{b}x{T}': memory(cfg, b, T) for b,T in ((1,64),(16,128),(32,512))},
-            largest=[largest_batch(cfg, T, gb) for T,gb in ((128,16),(512,80))])
-    return out
 
-def _published():
-    keys = 'paper table backbone method reported exact ours status'.split()
-    return [[r[k] for k in keys] for r in published_counts()]
+COST_SETTINGS = (  # number of layers, options of `step_cost`
+    (12, {}),
+    (24, {"prompt_length": 10, "T": 128, "d": 1024}),
+    (24, {"prompt_length": 20, "T": 64, "d": 1024, "last_layer_share": 1 / 6}),
+)
+CACHING = ({"cached": False}, {"cached": True}, {"cached": True, "epochs": 3})
 
-def _methods(backbone, methods, **kw): return _records(method_counts(backbone, RunConfig(**kw), methods))
 
-def _fields():
-    def kind(t): return t if isinstance(t, str) else getattr(t, '__name__', str(t))
-    return [[f.name, kind(f.type), f.default] for f in dataclasses.fields(RunConfig)]
+def _compute_cost(method: str, L: int, options: dict[str, Any]) -> list[float]:
+    speed_ups = [ideal_speed_up(method, L, **caching, **options) for caching in CACHING]
+    return [*step_cost(method, L, **options), *speed_ups]
 
-COUNTS = {
-    'methods gpt2': lambda: _methods('gpt2', ['lpt-npg','p-tuning-v2','lora','smop','efl'], head='verbalizer', t=5,
-    m=16),
-    'methods deberta-large': lambda: _methods('deberta-large', ['p-tuning-v2','lpt-npg','dept','lora-all','bitfit'],
-    t=7),
-    'published': _published, 'claims': lambda: _records(claims().drop(columns=['note','claim','formula'])),
-    'averages': lambda: _records(averages()), 'transfer': lambda: _records(published()),
-    'sizes': lambda: {n: [size(meta_model(n, kind)) for kind in ('lm','encoder','classifier')]
-        for n in ('roberta-base','gpt2-medium','gemma-2b','flan-t5-xl')},
-    'lora': lambda: {n: lora_count(meta_model(n), 8) for n in ('roberta-base','gpt2-medium','gemma-2b')},
-    'printed': lambda: [printed(n, like, u) for n in (105_472,1_549_999) for u in (1000,1024) for like in
-        ('105K','1.55M','2,064,384')],
-    'costs': _costs, 'paper speeds': lambda: _records(paper_speeds()), 'paper times': lambda: _records(paper_times()),
-    'memory': _memory, 'flops': lambda: {n: _flops(RECIPES[n]) for n in ('idpg-multi',)},
-    'rates': lambda: {m: [*r] for m,r in GRID.items()}, 'recipes': lambda: {n: asdict(c) for n,c in RECIPES.items()},
-    'config': _fields}
 
-# --- c: the commands
+def _compute_costs() -> dict[str, list]:
+    return {
+        method: [_compute_cost(method, L, options) for L, options in COST_SETTINGS]
+        for method in METHOD_ORDER
+    }
 
-def help_of(name:str)->dict:
-    "What `NAME --help` says, by option"
-    p = parser(COMMANDS[name].__wrapped__)
-    def kind(a): return a.type.__name__ if a.type else type(a).__name__
-    options = {(a.option_strings or [a.dest])[-1]: [str(a.default), a.help, kind(a)] for a in p._actions}
-    return dict(about=p.description, **options)
 
-TIMES = {*'ms_per_step peak_memory_mb seconds tuning_seconds sweep_seconds share_of_sweep versions'.split(),
-    *'threads made mb ms ratio spread share saved tokens_per_ms tokens_per_s over_ours'.split()}
+def _compute_flops() -> dict[str, list]:
+    cfg = FULL_SCALE_RECIPES["idpg-multi"]
+    values = [
+        estimate_step_flops(cfg, 16, 128),
+        seconds_per_step(cfg, 16, 128),
+        seconds_per_step(cfg, 2, 512, "T4"),
+    ]
+    return {"idpg-multi": values}
 
-def masked(o):
-    "A record without what is another in every run"
-    if isinstance(o, dict): return {k: '*' if k in TIMES else masked(v) for k,v in o.items()}
-    return [*map(masked, o)] if isinstance(o, (list,tuple)) else o
 
-def _names(folder): return sorted(p.name for p in folder.glob('[!.]*') if p.is_file())
-def _lines(file): return [masked(r) for r in read_records(file)]
+MEMORY_CONFIGS = {
+    "fine-tuning": RunConfig("fine-tuning", backbone="roberta-base", precision="bf16"),
+    "lpt-npg": RunConfig("lpt-npg", backbone="gpt2", layer=0),
+}
 
-def _columns(text, *names)->list[str]: # lines
-    "The words of a text; under these names of a table a star"
-    out,at,width = [],[],-1
+
+def _compute_memory() -> dict[str, dict]:
+    values = {}
+    for name, cfg in MEMORY_CONFIGS.items():
+        shapes = ((1, 64), (16, 128), (32, 512))
+        values[name] = {
+            "memory": {f"{B}x{T}": estimate_memory(cfg, B, T) for B, T in shapes},
+            "largest": [largest_batch(cfg, T, gb) for T, gb in ((128, 16), (512, 80))],
+        }
+    return values
+
+
+def _list_published_counts() -> list[list]:
+    keys = ["paper", "table", "backbone", "method", "reported", "exact", "ours", "status"]
+    return [[row[key] for key in keys] for row in published_counts()]
+
+
+def _count_methods(backbone_name: str, methods: list[str], **options: Any) -> dict[str, list]:
+    return _dump_frame(count_method_parameters(backbone_name, RunConfig(**options), methods))
+
+
+def _count_model_sizes() -> dict[str, list[int]]:
+    names = ("roberta-base", "gpt2-medium", "gemma-2b", "flan-t5-xl")
+    parts = ("lm", "encoder", "classifier")
+    return {
+        name: [count_all_parameters(meta_model(name, part)) for part in parts] for name in names
+    }
+
+
+def _count_lora() -> dict[str, int]:
+    names = ("roberta-base", "gpt2-medium", "gemma-2b")
+    return {name: count_lora_parameters(meta_model(name), 8) for name in names}
+
+
+def _format_counts() -> list[str]:
+    return [
+        format_count(count, like, unit)
+        for count in (105_472, 1_549_999)
+        for unit in (1000, 1024)
+        for like in ("105K", "1.55M", "2,064,384")
+    ]
+
+
+def _dump_claims() -> dict[str, list]:
+    return _dump_frame(recompute_published_claims().drop(columns=["note", "claim", "formula"]))
+
+
+def _list_config_fields() -> list[list]:
+    fields = []
+    for field in dataclasses.fields(RunConfig):
+        type_name = getattr(field.type, "__name__", str(field.type))
+        fields.append([field.name, type_name, field.default])
+    return fields
+
+
+COUNTS: dict[str, Callable[[], Any]] = {
+    "methods gpt2": lambda: _count_methods(
+        "gpt2",
+        ["lpt-npg", "p-tuning-v2", "lora", "smop", "efl"],
+        head="verbalizer",
+        prompt_length=5,
+        bottleneck=16,
+    ),
+    "methods deberta-large": lambda: _count_methods(
+        "deberta-large", ["p-tuning-v2", "lpt-npg", "dept", "lora-all", "bitfit"], prompt_length=7
+    ),
+    "published": _list_published_counts,
+    "claims": _dump_claims,
+    "averages": lambda: _dump_frame(recompute_published_averages()),
+    "transfer": lambda: _dump_frame(published_transfer_table()),
+    "model sizes": _count_model_sizes,
+    "lora": _count_lora,
+    "formatted counts": _format_counts,
+    "costs": _compute_costs,
+    "published speeds": lambda: _dump_frame(compare_published_speeds()),
+    "published times": lambda: _dump_frame(compare_published_times()),
+    "memory": _compute_memory,
+    "flops": _compute_flops,
+    "learning rates": lambda: {name: [*method.learning_rates] for name, method in METHODS.items()},
+    "recipes": lambda: {name: asdict(cfg) for name, cfg in FULL_SCALE_RECIPES.items()},
+    "config": _list_config_fields,
+}
+
+# --- help, output: the commands
+
+
+def describe_help(command: str) -> dict[str, Any]:
+    """Return default, help text and type of each option, as `COMMAND --help` shows them."""
+    parser = build_parser(COMMANDS[command].__wrapped__)
+    options = {}
+    for action in parser._actions:
+        name = (action.option_strings or [action.dest])[-1]
+        kind = action.type.__name__ if action.type else type(action).__name__
+        options[name] = [str(action.default), action.help, kind]
+    return {"about": parser.description, **options}
+
+
+VARYING_KEYS = {  # their values differ from run to run
+    "ms_per_step",
+    "peak_memory_mb",
+    "seconds",
+    "tuning_seconds",
+    "sweep_seconds",
+    "share_of_sweep",
+    "versions",
+    "threads",
+    "provenance",
+    "mb",
+    "ms",
+    "ratio",
+    "spread",
+    "share",
+    "saved",
+    "tokens_per_ms",
+    "tokens_per_s",
+    "over_ours",
+}
+
+
+def mask_varying(value: Any) -> Any:
+    """Return a record with '*' for each value that differs from run to run."""
+    if isinstance(value, dict):
+        return {k: "*" if k in VARYING_KEYS else mask_varying(v) for k, v in value.items()}
+    return [*map(mask_varying, value)] if isinstance(value, (list, tuple)) else value
+
+
+def _file_names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("[!.]*") if path.is_file())
+
+
+def _masked_records(path: Path) -> list[dict]:
+    return [mask_varying(record) for record in read_records(path)]
+
+
+def _masked_lines(text: str, *masked_columns: str) -> list[str]:
+    """Return the lines of a printed table, with single spaces and '*' in the masked columns."""
+    lines = []
+    masked_indices: list[int] = []
+    width = -1
     for line in text.splitlines():
-        if line.split()[:1]==['method'] and names:
-            for n in names: line = line.replace(n, n.replace(' ', '_'))
+        if line.split()[:1] == ["method"] and masked_columns:
+            for column in masked_columns:
+                line = line.replace(column, column.replace(" ", "_"))
             words = line.split()
-            at,width = [words.index(n.replace(' ', '_')) for n in names],len(words)
+            masked_indices = [words.index(name.replace(" ", "_")) for name in masked_columns]
+            width = len(words)
         else:
-            words = [w for w in line.split() if not re.fullmatch('-{5,}', w)]
-            if len(words)==width: words = ['*' if i in at else w for i,w in enumerate(words)]
-        if words: out.append(' '.join(words))
-    return out
+            words = [word for word in line.split() if not re.fullmatch("-{5,}", word)]
+            if len(words) == width:
+                words = ["*" if i in masked_indices else word for i, word in enumerate(words)]
+        if words:
+            lines.append(" ".join(words))
+    return lines
+
 
 @contextlib.contextmanager
-def _folder():
-    "A folder with small files of three tasks"
-    with tempfile.TemporaryDirectory() as tmp:
-        tmp = Path(tmp)
-        for task in ('sentiment','questions','two-domains'):
-            (tmp/'data'/task).mkdir(parents=True)
-            for split,n in dict(train=40, validation=20, test=24).items():
-                lines = ''.join(json.dumps(r)+'\n' for r in make_rows(task, split, n=n))
-                (tmp/'data'/task/f'{split}.jsonl').write_text(lines)
-        yield tmp
+def _task_folder() -> Iterator[Path]:
+    """Yield a temporary folder with small files of three tasks."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for task in ("sentiment", "questions", "two-domains"):
+            (folder / "data" / task).mkdir(parents=True)
+            for split, size in {"train": 40, "validation": 20, "test": 24}.items():
+                rows = make_rows(task, split, n=size)
+                lines = "".join(json.dumps(row) + "\n" for row in rows)
+                (folder / "data" / task / f"{split}.jsonl").write_text(lines)
+        yield folder
 
-def _said(f, tmp, **kw):
-    "What a command prints to standard output"
-    kw = {k: str(v) if isinstance(v, Path) else v for k,v in kw.items()}
-    with contextlib.redirect_stdout(out := io.StringIO()), contextlib.redirect_stderr(io.StringIO()): f(**kw)
-    return out.getvalue().replace(str(tmp), 'TMP')
 
-TEXTS = ['who wrote the play ?','where is the river ?','how many people live there ?','what is an atom ?',
-    'what does NASA stand for ?','which animal runs fastest ?']
+def _capture_output(command: Callable, folder: Path, **options: Any) -> str:
+    """Return the standard output of a command, with `TMP` for the name of the folder."""
+    options = {k: str(v) if isinstance(v, Path) else v for k, v in options.items()}
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()):
+        command(**options)
+    return output.getvalue().replace(str(folder), "TMP")
 
-def _params(tmp, **kw): return [' '.join(l.split()) for l in _said(idp_params, tmp, **{'t':10, **kw}).splitlines()]
 
-SMALL = dict(batch_size=8, device='cpu')
+TEXTS = [
+    "who wrote the play ?",
+    "where is the river ?",
+    "how many people live there ?",
+    "what is an atom ?",
+    "what does NASA stand for ?",
+    "which animal runs fastest ?",
+]
+SMALL: dict[str, Any] = {"batch_size": 8, "device": "cpu"}
 
-def _compare(tmp):
-    text = _said(idp_compare, tmp, methods='head-only,lpt-npg', seeds=1, steps=3, t=10, task='questions',
-        data=tmp/'data', out=tmp/'out', **SMALL)
-    table = pd.read_csv(tmp/'out/compare.csv')
-    return dict(text=_columns(text, 'ms/step', 'memory MB'), records=_lines(tmp/'out/compare.jsonl'),
-        csv=_records(table.drop(columns=[c for c in table if re.search('ms|mem|seconds', c)])), files=_names(tmp/'out'))
 
-def _train(tmp):
-    text = _said(idp_train, tmp, task='questions', steps=3, t=3, m=8, data=tmp/'data', out=tmp/'run', **SMALL)
-    (tmp/'in').write_text('\n'.join(TEXTS[:4])+'\n'+json.dumps(dict(sentence1=TEXTS[4], id=3))+'\n')
-    said = _said(idp_predict, tmp, model=tmp/'run', texts=tmp/'in', proba=True)
-    about,tensors = load_tensors(tmp/'run/prompts.safetensors')
-    first = dict(cfg=about['cfg'], task=about['task'], fingerprint=fingerprint(load_backbone()), glove=about['glove'])
-    return dict(text=text.splitlines(), record=_lines(tmp/'run/record.jsonl'),
-        answers=[*map(json.loads, said.splitlines())], about=first,
-        bits=hashlib.sha256(save_bytes(tensors)).hexdigest()[:12], files=_names(tmp/'run'))
+def _run_params(folder: Path, **options: Any) -> list[str]:
+    output = _capture_output(idp_params, folder, **{"prompt_length": 10, **options})
+    return [" ".join(line.split()) for line in output.splitlines()]
 
-def _sweep(tmp):
-    text = _said(idp_sweep, tmp, task='sentiment', methods='head-only,lpt', layers='1,4', seeds=1, steps=1, max_len=16,
-        data=tmp/'data', out=tmp/'out', **SMALL)
-    return dict(text=_columns(text, 'ms_per_step', 'peak_memory_mb'),
-        files={n: _lines(tmp/'out'/n) for n in _names(tmp/'out')})
 
-def _transfer(tmp):
-    text = _said(idp_transfer, tmp, source='sentiment', target='two-domains', methods='lpt', seeds=1, steps=2,
-        test_rows=20, shots=10, max_len=32, data=tmp/'data', out=tmp/'out', **SMALL)
-    return dict(text=_columns(text), files={n: _lines(tmp/'out'/n) for n in _names(tmp/'out')})
+def _run_params_as_json(folder: Path) -> list[str]:
+    return _run_params(
+        folder,
+        backbone="roberta-base",
+        prompt_length=5,
+        head="verbalizer",
+        methods="efl,lpt-npg,lora-all",
+        json=True,
+    )
 
-def _bench(tmp):
-    text = _said(idp_bench, tmp, backbone='tiny', methods='prompt-tuning,lpt-npg', layers='1', length=24,
-        repeats=1, warmup=0, json=True, **SMALL)
-    return [masked(json.loads(l)) for l in text.splitlines()]
 
-def _pretrain(tmp):
-    rows = [r for t in ('sentiment','questions') for r in make_rows(t, 'train', n=400)]
-    (tmp/'text.txt').write_text('\n'.join(r['sentence1'] for r in rows))
-    old = pretraining.PretrainConfig
-    pretraining.PretrainConfig = lambda **kw: PretrainConfig(**kw, held_out=2000) # it is no book
-    kw = dict(n_layers=2, d=32, steps=6, tokens=256, every=3, teacher='', dtype='float32')
-    try: _said(idp_pretrain, tmp, text=tmp/'text.txt', out=tmp/'out', **kw)
-    finally: pretraining.PretrainConfig = old
-    return dict(log=_lines(tmp/'out/log.jsonl'), files=_names(tmp/'out/backbone'))
+def _run_compare(folder: Path) -> dict[str, Any]:
+    output = _capture_output(
+        idp_compare,
+        folder,
+        methods="head-only,lpt-npg",
+        seeds=1,
+        steps=3,
+        prompt_length=10,
+        task="questions",
+        data=folder / "data",
+        out=folder / "out",
+        **SMALL,
+    )
+    table = pd.read_csv(folder / "out/compare.csv")
+    varying = [column for column in table if re.search("ms|mem|seconds", column)]
+    return {
+        "text": _masked_lines(output, "ms/step", "memory MB"),
+        "records": _masked_records(folder / "out/compare.jsonl"),
+        "csv": _dump_frame(table.drop(columns=varying)),
+        "files": _file_names(folder / "out"),
+    }
 
-OUTPUTS = {'idp_params': _params, # of roberta-large
-    'idp_params of some':
-        lambda tmp: _params(tmp, backbone='roberta-base', t=5, head='verbalizer', methods='efl,lpt-npg,lora-all',
-    json=True),
-    'idp_compare': _compare, 'idp_train and idp_predict': _train, 'idp_sweep': _sweep, 'idp_transfer': _transfer,
-    'idp_bench': _bench, 'idp_pretrain': _pretrain}
 
-def output(name:str):
-    "What a command prints and writes, times left out"
+def _run_train_and_predict(folder: Path) -> dict[str, Any]:
+    output = _capture_output(
+        idp_train,
+        folder,
+        task="questions",
+        steps=3,
+        prompt_length=3,
+        bottleneck=8,
+        data=folder / "data",
+        out=folder / "run",
+        **SMALL,
+    )
+    lines = [*TEXTS[:4], json.dumps({"sentence1": TEXTS[4], "id": 3})]
+    (folder / "in").write_text("\n".join(lines) + "\n")
+    predictions = _capture_output(
+        idp_predict, folder, model=folder / "run", texts=folder / "in", proba=True
+    )
+    description, tensors = load_tensors(folder / "run/prompts.safetensors")
+    return {
+        "text": output.splitlines(),
+        "record": _masked_records(folder / "run/record.jsonl"),
+        "answers": [*map(json.loads, predictions.splitlines())],
+        "about": {
+            "cfg": description["cfg"],
+            "task": description["task"],
+            "fingerprint": backbone_fingerprint(load_backbone()),
+            "glove": description["glove"],
+        },
+        "bits": hashlib.sha256(save_bytes(tensors)).hexdigest()[:12],
+        "files": _file_names(folder / "run"),
+    }
+
+
+def _read_folder(folder: Path) -> dict[str, list]:
+    return {name: _masked_records(folder / name) for name in _file_names(folder)}
+
+
+def _run_sweep(folder: Path) -> dict[str, Any]:
+    output = _capture_output(
+        idp_sweep,
+        folder,
+        task="sentiment",
+        methods="head-only,lpt",
+        layers="1,4",
+        seeds=1,
+        steps=1,
+        max_len=16,
+        data=folder / "data",
+        out=folder / "out",
+        **SMALL,
+    )
+    text = _masked_lines(output, "ms_per_step", "peak_memory_mb")
+    return {"text": text, "files": _read_folder(folder / "out")}
+
+
+def _run_transfer(folder: Path) -> dict[str, Any]:
+    output = _capture_output(
+        idp_transfer,
+        folder,
+        source="sentiment",
+        target="two-domains",
+        methods="lpt",
+        seeds=1,
+        steps=2,
+        test_rows=20,
+        target_shots=10,
+        max_len=32,
+        data=folder / "data",
+        out=folder / "out",
+        **SMALL,
+    )
+    return {"text": _masked_lines(output), "files": _read_folder(folder / "out")}
+
+
+def _run_bench(folder: Path) -> list[dict]:
+    output = _capture_output(
+        idp_bench,
+        folder,
+        backbone="tiny",
+        methods="prompt-tuning,lpt-npg",
+        layers="1",
+        length=24,
+        repeats=1,
+        warmup=0,
+        json=True,
+        **SMALL,
+    )
+    return [mask_varying(json.loads(line)) for line in output.splitlines()]
+
+
+def _build_small_config(**options: Any) -> PretrainConfig:
+    """Return a config that holds out fewer tokens, because the corpus of the test is short."""
+    return PretrainConfig(**options, held_out_tokens=2000)
+
+
+def _run_pretrain(folder: Path) -> dict[str, Any]:
+    rows = [*make_rows("sentiment", "train", n=400), *make_rows("questions", "train", n=400)]
+    (folder / "text.txt").write_text("\n".join(row["sentence1"] for row in rows))
+    pretrain.PretrainConfig = _build_small_config
+    try:
+        _capture_output(
+            idp_pretrain,
+            folder,
+            text=folder / "text.txt",
+            out=folder / "out",
+            n_layers=2,
+            d=32,
+            steps=6,
+            tokens=256,
+            every=3,
+            teacher="",
+            dtype="float32",
+        )
+    finally:
+        pretrain.PretrainConfig = PretrainConfig
+    log = _masked_records(folder / "out/log.jsonl")
+    return {"log": log, "files": _file_names(folder / "out/backbone")}
+
+
+OUTPUTS = {
+    "idp_params": _run_params,  # on roberta-large
+    "idp_params of three methods": _run_params_as_json,
+    "idp_compare": _run_compare,
+    "idp_train and idp_predict": _run_train_and_predict,
+    "idp_sweep": _run_sweep,
+    "idp_transfer": _run_transfer,
+    "idp_bench": _run_bench,
+    "idp_pretrain": _run_pretrain,
+}
+
+
+def run_command(name: str) -> Any:
+    """Return what a command of `OUTPUTS` prints and writes, without times."""
     torch.manual_seed(0)
-    with _folder() as tmp: return OUTPUTS[name](tmp)
+    with _task_folder() as folder:
+        return OUTPUTS[name](folder)
+
 
 # --- the files
 
-FILES = dict(runs=(lambda n: run(*n.split(' ', 2)), RUNS), variants=(variant, VARIANTS), deep=(deep, DEEP),
-    counts=(lambda n: COUNTS[n](), COUNTS), help=(help_of, COMMANDS), output=(output, OUTPUTS))
+FILES: dict[str, tuple[Callable[[str], Any], Any]] = {  # function of a name, and the names
+    "runs": (lambda name: run_method(*name.split(" ", 2)), RUNS),
+    "variants": (run_variant, VARIANTS),
+    "deep": (run_deep_prompts, DEEP_PROMPTS),
+    "counts": (lambda name: COUNTS[name](), COUNTS),
+    "help": (describe_help, COMMANDS),
+    "output": (run_command, OUTPUTS),
+}
 
-def value(file:str, name:str):
-    "As JSON gives it back"
+
+def compute_value(file: str, name: str) -> Any:
+    """Return a golden value as it reads after a round trip through JSON."""
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
+        warnings.simplefilter("ignore")
         return json.loads(json.dumps(FILES[file][0](name)))
 
-def stored(file:str)->tuple[dict,dict]: # the machine, values by name
-    "What a file holds; a list of tensors is there once"
-    d = json.loads((HERE/f'{file}.json').read_text(encoding='utf-8'))
-    lists = d.get('tensors')
-    def full(v): return {**v, 'tensors':lists[v['tensors']]} if lists and 'tensors' in v else v
-    return d['machine'],{n: full(v) for n,v in d['values'].items()}
 
-def write(file:str):
-    values = {n: value(file, n) for n in FILES[file][1]}
-    lists = []
-    for v in values.values():
-        if file in ('runs','variants','deep') and 'tensors' in v:
-            if v['tensors'] not in lists: lists.append(v['tensors'])
-            v['tensors'] = lists.index(v['tensors'])
-    def short(o): return json.dumps(o, ensure_ascii=False, separators=(',',':'))
-    lines = ',\n'.join(f'{short(n)}:{short(v)}' for n,v in values.items())
-    parts = [f'"machine":{short(machine())}', f'"values":{{\n{lines}\n}}']
-    if lists: parts.insert(1, '"tensors":[\n'+',\n'.join(map(short, lists))+'\n]')
-    (HERE/f'{file}.json').write_text('{'+',\n'.join(parts)+'}\n', encoding='utf-8')
+def load_stored(file: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the machine that wrote a file, and its values by name."""
+    content = json.loads((GOLDEN_FOLDER / f"{file}.json").read_text(encoding="utf-8"))
+    values = content["values"]
+    if "tensors" in content:  # each list of tensors is stored once
+        for value in values.values():
+            if "tensors" in value:
+                value["tensors"] = content["tensors"][value["tensors"]]
+    return content["machine"], values
 
-# --- a model that version 0.1.0 saved
 
-SAVED = HERE/'saved-0.1.0'
+def _to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
-def said_by(folder)->dict:
-    "Logits and labels of six texts"
-    model,task,cfg = from_pretrained(folder)
-    rows = [dict(sentence1=t) for t in TEXTS]
-    logits = answers(model, task.encode(rows, model.backbone.tokenizer, cfg.max_len, None))
-    return dict(texts=TEXTS, logits=logits.tolist(), answers=predict(model, task, cfg, rows))
 
-def save():
-    "Only once: later versions must read it"
-    task = small_task('questions', 128, 24, 24)
-    cfg = RunConfig('lpt-npg', 'questions', 'tiny', t=4, m=8, steps=20, eval_every=10, lr=1e-2, max_len=64,
-        device='cpu')
-    fit(model := build(cfg, load_backbone(cfg.backbone), task), task, cfg)
-    save_pretrained(model, SAVED, task, cfg)
-    (SAVED/'answers.json').write_text(json.dumps(dict(machine=machine(), **said_by(SAVED)), indent=1)+'\n')
+def write_file(file: str) -> None:
+    """Compute all values of a file and write it; one value a line."""
+    values = {name: compute_value(file, name) for name in FILES[file][1]}
+    tensor_lists: list[list[str]] = []
+    if file in ("runs", "variants", "deep"):
+        for value in values.values():
+            if "tensors" not in value:
+                continue
+            if value["tensors"] not in tensor_lists:
+                tensor_lists.append(value["tensors"])
+            value["tensors"] = tensor_lists.index(value["tensors"])
+    parts = [f'"machine":{_to_json(describe_machine())}']
+    if tensor_lists:
+        parts.append('"tensors":[\n' + ",\n".join(map(_to_json, tensor_lists)) + "\n]")
+    lines = ",\n".join(f"{_to_json(name)}:{_to_json(value)}" for name, value in values.items())
+    parts.append(f'"values":{{\n{lines}\n}}')
+    text = "{" + ",\n".join(parts) + "}\n"
+    (GOLDEN_FOLDER / f"{file}.json").write_text(text, encoding="utf-8")
 
-if __name__=='__main__':
+
+# --- models that earlier versions saved, which must not be written again
+
+SAVED_MODELS = ("saved-0.1.0", "saved-0.2.0")
+
+
+def predict_with_saved(folder: Path) -> dict[str, Any]:
+    """Return the logits and the predictions of a saved model for six texts."""
+    model, task, cfg = from_pretrained(folder)
+    rows = [{"sentence1": text} for text in TEXTS]
+    examples = task.encode(rows, model.backbone.tokenizer, cfg.max_len, None)
+    logits = predict_logits(model, examples).tolist()
+    return {"texts": TEXTS, "logits": logits, "answers": predict(model, task, cfg, rows)}
+
+
+if __name__ == "__main__":
     torch.set_num_threads(1)
     for file in sys.argv[1:] or FILES:
-        write(file)
-        print(f'{file}.json: {(HERE/f"{file}.json").stat().st_size:,} bytes', flush=True)
-    if not SAVED.exists(): save()
+        write_file(file)
+        size = (GOLDEN_FOLDER / f"{file}.json").stat().st_size
+        print(f"{file}.json: {size:,} bytes", flush=True)

@@ -1,25 +1,33 @@
-"Where IDPG's positions are, also for a tokenizer that ends sentences with `</s>` and has no separator (T5's)."
+"""Tests of IDPG's insertion positions.
+
+Also for a tokenizer that ends sentences with `</s>` and has no separator (T5's).
+"""
+
 import copy
 
 import torch
 
-from idp_tutorial.data.batches import collate, encode
+from idp_tutorial.data.batches import collate, tokenize_rows
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.model.pretrained import load_backbone
 
 
 def test_a_sentence_ends_where_the_tokenizer_says():
-    bb = load_backbone('tiny')
-    rows = [dict(sentence1='the soup was warm', sentence2=b) for b in ('so it was', 'no')]
-    batch = collate(encode(rows, bb.tokenizer, 32), bb.tokenizer.pad_token_id)
-    prompt,states = SoftPrompt(3, bb.d, .2),{}
+    bb = load_backbone("tiny")
+    rows = [dict(sentence1="the soup was warm", sentence2=b) for b in ("so it was", "no")]
+    batch = collate(tokenize_rows(rows, bb.tokenizer, 32), bb.tokenizer.pad_token_id)
+    prompt = SoftPrompt(3, bb.d, 0.2)
+    states = {}
     with torch.no_grad():
-        for name in ('sep','eos'):
-            states[name] = [run_layers(bb, batch, prompt_plan(bb, prompt, at)).row('cls') for at in range(5)]
+        for name in ("sep", "eos"):
+            states[name] = [
+                run_layers(bb, batch, prompt_plan(bb, prompt, position)).state_at("cls")
+                for position in range(5)
+            ]
             bb.tokenizer = copy.deepcopy(bb.tokenizer)
             bb.tokenizer.sep_token = None
     assert bb.tokenizer.sep_token_id is None
-    for a,b in zip(states['sep'], states['eos']):
+    for a, b in zip(states["sep"], states["eos"]):
         assert torch.equal(a, b)
-    assert all(not torch.equal(states['eos'][0], h) for h in states['eos'][1:])
+    assert all(not torch.equal(states["eos"][0], h) for h in states["eos"][1:])

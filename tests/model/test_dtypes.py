@@ -1,96 +1,126 @@
-"Frozen weights in bfloat16: who gets them, how far they are, and what stays float32"
+"""Frozen weights in bfloat16: when they are used, how exact they are, and what stays float32."""
+
 import pytest
 import torch
 import torch.nn.functional as F
 from small import backbone, config, small_task
 
 from idp_tutorial.config import RunConfig
-from idp_tutorial.experiments.run import run
-from idp_tutorial.methods.build import backbone_for, build
+from idp_tutorial.experiments.run import run_experiment
+from idp_tutorial.methods.build import build_model, load_config_backbone
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.model import dtypes
-from idp_tutorial.model.dtypes import bfloat16_speed, cast_weights, faster_dtype
+from idp_tutorial.model.dtypes import cast_weights, choose_faster_dtype, measure_bfloat16_speedup
 from idp_tutorial.model.layer_loop import run_layers
 from idp_tutorial.model.plan import Step
 from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.small_models import SMALL, attentions, small_backbone, text
+from idp_tutorial.model.small_models import (
+    SMALL_CONFIGS,
+    attention_implementations,
+    random_batch,
+    small_backbone,
+)
 
 
-def test_what_is_measured_is_measured_once(monkeypatch):
+def test_each_size_is_measured_once(monkeypatch):
     calls = []
-    times = {torch.float32:2., torch.bfloat16:1.}
-    monkeypatch.setattr(dtypes, '_seconds', lambda x, w: calls.append(x.dtype) or times[x.dtype])
-    bfloat16_speed.cache_clear()
-    assert bfloat16_speed('cpu', 8, 16)==bfloat16_speed('cpu', 8, 16)==2. and len(calls)==12
-    assert faster_dtype(backbone().model, 'cpu')==torch.bfloat16 and len(calls)==24
-    bfloat16_speed.cache_clear()
-    monkeypatch.setattr(dtypes, '_seconds', lambda x, w: 1.)
-    assert faster_dtype(backbone().model, 'cpu')==torch.float32
-    bfloat16_speed.cache_clear()
+    times = {torch.float32: 2.0, torch.bfloat16: 1.0}
+    monkeypatch.setattr(
+        dtypes, "_time_product", lambda x, w: calls.append(x.dtype) or times[x.dtype]
+    )
+    measure_bfloat16_speedup.cache_clear()
+    assert (
+        measure_bfloat16_speedup("cpu", 8, 16) == measure_bfloat16_speedup("cpu", 8, 16) == 2.0
+        and len(calls) == 12
+    )
+    assert choose_faster_dtype(backbone().model, "cpu") == torch.bfloat16 and len(calls) == 24
+    measure_bfloat16_speedup.cache_clear()
+    monkeypatch.setattr(dtypes, "_time_product", lambda x, w: 1.0)
+    assert choose_faster_dtype(backbone().model, "cpu") == torch.float32
+    measure_bfloat16_speedup.cache_clear()
 
 
-def test_auto_takes_what_the_measurement_says(monkeypatch):
+def test_auto_uses_the_faster_dtype(monkeypatch):
     from idp_tutorial.model import pretrained
+
     for dtype in (torch.bfloat16, torch.float32):
-        monkeypatch.setattr(pretrained, 'faster_dtype', lambda model, device=None: dtype)
-        assert load_backbone('tiny', dtype='auto').words.weight.dtype==dtype
-    assert load_backbone('tiny').words.weight.dtype==torch.float32 # whatever is faster
-    with pytest.raises(ValueError, match="unknown dtype 'float16': use 'float32', 'bfloat16' or 'auto'"):
-        RunConfig(dtype='float16')
-    with pytest.raises(ValueError, match="unknown dtype 'float8': use 'float32', 'bfloat16' or 'auto'"):
-        load_backbone('tiny', dtype='float8') # and no word of damage
+        monkeypatch.setattr(pretrained, "choose_faster_dtype", lambda model, device=None: dtype)
+        assert load_backbone("tiny", dtype="auto").word_embeddings.weight.dtype == dtype
+    assert load_backbone("tiny").word_embeddings.weight.dtype == torch.float32  # whatever is faster
+    with pytest.raises(
+        ValueError, match="dtype must be 'float32', 'bfloat16' or 'auto', got 'float16'"
+    ):
+        RunConfig(dtype="float16")
+    with pytest.raises(
+        ValueError, match="dtype must be 'float32', 'bfloat16' or 'auto', got 'float8'"
+    ):
+        load_backbone("tiny", dtype="float8")  # and no word of damage
 
 
-@pytest.mark.parametrize('method', METHODS)
-def test_what_is_trained_is_float32(method):
-    if method=='m-idpg-phm-glove':
-        return # reads a file
-    cfg = config(method=method, backbone='tiny', dtype='bfloat16')
-    model = build(cfg, backbone_for(cfg), small_task())
-    assert {p.dtype for p in model.trained().values()}=={torch.float32}
-    held = 'float32' if method in ('fine-tuning','efl','bitfit') else 'bfloat16'
-    assert model.backbone.weights_are['weights_dtype']==held
+@pytest.mark.parametrize("method", METHODS)
+def test_trainable_parameters_are_float32(method):
+    if method == "m-idpg-phm-glove":
+        return  # reads a file
+    cfg = config(method=method, backbone="tiny", dtype="bfloat16")
+    model = build_model(cfg, load_config_backbone(cfg), small_task())
+    assert {p.dtype for p in model.trained_parameters().values()} == {torch.float32}
+    held = "float32" if method in ("fine-tuning", "efl", "bitfit") else "bfloat16"
+    assert model.backbone.weights_info["weights_dtype"] == held
 
 
-def test_a_record_says_what_the_weights_were_held_in():
-    cfg = config(method='lpt-npg', backbone='tiny', dtype='bfloat16', steps=2, eval_every=2, cache='none')
-    record = run(cfg, small_task())
-    assert (record['dtype'],record['weights_dtype'])==('bfloat16','bfloat16') and record['score']>=0
+def test_a_record_contains_the_dtype_of_the_weights():
+    cfg = config(
+        method="lpt-npg", backbone="tiny", dtype="bfloat16", steps=2, eval_every=2, cache="none"
+    )
+    record = run_experiment(cfg, small_task())
+    assert (record["dtype"], record["weights_dtype"]) == ("bfloat16", "bfloat16") and record[
+        "score"
+    ] >= 0
 
 
-@pytest.mark.parametrize('held', ('weights','autocast'))
-def test_what_learns_in_bfloat16_takes_plain_attention(held, monkeypatch):
-    "From the prompt on; its gradient is about as near to float32's as that of fused attention"
-    bb,fused,attend = small_backbone('llama', 'sdpa'),[],F.scaled_dot_product_attention
+@pytest.mark.parametrize("held", ("weights", "autocast"))
+def test_layers_with_gradients_in_bfloat16_use_math_attention(held, monkeypatch):
+    """From the prompt on; its gradient is as close to float32's as that of fused attention."""
+    bb = small_backbone("llama", "sdpa")
+    fused = []
+    attend = F.scaled_dot_product_attention
+
     def seen(*args, **kwargs):
         fused.append(torch.backends.cuda.flash_sdp_enabled())
         return attend(*args, **kwargs)
-    monkeypatch.setattr(F, 'scaled_dot_product_attention', seen)
-    batch,p = text(),torch.randn(3, bb.d, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    plan = {1:Step('insert', lambda ctx: p.expand(len(ctx.h), -1, -1))}
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", seen)
+    batch = random_batch()
+    p = torch.randn(3, bb.d, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    plan = {1: Step("insert", lambda ctx: p.expand(len(ctx.h), -1, -1))}
+
     def gradient(dtype):
-        with torch.autocast('cpu', dtype, enabled=dtype==torch.bfloat16 and held=='autocast'):
+        with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16 and held == "autocast"):
             loss = run_layers(bb, batch, plan).h.float().pow(2).mean()
         return torch.autograd.grad(loss, p)[0]
+
     want = gradient(torch.float32)
-    if held=='weights':
+    if held == "weights":
         cast_weights(bb.model, torch.bfloat16)
     got = gradient(torch.bfloat16)
     n = bb.n_layers
-    assert fused==[True]*(n+1)+[False]*(n-1)
-    monkeypatch.setattr(dtypes, 'SHORT', 2)
+    assert fused == [True] * (n + 1) + [False] * (n - 1)
+    monkeypatch.setattr(dtypes, "MATH_ATTENTION_MAX_LENGTH", 2)
     other = gradient(torch.bfloat16)
-    assert all(fused[2*n:])
-    plain,as_before = [((g-want).norm()/want.norm()).item() for g in (got, other)]
-    assert plain<max(.01, 1.5*as_before)<.1
+    assert all(fused[2 * n :])
+    plain, as_before = [((g - want).norm() / want.norm()).item() for g in (got, other)]
+    assert plain < max(0.01, 1.5 * as_before) < 0.1
 
 
-@pytest.mark.parametrize('name', [n for n in SMALL if small_backbone(n, attentions(n)[0]).has_lm_head])
+@pytest.mark.parametrize(
+    "name",
+    [n for n in SMALL_CONFIGS if small_backbone(n, attention_implementations(n)[0]).has_lm_head],
+)
 @torch.no_grad()
 def test_logits_of_every_family_are_near_those_in_float32(name):
-    bb = small_backbone(name, attentions(name)[0])
-    b = text()
-    want = bb.lm_logits(run_layers(bb, b).row('mask'))
+    bb = small_backbone(name, attention_implementations(name)[0])
+    b = random_batch()
+    want = bb.lm_logits(run_layers(bb, b).state_at("mask"))
     cast_weights(bb.model, torch.bfloat16)
-    got = bb.lm_logits(run_layers(bb, b).row('mask'))
-    assert got.dtype==torch.float32 and ((got-want).abs().mean()/want.std()).item()<.03
+    got = bb.lm_logits(run_layers(bb, b).state_at("mask"))
+    assert got.dtype == torch.float32 and ((got - want).abs().mean() / want.std()).item() < 0.03

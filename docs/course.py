@@ -1,4 +1,10 @@
-"What a reader of the course walks through: `python docs/course.py run|write`; tests/test_course.py has the rules"
+"""Measure the chapters of the course, and write the table of chapters.
+
+`python docs/course.py run [05 ...]` runs chapters and stores their outputs and seconds.
+`python docs/course.py write` updates the minutes and seconds that the pages state.
+`tests/test_course.py` contains the rules.
+"""
+
 import argparse
 import ast
 import json
@@ -7,207 +13,340 @@ import os
 import re
 import resource
 import statistics
-import sys
 import textwrap
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import nbformat
+from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[1]
-COURSE,HOME,SECONDS = ROOT/'nbs/course',ROOT/'nbs/index.ipynb',ROOT/'nbs/course/seconds.json'
-WORDS,LINES = 200,20 # that one reads a minute: words of prose, lines of code
-COLAB = 'https://colab.research.google.com/github/idp-tutorial/idp_tutorial/blob/main/nbs/course'
-BINDER = 'https://mybinder.org/v2/gh/idp-tutorial/idp_tutorial/main?labpath=nbs%2Fcourse%2F00_why.ipynb'
-CLOSING = ('What you saw', 'What you can do now', 'Next', 'Exercises')
+COURSE_FOLDER = ROOT / "nbs/course"
+HOME_NOTEBOOK = ROOT / "nbs/index.ipynb"
+SECONDS_FILE = ROOT / "nbs/course/seconds.json"
+WORDS_PER_MINUTE = 200  # speed of a reader
+CODE_LINES_PER_MINUTE = 25  # the formatter puts long calls on several lines
+COLAB_URL = (
+    "https://colab.research.google.com/github/idp-tutorial/idp_tutorial/blob/main/nbs/course"
+)
+BINDER_URL = (
+    "https://mybinder.org/v2/gh/idp-tutorial/idp_tutorial/main?labpath=nbs%2Fcourse%2F00_why.ipynb"
+)
+CLOSING_SECTIONS = ("What you saw", "What you can do now", "Next", "Exercises")
 
-def chapters():
-    "The chapters in order"
-    return sorted(COURSE.glob('[0-9][0-9]_*.ipynb'))
 
-def solution(path):
-    "The notebook with a chapter's solutions"
-    return COURSE/'solutions'/path.name
+def list_chapters() -> list[Path]:
+    """Return the notebooks of the chapters in order."""
+    return sorted(COURSE_FOLDER.glob("[0-9][0-9]_*.ipynb"))
 
-def prose(nb):
-    "What is to be read: without the alternative texts of pictures, addresses and tables' rules"
-    text = '\n'.join(c.source for c in nb.cells if c.cell_type=='markdown')
-    return re.sub(r'!\[.*?\]\(.*?\)|\]\([^)]*\)|\|[-: |]+\|', ' ', text)
 
-def code(nb):
-    "The lines of code that a reader sees"
-    cells = [c.source for c in nb.cells if c.cell_type=='code' and not re.match(r'#\|\s*(hide|default_exp)', c.source)]
-    return [l for s in cells for l in s.split('\n') if l.strip() and not l.strip().startswith('#')]
+def solution_path(path: Path) -> Path:
+    """Return the path of the notebook with a chapter's solutions."""
+    return COURSE_FOLDER / "solutions" / path.name
 
-def drawings(nb):
-    "Pictures of the course's grammar"
-    return re.findall(r'!\[[^\]]*\]\(\S*images/course/(\w+)\.svg\)', '\n'.join(c.source for c in nb.cells))
 
-def exercises(nb):
-    "The three kinds that are there"
-    text = next((c.source for c in nb.cells if '## Exercises' in c.source), '')
-    return re.findall(r'^\d\. \*(Predict|Modify|Invent)\.\*', text, re.M)
+def _join_markdown(nb: NotebookNode) -> str:
+    return "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
 
-def ideas(nb):
-    "`{name: lines}` of the functions and classes that a chapter defines, docstrings and comments left out"
-    res = {}
-    for c in nb.cells:
-        if c.cell_type!='code' or re.match(r'#\|\s*export', c.source):
+
+def read_markdown(path: Path) -> str:
+    """Return the text of all Markdown cells of a notebook, as written."""
+    return _join_markdown(nbformat.read(path, 4))
+
+
+def extract_prose(nb: NotebookNode) -> str:
+    """Return the text that is read, without alternative texts, addresses and rules of tables."""
+    return re.sub(r"!\[.*?\]\(.*?\)|\]\([^)]*\)|\|[-: |]+\|", " ", _join_markdown(nb))
+
+
+def extract_code_lines(nb: NotebookNode) -> list[str]:
+    """Return the lines of code that a reader sees, without comments and lone brackets."""
+    lines = []
+    for cell in nb.cells:
+        if cell.cell_type == "code" and not re.match(r"#\|\s*(hide|default_exp)", cell.source):
+            lines += cell.source.split("\n")
+    return [line for line in lines if not re.match(r"[\s()\[\]{},:]*(#|$)", line)]
+
+
+def list_drawings(nb: NotebookNode) -> list[str]:
+    """Return the names of the drawings of `docs/pictures.py` that a notebook shows."""
+    text = "\n".join(cell.source for cell in nb.cells)
+    return re.findall(r"!\[[^\]]*\]\(\S*images/course/(\w+)\.svg\)", text)
+
+
+def list_exercises(nb: NotebookNode) -> list[str]:
+    """Return the kinds of exercises in a notebook: `Predict`, `Modify` and `Invent`."""
+    text = next((cell.source for cell in nb.cells if "## Exercises" in cell.source), "")
+    return re.findall(r"^\d\. \*(Predict|Modify|Invent)\.\*", text, re.M)
+
+
+def replace_magics(source: str) -> str:
+    """Return the source of a cell with `pass` for each line of IPython, so that it parses."""
+    return re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.M)
+
+
+def count_definition_lines(nb: NotebookNode) -> dict[str, int]:
+    """Return the number of lines of each function and class that is not exported.
+
+    Comments do not count.
+    """
+    counts = {}
+    for cell in nb.cells:
+        if cell.cell_type != "code" or re.match(r"#\|\s*export", cell.source):
             continue
-        for n in ast.parse(re.sub(r'^(\s*)[%!].*$', r'\1pass', c.source, flags=re.M)).body:
-            if isinstance(n, (ast.FunctionDef, ast.ClassDef)):
-                res[n.name] = len(ast.unparse(n).split('\n'))
-    return res
+        for node in ast.parse(replace_magics(cell.source)).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                counts[node.name] = len(ast.unparse(node).split("\n"))
+    return counts
 
-def needs(path):
-    "Numbers of the chapters that the line *You need* names"
-    text = prose_with_links(path)
-    found = re.search(r'\*\*You need\*\*.*?(?=\*\*|\n\n|\Z)', text, re.S)
-    return [int(n) for n in re.findall(r'\]\((\d\d)_\w+\.ipynb', found[0])] if found else []
 
-def prose_with_links(path):
-    "All prose, as written"
-    return '\n'.join(c.source for c in nbformat.read(path, 4).cells if c.cell_type=='markdown')
+def list_prerequisites(path: Path) -> list[int]:
+    """Return the numbers of the chapters that the line *You need* links to."""
+    text = read_markdown(path)
+    paragraph = re.search(r"\*\*You need\*\*.*?(?=\*\*|\n\n|\Z)", text, re.S)
+    if paragraph is None:
+        return []
+    return [int(number) for number in re.findall(r"\]\((\d\d)_\w+\.ipynb", paragraph[0])]
 
-def scores(path):
-    "Methods that a chapter trains to a score on the running example: `(mean, what is said of it)`"
+
+def format_scores(scores: list[float]) -> str:
+    """Return the mean, the standard deviation and the number of seeds as text."""
+    if len(scores) == 1:
+        return f"{scores[0]:.1f} (one run)"
+    mean = statistics.mean(scores)
+    return f"{mean:.1f} ± {statistics.stdev(scores):.1f} ({len(scores)} seeds)"
+
+
+def load_chapter_scores(path: Path) -> dict[str, list[float]]:
+    """Return the scores of the methods that a chapter trains on the running task."""
     number = path.stem[:2]
-    rows = json.loads((COURSE/'scores.json').read_text(encoding='utf-8'))
-    return {r['method']: (statistics.mean(r['scores']), said(r['scores'])) for r in rows
-        if r['chapter']==number and r['task']=='two-domains'}
+    rows = json.loads((COURSE_FOLDER / "scores.json").read_text(encoding="utf-8"))
+    return {
+        row["method"]: row["scores"]
+        for row in rows
+        if row["chapter"] == number and row["task"] == "two-domains"
+    }
 
-def said(scores):
-    "Mean, deviation and number of runs"
-    if len(scores)==1:
-        return f'{scores[0]:.1f} (one run)'
-    return f'{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f} ({len(scores)} seeds)'
 
-def seconds():
-    "Seconds of one core that each chapter was seen to take: `python docs/course.py run`"
-    return json.loads(SECONDS.read_text(encoding='utf-8')) if SECONDS.exists() else {}
+def format_best_score(path: Path) -> str:
+    """Return the best method of a chapter with its scores; an empty text if there is none."""
+    scores = load_chapter_scores(path)
+    if not scores:
+        return ""
+    best = max(scores, key=lambda method: statistics.mean(scores[method]))
+    return f"{best}: {format_scores(scores[best])}"
 
-def minutes(cells):
-    "Of reading: what cells take that are alone in a notebook"
+
+def load_seconds() -> dict[str, int]:
+    """Return the measured seconds of each chapter on one core."""
+    return json.loads(SECONDS_FILE.read_text(encoding="utf-8")) if SECONDS_FILE.exists() else {}
+
+
+def estimate_reading_minutes(cells: list[NotebookNode]) -> float:
+    """Return the minutes that a reader needs for prose and code of some cells."""
     nb = nbformat.v4.new_notebook(cells=cells)
-    return len(prose(nb).split())/WORDS+len(code(nb))/LINES
+    n_words = len(extract_prose(nb).split())
+    return n_words / WORDS_PER_MINUTE + len(extract_code_lines(nb)) / CODE_LINES_PER_MINUTE
 
-def row(path):
-    "A line of the table"
+
+def summarise_chapter(path: Path) -> dict[str, Any]:
+    """Return a row of the table of chapters."""
     nb = nbformat.read(path, 4)
-    best = max(scores(path).items(), key=lambda o: o[1][0], default=None)
-    return dict(chapter=path.stem, words=len(prose(nb).split()), code=len(code(nb)), minutes=round(minutes(nb.cells)),
-        seconds=seconds().get(path.stem, 0), drawings=len(drawings(nb)), exercises=len(exercises(nb)),
-        score=f'{best[0]}: {best[1][1]}' if best else '')
+    return {
+        "chapter": path.stem,
+        "words": len(extract_prose(nb).split()),
+        "code": len(extract_code_lines(nb)),
+        "minutes": round(estimate_reading_minutes(nb.cells)),
+        "seconds": load_seconds().get(path.stem, 0),
+        "drawings": len(list_drawings(nb)),
+        "exercises": len(list_exercises(nb)),
+        "score": format_best_score(path),
+    }
 
-def first_score():
-    "Minutes from the first word to the first trained score: reading up to it, and running the chapter"
-    path = chapters()[0]
+
+def minutes_to_first_score() -> float:
+    """Return the minutes from the first word of the course to the first trained score.
+
+    They are the time to read up to it, and to run the whole chapter.
+    """
+    path = list_chapters()[0]
     cells = nbformat.read(path, 4).cells
-    upto = next(i for i,c in enumerate(cells) if c.cell_type=='code' and re.search(r'\bnote\(', c.source))
-    return minutes(cells[:upto+1])+seconds().get(path.stem, 0)/60
+    index = next(
+        i
+        for i, cell in enumerate(cells)
+        if cell.cell_type == "code" and re.search(r"\bstore_or_compare_scores\(", cell.source)
+    )
+    return estimate_reading_minutes(cells[: index + 1]) + load_seconds().get(path.stem, 0) / 60
 
-# ---- what is made from the table
 
-def takes(path):
-    "What a chapter says of itself"
-    r = row(path)
-    run = f"{5*math.ceil(r['seconds']/5)} s" if r['seconds'] else 'less than a minute'
-    return f"**It takes** {r['minutes']} minutes to read and {run} to run"
+# ---- pages that state numbers of the table
 
-def says(text, path):
-    "A chapter's paragraph with the minutes and seconds of the table"
-    new = re.sub(r'\*\*It takes\*\*\s[^;.]*?\sto\s+run', takes(path), text)
-    if new==text:
+
+def format_duration(path: Path) -> str:
+    """Return the sentence in which a chapter states its minutes and seconds."""
+    row = summarise_chapter(path)
+    rounded = 5 * math.ceil(row["seconds"] / 5)
+    duration = f"{rounded} s" if rounded else "less than a minute"
+    return f"**It takes** {row['minutes']} minutes to read and {duration} to run"
+
+
+def wrap_paragraph(text: str) -> str:
+    """Return a paragraph wrapped at 98 columns, without a line break in bold words."""
+    bold = re.sub(r"\*\*[^*]+\*\*", lambda m: re.sub(r"\s", "\0", m[0]), text)
+    wrapped = textwrap.fill(bold, 98, break_long_words=False, break_on_hyphens=False)
+    return wrapped.replace("\0", " ")
+
+
+def update_duration(text: str, path: Path) -> str:
+    """Return a Markdown cell of a chapter with the present minutes and seconds."""
+    updated = re.sub(r"\*\*It takes\*\*\s[^;.]*?\sto\s+run", format_duration(path), text)
+    if updated == text:
         return text
-    return '\n\n'.join(filled(p) if '**It takes**' in p else p for p in new.split('\n\n'))
+    paragraphs = updated.split("\n\n")
+    return "\n\n".join(wrap_paragraph(p) if "**It takes**" in p else p for p in paragraphs)
 
-def filled(text):
-    "A paragraph of 98 columns, in which no bold words are parted"
-    whole = re.sub(r'\*\*[^*]+\*\*', lambda m: re.sub(r'\s', '\0', m[0]), text)
-    return textwrap.fill(whole, 98, break_long_words=False, break_on_hyphens=False).replace('\0', ' ')
 
-def links(text):
-    "The home page's road with the minutes of the table"
-    known = {p.stem: row(p)['minutes'] for p in chapters()}
-    return re.sub(r'(course/(\d\d_\w+)\.ipynb\)) \d+′', lambda m: f'{m[1]} {known[m[2]]}′', text)
+def update_home_minutes(text: str) -> str:
+    """Return a Markdown cell of the home page with the present minutes of the chapters."""
+    minutes = {path.stem: summarise_chapter(path)["minutes"] for path in list_chapters()}
+    link = r"(course/(\d\d_\w+)\.ipynb\)) \d+′"
+    return re.sub(link, lambda m: f"{m[1]} {minutes[m[2]]}′", text)
 
-def page():
-    "`nbs/course/chapters.md`: the course in one table"
-    rows = [row(p) for p in chapters()]
-    title = {p.stem: nbformat.read(p, 4).cells[0].source.split('\n')[0].strip('# ') for p in chapters()}
-    lines = ['<!-- Made by `python docs/course.py write`: do not edit. -->', '# The course in one table', '',
-        f'A reader takes a minute for {WORDS} words, and a minute for {LINES} lines of code. *Seconds* are those of '
-        'one core, all cells of the chapter together. *Score* is the best that the chapter trains on the running task '
-        '`two-domains`: right answers in %, on 500 texts that training has not seen.', '',
-        f'Without installing anything: [in Colab]({COLAB}/00_why.ipynb), by a link in each row, or all of them '
-        f'[on Binder]({BINDER}). Colab has Python, PyTorch and matplotlib already. There the first cell clones the '
-        'repository and installs the package beside them, with newer companions where it needs them, and goes to the '
-        "chapters' folder. No accelerator is needed. Binder makes Python 3.12, PyTorch for a CPU, the package and "
-        'JupyterLab from `.binder/`, which takes some minutes on the first visit. `.ci/first_chapter` does by itself '
-        'what both do: an empty environment, the package, and the first chapter alone.', '',
-        '| | chapter | words | code lines | minutes | seconds | drawings | exercises | trained score | |',
-        '|---|---|--:|--:|--:|--:|--:|--:|---|---|']
-    for r in rows:
-        n = r['chapter'][:2]
-        lines.append(f"| {n} | [{title[r['chapter']]}]({r['chapter']}.ipynb) | {r['words']:,} | {r['code']} | "
-            f"{r['minutes']} | {r['seconds'] or 'not measured'} | {r['drawings']} | {r['exercises']} | {r['score']} | "
-            f"[Colab]({COLAB}/{r['chapter']}.ipynb) |")
-    total = {k: sum(r[k] for r in rows) for k in ('words', 'code', 'minutes', 'seconds')}
-    return '\n'.join([*lines, '', f"In all {total['words']:,} words and {total['code']:,} lines of code: "
-        f"{total['minutes']/60:.1f} hours to read, {total['seconds']/60:.0f} minutes of a core for what was timed. "
-        f'The first trained score is there {first_score():.0f} minutes after the first word.', ''])
 
-def edited(path, change):
-    "A notebook with `change(text)` for each Markdown cell; whether something is new"
+TABLE_INTRODUCTION = f"""<!-- Made by `python docs/course.py write`: do not edit. -->
+# The course in one table
+
+A minute of reading is {WORDS_PER_MINUTE} words or {CODE_LINES_PER_MINUTE} lines of code.
+*Seconds* is the time of one core for all cells of the chapter. *Score* is the best method that the
+chapter trains on the running task `two-domains`: accuracy in % on 500 test examples.
+
+You need not install anything: open a chapter [in Colab]({COLAB_URL}/00_why.ipynb)
+by the link in its row, or all of them
+[on Binder]({BINDER_URL}).
+In Colab, the first cell of a chapter clones the repository, installs the package, and changes to
+the chapters' folder. PyTorch and matplotlib are there already, and a GPU is not needed. Binder
+installs Python 3.12, PyTorch for a CPU, the package and JupyterLab as `.binder/` says, which takes
+a few minutes on the first visit. `.ci/first_chapter` tests the same steps: a new environment, the
+package, and the first chapter.
+
+| | chapter | words | code lines | minutes | seconds | drawings | exercises | best score | |
+|---|---|--:|--:|--:|--:|--:|--:|---|---|"""
+
+
+def _render_row(row: dict[str, Any], title: str) -> str:
+    chapter = row["chapter"]
+    cells = [
+        chapter[:2],
+        f"[{title}]({chapter}.ipynb)",
+        f"{row['words']:,}",
+        row["code"],
+        row["minutes"],
+        row["seconds"] or "not measured",
+        row["drawings"],
+        row["exercises"],
+        row["score"],
+        f"[Colab]({COLAB_URL}/{chapter}.ipynb)",
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def render_course_table() -> str:
+    """Return the text of `nbs/course/chapters.md`: the course in one table."""
+    rows = []
+    lines = [TABLE_INTRODUCTION]
+    for path in list_chapters():
+        title = nbformat.read(path, 4).cells[0].source.split("\n")[0].strip("# ")
+        rows.append(summarise_chapter(path))
+        lines.append(_render_row(rows[-1], title))
+    total = {key: sum(row[key] for row in rows) for key in ("words", "code", "minutes", "seconds")}
+    summary = (
+        f"The course has {total['words']:,} words and {total['code']:,} lines of code: "
+        f"{total['minutes'] / 60:.1f} hours to read, and {total['seconds'] / 60:.0f} minutes of "
+        "one core to run. A reader sees the first trained score after "
+        f"{minutes_to_first_score():.0f} minutes."
+    )
+    return "\n".join([*lines, "", summary, ""])
+
+
+def edit_markdown_cells(path: Path, change: Callable[[str], str]) -> NotebookNode | None:
+    """Return a notebook with `change(text)` for each Markdown cell; None if nothing changes."""
     nb = nbformat.read(path, 4)
-    before = [c.source for c in nb.cells]
-    for c in nb.cells:
-        if c.cell_type=='markdown':
-            c.source = change(c.source)
-    return nb,before!=[c.source for c in nb.cells]
+    has_changed = False
+    for cell in nb.cells:
+        if cell.cell_type == "markdown":
+            updated = change(cell.source)
+            has_changed = has_changed or updated != cell.source
+            cell.source = updated
+    return nb if has_changed else None
 
-def made():
-    "Notebooks that the table changes, and the page"
-    todo = {p: edited(p, lambda text, p=p: says(text, p)) for p in chapters()}|{HOME: edited(HOME, links)}
-    return {p: nb for p,(nb,new) in todo.items() if new},page()
 
-def write():
-    "Headings, home page and the page of chapters as the table has them"
-    for path,nb in made()[0].items():
+def render_updates() -> tuple[dict[Path, NotebookNode], str]:
+    """Return updates of notebooks that state old minutes or seconds, and the table of chapters."""
+    updates = {HOME_NOTEBOOK: edit_markdown_cells(HOME_NOTEBOOK, update_home_minutes)}
+    for path in list_chapters():
+        updates[path] = edit_markdown_cells(path, partial(update_duration, path=path))
+    return {path: nb for path, nb in updates.items() if nb}, render_course_table()
+
+
+def write_updates() -> None:
+    """Write the present minutes and seconds into chapters, home page and table of chapters."""
+    for path, nb in render_updates()[0].items():
         nbformat.write(nb, path)
-    text = page() # once the headings have their last words
-    (COURSE/'chapters.md').write_text(text, encoding='utf-8')
+    text = render_course_table()  # the words of the updated chapters count
+    (COURSE_FOLDER / "chapters.md").write_text(text, encoding="utf-8")
     print(text)
 
-def used():
-    "Seconds of a core that ended processes took"
-    u = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return u.ru_utime+u.ru_stime
 
-def run(names):
-    "Run chapters in fresh kernels with one thread; keep their outputs, and the seconds of the core"
-    os.environ.update(OMP_NUM_THREADS='1', PYTHONHASHSEED='0', TOKENIZERS_PARALLELISM='false', HF_HUB_OFFLINE='1',
-        MPLBACKEND='module://matplotlib_inline.backend_inline')
-    import notebooks as nbs
-    for path in [p for p in chapters() if not names or p.stem[:2] in names]:
-        before = used()
-        nb = nbs.execute(path)
-        known = seconds()|{path.stem: round(used()-before)}
+def child_cpu_seconds() -> float:
+    """Return the CPU time of the child processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def run_chapters(numbers: Iterable[str]) -> None:
+    """Run chapters in new kernels with one thread; store their outputs and their CPU seconds."""
+    os.environ.update(
+        OMP_NUM_THREADS="1",
+        PYTHONHASHSEED="0",
+        TOKENIZERS_PARALLELISM="false",
+        HF_HUB_OFFLINE="1",
+        MPLBACKEND="module://matplotlib_inline.backend_inline",
+    )
+    import notebooks
+
+    selected = set(numbers)
+    for path in list_chapters():
+        if selected and path.stem[:2] not in selected:
+            continue
+        before = child_cpu_seconds()
+        nb = notebooks.execute_notebook(path)
+        seconds = load_seconds() | {path.stem: round(child_cpu_seconds() - before)}
         nbformat.write(nb, path)
-        nbs.nbdev('nbdev_clean', fname=str(path))
-        SECONDS.write_text(json.dumps(known, indent=1, sort_keys=True)+'\n', encoding='utf-8')
-        print(path.stem, known[path.stem], flush=True)
+        notebooks.run_nbdev("nbdev_clean", fname=str(path))
+        SECONDS_FILE.write_text(
+            json.dumps(seconds, indent=1, sort_keys=True) + "\n", encoding="utf-8"
+        )
+        print(path.stem, seconds[path.stem], flush=True)
 
-def main():
-    "The command line"
-    p = argparse.ArgumentParser(description=__doc__)
-    sub = p.add_subparsers(dest='command', required=True)
-    sub.add_parser('write', help="minutes and seconds into headings, home page and the course's page of chapters")
-    r = sub.add_parser('run', help='run chapters with one thread, store their outputs and how many seconds they took')
-    r.add_argument('names', nargs='*', help='such as 05 (default: all)')
-    args = p.parse_args()
-    if args.command=='run':
-        run(args.names)
-    return write()
 
-if __name__=='__main__':
-    sys.exit(main())
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    subparsers.add_parser(
+        "write", help="update minutes and seconds in chapters, home page and table of chapters"
+    )
+    run_parser = subparsers.add_parser(
+        "run", help="run chapters with one thread, store outputs and seconds, then `write`"
+    )
+    run_parser.add_argument("numbers", nargs="*", help="such as 05 (default: all)")
+    args = parser.parse_args()
+    if args.command == "run":
+        run_chapters(args.numbers)
+    write_updates()
+
+
+if __name__ == "__main__":
+    main()

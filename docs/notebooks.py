@@ -1,4 +1,8 @@
-"Run, check and publish the notebooks: `python docs/notebooks.py run|check|readme` (see CONTRIBUTING.md)."
+"""Run, check and publish the notebooks.
+
+`python docs/notebooks.py run|check|readme`; CONTRIBUTING.md describes the workflow.
+"""
+
 import argparse
 import base64
 import io
@@ -9,202 +13,320 @@ import subprocess
 import sys
 import tempfile
 import time
-from configparser import ConfigParser
+from collections.abc import Callable, Iterable, Iterator
+from configparser import ConfigParser, SectionProxy
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import nbformat
+from nbformat import NotebookNode
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
-NBS,IMAGES = ROOT/'nbs',ROOT/'docs/images'
-DIRECTIVE = re.compile(r'^\s*#\s*\|.*\n?', re.M)
-ROOMS = { # of the package and of `nbs/engine`, in the order in which they may import; what each of them holds
-    'hall': 'What every room may use.',
-    'data': 'From text to examples.',
-    'model': 'A frozen model that can be opened.',
-    'training': 'One loop that trains, measures and resumes.',
-    'pretraining': 'How the bundled models were made.',
-    'methods': 'One module a method, named as in its paper.',
-    'experiments': 'A question with several runs.',
-    'efficiency': 'What a method costs.',
-    'analysis': 'Looking inside.',
-    'commands': 'What can be called from a shell.',
+NOTEBOOKS_FOLDER = ROOT / "nbs"
+IMAGES_FOLDER = ROOT / "docs/images"
+DIRECTIVE_LINE = re.compile(r"^\s*#\s*\|.*\n?", re.M)
+TOP_LEVEL = "common"  # folder in `nbs/engine` of the modules that belong to no subpackage
+SUBPACKAGES = {  # what each subpackage contains; a module imports only from subpackages before it
+    TOP_LEVEL: "Modules that every package may import: configuration, checks, files, records.",
+    "data": "From rows of text to batches of examples.",
+    "model": "Frozen backbones, insertion plans, and the loop over the layers.",
+    "training": "The training loop, evaluation, caches and checkpoints.",
+    "pretraining": "How the bundled models were trained.",
+    "methods": "One module for each method, named as in its paper.",
+    "experiments": "Questions that need several runs.",
+    "efficiency": "Parameters, time and memory of a method.",
+    "analysis": "What the hidden states and the prompts contain.",
+    "commands": "Commands for a shell.",
 }
-SHELVES = ['.', 'course', 'course/solutions', *(f'engine/{room}' for room in ROOMS), 'lab'] # folders in reading order
+NOTEBOOK_FOLDERS = [  # in reading order
+    ".",
+    "course",
+    "course/solutions",
+    *(f"engine/{subpackage}" for subpackage in SUBPACKAGES),
+    "lab",
+]
 
-def directives(cell):
-    "The `#|` lines of a code cell as `{'slow', 'eval: false', ...}`"
-    if cell.cell_type!='code':
+
+def read_directives(cell: NotebookNode) -> set[str]:
+    """Return the `#|` lines of a code cell, such as `{'slow', 'eval: false'}`."""
+    if cell.cell_type != "code":
         return set()
-    found = re.findall(r'^\s*#\s*\|\s*(.+?)\s*$', cell.source, re.M)
-    return {re.sub(r'\s*:\s*', ': ', d) for d in found}
+    directives = re.findall(r"^\s*#\s*\|\s*(.+?)\s*$", cell.source, re.M)
+    return {re.sub(r"\s*:\s*", ": ", directive) for directive in directives}
 
-def settings():
-    "`settings.ini`, the one description of the project"
-    ini = ConfigParser(delimiters=['='], interpolation=None)
-    ini.read(ROOT/'settings.ini', encoding='utf-8')
-    return ini['DEFAULT']
 
-def place(path):
-    "Where a notebook is, as one names it: `course/03_reading` for `nbs/course/03_reading.ipynb`"
-    return path.relative_to(NBS).with_suffix('').as_posix()
+def read_settings() -> SectionProxy:
+    """Return the content of `settings.ini`, which describes the project."""
+    ini = ConfigParser(delimiters=["="], interpolation=None)
+    ini.read(ROOT / "settings.ini", encoding="utf-8")
+    return ini["DEFAULT"]
 
-def shelf(path):
-    "The folder of a notebook below `nbs/`, `.` for the index"
-    return path.relative_to(NBS).parent.as_posix()
 
-def reading_order(path):
-    "A key to sort notebooks by: index, course, engine by rooms, lab"
-    where = SHELVES.index(shelf(path)) if shelf(path) in SHELVES else len(SHELVES)
-    return where, path.stem!='index', place(path)
+def notebook_name(path: Path) -> str:
+    """Return the name of a notebook: `course/03_reading` for `nbs/course/03_reading.ipynb`."""
+    return path.relative_to(NOTEBOOKS_FOLDER).with_suffix("").as_posix()
 
-def bare(path):
-    "The name of a notebook without its number"
-    return re.sub(r'^\d+[a-z]?_', '', path.stem)
 
-def meant(name, known):
-    "The notebooks that `name` means: `03`, `05_prompt`, `idpg`, `engine/model/backbone`, `methods`, a path"
-    name = re.sub(r'^(.*/)?nbs/', '', name.removesuffix('.ipynb')).strip('/')
-    exact = [p for p in known if f'/{name}/' in f'/{place(p)}/' or bare(p)==name]
-    return exact or [p for p in known if any(s.startswith(name) for s in (place(p), p.stem, bare(p)))]
+def notebook_folder(path: Path) -> str:
+    """Return the folder of a notebook below `nbs/`; `.` for the index."""
+    return path.relative_to(NOTEBOOKS_FOLDER).parent.as_posix()
 
-def ours(path):
-    "Whether a notebook belongs to the project: no part of its path starts with `_` or `.`"
-    return not any(part.startswith(('_', '.')) for part in path.relative_to(NBS).parts)
 
-def notebooks(names=()):
-    "Committed notebooks in reading order, or those that `names` mean"
-    known = sorted(filter(ours, NBS.rglob('*.ipynb')), key=reading_order)
-    found = {n: meant(n, known) for n in names}
-    if missing := [n for n in names if not found[n]]:
-        raise SystemExit(f"No notebook starts with {', '.join(missing)}. There are: {', '.join(map(place, known))}")
-    return [p for p in known if not names or any(p in ps for ps in found.values())]
+def reading_order_key(path: Path) -> tuple[int, bool, str]:
+    """Return a key that sorts notebooks: index, course, engine by subpackage, lab."""
+    folder = notebook_folder(path)
+    is_known = folder in NOTEBOOK_FOLDERS
+    rank = NOTEBOOK_FOLDERS.index(folder) if is_known else len(NOTEBOOK_FOLDERS)
+    return rank, path.stem != "index", notebook_name(path)
+
+
+def strip_number(path: Path) -> str:
+    """Return the name of a notebook without its folder and its number."""
+    return re.sub(r"^\d+[a-z]?_", "", path.stem)
+
+
+def match_notebooks(name: str, notebooks: list[Path]) -> list[Path]:
+    """Return the notebooks to which a name refers.
+
+    A name is the beginning of a file name (`03`, `05_prompt`), a file name without its number
+    (`idpg`), a folder (`methods`), or a path (`engine/model/backbone`).
+    """
+    name = re.sub(r"^(.*/)?nbs/", "", name.removesuffix(".ipynb")).strip("/")
+    exact = [
+        path
+        for path in notebooks
+        if f"/{name}/" in f"/{notebook_name(path)}/" or strip_number(path) == name
+    ]
+    return exact or [
+        path
+        for path in notebooks
+        if notebook_name(path).startswith(name)
+        or path.stem.startswith(name)
+        or strip_number(path).startswith(name)
+    ]
+
+
+def is_project_notebook(path: Path) -> bool:
+    """Return whether a notebook is published: no part of its path starts with `_` or `.`."""
+    parts = path.relative_to(NOTEBOOKS_FOLDER).parts
+    return not any(part.startswith(("_", ".")) for part in parts)
+
+
+def list_notebooks(names: Iterable[str] = ()) -> list[Path]:
+    """Return all notebooks in reading order, or those to which `names` refer."""
+    paths = NOTEBOOKS_FOLDER.rglob("*.ipynb")
+    notebooks = sorted(filter(is_project_notebook, paths), key=reading_order_key)
+    matches = {name: match_notebooks(name, notebooks) for name in names}
+    if not matches:
+        return notebooks
+    unknown = [name for name, paths in matches.items() if not paths]
+    if unknown:
+        raise SystemExit(
+            f"No notebook has a name that starts with {', '.join(unknown)}. "
+            f"The notebooks are: {', '.join(map(notebook_name, notebooks))}"
+        )
+    return [path for path in notebooks if any(path in paths for paths in matches.values())]
+
 
 # ---- run
 
-def skipped(cell):
-    "Cells that never run by themselves: `#| eval: false` and the test flags of settings.ini (slow, gpu, ...)"
-    return bool(directives(cell) & {'eval: false', *settings()['tst_flags'].split()})
 
-def lighten(nb):
-    "Store the pictures of a notebook with 128 colours: a plot looks the same in a third of the bytes"
-    for data in (o.get('data', {}) for c in nb.cells for o in c.get('outputs', ())):
-        if 'image/png' not in data:
-            continue
-        png,small = base64.b64decode(data['image/png']),io.BytesIO()
-        if (im := Image.open(io.BytesIO(png))).mode=='P': # it is one already
-            continue
-        im.convert('RGB').quantize(128, dither=Image.Dither.NONE).save(small, 'png', optimize=True)
-        if len(small.getvalue())<len(png):
-            data['image/png'] = base64.b64encode(small.getvalue()).decode()
+def is_skipped(cell: NotebookNode) -> bool:
+    """Return whether a cell is not run: `#| eval: false`, or a test flag of `settings.ini`."""
+    return bool(read_directives(cell) & {"eval: false", *read_settings()["tst_flags"].split()})
+
+
+def _quantize(png: bytes) -> bytes:
+    """Return a picture with at most 128 colours, or the same bytes if that saves nothing."""
+    image = Image.open(io.BytesIO(png))
+    if image.mode == "P":  # has a palette already
+        return png
+    compressed = io.BytesIO()
+    quantized = image.convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    quantized.save(compressed, "png", optimize=True)
+    return min(png, compressed.getvalue(), key=len)
+
+
+def compress_pictures(nb: NotebookNode) -> NotebookNode:
+    """Reduce the pictures of a notebook to 128 colours, which saves two thirds of the bytes."""
+    for cell in nb.cells:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                png = base64.b64decode(data["image/png"])
+                compressed = _quantize(png)
+                if compressed != png:
+                    data["image/png"] = base64.b64encode(compressed).decode()
     return nb
 
-def execute(path):
-    "Run one notebook in a fresh kernel and its own folder; return it with new outputs (skipped cells keep theirs)"
-    from nbclient import NotebookClient
-    nb = nbformat.read(path, 4)
-    cells = [c for c in nb.cells if not skipped(c)] # the same objects: outputs land in `nb`
-    todo = nbformat.v4.new_notebook(cells=cells, metadata=nb.metadata)
-    NotebookClient(todo, timeout=300, kernel_name='python3', extra_arguments=['--log-level=ERROR'],
-        resources={'metadata': {'path': str(path.parent)}}).execute()
-    nb.metadata = {'kernelspec': {'name': 'python3', 'display_name': 'python3', 'language': 'python'}}
-    return lighten(nb)
 
-def run(names, write=True):
-    "Run notebooks; with `write`, store their outputs and clean them. Returns the number of failures"
+def execute_notebook(path: Path) -> NotebookNode:
+    """Run a notebook in a new kernel, in its folder; return it with the new outputs.
+
+    Cells that are skipped keep their stored outputs.
+    """
+    from nbclient import NotebookClient
+
+    nb = nbformat.read(path, 4)
+    # the cells are shared with `nb`, which therefore gets the outputs
+    cells = [cell for cell in nb.cells if not is_skipped(cell)]
+    NotebookClient(
+        nbformat.v4.new_notebook(cells=cells, metadata=nb.metadata),
+        timeout=300,
+        kernel_name="python3",
+        extra_arguments=["--log-level=ERROR"],
+        resources={"metadata": {"path": str(path.parent)}},
+    ).execute()
+    nb.metadata = {
+        "kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}
+    }
+    return compress_pictures(nb)
+
+
+def _run_and_describe(path: Path, write: bool) -> str:
+    """Run a notebook; return what the report says about it."""
+    before = path.read_bytes()
+    nb = execute_notebook(path)
+    if not write:
+        return ""
+    nbformat.write(nb, path)
+    run_nbdev("nbdev_clean", fname=str(path))
+    return "unchanged" if path.read_bytes() == before else "new outputs"
+
+
+def run_notebooks(names: Iterable[str], write: bool = True) -> int:
+    """Run notebooks and return the number of failures; `write` stores the outputs."""
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
-    os.environ.update(TOKENIZERS_PARALLELISM='false', PYTHONHASHSEED='0',
-        MPLBACKEND='module://matplotlib_inline.backend_inline')
-    os.environ.setdefault('HF_HUB_OFFLINE', '1')
-    failed = 0
-    for path in notebooks(names):
-        start,before = time.perf_counter(),path.read_bytes()
+
+    os.environ.update(
+        TOKENIZERS_PARALLELISM="false",
+        PYTHONHASHSEED="0",
+        MPLBACKEND="module://matplotlib_inline.backend_inline",
+    )
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    n_failed = 0
+    for path in list_notebooks(names):
+        start = time.perf_counter()
         try:
-            nb = execute(path)
-            if write:
-                nbformat.write(nb, path)
-                nbdev('nbdev_clean', fname=str(path))
-            note = '' if not write else 'unchanged' if path.read_bytes()==before else 'new outputs'
+            note = _run_and_describe(path, write)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as e:
-            plain = re.sub(r'\x1b\[[\d;]*m', '', str(e)) # no colours: this ends in log files
-            failed,note = failed+1,f'FAILED (file left as it was)\n{plain}'
-        print(f'{place(path):42} {time.perf_counter()-start:6.1f} s  {note}', flush=True)
-    return failed
+            # without escape sequences for colours, because the report may go to a log file
+            message = re.sub(r"\x1b\[[\d;]*m", "", str(e))
+            n_failed += 1
+            note = f"FAILED (the file is unchanged)\n{message}"
+        seconds = time.perf_counter() - start
+        print(f"{notebook_name(path):42} {seconds:6.1f} s  {note}", flush=True)
+    return n_failed
+
 
 # ---- check
 
-def nbdev(command, cwd=ROOT, **options):
-    "Run an nbdev command of this environment, and stop with its output if it fails"
-    module = 'clean' if 'clean' in command else 'doclinks'
-    call = f'from nbdev.{module} import {command}; {command}(**{options})'
-    res = subprocess.run([sys.executable, '-c', call], cwd=cwd, capture_output=True, text=True,
-        env={**os.environ, 'PYTHONPATH': ''})
-    if res.returncode:
-        raise SystemExit(f'{command} failed:\n{res.stdout}{res.stderr}')
 
-def generated(py):
-    "Whether a module says at its top that it was made from a notebook (its docstring stands before that line)"
-    return re.search(r'^# AUTOGENERATED', py.read_text(encoding='utf-8')[:2000], re.M) is not None
+def run_nbdev(command: str, cwd: Path = ROOT, **options: Any) -> None:
+    """Run an nbdev command of this environment; exit with its output if it fails."""
+    module = "clean" if "clean" in command else "doclinks"
+    script = f"from nbdev.{module} import {command}; {command}(**{options})"
+    process = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ""},
+    )
+    if process.returncode:
+        raise SystemExit(f"{command} failed:\n{process.stdout}{process.stderr}")
 
-def exported(folder):
-    "Export and clean a copy of the project in `folder`; no module survives there whose notebook is gone"
-    lib = settings()['lib_path']
-    shutil.copy(ROOT/'settings.ini', folder)
-    shutil.copytree(NBS, folder/'nbs', ignore=shutil.ignore_patterns('.*', '_*'))
-    shutil.copytree(ROOT/lib, folder/lib, ignore=shutil.ignore_patterns('__pycache__', 'assets'))
-    for py in list((folder/lib).rglob('*.py')):
-        if generated(py) or not py.stat().st_size: # nbdev writes them again, and the empty `__init__.py` of a room
-            py.unlink()
-    nbdev('nbdev_export', cwd=folder)
-    nbdev('nbdev_clean', cwd=folder)
+
+def is_generated(path: Path) -> bool:
+    """Return whether a module was exported from a notebook; its docstring precedes that line."""
+    beginning = path.read_text(encoding="utf-8")[:2000]
+    return re.search(r"^# AUTOGENERATED", beginning, re.M) is not None
+
+
+def export_copy(folder: Path) -> Path:
+    """Export and clean a copy of the project in `folder`, without modules of deleted notebooks."""
+    lib = read_settings()["lib_path"]
+    shutil.copy(ROOT / "settings.ini", folder)
+    shutil.copytree(NOTEBOOKS_FOLDER, folder / "nbs", ignore=shutil.ignore_patterns(".*", "_*"))
+    ignored = shutil.ignore_patterns("__pycache__", "assets")
+    shutil.copytree(ROOT / lib, folder / lib, ignore=ignored)
+    for path in list((folder / lib).rglob("*.py")):
+        is_empty = not path.stat().st_size  # nbdev creates an empty `__init__.py` again
+        if is_generated(path) or is_empty:
+            path.unlink()
+    run_nbdev("nbdev_export", cwd=folder)
+    run_nbdev("nbdev_clean", cwd=folder)
     return folder
 
-def differ(a, b):
-    "Whether two files differ, or one of them is missing"
-    return not (a.exists() and b.exists() and a.read_bytes()==b.read_bytes())
 
-def modules_in_step(copy):
-    "What is wrong with the modules, their `__init__.py` and nbdev's index, beside an exported copy"
-    lib = settings()['lib_path']
-    for name in sorted({p.relative_to(d).as_posix() for d in (ROOT, copy) for p in (d/lib).rglob('*.py')}):
-        if not (copy/name).exists():
-            yield f'{name}: no notebook exports it: delete it'
-        elif differ(ROOT/name, copy/name):
-            yield f'{name} is not what its notebook exports: edit the notebook, then `make prepare`'
+def files_differ(a: Path, b: Path) -> bool:
+    """Return whether two files differ, or one of them is missing."""
+    return not (a.exists() and b.exists() and a.read_bytes() == b.read_bytes())
 
-def notebooks_in_step(copy):
-    "What is wrong with the notebooks, beside a cleaned copy"
-    for p in notebooks():
-        name = f'nbs/{place(p)}.ipynb'
-        if differ(p, copy/name):
-            yield f'{name} is not clean (execution counts or metadata): `nbdev_clean`'
-        outputs = [o for c in nbformat.read(p, 4).cells for o in c.get('outputs', ())]
-        if any(o.output_type=='error' for o in outputs):
-            yield f'{name} has a stored error: `python docs/notebooks.py run {place(p)}`'
-        if 'site-packages' in str(outputs):
-            yield f'{name} stores a warning with a path of this machine: silence its cause, and run it again'
 
-def readme_in_step():
-    "What is wrong with README.md and its pictures"
-    if not (NBS/'index.ipynb').exists():
+def check_modules(copy: Path) -> Iterator[str]:
+    """Yield the problems of the modules, compared with an exported copy of the project."""
+    lib = read_settings()["lib_path"]
+    names = set()
+    for root in (ROOT, copy):
+        names |= {path.relative_to(root).as_posix() for path in (root / lib).rglob("*.py")}
+    for name in sorted(names):
+        if not (copy / name).exists():
+            yield f"{name}: no notebook exports it: delete it"
+        elif files_differ(ROOT / name, copy / name):
+            yield f"{name} is not what its notebook exports: edit the notebook, then `make prepare`"
+
+
+def check_notebooks(copy: Path) -> Iterator[str]:
+    """Yield the problems of the notebooks, compared with a cleaned copy of the project."""
+    for path in list_notebooks():
+        short_name = notebook_name(path)
+        name = f"nbs/{short_name}.ipynb"
+        if files_differ(path, copy / name):
+            yield f"{name} is not clean (execution counts or metadata): run `nbdev_clean`"
+        outputs = []
+        for cell in nbformat.read(path, 4).cells:
+            outputs += cell.get("outputs", ())
+        if any(output.output_type == "error" for output in outputs):
+            yield f"{name} has a stored error: run `python docs/notebooks.py run {short_name}`"
+        if "site-packages" in str(outputs):
+            yield (
+                f"{name} has a stored warning with a path of this machine: "
+                "remove its cause, and run the notebook again"
+            )
+
+
+def check_readme() -> Iterator[str]:
+    """Yield the problems of README.md, its pictures and the list of notebooks."""
+    if not (NOTEBOOKS_FOLDER / "index.ipynb").exists():
         return
-    text,images = readme()
-    wanted = {'README.md': text.encode(), 'nbs/engine/README.md': engine_list().encode(),
-        **{f'docs/images/{n}': data for n,data in images.items()}}
-    stored = {f'docs/images/{p.name}' for p in IMAGES.glob('index_*')} | set(wanted)
-    for name in sorted(stored):
-        if not (ROOT/name).exists() or (ROOT/name).read_bytes()!=wanted.get(name):
-            yield f'{name} is not what the notebooks (nbs/index.ipynb) give: `python docs/notebooks.py readme`'
+    text, images = render_readme()
+    expected = {
+        "README.md": text.encode(),
+        "nbs/engine/README.md": render_engine_list().encode(),
+        **{f"docs/images/{name}": data for name, data in images.items()},
+    }
+    stored = {f"docs/images/{path.name}" for path in IMAGES_FOLDER.glob("index_*")}
+    for name in sorted(stored | set(expected)):
+        path = ROOT / name
+        if not path.exists() or path.read_bytes() != expected.get(name):
+            yield (
+                f"{name} is not what the notebooks give (nbs/index.ipynb and the titles): "
+                "run `python docs/notebooks.py readme`"
+            )
 
-def check():
-    "What a commit would get wrong, as a list of sentences; works on a copy, changes nothing"
-    with tempfile.TemporaryDirectory() as tmp:
-        copy = exported(Path(tmp))
-        return [*modules_in_step(copy), *notebooks_in_step(copy), *readme_in_step()]
+
+def check_all() -> list[str]:
+    """Return the problems of modules, notebooks and README.md, without changing a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = export_copy(Path(folder))
+        return [*check_modules(copy), *check_notebooks(copy), *check_readme()]
+
 
 # ---- readme
 
-FENCES = """{% extends 'markdown/index.md.j2' %}
+README_TEMPLATE = """{% extends 'markdown/index.md.j2' %}
 {% block stream %}```text
 {{ output.text.rstrip() }}
 ```
@@ -213,100 +335,154 @@ FENCES = """{% extends 'markdown/index.md.j2' %}
 ```
 {% endblock %}"""
 
-def from_root(link):
-    "A link written in `nbs/` as seen from the repository's root"
-    if re.match(r'[a-z]+:|[#/]', link):
+
+def link_from_root(link: str) -> str:
+    """Return a link of a file in `nbs/` relative to the root of the repository."""
+    if re.match(r"[a-z]+:|[#/]", link):
         return link
-    path,hash_,anchor = link.partition('#')
-    return os.path.normpath(PurePosixPath('nbs', path)).replace(os.sep, '/') + hash_ + anchor
+    path, separator, anchor = link.partition("#")
+    from_root = os.path.normpath(PurePosixPath("nbs", path)).replace(os.sep, "/")
+    return from_root + separator + anchor
 
-def relink(text, move=from_root):
-    "A Markdown text with `move(link)` for each of its links; code is left alone"
-    parts = re.split(r'(```.*?```|`[^`\n]+`)', text, flags=re.S)
-    links = re.compile(r'(\]\(|\b(?:src|srcset|href)=")([^)\s"]+)')
-    return ''.join(p if i%2 else links.sub(lambda m: m[1]+move(m[2]), p) for i,p in enumerate(parts))
 
-def shown(cell):
-    "The cell as a reader of README or site sees it (None: not at all)"
-    flags = directives(cell)
-    if any(f=='hide' or f.startswith('default_exp') for f in flags):
+def rewrite_links(text: str, move: Callable[[str], str] = link_from_root) -> str:
+    """Return a Markdown text with `move(link)` for each of its links; code is unchanged."""
+    parts = re.split(r"(```.*?```|`[^`\n]+`)", text, flags=re.S)
+    link_pattern = re.compile(r'(\]\(|\b(?:src|srcset|href)=")([^)\s"]+)')
+    for i in range(0, len(parts), 2):  # the odd parts are code
+        parts[i] = link_pattern.sub(lambda m: m[1] + move(m[2]), parts[i])
+    return "".join(parts)
+
+
+def filter_cell(cell: NotebookNode) -> NotebookNode | None:
+    """Return a cell as readers of README and site see it; None if it is hidden."""
+    directives = read_directives(cell)
+    if any(d == "hide" or d.startswith("default_exp") for d in directives):
         return None
-    if cell.cell_type=='code':
-        if flags & {'output: false', 'hide_output'}:
-            cell.outputs = []
-        cell.source = '' if flags & {'echo: false', 'hide_input'} else DIRECTIVE.sub('', cell.source).strip()
-        if not (cell.source or cell.outputs):
-            return None
-    return cell
+    if cell.cell_type != "code":
+        return cell
+    if directives & {"output: false", "hide_output"}:
+        cell.outputs = []
+    if directives & {"echo: false", "hide_input"}:
+        cell.source = ""
+    else:
+        cell.source = DIRECTIVE_LINE.sub("", cell.source).strip()
+    return cell if cell.source or cell.outputs else None
 
-def title_and_promise(path):
-    "The first heading of a notebook and the line below it that starts with `>`, for lists elsewhere: without links"
-    text = '\n'.join(c.source for c in nbformat.read(path, 4).cells[:2] if c.cell_type=='markdown')
-    text = re.sub(r'\[([^\]]+)\]\([^)]*\)', r'\1', text).replace('|', '\\|')
-    found = [re.search(rf'^{mark} +(.+)$', text, re.M) for mark in ('#', '>')]
-    return [m[1].strip() if m else '' for m in found]
 
-def engine_list():
-    "`nbs/engine/README.md`: every notebook under the hood, by room"
-    parts = ['<!-- Made from the notebooks by `make prepare`: do not edit. -->',
-        '# Under the hood: every notebook by room', '',
-        'A room imports only from rooms above it. What each holds and why: [architecture](../../docs/architecture.md).']
-    for room,holds in ROOMS.items():
-        found = [p for p in notebooks() if shelf(p)==f'engine/{room}']
-        rows = [f"- [{title}]({room}/{p.name}): {promise}" for p in found for title,promise in [title_and_promise(p)]]
-        parts += ['', f'## {room}', '', holds, '', *rows]
-    return '\n'.join(parts)+'\n'
+def read_title_and_summary(path: Path) -> tuple[str, str]:
+    """Return the first heading of a notebook and the line below it that starts with `>`.
 
-def readme(path=NBS/'index.ipynb'):
-    "The index notebook as Markdown, and its pictures `{name: bytes}`"
+    The texts contain no links, so that they may be used on other pages.
+    """
+    cells = nbformat.read(path, 4).cells[:2]
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).replace("|", "\\|")
+    title = re.search(r"^# +(.+)$", text, re.M)
+    summary = re.search(r"^> +(.+)$", text, re.M)
+    return title[1].strip() if title else "", summary[1].strip() if summary else ""
+
+
+def render_engine_list() -> str:
+    """Return the text of `nbs/engine/README.md`: all notebooks of the engine by subpackage."""
+    lines = [
+        "<!-- Made from the notebooks by `make prepare`: do not edit. -->",
+        "# Engine: all notebooks by package",
+        "",
+        "A package imports only from packages above it; "
+        "[architecture](../../docs/architecture.md) says what each contains and why.",
+    ]
+    for subpackage, contents in SUBPACKAGES.items():
+        heading = "modules beside the packages" if subpackage == TOP_LEVEL else subpackage
+        lines += ["", f"## {heading}", "", contents, ""]
+        for path in list_notebooks():
+            if notebook_folder(path) == f"engine/{subpackage}":
+                title, summary = read_title_and_summary(path)
+                lines.append(f"- [{title}]({subpackage}/{path.name}): {summary}")
+    return "\n".join(lines) + "\n"
+
+
+def render_readme(
+    path: Path = NOTEBOOKS_FOLDER / "index.ipynb",
+) -> tuple[str, dict[str, bytes]]:
+    """Return the index notebook as Markdown, and its pictures by name."""
     from nbconvert import MarkdownExporter
+
     nb = nbformat.read(path, 4)
-    nb.cells = [c for c in map(shown, nb.cells) if c]
-    for c in nb.cells:
-        if c.cell_type=='markdown':
-            c.source = relink(c.source)
-        for o in c.get('outputs', ()):
-            if 'text/markdown' in o.get('data', ()):
-                o.data['text/markdown'] = relink(o.data['text/markdown'])
-    nb.metadata['language_info'] = {'name': 'python'} # nbdev_clean drops it; the fences need it
-    text,res = MarkdownExporter(raw_template=FENCES).from_notebook_node(nb,
-        resources=dict(unique_key='index', output_files_dir='docs/images'))
-    text = re.sub(r'<style.*?</style>\s*', '', text, flags=re.S)
-    text = re.sub(r'^```python\s*```$\n*', '', text, flags=re.M) # inputs that are not shown
-    text = re.sub(r'[ \t]+$', '', re.sub(r'\n{3,}', '\n\n', text), flags=re.M).strip()
-    header = '<!-- Made from nbs/index.ipynb by `make prepare`: edit the notebook, not this file. -->\n'
-    return f'{header}{text}\n',{Path(n).name: d for n,d in res['outputs'].items()}
+    nb.cells = [cell for cell in map(filter_cell, nb.cells) if cell]
+    for cell in nb.cells:
+        if cell.cell_type == "markdown":
+            cell.source = rewrite_links(cell.source)
+        for output in cell.get("outputs", ()):
+            if "text/markdown" in output.get("data", ()):
+                output.data["text/markdown"] = rewrite_links(output.data["text/markdown"])
+    # nbdev_clean removes the language, which the fences of code need
+    nb.metadata["language_info"] = {"name": "python"}
+    text, resources = MarkdownExporter(raw_template=README_TEMPLATE).from_notebook_node(
+        nb, resources=dict(unique_key="index", output_files_dir="docs/images")
+    )
+    text = re.sub(r"<style.*?</style>\s*", "", text, flags=re.S)
+    text = re.sub(r"^```python\s*```$\n*", "", text, flags=re.M)  # hidden inputs
+    text = re.sub(r"[ \t]+$", "", re.sub(r"\n{3,}", "\n\n", text), flags=re.M).strip()
+    header = (
+        "<!-- Made from nbs/index.ipynb by `make prepare`: edit the notebook, not this file. -->\n"
+    )
+    images = {Path(name).name: data for name, data in resources["outputs"].items()}
+    return f"{header}{text}\n", images
 
-def write_readme():
-    "Write README.md, `docs/images/index_*` and the list of the engine's notebooks"
-    text,images = readme()
-    for old in IMAGES.glob('index_*'):
-        old.unlink()
+
+def write_readme() -> None:
+    """Write README.md, `docs/images/index_*` and the list of the engine's notebooks."""
+    text, images = render_readme()
+    for path in IMAGES_FOLDER.glob("index_*"):
+        path.unlink()
     if images:
-        IMAGES.mkdir(parents=True, exist_ok=True)
-    for name,data in images.items():
-        (IMAGES/name).write_bytes(data)
-    (ROOT/'README.md').write_text(text, encoding='utf-8')
-    (NBS/'engine/README.md').write_text(engine_list(), encoding='utf-8')
-    print(f'README.md: {len(text.splitlines())} lines, {len(images)} pictures')
+        IMAGES_FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, data in images.items():
+        (IMAGES_FOLDER / name).write_bytes(data)
+    (ROOT / "README.md").write_text(text, encoding="utf-8")
+    (NOTEBOOKS_FOLDER / "engine/README.md").write_text(render_engine_list(), encoding="utf-8")
+    print(f"README.md: {len(text.splitlines())} lines, {len(images)} pictures")
 
-def main():
-    "The command line"
-    p = argparse.ArgumentParser(description=__doc__)
-    sub = p.add_subparsers(dest='command', required=True)
-    r = sub.add_parser('run', help='execute notebooks in fresh kernels, store their outputs, clean them')
-    r.add_argument('names', nargs='*', help='e.g. `03`, `idpg`, `engine/model/backbone`, a room, a path (default: all)')
-    r.add_argument('--no-write', action='store_true', help='only see whether they run')
-    sub.add_parser('check', help='fail if modules, notebooks or README.md are not what `make prepare` would leave')
-    sub.add_parser('readme', help='write README.md from nbs/index.ipynb, and nbs/engine/README.md')
-    args = p.parse_args()
-    if args.command=='run':
-        sys.exit(1 if run(args.names, not args.no_write) else 0)
-    if args.command=='readme':
-        return write_readme()
-    found = check()
-    print('\n'.join(found) or f'{len(notebooks())} notebooks: modules, outputs and README.md are in step')
-    sys.exit(1 if found else 0)
 
-if __name__=='__main__':
-    main()
+def build_argument_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    run_parser = subparsers.add_parser(
+        "run", help="run notebooks in new kernels, store their outputs, clean them"
+    )
+    run_parser.add_argument(
+        "names",
+        nargs="*",
+        help="such as `03`, `idpg`, `engine/model/backbone`, a package, a path (default: all)",
+    )
+    run_parser.add_argument(
+        "--no-write", action="store_true", help="check that the notebooks run, and store nothing"
+    )
+    subparsers.add_parser(
+        "check",
+        help="fail if modules, notebooks or README.md differ from what `make prepare` would write",
+    )
+    subparsers.add_parser(
+        "readme", help="write README.md from nbs/index.ipynb, and nbs/engine/README.md"
+    )
+    return parser
+
+
+def main() -> int:  # exit status
+    """Run the command line."""
+    args = build_argument_parser().parse_args()
+    if args.command == "run":
+        return 1 if run_notebooks(args.names, not args.no_write) else 0
+    if args.command == "readme":
+        write_readme()
+        return 0
+    problems = check_all()
+    summary = f"{len(list_notebooks())} notebooks: modules, outputs and README.md are up to date"
+    print("\n".join(problems) or summary)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 ARGS ?=
 NB ?=
-COMPARE = $(or $(ARGS),--standardise --steps 180 --looks 2 --cache both)
+COMPARE = $(or $(ARGS),--standardise --steps 180 --evaluations 2 --cache both)
 BIN := $(CURDIR)/.venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
 DESCRIPTION := setup.py settings.ini pyproject.toml constraints.txt
@@ -20,15 +20,21 @@ compare: .venv/.dev ## train the methods on the bundled task and print the table
 backbones: .venv/.dev ## fetch SmolLM2, a real language model, into the user's cache (93 MB, once)
 	@$(BIN)/idp_fetch smollm2
 
+FORMATTED := nbs tests docs results configs setup.py idp_tutorial/__init__.py idp_tutorial/migration.py
+CHECKED := idp_tutorial tests docs results configs setup.py
+
 test: .venv/.dev ## everything that CI runs
-	@$(BIN)/ruff check --quiet --output-format=concise idp_tutorial tests docs configs setup.py
+	@$(BIN)/ruff check --quiet --output-format=concise $(CHECKED)
+	@$(BIN)/ruff check --quiet --output-format=concise --select E501 nbs
+	@$(BIN)/ruff format --quiet --check $(FORMATTED)
+	@$(BIN)/mypy
 	@$(BIN)/python docs/notebooks.py check
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-faults: .venv/.dev ## break on purpose, at length (an hour): kills, full disks, spoilt files, pairs, random input; prints the counts
+faults: .venv/.dev ## fault campaigns (an hour): kills, full disks, damaged files, two at once, random input; prints the counts
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 MPLBACKEND=Agg $(BIN)/python tests/faults/campaigns.py $(ARGS)
 
-wheel: .venv/.dev ## the wheel alone, in an empty environment with the newest dependencies (minutes)
+wheel: .venv/.dev ## test the wheel in an empty environment with the newest dependencies (minutes)
 	@$(BIN)/python .ci/wheel $(ARGS)
 
 lab: .venv/.dev ## open the notebooks in JupyterLab
@@ -39,14 +45,16 @@ docs: .venv/.docs ## build the site: docs/_build/html/index.html
 	@$(BIN)/python -m sphinx --quiet --fresh-env --write-all --fail-on-warning --keep-going -c docs -d docs/_build/doctrees docs/_build/source docs/_build/html
 	@echo "The site is in docs/_build/html/index.html"
 
-site: docs ## build the site, then look at every page in a browser (needs Chromium)
+site: docs ## build the site, then open every page in a browser (needs Chromium)
 	@IDP_SITE=all $(BIN)/python -m pytest -q tests/test_site.py $(ARGS)
 
-prepare: .venv/.dev ## before a commit: export, re-run and clean the notebooks (NB="03 04": only these), README, checks
+prepare: .venv/.dev ## before a commit: format, export, re-run and clean the notebooks (NB="03 04": only these), README, checks
+	@$(BIN)/ruff format --quiet $(FORMATTED)
 	@$(BIN)/nbdev_export
 	@$(BIN)/python docs/notebooks.py run $(NB)
 	@$(BIN)/python docs/notebooks.py readme
-	@$(BIN)/ruff check --quiet --output-format=concise idp_tutorial tests docs configs setup.py
+	@$(BIN)/ruff check --quiet --output-format=concise $(CHECKED)
+	@$(BIN)/ruff format --quiet --check $(FORMATTED)
 	@$(BIN)/python docs/notebooks.py check
 
 clean: ## remove the environment and everything built

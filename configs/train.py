@@ -1,4 +1,9 @@
-"What `accelerate launch` starts on every process: the command `idp_train` (`python configs/train.py --help`)."
+"""Run the command `idp_train`; `accelerate launch` starts this file in every process.
+
+`python configs/train.py --help` lists the options.
+"""
+
 from idp_tutorial.commands.train import idp_train
 
-if __name__=='__main__': idp_train()
+if __name__ == "__main__":
+    idp_train()

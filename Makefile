@@ -20,7 +20,7 @@ compare: .venv/.dev ## train the methods on the bundled task and print the table
 backbones: .venv/.dev ## fetch SmolLM2, a real language model, into the user's cache (93 MB, once)
 	@$(BIN)/idp_fetch smollm2
 
-FORMATTED := nbs tests docs results configs setup.py idp_tutorial/__init__.py idp_tutorial/migration.py
+FORMATTED := nbs idp_tutorial tests docs results configs setup.py
 CHECKED := idp_tutorial tests docs results configs setup.py
 
 test: .venv/.dev ## everything that CI runs

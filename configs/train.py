@@ -3,7 +3,7 @@
 `python configs/train.py --help` lists the options.
 """
 
-from idp_tutorial.commands.train import idp_train
+from idp_tutorial.cli.train import idp_train
 
 if __name__ == "__main__":
     idp_train()

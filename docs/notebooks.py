@@ -26,18 +26,28 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS_FOLDER = ROOT / "nbs"
 IMAGES_FOLDER = ROOT / "docs/images"
 DIRECTIVE_LINE = re.compile(r"^\s*#\s*\|.*\n?", re.M)
-TOP_LEVEL = "common"  # folder in `nbs/engine` of the modules that belong to no subpackage
+TOP_LEVEL = "top"  # name of the group of modules that belong to no subpackage
 SUBPACKAGES = {  # what each subpackage contains; a module imports only from subpackages before it
-    TOP_LEVEL: "Modules that every package may import: configuration, checks, files, records.",
+    "utils": "Checks of arguments, durable files and versions; every package may import them.",
+    "core": "Frozen models, insertion plans, and the loop over the layers.",
     "data": "From rows of text to batches of examples.",
-    "model": "Frozen backbones, insertion plans, and the loop over the layers.",
+    "families": "One module for each family of Hugging Face models.",
     "training": "The training loop, evaluation, caches and checkpoints.",
-    "pretraining": "How the bundled models were trained.",
+    "backbones": "Open a backbone by name, and fetch its weights.",
     "methods": "One module for each method, named as in its paper.",
-    "experiments": "Questions that need several runs.",
-    "efficiency": "Parameters, time and memory of a method.",
+    "assembly": "Models built from a method, a task and a backbone; controls and probes.",
+    "saving": "Save trained prompts, and load them again.",
+    "runs": "Train a configuration, keep its record, compare methods.",
+    TOP_LEVEL: "The estimators of scikit-learn.",
+    "serving": "Several tasks on one backbone.",
+    "cli": "Commands for a shell.",
+    "papers": "Protocols, published scores, claims and transfer.",
     "analysis": "What the hidden states and the prompts contain.",
-    "commands": "Commands for a shell.",
+    "efficiency": "Parameters, time and memory of a method.",
+    "pretraining": "How the bundled models were trained.",
+    "diagrams": "Pictures of methods.",
+    "reproduction": "Helpers of the course.",
+    "testing": "Parity checks and small models, for a new family.",
 }
 NOTEBOOK_FOLDERS = [  # in reading order
     ".",
@@ -387,18 +397,20 @@ def render_engine_list() -> str:
     """Return the text of `nbs/engine/README.md`: all notebooks of the engine by subpackage."""
     lines = [
         "<!-- Made from the notebooks by `make prepare`: do not edit. -->",
-        "# Engine: all notebooks by package",
+        "# Engine: notebooks by package",
         "",
         "A package imports only from packages above it; "
         "[architecture](../../docs/architecture.md) says what each contains and why.",
     ]
     for subpackage, contents in SUBPACKAGES.items():
+        paths = [p for p in list_notebooks() if notebook_folder(p) == f"engine/{subpackage}"]
+        if not paths:
+            continue
         heading = "modules beside the packages" if subpackage == TOP_LEVEL else subpackage
         lines += ["", f"## {heading}", "", contents, ""]
-        for path in list_notebooks():
-            if notebook_folder(path) == f"engine/{subpackage}":
-                title, summary = read_title_and_summary(path)
-                lines.append(f"- [{title}]({subpackage}/{path.name}): {summary}")
+        for path in paths:
+            title, summary = read_title_and_summary(path)
+            lines.append(f"- [{title}]({subpackage}/{path.name}): {summary}")
     return "\n".join(lines) + "\n"
 
 

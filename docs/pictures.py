@@ -11,11 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from idp_tutorial.config import RunConfig
-from idp_tutorial.drawing import Box, Line, Picture, Shape, Text, arrange_pictures, draw_legend
-from idp_tutorial.efficiency.cost_model import step_cost
-from idp_tutorial.efficiency.parameter_counts import count_method_parameters
-from idp_tutorial.method_diagrams import draw_methods_map, draw_plan, draw_prompted_model
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.plan import Step, check_plan
 from idp_tutorial.methods.id_spam import AttentionPromptGenerator
 from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
 from idp_tutorial.methods.idpg_multilayer import multilayer_idpg_plan
@@ -24,9 +22,23 @@ from idp_tutorial.methods.p_tuning_v2 import KeyValuePrompt, deep_prompt_plan
 from idp_tutorial.methods.phm import count_phm_parameters
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.model.backbone import Backbone
-from idp_tutorial.model.plan import Step, check_plan
-from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.reproduction.diagrams.drawing import (
+    Box,
+    Line,
+    Picture,
+    Shape,
+    Text,
+    arrange_pictures,
+    draw_legend,
+)
+from idp_tutorial.reproduction.diagrams.method_diagrams import (
+    draw_methods_map,
+    draw_plan,
+    draw_prompted_model,
+)
+from idp_tutorial.reproduction.efficiency.cost_model import step_cost
+from idp_tutorial.reproduction.efficiency.parameter_counts import count_method_parameters
+from idp_tutorial.utils.config import RunConfig
 
 Plan = dict[int | str, Step]
 ROOT = Path(__file__).resolve().parents[1]

@@ -21,7 +21,7 @@ import nbformat
 import notebooks as nbs
 from nbformat import NotebookNode
 
-PARALLEL_SUBPACKAGES = {"model", "efficiency"}  # do not import from the subpackage before them
+PARALLEL_SUBPACKAGES = {"data", "training"}  # do not import from the subpackage before them
 PICTURE_SUFFIXES = {".svg", ".png", ".jpg", ".gif", ".webp"}
 
 read_title_and_summary = cache(nbs.read_title_and_summary)
@@ -33,14 +33,14 @@ def _library_folder() -> Path:
 
 @cache
 def read_module_source(module: str) -> str:
-    """Return the source of a module of the package, such as `model.backbone`."""
+    """Return the source of a module of the package, such as `core.backbone`."""
     path = _library_folder() / f"{module.replace('.', '/')}.py"
     return path.read_text(encoding="utf-8")
 
 
 def subpackage_of(module: str) -> str:
-    """Return the subpackage of a module: `model` for `model.backbone`."""
-    return module.split(".")[0] if "." in module else nbs.TOP_LEVEL
+    """Return the subpackage of a module: `core` for `core.backbone`."""
+    return module.split(".")[-2] if "." in module else nbs.TOP_LEVEL
 
 
 def subpackage_title(subpackage: str) -> str:
@@ -137,7 +137,7 @@ def site_path(file: str) -> str | None:
         return list_project_pages().get(file)
     page = file.removeprefix("nbs/").removesuffix("/README.md")
     if page == "engine":  # the site has a page for each subpackage instead
-        return f"engine/{nbs.TOP_LEVEL}/index.md"
+        return f"engine/{next(iter(nbs.SUBPACKAGES))}/index.md"
     if (nbs.NOTEBOOKS_FOLDER / page).is_dir():
         return f"{page}/index.md" if page.startswith("engine/") else "index.ipynb"
     return page

@@ -16,7 +16,7 @@ def __getattr__(name: str) -> Any:
     """Import the estimators on first use, so that importing the package is fast."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .experiments import estimator
+    from idp_tutorial import estimator
 
     return getattr(estimator, name)
 

@@ -16,20 +16,20 @@ from pathlib import Path
 
 import numpy as np
 
-from idp_tutorial.analysis.prompt_swaps import evaluate_prompt_swaps
-from idp_tutorial.config import RunConfig
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
-from idp_tutorial.experiments.comparison import compare_methods
-from idp_tutorial.experiments.contrasts import adjust_p_values_holm, estimate_contrast
-from idp_tutorial.experiments.learning_rate_search import extend_learning_rate_grid
-from idp_tutorial.experiments.record_checks import matches_config, provenance_field
-from idp_tutorial.experiments.run import make_diverged_record, make_record, train_model
-from idp_tutorial.experiments.supplementary_training import run_supplementary_training
-from idp_tutorial.methods.build import build_model
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.model.prompted_model import PromptedModel
-from idp_tutorial.records import append_record, read_existing_records, read_records
+from idp_tutorial.reproduction.analysis.prompt_swaps import evaluate_prompt_swaps
+from idp_tutorial.reproduction.papers.supplementary_training import run_supplementary_training
+from idp_tutorial.runs.compare import compare_methods
+from idp_tutorial.runs.contrasts import adjust_p_values_holm, estimate_contrast
+from idp_tutorial.runs.experiment import make_diverged_record, make_record, train_model
+from idp_tutorial.runs.record_checks import matches_config, provenance_field
+from idp_tutorial.runs.tune import extend_learning_rate_grid
+from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.utils.records import append_record, read_existing_records, read_records
 
 CONTROLS = ["majority", "probe", "side-network"]
 LEARNING_RATE_GRIDS = {  # the first of a method's three learning rates: the five that are tried

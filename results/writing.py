@@ -9,18 +9,18 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from idp_tutorial.config import RunConfig
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.generation import generate_ids
+from idp_tutorial.core.heads import GenerationHead
+from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.metrics import exact_match
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.methods.prompt_files import from_pretrained
-from idp_tutorial.model.generation import generate_ids
-from idp_tutorial.model.heads import GenerationHead
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.prompted_model import PromptedModel
-from idp_tutorial.records import append_record, read_records
+from idp_tutorial.saving.prompt_files import from_pretrained
 from idp_tutorial.training.evaluation import evaluate, predict
 from idp_tutorial.training.examples import encode_for_model
+from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.utils.records import append_record, read_records
 
 N_SENTENCES = 200  # sentences of the test split
 BATCH_SIZE = 40

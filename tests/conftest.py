@@ -34,7 +34,7 @@ def one_thread():
 @pytest.fixture(autouse=True, scope="session")
 def path_notes_dir(tmp_path_factory):
     """Use a temporary folder for the notes that record where backbones were loaded from."""
-    from idp_tutorial.model import backbone_paths
+    from idp_tutorial.backbones import paths as backbone_paths
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         folder = tmp_path_factory.mktemp("path_notes")
@@ -67,7 +67,7 @@ def small_folder(tmp_path_factory):
     """
     from small import backbone
 
-    from idp_tutorial.pretraining.bundled_backbone import save_backbone
+    from idp_tutorial.reproduction.pretraining.bundled_backbone import save_backbone
 
     bb = backbone(max_position_embeddings=258)
     folder = tmp_path_factory.mktemp("backbone")

@@ -10,14 +10,14 @@ from functools import cache
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from idp_tutorial.config import RunConfig
-from idp_tutorial.data.batches import collate
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.methods.build import build_model
-from idp_tutorial.model.families import wrap_hf_model
-from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.model.pretrained import load_backbone
+from idp_tutorial.families.all import wrap_hf_model
+from idp_tutorial.utils.config import RunConfig
 
 BASE_MODELS = dict(roberta="roberta-base", gpt2="gpt2", deberta="deberta-large")
 SIZES = dict(vocab_size=8192, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)

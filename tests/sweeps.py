@@ -4,10 +4,10 @@ from dataclasses import asdict
 
 from small import small_task
 
-from idp_tutorial.analysis.layer_sweep import sweep_prompt_layer
-from idp_tutorial.config import RunConfig
-from idp_tutorial.experiments import learning_rate_search
-from idp_tutorial.experiments import run as experiment_run
+from idp_tutorial.reproduction.analysis.layer_sweep import sweep_prompt_layer
+from idp_tutorial.runs import experiment as experiment_run
+from idp_tutorial.runs import tune as learning_rate_search
+from idp_tutorial.utils.config import RunConfig
 
 
 def pretend(monkeypatch, crash_after=None):

@@ -17,14 +17,14 @@ from small import (
     text_of,
 )
 
-from idp_tutorial.analysis.information import probe_layers, states_by_layer
-from idp_tutorial.analysis.layer_choice import choose_prompt_layer
-from idp_tutorial.experiments.multitask import MultiTaskModel, TaskModel
-from idp_tutorial.experiments.run import run_experiment
-from idp_tutorial.methods.build import build_model
+from idp_tutorial.assembly.build import build_model
 from idp_tutorial.methods.phm import PHMLinear
-from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.reproduction.analysis.information import probe_layers, states_by_layer
+from idp_tutorial.reproduction.analysis.layer_choice import choose_prompt_layer
+from idp_tutorial.runs.experiment import run_experiment
+from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.serving.multitask import MultiTaskModel, TaskModel
 from idp_tutorial.training.evaluation import predict
 from idp_tutorial.training.fit import fit
 
@@ -127,7 +127,7 @@ def test_a_killed_run_resumes(tmp_path):
 
 
 def test_a_model_saved_on_the_gpu_predicts_the_same_on_the_cpu(small_folder, tmp_path):
-    from idp_tutorial.model.pretrained import load_backbone
+    from idp_tutorial.backbones.load import load_backbone
 
     task = small_task()
     cfg = config(backbone=str(small_folder), device="auto")

@@ -9,7 +9,10 @@ import pytest
 import small
 import torch
 
-from idp_tutorial.drawing import (
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.reproduction.diagrams.drawing import (
     FONT_SIZES,
     Box,
     Line,
@@ -19,16 +22,13 @@ from idp_tutorial.drawing import (
     draw_legend,
     wrap_text,
 )
-from idp_tutorial.method_diagrams import (
+from idp_tutorial.reproduction.diagrams.method_diagrams import (
     GENERATOR_INPUTS,
     OPERATION_LABELS,
     draw_methods_map,
     draw_plan,
     draw_prompted_model,
 )
-from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.pretrained import load_backbone
 
 ROOT = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs/pictures.py")

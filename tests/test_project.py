@@ -38,7 +38,7 @@ def list_files():
 
 
 def list_modules():
-    """Return the modules of the package, named as in `model.backbone`."""
+    """Return the modules of the package, named as in `core.backbone`."""
     lib = ROOT / settings["lib_path"]
     return sorted(
         ".".join(p.relative_to(lib).with_suffix("").parts) for p in lib.rglob("[a-z]*.py")
@@ -215,10 +215,10 @@ NAMES = [
     "course/09_idpg",
     "course/10_idpg_in_every_layer",
     "course/solutions/03_reading",
-    "engine/common/config",
-    "engine/model/backbone",
+    "engine/utils/checks",
+    "engine/core/backbone",
     "engine/methods/registry",
-    "engine/commands/compare",
+    "engine/cli/compare",
     "lab/claims",
 ]
 
@@ -251,8 +251,8 @@ def test_notebooks_come_in_reading_order(notebook_folders):
         ("09_i", ["course/09_idpg"]),
         ("idpg", ["course/09_idpg"]),
         ("idpg_in", ["course/10_idpg_in_every_layer"]),
-        ("engine/model/backbone", ["engine/model/backbone"]),
-        ("backbone.ipynb", ["engine/model/backbone"]),
+        ("engine/core/backbone", ["engine/core/backbone"]),
+        ("backbone.ipynb", ["engine/core/backbone"]),
         ("methods", ["engine/methods/registry"]),
         ("nbs/course/09_idpg.ipynb", ["course/09_idpg"]),
         ("../nbs/lab/", ["lab/claims"]),
@@ -279,29 +279,29 @@ def stale(tmp_path_factory):
     lib = root / settings["lib_path"]
     shutil.copy(ROOT / "settings.ini", root)
     notebook(
-        root / "nbs/engine/model/backbone.ipynb",
-        cell("#| default_exp model.backbone"),
+        root / "nbs/engine/core/backbone.ipynb",
+        cell("#| default_exp core.backbone"),
         cell("#| export\nx = 1"),
     )
     notebook(
-        root / "nbs/engine/common/config.ipynb",
-        cell("#| default_exp config"),
+        root / "nbs/engine/utils/config.ipynb",
+        cell("#| default_exp utils.config"),
         cell("#| export\ny = 1"),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(notebooks, "ROOT", root)
         patch.setattr(notebooks, "NOTEBOOKS_FOLDER", root / "nbs")
-        (lib / "model").mkdir(parents=True)
+        (lib / "core").mkdir(parents=True)
         (lib / "__init__.py").write_text('__version__ = "0"\n')
         first = notebooks.check_all()
         notebooks.run_nbdev("nbdev_export", cwd=root)
         fresh = notebooks.check_all()
-        module = (lib / "model/backbone.py").read_text()
+        module = (lib / "core/backbone.py").read_text()
         (lib / "gone").mkdir()
         (lib / "gone/__init__.py").touch()
         (lib / "gone/old.py").write_text(f'"""A docstring comes first."""\n\n{module}')
         (lib / "by_hand.py").write_text("z = 1\n")
-        (lib / "config.py").write_text((lib / "config.py").read_text() + "# by hand\n")
+        (lib / "utils/config.py").write_text((lib / "utils/config.py").read_text() + "# by hand\n")
         return first, fresh, notebooks.check_all()
 
 
@@ -309,7 +309,14 @@ def test_a_module_that_was_never_exported_is_reported(stale):
     first, fresh, _ = stale
     assert {f.split(" ")[0] for f in first if "exports" in f} == {
         f"{settings['lib_path']}/{n}.py"
-        for n in ("__init__", "_modidx", "config", "model/__init__", "model/backbone")
+        for n in (
+            "_modidx",
+            "core/__init__",
+            "core/backbone",
+            "utils/__init__",
+            "utils/config",
+            "__init__",
+        )
     }
     assert not [f for f in fresh if "exports" in f]
 
@@ -479,12 +486,12 @@ def test_a_plot_has_an_alternative_text_on_the_site(site):
     [
         ("nbs/index.ipynb", "course/00_why.ipynb#now", "course/00_why.ipynb#now"),
         (
-            "nbs/engine/model/backbone.ipynb",
+            "nbs/engine/core/backbone.ipynb",
             "../../course/00_why.ipynb",
             "../../course/00_why.ipynb",
         ),
-        ("nbs/engine/model/backbone.ipynb", "../../../settings.ini", f"{REPO}/settings.ini"),
-        ("nbs/engine/model/backbone.ipynb", "../../../CHANGELOG.md", "../../changelog.md"),
+        ("nbs/engine/core/backbone.ipynb", "../../../settings.ini", f"{REPO}/settings.ini"),
+        ("nbs/engine/core/backbone.ipynb", "../../../CHANGELOG.md", "../../changelog.md"),
         ("nbs/lab/claims.ipynb", "../../README.md", "../index.ipynb"),
         ("nbs/lab/claims.ipynb", "../../docs/images/costs.svg", "../images/costs.svg"),
         ("nbs/lab/claims.ipynb", "https://e.org/a", "https://e.org/a"),
@@ -500,10 +507,10 @@ def test_links_lead_to_a_page_or_to_the_repository(site, file, target, expected)
 def test_names_link_to_their_entry_and_code_is_unchanged(site):
     prose = "`Backbone` [late prompt tuning](../course/11_lpt.ipynb) `other`\n"
     text = f"{prose}```\n`Backbone` [x](../a.ipynb)\n```"
-    full_names = {"Backbone": "idp_tutorial.model.backbone.Backbone"}
+    full_names = {"Backbone": "idp_tutorial.core.backbone.Backbone"}
     out = site.render_site_markdown(text, "nbs/lab/a.ipynb", full_names)
     assert out == text.replace(
-        "`Backbone`", "{py:obj}`Backbone <idp_tutorial.model.backbone.Backbone>`", 1
+        "`Backbone`", "{py:obj}`Backbone <idp_tutorial.core.backbone.Backbone>`", 1
     )
 
 

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
+from idp_tutorial.families.family import FAMILIES
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.model.family import FAMILIES
 
 TEXT = (Path(__file__).resolve().parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RECIPES = dict(re.findall(r"<!-- recipe: (\w+)\b[^>]*-->\n```python\n(.*?)```", TEXT, re.S))

@@ -28,7 +28,7 @@ SAMPLE_PAGES = (
     "course/glossary.html",
     "course/15_a_fair_comparison.html",
     "lab/depth.html",
-    "engine/model/index.html",
+    "engine/core/index.html",
     "api/methods.lpt.html",
 )
 FIND_DEFECTS = """() => {

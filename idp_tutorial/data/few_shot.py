@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 
 # %% ../../nbs/engine/data/few_shot.ipynb #f927cc07
-from ..checks import UserError
+from ..utils.checks import UserError
 from .rows import group_by_question
 
 # %% ../../nbs/engine/data/few_shot.ipynb #8afd0275

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 # %% ../../nbs/engine/data/metrics.ipynb #9bebaafb
-from ..checks import UserError
+from ..utils.checks import UserError
 
 # %% ../../nbs/engine/data/metrics.ipynb #796f6d44
 def _check_not_empty(groups: Sequence) -> None:

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 # %% ../../nbs/engine/data/synthetic.ipynb #2a3d332d
-from ..checks import UserError, check_choice, check_name
+from ..utils.checks import UserError, check_choice, check_name
 from idp_tutorial.data.grammars import (
     make_entailment_row,
     expand_pattern,

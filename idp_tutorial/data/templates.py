@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 # %% ../../nbs/engine/data/templates.ipynb #e97e47c4
-from ..checks import UserError
+from ..utils.checks import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

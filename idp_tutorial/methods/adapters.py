@@ -12,11 +12,11 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 # %% ../../nbs/engine/methods/adapters.ipynb #99ec5c16
-from ..checks import UserError, check_at_least, check_choice, require_packages
+from ..utils.checks import UserError, check_at_least, check_choice, require_packages
 from .phm import PHMLinear
 from .backbone_edits import BackboneEdit
-from ..model.backbone import Backbone
-from ..model.plan import to_float32
+from ..core.backbone import Backbone
+from ..core.plan import to_float32
 
 # %% ../../nbs/engine/methods/adapters.ipynb #f05ab0f6
 class Adapter(nn.Module):

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any
 
 # %% ../../nbs/engine/methods/backbone_edits.ipynb #665cf4bb
-from ..checks import UserError
-from ..model.backbone import Backbone
+from ..utils.checks import UserError
+from ..core.backbone import Backbone
 
 # %% ../../nbs/engine/methods/backbone_edits.ipynb #be2b4b1e
 def _refuse_second_edit(bb: Backbone, method: str) -> None:

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from torch import Tensor
 
 # %% ../../nbs/engine/methods/efl.ipynb #1bca9bb7
-from ..checks import UserError
-from ..data.batches import tokenize_rows
+from ..utils.checks import UserError
+from ..data.encoding import tokenize_rows
 from ..data.templates import get_eos_ids
 from ..data.task import Task
-from ..model.backbone import Backbone
-from ..model.heads import ClassificationHead
-from ..model.layer_loop import run_layers
-from ..model.plan import Context, Step
-from ..model.prompted_model import PromptedModel
+from ..core.backbone import Backbone
+from ..core.heads import ClassificationHead
+from ..core.loop import run_layers
+from ..core.plan import Context, Step
+from ..core.prompted_model import PromptedModel
 
 # %% ../../nbs/engine/methods/efl.ipynb #030e78ed
 LABEL_DESCRIPTIONS: dict[tuple[str, ...], tuple[str, ...]] = {  # labels → descriptions

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from typing import Any
 
 # %% ../../nbs/engine/methods/glove.ipynb #1c56d458
-from ..checks import MissingFileError, UserError
+from ..utils.checks import MissingFileError, UserError
 from ..data.task import Task
-from ..model.backbone import Backbone
-from ..model.pretrained import load_backbone
-from ..model.plan import Context
+from ..core.backbone import Backbone
+from ..backbones.load import load_backbone
+from ..core.plan import Context
 
 # %% ../../nbs/engine/methods/glove.ipynb #75aaf9ff
 PUNCTUATION_TABLE = str.maketrans("", "", string.punctuation)

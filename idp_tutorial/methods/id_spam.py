@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 # %% ../../nbs/course/13_id_spam.ipynb #7c96b445
-from ..checks import UserError, check_at_least, check_choice
+from ..utils.checks import UserError, check_at_least, check_choice
 from .sentence_vectors import MeanPooling, token_vectors
-from ..model.plan import Context
+from ..core.plan import Context
 
 # %% ../../nbs/course/13_id_spam.ipynb #2dc3f335
 class TokenAttention(MeanPooling):

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 # %% ../../nbs/course/09_idpg.ipynb #336d9a56
-from ..checks import UserError, check_at_least, check_choice
+from ..utils.checks import UserError, check_at_least, check_choice
 from .phm import PHMLinear
 from .prompt_tuning import prompt_plan
 from .sentence_vectors import SentenceVector
-from ..model.backbone import Backbone
-from ..model.plan import Context, Step
+from ..core.backbone import Backbone
+from ..core.plan import Context, Step
 
 # %% ../../nbs/course/09_idpg.ipynb #ecbe1fdd
 class PromptGenerator(nn.Module):

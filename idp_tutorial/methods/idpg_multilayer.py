@@ -11,12 +11,12 @@ from torch import Tensor
 from typing import Any
 
 # %% ../../nbs/course/10_idpg_in_every_layer.ipynb #dee06dc5
-from ..checks import UserError, check_choice
+from ..utils.checks import UserError, check_choice
 from .idpg import GeneratedPrompt, PromptGenerator
 from .prompt_tuning import prompt_plan
 from .sentence_vectors import SentenceVector
-from ..model.backbone import Backbone
-from ..model.plan import Context, Step
+from ..core.backbone import Backbone
+from ..core.plan import Context, Step
 
 # %% ../../nbs/course/10_idpg_in_every_layer.ipynb #ecc36837
 def read_previous_layer(

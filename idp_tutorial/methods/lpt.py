@@ -11,10 +11,10 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 # %% ../../nbs/course/11_late_prompt_tuning.ipynb #9d645794
-from ..checks import UserError, check_at_least, check_choice
+from ..utils.checks import UserError, check_at_least, check_choice
 from .sentence_vectors import RunningStandardiser
-from ..model.backbone import Backbone
-from ..model.plan import Context, Step
+from ..core.backbone import Backbone
+from ..core.plan import Context, Step
 
 # %% ../../nbs/course/11_late_prompt_tuning.ipynb #6e278673
 class NaivePromptGenerator(nn.Module):

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 # %% ../../nbs/engine/methods/method.ipynb #6b1f0a05
-from ..checks import check_choice
-from ..config import RunConfig
-from ..model.backbone import Backbone
-from ..model.plan import Step
+from ..utils.checks import check_choice
+from ..utils.config import RunConfig
+from ..core.backbone import Backbone
+from ..core.plan import Step
 
 # %% ../../nbs/engine/methods/method.ipynb #5d0c8a12
 INSERTION_POINTS = {  # where prompt vectors enter → description

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 # %% ../../nbs/engine/methods/p_tuning.ipynb #8a406cc0
-from ..checks import check_at_least, check_choice
+from ..utils.checks import check_at_least, check_choice
 from .prompt_tuning import SoftPrompt
-from ..model.plan import Context
+from ..core.plan import Context
 
 # %% ../../nbs/engine/methods/p_tuning.ipynb #92d52dd6
 class ReparameterizedPrompt(nn.Module):

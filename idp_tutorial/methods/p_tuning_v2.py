@@ -11,10 +11,10 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 # %% ../../nbs/course/06_deep_prompts.ipynb #d7e001d9
-from ..checks import UserError, check_at_least, check_choice
+from ..utils.checks import UserError, check_at_least, check_choice
 from .prompt_tuning import SoftPrompt, prompt_plan
-from ..model.backbone import Backbone
-from ..model.plan import Context, Step
+from ..core.backbone import Backbone
+from ..core.plan import Context, Step
 
 # %% ../../nbs/course/06_deep_prompts.ipynb #a7f8acf6
 class KeyValuePrompt(nn.Module):

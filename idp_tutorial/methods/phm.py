@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 # %% ../../nbs/course/08_phm.ipynb #3c1a90e1
-from ..checks import UserError, check_at_least, check_choice
+from ..utils.checks import UserError, check_at_least, check_choice
 
 # %% ../../nbs/course/08_phm.ipynb #7e6127ee
 def count_phm_parameters(

@@ -12,9 +12,9 @@ from functools import partial
 from torch import Tensor, nn
 
 # %% ../../nbs/course/05_prompt_tuning.ipynb #d5de7031
-from ..checks import UserError, check_at_least
-from ..model.backbone import Backbone
-from ..model.plan import Context, Step
+from ..utils.checks import UserError, check_at_least
+from ..core.backbone import Backbone
+from ..core.plan import Context, Step
 
 # %% ../../nbs/course/05_prompt_tuning.ipynb #0009f722
 class SoftPrompt(nn.Module):

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #8132ba56
-from ..checks import check_choice
-from ..config import RunConfig
-from ..model.backbone import in_eval_mode
-from ..model.layer_loop import run_layers
-from ..model.plan import Context, to_float32
+from ..utils.checks import check_choice
+from ..utils.config import RunConfig
+from ..core.backbone import in_eval_mode
+from ..core.loop import run_layers
+from ..core.plan import Context, to_float32
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #d49b3f9e
 def noisy_sentence_vector(ctx: Context) -> Tensor:  # `[B,d]`

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 # %% ../../nbs/engine/methods/smop_dept.ipynb #e9693556
-from ..checks import UserError, check_at_least, check_positive
+from ..utils.checks import UserError, check_at_least, check_positive
 from .prompt_tuning import prompt_plan
 from .sentence_vectors import MeanPooling, token_vectors
-from ..model.backbone import Backbone
-from ..model.plan import Context, Step
+from ..core.backbone import Backbone
+from ..core.plan import Context, Step
 
 # %% ../../nbs/engine/methods/smop_dept.ipynb #db2b890c
 class RoutedPrompt(nn.Module):

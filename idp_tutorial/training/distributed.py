@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from typing import Any
 
 # %% ../../nbs/engine/training/distributed.ipynb #4b6e9ea3
-from ..checks import UserError
-from ..config import RunConfig
-from ..data.batches import make_dataloader, collate
-from ..model.prompted_model import PromptedModel
+from ..utils.checks import UserError
+from ..utils.config import RunConfig
+from ..data.encoding import make_dataloader, collate
+from ..core.prompted_model import PromptedModel
 
 # %% ../../nbs/engine/training/distributed.ipynb #97fe1c21
 def _cycle(loader: Iterable) -> Iterator:

@@ -15,11 +15,11 @@ from tqdm.auto import tqdm
 from typing import NoReturn
 
 # %% ../../nbs/engine/training/fit.ipynb #dcc39e91
-from ..checks import DivergenceError, UserError
-from ..config import RunConfig
+from ..utils.checks import DivergenceError, UserError
+from ..utils.config import RunConfig
 from ..data.task import Task, scale_labels
-from ..locks import folder_lock
-from ..model.prompted_model import PromptedModel, trained_state
+from ..utils.locks import folder_lock
+from ..core.prompted_model import PromptedModel, trained_state
 from .checkpoint import Checkpoint, run_fingerprint
 from idp_tutorial.training.evaluation import (
     evaluate,

@@ -11,7 +11,8 @@ from datasets import Dataset, DatasetDict
 from sklearn.metrics import f1_score
 from small import backbone, config
 
-from idp_tutorial.data.batches import collate, make_dataloader
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.data.encoding import collate, make_dataloader
 from idp_tutorial.data.few_shot import sample_rows, split_few_shot
 from idp_tutorial.data.metrics import compute_metric, mean_question_f1, question_exact_match
 from idp_tutorial.data.rows import (
@@ -24,8 +25,7 @@ from idp_tutorial.data.rows import (
 )
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
-from idp_tutorial.experiments.run import run_experiment
-from idp_tutorial.methods.build import build_model
+from idp_tutorial.runs.experiment import run_experiment
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.fit import fit
 

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, ByteLevelBPETokenizer
 from tokenizers.processors import RobertaProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from idp_tutorial.data.batches import collate, make_dataloader, tokenize_rows
+from idp_tutorial.data.encoding import collate, make_dataloader, tokenize_rows
 from idp_tutorial.data.few_shot import sample_rows, split_few_shot
 from idp_tutorial.data.loading import BUNDLED_TASKS, load_splits_from_hub
 from idp_tutorial.data.metrics import METRICS, compute_metric

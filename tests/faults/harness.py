@@ -14,7 +14,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from idp_tutorial.checks import UserError
+from idp_tutorial.utils.checks import UserError
 
 REFUSALS = UserError, OSError, lzma.LZMAError, EOFError  # errors that a command prints as one line
 COUNTED = "replace", "rename", "unlink", "remove", "mkdir", "rmdir", "fsync", "utime"

@@ -53,8 +53,8 @@ def encoding(n):
     import gc
     import resource
 
+    from idp_tutorial.backbones.load import load_backbone
     from idp_tutorial.data.tasks import load_task
-    from idp_tutorial.model.pretrained import load_backbone
     from idp_tutorial.training.examples import encode_rows
 
     bb = load_backbone("tiny")
@@ -81,7 +81,7 @@ def answering(model, n, words, samples=5):
         [
             sys.executable,
             "-m",
-            "idp_tutorial.commands.predict",
+            "idp_tutorial.cli.predict",
             "--model",
             model,
             "--texts",
@@ -112,7 +112,7 @@ def main(n):
     subprocess.run([sys.executable, __file__, "--encode", str(n)], env=ENV, check=True)
     with tempfile.TemporaryDirectory() as folder:
         train = (
-            "-m idp_tutorial.commands.train --task sentiment --method lpt-npg --steps 4 "
+            "-m idp_tutorial.cli.train --task sentiment --method lpt-npg --steps 4 "
             "--evaluations 1 --out"
         )
         subprocess.run(

@@ -8,7 +8,7 @@ import works
 from campaigns import damaged, finished_again, kills, pairs, place
 from counts import PAGE, lines, table
 
-from idp_tutorial.records import read_records
+from idp_tutorial.utils.records import read_records
 
 
 @pytest.fixture(autouse=True)

@@ -19,19 +19,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
-from idp_tutorial.commands.command_line import build_parser, command_options, normalise_option_names
-from idp_tutorial.commands.compare import idp_compare
-from idp_tutorial.commands.params import idp_params
-from idp_tutorial.commands.predict import idp_predict
-from idp_tutorial.commands.pretrain import idp_pretrain
-from idp_tutorial.commands.sweep import idp_sweep
-from idp_tutorial.commands.train import idp_train
-from idp_tutorial.commands.transfer import idp_transfer
+from idp_tutorial.cli.command_line import build_parser, command_options, normalise_option_names
+from idp_tutorial.cli.compare import idp_compare
+from idp_tutorial.cli.params import idp_params
+from idp_tutorial.cli.predict import idp_predict
+from idp_tutorial.cli.pretrain import idp_pretrain
+from idp_tutorial.cli.sweep import idp_sweep
+from idp_tutorial.cli.train import idp_train
+from idp_tutorial.cli.transfer import idp_transfer
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.files import dump_record, load_record
-from idp_tutorial.pretraining.corpus import read_lines
-from idp_tutorial.records import read_existing_records, read_records
-from idp_tutorial.snapshots import read_last_snapshot
+from idp_tutorial.reproduction.pretraining.corpus import read_lines
+from idp_tutorial.utils.files import dump_record, load_record
+from idp_tutorial.utils.records import read_existing_records, read_records
+from idp_tutorial.utils.snapshots import read_last_snapshot
 
 MANY = pytest.mark.slow
 SEEN = Counter()  # outcomes of the cases

@@ -10,36 +10,31 @@ import torch
 from small import backbone, config, small_task
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from idp_tutorial.experiments import (
-    comparison,
-    reproduce,
-    results,
-    transfer_comparison,
-)
-from idp_tutorial.experiments import (
-    learning_rate_search as rates,
-)
-from idp_tutorial.experiments import run as experiments
-from idp_tutorial.experiments.multitask import (
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.reproduction.papers import reproduce, transfer_comparison
+from idp_tutorial.reproduction.papers.transfer import resolve_label_map
+from idp_tutorial.reproduction.pretraining.bundled_backbone import save_backbone
+from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig, pretrain
+from idp_tutorial.runs import compare as comparison
+from idp_tutorial.runs import experiment as experiments
+from idp_tutorial.runs import tables as results
+from idp_tutorial.runs import tune as rates
+from idp_tutorial.runs.experiment import train_and_save
+from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.serving.multitask import (
     TASKS_FILE,
     MultiTaskModel,
     TaskModel,
     load_multitask_model,
     save_multitask_model,
 )
-from idp_tutorial.experiments.run import train_and_save
-from idp_tutorial.experiments.transfer import resolve_label_map
-from idp_tutorial.files import open_atomically
-from idp_tutorial.locks import file_lock, folder_lock
-from idp_tutorial.methods.build import build_model
-from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.pretraining.bundled_backbone import save_backbone
-from idp_tutorial.pretraining.pretrain import PretrainConfig, pretrain
-from idp_tutorial.records import append_record, read_existing_records, read_records
-from idp_tutorial.snapshots import read_last_snapshot, write_snapshot
-from idp_tutorial.training.caches import cache_states
+from idp_tutorial.training.cache import cache_states
 from idp_tutorial.training.fit import fit
+from idp_tutorial.utils.files import open_atomically
+from idp_tutorial.utils.locks import file_lock, folder_lock
+from idp_tutorial.utils.records import append_record, read_existing_records, read_records
+from idp_tutorial.utils.snapshots import read_last_snapshot, write_snapshot
 
 # the file that gets a byte for each step of an optimizer and each simulated run; []: nothing is
 # counted
@@ -231,7 +226,7 @@ def transferring(folder):
 
 @cache
 def corpus():
-    from idp_tutorial.pretraining.corpus import encode_stream, train_tokenizer
+    from idp_tutorial.reproduction.pretraining.corpus import encode_stream, train_tokenizer
 
     rows = small_task(train=300).splits["train"]
     tok = train_tokenizer([r["sentence1"] for r in rows], 400)

@@ -35,57 +35,57 @@ import torch
 from safetensors.torch import save as save_bytes
 from small import backbone, config, model_of, small_task
 
-from idp_tutorial.commands.bench import idp_bench
-from idp_tutorial.commands.command_line import build_parser
-from idp_tutorial.commands.compare import idp_compare
-from idp_tutorial.commands.params import idp_params
-from idp_tutorial.commands.predict import idp_predict
-from idp_tutorial.commands.pretrain import idp_pretrain
-from idp_tutorial.commands.sweep import idp_sweep
-from idp_tutorial.commands.train import idp_train
-from idp_tutorial.commands.transfer import idp_transfer
-from idp_tutorial.config import RunConfig
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.cli.bench import idp_bench
+from idp_tutorial.cli.command_line import build_parser
+from idp_tutorial.cli.compare import idp_compare
+from idp_tutorial.cli.params import idp_params
+from idp_tutorial.cli.predict import idp_predict
+from idp_tutorial.cli.pretrain import idp_pretrain
+from idp_tutorial.cli.sweep import idp_sweep
+from idp_tutorial.cli.train import idp_train
+from idp_tutorial.cli.transfer import idp_transfer
+from idp_tutorial.core.backbone import Backbone, backbone_fingerprint
+from idp_tutorial.core.heads import ClassificationHead
+from idp_tutorial.core.prompted_model import PromptedModel, count_parameters, trained_state
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import Task
-from idp_tutorial.efficiency.cost_model import (
+from idp_tutorial.methods.p_tuning_v2 import deep_prompt_plan
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.reproduction.efficiency.cost_model import (
     compare_published_speeds,
     compare_published_times,
     ideal_speed_up,
     step_cost,
 )
-from idp_tutorial.efficiency.full_scale import (
+from idp_tutorial.reproduction.efficiency.full_scale import (
     FULL_SCALE_RECIPES,
     estimate_memory,
     estimate_step_flops,
     largest_batch,
     seconds_per_step,
 )
-from idp_tutorial.efficiency.parameter_counts import (
+from idp_tutorial.reproduction.efficiency.parameter_counts import (
     count_all_parameters,
     count_lora_parameters,
     count_method_parameters,
     format_count,
     meta_model,
 )
-from idp_tutorial.efficiency.published_counts import (
+from idp_tutorial.reproduction.efficiency.published_counts import (
     published_counts,
     recompute_published_averages,
     recompute_published_claims,
 )
-from idp_tutorial.experiments.transfer_comparison import published_transfer_table
-from idp_tutorial.methods.p_tuning_v2 import deep_prompt_plan
-from idp_tutorial.methods.prompt_files import from_pretrained
-from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.model.backbone import Backbone, backbone_fingerprint
-from idp_tutorial.model.heads import ClassificationHead
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters, trained_state
-from idp_tutorial.pretraining import pretrain
-from idp_tutorial.pretraining.pretrain import PretrainConfig
-from idp_tutorial.records import read_records
-from idp_tutorial.tensor_files import load_tensors
+from idp_tutorial.reproduction.papers.transfer_comparison import published_transfer_table
+from idp_tutorial.reproduction.pretraining import pretrain
+from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig
+from idp_tutorial.saving.prompt_files import from_pretrained
 from idp_tutorial.training.evaluation import predict, predict_logits
 from idp_tutorial.training.fit import fit
+from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.utils.records import read_records
+from idp_tutorial.utils.tensor_files import load_tensors
 
 METHOD_ORDER = [  # order of the methods in `counts.json`
     "head-only",

@@ -12,6 +12,11 @@ import torch.nn.functional as F
 from small import backbone, batch_of, config, one, same, small_task, text_of
 from torch import nn
 
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods.adapters import add_adapters, add_compacters, add_lora
 from idp_tutorial.methods.backbone_edits import (
@@ -20,14 +25,9 @@ from idp_tutorial.methods.backbone_edits import (
     train_biases,
     unfreeze,
 )
-from idp_tutorial.methods.build import build_model
 from idp_tutorial.methods.phm import PHMLinear
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.training.fit import fit
 
 FAMILY = ("roberta", "bert", "gpt2", "deberta")

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from small import backbone, batch_of, config, one, same, small_task, text_of
 
-from idp_tutorial.data.batches import collate, tokenize_rows
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.data.encoding import collate, tokenize_rows
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
-from idp_tutorial.experiments.comparison import compare_methods
-from idp_tutorial.experiments.supplementary_training import run_supplementary_training
-from idp_tutorial.methods.build import build_model, load_first_stage
 from idp_tutorial.methods.efl import (
     LABEL_DESCRIPTIONS,
     EntailmentModel,
@@ -23,9 +23,10 @@ from idp_tutorial.methods.efl import (
     encode_description_tails,
 )
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
-from idp_tutorial.training.caches import attach_cached_states
+from idp_tutorial.reproduction.papers.supplementary_training import run_supplementary_training
+from idp_tutorial.runs.compare import compare_methods
+from idp_tutorial.saving.first_stage import load_first_stage
+from idp_tutorial.training.cache import attach_cached_states
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.fit import fit
 
@@ -70,7 +71,7 @@ def test_bert_marks_the_second_text():
 
 
 def test_with_the_tokenizer_of_bert():
-    from idp_tutorial.model.pretrained import load_backbone
+    from idp_tutorial.backbones.load import load_backbone
 
     try:
         bb = load_backbone("minilm")
@@ -263,7 +264,7 @@ def test_it_goes_on_from_entailment(small_folder, tmp_path):
 
     Its backbone, and its head with entailment first, answer the questions of stage 2.
     """
-    from idp_tutorial.model.pretrained import load_backbone
+    from idp_tutorial.backbones.load import load_backbone
 
     pairs = small_task("entailment")
     assert pairs.labels[0] == "entailment"

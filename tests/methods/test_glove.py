@@ -13,8 +13,12 @@ import torch
 from small import backbone, batch_of, config, one, small_task
 from torch import nn
 
-from idp_tutorial.data.batches import collate
-from idp_tutorial.methods.build import build_model
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.heads import ClassificationHead
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.data.encoding import collate
 from idp_tutorial.methods.glove import (
     GloveEncoder,
     backbone_word_vectors,
@@ -30,10 +34,6 @@ from idp_tutorial.methods.idpg import PromptGenerator
 from idp_tutorial.methods.idpg_multilayer import multilayer_idpg_plan
 from idp_tutorial.methods.prompt_tuning import prompt_plan
 from idp_tutorial.methods.sentence_vectors import SentenceVector
-from idp_tutorial.model.heads import ClassificationHead
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.fit import fit
 

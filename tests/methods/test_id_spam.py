@@ -9,13 +9,13 @@ import pytest
 import torch
 from small import batch_of, one, same, small_task
 
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.methods.id_spam import AttentionPromptGenerator, TokenAttention
 from idp_tutorial.methods.lpt import lpt_plan
 from idp_tutorial.methods.sentence_vectors import MeanPooling, token_vectors
-from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 
 FAMILY = ("roberta", "bert", "gpt2", "deberta")
 T = 3

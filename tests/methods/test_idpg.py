@@ -10,6 +10,11 @@ import torch.nn.functional as F
 from small import backbone, batch_of, one, same, small_task, text_of
 from torch import nn
 
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.plan import Context
+from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.methods.idpg import GeneratedPrompt, PromptGenerator, idpg_plan
 from idp_tutorial.methods.phm import PHMLinear
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
@@ -20,11 +25,6 @@ from idp_tutorial.methods.sentence_vectors import (
     noisy_sentence_vector,
     sentence_vector,
 )
-from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.plan import Context
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 
 FAMILY = ("roberta", "bert", "gpt2", "deberta")
 t = 3

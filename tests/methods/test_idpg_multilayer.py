@@ -10,16 +10,16 @@ import pytest
 import torch
 from small import backbone, batch_of, one, same, text_of
 
-from idp_tutorial.data.batches import collate
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.heads import ClassificationHead
+from idp_tutorial.core.loop import apply_step, run_layers
+from idp_tutorial.core.plan import Step
+from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.data.encoding import collate
 from idp_tutorial.methods.idpg import PromptGenerator
 from idp_tutorial.methods.idpg_multilayer import multilayer_idpg_plan, read_previous_layer
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
 from idp_tutorial.methods.sentence_vectors import sentence_vector
-from idp_tutorial.model.heads import ClassificationHead
-from idp_tutorial.model.layer_loop import apply_step, run_layers
-from idp_tutorial.model.plan import Step
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 
 FAMILY = ("roberta", "bert", "gpt2", "deberta")
 t = 3

@@ -14,6 +14,10 @@ import torch.nn.functional as F
 from small import batch_of, one, same, small_task
 from torch import nn
 
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.methods.lpt import (
     NaivePromptGenerator,
     PoolingPromptGenerator,
@@ -21,10 +25,6 @@ from idp_tutorial.methods.lpt import (
     lpt_plan,
 )
 from idp_tutorial.methods.prompt_tuning import SoftPrompt
-from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 
 backbone = cache(small.backbone)  # built once a family
 

@@ -13,12 +13,12 @@ from peft import PrefixTuningConfig, get_peft_model
 from small import backbone, batch_of, one, same
 from torch import nn
 
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.heads import ClassificationHead
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.methods.p_tuning_v2 import KeyValuePrompt, deep_prompt_plan
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
-from idp_tutorial.model.heads import ClassificationHead
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 
 t = 4
 d = 32

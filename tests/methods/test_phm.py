@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from idp_tutorial.efficiency.component_times import (
+from idp_tutorial.methods.phm import PHMLinear, count_phm_multiplications, count_phm_parameters
+from idp_tutorial.reproduction.efficiency.component_times import (
     PHM_IMPLEMENTATIONS,
     _LiveTensorMemory,
     measure_phm,
 )
-from idp_tutorial.methods.phm import PHMLinear, count_phm_multiplications, count_phm_parameters
 
 SHAPES = [(8, 12, 4), (12, 8, 4), (8, 8, 8), (6, 9, 3), (5, 7, 1), (4, 4, 4)]
 

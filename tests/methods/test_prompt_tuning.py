@@ -7,10 +7,10 @@ import copy
 
 import torch
 
-from idp_tutorial.data.batches import collate, tokenize_rows
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.data.encoding import collate, tokenize_rows
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.pretrained import load_backbone
 
 
 def test_a_sentence_ends_where_the_tokenizer_says():

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from small import backbone, batch_of, config, model_of, one, same, small_task, text_of
 
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.methods.build import build_model
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 
 FAMILY = ("roberta", "bert", "gpt2", "deberta")
 HEADS = ("classification", "verbalizer")

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from small import backbone, batch_of, config, one, same, small_task
 
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.methods.prompt_tuning import prompt_plan
 from idp_tutorial.methods.smop_dept import DecomposedPrompt, RoutedPrompt, dept_plan
-from idp_tutorial.model.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.pretrained import load_backbone
-from idp_tutorial.model.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.training.fit import fit
 
 FAMILY = ("roberta", "bert", "gpt2", "deberta")

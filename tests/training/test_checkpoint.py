@@ -9,16 +9,16 @@ import pytest
 import torch
 from small import Killed, backbone, config, kill_at, model_of, numbers, small_task
 
-from idp_tutorial import files, snapshots
-from idp_tutorial.locks import file_lock, folder_lock
-from idp_tutorial.methods.build import build_model
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.core import prompted_model
 from idp_tutorial.methods.glove import write_glove
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.model import prompted_model
-from idp_tutorial.snapshots import read_last_snapshot
-from idp_tutorial.tensor_files import PROMPTS_FILE, save_tensors
 from idp_tutorial.training.checkpoint import Checkpoint, run_fingerprint
 from idp_tutorial.training.fit import TrainingRun, fit
+from idp_tutorial.utils import files, snapshots
+from idp_tutorial.utils.locks import file_lock, folder_lock
+from idp_tutorial.utils.snapshots import read_last_snapshot
+from idp_tutorial.utils.tensor_files import PROMPTS_FILE, save_tensors
 
 
 def make(cfg, task=None):

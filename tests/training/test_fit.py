@@ -17,15 +17,15 @@ import torch
 from small import Killed, backbone, batch_of, config, kill_at, model_of, small_task
 from torch import nn
 
+from idp_tutorial.assembly.build import build_model, load_config_backbone
+from idp_tutorial.core.heads import ClassificationHead
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.plan import Step
+from idp_tutorial.core.prompted_model import PromptedModel, trained_state
 from idp_tutorial.data.task import scale_labels
-from idp_tutorial.methods.build import build_model, load_config_backbone
-from idp_tutorial.methods.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.model.heads import ClassificationHead
-from idp_tutorial.model.layer_loop import run_layers
-from idp_tutorial.model.plan import Step
-from idp_tutorial.model.prompted_model import PromptedModel, trained_state
-from idp_tutorial.model.small_models import (
+from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.testing.small_models import (
     SMALL_CONFIGS,
     attention_implementations,
     random_batch,
@@ -611,5 +611,5 @@ def test_two_processes_train_one_model(precision, tmp_path):
         for r in "01"
     ]
     a, b = [p.communicate(timeout=120)[0].split()[-2:] for p in processes]
-    # same loss and weights; tests/efficiency/test_full_scale.py compares with one process
+    # same loss and weights; test_full_scale.py compares with one process
     assert a == b and a

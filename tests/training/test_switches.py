@@ -6,16 +6,16 @@ import pytest
 import torch
 from small import backbone, config, model_of, small_task
 
-from idp_tutorial.config import RunConfig
+from idp_tutorial.assembly.probe import initialise_head_from_probe
+from idp_tutorial.core.prompted_model import count_parameters
 from idp_tutorial.data.few_shot import split_few_shot
-from idp_tutorial.experiments import learning_rate_search
-from idp_tutorial.experiments.learning_rate_search import extend_learning_rate_grid
-from idp_tutorial.experiments.run import train_model
-from idp_tutorial.methods.linear_probe import initialise_head_from_probe
-from idp_tutorial.model.prompted_model import count_parameters
-from idp_tutorial.provenance import SCHEMA_1_DEFAULTS
+from idp_tutorial.runs import tune as learning_rate_search
+from idp_tutorial.runs.experiment import train_model
+from idp_tutorial.runs.tune import extend_learning_rate_grid
 from idp_tutorial.training.distributed import create_optimizer
 from idp_tutorial.training.fit import create_lr_scheduler, fit
+from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.utils.provenance import SCHEMA_1_DEFAULTS
 
 
 def test_defaults_are_those_of_older_records():

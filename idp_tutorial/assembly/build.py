@@ -1,0 +1,160 @@
+"""Build the model of a config: a frozen backbone, the plan of a method, and a head.
+
+A model needs three things: a config, which names a method; a frozen backbone; and a task, which
+defines the labels. `build_model` adds the method's plan and a head to the backbone. It seeds
+all random number generators with the config's seed, so equal configs have equal initial
+parameters.
+"""
+
+import torch
+
+from idp_tutorial.assembly.controls import ALL_METHODS, CONTROL_METHODS, Control, build_control
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.dtypes import DTYPES
+from idp_tutorial.core.heads import ClassificationHead, GenerationHead, VerbalizerHead
+from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.data.task import Task
+from idp_tutorial.methods.backbone_edits import ensure_unmodified, revert_backbone
+from idp_tutorial.methods.efl import EntailmentModel, describe_labels
+from idp_tutorial.methods.method import Method
+from idp_tutorial.utils.checks import UserError, check_choice, check_name
+from idp_tutorial.utils.config import RunConfig
+
+__all__ = [
+    "METHODS_TRAINING_BACKBONE_WEIGHTS",
+    "weights_dtype",
+    "load_config_backbone",
+    "build_model",
+]
+
+
+# methods that train tensors of the backbone itself; LoRA and adapters add tensors
+METHODS_TRAINING_BACKBONE_WEIGHTS = ("fine-tuning", "efl", "bitfit")
+
+
+def _build_head(
+    cfg: RunConfig, bb: Backbone, task: Task
+) -> ClassificationHead | VerbalizerHead | GenerationHead:
+    if task.is_generation:
+        return GenerationHead(bb)
+    if cfg.head == "verbalizer":
+        return VerbalizerHead(bb, task.word_ids(bb.tokenizer), cfg.loss_vocab)
+    return ClassificationHead(
+        bb.d,
+        1 if task.is_regression else len(task.labels),
+        _resolve_pooling(cfg, bb),
+        cfg.two_layer_head,
+    )
+
+
+def _resolve_pooling(cfg: RunConfig, bb: Backbone) -> str:
+    # the first token of a decoder has seen no other token
+    return bb.default_pooling if cfg.pooling == "cls" else cfg.pooling
+
+
+def weights_dtype(cfg: RunConfig) -> str:
+    """Return the dtype for the backbone's weights, which is float32 if the method trains them."""
+    return "float32" if cfg.method in METHODS_TRAINING_BACKBONE_WEIGHTS else cfg.dtype
+
+
+def load_config_backbone(cfg: RunConfig) -> Backbone:
+    """Load the backbone of a config."""
+    return load_backbone(cfg.backbone, dtype=weights_dtype(cfg))
+
+
+def _require_float32_parameters(model: PromptedModel, cfg: RunConfig) -> None:
+    # bfloat16 has three digits, so a small step is rounded away
+    low_precision = [
+        name
+        for name, parameter in model.trained_parameters().items()
+        if parameter.dtype != torch.float32
+    ]
+    if low_precision:
+        raise UserError(
+            f"{cfg.method!r} trains weights of backbone {model.backbone.name!r} "
+            f"({low_precision[0]}, …), which are in bfloat16 and would round small updates "
+            f"away: load "
+            "the backbone without dtype=, and use precision='bf16' for speed."
+        )
+
+
+def _set_class_weights(
+    model: PromptedModel, task: Task, class_weight: str | dict[str, float]
+) -> None:
+    """Set the weight of each class in the loss: 'balanced' (inverse frequency), or by name."""
+    if not task.labels:
+        raise UserError(
+            f"class_weight={class_weight!r} needs classes, but task {task.name!r} has none: "
+            f"leave it "
+            "out."
+        )
+    if isinstance(model, EntailmentModel):
+        raise UserError(
+            f"class_weight={class_weight!r} needs a classification head, but method 'efl' scores "
+            "pairs: leave it out."
+        )
+    if isinstance(class_weight, dict):
+        for name in class_weight:
+            check_name(name, task.labels, "class in class_weight")
+        model.head.class_weights = torch.tensor(
+            [float(class_weight.get(name, 1)) for name in task.labels]
+        )
+    elif rows := task.splits.get("train"):  # a loaded model has no examples, and needs no loss
+        labels = torch.tensor([row["label"] for row in rows])
+        counts = torch.bincount(labels, minlength=len(task.labels))
+        model.head.class_weights = len(rows) / (len(counts) * counts.clamp(min=1).float())
+
+
+def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task, method: Method) -> PromptedModel:
+    plan = method(bb, cfg)
+    model: PromptedModel
+    if method.kind == "entailment" and not task.pair:  # a pair has premise and hypothesis already
+        model = EntailmentModel(
+            bb, describe_labels(task), plan, _resolve_pooling(cfg, bb), cfg.dropout_below_prompt
+        )
+    else:
+        model = PromptedModel(bb, _build_head(cfg, bb, task), plan, cfg.dropout_below_prompt)
+    _require_float32_parameters(model, cfg)
+    if cfg.class_weight:
+        _set_class_weights(model, task, cfg.class_weight)
+    return model
+
+
+def build_model(
+    cfg: RunConfig,  # config of the run
+    bb: Backbone,  # its backbone, without changes of an earlier method
+    task: Task,  # its task; the training split is used for balanced class weights
+) -> PromptedModel:  # in eval mode or training mode as the backbone
+    """Build the model of a config, with parameters that are initialised under `cfg.seed`.
+
+    Raises: `UserError` for a method, head, task and backbone that cannot be combined.
+    """
+    from accelerate.utils import set_seed
+
+    if bb.word_embeddings.weight.dtype not in DTYPES.values():
+        raise UserError(
+            f"backbone {bb.name!r} has weights in {bb.word_embeddings.weight.dtype}, which is not "
+            "supported: load it without dtype=, or with dtype='bfloat16'."
+        )
+    check_choice(cfg.head, ("classification", "verbalizer"), "head")
+    method = ALL_METHODS[check_name(cfg.method, ALL_METHODS, "method")]
+    if task.is_generation and (method.kind == "entailment" or cfg.method in CONTROL_METHODS):
+        raise UserError(
+            f"{cfg.method!r} predicts a label, and task {task.name!r} is answered with generated "
+            "text: use another method."
+        )
+    set_seed(cfg.seed)
+    if isinstance(method, Control):
+        return build_control(cfg, bb, task)
+    if cfg.exclude_last_token and not bb.causal:
+        raise UserError(
+            f"exclude_last_token=True needs a decoder, but backbone {bb.name!r} ({bb.family}) is "
+            "an encoder: leave it out, or use a decoder, such as 'tiny-gpt2' or 'smollm2'."
+        )
+    ensure_unmodified(bb, cfg.method)
+    try:
+        return _assemble_model(cfg, bb, task, method)
+    except BaseException:  # leave the caller's backbone as it was
+        revert_backbone(bb)
+        raise

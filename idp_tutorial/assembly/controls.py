@@ -1,0 +1,361 @@
+"""Controls without a prompt: the majority class, a linear probe, and a side network.
+
+A prompt is useful if it scores higher than three controls, which are trained to convergence in
+minutes:
+
+They have the same examples, scores and records as all methods. `METHODS` has the methods,
+`CONTROL_METHODS` the controls, and `ALL_METHODS` both.
+"""
+
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from idp_tutorial.assembly.probe import fit_best_probe, score_main_metric, training_targets
+from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.plan import Context
+from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.data.task import Task
+from idp_tutorial.methods.idpg import PromptGenerator
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.sentence_vectors import (
+    RunningStandardiser,
+    mean_sentence_vector,
+    resolve_sentence_pooling,
+    sentence_vector,
+)
+from idp_tutorial.training.cache import cache_states
+from idp_tutorial.training.distributed import create_accelerator
+from idp_tutorial.training.examples import encode_rows
+from idp_tutorial.training.layer_pooling import pool_all_layers
+from idp_tutorial.utils.checks import DivergenceError
+from idp_tutorial.utils.config import RunConfig
+
+__all__ = [
+    "SIDE_NETWORK_PATIENCE",
+    "CONTROL_METHODS",
+    "ALL_METHODS",
+    "ControlModel",
+    "MajorityHead",
+    "ProbeHead",
+    "SideNetwork",
+    "fit_majority",
+    "fit_probe",
+    "fit_side_network",
+    "Control",
+    "build_control",
+    "fit_control",
+]
+
+
+class ControlModel(PromptedModel):
+    """A head on the frozen hidden states after `head.layer` layers."""
+
+    first_trained_layer = -1  # cached states of the layers above are not used
+
+    def compute_context(self, batch: dict) -> Context:
+        """Run the layers below the hidden states that the head uses."""
+        layer = self.head.layer
+        return run_layers(
+            self.backbone, batch, stop=None if layer == self.backbone.n_layers else layer
+        )
+
+
+def _prediction_loss(outputs: Tensor, label: Tensor) -> Tensor:
+    """Return the cross-entropy for classes, or the mean squared error for numbers."""
+    if label.is_floating_point():
+        return F.mse_loss(outputs[:, 0], label)
+    return F.cross_entropy(outputs, label)
+
+
+class _ControlHead(nn.Module):
+    def loss(self, ctx: Context, label: Tensor) -> Tensor:
+        """Return the cross-entropy for classes, or the mean squared error for numbers."""
+        return _prediction_loss(self(ctx), label)
+
+
+class MajorityHead(_ControlHead):
+    """A head with the same output for every example."""
+
+    pooling = "mean"
+    layer = 0
+
+    def __init__(
+        self,
+        n_out: int,  # number of classes; 1 for regression
+    ) -> None:
+        super().__init__()
+        self.out: Tensor
+        self.register_buffer("out", torch.zeros(n_out))
+
+    def forward(self, ctx: Context) -> Tensor:  # `[B,n_out]`
+        """Return the constant output for each example of the batch."""
+        return self.out.expand(len(ctx.input_ids), -1)
+
+
+class ProbeHead(_ControlHead):
+    """A linear head on the pooled representation h of one layer.
+
+    y = W h + b
+    """
+
+    def __init__(
+        self,
+        d: int,  # width of the backbone
+        n_out: int,  # number of classes; 1 for regression
+        layer: int,  # number of layers below the hidden states
+        pooling: str = "mean",  # pooled representation: 'mean', 'cls', 'last' or 'mask'
+    ) -> None:
+        super().__init__()
+        self.layer = layer
+        self.pooling = pooling
+        self.net = nn.Linear(d, n_out)
+
+    def forward(self, ctx: Context) -> Tensor:  # `[B,n_out]`
+        """Return the linear function of the pooled representation."""
+        return self.net(ctx.mean_state() if self.pooling == "mean" else ctx.state_at(self.pooling))
+
+
+class SideNetwork(_ControlHead):
+    """IDPG's bottleneck from the standardised sentence vector z = M(x) directly to the labels.
+
+    y = W₂ Dropout(GELU(W₁ z + b₁)) + b₂
+    """
+
+    layer = 0
+
+    def __init__(
+        self,
+        d: int,  # width of the backbone
+        n_out: int,  # number of classes; 1 for regression
+        m: int = 256,  # width of the bottleneck, as in S-IDPG
+        pooling: str = "mean",  # M(x): the 'mean', or with any other value the papers' `<s>`
+        dropout: float = 0.1,  # dropout on z and after GELU
+    ) -> None:
+        super().__init__()
+        self.pooling = pooling
+        self.scale = RunningStandardiser(d)
+        self.dropout = nn.Dropout(dropout)
+        self.net = PromptGenerator(d, n_out, 1, m, "dnn", dropout=dropout)
+
+    def classify_vectors(self, z: Tensor) -> Tensor:  # `[B,d]` → `[B,n_out]`
+        """Return the outputs for sentence vectors."""
+        return self.net(self.dropout(self.scale(z)))[:, 0]
+
+    def forward(self, ctx: Context) -> Tensor:  # `[B,n_out]`
+        """Return the outputs for the sentence vectors of a batch."""
+        z = mean_sentence_vector(ctx) if self.pooling == "mean" else sentence_vector(ctx)
+        return self.classify_vectors(z)
+
+
+def _training_log(
+    validation: float,
+    history: Sequence[tuple[int, float]] = (),
+    losses: Sequence[float] = (),
+    steps: int = 0,
+    **more_fields: Any,
+) -> dict[str, Any]:
+    return dict(
+        history=list(history),
+        validation=validation,
+        ms_per_step=0.0,
+        peak_memory_mb=0.0,
+        losses=list(losses),
+        steps=steps,
+        cache={},
+        **more_fields,
+    )
+
+
+def fit_majority(
+    model: ControlModel,  # model with a `MajorityHead`, which is changed in place
+    task: Task,  # task with its splits
+    cfg: RunConfig,  # not used
+) -> dict[str, Any]:  # log of the training
+    """Set the output of the head to the class frequencies or mean label of the training split."""
+    targets = torch.tensor(training_targets(task, task.splits["train"]))
+    if task.is_regression:
+        outputs = targets.double().mean()[None]
+    else:
+        outputs = torch.bincount(targets, minlength=len(task.labels)).log()
+    model.head.out.copy_(outputs.clamp(min=-1e4))
+    rows = task.splits["validation"]
+    validation = score_main_metric(task, model.head.out.cpu().expand(len(rows), -1), rows)
+    return _training_log(validation)
+
+
+@torch.no_grad()
+def fit_probe(
+    model: ControlModel,  # model with a `ProbeHead`, which is changed in place
+    task: Task,  # task with its splits
+    cfg: RunConfig,  # config with the options of `fit_best_probe`
+) -> dict[str, Any]:  # log of the training; 'probe' describes the selected probe
+    """Select the best probe on the validation split, and make it the head."""
+    W, b, selected = fit_best_probe(model.backbone, task, cfg)
+    head = model.head
+    head.layer = selected["layer"]
+    head.pooling = selected["pooling"]
+    head.net.load_state_dict(dict(weight=W, bias=b))
+    return _training_log(selected["validation"], probe=selected)
+
+
+SIDE_NETWORK_PATIENCE = 15  # evaluations without improvement after which training stops
+_MAX_EVALUATIONS = 400
+_MIN_STEPS_BETWEEN_EVALUATIONS = 20
+
+
+def _encode_sentence_vectors(
+    model: ControlModel, task: Task, cfg: RunConfig, split: str
+) -> Tensor:  # `[N,d]`
+    """Compute the sentence vectors M(x) of a split as a generator reads them."""
+    bb = model.backbone
+    is_mean = resolve_sentence_pooling(cfg) == "mean"
+    examples = encode_rows(task, task.splits[split], bb, cfg.max_len)
+    batch_size = 4 * cfg.batch_size
+    if cfg.cache == "none":
+        poolings = ("mean" if is_mean else bb.default_pooling,)
+        return pool_all_layers(bb, examples, poolings, None, batch_size)[:, -1, 0].float()
+    kind = "mean_sentence" if is_mean else "sentence"
+    cached, _ = cache_states(bb, examples, kind, cfg.cache_dir, batch_size=batch_size)
+    return torch.tensor(np.stack([example[kind] for example in cached])).float()
+
+
+def _evaluations_since_best(history: list[tuple[int, float]]) -> int:
+    best = max(range(len(history)), key=lambda i: history[i][1], default=0)
+    return len(history) - best
+
+
+def fit_side_network(
+    model: ControlModel,  # model with a `SideNetwork`, which is changed in place
+    task: Task,  # task with its splits
+    cfg: RunConfig,  # config with learning rate, weight decay, batch size, seed and cache
+) -> dict[str, Any]:  # log of the training
+    """Train a side network with AdamW on sentence vectors that are computed once.
+
+    Training stops after `SIDE_NETWORK_PATIENCE` evaluations without improvement on the validation
+    split, and the head gets the parameters of the best evaluation.
+
+    Raises: `DivergenceError` if the loss or an output is not finite.
+    """
+    head = model.head.cpu()
+    validation_rows = task.splits["validation"]
+    Z = _encode_sentence_vectors(model, task, cfg, "train")
+    validation_Z = _encode_sentence_vectors(model, task, cfg, "validation")
+    targets = torch.tensor(training_targets(task, task.splits["train"]))
+    lr = cfg.lr or CONTROL_METHODS["side-network"].learning_rates[1]
+    optimizer = torch.optim.AdamW(head.parameters(), lr, weight_decay=cfg.weight_decay)
+    order = torch.Generator().manual_seed(cfg.seed)
+    torch.manual_seed(cfg.seed)
+    head.scale.train()(Z)
+    history: list[tuple[int, float]] = []  # (step, validation score) of each evaluation
+    losses: list[float] = []
+    best_score = -1e9
+    best_state = head.state_dict()
+    n_epochs = max(1, -(-_MIN_STEPS_BETWEEN_EVALUATIONS * cfg.batch_size // len(Z)))
+    while (
+        len(history) < _MAX_EVALUATIONS
+        and _evaluations_since_best(history) <= SIDE_NETWORK_PATIENCE
+    ):
+        for _ in range(n_epochs):
+            losses += _train_one_epoch(head, optimizer, Z, targets, cfg.batch_size, order)
+        with torch.no_grad():
+            outputs = head.eval().classify_vectors(validation_Z)
+        if not (np.isfinite(losses).all() and outputs.isfinite().all()):
+            raise DivergenceError(
+                f"the loss or an output of {cfg.method!r} is not finite after step {len(losses)} "
+                f"(learning rate {optimizer.defaults['lr']:g}): a lower lr usually fixes it."
+            )
+        score = score_main_metric(task, outputs, validation_rows)
+        history.append((len(losses), score))
+        if score > best_score:
+            best_score = score
+            best_state = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    head.load_state_dict(best_state)
+    model.to(model.backbone.word_embeddings.weight.device)
+    return _training_log(max(score for _, score in history), history, losses, len(losses))
+
+
+def _train_one_epoch(
+    head: SideNetwork,
+    optimizer: torch.optim.Optimizer,
+    Z: Tensor,
+    targets: Tensor,
+    batch_size: int,
+    order: torch.Generator,
+) -> Iterator[float]:
+    """Train for one epoch, and yield the loss of each step."""
+    head.train()
+    head.scale.eval()  # its statistics already contain all training vectors
+    for i in torch.randperm(len(Z), generator=order).split(batch_size):
+        loss = _prediction_loss(head.classify_vectors(Z[i]), targets[i])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        yield loss.item()
+
+
+@dataclass(frozen=True)
+class Control:
+    """Entry of `CONTROL_METHODS`: a head and the function that fits it."""
+
+    # function of backbone, config and number of outputs that returns a head
+    build_head: Callable[[Backbone, RunConfig, int], nn.Module]
+    # function of model, task and config that trains the model in place and returns its log
+    fit: Callable[[ControlModel, Task, RunConfig], dict[str, Any]]
+    learning_rates: tuple[float, ...]  # learning rates that a comparison tries; may be empty
+    question: str  # what the control answers
+    kind = "control"
+    insertion_point = "nowhere"
+
+    @property
+    def default_learning_rate(self) -> float | None:
+        """The learning rate of a run for which none was chosen; None if the control has none."""
+        return self.learning_rates[1] if self.learning_rates else None
+
+
+def _build_side_network_head(bb: Backbone, cfg: RunConfig, n_out: int) -> SideNetwork:
+    pooling = "mean" if resolve_sentence_pooling(cfg) == "mean" else bb.default_pooling
+    return SideNetwork(bb.d, n_out, cfg.bottleneck or 256, pooling, cfg.prompt_dropout)
+
+
+CONTROL_METHODS: dict[str, Control] = {
+    "majority": Control(
+        lambda bb, cfg, n_out: MajorityHead(n_out), fit_majority, (), "the most frequent label"
+    ),
+    "probe": Control(
+        lambda bb, cfg, n_out: ProbeHead(bb.d, n_out, bb.n_layers),
+        fit_probe,
+        (),
+        "a converged linear model of the frozen hidden states",
+    ),
+    "side-network": Control(
+        _build_side_network_head,
+        fit_side_network,
+        (3e-4, 1e-3, 3e-3),
+        "the generator without its prompt",
+    ),
+}
+# iterates over the methods, then over the controls
+ALL_METHODS: ChainMap[str, Any] = ChainMap(CONTROL_METHODS, METHODS)
+
+
+def build_control(cfg: RunConfig, bb: Backbone, task: Task) -> ControlModel:
+    """Build the model of a control, which is not yet fitted."""
+    n_out = 1 if task.is_regression else len(task.labels)
+    return ControlModel(bb, CONTROL_METHODS[cfg.method].build_head(bb, cfg, n_out))
+
+
+def fit_control(
+    model: ControlModel,  # model that `build_control` returned, which is changed in place
+    task: Task,  # task with its splits
+    cfg: RunConfig,  # config of the run
+) -> dict[str, Any]:  # log of the training, with the fields of `fit`'s log
+    """Fit a control on the device of the run."""
+    return CONTROL_METHODS[cfg.method].fit(model.to(create_accelerator(cfg).device), task, cfg)

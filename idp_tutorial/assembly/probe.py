@@ -1,0 +1,223 @@
+"""Fit the best linear model of frozen hidden states, over layers, poolings and regularisation.
+
+Each pooled representation is standardised, and the regression runs until it has converged.
+First every layer and pooling is tried with one regularisation, then the best four with all of
+them. The standardisation is folded into `W` and `b`, so the probe is a linear head on the
+original hidden states.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.data.task import Task
+from idp_tutorial.training.cache import state_cache_folder
+from idp_tutorial.training.examples import encode_rows
+from idp_tutorial.training.layer_pooling import pool_all_layers
+from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.config import RunConfig
+
+__all__ = [
+    "INVERSE_REGULARISATION_GRID",
+    "fit_linear_model",
+    "score_main_metric",
+    "training_targets",
+    "fit_best_probe",
+    "initialise_head_from_probe",
+]
+
+
+# scikit-learn's C of logistic regression; for ridge regression N/(1000 α), with N examples
+INVERSE_REGULARISATION_GRID = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+
+
+def fit_linear_model(
+    X: Tensor,  # features `[N,d]`
+    y: Tensor | Sequence[float],  # class indices, or numbers `[N]`
+    C: float,  # inverse regularisation; larger values regularise less
+    n_classes: int | None = None,  # number of classes; None: ridge regression
+) -> tuple[Tensor, Tensor, bool]:  # `W` `[n_out,d]`, `b` `[n_out]`, and whether it converged
+    """Fit logistic or ridge regression on standardised features; `W` and `b` are for `X` itself.
+
+    Raises: `UserError` if all examples have the same class.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    if n_classes and len({int(label) for label in y}) < 2:
+        raise UserError(
+            "all training examples have one class, but a probe needs two: use more examples, or "
+            "another split_seed."
+        )
+    X = torch.as_tensor(X).double()
+    mean = X.mean(0)
+    std = X.std(0, correction=0).clamp(min=1e-6)
+    model = Ridge(len(X) / C / 1e3) if n_classes is None else LogisticRegression(C=C, max_iter=3000)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        model.fit(((X - mean) / std).numpy(), y)
+    has_converged = not any(issubclass(w.category, ConvergenceWarning) for w in caught)
+    W = torch.as_tensor(model.coef_).view(-1, X.shape[1])
+    b = torch.as_tensor(model.intercept_).view(-1)
+    if n_classes and len(W) == 1:  # scikit-learn has one row for two classes
+        W = torch.cat([-W / 2, W / 2])
+        b = torch.cat([-b / 2, b / 2])
+    if n_classes and len(W) < n_classes:  # a class has no training example
+        W, b = _expand_to_all_classes(W, b, model.classes_, n_classes)
+    W = W / std
+    return W.float(), (b - W @ mean).float(), has_converged
+
+
+def _expand_to_all_classes(
+    W: Tensor, b: Tensor, present_classes: Any, n_classes: int
+) -> tuple[Tensor, Tensor]:
+    """Add rows for classes without an example, with a bias so low that they are never predicted."""
+    all_W = W.new_zeros(n_classes, W.shape[1])
+    all_b = b.new_full((n_classes,), -1e4)
+    all_W[present_classes] = W
+    all_b[present_classes] = b
+    return all_W, all_b
+
+
+def _probe_poolings(
+    bb: Backbone, cfg: RunConfig, task: Task
+) -> list[tuple[tuple[str, ...], str | None]]:
+    """Return the poolings that a probe may use, with the template of each group."""
+    # the first position of a decoder is the same for every example
+    without_template = ("mean", "last") if bb.causal else ("mean", "cls", "last")
+    groups: list[tuple[tuple[str, ...], str | None]] = [(without_template, None)]
+    has_mask = bb.causal or bb.tokenizer.mask_token_id is not None
+    if task.templates and has_mask:
+        groups.append((("mask",), cfg.template))
+    return groups
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """Pooled representations of one layer."""
+
+    layer: int
+    pooling: str
+    train: Tensor  # `[N,d]`
+    validation: Tensor  # `[M,d]`
+
+
+@dataclass(frozen=True)
+class _FittedProbe:
+    """Linear model of a candidate, and its score on the validation split."""
+
+    score: float
+    W: Tensor
+    b: Tensor
+    description: dict[str, Any]
+
+
+def _iterate_candidates(bb: Backbone, cfg: RunConfig, task: Task) -> Iterator[_Candidate]:
+    """Yield the pooled representations of every layer and pooling."""
+    splits = task.splits["train"], task.splits["validation"]
+    cache_folder = None if cfg.cache == "none" else state_cache_folder(cfg.cache_dir)
+    for poolings, template in _probe_poolings(bb, cfg, task):
+        encoded = [encode_rows(task, rows, bb, cfg.max_len, template) for rows in splits]
+        train, validation = [
+            pool_all_layers(bb, examples, poolings, cache_folder, 4 * cfg.batch_size)
+            for examples in encoded
+        ]
+        for layer in range(bb.n_layers + 1):
+            for i, pooling in enumerate(poolings):
+                yield _Candidate(
+                    layer, pooling, train[:, layer, i].float(), validation[:, layer, i].float()
+                )
+
+
+def score_main_metric(
+    task: Task,  # task that the outputs are for
+    outputs: Tensor,  # logits, or predicted numbers `[N,n_out]`
+    rows: list[dict],  # the N examples with their labels
+) -> float:
+    """Return the score of a model's outputs in the main metric of the task."""
+    return task.score_outputs(outputs, rows)[0][task.metric]
+
+
+def training_targets(
+    task: Task,  # task of the rows
+    rows: list[dict],  # examples with their labels
+) -> list:  # class indices, or numbers scaled to the range from 0 to 1
+    """Return the labels on which a model is trained."""
+    labels = [row["label"] for row in rows]
+    low, high = task.label_range
+    return [(label - low) / (high - low) for label in labels] if task.is_regression else labels
+
+
+def _accept_all(layer: int, pooling: str) -> bool:
+    return True
+
+
+def fit_best_probe(
+    bb: Backbone,  # frozen backbone
+    task: Task,  # task with its training and validation splits
+    cfg: RunConfig,  # its `cache`, `cache_dir`, `max_len`, `batch_size` and `template` are used
+    # function of layer and pooling that returns whether to try them
+    accept_layer_and_pooling: Callable[[int, str], bool] = _accept_all,
+) -> tuple[Tensor, Tensor, dict[str, Any]]:  # `W`, `b`, and a description with all candidates
+    """Fit linear probes on the training split, and select the best one on the validation split."""
+    targets = training_targets(task, task.splits["train"])
+    n_classes = len(task.labels) or None
+
+    def fit(C: float, candidate: _Candidate) -> _FittedProbe:
+        W, b, converged = fit_linear_model(candidate.train, targets, C, n_classes)
+        outputs = candidate.validation @ W.T + b
+        score = score_main_metric(task, outputs, task.splits["validation"])
+        description = dict(
+            layer=candidate.layer,
+            pooling=candidate.pooling,
+            C=C,
+            converged=converged,
+            validation=score,
+        )
+        return _FittedProbe(score, W, b, description)
+
+    first_C = INVERSE_REGULARISATION_GRID[1]
+    fitted = [
+        (fit(first_C, candidate), candidate)
+        for candidate in _iterate_candidates(bb, cfg, task)
+        if accept_layer_and_pooling(candidate.layer, candidate.pooling)
+    ]
+    fitted.sort(key=lambda pair: -pair[0].score)  # stable: of equal scores the lower layer first
+    probes = [probe for probe, _ in fitted]
+    for _, candidate in fitted[:4]:
+        probes += [fit(C, candidate) for C in INVERSE_REGULARISATION_GRID if first_C != C]
+    best = max(probes, key=lambda probe: probe.score)
+    candidates = [probe.description for probe in probes]
+    return best.W, best.b, {**best.description, "candidates": candidates}
+
+
+@torch.no_grad()
+def initialise_head_from_probe(
+    model: PromptedModel,  # model with a linear head, which is changed in place
+    task: Task,  # task with its training and validation splits
+    cfg: RunConfig,  # config with the options of `fit_best_probe`
+) -> dict[str, Any]:  # description of the probe
+    """Initialise the head with the converged probe of the last layer, with the pooling of the head.
+
+    Raises: `UserError` if the head is not linear.
+    """
+    net = getattr(model.head, "net", None)
+    if not isinstance(net, torch.nn.Linear):
+        raise UserError(
+            "head_init='probe' needs a linear head, but this model has a "
+            f"{type(model.head).__name__} with two_layer_head={cfg.two_layer_head}: use "
+            "head='classification' and two_layer_head=False, or head_init='random'."
+        )
+    bb = model.backbone
+    site = (bb.n_layers, model.head.pooling)
+    W, b, description = fit_best_probe(
+        bb, task, cfg, accept_layer_and_pooling=lambda layer, pooling: (layer, pooling) == site
+    )
+    net.load_state_dict(dict(weight=W, bias=b))
+    return description

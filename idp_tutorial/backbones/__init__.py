@@ -1,0 +1,1 @@
+"""Open a backbone by name, folder or hub name, at a chosen size, or fetch its weights."""

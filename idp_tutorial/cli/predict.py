@@ -1,0 +1,241 @@
+"""The command `idp_predict`: one prediction for each text of a file, with a saved prompt.
+
+The reader reads tables, JSON lines and plain lines. The text of a row is in the column that is
+named, else in `sentence1`, or in the column that the model was trained on. A row keeps all its
+columns, and the prediction is added to it.
+"""
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from idp_tutorial.cli.command_line import Inherited, command
+from idp_tutorial.cli.option_values import refuse_unused_options
+from idp_tutorial.utils.checks import UserError, check_at_least, check_choice, check_writable_file
+from idp_tutorial.utils.files import open_atomically
+
+__all__ = ["PREDICTION_COLUMNS", "select_text_columns", "make_row_writer", "idp_predict"]
+
+
+PREDICTION_COLUMNS = "prediction", "probabilities", "generated"  # columns that are added to a row
+
+
+def _refuse_prediction_columns(row: dict, where: str) -> None:
+    for column in PREDICTION_COLUMNS:
+        if column in row:
+            raise UserError(
+                f"{where} already has a column {column!r}, which the prediction would replace: "
+                "rename it."
+            )
+
+
+def _choose_column(
+    row: dict, where: str, given: str | None, candidates: Iterable[str]
+) -> str | None:
+    """Return the column that was given, or the first candidate in the row."""
+    if given and given not in row:
+        raise UserError(
+            f"{where}: no column {given!r} among {', '.join(row)}: name another with --text or "
+            "--text2."
+        )
+    return given or next((c for c in candidates if c in row), None)
+
+
+def select_text_columns(
+    rows: Iterable[tuple[str, dict]],  # (description of its place, row), as `iterate_rows` yields
+    task: Any,  # a `Task`
+    text: str | None = None,  # column of the text; None: sentence1, the column of training, or text
+    text2: str | None = None,  # column of the second text; None: sentence2, or that of training
+) -> Iterator[tuple[dict, dict]]:
+    """Yield each row, and its texts under the names of the task.
+
+    Raises: `UserError` for a row without a text.
+    """
+    from idp_tutorial.data.tables import require_nonempty_text
+    from idp_tutorial.training.evaluation import require_text_columns
+
+    trained = [(c or "").strip("{}") for c in task.columns[:2]]
+    columns = {
+        "sentence1": (text, ("sentence1", trained[0], "text")),
+        "sentence2": (text2, ("sentence2", trained[1])),
+    }
+    for where, row in rows:
+        _refuse_prediction_columns(row, where)
+        texts = {"group": row["group"]} if "group" in row else {}
+        for name, (given, candidates) in columns.items():
+            column = _choose_column(row, where, given, candidates)
+            if column and (task.pair or name == "sentence1"):
+                texts[name] = require_nonempty_text(row, column, where)
+        require_text_columns(task, texts if "sentence1" in texts else row, where)
+        yield row, texts
+
+
+def _output_format(out: str, given: str | None) -> str:
+    """Return 'csv' or 'jsonl': as `--out_format` says, or by the extension of the file."""
+    extension = Path(out).suffix.lower()
+    if not given and extension in (".tsv", ".parquet", ".xlsx", ".gz", ".xz"):
+        raise UserError(
+            f"--out {out}: predictions are written as uncompressed CSV or JSON lines: use the "
+            "extension .csv or .jsonl, or give --out_format."
+        )
+    default = "csv" if extension == ".csv" else "jsonl"
+    return check_choice(given or default, ("csv", "jsonl"), "--out_format")
+
+
+@contextmanager
+def _open_output(out: str) -> Iterator[IO]:
+    """Open standard output or a file, which appears when it is complete."""
+    if out == "-":
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(encoding="utf-8")  # in every locale
+        yield sys.stdout
+        return
+    with open_atomically(out, "w", encoding="utf-8", newline="") as file:
+        yield file
+
+
+def _json_default(value: Any) -> str:
+    """Return a value that JSON cannot express as a string; a date as ISO 8601."""
+    if isinstance(value, bytes):
+        raise UserError(
+            "a column contains bytes, which JSON lines cannot express: remove the column, or "
+            "decode it."
+        )
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _to_json_value(value: Any, column: str | None = None) -> Any:
+    """Return a value with null for NaN, which Parquet has for missing values.
+
+    Raises: `UserError` for infinity, which JSON cannot express either.
+    """
+    if isinstance(value, dict):
+        return {k: _to_json_value(v, column or k) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_to_json_value(v, column) for v in value]
+    if isinstance(value, float) and math.isinf(value):
+        raise UserError(
+            f"column {column!r} contains infinity, which JSON lines cannot express: remove the "
+            "column, or write CSV (--out_format csv)."
+        )
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _make_csv_writer(file: IO) -> Callable[[dict], None]:
+    """Return a function that writes rows as CSV with the columns of the first row."""
+    table = csv.writer(file, lineterminator="\n")
+    columns: list[str] = []
+
+    def write_row(row: dict) -> None:
+        added = {f"probability {label}": p for label, p in row.get("probabilities", {}).items()}
+        for column in added:
+            if column in row:
+                raise UserError(
+                    f"a row already has a column {column!r}, which the prediction would replace: "
+                    "rename it."
+                )
+        flat = {k: v for k, v in row.items() if k != "probabilities"} | added
+        if not columns:
+            columns.extend(flat)
+            table.writerow(columns)
+        for column in flat:
+            if column not in columns:
+                raise UserError(
+                    f"a row has a column {column!r} that the first row lacks: a CSV file needs the "
+                    "same columns in every row; write JSON lines (--out_format jsonl)."
+                )
+        table.writerow(flat.get(column, "") for column in columns)
+
+    return write_row
+
+
+def make_row_writer(
+    file: IO,  # open for text
+    format: str,  # 'csv' or 'jsonl'
+) -> Callable[[dict], None]:
+    """Return a function that writes a row to a file."""
+    if format == "csv":
+        return _make_csv_writer(file)
+
+    def write_row(row: dict) -> None:
+        values = _to_json_value(row)
+        text = json.dumps(values, ensure_ascii=False, allow_nan=False, default=_json_default)
+        print(text, file=file)
+
+    return write_row
+
+
+def _refuse_unused(given: dict[str, Any], task: Any, cfg: Any) -> None:
+    """Check that the model can use the options that were given."""
+    if not task.labels:
+        reason = f"by task {task.name!r}, which has no classes"
+        refuse_unused_options(idp_predict, given, "proba", reason)
+    if not task.pair:
+        reason = f"by task {task.name!r}, which has one text"
+        refuse_unused_options(idp_predict, given, "text2", reason)
+    if cfg.method != "m-idpg-phm-glove":
+        refuse_unused_options(idp_predict, given, "glove", f"by method {cfg.method!r}")
+
+
+def _predicted_columns(prediction: dict, task: Any, with_probabilities: bool) -> dict:
+    """Return the columns that are added to a row."""
+    if task.is_generation:
+        columns = dict(prediction)
+    else:
+        columns = dict(prediction=prediction.get("label", prediction.get("value")))
+    if with_probabilities and "probabilities" in prediction:
+        columns["probabilities"] = prediction["probabilities"]
+    return columns
+
+
+@command
+def idp_predict(
+    *,
+    model: str = "runs/train",  # folder that idp_train wrote, or a model on the hub, NAME/MODEL
+    # CSV, TSV, Parquet, JSON lines, or lines that are JSON or text; '-': standard input
+    texts: str = "-",
+    text: str | None = None,  # column of the texts (default: sentence1, that of training, or text)
+    text2: str | None = None,  # column of the second texts, for pairs
+    format: Inherited,
+    backbone: str | None = None,  # folder of the backbone, if it is not found by its name
+    glove: str | None = None,  # file or folder of GloVe vectors, if the model was trained with some
+    out: str = "-",  # file of predictions; '-': standard output
+    out_format: str | None = None,  # csv or jsonl (default: by the extension of --out, else jsonl)
+    proba: bool = False,  # add the probability of every class
+    batch_size: int = 128,  # texts in a batch
+    device: Inherited,
+) -> None:
+    """Predict texts: each line of the output is the row with its prediction.
+
+    idp_predict --model tickets --texts new.csv --text message --proba --out answers.csv
+    """
+    check_at_least(batch_size, 1, "--batch_size")
+    output_format = _output_format(out, out_format)
+    if out != "-":
+        check_writable_file(out, "--out ")
+    check_choice(device, ("auto", "cpu"), "--device")
+    import torch
+
+    from idp_tutorial.data.row_readers import iterate_rows
+    from idp_tutorial.saving.prompt_files import from_pretrained
+    from idp_tutorial.training.evaluation import predict
+
+    trained, task, cfg = from_pretrained(model, backbone, glove=glove)
+    _refuse_unused(locals(), task, cfg)
+    if device == "auto" and torch.cuda.is_available():
+        trained.to("cuda")
+    rows = select_text_columns(iterate_rows(texts, format, task.pair), task, text, text2)
+    # the rows of a question must be predicted together
+    chunk_size = None if task.grouping == "choose" else 8 * batch_size
+    with _open_output(out) as file:
+        write_row = make_row_writer(file, output_format)
+        while chunk := [*islice(rows, chunk_size)]:
+            predictions = predict(trained, task, cfg, [t for _, t in chunk], batch_size)
+            for (row, _), prediction in zip(chunk, predictions):
+                write_row({**row, **_predicted_columns(prediction, task, proba)})

@@ -1,0 +1,86 @@
+"""The command `idp_pretrain`: train a small language model on lines of text.
+
+The bundled backbones were trained with these commands:
+
+The first two commands trained `tiny`: the second starts from the weights of the first, with a
+learning rate schedule of its own. The others trained the decoder `tiny-gpt2` on the same text.
+`--init_from` also takes a folder of weights, such as the bundled ones in `idp_tutorial/assets`,
+so that these can be trained further. The command creates the tokenizer, the token ids and the
+model, resumes after a kill, and writes `backbone/` below `--out`. On a GPU the model is
+compiled; on a CPU it uses as many cores as `OMP_NUM_THREADS` allows.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from idp_tutorial.cli.command_line import command
+from idp_tutorial.cli.option_values import refuse_unused_options
+
+__all__ = ["idp_pretrain"]
+
+
+@command
+def idp_pretrain(
+    text: str,  # text files with one document a line, comma-separated; .xz files are read too
+    # a folder of tasks: their training texts are added, their held-out texts are left out
+    tasks: str | None = None,
+    out: str = "runs/tiny",  # folder for checkpoint, log and, at the end, `backbone/`
+    corpus_dir: str | None = None,  # folder for tokenizer and token ids (default: as --out)
+    family: str = "roberta",  # or 'gpt2'
+    n_layers: int = 8,  # number of transformer layers
+    d: int = 192,  # width of the hidden states
+    steps: int = 6_000,  # optimizer steps
+    tokens: int = 2048,  # tokens in a step
+    lr: float = 1.5e-3,  # peak learning rate
+    distil: float = 3.0,  # weight of the distillation loss on the teacher's hidden states
+    seed: int = 0,  # seed of initialisation, batches and masks
+    # folder of a finished run, or of weights, of the same shape: training starts from them
+    init_from: str = "",
+    every: int = 250,  # steps between checkpoints
+    dtype: str = "bfloat16",  # dtype of the forward and the backward pass
+    # backbone that initialises the embeddings and whose layers are imitated; '': no teacher
+    teacher: str = "minilm",
+) -> None:
+    """Pretrain a small RoBERTa or GPT-2; run the same command again to resume."""
+    if not teacher:
+        refuse_unused_options(idp_pretrain, locals(), "distil", "without a teacher")
+    from idp_tutorial.backbones.load import load_backbone
+    from idp_tutorial.reproduction.pretraining.bundled_backbone import read_corpus, save_backbone
+    from idp_tutorial.reproduction.pretraining.corpus import prepare_text
+    from idp_tutorial.reproduction.pretraining.distillation import (
+        DistillationLoss,
+        encode_aligned_streams,
+        project_teacher_embeddings,
+    )
+    from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig, pretrain
+
+    cfg = PretrainConfig(
+        family=family,
+        d=d,
+        n_layers=n_layers,
+        steps=steps,
+        tokens_per_step=tokens,
+        lr=lr,
+        seed=seed,
+        dtype=dtype,
+        distillation_weight=distil,
+        init_from=init_from,
+    )
+    teacher_bb = load_backbone(teacher, attn="eager") if teacher else None
+    encode = None
+    if teacher_bb:
+        encode = partial(encode_aligned_streams, teacher_tokenizer=teacher_bb.tokenizer)
+    lines = read_corpus(text.split(","), tasks)
+    tokenizer, arrays = prepare_text(lines, Path(corpus_dir or out), cfg.vocab_size, 0, encode)
+    embeddings = project_teacher_embeddings(tokenizer, teacher_bb, d) if teacher_bb else None
+    loss = None
+    if teacher_bb and distil:
+        is_causal = family == "gpt2"
+        loss = DistillationLoss(teacher_bb, arrays, d, n_layers, causal=is_causal, seed=seed)
+    report = partial(print, flush=True)
+    model, _ = pretrain(
+        arrays["stream"], tokenizer, cfg, Path(out), embeddings, loss, every, report=report
+    )
+    if family == "gpt2":
+        tokenizer.mask_token = None  # a decoder has no masks
+    save_backbone(model, tokenizer, Path(out) / "backbone")

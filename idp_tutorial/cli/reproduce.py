@@ -1,0 +1,144 @@
+"""The command `idp_reproduce`: run a published table or figure and compare the scores.
+
+`idp_reproduce --table lpt-2 --scale small --data FOLDER` trains the runs of LPT's Table 2 that
+are missing on a small backbone, and prints both scores. For a figure that is not a table of
+scores it runs the experiment that decides the figure's claim.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from idp_tutorial.cli.command_line import Inherited, command, split_names
+from idp_tutorial.cli.option_values import parse_floats, refuse_unused_options
+
+__all__ = ["idp_reproduce"]
+
+
+def _update_claims(file: str, data: str | None) -> None:
+    """Compute effects and verdicts of claims from the records, and write and print them."""
+    from collections import Counter
+    from pathlib import Path
+
+    from idp_tutorial.reproduction.papers.claims import (
+        format_claim_effect,
+        judge_claims,
+        read_claims,
+        write_claims,
+    )
+
+    before = read_claims(file)
+    after = judge_claims(before, Path(file).parent, data)
+    for old, new in zip(before, after):
+        if new["effect"]:
+            changed = f" (was {old['verdict']})" if old["verdict"] != new["verdict"] else ""
+            print(f"{new['id']:24} {format_claim_effect(new):38} {new['verdict']}{changed}")
+    write_claims(after, file)
+    verdicts = Counter(claim["verdict"] for claim in after)
+    print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
+    print(f"written: {file}")
+
+
+def _reproduce_figure(
+    table: str,
+    backbone: str | None,
+    data: str | None,
+    seeds: int | None,
+    steps: int | None,
+    out: str,
+) -> None:
+    """Run the experiment of a figure, and print its measurements for each seed."""
+    from pathlib import Path
+
+    from idp_tutorial.reproduction.analysis.paper_figures import reproduce_figure
+    from idp_tutorial.utils.checks import check_writable_folder
+    from idp_tutorial.utils.config import RunConfig
+
+    check_writable_folder(out, "--out ")
+    steps = steps or 200
+    file = Path(out) / f"{table}.jsonl"
+    base = RunConfig(
+        backbone=backbone or "minilm",
+        data=data,
+        prompt_length=5,
+        standardise=True,
+        steps=steps,
+        eval_every=max(1, steps // 10),
+        batch_size=16,
+    )
+    for r in reproduce_figure(table, base, seeds or 5, file):
+        measurements = [f"{name} {value:.3f}" for name, value in r["measurements"].items()]
+        print("  ".join([r["task"], f"seed {r['seed']}", *measurements]))
+    print(f"\nwritten: {file}")
+
+
+def _print_plan(runs: Iterable[Any]) -> None:
+    """Print the settings of the runs of a table."""
+    for cfg in runs:
+        length = f"{cfg.epochs:g} epochs" if cfg.epochs else f"{cfg.steps} steps"
+        shots = f"shots={cfg.shots}  split_seed={cfg.split_seed}"
+        print(f"{cfg.backbone:14} {cfg.task:6} {shots}  {cfg.head:14} {length:12} {cfg.method}")
+
+
+@command
+def idp_reproduce(
+    *,
+    # a table or figure: idpg-1 … idpg-f9, lpt-1 … lpt-f6, id-spam-2 … id-spam-16
+    table: str = "lpt-2",
+    scale: str = "small",  # 'small': a small backbone, four tasks; 'full': the grid of the paper
+    # (default: the paper's; for 'small': smollm2 for LPT, else minilm)
+    backbone: str | None = None,
+    data: Inherited,
+    methods: str | None = None,  # some of the methods of the table and of the controls
+    tasks: str | None = None,  # some of the tasks of the table, comma-separated
+    glove: Inherited,
+    # optimizer steps of a run (default: 200; for 'full': the paper's); a few test the whole table
+    steps: int | None = None,
+    # number of seeds (default: 2 if the table has several few-shot samples; else 5)
+    seeds: int | None = None,
+    # learning rates that every method tries, comma-separated; more if the best is an end (default:
+    # the method's own; for 'full': the paper's)
+    learning_rates: str | None = None,
+    # folder for TABLE-SCALE.jsonl; runs that the file contains are not repeated
+    out: str = "runs/reproduce",
+    plan: bool = False,  # print the runs and stop
+    # a file of claims, such as results/claims.csv: train nothing; compute effects and verdicts from
+    # the records in its folder, write them into the file, and print them
+    claims: str | None = None,
+) -> None:
+    """Run a published table, or continue it, and print its scores beside the published ones."""
+    if claims:
+        unused = "table scale backbone methods tasks glove steps seeds learning_rates out plan"
+        refuse_unused_options(idp_reproduce, locals(), unused, "with --claims")
+        _update_claims(claims, data)
+        return
+    from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
+    from idp_tutorial.reproduction.papers.paper_runs import plan_table_runs
+    from idp_tutorial.reproduction.papers.reproduce import reproduce_table
+
+    if table in FIGURE_EXPERIMENTS:
+        unused = "scale methods tasks glove learning_rates plan"
+        refuse_unused_options(idp_reproduce, locals(), unused, f"by the figure {table}")
+        _reproduce_figure(table, backbone, data, seeds, steps, out)
+        return
+    method_names = split_names(methods) if methods else None
+    task_names = split_names(tasks) if tasks else None
+    if plan:
+        _print_plan(plan_table_runs(table, scale, backbone, data, method_names, task_names, glove))
+        return
+    results = reproduce_table(
+        table,
+        scale,
+        backbone,
+        data,
+        seeds,
+        out,
+        method_names,
+        task_names,
+        parse_floats(learning_rates, "learning_rates"),
+        steps,
+        partial(print, flush=True),
+        glove,
+    )
+    print("\n" + results.dropna(subset="our mean").round(1).to_string(index=False))
+    print(f"\nwritten: {out}/{table}-{scale}.jsonl")

@@ -1,0 +1,238 @@
+"""The command `idp_sweep`: train late prompts at every layer of one model, with all seeds.
+
+The command first chooses a layer without training, which is cheap; then it trains at every
+layer, so that the choice can be judged. All options are checked before the learning rate of the
+head is searched. After a kill the same command continues the sweep.
+"""
+
+from functools import partial
+from typing import Any
+
+from idp_tutorial.cli.command_line import (
+    Inherited,
+    command,
+    config_from_options,
+    parse_ints,
+    split_names,
+)
+from idp_tutorial.cli.option_values import parse_learning_rates, refuse_unused_options
+from idp_tutorial.utils.checks import DivergenceError, require_packages
+
+__all__ = ["idp_sweep"]
+
+
+def _validate(
+    methods: list[str],
+    base: Any,
+    layers: list[int] | None,
+    seeds: int,
+    out: str,
+    probe: bool,
+    **training_options: Any,
+) -> Any:
+    """Check everything that can be checked before training, and return the task."""
+    from idp_tutorial.assembly.options import refuse_unread_options
+    from idp_tutorial.data.task import require_classes
+    from idp_tutorial.data.tasks import load_task
+    from idp_tutorial.methods.registry import METHODS
+    from idp_tutorial.reproduction.analysis.layer_sweep import plan_layer_sweep
+    from idp_tutorial.runs.dry_run import dry_run_comparison
+
+    refuse_unread_options(methods, base, allowed_methods=METHODS, **training_options)
+    dry_run_comparison(methods, base, seeds, out)
+    plan_layer_sweep(methods, base, layers, seeds)
+    task = load_task(base.task, base.data, base.shots)
+    if probe:
+        require_classes(task, "--probe")
+    return task
+
+
+def _prepare(
+    methods: list[str],
+    base: Any,
+    layers: list[int] | None,
+    seeds: int,
+    tune: bool,
+    tune_head_first: bool,
+    out: str,
+    task: Any,
+    learning_rates: tuple[float, ...],
+) -> tuple[Any, Any]:
+    """Return the config with the head's learning rate, and the layer chosen without training."""
+    from dataclasses import replace
+
+    from idp_tutorial.reproduction.analysis.layer_choice import try_choose_layer
+    from idp_tutorial.reproduction.analysis.layer_sweep import plan_layer_sweep, sweep_file
+    from idp_tutorial.runs.tune import choose_head_learning_rate
+
+    file = sweep_file(out, base)
+    if tune_head_first:
+        head_lr = choose_head_learning_rate(base, task, records_file=file)
+        base = replace(base, head_lr=head_lr)
+    # an error, such as another sweep in the file, is raised before anything is written
+    plan_layer_sweep(
+        methods, base, layers, seeds, tune, sweep_file(out, base), task, learning_rates
+    )
+    return base, try_choose_layer(methods, base, task, sweep_file(out, base, "choice"))
+
+
+def _train_layers(
+    methods: list[str],
+    base: Any,
+    layers: list[int] | None,
+    seeds: int,
+    tune: bool,
+    out: str,
+    task: Any,
+    choice: Any,
+    learning_rates: tuple[float, ...],
+) -> list[dict]:
+    """Train at every layer, print the tables, and return the records."""
+    from idp_tutorial.methods.registry import late_prompt_methods
+    from idp_tutorial.reproduction.analysis.layer_sweep import (
+        sweep_file,
+        sweep_prompt_layer,
+        sweep_table,
+    )
+    from idp_tutorial.reproduction.analysis.sweep_summaries import (
+        depth_profile_table,
+        layer_choice_regret,
+    )
+    from idp_tutorial.runs.tables import select_finished
+
+    records = sweep_prompt_layer(
+        methods,
+        base,
+        layers,
+        seeds,
+        tune,
+        sweep_file(out, base),
+        task,
+        partial(print, flush=True),
+        learning_rates,
+    )
+    if not select_finished(records):
+        raise DivergenceError(records[0]["message"])
+    print("\n" + sweep_table(records).round(4).to_string(index=False))
+    for r in records:
+        if r.get("status") == "diverged":
+            print(f"{r['method']} at layer {r['layer']} with seed {r['seed']} diverged")
+    if not layers and set(methods) & set(late_prompt_methods()):
+        print("\n" + depth_profile_table(records).round(2).to_string(index=False))
+        if choice:
+            print("\n" + layer_choice_regret(records, choice).round(2).to_string(index=False))
+    return records
+
+
+def _probe_information(
+    base: Any,
+    lr: float | None,
+    seeds: int,
+    out: str,
+    task: Any,
+    records: list[dict],
+    probe: Any,
+) -> None:
+    """Measure the information in every layer of models trained with `lpt`."""
+    from dataclasses import asdict, replace
+
+    from idp_tutorial.methods.registry import METHODS
+    from idp_tutorial.reproduction.analysis.information_curves import measure_information_curves
+    from idp_tutorial.reproduction.analysis.layer_sweep import sweep_file
+
+    layer_learning_rates = {
+        r["layer"]: r["lr"] for r in records if r["method"] == "lpt" and r["lr"]
+    }
+    cfg = replace(base, method="lpt", lr=lr or METHODS["lpt"].default_learning_rate)
+    report = partial(print, flush=True)
+    file = sweep_file(out, base, "information")
+    measure_information_curves(
+        cfg, task, None, seeds, layer_learning_rates, file, report=report, **asdict(probe)
+    )
+
+
+@command
+def idp_sweep(
+    *,
+    table: Inherited,
+    text: Inherited,
+    text2: Inherited,
+    label: Inherited,
+    format: Inherited,
+    regression: Inherited,
+    validation: Inherited,
+    test: Inherited,
+    task: Inherited,
+    # comma-separated; methods without a layer are trained once
+    methods: str = "head-only,fine-tuning,lpt,lpt-npg,lpt-appg,lpt-mppg,id-spam",
+    backbone: Inherited,
+    data: Inherited,
+    shots: Inherited,
+    layers: str | None = None,  # layers below the prompt, comma-separated (default: all)
+    seeds: Inherited,
+    steps: Inherited,
+    batch_size: Inherited,
+    max_len: Inherited,
+    prompt_length: Inherited,
+    bottleneck: Inherited,
+    head: Inherited,
+    lr: Inherited,
+    learning_rates: Inherited,
+    # choose the learning rate from three at every layer, on the validation split
+    tune: bool = False,
+    tune_head_first: Inherited,
+    # then train `lpt` at the first, the middle and the last layer, and probe the information in
+    # every layer
+    probe: bool = False,
+    probe_depth: int = 1,  # layers of the probe (LPT: 6); 0: a linear probe
+    probe_width: int = 128,  # width of the probe (LPT: 1024), a multiple of 4
+    probe_steps: int = 400,  # training steps of the probe
+    evaluations: Inherited,
+    # 'hidden': compute the layers below the prompt once, and keep their hidden states on disk
+    cache: str = "none",
+    precision: Inherited,
+    device: Inherited,
+    # folder for sweep-TASK-BACKBONE.jsonl; runs that the file contains are not repeated
+    out: str = "runs",
+) -> None:
+    """Choose a prompt layer without training, then train at every layer; run again to resume."""
+    base = config_from_options(locals())
+    grid = parse_learning_rates(locals())
+    if not probe:
+        unused = "probe_depth probe_width probe_steps"
+        refuse_unused_options(idp_sweep, locals(), unused, "without --probe")
+    require_packages("matplotlib")
+    import matplotlib
+
+    from idp_tutorial.reproduction.analysis.information import ProbeConfig
+    from idp_tutorial.reproduction.analysis.layer_sweep import sweep_file
+    from idp_tutorial.utils.locks import file_lock
+
+    matplotlib.use("Agg")
+    probe_cfg = ProbeConfig(probe_depth, probe_width, steps=probe_steps)
+    selected = split_names(methods)
+    at_layers = parse_ints(layers, "layers")
+    loaded_task = _validate(
+        selected,
+        base,
+        at_layers,
+        seeds,
+        out,
+        probe,
+        tune=tune,
+        tune_head_first=tune_head_first,
+        learning_rates=learning_rates,
+    )
+    file = sweep_file(out, base)
+    tune = tune or bool(grid)
+    with file_lock(file):
+        base, choice = _prepare(
+            selected, base, at_layers, seeds, tune, tune_head_first, out, loaded_task, grid
+        )
+        records = _train_layers(
+            selected, base, at_layers, seeds, tune, out, loaded_task, choice, grid
+        )
+        if probe:
+            _probe_information(base, lr, seeds, out, loaded_task, records, probe_cfg)
+    choice_file = f" and {sweep_file(out, base, 'choice').name}" if choice else ""
+    print(f"\nwritten: {file}{choice_file}")

@@ -1,0 +1,153 @@
+"""The dtype of frozen weights: bfloat16 where it is faster, and the attention kernel for it.
+
+A frozen model is never updated, so its weights need fewer bits: no small update is ever added
+to them. bfloat16 halves the memory, and newer processors and GPUs have instructions for
+products in bfloat16. Others do not, and convert every number. Which kind this machine is, we
+measure. Prompts, heads and losses are float32 in either case: the layer loop passes them
+float32 states and converts their vectors to the dtype of the layers.
+
+`RunConfig(dtype='auto')` uses the measurement. The default is `'float32'`, because with
+`'auto'` equal configs would give different results on another machine. A record states the
+dtype that was used as `weights_dtype`.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from idp_tutorial.utils.checks import check_choice
+
+__all__ = [
+    "DTYPES",
+    "MIN_SPEEDUP",
+    "MATH_ATTENTION_MAX_LENGTH",
+    "parse_dtype",
+    "cast_weights",
+    "measure_bfloat16_speedup",
+    "choose_faster_dtype",
+    "attention_backend",
+    "force_fused_attention",
+]
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def parse_dtype(
+    dtype: str | torch.dtype,  # 'float32', 'bfloat16', 'auto', or a torch dtype
+) -> torch.dtype | str:  # a torch dtype, or 'auto'
+    """Return the torch dtype of a name; 'auto' and torch dtypes are returned unchanged."""
+    if isinstance(dtype, torch.dtype) or dtype == "auto":
+        return dtype
+    check_choice(dtype, (*DTYPES, "auto"), "dtype")
+    return DTYPES[dtype]
+
+
+def cast_weights(
+    model: nn.Module,
+    dtype: torch.dtype,
+) -> nn.Module:  # the same model
+    """Convert the parameters of a model in place.
+
+    Buffers are not converted: in bfloat16, the rotary frequencies would give wrong angles.
+    """
+    for p in model.parameters():
+        p.data = p.data.to(dtype)
+    return model
+
+
+def _time_product(x: Tensor, w: Tensor) -> float:
+    """Return the seconds that one linear layer takes."""
+    start = time.perf_counter()
+    F.linear(x, w)
+    if x.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+@cache
+def measure_bfloat16_speedup(
+    device: str,  # 'cpu' or 'cuda'
+    n_in: int,  # columns of the matrix
+    n_out: int,  # rows of the matrix
+    rows: int = 512,  # batch size times sequence length
+) -> float:
+    """Return how many times faster a matrix product is in bfloat16 than in float32.
+
+    The two are timed alternately, and the best of five repetitions counts. No random number is
+    drawn, so a run that measures has the same random state as one that does not.
+    """
+    seconds: dict[torch.dtype, list[float]] = {dtype: [] for dtype in DTYPES.values()}
+    for _ in range(6):  # the first repetition is a warm-up
+        for dtype, times in seconds.items():
+            x = torch.full((rows, n_in), 0.5, dtype=dtype, device=device)
+            w = torch.full((n_out, n_in), 0.5, dtype=dtype, device=device)
+            times.append(_time_product(x, w))
+    return min(seconds[torch.float32][1:]) / min(seconds[torch.bfloat16][1:])
+
+
+MIN_SPEEDUP = 1.2  # smallest speed-up for which bfloat16 is chosen
+
+
+def choose_faster_dtype(
+    model: Any,  # a Hugging Face model
+    device: str | None = None,  # device of the run; None: a GPU if there is one
+) -> torch.dtype:  # bfloat16 or float32
+    """Return bfloat16 if a product with the model's largest matrix is clearly faster in it.
+
+    The tables of word embeddings are not considered.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    vocab_size = model.get_input_embeddings().num_embeddings
+    matrices = [p for p in model.parameters() if p.dim() == 2 and vocab_size not in p.shape]
+    n_in, n_out = sorted(max(matrices, key=Tensor.numel).shape)
+    if measure_bfloat16_speedup(device, n_in, n_out) >= MIN_SPEEDUP:
+        return torch.bfloat16
+    return torch.float32
+
+
+MATH_ATTENTION_MAX_LENGTH = 96  # tokens up to which math attention trains faster on a CPU
+
+
+def attention_backend(
+    x: Tensor,  # input of a layer `[B,T,d]`
+    kv: object = None,  # a prompt's keys and values, which need gradients, or None
+) -> AbstractContextManager:
+    """Return a context manager that selects the faster attention kernel for a layer.
+
+    It selects math attention where the backward pass of fused attention is slow: for short texts in
+    bfloat16 on a CPU. Otherwise it changes nothing.
+    """
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+    needs_gradient = torch.is_grad_enabled() and (x.requires_grad or kv is not None)
+    math_is_faster = (
+        needs_gradient
+        and x.device.type == "cpu"
+        and dtype == torch.bfloat16
+        and x.shape[1] <= MATH_ATTENTION_MAX_LENGTH
+    )
+    if math_is_faster and not torch.compiler.is_compiling():
+        return sdpa_kernel(SDPBackend.MATH)
+    return nullcontext()
+
+
+@contextmanager
+def force_fused_attention() -> Iterator[None]:
+    """Use fused attention for texts of any length, as on a GPU.
+
+    This makes the memory that autograd saves on a CPU equal to that on a GPU.
+    """
+    global MATH_ATTENTION_MAX_LENGTH
+    max_length = MATH_ATTENTION_MAX_LENGTH
+    MATH_ATTENTION_MAX_LENGTH = 0
+    try:
+        yield
+    finally:
+        MATH_ATTENTION_MAX_LENGTH = max_length

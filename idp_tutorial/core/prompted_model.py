@@ -1,0 +1,180 @@
+"""A frozen backbone, an insertion plan and a head as one PyTorch module.
+
+A comparison is fair if the methods differ in one respect. So every method uses the same heads,
+and reports which parameters it trains.
+
+Two sentences, padded to the same length:
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.plan import Context, Step, check_plan
+from idp_tutorial.utils.checks import UserError
+
+__all__ = ["PromptedModel", "count_parameters", "trained_state"]
+
+
+class PromptedModel(nn.Module):
+    """Frozen backbone with an insertion plan and a head."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        head: nn.Module,  # module context → output, with a `loss` method and `pooling`
+        plan: Mapping[int | str, Step] | None = None,  # layer → step; None: no prompt
+        # keep dropout below the first prompt, as in the papers' code
+        dropout_below_prompt: bool = False,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.plan = plan or {}
+        self.head: Any = head
+        self.dropout_below_prompt = dropout_below_prompt
+        check_plan(self.plan, backbone)
+        self.lm = backbone.model
+        self.sources = nn.ModuleList(
+            step.source for step in self.plan.values() if isinstance(step.source, nn.Module)
+        )
+
+    @property
+    def first_trained_layer(self) -> int:
+        """Lowest layer with a prompt or trainable parameters.
+
+        It is -1 for a prompt among the words or trained embeddings, and `n_layers` without either.
+        """
+        bb = self.backbone
+        prompt_layers = [-1 if isinstance(layer, str) else layer for layer in self.plan]
+        trained = {id(p) for p in self.lm.parameters() if p.requires_grad}
+        if not trained:  # the usual case; this property is read in every step
+            return min(prompt_layers, default=bb.n_layers)
+        upper_modules = (*bb.layers, bb.norm)
+        upper = {id(p) for module in upper_modules for p in module.parameters()}
+        if any(id(p) in trained - upper for p in bb.base.parameters()):
+            return -1  # the embeddings are trained
+        trained_layers = [
+            i
+            for i, layer in enumerate(bb.layers)
+            if any(id(p) in trained for p in layer.parameters())
+        ]
+        return min([*trained_layers, *prompt_layers], default=bb.n_layers)
+
+    def train(self, mode: bool = True) -> "PromptedModel":
+        """Set training mode, but keep the layers below the first prompt in eval mode."""
+        super().train(mode)
+        first = self.first_trained_layer
+        if mode and not self.dropout_below_prompt and first >= 0:
+            self.lm.eval()
+            for layer in [*self.backbone.layers[first:], self.backbone.norm]:
+                layer.train()
+        return self
+
+    @property
+    def pooled_position(self) -> str | None:
+        """Tracked position that the head reads; None if it reads several.
+
+        The last layer need not compute other positions.
+        """
+        return None if self.head.pooling in ("mean", "answer") else self.head.pooling
+
+    def compute_context(
+        self,
+        batch: dict[str, Any],  # fields as for `walk_layers`
+    ) -> Context:
+        """Run the layers with the plan's prompts; resume from cached states if the batch has them.
+
+        Raises: UserError if the model changes something below the cached states.
+        """
+        if "hidden_states" in batch:
+            self._check_cached(int(batch["start_layer"][0]))
+        return run_layers(self.backbone, batch, self.plan, pooled_position=self.pooled_position)
+
+    def _check_cached(self, start_layer: int) -> None:
+        if self.first_trained_layer < start_layer:
+            reason = "the model trains or inserts something below that layer"
+        elif self.training and self.dropout_below_prompt:
+            reason = "dropout below that layer is on (dropout_below_prompt=True)"
+        else:
+            return
+        raise UserError(
+            f"the batch contains cached hidden states after {start_layer} layers, but {reason}. "
+            "Encode the examples again without a cache."
+        )
+
+    def forward(
+        self,
+        batch: dict[str, Any],  # fields as for `walk_layers`
+        return_loss: bool = False,  # return the loss, which needs 'label' in the batch
+    ) -> Tensor:
+        """Return the head's output `[B,C]`, or its loss.
+
+        The loss is computed here because wrappers for distributed training hook into `forward`.
+        """
+        ctx = self.compute_context(batch)
+        return self.head.loss(ctx, batch.get("label")) if return_loss else self.head(ctx)
+
+    def loss(
+        self,
+        batch: dict[str, Any],  # fields as for `walk_layers`, and 'label'
+    ) -> Tensor:
+        """Return the head's loss on a batch."""
+        return self(batch, return_loss=True)
+
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the trainable parameters by name; the others are frozen."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def parameter_groups(
+        self,
+        lr: float,
+        head_lr: float | None = None,  # learning rate of the head; None: `lr`
+    ) -> list[dict[str, Any]]:
+        """Return the trainable parameters as groups for a torch optimizer, one per learning rate.
+
+        A module can scale `lr` for some of its parameters with a dictionary `lr_scale`, parameter
+        name → factor (DePT).
+        """
+        scales: dict[nn.Parameter, float] = {}
+        for module in self.modules():
+            for name, scale in getattr(module, "lr_scale", {}).items():
+                scales[module.get_parameter(name)] = scale
+        if head_lr:
+            scales |= {p: head_lr / lr for p in self.head.parameters()}
+        groups: dict[float, list[nn.Parameter]] = {}
+        for p in self.trained_parameters().values():
+            groups.setdefault(scales.get(p, 1.0), []).append(p)
+        return [dict(params=params, lr=lr * scale) for scale, params in groups.items()]
+
+
+def _count_trainable(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+
+def count_parameters(model: PromptedModel) -> dict[str, int]:
+    """Return the number of trainable parameters of prompt, head and backbone.
+
+    They are never summed: a head can have more parameters than the prompt.
+    """
+    return dict(
+        prompt=_count_trainable(model.sources),
+        head=_count_trainable(model.head),
+        backbone=_count_trainable(model.lm),
+    )
+
+
+def trained_state(model: PromptedModel) -> dict[str, Tensor]:
+    """Return all tensors that training changes, by name.
+
+    These are the trainable parameters and the running statistics of sources.
+    """
+    persistent = model.state_dict().keys()
+    buffers = {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if name in persistent and not name.startswith("lm.")
+    }
+    return {**model.trained_parameters(), **buffers}

@@ -1,0 +1,534 @@
+"""Every method as an estimator of scikit-learn, with `fit`, `predict` and `score`.
+
+Texts can be a list, a list of pairs, columns of pandas, or a `datasets.Dataset`.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from inspect import Parameter, Signature, signature
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
+
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.plan import Context, Step
+from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.data.rows import require_text, require_utf8
+from idp_tutorial.data.task import Task
+from idp_tutorial.data.task_from_rows import MULTILABEL_HINT, hold_out_rows, make_task
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.runs.experiment import make_record, train_model
+from idp_tutorial.runs.record_checks import provenance_field
+from idp_tutorial.saving.descriptions import read_prompts
+from idp_tutorial.saving.hub import push_to_hub, read_run_record, resolve_model_folder
+from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.training.evaluation import generate, iterate_batches, predict
+from idp_tutorial.training.examples import encode_for_model
+from idp_tutorial.utils.checks import UserError, check_between, check_int, check_name
+from idp_tutorial.utils.config import RunConfig
+
+__all__ = [
+    "TEXT_COLUMNS",
+    "ESTIMATOR_OPTIONS",
+    "convert_to_rows",
+    "PromptEstimator",
+    "PromptClassifier",
+    "PromptRegressor",
+]
+
+
+TEXT_COLUMNS = ("sentence1", "sentence2")
+
+
+def _select_text_columns(X: Any) -> Any:
+    """Return a table with its text columns only; anything else is returned unchanged."""
+    if "label" in getattr(X, "column_names", ()):
+        X = X.remove_columns("label")
+    elif "label" in getattr(X, "columns", ()):
+        X = X.drop(columns="label")
+    named = [c for c in TEXT_COLUMNS if c in getattr(X, "columns", ())]
+    return X[named] if named else X
+
+
+def _get_texts(example: Any) -> Any:
+    """Return the one or two texts of an example, or None if it is something else."""
+    if isinstance(example, Mapping):
+        named = [example[c] for c in TEXT_COLUMNS if c in example]
+        example = named or [v for c, v in example.items() if c != "label"]
+    texts: Any = [example] if isinstance(example, str) else example
+    if not isinstance(texts, (list, tuple, np.ndarray)) or len(texts) not in (1, 2):
+        return None
+    return texts if all(isinstance(t, str) and t.strip() for t in texts) else None
+
+
+def convert_to_rows(
+    # texts, or pairs of texts; one or two columns of pandas; a `datasets.Dataset` with one or two
+    # columns; dictionaries. A column `label` is ignored.
+    X: Any,
+) -> list[dict[str, str]]:  # each with `sentence1`, and for pairs `sentence2`
+    """Convert texts in any common form to rows, and raise `UserError` for anything else."""
+    if isinstance(X, (str, bytes, Mapping)) or not hasattr(X, "__iter__"):
+        raise UserError(
+            f"X must be a list of texts, got {X!r:.60}. Wrap a single text in a list: [text]."
+        )
+    X = _select_text_columns(X)
+    rows: list[dict[str, str]] = []
+    for i, example in enumerate(X.to_numpy() if hasattr(X, "to_numpy") else X):
+        texts = _get_texts(example)
+        if texts is None or (rows and len(texts) != len(rows[0])):
+            raise UserError(
+                f"row {i} is {example!r:.60}, but every row must be a text that is not empty, or "
+                "every row a pair of texts."
+            )
+        row = {c: require_utf8(str(t), f"row {i}") for c, t in zip(TEXT_COLUMNS, texts)}
+        rows.append(row)
+    if not rows:  # begins as scikit-learn's own message does
+        raise UserError("Found array with 0 sample(s). At least one text is needed.")
+    return rows
+
+
+# fields of `RunConfig` that `fit` or the position of an argument determines
+_EXCLUDED_CONFIG_FIELDS = {
+    "method",
+    "task",
+    "data",
+    "shots",
+    "split_seed",
+    "eval_every",
+    "steps",
+}
+ESTIMATOR_OPTIONS: dict[str, Any] = dict(backbone="tiny", lr="auto", steps=300, evaluations=10) | {
+    f.name: f.default
+    for f in fields(RunConfig)
+    if f.name not in _EXCLUDED_CONFIG_FIELDS | {"backbone", "lr"}
+}
+
+
+def _record_output(step: Step, outputs: list[np.ndarray]) -> Step:
+    """Return a step whose source also appends its prompt vectors to `outputs`."""
+
+    def source(ctx: Context) -> torch.Tensor:
+        vectors = step.source(ctx)
+        width = step.n_separator_vectors
+        prompt = vectors[:, width : vectors.shape[1] - width]
+        outputs.append(prompt.detach().float().cpu().numpy())
+        return vectors
+
+    return step._replace(source=source)
+
+
+def _name_options(init: Callable) -> Signature:
+    """Return a signature with every option, from which scikit-learn reads names and defaults."""
+    positional = [*signature(init).parameters.values()][:2]
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default)
+        for name, default in ESTIMATOR_OPTIONS.items()
+    ]
+    return signature(init).replace(parameters=positional + options)
+
+
+class PromptEstimator(BaseEstimator):
+    """Base class of the two estimators, with their options, training, prompts and files."""
+
+    method: str
+    backbone: str | Path
+    lr: float | str | None
+    steps: int
+    evaluations: int
+    class_weight: Any
+    glove: str | None
+    seed: int
+    model_: PromptedModel
+    task_: Task
+    config_: RunConfig
+    log_: dict[str, Any]
+    record_: dict[str, Any] | None
+
+    def __init__(
+        self,
+        method: str = "lpt-npg",  # name in `METHODS`
+        # `evaluations` (number of evaluations during training) and fields of `RunConfig`
+        **options,
+    ):
+        if unknown := options.keys() - ESTIMATOR_OPTIONS.keys():
+            check_name(unknown.pop(), ESTIMATOR_OPTIONS, "option")
+        self.method = method
+        for name, default in ESTIMATOR_OPTIONS.items():
+            setattr(self, name, options.get(name, default))
+
+    __init__.__signature__ = _name_options(__init__)  # type: ignore[attr-defined]
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = True
+        tags.input_tags.one_d_array = True
+        tags.input_tags.two_d_array = False
+        tags.target_tags.required = True
+        return tags
+
+    def fit(
+        self,
+        X: Any,  # texts, as for `convert_to_rows`
+        y: Any = None,  # one label per text; None: the column `label` of a `datasets.Dataset`
+        # fraction of the texts that is held out to choose the checkpoint, or (texts, labels)
+        validation: Any = 0.1,
+        resume: Path | str | None = None,  # folder for checkpoints, from which a killed fit resumes
+        text_targets: bool = False,  # True: the labels are texts that a decoder learns to generate
+    ) -> "PromptEstimator":
+        """Train the method, and use the model that is best on the validation texts."""
+        if y is None and "label" in getattr(X, "column_names", ()):
+            y = X["label"]
+        if text_targets and not isinstance(self, ClassifierMixin):
+            raise UserError(
+                f"text_targets=True needs an estimator whose predict returns texts, and "
+                f"{type(self).__name__} predicts numbers: use PromptClassifier."
+            )
+        make_rows = self._make_text_target_rows if text_targets else self._make_labelled_rows
+        rows = make_rows(X, y, is_training_data=True)
+        if isinstance(validation, Real):
+            seed = int(check_int(self.seed, "seed"))
+            training_rows, validation_rows = hold_out_rows(rows, float(validation), seed)
+        elif isinstance(validation, (tuple, list)) and len(validation) == 2:
+            training_rows = rows
+            validation_rows = make_rows(*validation)
+        else:
+            raise UserError(
+                "validation must be a fraction, such as 0.1, or (texts, labels), got "
+                f"{validation!r:.60}. These texts select the checkpoint."
+            )
+        splits = dict(train=training_rows, validation=validation_rows)
+        self._fit_best_learning_rate(self._make_task(splits, text_targets), resume)
+        return self
+
+    def _make_task(self, splits: dict[str, list[dict]], text_targets: bool) -> Task:
+        if splits["train"][0].keys() != splits["validation"][0].keys():
+            raise UserError(
+                "the training texts and the validation texts differ: one set contains pairs, "
+                "the other single texts. Pass both in the same form."
+            )
+        if not text_targets:
+            return make_task("own", splits, **self._label_fields())
+        for row in splits["train"] + splits["validation"]:
+            del row["label"]  # it was needed by `hold_out_rows` only
+        return Task(
+            "own",
+            is_generation=True,
+            metric="exact_match",
+            pair="sentence2" in splits["train"][0],
+            splits=splits,
+        )
+
+    def _validate_labels(self, y: Any, is_training_data: bool) -> Iterable:
+        raise NotImplementedError
+
+    def _label_fields(self) -> dict[str, tuple]:
+        """Return the fields of `Task` that name the classes."""
+        return {}
+
+    def _check_rows_and_labels(self, X: Any, y: Any) -> tuple[list[dict], list]:
+        if y is None:
+            raise UserError(  # begins as scikit-learn's own message does
+                f"This {type(self).__name__} estimator requires y to be passed, but the target y "
+                "is None. Give one label per text, or a `datasets.Dataset` with a column `label`."
+            )
+        rows: list[dict] = [*convert_to_rows(X)]
+        y = list(y)
+        if len(rows) != len(y):
+            raise UserError(
+                f"X has {len(rows)} texts and y has {len(y)} labels. Give one label per text."
+            )
+        return rows, y
+
+    def _make_labelled_rows(self, X: Any, y: Any, is_training_data: bool = False) -> list[dict]:
+        """Return rows with the labels that `make_task` accepts."""
+        rows, y = self._check_rows_and_labels(X, y)
+        labels = self._validate_labels(y, is_training_data)
+        return [{**row, "label": label} for row, label in zip(rows, labels)]
+
+    def _make_text_target_rows(self, X: Any, y: Any, is_training_data: bool = False) -> list[dict]:
+        """Return rows with target texts; one label for all, so that `hold_out_rows` takes any."""
+        return [
+            {**row, "target": require_text(dict(target=text), "target"), "label": 0.0}
+            for row, text in zip(*self._check_rows_and_labels(X, y))
+        ]
+
+    def _make_config(self, task: Task) -> RunConfig:
+        """Return the config of the options; its learning rate is still to be set."""
+        options = {
+            name: getattr(self, name)
+            for name in ESTIMATOR_OPTIONS
+            if name not in ("lr", "evaluations", "class_weight")
+        }
+        weights = self.class_weight
+        if isinstance(weights, Mapping):  # the task has the labels as strings
+            weights = {str(label): weight for label, weight in weights.items()}
+        check_int(self.evaluations, "evaluations")
+        check_between(
+            self.evaluations, 0, 10**9, "evaluations", "number of evaluations during training"
+        )
+        if not isinstance(self.backbone, (str, Path)):
+            raise UserError(
+                f"backbone must be a string, got {self.backbone!r:.60}: use 'tiny', 'minilm', "
+                f"a folder, "
+                "or the name of a model on the Hugging Face Hub."
+            )
+        cfg = RunConfig(
+            self.method,
+            task.name,
+            eval_every=max(1, check_int(self.steps, "steps") // max(1, self.evaluations)),
+            class_weight=weights,
+            **options,
+        )
+        return cfg.resolve_epochs(len(task.splits["train"]))
+
+    def _fit_best_learning_rate(self, task: Task, resume: Path | str | None) -> None:
+        """Train with every learning rate, and set the attributes of the best model."""
+        cfg = self._make_config(task)
+        method = METHODS[check_name(self.method, METHODS, "method")]
+        start_time = time.time()
+        learning_rates: list[Any]
+        if self.lr == "auto":
+            learning_rates = [*method.learning_rates]
+        else:
+            learning_rates = [method.default_learning_rate if self.lr is None else self.lr]
+        best = None
+        for lr in learning_rates:
+            run_cfg = replace(cfg, lr=lr)
+            folder = Path(resume) / f"lr-{lr:g}" if resume else None
+            try:
+                model, log = train_model(run_cfg, task, checkpoint_dir=folder)
+            except FloatingPointError:
+                if best is None and lr == learning_rates[-1]:
+                    raise
+                continue
+            if best is None or log["validation"] > best[1]["validation"]:
+                best = model, log, run_cfg
+        assert best is not None
+        self.model_, self.log_, self.config_ = best
+        self.record_ = self._make_record(task, learning_rates) | provenance_field(start_time)
+        self.task_ = replace(task, splits={})
+
+    def _make_record(self, task: Task, learning_rates: list) -> dict[str, Any]:
+        """Return the record of the best run, which has no test score."""
+        record = make_record(self.model_, self.log_, task, self.config_, score_test=False)
+        selection = record["checkpoint_selection"]
+        if len(learning_rates) > 1:
+            tried = ", ".join(f"{lr:g}" for lr in learning_rates)
+            selection += f"; learning rate: best of {tried}"
+        return {**record, "checkpoint_selection": selection}
+
+    def _validate_rows(self, X: Any) -> list[dict]:
+        """Return rows to predict, which must be pairs if the training texts were pairs."""
+        check_is_fitted(self, "model_")
+        rows: list[dict] = [*convert_to_rows(X)]
+        form = {False: "single texts", True: "pairs of texts"}
+        is_pair = len(rows[0]) == 2
+        if is_pair != self.task_.pair:
+            raise UserError(
+                f"X has {form[is_pair]}, but the estimator was fitted on {form[self.task_.pair]}. "
+                "Give X in the same form."
+            )
+        return rows
+
+    def _predict_rows(self, X: Any) -> list[dict]:
+        return predict(self.model_, self.task_, self.config_, self._validate_rows(X))
+
+    @torch.no_grad()
+    def compute_prompts(
+        self,
+        X: Any,  # texts, as for `convert_to_rows`
+    ) -> np.ndarray:  # `[N,t,d]`; for prompts in several layers `[N,layers,t,d]`
+        """Return the prompt vectors that are inserted for each text, without separators."""
+        check_is_fitted(self, "model_")
+        model = self.model_.eval()
+        if not model.plan:
+            raise UserError(
+                f"{self.method!r} has no prompts to compute: it trains {METHODS[self.method].kind}."
+            )
+        outputs: dict[Any, list[np.ndarray]] = {layer: [] for layer in model.plan}
+        plan = {layer: _record_output(step, outputs[layer]) for layer, step in model.plan.items()}
+        examples = encode_for_model(model, self.task_, self.config_, self._validate_rows(X))
+        for batch in iterate_batches(model.backbone, examples, 128):
+            run_layers(model.backbone, batch, plan)
+        layers = [np.concatenate(batches) for batches in outputs.values()]
+        return layers[0] if len(layers) == 1 else np.stack(layers, 1)
+
+    def generate(
+        self,
+        X: Any,  # texts, as for `convert_to_rows`
+        **generation_options,  # `max_new_tokens`, `do_sample`, `seed` …, as for `generate_ids`
+    ) -> list[str]:  # one text for each text in `X`
+        """Return the texts that a decoder generates after `fit(..., text_targets=True)`."""
+        check_is_fitted(self, "model_")
+        return generate(
+            self.model_, self._validate_rows(X), self.task_, self.config_, **generation_options
+        )
+
+    def save_pretrained(
+        self,
+        folder: Path | str,  # created if needed
+        control_records: Sequence[dict] = (),  # records of other methods, for the model card
+    ) -> None:
+        """Save the trained parameters with their labels, the record and the model card."""
+        check_is_fitted(self, "model_")
+        save_pretrained(
+            self.model_, folder, self.task_, self.config_, self.record_, control_records
+        )
+
+    def push_to_hub(
+        self,
+        repo_id: str,  # repository on the Hugging Face Hub, such as 'me/tickets'
+        **hub_options: Any,  # further arguments of `push_to_hub`, such as `token` and `private`
+    ) -> str:  # address of the commit
+        """Save the estimator to a repository on the Hugging Face Hub."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return push_to_hub(folder, repo_id, **hub_options)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: Path | str,  # from `save_pretrained` or idp_train, or a repository on the Hub
+        backbone: Any = None,  # a `Backbone` or its folder; None: loaded by its name
+        glove: Path | str | None = None,  # GloVe vectors, if the model was trained with a file
+        **hub_options: Any,  # `revision` and `token`
+    ) -> "PromptEstimator":
+        """Return a fitted estimator from a saved model."""
+        self = cls()
+        folder = resolve_model_folder(folder, **hub_options)
+        self.model_, self.task_, self.config_ = from_pretrained(
+            folder, backbone, glove, token=hub_options.get("token")
+        )
+        self.record_ = read_run_record(folder, read_prompts(folder)[0]["cfg"])
+        if self.task_.is_regression == isinstance(self, ClassifierMixin):
+            kind, other = "classification", "PromptClassifier"
+            if self.task_.is_regression:
+                kind, other = "regression", "PromptRegressor"
+            raise UserError(f"{folder} holds a {kind} model: load it with {other}.")
+        cfg = self.config_
+        options = {n: getattr(cfg, n) for n in ESTIMATOR_OPTIONS if n != "evaluations"}
+        self.set_params(method=cfg.method, **options)
+        self.evaluations = max(1, cfg.steps // cfg.eval_every)
+        if names := self.task_.labels:
+            # labels passed to `fit`; for a bundled task perhaps codes of the dataset on the hub
+            labels = self.task_.hub_labels
+            self.classes_ = np.array(labels if tuple(map(str, labels)) == names else names)
+        return self
+
+    def __getstate__(self):
+        state = {k: v for k, v in super().__getstate__().items() if not k.endswith("_")}
+        if hasattr(self, "model_"):
+            with tempfile.TemporaryDirectory() as folder:
+                self.save_pretrained(folder)
+                state["saved_"] = {p.name: p.read_bytes() for p in Path(folder).iterdir()}
+        return state
+
+    def __setstate__(self, state):
+        saved_files = state.pop("saved_", None)
+        super().__setstate__(state)
+        if saved_files:
+            with tempfile.TemporaryDirectory() as folder:
+                for name, data in saved_files.items():
+                    (Path(folder) / name).write_bytes(data)
+                backbone = self.backbone if Path(self.backbone).is_dir() else None
+                fitted = type(self).from_pretrained(folder, backbone, self.glove)
+                vars(self).update({k: v for k, v in vars(fitted).items() if k.endswith("_")})
+
+
+class PromptClassifier(ClassifierMixin, PromptEstimator):
+    """A classifier of texts or pairs of texts, with labels of any kind."""
+
+    classes_: np.ndarray
+
+    def _validate_labels(self, y: Any, is_training_data: bool) -> list[str]:
+        """Return the labels as strings; those of the training data define the classes."""
+        from pandas import isna
+
+        collections: Any = (list, tuple, set, np.ndarray)
+        if any(isinstance(v, collections) and np.size(v) != 1 for v in y):
+            raise UserError(f"several labels of one text are {MULTILABEL_HINT}.")
+        if any(map(isna, y)):
+            raise UserError("a label is missing (None or NaN). Every text needs one.")
+        if len({isinstance(v, str) for v in np.ravel(np.asarray(y, object))}) > 1:
+            raise UserError(
+                "the labels mix texts and numbers, and numpy would turn all of them into texts. "
+                "Give all labels as texts, or all as numbers."
+            )
+        labels = np.ravel(y)
+        check_classification_targets(labels)
+        if is_training_data:
+            self.classes_ = np.unique(labels)
+            if any(not isinstance(c, (str, int, float)) for c in self.classes_.tolist()):
+                raise UserError(
+                    f"labels must be texts, numbers or truth values, got {self.classes_[0]!r}."
+                )
+        if unseen := sorted(set(labels.tolist()) - set(self.classes_.tolist())):
+            raise UserError(
+                f"the validation labels have the class {unseen[0]!r}, which is not in the training "
+                "labels. Add training texts of this class, or remove it from the validation texts."
+            )
+        return [str(label) for label in labels]
+
+    def _label_fields(self) -> dict[str, tuple]:
+        """Return the class names of the task, and the labels as they were given."""
+        return dict(labels=tuple(map(str, self.classes_)), hub_labels=tuple(self.classes_.tolist()))
+
+    def predict(
+        self,
+        X: Any,  # texts, as for `convert_to_rows`
+    ) -> np.ndarray:  # `[N]`
+        """Return the label of each text, or the generated text if `text_targets` was True."""
+        check_is_fitted(self, "model_")
+        if self.task_.is_generation:
+            return np.array(self.generate(X), object)
+        return self.classes_[self.predict_proba(X).argmax(1)]
+
+    def predict_proba(
+        self,
+        X: Any,  # texts, as for `convert_to_rows`
+    ) -> np.ndarray:  # `[N,C]`, classes in the order of `classes_`; every row sums to 1
+        """Return the probability of each class for each text."""
+        check_is_fitted(self, "model_")
+        if self.task_.is_generation:
+            raise UserError(
+                "predict_proba needs a task with classes, but this estimator generates texts, "
+                "without probabilities of classes. Use predict."
+            )
+        return np.array([[*p["probabilities"].values()] for p in self._predict_rows(X)])
+
+
+class PromptRegressor(RegressorMixin, PromptEstimator):
+    """A regressor on texts or pairs of texts, whose `score` is R².
+
+    The checkpoint and the learning rate are chosen by correlation.
+    """
+
+    def _validate_labels(self, y: Any, is_training_data: bool) -> list[float]:
+        """Return the labels as finite numbers."""
+        try:
+            y = np.asarray(y, float)
+        except (TypeError, ValueError) as e:
+            raise UserError(
+                f"a label is not a number ({e}). A regression needs one number per text; for "
+                "classes use PromptClassifier."
+            ) from None
+        if y.ndim != 1 and y.shape != (len(y), 1):
+            raise UserError(f"y must have one number per text, but its shape is {y.shape}.")
+        if not np.isfinite(y).all():
+            raise UserError("a label is NaN or infinity. Every text needs a finite number.")
+        return np.ravel(y).tolist()
+
+    def predict(
+        self,
+        X: Any,  # texts, as for `convert_to_rows`
+    ) -> np.ndarray:  # `[N]`
+        """Return a number for each text, in the units of the labels."""
+        return np.array([p["value"] for p in self._predict_rows(X)])

@@ -1,0 +1,35 @@
+"""BERT, RoBERTa, XLM-RoBERTa and CamemBERT, which differ in position ids and heads.
+
+BERT is `Backbone` as it is. RoBERTa, XLM-RoBERTa and CamemBERT count positions from the padding
+id plus 1, and padding itself gets the padding id as its position; so a table of 514 positions
+is enough for 512 tokens.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.families.family import register_family
+
+__all__ = ["RobertaBackbone"]
+
+
+class RobertaBackbone(Backbone):
+    """RoBERTa, XLM-RoBERTa or CamemBERT: position ids start after the padding id."""
+
+    lm_head_modules = ("lm_head",)
+
+    def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
+        super().__init__(model, tokenizer, name)
+        self.pad_position: int = self.base.embeddings.padding_idx
+        self.first_position = self.pad_position + 1
+        self.max_tokens -= self.first_position
+
+    def position_ids(self, attention_mask: Tensor) -> Tensor:
+        """Return the position ids: tokens are counted, and padding gets the padding id `[B,T]`."""
+        return attention_mask.cumsum(1) * attention_mask + self.pad_position
+
+
+register_family("bert", Backbone)
+register_family(("roberta", "xlm-roberta", "camembert"), RobertaBackbone)

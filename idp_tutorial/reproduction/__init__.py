@@ -1,0 +1,1 @@
+"""The reproduction of the papers, which the library does not import."""

@@ -1,0 +1,357 @@
+"""Measurements for figures of the papers: LPT's Figure 6, and IDPG's Figures 4, 5 and 8.
+
+LPT's Figure 6 plots prompts of Subj in two dimensions and concludes that similar sentences get
+similar prompts. A number for this is the correlation between the similarity of sentences and
+that of their prompts, over all pairs of examples, compared with an untrained generator. IDPG's
+Figures 4 and 8 rank the pairs of STS-B by the cosine of their two sentences, with prompts and
+without, and count the similar pairs at the top; its Figure 5 shows how the two sentences of a
+pair differ in length.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from scipy.stats import bootstrap
+from torch import Tensor
+
+from idp_tutorial.assembly.build import build_model, load_config_backbone
+from idp_tutorial.core.backbone import Backbone, backbone_fingerprint
+from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.data.task import Task
+from idp_tutorial.data.tasks import load_task
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.reproduction.analysis.prompt_swaps import collect_prompts
+from idp_tutorial.runs.experiment import make_diverged_record, train_model
+from idp_tutorial.runs.record_checks import (
+    data_digest,
+    downsample_losses,
+    has_current_weights,
+    input_digests,
+    matches_config,
+    provenance_field,
+)
+from idp_tutorial.runs.tables import select_finished
+from idp_tutorial.training.evaluation import iterate_batches
+from idp_tutorial.training.examples import encode_for_model, encode_rows
+from idp_tutorial.utils.checks import DivergenceError, check_name
+from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.utils.locks import file_lock
+from idp_tutorial.utils.provenance import SCHEMA_VERSION
+from idp_tutorial.utils.records import (
+    append_record,
+    collect_versions,
+    config_to_record,
+    read_existing_records,
+)
+
+__all__ = [
+    "MeasureFunction",
+    "SIMILARITY_THRESHOLD",
+    "FIGURE_EXPERIMENTS",
+    "embed_examples",
+    "prompt_similarity_correlation",
+    "pair_cosines",
+    "precision_at_n",
+    "bootstrap_precision_error",
+    "length_differences",
+    "FigureExperiment",
+    "reproduce_figure",
+]
+
+
+def _pairwise_cosines(x: Tensor) -> Tensor:
+    """Return the cosines of all pairs of examples after centring `[N(N−1)/2]`."""
+    vectors = x.flatten(1).double()
+    vectors = F.normalize(vectors - vectors.mean(0), dim=1)
+    i, j = torch.triu_indices(len(vectors), len(vectors), 1)
+    return (vectors @ vectors.T)[i, j]
+
+
+@torch.no_grad()
+def embed_examples(
+    model: PromptedModel,
+    examples: Sequence[dict],  # from `task.encode`
+    batch_size: int = 64,  # examples in a batch
+) -> Tensor:  # `[N,d]`
+    """Return the last layer's hidden states, averaged over words, with the model's prompts."""
+    batches = iterate_batches(model.backbone, examples, batch_size)
+    return torch.cat([model.eval().compute_context(b).mean_state().float().cpu() for b in batches])
+
+
+def prompt_similarity_correlation(
+    model: PromptedModel,  # with a generator
+    examples: Sequence[dict],  # from `task.encode`
+) -> float:  # −1 … 1
+    """Return the correlation between sentence and prompt similarities (LPT, Figure 6)."""
+    prompts_by_layer, _ = collect_prompts(model, examples)
+    prompts = torch.cat([p.flatten(1).float().cpu() for p in prompts_by_layer.values()], 1)
+    sentences = embed_examples(PromptedModel(model.backbone, model.head, {}), examples)
+    similarities = torch.stack([_pairwise_cosines(sentences), _pairwise_cosines(prompts)])
+    return torch.corrcoef(similarities)[0, 1].item()
+
+
+def pair_cosines(
+    model: PromptedModel,
+    task: Task,  # of sentence pairs
+    rows: Sequence[dict],  # with `sentence1`, `sentence2` and `label`
+    cfg: RunConfig,  # its `max_len` is used
+) -> Tensor:  # −1 … 1 `[N]`
+    """Return the cosine of the embeddings of the two sentences of each pair."""
+    single_sentence_task = replace(task, pair=False)
+    embeddings = []
+    for side in ("sentence1", "sentence2"):
+        sentences = [dict(sentence1=row[side], label=row["label"]) for row in rows]
+        examples = encode_rows(single_sentence_task, sentences, model.backbone, cfg.max_len)
+        embeddings.append(embed_examples(model, examples))
+    return F.cosine_similarity(embeddings[0], embeddings[1])
+
+
+def precision_at_n(
+    cosines: Tensor,  # `[N]`
+    is_similar: Tensor,  # whether people rated the pair similar; bool `[N]`
+    n: int,  # number of pairs at the top
+) -> float:  # percent
+    """Return how many of the `n` pairs with the largest cosine are similar (IDPG, Figures 4, 8)."""
+    top = cosines.argsort(descending=True, stable=True)[:n]
+    return 100 * is_similar[top].double().mean().item()
+
+
+def bootstrap_precision_error(
+    a: Tensor,  # cosines of the first model `[N]`
+    b: Tensor,  # cosines of the second model on the same pairs `[N]`
+    is_similar: Tensor,  # bool `[N]`
+    n: int,  # number of pairs at the top
+    n_resamples: int = 1000,  # bootstrap samples
+) -> float:  # percentage points
+    """Return the bootstrap standard error of the difference between two `precision_at_n` scores."""
+
+    def difference(indices: Any) -> float:
+        """Return the difference on a sample of pairs."""
+        similar = is_similar[indices]
+        return precision_at_n(a[indices], similar, n) - precision_at_n(b[indices], similar, n)
+
+    return float(
+        bootstrap(
+            [range(len(a))],
+            difference,
+            n_resamples=n_resamples,
+            vectorized=False,
+            method="percentile",
+            rng=0,
+        ).standard_error
+    )
+
+
+def length_differences(
+    rows: Sequence[dict],  # with `sentence1` and `sentence2`
+    tokenizer: Any,  # a Hugging Face tokenizer
+) -> dict:  # `mean`, `median` and `nine_tenths` (the 0.9 quantile), in tokens
+    """Measure how much the two sentences of a pair differ in length (IDPG, Figure 5)."""
+    differences = pd.Series(
+        [
+            abs(
+                len(tokenizer.tokenize(row["sentence1"]))
+                - len(tokenizer.tokenize(row["sentence2"]))
+            )
+            for row in rows
+        ]
+    )
+    return dict(
+        mean=float(differences.mean()),
+        median=float(differences.median()),
+        nine_tenths=float(differences.quantile(0.9)),
+    )
+
+
+# measure(trained model, untrained model, task, configuration, maximum number of examples)
+MeasureFunction = Callable[[PromptedModel, PromptedModel, Task, RunConfig, int], dict]
+
+
+def _measure_map_correlation(
+    model: PromptedModel,
+    untrained_model: PromptedModel,
+    task: Task,
+    cfg: RunConfig,
+    max_examples: int,
+) -> dict:
+    """Measure the similarity correlation of a trained and an untrained generator."""
+    examples = encode_for_model(model, task, cfg, task.splits["test"][:max_examples])
+    return dict(
+        trained=prompt_similarity_correlation(model, examples),
+        untrained=prompt_similarity_correlation(untrained_model, examples),
+    )
+
+
+SIMILARITY_THRESHOLD = 4.0  # similarity label (0 … 5) from which a pair counts as similar
+
+
+def _make_ranking_measure(*top_sizes: int) -> MeasureFunction:
+    """Return a measure of `precision_at_n` for several n, with and without prompts."""
+
+    def ranking(
+        model: PromptedModel,
+        untrained_model: PromptedModel,
+        task: Task,
+        cfg: RunConfig,
+        max_examples: int,
+    ) -> dict:
+        """Measure the precision at the top, and the standard error of the difference."""
+        rows = task.splits["test"][:max_examples]
+        without_prompts = PromptedModel(model.backbone, model.head, {})
+        similar = torch.tensor([row["label"] >= SIMILARITY_THRESHOLD for row in rows])
+        cosines = {
+            "prompts": pair_cosines(model, task, rows, cfg),
+            "none": pair_cosines(without_prompts, task, rows, cfg),
+        }
+        measurements: dict = {}
+        errors = {}
+        for n in top_sizes:
+            for name, values in cosines.items():
+                measurements[f"{name}_{n}"] = precision_at_n(values, similar, n)
+            errors[f"measurements.prompts_{n}"] = bootstrap_precision_error(
+                cosines["prompts"], cosines["none"], similar, n
+            )
+        return {**measurements, "standard_errors": errors}
+
+    return ranking
+
+
+class FigureExperiment(NamedTuple):
+    """Method, tasks and measure of a figure."""
+
+    method: str | None  # key of `METHODS`; None: nothing is trained
+    tasks: tuple[str, ...]
+    measure: MeasureFunction | None  # None: `length_differences`
+
+
+FIGURE_EXPERIMENTS = {
+    "lpt-f6": FigureExperiment("lpt-npg", ("subj",), _measure_map_correlation),
+    "idpg-f4": FigureExperiment("m-idpg-phm", ("stsb",), _make_ranking_measure(200)),
+    "idpg-f8": FigureExperiment("m-idpg-phm", ("stsb",), _make_ranking_measure(100, 300)),
+    "idpg-f5": FigureExperiment(None, ("mnli", "mrpc"), None),
+}
+
+
+def reproduce_figure(
+    name: str,  # key of `FIGURE_EXPERIMENTS`
+    base_config: RunConfig,  # all settings but method, task and seed
+    seeds: int = 3,  # number of seeds: 0 … seeds−1
+    out: Path | None = None,  # JSONL file; what it contains is not run again
+    tasks: Mapping[str, Task] | None = None,  # tasks that are already loaded
+    max_examples: int = 1500,  # maximum number of test examples (training examples for `idpg-f5`)
+) -> list[dict]:  # records of the runs that did not diverge
+    """Train models and measure what a figure shows.
+
+    Raises: `DivergenceError` if all runs diverge.
+    """
+    check_name(name, FIGURE_EXPERIMENTS, "figure")
+    experiment = FIGURE_EXPERIMENTS[name]
+    records = []
+    with file_lock(out):
+        old_records = read_existing_records(out)
+        for cfg, task in _figure_runs(experiment, base_config, seeds, tasks or {}):
+            settings = dict(figure=name, texts=max_examples)
+            digest = data_digest(task)
+            record = _find_record(old_records, cfg, digest, settings)
+            if record is None:
+                new_record = _run_and_record(cfg, task, experiment.measure, max_examples, digest)
+                record = {**new_record, **settings}
+                if out:
+                    append_record(record, out)
+            records.append(record)
+    finished = select_finished(records)
+    if not finished:
+        raise DivergenceError(records[0]["message"])
+    return finished
+
+
+def _figure_runs(
+    experiment: FigureExperiment,
+    base_config: RunConfig,
+    seeds: int,
+    loaded_tasks: Mapping[str, Task],
+) -> list[tuple[RunConfig, Task]]:
+    """List the configurations and the tasks of an experiment's runs."""
+    method = experiment.method
+    runs = []
+    for task_name in experiment.tasks:
+        task = loaded_tasks.get(task_name) or load_task(
+            task_name,
+            base_config.data,
+            base_config.shots,
+            base_config.split_seed,
+            base_config.stratified,
+        )
+        lr = (base_config.lr or METHODS[method].default_learning_rate) if method else None
+        for seed in range(seeds if method else 1):
+            cfg = replace(
+                base_config, method=method or "head-only", task=task_name, seed=seed, lr=lr
+            )
+            runs.append((cfg.resolve_epochs(len(task.splits["train"])), task))
+    return runs
+
+
+def _find_record(
+    old_records: list[dict], cfg: RunConfig, digest: str, settings: dict
+) -> dict | None:
+    """Return the first record with these settings, data and weights, or None."""
+    for record in old_records:
+        if (
+            matches_config(record, cfg, None, **settings)
+            and _has_same_data(record, digest)
+            and has_current_weights(record, cfg)
+        ):
+            return record
+    return None
+
+
+def _run_and_record(
+    cfg: RunConfig, task: Task, measure: MeasureFunction | None, max_examples: int, digest: str
+) -> dict:
+    """Train and measure; return the record, whose `status` is 'done' or 'diverged'."""
+    started = time.time()
+    try:
+        measurements, bb, losses = _train_and_measure(cfg, task, measure, max_examples)
+    except FloatingPointError as e:
+        return make_diverged_record(cfg, task, e, started)
+    errors = {}
+    if "standard_errors" in measurements:
+        errors = {"standard_errors": measurements.pop("standard_errors")}
+    return {
+        "schema": SCHEMA_VERSION,
+        "status": "done",
+        **config_to_record(cfg),
+        **bb.weights_info,
+        "measurements": measurements,
+        **errors,
+        "digests": dict(weights=bb.cached_digest, data=digest, **input_digests(cfg)),
+        "losses": downsample_losses(losses),
+        "split_sizes": task.split_sizes(),
+        "versions": collect_versions(),
+        **provenance_field(started),
+    }
+
+
+def _has_same_data(record: dict, digest: str) -> bool:
+    """Tell whether a record was made of these data; older records without a digest pass."""
+    return (record.get("digests") or {}).get("data") in (None, digest)
+
+
+def _train_and_measure(
+    cfg: RunConfig, task: Task, measure: MeasureFunction | None, max_examples: int
+) -> tuple[dict, Backbone, list[float]]:
+    """Return the measurements, the backbone and the training losses of a run."""
+    if measure is None:
+        bb = load_config_backbone(cfg)
+        bb.cached_digest = backbone_fingerprint(bb)
+        return length_differences(task.splits["train"][:max_examples], bb.tokenizer), bb, []
+    model, log = train_model(cfg, task)
+    untrained_model = build_model(cfg, load_config_backbone(cfg), task)
+    measurements = measure(model, untrained_model, task, cfg, max_examples)
+    return {**measurements, "validation": log["validation"]}, model.backbone, log["losses"]

@@ -1,0 +1,106 @@
+"""Time and memory of a training run, estimated from one forward pass and the cost model."""
+
+from typing import Any
+
+import torch
+
+from idp_tutorial.assembly.build import build_model, load_config_backbone
+from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.data.encoding import collate
+from idp_tutorial.data.task import Task
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.reproduction.efficiency.cost_model import StepCost, step_cost
+from idp_tutorial.training.distributed import StepProfiler, create_accelerator
+from idp_tutorial.training.examples import encode_for_model
+from idp_tutorial.utils.checks import check_name
+from idp_tutorial.utils.config import RunConfig
+
+__all__ = ["estimate_training"]
+
+
+def _time_forward_pass(model: PromptedModel, batch: dict, accelerator: Any) -> float:
+    """Return the seconds of a forward pass of all layers: the best of three, after one warm-up."""
+    profiler = StepProfiler(model, accelerator)
+    for _ in range(4):
+        profiler.start()
+        with torch.no_grad():
+            run_layers(model.backbone, batch)
+        profiler.stop()
+    return min(profiler.step_times_ms[1:]) / 1000
+
+
+def _typical_and_longest_batch(
+    model: PromptedModel, task: Task, cfg: RunConfig, device: torch.device
+) -> tuple[dict, dict]:
+    """Return a batch of examples of median length, and one of the longest examples."""
+    examples = sorted(
+        encode_for_model(model, task, cfg, task.splits["train"][:512]),
+        key=lambda example: len(example["input_ids"]),
+    )
+    middle = max(0, (len(examples) - cfg.batch_size) // 2)
+    selections = (examples[middle : middle + cfg.batch_size], examples[-cfg.batch_size :])
+    pad_token_id = model.backbone.tokenizer.pad_token_id or 0
+    batches = []
+    for selection in selections:
+        batch = collate(selection, pad_token_id)
+        batches.append({name: tensor.to(device) for name, tensor in batch.items()})
+    typical, longest = batches
+    return typical, longest
+
+
+def _method_step_cost(cfg: RunConfig, bb: Backbone, length: int) -> StepCost:
+    """Return the cost of a step with the layer and the prompt length that the method will use."""
+    defaults = METHODS[cfg.method].defaults
+    options = {}
+    for name in ("prompt_length", "layer"):
+        if name in defaults:
+            value = defaults[name]
+            options[name] = value(bb) if callable(value) else value
+    layer = options.get("layer") if cfg.layer is None else cfg.layer
+    prompt_length = options.get("prompt_length", cfg.prompt_length)
+    return step_cost(cfg.method, bb.n_layers, layer, prompt_length=prompt_length, T=length, d=bb.d)
+
+
+def _measure_training_memory(
+    model: PromptedModel, task: Task, batch: dict, accelerator: Any
+) -> float:
+    """Return the memory of one training step in MB."""
+    profiler = StepProfiler(model, accelerator)
+    if task.is_regression:  # labels are scaled to 0 … 1 in training
+        batch = {**batch, "label": torch.rand(len(batch["label"]), device=accelerator.device)}
+    with accelerator.autocast(), profiler.track_activations(batch["input_ids"].numel()):
+        model.train()(batch, return_loss=True)
+    return profiler.peak_memory_mb()
+
+
+def estimate_training(
+    cfg: RunConfig,  # of the run
+    task: Task,  # with its splits
+) -> dict:  # `params` by group, `memory_mb`, `ms_per_step`, `seconds` of the whole run
+    """Estimate time and memory of a training run on this machine, without training."""
+    check_name(cfg.method, METHODS, "method")
+    accelerator = create_accelerator(cfg)
+    model = build_model(cfg, load_config_backbone(cfg), task).to(accelerator.device)
+    bb = model.backbone
+    typical, longest = _typical_and_longest_batch(model, task, cfg, accelerator.device)
+    evaluation_pass = _time_forward_pass(model, typical, accelerator)  # without autocast
+    training_pass = evaluation_pass
+    if cfg.precision != "no":
+        with accelerator.autocast():
+            training_pass = _time_forward_pass(model, typical, accelerator)
+    cost = _method_step_cost(cfg, bb, typical["input_ids"].shape[1])
+    n_evaluations = -(-cfg.steps // cfg.eval_every)
+    n_batches = len(task.splits["validation"]) * n_evaluations / len(typical["input_ids"])
+    if METHODS[cfg.method].kind == "entailment":
+        # a step scores the descriptions of two labels, an evaluation those of all labels
+        n_batches *= len(task.labels) / 2
+    step_seconds = training_pass * cost.total / bb.n_layers * cfg.accumulate
+    evaluation_seconds = n_batches * evaluation_pass * cost.forward / bb.n_layers
+    return dict(
+        params=count_parameters(model),
+        memory_mb=_measure_training_memory(model, task, longest, accelerator),
+        ms_per_step=1000 * step_seconds,
+        seconds=step_seconds * cfg.steps + evaluation_seconds,
+    )

@@ -1,0 +1,1 @@
+"""The protocols and published scores of the papers, claims and transfer."""

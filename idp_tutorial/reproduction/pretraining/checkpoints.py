@@ -1,0 +1,177 @@
+"""Checkpoints of pretraining runs, and initial weights from a run or from a saved backbone."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from idp_tutorial.reproduction.pretraining.master_weights import MasterWeightOptimizer
+from idp_tutorial.utils.checks import MissingFileError, UserError, explain_os_error
+from idp_tutorial.utils.files import MANIFEST_NAME, dump_record, find_damaged_file, write_atomically
+from idp_tutorial.utils.snapshots import (
+    DamagedFileError,
+    describe_previous_snapshot,
+    read_last_snapshot,
+    write_snapshot,
+)
+
+__all__ = [
+    "write_pretraining_checkpoint",
+    "load_pretraining_checkpoint",
+    "load_master_weights",
+    "find_weights_file",
+    "load_initial_weights",
+]
+
+
+def _write_log(out: Path, log: list[dict]) -> None:
+    write_atomically(out / "log.jsonl", "".join(dump_record(r) + "\n" for r in log).encode())
+
+
+def write_pretraining_checkpoint(
+    out: Path,
+    cfg: Any,  # a `PretrainConfig`
+    masters: MasterWeightOptimizer,
+    step: int,
+    log: list[dict],
+) -> None:
+    """Write a checkpoint and `log.jsonl`; the previous checkpoint is kept."""
+    content = dict(config=asdict(cfg), optimizer_state=masters.state_dict(), step=step, log=log)
+    try:
+        write_snapshot(out, step, content)
+        _write_log(out, log)
+    except OSError as e:
+        raise UserError(
+            f"the checkpoint of step {step} cannot be written: {explain_os_error(e, out)}. "
+            f"{describe_previous_snapshot(out)}. Start the same run again afterwards."
+        ) from e
+
+
+def _read_checkpoint(folder: Path) -> dict | None:
+    """Return the content of the last checkpoint in a folder; None without a checkpoint."""
+    pickled = folder / "checkpoint.pt"
+    if not _has_checkpoint(folder) and pickled.exists():
+        raise UserError(
+            f"{pickled} is a checkpoint of version 0.1.0; reading it could run code. Finish "
+            "the run with that version, or delete the file to start from the beginning."
+        )
+    try:
+        content = read_last_snapshot(folder)
+    except DamagedFileError as e:
+        raise UserError(str(e)) from None
+    except OSError as e:
+        raise UserError(
+            f"the checkpoint in {folder} cannot be read: {explain_os_error(e, folder)}. "
+            "It may be intact, so do not delete it."
+        ) from e
+    if content is not None:
+        _check_format(content, folder)
+    return content
+
+
+def _check_format(content: dict, folder: Path) -> None:
+    # Checkpoints of version 0.2 are not converted: its options and keys had other names. Their
+    # backbones can be used, since `save_backbone` writes the format of Transformers.
+    if {"cfg", "masters"} <= content.keys():
+        raise UserError(
+            f"the checkpoint in {folder} was written by version 0.2 and cannot be resumed. "
+            "Finish the run with that version, or delete the checkpoints to start from the "
+            "beginning."
+        )
+    if not {"config", "optimizer_state", "step", "log"} <= content.keys():
+        raise UserError(
+            f"the files in {folder} are not checkpoints of a pretraining run. Use another folder."
+        )
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    return any(folder.glob("checkpoint-*.safetensors"))
+
+
+def load_pretraining_checkpoint(
+    out: Path,
+    cfg: Any,  # the `PretrainConfig` of this run
+    masters: MasterWeightOptimizer,  # gets the saved weights, moments and schedule
+) -> tuple[int, list[dict]]:
+    """Return step and log of the last checkpoint after loading it; 0 and [] without one.
+
+    Raises: `UserError` if the checkpoint belongs to a run with another config.
+    """
+    content = _read_checkpoint(out)
+    if content is None:
+        return 0, []
+    saved = content["config"]
+    current = asdict(cfg)
+    differences = [
+        f"{name} was {saved.get(name)!r} and is now {current.get(name)!r}"
+        for name in {**saved, **current}
+        if saved.get(name) != current.get(name)
+    ]
+    if differences:
+        raise UserError(
+            f"{out} holds another run ({', '.join(differences)}). Use another folder or the same "
+            "settings."
+        )
+    masters.load_state_dict(content["optimizer_state"])
+    _write_log(out, content["log"])  # the run may have been killed before it wrote this file
+    return content["step"], content["log"]
+
+
+def load_master_weights(masters: MasterWeightOptimizer, cfg: Any) -> None:
+    """Copy the weights of the run in `cfg.init_from`, without its optimizer and schedule."""
+    content = _read_checkpoint(Path(cfg.init_from))
+    if content is None:
+        raise MissingFileError(
+            f"there is no checkpoint in init_from={cfg.init_from!r}: pass the output folder of "
+            "`pretrain` or idp_pretrain, or the folder of a backbone."
+        )
+    weights = content["optimizer_state"]["master_parameters"]
+    if [w.shape for w in weights] != [p.shape for p in masters.master_parameters]:
+        raise UserError(
+            f"init_from={cfg.init_from!r} is a run of another shape ({content['config']}). Use the "
+            f"same family, d, n_layers, vocabulary and teacher ({cfg})."
+        )
+    masters.copy_from(weights)
+
+
+def find_weights_file(folder: str) -> Path | None:
+    """Return the weights in a backbone's folder; None for the folder of a pretraining run."""
+    file = Path(folder) / "model.safetensors"
+    return file if folder and file.exists() and not _has_checkpoint(Path(folder)) else None
+
+
+def load_initial_weights(
+    model: nn.Module,
+    file: Path,  # from `find_weights_file`
+    cfg: Any,  # a `PretrainConfig`, for messages
+) -> None:
+    """Load a backbone's saved weights into a model of the same shape."""
+    damaged = (file.parent / MANIFEST_NAME).is_file() and find_damaged_file(file.parent)
+    if damaged:
+        raise UserError(
+            f"{file.parent / damaged} is damaged: its checksum is not the one in {MANIFEST_NAME}. "
+            "Download or save the backbone again."
+        )
+    try:
+        weights = load_file(file)
+    except SafetensorError as e:
+        raise UserError(f"{file} is damaged ({e}). Download or save the backbone again.") from None
+    state = model.state_dict()
+    for name, tensor in weights.items():
+        if name not in state or state[name].shape != tensor.shape:
+            raise _shape_error(f"its {name} is {list(tensor.shape)}", cfg)
+    loaded = {state[name].data_ptr() for name in weights}  # tied tensors are stored once
+    for name, tensor in state.items():
+        if tensor.data_ptr() not in loaded:
+            raise _shape_error(f"it has no {name}", cfg)
+    model.load_state_dict(weights, strict=False)
+
+
+def _shape_error(reason: str, cfg: Any) -> UserError:
+    return UserError(
+        f"init_from={cfg.init_from!r} is a model of another shape ({reason}). Use the same family, "
+        f"d, n_layers and vocabulary ({cfg})."
+    )

@@ -1,0 +1,326 @@
+"""Preparation of raw text for language modelling: tokenizer, stream of token ids, windows.
+
+A bundled backbone is pretrained on plain text. This notebook converts text to batches of token
+ids; language modelling comes next.
+
+A file contains one document per line, plain or compressed (`.xz`); of a task's `.jsonl` the
+sentences are read. The text of this notebook is sentences from the package's grammars, which
+need no download.
+"""
+
+import json
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from idp_tutorial.data.row_readers import iterate_lines, parse_json_object
+from idp_tutorial.utils.checks import MissingFileError, UserError
+from idp_tutorial.utils.files import (
+    MANIFEST_NAME,
+    compute_digest,
+    find_damaged_file,
+    write_atomically,
+    write_manifest,
+)
+from idp_tutorial.utils.locks import folder_lock
+
+__all__ = [
+    "SPECIAL_TOKENS",
+    "LABEL_WORDS",
+    "EncodeFunction",
+    "read_lines",
+    "exclude_overlapping_lines",
+    "train_tokenizer",
+    "encode_stream",
+    "draw_windows",
+    "gather_windows",
+    "draw_batch",
+    "prepare_text",
+]
+
+
+def read_lines(
+    *paths: Path | str,  # text files with a document per line, or `.jsonl` of task rows; also `.xz`
+) -> Iterator[str]:
+    """Yield the non-empty lines of text files, and the sentences of task rows, stripped."""
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise MissingFileError(
+                f"no text file at {path}: pass text files with one document a line (.txt, .jsonl; "
+                "also .xz)."
+            )
+        if {".csv", ".tsv", ".parquet", ".json"} & {*path.suffixes}:
+            raise UserError(
+                f"{path} is a table, whose labels and quotes would be trained on as text. Write "
+                "only its texts to a .txt, one a line, or to a .jsonl as sentence1."
+            )
+        for i, line in iterate_lines(path):
+            if not line.strip():
+                continue
+            if ".jsonl" in path.suffixes:
+                where = f"{path}, line {i}"
+                yield from _iterate_sentences(parse_json_object(line, where), where)
+            else:
+                yield line.strip()
+
+
+def _iterate_sentences(row: dict, where: str) -> Iterator[str]:
+    for column in ("sentence1", "sentence2"):
+        text = row.get(column)
+        if text is not None and not isinstance(text, str):
+            raise UserError(f"{where}: {column!r} must be a text, got {text!r:.60}.")
+        if text and text.strip():
+            yield text.strip()
+
+
+def _ngram_hashes(text: str, n: int) -> set[int]:
+    """Return hashes of all sequences of `n` words, or of the whole text if it is shorter.
+
+    Words are compared in lower case and without punctuation.
+    """
+    words = re.sub(r"[^\w ]|_", "", text.lower()).split()
+    if not words:
+        return set()
+    return {hash(" ".join(words[i : i + n])) for i in range(max(1, len(words) - n + 1))}
+
+
+def exclude_overlapping_lines(
+    lines: Iterable[str],  # texts to train on
+    held_out: Iterable[str],  # texts that must not be trained on
+    n: int = 12,  # number of consecutive words
+) -> Iterator[str]:
+    """Yield the lines that share no sequence of `n` words with any held-out text."""
+    held_out_hashes = set()
+    for text in held_out:
+        held_out_hashes |= _ngram_hashes(text, n)
+    for line in lines:
+        if not _ngram_hashes(line, n) & held_out_hashes:
+            yield line
+
+
+SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+LABEL_WORDS = [  # words of the verbalizers, which should be single tokens
+    "terrible",
+    "great",
+    "negative",
+    "positive",
+    "subjective",
+    "objective",
+    "bad",
+    "good",
+    "description",
+    "entity",
+    "expression",
+    "human",
+    "location",
+    "number",
+    "abbreviation",
+    "person",
+    "place",
+    "yes",
+    "no",
+    "maybe",
+    "true",
+    "false",
+    "right",
+    "wrong",
+    "similar",
+    "different",
+]
+
+
+def _to_transformers_tokenizer(bpe: Tokenizer) -> Any:
+    """Return a BPE tokenizer as a `PreTrainedTokenizerFast` of Transformers."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token="<s>",
+        cls_token="<s>",
+        eos_token="</s>",
+        sep_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        mask_token="<mask>",
+        model_max_length=256,
+    )
+
+
+def train_tokenizer(
+    lines: Iterable[str],
+    vocab_size: int = 8192,
+    whole_words: Sequence[str] = LABEL_WORDS,  # words that become one token with a leading space
+) -> Any:
+    """Return an uncased byte-level BPE `PreTrainedTokenizerFast`, trained on texts.
+
+    It encodes a text as `<s> A </s>` and a pair as `<s> A </s></s> B </s>`, as RoBERTa's does.
+    """
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    bpe.decoder = decoders.ByteLevel()
+    special_tokens = [*SPECIAL_TOKENS[:4], AddedToken("<mask>", lstrip=True, special=True)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special_tokens,
+        show_progress=False,
+        min_frequency=2,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+
+    def training_texts() -> Iterator[str]:
+        yield from lines
+        for word in whole_words:
+            yield " ".join([word] * 2000)
+
+    bpe.train_from_iterator(training_texts(), trainer)
+    bpe.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
+    )
+    return _to_transformers_tokenizer(bpe)
+
+
+def encode_stream(
+    lines: Iterable[str],
+    tokenizer: Any,  # a tokenizer of Transformers with `eos_token_id`
+) -> np.ndarray:
+    """Return the token ids of all documents as one stream `[N]`, with `</s>` after each."""
+    lines = list(lines)
+    encoded = []
+    for i in range(0, len(lines), 1000):
+        for ids in tokenizer(lines[i : i + 1000], add_special_tokens=False)["input_ids"]:
+            encoded.append(np.array([*ids, tokenizer.eos_token_id], np.uint16))
+    return np.concatenate(encoded) if encoded else np.zeros(0, np.uint16)
+
+
+def draw_windows(
+    n: int,  # length of the stream
+    tokens: int,  # token ids in a batch, B·T
+    rng: np.random.Generator,
+    lengths: Sequence[int] = (32, 64, 128, 256),  # possible lengths T of a window
+    p: Sequence[float] = (0.25, 0.4, 0.25, 0.1),  # probability of each length
+) -> np.ndarray:
+    """Return the positions of `tokens // T` random windows of one random length T `[B,T]`."""
+    T = min(int(rng.choice(lengths, p=p)), n)
+    return rng.integers(0, n - T + 1, max(1, tokens // T))[:, None] + np.arange(T)
+
+
+def gather_windows(
+    stream: np.ndarray,  # token ids `[N]`
+    positions: np.ndarray,  # positions of windows in the stream `[B,T]`
+    bos: int = 0,  # id of `<s>`
+) -> torch.Tensor:
+    """Return the token ids of windows `[B,T]`, the first of each replaced by `<s>`."""
+    ids = torch.from_numpy(stream[positions].astype(np.int64))
+    ids[:, 0] = bos
+    return ids
+
+
+def draw_batch(
+    stream: np.ndarray,  # token ids `[N]`
+    tokens: int,  # token ids in a batch, B·T
+    rng: np.random.Generator,
+    bos: int = 0,  # id of `<s>`
+    **draw_kwargs: Any,  # arguments of `draw_windows`: `lengths` and `p`
+) -> torch.Tensor:
+    """Return the token ids of random windows of a stream `[B,T]`."""
+    return gather_windows(stream, draw_windows(len(stream), tokens, rng, **draw_kwargs), bos)
+
+
+EncodeFunction = Callable[[list[str], Any], dict[str, np.ndarray]]
+
+
+def _encode_stream_only(lines: list[str], tokenizer: Any) -> dict[str, np.ndarray]:
+    return dict(stream=encode_stream(lines, tokenizer))
+
+
+def _write_tokenizer_and_streams(
+    lines: list[str], out: Path, vocab_size: int, seed: int, encode: EncodeFunction | None
+) -> None:
+    """Shuffle the documents, and write tokenizer and arrays."""
+    lines = [lines[i] for i in np.random.default_rng(seed).permutation(len(lines))]
+    tokenizer = train_tokenizer(lines[:60_000], vocab_size)
+    tokenizer.save_pretrained(out / "tokenizer")
+    counts = Counter(lines)
+    lines.sort(key=lambda line: counts[line] == 1)
+    encode = encode or _encode_stream_only
+    arrays = encode(lines, tokenizer)
+    for name, array in arrays.items():
+        np.save(out / f"{name}.npy", array)
+
+
+def prepare_text(
+    lines: list[str],
+    out: Path | str,  # folder; its files are reused if they are from the same lines and settings
+    vocab_size: int = 8192,
+    seed: int = 0,  # of the order of the documents
+    # function (lines, tokenizer) -> arrays by name, one of them `stream`; None: only the stream
+    encode: EncodeFunction | None = None,
+) -> tuple[Any, dict[str, np.ndarray]]:
+    """Return a tokenizer, trained on 60,000 shuffled documents, and the arrays of all documents.
+
+    Raises: `UserError` if the folder holds other text.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    out = Path(out)
+    description = dict(
+        documents=len(lines),
+        characters=sum(map(len, lines)),
+        vocab=vocab_size,
+        seed=seed,
+        encode=encode is not None,
+        digest=compute_digest(line.encode(errors="surrogatepass") + b"\n" for line in lines),
+    )
+    description_file = out / "text.json"
+    with folder_lock(out, "text", wait=True):
+        if description_file.exists():
+            _check_description(description_file, description)
+        damaged = description_file.exists() and _find_damaged_array(out)
+        if damaged:
+            warnings.warn(
+                f"{out / damaged} is damaged or missing: the text is prepared again.", stacklevel=2
+            )
+            description_file.unlink()
+        if not description_file.exists():
+            _write_tokenizer_and_streams(lines, out, vocab_size, seed, encode)
+            write_manifest(out, "*.npy", "tokenizer/*")
+            write_atomically(description_file, json.dumps(description).encode())
+    arrays = {file.stem: np.load(file, mmap_mode="r") for file in sorted(out.glob("*.npy"))}
+    return PreTrainedTokenizerFast.from_pretrained(out / "tokenizer"), arrays
+
+
+def _check_description(file: Path, description: dict) -> None:
+    """Raise `UserError` if a folder was prepared from other text or with other settings."""
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        raise UserError(f"{file} is damaged: delete it to prepare the text again.") from None
+    if saved != description:
+        raise UserError(
+            f"{file.parent} holds other text ({saved}; this run has {description}). Use another "
+            "folder, or delete it."
+        )
+
+
+def _find_damaged_array(out: Path) -> str | None:
+    """Return the name of a file that is damaged or missing, or None."""
+    return find_damaged_file(out) if (out / MANIFEST_NAME).is_file() else MANIFEST_NAME

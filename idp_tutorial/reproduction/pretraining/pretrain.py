@@ -1,0 +1,238 @@
+"""Pretraining of the bundled backbones on raw text: configuration, training loop and log.
+
+A soft prompt can only steer what a frozen model already knows. A random backbone teaches
+nothing about prompting, and a tutorial should not begin with a download. The package therefore
+contains a small RoBERTa, `tiny`, and this notebook shows how it was trained: the loop, with the
+losses of language modelling; distillation adds what a larger model can teach.
+
+The optimizer is AdamW with float32 master weights, with a linear warm-up and, at the end, a
+linear decay to zero.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from idp_tutorial.reproduction.pretraining.checkpoints import (
+    find_weights_file,
+    load_initial_weights,
+    load_master_weights,
+    load_pretraining_checkpoint,
+    write_pretraining_checkpoint,
+)
+from idp_tutorial.reproduction.pretraining.corpus import draw_windows
+from idp_tutorial.reproduction.pretraining.language_modelling import (
+    compute_losses,
+    create_language_model,
+    evaluate_held_out,
+)
+from idp_tutorial.reproduction.pretraining.master_weights import MasterWeightOptimizer
+from idp_tutorial.utils.checks import UserError, check_between, check_choice, check_positive
+from idp_tutorial.utils.locks import folder_lock
+
+__all__ = ["PretrainConfig", "pretrain"]
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """Options that determine the result of a pretraining run."""
+
+    family: str = "roberta"  # 'roberta' predicts masked tokens, 'gpt2' the next token
+    d: int = 192  # hidden size, a multiple of 32
+    n_layers: int = 8
+    vocab_size: int = 8192  # tokens of the tokenizer
+    steps: int = 12_000  # optimizer steps
+    tokens_per_step: int = 2048  # token ids in a batch
+    lr: float = 1.5e-3  # peak learning rate of AdamW
+    warmup: int = 300  # steps until the peak learning rate
+    decay_fraction: float = 0.6  # fraction of the steps, at the end, in which it decays to zero
+    seed: int = 0
+    held_out_tokens: int = 200_000  # ids at the end of the stream that are not trained on
+    dtype: str = "bfloat16"  # of the forward and backward pass: 'bfloat16' or 'float32'
+    distillation_weight: float = 3.0  # weight of the distillation loss, if there is a teacher
+    # folder of a run or of a backbone of the same shape, whose weights are the initial weights
+    init_from: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice(self.family, ("roberta", "gpt2"), "family")
+        check_choice(self.dtype, ("float32", "bfloat16"), "dtype")
+        for name, low, high in (
+            ("d", 32, 2**14),
+            ("n_layers", 1, 1000),
+            ("vocab_size", 261, 2**16),
+            ("steps", 1, 10**9),
+            ("tokens_per_step", 32, 2**24),
+            ("warmup", 1, 10**9),
+            ("seed", 0, 2**32 - 1),
+            ("held_out_tokens", 0, 2**40),
+        ):
+            check_between(getattr(self, name), low, high, name)
+        if self.d % 32:
+            raise UserError(f"d must be a multiple of 32, such as 192, got {self.d}.")
+        check_positive(self.lr, "lr", "a learning rate, such as 1.5e-3")
+        check_between(self.decay_fraction, 0, 1, "decay_fraction", "a fraction of the steps")
+        check_between(
+            self.distillation_weight,
+            0,
+            10**6,
+            "distillation_weight",
+            "the weight of the distillation loss",
+        )
+
+
+def _create_log_entry(
+    step: int,
+    cfg: PretrainConfig,
+    losses: list[dict[str, Tensor]],  # of the steps since the last evaluation
+    seconds: float,  # since the last evaluation
+    held_out: dict[str, float],  # from `evaluate_held_out`
+) -> dict:
+    """Return one line of the log; raise `UserError` if the training loss is not finite."""
+    means = {}
+    for name in losses[0]:
+        values = torch.stack([step_losses[name] for step_losses in losses])
+        means[name] = values.float().mean().item()
+    if not np.isfinite(means["lm"]):
+        raise UserError(
+            f"the loss is {means['lm']} at step {step}. Use a lower lr than {cfg.lr} or more "
+            "warmup, and another folder, since this one keeps its last checkpoint."
+        )
+    return dict(
+        step=step,
+        tokens=step * cfg.tokens_per_step,
+        **{name: round(mean, 4) for name, mean in means.items()},
+        **{f"held_out_{name}": round(value, 4) for name, value in held_out.items()},
+        tokens_per_s=round(len(losses) * cfg.tokens_per_step / seconds),
+    )
+
+
+def _format_log_entry(entry: dict, cfg: PretrainConfig) -> str:
+    """Return a line of the log as text, with the estimated remaining time."""
+    remaining_tokens = (cfg.steps - entry["step"]) * cfg.tokens_per_step
+    minutes = remaining_tokens / max(1, entry["tokens_per_s"]) / 60
+    distillation = f"  distil {entry['held_out_distil']:.3f}" if "distil" in entry else ""
+    return (
+        f"step {entry['step']}/{cfg.steps}  loss {entry['lm']:.3f}  "
+        f"held out {entry['held_out_lm']:.3f}  top-1 {entry['held_out_top1']:.3f}{distillation}  "
+        f"{entry['tokens_per_s']} tokens/s  {minutes:.0f} min left"
+    )
+
+
+def _to_float32_model(model: Any, masters: MasterWeightOptimizer) -> Any:
+    """Return the model in float32, with the master weights."""
+    model = model.float().cpu()
+    with torch.no_grad():
+        # the parameters of the model come before those of a distillation loss
+        for parameter, master in zip(model.parameters(), masters.master_parameters):
+            parameter.copy_(master)
+    return model.eval()
+
+
+def _initialise(
+    tokenizer: Any,
+    cfg: PretrainConfig,
+    initial_embeddings: Tensor | None,
+    distillation_loss: nn.Module | None,
+) -> tuple[Any, MasterWeightOptimizer]:
+    """Return a model, new or with the weights of a saved backbone, and its optimizer."""
+    torch.manual_seed(cfg.seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = create_language_model(len(tokenizer), cfg.d, cfg.n_layers, family=cfg.family).to(device)
+    if initial_embeddings is not None:
+        model.get_input_embeddings().weight.data.copy_(initial_embeddings)
+    weights_file = find_weights_file(cfg.init_from)
+    if weights_file:
+        load_initial_weights(model, weights_file, cfg)
+    modules = [model]
+    if distillation_loss is not None:
+        modules.append(distillation_loss.to(model.device))
+    masters = MasterWeightOptimizer(modules, cfg)
+    if device == "cuda":
+        model.base_model.compile(dynamic=True)  # `compute_losses` calls the base model
+    return model, masters
+
+
+def _train_step(
+    model: Any,
+    masters: MasterWeightOptimizer,
+    stream: np.ndarray,
+    tokenizer: Any,
+    cfg: PretrainConfig,
+    step: int,
+    distillation_loss: nn.Module | None,
+) -> dict[str, Tensor]:
+    """Take one optimizer step on windows that depend on seed and step only; return the losses."""
+    rng = np.random.default_rng((cfg.seed, step))
+    positions = draw_windows(len(stream) - cfg.held_out_tokens, cfg.tokens_per_step, rng)
+    losses = compute_losses(model, stream, positions, rng, tokenizer, distillation_loss)
+    (losses["lm"] + cfg.distillation_weight * losses.get("distil", 0.0)).backward()
+    masters.step()
+    return {name: value.detach() for name, value in losses.items()}
+
+
+def _start_or_resume(
+    out: Path | None, cfg: PretrainConfig, masters: MasterWeightOptimizer
+) -> tuple[int, list[dict]]:
+    """Return the step and the log of the last checkpoint; 0 and [] for a new run."""
+    step, log = load_pretraining_checkpoint(out, cfg, masters) if out else (0, [])
+    if not step and cfg.init_from and not find_weights_file(cfg.init_from):
+        load_master_weights(masters, cfg)
+    return step, log
+
+
+def _check_stream_length(n: int, cfg: PretrainConfig) -> None:
+    if cfg.held_out_tokens < 64 or n - cfg.held_out_tokens <= 256:
+        raise UserError(
+            f"the text has {n} ids, of which held_out_tokens={cfg.held_out_tokens} are held out. "
+            "At least 64 must be held out, and more than 256 must remain to train on: use more "
+            "text or another held_out_tokens."
+        )
+
+
+def pretrain(
+    stream: np.ndarray,  # token ids `[N]`; the last `cfg.held_out_tokens` are held out
+    tokenizer: Any,
+    cfg: PretrainConfig = PretrainConfig(),
+    out: Path | str | None = None,  # folder for `log.jsonl` and checkpoints, to resume the run
+    initial_embeddings: Tensor | None = None,  # initial word embeddings `[V,d]`
+    distillation_loss: nn.Module | None = None,  # a `DistillationLoss`, trained with the model
+    eval_every: int = 500,  # steps between two evaluations, each of which writes a checkpoint
+    report: Callable[[str], object] = print,  # called with a line of text after each evaluation
+    stop_at_step: int | None = None,  # end this process at this step; the schedule stays the same
+) -> tuple[Any, list[dict]]:
+    """Train a RoBERTa or GPT-2 on raw text; return the model in float32 and the log.
+
+    Runs on the same machine are deterministic, and a run that was killed resumes from `out`.
+    """
+    check_between(eval_every, 1, 10**9, "eval_every", "steps between two checkpoints")
+    _check_stream_length(len(stream), cfg)
+    out = Path(out) if out else None
+    last_step = cfg.steps if stop_at_step is None else min(stop_at_step, cfg.steps)
+    with folder_lock(out):
+        model, masters = _initialise(tokenizer, cfg, initial_embeddings, distillation_loss)
+        step, log = _start_or_resume(out, cfg, masters)
+        losses = []
+        start_time = time.time()
+        while step < last_step:
+            losses.append(
+                _train_step(model, masters, stream, tokenizer, cfg, step, distillation_loss)
+            )
+            step += 1
+            if step % eval_every and step != last_step:
+                continue
+            held_out = evaluate_held_out(
+                model, stream, tokenizer, cfg.held_out_tokens, distillation_loss
+            )
+            log.append(_create_log_entry(step, cfg, losses, time.time() - start_time, held_out))
+            report(_format_log_entry(log[-1], cfg))
+            if out:
+                write_pretraining_checkpoint(out, cfg, masters, step, log)
+            losses = []
+            start_time = time.time()
+    return _to_float32_model(model, masters), log

@@ -1,0 +1,1 @@
+"""Train one configuration, keep its record, and compare methods."""

@@ -1,0 +1,300 @@
+"""Training of several methods with the same head, steps, seeds and choice of a learning rate.
+
+A table of methods is only as fair as its least tuned method. Here every method gets the same
+number of learning rates, which are compared on the validation split with seed 0 before any test
+score is computed. The best one is then used with every seed.
+
+Every record is written as soon as its run ends. A second call with the same settings reads the
+records, removes an incomplete last line that a kill may have left, and runs what is missing.
+`matches_config` decides whether a record is of the same run: it compares everything in the
+config that can change a score, and the rows of the task.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from idp_tutorial.assembly.build import load_config_backbone
+from idp_tutorial.assembly.controls import ALL_METHODS
+from idp_tutorial.assembly.options import layer_for_method
+from idp_tutorial.core.backbone import backbone_fingerprint
+from idp_tutorial.data.task import Task
+from idp_tutorial.data.tasks import load_task
+from idp_tutorial.runs.conclusions import parse_primary_contrast
+from idp_tutorial.runs.dry_run import dry_run_comparison, validate_comparison
+from idp_tutorial.runs.experiment import format_summary_line, run_or_record_failure
+from idp_tutorial.runs.record_checks import (
+    MAX_EXTRA_LEARNING_RATES,
+    describe_lr_selection,
+    matches_config,
+)
+from idp_tutorial.runs.tables import select_finished, write_results
+from idp_tutorial.runs.tune import (
+    choose_head_learning_rate,
+    search_learning_rate,
+)
+from idp_tutorial.utils.checks import DivergenceError, UserError, check_between
+from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.utils.files import dump_record, write_atomically
+from idp_tutorial.utils.locks import folder_lock
+from idp_tutorial.utils.records import append_record, read_existing_records
+
+__all__ = ["OTHER_RECORDS_FILE", "run_seeds", "compare_methods", "compare_and_write"]
+
+
+def _select_matching_records(
+    records: Sequence[dict], cfg: RunConfig, lr_selection: str, task: Task
+) -> dict[int, dict]:  # by seed
+    """Return the earlier records of a config whose backbone had the weights that it has now."""
+    matching = {
+        r["seed"]: r
+        for r in records
+        if "seed" in r and matches_config(r, replace(cfg, seed=r["seed"]), lr_selection, task)
+    }
+    if not matching:
+        return {}
+    fingerprint = backbone_fingerprint(load_config_backbone(cfg))  # the folder may have changed
+    return {
+        seed: r
+        for seed, r in matching.items()
+        if (r.get("digests") or {}).get("weights") in (None, fingerprint)
+    }
+
+
+def _run_seed(
+    cfg: RunConfig,  # with the seed
+    task: Task,
+    records_file: Path | None,
+    report: Callable,
+    learning_rates: tuple,  # to search if `cfg.lr` is None; (): the method's own
+) -> dict:
+    """Train with one seed and return its record; without a learning rate, search one first."""
+    default_rates = ALL_METHODS[cfg.method].learning_rates
+    if cfg.lr or not default_rates:
+        return run_or_record_failure(cfg, task, records_file=records_file)
+    return search_learning_rate(
+        replace(cfg, seed=0),  # the best run of the search is the run with seed 0
+        task,
+        learning_rates or default_rates,
+        report,
+        True,
+        records_file,
+        MAX_EXTRA_LEARNING_RATES if learning_rates else 0,
+    )
+
+
+def run_seeds(
+    cfg: RunConfig,  # everything but the seed; `lr=None`: a learning rate is searched with seed 0
+    task: Task,  # with its splits
+    lr_selection: str,  # text for the records: how the learning rate is chosen
+    seeds: int = 3,  # seeds 0 to seeds - 1
+    previous_records: Sequence[dict] = (),  # records of earlier runs, which are not run again
+    out: Path | None = None,  # JSONL file to which new records are appended
+    report: Callable = print,  # called with a line about every run
+    learning_rates: tuple = (),  # learning rates to search; (): the method's own
+    **extra_fields,  # added to new records
+) -> list[dict]:  # one record per seed; only one if every learning rate diverged
+    """Train a config with every seed, all with the same learning rate."""
+    records = _select_matching_records(previous_records, cfg, lr_selection, task)
+    layer = "" if cfg.layer is None else f"layer {cfg.layer}  "
+    needs_lr = bool(ALL_METHODS[cfg.method].learning_rates)
+    lr = cfg.lr or next((r["lr"] for r in records.values() if r["lr"]), None)
+    for seed in range(seeds):
+        if seed in records:
+            continue
+        if records and needs_lr and not lr:
+            break  # every learning rate diverged with seed 0
+        start = time.perf_counter()
+        if records and not needs_lr:  # a control, which does not depend on the seed
+            r = {**next(iter(records.values())), "seed": seed}
+        else:
+            r = _run_seed(replace(cfg, lr=lr, seed=seed), task, out, report, learning_rates)
+        seconds = round(time.perf_counter() - start, 1)
+        is_search = needs_lr and not lr
+        r |= {
+            **extra_fields,
+            "lr_selection": lr_selection,
+            "seconds": 0.0 if is_search else seconds,
+            "tuning_seconds": seconds if is_search else 0.0,
+        }
+        if out:
+            append_record(r, out)
+        lr = r["lr"] or lr
+        records[seed] = r
+        report(f"{cfg.method:16} {layer}seed {seed}  {format_summary_line(r)}")
+    return [records[seed] for seed in range(seeds) if seed in records]
+
+
+def _config_for_method(
+    method: str,
+    methods: list[str],
+    base: RunConfig,
+    tune_learning_rates: bool,
+    head_lr: float | None,
+) -> RunConfig:
+    """Return the config of one method of a comparison; `lr` is None if it is to be searched."""
+    row = ALL_METHODS[method]
+    lr = base.lr or (None if tune_learning_rates else row.default_learning_rate)
+    return replace(
+        base,
+        method=method,
+        layer=layer_for_method(method, methods, base.layer),
+        lr=lr if row.learning_rates else None,
+        head_lr=None if row.kind in ("head", "control") else head_lr,
+    )
+
+
+def compare_methods(
+    methods: list[str],  # names in `ALL_METHODS`
+    base: RunConfig,  # everything but method, learning rate and seed
+    seeds: int = 3,  # seeds 0 to seeds - 1
+    tune_learning_rates: bool = True,  # search a learning rate for each method, if `base` has none
+    out: Path | None = None,  # JSONL file; its records are not run again, and new ones are appended
+    report: Callable = print,  # called with a line about every run
+    # search the learning rate of the head without a prompt first, and use it for every method
+    tune_head_first: bool = False,
+    previous_records: Sequence[dict] = (),  # records of earlier runs, which are not run again
+    # learning rates that every method tries, and more if the best is at an edge; (): each
+    # method's own three
+    learning_rates: tuple = (),
+    **extra_fields,  # added to new records
+) -> list[dict]:  # one record per method and seed
+    """Train every method with every seed on one task.
+
+    Raises: `DivergenceError` if the head alone diverges with every learning rate that it tries.
+    """
+    methods = list(dict.fromkeys(methods))
+    validate_comparison(methods, base.head, seeds)
+    task = load_task(base.task, base.data, base.shots, base.split_seed, base.stratified)
+    previous_records = [*previous_records, *read_existing_records(out)]
+    base = base.resolve_epochs(len(task.splits["train"]))
+    if base.lr:
+        lr_selection = "given"
+    else:
+        lr_selection = describe_lr_selection(learning_rates) if tune_learning_rates else "default"
+    head_lr = base.head_lr
+
+    def run_method(method: str) -> list[dict]:
+        cfg = _config_for_method(method, methods, base, tune_learning_rates, head_lr)
+        return run_seeds(
+            cfg,
+            task,
+            lr_selection,
+            seeds,
+            previous_records,
+            out,
+            report,
+            learning_rates,
+            **extra_fields,
+        )
+
+    records: dict[str, list[dict]] = {}
+    tunes_every_head = tune_learning_rates and not base.lr and base.head != "verbalizer"
+    if tune_head_first and tunes_every_head and "head-only" in methods:
+        records["head-only"] = run_method(
+            "head-only"
+        )  # its learning rate is the head's for every method
+        first = records["head-only"][0]
+        head_lr = first["lr"]
+        if head_lr is None:
+            raise DivergenceError(first["message"])
+    elif tune_head_first:
+        head_lr = choose_head_learning_rate(base, task, report, out)
+    for method in methods:
+        if method not in records:
+            records[method] = run_method(method)
+    return [r for method in methods for r in records[method]]
+
+
+OTHER_RECORDS_FILE = "earlier.jsonl"  # beside `compare.jsonl`: records of other comparisons
+
+
+def _configs_per_split_seed(base: RunConfig, split_seeds: int) -> list[RunConfig]:
+    """Return a config for each few-shot sample, beginning with the split seed of `base`."""
+    check_between(split_seeds, 1, 10**6, "split_seeds")
+    if split_seeds > 1 and base.shots is None:
+        raise UserError(
+            f"split_seeds={split_seeds} needs shots=..., because without it all training examples "
+            "are used and nothing is sampled. Give shots, such as shots=100, or leave split_seeds "
+            "out."
+        )
+    frozen = Path(base.data) / base.task / f"k{base.shots}" if base.data else None
+    if split_seeds > 1 and frozen and frozen.is_dir():
+        raise UserError(
+            f"split_seeds={split_seeds} is not possible with the few-shot set {frozen}, because "
+            "each split seed would give the same examples. Leave split_seeds out, or rename the "
+            "folder."
+        )
+    return [replace(base, split_seed=base.split_seed + i) for i in range(split_seeds)]
+
+
+def _keep_other_records(folder: Path, stored: list[dict], records: list[dict], report) -> None:
+    """Move stored records that are not of this comparison to `OTHER_RECORDS_FILE`."""
+    lines = [dump_record(r) + "\n" for r in stored if r not in records]
+    if lines:
+        file = folder / OTHER_RECORDS_FILE
+        write_atomically(file, "".join(dict.fromkeys(lines)).encode())
+        report(f"records of other comparisons are kept in {file}")
+
+
+def compare_and_write(
+    methods: list[str],  # names in `ALL_METHODS`
+    base: RunConfig,  # everything but method, learning rate and seed
+    seeds: int,  # number of seeds
+    tune_learning_rates: bool,  # search a learning rate for each method, if `base` has none
+    folder: Path | str,  # output folder
+    report: Callable = print,  # called with a line about every run
+    tune_head_first: bool = False,  # as in `compare_methods`
+    learning_rates: tuple = (),  # as in `compare_methods`
+    primary_contrast: str | None = None,  # 'A - B': the contrast that new records are made for
+    split_seeds: int = 1,  # number of few-shot samples, each with all seeds and its own search
+) -> pd.DataFrame:  # from `results_table`
+    """Compare methods, and write `compare.jsonl`, `compare.csv` and `compare.png` to a folder.
+
+    A comparison that was interrupted continues from its records in the folder. Raises
+    `DivergenceError` if every run diverged.
+    """
+    folder = Path(folder)
+    part = folder / "compare.jsonl.part"
+    extra_fields: dict[str, Any] = {}
+    if primary_contrast:
+        sides = parse_primary_contrast(primary_contrast, methods)
+        extra_fields = {"primary": " - ".join(sides)}
+    configs = _configs_per_split_seed(base, split_seeds)
+    dry_run_comparison(methods, base, seeds, folder)
+    with folder_lock(folder):
+        try:
+            stored = []
+            for name in (OTHER_RECORDS_FILE, part.name, "compare.jsonl"):
+                stored += read_existing_records(folder / name)
+            records = []
+            for cfg in configs:
+                records += compare_methods(
+                    methods,
+                    cfg,
+                    seeds,
+                    tune_learning_rates,
+                    part,
+                    report,
+                    tune_head_first,
+                    stored,
+                    learning_rates,
+                    **extra_fields,
+                )
+            if not select_finished(records):
+                raise DivergenceError(records[0]["message"])
+        except BaseException:  # also Ctrl-C
+            if part.exists():
+                report(
+                    f"interrupted; the finished runs are in {part}, and the same command continues "
+                    "from them"
+                )
+            raise
+        _keep_other_records(folder, stored, records, report)
+        table = write_results(records, folder / "compare")
+        part.unlink(missing_ok=True)
+    return table

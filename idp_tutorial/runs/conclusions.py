@@ -1,0 +1,198 @@
+"""A sentence on what a table shows, the primary contrast, and the verdict on a claim.
+
+A table of many methods has many differences, and the largest of them is large partly by chance.
+So one of them, the primary contrast, is chosen before the comparison runs, and is stated first.
+
+A table is read for one question: does a prompt gain by reading the input text? If it does,
+would a small network on the same hidden states do as well without a prompt? One sentence
+answers from the rows of the table:
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from idp_tutorial.assembly.controls import ALL_METHODS
+from idp_tutorial.runs.contrasts import estimate_contrast
+from idp_tutorial.utils.checks import UserError
+
+__all__ = [
+    "MIN_NOTABLE_DIFFERENCE",
+    "VERDICT_MEANINGS",
+    "DEFAULT_CLAIMED_DIFFERENCE",
+    "EQUIVALENCE_MARGIN",
+    "MAX_FEW_SHOT_EXAMPLES",
+    "summarise_comparison",
+    "parse_primary_contrast",
+    "describe_primary_contrast",
+    "has_enough_runs",
+    "decide_verdict",
+]
+
+
+MIN_NOTABLE_DIFFERENCE = 5.0  # in points; smaller differences between means are not mentioned
+
+
+def _describe_difference(
+    a: Any,  # row of a results table
+    b: Any,  # the row that it is compared with
+    description: str,  # what the method of `b` is
+) -> str:
+    difference = a.score - b.score
+    if abs(difference) < MIN_NOTABLE_DIFFERENCE:
+        relation = "level with"
+    else:
+        relation = f"{abs(difference):.1f} points {'above' if difference > 0 else 'below'}"
+    return f"{relation} {description} ({b.method}, {b.score:.1f})"
+
+
+def _best_of_kinds(table: pd.DataFrame, *kinds: str) -> Any:
+    """Return the row with the best score among the methods of some kinds, or None."""
+    rows = table[[ALL_METHODS[m].kind in kinds for m in table.method]]
+    return rows.loc[rows.score.idxmax()] if len(rows) else None
+
+
+def _describe_seeds(table: pd.DataFrame) -> str:
+    n = int(table.seeds.max())
+    if n == 1:
+        return "one seed, so no standard deviation"
+    if "draws" in table:
+        return f"means of {n} runs of {table.draws.max():.0f} draws"
+    return f"means of {n} seeds"
+
+
+def summarise_comparison(
+    table: pd.DataFrame,  # from `results_table`, of one task
+) -> str:  # one sentence
+    """Return a sentence that states whether prompts gain by reading the input text."""
+    table = table[table.seeds > 0]  # without methods whose runs all diverged
+    input_dependent = _best_of_kinds(table, "generated", "second pass")
+    static = _best_of_kinds(table, "static")
+    control = _best_of_kinds(table, "control")
+    if input_dependent is None or static is None:
+        return (
+            "The table needs a prompt that reads the text and a static prompt: there is nothing "
+            "to conclude."
+        )
+    helps = input_dependent.score - static.score >= MIN_NOTABLE_DIFFERENCE
+    summary = (
+        f"Reading the text {'helps' if helps else 'does not help'}: {input_dependent.method} "
+        f"({input_dependent.score:.1f}) is "
+        + _describe_difference(input_dependent, static, "the best static prompt")
+    )
+    if control is not None:
+        difference = _describe_difference(
+            input_dependent, control, "the best control, which inserts no prompt"
+        )
+        summary += f", and {difference}"
+    return (
+        f"{summary}; {_describe_seeds(table)}. Differences below {MIN_NOTABLE_DIFFERENCE:g} points "
+        "are not counted."
+    )
+
+
+def parse_primary_contrast(
+    primary_contrast: str,  # 'A - B', two names of methods
+    methods: Any,  # names of the methods of the comparison
+) -> tuple[str, str]:
+    """Return the two methods of a primary contrast."""
+    sides = [side.strip() for side in primary_contrast.split(" - ")]
+    if len(sides) != 2 or sides[0] == sides[1] or not {*sides} <= {*methods}:
+        raise UserError(
+            f"primary={primary_contrast!r} must be the difference of two methods of this "
+            f"comparison ({', '.join(methods)}), written with a minus between spaces, such as "
+            "'lpt-npg - prompt-tuning'."
+        )
+    return sides[0], sides[1]
+
+
+def describe_primary_contrast(
+    records: list[dict],  # of one task
+    primary_contrast: str,  # 'A - B', two names of methods
+    folder: Path | str,  # folder of the records
+) -> str:  # one sentence
+    """Return a sentence with the effect of the primary contrast and its interval."""
+    sides = parse_primary_contrast(primary_contrast, dict.fromkeys(r["method"] for r in records))
+    primary_contrast = " - ".join(sides)
+    estimate = estimate_contrast(records, *sides, folder=folder)
+    if not estimate:
+        return f"Primary contrast {primary_contrast}: no seed has both sides, since runs diverged."
+    seeds = f"{estimate['runs']} seeds"
+    if estimate["runs"] == 1:
+        seeds = "one seed, so no standard deviation"
+    elif estimate["draws"] > 1:
+        seeds = f"{estimate['runs']} runs of {estimate['draws']} draws"
+    basis = f"{estimate['texts']} paired examples" if estimate["texts"] else "scores only"
+    if any(r.get("primary") != primary_contrast for r in records if r["method"] in sides):
+        basis += "; chosen after some of these runs"
+    return (
+        f"Primary contrast {primary_contrast}: {estimate['effect']:+.1f} points, "
+        f"95 % interval {estimate['low']:+.1f} to {estimate['high']:+.1f} ({seeds}; {basis})."
+    )
+
+
+VERDICT_MEANINGS = {
+    "seen": "the interval excludes 0, on the side of the claim",
+    "opposite": "the interval excludes 0, on the other side",
+    "not seen": "the interval contains 0, or the difference has the other sign without being "
+    "significant; one as large as published would have been detected",
+    "open": "not decided",
+}
+DEFAULT_CLAIMED_DIFFERENCE = (
+    2.0  # points: the size of a claim's difference if the paper states none
+)
+EQUIVALENCE_MARGIN = 1.0  # points: the largest difference of two methods that count as equal
+# training examples up to which another few-shot sample is another experiment
+MAX_FEW_SHOT_EXAMPLES = 500
+
+
+def has_enough_runs(
+    estimate: dict | None,  # from `estimate_contrast`
+    min_runs: int = 5,  # with few-shot samples, 8 runs of 4 samples are needed instead
+) -> bool:
+    """Return whether a contrast has enough runs for a verdict."""
+    if estimate is None:
+        return False
+    is_few_shot = estimate.get("draws", 1) > 1 or any(
+        shots and shots <= MAX_FEW_SHOT_EXAMPLES for shots in estimate.get("shots", ())
+    )
+    if is_few_shot:
+        return estimate["draws"] >= 4 and estimate["runs"] >= 8
+    return estimate["runs"] >= min_runs
+
+
+def _decide_equality(low: float, high: float, is_significant: bool) -> str:
+    """Return the verdict on a claim that two methods are equal."""
+    if low > -EQUIVALENCE_MARGIN and high < EQUIVALENCE_MARGIN:
+        return "seen"
+    if is_significant and (low > EQUIVALENCE_MARGIN or high < -EQUIVALENCE_MARGIN):
+        return "opposite"
+    return "open"
+
+
+def decide_verdict(
+    estimate: dict | None,  # from `estimate_contrast`
+    published_difference: float | None = None,  # in points
+    expected_sign: str = "",  # '>', '<' or '='; '': that of the published difference, or else '>'
+    corrected_p: float | None = None,  # None: the p-value of `estimate`
+) -> str:  # a key of `VERDICT_MEANINGS`
+    """Return the verdict on a claim: 'seen', 'opposite', 'not seen' or 'open'."""
+    if estimate is None or not has_enough_runs(estimate):
+        return "open"
+    low = estimate["low"]
+    high = estimate["high"]
+    is_significant = (estimate["p"] if corrected_p is None else corrected_p) < 0.05
+    if expected_sign == "=":
+        return _decide_equality(low, high, is_significant)
+    is_negative = expected_sign == "<" or (not expected_sign and (published_difference or 0) < 0)
+    sign = -1 if is_negative else 1
+    if is_significant:
+        return "seen" if sign * estimate["effect"] > 0 else "opposite"
+    size = 0.0  # a score that is not a percentage has no typical difference
+    if published_difference or estimate.get("points", True):
+        size = abs(published_difference or DEFAULT_CLAIMED_DIFFERENCE)
+    supports_claim = (
+        min(sign * low, sign * high) > 0
+    )  # even if it is not significant after correction
+    return "not seen" if not supports_claim and estimate["detectable"] <= size else "open"

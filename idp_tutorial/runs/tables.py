@@ -1,0 +1,346 @@
+"""Turn records of runs into tables, pictures and files.
+
+A record is one line of JSON with everything that determined a run. This notebook reads records,
+reduces them to a table of means and standard deviations over seeds, and plots them. It trains
+nothing. The results of our own records are in the lab: what a prompt adds; the sentence below a
+table is made in conclusions.
+
+The table has a row for each method, in the order in which the methods were run. It contains the
+sample standard deviation over seeds, which is undefined for one seed. The parameters of prompt,
+head and backbone are counted separately, since a linear head can have more parameters than the
+prompt.
+"""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from idp_tutorial.utils.checks import UserError, require_packages
+from idp_tutorial.utils.files import dump_record, write_atomically
+
+__all__ = [
+    "GROUP_COLUMNS",
+    "select_finished",
+    "results_table",
+    "format_table",
+    "format_markdown_table",
+    "check_same_settings",
+    "format_std",
+    "pivot_methods_by_task",
+    "plot_scores",
+    "write_results",
+]
+
+
+GROUP_COLUMNS = ["task", "shots", "backbone", "head", "method"]  # fields that define a row
+
+
+def _check_unique_seeds(runs: pd.DataFrame, method: str) -> None:
+    """Check that no seed of a split occurs twice among the runs of one row or cell."""
+    if "seed" not in runs:
+        return
+    duplicated = runs.seed[runs.duplicated([c for c in ("split_seed", "seed") if c in runs])]
+    if len(duplicated):
+        raise UserError(
+            f"{method!r} has more than one record with seed {duplicated.iloc[0]}. They are of "
+            "several comparisons (other layers, lengths or steps), or some are given twice: give "
+            "the records of one comparison."
+        )
+
+
+_ZERO_PARAM_COUNTS = dict(prompt=0, head=0, backbone=0)  # for a method that always diverged
+
+
+def _summarise_seeds(key: tuple, runs: pd.DataFrame) -> dict:
+    """Return the row of one method, from its runs with all seeds."""
+    is_diverged = runs.get("status", pd.Series(index=runs.index, dtype=object)).eq("diverged")
+    n_diverged = int(is_diverged.sum())
+    example = runs[~is_diverged | is_diverged.all()].iloc[0]
+    runs = runs[~is_diverged]
+    _check_unique_seeds(runs, key[-1])
+    params = example.params if len(runs) else _ZERO_PARAM_COUNTS
+    row = {
+        **dict(zip(GROUP_COLUMNS, key)),
+        "metric": example.metric,
+        "score": runs.score.mean(),
+        "std": runs.score.std(),
+        "seeds": len(runs),
+        "validation": runs.validation.mean(),
+        **{f"{group}_params": n for group, n in params.items()},
+        "ms_per_step": runs.ms_per_step.median(),
+        "peak_memory_mb": runs.peak_memory_mb.max(),
+        "steps": example.steps,
+        "lr": example.lr,
+        "lr_selection": example.get("lr_selection", ""),
+    }
+    if any(runs.get("lr_at_grid_edge", pd.Series(dtype=bool)).eq(True)):
+        row["lr_at_grid_edge"] = True
+    if n_diverged:
+        row["diverged"] = n_diverged
+    if "split_seed" in runs and runs.split_seed.nunique() > 1:
+        row["draws"] = runs.split_seed.nunique()
+    return row
+
+
+def select_finished(records: list[dict]) -> list[dict]:
+    """Return the records of runs that finished, without those that diverged."""
+    return [r for r in records if r.get("status", "done") == "done"]
+
+
+def results_table(records: list[dict]) -> pd.DataFrame:
+    """Return a row for each method (and task, number of shots, backbone and head).
+
+    A row has the mean, standard deviation and number of its finished seeds, the number of trained
+    parameters by group, time, memory, and how the learning rate was chosen.
+    Raises: `UserError` if no run finished, or if a seed occurs twice in a row.
+    """
+    if not select_finished(records):
+        raise UserError("there are no records of finished runs: run idp_compare first.")
+    groups = pd.DataFrame(records).groupby(GROUP_COLUMNS, sort=False, dropna=False)
+    table = pd.DataFrame([_summarise_seeds(key, runs) for key, runs in groups])
+    if "diverged" in table:
+        table = table.assign(diverged=table.diverged.fillna(0).astype(int))
+    return table
+
+
+def _format_score(row: pd.Series) -> str:
+    """Return mean and standard deviation of a row, with the number of diverged seeds."""
+    if not row.seeds:
+        return "diverged"
+    std = f" ± {row['std']:.1f}" if row.seeds > 1 else ""
+    lost = f" ({row.diverged} diverged)" if row.get("diverged") else ""
+    return f"{row.score:.1f}{std}{lost}"
+
+
+def _format_row(row: pd.Series) -> tuple[str, ...]:
+    """Return the cells of a row of `format_table`."""
+    cost: tuple[str, ...] = ("–",) * 5
+    if row.seeds:
+        cost = (
+            f"{row.prompt_params:,}",
+            f"{row.head_params:,}",
+            f"{row.backbone_params:,}",
+            f"{row.ms_per_step:.0f}",
+            f"{row.peak_memory_mb:.0f}",
+        )
+    edge = "*" if row.get("lr_at_grid_edge") == 1 else ""
+    lr = "–" if pd.isna(row.lr) else f"{row.lr:.1e}{edge}"
+    return (row.method, _format_score(row), *cost, lr)
+
+
+def format_table(
+    table: pd.DataFrame,  # from `results_table`
+    with_time: bool = True,  # with the time of a step; it means nothing on a busy machine
+) -> str:
+    """Return a table as text: score ± std over seeds, trained parameters, time and memory.
+
+    A * after the learning rate says that it is the smallest or largest of those that were tried.
+    """
+    metric = table.metric.iloc[0]
+    rows: list[tuple[str, ...]] = [
+        ("method", metric, "prompt", "head", "backbone", "ms/step", "memory MB", "lr")
+    ]
+    rows += [_format_row(row) for _, row in table.iterrows()]
+    if not with_time:
+        rows = [(*row[:5], *row[6:]) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = []
+    for name, *cells in rows:
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:])]
+        lines.append("  ".join([name.ljust(widths[0]), *padded]).rstrip())
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def format_markdown_table(
+    table: pd.DataFrame,  # from `results_table`
+    with_time: bool = True,  # with the time of a step
+) -> str:
+    """Return a table as Markdown, with the cells of `format_table`."""
+    text = format_table(table, with_time).replace("memory MB", "memory_MB").replace(" ± ", "±")
+    # the cells are split at spaces, so each must be one word
+    text = text.replace(" (", "_(").replace(" diverged)", "_diverged)")
+    rows = [f"| {' | '.join(line.split())} |" for line in text.splitlines()]
+    rows[1] = "|---|" + "--:|" * (rows[0].count("|") - 2)
+    return "\n".join(rows).replace("±", " ± ").replace("_", " ")
+
+
+def check_same_settings(
+    df: pd.DataFrame,  # a row for each record
+    columns: list[str],  # columns in which all rows must agree
+    requirement: str,  # what is needed, for the message
+) -> None:
+    """Check that all records of a table or picture have the same settings.
+
+    Raises: `UserError` if they differ in one of the columns.
+    """
+    settings = df[columns].drop_duplicates()
+    if len(settings) > 1:
+        raise UserError(
+            f"the records have {len(settings)} different settings ({', '.join(columns)}: "
+            f"{settings.values.tolist()}), but {requirement}: select the records of one setting."
+        )
+
+
+def format_std(
+    std: float,  # already rounded; NaN for a single seed
+) -> str:
+    """Return ` ± std`, or an empty string where there is no standard deviation."""
+    return "" if pd.isna(std) else f" ± {std}"
+
+
+def pivot_methods_by_task(
+    records: list[dict],  # of one backbone and head
+    baseline: str | None = None,  # a method that all others are compared with
+) -> pd.DataFrame:
+    """Return a row for each method and a column for each task, and the size of the prompt.
+
+    A cell is `mean ± std` over its seeds; with a baseline, the mean minus that of the baseline.
+    Raises: `UserError` if no run finished, if records do not belong together, or for an unknown
+    baseline.
+    """
+    finished = select_finished(records)
+    if not finished:
+        raise UserError(
+            "there are no records of finished runs: run compare_methods(...) first, or give the "
+            "file that it wrote."
+        )
+    df = pd.DataFrame(finished)
+    check_same_settings(df, ["backbone", "head"], "one table has one backbone and one head")
+    df["task"] = [
+        task if pd.isna(shots) else f"{task} shots={shots:.0f}"
+        for task, shots in zip(df.task, df.shots)
+    ]
+    groups = df.groupby(["method", "task"], sort=False)
+    for (method, _), runs in groups:
+        _check_unique_seeds(runs, method)
+    mean = groups.score.mean().unstack(sort=False)
+    if baseline is None:
+        std = groups.score.std().unstack(sort=False)
+        cells = mean.round(1).astype(str) + std.round(1).map(format_std)
+    elif baseline in mean.index:
+        cells = (mean - mean.loc[baseline]).round(1)
+    else:
+        raise UserError(
+            f"there are no records of the baseline {baseline!r}, only of "
+            f"{', '.join(mean.index)}: choose one of these."
+        )
+    # parameters of the prompt on the first task of each method
+    prompt_sizes = [df[df.method == m].params.iloc[0]["prompt"] for m in mean.index]
+    return cells.assign(prompt=prompt_sizes).rename_axis(None, axis=1)
+
+
+# offsets of a label from its mark, in points, with horizontal and vertical alignment: close first
+_CLOSE_OFFSETS = [
+    (9, 0, "left", "center"),
+    (-9, 0, "right", "center"),
+    (0, 5, "center", "bottom"),
+    (0, -5, "center", "top"),
+]
+_FAR_OFFSETS = [
+    (x, sign * distance, "left" if x > 0 else "right", "center")
+    for distance in (15, 26, 37)
+    for sign in (1, -1)
+    for x in (-14, 14)
+]
+_LABEL_OFFSETS = [*_CLOSE_OFFSETS, *_FAR_OFFSETS]
+
+
+def _label_points(ax: Any, labels: list[tuple[float, float, str, str]]) -> None:
+    """Write labels (y, x, text, colour) beside their marks where they do not overlap."""
+    from matplotlib.transforms import Bbox
+
+    ax.autoscale_view()  # it fixes the positions of the marks
+    point = ax.figure.dpi / 72
+    area = ax.get_window_extent()
+    occupied = []
+    for y, x, *_ in labels:
+        px, py = ax.transData.transform((x, y))
+        occupied.append(Bbox.from_bounds(px - 8 * point, py - 3 * point, 16 * point, 6 * point))
+    for y, x, text, color in sorted(labels):
+        for dx, dy, ha, va in _LABEL_OFFSETS:
+            style = dict(textcoords="offset points", ha=ha, va=va, fontsize=9, color=color)
+            note = ax.annotate(text, (x, y), (dx, dy), **style)
+            box = note.get_window_extent()
+            is_inside = area.x0 < box.x0 and box.x1 < area.x1 and area.y0 < box.y0
+            is_last_offset = (dx, dy) == _LABEL_OFFSETS[-1][:2]
+            is_free = is_inside and not any(box.overlaps(other) for other in occupied)
+            if is_last_offset or is_free:
+                occupied.append(box)
+                line = dict(arrowstyle="-", color=color, lw=0.6)
+                ax.annotate("", (x, y), (dx, dy), arrowprops=line, **style)
+                break
+            note.remove()
+
+
+def _describe_seed_count(row: pd.Series) -> str:
+    """Return the number of runs of a row as words for a title."""
+    if row.get("draws", 0) > 1:
+        return f"{row.seeds} runs on {row.draws:.0f} splits"
+    return "1 seed" if row.seeds == 1 else f"{row.seeds} seeds"
+
+
+def plot_scores(
+    records: list[dict],  # of one task, backbone and head
+    ax: Any = None,  # matplotlib axes; None: a new figure
+) -> Any:  # the axes
+    """Plot the score of every seed against the number of trained parameters.
+
+    Dashed lines show the means of head-only and fine-tuning, the two extremes.
+    Raises: `UserError` if no run finished, or if the records differ in task, backbone or head.
+    """
+    require_packages("matplotlib")
+    import matplotlib.pyplot as plt
+
+    table = results_table(select_finished(records))
+    df = pd.DataFrame(select_finished(records))
+    check_same_settings(
+        table, GROUP_COLUMNS[:-1], "one picture has one task, number of shots, backbone and head"
+    )
+    ax = ax or plt.subplots(figsize=(5.5, 3.5))[1]
+    labels = []
+    for i, row in enumerate(table.itertuples()):
+        n_params = max(1, row.prompt_params + row.head_params + row.backbone_params)
+        scores = df[df.method == row.method].score
+        color = f"C{i}"
+        ax.plot([n_params] * len(scores), scores, "o", ms=4, alpha=0.5, color=color)
+        ax.plot(n_params, row.score, "_", ms=16, mew=2.5, color=color)
+        labels.append((row.score, n_params, row.method, color))
+        if row.method in ("head-only", "fine-tuning"):
+            ax.axhline(row.score, color=color, ls="--", lw=0.8, alpha=0.5)
+    first = table.iloc[0]
+    n_examples = "" if pd.isna(first.shots) else f", {first.shots:.0f} examples"
+    ax.set(
+        xscale="log",
+        xlabel="trained parameters, including the head",
+        ylabel=f"{first.metric} (%), test",
+        title=f"{first.task}{n_examples}, {first.backbone}: {_describe_seed_count(first)}, "
+        "bar = mean",
+    )
+    ax.margins(x=0.2)
+    ax.spines[["top", "right"]].set_visible(False)
+    _label_points(ax, labels)
+    return ax
+
+
+def write_results(
+    records: list[dict],  # of one task
+    path_prefix: Path | str,  # folder and base name of the three files
+) -> pd.DataFrame:  # the table
+    """Write the records, their table and their picture to PREFIX.jsonl, .csv and .png.
+
+    Each file is replaced as a whole; the records are written first, since the others follow from
+    them.
+    """
+
+    def file(suffix: str) -> Path:
+        return Path(f"{path_prefix}.{suffix}")
+
+    write_atomically(file("jsonl"), "".join(dump_record(r) + "\n" for r in records).encode())
+    table = results_table(records)
+    write_atomically(file("csv"), table.to_csv(index=False).encode())
+    picture = io.BytesIO()
+    plot_scores(records).figure.savefig(picture, dpi=150, bbox_inches="tight")
+    write_atomically(file("png"), picture.getvalue())
+    return table

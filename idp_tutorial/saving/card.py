@@ -1,0 +1,188 @@
+"""Write the model card of a saved model from its description and the record of its run.
+
+A user of a saved model has four questions: what does it predict, how good is it, which weights
+does it need, and may I use it? The description in the file and the record of the run answer the
+first three. The licence is chosen by the author; the card states if no licence was chosen.
+
+A proportion of `n` examples has Wilson's confidence interval, which stays between 0 and 100 and
+is accurate for few examples. It does not apply to a correlation or an F1, so these have no
+interval.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from idp_tutorial.backbones.fetched import BACKBONE_SOURCES
+from idp_tutorial.backbones.load import BACKBONE_HUB_NAMES
+from idp_tutorial.methods.registry import METHODS
+
+__all__ = ["wilson_interval", "build_model_card"]
+
+
+def wilson_interval(
+    score: float,  # proportion in percent, such as an accuracy
+    n: int,  # number of examples
+    z: float = 1.96,  # quantile of the normal distribution; 1.96 for 95 %
+) -> tuple[float, float]:  # lower and upper limit, in percent
+    """Return Wilson's confidence interval of a proportion."""
+    p = score / 100
+    shrink = 1 + z * z / n
+    middle = (p + z * z / (2 * n)) / shrink
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink
+    return 100 * max(middle - half, 0), 100 * min(middle + half, 1)
+
+
+_PROPORTION_METRICS = "accuracy", "exact_match"  # metrics that are proportions of the examples
+
+
+def _measured_scores(record: dict) -> list[tuple[str, float, int]]:
+    """Return split, score and number of examples; the test split is first."""
+    scores = dict(test=record["score"], validation=record["validation"])
+    return [
+        (split, score, record["split_sizes"].get(split, 0))
+        for split, score in scores.items()
+        if score is not None
+    ]
+
+
+def _card_metadata(
+    description: dict[str, Any], record: dict | None, licence: str | None
+) -> ModelCardData:
+    """Return the metadata that the hub reads."""
+    task = description["task"]
+    cfg = description["cfg"]
+    backbone = description["backbone"]
+    name = BACKBONE_HUB_NAMES.get(backbone["name"], backbone["name"])
+    kind = "text-generation" if task["is_generation"] else "text-classification"
+    results = (
+        [
+            EvalResult(
+                kind,
+                task["name"],
+                task["name"],
+                record["metric"],
+                round(score, 2),
+                dataset_split=split,
+            )
+            for split, score, _ in _measured_scores(record)[:1]
+        ]
+        if record
+        else None
+    )
+    return ModelCardData(
+        library_name="idp_tutorial",
+        license=licence,
+        pipeline_tag=kind,
+        tags=["soft-prompt", cfg["method"]],
+        base_model=name if "/" in name and not backbone["local"] else None,
+        model_name=f"{cfg['method']} on {task['name']}",
+        eval_results=results,
+    )
+
+
+def _format_interval(record: dict, score: float, n: int) -> str:
+    if record["metric"] not in _PROPORTION_METRICS or not n:
+        return "–"
+    low, high = wilson_interval(score, n)
+    return f"{low:.1f} to {high:.1f}"
+
+
+def _score_table(record: dict | None, controls: Sequence[dict]) -> str:
+    """Return a table with the scores of the model and of the controls."""
+    if record is None:
+        return "No record of the training was saved, so its quality is unknown."
+    lines = ["| | examples | score | 95 % interval |", "|---|--:|--:|--:|"]
+    named_records = [(f"**{record['method']}**, this model", record)]
+    named_records += [(control["method"], control) for control in controls]
+    for name, measured in named_records:
+        for split, score, n in _measured_scores(measured):
+            interval = _format_interval(measured, score, n)
+            lines.append(
+                f"| {name} | {n:,} {split} | {measured['metric']} {score:.1f} | {interval} |"
+            )
+    lines += [
+        "",
+        f"Trained on {record['split_sizes']['train']:,} examples for {record['steps']:,} steps "
+        f"with learning rate {record['lr']:g} and seed {record['seed']}; "
+        f"{record['checkpoint_selection']}. The validation score is slightly too high, because the "
+        "validation split was used for selection.",
+    ]
+    if not controls:
+        lines.append(
+            "No controls were recorded: the scores of the head alone, a probe and the majority "
+            "class are unknown."
+        )
+    return "\n".join(lines)
+
+
+def _loading_instructions(
+    location: Path | str, task: dict[str, Any], backbone: dict[str, Any]
+) -> str:
+    row = dict(sentence1="…", sentence2="…") if task["pair"] else dict(sentence1="…")
+    bb = ", 'THE FOLDER OF THE BACKBONE'" if backbone["local"] else ""
+    return f"""```python
+from idp_tutorial.saving.prompt_files import from_pretrained
+from idp_tutorial.training.evaluation import predict
+model, task, cfg = from_pretrained({str(location)!r}{bb})
+predict(model, task, cfg, [{row}])
+```
+or `echo '…' | idp_predict --model {location}{" --backbone FOLDER" if backbone["local"] else ""}`"""
+
+
+def _requirements_text(backbone: dict[str, Any]) -> str:
+    source = BACKBONE_SOURCES.get(backbone["name"])
+    origin = f" ({source.description}; {source.licence})" if source else ""
+    pinned = f", revision `{backbone['revision']}`" if backbone["revision"] else ""
+    digest = f"`{backbone['digests'][backbone['dtype']]}` ({backbone['dtype']})"
+    return (
+        f"The frozen backbone **{backbone['name']}**{origin}{pinned}, which is not included. Its "
+        f"weights and tokenizer are compared with the digest {digest} when the model is loaded."
+    )
+
+
+def build_model_card(
+    description: dict[str, Any],  # description that `read_prompts` returned
+    record: dict | None = None,  # record of its run, if there is one
+    # records of other methods on the same examples, such as the head alone or the majority class
+    controls: Sequence[dict] = (),
+    location: Path | str = "FOLDER",  # folder or hub repository, for the instructions
+    licence: str | None = None,  # licence as the hub spells it, such as 'apache-2.0'
+) -> ModelCard:
+    """Write the model card of a saved model."""
+    task = description["task"]
+    cfg = description["cfg"]
+    row = METHODS[cfg["method"]]
+    low, high = task["label_range"]
+    output = "generated text" if task["is_generation"] else f"a number from {low} to {high}"
+    labels = ", ".join(f"`{name}`" for name in task["labels"]) or output
+    texts = "pairs of texts" if task["pair"] else "texts"
+    length = ""
+    if row.kind in ("static", "generated", "second pass"):
+        length = f", prompt_length={row.defaults.get('prompt_length', cfg['prompt_length'])}"
+    formulas = "\n".join(f"- {f}" for f in description.get("formula", ())) or f"- {row.reference}"
+    params = (
+        f"\n{sum(record['params'].values()):,} trained parameters: {record['params']}."
+        if record
+        else ""
+    )
+    method = f"**{cfg['method']}** ({row.reference}){length}, seed {cfg['seed']}"
+    parts = {
+        f"{cfg['method']} on {task['name']}": f"Predicts {labels} for {texts}.",
+        "Scores": _score_table(record, controls),
+        "Requirements": _requirements_text(description["backbone"]),
+        "Usage": _loading_instructions(location, task, description["backbone"]),
+        "Method": f"{method}:\n\n{formulas}\n{params}",
+        "Licence": licence or "The author has not chosen a licence: ask before you use the model.",
+    }
+    title, *rest = [
+        f"{'#' if i == 0 else '##'} {name}\n\n{text}"
+        for i, (name, text) in enumerate(parts.items())
+    ]
+    text = "\n\n".join([title, *rest])
+    return ModelCard(
+        f"---\n{_card_metadata(description, record, licence).to_yaml()}\n---\n\n{text}\n"
+    )

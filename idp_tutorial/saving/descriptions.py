@@ -1,0 +1,328 @@
+"""Descriptions of saved models: their config, their task and the digests of their backbone.
+
+A saved file may come from another machine or another person, so its content is untrusted data.
+Its config and its task are rebuilt field by field, no path in it is opened, and the weights it
+names are compared with their digest before they are used.
+
+Version 0.1.0 wrote two files: the tensors, and a description with a checksum of the first file.
+They can still be read.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from idp_tutorial.backbones.load import find_local_backbone, load_backbone
+from idp_tutorial.backbones.paths import recall_backbone_path, remember_backbone_path
+from idp_tutorial.core.backbone import Backbone, backbone_fingerprint, weights_digest
+from idp_tutorial.data.task import Task
+from idp_tutorial.utils.checks import MissingFileError, UserError
+from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.utils.migration import RENAMED_OPTIONS, migrate_description
+from idp_tutorial.utils.records import collect_versions
+from idp_tutorial.utils.tensor_files import PROMPTS_FILE, deserialise_tensors, has_description
+
+__all__ = [
+    "READABLE_DESCRIPTION_FILE",
+    "SAVE_FORMAT",
+    "read_prompts",
+    "describe_run",
+    "parse_saved_run",
+    "check_save_format",
+    "describe_backbone",
+    "remember_local_backbone",
+    "check_backbone_matches",
+    "load_saved_backbone",
+]
+
+
+READABLE_DESCRIPTION_FILE = "prompts.json"  # copy of the description, for people
+
+
+def _read_format_1(folder: Path, data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read description and tensors as version 0.1.0 wrote them."""
+    file = folder / PROMPTS_FILE
+    try:
+        text = (folder / READABLE_DESCRIPTION_FILE).read_text(encoding="utf-8")
+        saved = json.loads(text)
+        description = {**saved, "format": 1, "version": "0.1.0", "backbone": saved["fingerprint"]}
+        is_intact = hashlib.sha256(data).hexdigest() == saved["sha256"]
+        tensors = load(data) if is_intact else {}
+    except Exception as error:
+        raise UserError(
+            f"{file} is damaged, and {READABLE_DESCRIPTION_FILE} is not a description of version "
+            f"0.1.0 ({type(error).__name__}): save the model again, or download it again."
+        ) from None
+    if not is_intact:
+        raise UserError(
+            f"{file} is damaged, or it belongs to another model: its checksum is not the one in "
+            f"{READABLE_DESCRIPTION_FILE}. Save the model again."
+        )
+    return description, tensors
+
+
+def read_prompts(
+    folder: Path | str,  # folder of a saved model
+) -> tuple[dict[str, Any], dict[str, Tensor]]:  # description, and tensors by name
+    """Read the description and the tensors of a saved model, and check every byte.
+
+    Raises: `MissingFileError` if there is no model, `UserError` if it is damaged.
+    """
+    file = Path(folder) / PROMPTS_FILE
+    if not file.is_file():
+        raise MissingFileError(
+            f"no {PROMPTS_FILE} in {folder}: give a folder that `save_pretrained` or idp_train "
+            "wrote."
+        )
+    data = file.read_bytes()
+    if not has_description(data):
+        return _read_format_1(Path(folder), data)
+    return deserialise_tensors(data, file)
+
+
+SAVE_FORMAT = 2  # format of saved models; version 0.1.0 wrote format 1
+# options with paths
+_MACHINE_OPTIONS: dict[str, Any] = dict(data=None, init_from=None, cache_dir=None)
+_Dataclass = TypeVar("_Dataclass")
+
+
+def _is_local_folder(backbone: str) -> bool:
+    """Return whether a backbone is a folder of the user, and not a name that the package knows."""
+    return not find_local_backbone(backbone) and Path(backbone).is_dir()
+
+
+def _portable_name(backbone: str) -> str:
+    return Path(backbone).resolve().name if _is_local_folder(backbone) else backbone
+
+
+def describe_run(
+    task: Task,  # task of the model; its examples are left out
+    cfg: RunConfig,  # config of the model; paths of this machine are left out
+) -> dict[str, Any]:  # 'cfg' and 'task', as JSON can represent them
+    """Describe the config and the task of a model without any path of this machine."""
+    cfg = replace(
+        cfg,
+        backbone=_portable_name(cfg.backbone),
+        glove=cfg.glove and Path(cfg.glove).name,
+        **_MACHINE_OPTIONS,
+    )
+    return dict(cfg=asdict(cfg), task=asdict(replace(task, splits={}, convert_row=None)))
+
+
+def _matches_type(value: Any, type_hint: Any) -> bool:
+    # an integer is accepted as a float, a Boolean is not accepted as a number
+    types = get_args(type_hint) or (type_hint,)
+    if isinstance(value, bool):
+        return bool in types
+    return isinstance(value, (*types, int) if float in types else types)
+
+
+def _check_field_names(cls: type, values: dict[str, Any], source: Any, version: str) -> None:
+    unknown = sorted({*values} - {field.name for field in fields(cls)})
+    if not unknown:
+        return
+    name = unknown[0]
+    if name in RENAMED_OPTIONS:
+        advice = f"it was renamed to {RENAMED_OPTIONS[name]!r} in version 0.3"
+    else:
+        advice = "install that version, or a newer one"
+    raise UserError(
+        f"{source} was saved by idp_tutorial {version} and has {name}={values[name]!r}, which "
+        f"version {collect_versions()['idp_tutorial']} does not know: {advice}."
+    )
+
+
+def _build_dataclass(cls: type[_Dataclass], values: Any, source: Any, version: str) -> _Dataclass:
+    """Build a dataclass from the values in a file, whose names and types are checked."""
+    if not isinstance(values, dict):
+        raise UserError(f"{source} has no {cls.__name__} to build: save the model again.")
+    _check_field_names(cls, values, source, version)
+    # JSON has no tuples
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    hints = get_type_hints(cls)
+    for name, value in values.items():
+        if name != "convert_row" and not _matches_type(value, hints[name]):
+            expected = getattr(hints[name], "__name__", hints[name])
+            raise UserError(
+                f"{source} has {name}={value!r}, but {cls.__name__} needs {expected}: save the "
+                "model again."
+            )
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise UserError(
+            f"{source} has a {cls.__name__} that cannot be built ({error}): save the model again."
+        ) from None
+
+
+def parse_saved_run(
+    description: dict[str, Any],  # a description that `describe_run` returned, read from a file
+    source: Any,  # path of the file, for messages
+    version: str = "of another release",  # version that wrote the file
+) -> tuple[Task, RunConfig]:
+    """Build the task and the config that a file describes; paths in the file are discarded.
+
+    Raises: `UserError` for unknown fields, values of another type, or a missing task or config.
+    """
+    description = migrate_description(description)
+    task = _build_dataclass(Task, description.get("task"), source, version)
+    cfg = _build_dataclass(RunConfig, description.get("cfg"), source, version)
+    has_column_names = all(name is None or isinstance(name, str) for name in task.columns)
+    if len(task.columns) < 2 or not has_column_names:
+        raise UserError(
+            f"{source} has columns={task.columns!r}, but two or more names of columns are needed: "
+            "save the model again."
+        )
+    task = replace(task, splits={}, convert_row=None)
+    cfg = replace(cfg, **_MACHINE_OPTIONS, glove=cfg.glove and Path(cfg.glove).name)
+    return task, cfg
+
+
+def check_save_format(
+    description: dict[str, Any],  # description of a saved model
+    source: Any,  # path of the file, for messages
+) -> None:
+    """Check that this version can read a saved model.
+
+    Raises: `UserError` for a format of a newer version.
+    """
+    if description.get("format") not in (1, SAVE_FORMAT):
+        raise UserError(
+            f"{source} has format {description.get('format')!r} of idp_tutorial "
+            f"{description.get('version')}, and version {collect_versions()['idp_tutorial']} reads "
+            f"formats 1 and {SAVE_FORMAT}: install a newer version."
+        )
+
+
+_DTYPE_BY_NAME = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+}
+
+
+def _weights_dtype_name(bb: Backbone) -> str:
+    return str(bb.word_embeddings.weight.dtype).removeprefix("torch.")
+
+
+def describe_backbone(
+    bb: Backbone,  # the backbone that the prompts were trained on
+    name: str,  # its name or folder in the config
+) -> dict[str, Any]:
+    """Describe the weights that prompts belong to: name, revision, dtype, and digests."""
+    dtypes = {_weights_dtype_name(bb), "float32", "bfloat16", "float16"}
+    return dict(
+        name=_portable_name(name),
+        local=_is_local_folder(name),
+        revision=getattr(bb.config, "_commit_hash", None),
+        dtype=_weights_dtype_name(bb),
+        digests={dtype: weights_digest(bb, _DTYPE_BY_NAME[dtype]) for dtype in sorted(dtypes)},
+    )
+
+
+def remember_local_backbone(
+    saved_backbone: dict[str, Any],  # description that `describe_backbone` returned
+    name: str,  # path of the backbone's folder
+) -> None:
+    """Store the path of a backbone's folder, which the saved model does not have."""
+    if saved_backbone["local"]:
+        remember_backbone_path(saved_backbone["digests"][saved_backbone["dtype"]], name)
+
+
+def _check_digests(saved_backbone: Any, dependent: str) -> None:
+    """Check that a description has the digest of the backbone's weights."""
+    if isinstance(saved_backbone, str):  # the fingerprint of version 0.1.0
+        return
+    description = saved_backbone if isinstance(saved_backbone, dict) else {}
+    digests = description.get("digests")
+    dtype = description.get("dtype")
+    if not (isinstance(digests, dict) and isinstance(dtype, str) and dtype in digests):
+        raise UserError(
+            f"{dependent} have no digest of their backbone's weights: save the model again."
+        )
+
+
+def _has_described_weights(saved_backbone: dict[str, Any], bb: Backbone) -> bool:
+    digests = saved_backbone["digests"]
+    if digests.get(_weights_dtype_name(bb)) == weights_digest(bb):
+        return True
+    saved_dtype = saved_backbone["dtype"]  # the weights may have been rounded to it
+    if saved_dtype not in _DTYPE_BY_NAME:
+        return False
+    return bool(digests[saved_dtype] == weights_digest(bb, _DTYPE_BY_NAME[saved_dtype]))
+
+
+def check_backbone_matches(
+    # description that `describe_backbone` returned, or the fingerprint that version 0.1.0 saved
+    saved_backbone: dict[str, Any] | str,
+    bb: Backbone,  # the backbone to check
+    dependent: str,  # what was trained on it, for messages, such as 'the prompts of runs/a'
+    name: str,  # name of the backbone that is needed
+) -> None:
+    """Check that a backbone has the weights that prompts were trained on.
+
+    Raises: `UserError` for other weights, or a description without digests.
+    """
+    if isinstance(saved_backbone, str):
+        matches = saved_backbone in (
+            backbone_fingerprint(bb),
+            backbone_fingerprint(bb, attn="sdpa"),
+            backbone_fingerprint(bb, attn="eager"),
+        )
+    else:
+        _check_digests(saved_backbone, dependent)
+        matches = _has_described_weights(saved_backbone, bb)
+    if not matches:
+        raise UserError(
+            f"{dependent} belong to another backbone: they need {name!r}, and the weights of "
+            f"{bb.name!r} differ. Load the backbone they were trained on."
+        )
+
+
+def _locate_backbone(saved_backbone: dict[str, Any] | str, name: str) -> str | None:
+    """Return the name or the path to load; return None for a folder that is not known."""
+    if isinstance(saved_backbone, str) or not saved_backbone.get("local"):
+        return name
+    digest = saved_backbone["digests"].get(saved_backbone["dtype"])
+    remembered_path = recall_backbone_path(digest)
+    if remembered_path:
+        return str(remembered_path)
+    if Path(name, "config.json").is_file() or find_local_backbone(name):
+        return name
+    return None
+
+
+def load_saved_backbone(
+    saved_backbone: dict[str, Any] | str,  # as for `check_backbone_matches`
+    name: str,  # name of the backbone in the saved config
+    # a backbone that the user gave, or its folder or name; None: the one that the saved model names
+    bb: Backbone | str | Path | None,
+    dependent: str,  # what needs the backbone, for messages, such as 'the prompts of runs/a'
+    **load_options: Any,  # arguments of `load_backbone`, such as `revision` and `token`
+) -> Backbone:
+    """Load the backbone of a saved model, and compare its weights with the saved digest.
+
+    Raises: `MissingFileError` if its folder is not known, `UserError` if its weights differ.
+    """
+    hint = "give its folder or name (bb=…)"
+    _check_digests(saved_backbone, dependent)
+    location = _locate_backbone(saved_backbone, name) if bb is None else bb
+    if location is None:
+        raise MissingFileError(
+            f"{dependent} need their backbone, a folder {name!r} that this machine does not have: "
+            f"{hint}."
+        )
+    if isinstance(location, Backbone):
+        backbone = location
+    else:
+        try:
+            backbone = load_backbone(str(location), **load_options)
+        except ValueError as error:
+            raise UserError(f"{str(error).rstrip('.')}; {dependent} need it: {hint}.") from error
+    check_backbone_matches(saved_backbone, backbone, dependent, name)
+    return backbone

@@ -1,0 +1,175 @@
+"""Send a saved model to the Hugging Face hub, and load it by its name and revision.
+
+A repository on the hub has the files of a saved model: the tensors, the readable description
+and the model card. The backbone is named and not copied. Paths of this machine are not sent.
+
+`huggingface_hub` has a mixin for classes that are built from a config alone. Models of this
+package are built from a config, a task and a backbone, and checked against digests, so we use
+its building blocks: `HfApi`, `snapshot_download`, `ModelCard`.
+"""
+
+import json
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, snapshot_download
+
+from idp_tutorial.saving.card import build_model_card
+from idp_tutorial.saving.descriptions import (
+    PROMPTS_FILE,
+    READABLE_DESCRIPTION_FILE,
+    SAVE_FORMAT,
+    read_prompts,
+)
+from idp_tutorial.utils.checks import MissingFileError, UserError
+from idp_tutorial.utils.files import load_record, write_atomically
+from idp_tutorial.utils.hub import is_hub_reachable, split_revision
+from idp_tutorial.utils.tensor_files import save_tensors
+
+__all__ = [
+    "MODEL_CARD_FILE",
+    "RECORD_FILE",
+    "HUB_FILES",
+    "write_readable_description",
+    "write_model_card",
+    "read_run_record",
+    "push_to_hub",
+    "resolve_model_folder",
+]
+
+
+MODEL_CARD_FILE = "README.md"
+RECORD_FILE = "record.jsonl"
+# files of a repository
+HUB_FILES = (PROMPTS_FILE, READABLE_DESCRIPTION_FILE, MODEL_CARD_FILE)
+
+
+def write_readable_description(
+    folder: Path,  # folder of a saved model
+    description: dict[str, Any],  # its description
+) -> None:
+    """Write a copy of the description for people; it is never read."""
+    note = (
+        f"a copy of the description in {PROMPTS_FILE}, for people; the package reads only that file"
+    )
+    write_atomically(
+        folder / READABLE_DESCRIPTION_FILE,
+        (json.dumps(dict(note=note, **description), indent=1, ensure_ascii=False) + "\n").encode(),
+    )
+
+
+def write_model_card(
+    folder: Path,  # folder of a saved model
+    description: dict[str, Any],  # its description
+    record: dict | None = None,  # record of its run
+    **card_options: Any,  # arguments of `build_model_card`: `controls`, `location` and `licence`
+) -> None:
+    """Write the model card, unless the folder has a README that this package did not write."""
+    file = folder / MODEL_CARD_FILE
+    if file.exists():
+        beginning = file.read_text(encoding="utf-8", errors="replace")[:400]
+        if "library_name: idp_tutorial" not in beginning:
+            return
+    card = build_model_card(description, record, **card_options)
+    write_atomically(file, str(card).encode())
+
+
+def read_run_record(
+    folder: Path | str,  # folder of a saved model
+    cfg: dict[str, Any],  # config of the model, as a dictionary
+) -> dict | None:  # None: there is no record, or it is of another run
+    """Read the record of the run that trained a saved model."""
+    file = Path(folder) / RECORD_FILE
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    record = load_record(lines[-1]) if lines else {}
+    fields = ("method", "task", "backbone", "lr", "steps", "seed")
+    is_same_run = all(record.get(field) == cfg[field] for field in fields)
+    return record if is_same_run else None
+
+
+def push_to_hub(
+    folder: Path | str,  # folder of a saved model
+    repo_id: str,  # name of the repository, such as 'me/tickets'; created if missing
+    token: str | None = None,  # access token; None: the one that `hf auth login` stored
+    revision: str | None = None,  # branch, created if missing; None: main
+    private: bool | None = None,  # create a private repository
+    licence: str | None = None,  # licence as the hub spells it, such as 'apache-2.0'
+    controls: Sequence[dict] = (),  # records of other methods, for the model card
+    message: str = "A trained prompt, without its backbone",  # commit message
+) -> str:  # address of the commit
+    """Check a saved model and send it to the hub.
+
+    Raises: `UserError` if it is damaged, or if version 0.1.0 saved it.
+    """
+    description, tensors = read_prompts(folder)
+    if description["format"] != SAVE_FORMAT:
+        raise UserError(
+            f"{folder} was saved by version {description['version']}: load it and save it again, "
+            "then push it."
+        )
+    if description["backbone"]["local"]:  # do not send a path of this machine
+        description["cfg"] |= dict(backbone=description["backbone"]["name"])
+    api = HfApi(token=token)
+    with tempfile.TemporaryDirectory() as tmp:
+        save_tensors(Path(tmp) / PROMPTS_FILE, tensors, description)
+        write_readable_description(Path(tmp), description)
+        record = read_run_record(folder, description["cfg"])
+        write_model_card(
+            Path(tmp), description, record, controls=controls, location=repo_id, licence=licence
+        )
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        if revision:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        return str(
+            api.upload_folder(
+                repo_id=repo_id,
+                folder_path=tmp,
+                revision=revision,
+                commit_message=message,
+                allow_patterns=list(HUB_FILES),
+            )
+        )
+
+
+def resolve_model_folder(
+    name: Path | str,  # a folder, or a repository such as 'me/tickets' or 'me/tickets@v2'
+    revision: str | None = None,  # branch, tag or commit; None: main
+    token: str | None = None,  # access token of the hub
+) -> Path:
+    """Return the folder of a saved model; a repository is downloaded or taken from the cache.
+
+    Raises: `MissingFileError` if there is no such folder or repository.
+    """
+    folder = Path(name)
+    repo, name_revision = split_revision(str(name))
+    if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
+        if revision:
+            raise UserError(
+                f"revision={revision!r} cannot be used with the folder {folder}: only a repository "
+                "of the hub has revisions."
+            )
+        return folder
+    online = is_hub_reachable()
+    try:
+        return Path(
+            snapshot_download(
+                repo,
+                revision=revision or name_revision,
+                token=token,
+                local_files_only=not online,
+                allow_patterns=list(HUB_FILES),
+            )
+        )
+    except Exception as error:
+        reason = (
+            f"does not provide a repository of this name ({type(error).__name__})"
+            if online
+            else "cannot be reached, and its cache does not have it"
+        )
+        raise MissingFileError(
+            f"no {PROMPTS_FILE} in {name}: there is no such folder, and the hub {reason}; give a "
+            "folder that `save_pretrained` or idp_train wrote, or a repository 'NAME/MODEL'."
+        ) from None

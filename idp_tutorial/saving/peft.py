@@ -1,0 +1,226 @@
+"""Write trained prompts and LoRA matrices in peft's format, and read those that `peft` trained.
+
+Prompt tuning, P-tuning v2 and LoRA exist in both libraries. A file of peft contains the prompt
+or the matrices, but not the classification head; a verbalizer has no trained head. Where the
+two implementations differ, the conversion is refused:
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.data.task import Task
+from idp_tutorial.utils.checks import UserError, check_choice, require_packages
+from idp_tutorial.utils.config import RunConfig
+
+__all__ = ["PEFT_TYPES", "to_peft", "from_peft"]
+
+
+PEFT_TYPES = {  # method → type of peft
+    "prompt-tuning": "PROMPT_TUNING",
+    "p-tuning-v2": "PREFIX_TUNING",
+    "lora": "LORA",
+    "lora-all": "LORA",
+}
+_ADAPTER_FILE = "adapter_model.safetensors"
+_PROMPT_TENSOR_NAME = "prompt_embeddings"
+
+
+def _check_peft_compatible(method: str, bb: Backbone, cfg: RunConfig) -> None:
+    """Check that peft's implementation of a method computes the same."""
+    if method not in PEFT_TYPES:
+        raise UserError(
+            f"method {method!r} cannot be converted to peft, which has no generated or late "
+            f"prompts: "
+            f"use {', '.join(map(repr, PEFT_TYPES))}."
+        )
+    if method in ("prompt-tuning", "p-tuning-v2") and not bb.causal:
+        raise UserError(
+            f"{method!r} on {bb.family} cannot be converted: for encoders peft inserts a prompt in "
+            "front of <s>, reads the first virtual token, and has no prefix of keys and values. "
+            "Use a decoder."
+        )
+    if method == "p-tuning-v2" and cfg.insertion not in (None, "kv"):
+        raise UserError(
+            f"'p-tuning-v2' with insertion={cfg.insertion!r} cannot be converted, because peft's "
+            "prefix is keys and values: use insertion='kv'."
+        )
+    if method == "prompt-tuning" and cfg.position is None:
+        raise UserError(
+            "'prompt-tuning' with position=None cannot be converted, because it inserts the prompt "
+            "after the position embeddings are added, and peft before: use position=0."
+        )
+
+
+def _lora_parameters(bb: Backbone) -> dict[str, Tensor]:
+    """Return LoRA's parameters under the names that peft saves."""
+    return {
+        f"base_model.model.{name.replace('.default', '')}": parameter
+        for name, parameter in bb.model.named_parameters()
+        if ".lora_" in name
+    }
+
+
+def _prompt_tensors(model: PromptedModel) -> list[Tensor]:
+    """Return the prompt of each layer in the order of the layers."""
+    layers = sorted(model.plan, key=lambda layer: -1 if isinstance(layer, str) else layer)
+    return [model.plan[layer].source.p for layer in layers]  # type: ignore[attr-defined]
+
+
+def _peft_tensors(model: PromptedModel, cfg: RunConfig) -> dict[str, Tensor]:
+    if PEFT_TYPES[cfg.method] == "LORA":
+        parameters = _lora_parameters(model.backbone)
+        return {name: p.detach().cpu().contiguous() for name, p in parameters.items()}
+    # a row is one vector: for each layer its keys, then its values
+    prompts = [prompt.detach().cpu() for prompt in _prompt_tensors(model)]
+    return {_PROMPT_TENSOR_NAME: torch.cat(prompts, 1).contiguous()}
+
+
+def _build_peft_config(model: PromptedModel, cfg: RunConfig) -> Any:
+    from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig
+
+    bb = model.backbone
+    common: dict[str, Any] = dict(base_model_name_or_path=bb.name, inference_mode=True)
+    if PEFT_TYPES[cfg.method] == "LORA":
+        lora = bb.model.peft_config["default"]
+        return LoraConfig(
+            r=lora.r,
+            lora_alpha=lora.lora_alpha,
+            target_modules=lora.target_modules,
+            lora_dropout=lora.lora_dropout,
+            fan_in_fan_out=lora.fan_in_fan_out,
+            **common,
+        )
+    sizes: dict[str, Any] = dict(
+        num_virtual_tokens=cfg.prompt_length,
+        token_dim=bb.d,
+        num_transformer_submodules=1,
+        num_layers=bb.n_layers,
+        num_attention_heads=bb.n_heads,
+        task_type="CAUSAL_LM",
+    )
+    if cfg.method == "prompt-tuning":
+        return PromptTuningConfig(**sizes, **common)
+    return PrefixTuningConfig(encoder_hidden_size=bb.d, prefix_projection=False, **sizes, **common)
+
+
+def to_peft(
+    model: PromptedModel,  # trained model
+    cfg: RunConfig,  # config that the model was built with
+    folder: Path | str,  # folder to write, created if missing
+) -> Path:  # the folder, which `peft.PeftModel.from_pretrained` can read
+    """Write a trained prompt or LoRA's matrices as peft does; the head is not written.
+
+    Raises: `UserError` for a method that peft does not have, or implements in another way.
+    """
+    require_packages("peft")
+    _check_peft_compatible(cfg.method, model.backbone, cfg)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _build_peft_config(model, cfg).save_pretrained(folder)
+    save_file(_peft_tensors(model, cfg), folder / _ADAPTER_FILE, {"format": "pt"})
+    return folder
+
+
+def _config_from_peft(peft_config: Any, cfg: RunConfig) -> RunConfig:
+    """Return `cfg` with the method and the sizes of a config of peft."""
+    peft_type = str(getattr(peft_config.peft_type, "value", peft_config.peft_type))
+    methods = {peft_name: name for name, peft_name in PEFT_TYPES.items() if name != "lora-all"}
+    method = methods[check_choice(peft_type, tuple(methods), "type of peft")]
+    if method == "lora":
+        return replace(
+            cfg,
+            method=cfg.method if cfg.method in ("lora", "lora-all") else "lora",
+            bottleneck=peft_config.r,
+        )
+    if getattr(peft_config, "prefix_projection", False):
+        raise UserError(
+            "this prefix has an MLP (prefix_projection=True), which P-tuning v2 does not have: "
+            "save it without the MLP."
+        )
+    return replace(cfg, method=method, prompt_length=peft_config.num_virtual_tokens)
+
+
+def _check_peft_scaling(peft_config: Any, folder: Path | str) -> None:
+    options = ("use_rslora", "use_dora", "alpha_pattern", "rank_pattern")
+    unsupported = [option for option in options if getattr(peft_config, option, None)]
+    if unsupported:
+        raise UserError(
+            f"{folder} was trained with {unsupported[0]}, which this package does not support, "
+            f"so the "
+            "predictions would differ: train the prompt again with this package."
+        )
+
+
+def _pair_tensors(
+    model: PromptedModel,
+    cfg: RunConfig,
+    peft_config: Any,
+    saved: dict[str, Tensor],
+    folder: Path | str,
+) -> list[tuple[Tensor, Tensor]]:
+    """Return each parameter of the model with the tensor of peft that belongs to it."""
+    bb = model.backbone
+    is_lora = PEFT_TYPES[cfg.method] == "LORA"
+    lora_parameters = _lora_parameters(bb) if is_lora else {}
+    expected_names = lora_parameters.keys() if is_lora else {_PROMPT_TENSOR_NAME}
+    if expected_names != saved.keys():
+        raise UserError(
+            f"{folder} has the tensors {sorted(saved)[:2]}, …, but {cfg.method!r} on {bb.name!r} "
+            f"needs {sorted(expected_names)[:2]}, …: it belongs to another model, or changes other "
+            "matrices."
+        )
+    if not is_lora:
+        prompts = _prompt_tensors(model)
+        chunks = saved[_PROMPT_TENSOR_NAME].chunk(len(prompts), 1)
+        if len(chunks) != len(prompts):
+            raise UserError(
+                f"{folder} has prompts for {len(chunks)} layers, but {bb.name!r} needs "
+                f"{len(prompts)}: it belongs to another model."
+            )
+        return list(zip(prompts, chunks))
+    alpha = bb.model.peft_config["default"].lora_alpha
+    if alpha != peft_config.lora_alpha:
+        raise UserError(
+            f"{folder} has alpha={peft_config.lora_alpha}, but {cfg.method!r} has alpha={alpha}, "
+            "so the predictions would differ: train it again with this package."
+        )
+    return [(parameter, saved[name]) for name, parameter in lora_parameters.items()]
+
+
+@torch.no_grad()
+def from_peft(
+    folder: Path | str,  # folder that peft or `to_peft` wrote
+    bb: Backbone,  # backbone that it was trained on
+    task: Task,  # task of the model
+    # config with the options of the head; method and sizes are taken from the folder
+    cfg: RunConfig | None = None,
+) -> tuple[PromptedModel, RunConfig]:  # a classification head has its initial values
+    """Read a prompt or LoRA's matrices that peft trained.
+
+    Raises: `UserError` if it belongs to another model, or was trained with options that differ.
+    """
+    require_packages("peft")
+    from peft import PeftConfig
+
+    peft_config = PeftConfig.from_pretrained(str(folder))
+    _check_peft_scaling(peft_config, folder)
+    cfg = _config_from_peft(peft_config, cfg or RunConfig(backbone=bb.name))
+    saved = load_file(Path(folder) / _ADAPTER_FILE)
+    _check_peft_compatible(cfg.method, bb, cfg)
+    model = build_model(cfg, bb, task)
+    for parameter, tensor in _pair_tensors(model, cfg, peft_config, saved, folder):
+        if parameter.shape != tensor.shape:
+            raise UserError(
+                f"{folder} has a tensor of shape {tuple(tensor.shape)} where {bb.name!r} needs "
+                f"{tuple(parameter.shape)}: it belongs to another model."
+            )
+        parameter.copy_(tensor)
+    return model.eval(), cfg

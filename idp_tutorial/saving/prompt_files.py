@@ -1,0 +1,195 @@
+"""Save the trained tensors of a model without its backbone, and load them again.
+
+A checkpoint contains what is needed to continue training. To *use* a trained model we need
+less: the best tensors, and a description from which the model can be built. That is a few
+kilobytes.
+
+`prompts.safetensors` has the tensors that training changed. Its metadata has the config and the
+task, from which the model is built again; the digests of the backbone, because prompts are
+useless with other weights; and for a model with GloVe vectors their digest. The file is written
+under another name and then renamed, so at any moment there is a complete model. `prompts.json`
+is a copy of the description for people, which is never read. `README.md` is the model card. On
+the hub the folder is a repository.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from idp_tutorial.assembly.build import build_model, weights_dtype
+from idp_tutorial.assembly.options import refuse_control
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.prompted_model import PromptedModel, trained_state
+from idp_tutorial.data.task import Task
+from idp_tutorial.methods.glove import GloveEncoder
+from idp_tutorial.saving import hub as hub_models
+from idp_tutorial.saving.descriptions import (
+    PROMPTS_FILE,
+    SAVE_FORMAT,
+    check_save_format,
+    describe_backbone,
+    describe_run,
+    load_saved_backbone,
+    parse_saved_run,
+    read_prompts,
+    remember_local_backbone,
+)
+from idp_tutorial.saving.hub import (
+    RECORD_FILE,
+    resolve_model_folder,
+    write_model_card,
+    write_readable_description,
+)
+from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.utils.files import dump_record, write_atomically
+from idp_tutorial.utils.records import collect_versions
+from idp_tutorial.utils.tensor_files import serialise_tensors
+
+__all__ = ["word_vectors_digest", "save_pretrained", "rebuild_model", "from_pretrained"]
+
+
+def _describe_original_backbone(model: PromptedModel, cfg: RunConfig) -> dict[str, Any]:
+    """Describe the backbone as it was before training."""
+    is_changed = any(name.startswith("lm.") for name in model.trained_parameters())
+    is_sharded = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+    bb = load_backbone(cfg.backbone) if is_changed or is_sharded else model.backbone
+    return describe_backbone(bb, cfg.backbone)
+
+
+def word_vectors_digest(
+    model: PromptedModel,
+) -> str | None:  # None: the model reads no word vectors
+    """Return the digest of the GloVe vectors that the prompt sources of a model read."""
+    encoders = (module for module in model.modules() if isinstance(module, GloveEncoder))
+    return next((encoder.digest() for encoder in encoders), None)
+
+
+def _gather_full_tensor(tensor: Tensor) -> Tensor:
+    if hasattr(tensor, "full_tensor"):  # FSDP: a part is on each process
+        tensor = tensor.full_tensor()
+    return tensor.detach().cpu().contiguous()
+
+
+def _source_formulas(model: PromptedModel) -> list[str]:
+    """Return the docstrings of the prompt sources, each on one line and once."""
+    docstrings = (type(source).__doc__ or "" for source in model.sources)
+    lines = (" ".join(docstring.split()) for docstring in docstrings)
+    return [line for line in dict.fromkeys(lines) if line]
+
+
+def save_pretrained(
+    model: PromptedModel,  # the trained model
+    folder: Path | str,  # created if missing; an older model in it is replaced in one step
+    task: Task,  # task of the model; its examples are not saved
+    cfg: RunConfig,  # config that the model was built with
+    record: dict | None = None,  # record of its run, which is saved too and used for the model card
+    controls: Sequence[dict] = (),  # records of other methods on the same task, for the model card
+    push_to_hub: str | None = None,  # repository, such as 'me/tickets', to which the model is sent
+    **hub_options: Any,  # arguments of `push_to_hub`: `token`, `revision`, `private`, `licence`
+) -> None:
+    """Save the trained tensors of a model with a description from which it can be built again.
+
+    All processes must call it; the main process writes.
+
+    Raises: `UserError` for a control, which has no prompt.
+    """
+    from accelerate import PartialState
+
+    refuse_control(cfg.method)
+    folder = Path(folder)
+    tensors = {name: _gather_full_tensor(tensor) for name, tensor in trained_state(model).items()}
+    if not PartialState().is_main_process:
+        return
+    description = dict(
+        format=SAVE_FORMAT,
+        version=collect_versions()["idp_tutorial"],
+        **describe_run(task, cfg),
+        backbone=_describe_original_backbone(model, cfg),
+        glove=word_vectors_digest(model),
+        formula=_source_formulas(model),
+    )
+    data = serialise_tensors(tensors, description)  # before anything is written
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / PROMPTS_FILE, data)
+    remember_local_backbone(description["backbone"], cfg.backbone)
+    write_readable_description(folder, description)
+    write_model_card(folder, description, record, controls=controls)
+    if record:
+        write_atomically(folder / RECORD_FILE, (dump_record(record) + "\n").encode())
+    if push_to_hub:
+        hub_models.push_to_hub(folder, push_to_hub, controls=controls, **hub_options)
+
+
+def rebuild_model(
+    description: dict[str, Any],  # description in the file
+    task: Task,  # task of the model
+    cfg: RunConfig,  # config of the model
+    bb: Backbone,  # backbone that it was trained on
+    # GloVe vectors that the user gave; None: those of the bundled backbone
+    glove: Path | str | None,
+    folder: Path | str,  # folder of the model, for messages
+) -> PromptedModel:  # its trained tensors have their initial values
+    """Build the model of a saved description, and check its GloVe vectors.
+
+    Raises: `UserError` if the GloVe vectors are missing, or are not those of training.
+    """
+    if glove is None and cfg.glove and description.get("glove"):
+        raise UserError(
+            f"the prompts of {folder} were trained with the word vectors of the file "
+            f"{cfg.glove!r}, which is not saved with them: give its path (glove=…)."
+        )
+    # only a file that the user gave is opened, never the one in the saved config
+    model = build_model(replace(cfg, glove=str(glove) if glove else None), bb, task)
+    if word_vectors_digest(model) != description.get("glove"):
+        raise UserError(
+            f"the prompts of {folder} belong to other word vectors than those of "
+            f"{glove or 'the bundled backbone'}: give the file they were trained with (glove=…)."
+        )
+    return model
+
+
+def from_pretrained(
+    folder: Path | str,  # folder of a saved model, or a repository on the hub, such as 'me/tickets'
+    # backbone that it was trained on, or its folder or name; None: the name in the description
+    bb: Backbone | Path | str | None = None,
+    # file or folder of GloVe vectors, if it was trained with one
+    glove: Path | str | None = None,
+    revision: str | None = None,  # branch, tag or commit of the repository
+    token: str | None = None,  # access token of the hub
+) -> tuple[PromptedModel, Task, RunConfig]:  # the model is in eval mode
+    """Load a model that `save_pretrained` wrote.
+
+    Raises: `MissingFileError` if there is no model, `UserError` if it is damaged or of another
+    version, or if the backbone or the word vectors are not those of training.
+    """
+    description, saved_tensors = read_prompts(resolve_model_folder(folder, revision, token))
+    check_save_format(description, folder)
+    task, cfg = parse_saved_run(description, folder, description["version"])
+    bb = load_saved_backbone(
+        description["backbone"],
+        cfg.backbone,
+        bb,
+        f"the prompts of {folder}",
+        token=token,
+        dtype=weights_dtype(cfg),
+    )
+    model = rebuild_model(description, task, cfg, bb, glove, folder)
+    tensors = trained_state(model)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    if shapes != {name: tensor.shape for name, tensor in saved_tensors.items()}:
+        raise UserError(
+            f"the tensors of {folder} do not fit the model that its config describes, probably "
+            "because another version saved it: train it again."
+        )
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(saved_tensors[name])
+    backbone = bb.name if Path(bb.name).is_dir() else cfg.backbone
+    glove_path = cfg.glove if glove is None else str(glove)
+    return model.eval(), task, replace(cfg, backbone=backbone, glove=glove_path)

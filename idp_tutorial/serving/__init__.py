@@ -1,0 +1,1 @@
+"""Several tasks on one backbone, answered in joint batches."""

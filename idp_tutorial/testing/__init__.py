@@ -1,0 +1,1 @@
+"""Parity checks and small random models: what a new family needs."""

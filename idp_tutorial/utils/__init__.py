@@ -1,0 +1,1 @@
+"""Checks of arguments, durable files and versions; every package may import them."""

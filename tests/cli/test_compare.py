@@ -1,0 +1,654 @@
+"""`idp_compare` on the command line: an error as one line and status 2, or three files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from idp_tutorial.data.synthetic import make_rows
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.utils.records import read_records
+
+SERVER = """
+"Imports once, then runs each command line it is given in a child of its own"
+import json, os, sys
+import torch
+from idp_tutorial.cli.command_line import normalise_option_names, build_parser
+from idp_tutorial.cli.compare import idp_compare
+from idp_tutorial.runs import compare as comparison
+from idp_tutorial.runs import tables as results
+from idp_tutorial.backbones.load import load_backbone
+torch.set_num_threads(1)
+load_backbone('tiny') # with what its libraries import late
+for line in iter(sys.stdin.readline, ''):
+    argv,cwd,report = json.loads(line)
+    pid = os.fork()
+    if not pid:
+        # a child makes its pool of threads anew: before two threads of a loader ask at once
+        torch.set_num_threads(1)
+        code = 70
+        try:
+            for fd,name in ((1,'out'),(2,'err')):
+                os.dup2(os.open(f'{report}.{name}', os.O_CREAT|os.O_WRONLY|os.O_TRUNC), fd)
+            os.chdir(cwd)
+            try:
+                idp_compare(**vars(build_parser(idp_compare.__wrapped__).parse_args(normalise_option_names(argv))))
+                code = 0
+            except SystemExit as e: code = e.code or 0
+            except BaseException: import traceback; traceback.print_exc(); code = 1
+            sys.stdout.flush(); sys.stderr.flush()
+        finally: os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+SCRIPT = "from idp_tutorial.cli.compare import idp_compare\nidp_compare()\n"
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """Return a function that runs a command in a process: exit status, stdout and stderr."""
+    home = tmp_path_factory.mktemp("server")
+    (home / "server.py").write_text(SERVER)
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+    }
+    with subprocess.Popen(
+        [sys.executable, home / "server.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=env,
+    ) as server:
+
+        def call(*argv, cwd=home):
+            server.stdin.write(
+                json.dumps([[*map(str, argv)], str(cwd), str(home / "report")]) + "\n"
+            )
+            server.stdin.flush()
+            return (
+                int(server.stdout.readline()),
+                (home / "report.out").read_text(),
+                (home / "report.err").read_text(),
+            )
+
+        yield call
+        server.stdin.close()
+
+
+@pytest.fixture
+def refused(command, tmp_path):
+    """Check for exit status 2, one line on stderr with these words, and nothing else written."""
+
+    def check(*words, args, cwd=None):
+        before = sorted(tmp_path.rglob("*"))
+        argv = [*args] if "--out" in args else [*args, "--out", tmp_path / "new" / "out"]
+        code, out, err = command(*argv, cwd=cwd or tmp_path)
+        assert (
+            (code, out) == (2, "") and err.count("\n") == 1 and err.startswith("idp_compare: ")
+        ), (code, out, err)
+        assert all(w in err for w in words), err
+        assert sorted(tmp_path.rglob("*")) == before
+
+    return check
+
+
+FAST = (
+    "--methods",
+    "head-only,lpt",
+    "--steps",
+    "2",
+    "--seeds",
+    "1",
+    "--shots",
+    "24",
+    "--device",
+    "cpu",
+)
+
+BAD = dict(
+    task=(
+        ["--task", "sentimnt"],
+        ["unknown task 'sentimnt'", "did you mean 'sentiment'?", "Known: sst2"],
+    ),
+    method=(["--methods", "lpt,lpt_npg"], ["unknown method 'lpt_npg'", "did you mean 'lpt-npg'?"]),
+    no_method=(["--methods", ","], ["unknown method ''", "Known: head-only"]),
+    backbone=(["--backbone", "tinny"], ["no backbone 'tinny'", "Did you mean 'tiny'?"]),
+    head=(["--head", "verbalisr"], ["head must be ", "got 'verbalisr'", "'verbalizer'"]),
+    pooling=(["--pooling", "means"], ["pooling must be ", "got 'means'", "'mean'"]),
+    no_words=(
+        ["--head", "verbalizer", "--task", "similarity"],
+        ["'similarity' has no label words", "classification head"],
+    ),
+    device=(["--device", "gpu"], ["device must be ", "got 'gpu'", "'auto' or 'cpu'"]),
+    seeds=(["--seeds", "0"], ["seeds must be at least 1", "got 0"]),
+    negative_seeds=(["--seeds", "-1"], ["seeds must be at least 1", "got -1"]),
+    steps=(["--steps", "0"], ["steps must be at least 1, got 0"]),
+    batch=(["--batch_size", "0"], ["batch_size must be at least 1, got 0"]),
+    batch_with_a_hyphen=(["--batch-size=0"], ["batch_size must be at least 1, got 0"]),
+    lr=(["--lr", "0"], ["lr must be a positive number, got 0"]),
+    negative_lr=(["--lr", "-0.1"], ["lr must be a positive number, got -0.1"]),
+    shots=(["--shots", "0"], ["shots must be at least 1, got 0"]),
+    large_k=(["--shots", "9999"], ["shots must be between 1 and", "got 9999"]),
+    prompt_length=(["--prompt_length", "0", "--methods", "lpt"], ["must be at least 1, got 0"]),
+    long_prompt=(
+        ["--prompt_length", "300", "--methods", "lpt,prompt-tuning"],
+        ["prompt", "300", "256"],
+    ),
+    prompt_and_text=(
+        ["--prompt_length", "240", "--methods", "lpt,prompt-tuning"],
+        ["prompt", "240", "256"],
+    ),
+    layer=(["--layer", "8"], ["layer must be", "between 0 and 7", "got 8"]),
+    negative_layer=(["--layer", "-1"], ["layer must be", "between 0 and 7", "got -1"]),
+    no_room=(["--max_len", "1"], ["max_len=1", "room"]),
+    no_data=(["--data", "nowhere", "--task", "trec"], ["nowhere", "train.jsonl"]),
+    no_hub=(["--task", "sst2"], ["nyu-mll/glue", "data=DIR", "bundled"]),
+    other_backbone=(["--backbone", "roberta-large"], ["no backbone 'roberta-large'", "hub"]),
+)
+
+
+@pytest.mark.parametrize("args,words", BAD.values(), ids=BAD)
+def test_bad_arguments(args, words, refused):
+    refused(*words, args=[*FAST, "--methods", "lpt", *args])  # what comes last counts
+
+
+@pytest.mark.parametrize(
+    "args,word",
+    [
+        (["--steps", "ten"], "invalid int value: 'ten'"),
+        (["--seeds", "1.5"], "invalid int value: '1.5'"),
+        (["--lr", "fast"], "invalid float value: 'fast'"),
+        (["--stepz", "3"], "--stepz"),
+    ],
+)
+def test_what_does_not_parse(args, word, command, tmp_path):
+    code, out, err = command(*args, "--out", tmp_path / "out")
+    assert (
+        code == 2
+        and out == ""
+        and word in err
+        and "Traceback" not in err
+        and not any(tmp_path.iterdir())
+    )
+
+
+GOOD = '{"sentence1": "a dull film", "label": 0}\n{"sentence1": "a fine film", "label": 1}\n' * 6
+FILES = dict(
+    not_json=(
+        GOOD + '{"sentence1": ',
+        ["train.jsonl, line 13 is not valid JSON", "must be an object"],
+    ),
+    a_list=(GOOD + "[1]\n", ["line 13", "is not a row"]),
+    no_label=(GOOD + '{"sentence1": "hm"}\n', ["line 13", "no label", "sentence1, label"]),
+    no_sentence=(
+        GOOD + '{"txt": "hm", "label": 1}\n',
+        ["line 13", "no sentence1", "or the columns of the benchmark"],
+    ),
+    label=(
+        GOOD + '{"sentence1": "hm", "label": 2}\n',
+        ["line 13", "label must be", "0 to 1", "got 2"],
+    ),
+    label_name=(
+        GOOD + '{"sentence1": "hm", "label": "meh"}\n',
+        ["line 13", "'meh'", "negative, positive"],
+    ),
+    empty_text=(GOOD + '{"sentence1": "  ", "label": 1}\n', ["line 13", "not empty"]),
+    number=(
+        GOOD + '{"sentence1": 7, "label": 1}\n',
+        ["line 13", "sentence1 must be a text", "got 7"],
+    ),
+    empty_file=("", ["train.jsonl has no rows"]),
+)
+
+
+@pytest.mark.parametrize("text,words", FILES.values(), ids=FILES)
+def test_bad_files(text, words, refused, tmp_path):
+    folder = tmp_path / "data" / "mr"
+    folder.mkdir(parents=True)
+    (folder / "train.jsonl").write_text(text)
+    (folder / "test.jsonl").write_text(GOOD)
+    refused(*words, args=["--data", tmp_path / "data", "--task", "mr", *FAST[:-4]])
+
+
+def test_a_text_that_is_not_utf8(refused, tmp_path):
+    folder = tmp_path / "data" / "mr"
+    folder.mkdir(parents=True)
+    (folder / "train.jsonl").write_bytes(GOOD.encode() + b"\xff\xfe\n")
+    (folder / "test.jsonl").write_text(GOOD)
+    refused("line 13", args=["--data", tmp_path / "data", "--task", "mr"])
+
+
+def test_an_out_that_is_or_lies_in_a_file(refused, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    refused("is a file: give a folder", args=[*FAST, "--out", tmp_path / "file"])
+    refused("is a file: give a folder", args=[*FAST, "--out", tmp_path / "file" / "deeper"])
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_earlier_results_stay_when_a_command_is_refused(refused, tmp_path):
+    for name in ("compare.jsonl", "compare.jsonl.part"):
+        (tmp_path / name).write_text("before\n")
+    refused("unknown task", args=["--task", "sentimnt", "--out", tmp_path])
+    refused("seeds must be at least 1", args=["--seeds", "0", "--out", tmp_path])
+    assert {p.read_text() for p in tmp_path.glob("[!.]*")} == {"before\n"}
+
+
+@pytest.fixture(scope="module")
+def few_options(tmp_path_factory):
+    """A folder with a small `sentiment`, and the options of quick runs on it."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "sentiment").mkdir()
+    for split, n in dict(train=40, validation=20, test=20).items():
+        (folder / "sentiment" / f"{split}.jsonl").write_text(
+            "".join(json.dumps(r) + "\n" for r in make_rows("sentiment", split, n=n))
+        )
+    return ["--data", folder, "--task", "sentiment", "--device", "cpu", "--batch_size", 8]
+
+
+def three_files(out, methods, seeds):
+    records = read_records(out / "compare.jsonl")
+    table = pd.read_csv(out / "compare.csv")
+    assert (
+        sorted(p.name for p in out.glob("compare.*"))
+        == ["compare.csv", "compare.jsonl", "compare.png"]
+        and (out / "compare.png").read_bytes()[:4] == b"\x89PNG"
+    )
+    assert [(r["method"], r["seed"]) for r in records] == [
+        (m, s) for m in methods for s in range(seeds)
+    ]
+    assert list(table.method) == list(methods) and (table.seeds == seeds).all()
+    return records
+
+
+def test_a_comparison_of_all_methods(command, small_folder, few_options, tmp_path):
+    code, out, err = command(
+        "--backbone",
+        small_folder,
+        *few_options,
+        "--methods",
+        "all",
+        "--steps",
+        2,
+        "--seeds",
+        1,
+        "--prompt_length",
+        3,
+        "--out",
+        tmp_path / "a/b",
+        cwd=tmp_path,
+    )
+    assert code == 0, err
+    records = three_files(tmp_path / "a/b", METHODS, 1)
+    assert all(
+        r["steps"] == 2
+        and r["data"] == few_options[1].name
+        and r["split_sizes"]["test"] == 20
+        and r["prompt_length"] == 3
+        and r["lr_selection"] == "default"
+        for r in records
+    )
+    assert (
+        "best checkpoint on validation, reported on test" in out
+        and all(m in out for m in METHODS)
+        and "Traceback" not in err
+    )
+    again = ["s-idpg-phm", "lpt-npg", "fine-tuning"]
+    command(
+        "--backbone",
+        small_folder,
+        *few_options,
+        "--methods",
+        ",".join(again),
+        "--steps",
+        2,
+        "--seeds",
+        1,
+        "--prompt_length",
+        3,
+        "--out",
+        tmp_path / "c",
+    )
+    first = [r for m in again for r in records if r["method"] == m]
+    for a, b in zip(
+        first, read_records(tmp_path / "c/compare.jsonl"), strict=True
+    ):  # equal commands, equal numbers
+        varying = ("provenance", "ms_per_step", "peak_memory_mb", "seconds", "tuning_seconds")
+        a, b = [{k: v for k, v in r.items() if k not in varying} for r in (a, b)]
+        assert a == b
+
+
+def test_tuned_with_a_verbalizer_and_a_method_given_twice(
+    command, small_folder, few_options, tmp_path
+):
+    code, _, err = command(
+        "--backbone",
+        small_folder,
+        *few_options,
+        "--steps",
+        2,
+        "--seeds",
+        1,
+        "--methods",
+        "lpt, head-only,lpt",
+        "--head",
+        "verbalizer",
+        "--tune",
+        "--out",
+        tmp_path,
+    )
+    assert code == 0, err
+    a, b = three_files(tmp_path, ["lpt", "head-only"], 1)
+    assert (
+        err.count("validation") == 6
+        and "best of 3 on validation" in a["lr_selection"]
+        and (a["head"], b["steps"], a["params"]["head"]) == ("verbalizer", 0, 0)
+    )
+
+
+def test_where_the_sentence_is_read(command, small_folder, few_options, tmp_path):
+    for readout in ("mean", "cls"):
+        code, _, err = command(
+            "--backbone",
+            small_folder,
+            *few_options,
+            "--methods",
+            "s-idpg-phm",
+            "--pooling",
+            readout,
+            "--steps",
+            2,
+            "--seeds",
+            1,
+            "--prompt_length",
+            3,
+            "--cache",
+            "sentence",
+            "--out",
+            tmp_path / readout,
+        )
+        assert code == 0, err
+    a, b = [read_records(tmp_path / r / "compare.jsonl")[0] for r in ("mean", "cls")]
+    assert (a["pooling"], b["pooling"]) == ("mean", "cls")
+
+
+def test_a_run_that_diverges(command, small_folder, few_options, tmp_path):
+    code, out, err = command(
+        "--backbone",
+        small_folder,
+        *few_options,
+        "--methods",
+        "fine-tuning",
+        "--lr",
+        "1e30",
+        "--steps",
+        12,
+        "--out",
+        tmp_path / "out",
+    )
+    assert (
+        code == 2 and out == "" and "A lower lr usually fixes it" in err and "Traceback" not in err
+    )
+    records = read_records(tmp_path / "out" / "compare.jsonl.part")
+    assert {r["status"] for r in records} == {"diverged"} and [
+        p.name for p in (tmp_path / "out").glob("[!.]*")
+    ] == ["compare.jsonl.part"]
+
+
+def test_the_primary_contrast_stands_first(command, small_folder, few_options, tmp_path):
+    """Its records say which it was; a sentence says when it was named later."""
+
+    def primary_line(primary, *more):
+        code, out, err = command(
+            "--backbone",
+            small_folder,
+            *few_options,
+            "--methods",
+            "head-only,lpt,fine-tuning",
+            "--lr",
+            "1e-2",
+            "--steps",
+            2,
+            "--seeds",
+            2,
+            "--prompt_length",
+            3,
+            *more,
+            "--primary",
+            primary,
+            "--out",
+            tmp_path / "a",
+        )
+        assert code == 0, err
+        return [*out.split("Primary contrast ")[1].splitlines()], err
+
+    (line, then, *_), _ = primary_line("lpt - head-only")
+    assert line.startswith("lpt - head-only: ") and "2 seeds; 20 paired examples)" in line
+    assert then.startswith(
+        "The table needs a prompt that reads the text"
+    )  # what every comparison says
+    records = read_records(tmp_path / "a" / "compare.jsonl")
+    assert {r["primary"] for r in records} == {"lpt - head-only"}
+    scores = {(r["method"], r["seed"]): r["score"] for r in records}
+    effect = sum(scores["lpt", s] - scores["head-only", s] for s in (0, 1)) / 2
+    assert f": {effect:+.1f} points, 95 % interval" in line
+    (line, *_), err = primary_line("fine-tuning - lpt")
+    assert (
+        "chosen after some of these runs" in line and "seed" not in err
+    )  # nothing is trained again
+    assert {r["primary"] for r in read_records(tmp_path / "a" / "compare.jsonl")} == {
+        "lpt - head-only"
+    }
+
+
+@pytest.mark.parametrize(
+    "primary", ["lpt", "lpt - lora", "lpt-npg - lpt-npg", "lpt - lpt-npg - lora", "lpt-lpt-npg"]
+)
+def test_a_primary_contrast_of_other_methods(primary, refused):
+    refused(
+        f"primary={primary!r}",
+        "two methods of this comparison (lpt, lpt-npg)",
+        "'lpt-npg - prompt-tuning'",
+        args=[*FAST, "--methods", "lpt,lpt-npg", "--primary", primary],
+    )
+
+
+def test_options_reach_the_runs(command, small_folder, few_options, tmp_path):
+    code, _, err = command(
+        "--backbone",
+        small_folder,
+        *few_options,
+        "--methods",
+        "lpt-npg,prompt-tuning",
+        "--steps",
+        2,
+        "--prompt_length",
+        3,
+        "--head",
+        "verbalizer",
+        "--position",
+        1,
+        "--template",
+        "paper",
+        "--loss_vocab",
+        "labels",
+        "--dropout_below_prompt",
+        "--clip",
+        ".5",
+        "--patience",
+        3,
+        "--out",
+        tmp_path,
+    )
+    assert code == 0, err
+    want = dict(
+        position=1,
+        template="paper",
+        loss_vocab="labels",
+        dropout_below_prompt=True,
+        clip=0.5,
+        patience=3,
+    )
+    assert [{k: r[k] for k in want} for r in read_records(tmp_path / "compare.jsonl")] == [want] * 2
+
+
+@pytest.mark.parametrize(
+    "args,words",
+    [
+        (["--template", "paper"], "template='paper' has an effect on a verbalizer only"),
+        (["--methods", "lora", "--position", "1"], "position=1 has no effect on lora"),
+        (["--clip", "0"], "clip, the largest gradient norm, must be positive"),
+        (["--methods", "majority", "--clip", "2"], "clip=2.0 has no effect on majority"),
+        (["--patience", "0"], "patience must be at least 1, got 0"),
+    ],
+    ids=str,
+)
+def test_options_that_nothing_reads(args, words, refused):
+    refused(words, args=[*FAST, "--methods", "lpt", *args])
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory):
+    """The console script where the package is installed, or a file that does the same."""
+    script = Path(sys.executable).parent / "idp_compare"
+    if script.exists():
+        return [script]
+    path = tmp_path_factory.mktemp("console") / "idp_compare.py"
+    path.write_text(SCRIPT)
+    return [sys.executable, path]
+
+
+def test_an_interrupted_comparison_keeps_what_is_finished(
+    console, small_folder, few_options, tmp_path
+):
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+    }
+    part = tmp_path / "compare.jsonl.part"
+    part.write_text('{"of": "an earlier try"}\n')
+    args = [
+        "--backbone",
+        small_folder,
+        "--methods",
+        "lpt",
+        "--steps",
+        "3",
+        "--seeds",
+        "9999",
+        *few_options,
+        "--out",
+        tmp_path,
+    ]
+    with subprocess.Popen(
+        [*map(str, [*console, *args])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        cwd=tmp_path,
+        # also where the tests run in the background
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as p:
+        end = time.time() + 300
+
+        def finished():
+            return part.exists() and part.read_text().count('"lpt"') >= 2
+
+        while time.time() < end and p.poll() is None and not finished():
+            time.sleep(0.1)
+        while (
+            p.poll() is None and time.time() < end
+        ):  # a signal that comes while an object is finalised is lost
+            p.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                p.wait(timeout=10)
+        _, err = p.communicate(timeout=20)
+    assert p.returncode == 130 and "the finished runs are in" in err and "Traceback" not in err, err
+    _, *records = read_records(part)  # the first is of another command
+    assert (
+        len(records) >= 2
+        and [r["seed"] for r in records] == [*range(len(records))]
+        and not (tmp_path / "compare.jsonl").exists()
+    )
+    args[args.index("9999")] = str(len(records))
+    p = subprocess.run(
+        [*map(str, [*console, *args])],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=tmp_path,
+        timeout=300,
+    )
+    # the same command goes on, and has nothing left to do
+    assert p.returncode == 0 and "seed" not in p.stderr, p.stderr
+    assert read_records(tmp_path / "compare.jsonl") == records and not part.exists()
+
+
+def test_help_names_every_option(command):
+    code, out, _ = command("--help")
+    assert code == 0 and all(
+        f"--{o}" in out
+        for o in [
+            "task",
+            "methods",
+            "backbone",
+            "data",
+            "shots",
+            "seeds",
+            "steps",
+            "batch_size",
+            "max_len",
+            "prompt_length",
+            "layer",
+            "head",
+            "pooling",
+            "lr",
+            "tune",
+            "tune_head_first",
+            "precision",
+            "cache",
+            "standardise",
+            "glove",
+            "device",
+            "out",
+        ]
+    )
+
+
+@pytest.mark.parametrize("name,k", [("trec", 100), ("mr", 100)])
+def test_real_tasks(name, k, command, data_dir, small_folder, tmp_path):
+    if not (data_dir / name).is_dir():
+        pytest.skip(f"no {name} in the folder of tasks")
+    code, _, err = command(
+        "--task",
+        name,
+        "--data",
+        data_dir,
+        "--shots",
+        k,
+        "--backbone",
+        small_folder,
+        "--methods",
+        "lpt-npg",
+        "--seeds",
+        1,
+        "--steps",
+        3,
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path,
+    )
+    assert code == 0, err
+    (r,) = three_files(tmp_path, ["lpt-npg"], 1)
+    assert r["task"] == name and r["shots"] == k and r["data"] == data_dir.name
+    assert r["split_sizes"]["train"] == k and r["split_sizes"]["test"] >= 400

@@ -1,0 +1,295 @@
+"""Tables of the user: the commands of the README, held-out splits, pairs, numbers, YAML files."""
+
+import csv
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from datasets import ClassLabel, Dataset, Features, Value
+
+from idp_tutorial import PromptClassifier
+from idp_tutorial.data.tables import _read_labelled_rows, load_table_task, register_table_task
+from idp_tutorial.data.tasks import TASKS
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+QUICK = "--steps 2 --evaluations 1 --batch_size 8 --prompt_length 2 --device cpu"
+
+
+@pytest.fixture(autouse=True)
+def tickets(tmp_path, monkeypatch, small_folder):
+    """A folder with a table; the tasks that commands make known are forgotten again."""
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        [f'ticket {i}, "please"', ("billing", "delivery", "login")[i % 3], i / 2, f"answer {i}"]
+        for i in range(60)
+    ]
+    with open("tickets.csv", "w", newline="") as f:
+        csv.writer(f).writerows([["message", "topic", "days", "reply"], *rows])
+    Path("new.csv").write_text("message,label\nwhere is it ?,mine\n")
+    for name, text in {
+        "empty.csv": "message,topic\n",
+        "twice.yaml": "steps: 3\nevaluations: 1\nsteps: 4\n",
+        "same.yaml": "batch-size: 3\nbatch_size: 4\n",
+        "weights.yaml": "class_weight: {login: 3, login: 4}\n",
+        "dates.yaml": "class_weight: {billing: 2020-01-01}\n",
+        "on.yaml": "label: on\ntext: 12:30\n",
+    }.items():
+        Path(name).write_text(text)
+    monkeypatch.setattr("idp_tutorial.data.tasks.TASKS", TASKS)
+    before = {*TASKS}
+    yield
+    for name in TASKS.keys() - before:
+        del TASKS[name]
+
+
+def call(line, monkeypatch):
+    """A command as a shell would call it, in this process."""
+    name, *argv = shlex.split(line)
+    monkeypatch.setattr(sys, "argv", [name, *argv])
+    module = import_module(f"idp_tutorial.cli.{name[4:]}")
+    from idp_tutorial.cli.command_line import (
+        build_parser,
+        command_options,
+        normalise_option_names,
+    )
+    from idp_tutorial.cli.config_file import expand_config_files
+
+    f = getattr(module, name)
+    function = f.__wrapped__
+    flags, given = expand_config_files(normalise_option_names(argv), command_options(function))
+    return f(**vars(build_parser(function, **given).parse_args(flags)))
+
+
+def test_the_commands_of_readme(small_folder, monkeypatch, capsys):
+    block = re.search(
+        r"## Your own texts\n+```bash\n(.*?)```", README.read_text(encoding="utf-8"), re.S
+    )[1]
+    lines = block.replace("\\\n", "").strip().splitlines()
+    assert [line.split()[0] for line in lines] == ["idp_train", "idp_predict", "idp_compare"]
+    for line in lines:
+        more = "--device cpu" if "predict" in line else f"{QUICK} --backbone {small_folder}"
+        call(
+            f"{line.replace(',fine-tuning', '')} {more}{' --seeds 1' if 'compare' in line else ''}",
+            monkeypatch,
+        )
+    captured = capsys.readouterr()
+    assert "tickets: 48 train, 6 validation, 6 test rows; held out at random" in captured.err
+    assert "3 classes: billing" in captured.err
+    assert "lpt-npg on tickets, seed 0: accuracy" in captured.out and "tickets on" in captured.out
+    with open("predictions.csv", newline="") as file:
+        (answer,) = csv.DictReader(file)
+    assert answer["label"] == "mine" and answer["prediction"] in ("billing", "delivery", "login")
+    assert 0 < float(answer["probability login"]) < 1
+    clf = PromptClassifier.from_pretrained("tickets")  # a folder of the command is an estimator
+    assert clf.predict(["where is it ?"]).tolist() == [answer["prediction"]]
+
+
+def test_a_file_of_options_is_the_flags(small_folder, monkeypatch, capsys):
+    flags = (
+        f"idp_train tickets.csv --text message --label topic {QUICK} --backbone {small_folder} "
+        "--lr 1e-3"
+    )
+    call(f"{flags} --out a", monkeypatch)
+    Path("run.yaml").write_text(
+        "table: tickets.csv\ntext: message\nlabel: topic\nsteps: 2\nevaluations: 1\n"
+        f"batch-size: 8\nprompt-length: 2\ndevice: cpu\nbackbone: {small_folder}\nlr: 1e-3\n"
+        "precision: no\nregression: false\nout: b\n"
+    )
+    call("idp_train --config run.yaml", monkeypatch)
+    r, s = [json.loads(Path(f, "record.jsonl").read_text()) for f in "ab"]
+    for record in (r, s):
+        for name in ("provenance", "ms_per_step", "peak_memory_mb", "digest"):
+            record.pop(name, None)
+    assert r == s and r["lr"] == 1e-3
+    capsys.readouterr()
+
+
+def test_what_a_run_would_cost(small_folder, monkeypatch, capsys):
+    call(
+        f"idp_train tickets.csv --text message --label topic --dry-run {QUICK} "
+        f"--backbone {small_folder}",
+        monkeypatch,
+    )
+    out = capsys.readouterr().out
+    assert "lpt-npg on tickets: 4," not in out and "trained parameters" in out and "minutes" in out
+    assert not Path("runs").exists()
+
+
+def test_pairs_and_numbers(small_folder, monkeypatch, capsys):
+    call(
+        f"idp_train tickets.csv --text message --text2 reply --label days --regression --test 0 "
+        f"{QUICK} --backbone {small_folder} --out days",
+        monkeypatch,
+    )
+    assert (
+        "54 train, 6 validation, 6 test rows; " in (captured := capsys.readouterr()).err
+        and "regression" in captured.err
+    )
+    assert "classes" not in captured.err
+    assert "the validation rows report the score" in captured.err
+    call("idp_predict --model days --texts tickets.csv --device cpu", monkeypatch)
+    first = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert isinstance(first["prediction"], float) and first["topic"] == "billing"
+
+
+@pytest.mark.parametrize(
+    "options,words",
+    [
+        ("tickets.csv", "no column 'text' among message, topic"),
+        (
+            "tickets.csv --text message --label days",
+            "check that .days. is the column of the classes",
+        ),
+        ("--text message", "no table is given"),
+        ("--validation .2", "no table is given"),
+        ("--regression", "no table is given"),
+        ("--method lora --prompt_length 5", "prompt_length=5 has no effect on lora"),
+        (
+            "tickets.csv --text message --label topic --task mr",
+            "task=mr and the table tickets.csv are two tasks",
+        ),
+        ("nowhere.csv --text a --label b", "no file or folder nowhere.csv"),
+        ("nowhere/there --text a", "nowhere/there"),
+        (
+            "tickets.csv --text message --label topic --validation 1",
+            "validation must be a fraction .* such as 0.1, got 1.0",
+        ),
+        (
+            "tickets.csv --text message --label topic --validation 0",
+            "validation must be a fraction .* such as 0.1, got 0.0",
+        ),
+        (
+            "tickets.csv --text message --label topic --test -1",
+            "test must be a fraction .* or 0 for no test split, got -1.0",
+        ),
+        (
+            "tickets.csv --text message --label topic --test nan",
+            "test must be a fraction .* got nan",
+        ),
+        (
+            "tickets.csv --text message --label topic --test .95",
+            "test=0.95 and validation=0.1 leave no rows .* below 1",
+        ),
+        ("tickets.csv --text topic --label topic", "text and label are both the column 'topic'"),
+        (
+            "tickets.csv --text message --text2 message --label topic",
+            "text and text2 are both the column 'message'",
+        ),
+        ("empty.csv --text message --label topic", "idp_train: empty.csv has no rows"),
+        ("--config twice.yaml", "--config twice.yaml: steps occurs twice"),
+        ("--config same.yaml", "--config same.yaml: batch_size occurs twice"),
+        ("--config weights.yaml", "--config weights.yaml: login occurs twice"),
+        ("--config dates.yaml", "--class_weight .*2020-01-01.*: give balanced, or"),
+        (
+            "tickets.csv --config on.yaml",
+            "(12:30|'on')",
+        ),  # not 750, nor yes: columns are called as they are written
+        ("--method head-only --layer 3 --dry_run", "layer=3 has no effect on head-only"),
+        ("--method probe --dry_run", "'probe' is a control and has no prompt to save"),
+        ("tickets.csv --text days --label topic --format jsonl", "line 1 is not valid JSON"),
+        ("tickets.csv --text message --label topic --regression", "must be a number"),
+    ],
+)
+def test_refused_in_one_sentence(options, words, monkeypatch, capsys):
+    idp_train = import_module("idp_tutorial.cli.train").idp_train
+    monkeypatch.setattr(sys, "argv", ["idp_train", *shlex.split(options)])
+    monkeypatch.setattr(
+        "idp_tutorial.cli.command_line._is_script_frame", lambda frame: True
+    )  # as the shell calls it
+    with pytest.raises(SystemExit) as e:
+        idp_train()
+    err = capsys.readouterr().err
+    assert e.value.code == 2 and re.search(words, err) and err.count("\n") == 1
+
+
+def test_columns_apart_by_semicolons_are_named(tmp_path):
+    (tmp_path / "semi.csv").write_text("text;label\na;b\n")
+    with pytest.raises(ValueError, match="its columns seem to be separated by ';': use commas"):
+        load_table_task(tmp_path / "semi.csv")
+    (tmp_path / "bar.jsonl").write_text('{"text|label": "a"}')
+    with pytest.raises(ValueError, match="its columns seem to be separated by '|': use commas"):
+        load_table_task(tmp_path / "bar.jsonl")
+
+
+def test_a_folder_of_splits(tmp_path):
+    (tmp_path / "mine").mkdir()
+    rows = [dict(text=f"text {i}", label=i % 2) for i in range(20)]
+    Dataset.from_list(rows).to_parquet(tmp_path / "mine/train.parquet")
+    (tmp_path / "mine/dev.jsonl").write_text("\n".join(map(json.dumps, rows[:4])))
+    task, missing_splits = load_table_task(tmp_path / "mine")
+    assert missing_splits == ["test"] and {s: len(r) for s, r in task.splits.items()} == dict(
+        train=18, validation=4, test=2
+    )
+    assert task.labels == ("0", "1") and task.name == "mine"
+    (tmp_path / "mine/test.tsv").write_text("text\tlabel\na\t\nb\t\n")
+    with pytest.warns(UserWarning, match="The test rows of .* have no labels"):
+        assert load_table_task(tmp_path / "mine")[1] == ["test"]
+    (tmp_path / "mine/dev.jsonl").write_text('{"text": "a", "label": 7}')
+    with (
+        pytest.raises(ValueError, match="validation rows have the class '7'"),
+        pytest.warns(UserWarning),
+    ):
+        load_table_task(tmp_path / "mine")
+
+
+def test_two_files_of_one_split_are_refused(tmp_path):
+    for name in ("train.csv", "validation.csv", "dev.csv"):
+        (tmp_path / name).write_text("text,label\na,0\nb,1\n")
+    with pytest.raises(
+        ValueError,
+        match="has several files for the split 'validation' .dev.csv, validation.csv.: "
+        "keep one of them",
+    ):
+        load_table_task(str(tmp_path))
+
+
+def test_a_class_that_is_not_given_is_none(tmp_path):
+    labels = ClassLabel(names=["no", "yes"])
+    features = Features(dict(text=Value("string"), label=labels))
+    rows = [dict(text=f"t{i}", label=i % 2) for i in range(20)]
+
+    def read(label):
+        rows_ = Dataset.from_list([*rows, dict(text="last", label=label)], features=features)
+        return _read_labelled_rows(rows_, None, (None, None, None), False)
+
+    for label in (None, -1):
+        with pytest.raises(ValueError, match="row 21: every row needs a label"):
+            read(label)
+    assert read(1)[0][-1]["label"] == "yes"
+
+
+def test_a_known_name_is_not_taken(tmp_path):
+    (tmp_path / "sentiment.tsv").write_text(
+        "text\tlabel\n" + "".join(f"text {i}\t{'ab'[i % 2]}\n" for i in range(20))
+    )
+    task, _ = register_table_task(tmp_path / "sentiment.tsv")
+    assert (
+        task.name == "own-sentiment"
+        and TASKS["own-sentiment"] is task
+        and not TASKS["sentiment"].splits
+    )
+    assert (
+        register_table_task(tmp_path / "sentiment.tsv")[0].name == "own-sentiment"
+    )  # the same table again
+
+
+def test_streams_that_are_closed_or_narrow_and_a_folder_without_a_name(monkeypatch):
+    from idp_tutorial.data.row_readers import iterate_rows
+    from idp_tutorial.utils.checks import check_writable_folder
+
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ValueError, match="standard input is closed"):
+        [*iterate_rows("-", "lines", False)]
+    with pytest.raises(ValueError, match="is empty: use '.' for the current folder"):
+        check_writable_folder("")
+    help = [sys.executable, "-m", "idp_tutorial.cli.train", "--help"]
+    got = subprocess.run(
+        help, env=os.environ | dict(PYTHONIOENCODING="ascii"), capture_output=True, text=True
+    )
+    assert got.returncode == 0 and r"configs/\u2026" in got.stdout, got.stderr

@@ -1,0 +1,83 @@
+"""`idp_pretrain` trains a backbone, and another run can start from its weights."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.cli.pretrain import idp_pretrain
+from idp_tutorial.data.synthetic import make_rows
+from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig
+
+
+@pytest.fixture
+def text(tmp_path):
+    f = tmp_path / "text.txt"
+    f.write_text(
+        "\n".join(
+            r["sentence1"] for t in ("sentiment", "questions") for r in make_rows(t, "train", n=400)
+        )
+    )
+    return f
+
+
+def refused(capsys, **kw):
+    """Return the message of a command that ends with status 2 and one line."""
+    with pytest.raises(SystemExit) as e:
+        idp_pretrain(**kw)
+    err = capsys.readouterr().err
+    assert e.value.code == 2 and err.count("\n") == 1, err
+    return err
+
+
+@pytest.mark.parametrize("family,teacher", [("roberta", "minilm"), ("gpt2", "")])
+def test_the_command_trains_a_backbone(family, teacher, text, tmp_path, capsys, monkeypatch):
+    kw = dict(
+        text=str(text),
+        out=str(tmp_path / "run"),
+        family=family,
+        n_layers=2,
+        d=32,
+        steps=6,
+        tokens=256,
+        every=3,
+        teacher=teacher,
+    )
+    assert "200000" in refused(capsys, **kw)  # too little to hold out so much
+    monkeypatch.setattr(
+        "idp_tutorial.reproduction.pretraining.pretrain.PretrainConfig",
+        partial(PretrainConfig, held_out_tokens=2000),
+    )
+    idp_pretrain(**kw)
+    bb = load_backbone(str(tmp_path / "run/backbone"))
+    out = capsys.readouterr().out
+    assert (
+        (bb.family, bb.d, bb.n_layers) == (family, 32, 2)
+        and "step 6/6" in out
+        and ("distil" in out) == bool(teacher)
+    )
+    assert len((tmp_path / "run/log.jsonl").read_text().splitlines()) == 2
+    idp_pretrain(
+        **{
+            **kw,
+            "out": str(tmp_path / "more"),
+            "corpus_dir": kw["out"],
+            "init_from": kw["out"],
+            "lr": 1e-12,
+            "steps": 1,
+            "every": 1,
+        }
+    )
+    on = load_backbone(str(tmp_path / "more/backbone"))
+    # the second run began where the first had ended
+    assert all(torch.equal(p, q) for p, q in zip(bb.model.parameters(), on.model.parameters()))
+
+
+def test_errors_are_one_line(tmp_path, capsys):
+    kw = dict(text=str(tmp_path / "none.txt"), out=str(tmp_path / "o"), teacher="")
+    assert refused(capsys, **kw).startswith("idp_pretrain: no text file")
+    (tmp_path / "t.csv").write_text("text,label\na cold soup,0\n")
+    assert "t.csv is a table" in refused(capsys, **{**kw, "text": str(tmp_path / "t.csv")})
+    assert refused(capsys, **kw, dtype="half").startswith("idp_pretrain: dtype must be")
+    assert not (tmp_path / "o").exists()

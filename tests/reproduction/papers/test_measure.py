@@ -1,0 +1,120 @@
+"""The script that makes the records runs with the current library."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from idp_tutorial.runs.contrasts import has_per_example_results, per_example_accuracy
+from idp_tutorial.utils.records import read_records
+
+SCRIPT = Path(__file__).resolve().parents[3] / "results/measure.py"
+
+
+@pytest.mark.parametrize(
+    "experiment,task,options,runs",
+    [
+        ("methods", "sentiment", ["--lr", "1e-3"], 1),
+        (
+            "fewshot",
+            "sentiment-k8",
+            [
+                "--learning_rates",
+                "1e-3",
+                "--split_seeds",
+                "2",
+                "--set",
+                "head=classification,prompt_length=2",
+            ],
+            2,
+        ),
+        ("layers", "sentiment", ["--lr", "1e-3", "--layers", "1,2"], 2),
+        ("controls", "sentiment-k8", ["--split_seeds", "2"], 2),
+    ],
+)
+def test_an_experiment_is_run_and_not_repeated(
+    experiment, task, options, runs, small_folder, tmp_path, monkeypatch
+):
+    out = tmp_path / "r.jsonl"
+    methods = "majority" if experiment == "controls" else "lpt-npg"
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "measure.py",
+            experiment,
+            task,
+            "--methods",
+            methods,
+            "--backbone",
+            str(small_folder),
+            "--steps",
+            "2",
+            "--evaluations",
+            "1",
+            "--seeds",
+            "1",
+            "--precision",
+            "no",
+            "--out",
+            str(out),
+            *options,
+        ],
+    )
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    records = read_records(out)
+    assert [r["status"] for r in records] == ["done"] * runs and all(
+        has_per_example_results(r, tmp_path, True) for r in records
+    )
+    runpy.run_path(str(SCRIPT), run_name="__main__")  # nothing is left to run
+    assert len(read_records(out)) == runs
+
+
+def test_the_gain_of_stage_1_is_recorded(small_folder, tmp_path, monkeypatch):
+    out = tmp_path / "r.jsonl"
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "measure.py",
+            "supplemented",
+            "questions-k8",
+            "--methods",
+            "s-idpg-phm",
+            "--lr",
+            "1e-3",
+            "--first",
+            "sentiment-k8",
+            "--folder",
+            str(tmp_path / "tuned"),
+            "--backbone",
+            str(small_folder),
+            "--steps",
+            "2",
+            "--evaluations",
+            "1",
+            "--seeds",
+            "2",
+            "--precision",
+            "no",
+            "--out",
+            str(out),
+        ],
+    )
+    for _ in range(2):  # again: the same
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+        records = read_records(out)
+        gains = read_records(tmp_path / "gains-r.jsonl")
+        assert [bool(r["init_from"]) for r in records] == [False, False, True, True] and [
+            r["seed"] for r in gains
+        ] == [0, 1]
+    for r, before, after in zip(gains, records[:2], records[2:], strict=True):
+        assert r["score"] == pytest.approx(after["score"] - before["score"]) and r[
+            "backbone"
+        ] == str(small_folder)
+        assert per_example_accuracy(r, tmp_path).mean() == pytest.approx(r["score"], abs=1e-4)
+        assert (
+            per_example_accuracy(r, tmp_path)
+            == per_example_accuracy(after, tmp_path) - per_example_accuracy(before, tmp_path)
+        ).all()

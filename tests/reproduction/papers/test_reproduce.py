@@ -1,0 +1,721 @@
+"""Every table expands into runs; a part of one can be run, resumed and compared with the paper."""
+
+import shlex
+from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from small import backbone, batch_of, config, model_of, small_task
+
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.assembly.controls import CONTROL_METHODS
+from idp_tutorial.backbones.sizes import FULL_SCALE_CONFIGS
+from idp_tutorial.cli.command_line import build_parser
+from idp_tutorial.cli.reproduce import idp_reproduce
+from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.reproduction.analysis import paper_figures as figures
+from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
+from idp_tutorial.reproduction.papers import paper_runs as P
+from idp_tutorial.reproduction.papers import reproduce as R
+from idp_tutorial.reproduction.papers.protocols import (
+    BACKBONE_NAMES,
+    STATIC_PROMPT_LEARNING_RATES,
+    select_paper_learning_rates,
+)
+from idp_tutorial.reproduction.papers.published_scores import (
+    load_published_scores,
+    load_published_tables,
+)
+from idp_tutorial.runs.conclusions import has_enough_runs
+
+TABLES = load_published_tables()
+
+
+GRIDS = [
+    r.table
+    for r in TABLES.itertuples()
+    if r.command.startswith(f"idp_reproduce --table {r.table} ")
+    and r.kind not in ("data", "analysis")
+]
+
+
+@pytest.fixture
+def small_tasks(monkeypatch):
+    """Every task has forty rows."""
+
+    def load_task(name, *sample):
+        task = TASKS[name]
+
+        def rows(n):
+            labels = [*range(len(task.labels))] or [0.0, 2.5, 5.0]
+            return [
+                dict(
+                    sentence1=f"a film {i}", sentence2="it was good", label=labels[i % len(labels)]
+                )
+                for i in range(n)
+            ]
+
+        return replace(task, splits=dict(train=rows(24), validation=rows(8), test=rows(8)))
+
+    monkeypatch.setattr(R, "load_task", load_task)
+
+
+@pytest.mark.parametrize("table", GRIDS)
+def test_a_table_expands_into_runs(table):
+    small = R.plan_table_runs(table)
+    full = R.plan_table_runs(table, "full")
+    assert (
+        0 < len(small) <= len(full)
+        and len({c.task for c in small}) <= 4
+        and len({c.backbone for c in small}) == 1
+    )
+    assert {c.method for c in small} <= {c.method for c in full}
+
+
+@pytest.mark.parametrize("table", ["idpg-7", "lpt-10", "id-spam-3", "id-spam-16"])
+def test_a_table_runs_from_end_to_end(table, small_tasks, small_folder, tmp_path):
+    """The part has one task and one method in all its variants, with one training step."""
+    small = R.plan_table_runs(table)
+    tasks = {c.task for c in small}
+    task = next(t for t in ("sst2", "rte", "mrpc") if t in tasks)
+    methods = [*dict.fromkeys(c.method for c in small if c.method not in ("efl", "fine-tuning"))][
+        :1
+    ]
+
+    def run(report=list):
+        return R.reproduce_table(
+            table,
+            backbone=str(small_folder),
+            methods=methods,
+            tasks=[task],
+            seeds=1,
+            learning_rates=(1e-3,),
+            steps=1,
+            out=tmp_path,
+            report=report,
+        ).dropna(subset="our mean")
+
+    compared = run()
+    file = tmp_path / f"{table}-small.jsonl"
+    assert len(compared) and compared["our mean"].between(-100, 100).all()
+    assert file.is_file()
+    before = file.read_text()
+    messages = []
+    run(messages.append)
+    # nothing is trained again
+    assert file.read_text() == before and all("minutes left" in s for s in messages)
+
+
+SIZES = {*FULL_SCALE_CONFIGS, *BACKBONE_NAMES.values()}
+
+
+@pytest.mark.parametrize("row", [*TABLES.itertuples()], ids=lambda r: r.table)
+def test_the_command_of_a_table_can_be_parsed(row):
+    """Its options, tasks, models and methods exist; a command for a large model names it."""
+    for one in row.command.split(" && "):
+        name, *argv = shlex.split(one)
+        f = getattr(import_module(f"idp_tutorial.cli.{name.removeprefix('idp_')}"), name)
+        o = vars(build_parser(f).parse_args(argv))
+        assert "--backbone" in argv or o.get("scale") == "full" or o.get("published")
+        assert o.get("backbone") is None or o["backbone"] in SIZES
+        assert {o.get("task") or "rte", o.get("source") or "rte", o.get("target") or "rte"} <= {
+            *TASKS
+        }
+        assert o.get("methods") in (None, "all") or {*o["methods"].split(",")} <= {*METHODS}
+        if name == "idp_sweep":
+            assert "--task" in argv and o["task"] in ("trec", "rte", "mrpc")
+        if name == "idp_transfer":
+            assert {"--source", "--target"} <= {*argv} and o["source"] != o["target"]
+            assert (o["methods"] == "lpt-npg") == ("--bottleneck 256" in one) and o[
+                "prompt_length"
+            ] == 10
+        if name == "idp_reproduce" and o["table"] not in FIGURE_EXPERIMENTS:
+            part = [o[name] and o[name].split(",") for name in ("methods", "tasks")]
+            plan = R.plan_table_runs(o["table"], o["scale"], o["backbone"], None, *part)
+            assert bool(o["glove"]) == ("m-idpg-phm-glove" in {c.method for c in plan})
+        if name == "idp_bench" and row.table in ("lpt-5", "lpt-f1"):
+            assert o["length"] == 256
+
+
+def test_a_transfer_table_has_a_command_for_each_of_its_pairs():
+    for table in ("id-spam-6", "id-spam-11"):
+        command = TABLES.set_index("table").command[table]
+        printed = {tuple(pair.split("->")) for pair in load_published_scores(table).task}
+        pairs = {tuple(P.TASK_NAMES.get(t, t.lower()) for t in pair) for pair in printed}
+        commands = [shlex.split(one) for one in command.split(" && ")]
+        assert {
+            (a[a.index("--source") + 1], a[a.index("--target") + 1]) for a in commands
+        } == pairs and len(commands) == 2 * len(pairs)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [r for r in TABLES.itertuples() if r.table not in [*GRIDS, *R.FIGURE_TO_TABLE]],
+    ids=lambda r: r.table,
+)
+def test_a_table_without_scores_is_refused(row):
+    with pytest.raises(ValueError, match="is not a table of scores"):
+        R.plan_table_runs(row.table)
+
+
+@pytest.mark.parametrize("name", FIGURE_EXPERIMENTS)
+def test_a_figure_writes_a_record_for_each_method(
+    name, monkeypatch, small_folder, tmp_path, capsys
+):
+    """A second call runs nothing."""
+    bundled = dict(subj="questions", stsb="similarity", mnli="entailment", mrpc="entailment")
+    monkeypatch.setattr(figures, "load_task", lambda t, *sample: small_task(bundled[t]))
+    for _ in range(2):
+        idp_reproduce(table=name, backbone=str(small_folder), out=str(tmp_path), steps=1, seeds=1)
+        monkeypatch.setattr(figures, "_train_and_measure", None)
+    lines = (tmp_path / f"{name}.jsonl").read_text().splitlines()
+    assert len(lines) == len(FIGURE_EXPERIMENTS[name][1]) and capsys.readouterr().out.count(
+        "seed 0"
+    ) == 2 * len(lines)
+
+
+@pytest.mark.parametrize("kw", [dict(data="no-tasks"), dict(backbone="no-model")], ids=str)
+def test_a_table_that_cannot_run_creates_no_folder(kw, request, tmp_path):
+    if "data" not in kw:
+        request.getfixturevalue("small_tasks")
+    kw = {option: str(tmp_path / name) for option, name in kw.items()}
+    with pytest.raises((ValueError, OSError), match="no-"):
+        R.reproduce_table("lpt-2", **{"backbone": "tiny", **kw}, out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_ranking_puts_similar_pairs_first():
+    """Pairs of equal sentences come first."""
+    task = small_task("similarity")
+    bb = backbone()
+    texts = [r["sentence1"] for r in task.splits["train"][:8]]
+    rows = [dict(sentence1=t, sentence2=t, label=5.0) for t in texts[:4]]
+    rows += [dict(sentence1=t, sentence2="no", label=0.0) for t in texts[4:]]
+    model = model_of("head-only", bb, task)
+    cosines = figures.pair_cosines(model, task, rows, config())
+    similar = torch.arange(8) < 4
+    assert [figures.precision_at_n(cosines, similar, n) for n in (4, 8)] == [100.0, 50.0]
+
+
+def test_the_bootstrap_error_of_a_difference_of_precisions():
+    """For independent rankings it is that of two means of 100 answers; for equal ones it is 0."""
+    g = torch.Generator().manual_seed(1)
+    a, b = torch.rand(2, 1000, generator=g)
+    similar = torch.rand(1000, generator=g) < 0.4
+    assert figures.bootstrap_precision_error(a, a, similar, 100) == 0
+    assert (
+        abs(
+            figures.bootstrap_precision_error(a, b, similar, 100)
+            - 100 * (2 * 0.4 * 0.6 / 100) ** 0.5
+        )
+        < 1
+    )
+    assert figures.bootstrap_precision_error(
+        a, b, similar, 100
+    ) == figures.bootstrap_precision_error(a, b, similar, 100)
+
+
+def only(table, method, scale="full", **fields):
+    """Return the planned runs of a method with these fields."""
+    runs = [c for c in R.plan_table_runs(table, scale) if c.method == method]
+    return [c for c in runs if all(getattr(c, k) == v for k, v in fields.items())]
+
+
+def values(runs, *names):
+    return {tuple(getattr(c, n) for n in names) for c in runs}
+
+
+def test_the_configs_of_idpg_agree_with_its_appendix_and_code():
+    """Table 4, A.1.1: 10 or 50 epochs; few-shot 313, 1,563 or 3,125 steps, from an MNLI model."""
+    configs = {(c.method, c.task): c for c in R.plan_table_runs("idpg-1", "full")}
+    length = {
+        t: (configs["m-idpg-phm", t].epochs, configs["m-idpg-phm", t].batch_size)
+        for t in P.IDPG_TASKS
+    }
+    assert length == {
+        t: (10.0, 32) if t in ("sst2", "qnli", "qqp") else (50.0, 16) for t in P.IDPG_TASKS
+    }
+    steps = configs["m-idpg-phm", "rte"].resolve_epochs(2490)
+    assert (steps.steps, steps.eval_every) == (7781, 156)  # an evaluation after every epoch
+    for table, scale in (("idpg-1", "full"), ("idpg-3", "full"), ("idpg-1", "small")):
+        prompts = [
+            c
+            for c in R.plan_table_runs(table, scale)
+            if c.method not in (*CONTROL_METHODS, "fine-tuning", "efl")
+        ]
+        assert values(prompts, "schedule", "warmup", "clip", "beta2", "weight_decay") == {
+            ("constant", 0.0, float("inf"), 0.98, 0.1)
+        }
+    for m in ("fine-tuning", "efl"):
+        assert values(only("idpg-1", m), "epochs", "schedule", "warmup") == {(10.0, "linear", 0.06)}
+    few_shot = only("idpg-3", "m-idpg-phm")
+    assert values(few_shot, "shots", "steps", "batch_size") == {
+        (100, 313, 16),
+        (500, 1563, 16),
+        (1000, 3125, 16),
+    }
+    assert values(few_shot, "generator_input", "backbone", "stratified") == {
+        ("layer0", "roberta-large-mnli", False)
+    }
+    assert values(only("idpg-1", "m-idpg-phm"), "generator_input", "backbone") == {
+        ("previous", "roberta-large")
+    }
+    assert values(only("idpg-1", "s-idpg-phm"), "backbone") == {("roberta-large-mnli",)}
+    pairs = {c.task: c.position for c in only("idpg-1", "s-idpg-phm")}
+    assert pairs == {t: int(TASKS[t].pair) for t in P.IDPG_TASKS}
+    assert (
+        values(only("idpg-1", "s-idpg-phm"), "sentence_pooling")
+        == {("noisy",)}
+        == {(c.sentence_pooling,) for c in few_shot}
+    )
+    assert values(only("idpg-1", "s-idpg-phm", "small"), "sentence_pooling", "steps") == {
+        (None, 200)
+    }
+    assert values(only("idpg-3", "p-tuning-v2"), "insertion") == {("add",)}
+    assert values(only("idpg-1", "m-idpg-phm-glove"), "glove_noise") == {(0.6,)}
+    assert {c.glove for c in R.plan_table_runs("idpg-1", glove="g")} == {None, "g"}
+    sml = {
+        (c.parameter_sharing, c.bottleneck, c.generator_input)
+        for c in only("idpg-6", "m-idpg-phm", "small")
+    }
+    assert ("S", 256, "layer0") in sml and ("M", 16, "previous") in sml and len(sml) == 8
+
+
+def test_the_configs_of_lpt_and_id_spam_agree_with_their_papers():
+    """Ten epochs or 1,000 steps with ten evaluations; up to 30 epochs; dropout below the prompt."""
+    assert values(only("lpt-1", "lpt-npg"), "epochs", "dropout_below_prompt", "cache") == {
+        (10.0, True, "none")
+    }
+    assert values(only("lpt-2", "lpt-npg"), "steps", "eval_every", "epochs", "prompt_length") == {
+        (1000, 100, None, 5)
+    }
+    few_shot = {c.method: c for c in R.plan_table_runs("lpt-2", "full")}
+    assert (
+        few_shot["lpt-mppg"].prompt_length,
+        few_shot["s-idpg-phm"].prompt_length,
+        few_shot["lpt-npg"].head,
+        few_shot["lora"].head,
+    ) == (10, 5, "verbalizer", "classification")
+    small = only("lpt-2", "lpt-npg", "small")
+    assert values(small, "dropout_below_prompt", "steps") == {(False, 200)}
+    assert values(only("lpt-1", "lpt"), "layer", "prompt_length") == {
+        (0, 20),
+        (0, 256),
+        (None, 20),
+    }  # two baselines, and w/o PG
+    assert "prompt-tuning" not in few_shot
+    spam = {c.method: c for c in R.plan_table_runs("id-spam-2", "full")}
+    assert {
+        (c.epochs, c.prompt_length)
+        for m, c in spam.items()
+        if m in ("id-spam", "lpt-npg", "prompt-tuning")
+    } == {(30.0, 10)}
+    assert (
+        (spam["lpt-npg"].bottleneck, spam["id-spam"].bottleneck) == (256, None)
+        and "lora-all" in spam
+        and "lora" not in spam
+    )
+    layers = {c.layer for c in R.plan_table_runs("lpt-10") if c.method == "lpt-npg"}
+    assert layers == {round(n * 30 / 24) for n in (6, 12, 18)}  # of smollm2's 30
+    assert values(R.plan_table_runs("id-spam-16"), "epochs") == {(30.0,)}  # its losses are by epoch
+    curve = R.plan_table_runs("id-spam-16", "full")
+    assert (
+        values(curve, "method", "backbone", "epochs") == {("lora-all", "roberta-base", 30.0)}
+        and len(curve) == 2
+    )
+
+
+def test_full_tries_the_papers_learning_rates(monkeypatch, tmp_path):
+    tried = {}
+
+    def run_seeds(cfg, task, lr_selection, seeds, old, out, report, learning_rates=()):
+        tried[cfg.method] = learning_rates
+        return []
+
+    monkeypatch.setattr(R, "run_seeds", run_seeds)
+    monkeypatch.setattr(R, "load_config_backbone", lambda c: None)
+    monkeypatch.setattr(R, "load_task", lambda *a: SimpleNamespace(splits=dict(train=[0] * 100)))
+
+    def run(table, **kw):
+        tried.clear()
+        R.reproduce_table(table, out=tmp_path, report=list, **kw)
+        return dict(tried)
+
+    with pytest.raises(ValueError, match="glove.6B.300d"):
+        run("idpg-3", scale="full", tasks=["rte"])
+    full = run("idpg-3", scale="full", tasks=["rte"], glove="glove")
+    assert (
+        full["m-idpg-phm"] == (5e-4, 1e-4, 5e-5, 1e-5)
+        and full["efl"] == (1e-5, 2e-5, 3e-5)
+        and full["probe"] == ()
+    )
+    assert run("idpg-1", scale="full", tasks=["rte"], glove="glove")["compacter"] == (
+        5e-3,
+        1e-3,
+        5e-4,
+        1e-4,
+    )
+    assert run("lpt-2", scale="full", tasks=["rte"])["lpt"] == (5e-4, 1e-3, 5e-3, 1e-2)
+    assert len(run("idpg-6", scale="full", tasks=["rte"])["m-idpg-phm"]) == 9
+    assert run("id-spam-3", scale="full", tasks=["rte", "mrpc"])["id-spam"] == (
+        1e-3,
+        5e-4,
+        1e-4,
+        5e-5,
+        1e-5,
+    )
+    small = run("lpt-2", tasks=["rte"])
+    assert small.pop("lpt") == STATIC_PROMPT_LEARNING_RATES and small["probe"] == ()
+    assert all(
+        tried == METHODS[m].learning_rates for m, tried in small.items() if m not in CONTROL_METHODS
+    )
+    given = run("lpt-2", scale="full", tasks=["rte"], learning_rates=(1e-3, 2e-3))
+    assert given["lpt"] == (1e-3, 2e-3) and given["side-network"] == ()
+    assert select_paper_learning_rates("lpt-1", "fine-tuning") != select_paper_learning_rates(
+        "lpt-1", "lpt"
+    )
+
+
+@pytest.mark.parametrize("scale", ["small", "full"])
+@pytest.mark.parametrize("table", ["idpg-1", "idpg-3", "lpt-1", "lpt-2", "id-spam-2"])
+def test_the_default_number_of_runs_is_enough_for_a_verdict(table, scale):
+    """Five seeds, or two for each of four splits; and every split has its controls."""
+    plan = R.plan_table_runs(table, scale)
+    for m in {c.method for c in plan}:
+        for t in {c.task for c in plan if c.method == m}:
+            runs = [c for c in plan if (c.method, c.task) == (m, t)]
+            split_seeds = {c.split_seed for c in runs}
+            n = {R.choose_seed_count(c, plan) for c in runs}
+            assert len(n) == 1 and has_enough_runs(
+                dict(runs=n.pop() * len(split_seeds), draws=len(split_seeds))
+            )
+
+    def where(*methods):
+        return values(
+            [c for c in plan if c.method in methods], "task", "backbone", "shots", "split_seed"
+        )
+
+    assert where("majority") == where("side-network") == where(*METHODS)
+    large = {w for w in where(*METHODS) if w[0] in ("qqp", "mnli") and w[2] is None}
+    assert where("probe") == where(*METHODS) - large
+    one = "efl" if "idpg" in table else "lpt-npg"
+    assert {c.method for c in R.plan_table_runs(table, scale, methods=[one])} == {one}
+
+
+@pytest.mark.parametrize("table", ["idpg-f7", "idpg-f9", "lpt-1", "id-spam-2"])
+def test_every_planned_model_can_process_a_batch(table):
+    """Positions 2 and 3 are those of pairs."""
+    bb = backbone()
+    tasks = dict(pair=small_task("entailment"), one=small_task("sentiment"))
+    for c in R.plan_table_runs(table):
+        task = tasks["pair" if TASKS[c.task].pair else "one"]
+        c = replace(c, prompt_length=min(c.prompt_length, 20), layer=c.layer and min(c.layer, 2))
+        changes = c.method in METHODS and METHODS[c.method].insertion_point in (
+            "weights",
+            "upper weights",
+        )
+        batch = batch_of(bb, task, 4, "code" if c.head == "verbalizer" else None)
+        assert build_model(c, backbone() if changes else bb, task)(batch).isfinite().all()
+    if table == "idpg-f7":
+        assert values(
+            [c for c in R.plan_table_runs(table) if not TASKS[c.task].pair], "method", "position"
+        ) >= {("prompt-tuning", 0), ("prompt-tuning", 1), ("prompt-tuning", 4)}
+        assert {c.position for c in R.plan_table_runs(table) if TASKS[c.task].pair} == {*range(5)}
+        assert {c.position for c in R.plan_table_runs(table) if not TASKS[c.task].pair} == {0, 1, 4}
+
+
+def test_a_record_counts_for_the_cell_of_its_variant():
+    """Records with another bottleneck or another number of examples do not count."""
+    line = dict(
+        method="m-idpg-phm",
+        task="sst2",
+        shots=1000,
+        score=50.0,
+        backbone="minilm",
+        parameter_sharing="M",
+        bottleneck=16,
+        prompt_length=5,
+        generator_input="previous",
+    )
+    ours = R.compare_with_published([line], "idpg-6").dropna(subset="our mean")
+    assert [*ours.method] == ["M-IDPG-PHM M version m=16"] and "previous" in ours.setting.iloc[0]
+    few_shot = R.compare_with_published(
+        [dict(line, shots=500, generator_input="layer0")], "idpg-3"
+    ).dropna(subset="our mean")
+    assert [*few_shot.setting] == ["K=500"] and R.compare_with_published(
+        [dict(line, shots=500)], "idpg-3"
+    )["our mean"].isna().all()
+
+
+def test_a_decoders_prompt_is_in_front_and_its_record_matches_its_cell():
+    plan = R.plan_table_runs(
+        "idpg-1", "small", "smollm2", methods=["prompt-tuning"], tasks=["mrpc"]
+    )
+    cells = [
+        c
+        for c in P.load_table_cells("idpg-1").itertuples()
+        if (c.ours, c.name) == ("prompt-tuning", "mrpc")
+    ]
+    assert plan[0].position == 0 and all(c.fields["position"] == 1 for c in cells)
+    assert any(R._matches_cell({**vars(plan[0]), "score": 70.0}, c) for c in cells)
+
+
+def matching_methods(table, **r):
+    """Return the methods of a table whose RTE cell a record counts for."""
+    r = dict(task="rte", backbone="bb", n_layers=12, score=50.0, shots=None) | r
+    return [*R.compare_with_published([r], table).dropna(subset="our mean").method]
+
+
+def test_one_method_at_the_input_and_at_the_middle_layer_is_two_rows():
+    assert matching_methods("lpt-1", method="lpt", layer=0, prompt_length=20) == ["Prompt Tuning"]
+    assert matching_methods("lpt-1", method="lpt", layer=0, prompt_length=256) == [
+        "Prompt Tuning-256"
+    ]
+    assert (
+        matching_methods("lpt-1", method="lpt", layer=None, prompt_length=20)
+        == matching_methods("lpt-1", method="lpt", layer=6, prompt_length=20)
+        == ["LPT w/o PG"]
+    )
+    assert (
+        matching_methods("lpt-1", method="lpt", layer=3, prompt_length=20)
+        == matching_methods("lpt-1", method="prompt-tuning", prompt_length=20)
+        == []
+    )
+    assert matching_methods("lpt-1", method="s-idpg-phm", prompt_length=5) == [
+        "S-IDPG-PHM"
+    ] and not matching_methods("lpt-1", method="s-idpg-phm", prompt_length=20)
+    assert matching_methods("id-spam-2", method="lora-all") == [
+        "LoRA"
+    ] * 2 and not matching_methods("id-spam-2", method="lora")
+    assert (
+        matching_methods("id-spam-2", method="lpt-npg", bottleneck=256, prompt_length=10)
+        == ["LPT"] * 2
+    )
+    assert not matching_methods(
+        "id-spam-2", method="lpt-npg", prompt_length=10
+    ) and not matching_methods("id-spam-2", method="lpt-npg", bottleneck=256, prompt_length=5)
+    assert matching_methods("idpg-1", method="probe") == ["probe"]
+
+
+def test_a_score_is_of_the_metric_and_the_backbone_of_its_cell():
+    r = dict(
+        method="id-spam",
+        task="mrpc",
+        prompt_length=10,
+        shots=None,
+        score=90.0,
+        backbone="roberta-base",
+        scores={"accuracy+f1": 90.0, "accuracy+macro_f1": 70.0},
+    )
+    table = R.compare_with_published(
+        [r, dict(r, backbone="roberta-large", scores={"accuracy+macro_f1": 71.0})], "id-spam-2"
+    )
+    scores = table.dropna(subset="our mean").set_index("backbone")["our mean"]
+    assert dict(scores) == {"RoBERTa-base": 70.0, "RoBERTa-large": 71.0}
+    assert R.compare_with_published([r], "id-spam-2")["our mean"].notna().sum() == 1
+    s = dict(
+        method="lpt-npg",
+        task="mrpc",
+        prompt_length=5,
+        shots=None,
+        score=90.0,
+        backbone="bb",
+        scores={"accuracy+macro_f1": 70.0},
+    )
+    assert R.compare_with_published([s], "lpt-1")["our mean"].dropna().tolist() == [90.0]
+    curve = R.compare_with_published(
+        [dict(r, method="lora-all", losses=[float(n) for n in range(50)])], "id-spam-16"
+    )
+    assert curve.dropna(subset="our mean")["our mean"].tolist() == [
+        8.0,
+        16.0,
+        24.0,
+        33.0,
+        41.0,
+        49.0,
+    ]
+    assert curve.dropna(subset="our mean")["mean"].tolist() == [
+        0.21,
+        0.12,
+        0.05,
+        0.02,
+        0.02,
+        0.0001,
+    ]
+
+
+def test_five_runs_vote_where_table_7_votes(tmp_path):
+    """IDPG's Table 7 has a mean of five runs and their vote; ours uses stored logits."""
+    right = np.array([0, 1, 0, 1])
+
+    def run(seed, error):  # index of the example that is misclassified
+        answers = np.eye(2, dtype=np.float16)[np.where(np.arange(4) == error, 1 - right, right)]
+        np.savez(tmp_path / f"{seed}.npz", test=answers, test_label=right)
+        return dict(
+            method="s-idpg-phm",
+            task="mr",
+            shots=1000,
+            score=75.0,
+            metric="accuracy",
+            backbone="minilm",
+            prompt_length=5,
+            seed=seed,
+            logits=f"{seed}.npz",
+            folder=tmp_path,
+        )
+
+    runs = [run(s, s % 4) for s in range(5)]
+    table = (
+        R.compare_with_published(runs, "idpg-7")
+        .query("task=='mr' and method=='PHM'")
+        .set_index("metric")["our mean"]
+    )
+    assert dict(table) == {"average over 5 runs": 75.0, "voting over 5 runs": 100.0}
+    alone = R.compare_with_published(
+        [dict(r, folder=tmp_path / "elsewhere") for r in runs], "idpg-7"
+    )
+    assert alone[alone.metric.eq("voting over 5 runs")]["our mean"].isna().all()
+
+
+def test_a_part_of_a_table_reports_progress_and_scores(monkeypatch, tmp_path):
+    ran = []
+
+    def run_seeds(cfg, task, lr_selection, seeds, old, out, report, learning_rates=()):
+        ran.append(cfg)
+        same = dict(
+            method=cfg.method,
+            task=cfg.task,
+            shots=cfg.shots,
+            backbone=cfg.backbone,
+            prompt_length=cfg.prompt_length,
+            bottleneck=cfg.bottleneck,
+            layer=cfg.layer,
+        )
+        return [dict(same, seed=s, score=60.0) for s in range(seeds)]
+
+    monkeypatch.setattr(R, "run_seeds", run_seeds)
+    monkeypatch.setattr(R, "load_config_backbone", lambda c: None)
+    monkeypatch.setattr(R, "load_task", lambda *a: SimpleNamespace(splits=dict(train=[])))
+    messages = []
+    t = R.reproduce_table(
+        "lpt-2", methods=["lpt-npg"], tasks=["sst2"], out=tmp_path, report=messages.append
+    )
+    row = t.dropna(subset="our mean").iloc[0]
+    assert (
+        (row["mean"], row["our mean"], row.runs) == (92.7, 60.0, 8)
+        and len(ran) == 4
+        and "0 minutes left" in messages[-1]
+    )
+    assert ran[1] == replace(ran[0], split_seed=1)
+    with pytest.raises(ValueError, match="no run of lpt-2 matches"):
+        R.reproduce_table("lpt-2", methods=["smop"], out=tmp_path)
+    with pytest.raises(ValueError, match="did you mean 'lpt-2'"):
+        R.plan_table_runs("lpt2")
+
+
+def test_a_choice_at_the_edge_of_a_grid_is_recorded(monkeypatch):
+    """Each method tries the same learning rates."""
+    from idp_tutorial.cli.option_values import parse_floats
+    from idp_tutorial.runs import tune as learning_rate_search
+    from idp_tutorial.utils.config import RunConfig
+
+    best = {}
+    monkeypatch.setattr(
+        learning_rate_search,
+        "train_model",
+        lambda c, task: (c, dict(validation=-abs(c.lr - best["lr"]))),
+    )
+    monkeypatch.setattr(
+        learning_rate_search, "make_record", lambda c, log, task, cfg, *a: dict(lr=cfg.lr)
+    )
+    grid = parse_floats("1e-3,3e-3,1e-2", "learning_rates")
+    for best["lr"], edge in ((1e-2, True), (3e-3, False)):
+        task = SimpleNamespace(name="subj")
+        r = learning_rate_search.tune_learning_rate(RunConfig("lpt"), task, grid)
+        assert (r["lr"], r["lr_at_grid_edge"], [lr for lr, _ in r["learning_rates_tried"]]) == (
+            best["lr"],
+            edge,
+            [*grid],
+        )
+    with pytest.raises(ValueError, match="such as 1e-3,3e-3"):
+        parse_floats("1e-3;3e-3", "learning_rates")
+
+
+def test_a_fixed_sample_has_one_split(tmp_path):
+    (tmp_path / "sst2/k100").mkdir(parents=True)
+    draws = {
+        t: {c.split_seed for c in R.plan_table_runs("lpt-2", data=str(tmp_path)) if c.task == t}
+        for t in ("sst2", "trec")
+    }
+    assert draws == dict(sst2={0}, trec={0, 1, 2, 3})
+
+
+def test_a_layer_is_at_the_same_fraction_of_any_depth(tmp_path):
+    (tmp_path / "config.json").write_text('{"n_layer": 12}')
+    assert (
+        R.scale_to_backbone(dict(layer=12), str(tmp_path))
+        == R.scale_to_backbone(dict(layer=12), "bb", 12)
+        == dict(layer=6)
+    )
+    assert [
+        R.scale_to_backbone(dict(layer=12), name)["layer"]
+        for name in ("tiny-gpt2", "roberta-large")
+    ] == [4, 12]
+    cells = R.load_table_cells("lpt-10")
+    c = cells[[f.get("layer") not in (None, 0) for f in cells.fields]].iloc[0]
+    for depth, runs in ((12, 1), (6, 0)):  # a record says how deep its model was
+        r = dict(
+            method=c.ours, task=c["name"], backbone="bb", n_layers=12, score=50.0, status="done"
+        )
+        r |= (
+            c.fields
+            | R.scale_to_backbone(c.fields, "bb", depth)
+            | dict(shots=R.parse_shots(c.setting))
+        )
+        compared = R.compare_with_published([r], "lpt-10").runs
+        assert compared.notna()[c.name] == bool(runs)
+
+
+def test_every_layer_of_a_paper_is_a_layer_of_the_backbone():
+    """The last of 24 becomes the last layer: after it a prompt would have no effect."""
+    for depth in (1, 3, 6, 8, 12, 24, 30, 36):
+        ours = [R.scale_to_backbone(dict(layer=l), "bb", depth)["layer"] for l in range(24)]
+        assert ours == sorted(ours) and {*ours} <= {*range(depth)} and ours[0] == 0
+        assert ours[-1] == depth - 1 or depth > 24
+    assert R.scale_to_backbone(dict(layer=None, prompt_length=3), "tiny") == dict(
+        layer=None, prompt_length=3
+    )
+
+
+@pytest.mark.parametrize(
+    "kw", [dict(seeds=0), dict(steps=-1), dict(methods=["lpt", "lpt-ngp"])], ids=str
+)
+def test_invalid_numbers_and_names_are_refused(kw, tmp_path):
+    with pytest.raises(ValueError, match="at least 1|did you mean"):
+        R.reproduce_table("lpt-2", backbone="tiny", **kw, out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_figure_uses_the_sample_that_its_config_states(monkeypatch, small_folder):
+    loaded = []
+    monkeypatch.setattr(
+        figures, "load_task", lambda *args: loaded.append(args) or small_task("questions")
+    )
+    base = config(
+        backbone=str(small_folder), shots=8, split_seed=3, stratified=False, lr=1e-4, steps=1
+    )
+    (r,) = figures.reproduce_figure("lpt-f6", base, 1)
+    assert loaded == [("subj", None, 8, 3, False)] and r["lr"] == 1e-4
+
+
+def test_a_figure_has_enough_seeds_for_a_verdict(monkeypatch, small_folder, tmp_path):
+    seed_counts = []
+    monkeypatch.setattr(
+        figures, "reproduce_figure", lambda name, base, seeds, file: seed_counts.append(seeds) or []
+    )
+    idp_reproduce(table="lpt-f6", backbone=str(small_folder), out=str(tmp_path))
+    assert seed_counts == [5] and has_enough_runs(dict(runs=5))

@@ -1,0 +1,235 @@
+"""Saved models on the hub: what is sent, what is fetched, which version; the card.
+
+The hub here is of this process.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import hub
+import pytest
+from huggingface_hub import ModelCard
+from small import config, small_task
+
+from idp_tutorial import PromptClassifier
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.cli.predict import idp_predict
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.runs.experiment import train_and_save
+from idp_tutorial.saving.card import build_model_card, wilson_interval
+from idp_tutorial.saving.descriptions import read_prompts
+from idp_tutorial.saving.hub import (
+    RECORD_FILE,
+    push_to_hub,
+    read_run_record,
+    resolve_model_folder,
+)
+from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.training.evaluation import predict
+
+ROWS = [dict(sentence1=s) for s in ("the soup was cold .", "tea")]
+
+
+@pytest.fixture(scope="module")
+def saved_model(small_folder, tmp_path_factory):
+    """A trained model with its record."""
+    folder = tmp_path_factory.mktemp("runs") / "npg"
+    return folder, train_and_save(
+        config(backbone=str(small_folder), steps=3), folder, small_task(), save_every=0
+    )
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A hub on this machine, asked over HTTP by `huggingface_hub` itself."""
+    server = hub.start_hub(monkeypatch, tmp_path / "cache")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def tokens(server, command):
+    return {token for c, path, token in server.requests if c == command and "/me/" in path}
+
+
+def test_there_and_back(saved_model, server, small_folder, capsys, tmp_path):
+    folder, record = saved_model
+    address = push_to_hub(folder, "me/tickets", token="hf_x", private=True, licence="cc-by-4.0")
+    sent = server.commits[address.rpartition("/")[2]]
+    assert server.private == {"me/tickets": True} and tokens(server, "POST") == {"Bearer hf_x"}
+    assert sorted(sent) == ["README.md", "prompts.json", "prompts.safetensors"]
+    for name, data in sent.items():
+        assert str(small_folder).encode() not in data, name
+    for words in (f"accuracy {record['score']:.1f}", "license: cc-by-4.0"):
+        assert words.encode() in sent["README.md"]
+    want = predict(*from_pretrained(folder), ROWS)
+    assert predict(*from_pretrained("me/tickets", str(small_folder), token="hf_y"), ROWS) == want
+    assert tokens(server, "GET") == {"Bearer hf_y"}
+    (tmp_path / "in").write_text("tea\n")
+    idp_predict(model="me/tickets", texts=str(tmp_path / "in"), backbone=str(small_folder))
+    assert json.loads(capsys.readouterr().out)["prediction"] == want[1]["label"]
+
+
+def test_versions(saved_model, server, small_folder):
+    folder, _ = saved_model
+    address = push_to_hub(folder, "me/tickets", revision="v2").rpartition("/")[2]
+    assert server.refs["me/tickets", "v2"] == address != server.refs["me/tickets", "main"]
+    for name, load_options in (
+        ("me/tickets", dict(revision="v2")),
+        ("me/tickets@v2", {}),
+        ("me/tickets", dict(revision=address)),
+    ):
+        from_pretrained(name, str(small_folder), **load_options)
+    with pytest.raises(FileNotFoundError, match="no prompts.safetensors in"):
+        from_pretrained("me/tickets")
+    with pytest.raises(
+        FileNotFoundError,
+        match="there is no such folder, and the hub does not provide a repository",
+    ):
+        from_pretrained("me/others")
+    with pytest.raises(ValueError, match="only a repository of the hub has revisions"):
+        from_pretrained(folder, revision="v2")
+
+
+def test_saved_and_sent_in_one_call(server, small_folder, tmp_path):
+    cfg = config(backbone=str(small_folder), method="prompt-tuning")
+    task = small_task()
+    save_pretrained(
+        build_model(cfg, load_backbone(cfg.backbone), task),
+        tmp_path / "bottleneck",
+        task,
+        cfg,
+        push_to_hub="me/it",
+        token="t",
+    )
+    assert tokens(server, "POST") == {"Bearer t"}
+    assert "prompts.safetensors" in server.commits[server.refs["me/it", "main"]]
+
+
+def test_an_estimator_goes_to_the_hub_as_it_is_saved(server, small_folder):
+    texts = [f"text {i}" for i in range(24)]
+    labels = [*"abc"] * 8
+    clf = PromptClassifier(
+        "lpt",
+        backbone=str(small_folder),
+        steps=2,
+        evaluations=1,
+        lr=1e-2,
+        prompt_length=2,
+        device="cpu",
+    )
+    clf.fit(texts, labels).push_to_hub("me/abc", private=True, licence="apache-2.0")
+    again = PromptClassifier.from_pretrained("me/abc", revision="main")
+    assert again.predict(texts).tolist() == clf.predict(texts).tolist() and again.backbone == str(
+        small_folder
+    )
+
+
+def test_without_the_hub_its_cache_is_asked(saved_model, server, small_folder):
+    push_to_hub(saved_model[0], "me/tickets")
+    folder = resolve_model_folder("me/tickets")
+    server.shutdown()
+    server.server_close()
+    assert resolve_model_folder("me/tickets") == folder
+    with pytest.raises(
+        FileNotFoundError, match="no prompts.safetensors in me/other: .*cannot be reached"
+    ):
+        resolve_model_folder("me/other")
+    for name in ("nowhere", "a/b/c", "/gone/away", ".."):
+        assert resolve_model_folder(name) == Path(name)  # never asked
+
+
+def test_a_damaged_model_is_not_sent(saved_model, server, tmp_path):
+    shutil.copytree(saved_model[0], tmp_path / "bad")
+    data = bytearray((tmp_path / "bad/prompts.safetensors").read_bytes())
+    data[-3] ^= 1
+    (tmp_path / "bad/prompts.safetensors").write_bytes(data)
+    with pytest.raises(ValueError, match="is damaged"):
+        push_to_hub(tmp_path / "bad", "me/bad")
+    shutil.copytree(Path(__file__).parents[1] / "golden/saved-0.1.0", tmp_path / "old")
+    with pytest.raises(ValueError, match="saved by version 0.1.0: load it and save it again"):
+        push_to_hub(tmp_path / "old", "me/old")
+    assert not server.requests
+
+
+# --- the card
+
+
+def test_a_card_says_what_the_record_says(saved_model):
+    folder, record = saved_model
+    card = ModelCard.load(folder / "README.md")
+    (result,) = card.data.eval_results
+    assert (result.metric_value, result.metric_type, result.dataset_split) == (
+        round(record["score"], 2),
+        "accuracy",
+        "test",
+    )
+    assert (
+        card.data.library_name == "idp_tutorial"
+        and not card.data.get("license")
+        and card.data.base_model is None
+    )
+    low, high = wilson_interval(record["score"], record["split_sizes"]["test"])
+    for words in (
+        f"accuracy {record['score']:.1f} | {low:.1f} to {high:.1f}",
+        "`negative`, `positive`",
+        f"24 validation | accuracy {record['validation']:.1f} |",
+        "No controls were recorded",
+        "has not chosen a licence",
+        "W₂",
+        METHODS["lpt-npg"].reference,
+        "from_pretrained(",
+        read_prompts(folder)[0]["backbone"]["digests"]["float32"],
+        f"{sum(record['params'].values()):,} trained",
+    ):
+        assert words in card.text, words
+
+
+def test_controls_a_licence_and_a_backbone_of_the_hub(saved_model):
+    folder, record = saved_model
+    about, _ = read_prompts(folder)
+    about["backbone"] |= dict(name="minilm", local=False, revision="c0ffee")
+    bare = {**record, "method": "head-only", "score": 51.0}
+    card = build_model_card(about, record, [bare], "me/x", "apache-2.0")
+    assert (
+        card.data.base_model == "sentence-transformers/all-MiniLM-L6-v2"
+        and card.data.license == "apache-2.0"
+    )
+    assert "| head-only | 24 test | accuracy 51.0 |" in card.text and "No controls" not in card.text
+    assert "revision `c0ffee`" in card.text
+    assert "from_pretrained('me/x')" in card.text
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_and_kind_of_task_has_a_card(method, small_folder, tmp_path):
+    name = "similarity" if len(method) % 2 and method != "efl" else "sentiment"
+    cfg = config(backbone=str(small_folder), method=method, task=name)
+    task = small_task(name)
+    save_pretrained(build_model(cfg, load_backbone(cfg.backbone), task), tmp_path, task, cfg)
+    text = (tmp_path / "README.md").read_text()
+    assert (
+        "its quality is unknown" in text
+        and METHODS[method].reference in text
+        and str(small_folder) not in text
+    )
+
+
+def test_a_readme_of_somebody_else_stays(small_folder, tmp_path):
+    (tmp_path / "README.md").write_text("# My project\n")
+    cfg = config(backbone=str(small_folder))
+    task = small_task()
+    model = build_model(cfg, load_backbone(cfg.backbone), task)
+    save_pretrained(model, tmp_path, task, cfg)
+    assert (tmp_path / "README.md").read_text() == "# My project\n"
+    (tmp_path / "README.md").unlink()
+    for seed in (0, 1):
+        save_pretrained(model, tmp_path, task, config(backbone=str(small_folder), seed=seed))
+    assert "seed 1" in (tmp_path / "README.md").read_text()
+
+
+def test_an_empty_record_is_none(tmp_path):
+    (tmp_path / RECORD_FILE).write_text("")
+    cfg = dict.fromkeys(("method", "task", "backbone", "lr", "steps", "seed"), 1)
+    assert read_run_record(tmp_path, cfg) is read_run_record(tmp_path / "nowhere", cfg) is None

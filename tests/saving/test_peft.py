@@ -1,0 +1,137 @@
+"""Conversion to peft and back: peft's model gives the same logits.
+
+What means something else there is refused.
+"""
+
+import pytest
+import torch
+from small import backbone, config, model_of, small_task
+
+pytest.importorskip("peft")
+from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.saving.peft import from_peft, to_peft
+from idp_tutorial.testing.small_models import small_backbone
+
+IDS = torch.tensor([[5, 17, 39, 3, 8], [7, 11, 20, 4, 9]])
+DECODERS = ("gpt2", "llama", "qwen2")
+
+
+def logits_of_model(model):
+    bb = model.backbone
+    with torch.no_grad():
+        ctx = run_layers(
+            bb,
+            dict(
+                input_ids=IDS,
+                attention_mask=torch.ones_like(IDS),
+                token_type_ids=torch.zeros_like(IDS),
+            ),
+            model.plan,
+        )
+        return bb.lm_logits(ctx.h)[:, -IDS.shape[1] :]
+
+
+def logits_of(peft_model):
+    with torch.no_grad():
+        return peft_model.eval()(input_ids=IDS, attention_mask=torch.ones_like(IDS)).logits[
+            :, -IDS.shape[1] :
+        ]
+
+
+def fresh(family):
+    return backbone("roberta") if family == "roberta" else small_backbone(family)
+
+
+@pytest.mark.parametrize(
+    "family,method",
+    [
+        *((f, m) for f in DECODERS for m in ("prompt-tuning", "p-tuning-v2", "lora")),
+        ("gpt2", "lora-all"),
+        ("roberta", "lora"),
+        ("roberta", "lora-all"),
+    ],
+)
+def test_pefts_model_says_the_same_and_it_comes_back(family, method, tmp_path):
+    kw = dict(method=method, prompt_length=3, **({"bottleneck": 4} if "lora" in method else {}))
+    model = model_of(bb=fresh(family), **kw)
+    cfg = config(**kw)
+    want = logits_of_model(model)
+    peft_model = PeftModel.from_pretrained(fresh(family).model, to_peft(model, cfg, tmp_path / "p"))
+    torch.testing.assert_close(logits_of(peft_model), want, atol=2e-5, rtol=1e-4)
+    bare = model_of("head-only", fresh(family))
+    assert (logits_of_model(bare) - want).abs().max() > 1e-3
+    again, c = from_peft(tmp_path / "p", fresh(family), small_task(), config(method=method))
+    torch.testing.assert_close(logits_of_model(again), want, atol=1e-5, rtol=1e-5)
+    assert c.method == method and (c.bottleneck if "lora" in method else c.prompt_length) == kw.get(
+        "bottleneck" if "lora" in method else "prompt_length"
+    )
+
+
+def test_what_peft_saved_is_read(tmp_path):
+    torch.manual_seed(1)
+    for i, peft_config in enumerate(
+        (
+            PromptTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM"),
+            PrefixTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM", encoder_hidden_size=32),
+            LoraConfig(
+                r=4,
+                lora_alpha=32,
+                target_modules=["c_attn"],
+                fan_in_fan_out=True,
+                init_lora_weights=False,
+            ),
+        )
+    ):
+        peft_model = get_peft_model(fresh("gpt2").model, peft_config)
+        want = logits_of(peft_model)
+        peft_model.save_pretrained(tmp_path / str(i))
+        model, _ = from_peft(tmp_path / str(i), fresh("gpt2"), small_task(), config())
+        torch.testing.assert_close(logits_of_model(model), want, atol=2e-5, rtol=1e-4)
+
+
+def test_only_keys_and_values_are_a_prefix(tmp_path):
+    bb = backbone("gpt2")
+    with pytest.raises(ValueError, match="insertion='kv'"):
+        to_peft(
+            model_of("p-tuning-v2", bb, insertion="replace"),
+            config(method="p-tuning-v2", insertion="replace"),
+            tmp_path / "x",
+        )
+
+
+def test_what_means_something_else_is_refused(tmp_path):
+    bb = fresh("roberta")
+    for method, words in (
+        ("prompt-tuning", "reads the first virtual token"),
+        ("p-tuning-v2", "has no prefix of keys and values"),
+        ("lpt-npg", "cannot be converted to peft"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            to_peft(model_of(method, bb), config(method=method), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    gpt = fresh("gpt2")
+    cfg = config(method="prompt-tuning", prompt_length=3)
+    to_peft(model_of("prompt-tuning", gpt, prompt_length=3), cfg, tmp_path / "p")
+    with pytest.raises(ValueError, match="belongs to another model"):
+        from_peft(tmp_path / "p", load_backbone("tiny-gpt2"), small_task())
+    get_peft_model(
+        fresh("gpt2").model,
+        PrefixTuningConfig(
+            num_virtual_tokens=5,
+            task_type="CAUSAL_LM",
+            encoder_hidden_size=32,
+            prefix_projection=True,
+        ),
+    ).save_pretrained(tmp_path / "mlp")
+    get_peft_model(
+        fresh("gpt2").model, LoraConfig(r=8, lora_alpha=16, use_rslora=True)
+    ).save_pretrained(tmp_path / "rs")
+    with pytest.raises(
+        ValueError, match="trained with use_rslora, which this package does not support"
+    ):
+        from_peft(tmp_path / "rs", gpt, small_task())
+    with pytest.raises(ValueError, match="save it without"):
+        from_peft(tmp_path / "mlp", gpt, small_task())

@@ -1,0 +1,470 @@
+"""A saved model: one file, every byte checked; nothing is opened that the user did not name.
+
+Other versions.
+"""
+
+import json
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from small import backbone, config, small_task
+
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.backbones.load import cast_weights, load_backbone
+from idp_tutorial.core.backbone import backbone_fingerprint, weights_digest
+from idp_tutorial.methods import glove
+from idp_tutorial.saving.descriptions import (
+    check_backbone_matches,
+    describe_backbone,
+    read_prompts,
+)
+from idp_tutorial.saving.first_stage import load_first_stage
+from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.training.evaluation import predict
+from idp_tutorial.utils import records
+from idp_tutorial.utils.migration import RENAMED_OPTIONS, RENAMED_TASK_FIELDS
+from idp_tutorial.utils.tensor_files import deserialise_tensors, save_tensors, serialise_tensors
+
+OLD = Path(__file__).parents[1] / "golden/saved-0.1.0"
+ROWS = [dict(sentence1=s) for s in ("the soup was cold .", "tea")]
+
+
+@pytest.fixture
+def saved(small_folder, tmp_path):
+    """Folder, answers, config."""
+    cfg = config(backbone=str(small_folder), prompt_length=2, bottleneck=4)
+    task = small_task()
+    model = build_model(cfg, load_backbone(cfg.backbone), task)
+    save_pretrained(model, tmp_path / "bottleneck", task, cfg)
+    return tmp_path / "bottleneck", predict(model, task, cfg, ROWS), cfg
+
+
+def rewrite(folder, **new):
+    """Another description with a digest that is right.
+
+    What an attacker, or a newer version, writes.
+    """
+    about, tensors = deserialise_tensors((folder / "prompts.safetensors").read_bytes())
+    for k, v in new.items():
+        about[k] = {**about[k], **v} if isinstance(v, dict) else v
+    save_tensors(folder / "prompts.safetensors", tensors, about)
+
+
+def test_every_byte_is_checked(saved, monkeypatch):
+    folder, *_ = saved
+    monkeypatch.setattr(
+        "idp_tutorial.saving.prompt_files.build_model", lambda *a: pytest.fail("it was used")
+    )
+    file = folder / "prompts.safetensors"
+    good = file.read_bytes()
+    places = [*range(0, 4000, 7), *range(4000, len(good), 211), len(good) - 1]
+    flipped = [
+        good[:position] + bytes([good[position] ^ (1 << position % 8)]) + good[position + 1 :]
+        for position in places
+    ]
+    for data in [*flipped, good[:-4], good[:9], b"", good + b"0"]:
+        file.write_bytes(data)
+        with pytest.raises(ValueError, match="is damaged") as e:
+            from_pretrained(folder)
+        assert str(e.value).count("\n") == 0
+
+
+def test_the_view_is_neither_needed_nor_trusted(saved):
+    folder, want, _ = saved
+    assert json.loads((folder / "prompts.json").read_text())["cfg"]["method"] == "lpt-npg"
+    for text in ('{"cfg":{"method":"lora"}}', "", None):
+        (folder / "prompts.json").unlink() if text is None else (
+            folder / "prompts.json"
+        ).write_text(text)
+        model, task, c = from_pretrained(folder)
+        assert predict(model, task, c, ROWS) == want
+
+
+def test_overwriting_leaves_the_old_or_the_new_one(saved, monkeypatch):
+    """The process is interrupted before each of its file operations."""
+    folder, want, cfg = saved
+    other = replace(cfg, method="lpt", seed=3)
+    model = build_model(other, load_backbone(cfg.backbone), small_task())
+    new = predict(model, small_task(), other, ROWS)
+    seen = set()
+    for kill_at in (0, 1, 2, 3, 9):
+        done = []
+        plain = dict(replace=os.replace, write_bytes=Path.write_bytes, fsync=os.fsync)
+
+        def killed(name, plain=plain, done=done, kill_at=kill_at):
+            def f(*a, **k):
+                done.append(name)
+                if len(done) > kill_at:
+                    raise KeyboardInterrupt
+                return plain[name](*a, **k)
+
+            return f
+
+        with monkeypatch.context() as m:
+            m.setattr(os, "replace", killed("replace"))
+            m.setattr(os, "fsync", killed("fsync"))
+            m.setattr(Path, "write_bytes", killed("write_bytes"))
+            with suppress(KeyboardInterrupt):
+                save_pretrained(model, folder, small_task(), other)
+        trained, task, c = from_pretrained(folder)
+        predictions = predict(trained, task, c, ROWS)
+        assert predictions in (want, new)
+        seen.add(predictions == new)
+    assert seen == {False, True}
+
+
+def test_the_noise_of_unknown_texts_goes_along(small_folder, tmp_path):
+    cfg = config(
+        backbone=str(small_folder),
+        method="m-idpg-phm-glove",
+        glove_noise=0.6,
+        prompt_length=2,
+        bottleneck=4,
+    )
+    task = small_task()
+    unknown = [dict(sentence1="!?"), *ROWS]
+
+    def predictions(**kw):
+        model = build_model(c := replace(cfg, **kw), load_backbone(cfg.backbone), task)
+        save_pretrained(model, folder := tmp_path / str(kw), task, c)
+        return predict(model, task, c, unknown), predict(*from_pretrained(folder), unknown)
+
+    (noise, again), (zero, without) = predictions(), predictions(glove_noise=0.0)
+    assert noise == again and zero == without and noise[0] != zero[0] and noise[1:] == zero[1:]
+
+
+def test_a_file_opens_no_path_that_it_names(saved, monkeypatch, tmp_path):
+    folder, want, _ = saved
+    monkeypatch.setattr(glove, "load_glove_encoder", lambda path, *a: pytest.fail(f"opened {path}"))
+    (tmp_path / "secret").write_text("password 1 2 3")
+    rewrite(
+        folder,
+        cfg=dict(
+            glove=str(tmp_path / "secret"),
+            init_from=str(tmp_path),
+            data=str(tmp_path),
+            cache_dir=str(tmp_path),
+        ),
+    )
+    model, task, c = from_pretrained(folder)
+    assert predict(model, task, c, ROWS) == want and (
+        c.init_from,
+        c.data,
+        c.cache_dir,
+        c.glove,
+    ) == (None, None, None, "secret")
+    opened = []
+    monkeypatch.setattr(
+        "idp_tutorial.methods.registry.load_glove_encoder",
+        lambda path, tok, **kw: opened.append(path) or 1 / 0,
+    )
+    rewrite(folder, cfg=dict(method="m-idpg-phm-glove"))
+    with pytest.raises(ZeroDivisionError):
+        from_pretrained(folder)
+    assert opened == [None]  # the bundled ones
+
+
+def test_custom_code_of_a_backbone_is_not_run_and_nobody_is_asked(
+    saved, small_folder, tmp_path, monkeypatch
+):
+    folder, *_ = saved
+    shutil.copytree(small_folder, tmp_path / "evil")
+    about = json.loads((tmp_path / "evil/config.json").read_text())
+    (tmp_path / "evil/code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (tmp_path / "evil/config.json").write_text(
+        json.dumps(
+            {
+                **about,
+                "model_type": "own",
+                "auto_map": {
+                    "AutoConfig": "code.C",
+                    "AutoModel": "code.M",
+                    "AutoModelForMaskedLM": "code.M",
+                },
+            }
+        )
+    )
+    rewrite(folder, cfg=dict(backbone=str(tmp_path / "evil")))
+    monkeypatch.setattr("builtins.input", lambda *a: pytest.fail("it asked"))
+    with pytest.raises(ValueError):
+        from_pretrained(folder, tmp_path / "evil")
+    from_pretrained(folder)  # the weights that the digest knows, whatever path the file says
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_field_of_another_type_is_named(saved):
+    folder, *_ = saved
+    good = (folder / "prompts.safetensors").read_bytes()
+    bad_values = dict(
+        prompt_length=None,
+        bottleneck=1.5,
+        prompt_dropout=None,
+        glove=8,
+        method=["lpt"],
+        standardise="yes",
+        seed=True,
+    )
+    for field, value in bad_values.items():
+        (folder / "prompts.safetensors").write_bytes(good)
+        rewrite(folder, cfg={field: value})
+        with pytest.raises(ValueError, match=rf" has {field}=.*, but RunConfig needs .*save"):
+            from_pretrained(folder)
+
+
+def test_a_description_of_no_task_or_no_weights_is_named(saved):
+    folder, *_ = saved
+    good = (folder / "prompts.safetensors").read_bytes()
+    for new, words in (
+        (dict(task=dict(columns=[])), "has columns="),
+        (dict(task=dict(columns=[1, 2])), "has columns="),
+        (dict(backbone=None), "no digest of their backbone's weights"),
+        (dict(backbone=dict(digests={})), "no digest of their backbone's weights"),
+    ):
+        (folder / "prompts.safetensors").write_bytes(good)
+        rewrite(folder, **new)
+        with pytest.raises(ValueError, match=words):
+            from_pretrained(folder)
+
+
+def test_newer_versions_are_named(saved):
+    folder, *_ = saved
+    rewrite(folder, version="7.1", cfg=dict(telepathy=3))
+    with pytest.raises(
+        ValueError, match=r"idp_tutorial 7.1 and has telepathy=3, which version .* does not know"
+    ):
+        from_pretrained(folder)
+    rewrite(folder, format=8)
+    with pytest.raises(
+        ValueError, match="has format 8 of idp_tutorial 7.1, and version .* reads formats 1 and 2"
+    ):
+        from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "bad_values", [dict(cfg=None), dict(task=[]), dict(task={"labels": 3, "x": 1})], ids=str
+)
+def test_nonsense_with_a_right_digest(saved, bad_values):
+    folder, *_ = saved
+    about, tensors = deserialise_tensors((folder / "prompts.safetensors").read_bytes())
+    save_tensors(folder / "prompts.safetensors", tensors, {**about, **bad_values})
+    with pytest.raises(ValueError):
+        from_pretrained(folder)
+
+
+def test_a_header_that_lies():
+    data = serialise_tensors({"p": torch.ones(2)}, {})
+    with pytest.raises(ValueError, match="is damaged"):
+        deserialise_tensors(b"\xff" * 8 + data[8:])
+
+
+# --- which backbone
+
+
+def test_no_path_of_this_machine_is_saved_and_its_cache_knows_it(
+    saved, small_folder, tmp_path, monkeypatch, path_notes_dir
+):
+    folder, want, cfg = saved
+    monkeypatch.chdir(small_folder.parent)
+    relative = replace(cfg, backbone=small_folder.name)
+    save_pretrained(
+        build_model(relative, load_backbone(relative.backbone), small_task()),
+        folder,
+        small_task(),
+        relative,
+    )
+    for p in folder.iterdir():
+        assert str(small_folder.parent).encode() not in p.read_bytes(), p
+    assert read_prompts(folder)[0]["cfg"]["backbone"] == small_folder.name
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder, tmp_path / "copied")
+    model, task, c = from_pretrained(tmp_path / "copied")
+    assert predict(model, task, c, ROWS) == want and c.backbone == str(small_folder)
+    shutil.copytree(small_folder, tmp_path / "moved")
+    for note in path_notes_dir.iterdir():
+        note.unlink()
+    with pytest.raises(FileNotFoundError, match=f"backbone, a folder '{small_folder.name}' .*bb="):
+        from_pretrained(folder)
+    rewrite(folder, cfg=dict(backbone=str(small_folder)))  # as earlier models have it
+    assert predict(*from_pretrained(folder), ROWS) == want
+    model, task, c = from_pretrained(folder, "moved")
+    assert predict(model, task, c, ROWS) == want
+    with pytest.raises(ValueError, match="belong to another backbone"):
+        from_pretrained(folder, "tiny")
+    rewrite(folder, backbone=dict(local=False), cfg=dict(backbone="nobody/has-this"))
+    with pytest.raises(ValueError, match="no backbone 'nobody/has-this'.*give its folder or name"):
+        from_pretrained(folder)
+
+
+def in_dtype(dtype):
+    bb = backbone()
+    cast_weights(bb.model, dtype)
+    return bb
+
+
+def test_weights_are_the_same_in_any_attention_and_dtype():
+    a = backbone()
+    saved = describe_backbone(a, "a")
+    for other in (backbone(attn="eager"), in_dtype(torch.bfloat16), in_dtype(torch.float16)):
+        check_backbone_matches(saved, other, "these", "a")
+    half = describe_backbone(in_dtype(torch.bfloat16), "a")  # and the other way round
+    check_backbone_matches(half, a, "these", "a")
+    assert (
+        weights_digest(a)
+        == weights_digest(backbone(attn="eager"))
+        != weights_digest(backbone("bert"))
+    )
+    with torch.no_grad():
+        a.word_embeddings.weight[5, 5] += 1e-6
+    for description in (saved, half):  # bfloat16 does not see so little
+        if description is half:
+            check_backbone_matches(description, a, "these", "a")
+        else:
+            with pytest.raises(ValueError, match="another backbone"):
+                check_backbone_matches(description, a, "these", "a")
+
+
+def test_fingerprints_of_version_0_1_0_in_any_attention():
+    a = backbone()
+    for old in (backbone_fingerprint(a), backbone_fingerprint(backbone(attn="eager"))):
+        for bb in (a, backbone(attn="eager")):
+            check_backbone_matches(old, bb, "these", "a")
+
+
+# --- version 0.2
+
+OPTIONS_OF_0_2 = {
+    *("k", "draw", "plain_draw", "readout", "sentence_pass", "t", "m", "no_decay", "head_hidden"),
+    *("share", "reads", "inject", "way", "embeds", "skip_last", "out_relu", "start"),
+}
+
+
+def rename_as_0_2(description):
+    """Return the config and the task of a description under the names of version 0.2."""
+    merged = ("inject", "way", "plain_draw")  # not renamed one to one
+    names = {new: old for old, new in RENAMED_OPTIONS.items() if old not in merged}
+    cfg = {names.get(name, name): value for name, value in description["cfg"].items()}
+    insertion = cfg.pop("insertion")
+    has_way = cfg["method"] == "p-tuning-v2"
+    cfg["way"] = insertion if has_way else None
+    cfg["inject"] = "add" if has_way else insertion or "add"
+    cfg["plain_draw"] = not cfg.pop("stratified")
+    names = {new: old for old, new in RENAMED_TASK_FIELDS.items()}
+    task = {names.get(name, name): value for name, value in description["task"].items()}
+    return dict(cfg=cfg, task=task, version="0.2.0")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(method="lpt-npg", shots=8, stratified=False, standardise=True),
+        dict(method="p-tuning-v2", insertion="replace", bottleneck=None),
+        dict(method="m-idpg-phm", insertion="replace", parameter_sharing="S"),
+        dict(method="m-idpg-phm", generator_input="layer0", sentence_pooling="cls"),
+        dict(method="id-spam", attention_input="embeddings", prompt_relu=True, pooling="last"),
+    ],
+    ids=lambda options: options["method"],
+)
+def test_a_model_of_version_0_2_is_loaded(options, small_folder, tmp_path):
+    cfg = config(**dict(backbone=str(small_folder), prompt_length=2, bottleneck=4) | options)
+    task = small_task()
+    save_pretrained(build_model(cfg, load_backbone(cfg.backbone), task), tmp_path, task, cfg)
+    model, loaded_task, loaded_cfg = from_pretrained(tmp_path)
+    file = tmp_path / "prompts.safetensors"
+    description, tensors = deserialise_tensors(file.read_bytes())
+    old = {**description, **rename_as_0_2(description)}
+    assert old["cfg"].keys() >= OPTIONS_OF_0_2 and "words" in old["task"]
+    save_tensors(file, tensors, old)
+    old_model, old_task, old_cfg = from_pretrained(tmp_path)
+    assert (old_task, old_cfg) == (loaded_task, loaded_cfg)
+    assert predict(old_model, task, old_cfg, ROWS) == predict(model, task, cfg, ROWS)
+
+
+def test_an_old_name_in_a_new_description_is_named(saved):
+    folder, *_ = saved
+    rewrite(folder, cfg=dict(share="S"))
+    with pytest.raises(ValueError, match="it was renamed to 'parameter_sharing' in version 0.3"):
+        from_pretrained(folder)
+
+
+# --- version 0.1.0
+
+
+def test_both_files_of_version_0_1_0_are_checked(tmp_path):
+    folder = tmp_path / "old"
+    shutil.copytree(OLD, folder)
+    assert {**read_prompts(folder)[0]}["version"] == "0.1.0"
+    from_pretrained(folder)
+    good = {n: (folder / n).read_bytes() for n in ("prompts.json", "prompts.safetensors")}
+    places = [
+        ("prompts.safetensors", -1, "is damaged"),
+        ("prompts.safetensors", 30, "is damaged"),
+        ("prompts.json", -9, "is damaged"),
+        ("prompts.json", 5, "no RunConfig to build"),
+    ]  # its description has no checksum
+    for name, position, words in places:
+        data = bytearray(good[name])
+        data[position] ^= 1
+        (folder / name).write_bytes(data)
+        with pytest.raises(ValueError, match=words):
+            from_pretrained(folder)
+        (folder / name).write_bytes(good[name])
+    (folder / "prompts.json").unlink()
+    with pytest.raises(ValueError, match="prompts.json is not a description of version 0.1.0"):
+        from_pretrained(folder)
+
+
+def test_an_old_model_is_saved_in_the_new_way(tmp_path):
+    shutil.copytree(OLD, tmp_path / "old")
+    model, task, cfg = from_pretrained(tmp_path / "old")
+    want = predict(model, task, cfg, ROWS)
+    save_pretrained(model, tmp_path / "old", task, cfg)
+    about, _ = read_prompts(tmp_path / "old")
+    assert about["format"] == 2 and about["version"] == records.collect_versions()["idp_tutorial"]
+    assert predict(*from_pretrained(tmp_path / "old"), ROWS) == want
+
+
+def test_a_damaged_first_stage_is_no_start(saved):
+    folder, _, cfg = saved
+    model = build_model(cfg, load_backbone(cfg.backbone), small_task())
+    assert load_first_stage(model, folder)
+    data = bytearray((folder / "prompts.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "prompts.safetensors").write_bytes(data)
+    with pytest.raises(ValueError, match="is damaged"):
+        load_first_stage(model, folder)
+
+
+@pytest.mark.parametrize("method", ["probe", "majority", "side-network"])
+def test_a_control_is_not_saved_over_a_model(method, saved):
+    folder, _, cfg = saved
+    before = (folder / "prompts.safetensors").read_bytes()
+    control = replace(cfg, method=method)
+    task = small_task()
+    with pytest.raises(ValueError, match=f"'{method}' is a control and has no prompt to save"):
+        save_pretrained(
+            build_model(control, load_backbone(cfg.backbone), task), folder, task, control
+        )
+    assert (folder / "prompts.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "method,says",
+    [
+        ("prompt-tuning-134", ", prompt_length=134,"),
+        ("lora", "), seed"),
+        ("lpt-npg", ", prompt_length=2,"),
+    ],
+)
+def test_the_card_says_how_many_vectors_are_written(method, says, saved, tmp_path):
+    *_, cfg = saved
+    cfg = replace(cfg, method=method, bottleneck=None)
+    task = small_task()
+    save_pretrained(
+        build_model(cfg, load_backbone(cfg.backbone), task), tmp_path / method, task, cfg
+    )
+    assert says in (tmp_path / method / "README.md").read_text()

@@ -1,0 +1,705 @@
+"""Several tasks in one batch: outputs, gradients, counts, files, and what is refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from small import backbone, config, model_of, same, small_task
+
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.heads import ClassificationHead
+from idp_tutorial.core.plan import Step
+from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.data.encoding import collate
+from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.methods.prompt_tuning import SoftPrompt
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.serving.multitask import (
+    MultiTaskModel,
+    TaskModel,
+    load_multitask_model,
+    save_multitask_model,
+)
+from idp_tutorial.training.evaluation import predict
+from idp_tutorial.utils.tensor_files import deserialise_tensors, save_tensors
+
+FAMILY = ("roberta", "bert", "gpt2", "deberta")
+IN_WEIGHTS = [m for m, row in METHODS.items() if row.insertion_point.endswith("weights")]
+PROMPTS = [m for m in METHODS if m not in IN_WEIGHTS]
+KINDS = ("sentiment", "questions", "similarity", "entailment")  # classes, numbers, pairs
+
+
+def task_model(method, bb, task="sentiment", **kw):
+    cfg = config(method=method, task=task, max_len=60, **kw)
+    options = {k: v for k, v in kw.items() if k not in ("head",)}
+    return TaskModel(
+        model_of(method, bb, TASKS[task], kw.get("head", "classification"), max_len=60, **options),
+        TASKS[task],
+        cfg,
+    )
+
+
+def everything(bb):
+    """A task for every prompt method, with different lengths and depths."""
+    return {
+        f"{m} {i}": task_model(
+            m,
+            bb,
+            KINDS[i % 4],
+            prompt_length=3 + i % 4,
+            layer=i % 3 if m.startswith(("lpt", "id-spam")) else None,
+        )
+        for i, m in enumerate(PROMPTS)
+    }
+
+
+def rows_of(members, n=2, start=0):
+    """Rows of every task, `n` of each, the tasks in turn."""
+    data = {k: small_task(k).splits["train"] for k in KINDS}
+    return [
+        dict(task=name, **data[m.task.name][start + i])
+        for i in range(n)
+        for name, m in members.items()
+    ]
+
+
+def alone(members, r):
+    """The outputs of a row's own model for a batch of this row."""
+    m = members[r["task"]]
+    e = m.task.encode(
+        [r], m.model.backbone.tokenizer, 60, m.cfg.template if m.cfg.head == "verbalizer" else None
+    )
+    with torch.no_grad():
+        return m.model(collate(e, m.model.backbone.tokenizer.pad_token_id))[0]
+
+
+def mixed(members, rows):
+    with torch.no_grad():
+        return (model := MultiTaskModel(members).eval())(model.encode(rows))
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_every_row_is_as_if_its_task_were_alone(family):
+    members = everything(backbone(family))
+    rows = rows_of(members)
+    out = mixed(members, rows)
+    assert len({len(r["sentence1"].split()) for r in rows}) > 3 and len(out) == 2 * len(PROMPTS)
+    for r, o in zip(rows, out):
+        assert len(o) == (len(members[r["task"]].task.labels) or 1)
+        same(o, alone(members, r), 1e-5)
+    outputs = [torch.stack([o for r, o in zip(rows, out) if r["task"] == name]) for name in members]
+    assert all((o[0] - o[1]).abs().max() > 1e-4 for o in outputs)  # they depend on the text
+
+
+def test_float64_outputs_equal_those_of_each_task_alone():
+    bb = backbone()
+    members = everything(bb)
+    bb.model.double()
+    for m in members.values():
+        m.model.double()
+    rows = rows_of(members)
+    for r, o in zip(rows, mixed(members, rows)):
+        assert o.dtype == torch.float64
+        torch.testing.assert_close(o, alone(members, r), atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("attn", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["roberta", "gpt2"])
+def test_keys_of_one_task_are_not_seen_by_another(family, attn):
+    """Tasks with different numbers of keys, and without keys."""
+    bb = backbone(family, attn=attn)
+    members = {
+        "a": task_model("p-tuning-v2", bb, prompt_length=2),
+        "b": task_model("p-tuning-v2", bb, prompt_length=7),
+        "c": task_model("lpt", bb, prompt_length=3),
+        "d": task_model("head-only", bb),
+    }
+    with torch.no_grad():
+        for m in members.values():
+            [p.mul_(5) for p in m.model.sources.parameters()]  # large keys
+    rows = rows_of(members, 3)
+    out = mixed(members, rows)
+    for r, o in zip(rows, out):
+        same(o, alone(members, r), 2e-5)
+    with torch.no_grad():
+        [p.mul_(3) for p in members["b"].model.sources.parameters()]
+    changed = mixed(members, rows)
+    for r, a, b in zip(rows, out, changed):
+        assert (r["task"] == "b") == bool((a - b).abs().max() > 1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_heads_and_templates_mix(family):
+    bb = backbone(family)
+    members = {
+        "words": task_model("lpt-npg", bb, head="verbalizer"),
+        "class": task_model("prompt-tuning", bb, "questions"),
+        "number": task_model("id-spam", bb, "similarity"),
+        "pair": task_model("lpt", bb, "entailment", head="verbalizer", layer=2),
+    }
+    rows = rows_of(members, 3)
+    for r, o in zip(rows, mixed(members, rows)):
+        same(o, alone(members, r), 2e-5)
+
+
+def test_outputs_equal_a_pure_hugging_face_model():
+    """Prompt tuning as added word embeddings, and a late prompt before the hidden states."""
+    bb = backbone()
+    members = {
+        "early": task_model("prompt-tuning", bb),
+        "late": task_model("lpt", bb, "questions", layer=2),
+    }
+    rows = rows_of(members, 3)
+    out = mixed(members, rows)
+    for r, o in zip(rows, out):
+        m = members[r["task"]]
+        ids = torch.tensor([bb.tokenizer(r["sentence1"]).input_ids])
+        p = m.model.sources[0].p[None]
+        with torch.no_grad():
+            if r["task"] == "early":
+                e = bb.word_embeddings(ids)
+                e = torch.cat([e[:, :1], p, e[:, 1:]], 1)
+                h = bb.base(
+                    inputs_embeds=e, attention_mask=torch.ones_like(e[..., 0]).long()
+                ).last_hidden_state
+                h = torch.cat([h[:, :1], h[:, 1 + p.shape[1] :]], 1)
+            else:
+                h = torch.cat([p, bb.base(ids, output_hidden_states=True).hidden_states[2]], 1)
+                h = bb.base.encoder.layer[2](h)
+                h = (h[0] if isinstance(h, tuple) else h)[:, p.shape[1] :]
+            same(o, F.linear(h.mean(1)[0], m.model.head.net.weight, m.model.head.net.bias), 2e-5)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_order_other_rows_and_padding_change_nothing(family):
+    members = everything(backbone(family))
+    rows = rows_of(members)
+    out = mixed(members, rows)
+    order = torch.randperm(len(rows)).tolist()
+    for i, o in zip(order, mixed(members, [rows[i] for i in order])):
+        same(o, out[i])
+    chosen = [i for i, r in enumerate(rows) if r["task"] in list(members)[::3]]
+    for i, o in zip(chosen, mixed(members, [rows[i] for i in chosen])):
+        same(o, out[i])  # without the other tasks
+    model = MultiTaskModel(members).eval()
+    batch = model.encode(rows)
+    far = {k: F.pad(v, (0, 9)) if v.dim() == 2 else v for k, v in batch.items()}
+    with torch.no_grad():
+        [same(a, b) for a, b in zip(model(far), out)]
+
+
+def test_each_layer_runs_once(monkeypatch):
+    bb = backbone()
+    members = {
+        "a": task_model("prompt-tuning", bb),
+        "b": task_model("p-tuning-v2", bb),
+        "c": task_model("lpt-npg", bb, layer=2),
+    }
+    calls = []
+    layer = bb.run_layer
+    monkeypatch.setattr(
+        bb, "run_layer", lambda k, h, *a: calls.append((k, len(h))) or layer(k, h, *a)
+    )
+    mixed(members, rows_of(members, 4))
+    assert calls == [(0, 12), (1, 12), (2, 12)]
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_loss_and_gradients_are_each_tasks_own(family):
+    bb = backbone(family)
+    members = {
+        "a": task_model("prompt-tuning", bb),
+        "b": task_model("lpt-npg", bb, "questions", layer=2),
+        "c": task_model("m-idpg-phm", bb, "similarity"),
+        "d": task_model("p-tuning-v2", bb),
+        "idle": task_model("lpt", bb),
+    }
+    model = MultiTaskModel(members).eval()
+    rows = [r for r in rows_of(members, 3) if r["task"] != "idle"][:-1]  # 3, 3, 3 and 2 rows
+    loss = model.loss(model.encode(rows))
+    loss.backward()
+    got = {
+        n: [p.grad.clone() for p in m.model.trained_parameters().values()]
+        for n, m in members.items()
+        if n != "idle"
+    }
+    assert all(p.grad is None for p in members["idle"].model.trained_parameters().values()) and all(
+        p.grad is None for p in bb.model.parameters()
+    )
+    total = 0.0
+    for n in "abcd":
+        m = members[n]
+        task_rows = [r for r in rows if r["task"] == n]
+        m.model.zero_grad(set_to_none=True)
+        batch = collate(m.task.encode(task_rows, bb.tokenizer, 60), bb.tokenizer.pad_token_id)
+        if m.task.is_regression:
+            batch["label"] = batch["label"] / 5
+        one = m.model.loss(batch)
+        one.backward()
+        total += one.item() * len(task_rows) / len(rows)
+        for a, p in zip(got[n], m.model.trained_parameters().values()):
+            assert a.any() and p.grad is not None
+            same(a, p.grad * len(task_rows) / len(rows), 1e-5)
+    assert abs(total - loss.item()) < 1e-5
+
+
+def test_training_mode_leaves_dropout_off_below_the_first_prompt():
+    bb = backbone()
+    late = {"a": task_model("lpt", bb, layer=2), "b": task_model("lpt-npg", bb, layer=1)}
+    model = MultiTaskModel(late).train()
+    assert [l.training for l in bb.layers] == [False, True, True] and model.tasks["b"][
+        "sources"
+    ].training
+    assert not any(m.training for m in model.eval().modules())
+    assert all(
+        l.training
+        for l in MultiTaskModel({**late, "c": task_model("prompt-tuning", bb)}).train().lm.modules()
+    )
+
+
+def test_dropout_below_the_first_prompt(tmp_path):
+    """On if all tasks were built with it; tasks that differ can predict, but not be trained."""
+    bb = backbone()
+    lower = {n: task_model("lpt", bb, layer=2, dropout_below_prompt=True) for n in "ab"}
+    assert all(m.training for m in MultiTaskModel(lower).train().lm.modules())
+    both = MultiTaskModel({**lower, "c": task_model("lpt", bb, layer=1)})
+    with pytest.raises(ValueError, match="'a' has dropout_below_prompt=True and 'c' has not"):
+        both.train()
+    assert len(both.predict(rows_of(both.task_models))) == 6
+    save_multitask_model(both, tmp_path / "model")
+    assert (
+        MultiTaskModel({**both.task_models, "d": task_model("prompt-tuning", bb)}).train().training
+    )  # nothing lies below
+
+
+def test_a_generation_task_cannot_be_mixed():
+    bb = backbone("gpt2")
+    written = TaskModel(
+        model_of("lpt", bb, task := small_task("in-short")), task, config(task="in-short")
+    )
+    with pytest.raises(ValueError, match="task 'b' generates text"):
+        MultiTaskModel({"a": task_model("lpt", bb), "b": written})
+
+
+def test_predictions_are_labels_and_numbers():
+    bb = backbone()
+    members = {"mood": task_model("lpt", bb), "close": task_model("id-spam", bb, "similarity")}
+    model = MultiTaskModel(members).train()
+    rows = [{k: v for k, v in r.items() if k != "label"} for r in rows_of(members, 2)]
+    got = model.predict(rows)
+    assert not bb.model.training
+    for r, a in zip(rows, got):
+        o = alone(members, r)
+        assert (
+            a == ("negative", "positive")[int(o.argmax())]
+            if r["task"] == "mood"
+            else abs(a - 5 * o.item()) < 1e-4
+        )
+
+
+def test_parameter_counts_per_task():
+    bb = load_backbone("roberta-large", weights="meta")
+
+    def npg(name):
+        cfg = config(prompt_length=5, bottleneck=128, task=name)
+        return TaskModel(build_model(cfg, bb, TASKS[name]), TASKS[name], cfg)
+
+    model = MultiTaskModel(
+        {
+            "sst2": npg("sst2"),
+            "trec": npg("trec"),
+            "soft": TaskModel(
+                build_model(config(method="lpt", prompt_length=20), bb, TASKS["rte"]),
+                TASKS["rte"],
+                config(method="lpt", prompt_length=20),
+            ),
+        }
+    )
+    assert model.count_parameters_per_task() == {
+        "sst2": dict(prompt=791_680, head=2050),
+        "trec": dict(prompt=791_680, head=6150),
+        "soft": dict(prompt=20_480, head=2050),
+    }
+    assert (
+        sum(p.numel() for p in model.trained_parameters().values())
+        == 2 * 791_680 + 20_480 + 2050 + 6150 + 2050
+    )
+    # one backbone
+    assert sum(p.numel() for p in model.parameters()) == sum(
+        p.numel() for p in bb.model.parameters()
+    ) + sum(p.numel() for p in model.trained_parameters().values())
+
+
+# --- files
+
+
+@pytest.fixture(scope="module")
+def served():
+    bb = backbone()
+    members = everything(bb) | {
+        "standard": task_model("s-idpg-phm", bb, standardise=True),
+        "words": task_model("lpt-npg", bb, head="verbalizer"),
+    }
+    scale = members["standard"].model.sources[0].read.scale
+    scale.n.fill_(3)
+    scale.total.normal_()
+    scale.square.uniform_(5, 9)  # what training would have seen
+    return bb, MultiTaskModel(members).eval()
+
+
+def test_a_loaded_model_has_equal_outputs(served, tmp_path):
+    _, model = served
+    rows = rows_of(model.task_models)
+    save_multitask_model(model, tmp_path / "new" / "tasks")
+    assert sorted(p.name for p in (tmp_path / "new").rglob("*")) == ["tasks", "tasks.safetensors"]
+    again = load_multitask_model(tmp_path / "new" / "tasks", backbone())
+    with torch.no_grad():
+        a = model(model.encode(rows))
+        b = again(again.encode(rows))
+        assert all(torch.equal(x, y) for x, y in zip(a, b))
+    stored = load_file(tmp_path / "new" / "tasks" / "tasks.safetensors")
+    assert not any(k.startswith("lm") for k in stored) and sum(
+        t.numel() for k, t in stored.items() if not k.startswith("standard.")
+    ) == sum(
+        p.numel() for n, p in model.trained_parameters().items() if not n.startswith("standard.")
+    )
+    a = again.task_models["words"]
+    b = model.task_models["words"]
+    assert a.task == b.task and a.cfg == b.cfg
+    with pytest.raises(ValueError, match="already holds a model"):
+        save_multitask_model(model, tmp_path / "new" / "tasks")
+
+
+def test_damaged_and_foreign_files_are_refused(served, tmp_path):
+    bb, _ = served
+    folder = tmp_path / "t"
+    save_multitask_model(MultiTaskModel({"a": task_model("lpt", bb)}), folder)
+    with pytest.raises(ValueError, match="belong to another backbone"):
+        load_multitask_model(folder, backbone(std=0.1))
+    file = folder / "tasks.safetensors"
+    good = file.read_bytes()
+    for i in range(0, len(good), 97):
+        file.write_bytes(good[:i] + bytes([good[i] ^ 16]) + good[i + 1 :])
+        with pytest.raises(ValueError, match="is damaged"):
+            load_multitask_model(folder, bb)
+    about, old = deserialise_tensors(good)
+    save_tensors(file, dict([*old.items()][1:]), about)
+    with pytest.raises(ValueError, match="do not match the models that its configs describe"):
+        load_multitask_model(folder, bb)
+    save_tensors(file, old, {**about, "format": 9, "version": "3.0"})
+    with pytest.raises(ValueError, match="has format 9 of idp_tutorial 3.0"):
+        load_multitask_model(folder, bb)
+    (folder / "tasks.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="no tasks.safetensors"):
+        load_multitask_model(folder, bb)
+    with pytest.raises(FileNotFoundError, match="a folder that `save_multitask_model` made"):
+        load_multitask_model(tmp_path / "nowhere", bb)
+
+
+def test_a_failed_save_leaves_no_folder(served, tmp_path, monkeypatch):
+    bb, _ = served
+    monkeypatch.setattr(json, "dumps", lambda *a, **k: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        save_multitask_model(MultiTaskModel({"a": task_model("lpt", bb)}), tmp_path / "t")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_could_not_be_loaded_is_not_saved(served, tmp_path):
+    bb, _ = served
+    m = task_model("lpt", bb, layer=1)
+    handmade = PromptedModel(
+        bb, ClassificationHead(bb.d, 2, "mean"), {2: Step("insert", SoftPrompt(4, bb.d))}
+    )
+    for bad in (
+        m._replace(model=handmade),
+        m._replace(cfg=replace(m.cfg, prompt_length=9)),
+        m._replace(cfg=replace(m.cfg, layer=2)),
+        m._replace(cfg=replace(m.cfg, pooling="cls")),
+        m._replace(task=TASKS["questions"]),
+    ):
+        with pytest.raises(ValueError, match="'x' is not what its config builds"):
+            save_multitask_model(MultiTaskModel({"x": bad}), tmp_path / "t")
+    assert not list(tmp_path.iterdir())
+
+
+def test_saving_draws_no_random_numbers(served, tmp_path):
+    _, model = served
+    torch.manual_seed(5)
+    want = torch.rand(1)
+    torch.manual_seed(5)
+    mode = model.training
+    save_multitask_model(model, tmp_path / "t")
+    assert torch.equal(torch.rand(1), want) and model.training == mode
+
+
+def test_a_task_can_have_any_name(served, tmp_path):
+    """Also names with dots and names of torch's attributes; names of tensors stay as they were."""
+    bb, _ = served
+    names = "a", "a.b", "train", "items", "keys", "training", "type", "_modules", "1"
+    model = MultiTaskModel({n: task_model("lpt", bb) for n in names}).train().eval()
+    assert [*model.trained_parameters()][:4] == [
+        "a.sources.0.p",
+        "a.head.net.weight",
+        "a.head.net.bias",
+        "a\u2024b.sources.0.p",
+    ]
+    save_multitask_model(model, tmp_path / "t")
+    rows = [dict(task=n, sentence1="tea") for n in names]
+    again = load_multitask_model(tmp_path / "t", bb)
+    with torch.no_grad():
+        assert all(
+            torch.equal(x, y) for x, y in zip(model(model.encode(rows)), again(again.encode(rows)))
+        )
+    other = MultiTaskModel({n: task_model("lpt", bb) for n in names})
+    other.load_state_dict(model.state_dict())
+    assert all(
+        torch.equal(t, model.trained_parameters()[n]) for n, t in other.trained_parameters().items()
+    )
+    assert model.predict(
+        [dict(task=1, sentence1="tea"), dict(task="1", sentence1="tea")], probabilities=True
+    )[0]
+
+
+# --- rows of one question
+
+
+def test_grouped_rows_get_one_positive_prediction_per_question(tmp_path):
+    bb = backbone()
+    m = task_model("lpt", bb, "copa")
+    model = MultiTaskModel({"choose": m, "mood": task_model("lpt", bb)})
+    save_multitask_model(model, tmp_path / "t")
+    rows = [
+        dict(task="choose", sentence1=f"it fell {i // 2}", sentence2=s, group=i // 2)
+        for i, s in enumerate(["it broke", "we ate"] * 4)
+    ]
+    for o in (model, load_multitask_model(tmp_path / "t", bb)):
+        predictions = o.predict([*rows, dict(task="mood", sentence1="tea")])[:8]
+        assert [sorted(predictions[i : i + 2]) for i in range(0, 8, 2)] == [
+            ["false", "true"]
+        ] * 4  # one of the two, of each question
+    with pytest.raises(ValueError, match="group"):
+        model.predict([{k: v for k, v in rows[0].items() if k != "group"}])
+
+
+# --- refused
+
+
+@pytest.mark.parametrize("method", IN_WEIGHTS)
+def test_methods_that_change_weights(method):
+    m = task_model(method, backbone())
+    with pytest.raises(
+        ValueError, match="makes several pairs" if method == "efl" else "changes the backbone"
+    ):
+        MultiTaskModel({"a": m})
+
+
+def test_bad_models_rows_and_batches_are_refused(bbs):
+    bb = bbs("roberta")
+    m = task_model("lpt", bb)
+    model = MultiTaskModel({"mood": m, "other": m})
+    for f, words in (
+        (lambda: MultiTaskModel({}), "give at least one task"),
+        (lambda: MultiTaskModel({"": m}), "a task name must be a string that is not empty"),
+        (lambda: MultiTaskModel({1: m}), "a task name must be a string that is not empty, got 1"),
+        (
+            lambda: model.loss(model.encode([dict(task="mood", sentence1="x")])),
+            "no labels to learn from",
+        ),
+        (
+            lambda: MultiTaskModel({"a": m, "b": task_model("lpt", backbone())}),
+            "build every model on that object",
+        ),
+        (
+            lambda: model.encode([dict(task="moood", sentence1="x")]),
+            "unknown task in row 0: 'moood': did you mean 'mood'",
+        ),
+        (
+            lambda: model.encode([dict(task="mood", sentence1="x"), dict(sentence1="x")]),
+            "unknown task in row 1: 'None'",
+        ),
+        (
+            lambda: model.encode(
+                [dict(task="mood", sentence1="x", label=0), dict(task="mood", sentence1="x")]
+            ),
+            "some rows have a label",
+        ),
+        (
+            lambda: model(
+                {**model.encode([dict(task="mood", sentence1="x")]), "task": torch.tensor([2])}
+            ),
+            "Make the batch with `encode`",
+        ),
+    ):
+        with pytest.raises(ValueError, match=words):
+            f()
+    with pytest.raises(ValueError, match="no rows"):
+        model.encode([])
+
+
+ROWS = {
+    "a pair without its second text": (
+        dict(task="pair", sentence1="x"),
+        "row 1: no sentence2 and no label among task, sentence1. Task 'entailment' needs "
+        "sentence1, sentence2, label in every row \\(a label only to train\\)",
+    ),
+    "one text too many": (
+        dict(task="one", sentence1="x", sentence2="y"),
+        "row 1: the row has a sentence2, but task 'sentiment' has one sentence",
+    ),
+    "an empty text": (
+        dict(task="one", sentence1=" "),
+        "row 1: sentence1 must be a text that is not empty, got ' '",
+    ),
+    "no text": (dict(task="one", text="x"), "row 1: no sentence1 and no label among task, text"),
+    "None": (dict(task="one", sentence1=None), "row 1: no sentence1"),
+    "a number as text": (
+        dict(task="one", sentence1=3),
+        "row 1: sentence1 must be a text that is not empty, got 3",
+    ),
+    "a name that is none": (
+        dict(task="one", sentence1="x", label="fine"),
+        "row 1: label must be an index from 0 to 1 or a class name \\(negative, positive\\) for "
+        "task 'sentiment', got 'fine'",
+    ),
+    "a class too high": (dict(task="one", sentence1="x", label=2), "row 1: label must be .* got 2"),
+    "a number beyond the scale": (
+        dict(task="number", sentence1="x", sentence2="y", label=9.0),
+        "row 1: label must be a number from 0.0 to 5.0 for task 'similarity', got 9.0",
+    ),
+    "no dict": ("x", "row 1: 'x' is not a row"),
+    "half a character": (
+        dict(task="one", sentence1="a \ud83d"),
+        "row 1: sentence1 contains a lone surrogate",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def three():
+    bb = backbone()
+    return MultiTaskModel(
+        {
+            "one": task_model("lpt", bb),
+            "pair": task_model("lpt", bb, "entailment"),
+            "number": task_model("lpt", bb, "similarity"),
+        }
+    )
+
+
+@pytest.mark.parametrize("row,words", ROWS.values(), ids=ROWS)
+def test_rows_that_do_not_fit_their_task_are_refused(three, row, words):
+    for f in (three.encode, three.predict):
+        with pytest.raises(ValueError, match=words):
+            f([dict(task="one", sentence1="x"), row])
+
+
+def test_labels_are_indices_or_names(three):
+    rows = [
+        dict(task="one", sentence1="x"),
+        dict(task="pair", sentence1="x", sentence2="y"),
+        dict(task="number", sentence1="x", sentence2="y"),
+    ]
+    by_name, by_index = [
+        three.encode([{**r, "label": y} for r, y in zip(rows, ys)])
+        for ys in (("positive", "not_entailment", 2.5), (1, 1, 2.5))
+    ]
+    assert (
+        by_name.keys() == by_index.keys()
+        and all(torch.equal(by_name[k], by_index[k]) for k in by_name)
+        and by_name["label"].tolist() == [1.0, 1.0, 2.5]
+    )
+    assert (
+        "label" not in three.encode([{**r, "label": None} for r in rows])
+        and len(three.predict(rows)) == 3
+    )
+
+
+# --- many rows, saved models
+
+
+def test_batches_of_similar_length_predict_as_one_batch(three):
+    words = [
+        "the",
+        "soup",
+        "was",
+        "cold",
+        "and",
+        "nobody",
+        "wanted",
+        "any",
+        "more",
+        "of",
+        "it",
+        "today",
+    ]
+    rows = [
+        dict(
+            task=n,
+            sentence1=" ".join(words[: 1 + i % 11]),
+            **({} if n == "one" else {"sentence2": "x"}),
+        )
+        for i, n in enumerate(["one", "pair", "number"] * 9)
+    ]
+    shapes = []
+    whole = three.predict(rows, probabilities=True)
+    hook = three.register_forward_pre_hook(
+        lambda m, args: shapes.append(args[0]["input_ids"].shape)
+    )
+    try:
+        parts = three.predict(rows, batch_size=5, probabilities=True)
+    finally:
+        hook.remove()
+    assert (
+        len(shapes) == 6
+        and [s[1] for s in shapes] == sorted(s[1] for s in shapes)
+        and shapes[0][1] < shapes[-1][1]
+    )
+    for a, b, r in zip(whole, parts, rows):
+        if r["task"] == "number":
+            assert a["value"] == pytest.approx(b["value"], abs=1e-4)
+        else:
+            assert a["label"] == b["label"] and a["probabilities"] == pytest.approx(
+                b["probabilities"], abs=1e-5
+            )
+    assert three.predict(rows) == [a.get("label", a.get("value")) for a in whole]
+    with pytest.raises(ValueError, match="batch_size"):
+        three.predict(rows, batch_size=0)
+
+
+def test_one_constructor_from_saved_folders(tmp_path, small_folder):
+    task = small_task()
+    tasks = small_task("similarity")
+    for name, method, t in (
+        ("mood", "lpt-npg", task),
+        ("close", "prompt-tuning", tasks),
+        ("lora", "lora", task),
+    ):
+        cfg = config(backbone=str(small_folder), method=method, task=t.name)
+        save_pretrained(build_model(cfg, load_backbone(cfg.backbone), t), tmp_path / name, t, cfg)
+    model = MultiTaskModel.from_pretrained([tmp_path / "mood", tmp_path / "close"])
+    assert model.task_names == ["mood", "close"] and not model.training
+    rows = [dict(task="mood", sentence1="tea"), dict(task="close", sentence1="a", sentence2="b")]
+    for r, a in zip(rows, model.predict(rows, probabilities=True)):
+        (alone,) = predict(
+            *from_pretrained(tmp_path / r["task"]), [{k: v for k, v in r.items() if k != "task"}]
+        )
+        flat = [{**x.get("probabilities", {}), "value": x.get("value", 0.0)} for x in (a, alone)]
+        assert flat[0] == pytest.approx(flat[1], abs=1e-5)
+    named = MultiTaskModel.from_pretrained(
+        {"x": tmp_path / "mood", "y": tmp_path / "mood"}, str(small_folder)
+    )
+    assert (
+        named.task_names == ["x", "y"]
+        and named.task_models["x"].model.backbone is named.task_models["y"].model.backbone
+    )
+    with pytest.raises(ValueError, match="two of .* have the same name. Give a dict"):
+        MultiTaskModel.from_pretrained([tmp_path / "mood", tmp_path / "mood"])
+    bb = load_backbone(str(small_folder))
+    with pytest.raises(ValueError, match=r"'lora' \(lora\) changes the backbone's weights"):
+        MultiTaskModel.from_pretrained([tmp_path / "mood", tmp_path / "lora"], bb)
+    assert bb.active_edit is None

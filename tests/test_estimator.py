@@ -1,0 +1,514 @@
+"""Estimators: labels of any kind, texts in any form, files, pickles, scikit-learn's checks."""
+
+import pickle
+import subprocess
+import sys
+import warnings
+from copy import deepcopy
+
+import numpy as np
+import pandas as pd
+import pytest
+from datasets import Dataset
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils.validation import validate_data
+from small import stop_at
+
+from idp_tutorial import PromptClassifier, PromptRegressor
+from idp_tutorial.data.task_from_rows import hold_out_rows
+from idp_tutorial.estimator import ESTIMATOR_OPTIONS
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.utils.config import RunConfig
+
+TEXTS = [
+    f"the {a} {b} is {c}"
+    for a in ("red", "blue", "old")
+    for b in ("door", "cup")
+    for c in ("here", "gone", "small", "big")
+]
+LABELS = [("a", "b", "c")[i % 3] for i in range(len(TEXTS))]
+
+
+@pytest.fixture(scope="module")
+def quick(small_folder):
+    """A function that returns an estimator of the smallest model with two training steps."""
+
+    def make(method="lpt-npg", cls=PromptClassifier, **kw):
+        defaults = dict(
+            backbone=str(small_folder),
+            steps=2,
+            evaluations=1,
+            lr=None,
+            prompt_length=2,
+            bottleneck=4,
+            device="cpu",
+        )
+        return cls(method, **{**defaults, **kw})
+
+    return make
+
+
+def test_importing_the_package_imports_neither_torch_nor_sklearn():
+    code = """import idp_tutorial, sys
+assert 'torch' not in sys.modules and 'sklearn' not in sys.modules
+assert 'PromptClassifier' in dir(idp_tutorial)
+try: idp_tutorial.PromptClasifier
+except AttributeError: print('none')"""
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "none\n"
+    )
+
+
+def test_every_option_of_a_run_is_a_keyword():
+    from dataclasses import fields
+
+    missing = {f.name for f in fields(RunConfig)} - {*ESTIMATOR_OPTIONS}
+    assert missing == {"method", "task", "data", "shots", "split_seed", "eval_every"}
+    clf = PromptClassifier("id-spam", layer=3)
+    assert (
+        clf.get_params() == {**ESTIMATOR_OPTIONS, "method": "id-spam", "layer": 3}
+        and clone(clf.set_params(prompt_length=7)).prompt_length == 7
+    )
+    with pytest.raises(ValueError, match="did you mean 'layer'"):
+        PromptClassifier(layers=3)
+
+
+@pytest.mark.parametrize(
+    "labels", [("a", "b", "c"), (1, 2, 3), (True, False), (0.5, 2.0), ("10", "9", "8")], ids=str
+)
+def test_predictions_are_the_labels_that_were_given(labels, quick, tmp_path):
+    if labels == (0.5, 2.0):
+        labels = (0.0, 2.0)  # whole numbers may be classes, others may not
+    y = [labels[i % len(labels)] for i in range(len(TEXTS))]
+    clf = quick().fit(TEXTS, y)
+    assert clf.classes_.tolist() == sorted(set(y)) and set(clf.predict(TEXTS).tolist()) <= set(y)
+    p = clf.predict_proba(TEXTS)
+    assert (
+        p.shape == (len(TEXTS), len(labels))
+        and np.allclose(p.sum(1), 1)
+        and 0 <= clf.score(TEXTS, y) <= 1
+    )
+    clf.save_pretrained(tmp_path / "model")
+    again = PromptClassifier.from_pretrained(tmp_path / "model")
+    assert (
+        again.classes_.dtype.kind == clf.classes_.dtype.kind
+        and (again.predict(TEXTS) == clf.predict(TEXTS)).all()
+    )
+    assert again.get_params() == {**clf.get_params(), "lr": clf.config_.lr}
+    with pytest.raises(ValueError, match="load it with PromptClassifier"):
+        PromptRegressor.from_pretrained(tmp_path / "model")
+
+
+def test_texts_in_any_shape(quick):
+    pairs = [(t, t[::-1]) for t in TEXTS]
+    want = quick().fit(TEXTS, LABELS).predict_proba(TEXTS)
+    frame = pd.DataFrame(dict(text=TEXTS, label=LABELS))
+    shapes = [
+        (frame["text"], frame["label"]),
+        (frame[["text"]], LABELS),
+        (np.array(TEXTS, object), np.array(LABELS)),
+        (pd.DataFrame(dict(n=LABELS, sentence1=TEXTS)), LABELS),
+        (Dataset.from_dict(dict(sentence1=TEXTS, n=[*range(len(TEXTS))])), LABELS),
+    ]
+    for X, y in shapes:
+        assert (quick().fit(X, y).predict_proba(TEXTS) == want).all()
+    labelled = Dataset.from_pandas(frame)  # its labels are not read as second texts
+    assert (quick().fit(labelled).predict_proba(labelled) == want).all()
+    clf = quick().fit(pairs, LABELS)
+    assert (
+        clf.task_.pair and clf.predict(pd.DataFrame(pairs)).tolist() == clf.predict(pairs).tolist()
+    )
+    turned = pd.DataFrame(pairs, columns=["sentence1", "sentence2"])[["sentence2", "sentence1"]]
+    assert (
+        clf.predict_proba(turned) == clf.predict_proba(pairs)
+    ).all()  # columns named sentence1 and sentence2 are read by name
+    for method in (clf.predict, clf.compute_prompts):
+        with pytest.raises(ValueError, match="X has single texts, but .* fitted on pairs of texts"):
+            method(TEXTS)
+    with pytest.raises(ValueError, match="one set contains pairs"):
+        quick().fit(TEXTS, LABELS, (pairs, LABELS))
+
+
+@pytest.mark.parametrize(
+    "X,y,words",
+    [
+        (TEXTS, None, "requires y to be passed, but the target y is None"),
+        (TEXTS, [["a"] * 2] * 24, "several labels of one text are not supported"),
+        (TEXTS, LABELS[:3], "24 texts and y has 3 labels"),
+        (TEXTS, ["a"] * 24, "only the class 'a'"),
+        (TEXTS, [None, *LABELS[1:]], "a label is missing"),
+        (TEXTS, [pd.NA, *LABELS[1:]], "a label is missing"),
+        (["a", None], ["a", "b"], "row 1 is None"),
+        (["a", "b \ud800"], ["a", "b"], "row 1 contains a lone surrogate"),
+        ("text", ["a"], "X must be a list of texts, got 'text'"),
+        ([], [], "0 sample"),
+        (["a", "b"], ["a", "b"], "no row can be held out"),
+    ],
+    ids=lambda v: "",
+)
+def test_texts_and_labels_that_cannot_be_fitted_are_refused(X, y, words, quick):
+    with pytest.raises(ValueError, match=words):
+        quick().fit(X, y)
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_fit_refuses_bad_validation_and_missing_labels(text, quick):
+    for y, validation, words in (
+        (LABELS, None, "validation must be a fraction.*got None"),
+        (LABELS, "a", "These texts select the checkpoint"),
+        (None, 0.1, "requires y"),
+        (LABELS[:3], 0.1, "24 texts and y has 3 labels"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            quick().fit(TEXTS, y, validation, text_targets=text)
+    with pytest.raises(ValueError, match="use PromptClassifier"):
+        quick(cls=PromptRegressor).fit(TEXTS, LABELS, text_targets=True)
+
+
+@pytest.mark.parametrize(
+    "option,value",
+    [
+        ("steps", "a"),
+        ("steps", None),
+        ("steps", 2.5),
+        ("steps", 0),
+        ("evaluations", "a"),
+        ("evaluations", -1),
+        ("evaluations", None),
+        ("clip", "x"),
+        ("warmup", "x"),
+        ("backbone", None),
+        ("backbone", 3),
+    ],
+)
+def test_an_option_with_a_bad_value_is_refused_by_name(option, value, quick):
+    with pytest.raises(ValueError, match=f"^{option} must be .*got {value!r}"):
+        quick("head-only", **{option: value}).fit(TEXTS, LABELS)
+
+
+def test_an_estimator_that_is_not_fitted_cannot_predict(quick):
+    for name in ("predict", "predict_proba", "compute_prompts", "save_pretrained"):
+        with pytest.raises(NotFittedError):
+            getattr(quick(), name)(TEXTS)
+
+
+def test_held_out_rows_are_in_proportion_to_the_classes():
+    rows = [dict(label="abc"[i % 3] if i < 93 else "rare") for i in range(96)]
+    rest, drawn = hold_out_rows(rows, 0.2, 3)
+    assert len(drawn) == 19 and len(rest) == 77 and sum(r["label"] == "rare" for r in rest) == 2
+    assert hold_out_rows(rows, 0.2, 3) == (rest, drawn) != hold_out_rows(rows, 0.2, 4)
+
+
+def test_separate_validation_texts(quick):
+    clf = quick().fit(TEXTS[:12], LABELS[:12], validation=(TEXTS[12:], LABELS[12:]))
+    assert (
+        len(quick().fit(TEXTS, LABELS, np.float32(0.5)).predict(TEXTS)) == 24
+    )  # a fraction of any numeric type
+    assert clf.log_["validation"] == pytest.approx(100 * clf.score(TEXTS[12:], LABELS[12:]))
+    with pytest.raises(ValueError, match="validation labels have the class 'z'"):
+        quick().fit(TEXTS, LABELS, validation=(["x"], ["z"]))
+
+
+def test_training_stops_when_the_score_does_not_improve(quick):
+    clf = quick(steps=40, evaluations=40, patience=2, lr=1e-9).fit(TEXTS, LABELS)
+    assert clf.log_["steps"] == 3 and len(clf.log_["history"]) == 3
+
+
+def test_the_record_has_the_steps_that_were_trained(quick):
+    m = quick(steps=500, epochs=2, evaluations=4).fit(TEXTS, LABELS)
+    assert m.config_.steps == m.record_["steps"] < 500 and m.config_.eval_every == 1
+
+
+def test_balanced_class_weights_raise_a_rare_class(quick):
+    y = ["rare" if i in (3, 8, 15, 20) else "common" for i in range(24)]
+    plain, fair = (
+        quick(steps=12, lr=1e-2, class_weight=w).fit(TEXTS, y).predict_proba(TEXTS)[:, 1].mean()
+        for w in (None, "balanced")
+    )
+    assert fair > plain + 0.05
+    explicit = (
+        quick(steps=12, lr=1e-2, class_weight=dict(rare=5))
+        .fit(TEXTS, y)
+        .predict_proba(TEXTS)[:, 1]
+        .mean()
+    )
+    assert explicit > plain + 0.05
+    with pytest.raises(ValueError, match="method 'efl' scores pairs"):
+        quick("efl", class_weight="balanced").fit(TEXTS, y)
+    for weights, words in (
+        (dict(rar=5), "did you mean 'rare'"),
+        (dict(rare=0), "a positive number"),
+        ("even", "must be None or 'balanced'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            quick(class_weight=weights).fit(TEXTS, y)
+
+
+def test_a_killed_fit_resumes(quick, tmp_path, monkeypatch):
+    want = quick(steps=6, evaluations=3).fit(TEXTS, LABELS).predict_proba(TEXTS)
+    taken = stop_at(monkeypatch, 5)
+    clf = quick(steps=6, evaluations=3)
+    with pytest.raises(KeyboardInterrupt):
+        clf.fit(TEXTS, LABELS, resume=tmp_path)
+    assert (clf.fit(TEXTS, LABELS, resume=tmp_path).predict_proba(TEXTS) == want).all() and len(
+        taken
+    ) == 5 + 2
+    clf.fit(TEXTS, LABELS, resume=tmp_path)  # nothing is left to train
+    assert (
+        clf.compute_prompts(TEXTS) == clf.compute_prompts(TEXTS)
+    ).all() and not clf.model_.training
+
+
+@pytest.mark.parametrize(
+    "method,shape",
+    [
+        ("lpt-npg", (24, 2, 32)),
+        ("prompt-tuning", (24, 2, 32)),
+        ("m-idpg-phm", (24, 3, 2, 32)),
+        ("p-tuning-v2", (24, 3, 2, 64)),
+    ],
+)
+def test_computed_prompts_have_the_shape_of_the_method(method, shape, quick):
+    clf = quick(method, steps=8, lr=1e-2, bottleneck=16).fit(TEXTS, LABELS)
+    p = clf.compute_prompts(TEXTS)
+    assert p.shape[0] == 24 and p.shape[-2:] == shape[-2:] and np.isfinite(p).all()
+    assert (method == "lpt-npg") == bool((p[0] != p[1]).any()) or method == "m-idpg-phm"
+    apart = (
+        quick(method, steps=1, lr=1e-2, bottleneck=16, position=4)
+        if "m-idpg" in method or "prompt" in method
+        else clf
+    )
+    assert (
+        apart.fit(TEXTS, LABELS).compute_prompts(TEXTS).shape == p.shape
+    )  # without the separators
+    with pytest.raises(ValueError, match="lora. has no prompts to compute"):
+        quick("lora").fit(TEXTS, LABELS).compute_prompts(TEXTS)
+
+
+def test_a_learning_rate_is_chosen_and_the_card_states_it(quick, tmp_path):
+    clf = quick(lr="auto").fit(TEXTS, LABELS)
+    assert clf.config_.lr in METHODS["lpt-npg"].learning_rates and clf.lr == "auto"
+    clf.save_pretrained(
+        tmp_path / "model",
+        control_records=[{**clf.record_, "method": "majority", "validation": 30.0}],
+    )
+    card = (tmp_path / "model/README.md").read_text()
+    assert "No record" not in card
+    rates = ", ".join(f"{r:g}" for r in METHODS["lpt-npg"].learning_rates)
+    for words in (
+        f"2 validation | accuracy {clf.log_['validation']:.1f} |",
+        "| majority | 2 validation | accuracy 30.0 |",
+        "Trained on 22 examples",
+        f"learning rate: best of {rates}",
+        f"learning rate {clf.config_.lr:g} and seed",
+        "`a`, `b`, `c`",
+        "W₂",
+    ):
+        assert words in card, words
+    again = pickle.loads(pickle.dumps(PromptClassifier.from_pretrained(tmp_path / "model")))
+    assert (
+        again.record_["checkpoint_selection"] == clf.record_["checkpoint_selection"]
+        and str(tmp_path) not in card
+    )
+
+
+def test_word_vectors_of_a_file_are_found_again(quick, tmp_path):
+    """They are not saved: a copy and a pickle know their path, and for a folder it is given."""
+    words = dict.fromkeys(" ".join(TEXTS).split())
+    (glove := tmp_path / "vectors.txt").write_text(
+        "".join(f"{w} {i % 5}.5 {i % 3} 1\n" for i, w in enumerate(words))
+    )
+    clf = quick("m-idpg-phm-glove", glove=str(glove)).fit(TEXTS, LABELS)
+    want = clf.predict_proba(TEXTS)
+    clf.save_pretrained(tmp_path / "model")
+    again = PromptClassifier.from_pretrained(tmp_path / "model", glove=glove)
+    for other in (
+        again,
+        deepcopy(clf),
+        pickle.loads(pickle.dumps(clf)),
+        pickle.loads(pickle.dumps(again)),
+    ):
+        assert (other.predict_proba(TEXTS) == want).all() and other.glove == str(glove)
+    with pytest.raises(ValueError, match="glove=…"):
+        PromptClassifier.from_pretrained(tmp_path / "model")
+
+
+def test_a_decoder_generates_texts(tmp_path):
+    clf = PromptClassifier(
+        "prompt-tuning",
+        backbone="tiny-gpt2",
+        steps=1,
+        evaluations=1,
+        lr=None,
+        prompt_length=2,
+        device="cpu",
+        max_len=40,
+    )
+    clf.fit(TEXTS[:6], [t.split()[1] for t in TEXTS[:6]], text_targets=True, validation=0.4)
+    generated = clf.generate(TEXTS[:2], max_new_tokens=2)
+    assert (
+        len(generated) == 2
+        and all(isinstance(s, str) for s in generated)
+        and clf.predict(TEXTS[:2]).shape == (2,)
+    )
+    clf.save_pretrained(tmp_path)
+    assert (
+        PromptClassifier.from_pretrained(tmp_path).generate(TEXTS[:2], max_new_tokens=2)
+        == generated
+    )
+    with pytest.raises(ValueError, match="without probabilities"):
+        clf.predict_proba(TEXTS[:2])
+    with pytest.raises(ValueError, match="target must be a text, got None"):
+        clf.fit(TEXTS[:6], [None] * 6, text_targets=True)
+    clf.fit([(t, "why ?") for t in TEXTS[:6]], TEXTS[:6], text_targets=True, validation=0.4)
+    assert clf.predict([("who ?", "why ?")]).shape == (1,)
+
+
+def test_a_classifier_with_classes_cannot_generate(quick):
+    with pytest.raises(ValueError, match="is answered with a label"):
+        quick().fit(TEXTS, LABELS).generate(TEXTS)
+
+
+def test_the_regressor_predicts_numbers(quick, tmp_path):
+    y = np.array([len(t) + 0.5 for t in TEXTS])
+    reg = quick(cls=PromptRegressor, method="prompt-tuning").fit(TEXTS, y)
+    assert reg.predict(TEXTS).shape == (24,) and reg.score(TEXTS, y) <= 1
+    reg.save_pretrained(tmp_path)
+    assert (PromptRegressor.from_pretrained(tmp_path).predict(TEXTS) == reg.predict(TEXTS)).all()
+    bad_labels = [
+        ([float("nan")] * 24, "NaN or infinity"),
+        (["a"] * 24, "is not a number"),
+        (np.ones((24, 2)), "one number per text"),
+    ]
+    for labels, words in bad_labels:
+        with pytest.raises(ValueError, match=words):
+            quick(cls=PromptRegressor).fit(TEXTS, labels)
+    with pytest.raises(ValueError, match="regression target"):
+        quick().fit(TEXTS, y)
+
+
+def test_cross_validation_grid_search_and_pipelines(quick):
+    clf = quick()
+    assert cross_val_score(clf, TEXTS, LABELS, cv=3).shape == (3,)
+    lower = FunctionTransformer(lambda X: [t.lower() for t in X])
+    search = GridSearchCV(
+        Pipeline([("lower", lower), ("clf", clf)]), dict(clf__prompt_length=[2, 3]), cv=2
+    )
+    assert search.fit(TEXTS, LABELS).best_params_["clf__prompt_length"] in (2, 3)
+    fitted = clone(clf).fit(TEXTS, LABELS)
+    copied = pickle.loads(data := pickle.dumps(fitted))
+    assert (
+        copied.predict_proba(TEXTS) == fitted.predict_proba(TEXTS)
+    ).all() and b"_rebuild_tensor" not in data
+
+
+# --- scikit-learn's own checks
+
+
+class Numbers(PromptClassifier):
+    """A classifier that takes a table of numbers as texts, as scikit-learn's checks need."""
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = True
+        tags.input_tags.one_d_array = False
+        tags.input_tags.string = False
+        return tags
+
+    def fit(self, X, y=None):
+        if y is None:
+            return super().fit(X, y)
+        X, y = validate_data(self, X, y)
+        return super().fit(self.to_texts(X), y)
+
+    def to_texts(self, X):
+        return [" ".join(map("{:.1f}".format, row)) for row in X]
+
+    def _predict_rows(self, X):
+        from sklearn.utils.validation import check_is_fitted
+
+        check_is_fitted(self)
+        return super()._predict_rows(self.to_texts(validate_data(self, X, reset=False)))
+
+
+def check_results(estimator):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = check_estimator(estimator, on_fail=None, on_skip=None)
+    return {r["check_name"]: (r["status"], str(r["exception"])) for r in results}
+
+
+NOT_PASSED = {  # checks of scikit-learn that an estimator of texts does not pass, and why
+    "check_classifiers_train": "needs 83 % on numbers, after two steps on their digits",
+    "check_class_weight_classifiers": "needs an effect of extreme weights within two steps",
+    "check_array_api_input": "skipped by scikit-learn: texts are not arrays of numbers",
+}
+
+
+def test_scikit_learns_own_checks(quick):
+    """An estimator of texts gets one check, and one that takes tables of numbers gets all."""
+    assert check_results(quick()) == {"check_estimator_cloneable": ("passed", "None")}
+    results = check_results(quick(cls=Numbers))
+    assert {name for name, (status, _) in results.items() if status != "passed"} == {
+        *NOT_PASSED
+    } and len(results) >= 45
+
+
+def test_a_label_is_not_read_as_a_text(quick):
+    for X in (
+        pd.DataFrame(dict(text=TEXTS, label=LABELS)),
+        [dict(text=t, label=y) for t, y in zip(TEXTS, LABELS)],
+    ):
+        clf = quick().fit(X, LABELS)
+        assert not clf.task_.pair and len(clf.predict(X[:2])) == 2
+
+
+def test_options_can_be_numpy_numbers(quick, tmp_path):
+    clf = quick(
+        prompt_length=np.int64(3),
+        seed=np.int64(1),
+        clip=np.float32(1),
+        two_layer_head=np.bool_(True),
+    ).fit(TEXTS, LABELS)
+    clf.save_pretrained(tmp_path)
+    assert (clf.config_.prompt_length, clf.config_.two_layer_head) == (3, True) and type(
+        clf.config_.seed
+    ) is int
+    assert (
+        pickle.loads(pickle.dumps(clf)).predict(TEXTS[:3]).tolist()
+        == clf.predict(TEXTS[:3]).tolist()
+    )
+
+
+def test_labels_of_two_types_and_generating_before_fit_are_refused(quick):
+    with pytest.raises(ValueError, match="mix texts and numbers"):
+        quick().fit(TEXTS, [1, "a"] * 12)
+    with pytest.raises(NotFittedError):
+        quick().generate(TEXTS)
+
+
+def test_a_model_of_a_bundled_task_predicts_its_label_names(small_folder, tmp_path):
+    """TREC's codes on the Hub are not names of classes."""
+    from dataclasses import replace
+
+    from small import small_task
+
+    from idp_tutorial.assembly.build import build_model
+    from idp_tutorial.backbones.load import load_backbone
+    from idp_tutorial.data.tasks import TASKS
+    from idp_tutorial.saving.prompt_files import save_pretrained
+
+    cfg = RunConfig(
+        "lpt", "trec", backbone=str(small_folder), prompt_length=2, lr=1e-3, device="cpu"
+    )
+    task = replace(TASKS["trec"], splits=small_task("questions").splits)
+    save_pretrained(build_model(cfg, load_backbone(cfg.backbone), task), tmp_path, task, cfg)
+    assert PromptClassifier.from_pretrained(tmp_path).classes_.tolist() == list(
+        TASKS["trec"].labels
+    )

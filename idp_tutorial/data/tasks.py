@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from idp_tutorial.data.few_shot import sample_rows, split_few_shot
-from idp_tutorial.data.loading import load_splits_from_folder, load_splits_from_hub
-from idp_tutorial.data.row_readers import detect_format
+from idp_tutorial.data.reading import (
+    detect_format,
+    load_splits_from_folder,
+    load_splits_from_hub,
+)
 from idp_tutorial.data.rows import (
     check_row,
     convert_copa_row,

@@ -14,7 +14,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
 from idp_tutorial import PromptClassifier
-from idp_tutorial.data.tables import _read_labelled_rows, load_table_task, register_table_task
+from idp_tutorial.data.user_data import _read_labelled_rows, load_table_task, register_table_task
 from idp_tutorial.data.tasks import TASKS
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -280,7 +280,7 @@ def test_a_known_name_is_not_taken(tmp_path):
 
 
 def test_streams_that_are_closed_or_narrow_and_a_folder_without_a_name(monkeypatch):
-    from idp_tutorial.data.row_readers import iterate_rows
+    from idp_tutorial.data.reading import iterate_rows
     from idp_tutorial.utils.checks import check_writable_folder
 
     monkeypatch.setattr(sys, "stdin", None)

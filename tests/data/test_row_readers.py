@@ -10,14 +10,13 @@ from dataclasses import replace
 import pytest
 from datasets import Dataset
 
-from idp_tutorial.data.loading import convert_and_check_row
-from idp_tutorial.data.row_readers import (
+from idp_tutorial.data.reading import (
     detect_format,
     iterate_lines,
     iterate_rows,
     parse_json_object,
 )
-from idp_tutorial.data.rows import check_row
+from idp_tutorial.data.rows import check_row, convert_and_check_row
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.methods.glove import read_glove
@@ -261,7 +260,7 @@ def test_word_vectors_are_checked(tmp_path):
 
 def test_lines_have_a_maximum_length(tmp_path, monkeypatch):
     """A device that never ends a line does not fill the memory."""
-    monkeypatch.setattr("idp_tutorial.data.row_readers._MAX_LINE_BYTES", 8)
+    monkeypatch.setattr("idp_tutorial.data.reading._MAX_LINE_BYTES", 8)
     file = tmp_path / "x.txt"
     file.write_bytes(b"short\n1234567\n")
     assert [text for _, text in iterate_lines(file)] == ["short\n", "1234567\n"]

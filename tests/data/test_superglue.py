@@ -21,9 +21,8 @@ from idp_tutorial.data.rows import (
     convert_multirc_row,
     convert_wic_row,
     group_by_question,
-    mark_best_candidates,
 )
-from idp_tutorial.data.task import Task
+from idp_tutorial.data.task import Task, mark_best_candidates
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.runs.experiment import run_experiment
 from idp_tutorial.training.evaluation import evaluate

@@ -19,9 +19,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from idp_tutorial.data.encoding import collate, make_dataloader, tokenize_rows
 from idp_tutorial.data.few_shot import sample_rows, split_few_shot
-from idp_tutorial.data.loading import BUNDLED_TASKS, load_splits_from_hub
+from idp_tutorial.data.reading import load_splits_from_hub
 from idp_tutorial.data.metrics import METRICS, compute_metric
 from idp_tutorial.data.rows import check_row
+from idp_tutorial.data.synthetic import SYNTHETIC_TASKS
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.data.templates import truncate_pair_lengths
@@ -126,7 +127,7 @@ def test_registry_has_the_tasks_of_all_three_papers():
         "wic",
         "imdb",
     ]
-    assert set(TASKS) == {*papers, *BUNDLED_TASKS} and len(BUNDLED_TASKS) == 8
+    assert set(TASKS) == {*papers, *SYNTHETIC_TASKS} and len(SYNTHETIC_TASKS) == 8
     assert all(t.hub_dataset and t.name == name for name, t in TASKS.items())
     assert all("/" in TASKS[n].hub_dataset[0] for n in papers)
 
@@ -871,7 +872,7 @@ def test_hub_failures_say_what_to_do(monkeypatch):
 # --- bundled and real
 
 
-@pytest.mark.parametrize("name", [n for n in BUNDLED_TASKS if not TASKS[n].is_generation])
+@pytest.mark.parametrize("name", [n for n in SYNTHETIC_TASKS if not TASKS[n].is_generation])
 def test_bundled_tasks_load_and_fit_their_record(name, bpe):
     t = load_task(name)
     assert set(t.splits) == {"train", "validation", "test"} and all(

@@ -29,7 +29,7 @@ from tokenizers import (
     trainers,
 )
 
-from idp_tutorial.data.row_readers import iterate_lines, parse_json_object
+from idp_tutorial.data.reading import iterate_lines, parse_json_object
 from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.files import (
     MANIFEST_NAME,

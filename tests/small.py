@@ -16,7 +16,7 @@ from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.families.all import wrap_hf_model
+from idp_tutorial.families.family import wrap_hf_model
 from idp_tutorial.utils.config import RunConfig
 
 BASE_MODELS = dict(roberta="roberta-base", gpt2="gpt2", deberta="deberta-large")

@@ -14,8 +14,8 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
 from idp_tutorial import PromptClassifier
-from idp_tutorial.data.user_data import _read_labelled_rows, load_table_task, register_table_task
 from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.data.user_data import _read_labelled_rows, load_table_task, register_table_task
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 QUICK = "--steps 2 --evaluations 1 --batch_size 8 --prompt_length 2 --device cpu"

@@ -19,8 +19,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from idp_tutorial.data.encoding import collate, make_dataloader, tokenize_rows
 from idp_tutorial.data.few_shot import sample_rows, split_few_shot
-from idp_tutorial.data.reading import load_splits_from_hub
 from idp_tutorial.data.metrics import METRICS, compute_metric
+from idp_tutorial.data.reading import load_splits_from_hub
 from idp_tutorial.data.rows import check_row
 from idp_tutorial.data.synthetic import SYNTHETIC_TASKS
 from idp_tutorial.data.task import Task

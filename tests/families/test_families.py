@@ -9,7 +9,7 @@ from torch import nn
 
 from idp_tutorial.core.dtypes import cast_weights
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.families.all import FAMILIES, get_family, register_family
+from idp_tutorial.families.family import FAMILIES, get_family, register_family
 from idp_tutorial.methods.adapters import add_adapters, add_lora
 from idp_tutorial.testing.parity import (
     CONSISTENCY_COMPARISONS,

@@ -23,7 +23,7 @@ from ...data.encoding import collate
 from ...data.tasks import TASKS
 from ...assembly.build import build_model
 from ...core.dtypes import force_fused_attention
-from ...families.all import get_family
+from ...families.family import get_family
 from ...backbones.load import FULL_SCALE_CONFIGS, load_backbone
 from ...core.loop import run_layers
 from ...core.prompted_model import PromptedModel

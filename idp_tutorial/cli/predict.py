@@ -57,7 +57,7 @@ def select_text_columns(
 
     Raises: `UserError` for a row without a text.
     """
-    from idp_tutorial.data.user_data import require_nonempty_text
+    from idp_tutorial.data.rows import require_nonempty_text
     from idp_tutorial.training.evaluation import require_text_columns
 
     trained = [(c or "").strip("{}") for c in task.columns[:2]]

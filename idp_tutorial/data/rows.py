@@ -21,6 +21,7 @@ from idp_tutorial.utils.checks import UserError
 __all__ = [
     "require_text",
     "require_utf8",
+    "require_nonempty_text",
     "check_row",
     "convert_copa_row",
     "convert_multirc_row",
@@ -86,16 +87,20 @@ def require_utf8(
     return text
 
 
-def _check_texts(task: Task, row: dict, columns: list[str], where: str) -> None:
-    """Raise `UserError` unless the columns contain texts that are valid and not empty."""
-    for column in columns:
-        text = row[column]
-        if not isinstance(text, str) or not (text.strip() or task.allow_empty_text):
-            raise UserError(
-                f"{where}: {column} must be a text that is not empty, got {text!r}: "
-                "correct the row or remove it."
-            )
-        require_utf8(text, f"{where}: {column}")
+def require_nonempty_text(
+    row: dict,  # a row of a table
+    column: str,  # name of the column
+    where: str,  # file and line, for the error message
+    allow_empty: bool = False,  # accept a text of spaces or of no character
+) -> str:
+    """Return the string in a column; raise `UserError` if it is missing, empty or not a string."""
+    text = row.get(column)
+    if not isinstance(text, str) or not (text.strip() or allow_empty):
+        raise UserError(
+            f"{where}: {column} must be a text that is not empty, got {text!r:.60}: "
+            "correct the row or remove it."
+        )
+    return require_utf8(text, f"{where}: {column}")
 
 
 def check_row(
@@ -131,8 +136,8 @@ def check_row(
         )
     if task.is_generation:
         texts.append("target")
-    _check_texts(task, row, texts, where)
-    checked = {column: row[column] for column in texts + group}
+    checked = {c: require_nonempty_text(row, c, where, task.allow_empty_text) for c in texts}
+    checked |= {column: row[column] for column in group}
     if task.is_generation:
         return checked
     return checked | {"label": _convert_label(task, row["label"], where)}
@@ -171,34 +176,22 @@ def convert_multirc_row(
     number: int,  # number of the record
 ) -> list[dict]:  # a row for each answer, with `sentence1`, `sentence2`, `label`, `group`
     """Convert a MultiRC record to a row for each answer (Khashabi et al. 2018)."""
-    if "passage" not in record:
-        index = record["idx"]
+    answers = []  # question, answer, label, group
+    if "passage" in record:
+        paragraph = require_text(record["passage"], "text")
+        for j, question in enumerate(record["passage"]["questions"]):
+            for answer in question["answers"]:
+                texts = require_text(question, "question"), require_text(answer, "text")
+                answers.append((*texts, answer["label"], f"{number}-{j}"))
+    else:
         paragraph = require_text(record, "paragraph")
-        question_text = require_text(record, "question")
-        answer_text = require_text(record, "answer")
-        return [
-            dict(
-                sentence1=paragraph,
-                sentence2=f"{question_text} {answer_text}",
-                label=record["label"],
-                group=f"{index['paragraph']}-{index['question']}",
-            )
-        ]
-    rows = []
-    paragraph = require_text(record["passage"], "text")
-    for j, question in enumerate(record["passage"]["questions"]):
-        for answer in question["answers"]:
-            question_text = require_text(question, "question")
-            answer_text = require_text(answer, "text")
-            rows.append(
-                dict(
-                    sentence1=paragraph,
-                    sentence2=f"{question_text} {answer_text}",
-                    label=answer["label"],
-                    group=f"{number}-{j}",
-                )
-            )
-    return rows
+        texts = require_text(record, "question"), require_text(record, "answer")
+        group = f"{record['idx']['paragraph']}-{record['idx']['question']}"
+        answers.append((*texts, record["label"], group))
+    return [
+        dict(sentence1=paragraph, sentence2=f"{question} {answer}", label=label, group=group)
+        for question, answer, label, group in answers
+    ]
 
 
 def _mark_span(record: dict, i: int) -> str:

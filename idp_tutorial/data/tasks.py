@@ -1,14 +1,14 @@
 """The registry of the papers' tasks and of the bundled ones, and the function that loads a task.
 
-A task is a dataclass. This page lists all tasks with what the papers say about each: labels,
-label words, template and metric. The second half loads a task's rows. The rows that select the
-checkpoint are never those that report the score.
+`TASKS` has each task with what the papers say about it: labels, label words, template and metric.
+`load_task` loads its rows. The rows that select the checkpoint are never those that report the
+score.
 
 Labels are in the order of the index that the data files use. `template_source` marks the tasks
-whose template is LPT's. For the others the papers train a classification head (CR, STS-B in
-IDPG) or do not say (the SuperGLUE tasks of ID-SPAM), and this project chose the template and
-the words. ID-SPAM reports one score for each SuperGLUE task without naming the metric. We use
-the benchmark's metric, and for CB and MultiRC the mean of its two metrics.
+whose template is LPT's. For the others the papers train a classification head (CR, STS-B in IDPG)
+or do not say (the SuperGLUE tasks of ID-SPAM), and this project chose the template and the words.
+ID-SPAM reports one score for each SuperGLUE task without naming the metric. `TASKS` has the
+benchmark's metric, and for CB and MultiRC the mean of its two metrics.
 """
 
 from dataclasses import replace

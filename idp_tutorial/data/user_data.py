@@ -29,13 +29,13 @@ from idp_tutorial.data.reading import (
     load_hub_dataset,
     suggest_delimiter,
 )
+from idp_tutorial.data.rows import require_nonempty_text
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.utils.checks import MissingFileError, UserError
 
 __all__ = [
     "MULTILABEL_HINT",
-    "require_nonempty_text",
     "parse_label",
     "sort_class_names",
     "make_task",
@@ -105,21 +105,6 @@ def _resolve_columns(
                 "they must be different columns."
             )
     return text, text2, label
-
-
-def require_nonempty_text(
-    row: dict,  # a row of the table
-    column: str,  # name of the column
-    where: str,  # file and line, for the error message
-) -> str:
-    """Return the string in a column; raise `UserError` if it is missing, empty or not a string."""
-    text = row.get(column)
-    if not isinstance(text, str) or not text.strip():
-        raise UserError(
-            f"{where}: {column} must be a text that is not empty, got {text!r:.60}: "
-            "correct the row or remove it."
-        )
-    return text
 
 
 MULTILABEL_HINT = (

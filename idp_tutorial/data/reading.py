@@ -1,9 +1,7 @@
-"""Read rows from files, folders and the Hugging Face hub.
+"""Read rows from CSV, TSV, JSON-lines, Parquet and plain-text files.
 
-Formats: CSV, TSV, JSON lines, Parquet, and plain text with one example a line. `iterate_rows`
-yields the rows of one file, in any columns, each with its location. Messages need the location; it
-is not part of the row. `load_splits_from_folder` and `load_splits_from_hub` read and check the
-splits of a task of `data.tasks`. A table of the user becomes a task in `data.user_data`.
+`iterate_rows` yields the rows of a file, in any columns, each with its location. Messages need the
+location; it is not part of the row.
 
 CSV is parsed by Python's `csv` in strict mode. `pandas` accepts a row with too few cells and a
 misplaced quotation mark, and `datasets` converts `NA` and `1e5`; neither reports the line of a row.
@@ -14,40 +12,25 @@ import csv
 import gzip
 import json
 import lzma
-import re
 import sys
-import warnings
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
-from idp_tutorial.data.rows import (
-    check_one_correct_candidate,
-    check_row,
-    convert_and_check_row,
-    convert_benchmark_row,
-)
-from idp_tutorial.data.synthetic import SYNTHETIC_TASKS
-from idp_tutorial.data.task import Task
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_choice
-from idp_tutorial.utils.hub import offline_if_unreachable, split_revision
 
 __all__ = [
+    "ROW_HINT",
     "FILE_FORMATS",
-    "SPLIT_NAMES",
     "describe_file",
     "iterate_lines",
     "parse_json_object",
     "suggest_delimiter",
     "detect_format",
     "iterate_rows",
-    "find_split_files",
-    "load_hub_dataset",
-    "load_splits_from_folder",
-    "load_splits_from_hub",
 ]
 
 
@@ -139,7 +122,7 @@ def iterate_lines(
 
 # ---- JSON
 
-_ROW_HINT = 'each line must be an object such as {"sentence1": "…", "label": 0}'
+ROW_HINT = 'each line must be an object such as {"sentence1": "…", "label": 0}'
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict:
@@ -158,7 +141,7 @@ def _reject_json_constant(name: str) -> None:
 def parse_json_object(
     text: str,  # one JSON document
     where: str,  # file and line, for error messages
-    hint: str = _ROW_HINT,  # advice that ends an error message
+    hint: str = ROW_HINT,  # advice that ends an error message
 ) -> dict:
     """Parse a JSON object strictly: no duplicate keys, no NaN, no lone surrogates."""
     try:
@@ -287,7 +270,7 @@ def _parse_line(text: str, where: str, format: str, pair: bool) -> dict:
     if format == "jsonl":
         return parse_json_object(text, where)
     if format == "auto" and text.lstrip().startswith("{"):
-        hint = f"{_ROW_HINT}; for texts that begin with {{ use format='lines'"
+        hint = f"{ROW_HINT}; for texts that begin with {{ use format='lines'"
         return parse_json_object(text, where, hint)
     texts = text.strip("\r\n").split("\t") if pair else [text.strip()]
     if len(texts) > 2:
@@ -315,193 +298,3 @@ def iterate_rows(
             if text.strip():
                 line_location = f"{where}, line {line_number}"
                 yield line_location, _parse_line(text, line_location, format, pair)
-
-
-# ---- splits in a folder
-
-SPLIT_NAMES = {  # split → its names in folders and on the hub
-    "train": ("train",),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test",),
-}
-
-
-def find_split_files(
-    folder: Path,
-    formats: Sequence[str],  # keys of `FILE_FORMATS`; files of other formats are ignored
-) -> dict[str, Path]:  # split → its file
-    """Find the files of a folder that contain splits; raise `UserError` for two of one split."""
-    files = [p for p in sorted(folder.iterdir()) if p.is_file() and detect_format(p) in formats]
-    split_files = {}
-    for split, names in SPLIT_NAMES.items():
-        matches = [p for p in files if p.name.split(".")[0] in names]
-        if len(matches) > 1:
-            raise UserError(
-                f"{folder} has several files for the split {split!r} "
-                f"({', '.join(p.name for p in matches)}): keep one of them."
-            )
-        if matches:
-            split_files[split] = matches[0]
-    return split_files
-
-
-def _has_labels(path: Path) -> bool:
-    """Return whether any line of a file has a label other than -1; True for an empty file.
-
-    An empty file is a mistake, which reading it reports.
-    """
-    lines = [text for _, text in iterate_lines(path) if text.strip()]
-    pattern = r'"(?:label\w*|target)"\s*:(?!\s*(-1\b|null))'
-    return not lines or any(re.search(pattern, line) for line in lines)
-
-
-def _find_labelled_files(folder: Path) -> dict[str, Path]:
-    """Return the file of each split; a test file without labels is left out with a warning."""
-    files = find_split_files(folder, ["jsonl"])
-    if "validation" in files and "test" in files and not _has_labels(files["test"]):
-        warnings.warn(
-            f"{files.pop('test')} has no labels and is ignored. Scores are reported on "
-            f"{files['validation'].name}, and a part of the training rows selects the checkpoint.",
-            stacklevel=2,
-        )
-    return files
-
-
-def _find_task_folder(data: str | Path, name: str) -> Path:
-    """Return the folder `data/NAME`, whatever its capitalisation (`BoolQ`)."""
-    root = Path(data)
-    folder = root / name
-    if not folder.is_dir() and root.is_dir():
-        names = [p for p in root.iterdir() if p.is_dir() and p.name.lower() == name.lower()]
-        folder = min(names, default=folder)
-    if folder.is_dir():
-        return folder
-    if not root.is_dir():
-        reason = f"{root} is not a folder"
-    elif (root / "train.jsonl").is_file():
-        reason = f"{root} is the folder of one task"
-    else:
-        folders = sorted(p.name for p in root.iterdir() if p.is_dir())
-        reason = f"{root} contains {', '.join(folders) or 'no folders'}"
-    raise MissingFileError(
-        f"there is no folder {folder}: {reason}. "
-        f"data= must be the folder that contains {name}/train.jsonl."
-    )
-
-
-def _check_required_files(
-    folder: Path, few_shot_folder: Path, files: Mapping[str, Path], is_frozen: bool
-) -> None:
-    """Raise `MissingFileError` if a training file, or a set's validation file, is missing."""
-    required = ("train", "validation") if is_frozen else ("train",)
-    missing = [split for split in required if split not in files]
-    if not missing:
-        return
-    sizes = sorted(int(p.name[1:]) for p in folder.glob("k*") if p.name[1:].isdigit())
-    hint = ""
-    if sizes and not is_frozen:
-        hint = f", or use a few-shot set of the folder with shots={' or '.join(map(str, sizes))}"
-    names = " and no ".join(f"{split}.jsonl" for split in missing)
-    added = "the file" if len(missing) == 1 else "the files"
-    raise MissingFileError(
-        f"{few_shot_folder if is_frozen else folder} has no {names}: add {added}{hint}."
-    )
-
-
-def _read_task_file(task: Task, path: Path) -> list[dict]:
-    """Read and check the rows of one file of JSON lines."""
-    rows: list[dict] = []
-    for number, (where, record) in enumerate(iterate_rows(path, "jsonl"), 1):
-        rows += convert_and_check_row(task, record, number, where)
-    if not rows:
-        raise UserError(f"{path} has no rows: {_ROW_HINT}.")
-    if task.grouping == "choose":
-        check_one_correct_candidate(rows, str(path))
-    return rows
-
-
-def load_splits_from_folder(
-    task: Task,  # the task to load
-    data: str | Path,  # the folder that contains a folder with the task's name
-    shots: int | None = None,  # size of the few-shot set; None: all training rows
-) -> tuple[dict, bool]:  # rows by split, and whether they are a frozen few-shot set
-    """Read the splits of a task from `data/NAME/`, or the few-shot set `data/NAME/kSHOTS/`.
-
-    The folders that GLUE and SuperGLUE distribute can be read as they are.
-    """
-    folder = _find_task_folder(data, task.name)
-    files = _find_labelled_files(folder)
-    few_shot_folder = folder / f"k{shots}"
-    test_file = files.get("test") or files.get("validation")
-    if test_file is None:
-        raise MissingFileError(
-            f"{folder} has neither test.jsonl nor validation.jsonl: add one to report scores on."
-        )
-    is_frozen = few_shot_folder.is_dir()
-    if is_frozen:
-        files = {**_find_labelled_files(few_shot_folder), "test": test_file}
-    _check_required_files(folder, few_shot_folder, files, is_frozen)
-    return {split: _read_task_file(task, path) for split, path in files.items()}, is_frozen
-
-
-# ---- splits on the hub
-
-
-def load_hub_dataset(
-    name: str,  # name on the hub, perhaps with a revision: `org/name@revision`
-    *configuration: str,  # name of the dataset's configuration, if it has several
-    failure: str,  # begins the message if the dataset cannot be loaded
-    advice: str,  # ends it
-) -> Mapping[str, Any]:  # split → `datasets.Dataset`
-    """Load a dataset of the Hugging Face hub, from the cache if the hub cannot be reached."""
-    import datasets
-
-    name, revision = split_revision(name)
-    options = {"revision": revision} if revision else {}
-    try:
-        with offline_if_unreachable():
-            return datasets.load_dataset(name, *configuration, **options)
-    except Exception as e:
-        raise UserError(f"{failure} ({type(e).__name__}): {advice}.") from e
-
-
-def _convert_hub_row(task: Task, where: str, record: dict, index: int) -> list[dict]:
-    """Convert and check one record of a hub dataset."""
-    try:
-        rows = convert_benchmark_row(task, record, index)
-    except KeyError as e:
-        raise UserError(
-            f"{where}: no column {e} among {', '.join(record)}. The dataset has changed on the "
-            "hub: load the task from a folder with data=DIR."
-        ) from e
-    except ValueError as e:
-        raise UserError(f"{where}: {e}") from e
-    return [check_row(task, row, where) for row in rows]
-
-
-def load_splits_from_hub(
-    task: Task,  # a task with a `hub_dataset`
-) -> dict:  # rows by split
-    """Download the splits of a task from the Hugging Face hub and check their rows."""
-    folder = f"the folder that contains {task.name}/train.jsonl"
-    if not task.hub_dataset:
-        raise UserError(f"task {task.name!r} is not on the hub: pass data=DIR, {folder}.")
-    name = "/".join(task.hub_dataset)
-    hub_splits = load_hub_dataset(
-        *task.hub_dataset,
-        failure=f"cannot load {name} from the Hugging Face hub",
-        advice=f"connect to the internet, pass data=DIR ({folder}), or use a bundled task: "
-        f"{', '.join(SYNTHETIC_TASKS)}",
-    )
-    splits: dict[str, list[dict]] = {}
-    for hub_split, dataset in hub_splits.items():
-        split = "validation" if hub_split == "dev" else hub_split.split("_")[0]
-        labels = set(dataset[:9].get(task.columns[2], ()))
-        if split not in SPLIT_NAMES or labels == {-1}:
-            continue  # IMDB's split `unsupervised`, or a split without labels
-        rows = splits.setdefault(split, [])
-        for i, record in enumerate(dataset.to_list()):
-            rows += _convert_hub_row(task, f"{name} {hub_split}, row {i}", record, i)
-        if task.grouping == "choose":
-            check_one_correct_candidate(rows, f"{name} {hub_split}")
-    return splits

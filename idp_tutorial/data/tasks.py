@@ -15,24 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from idp_tutorial.data.few_shot import sample_rows, split_few_shot
-from idp_tutorial.data.reading import (
-    detect_format,
-    load_splits_from_folder,
-    load_splits_from_hub,
-)
+from idp_tutorial.data.reading import detect_format
 from idp_tutorial.data.rows import (
     check_row,
     convert_copa_row,
     convert_multirc_row,
     convert_wic_row,
-    group_by_question,
 )
+from idp_tutorial.data.splits import load_splits_from_folder, load_splits_from_hub, make_splits
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.task import TEMPLATES, Task
 from idp_tutorial.utils.checks import UserError, check_at_least, check_name
 
-__all__ = ["TASKS", "make_splits", "load_task"]
+__all__ = ["TASKS", "load_task"]
 
 
 _SENTIMENT: dict[str, Any] = dict(
@@ -209,39 +204,6 @@ _TASK_LIST = [
     ),
 ]
 TASKS = {t.name: t for t in _TASK_LIST}
-
-
-def make_splits(
-    task: Task,  # the task that the rows belong to
-    raw: dict,  # rows by split, as they were loaded
-    shots: int | None,  # number of few-shot training examples; None: all training rows
-    split_seed: int,  # seed of the rows that are sampled from train
-    stratified: bool = True,  # sample few-shot examples in proportion to the labels?
-) -> dict:  # rows of train, validation and test
-    """Divide loaded rows into disjoint splits for training, checkpoint selection and reporting."""
-    test = raw.get("test") or raw.get("validation")
-    if not test or not raw.get("train"):
-        raise UserError(
-            f"task {task.name!r} needs a train split, and a test or validation split to report the "
-            f"score, got {', '.join(raw) or 'no splits'}."
-        )
-    if shots is not None:
-        train, validation = split_few_shot(raw["train"], shots, split_seed, stratified)
-    elif raw.get("validation") and raw.get("test"):
-        train = raw["train"]
-        validation = raw["validation"]
-    else:
-        n = len(group_by_question(raw["train"]))
-        if n < 2:
-            raise UserError(
-                f"task {task.name!r} has only {n} training row: add rows, or a validation split."
-            )
-        if task.max_validation_size:
-            validation_size = min(task.max_validation_size, n // 5)
-        else:
-            validation_size = min(1000, n // 10)
-        validation, train = sample_rows(raw["train"], max(1, validation_size), split_seed)
-    return dict(train=train, validation=validation, test=test)
 
 
 def _check_task_name(name: str) -> str:

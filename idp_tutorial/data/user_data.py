@@ -21,15 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from idp_tutorial.data.reading import (
-    SPLIT_NAMES,
     describe_file,
     detect_format,
-    find_split_files,
     iterate_rows,
-    load_hub_dataset,
     suggest_delimiter,
 )
 from idp_tutorial.data.rows import require_nonempty_text
+from idp_tutorial.data.splits import SPLIT_NAMES, find_split_files, load_hub_dataset
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.utils.checks import MissingFileError, UserError

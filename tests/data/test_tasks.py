@@ -115,29 +115,6 @@ def test_the_reported_split_never_selects(tmp_path):
         assert t.split_sizes() == dict(train=10, validation=50, test=60)
 
 
-def test_the_number_of_held_out_rows_depends_on_the_task():
-    rows = [dict(sentence1=str(i), label=i % 2) for i in range(8000)]
-    from idp_tutorial.data.tasks import make_splits
-
-    for name, n in (("subj", 1000), ("sst2", 800)):
-        assert (
-            len(make_splits(TASKS[name], dict(train=rows, test=YES_NO_ROWS), None, 0)["validation"])
-            == n
-        )
-    # a small file
-    assert (
-        len(
-            make_splits(TASKS["subj"], dict(train=rows[:100], test=YES_NO_ROWS), None, 0)[
-                "validation"
-            ]
-        )
-        == 20
-    )
-    assert (
-        len(make_splits(YES_NO, dict(train=rows[:2], test=YES_NO_ROWS), None, 0)["validation"]) == 1
-    )
-
-
 def test_loading_keeps_candidates_together(superglue_folder):
     task = load_task("copa", superglue_folder)
     few_shot = load_task("copa", superglue_folder, shots=5)

@@ -261,7 +261,8 @@ def plot_scores(
     )
     ax.margins(x=0.2)
     ax.spines[["top", "right"]].set_visible(False)
-    adjust_text(labels, objects=bars, ax=ax, iter_lim=500, arrowprops=dict(arrowstyle="-", lw=0.6))
+    line = dict(arrowstyle="-", lw=0.6)
+    adjust_text(labels, objects=bars, ax=ax, expand=(1.2, 1.7), iter_lim=500, arrowprops=line)
     return ax
 
 

@@ -604,5 +604,5 @@ def test_two_processes_train_one_model(precision, tmp_path):
         for r in "01"
     ]
     a, b = [p.communicate(timeout=120)[0].split()[-2:] for p in processes]
-    # same loss and weights; test_full_scale.py compares with one process
+    # same loss and weights; test_distributed.py compares with one process
     assert a == b and a

@@ -15,8 +15,7 @@ from idp_tutorial.cli import bench as bench
 from idp_tutorial.cli.bench import idp_bench
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.efficiency import method_times as turns
-from idp_tutorial.reproduction.efficiency import peft_times
-from idp_tutorial.reproduction.efficiency import scaling as growth
+from idp_tutorial.reproduction.efficiency import speed_tables
 from idp_tutorial.reproduction.efficiency.cost_model import (
     KEY_VALUE_SHARE,
     compare_published_speeds,
@@ -24,14 +23,16 @@ from idp_tutorial.reproduction.efficiency.cost_model import (
 )
 from idp_tutorial.reproduction.efficiency.method_times import (
     BENCHMARK_PROMPT_LENGTHS,
+    SCALING_VALUES,
     BenchmarkVariant,
     benchmark_methods,
     list_benchmark_variants,
     make_benchmark_config,
     make_timing_task,
+    plot_scaling,
+    time_scaling,
 )
-from idp_tutorial.reproduction.efficiency.peft_times import PEFT_CONFIGS, time_training_steps
-from idp_tutorial.reproduction.efficiency.scaling import SCALING_VALUES, plot_scaling, time_scaling
+from idp_tutorial.reproduction.efficiency.speed_tables import PEFT_CONFIGS, time_training_steps
 from idp_tutorial.utils.records import read_existing_records
 
 FAMILY = ("roberta", "bert", "gpt2", "deberta")
@@ -412,9 +413,9 @@ def test_beside_peft(family, peft):
 def test_both_sides_have_the_same_weights(monkeypatch):
     bb = backbone(max_position_embeddings=258)
     training_models = []
-    inner = peft_times._make_training_step
+    inner = speed_tables._make_training_step
     monkeypatch.setattr(
-        peft_times,
+        speed_tables,
         "_make_training_step",
         lambda model, *a: training_models.append(model) or inner(model, *a),
     )
@@ -617,7 +618,7 @@ def test_the_commands_table(small_folder, capsys):
 
 
 def test_what_is_measured_is_written_at_once(small_folder, tmp_path, monkeypatch, capsys):
-    inner = growth.time_scaling
+    inner = turns.time_scaling
     out = tmp_path / "g.jsonl"
 
     def stops(*a, **kw):
@@ -625,7 +626,7 @@ def test_what_is_measured_is_written_at_once(small_folder, tmp_path, monkeypatch
             raise KeyboardInterrupt
         return inner(*a, **kw)
 
-    monkeypatch.setattr(growth, "time_scaling", stops)
+    monkeypatch.setattr(turns, "time_scaling", stops)
     with pytest.raises(SystemExit):
         idp_bench(
             str(small_folder),
@@ -727,8 +728,6 @@ def test_the_command_says_why(kw, words, small_folder, capsys, monkeypatch, fits
 
 
 def test_all_that_the_tables_show_is_one_command(small_folder, tmp_path, monkeypatch):
-    from idp_tutorial.reproduction.efficiency import speed_tables
-
     monkeypatch.setattr(speed_tables, "SPEED_TABLE_METHODS", ("lpt-npg", "lora"))
     out = tmp_path / "speed.jsonl"
     idp_bench(

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path

@@ -23,12 +23,11 @@ from idp_tutorial.cli.train import idp_train
 from idp_tutorial.core.prompted_model import trained_state
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.reproduction.pretraining.bundled_backbone import save_backbone
+from idp_tutorial.reproduction.pretraining.pretrain import save_backbone
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.training import fit as training
 from idp_tutorial.training.distributed import end_process_group, iterate_step_batches
 from idp_tutorial.training.fit import fit
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.snapshots import read_last_snapshot
 
 ROOT = Path(__file__).resolve().parents[2]

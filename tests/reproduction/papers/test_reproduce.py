@@ -19,7 +19,7 @@ from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.analysis import paper_figures as figures
 from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
-from idp_tutorial.reproduction.papers import paper_runs as P
+from idp_tutorial.reproduction.papers import protocols as P
 from idp_tutorial.reproduction.papers import reproduce as R
 from idp_tutorial.reproduction.papers.protocols import (
     BACKBONE_NAMES,

@@ -9,9 +9,9 @@ import torch
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.data.synthetic import make_rows
-from idp_tutorial.reproduction.pretraining.bundled_backbone import read_corpus, save_backbone
-from idp_tutorial.reproduction.pretraining.corpus import train_tokenizer
+from idp_tutorial.reproduction.pretraining.corpus import read_corpus, train_tokenizer
 from idp_tutorial.reproduction.pretraining.language_modelling import create_language_model
+from idp_tutorial.reproduction.pretraining.pretrain import save_backbone
 from idp_tutorial.utils.files import read_manifest
 
 

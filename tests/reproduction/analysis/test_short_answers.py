@@ -53,4 +53,6 @@ def test_an_answer_follows_the_solved_examples_and_ends_with_its_line(monkeypatc
     assert answer_after_examples(model, task, n=2) == ["hot soup, good"] * 3
     assert len(prompts) == 3
     for prompt, row in zip(prompts, task.splits["test"]):
-        assert prompt.endswith(f"{row['sentence1']} =") and prompt.count(" = ") == 2
+        lines = prompt.removesuffix("</s>").split("\n")
+        assert len(lines) == 3 and all(" = " in line for line in lines[:2])
+        assert lines[2] == f"{row['sentence1']} =".lower()

@@ -1,11 +1,18 @@
 """Verdicts on effects."""
 
-from claim_records import record
+import pytest
+from claim_records import finished_record, record
 
-from idp_tutorial.runs.conclusions import decide_verdict
+from idp_tutorial.runs.conclusions import (
+    decide_verdict,
+    describe_primary_contrast,
+    parse_primary_contrast,
+    summarise_comparison,
+)
 from idp_tutorial.runs.contrasts import (
     estimate_contrast,
 )
+from idp_tutorial.runs.tables import results_table
 
 
 def test_a_few_shot_verdict_needs_four_samples_with_two_seeds():
@@ -55,3 +62,49 @@ def test_not_seen_needs_an_interval_without_the_claimed_difference():
         estimate_contrast(rs, "a @bits", "b @bits")["points"],
         estimate_contrast(rs, "a", "b")["points"],
     ) == (False, True)
+
+
+def comparison(**scores):
+    return [finished_record(m.replace("_", "-"), 0, score) for m, score in scores.items()]
+
+
+def test_a_summary_compares_with_a_static_prompt_and_with_the_best_control():
+    records = comparison(prompt_tuning=50.0, lpt_npg=80.0, probe=78.0)
+    summary = summarise_comparison(results_table(records))
+    assert summary.startswith("Reading the text helps: lpt-npg (80.0) is 30.0 points above")
+    assert "level with the best control" in summary
+    worse = comparison(prompt_tuning=50.0, lpt_npg=52.0, probe=78.0)
+    summary = summarise_comparison(results_table(worse))
+    assert "does not help" in summary and "26.0 points below the best control" in summary
+    assert "nothing to conclude" in summarise_comparison(results_table(records[:1]))
+
+
+def test_the_sentence_on_a_primary_contrast_says_if_it_was_chosen_late(tmp_path):
+    means = {"prompt-tuning": 50.0, "lpt-npg": 80.0}
+    primary = "lpt-npg - prompt-tuning"
+    runs = [finished_record(m, s, means[m] + s, primary=primary) for m in means for s in range(3)]
+    sentence = describe_primary_contrast(runs, primary, tmp_path)
+    assert sentence.startswith(f"Primary contrast {primary}: +30.0 points")
+    assert "chosen after" not in sentence
+    late = describe_primary_contrast(runs, "prompt-tuning - lpt-npg", tmp_path)
+    assert "chosen after some of these runs" in late
+
+
+@pytest.mark.parametrize("contrast", ["lpt-npg", "lpt-npg - lpt", "lpt-npg - lpt-npg"])
+def test_a_primary_contrast_needs_two_methods_of_the_comparison(contrast):
+    with pytest.raises(ValueError, match="two methods of this comparison"):
+        parse_primary_contrast(contrast, ["lpt-npg", "prompt-tuning"])
+
+
+@pytest.mark.parametrize(
+    "estimate,expected,verdict",
+    [
+        (dict(effect=3.0, low=1.2, high=5.0, p=0.01, detectable=2.0, runs=5), 2.0, "seen"),
+        (dict(effect=3.0, low=1.2, high=5.0, p=0.01, detectable=2.0, runs=5), -2.0, "opposite"),
+        (dict(effect=3.0, low=1.2, high=5.0, p=0.01, detectable=2.0, runs=3), 2.0, "open"),
+        (dict(effect=1.0, low=-2.0, high=4.0, p=0.4, detectable=4.0, runs=5), 5.0, "not seen"),
+        (dict(effect=1.0, low=-2.0, high=4.0, p=0.4, detectable=4.0, runs=5), 2.0, "open"),
+    ],
+)
+def test_a_verdict_follows_from_interval_and_claim(estimate, expected, verdict):
+    assert decide_verdict(estimate, expected) == verdict

@@ -32,16 +32,14 @@ from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.config import RunConfig
 
 __all__ = [
+    "ScoreTable",
     "COURSE_SENTENCES",
-    "SCORE_TABLE_TASKS",
-    "SCORE_TABLE_CONTROLS",
     "encode_course_sentences",
     "load_short_task",
     "train_and_test_plan",
     "course_seeds",
     "load_course_scores",
     "store_or_compare_scores",
-    "ScoreTable",
     "build_score_table",
 ]
 

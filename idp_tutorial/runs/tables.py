@@ -22,7 +22,6 @@ from idp_tutorial.utils.checks import UserError, require_packages
 from idp_tutorial.utils.files import dump_record, write_atomically
 
 __all__ = [
-    "GROUP_COLUMNS",
     "select_finished",
     "results_table",
     "format_table",

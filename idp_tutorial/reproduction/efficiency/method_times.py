@@ -49,16 +49,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "BENCHMARK_PROMPT_LENGTHS",
-    "make_timing_task",
     "BenchmarkVariant",
+    "make_timing_task",
     "list_benchmark_variants",
     "restore_backbone_on_exit",
     "make_benchmark_config",
     "benchmark_methods",
     "SCALING_METHODS",
     "SCALING_VALUES",
-    "SCALING_AXIS_LABELS",
     "time_scaling",
     "plot_scaling",
 ]

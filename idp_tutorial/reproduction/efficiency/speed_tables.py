@@ -46,11 +46,7 @@ from idp_tutorial.utils.checks import require_packages
 from idp_tutorial.utils.config import RunConfig
 
 __all__ = [
-    "PEFT_CONFIGS",
-    "build_hf_classifier",
     "time_training_steps",
-    "SPEED_TABLE_METHODS",
-    "time_inference",
     "run_speed_benchmarks",
 ]
 

@@ -32,7 +32,9 @@ from idp_tutorial.runs.tune import extend_learning_rate_grid
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.records import append_record, read_existing_records, read_records
 
-__all__ = ["compute_gains", "run_claim_experiment", "steps_to_fraction"]
+__all__ = [
+    "run_claim_experiment",
+]
 
 CONTROLS = ["majority", "probe", "side-network"]
 LEARNING_RATE_GRIDS = {  # the first of a method's three learning rates: the five that are tried
@@ -313,12 +315,14 @@ def write_effects(args: argparse.Namespace) -> None:
                 label = ", ".join(f"{name}={value!r}" for name, value in change.items())
                 effects[method, label] = effect
     p_values = adjust_p_values_holm([effect["p"] for effect in effects.values()])
-    rows = [
-        f"| {method} | `{label}` | {', '.join(sorted({s[0] for s in effect['settings']}))} | "
-        f"{effect['effect']:+.1f} ({effect['low']:+.1f} … {effect['high']:+.1f}) | "
-        f"{effect['detectable']:.1f} | {effect['runs']} | {'yes' if p < 0.05 else 'no'} |"
-        for ((method, label), effect), p in zip(effects.items(), p_values)
-    ]
+    rows = []
+    for ((method, label), effect), p in zip(effects.items(), p_values):
+        tasks = sorted({setting[0] for setting in effect["settings"]})
+        rows.append(
+            f"| {method} | `{label}` | {', '.join(tasks)} | "
+            f"{effect['effect']:+.1f} ({effect['low']:+.1f} … {effect['high']:+.1f}) | "
+            f"{effect['detectable']:.1f} | {effect['runs']} | {'yes' if p < 0.05 else 'no'} |"
+        )
     table = "\n".join(
         [
             "| method | switch | tasks | difference from the default | detectable | seeds "

@@ -40,10 +40,7 @@ from idp_tutorial.utils.provenance import SCHEMA_1_DEFAULTS
 from idp_tutorial.utils.records import read_existing_records
 
 __all__ = [
-    "select_learning_rates",
-    "choose_seed_count",
     "reproduce_table",
-    "compare_with_published",
 ]
 
 

@@ -46,10 +46,6 @@ from idp_tutorial.utils.locks import folder_lock
 
 __all__ = [
     "SPECIAL_TOKENS",
-    "LABEL_WORDS",
-    "EncodeFunction",
-    "read_lines",
-    "exclude_overlapping_lines",
     "read_corpus",
     "train_tokenizer",
     "encode_stream",

@@ -13,28 +13,29 @@ tensors that exist at the same time, gradients included, parameters excluded.
 """
 
 import json
-import numpy as np
 import random
 import time
-import torch
-import torch.nn.functional as F
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from typing import Any
 
-from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.data.encoding import make_dataloader
-from idp_tutorial.methods.phm import PHMLinear
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.data.encoding import make_dataloader
+from idp_tutorial.methods.phm import PHMLinear
 from idp_tutorial.training.cache import attach_cached_states
+from idp_tutorial.utils.config import RunConfig
 
 __all__ = ["PHM_IMPLEMENTATIONS", "time_cached_training", "measure_phm"]
 
@@ -130,6 +131,7 @@ def time_cached_training(
         for record, median, ratio in zip(records, medians, ratios)
     ]
 
+
 class _LiveTensorMemory(TorchDispatchMode):
     """Context that counts the bytes of the live tensors that were created in it, and the peak."""
 
@@ -161,6 +163,7 @@ class _LiveTensorMemory(TorchDispatchMode):
     def _on_storage_freed(self, key: int) -> None:
         """Subtract the bytes of a storage."""
         self.live_bytes -= self.storage_bytes.pop(key, 0)
+
 
 ApplyLayer = Callable[[Any, Tensor], Tensor]  # (layer, input) → output
 
@@ -235,6 +238,7 @@ def _time_forward_backward(
         n_bytes for pointer, n_bytes in saved_bytes.items() if pointer not in parameter_pointers
     )
     return middle - start, end - middle, activation_bytes
+
 
 def _time_in_turns(
     runs: dict[str, tuple[ApplyLayer, nn.ModuleList]],

@@ -15,7 +15,7 @@ from idp_tutorial.reproduction.efficiency.component_times import (
 def test_all_implementations_are_the_same_function():
     layer = PHMLinear(8, 12, 4).double()
     x = torch.randn(3, 8).double()
-    expected = x @ layer.weight() + layer.bias  # test_phm.py checks it entry by entry
+    expected = x @ layer.weight + layer.bias  # test_phm.py checks it entry by entry
     for way in ("auto", "factored", "materialised", "idpg", "compacter"):
         torch.testing.assert_close(PHM_IMPLEMENTATIONS[way](layer, x), expected)
 

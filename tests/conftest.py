@@ -67,7 +67,7 @@ def small_folder(tmp_path_factory):
     """
     from small import backbone
 
-    from idp_tutorial.reproduction.pretraining.bundled_backbone import save_backbone
+    from idp_tutorial.reproduction.pretraining.pretrain import save_backbone
 
     bb = backbone(max_position_embeddings=258)
     folder = tmp_path_factory.mktemp("backbone")

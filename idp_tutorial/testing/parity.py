@@ -41,7 +41,6 @@ __all__ = [
     "max_abs_difference",
     "library_hidden_states",
     "measure_parity",
-    "largest_differences",
 ]
 
 
@@ -256,13 +255,3 @@ def measure_parity(
     """
     comparisons = {**LIBRARY_COMPARISONS, **CONSISTENCY_COMPARISONS}
     return {name: compare(bb) for name, compare in comparisons.items()}
-
-
-def largest_differences(
-    bb: Backbone,  # a small model with random weights, as `small_backbone` returns
-) -> tuple[float, float]:
-    """Return the largest difference from the library, and the largest within the package."""
-    differences = measure_parity(bb)
-    library = max(differences[name] or 0.0 for name in LIBRARY_COMPARISONS)
-    consistency = max(differences[name] or 0.0 for name in CONSISTENCY_COMPARISONS)
-    return library, consistency

@@ -3,7 +3,6 @@
 from dataclasses import asdict, replace
 
 import pytest
-import torch
 from small import backbone, config, model_of, small_task
 
 from idp_tutorial.assembly.probe import initialise_head_from_probe
@@ -13,7 +12,7 @@ from idp_tutorial.runs import tune as learning_rate_search
 from idp_tutorial.runs.experiment import train_model
 from idp_tutorial.runs.tune import extend_learning_rate_grid
 from idp_tutorial.training.distributed import create_optimizer
-from idp_tutorial.training.fit import create_lr_scheduler, fit
+from idp_tutorial.training.fit import fit
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.provenance import SCHEMA_1_DEFAULTS
 
@@ -21,20 +20,6 @@ from idp_tutorial.utils.provenance import SCHEMA_1_DEFAULTS
 def test_defaults_are_those_of_older_records():
     defaults = asdict(RunConfig())
     assert {k: defaults[k] for k in SCHEMA_1_DEFAULTS} == SCHEMA_1_DEFAULTS
-
-
-def test_a_constant_schedule_keeps_the_learning_rate():
-    learning_rates = {}
-    for kind in ("linear", "constant"):
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-        scheduler = create_lr_scheduler(optimizer, 2, 6, kind)
-        learning_rates[kind] = []
-        for _ in range(6):
-            learning_rates[kind] += scheduler.get_last_lr()
-            optimizer.step()
-            scheduler.step()
-    assert learning_rates["constant"] == [0.0, 0.5, 1.0, 1.0, 1.0, 1.0]
-    assert learning_rates["linear"][-1] < 0.3
 
 
 @pytest.mark.parametrize("method", ["lpt-npg", "m-idpg-phm"])

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def one_thread():
 @pytest.fixture(autouse=True, scope="session")
 def path_notes_dir(tmp_path_factory):
     """Use a temporary folder for the notes that record where backbones were loaded from."""
-    from idp_tutorial.backbones import paths as backbone_paths
+    from idp_tutorial.saving import backbone_paths
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         folder = tmp_path_factory.mktemp("path_notes")
@@ -90,3 +91,15 @@ def superglue_folder(request, tmp_path_factory):
         else:
             write_splits(root / f, train=train, val=valid, test=[unlabelled(l) for l in test])
     return root
+
+
+@pytest.fixture
+def unreachable(monkeypatch):
+    """Use settings that are online, and a hub address on which nothing listens."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{s.getsockname()[1]}")
+        yield constants

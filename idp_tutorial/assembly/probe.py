@@ -17,11 +17,11 @@ from torch import Tensor
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
-from idp_tutorial.training.cache import state_cache_folder
 from idp_tutorial.training.examples import encode_rows
 from idp_tutorial.training.layer_pooling import pool_all_layers
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.utils.durable import cache_folder
 
 __all__ = [
     "INVERSE_REGULARISATION_GRID",
@@ -121,11 +121,11 @@ class _FittedProbe:
 def _iterate_candidates(bb: Backbone, cfg: RunConfig, task: Task) -> Iterator[_Candidate]:
     """Yield the pooled representations of every layer and pooling."""
     splits = task.splits["train"], task.splits["validation"]
-    cache_folder = None if cfg.cache == "none" else state_cache_folder(cfg.cache_dir)
+    folder = None if cfg.cache == "none" else cache_folder(cfg.cache_dir)
     for poolings, template in _probe_poolings(bb, cfg, task):
         encoded = [encode_rows(task, rows, bb, cfg.max_len, template) for rows in splits]
         train, validation = [
-            pool_all_layers(bb, examples, poolings, cache_folder, 4 * cfg.batch_size)
+            pool_all_layers(bb, examples, poolings, folder, 4 * cfg.batch_size)
             for examples in encoded
         ]
         for layer in range(bb.n_layers + 1):

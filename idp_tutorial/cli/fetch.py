@@ -17,7 +17,7 @@ def idp_fetch(
     name: str,  # smollm2 (93 MB to download, 540 on disk) or mpnet (405 and 440)
 ) -> None:
     """Download a language model into the user's cache ($IDP_CACHE, or ~/.cache/idp_tutorial)."""
-    from idp_tutorial.backbones.fetched import BACKBONE_SOURCES, fetch_backbone
+    from idp_tutorial.backbones.fetch import BACKBONE_SOURCES, fetch_backbone
 
     folder = fetch_backbone(name, report=partial(print, flush=True))
     source = BACKBONE_SOURCES[name]

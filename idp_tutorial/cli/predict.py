@@ -18,7 +18,7 @@ from typing import IO, Any
 from idp_tutorial.cli.command_line import Inherited, command
 from idp_tutorial.cli.option_values import refuse_unused_options
 from idp_tutorial.utils.checks import UserError, check_at_least, check_choice, check_writable_file
-from idp_tutorial.utils.files import open_atomically
+from idp_tutorial.utils.durable import open_atomically
 
 __all__ = ["PREDICTION_COLUMNS", "select_text_columns", "make_row_writer", "idp_predict"]
 

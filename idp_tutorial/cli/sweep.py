@@ -206,7 +206,7 @@ def idp_sweep(
 
     from idp_tutorial.reproduction.analysis.information import ProbeConfig
     from idp_tutorial.reproduction.analysis.layer_sweep import sweep_file
-    from idp_tutorial.utils.locks import file_lock
+    from idp_tutorial.utils.durable import file_lock
 
     matplotlib.use("Agg")
     probe_cfg = ProbeConfig(probe_depth, probe_width, steps=probe_steps)

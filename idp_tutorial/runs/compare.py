@@ -39,8 +39,7 @@ from idp_tutorial.runs.tune import (
 )
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_between
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.files import dump_record, write_atomically
-from idp_tutorial.utils.locks import folder_lock
+from idp_tutorial.utils.durable import dump_record, folder_lock, write_atomically
 from idp_tutorial.utils.records import append_record, read_existing_records
 
 __all__ = ["OTHER_RECORDS_FILE", "run_seeds", "compare_methods", "compare_and_write"]

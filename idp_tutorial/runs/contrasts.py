@@ -16,6 +16,7 @@ from typing import Any
 from ..utils.checks import UserError
 from ..data.task import Task
 from ..data.tasks import TASKS
+from .logits import has_logits, load_logits
 from ..utils.records import parse_conditions
 
 # %% ../../nbs/engine/runs/contrasts.ipynb #5a0cd316
@@ -126,9 +127,9 @@ def per_example_accuracy(
 
     Of a record with `logits_before`, the accuracy before the training is subtracted.
     """
-    with np.load(Path(folder) / record["logits"]) as archive:
-        logits = archive[split].astype(np.float32)
-        labels = archive.get(f"{split}_label", None)
+    arrays = load_logits(record, folder)
+    logits = arrays[split].astype(np.float32)
+    labels = arrays.get(f"{split}_label")
     if labels is None:
         if task is None:
             raise UserError(f"{record['logits']} has no labels: pass the task with its splits.")
@@ -142,7 +143,11 @@ def per_example_accuracy(
     accuracy = 100.0 * (logits.argmax(-1) == labels)
     if "logits_before" not in record:
         return accuracy
-    before = dict(task=record["task"], logits=record["logits_before"])
+    before = dict(
+        task=record["task"],
+        logits=record["logits_before"],
+        logits_digest=record["logits_before_digest"],
+    )
     return accuracy - per_example_accuracy(before, folder, task, split)
 
 
@@ -166,11 +171,10 @@ def has_per_example_results(
     metric_name: str = "score",  # or 'scores.accuracy', where the score is another metric
 ) -> bool:
     """Return whether the predictions of a record can be compared example by example."""
-    file = Path(folder) / record.get("logits", "")
-    if not _is_per_example_accuracy(record, metric_name) or not file.is_file():
+    if not _is_per_example_accuracy(record, metric_name) or not has_logits(record, folder):
         return False
-    with np.load(file) as archive:
-        return archive["test"].ndim == 2 and (has_labels or "test_label" in archive)
+    arrays = load_logits(record, folder)
+    return arrays["test"].ndim == 2 and (has_labels or "test_label" in arrays)
 
 # %% ../../nbs/engine/runs/contrasts.ipynb #6697d454
 SETTING_FIELDS = ("task", "target", "setting", "shots", "backbone", "head")

@@ -24,13 +24,12 @@ from idp_tutorial.core.backbone import backbone_fingerprint
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
+from idp_tutorial.runs.logits import logits_name, save_logits
 from idp_tutorial.runs.record_checks import (
     data_digest,
     downsample_losses,
     input_digests,
-    logits_path,
     provenance_field,
-    save_logits,
     split_outputs,
 )
 from idp_tutorial.saving.descriptions import describe_run, read_prompts
@@ -40,8 +39,7 @@ from idp_tutorial.saving.prompt_files import PROMPTS_FILE, save_pretrained
 from idp_tutorial.training.fit import fit
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_at_least, check_name
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.files import dump_record, write_atomically
-from idp_tutorial.utils.locks import folder_lock
+from idp_tutorial.utils.durable import dump_record, folder_lock, write_atomically
 from idp_tutorial.utils.provenance import SCHEMA_VERSION, git_state
 from idp_tutorial.utils.records import append_record, collect_versions, config_to_record
 
@@ -92,8 +90,8 @@ def make_record(
         **bb.weights_info,
     }
     if records_file:
-        file = logits_path(records_file, cfg, task, digests["weights"])
-        record["logits"] = save_logits(file, outputs, task)
+        name = logits_name(cfg, task, digests["weights"])
+        record |= save_logits(records_file, name, outputs, task)
     record |= {
         "digests": digests,
         "metric": task.metric,

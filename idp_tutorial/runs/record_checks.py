@@ -1,17 +1,12 @@
-"""Logits, learning curves and digests for records, and the check whether a record fits a config.
+"""Learning curves and digests for records, and the check whether a record fits a config.
 
-Two methods are compared on the same examples, so the outputs for each example are stored: the
-logits of the validation and test splits in float16, in one file per run beside the records.
-Every record names its file. What a run read is stored as digests of the rows, the weights, the
-word vectors and earlier prompts, because a folder or file of the same name may have other
-contents later.
+What a run read is stored as digests of the rows, the weights, the word vectors and earlier
+prompts, because a folder or file of the same name may have other contents later.
 """
 
-import hashlib
 import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +15,12 @@ from idp_tutorial.assembly.build import load_config_backbone
 from idp_tutorial.assembly.controls import CONTROL_METHODS
 from idp_tutorial.core.backbone import backbone_fingerprint
 from idp_tutorial.core.prompted_model import PromptedModel
-from idp_tutorial.data.metrics import compute_metric
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.glove import find_glove_file
 from idp_tutorial.training import evaluation
 from idp_tutorial.training.examples import encode_for_evaluation
-from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.files import compute_digest, file_digest, open_atomically
+from idp_tutorial.utils.durable import compute_digest, file_digest
 from idp_tutorial.utils.provenance import SCHEMA_1_DEFAULTS, collect_provenance, upgrade_record
 from idp_tutorial.utils.records import config_to_record
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE
@@ -37,11 +30,8 @@ __all__ = [
     "data_digest",
     "input_digests",
     "downsample_losses",
-    "logits_path",
     "split_outputs",
-    "save_logits",
     "provenance_field",
-    "majority_vote_score",
     "describe_lr_selection",
     "matches_config",
     "has_current_weights",
@@ -92,28 +82,6 @@ def downsample_losses(
     return [float(f"{np.mean(losses[i : i + width]):.4g}") for i in range(0, len(losses), width)]
 
 
-def logits_path(
-    records_file: Path,  # JSONL file; logits are stored in the folder `logits` beside it
-    cfg: RunConfig,
-    task: Task,  # with the splits whose logits are stored
-    weights_digest: str | None,  # digest of the backbone's weights before training
-    *identifiers,  # further JSON values that tell two runs apart
-) -> Path:
-    """Return the file for the logits of a run, named by a hash of its config and its inputs."""
-    identity = json.dumps(
-        [
-            config_to_record(cfg),
-            data_digest(task),
-            weights_digest,
-            input_digests(cfg),
-            *identifiers,
-        ],
-        sort_keys=True,
-    )
-    name = hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
-    return Path(records_file).parent / "logits" / f"{cfg.method}-{cfg.task}-{name}.npz"
-
-
 def split_outputs(
     model: PromptedModel, task: Task, cfg: RunConfig, split: str
 ) -> tuple:  # logits `[N,C]` or N texts; the N encoded examples
@@ -123,69 +91,9 @@ def split_outputs(
     return evaluation.model_outputs(model, examples, task, 4 * cfg.batch_size, device), examples
 
 
-def _to_compact_array(outputs: torch.Tensor | list[str]) -> np.ndarray:
-    """Return logits as float16, and generated texts unchanged."""
-    return np.array(outputs) if isinstance(outputs, list) else outputs.numpy().astype(np.float16)
-
-
-def save_logits(
-    file: Path,  # from `logits_path`
-    outputs: dict[str, tuple],  # split → outputs and examples, as `split_outputs` returns them
-    task: Task,  # with the splits of `outputs`
-) -> str:  # path of the file relative to the records, for the record
-    """Write the logits of some splits, with the labels that a comparison needs."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, Any] = {
-        split: _to_compact_array(logits) for split, (logits, _) in outputs.items()
-    }
-    for split in outputs:
-        labels = [row.get("label") for row in task.splits[split]]
-        if all(isinstance(label, (int, float)) for label in labels):
-            arrays[f"{split}_label"] = np.array(labels)
-    with open_atomically(file) as f:
-        np.savez_compressed(f, **arrays)
-    return f"logits/{file.name}"
-
-
 def provenance_field(start_time: float) -> dict[str, dict]:  # {'provenance': …}
     """Return the provenance of a run in this process, as an entry for its record."""
     return {"provenance": collect_provenance(start_time, torch.get_num_threads())}
-
-
-def majority_vote_score(
-    # records of one setting, each with the `folder` of its logits; an odd number avoids ties
-    records: list[dict],
-    split: str = "test",
-) -> float | None:  # in percent
-    """Return the score of the class that most runs predict (IDPG, Table 7).
-
-    In a tie the first class counts. Of a regression, the mean of the predictions is scored. The
-    result is None where a record has no logits with labels, and for a metric over groups of rows.
-    """
-    from scipy import stats
-
-    if not records:
-        return None
-    metric = records[0]["metric"]
-    files = [Path(r.get("folder") or ".") / r.get("logits", "") for r in records]
-    if {"exact", "f1_m"} & set(metric.split("+")) or not all(f.is_file() for f in files):
-        return None
-    archives = [np.load(f) for f in files]
-    logits = [archive[split].astype(np.float32) for archive in archives]
-    has_labels = all(f"{split}_label" in archive for archive in archives)
-    if not has_labels or any(values.ndim != 2 for values in logits):
-        return None
-    labels = archives[0][f"{split}_label"]
-    sizes = [len(values) for values in logits]
-    if any(size != len(labels) for size in sizes):
-        raise UserError(
-            f"runs on {records[0]['task']!r} cannot vote, because their {split} splits have "
-            f"{sizes} examples. Give records of one and the same split."
-        )
-    if logits[0].shape[1] == 1:
-        return compute_metric(metric, np.mean(logits, 0)[:, 0], labels)
-    votes = [values.argmax(-1) for values in logits]
-    return compute_metric(metric, stats.mode(votes).mode, labels)
 
 
 MAX_EXTRA_LEARNING_RATES = 4  # largest number of learning rates that a search adds to its grid

@@ -19,7 +19,7 @@ import pandas as pd
 from tabulate import tabulate
 
 from idp_tutorial.utils.checks import UserError, require_packages
-from idp_tutorial.utils.files import dump_record, write_atomically
+from idp_tutorial.utils.durable import dump_record, write_atomically
 
 __all__ = [
     "select_finished",

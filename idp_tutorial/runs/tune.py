@@ -29,7 +29,7 @@ from idp_tutorial.runs.record_checks import (
 )
 from idp_tutorial.utils.checks import DivergenceError
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.locks import folder_lock
+from idp_tutorial.utils.durable import folder_lock
 from idp_tutorial.utils.records import append_record, read_existing_records
 
 __all__ = [

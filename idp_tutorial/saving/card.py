@@ -15,7 +15,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from idp_tutorial.backbones.fetched import BACKBONE_SOURCES
+from idp_tutorial.backbones.fetch import BACKBONE_SOURCES
 from idp_tutorial.backbones.load import BACKBONE_HUB_NAMES
 from idp_tutorial.methods.registry import METHODS
 

@@ -19,9 +19,9 @@ from safetensors.torch import load
 from torch import Tensor
 
 from idp_tutorial.backbones.load import find_local_backbone, load_backbone
-from idp_tutorial.backbones.paths import recall_backbone_path, remember_backbone_path
 from idp_tutorial.core.backbone import Backbone, backbone_fingerprint, weights_digest
 from idp_tutorial.data.task import Task
+from idp_tutorial.saving.backbone_paths import recall_backbone_path, remember_backbone_path
 from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.migration import RENAMED_OPTIONS, migrate_description

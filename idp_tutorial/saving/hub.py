@@ -25,7 +25,7 @@ from idp_tutorial.saving.descriptions import (
     read_prompts,
 )
 from idp_tutorial.utils.checks import MissingFileError, UserError
-from idp_tutorial.utils.files import load_record, write_atomically
+from idp_tutorial.utils.durable import load_record, write_atomically
 from idp_tutorial.utils.hub import is_hub_reachable, split_revision
 from idp_tutorial.utils.tensor_files import save_tensors
 

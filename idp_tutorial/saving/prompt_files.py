@@ -47,7 +47,7 @@ from idp_tutorial.saving.hub import (
 )
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.files import dump_record, write_atomically
+from idp_tutorial.utils.durable import dump_record, write_atomically
 from idp_tutorial.utils.records import collect_versions
 from idp_tutorial.utils.tensor_files import serialise_tensors
 

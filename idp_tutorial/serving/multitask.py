@@ -44,7 +44,7 @@ from idp_tutorial.training.evaluation import format_predictions
 from idp_tutorial.training.examples import encode_rows, select_template, validate_inference_row
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_at_least, check_name
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.files import write_atomically
+from idp_tutorial.utils.durable import write_atomically
 from idp_tutorial.utils.records import collect_versions
 from idp_tutorial.utils.tensor_files import deserialise_tensors, serialise_tensors
 

@@ -26,17 +26,15 @@ from torch import Tensor
 from idp_tutorial.core.backbone import Backbone, backbone_fingerprint
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.training.distributed import StepProfiler, all_gather_objects
-from idp_tutorial.utils.checks import UserError, check_writable_folder, explain_os_error
+from idp_tutorial.utils.checks import UserError, check_writable_folder
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.files import compute_digest, file_digest
-from idp_tutorial.utils.snapshots import (
-    DamagedFileError,
-    describe_previous_snapshot,
+from idp_tutorial.utils.durable import compute_digest, file_digest
+from idp_tutorial.utils.tensor_files import (
+    PROMPTS_FILE,
     read_last_snapshot,
     remove_snapshots,
     write_snapshot,
 )
-from idp_tutorial.utils.tensor_files import PROMPTS_FILE
 
 __all__ = ["run_fingerprint", "get_random_state", "set_random_state", "Checkpoint"]
 
@@ -128,6 +126,9 @@ class _Run(Protocol):
     def is_finished(self) -> bool: ...
 
 
+_CONTENT_KEYS = ("fingerprint", "progress", "random_states", "tensors")  # of every checkpoint
+
+
 class Checkpoint:
     """Folder with the last two checkpoints of a run, `checkpoint-STEP.safetensors`."""
 
@@ -165,14 +166,7 @@ class Checkpoint:
             lr_scheduler=state_dict(run.lr_scheduler),
             grad_scaler=state_dict(run.acc.scaler),
         )
-        try:
-            write_snapshot(self.folder, run.state.step, content)
-        except OSError as e:
-            raise UserError(
-                f"the checkpoint of step {run.state.step} cannot be written: "
-                f"{explain_os_error(e, self.folder)}. {describe_previous_snapshot(self.folder)}. "
-                "Start the same run again afterwards."
-            ) from e
+        write_snapshot(self.folder, run.state.step, content)
 
     def delete_all(self) -> None:
         """Delete all checkpoints of the folder, so that another run may use it."""
@@ -228,7 +222,7 @@ class Checkpoint:
 
         Raises: `UserError` if the checkpoint belongs to another run or cannot be read.
         """
-        content = self._read_last()
+        content = read_last_snapshot(self.folder, _CONTENT_KEYS)
         if content is None:
             return None
         saved = content["fingerprint"]
@@ -244,39 +238,3 @@ class Checkpoint:
                 "or the same settings, or delete its checkpoints to start from the beginning."
             )
         return content
-
-    def _read_last(self) -> dict | None:
-        """Return the last checkpoint that can be read, of whatever run."""
-        try:
-            content = read_last_snapshot(self.folder)
-        except DamagedFileError as e:
-            raise UserError(str(e)) from None
-        except OSError as e:
-            raise UserError(
-                f"the checkpoint in {self.folder} cannot be read: "
-                f"{explain_os_error(e, self.folder)}. It may be intact, so do not delete it."
-            ) from e
-        pickled = self.folder / "checkpoint.pt"
-        if content is None and pickled.exists():
-            raise UserError(
-                f"{pickled} is a checkpoint of version 0.1.0; reading it could run code. Finish "
-                "the run with that version, or delete the file to start from the beginning."
-            )
-        if content is not None:
-            self._check_format(content)
-        return content
-
-    def _check_format(self, content: dict) -> None:
-        # Checkpoints of version 0.2 are not converted: its options and keys had other names, and a
-        # run takes minutes to hours. Saved models and records of 0.2 are converted (`migration`).
-        if {"about", "seen"} <= content.keys():
-            raise UserError(
-                f"the checkpoint in {self.folder} was written by version 0.2 and cannot be "
-                "resumed. Finish the run with that version, or delete the checkpoints to start "
-                "from the beginning."
-            )
-        if not {"fingerprint", "progress", "random_states", "tensors"} <= content.keys():
-            raise UserError(
-                f"the files in {self.folder} are not checkpoints of a training run. "
-                "Use another folder."
-            )

@@ -18,7 +18,7 @@ from typing import NoReturn
 from ..utils.checks import DivergenceError, UserError
 from ..utils.config import RunConfig
 from ..data.task import Task, scale_labels
-from ..utils.locks import folder_lock
+from ..utils.durable import folder_lock
 from ..core.prompted_model import PromptedModel, trained_state
 from .checkpoint import Checkpoint, run_fingerprint
 from idp_tutorial.training.evaluation import (

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone, backbone_fingerprint, in_eval_mode
 from idp_tutorial.core.loop import walk_layers
-from idp_tutorial.training.cache import state_cache_folder
 from idp_tutorial.training.evaluation import iterate_batches
 from idp_tutorial.training.state_store import StateStore, example_key
+from idp_tutorial.utils.durable import cache_folder
 
 __all__ = ["pool_all_layers"]
 
@@ -67,7 +67,7 @@ def pool_all_layers(
     if not folder:
         batches = _iterate_pooled_batches(bb, examples, poolings, batch_size)
         return torch.cat([torch.from_numpy(states) for states in batches]).view(shape)
-    store_folder = state_cache_folder(folder) / backbone_fingerprint(bb)
+    store_folder = cache_folder(folder) / backbone_fingerprint(bb)
     store = StateStore(
         store_folder / f"pooled-{'-'.join(poolings)}", shape[1] * shape[2] * bb.d, "float16"
     )

@@ -4,28 +4,30 @@ The states of a frozen model are the same in every epoch of every run. They are 
 where later processes find them.
 
 The key of a text is a hash of the model's input, so the same text has the same key in every
-task, split and run.
+task, split and run. A *part* is a file with the states of the texts that one call added, followed
+by an index: the key of each text, where its states end, and their digest. The index ends with
+its own digest. The states are written one batch at a time, and read through a memory map, so
+neither has to fit into memory. (A `.npy` or safetensors file would need all states at once, or
+would write through the memory map, where a full disk kills the process.)
 """
 
-import contextlib
 import hashlib
 import os
 import shutil
-import tempfile
-import time
 import warnings
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from idp_tutorial.utils.checks import UserError, check_positive
-from idp_tutorial.utils.files import sync_folder
+from idp_tutorial.utils.durable import open_atomically, remove_stale_part_files
 
 __all__ = [
     "INDEX_DTYPE",
-    "INDEX_DIGEST_BYTES",
+    "INDEX_FOOTER_BYTES",
     "example_key",
     "cache_size_bytes",
     "check_disk_space",
@@ -52,7 +54,7 @@ def example_key(example: dict) -> bytes:
 
 # one entry of the index: key of the text, position after its last state, digest of its states
 INDEX_DTYPE = np.dtype([("key", "u1", 16), ("end", "<i8"), ("digest", "u1", 8)])
-INDEX_DIGEST_BYTES = 16  # digest of the index, written after its last entry
+INDEX_FOOTER_BYTES = 24  # after the last entry: the number of entries, and the digest of the index
 
 
 def cache_size_bytes(
@@ -63,7 +65,7 @@ def cache_size_bytes(
     """Return the exact size of a part of a store on disk, in bytes."""
     lengths = list(lengths)
     states = sum(lengths) * d * np.dtype(dtype).itemsize
-    return states + len(lengths) * INDEX_DTYPE.itemsize + INDEX_DIGEST_BYTES
+    return states + len(lengths) * INDEX_DTYPE.itemsize + INDEX_FOOTER_BYTES
 
 
 def check_disk_space(
@@ -108,12 +110,16 @@ def evict_least_recently_used(
             f"{description} needs {required_bytes / 1e6:,.1f} MB, and IDP_CACHE_LIMIT allows "
             f"{limit / 1e6:,.1f} MB for all caches: increase it, or train with cache='none'."
         )
-    sizes = {p: sum(f.stat().st_size for f in p.iterdir()) for p in root.glob("*/*/states-*")}
-    for part in sorted(sizes.keys() - set(keep_parts), key=lambda p: p.stat().st_mtime):
-        if sum(sizes.values()) + required_bytes <= limit:
+    stats = {}
+    for part in root.glob("*/*/*.states"):
+        with suppress(FileNotFoundError):  # another process may have deleted it
+            stats[part] = part.stat()
+    total = sum(stat.st_size for stat in stats.values())
+    for part in sorted(stats.keys() - set(keep_parts), key=lambda part: stats[part].st_mtime):
+        if total + required_bytes <= limit:
             return
-        shutil.rmtree(part, ignore_errors=True)
-        del sizes[part]
+        part.unlink(missing_ok=True)
+        total -= stats[part].st_size
 
 
 def _blake2b_digest(size: int, *blocks: Any) -> bytes:
@@ -124,28 +130,10 @@ def _blake2b_digest(size: int, *blocks: Any) -> bytes:
     return digest.digest()
 
 
-def _write_synced(file: Path, blocks: Iterable) -> None:
-    """Write a new file, and return when it is on the disk."""
-    with open(file, "xb") as f:
-        for block in blocks:
-            f.write(block)
-        f.flush()
-        os.fsync(f.fileno())
-
-
-def _remove_abandoned_folders(folder: Path, max_age_seconds: float = 86_400) -> None:
-    """Delete the temporary folders of processes that were killed while they wrote a part."""
-    for temporary in folder.glob(".writing-*"):
-        if time.time() - temporary.stat().st_mtime > max_age_seconds:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
 class _Location(NamedTuple):
-    """States of one text: where they are, and their digest."""
+    """States of one text: an array `[n,d]` of a memory-mapped part, and their digest."""
 
-    states: np.ndarray  # of the whole part, memory-mapped `[N,d]`
-    begin: int
-    end: int
+    states: np.ndarray
     digest: bytes
     part: Path
 
@@ -173,63 +161,66 @@ class StateStore:
         return key in self.locations
 
     def __getitem__(self, key: bytes) -> np.ndarray:
-        location = self.locations[key]
-        return location.states[location.begin : location.end]
+        return self.locations[key].states
 
     def refresh(self) -> None:
         """Index all parts on disk; delete the damaged ones with a warning."""
-        for part in sorted(self.folder.glob("states-*")):
+        for part in sorted(self.folder.glob("*.states")):
             try:
-                index_bytes = (part / "index").read_bytes()
-                n_bytes = (part / "rows").stat().st_size
-            except FileNotFoundError:  # another process may have deleted the part
-                if part.exists():
-                    self._discard(part, "a file is missing")
+                data = np.asarray(np.memmap(part, np.uint8, "r"))
+            except FileNotFoundError:  # another process has deleted it
                 continue
-            index = self._parse_index(index_bytes)
-            n = int(index["end"][-1]) if len(index) else 0
-            if not n or n_bytes != n * self.d * self.dtype.itemsize:
+            except ValueError:  # an empty file
+                data = np.empty(0, np.uint8)
+            index = self._read_index(data)
+            if index is None:
                 self._discard(part, "its index or its size has changed")
                 continue
-            states = np.asarray(np.memmap(part / "rows", self.dtype, "r", shape=(n, self.d)))
+            n_bytes = int(index["end"][-1]) * self.d * self.dtype.itemsize
+            states = data[:n_bytes].view(self.dtype).reshape(-1, self.d)
             for entry, begin in zip(index, [0, *index["end"][:-1]]):
                 self.locations[entry["key"].tobytes()] = _Location(
-                    states, int(begin), int(entry["end"]), entry["digest"].tobytes(), part
+                    states[begin : entry["end"]], entry["digest"].tobytes(), part
                 )
 
-    def _parse_index(self, data: bytes) -> np.ndarray:
-        """Return the entries of an index; none if it is damaged or belongs to another store."""
-        entries = data[:-INDEX_DIGEST_BYTES]
-        is_valid = (
-            len(data) > INDEX_DIGEST_BYTES
-            and not len(entries) % INDEX_DTYPE.itemsize
-            and self._index_digest(entries) == data[-INDEX_DIGEST_BYTES:]
-        )
-        return np.frombuffer(entries if is_valid else b"", INDEX_DTYPE)
+    def _read_index(self, data: np.ndarray) -> np.ndarray | None:
+        """Return the index of a part; None if it is damaged or belongs to another store."""
+        n = int(data[-INDEX_FOOTER_BYTES:].view("<i8")[0]) if len(data) > INDEX_FOOTER_BYTES else 0
+        n_bytes = n * INDEX_DTYPE.itemsize + INDEX_FOOTER_BYTES
+        if n < 1 or n_bytes > len(data):
+            return None
+        footer = data[-n_bytes:]
+        index = footer[:-INDEX_FOOTER_BYTES].view(INDEX_DTYPE)
+        if footer.tobytes() != self._dump_index(index):
+            return None
+        size_of_states = int(index["end"][-1]) * self.d * self.dtype.itemsize
+        return index if len(data) == size_of_states + n_bytes else None
 
-    def _index_digest(self, index: bytes) -> bytes:
-        """Return a digest of an index and of the store that it belongs to."""
+    def _dump_index(self, index: np.ndarray) -> bytes:
+        """Return an index with its footer; the digest depends on the store, too."""
         store_name = "/".join([*self.folder.absolute().parts[-2:], str(self.d), str(self.dtype)])
-        return _blake2b_digest(INDEX_DIGEST_BYTES, index, store_name.encode())
+        entries = index.tobytes() + len(index).to_bytes(8, "little")
+        return entries + _blake2b_digest(16, entries, store_name.encode())
 
     def _discard(self, part: Path, reason: str) -> None:
         warnings.warn(
             f"The cache {part} is damaged ({reason}): its states are computed again.", stacklevel=3
         )
         self.locations = {k: v for k, v in self.locations.items() if v.part != part}
-        shutil.rmtree(part, ignore_errors=True)
-        if part.exists():
-            raise UserError(f"the damaged cache {part} cannot be removed: delete it.")
+        try:
+            part.unlink(missing_ok=True)
+        except OSError:
+            raise UserError(f"the damaged cache {part} cannot be removed: delete it.") from None
 
     def verify(self, keys: Iterable[bytes]) -> None:
         """Compare the states of texts with their digests; delete a damaged part with a warning."""
         for key in keys:
             location = self.locations.get(key)  # None: not stored, or its part was deleted
-            if location and _blake2b_digest(8, key, self[key]) != location.digest:
+            if location and _blake2b_digest(8, key, location.states) != location.digest:
                 self._discard(location.part, "its states have changed")
         for part in {location.part for location in self.locations.values()}:
             # a part of another user may be readable only
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.utime(part)  # the time of use, for `evict_least_recently_used`
 
     def add(
@@ -245,33 +236,18 @@ class StateStore:
         root = self.folder.absolute().parents[1]
         evict_least_recently_used(root, required_bytes, description, parts_in_use)
         check_disk_space(self.folder, required_bytes, description)
-        _remove_abandoned_folders(self.folder)
-        temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=self.folder))
-        try:
-            self._write_part(temporary, keys, lengths, blocks)
-            part = self.folder / f"states-{_blake2b_digest(8, b''.join(keys)).hex()}"
-            try:
-                temporary.rename(part)
-            except OSError:
-                if not part.is_dir():  # otherwise another process has written the same part
-                    raise
-            sync_folder(self.folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        self.refresh()
-
-    def _write_part(
-        self, folder: Path, keys: list[bytes], lengths: list[int], blocks: Iterable[np.ndarray]
-    ) -> None:
-        """Write the files of a part: the states, and the index with their digests."""
+        remove_stale_part_files(self.folder)
         index = np.zeros(len(keys), INDEX_DTYPE)
         index["key"] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16)
         index["end"] = np.cumsum(lengths)
-        _write_synced(
-            folder / "rows", (np.ascontiguousarray(block, self.dtype) for block in blocks)
-        )
-        states = np.memmap(folder / "rows", self.dtype, "r", shape=(sum(lengths), self.d))
-        for i, (key, begin) in enumerate(zip(keys, [0, *index["end"][:-1]])):
-            digest = _blake2b_digest(8, key, states[begin : index["end"][i]])
-            index["digest"][i] = np.frombuffer(digest, np.uint8)
-        _write_synced(folder / "index", [index.tobytes(), self._index_digest(index.tobytes())])
+        part = self.folder / f"{_blake2b_digest(8, b''.join(keys)).hex()}.states"
+        with open_atomically(part) as f:
+            for block in blocks:
+                f.write(np.ascontiguousarray(block, self.dtype))
+            f.flush()
+            states = np.memmap(f.name, self.dtype, "r", shape=(sum(lengths), self.d))
+            for entry, begin in zip(index, [0, *index["end"][:-1]]):
+                digest = _blake2b_digest(8, entry["key"], states[begin : entry["end"]])
+                entry["digest"] = np.frombuffer(digest, np.uint8)
+            f.write(self._dump_index(index))
+        self.refresh()

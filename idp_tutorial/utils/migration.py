@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from idp_tutorial.utils.checks import UserError, explain_os_error
-from idp_tutorial.utils.files import dump_record, load_record, write_atomically
+from idp_tutorial.utils.durable import dump_record, load_record, write_atomically
 
 RENAMED_OPTIONS = {
     "k": "shots",

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.files import (  # noqa: F401 (other modules import them from here)
+from idp_tutorial.utils.durable import (  # noqa: F401 (other modules import them from here)
     append_line,
     compute_digest,
     dump_record,
+    folder_lock,
     load_record,
     repair_last_line,
     write_atomically,
 )
-from idp_tutorial.utils.locks import folder_lock
 from idp_tutorial.utils.migration import migrate_record
 from idp_tutorial.utils.provenance import upgrade_record
 

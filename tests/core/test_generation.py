@@ -8,7 +8,7 @@ import torch
 from small import backbone, config, small_task
 
 from idp_tutorial.assembly.build import build_model
-from idp_tutorial.backbones.fetched import find_fetched_backbone
+from idp_tutorial.backbones.fetch import find_fetched_backbone
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli.predict import idp_predict
 from idp_tutorial.core.generation import DecodingState, generate_ids

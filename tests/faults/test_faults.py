@@ -16,13 +16,17 @@ def pretended(monkeypatch):
     works.pretend(monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["recording", "snapshots", "caching", "comparing", "answering"])
+@pytest.mark.parametrize(
+    "name", ["recording", "logits", "snapshots", "caching", "comparing", "answering"]
+)
 def test_a_work_continues_after_a_kill_or_a_full_disk(name):
     seen, bad = kills(name, every=13, first=4)
     assert not bad and sum(seen.values()) >= 4
 
 
-@pytest.mark.parametrize("name", ["recording", "snapshots", "caching", "saving", "together"])
+@pytest.mark.parametrize(
+    "name", ["recording", "logits", "snapshots", "caching", "saving", "together"]
+)
 def test_a_damaged_file_is_written_again_or_refused(name):
     seen, bad = damaged(name, 3)
     assert not bad and sum(seen.values()) >= 3

@@ -29,9 +29,9 @@ from idp_tutorial.cli.train import idp_train
 from idp_tutorial.cli.transfer import idp_transfer
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.reproduction.pretraining.corpus import read_lines
-from idp_tutorial.utils.files import dump_record, load_record
+from idp_tutorial.utils.durable import dump_record, load_record
 from idp_tutorial.utils.records import read_existing_records, read_records
-from idp_tutorial.utils.snapshots import read_last_snapshot
+from idp_tutorial.utils.tensor_files import read_last_snapshot
 
 MANY = pytest.mark.slow
 SEEN = Counter()  # outcomes of the cases

@@ -20,6 +20,7 @@ from idp_tutorial.runs import experiment as experiments
 from idp_tutorial.runs import tables as results
 from idp_tutorial.runs import tune as rates
 from idp_tutorial.runs.experiment import train_and_save
+from idp_tutorial.runs.logits import load_logits, write_run_arrays
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.serving.multitask import (
     TASKS_FILE,
@@ -30,10 +31,9 @@ from idp_tutorial.serving.multitask import (
 )
 from idp_tutorial.training.cache import cache_states
 from idp_tutorial.training.fit import fit
-from idp_tutorial.utils.files import open_atomically
-from idp_tutorial.utils.locks import file_lock, folder_lock
+from idp_tutorial.utils.durable import file_lock, folder_lock, open_atomically
 from idp_tutorial.utils.records import append_record, read_existing_records, read_records
-from idp_tutorial.utils.snapshots import read_last_snapshot, write_snapshot
+from idp_tutorial.utils.tensor_files import read_last_snapshot, write_snapshot
 
 # the file that gets a byte for each step of an optimizer and each simulated run; []: nothing is
 # counted
@@ -346,6 +346,19 @@ def recording(folder):
     return sorted(map(str, read_records(file)))
 
 
+def logits(folder):
+    """Write the logits and the record of three runs, as a comparison does."""
+    file = Path(folder) / "runs.jsonl"
+    with file_lock(file):
+        have = {r["seed"] for r in read_existing_records(file)}
+        for seed in range(3):
+            if seed not in have:
+                arrays = dict(test=np.full((4, 2), seed, np.float16), test_label=np.arange(4))
+                fields = write_run_arrays(file.parent / "logits/runs.npz", f"run{seed}", arrays)
+                append_record(dict(seed=seed, **fields), file)
+    return [[r["seed"], load_logits(r, folder)["test"].tolist()] for r in read_records(file)]
+
+
 def snapshots(folder):
     with folder_lock(folder):
         steps = (read_last_snapshot(folder) or {"steps": []})["steps"]
@@ -355,7 +368,9 @@ def snapshots(folder):
     return json.dumps(steps)
 
 
-QUICK = dict(recording=recording, snapshots=snapshots, caching=caching, saving=saving)
+QUICK = dict(
+    recording=recording, logits=logits, snapshots=snapshots, caching=caching, saving=saving
+)
 WORKS = dict(
     **QUICK,
     training=training,

@@ -24,6 +24,7 @@ from idp_tutorial.runs import tune as learning_rate_search
 from idp_tutorial.runs.compare import compare_and_write, compare_methods, run_seeds
 from idp_tutorial.runs.conclusions import describe_primary_contrast, summarise_comparison
 from idp_tutorial.runs.experiment import run_experiment, train_model
+from idp_tutorial.runs.logits import load_logits
 from idp_tutorial.runs.tables import (
     format_table,
     pivot_methods_by_task,
@@ -649,7 +650,11 @@ def test_other_rows_or_weights_are_another_run(cfg, task, tmp_path):
     assert scores(task)[0]["provenance"] == first[0]["provenance"] and len(ran) == 1
     (other,) = scores(turned)
     assert len(ran) == 2 and other["digests"]["data"] != first[0]["digests"]["data"]
-    assert other["logits"] != first[0]["logits"] and len([*(tmp_path / "logits").iterdir()]) == 2
+    assert other["logits"] != first[0]["logits"]
+    assert (
+        load_logits(other, tmp_path)["test_label"]
+        == 1 - load_logits(first[0], tmp_path)["test_label"]
+    ).all()
     bb = tmp_path / "bb"
     shutil.copytree(cfg().backbone, bb, ignore=shutil.ignore_patterns("SHA256SUMS"))
     weights = safetensors.torch.load_file(bb / "model.safetensors")
@@ -666,6 +671,7 @@ def test_other_rows_or_weights_are_another_run(cfg, task, tmp_path):
 def test_logits_of_other_weights_do_not_replace_the_old_ones(cfg, task, tmp_path):
     """The folders of two backbones have the same name; each record has its own logits."""
     out = tmp_path / "c.jsonl"
+    records = []
     logits = []
     bb = shutil.copytree(
         cfg().backbone, tmp_path / "a" / "bb", ignore=shutil.ignore_patterns("SHA256SUMS")
@@ -678,13 +684,14 @@ def test_logits_of_other_weights_do_not_replace_the_old_ones(cfg, task, tmp_path
     )
     for folder in (bb, other, bb):
         r = run_experiment(cfg(method="head-only", lr=0.1, backbone=str(folder)), task, out)
-        logits.append((r["logits"], np.load(tmp_path / r["logits"])["test"]))
+        records.append(r)
+        logits.append((r["logits"], load_logits(r, tmp_path)["test"]))
     (a, one), (b, two), (c, same) = logits
     assert (
         a == c != b
         and (one == same).all()
         and not (one == two).all()
-        and (np.load(tmp_path / a)["test"] == one).all()
+        and (load_logits(records[0], tmp_path)["test"] == one).all()
     )
 
 

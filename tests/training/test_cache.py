@@ -1,10 +1,7 @@
 """Cached states: same losses, nothing computed twice, nothing outdated, and fewer layers to run."""
 
-import errno
 import hashlib
-import os
 import shutil
-import time
 from collections import namedtuple
 from copy import deepcopy
 from dataclasses import replace
@@ -36,7 +33,7 @@ from idp_tutorial.training.cache import (
 )
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.fit import fit
-from idp_tutorial.training.state_store import StateStore, cache_size_bytes, example_key
+from idp_tutorial.training.state_store import cache_size_bytes
 
 FAMILIES = ["roberta", "bert", "gpt2", "deberta"]
 
@@ -102,81 +99,7 @@ def assert_close(a, b, atol=1e-5):
     torch.testing.assert_close(a, b, atol=atol, rtol=0)
 
 
-# --- the store
-
-KEYS = [bytes([i]) * 16 for i in range(4)]
-
-
-def random_states(lengths=(3, 1, 4, 2), d=5):
-    return [np.random.default_rng(n).normal(size=(n, d)).astype(np.float32) for n in lengths]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_store_returns_its_states_and_has_the_predicted_size(dtype, tmp_path):
-    texts = random_states()
-    store = StateStore(tmp_path / "s", 5, dtype)
-    store.add(KEYS, [3, 1, 4, 2], [np.concatenate(texts[:2]), np.concatenate(texts[2:])])
-    for s in (store, StateStore(tmp_path / "s", 5, dtype)):
-        assert len(s) == 4 and KEYS[0] in s and b"x" * 16 not in s
-        for k, t in zip(KEYS, texts):
-            np.testing.assert_array_equal(s[k], t.astype(dtype))
-    files = [f for f in tmp_path.rglob("*") if f.is_file()]
-    assert (
-        sum(f.stat().st_size for f in files)
-        == cache_size_bytes([3, 1, 4, 2], 5, dtype)
-        == 10 * 5 * np.dtype(dtype).itemsize + 4 * 32 + 16
-    )
-    assert (
-        not store[KEYS[0]].flags.owndata and not store[KEYS[0]].flags.writeable
-    )  # a view of the file, not a copy
-
-
-def test_parts_are_combined_and_an_existing_part_is_not_replaced(tmp_path):
-    texts = random_states()
-    a = StateStore(tmp_path, 5)
-    b = StateStore(tmp_path, 5)
-    a.add(KEYS[:2], [3, 1], [np.concatenate(texts[:2])])
-    b.add(KEYS[2:], [4, 2], [np.concatenate(texts[2:])])
-    assert len(b) == 4 and len(a) == 2
-    a.add(KEYS[2:], [4, 2], [np.zeros((6, 5))])  # as if two processes had computed the same
-    assert len(a) == 4 and len([*tmp_path.iterdir()]) == 2
-    np.testing.assert_array_equal(a[KEYS[3]], texts[3])
-
-
-def failing_blocks(error):
-    yield np.ones((3, 5), np.float32)
-    raise error
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        KeyboardInterrupt(),
-        RuntimeError("out of memory"),
-        OSError(errno.ENOSPC, "No space left on device"),
-    ],
-    ids=["interrupted", "failed", "disk full"],
-)
-def test_a_failed_part_leaves_no_files(error, tmp_path):
-    store = StateStore(tmp_path, 5)
-    with pytest.raises(type(error)):
-        store.add(KEYS, [3, 1, 4, 2], failing_blocks(error))
-    assert not any(tmp_path.iterdir()) and len(store) == 0
-    store.add(KEYS[:1], [3], random_states()[:1])
-    assert len(store) == 1
-
-
-def test_files_of_a_killed_process_are_ignored_and_removed_later(tmp_path):
-    abandoned = tmp_path / ".writing-abandoned"
-    recent = tmp_path / ".writing-recent"
-    for f in (abandoned, recent):
-        f.mkdir()
-        (f / "rows").write_bytes(b"half")
-    os.utime(abandoned, (time.time() - 2 * 86_400,) * 2)
-    store = StateStore(tmp_path, 5)
-    assert len(store) == 0
-    store.add(KEYS[:1], [3], random_states()[:1])
-    assert not abandoned.exists() and recent.exists() and len(store) == 1
+# --- files
 
 
 def flip_bit(file, position=-1):
@@ -187,66 +110,35 @@ def flip_bit(file, position=-1):
 
 @pytest.mark.parametrize(
     "damage",
-    ["shorter", "longer", "no states", "no index", "state", "key", "end", "index digest"],
+    ["shorter", "longer", "empty", "state", "key", "end", "number of entries", "index digest"],
 )
 def test_a_damaged_part_is_computed_again(damage, tmp_path, bbs):
     bb = bbs["roberta"]
     examples = encode_examples(bb, n=4)
     cached, _ = cache_states(bb, examples, 2, tmp_path)
     expected = [e["hidden_states"].copy() for e in cached]
-    (states_file,) = tmp_path.rglob("rows")
-    index_file = states_file.with_name("index")
-    index_positions = {"key": 3, "end": 16, "index digest": -1}
-    if damage == "shorter":
-        states_file.write_bytes(states_file.read_bytes()[:-4])
-    elif damage == "longer":
-        states_file.write_bytes(states_file.read_bytes() + b"1234")
-    elif damage == "no states":
-        states_file.unlink()
-    elif damage == "no index":
-        index_file.unlink()
-    elif damage == "state":
-        flip_bit(states_file, 5)
+    (part,) = tmp_path.rglob("*.states")
+    data = part.read_bytes()
+    index_start = len(data) - 4 * 32 - 24
+    flipped = {
+        "state": 5,
+        "key": index_start + 3,
+        "end": index_start + 16,
+        "number of entries": -24,
+        "index digest": -1,
+    }
+    part.unlink()  # the memory map of `cached` keeps the old file
+    if damage in flipped:
+        part.write_bytes(data)
+        flip_bit(part, flipped[damage])
     else:
-        flip_bit(index_file, index_positions[damage])
+        part.write_bytes({"shorter": data[:-4], "longer": data + b"1234", "empty": b""}[damage])
     with pytest.warns(UserWarning, match="is damaged .*: its states are computed again"):
         recomputed, cost = cache_states(bb, examples, 2, tmp_path)
     assert cost["computed"] == len(examples)
     for e, states in zip(recomputed, expected):
         np.testing.assert_array_equal(e["hidden_states"], states)
     assert cache_states(bb, examples, 2, tmp_path)[1]["computed"] == 0
-
-
-def test_a_part_of_another_store_is_refused(tmp_path):
-    for name in "ab":
-        StateStore(tmp_path / name, 5).add(
-            KEYS[:2], [3, 1], [random_states()[i] + (name == "b") for i in range(2)]
-        )
-    (part,) = (tmp_path / "a").iterdir()
-    shutil.rmtree(part)
-    shutil.copytree(tmp_path / "b" / part.name, part)
-    with pytest.warns(UserWarning, match="is damaged"):
-        assert len(StateStore(tmp_path / "a", 5)) == 0
-
-
-def test_the_least_recently_used_parts_are_deleted_at_the_limit(tmp_path, monkeypatch):
-    monkeypatch.setenv("IDP_CACHE_LIMIT", str(2.5 * cache_size_bytes([3], 5) / 1e9))
-    for i in range(3):
-        store = StateStore(tmp_path / f"model{i}" / "layer", 5)
-        store.add(KEYS[:1], [3], random_states()[:1])
-        os.utime(next(store.folder.iterdir()), (i, i))
-    assert [len([*(tmp_path / f"model{i}/layer").iterdir()]) for i in range(3)] == [
-        0,
-        1,
-        1,
-    ]  # the oldest part is deleted
-    with pytest.raises(
-        ValueError, match="IDP_CACHE_LIMIT allows 0.0 MB for all caches: increase it"
-    ):
-        StateStore(tmp_path / "x/y", 5).add(KEYS, [9, 9, 9, 9], [])
-    monkeypatch.setenv("IDP_CACHE_LIMIT", "much")
-    with pytest.raises(ValueError, match="IDP_CACHE_LIMIT must be a positive number, got 'much'"):
-        StateStore(tmp_path / "x/y", 5).add(KEYS[:1], [3], random_states()[:1])
 
 
 def test_a_full_disk_is_reported_before_anything_is_written(tmp_path, monkeypatch, bbs):
@@ -313,24 +205,6 @@ def test_a_fingerprint_depends_on_all_that_changes_the_states():
     a.model.half()
     other_names.add(backbone_fingerprint(a))
     assert len(other_names) == 8 and name not in other_names
-
-
-def test_a_key_depends_on_ids_and_types():
-    e = dict(input_ids=[1, 2, 3], token_type_ids=[0, 0, 0])
-    key = example_key(e)
-    assert len(key) == 16 and key == example_key({**e, "label": 1, "mask_position": 2})
-    assert (
-        len(
-            {
-                key,
-                example_key(dict(input_ids=[1, 2, 4], token_type_ids=[0, 0, 0])),
-                example_key(dict(input_ids=[1, 2, 3], token_type_ids=[0, 0, 1])),
-                example_key(dict(input_ids=[1, 2], token_type_ids=[0, 0])),
-                example_key(dict(input_ids=[1, 2, 3, 0], token_type_ids=[0, 0])),
-            }
-        )
-        == 5
-    )
 
 
 # --- the states

@@ -1,6 +1,5 @@
 """Checkpoints: killed runs resume with identical results; contents of a file; refused files."""
 
-import os
 import random
 import threading
 
@@ -15,10 +14,9 @@ from idp_tutorial.methods.glove import write_glove
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.training.checkpoint import Checkpoint, run_fingerprint
 from idp_tutorial.training.fit import TrainingRun, fit
-from idp_tutorial.utils import files, snapshots
-from idp_tutorial.utils.locks import file_lock, folder_lock
-from idp_tutorial.utils.snapshots import read_last_snapshot
-from idp_tutorial.utils.tensor_files import PROMPTS_FILE, save_tensors
+from idp_tutorial.utils import durable, tensor_files
+from idp_tutorial.utils.durable import folder_lock
+from idp_tutorial.utils.tensor_files import PROMPTS_FILE, read_last_snapshot, save_tensors
 
 
 def make(cfg, task=None):
@@ -200,7 +198,7 @@ def test_a_checkpoint_contains_trained_tensors_optimizer_and_progress(tmp_path):
 )
 def test_an_interrupted_write_leaves_the_previous_checkpoint(error, tmp_path, monkeypatch):
     cfg = config(steps=5)
-    original_fsync = files.os.fsync
+    original_fsync = durable.os.fsync
     log = fit(make(cfg), small_task(), cfg)
     calls = []
 
@@ -210,14 +208,14 @@ def test_an_interrupted_write_leaves_the_previous_checkpoint(error, tmp_path, mo
         calls.append(1)
         original_fsync(descriptor)
 
-    monkeypatch.setattr(files.os, "fsync", failing_fsync)
+    monkeypatch.setattr(durable.os, "fsync", failing_fsync)
     disk_full = pytest.raises(
         ValueError,
-        match=r"checkpoint of step 4 cannot be written: no space is left.*previous snapshot is",
+        match=r"step 4 cannot be written: no space is left.*The previous checkpoint is",
     )
     with pytest.raises(Killed) if isinstance(error, Killed) else disk_full:
         fit(make(cfg), small_task(), cfg, checkpoint_dir=tmp_path, save_every=2)
-    monkeypatch.setattr(files.os, "fsync", original_fsync)
+    monkeypatch.setattr(durable.os, "fsync", original_fsync)
     assert (
         visible_files(tmp_path) == ["checkpoint-2.safetensors"]
         and read_last_snapshot(tmp_path)["progress"]["step"] == 2
@@ -229,12 +227,12 @@ def test_an_interrupted_write_leaves_the_previous_checkpoint(error, tmp_path, mo
 
 def test_a_disk_that_is_full_from_the_start_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        files.os,
+        durable.os,
         "fsync",
         lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )
     with pytest.raises(
-        ValueError, match="of step 2 cannot be written: no space is left .* no previous snapshot"
+        ValueError, match="of step 2 cannot be written: no space is left .* No previous checkpoint"
     ):
         fit(
             make(config(steps=5)),
@@ -467,7 +465,7 @@ def test_a_checkpoint_without_read_permission_is_not_called_damaged(tmp_path, mo
     def read_without_permission(file):
         raise PermissionError(13, "Permission denied", str(file))
 
-    monkeypatch.setattr(snapshots, "read_tree", read_without_permission)
+    monkeypatch.setattr(tensor_files, "read_tree", read_without_permission)
     with pytest.raises(
         ValueError, match="no permission to read or write .*checkpoint-4.*do not delete it"
     ) as e:
@@ -475,17 +473,9 @@ def test_a_checkpoint_without_read_permission_is_not_called_damaged(tmp_path, mo
     assert "damaged" not in str(e.value)
 
 
-def test_files_that_are_not_checkpoints_of_this_version_are_refused(tmp_path):
-    torch.save({"a": 1}, tmp_path / "checkpoint.pt")
-    with pytest.raises(
-        ValueError, match="a checkpoint of version 0.1.0; reading it could run code"
-    ):
-        fit(make(config()), small_task(), config(), checkpoint_dir=tmp_path)
-    snapshots.write_snapshot(tmp_path, 3, {"a": 1})
-    with pytest.raises(ValueError, match="are not checkpoints of a training run"):
-        fit(make(config()), small_task(), config(), checkpoint_dir=tmp_path)
-    snapshots.write_snapshot(tmp_path, 4, {"about": {}, "seen": {}, "random": [], "tensors": {}})
-    with pytest.raises(ValueError, match="written by version 0.2 and cannot be resumed"):
+def test_a_checkpoint_of_another_kind_of_run_is_refused(tmp_path):
+    tensor_files.write_snapshot(tmp_path, 3, {"fingerprint": {}, "progress": {}})
+    with pytest.raises(ValueError, match="checkpoint-3.* of another kind of run, or of an older"):
         fit(make(config()), small_task(), config(), checkpoint_dir=tmp_path)
 
 
@@ -496,30 +486,3 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
             Checkpoint(f, {}, 1)
     with pytest.raises(ValueError, match="save_every must be at least 1 step, got -1"):
         fit(make(config()), small_task(), config(), checkpoint_dir=tmp_path / "x", save_every=-1)
-
-
-def test_a_lock_removes_abandoned_part_files_of_its_own_file_only(tmp_path, monkeypatch):
-    long = 50 * "a"
-    names = [
-        f".{name[:40]}.123-0123abcd.part"
-        for name in (long, "compare", "compare-2.jsonl", "compare.jsonl")
-    ]
-
-    def remaining_files():
-        return [name for name in names if (tmp_path / name).exists()]
-
-    for name in names:
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (0, 0))
-    with file_lock(tmp_path / long):
-        assert remaining_files() == names[1:]
-    with file_lock(tmp_path / "compare"):
-        assert remaining_files() == names[2:]
-    monkeypatch.setattr(
-        type(tmp_path), "glob", lambda self, pattern: [tmp_path / ".gone.123-0123abcd.part"]
-    )
-    with folder_lock(tmp_path):  # another process was quicker
-        pass
-    monkeypatch.undo()
-    with folder_lock(tmp_path):
-        assert remaining_files() == []

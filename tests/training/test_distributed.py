@@ -28,7 +28,7 @@ from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.training import fit as training
 from idp_tutorial.training.distributed import end_process_group, iterate_step_batches
 from idp_tutorial.training.fit import fit
-from idp_tutorial.utils.snapshots import read_last_snapshot
+from idp_tutorial.utils.tensor_files import read_last_snapshot
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.files import dump_record, load_record
+from idp_tutorial.utils.durable import dump_record, load_record
 from idp_tutorial.utils.migration import (
     RENAMED_OPTIONS,
     RENAMED_RECORD_KEYS,

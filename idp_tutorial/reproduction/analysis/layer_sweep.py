@@ -24,7 +24,7 @@ from idp_tutorial.runs.record_checks import describe_lr_selection
 from idp_tutorial.runs.tables import select_finished
 from idp_tutorial.utils.checks import UserError, check_at_least, check_name, require_packages
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.locks import file_lock
+from idp_tutorial.utils.durable import file_lock
 from idp_tutorial.utils.records import config_to_record, read_existing_records
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from idp_tutorial.training.evaluation import iterate_batches
 from idp_tutorial.training.examples import encode_for_model, encode_rows
 from idp_tutorial.utils.checks import DivergenceError, check_name
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.locks import file_lock
+from idp_tutorial.utils.durable import file_lock
 from idp_tutorial.utils.provenance import SCHEMA_VERSION
 from idp_tutorial.utils.records import (
     append_record,

@@ -27,6 +27,7 @@ from idp_tutorial.reproduction.papers.supplementary_training import run_suppleme
 from idp_tutorial.runs.compare import compare_methods
 from idp_tutorial.runs.contrasts import adjust_p_values_holm, estimate_contrast
 from idp_tutorial.runs.experiment import make_diverged_record, make_record, train_model
+from idp_tutorial.runs.logits import load_logits, write_run_arrays
 from idp_tutorial.runs.record_checks import matches_config, provenance_field
 from idp_tutorial.runs.tune import extend_learning_rate_grid
 from idp_tutorial.utils.config import RunConfig
@@ -145,14 +146,14 @@ def score_prompt_swaps(
     record: dict,  # of the run
     out: Path,  # its file
 ) -> dict:
-    """Return the scores with exchanged prompts; add their logits to the file of the run."""
+    """Return the scores with exchanged prompts; add their logits to those of the run."""
     scores, outputs = evaluate_prompt_swaps(model, task, cfg)
-    file = out.parent / record["logits"]
-    arrays = dict(np.load(file))
+    path = out.parent / record["logits"]
+    arrays = load_logits(record, out.parent)
     for name, output in outputs.items():
         dtype = np.float16 if output.is_floating_point() else np.int16
         arrays[f"swap_{name}"] = output.numpy().astype(dtype)
-    np.savez_compressed(file, **arrays)
+    record |= write_run_arrays(path.parent, path.name, arrays)
     return scores
 
 
@@ -238,7 +239,8 @@ def run_supplemented(args: argparse.Namespace) -> None:
 def compute_gains(records: list[dict], backbone: str) -> list[dict]:
     """Return a record of the gain for each seed that has a run with and without stage 1."""
     run_fields = ("method", "task", "shots", "split_seed", "head", "seed")
-    copied_fields = ("schema", "status", *run_fields, "metric", "logits", "init_from", "provenance")
+    copied_fields = [*run_fields, "schema", "status", "metric", "logits", "logits_digest"]
+    copied_fields += ["init_from", "provenance"]
     finished = [r for r in records if r["status"] == "done"]
     gains = []
     for after in (r for r in finished if r["init_from"]):
@@ -250,6 +252,7 @@ def compute_gains(records: list[dict], backbone: str) -> list[dict]:
                 backbone=backbone,
                 setting="supplementary",
                 logits_before=before["logits"],
+                logits_before_digest=before["logits_digest"],
                 score=after["score"] - before["score"],
                 scores=dict(logits_before=before["score"], after=after["score"]),
             )

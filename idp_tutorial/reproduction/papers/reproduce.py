@@ -31,11 +31,12 @@ from idp_tutorial.reproduction.papers.protocols import (
     small_scale_learning_rates,
 )
 from idp_tutorial.runs.compare import run_seeds
-from idp_tutorial.runs.record_checks import describe_lr_selection, majority_vote_score
+from idp_tutorial.runs.logits import majority_vote_score
+from idp_tutorial.runs.record_checks import describe_lr_selection
 from idp_tutorial.runs.tables import select_finished
 from idp_tutorial.utils.checks import UserError, check_between, check_writable_folder
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.locks import file_lock
+from idp_tutorial.utils.durable import file_lock
 from idp_tutorial.utils.provenance import SCHEMA_1_DEFAULTS
 from idp_tutorial.utils.records import read_existing_records
 

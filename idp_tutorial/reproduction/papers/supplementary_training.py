@@ -23,7 +23,7 @@ from ...utils.migration import migrate_options
 from ...core.backbone import Backbone
 from ...backbones.load import load_backbone
 from ...core.prompted_model import PromptedModel, trained_state
-from ...utils.records import compute_digest
+from ...utils.durable import compute_digest, move_into_place
 from ...utils.tensor_files import save_tensors
 from ...training.fit import fit
 
@@ -164,7 +164,7 @@ def _save_tuned_backbone(model: PromptedModel, folder: Path, description: dict) 
         save_tensors(temporary / "prompts.safetensors", tensors, description)
         (temporary / "supplementary.json").write_text(json.dumps(description))
         temporary.chmod(0o755)
-        temporary.rename(folder)
+        move_into_place(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         if has_progress_bar:

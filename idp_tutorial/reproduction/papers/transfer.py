@@ -32,13 +32,12 @@ from idp_tutorial.reproduction.papers.label_maps import (
     make_label_map,
 )
 from idp_tutorial.runs.experiment import initialise_model, make_diverged_record
+from idp_tutorial.runs.logits import logits_name, save_logits
 from idp_tutorial.runs.record_checks import (
     data_digest,
     downsample_losses,
     input_digests,
-    logits_path,
     provenance_field,
-    save_logits,
     split_outputs,
 )
 from idp_tutorial.training.evaluation import evaluate, predict_logits
@@ -233,8 +232,8 @@ def _make_transfer_record(
     }
     if records_file:
         identifiers = (data_digests["data"], setting, extra_fields["label_map"])
-        file = logits_path(records_file, cfg, target, weights, *identifiers)
-        record["logits"] = save_logits(file, outputs, target)
+        name = logits_name(cfg, target, weights, *identifiers)
+        record |= save_logits(records_file, name, outputs, target)
     return {
         **record,
         "digests": dict(weights=weights, **data_digests, **input_digests(cfg)),

@@ -31,7 +31,7 @@ from idp_tutorial.runs.tables import check_same_settings, format_std, select_fin
 from idp_tutorial.runs.tune import choose_head_learning_rate
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_between, check_name
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.locks import file_lock
+from idp_tutorial.utils.durable import file_lock
 from idp_tutorial.utils.records import append_record, read_existing_records
 
 __all__ = [

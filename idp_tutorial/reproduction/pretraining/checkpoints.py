@@ -9,14 +9,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from idp_tutorial.reproduction.pretraining.master_weights import MasterWeightOptimizer
-from idp_tutorial.utils.checks import MissingFileError, UserError, explain_os_error
-from idp_tutorial.utils.files import MANIFEST_NAME, dump_record, find_damaged_file, write_atomically
-from idp_tutorial.utils.snapshots import (
-    DamagedFileError,
-    describe_previous_snapshot,
-    read_last_snapshot,
-    write_snapshot,
+from idp_tutorial.utils.checks import MissingFileError, UserError
+from idp_tutorial.utils.durable import (
+    MANIFEST_NAME,
+    dump_record,
+    require_intact_files,
+    write_atomically,
 )
+from idp_tutorial.utils.tensor_files import list_snapshots, read_last_snapshot, write_snapshot
 
 __all__ = [
     "write_pretraining_checkpoint",
@@ -40,55 +40,11 @@ def write_pretraining_checkpoint(
 ) -> None:
     """Write a checkpoint and `log.jsonl`; the previous checkpoint is kept."""
     content = dict(config=asdict(cfg), optimizer_state=masters.state_dict(), step=step, log=log)
-    try:
-        write_snapshot(out, step, content)
-        _write_log(out, log)
-    except OSError as e:
-        raise UserError(
-            f"the checkpoint of step {step} cannot be written: {explain_os_error(e, out)}. "
-            f"{describe_previous_snapshot(out)}. Start the same run again afterwards."
-        ) from e
+    write_snapshot(out, step, content)
+    _write_log(out, log)
 
 
-def _read_checkpoint(folder: Path) -> dict | None:
-    """Return the content of the last checkpoint in a folder; None without a checkpoint."""
-    pickled = folder / "checkpoint.pt"
-    if not _has_checkpoint(folder) and pickled.exists():
-        raise UserError(
-            f"{pickled} is a checkpoint of version 0.1.0; reading it could run code. Finish "
-            "the run with that version, or delete the file to start from the beginning."
-        )
-    try:
-        content = read_last_snapshot(folder)
-    except DamagedFileError as e:
-        raise UserError(str(e)) from None
-    except OSError as e:
-        raise UserError(
-            f"the checkpoint in {folder} cannot be read: {explain_os_error(e, folder)}. "
-            "It may be intact, so do not delete it."
-        ) from e
-    if content is not None:
-        _check_format(content, folder)
-    return content
-
-
-def _check_format(content: dict, folder: Path) -> None:
-    # Checkpoints of version 0.2 are not converted: its options and keys had other names. Their
-    # backbones can be used, since `save_backbone` writes the format of Transformers.
-    if {"cfg", "masters"} <= content.keys():
-        raise UserError(
-            f"the checkpoint in {folder} was written by version 0.2 and cannot be resumed. "
-            "Finish the run with that version, or delete the checkpoints to start from the "
-            "beginning."
-        )
-    if not {"config", "optimizer_state", "step", "log"} <= content.keys():
-        raise UserError(
-            f"the files in {folder} are not checkpoints of a pretraining run. Use another folder."
-        )
-
-
-def _has_checkpoint(folder: Path) -> bool:
-    return any(folder.glob("checkpoint-*.safetensors"))
+_CONTENT_KEYS = ("config", "optimizer_state", "step", "log")  # of every checkpoint
 
 
 def load_pretraining_checkpoint(
@@ -100,7 +56,7 @@ def load_pretraining_checkpoint(
 
     Raises: `UserError` if the checkpoint belongs to a run with another config.
     """
-    content = _read_checkpoint(out)
+    content = read_last_snapshot(out, _CONTENT_KEYS)
     if content is None:
         return 0, []
     saved = content["config"]
@@ -122,7 +78,7 @@ def load_pretraining_checkpoint(
 
 def load_master_weights(masters: MasterWeightOptimizer, cfg: Any) -> None:
     """Copy the weights of the run in `cfg.init_from`, without its optimizer and schedule."""
-    content = _read_checkpoint(Path(cfg.init_from))
+    content = read_last_snapshot(cfg.init_from, _CONTENT_KEYS)
     if content is None:
         raise MissingFileError(
             f"there is no checkpoint in init_from={cfg.init_from!r}: pass the output folder of "
@@ -140,7 +96,7 @@ def load_master_weights(masters: MasterWeightOptimizer, cfg: Any) -> None:
 def find_weights_file(folder: str) -> Path | None:
     """Return the weights in a backbone's folder; None for the folder of a pretraining run."""
     file = Path(folder) / "model.safetensors"
-    return file if folder and file.exists() and not _has_checkpoint(Path(folder)) else None
+    return file if folder and file.exists() and not list_snapshots(folder) else None
 
 
 def load_initial_weights(
@@ -149,12 +105,8 @@ def load_initial_weights(
     cfg: Any,  # a `PretrainConfig`, for messages
 ) -> None:
     """Load a backbone's saved weights into a model of the same shape."""
-    damaged = (file.parent / MANIFEST_NAME).is_file() and find_damaged_file(file.parent)
-    if damaged:
-        raise UserError(
-            f"{file.parent / damaged} is damaged: its checksum is not the one in {MANIFEST_NAME}. "
-            "Download or save the backbone again."
-        )
+    if (file.parent / MANIFEST_NAME).is_file():
+        require_intact_files(file.parent, "Download or save the backbone again.")
     try:
         weights = load_file(file)
     except SafetensorError as e:

@@ -35,14 +35,14 @@ from tokenizers import (
 
 from idp_tutorial.data.reading import iterate_lines, parse_json_object
 from idp_tutorial.utils.checks import MissingFileError, UserError
-from idp_tutorial.utils.files import (
+from idp_tutorial.utils.durable import (
     MANIFEST_NAME,
     compute_digest,
     find_damaged_file,
+    folder_lock,
     write_atomically,
     write_manifest,
 )
-from idp_tutorial.utils.locks import folder_lock
 
 __all__ = [
     "SPECIAL_TOKENS",

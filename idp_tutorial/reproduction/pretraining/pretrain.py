@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from idp_tutorial.backbones.downloads import move_into_place
 from idp_tutorial.reproduction.pretraining.checkpoints import (
     find_weights_file,
     load_initial_weights,
@@ -38,8 +37,7 @@ from idp_tutorial.reproduction.pretraining.language_modelling import (
 )
 from idp_tutorial.reproduction.pretraining.master_weights import MasterWeightOptimizer
 from idp_tutorial.utils.checks import UserError, check_between, check_choice, check_positive
-from idp_tutorial.utils.files import MANIFEST_NAME, write_manifest
-from idp_tutorial.utils.locks import folder_lock
+from idp_tutorial.utils.durable import MANIFEST_NAME, folder_lock, move_into_place, write_manifest
 
 __all__ = ["PretrainConfig", "pretrain", "save_backbone"]
 

@@ -28,6 +28,7 @@ from idp_tutorial.runs.contrasts import (
     has_per_example_results,
     per_example_accuracy,
 )
+from idp_tutorial.runs.logits import write_run_arrays
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -95,15 +96,15 @@ def results(tmp_path):
     """Records on 40 examples, five seeds: `a` is correct on all, `b` on 30, a probe on 36."""
     task = Task("t", labels=("x", "y"), splits=dict(test=[dict(label=i % 2) for i in range(40)]))
     good = np.eye(2)[[i % 2 for i in range(40)]]
-    (tmp_path / "claims/logits").mkdir(parents=True)
     for name, errs in (("runs", dict(a=0, b=10)), ("controls-b", dict(probe=4))):
         lines = []
         for m, n in errs.items():
             for s in range(5):
                 out = good.copy()
                 out[:n] = out[:n, ::-1]
-                np.savez(tmp_path / f"claims/logits/{m}{s}.npz", test=out.astype(np.float16))
-                lines.append(json.dumps(record(m, s, 100 - 2.5 * n, logits=f"logits/{m}{s}.npz")))
+                file = tmp_path / f"claims/logits/{name}.npz"
+                fields = write_run_arrays(file, f"{m}{s}", dict(test=out.astype(np.float16)))
+                lines.append(json.dumps(record(m, s, 100 - 2.5 * n, **fields)))
         (tmp_path / f"claims/{name}.jsonl").write_text("\n".join(lines) + "\n")
     return tmp_path, task
 
@@ -363,12 +364,13 @@ def test_claims_can_be_written_as_json():
 
 
 def record_with_logits(folder, name, label=(0, 1, 1), **kw):
-    np.savez(folder / name, test=np.eye(2)[[0, 1, 0]], test_label=np.array(label))
-    return dict(record("a", 0, 50.0), logits=name, folder=folder, **kw)
+    arrays = dict(test=np.eye(2)[[0, 1, 0]], test_label=np.array(label))
+    fields = write_run_arrays(folder / "logits/runs.npz", name, arrays)
+    return dict(record("a", 0, 50.0), **fields, folder=folder, **kw)
 
 
 def test_examples_are_compared_only_if_the_score_is_accuracy(tmp_path):
-    a = record_with_logits(tmp_path, "a.npz")
+    a = record_with_logits(tmp_path, "a")
     assert has_per_example_results(a, tmp_path)
     for other in (
         dict(metric="accuracy+f1"),

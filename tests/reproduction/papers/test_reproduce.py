@@ -30,6 +30,7 @@ from idp_tutorial.reproduction.papers.published_scores import (
     load_published_tables,
 )
 from idp_tutorial.runs.conclusions import has_enough_runs
+from idp_tutorial.runs.logits import write_run_arrays
 
 TABLES = load_published_tables()
 
@@ -395,7 +396,8 @@ def test_five_runs_vote_where_table_7_votes(tmp_path):
 
     def run(seed, error):  # index of the example that is misclassified
         answers = np.eye(2, dtype=np.float16)[np.where(np.arange(4) == error, 1 - right, right)]
-        np.savez(tmp_path / f"{seed}.npz", test=answers, test_label=right)
+        arrays = dict(test=answers, test_label=right)
+        fields = write_run_arrays(tmp_path / "logits/runs.npz", str(seed), arrays)
         return dict(
             method="s-idpg-phm",
             task="mr",
@@ -405,7 +407,7 @@ def test_five_runs_vote_where_table_7_votes(tmp_path):
             backbone="minilm",
             prompt_length=5,
             seed=seed,
-            logits=f"{seed}.npz",
+            **fields,
             folder=tmp_path,
         )
 

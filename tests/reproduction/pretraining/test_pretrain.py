@@ -19,62 +19,11 @@ from idp_tutorial.reproduction.pretraining.corpus import (
 from idp_tutorial.reproduction.pretraining.language_modelling import (
     create_language_model,
 )
-from idp_tutorial.reproduction.pretraining.master_weights import MasterWeightOptimizer
 from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig, pretrain, save_backbone
 from idp_tutorial.utils import tensor_files
-from idp_tutorial.utils.files import read_manifest
+from idp_tutorial.utils.durable import read_manifest
 from idp_tutorial.utils.records import read_records
-from idp_tutorial.utils.snapshots import write_snapshot
-
-
-def test_the_optimizer_is_adamw_in_float32():
-    torch.manual_seed(0)
-    net = torch.nn.Linear(8, 8)
-    twin = torch.nn.Linear(8, 8)
-    twin.load_state_dict(net.state_dict())
-    cfg = PretrainConfig(lr=1e-2, warmup=2, steps=10, dtype="float32")
-    m = MasterWeightOptimizer([net], cfg)
-    opt = torch.optim.AdamW(
-        [dict(params=[twin.weight], weight_decay=0.01), dict(params=[twin.bias], weight_decay=0.0)],
-        betas=(0.9, 0.98),
-        eps=1e-6,
-    )
-    for s in range(4):
-        x = torch.randn(4, 8)
-        for o in opt.param_groups:
-            o["lr"] = 1e-2 * min((s + 1) / 2, 1.0, (10 - s) / 6)
-        for n, step in (
-            (net, m.step),
-            (
-                twin,
-                lambda: (
-                    torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0),
-                    opt.step(),
-                    opt.zero_grad(),
-                ),
-            ),
-        ):
-            n(x).square().sum().backward()
-            step()
-    torch.testing.assert_close(net.weight, twin.weight)
-    torch.testing.assert_close(net.bias, twin.bias)
-
-
-def test_master_weights_take_steps_that_half_precision_would_round_away():
-    net = torch.nn.Linear(4, 4, bias=False)
-    torch.nn.init.ones_(net.weight)
-    m = MasterWeightOptimizer([net], PretrainConfig(lr=1e-4, warmup=1, steps=100))
-    for _ in range(60):
-        net(torch.ones(1, 4, dtype=torch.bfloat16)).float().sum().backward()
-        m.step()
-    # 60 steps of 1e-4; one alone rounds away
-    assert (
-        net.weight.dtype == torch.bfloat16
-        and m.master_parameters[0].dtype == torch.float32
-        and (m.master_parameters[0] < 0.996).all()
-    )
-    assert (net.weight < 1).all()
-
+from idp_tutorial.utils.tensor_files import write_snapshot
 
 CFG = PretrainConfig(
     d=32, n_layers=1, steps=12, tokens_per_step=256, lr=3e-3, warmup=4, held_out_tokens=1000
@@ -158,17 +107,6 @@ def test_held_out_text_is_not_trained_on(stream, tok, monkeypatch):
     assert all(positions.min() >= n for positions in windows[3:])
 
 
-def test_the_learning_rate_warms_up_and_decays():
-    m = MasterWeightOptimizer([create_language_model(20, 32, 1)], CFG)
-    lrs = []
-    for _ in range(12):
-        lrs.append(m.optimizer.param_groups[0]["lr"])
-        m.optimizer.step()
-        m.lr_scheduler.step()
-    assert lrs == pytest.approx([CFG.lr * min((s + 1) / 4, 1, (12 - s) / 7.2) for s in range(12)])
-    assert [g["weight_decay"] for g in m.optimizer.param_groups] == [0.01, 0.0]
-
-
 def test_a_decoder_is_trained(stream, tok):
     model, log = pretrain(
         stream, tok, replace(CFG, family="gpt2", steps=24), eval_every=12, report=ignore
@@ -219,12 +157,8 @@ def test_checkpoints_of_other_runs_or_versions_are_refused(stream, tok, tmp_path
         ckpt.write_bytes(damaged)
         assert_refused(resume, f"{ckpt} is damaged", "Delete it")
     ckpt.unlink()
-    torch.save({"weights": torch.zeros(2)}, tmp_path / "checkpoint.pt")
-    assert_refused(resume, "a checkpoint of version 0.1.0; reading it could run code")
     write_snapshot(tmp_path, 3, {"a": 1})
-    assert_refused(resume, "are not checkpoints of a pretraining run")
-    write_snapshot(tmp_path, 4, {"cfg": {}, "masters": {}, "step": 4, "log": []})
-    assert_refused(resume, "written by version 0.2 and cannot be resumed")
+    assert_refused(resume, "checkpoint-3.safetensors is a checkpoint of another kind of run")
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_previous_one(stream, tok, tmp_path):
@@ -422,7 +356,7 @@ def test_a_damaged_file_of_a_saved_backbone_is_named(tmp_path):
         (tmp_path / "b" / file).write_bytes(
             original[:-3] + bytes([original[-3] ^ 1]) + original[-2:]
         )
-        with pytest.raises(ValueError, match=f"{file} is damaged: it differs from SHA256SUMS"):
+        with pytest.raises(ValueError, match=f"{file} is damaged or missing: .*SHA256SUMS"):
             load_backbone(str(tmp_path / "b"))
         (tmp_path / "b" / file).write_bytes(original)
     load_backbone(str(tmp_path / "b"))

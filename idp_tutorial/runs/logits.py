@@ -1,0 +1,184 @@
+"""The logits of runs: one file a comparison, with the digest of each run in its record.
+
+Two methods are compared on the same examples, so the outputs for each example are stored: the
+logits of the validation and test splits in float16. Those of `OUT/NAME.jsonl` are in
+`OUT/logits/NAME.npz`, whose members are named `RUN/ARRAY`. A record names its run as
+`logits/NAME.npz/RUN` and has a digest of its arrays. The file is replaced as a whole after each
+run, before the record is written, so a kill loses the run in progress and no other.
+"""
+
+import hashlib
+import io
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from idp_tutorial.data.metrics import compute_metric
+from idp_tutorial.data.task import Task
+from idp_tutorial.runs.record_checks import data_digest, input_digests
+from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.utils.durable import file_lock, write_atomically
+from idp_tutorial.utils.records import config_to_record
+
+__all__ = [
+    "logits_name",
+    "has_logits",
+    "load_logits",
+    "save_logits",
+    "write_run_arrays",
+    "majority_vote_score",
+]
+
+_Arrays = dict[str, np.ndarray]  # name, such as `test` or `test_label`: values
+
+
+def logits_name(
+    cfg: RunConfig,
+    task: Task,  # with the splits whose logits are stored
+    weights_digest: str | None,  # digest of the backbone's weights before training
+    *identifiers: Any,  # further JSON values that tell two runs apart
+) -> str:
+    """Return the name of a run in the file of logits: a hash of its config and its inputs."""
+    inputs = [data_digest(task), weights_digest, input_digests(cfg)]
+    identity = json.dumps([config_to_record(cfg), *inputs, *identifiers], sort_keys=True)
+    name = hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
+    return f"{cfg.method}-{cfg.task}-{name}"
+
+
+@lru_cache(maxsize=32)
+def _read_archive(file: Path, *version: int) -> dict[str, _Arrays]:  # run: its arrays
+    """Return the arrays of all runs of a file, read again only after the file was replaced."""
+    runs: dict[str, _Arrays] = {}
+    try:
+        with np.load(file) as archive:
+            for member in archive.files:
+                run, _, name = member.partition("/")
+                runs.setdefault(run, {})[name] = archive[member]
+    except Exception as e:  # zipfile, zlib and NumPy raise many kinds for damaged bytes
+        raise UserError(
+            f"{file} is damaged or cannot be read ({type(e).__name__}): restore it, or delete it "
+            "and train the runs of its records again."
+        ) from e
+    return runs
+
+
+def _read_runs(file: Path) -> dict[str, _Arrays]:
+    stat = file.stat()
+    return _read_archive(file.resolve(), stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+def _digest_arrays(arrays: _Arrays) -> str:
+    """Return a digest of names, types, shapes and values (32 hexadecimal digits)."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, values in sorted(arrays.items()):
+        digest.update(f"{name} {values.dtype.str} {values.shape} ".encode() + values.tobytes())
+    return digest.hexdigest()
+
+
+def write_run_arrays(
+    file: Path,  # `OUT/logits/NAME.npz`, created if needed
+    run: str,  # from `logits_name`
+    arrays: _Arrays,
+) -> dict[str, str]:  # the fields `logits` and `logits_digest` of the record
+    """Write the arrays of a run to a file of logits; those of other runs stay."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file_lock(file, wait=True):
+        runs = {**(_read_runs(file) if file.exists() else {}), run: arrays}
+        members: dict[str, Any] = {
+            f"{r}/{name}": values for r in runs for name, values in runs[r].items()
+        }
+        content = io.BytesIO()
+        np.savez_compressed(content, **members)
+        write_atomically(file, content.getvalue())
+    reference = f"{file.parent.name}/{file.name}/{run}"
+    return dict(logits=reference, logits_digest=_digest_arrays(arrays))
+
+
+def _to_compact_array(outputs: torch.Tensor | list[str]) -> np.ndarray:
+    """Return logits as float16, and generated texts unchanged."""
+    return np.array(outputs) if isinstance(outputs, list) else outputs.numpy().astype(np.float16)
+
+
+def save_logits(
+    records_file: Path,  # JSONL file of the record
+    name: str,  # of the run, from `logits_name`
+    outputs: dict[str, tuple],  # split → outputs and examples, as `split_outputs` returns them
+    task: Task,  # with the splits of `outputs`
+) -> dict[str, str]:  # the fields `logits` and `logits_digest` of the record
+    """Write the logits of some splits, with the labels that a comparison needs."""
+    arrays = {split: _to_compact_array(logits) for split, (logits, _) in outputs.items()}
+    for split in outputs:
+        labels = [row.get("label") for row in task.splits[split]]
+        if all(isinstance(label, (int, float)) for label in labels):
+            arrays[f"{split}_label"] = np.array(labels)
+    records_file = Path(records_file)
+    file = records_file.parent / "logits" / f"{records_file.stem}.npz"
+    return write_run_arrays(file, name, arrays)
+
+
+def has_logits(
+    record: dict,
+    folder: Path | str,  # folder of the records
+) -> bool:
+    """Return whether a record names logits, and their file exists."""
+    return "logits" in record and (Path(folder) / record["logits"]).parent.is_file()
+
+
+def load_logits(
+    record: dict,
+    folder: Path | str,  # folder of the records
+) -> _Arrays:  # `SPLIT` `[N,C]` or `[N]` texts, and `SPLIT_label` `[N]` where labels were numbers
+    """Return the arrays of a run after they have been compared with their digest.
+
+    Raises: `UserError` that names the file if they are damaged.
+    """
+    path = Path(folder) / record["logits"]
+    arrays = _read_runs(path.parent).get(path.name, {})
+    if _digest_arrays(arrays) != record.get("logits_digest"):
+        raise UserError(
+            f"{path.parent} is damaged: the logits of {path.name} differ from the digest in their "
+            "record. Restore the file, or remove the record and train the run again."
+        )
+    return dict(arrays)
+
+
+def majority_vote_score(
+    # records of one setting, each with the `folder` of its logits; an odd number avoids ties
+    records: list[dict],
+    split: str = "test",
+) -> float | None:  # in percent
+    """Return the score of the class that most runs predict (IDPG, Table 7).
+
+    In a tie the first class counts. Of a regression, the mean of the predictions is scored. The
+    result is None where a record has no logits with labels, and for a metric over groups of rows.
+    """
+    from scipy import stats
+
+    if not records:
+        return None
+    metric = records[0]["metric"]
+    folders = [r.get("folder") or "." for r in records]
+    has_all = all(has_logits(r, folder) for r, folder in zip(records, folders))
+    if {"exact", "f1_m"} & set(metric.split("+")) or not has_all:
+        return None
+    runs = [load_logits(r, folder) for r, folder in zip(records, folders)]
+    logits = [arrays[split].astype(np.float32) for arrays in runs]
+    has_labels = all(f"{split}_label" in arrays for arrays in runs)
+    if not has_labels or any(values.ndim != 2 for values in logits):
+        return None
+    labels = runs[0][f"{split}_label"]
+    sizes = [len(values) for values in logits]
+    if any(size != len(labels) for size in sizes):
+        raise UserError(
+            f"runs on {records[0]['task']!r} cannot vote, because their {split} splits have "
+            f"{sizes} examples. Give records of one and the same split."
+        )
+    if logits[0].shape[1] == 1:
+        return compute_metric(metric, np.mean(logits, 0)[:, 0], labels)
+    votes = [values.argmax(-1) for values in logits]
+    return compute_metric(metric, stats.mode(votes).mode, labels)

@@ -1,0 +1,366 @@
+"""Files that survive kills, power cuts, full disks, damage, and two processes at once.
+
+Everything that the package writes goes through this module.
+
+A file is replaced in three steps: the new content is written beside it under a unique name,
+brought to the disk, and renamed. The folder is brought to the disk too, so that after a power
+cut either the old file or the new one is there. A reader never sees half a file. What is read
+again is compared with a digest: that of a line of records, or that of a file in the manifest of
+its folder.
+
+Two commands that write the same file of records would write every record twice, and of two
+checkpoints in one folder the later one would win. So every writer takes a lock first. The
+operating system releases it when the process ends, however it ends, so the lock file of a killed
+process blocks nobody. A second file names the process that holds the lock. On a file system
+without such locks, `filelock` writes the process and the host into the file, and removes it when
+that process is gone.
+"""
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
+
+from idp_tutorial.utils.checks import UserError
+
+__all__ = [
+    "MANIFEST_NAME",
+    "cache_folder",
+    "move_into_place",
+    "open_atomically",
+    "write_atomically",
+    "remove_stale_part_files",
+    "folder_lock",
+    "file_lock",
+    "compute_digest",
+    "file_digest",
+    "dump_record",
+    "load_record",
+    "repair_last_line",
+    "append_line",
+    "write_manifest",
+    "read_manifest",
+    "find_damaged_file",
+    "require_intact_files",
+    "asset_path",
+]
+
+
+def cache_folder(
+    folder: Path | str | None = None,  # None: `$IDP_CACHE`, or `~/.cache/idp_tutorial`
+) -> Path:
+    """Return the folder of all caches."""
+    default = os.environ.get("IDP_CACHE") or Path.home() / ".cache/idp_tutorial"
+    return Path(folder or default).expanduser()
+
+
+# --- whole files
+
+
+def _sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
+    is_folder = path.is_dir()
+    if is_folder and not hasattr(os, "O_DIRECTORY"):  # Windows does it by itself
+        return
+    descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def move_into_place(source: Path, destination: Path) -> None:
+    """Move a file or folder to its final name after all its data is on the disk.
+
+    So a file or folder with the final name is always complete.
+    """
+    for path in [*source.rglob("*"), source]:
+        _sync(path)
+    os.replace(source, destination)
+    _sync(destination.parent)
+
+
+@contextmanager
+def open_atomically(
+    file: Path | str,  # the file to write; a link is followed
+    mode: str = "wb",  # 'wb' or 'w'
+    **open_kwargs: Any,  # further arguments of `open`
+) -> Iterator[IO]:  # an open file
+    """Open a file that replaces the old one when the block ends without an error."""
+    file = Path(os.path.realpath(file))
+    if file.exists() and not file.is_file():  # a pipe or a device cannot be replaced
+        with open(file, mode, **open_kwargs) as f:
+            yield f
+        return
+    part = file.with_name(f".{file.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        with open(part, mode.replace("w", "x"), **open_kwargs) as f:
+            yield f
+        move_into_place(part, file)
+    except BaseException as e:
+        part.unlink(missing_ok=True)
+        if isinstance(e, OSError) and str(e.filename) == str(part):
+            e.filename = str(file)  # the message names the file that the user knows
+        raise
+
+
+def write_atomically(
+    file: Path | str,  # the file to write; a link is followed
+    data: bytes,  # its content
+) -> None:
+    """Write a file as a whole, or leave the old one unchanged."""
+    with open_atomically(file) as f:
+        f.write(data)
+
+
+def remove_stale_part_files(
+    folder: Path,
+    name: str = "",  # file whose part files are removed; '': all part files of the folder
+) -> None:
+    """Remove incomplete files of killed processes, which are named by `open_atomically`."""
+    pattern = rf"\.{re.escape(name[:40])}\.\d+-[0-9a-f]{{8}}\.part" if name else r"\..*\.part"
+    for part in folder.glob(".*.part"):
+        if not re.fullmatch(pattern, part.name, re.DOTALL):
+            continue
+        with suppress(FileNotFoundError):  # another process may have removed it
+            if time.time() - part.stat().st_mtime > 3600:
+                part.unlink()
+
+
+# --- locks
+
+_HELD_LOCKS: dict[tuple[str, int, int], FileLock] = {}  # (lock file, process, thread): lock
+
+
+def _describe_this_process() -> str:
+    """Return the process id, host, command and time, for the message of a waiting process."""
+    command = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    started = time.strftime("%d %B %H:%M:%S")
+    return f"process {os.getpid()} on {socket.gethostname()} ({command}), since {started}"
+
+
+def _read_lock_holder(note: Path) -> str:
+    """Return the description of the process that holds the lock, as far as it is known."""
+    try:
+        return note.read_text(encoding="utf-8") or "another process"
+    except (OSError, UnicodeDecodeError):
+        return "another process"
+
+
+@contextmanager
+def folder_lock(
+    folder: Path | str | None,  # created if needed; None: no lock is taken
+    name: str = "",  # file in the folder that is written; '': the whole folder
+    wait: bool = False,  # wait for the process that holds the lock, instead of an error
+    report: Callable[[str], Any] | None = None,  # called with a line of text before waiting
+) -> Iterator[None]:
+    """Lock a folder, or a file in it, against other processes while the block runs.
+
+    Raises: `UserError` that names the process which holds the lock, unless `wait` is set.
+    """
+    if folder is None:
+        yield
+        return
+    folder = Path(os.path.realpath(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    lock_file = folder / f"{'.' if name else ''}{name[:100]}.lock"
+    target = folder / name
+    key = str(lock_file), os.getpid(), threading.get_ident()
+    if key in _HELD_LOCKS:
+        yield
+        return
+    lock = FileLock(lock_file)
+    note = lock_file.with_name(lock_file.name + "-by")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if not wait:
+            raise UserError(
+                f"{target} is in use by {_read_lock_holder(note)}: wait until it ends, or use "
+                "another output folder."
+            ) from None
+        if report:
+            report(f"waiting for {_read_lock_holder(note)}, which is writing to {target}")
+        lock.acquire()
+    _HELD_LOCKS[key] = lock
+    try:
+        note.write_text(_describe_this_process(), encoding="utf-8")
+        remove_stale_part_files(folder, name)
+        yield
+    finally:
+        del _HELD_LOCKS[key]
+        note.unlink(missing_ok=True)
+        lock.release()
+
+
+def file_lock(
+    file: Path | str | None,  # the file that is written; None: no lock is taken
+    **kwargs: Any,  # `wait` and `report` of `folder_lock`
+) -> AbstractContextManager[None]:
+    """Lock one file of a folder in which other files may be written meanwhile."""
+    if file is None:
+        return folder_lock(None)
+    return folder_lock(Path(file).parent, Path(file).name, **kwargs)
+
+
+# --- lines of records
+
+
+def compute_digest(chunks: Iterable) -> str:  # 16 hexadecimal digits
+    """Return the BLAKE2b digest of byte strings, one after the other."""
+    h = hashlib.blake2b(digest_size=8)
+    for chunk in chunks:
+        h.update(chunk)
+    return h.hexdigest()
+
+
+_DIGEST_PATTERN = re.compile(r"[0-9a-f]{16}")
+
+
+def dump_record(record: dict) -> str:
+    """Return a record as a line of JSON that contains its digest."""
+    text = json.dumps(record)
+    return json.dumps({**json.loads(text), "digest": compute_digest([text.encode()])})
+
+
+def load_record(line: str) -> dict:
+    """Return the record in a line of JSON, without its digest.
+
+    Raises: `ValueError` for a line that is not an object, or that was changed after it was written.
+    """
+    try:
+        record = json.loads(line)
+    except RecursionError:
+        raise UserError("its brackets are nested too deeply") from None
+    if not isinstance(record, dict):
+        raise UserError(f"it is not a JSON object but {str(record)[:40]!r}")
+    stored = record.pop("digest", None)
+    # a record without digest is accepted, unless the damage is in the key 'digest' itself
+    is_key_damaged = stored is None and any(
+        isinstance(v, str) and _DIGEST_PATTERN.fullmatch(v) for v in record.values()
+    )
+    is_changed = stored is not None and stored != compute_digest([json.dumps(record).encode()])
+    if is_key_damaged or is_changed:
+        raise UserError("its digest does not match: the line was changed after it was written")
+    return record
+
+
+def repair_last_line(file: Path) -> None:
+    """Remove an incomplete last line of a JSONL file, or add the line break that it lacks."""
+    data = file.read_bytes()
+    if not data or data.endswith(b"\n"):
+        return
+    start = data.rfind(b"\n") + 1
+    try:
+        json.loads(data[start:])
+    except ValueError:
+        write_atomically(file, data[:start])
+    else:
+        write_atomically(file, data + b"\n")
+
+
+def append_line(file: Path, line: str) -> None:
+    """Append a line to a file and flush it to disk; other processes wait."""
+    # a lock of its own: that of the whole file may be held for hours
+    with folder_lock(file.parent, file.name + "-end", wait=True):
+        if file.exists():
+            repair_last_line(file)
+        with open(file, "ab") as f:
+            f.write(line.encode() + b"\n")
+        _sync(file)
+        _sync(file.parent)
+
+
+# --- manifests: the digests of the files of a folder
+
+MANIFEST_NAME = "SHA256SUMS"
+
+
+def file_digest(file: Path) -> str:  # 64 hexadecimal digits
+    """Return the SHA-256 digest of a file, which may be larger than memory."""
+    h = hashlib.sha256()
+    with open(file, "rb") as f:
+        while block := f.read(2**22):
+            h.update(block)
+    return h.hexdigest()
+
+
+def write_manifest(
+    folder: Path,  # the folder that gets the manifest
+    *patterns: str,  # glob patterns of the files to list (default: all)
+) -> None:
+    """Write the digests of files in a folder, in the format of `sha256sum -c SHA256SUMS`."""
+    paths = {p for pattern in patterns or ("**/*",) for p in folder.glob(pattern)}
+    lines = []
+    for path in sorted(paths):
+        if path.is_file() and path.name != MANIFEST_NAME and not path.name.startswith("."):
+            lines.append(f"{file_digest(path)}  {path.relative_to(folder).as_posix()}\n")
+    write_atomically(folder / MANIFEST_NAME, "".join(lines).encode())
+
+
+def read_manifest(folder: Path) -> dict[str, str]:  # file name: SHA-256 digest
+    """Return the digests in the manifest of a folder."""
+    try:
+        lines = (folder / MANIFEST_NAME).read_text(encoding="utf-8").splitlines()
+        return {name: sha256 for sha256, name in (line.split("  ", 1) for line in lines)}
+    except ValueError:
+        raise UserError(
+            f"{folder / MANIFEST_NAME} is damaged: download or create the folder again."
+        ) from None
+
+
+def find_damaged_file(
+    folder: Path,
+    digests: Mapping[str, str] | None = None,  # file name: SHA-256 digest; None: the manifest's
+) -> str:  # '' if no file is damaged
+    """Return the first file of a folder that is missing or does not have its digest."""
+    for name, sha256 in (read_manifest(folder) if digests is None else digests).items():
+        file = folder / name.replace("\0", "?")
+        if not file.is_file() or file_digest(file) != sha256:
+            return name
+    return ""
+
+
+def require_intact_files(
+    folder: Path,
+    remedy: str,  # what usually fixes a damaged file, as a sentence, for the message
+    digests: Mapping[str, str] | None = None,  # file name: SHA-256 digest; None: the manifest's
+) -> Path:  # `folder`
+    """Return a folder after all its files have been compared with their digests.
+
+    Raises: `UserError` that names the first file which is missing or damaged.
+    """
+    damaged = find_damaged_file(folder, digests)
+    if damaged:
+        raise UserError(
+            f"{folder / damaged} is damaged or missing: its SHA-256 digest is not the expected "
+            f"one. {remedy}"
+        )
+    return folder
+
+
+def asset_path(
+    name: str,  # name of a file in `idp_tutorial/assets`
+) -> Path:
+    """Return the path of a file of the package after its digest has been checked.
+
+    Raises: `UserError` if it is missing or differs from the manifest.
+    """
+    root = Path(str(files("idp_tutorial"))) / "assets"
+    remedy = (
+        "Install the package again. If you changed the file yourself, write the output of "
+        f"`sha256sum {name}` into {MANIFEST_NAME} beside it."
+    )
+    return require_intact_files(root, remedy, {name: read_manifest(root).get(name, "")}) / name

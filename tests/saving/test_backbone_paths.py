@@ -1,0 +1,24 @@
+"""Notes of the folders of backbones: a hint that is ignored if it is missing, damaged or old."""
+
+from idp_tutorial.saving import backbone_paths
+from idp_tutorial.saving.backbone_paths import recall_backbone_path, remember_backbone_path
+
+
+def test_the_last_folder_of_some_weights_is_remembered(tmp_path, monkeypatch):
+    monkeypatch.setattr(backbone_paths, "path_notes_folder", lambda: tmp_path / "notes")
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        remember_backbone_path("0123abcd", tmp_path / name)
+    assert recall_backbone_path("0123abcd") == tmp_path / "b"
+    (tmp_path / "b").rmdir()
+    for unknown in ("0123abcd", "4567", "../notes/0123abcd", None, 5):
+        assert recall_backbone_path(unknown) is None
+    (tmp_path / "notes/4567").write_bytes(b"\xff\xfe")
+    assert recall_backbone_path("4567") is None
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(backbone_paths, "path_notes_folder", lambda: tmp_path / "file")
+    remember_backbone_path("0123abcd", tmp_path)
+    assert recall_backbone_path("0123abcd") is None

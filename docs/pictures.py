@@ -13,7 +13,8 @@ from typing import Any
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.plan import Step, check_plan
+from idp_tutorial.core.context import INPUT
+from idp_tutorial.core.steps import Add, Insert, KeyValue, Plan, Replace, Step, check_plan
 from idp_tutorial.methods.id_spam import AttentionPromptGenerator
 from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
 from idp_tutorial.methods.idpg_multilayer import multilayer_idpg_plan
@@ -40,7 +41,6 @@ from idp_tutorial.reproduction.efficiency.cost_model import step_cost
 from idp_tutorial.reproduction.efficiency.parameter_counts import count_method_parameters
 from idp_tutorial.utils.config import RunConfig
 
-Plan = dict[int | str, Step]
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs/images/course"
 BEER = ("<s>", "beer", "was", "cold")
@@ -108,16 +108,16 @@ def add_legend(shapes: list[Shape], h: float, title: str, alt: str, w: float = 4
 def four_ways() -> Picture:
     """Draw the four operations: insert, add, replace, keys and values."""
 
-    def at_two(operation: str) -> Plan:
-        return {0: Step("insert", soft()), 2: Step(operation, soft())}
+    def at_two(step_class: type[Step]) -> Plan:
+        return {0: Insert(soft()), 2: step_class(soft())}
 
     return arrange_pictures(
         [
-            draw({2: Step("insert", soft())}, title="insert", note="positions before layer 2"),
-            draw(at_two("add"), title="add", note="vectors to the prompt"),
-            draw(at_two("replace"), title="replace", note="new vectors for old ones"),
+            draw({2: Insert(soft())}, title="insert", note="positions before layer 2"),
+            draw(at_two(Add), title="add", note="vectors to the prompt"),
+            draw(at_two(Replace), title="replace", note="new vectors for old ones"),
             draw(
-                {2: Step("kv", KeyValuePrompt(2, backbone().d))},
+                {2: KeyValue(KeyValuePrompt(2, backbone().d))},
                 title="keys and values",
                 note="of layer 2; no position",
             ),
@@ -279,7 +279,7 @@ def idpg_in_every_layer() -> Picture:
 
     def draw_sharing(sharing: str, title: str, note: str) -> Picture:
         plan = multilayer_idpg_plan(bb, 2, 16, sharing)
-        inputs = {k: "first_pass" if k == "words" else "first_state" for k in plan}
+        inputs = {k: "first_pass" if k == INPUT else "first_state" for k in plan}
         labels, is_shared = _label_generators(plan)
         return draw(
             plan, inputs, title, note, is_generator_shared=is_shared, generator_labels=labels

@@ -18,9 +18,10 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
+from idp_tutorial.core.context import Context
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.plan import Context, Step
 from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.steps import Step
 from idp_tutorial.data.rows import require_text, require_utf8
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.user_data import MULTILABEL_HINT, hold_out_rows, make_task
@@ -116,13 +117,11 @@ def _record_output(step: Step, outputs: list[np.ndarray]) -> Step:
     """Return a step whose source also appends its prompt vectors to `outputs`."""
 
     def source(ctx: Context) -> torch.Tensor:
-        vectors = step.source(ctx)
-        width = step.n_separator_vectors
-        prompt = vectors[:, width : vectors.shape[1] - width]
+        prompt = step.source(ctx)
         outputs.append(prompt.detach().float().cpu().numpy())
-        return vectors
+        return prompt
 
-    return step._replace(source=source)
+    return replace(step, source=source)
 
 
 def _name_options(init: Callable) -> Signature:

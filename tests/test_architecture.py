@@ -111,7 +111,7 @@ FRAGMENT = re.compile(
 
 
 def module_name(path: Path) -> str:
-    """Return the dotted name of a module inside the package: `core.plan`."""
+    """Return the dotted name of a module inside the package: `core.steps`."""
     return ".".join(path.relative_to(LIB).with_suffix("").parts)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import small
 import torch
 
 from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.diagrams.drawing import (
@@ -172,7 +174,7 @@ def test_a_picture_shows_the_true_input_of_each_source(monkeypatch):
             return probe
 
         watched_plan = {
-            k: step._replace(source=watched(k, step.source.eval())) for k, step in plan.items()
+            k: replace(step, source=watched(k, step.source.eval())) for k, step in plan.items()
         }
         run_layers(bb, batch, watched_plan)
     assert seen == set(GENERATOR_INPUTS)

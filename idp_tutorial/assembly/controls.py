@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from idp_tutorial.assembly.probe import fit_best_probe, score_main_metric, training_targets
 from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.context import Context
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.plan import Context
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.idpg import PromptGenerator

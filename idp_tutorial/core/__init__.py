@@ -1,4 +1,4 @@
 """A frozen model, the prompts that enter it, and the loop over its layers.
 
-Begin with `core.plan` and `core.loop`.
+Begin with `core.steps`, `core.context` and `core.loop`.
 """

@@ -1,4 +1,4 @@
-"""The dtype of frozen weights: bfloat16 where it is faster, and the attention kernel for it.
+"""The dtype of frozen weights: bfloat16 where it is faster.
 
 A frozen model is never updated, so its weights need fewer bits: no small update is ever added
 to them. bfloat16 halves the memory, and newer processors and GPUs have instructions for
@@ -12,28 +12,22 @@ dtype that was used as `weights_dtype`.
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from idp_tutorial.utils.checks import check_choice
 
 __all__ = [
     "DTYPES",
     "MIN_SPEEDUP",
-    "MATH_ATTENTION_MAX_LENGTH",
     "parse_dtype",
     "cast_weights",
     "measure_bfloat16_speedup",
     "choose_faster_dtype",
-    "attention_backend",
-    "force_fused_attention",
 ]
 
 
@@ -111,43 +105,3 @@ def choose_faster_dtype(
     if measure_bfloat16_speedup(device, n_in, n_out) >= MIN_SPEEDUP:
         return torch.bfloat16
     return torch.float32
-
-
-MATH_ATTENTION_MAX_LENGTH = 96  # tokens up to which math attention trains faster on a CPU
-
-
-def attention_backend(
-    x: Tensor,  # input of a layer `[B,T,d]`
-    kv: object = None,  # a prompt's keys and values, which need gradients, or None
-) -> AbstractContextManager:
-    """Return a context manager that selects the faster attention kernel for a layer.
-
-    It selects math attention where the backward pass of fused attention is slow: for short texts in
-    bfloat16 on a CPU. Otherwise it changes nothing.
-    """
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-    needs_gradient = torch.is_grad_enabled() and (x.requires_grad or kv is not None)
-    math_is_faster = (
-        needs_gradient
-        and x.device.type == "cpu"
-        and dtype == torch.bfloat16
-        and x.shape[1] <= MATH_ATTENTION_MAX_LENGTH
-    )
-    if math_is_faster and not torch.compiler.is_compiling():
-        return sdpa_kernel(SDPBackend.MATH)
-    return nullcontext()
-
-
-@contextmanager
-def force_fused_attention() -> Iterator[None]:
-    """Use fused attention for texts of any length, as on a GPU.
-
-    This makes the memory that autograd saves on a CPU equal to that on a GPU.
-    """
-    global MATH_ATTENTION_MAX_LENGTH
-    max_length = MATH_ATTENTION_MAX_LENGTH
-    MATH_ATTENTION_MAX_LENGTH = 0
-    try:
-        yield
-    finally:
-        MATH_ATTENTION_MAX_LENGTH = max_length

@@ -9,14 +9,16 @@ __all__ = ['LayerCache', 'DecodingState', 'generate_ids']
 import torch
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cache
 from torch import Tensor
 from typing import Any
 
 # %% ../../nbs/engine/core/generation.ipynb #77953d34
 from ..utils.checks import UserError, check_at_least
-from .loop import walk_layers
-from .plan import Context, Step, to_float32
+from .loop import apply_step, begin_pass
+from .context import Context, to_float32
+from .steps import Add, Insert, KeyValue, Replace, Step
 from .prompt_key_values import PromptKeyValues
 from .prompted_model import PromptedModel
 
@@ -54,7 +56,7 @@ class LayerCache:
         return 0
 
 # %% ../../nbs/engine/core/generation.ipynb #e635f84c
-def _with_cached_source(layer: int | str, step: Step, prompts: dict[int | str, Tensor]) -> Step:
+def _with_cached_source(layer: int, step: Step, prompts: dict[int, Tensor]) -> Step:
     """Return a step whose source is called once; later calls return the same prompt."""
 
     def source(ctx: Context) -> Tensor:
@@ -62,7 +64,7 @@ def _with_cached_source(layer: int | str, step: Step, prompts: dict[int | str, T
             prompts[layer] = step.source(ctx)
         return prompts[layer]
 
-    return step._replace(source=source)
+    return replace(step, source=source)
 
 
 def _append_at(x: Tensor, lengths: Tensor, values: Tensor) -> Tensor:  # `[B,T+1]`
@@ -81,14 +83,13 @@ class DecodingState:
     ) -> None:
         self.bb = model.backbone
         for layer, step in model.plan.items():
-            if step.transform_hidden and layer not in ("words", 0):
+            if layer > 0 and type(step) not in (Insert, Add, Replace, KeyValue):
                 raise UserError(
-                    f"the step at layer {layer} has transform_hidden, which generation "
-                    f"supports only "
-                    "at 'words' and layer 0, because it would not apply to new tokens: use another "
-                    "plan or method."
+                    f"the plan has a {type(step).__name__} at layer {layer}, which generation "
+                    "supports only at INPUT and layer 0, because it would not apply to new tokens: "
+                    "use another plan or method."
                 )
-        prompts: dict[int | str, Tensor] = {}
+        prompts: dict[int, Tensor] = {}
         self.plan = {
             layer: _with_cached_source(layer, step, prompts) for layer, step in model.plan.items()
         }
@@ -98,7 +99,9 @@ class DecodingState:
         self.positions_and_masks: list[tuple[Tensor, Tensor]] = []
         self.layout_by_layer: list[int] = []  # index into `positions_and_masks` for each layer
         self.layout_key: tuple[int, int] | None = None
-        *_, ctx = walk_layers(self.bb, self.batch, self.plan, layer_runner=self._run_prompt_layer)
+        ctx = begin_pass(self.bb, self.batch, self.plan)
+        for ctx.layer in range(self.bb.n_layers):
+            self._run_prompt_layer(ctx, apply_step(ctx, self.plan))
         each_example = torch.arange(len(ctx.h), device=ctx.h.device)
         last = ctx.attention_mask.sum(1) - 1
         self.logits = self._next_token_logits(ctx.h[each_example, last])
@@ -115,7 +118,7 @@ class DecodingState:
             key_positions = torch.arange(key_mask.shape[1], device=key_mask.device)
             self.positions_and_masks.append((key_positions.expand(key_mask.shape), key_mask))
         layer_cache = LayerCache(kv)
-        ctx.h = self.bb.run_layer(int(ctx.layer), ctx.h, self.layer_kwargs_by_type, layer_cache)
+        ctx.h = self.bb.run_layer(ctx.layer, ctx.h, self.layer_kwargs_by_type, layer_cache)
         self.layer_caches.append(layer_cache)
         self.layout_by_layer.append(len(self.positions_and_masks) - 1)
 
@@ -144,13 +147,8 @@ class DecodingState:
             "attention_mask": _append_at(batch["attention_mask"], lengths, ones),
             "token_type_ids": _append_at(batch["token_type_ids"], lengths, 0 * ones),
         }
-        word_plan: dict[int | str, Step] = {}
-        if "words" in self.plan:
-            word_plan["words"] = self.plan["words"]
-        ctx = next(walk_layers(self.bb, self.batch, word_plan))
-        first_step = self.plan.get(0)
-        if first_step and first_step.transform_hidden:
-            ctx.h = first_step.transform_hidden(ctx).to(ctx.h.dtype)
+        ctx = begin_pass(self.bb, self.batch, self.plan)
+        apply_step(ctx, self.plan)  # a step of layer 0 can change the embeddings, as P-tuning v2's
         each_example = torch.arange(len(lengths), device=lengths.device)
         return ctx.h[each_example, ctx.attention_mask.sum(1) - 1][:, None]
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 # %% ../../nbs/engine/core/heads.ipynb #02058e3c
 from ..utils.checks import UserError, check_choice
 from .backbone import Backbone
-from .plan import Context, to_float32
+from .context import Context, to_float32
 
 # %% ../../nbs/engine/core/heads.ipynb #ba2f41d8
 POOLINGS = {  # how a head reduces the hidden states of a text to one vector
@@ -129,7 +129,7 @@ class GenerationHead(nn.Module):
     def forward(self, ctx: Context) -> Tensor:
         """Return the logits of the token that follows each sequence `[B,V]`."""
         last = ctx.attention_mask.sum(1) - 1
-        each_example = torch.arange(len(ctx.h), device=ctx.h.device)
+        each_example = torch.arange(ctx.h.shape[0], device=ctx.h.device)
         return self.lm_logits(to_float32(ctx.h[each_example, last]))
 
     def loss(
@@ -154,6 +154,6 @@ class GenerationHead(nn.Module):
         is_target = j < n_targets[:, None]
         positions = (last_input[:, None] + j).clamp(max=ctx.h.shape[1] - 1)
         target_index = (answer_start[:, None] + j).clamp(max=ctx.input_ids.shape[1] - 1)
-        each_example = torch.arange(len(ctx.h), device=ctx.h.device)[:, None]
+        each_example = torch.arange(ctx.h.shape[0], device=ctx.h.device)[:, None]
         logits = self.lm_logits(to_float32(ctx.h[each_example, positions][is_target]))
         return F.cross_entropy(logits, ctx.input_ids[each_example, target_index][is_target])

@@ -90,8 +90,8 @@ def select_position(
         return tuple(select_position(element, position) for element in x)
     if x is None or (x.dim() == 4 and x.shape[2] == 1):
         return x
-    each_example = torch.arange(len(position), device=position.device)
-    x = x.expand(len(position), *x.shape[1:])
+    each_example = torch.arange(position.shape[0], device=position.device)
+    x = x.expand(position.shape[0], *x.shape[1:])
     if x.dim() == 4:
         return x[each_example, :, position][:, :, None]
     return x[each_example, position][:, None]

@@ -2,18 +2,18 @@
 
 A comparison is fair if the methods differ in one respect. So every method uses the same heads,
 and reports which parameters it trains.
-
-Two sentences, padded to the same length:
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.plan import Context, Step, check_plan
+from idp_tutorial.core.context import INPUT, Context
+from idp_tutorial.core.fast import run_for_position
+from idp_tutorial.core.sources import PromptSource
+from idp_tutorial.core.steps import Plan, check_plan
 from idp_tutorial.utils.checks import UserError
 
 __all__ = ["PromptedModel", "count_parameters", "trained_state"]
@@ -26,7 +26,7 @@ class PromptedModel(nn.Module):
         self,
         backbone: Backbone,
         head: nn.Module,  # module context → output, with a `loss` method and `pooling`
-        plan: Mapping[int | str, Step] | None = None,  # layer → step; None: no prompt
+        plan: Plan | None = None,  # layer → step; None: no prompt
         # keep dropout below the first prompt, as in the papers' code
         dropout_below_prompt: bool = False,
     ) -> None:
@@ -45,23 +45,30 @@ class PromptedModel(nn.Module):
     def first_trained_layer(self) -> int:
         """Lowest layer with a prompt or trainable parameters.
 
-        It is -1 for a prompt among the words or trained embeddings, and `n_layers` without either.
+        It is `INPUT` for a prompt among the words or trained embeddings, and `n_layers` without
+        either.
         """
         bb = self.backbone
-        prompt_layers = [-1 if isinstance(layer, str) else layer for layer in self.plan]
+        prompt_layers = list(self.plan)
         trained = {id(p) for p in self.lm.parameters() if p.requires_grad}
         if not trained:  # the usual case; this property is read in every step
             return min(prompt_layers, default=bb.n_layers)
         upper_modules = (*bb.layers, bb.norm)
         upper = {id(p) for module in upper_modules for p in module.parameters()}
         if any(id(p) in trained - upper for p in bb.base.parameters()):
-            return -1  # the embeddings are trained
+            return INPUT  # the embeddings are trained
         trained_layers = [
             i
             for i, layer in enumerate(bb.layers)
             if any(id(p) in trained for p in layer.parameters())
         ]
         return min([*trained_layers, *prompt_layers], default=bb.n_layers)
+
+    def prompt_sources(self) -> Iterator[PromptSource]:
+        """Yield the prompt sources of the plan, and the parts of them that are sources too."""
+        for module in self.sources.modules():
+            if isinstance(module, PromptSource):
+                yield module
 
     def train(self, mode: bool = True) -> "PromptedModel":
         """Set training mode, but keep the layers below the first prompt in eval mode."""
@@ -83,7 +90,7 @@ class PromptedModel(nn.Module):
 
     def compute_context(
         self,
-        batch: dict[str, Any],  # fields as for `walk_layers`
+        batch: dict[str, Any],  # fields as for `Context.from_batch`
     ) -> Context:
         """Run the layers with the plan's prompts; resume from cached states if the batch has them.
 
@@ -91,7 +98,7 @@ class PromptedModel(nn.Module):
         """
         if "hidden_states" in batch:
             self._check_cached(int(batch["start_layer"][0]))
-        return run_layers(self.backbone, batch, self.plan, pooled_position=self.pooled_position)
+        return run_for_position(self.backbone, batch, self.plan, self.pooled_position)
 
     def _check_cached(self, start_layer: int) -> None:
         if self.first_trained_layer < start_layer:
@@ -107,7 +114,7 @@ class PromptedModel(nn.Module):
 
     def forward(
         self,
-        batch: dict[str, Any],  # fields as for `walk_layers`
+        batch: dict[str, Any],  # fields as for `Context.from_batch`
         return_loss: bool = False,  # return the loss, which needs 'label' in the batch
     ) -> Tensor:
         """Return the head's output `[B,C]`, or its loss.
@@ -119,7 +126,7 @@ class PromptedModel(nn.Module):
 
     def loss(
         self,
-        batch: dict[str, Any],  # fields as for `walk_layers`, and 'label'
+        batch: dict[str, Any],  # fields as for `Context.from_batch`, and 'label'
     ) -> Tensor:
         """Return the head's loss on a batch."""
         return self(batch, return_loss=True)
@@ -135,13 +142,12 @@ class PromptedModel(nn.Module):
     ) -> list[dict[str, Any]]:
         """Return the trainable parameters as groups for a torch optimizer, one per learning rate.
 
-        A module can scale `lr` for some of its parameters with a dictionary `lr_scale`, parameter
-        name → factor (DePT).
+        A prompt source can scale `lr` for some of its parameters (`PromptSource.lr_scale`).
         """
         scales: dict[nn.Parameter, float] = {}
-        for module in self.modules():
-            for name, scale in getattr(module, "lr_scale", {}).items():
-                scales[module.get_parameter(name)] = scale
+        for source in self.prompt_sources():
+            for name, scale in source.lr_scale.items():
+                scales[source.get_parameter(name)] = scale
         if head_lr:
             scales |= {p: head_lr / lr for p in self.head.parameters()}
         groups: dict[float, list[nn.Parameter]] = {}

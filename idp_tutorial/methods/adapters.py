@@ -16,7 +16,7 @@ from ..utils.checks import UserError, check_at_least, check_choice, require_pack
 from .phm import PHMLinear
 from .backbone_edits import BackboneEdit
 from ..core.backbone import Backbone
-from ..core.plan import to_float32
+from ..core.context import to_float32
 
 # %% ../../nbs/engine/methods/adapters.ipynb #f05ab0f6
 class Adapter(nn.Module):

@@ -67,7 +67,7 @@ class BackboneEdit:
             (m, type(m), self._copy_attributes(m)) for m in bb.model.modules()
         ]
         self._original_params = [(p, p.requires_grad, p.grad) for p in bb.model.parameters()]
-        bb.active_edit = self
+        bb.begin_edit(self)
         try:
             apply(self)
             original_ids = {id(module) for module, *_ in self._original_modules}
@@ -116,7 +116,7 @@ class BackboneEdit:
         for parameter, requires_grad, grad in self._original_params:
             parameter.grad = grad
             parameter.requires_grad_(requires_grad)
-        self.bb.active_edit = None
+        self.bb.end_edit()
 
     def __enter__(self) -> "BackboneEdit":
         return self

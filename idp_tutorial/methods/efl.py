@@ -18,8 +18,9 @@ from ..data.templates import get_eos_ids
 from ..data.task import Task
 from ..core.backbone import Backbone
 from ..core.heads import ClassificationHead
-from ..core.loop import run_layers
-from ..core.plan import Context, Step
+from ..core.fast import run_for_position
+from ..core.context import Context
+from ..core.steps import Step
 from ..core.prompted_model import PromptedModel
 
 # %% ../../nbs/engine/methods/efl.ipynb #030e78ed
@@ -119,7 +120,7 @@ class EntailmentModel(PromptedModel):
         backbone: Backbone,  # frozen or fine-tuned backbone
         descriptions: Sequence[str],  # label descriptions, in the order of the labels
         # prompts, as for `PromptedModel`; None: no prompts
-        plan: dict[int | str, Step] | None = None,
+        plan: dict[int, Step] | None = None,
         pooling: str = "cls",  # pooling of the head, as for `ClassificationHead`
         dropout_below_prompt: bool = False,  # dropout below the first prompt too
         # incorrect descriptions in the loss, in addition to the correct one; None: all of them
@@ -182,7 +183,7 @@ class EntailmentModel(PromptedModel):
             first_pair = torch.arange(len(sampled), device=sampled.device) * self.n_descriptions
             pair_indices = (first_pair[:, None] + sampled).flatten()
             pairs = {name: tensor[pair_indices] for name, tensor in pairs.items()}
-        return run_layers(self.backbone, pairs, self.plan, pooled_position=self.pooled_position)
+        return run_for_position(self.backbone, pairs, self.plan, self.pooled_position)
 
     def forward(
         self,

@@ -13,11 +13,11 @@ import numpy as np
 import string
 import torch
 from codecs import BOM_UTF8
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from torch import Tensor, nn
+from torch import Tensor
 from typing import Any
 
 # %% ../../nbs/engine/methods/glove.ipynb #1c56d458
@@ -25,7 +25,8 @@ from ..utils.checks import MissingFileError, UserError
 from ..data.task import Task
 from ..core.backbone import Backbone
 from ..backbones.load import load_backbone
-from ..core.plan import Context
+from ..core.context import Context
+from ..core.sources import PromptSource
 
 # %% ../../nbs/engine/methods/glove.ipynb #75aaf9ff
 PUNCTUATION_TABLE = str.maketrans("", "", string.punctuation)
@@ -181,7 +182,7 @@ def _parse_vector(text: bytes, d: int, place: str) -> np.ndarray:
     return vector
 
 # %% ../../nbs/engine/methods/glove.ipynb #12e9a99e
-class GloveEncoder(nn.Module):
+class GloveEncoder(PromptSource):
     """Mean GloVe vector of the known words of a text, without trainable parameters.
 
     z = mean of GloVe(tⱼ) over the known words (IDPG Eq. 5 and its code)
@@ -202,7 +203,7 @@ class GloveEncoder(nn.Module):
         self.noise = noise
         self.d = vectors.shape[1]
 
-    def digest(self) -> str:  # 16 hexadecimal digits
+    def state_digest(self) -> str:  # 16 hexadecimal digits
         """Return a digest of all words and vectors."""
         digest = hashlib.blake2b(json.dumps(self.index).encode(), digest_size=8)
         digest.update(np.ascontiguousarray(self.vectors).data)
@@ -220,9 +221,9 @@ class GloveEncoder(nn.Module):
     def _embed_ids(self, ids: list[int]) -> np.ndarray:
         return self.embed_text(decode_text(ids, self.tokenizer))
 
-    def precompute(
+    def prepare(
         self,
-        examples: list[dict],  # examples that `Task.encode` returned
+        examples: Sequence[dict],  # examples that `Task.encode` returned
     ) -> list[dict]:  # copies with the key 'glove' `[d']`
         """Compute the vector of each example, so that the batches contain it."""
         return [

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 # %% ../../nbs/course/13_id_spam.ipynb #7c96b445
 from ..utils.checks import UserError, check_at_least, check_choice
 from .sentence_vectors import MeanPooling, token_vectors
-from ..core.plan import Context
+from ..core.context import Context
+from ..core.sources import PromptSource
 
 # %% ../../nbs/course/13_id_spam.ipynb #2dc3f335
 class TokenAttention(MeanPooling):
@@ -60,7 +61,7 @@ class TokenAttention(MeanPooling):
         return self.v(super().forward(E, attention_mask))
 
 # %% ../../nbs/course/13_id_spam.ipynb #362cf605
-class AttentionPromptGenerator(nn.Module):
+class AttentionPromptGenerator(PromptSource):
     """Prompt source that generates a prompt from the weighted mean of the token vectors (ID-SPAM).
 
     S = Dropout(W₂ ReLU(W₁ A)), reshaped to `[B,t,d]`, with A pooled over the tokens (Eq. 2).

@@ -17,7 +17,9 @@ from .phm import PHMLinear
 from .prompt_tuning import prompt_plan
 from .sentence_vectors import SentenceVector
 from ..core.backbone import Backbone
-from ..core.plan import Context, Step
+from ..core.context import Context
+from ..core.sources import PromptSource
+from ..core.steps import Step
 
 # %% ../../nbs/course/09_idpg.ipynb #ecbe1fdd
 class PromptGenerator(nn.Module):
@@ -131,7 +133,7 @@ def _validate_generator(
         )
 
 # %% ../../nbs/course/09_idpg.ipynb #ba934b4d
-class GeneratedPrompt(nn.Module):
+class GeneratedPrompt(PromptSource):
     """Prompt source that generates a prompt from a vector of each example.
 
     p = G(z), with G = `generator` and z = `read(ctx)` (IDPG Eq. 1).
@@ -163,7 +165,7 @@ def idpg_plan(
     encoder: Callable[[Context], Tensor] | None = None,
     dropout: float = 0.1,  # dropout on the sentence vector
     standardise: bool = False,  # standardise the sentence vector (not in the paper)
-) -> dict[int | str, Step]:  # plan with one step: layer → step
+) -> dict[int, Step]:  # plan with one step: layer → step
     """Return the plan of S-IDPG, which inserts one generated prompt at the input (IDPG §3.1)."""
     z = SentenceVector(encoder, dropout, generator.d_in if standardise else 0)
     return prompt_plan(bb, GeneratedPrompt(generator, z), position)

@@ -16,7 +16,8 @@ from .idpg import GeneratedPrompt, PromptGenerator
 from .prompt_tuning import prompt_plan
 from .sentence_vectors import SentenceVector
 from ..core.backbone import Backbone
-from ..core.plan import Context, Step
+from ..core.context import Context
+from ..core.steps import Add, Insert, KeyValue, Replace, Step
 
 # %% ../../nbs/course/10_idpg_in_every_layer.ipynb #ecc36837
 def read_previous_layer(
@@ -47,13 +48,13 @@ def multilayer_idpg_plan(
     standardise: bool = False,  # standardise the sentence vector, but not H^k (not in the paper)
     generator_dropout: float | None = None,  # dropout in the generators; None: `dropout`
     **generator_options: Any,  # other arguments of `PromptGenerator`, such as `kind` and `n`
-) -> dict[int | str, Step]:  # layer → step
+) -> dict[int, Step]:  # layer → step
     """Return the plan of M-IDPG, with a generated prompt in every layer (IDPG §3.2.2).
 
     Raises: `UserError` for unknown options or options that exclude each other.
     """
     d_in = d_in or bb.d
-    d = bb.prompt_width(0, insertion)
+    d = bb.d_kv_prompt if insertion == "kv" else bb.d
     _validate_multilayer_options(
         parameter_sharing, generator_input, insertion, position, d_in, bb.d
     )
@@ -73,17 +74,30 @@ def multilayer_idpg_plan(
         for layer, generator in enumerate(generators)
     ]
     if insertion == "kv":
-        return {layer: Step("kv", source) for layer, source in enumerate(sources)}
+        return {layer: KeyValue(source) for layer, source in enumerate(sources)}
     plan = prompt_plan(bb, sources[0], position)
     for layer in range(1, bb.n_layers):
-        plan[layer] = Step(insertion, sources[layer], _last_prompt_position)
+        plan[layer] = _LATER_STEPS[insertion](sources[layer])
     return plan
+
+
+def _insert_before_last_prompt(source: GeneratedPrompt) -> Insert:
+    return Insert(source, _last_prompt_position)
 
 
 def _last_prompt_position(ctx: Context) -> Tensor:  # `[B]`
     """Return the first position of the prompt that was inserted last."""
     assert ctx.prompt_span is not None  # the first step of the plan inserts a prompt
     return ctx.prompt_span[0]
+
+
+# how later prompts enter, by the name of the option
+_LATER_STEPS: dict[str, Callable[[GeneratedPrompt], Step]] = {
+    "add": Add,
+    "replace": Replace,
+    "insert": _insert_before_last_prompt,
+    "kv": KeyValue,
+}
 
 
 def _validate_multilayer_options(
@@ -101,7 +115,7 @@ def _validate_multilayer_options(
         "parameter_sharing",
     )
     check_choice(generator_input, ("previous", "layer0"), "generator_input")
-    check_choice(insertion, ("add", "replace", "insert", "kv"), "insertion")
+    check_choice(insertion, tuple(_LATER_STEPS), "insertion")
     if insertion == "kv" and position:
         raise UserError(
             f"position={position} cannot be used with insertion='kv', since keys and values are "

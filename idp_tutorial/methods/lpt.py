@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from ..utils.checks import UserError, check_at_least, check_choice
 from .sentence_vectors import RunningStandardiser
 from ..core.backbone import Backbone
-from ..core.plan import Context, Step
+from ..core.context import Context
+from ..core.sources import PromptSource
+from ..core.steps import Insert, Step
 
 # %% ../../nbs/course/11_late_prompt_tuning.ipynb #6e278673
-class NaivePromptGenerator(nn.Module):
+class NaivePromptGenerator(PromptSource):
     """Prompt source that generates a prompt from one hidden state of each example (NPG).
 
     p = Dropout(W₂ ReLU(W₁ h + b₁) + b₂), reshaped to `[B,t,d]` (LPT Eq. 1 and 2).
@@ -101,7 +103,7 @@ def adaptive_pool(
     return bins.masked_fill(~inside, 0).sum(2) / inside.sum(2)
 
 # %% ../../nbs/course/11_late_prompt_tuning.ipynb #bbc6be83
-class PoolingPromptGenerator(nn.Module):
+class PoolingPromptGenerator(PromptSource):
     """Prompt source that generates a prompt from all hidden states of a text (APPG and MPPG).
 
     p = Dropout(W₂ ReLU(Poolₜ(W₁ H + b₁)) + b₂), with the hidden states H `[T,d]` (LPT Eq. 3 and 4).
@@ -149,7 +151,12 @@ def lpt_plan(
     source: Callable[..., Tensor],  # `SoftPrompt` (LPT without a generator) or a prompt generator
     # number of layers below the prompt, from 0 to n_layers−1 (LPT counts from 1); None: half
     layer: int | None = None,
-) -> dict[int | str, Step]:  # plan with one step: layer → step
+) -> dict[int, Step]:  # plan with one step: layer → step
     """Return a plan that inserts a prompt in front of the hidden states at a layer (LPT)."""
     layer = bb.n_layers // 2 if layer is None else layer
-    return {layer: Step("insert", source)}
+    if layer not in range(bb.n_layers):
+        raise UserError(
+            f"layer, the number of layers below the prompt, must be between 0 and {bb.n_layers - 1} "
+            f"for backbone {bb.name!r}, got {layer!r}."
+        )
+    return {layer: Insert(source)}

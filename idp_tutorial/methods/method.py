@@ -14,7 +14,7 @@ from typing import Any
 from ..utils.checks import check_choice
 from ..utils.config import RunConfig
 from ..core.backbone import Backbone
-from ..core.plan import Step
+from ..core.steps import Step
 
 # %% ../../nbs/engine/methods/method.ipynb #5d0c8a12
 INSERTION_POINTS = {  # where prompt vectors enter → description
@@ -42,7 +42,7 @@ class Method:
     """Entry of `METHODS`, which builds the plan of a method for a backbone and a config."""
 
     # function of a backbone and a config that returns a plan, {layer: step}
-    build_plan: Callable[[Backbone, RunConfig], dict[int | str, Step]]
+    build_plan: Callable[[Backbone, RunConfig], dict[int, Step]]
     # three learning rates that a comparison tries; the middle one is the default
     learning_rates: tuple[float, ...]
     insertion_point: str  # where the prompt vectors enter: a key of `INSERTION_POINTS`
@@ -66,7 +66,7 @@ class Method:
         """True if nothing below `layer` is trained, which makes a step cheaper."""
         return self.insertion_point in ("middle", "upper weights")
 
-    def __call__(self, bb: Backbone, cfg: RunConfig) -> dict[int | str, Step]:  # layer → step
+    def __call__(self, bb: Backbone, cfg: RunConfig) -> dict[int, Step]:  # layer → step
         """Build the plan for a config, with the method's defaults for options that are None."""
         missing = {
             option: default(bb) if callable(default) else default

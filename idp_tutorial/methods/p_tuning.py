@@ -12,10 +12,11 @@ from torch import Tensor, nn
 # %% ../../nbs/engine/methods/p_tuning.ipynb #8a406cc0
 from ..utils.checks import check_at_least, check_choice
 from .prompt_tuning import SoftPrompt
-from ..core.plan import Context
+from ..core.context import Context
+from ..core.sources import PromptSource
 
 # %% ../../nbs/engine/methods/p_tuning.ipynb #92d52dd6
-class ReparameterizedPrompt(nn.Module):
+class ReparameterizedPrompt(PromptSource):
     """A static prompt that a network computes from a trained table E (P-tuning, Liu et al. 2021).
 
     p = W₃ ReLU(W₂ ReLU(W₁ E + b₁) + b₂) + b₃; with 'lstm' an LSTM and two linear layers
@@ -51,7 +52,7 @@ class ReparameterizedPrompt(nn.Module):
 
     def forward(self, ctx: Context) -> Tensor:  # `[B,t,d]`
         """Return the same prompt for every example of the batch."""
-        return self.compute_prompt().expand(len(ctx.h), -1, -1)
+        return self.compute_prompt().expand(ctx.h.shape[0], -1, -1)
 
     def to_soft_prompt(self) -> SoftPrompt:
         """Return the same prompt as a table, without the network."""

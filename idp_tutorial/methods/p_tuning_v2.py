@@ -7,17 +7,20 @@ __all__ = ['KeyValuePrompt', 'deep_prompt_plan']
 
 # %% ../../nbs/course/06_deep_prompts.ipynb #6fd8848d
 import torch
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 # %% ../../nbs/course/06_deep_prompts.ipynb #d7e001d9
 from ..utils.checks import UserError, check_at_least, check_choice
 from .prompt_tuning import SoftPrompt, prompt_plan
 from ..core.backbone import Backbone
-from ..core.plan import Context, Step
+from ..core.context import Context
+from ..core.sources import PromptSource
+from ..core.prompt_key_values import PromptKeyValues
+from ..core.steps import Add, Insert, KeyValue, Replace, Step
 
 # %% ../../nbs/course/06_deep_prompts.ipynb #a7f8acf6
-class KeyValuePrompt(nn.Module):
+class KeyValuePrompt(PromptSource):
     """Trainable keys and values of one layer, the same for every example (P-tuning v2).
 
     [K; V] = Dropout(P), with trainable P `[t,2d]` (Liu et al. 2021a).
@@ -42,34 +45,53 @@ class KeyValuePrompt(nn.Module):
         ctx: Context,  # only the batch size is used
     ) -> Tensor:  # `[B,t,2d]`: keys, then values
         """Return the keys and values once for each example, with dropout in training mode."""
-        return self.dropout(self.p.expand(len(ctx.h), -1, -1))
+        return self.dropout(self.p.expand(ctx.h.shape[0], -1, -1))
 
 # %% ../../nbs/course/06_deep_prompts.ipynb #76306870
-def _make_position_shift(t: int) -> Callable[[Context], Tensor]:
-    """Return a `transform_hidden` for layer 0 that moves the text up by `t` positions.
+def _embed_shifted(ctx: Context, t: int) -> Tensor:  # `[B,T,d]`
+    """Return the embeddings of the text, moved up by `t` positions.
 
-    It computes the embeddings as if the text followed a cache of `t` tokens (P-tuning v2, peft).
+    They are those of a text that follows a cache of `t` tokens (P-tuning v2, peft).
     """
+    bb = ctx.backbone
+    T = ctx.input_ids.shape[1]
+    if T + t > bb.max_tokens:
+        raise UserError(
+            f"the longest example has {T} tokens, and {t} prompt vectors move it to higher "
+            f"positions, but backbone {bb.name!r} has only {bb.max_tokens} positions. Encode "
+            f"with max_len={max(bb.max_tokens - t, 1)} or less, use a shorter prompt, or set "
+            "shift_positions=False."
+        )
 
     def prepend(x: Tensor, value: float) -> Tensor:
-        return torch.cat([x.new_full((len(x), t, *x.shape[2:]), value), x], 1)
+        return torch.cat([x.new_full((x.shape[0], t, *x.shape[2:]), value), x], 1)
 
-    def embed_shifted(ctx: Context) -> Tensor:  # `[B,T,d]`
-        bb = ctx.backbone
-        T = ctx.input_ids.shape[1]
-        if T + t > bb.max_tokens:
-            raise UserError(
-                f"the longest example has {T} tokens, and {t} prompt vectors move it to higher "
-                f"positions, but backbone {bb.name!r} has only {bb.max_tokens} positions. Encode "
-                f"with max_len={max(bb.max_tokens - t, 1)} or less, use a shorter prompt, or set "
-                "shift_positions=False."
-            )
-        embeddings = prepend(bb.word_embeddings(ctx.input_ids), 0.0)
-        attention_mask = prepend(ctx.attention_mask, 1)
-        token_type_ids = prepend(ctx.token_type_ids, 0)
-        return bb.embed(embeddings, attention_mask, token_type_ids)[:, t:]
+    embeddings = prepend(bb.word_embeddings(ctx.input_ids), 0.0)
+    attention_mask = prepend(ctx.attention_mask, 1)
+    token_type_ids = prepend(ctx.token_type_ids, 0)
+    return bb.embed(embeddings, attention_mask, token_type_ids)[:, t:].to(ctx.h.dtype)
 
-    return embed_shifted
+
+@dataclass(frozen=True)
+class _ShiftedInsert(Insert):
+    """Step of layer 0 that moves the text up by `shift` positions and inserts the prompt."""
+
+    shift: int = field(kw_only=True)
+
+    def apply(self, ctx: Context) -> None:
+        ctx.h = _embed_shifted(ctx, self.shift)
+        super().apply(ctx)
+
+
+@dataclass(frozen=True)
+class _ShiftedKeyValue(KeyValue):
+    """Step of layer 0 that moves the text up by `shift` positions and adds keys and values."""
+
+    shift: int = field(kw_only=True)
+
+    def apply(self, ctx: Context) -> PromptKeyValues:
+        ctx.h = _embed_shifted(ctx, self.shift)
+        return super().apply(ctx)
 
 # %% ../../nbs/course/06_deep_prompts.ipynb #e13f919a
 def deep_prompt_plan(
@@ -82,7 +104,7 @@ def deep_prompt_plan(
     shift_positions: bool = True,
     dropout: float = 0.1,  # dropout probability of keys and values; 'kv' only
     std: float = 0.02,  # standard deviation of the normal initialisation
-) -> dict[int | str, Step]:  # layer → step
+) -> dict[int, Step]:  # layer → step
     """Return a plan with separate prompt vectors for every layer (P-tuning v2).
 
     The ways of insertion are those of Liu et al.'s code ('kv'), its usual description ('replace')
@@ -95,19 +117,21 @@ def deep_prompt_plan(
         "add": "vectors added at the prompt positions",
     }
     check_choice(insertion, meanings, "insertion")
-    transform = _make_position_shift(t) if shift_positions and insertion != "add" else None
-    plan: dict[int | str, Step] = {}
+    plan: dict[int, Step] = {}
     if insertion == "kv":
         for layer in range(bb.n_layers):
-            plan[layer] = Step("kv", KeyValuePrompt(t, bb.d_kv_prompt // 2, dropout, std))
-        plan[0] = plan[0]._replace(transform_hidden=transform)
+            plan[layer] = KeyValue(KeyValuePrompt(t, bb.d_kv_prompt // 2, dropout, std))
+        if shift_positions:
+            plan[0] = _ShiftedKeyValue(plan[0].source, shift=t)
         return plan
     first = SoftPrompt(t, bb.d, std)
-    if insertion == "add" and shift_positions:
+    if insertion == "replace":
+        plan[0] = _ShiftedInsert(first, shift=t) if shift_positions else Insert(first)
+    elif shift_positions:
         plan |= prompt_plan(bb, first, 0)
     else:
-        after_cls = insertion == "add" and bb.default_pooling == "cls"
-        plan[0] = Step("insert", first, int(after_cls), transform_hidden=transform)
+        plan[0] = Insert(first, int(bb.default_pooling == "cls"))
+    later_step = Replace if insertion == "replace" else Add
     for layer in range(1, bb.n_layers):
-        plan[layer] = Step(insertion, SoftPrompt(t, bb.d, std))
+        plan[layer] = later_step(SoftPrompt(t, bb.d, std))
     return plan

@@ -127,7 +127,7 @@ class PHMLinear(nn.Module):
             )
         vectors = x.reshape(-1, self.d_in)
         algorithm = self.algorithm
-        if algorithm == "auto":
+        if algorithm == "auto" and not torch.compiler.is_compiling():  # a graph is for any batch
             cost = count_phm_multiplications(self.d_in, self.d_out, self.n, len(vectors), self.rank)
             algorithm = min(cost, key=lambda name: cost[name])
         y = self._factored(vectors) if algorithm == "factored" else vectors @ self.weight

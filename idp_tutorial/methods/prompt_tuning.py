@@ -8,16 +8,19 @@ __all__ = ['SoftPrompt', 'separator_id', 'insertion_positions', 'prompt_plan']
 # %% ../../nbs/course/05_prompt_tuning.ipynb #c0d953a3
 import torch
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from torch import Tensor, nn
 
 # %% ../../nbs/course/05_prompt_tuning.ipynb #d5de7031
 from ..utils.checks import UserError, check_at_least
 from ..core.backbone import Backbone
-from ..core.plan import Context, Step
+from ..core.context import INPUT, Context
+from ..core.sources import PromptSource
+from ..core.steps import Insert, Step
 
 # %% ../../nbs/course/05_prompt_tuning.ipynb #0009f722
-class SoftPrompt(nn.Module):
+class SoftPrompt(PromptSource):
     """Trainable prompt vectors that are the same for every example (prompt tuning).
 
     p = P, with trainable P `[t,d]` (Lester et al. 2021).
@@ -38,7 +41,7 @@ class SoftPrompt(nn.Module):
         ctx: Context,  # only the batch size is used
     ) -> Tensor:  # `[B,t,d]`
         """Return the prompt once for each example of the batch."""
-        return self.p.expand(len(ctx.h), -1, -1)
+        return self.p.expand(ctx.h.shape[0], -1, -1)
 
 # %% ../../nbs/course/05_prompt_tuning.ipynb #0739213d
 def separator_id(bb: Backbone) -> int:
@@ -74,26 +77,19 @@ def insertion_positions(
     return [torch.ones_like(first), first, first + n_between, last, last + 1][position]
 
 # %% ../../nbs/course/05_prompt_tuning.ipynb #73b14b1e
-class _SeparatedPrompt(nn.Module):
-    """Prompt between two additional separator tokens (position 4 of IDPG).
+@dataclass(frozen=True)
+class _InsertBetweenSeparators(Insert):
+    """Insert a prompt between two additional separator tokens (position 4 of IDPG)."""
 
-    p = [sep; P; sep].
-    """
-
-    def __init__(
-        self,
-        source: Callable[..., Tensor],  # context → P `[B,t,d]`
-        backbone: Backbone,  # the model whose separator is used
-    ) -> None:
-        super().__init__()
-        self.source = source
-        self.backbone = backbone
-
-    def forward(self, ctx: Context) -> Tensor:  # `[B,t+2,d]`
-        p = self.source(ctx)
-        bb = self.backbone
-        sep = bb.word_embeddings.weight[separator_id(bb)].expand(len(p), 1, -1)
-        return torch.cat([sep, p, sep], 1)
+    def apply(self, ctx: Context) -> None:
+        """Insert [sep; p; sep]; only p counts as the prompt for later steps."""
+        p = self.compute_prompt(ctx)
+        t = p.shape[1]
+        sep = ctx.backbone.word_embeddings.weight[separator_id(ctx.backbone)]
+        sep = sep.expand(p.shape[0], 1, -1)
+        first = insertion_positions(ctx, 4)
+        ctx.insert(torch.cat([sep, p, sep], 1), first)
+        ctx.prompt_span = first + 1, t
 
 
 def prompt_plan(
@@ -102,13 +98,13 @@ def prompt_plan(
     # insertion position from 0 to 4, among the words (IDPG's Fig. 6); None: in front of the text,
     # after the embeddings (LPT)
     position: int | None = 0,
-) -> dict[int | str, Step]:  # plan with one step: layer → step
+) -> dict[int, Step]:  # plan with one step: layer → step
     """Return a plan that inserts one prompt at the input.
 
     Raises: `UserError` for an unknown position, or one that a decoder cannot use.
     """
     if position is None:
-        return {0: Step("insert", source)}
+        return {0: Insert(source)}
     if position not in range(5):
         raise UserError(
             "position must be between 0 and 4 (as in IDPG's Fig. 6), or None for a prompt in "
@@ -120,11 +116,9 @@ def prompt_plan(
             "to what is on their left, so the prompt must come first."
         )
     if bb.causal:  # there is no token such as `<s>` that must stay in front of the prompt
-        return {"words": Step("insert", source)}
+        return {INPUT: Insert(source)}
     if position == 0:  # after `<s>`, if the model has one
-        return {"words": Step("insert", source, int(bb.default_pooling == "cls"))}
-    find_positions = partial(insertion_positions, position=position)
+        return {INPUT: Insert(source, int(bb.default_pooling == "cls"))}
     if position == 4:
-        separated = _SeparatedPrompt(source, bb)
-        return {"words": Step("insert", separated, find_positions, n_separator_vectors=1)}
-    return {"words": Step("insert", source, find_positions)}
+        return {INPUT: _InsertBetweenSeparators(source)}
+    return {INPUT: Insert(source, partial(insertion_positions, position=position))}

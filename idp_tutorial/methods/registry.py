@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.plan import Step
+from idp_tutorial.core.steps import Step
 from idp_tutorial.methods.adapters import add_adapters, add_compacters, add_lora
 from idp_tutorial.methods.backbone_edits import train_biases, unfreeze
 from idp_tutorial.methods.glove import load_glove_encoder
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 
-_Plan: TypeAlias = dict[int | str, Step]
+_Plan: TypeAlias = dict[int, Step]
 
 
 def _bottleneck(cfg: RunConfig) -> int:
@@ -86,7 +86,7 @@ def build_fine_tuning(bb: Backbone, cfg: RunConfig) -> _Plan:
 
 def _prompt_width(bb: Backbone, cfg: RunConfig) -> int:
     # word vectors may be narrower than hidden states (ELECTRA)
-    return bb.prompt_width(0 if cfg.position is None else "words")
+    return bb.d if cfg.position is None else bb.d_embedding
 
 
 def _require_equal_widths(bb: Backbone, cfg: RunConfig) -> None:

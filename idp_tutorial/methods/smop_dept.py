@@ -8,6 +8,8 @@ __all__ = ['RoutedPrompt', 'DecomposedPrompt', 'dept_plan']
 # %% ../../nbs/engine/methods/smop_dept.ipynb #1d43d921
 import torch
 import torch.nn.functional as F
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 # %% ../../nbs/engine/methods/smop_dept.ipynb #e9693556
@@ -15,10 +17,12 @@ from ..utils.checks import UserError, check_at_least, check_positive
 from .prompt_tuning import prompt_plan
 from .sentence_vectors import MeanPooling, token_vectors
 from ..core.backbone import Backbone
-from ..core.plan import Context, Step
+from ..core.context import INPUT, Context
+from ..core.sources import PromptSource
+from ..core.steps import Insert, Step
 
 # %% ../../nbs/engine/methods/smop_dept.ipynb #db2b890c
-class RoutedPrompt(nn.Module):
+class RoutedPrompt(PromptSource):
     """Several prompts, one of which a router selects (SMoP, Choi et al. 2023; jyjohnchoi/SMoP).
 
     p = πᵢ Pᵢ, with π = softmax(W mean(E)) and i = argmax π
@@ -68,7 +72,7 @@ class RoutedPrompt(nn.Module):
         return torch.einsum("bn,bntd->btd", prob, self.p[i])
 
 # %% ../../nbs/engine/methods/smop_dept.ipynb #89d9d4a8
-class DecomposedPrompt(nn.Module):
+class DecomposedPrompt(PromptSource):
     """A prompt with a low-rank update of word vectors (DePT, Shi and Lipani 2024).
 
     p = P, and e' = e + α/√r (A B), by position
@@ -100,10 +104,10 @@ class DecomposedPrompt(nn.Module):
 
     def forward(self, ctx: Context) -> Tensor:  # `[B,t,d]`
         """Return the same prompt for every example of the batch."""
-        return self.p.expand(len(ctx.h), -1, -1)
+        return self.p.expand(ctx.h.shape[0], -1, -1)
 
     def update_embeddings(self, ctx: Context) -> Tensor:  # `[B,T,d]`
-        """Return the word vectors plus the update of their positions.
+        """Return the word vectors plus the update of their positions, in their dtype.
 
         Raises: `UserError` if an example is longer than the update.
         """
@@ -114,7 +118,19 @@ class DecomposedPrompt(nn.Module):
                 f"positions: encode with max_len={len(self.A)}, or build it with "
                 f"max_len={n_tokens} or more."
             )
-        return ctx.float32_states + self.scale * self.A[:n_tokens] @ self.B
+        updated = ctx.float32_states + self.scale * self.A[:n_tokens] @ self.B
+        return updated.to(ctx.h.dtype)
+
+
+@dataclass(frozen=True)
+class _UpdateAndInsert(Insert):
+    """Update the word vectors, then insert the prompt among them."""
+
+    update: Callable[[Context], Tensor] = field(kw_only=True)
+
+    def apply(self, ctx: Context) -> None:
+        ctx.h = self.update(ctx)
+        super().apply(ctx)
 
 
 def dept_plan(
@@ -122,15 +138,15 @@ def dept_plan(
     source: DecomposedPrompt,  # prompt with its update
     # position of the prompt among the words, 0 to 4, as for `prompt_plan`
     position: int | None = 0,
-) -> dict[int | str, Step]:  # layer → step
+) -> dict[int, Step]:  # layer → step
     """Return the plan of DePT: update the word vectors, then insert the prompt among them.
 
     Raises: `UserError` if the prompt does not enter among the word vectors.
     """
-    plan = prompt_plan(bb, source, position)
-    if "words" not in plan:
+    step = prompt_plan(bb, source, position).get(INPUT)
+    if not isinstance(step, Insert):
         raise UserError(
             "DePT changes word vectors, so its prompt must enter among them: give a position from "
             "0 to 4."
         )
-    return {"words": plan["words"]._replace(transform_hidden=source.update_embeddings)}
+    return {INPUT: _UpdateAndInsert(source, step.position, update=source.update_embeddings)}

@@ -79,7 +79,7 @@ def make_record(
     if score_test:
         scores, _ = task.score_outputs(*outputs["test"])
     digests = dict(
-        weights=bb.cached_digest,
+        weights=bb.initial_fingerprint(),
         data=data_digest(task, score_test),
         **input_digests(cfg),
     )
@@ -200,9 +200,9 @@ def train_model(
     """
     git_state()  # its cached result is the state at the start of the run, not at the end
     bb = load_config_backbone(cfg)
-    bb.cached_digest = backbone_fingerprint(bb)  # before anything is trained
+    weights = bb.initial_fingerprint()  # before anything is trained
     if folder:
-        _check_same_run(folder, task, cfg, bb.cached_digest)
+        _check_same_run(folder, task, cfg, weights)
     model = initialise_model(build_model(cfg, bb, task), task, cfg)
     if isinstance(model, ControlModel):
         return model, fit_control(model, task, cfg)

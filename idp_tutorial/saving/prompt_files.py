@@ -26,7 +26,6 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.prompted_model import PromptedModel, trained_state
 from idp_tutorial.data.task import Task
-from idp_tutorial.methods.glove import GloveEncoder
 from idp_tutorial.saving import hub as hub_models
 from idp_tutorial.saving.descriptions import (
     PROMPTS_FILE,
@@ -66,8 +65,8 @@ def word_vectors_digest(
     model: PromptedModel,
 ) -> str | None:  # None: the model reads no word vectors
     """Return the digest of the GloVe vectors that the prompt sources of a model read."""
-    encoders = (module for module in model.modules() if isinstance(module, GloveEncoder))
-    return next((encoder.digest() for encoder in encoders), None)
+    digests = (source.state_digest() for source in model.prompt_sources())
+    return next((digest for digest in digests if digest is not None), None)
 
 
 def _gather_full_tensor(tensor: Tensor) -> Tensor:
@@ -181,6 +180,11 @@ def from_pretrained(
     )
     model = rebuild_model(description, task, cfg, bb, glove, folder)
     tensors = trained_state(model)
+    if cfg.position == 4:  # before 0.3, the source of this position was part of another module
+        saved_tensors = {
+            name if name in tensors else name.replace("sources.0.source.", "sources.0."): tensor
+            for name, tensor in saved_tensors.items()
+        }
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     if shapes != {name: tensor.shape for name, tensor in saved_tensors.items()}:
         raise UserError(

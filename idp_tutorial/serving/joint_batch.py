@@ -1,14 +1,13 @@
 """Examples of several tasks in one pass through one frozen backbone; each layer runs once.
 
 Each task has its own `Context`, so that its prompt sources see only its own examples, as when
-it runs alone. Each task also has its own layer loop, which waits before every layer for the
-others. The last task to arrive runs the layer for all: the hidden states are padded to one
-length and concatenated; after the layer they are split again. Keys and values need one more
-step: examples without them must not attend to padding in their place. A mask states for every
-example which of the keys in front belong to it.
+it runs alone. Before each layer, the prompt of every task enters its own context. Then the layer
+runs once for all: the hidden states are padded to one length and concatenated; after the layer
+they are split again. Keys and values need one more step: examples without them must not attend to
+padding in their place. A mask states for every example which of the keys in front belong to it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.loop import walk_layers
-from idp_tutorial.core.plan import Context
+from idp_tutorial.core.context import Context
+from idp_tutorial.core.loop import apply_step, begin_pass
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
 from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.steps import Plan
 from idp_tutorial.utils.checks import UserError
 
 __all__ = ["run_joint_batch", "validate_shared_backbone"]
@@ -49,7 +49,7 @@ def _join_keys_values(
 
 
 def _run_layer_jointly(
-    layer: Any,  # index of the layer
+    layer: int,
     ctxs: Sequence[Context],  # one per task; their hidden states are replaced
     kvs: Sequence[PromptKeyValues | None],  # one per task
 ) -> None:
@@ -75,28 +75,20 @@ def run_joint_batch(
     # one per task, with `input_ids`, `attention_mask`, `token_type_ids` `[B,T]`, which may differ
     # in size, and `mask_position` `[B]` if the task has a template
     batches: list[dict],
-    plans: Sequence[Mapping],  # one per task: layer → `Step`
+    plans: Sequence[Plan],  # one per task: layer → step
 ) -> list[Context]:  # one per task, as `run_layers` returns it
     """Run several plans at once: each layer runs once, on the examples of all tasks."""
-    waiting: list[tuple[Context, PromptKeyValues | None]] = []
-
-    def wait_or_run(ctx: Context, kv: PromptKeyValues | None) -> None:
-        waiting.append((ctx, kv))
-        if len(waiting) == len(batches):  # the last task has arrived
-            ctxs, kvs = zip(*waiting)
-            _run_layer_jointly(ctx.layer, ctxs, kvs)
-            waiting.clear()
-
-    loops = [
-        walk_layers(bb, batch, plan, layer_runner=wait_or_run)
-        for batch, plan in zip(batches, plans)
-    ]
-    contexts: tuple[Context, ...] = ()
-    for contexts in zip(*loops):  # advances the loops of all tasks by one layer  # noqa: B007
-        pass
+    contexts = [begin_pass(bb, batch, plan) for batch, plan in zip(batches, plans)]
+    for layer in range(bb.n_layers):
+        kvs = []
+        for ctx, plan in zip(contexts, plans):
+            ctx.layer = layer
+            kvs.append(apply_step(ctx, plan))
+        _run_layer_jointly(layer, contexts, kvs)
     for ctx in contexts:
+        ctx.layer = bb.n_layers
         ctx.h = bb.norm(ctx.h)
-    return list(contexts)
+    return contexts
 
 
 def _validate_one_pass(name: str, task_model: Any) -> None:

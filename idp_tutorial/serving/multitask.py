@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.plan import Context
+from idp_tutorial.core.context import Context
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task, scale_labels
@@ -397,7 +397,7 @@ def _tensor_shapes(model: MultiTaskModel) -> dict[str, tuple[int, ...]]:
 
 def _describe_structure(task_model: TaskModel) -> tuple:
     """Return values that are equal for two models of the same structure."""
-    plan = [(layer, step.op) for layer, step in task_model.model.plan.items()]
+    plan = [(layer, type(step)) for layer, step in task_model.model.plan.items()]
     shapes = _tensor_shapes(MultiTaskModel({"one": task_model}))
     return type(task_model.model.head), plan, shapes
 

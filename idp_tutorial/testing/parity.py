@@ -21,9 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.context import INPUT, Context
+from idp_tutorial.core.fast import run_for_position
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.plan import Context, Step
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
+from idp_tutorial.core.steps import Insert, KeyValue, Step
 from idp_tutorial.testing.small_models import (
     EQUAL_LENGTHS,
     RAGGED_LENGTHS,
@@ -119,11 +121,11 @@ def _compare_logits(bb: Backbone) -> float | None:
 def _compare_embedding_prompt(bb: Backbone) -> float:
     """Compare a prompt in front of the words with the library's `inputs_embeds`."""
     b = random_batch(EQUAL_LENGTHS)
-    p = random_prompt(bb, "insert", "words")
+    p = random_prompt(bb, Insert, INPUT)
     e = torch.cat([p, bb.word_embeddings(b["input_ids"])], 1)
     longer = dict(attention_mask=torch.ones(e.shape[:2], dtype=torch.long))
     expected = library_hidden_states(bb, longer, inputs_embeds=e)
-    h = run_layers(bb, b, {"words": Step("insert", _constant_source(p))}).h
+    h = run_layers(bb, b, {INPUT: Insert(_constant_source(p))}).h
     return max_abs_difference(h, expected)
 
 
@@ -135,19 +137,20 @@ def _compare_kv_cache(bb: Backbone) -> float | None:
 
     b = random_batch()
     cache = transformers.DynamicCache()
-    plan: dict[int | str, Step] = {}
+    plan: dict[int, Step] = {}
     for layer in range(bb.n_layers):
-        p = random_prompt(bb, "kv", layer).detach() * (layer + 1)
+        p = random_prompt(bb, KeyValue, layer).detach() * (layer + 1)
         kv = PromptKeyValues.from_prompt(p, bb.n_kv_heads)
         cache.update(kv.k, kv.v, layer)
-        plan[layer] = Step("kv", _constant_source(p))
+        plan[layer] = KeyValue(_constant_source(p))
     mask = F.pad(b["attention_mask"], (3, 0), value=1)
     output = bb.base(input_ids=b["input_ids"], attention_mask=mask, past_key_values=cache)
     # the library gives the words the positions behind the cache
     padded_words = F.pad(bb.word_embeddings(b["input_ids"]), (0, 0, 3, 0))
     h = bb.embed(padded_words, mask, 0 * mask)[:, 3:]
+    resumed = dict(b, hidden_states=h, start_layer=torch.zeros(len(h)))
     return max_abs_difference(
-        run_layers(bb, b, plan, h=h).h, output.last_hidden_state, b["attention_mask"]
+        run_layers(bb, resumed, plan).h, output.last_hidden_state, b["attention_mask"]
     )
 
 
@@ -159,12 +162,12 @@ def _compare_label_logits(bb: Backbone) -> float | None:
     return max_abs_difference(bb.lm_logits_for_tokens(h, ids), bb.lm_logits(h)[:, ids])
 
 
-def _iterate_plans(bb: Backbone) -> Iterator[dict[int | str, Step]]:
+def _iterate_plans(bb: Backbone) -> Iterator[dict[int, Step]]:
     """Yield an empty plan, and a plan with each kind of step."""
     yield {}
-    for op, layer in iterate_step_kinds(bb):
-        p = random_prompt(bb, op, layer).detach()
-        yield single_step_plan(bb, op, layer, _constant_source(p))
+    for step_class, layer in iterate_step_kinds(bb):
+        p = random_prompt(bb, step_class, layer).detach()
+        yield single_step_plan(bb, step_class, layer, _constant_source(p))
 
 
 @torch.no_grad()
@@ -176,31 +179,32 @@ def _compare_single_position(bb: Backbone) -> float | None:
         for plan in _iterate_plans(bb):
             for position in ("cls", "mask", "last"):
                 b = random_batch(lengths)
-                state = run_layers(bb, b, plan, pooled_position=position).state_at(position)
+                state = run_for_position(bb, b, plan, position).state_at(position)
                 expected = run_layers(bb, b, plan).state_at(position)
                 largest = max(largest, max_abs_difference(state, expected))
     return largest
 
 
 def _last_states(
-    bb: Backbone, op: str, layer: int | str, examples: list[int], n_tokens: int
+    bb: Backbone, step_class: type[Step], layer: int, examples: list[int], n_tokens: int
 ) -> Tensor:
     """Return the final states at 'last' of some examples of the random batch, with a prompt."""
     b = {
         name: x[examples, :n_tokens] if x.dim() == 2 else x[examples]
         for name, x in random_batch().items()
     }
-    p = random_prompt(bb, op, layer)[examples]
-    return run_layers(bb, b, single_step_plan(bb, op, layer, _constant_source(p))).state_at("last")
+    p = random_prompt(bb, step_class, layer)[examples]
+    plan = single_step_plan(bb, step_class, layer, _constant_source(p))
+    return run_layers(bb, b, plan).state_at("last")
 
 
 @torch.no_grad()
 def _compare_unbatched(bb: Backbone) -> float:
     largest = 0.0
-    for op, layer in [("insert", 0), *iterate_step_kinds(bb)]:
+    for step_class, layer in [(Insert, 0), *iterate_step_kinds(bb)]:
         for i, n_tokens in enumerate(RAGGED_LENGTHS):
-            alone = _last_states(bb, op, layer, [i], n_tokens)
-            batched = _last_states(bb, op, layer, [2, i, 0], max(RAGGED_LENGTHS))[1:2]
+            alone = _last_states(bb, step_class, layer, [i], n_tokens)
+            batched = _last_states(bb, step_class, layer, [2, i, 0], max(RAGGED_LENGTHS))[1:2]
             largest = max(largest, max_abs_difference(alone, batched))
     return largest
 
@@ -213,7 +217,7 @@ def _compare_mixed_prompt_lengths(bb: Backbone) -> float | None:
     mask = b["attention_mask"]
     prompt_lengths = (3, 0, 1)
     prefix_mask = (torch.arange(3) < torch.tensor(prompt_lengths)[:, None]).long()
-    p = random_prompt(bb, "kv", 0)
+    p = random_prompt(bb, KeyValue, 0)
     h = run_layers(bb, b, stop=0).h
     kv = PromptKeyValues.from_prompt(p * prefix_mask[..., None], bb.n_kv_heads)
     batched = bb.run_layer(0, h, bb.layer_kwargs_by_type(mask, h, prefix_mask), kv)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.plan import Context, Step
+from idp_tutorial.core.context import INPUT, Context
+from idp_tutorial.core.steps import Add, Insert, KeyValue, Replace, Step
 from idp_tutorial.families.family import FAMILIES, build_hf_model, wrap_hf_model
 
 __all__ = [
@@ -184,45 +185,48 @@ def random_batch(
     )
 
 
-def iterate_step_kinds(bb: Backbone) -> Iterator[tuple[str, int | str]]:
-    """Yield operation and layer of each step that a plan of this backbone can have.
+def iterate_step_kinds(bb: Backbone) -> Iterator[tuple[type[Step], int]]:
+    """Yield class and layer of each step that a plan of this backbone can have.
 
-    'add' and 'replace' need an 'insert' at layer 0; see `single_step_plan`.
+    `Add` and `Replace` need an `Insert` at layer 0; see `single_step_plan`.
     """
-    yield "insert", "words"
+    yield Insert, INPUT
     for layer in range(bb.n_layers):
-        yield "insert", layer
+        yield Insert, layer
         if bb.supports_kv_prompt:
-            yield "kv", layer
+            yield KeyValue, layer
         if layer > 0:
-            yield "add", layer
-            yield "replace", layer
+            yield Add, layer
+            yield Replace, layer
 
 
 def random_prompt(
     bb: Backbone,
-    op: str,  # operation of the step
-    layer: int | str,  # layer at which the prompt enters
+    step_class: type[Step],  # class of the step
+    layer: int,  # layer at which the prompt enters
     n: int = 3,  # number of examples
     t: int = 3,  # prompt length
 ) -> Tensor:  # `[n,t,width]`
     """Return a random prompt that requires a gradient, the same in each call."""
     generator = torch.Generator().manual_seed(3)
-    p = torch.randn(n, t, bb.prompt_width(layer, op), generator=generator)
+    width = bb.d_embedding if layer == INPUT else bb.d
+    if step_class is KeyValue:
+        width = bb.d_kv_prompt
+    p = torch.randn(n, t, width, generator=generator)
     return (0.5 * p).requires_grad_()
 
 
 def single_step_plan(
     bb: Backbone,
-    op: str,  # operation of the step
-    layer: int | str,  # layer at which the prompt enters
+    step_class: type[Step],  # class of the step
+    layer: int,  # layer at which the prompt enters
     source: Callable[[Context], Tensor],  # context → prompt `[B,3,width]`
-) -> dict[int | str, Step]:
-    """Return a plan with one step, after an insert at layer 0 for add and replace."""
-    if op in ("insert", "kv"):
-        return {layer: Step(op, source)}
+) -> dict[int, Step]:
+    """Return a plan with one step, after an `Insert` at layer 0 for `Add` and `Replace`."""
+    if step_class in (Insert, KeyValue):
+        return {layer: step_class(source)}
 
     def constant_prompt(ctx: Context) -> Tensor:
         return torch.full((len(ctx.h), 3, bb.d), 0.3)
 
-    return {0: Step("insert", constant_prompt), layer: Step(op, source)}
+    return {0: Insert(constant_prompt), layer: step_class(source)}

@@ -17,10 +17,11 @@ from torch import Tensor
 from ..utils.checks import UserError
 from ..utils.config import RunConfig
 from ..utils.durable import cache_folder
-from ..data.encoding import make_dataloader, collate
+from ..data.encoding import make_dataloader
 from ..core.backbone import Backbone, backbone_fingerprint, in_eval_mode
+from ..core.fast import run_for_position
 from ..core.loop import run_layers
-from ..core.plan import Context
+from ..core.context import Context
 from ..core.prompted_model import PromptedModel
 from .state_store import StateStore, cache_size_bytes, example_key
 
@@ -37,10 +38,8 @@ def _compute_states(bb: Backbone, batch: dict, layer_or_pooling: int | str) -> T
     if isinstance(layer_or_pooling, int):
         hidden_states = run_layers(bb, batch, stop=layer_or_pooling).h
         return hidden_states[batch["attention_mask"].bool()]
-    pooled_position = bb.default_pooling if layer_or_pooling == "sentence" else None
-    return SENTENCE_POOLINGS[layer_or_pooling](
-        run_layers(bb, batch, pooled_position=pooled_position)
-    )
+    position = bb.default_pooling if layer_or_pooling == "sentence" else None
+    return SENTENCE_POOLINGS[layer_or_pooling](run_for_position(bb, batch, position=position))
 
 
 @torch.no_grad()
@@ -146,8 +145,8 @@ def attach_cached_states(
                 "dropout_below_prompt=False."
             )
         states_to_cache.append(model.first_trained_layer)
-    if cfg.cache in ("sentence", "both") and splits[0]:
-        states_to_cache += required_sentence_vectors(model, splits[0][0])
+    if cfg.cache in ("sentence", "both"):
+        states_to_cache += required_sentence_vectors(model)
     name = None
     if states_to_cache:
         name = _cache_folder_name(bb, bb.word_embeddings.weight.device.type, cfg.precision)
@@ -166,19 +165,9 @@ def attach_cached_states(
     return splits, {**cost, "seconds": round(time.perf_counter() - start_time, 3)}
 
 
-def required_sentence_vectors(
-    model: PromptedModel,
-    example: dict,  # any example, which is run through the model
-) -> list[str]:
+def required_sentence_vectors(model: PromptedModel) -> list[str]:
     """Return which of 'sentence' and 'mean_sentence' the sources of a model read."""
     if any(p.requires_grad for p in model.lm.parameters()):
         return []  # they change with the backbone
-    uncached = {k: v for k, v in example.items() if k not in SENTENCE_POOLINGS}
-    device = model.backbone.word_embeddings.weight.device
-    batch = {k: v.to(device) for k, v in collate([uncached], 0).items()}
-    modes = [(module, module.training) for module in model.modules()]
-    with torch.no_grad():
-        ctx = model.eval().compute_context(batch)
-    for module, mode in modes:
-        module.training = mode
-    return [str(name) for name in SENTENCE_POOLINGS if name in ctx.memo]
+    needs = {name for source in model.prompt_sources() for name in source.needs}
+    return [str(name) for name in SENTENCE_POOLINGS if name in needs]

@@ -17,13 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from idp_tutorial.core.backbone import Backbone, backbone_fingerprint
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.training.distributed import StepProfiler, all_gather_objects
 from idp_tutorial.utils.checks import UserError, check_writable_folder
@@ -37,19 +35,6 @@ from idp_tutorial.utils.tensor_files import (
 )
 
 __all__ = ["run_fingerprint", "get_random_state", "set_random_state", "Checkpoint"]
-
-
-_INITIAL_DIGESTS: WeakKeyDictionary[Backbone, str] = WeakKeyDictionary()
-
-
-def _initial_weights_digest(bb: Backbone) -> str:
-    """Return the backbone's fingerprint before training.
-
-    It is remembered, since a run that was stopped in this process may have changed the weights.
-    """
-    if bb not in _INITIAL_DIGESTS:
-        _INITIAL_DIGESTS[bb] = bb.cached_digest or backbone_fingerprint(bb)
-    return _INITIAL_DIGESTS[bb]
 
 
 def _iterate_frozen_weights(model: PromptedModel) -> Iterator[bytes | np.ndarray]:
@@ -75,15 +60,15 @@ def run_fingerprint(
     inputs = []
     for examples in splits:
         inputs.append(json.dumps([[e["input_ids"], e.get("label")] for e in examples]).encode())
-    digests = [getattr(module, "digest", None) for module in model.modules()]
-    word_vector_digests = [digest() for digest in digests if digest is not None]
+    digests = [source.state_digest() for source in model.prompt_sources()]
+    word_vector_digests = [digest for digest in digests if digest is not None]
     initial_prompts = cfg.init_from and file_digest(Path(cfg.init_from) / PROMPTS_FILE)[:16]
     return {
         **config,
         "lr": lr,
         "processes": num_processes,
         "examples": compute_digest(inputs),
-        "backbone weights": _initial_weights_digest(model.backbone),
+        "backbone weights": model.backbone.initial_fingerprint(),
         "frozen weights": compute_digest(_iterate_frozen_weights(model)),
         "word vectors": word_vector_digests,
         "initial prompts": initial_prompts,

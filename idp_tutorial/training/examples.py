@@ -73,11 +73,9 @@ def select_template(model: PromptedModel, cfg: RunConfig) -> str | None:
 
 
 def precompute_source_inputs(model: PromptedModel, examples: Sequence[dict]) -> Sequence[dict]:
-    """Return the examples with a column for each source that has a method `precompute`."""
-    for source in model.modules():
-        precompute = getattr(source, "precompute", None)
-        if precompute is not None:
-            examples = precompute(examples)
+    """Return the examples with what the prompt sources compute from each text beforehand."""
+    for source in model.prompt_sources():
+        examples = source.prepare(examples)
     return examples
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from small import backbone, config, small_task
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
@@ -10,7 +9,6 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core import dtypes
 from idp_tutorial.core.dtypes import cast_weights, choose_faster_dtype, measure_bfloat16_speedup
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.plan import Step
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.runs.experiment import run_experiment
 from idp_tutorial.testing.small_models import (
@@ -76,40 +74,6 @@ def test_a_record_contains_the_dtype_of_the_weights():
     assert (record["dtype"], record["weights_dtype"]) == ("bfloat16", "bfloat16") and record[
         "score"
     ] >= 0
-
-
-@pytest.mark.parametrize("held", ("weights", "autocast"))
-def test_layers_with_gradients_in_bfloat16_use_math_attention(held, monkeypatch):
-    """From the prompt on; its gradient is as close to float32's as that of fused attention."""
-    bb = small_backbone("llama", "sdpa")
-    fused = []
-    attend = F.scaled_dot_product_attention
-
-    def seen(*args, **kwargs):
-        fused.append(torch.backends.cuda.flash_sdp_enabled())
-        return attend(*args, **kwargs)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", seen)
-    batch = random_batch()
-    p = torch.randn(3, bb.d, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    plan = {1: Step("insert", lambda ctx: p.expand(len(ctx.h), -1, -1))}
-
-    def gradient(dtype):
-        with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16 and held == "autocast"):
-            loss = run_layers(bb, batch, plan).h.float().pow(2).mean()
-        return torch.autograd.grad(loss, p)[0]
-
-    want = gradient(torch.float32)
-    if held == "weights":
-        cast_weights(bb.model, torch.bfloat16)
-    got = gradient(torch.bfloat16)
-    n = bb.n_layers
-    assert fused == [True] * (n + 1) + [False] * (n - 1)
-    monkeypatch.setattr(dtypes, "MATH_ATTENTION_MAX_LENGTH", 2)
-    other = gradient(torch.bfloat16)
-    assert all(fused[2 * n :])
-    plain, as_before = [((g - want).norm() / want.norm()).item() for g in (got, other)]
-    assert plain < max(0.01, 1.5 * as_before) < 0.1
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.dtypes import cast_weights
+from idp_tutorial.core.fast import run_for_position
 from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.steps import KeyValue
 from idp_tutorial.methods.adapters import add_adapters, add_lora
 from idp_tutorial.testing.parity import (
     CONSISTENCY_COMPARISONS,
@@ -58,12 +61,12 @@ def test_a_prompt_of_every_kind_learns_and_nothing_frozen_does(name, attn):
     def words(ctx):  # all: with sliding-window attention, the last may be too far from the prompt
         return ctx.h[ctx.word_mask == 1]
 
-    for op, layer in iterate_step_kinds(bb):
-        p = random_prompt(bb, op, layer)
-        ctx = run_layers(bb, random_batch(), single_step_plan(bb, op, layer, lambda ctx: p))
+    for step_class, layer in iterate_step_kinds(bb):
+        p = random_prompt(bb, step_class, layer)
+        ctx = run_layers(bb, random_batch(), single_step_plan(bb, step_class, layer, lambda ctx: p))
         (words(ctx) * w).sum().backward()
-        assert (p.grad.abs().sum((1, 2)) > 0).all(), (op, layer)
-        assert max_abs_difference(words(ctx), words(plain)) > 1e-6, (op, layer)
+        assert (p.grad.abs().sum((1, 2)) > 0).all(), (step_class, layer)
+        assert max_abs_difference(words(ctx), words(plain)) > 1e-6, (step_class, layer)
         assert all(q.grad is None for q in bb.model.parameters())
         seen += 1
     assert seen == (11 if bb.supports_kv_prompt else 8)
@@ -90,7 +93,7 @@ def test_lora_and_adapters_go_into_its_layers(name, attn):
                 < 1e-5
                 and max_abs_difference(changed.h, plain, b["attention_mask"]) > 1e-4
             )
-            one = run_layers(bb, b, pooled_position="last")
+            one = run_for_position(bb, b, position="last")
             assert max_abs_difference(one.state_at("last"), changed.state_at("last")) < 1e-5
             (one.state_at("last") * torch.randn(bb.d)).sum().backward()
             assert all(p.grad is not None for p in trained)
@@ -104,7 +107,7 @@ def test_lora_and_adapters_go_into_its_layers(name, attn):
         )
         assert (
             max_abs_difference(
-                run_layers(bb, b, pooled_position="last").state_at("last"), changed.state_at("last")
+                run_for_position(bb, b, position="last").state_at("last"), changed.state_at("last")
             )
             < 1e-5
         )
@@ -127,18 +130,14 @@ def test_weights_in_bfloat16(name, attn):
         seen.append(ctx.float32_states.dtype)
         return p
 
-    for op, layer in iterate_step_kinds(bb):
-        p = random_prompt(bb, op, layer)
-        ctx = run_layers(
-            bb,
-            b,
-            single_step_plan(bb, op, layer, lambda ctx: source(ctx, p)),
-            pooled_position="last",
-        )
+    for step_class, layer in iterate_step_kinds(bb):
+        p = random_prompt(bb, step_class, layer)
+        plan = single_step_plan(bb, step_class, layer, lambda ctx: source(ctx, p))
+        ctx = run_for_position(bb, b, plan, "last")
         assert (
             ctx.h.dtype == torch.bfloat16
             and ctx.state_at("last").dtype == ctx.mean_state().dtype == torch.float32
-        ), (op, layer)
+        ), (step_class, layer)
         (ctx.state_at("last") * torch.randn(bb.d)).sum().backward()
         assert p.grad.dtype == torch.float32 and p.grad.isfinite().all()
     assert set(seen) == {torch.float32}
@@ -209,7 +208,7 @@ def test_a_family_that_ignores_prompt_keys_raises_an_error():
     class Honest(Deaf):
         supports_kv_prompt = False
 
-    plan = single_step_plan(bb, "kv", 1, lambda ctx: torch.randn(len(ctx.h), 3, bb.d_kv_prompt))
+    plan = single_step_plan(bb, KeyValue, 1, lambda ctx: torch.randn(len(ctx.h), 3, bb.d_kv_prompt))
     deaf = Deaf(bb.model, bb.tokenizer, "deaf")
     # without padding there is no mask, so nothing else would notice
     whole = {
@@ -227,7 +226,7 @@ def test_a_family_that_ignores_prompt_keys_raises_an_error():
         match="'kv' at layer 1: the attention of a roberta backbone takes no prompt keys",
     ):
         run_layers(Honest(bb.model, bb.tokenizer, "honest"), random_batch(), plan)
-    with pytest.raises(ValueError, match="'kv' at 'words': keys and values enter at a layer"):
-        run_layers(bb, random_batch(), single_step_plan(bb, "kv", "words", plan[1].source))
+    with pytest.raises(ValueError, match="'kv' at INPUT: keys and values enter at a layer"):
+        run_layers(bb, random_batch(), single_step_plan(bb, KeyValue, INPUT, plan[1].source))
     run_layers(deaf, random_batch())
     run_layers(bb, random_batch(), plan)

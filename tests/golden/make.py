@@ -162,9 +162,8 @@ def train_and_describe(model: PromptedModel, task: Task, cfg: RunConfig) -> dict
     template = cfg.template if model.head.pooling == "mask" else None
     max_len = min(cfg.max_len, bb.max_tokens)
     examples = task.encode(task.splits["test"][:4], bb.tokenizer, max_len, template)
-    for source in model.modules():
-        if hasattr(source, "precompute"):
-            examples = source.precompute(examples)
+    for source in model.prompt_sources():
+        examples = source.prepare(examples)
     digest = hashlib.blake2b(digest_size=6)
     for tensor in tensors.values():
         digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

@@ -254,7 +254,7 @@ def test_a_column_equals_looking_up_and_neither_depends_on_the_batch(family, bbs
     glove = glove_of(bb, folder, noise=0.6)
     rows = task.encode(task.splits["train"][:8], bb.tokenizer, 60)
     plain = collate(rows, 1)
-    column = collate(prepared := glove.precompute(rows), 1)
+    column = collate(prepared := glove.prepare(rows), 1)
     computed = glove(run_layers(bb, plain, stop=0))
     assert torch.equal(computed, column["glove"]) and torch.equal(
         glove(run_layers(bb, column, stop=0)), computed
@@ -288,7 +288,7 @@ def test_a_run_says_what_such_a_text_gets(noise, folder, bbs):
     model = build_model(cfg, bbs["roberta"], small_task())
     encoder = next(m for m in model.modules() if isinstance(m, GloveEncoder))
     rows = [dict(sentence1=s, label=0) for s in ("qwerty xyzzy", "a good film")]
-    rows = encoder.precompute(small_task().encode(rows, bbs["roberta"].tokenizer, 60))
+    rows = encoder.prepare(small_task().encode(rows, bbs["roberta"].tokenizer, 60))
     unknown, known = [r["glove"] for r in rows]
     assert noise * 0.8 <= unknown.std() <= noise * 1.2 and bool(unknown.any()) == bool(noise)
     np.testing.assert_array_equal(
@@ -344,7 +344,7 @@ def test_the_last_file_is_read_once(folder, tmp_path, monkeypatch):
 
 def test_a_digest_names_the_vectors(vectors, folder):
     def digest(index, v):
-        return GloveEncoder(index, v, None).digest()
+        return GloveEncoder(index, v, None).state_digest()
 
     index = {w: i for i, w in enumerate(WORDS)}
     mine = digest(index, vectors)
@@ -363,8 +363,8 @@ def test_a_digest_names_the_vectors(vectors, folder):
         == 4
     )
     assert (
-        load_glove_encoder(folder, None).digest()
-        == load_glove_encoder(folder / "glove.6B.300d.txt", None).digest()
+        load_glove_encoder(folder, None).state_digest()
+        == load_glove_encoder(folder / "glove.6B.300d.txt", None).state_digest()
     )
 
 
@@ -483,7 +483,7 @@ def test_fit_looks_each_text_up_once(folder, monkeypatch):
     log = fit(model, task, config(steps=9, batch_size=32, lr=1e-3))
     assert len(seen) == 64 + 24 and len(log["losses"]) == 9
     rows = task.encode(task.splits["test"], bb.tokenizer, 60)
-    scores = [evaluate(model, r, task) for r in (rows, glove.precompute(rows))]
+    scores = [evaluate(model, r, task) for r in (rows, glove.prepare(rows))]
     assert scores[0] == scores[1]
 
 

@@ -4,6 +4,7 @@ Padding, word order, layers, gradients, the paper's open choices, parameter coun
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -239,8 +240,9 @@ def test_the_prompt_does_not_depend_on_the_layer(bbs, family, reads):
     for m in (1, 2):
         same(gen(context_at(bb, batch, m)), want)
     states = context_at(bb, batch, 1).h
+    resumed = dict(batch, hidden_states=states, start_layer=torch.ones(len(states)))
     same(
-        run_layers(bb, batch, lpt_plan(bb, gen, 2), start=1, h=states).h,
+        run_layers(bb, resumed, lpt_plan(bb, gen, 2)).h,
         run_layers(bb, batch, lpt_plan(bb, gen, 2)).h,
     )
 
@@ -299,7 +301,7 @@ def test_layers_below_the_prompt_have_no_gradient_and_no_dropout(bbs, layer):
     model = model_with(bb, gen, layer).train()
     seen = []
     model.plan = {
-        layer: model.plan[layer]._replace(source=lambda ctx: (seen.append(ctx.h), gen(ctx))[1])
+        layer: replace(model.plan[layer], source=lambda ctx: (seen.append(ctx.h), gen(ctx))[1])
     }
     a, b = [model.compute_context(batch_of(bb)) for _ in range(2)]
     assert (

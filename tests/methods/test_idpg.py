@@ -11,9 +11,9 @@ from small import backbone, batch_of, one, same, small_task, text_of
 from torch import nn
 
 from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.context import INPUT, Context
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.plan import Context
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.methods.idpg import GeneratedPrompt, PromptGenerator, idpg_plan
 from idp_tutorial.methods.phm import PHMLinear
@@ -546,7 +546,7 @@ def test_standardise_option_standardises_the_generator_input():
     ctx = run_layers(bb, batch, stop=0)
 
     def source(**kw):
-        return idpg_plan(bb, PromptGenerator(d, d, t, 8, "dnn"), **kw)["words"].source
+        return idpg_plan(bb, PromptGenerator(d, d, t, 8, "dnn"), **kw)[INPUT].source
 
     plain = source()
     ready = source(standardise=True)

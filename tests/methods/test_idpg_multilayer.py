@@ -5,16 +5,18 @@ options.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from small import backbone, batch_of, one, same, text_of
 
 from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.heads import ClassificationHead
-from idp_tutorial.core.loop import apply_step, run_layers
-from idp_tutorial.core.plan import Step
+from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.steps import Add, Insert, KeyValue, Replace
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.methods.idpg import PromptGenerator
 from idp_tutorial.methods.idpg_multilayer import multilayer_idpg_plan, read_previous_layer
@@ -239,7 +241,7 @@ def test_a_step_changes_only_the_prompt_positions(insertion, position):
         ctx.layer = k
         h, (first, n), u = ctx.h, ctx.prompt_span, read_previous_layer(ctx)
         p = generators(model)[k](u, k)
-        apply_step(ctx, plan[k])
+        plan[k].apply(ctx)
         assert n == t
         for i in range(len(h)):
             a = int(first[i])
@@ -270,7 +272,7 @@ def test_number_of_positions(insertion, family):
     T = batch["input_ids"].shape[1]
     model = model_of(bb, insertion=insertion)
     assert [*model.plan] == (
-        [0, 1, 2] if insertion == "kv" else ["words", 1, 2]
+        [0, 1, 2] if insertion == "kv" else [INPUT, 1, 2]
     )  # nothing after the last layer
     ctx = model.compute_context(batch)
     assert ctx.h.shape[1] == T + dict(add=t, replace=t, insert=t * L, kv=0)[insertion]
@@ -288,9 +290,9 @@ def test_keys_and_values_are_the_generators_halves():
     model = model_of(bb, insertion="kv", generator_input="layer0")
     ctx = run_layers(bb, batch, stop=0)
     p = model.sources[1](ctx)
-    assert p.shape == (len(batch["input_ids"]), t, 2 * d) and model.plan[1].op == "kv"
+    assert p.shape == (len(batch["input_ids"]), t, 2 * d) and type(model.plan[1]) is KeyValue
     h = run_layers(bb, batch, model.plan, stop=1).h
-    kv = apply_step(ctx, model.plan[1])
+    kv = model.plan[1].apply(ctx)
     same(kv.k.transpose(1, 2).flatten(2), p[..., :d])
     same(kv.v.transpose(1, 2).flatten(2), p[..., d:])
     assert (h - run_layers(bb, batch, stop=1).h)[batch["attention_mask"] == 1].abs().max() > 1e-3
@@ -307,7 +309,7 @@ def test_the_first_prompt_is_lost_with_replace_and_not_with_add():
                 generators(model)[0].b2[0] *= sign
             ctx = run_layers(bb, batch, model.plan, stop=1)
             ctx.layer = 1
-            apply_step(ctx, model.plan[1])
+            model.plan[1].apply(ctx)
             states.append(ctx.h[:, 1 : 1 + t])
         assert torch.equal(*states) == (insertion == "replace")
 
@@ -361,8 +363,8 @@ def test_layer0_reads_one_vector_with_one_dropout_mask():
     seen = []
     plan = model.plan
     for k, s in plan.items():
-        plan[k] = s._replace(
-            source=(lambda f: lambda ctx: seen.append(f(ctx)) or seen[-1])(s.source)
+        plan[k] = replace(
+            s, source=(lambda f: lambda ctx: seen.append(f(ctx)) or seen[-1])(s.source)
         )
     run_layers(bb, batch, plan)
     run_layers(bb, batch, plan)
@@ -480,9 +482,10 @@ def test_without_w2_it_is_a_static_prompt_in_every_layer(insertion):
         return s
 
     if insertion == "kv":
-        plan = {k: Step("kv", static(k)) for k in range(L)}
+        plan = {k: KeyValue(static(k)) for k in range(L)}
     else:
-        plan = prompt_plan(bb, static(0)) | {k: Step(insertion, static(k), 1) for k in range(1, L)}
+        later = dict(add=Add, replace=Replace, insert=lambda source: Insert(source, 1))[insertion]
+        plan = prompt_plan(bb, static(0)) | {k: later(static(k)) for k in range(1, L)}
     assert torch.equal(model(batch), PromptedModel(bb, model.head, plan).eval()(batch))
 
 
@@ -573,7 +576,7 @@ def test_invalid_options_are_refused(kw, words):
 def test_a_prompt_of_another_length_is_refused():
     bb = backbone()
     model = model_of(bb)
-    plan = model.plan | {2: Step("add", SoftPrompt(t + 1, d))}
+    plan = model.plan | {2: Add(SoftPrompt(t + 1, d))}
     with pytest.raises(ValueError, match="has 3 vectors but the source gives 4"):
         run_layers(bb, batch_of(bb), plan)
     assert isinstance(generators(model)[0], PromptGenerator)

@@ -14,10 +14,11 @@ from small import backbone, batch_of, one, same
 from torch import nn
 
 from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
-from idp_tutorial.methods.p_tuning_v2 import KeyValuePrompt, deep_prompt_plan
+from idp_tutorial.methods.p_tuning_v2 import KeyValuePrompt, _embed_shifted, deep_prompt_plan
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
 
 t = 4
@@ -259,7 +260,7 @@ def test_moving_up_is_a_switch(insertion):
             run_layers(bb, batch, plan).state_at("cls")
             - run_layers(bb, batch, still).state_at("cls")
         ).abs().max() > 1e-3
-    assert list(plan) == (["words", 1, 2] if insertion == "add" else [0, 1, 2]) and list(still) == [
+    assert list(plan) == ([INPUT, 1, 2] if insertion == "add" else [0, 1, 2]) and list(still) == [
         0,
         1,
         2,
@@ -272,7 +273,11 @@ def test_going_on_from_the_embeddings():
     plan = plan_of(bb, "kv")
     with torch.no_grad():
         h = run_layers(bb, batch, stop=0).h
-        same(run_layers(bb, batch, plan, h=h).h, run_layers(bb, batch, plan).h, 0)
+        same(
+            run_layers(bb, dict(batch, hidden_states=h, start_layer=torch.zeros(len(h))), plan).h,
+            run_layers(bb, batch, plan).h,
+            0,
+        )
 
 
 def test_room_for_moved_texts():
@@ -372,9 +377,9 @@ def test_what_is_refused(call, words):
 
 def test_deberta_takes_rows():
     bb = backbone("deberta")
-    assert [s.op for s in deep_prompt_plan(bb, t).values()] == ["insert", "replace", "replace"]
+    assert [s.name for s in deep_prompt_plan(bb, t).values()] == ["insert", "replace", "replace"]
     with pytest.raises(
-        ValueError, match="'kv' at layer 0: the attention of a deberta backbone.*'replace'"
+        ValueError, match="'kv' at layer 0: the attention of a deberta backbone.*`Replace`"
     ):
         PromptedModel(bb, nn.Identity(), deep_prompt_plan(bb, t, "kv"))
 
@@ -386,7 +391,7 @@ def test_types_move_up_with_their_words():
     batch["token_type_ids"][:, :3] = 0
     T = batch["input_ids"].shape[1]
     same(
-        plan_of(bb, "kv")[0].transform_hidden(run_layers(bb, batch, stop=0)),
+        _embed_shifted(run_layers(bb, batch, stop=0), t),
         bb.base.embeddings(
             input_ids=batch["input_ids"],
             token_type_ids=batch["token_type_ids"],

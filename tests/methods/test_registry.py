@@ -4,6 +4,8 @@ Padding, order, gradients, what depends on the text, parameter counts, and refer
 plain torch.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -116,7 +118,7 @@ def record_sources(model, batch):
 
         return f
 
-    model.plan = {k: s._replace(source=listen(k, s.source)) for k, s in plan.items()}
+    model.plan = {k: replace(s, source=listen(k, s.source)) for k, s in plan.items()}
     try:
         ctx = model.compute_context(batch)
     finally:

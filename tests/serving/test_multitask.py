@@ -12,8 +12,8 @@ from small import backbone, config, model_of, same, small_task
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import ClassificationHead
-from idp_tutorial.core.plan import Step
 from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.steps import Insert
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods.prompt_tuning import SoftPrompt
@@ -413,7 +413,7 @@ def test_a_model_that_could_not_be_loaded_is_not_saved(served, tmp_path):
     bb, _ = served
     m = task_model("lpt", bb, layer=1)
     handmade = PromptedModel(
-        bb, ClassificationHead(bb.d, 2, "mean"), {2: Step("insert", SoftPrompt(4, bb.d))}
+        bb, ClassificationHead(bb.d, 2, "mean"), {2: Insert(SoftPrompt(4, bb.d))}
     )
     for bad in (
         m._replace(model=handmade),

@@ -13,10 +13,12 @@ from small import backbone, config, model_of, small_task
 from torch import nn
 
 from idp_tutorial.core.backbone import backbone_fingerprint
+from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.plan import Step
 from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.sources import PromptSource
+from idp_tutorial.core.steps import Add, Insert
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import TASKS
@@ -43,8 +45,10 @@ def bbs():
     return {f: backbone(f) for f in FAMILIES}
 
 
-class FromSentence(nn.Module):
+class FromSentence(PromptSource):
     """A prompt generated from M(x), as in IDPG."""
+
+    needs = ("sentence",)
 
     def __init__(self, d, t=3):
         super().__init__()
@@ -59,14 +63,16 @@ class FromSentence(nn.Module):
 class FromMean(FromSentence):
     """A prompt generated from the mean over the words."""
 
+    needs = ("mean_sentence",)
+
     def forward(self, ctx):
         return self.drop(self.net(mean_sentence_vector(ctx))).unflatten(-1, (-1, self.d))
 
 
 PLANS = {
-    "late": lambda bb: {2: Step("insert", NaivePromptGenerator(bb.d, 3, 8))},
-    "words": lambda bb: {"words": Step("insert", FromSentence(bb.d), 0 if bb.causal else 1)},
-    "both": lambda bb: {1: Step("insert", FromSentence(bb.d))},
+    "late": lambda bb: {2: Insert(NaivePromptGenerator(bb.d, 3, 8))},
+    "words": lambda bb: {INPUT: Insert(FromSentence(bb.d), 0 if bb.causal else 1)},
+    "both": lambda bb: {1: Insert(FromSentence(bb.d))},
     "head": lambda bb: {},
 }
 IDPG = {
@@ -388,10 +394,6 @@ def test_cached_layers_do_not_run(plan, cache, passes, tmp_path, monkeypatch):
     task = small_task()
     cfg = config(cache=cache, cache_dir=str(tmp_path), steps=3, eval_every=99)
     fit(create_model(backbone(), plan), task, cfg)  # fills the cache
-    # the real function runs an example
-    monkeypatch.setattr(
-        caches, "required_sentence_vectors", lambda *a: ["sentence"] * (plan in ("words", "both"))
-    )
     bb = backbone()
     model = create_model(bb, plan)
     calls = count_layers(bb)
@@ -486,21 +488,15 @@ def test_states_are_computed_again_after_a_change(tmp_path):
 
 def test_required_sentence_vectors_are_those_that_sources_read(bbs, tmp_path):
     bb = bbs["roberta"]
-    (row,) = encode_examples(bb, n=1)
     for plan in PLANS:
-        model = create_model(bb, plan).train()
-        modes = [m.training for m in model.modules()]
-        assert (
-            required_sentence_vectors(model, row) == ["sentence"] * (plan in ("words", "both"))
-            and [m.training for m in model.modules()] == modes
-            and "sentence" not in row
-        )
+        needed = ["sentence"] * (plan in ("words", "both"))
+        assert required_sentence_vectors(create_model(bb, plan)) == needed
     model = PromptedModel(
         bb,
         ClassificationHead(bb.d, 2),
-        {"words": Step("insert", FromMean(bb.d)), 1: Step("add", FromSentence(bb.d))},
+        {INPUT: Insert(FromMean(bb.d)), 1: Add(FromSentence(bb.d))},
     )
-    assert required_sentence_vectors(model, row) == ["sentence", "mean_sentence"]
+    assert required_sentence_vectors(model) == ["sentence", "mean_sentence"]
     (cached,), cost = attach_cached_states(
         model, [encode_examples(bb)], config(cache="both", cache_dir=str(tmp_path))
     )
@@ -515,7 +511,7 @@ def test_required_sentence_vectors_are_those_that_sources_read(bbs, tmp_path):
     tuned = backbone()
     model = create_model(tuned, "words")
     tuned.base.requires_grad_(True)
-    assert not required_sentence_vectors(model, row)  # M(x) changes with the backbone
+    assert not required_sentence_vectors(model)  # M(x) changes with the backbone
 
 
 def test_the_cache_folder_is_an_argument_a_variable_or_the_default(tmp_path, monkeypatch, bbs):

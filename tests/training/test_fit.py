@@ -20,8 +20,8 @@ from torch import nn
 from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.plan import Step
 from idp_tutorial.core.prompted_model import PromptedModel, trained_state
+from idp_tutorial.core.steps import Insert, KeyValue
 from idp_tutorial.data.task import scale_labels
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
@@ -59,7 +59,7 @@ def model_without_dropout(std=0.2, n_out=2, layer=2):
     for l in bb.layers:
         l.attention.self.dropout.p = 0.0
     return PromptedModel(
-        bb, ClassificationHead(bb.d, n_out, "mean"), {layer: Step("insert", StaticPrompt())}
+        bb, ClassificationHead(bb.d, n_out, "mean"), {layer: Insert(StaticPrompt())}
     )
 
 
@@ -550,20 +550,19 @@ def test_compiled_layers_compute_the_same(name):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
 
-    def step(op):
-        p = random_prompt(bb, op, 1)
-        h = run_layers(bb, random_batch(), single_step_plan(bb, op, 1, lambda ctx: p)).state_at(
-            "last"
-        )
+    def step(step_class):
+        p = random_prompt(bb, step_class, 1)
+        plan = single_step_plan(bb, step_class, 1, lambda ctx: p)
+        h = run_layers(bb, random_batch(), plan).state_at("last")
         (h * torch.linspace(-1, 1, bb.d)).sum().backward()
         return h.detach(), p.grad
 
-    for op in ("insert", *["kv"] * bb.supports_kv_prompt):
-        expected = step(op)
+    for step_class in (Insert, *[KeyValue] * bb.supports_kv_prompt):
+        expected = step(step_class)
         with compile_trained_layers(
             SimpleNamespace(backbone=bb, first_trained_layer=0), backend="eager"
         ):
-            actual = step(op)
+            actual = step(step_class)
         torch.testing.assert_close(actual, expected, atol=2e-6, rtol=0)
     assert torch._dynamo.utils.counters["stats"]["calls_captured"] >= bb.n_layers
 

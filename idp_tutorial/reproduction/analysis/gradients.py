@@ -16,7 +16,7 @@ from ...utils.checks import require_packages
 from ...core.backbone import Backbone
 from ...core.heads import ClassificationHead, VerbalizerHead
 from ...core.loop import run_layers, walk_layers
-from ...core.plan import Step
+from ...core.steps import Insert
 from ...training.evaluation import iterate_batches
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ def prompt_gradients(
     """Return the gradient of each example's loss with respect to its prompt."""
     B = len(batch["input_ids"])
     p = prompt.expand(B, -1, -1).detach().clone().requires_grad_()
+    if h is not None:
+        batch = dict(batch, hidden_states=h, start_layer=torch.full((B,), layer))
     with torch.enable_grad():
-        ctx = run_layers(
-            bb, batch, {layer: Step("insert", lambda ctx: p)}, start=0 if h is None else layer, h=h
-        )
+        ctx = run_layers(bb, batch, {layer: Insert(lambda ctx: p)})
         loss = head.loss(ctx, batch["label"]) * B  # the head returns the mean over the batch
         return torch.autograd.grad(loss, p)[0]
 

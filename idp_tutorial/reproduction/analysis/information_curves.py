@@ -70,7 +70,9 @@ def _train_and_probe(
         **config_to_record(cfg),
         **model.backbone.weights_info,
         "digests": dict(
-            weights=model.backbone.cached_digest, data=data_digest(task), **input_digests(cfg)
+            weights=model.backbone.initial_fingerprint(),
+            data=data_digest(task),
+            **input_digests(cfg),
         ),
         "losses": downsample_losses(log["losses"]),
         "versions": collect_versions(),

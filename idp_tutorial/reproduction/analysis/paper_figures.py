@@ -21,7 +21,7 @@ from scipy.stats import bootstrap
 from torch import Tensor
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
-from idp_tutorial.core.backbone import Backbone, backbone_fingerprint
+from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
@@ -330,7 +330,7 @@ def _run_and_record(
         **bb.weights_info,
         "measurements": measurements,
         **errors,
-        "digests": dict(weights=bb.cached_digest, data=digest, **input_digests(cfg)),
+        "digests": dict(weights=bb.initial_fingerprint(), data=digest, **input_digests(cfg)),
         "losses": downsample_losses(losses),
         "split_sizes": task.split_sizes(),
         "versions": collect_versions(),
@@ -349,7 +349,7 @@ def _train_and_measure(
     """Return the measurements, the backbone and the training losses of a run."""
     if measure is None:
         bb = load_config_backbone(cfg)
-        bb.cached_digest = backbone_fingerprint(bb)
+        bb.initial_fingerprint()
         return length_differences(task.splits["train"][:max_examples], bb.tokenizer), bb, []
     model, log = train_model(cfg, task)
     untrained_model = build_model(cfg, load_config_backbone(cfg), task)

@@ -8,13 +8,14 @@ __all__ = ['collect_prompts', 'predict_with_prompts', 'evaluate_prompt_swaps']
 # %% ../../../nbs/engine/analysis/prompt_swaps.ipynb #5a9c1004
 import torch
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from torch import Tensor
 
 # %% ../../../nbs/engine/analysis/prompt_swaps.ipynb #5a9c1005
 from ...utils.checks import UserError
 from ...utils.config import RunConfig
 from ...data.task import Task, require_classes
-from ...core.plan import Context
+from ...core.context import Context
 from ...core.prompted_model import PromptedModel
 from ...training.evaluation import iterate_batches
 from ...training.examples import encode_for_evaluation
@@ -22,12 +23,12 @@ from ...training.examples import encode_for_evaluation
 # %% ../../../nbs/engine/analysis/prompt_swaps.ipynb #5a9c1008
 def _predict_with_sources(
     model: PromptedModel,
-    sources: dict[int | str, Callable[[Context], Tensor]],
+    sources: dict[int, Callable[[Context], Tensor]],
     examples: Sequence[dict],
     batch_size: int,
 ) -> Tensor:
     """Return the logits `[N,C]` of a model whose plan has other prompt sources."""
-    plan = {layer: step._replace(source=sources[layer]) for layer, step in model.plan.items()}
+    plan = {layer: replace(step, source=sources[layer]) for layer, step in model.plan.items()}
     other = PromptedModel(model.backbone, model.head, plan).eval()
     batches = iterate_batches(model.backbone, examples, batch_size)
     return torch.cat([other(batch).float().cpu() for batch in batches])
@@ -60,7 +61,7 @@ def collect_prompts(
     batch_size: int = 128,  # examples in a batch
 ) -> tuple[dict, Tensor]:  # layer of the plan → prompts `[N,t,d]`; logits of the model `[N,C]`
     """Return the prompts that a model generates for each example, and its logits."""
-    records: dict[int | str, list[Tensor]] = {layer: [] for layer in model.plan}
+    records: dict[int, list[Tensor]] = {layer: [] for layer in model.plan}
     sources = {
         layer: _recording_source(step.source, records[layer]) for layer, step in model.plan.items()
     }

@@ -8,11 +8,11 @@ below it. What a prompt is generated from, `generator_input`, is one of these:
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from idp_tutorial.core.context import INPUT
 from idp_tutorial.reproduction.diagrams.drawing import Box, Line, Picture, Shape, Text, wrap_text
 from idp_tutorial.utils.checks import check_choice
 
 __all__ = [
-    "Layer",
     "draw_prompted_model",
     "draw_plan",
     "draw_methods_map",
@@ -37,7 +37,6 @@ DIAGRAM_WIDTH = 204
 SQUARE_SIZE = 18  # width of a position
 FIRST_WORD_X = 68  # left edge of the first word's column
 WORD_SPACING = 31  # distance between two words
-Layer = int | str  # a layer, or 'words'
 
 
 def _compute_heights(
@@ -51,7 +50,7 @@ def _compute_heights(
     layer_height = 24 if layers <= 8 else max(8, 190 / layers)
     heights: dict = dict(layer_height=layer_height, head=head_y)
     y = head_y + 36
-    reads_words_below = any(generator_inputs[k] == "words" != k for k in operations)
+    reads_words_below = any(k != INPUT and generator_inputs[k] == "words" for k in operations)
     for k in reversed(range(layers)):
         heights[k] = y
         y += layer_height + 4
@@ -60,7 +59,7 @@ def _compute_heights(
             heights["below", k] = y
             y += 30
     heights["embeddings"] = y + 2
-    is_words_generated = generator_inputs.get("words", "none") != "none"
+    is_words_generated = generator_inputs.get(INPUT, "none") != "none"
     heights["word_generator"] = y + 44 if is_words_generated else None
     return heights, y + 46 + 26 * is_words_generated
 
@@ -95,7 +94,7 @@ def _draw_layers(
     colour_suffix: str,
 ) -> Iterator[Shape]:
     """Draw the layers with their positions, and the words below them."""
-    has_prompt = "words" in operations
+    has_prompt = INPUT in operations
     layer_height = heights["layer_height"]
     size = min(SQUARE_SIZE, layer_height - 4)
     kinds = {
@@ -116,26 +115,26 @@ def _draw_layers(
     for i, word in enumerate(words):
         yield Box(_column_centre(i) - SQUARE_SIZE / 2, y, SQUARE_SIZE, SQUARE_SIZE, "position")
         yield Text(_column_centre(i), y + SQUARE_SIZE + 14, word)
-    if "words" in operations:
-        yield from _draw_prompt(y, operations["words"], kinds["words"])
+    if INPUT in operations:
+        yield from _draw_prompt(y, operations[INPUT], kinds[INPUT])
 
 
 def _draw_generator_output(
-    layer: Layer, generator_input: str, heights: dict, left_x: float, y: float
+    layer: int, generator_input: str, heights: dict, left_x: float, y: float
 ) -> Line:
     """Draw the arrow from a generator to its prompt."""
-    if generator_input == "words" and layer not in ("words", 0):
+    if generator_input == "words" and layer not in (INPUT, 0):
         side = heights[layer] + heights["layer_height"] / 2
         end = (_column_centre(-2) - SQUARE_SIZE / 2, side)
         return Line(((left_x, y + 9.5), (4, y + 9.5), (4, side), end))
     middle = (_column_centre(-2) + _column_centre(-1)) / 2
-    if layer == "words":
+    if layer == INPUT:
         return Line(((middle, y), (middle, heights["embeddings"] + SQUARE_SIZE)))
     return Line(((middle, y), (middle, heights[layer] + heights["layer_height"] - 3)))
 
 
 def _draw_generator(
-    layer: Layer,
+    layer: int,
     label: str,
     generator_input: str,
     words: Sequence[str],
@@ -144,7 +143,7 @@ def _draw_generator(
 ) -> Iterator[Shape]:
     """Draw the network that generates the prompt of one layer, and its arrows."""
     left_x = 14
-    if layer == "words":
+    if layer == INPUT:
         y = heights["word_generator"]
     else:
         y = heights["below", 0 if generator_input == "words" else layer] + 5
@@ -152,14 +151,14 @@ def _draw_generator(
     yield Text(left_x + 21, y + 14, label, "on")
     yield _draw_generator_output(layer, generator_input, heights, left_x, y)
     right = left_x + 43
-    if generator_input == "first_pass" or layer == "words":
+    if generator_input == "first_pass" or layer == INPUT:
         input_label = "M(x)" if generator_input == "first_pass" else "words"
         yield Box(FIRST_WORD_X + 8, y, 50, 19, "chip")
         yield Text(FIRST_WORD_X + 33, y + 14, input_label)
         yield Line(((FIRST_WORD_X + 8, y + 9.5), (right, y + 9.5)))
         return
     reads_embeddings = layer == 0 or generator_input == "words"
-    source_y = heights["embeddings"] if reads_embeddings else heights[int(layer) - 1]
+    source_y = heights["embeddings"] if reads_embeddings else heights[layer - 1]
     for i in range(len(words) if generator_input in ("all_states", "words") else 1):
         width = 1.8 if word_weights is None else 0.6 + 6 * word_weights[i]
         x = _column_centre(i)
@@ -187,7 +186,7 @@ def _draw_shared_generator(generated: list, heights: dict) -> Iterator[Shape]:
     """Draw brackets that connect generators which are one network."""
     ys = []
     for k in generated:
-        y = heights["word_generator"] if k == "words" else heights["below", k] + 5
+        y = heights["word_generator"] if k == INPUT else heights["below", k] + 5
         ys.append(y + 9.5)
     lowest = max(ys)
     for y in ys:
@@ -197,7 +196,7 @@ def _draw_shared_generator(generated: list, heights: dict) -> Iterator[Shape]:
 
 def _draw_gradient(operations: dict, heights: dict) -> Line:
     """Draw the line from the head down to the lowest trained part."""
-    if "words" in operations:
+    if INPUT in operations:
         low = heights["embeddings"] + SQUARE_SIZE
     elif operations:
         low = heights[min(operations)] + heights["layer_height"]
@@ -209,7 +208,7 @@ def _draw_gradient(operations: dict, heights: dict) -> Line:
 
 def draw_prompted_model(
     layers: int,  # number of layers of the frozen model
-    operations: dict | None = None,  # {layer or 'words': 'insert', 'add', 'replace' or 'kv'}
+    operations: dict | None = None,  # layer or `INPUT` → 'insert', 'add', 'replace' or 'kv'
     generator_input: str | Mapping = "none",  # key of `GENERATOR_INPUTS`, or {layer: such a key}
     title: str = "",  # title of the diagram
     note: str = "",  # one or two lines below the title
@@ -225,7 +224,7 @@ def draw_prompted_model(
 ) -> Picture:
     """Draw a frozen model with its prompts, their generators and the reach of the gradient."""
     operations = operations or {}
-    inputs: dict[Layer, str] = {}
+    inputs: dict[int, str] = {}
     for k in operations:
         if isinstance(generator_input, str):
             inputs[k] = generator_input
@@ -263,15 +262,15 @@ def _describe_diagram(
     if not operations:
         head = "a trained head" if is_head_trained else "no trained head"
         return f"{title}: a frozen model of {layers} layers without a prompt, {head}."
-    places = ["among the words"] if "words" in operations else []
-    upper = [k for k in operations if k != "words"]
+    places = ["among the words"] if INPUT in operations else []
+    upper = [k for k in operations if k != INPUT]
     if len(upper) == layers:
         places.append("before every layer")
     elif upper:
         places.append(f"before layer {', '.join(map(str, upper))}")
     labels = ", then ".join(dict.fromkeys(OPERATION_LABELS[op] for op in operations.values()))
     sources = ", then ".join(dict.fromkeys(GENERATOR_INPUTS[i] for i in generator_inputs.values()))
-    first = 0 if "words" in operations else min(upper)
+    first = 0 if INPUT in operations else min(upper)
     return (
         f"{title}: a prompt {' and '.join(places)} ({labels}), {sources}; "
         f"gradient through {layers - first} of {layers} layers."
@@ -279,7 +278,7 @@ def _describe_diagram(
 
 
 def draw_plan(
-    plan: Mapping,  # {layer: `Step`}, as a method builds it
+    plan: Mapping,  # layer → step, as a method builds it
     backbone: Any,  # its number of layers is drawn
     generator_input: str | Mapping = "none",  # key of `GENERATOR_INPUTS`, or {layer: such a key}
     title: str = "a plan",  # title of the diagram
@@ -287,7 +286,7 @@ def draw_plan(
     **kwargs: Any,  # further arguments of `draw_prompted_model`
 ) -> Picture:
     """Draw a frozen model with the prompts of a plan."""
-    operations = {k: step.op for k, step in plan.items()}
+    operations = {k: step.name for k, step in plan.items()}
     return draw_prompted_model(
         backbone.n_layers, operations, generator_input, title, note, **kwargs
     )

@@ -22,7 +22,6 @@ from accelerate.utils import set_seed
 from torch import Tensor
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
-from idp_tutorial.core.backbone import backbone_fingerprint
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.registry import METHODS
@@ -222,7 +221,7 @@ def _make_transfer_record(
     # zero-shot, the target has no influence on the choice of the checkpoint
     selection_task = source if setting == "zero-shot" else target
     data_digests = dict(data=data_digest(source), target=data_digest(target))
-    weights = model.backbone.cached_digest
+    weights = model.backbone.initial_fingerprint()
     shared_fields = _shared_record_fields(source, target, setting)
     record = {
         "schema": SCHEMA_VERSION,
@@ -259,7 +258,7 @@ def _make_transfer_record(
 def _build_untrained_model(cfg: RunConfig, task: Task) -> PromptedModel:
     """Build a model on a newly loaded backbone."""
     bb = load_config_backbone(cfg)
-    bb.cached_digest = backbone_fingerprint(bb)  # before anything is trained
+    bb.initial_fingerprint()  # before anything is trained
     return initialise_model(build_model(cfg, bb, task), task, cfg)
 
 

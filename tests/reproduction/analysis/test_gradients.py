@@ -5,8 +5,8 @@ import torch
 from small import FAMILY, batch_of, one, same, setting
 
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.plan import Step
 from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.steps import Insert
 from idp_tutorial.methods.lpt import lpt_plan
 from idp_tutorial.methods.prompt_tuning import SoftPrompt
 from idp_tutorial.reproduction.analysis.gradients import (
@@ -71,9 +71,7 @@ def test_gradient_norms_by_hand():
                 label=torch.tensor([e["label"]]),
             )
             p = X[k].mean(0).repeat(1, 3, 1).requires_grad_()
-            head.loss(
-                run_layers(bb, b, {k: Step("insert", lambda ctx, p=p: p)}), b["label"]
-            ).backward()
+            head.loss(run_layers(bb, b, {k: Insert(lambda ctx, p=p: p)}), b["label"]).backward()
             G.append(p.grad.flatten())
             length += run_layers(bb, b, stop=k).h[0].norm(dim=-1).tolist()
         G = torch.stack(G)

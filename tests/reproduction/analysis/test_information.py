@@ -6,9 +6,10 @@ import pytest
 import torch
 from small import FAMILY, batch_of, same, setting, small_task
 
+from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.plan import Step
 from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.steps import Insert, KeyValue, Replace
 from idp_tutorial.methods.lpt import NaivePromptGenerator, lpt_plan
 from idp_tutorial.methods.prompt_tuning import SoftPrompt
 from idp_tutorial.reproduction.analysis import information
@@ -139,13 +140,11 @@ def test_entropy_is_of_the_test_labels():
 PLANS = {
     "late": lambda bb: lpt_plan(bb, NaivePromptGenerator(bb.d, 4, 8), 1),
     "deep": lambda bb: {
-        0: Step("insert", SoftPrompt(4, bb.d, std=1.0)),
-        2: Step("replace", SoftPrompt(4, bb.d, std=1.0)),
+        0: Insert(SoftPrompt(4, bb.d, std=1.0)),
+        2: Replace(SoftPrompt(4, bb.d, std=1.0)),
     },
-    "among the words": lambda bb: {
-        "words": Step("insert", SoftPrompt(4, bb.d, std=1.0), position=1)
-    },
-    "keys": lambda bb: {1: Step("kv", SoftPrompt(4, 2 * bb.d, std=1.0))},
+    "among the words": lambda bb: {INPUT: Insert(SoftPrompt(4, bb.d, std=1.0), position=1)},
+    "keys": lambda bb: {1: KeyValue(SoftPrompt(4, 2 * bb.d, std=1.0))},
 }
 
 

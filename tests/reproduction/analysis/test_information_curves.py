@@ -23,11 +23,11 @@ def curves_of(monkeypatch):
     trained = []
     bb = setting()[0]
     monkeypatch.setattr(module, "load_backbone", lambda name: bb)
+    monkeypatch.setattr(bb, "initial_fingerprint", lambda: "of the weights")
     monkeypatch.setattr(evidence, "backbone_fingerprint", lambda bb: "of the weights")
 
     def quick(cfg, task):
         trained.append((cfg.layer, cfg.seed, cfg.lr))
-        bb.cached_digest = "of the weights"
         return build_model(cfg, bb, task), dict(losses=[2.0, 1.0])
 
     monkeypatch.setattr(module, "train_model", quick)

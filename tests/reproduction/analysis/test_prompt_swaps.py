@@ -1,5 +1,7 @@
 """Swapped prompts: their donors and the predictions."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from small import cached_backbone, config, model_of, same, small_task
@@ -31,7 +33,7 @@ def test_own_prompts_reproduce_the_predictions(method):
     assert (moved - logits).abs().max() > 1e-3
     if len(prompts) == 1:
         ((layer, p),) = rolled.items()
-        step = model.plan[layer]._replace(source=lambda ctx: p[3:4])
+        step = replace(model.plan[layer], source=lambda ctx: p[3:4])
         same(
             predict_logits(PromptedModel(bb, model.head, {layer: step}), examples[3:4]),
             moved[3:4],

@@ -1,0 +1,219 @@
+"""The state of one pass through a frozen model, which prompt sources and heads read.
+
+The layer loop runs the layers; a step of the plan changes the sequence with `Context.insert`.
+Inserting moves positions, so the context tracks them: no code assumes that `<s>` is at position 0.
+Batch sizes are `x.shape[0]` and not `len(x)`, which `torch.export` would take for a constant.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.utils.checks import UserError
+
+__all__ = ["INPUT", "to_float32", "splice", "Context"]
+
+# The layer of a prompt among the word embeddings, before positions and LayerNorm (IDPG). Any other
+# layer is the number of layers already applied: 0 is the output of the embedding module.
+INPUT = -1
+
+
+def to_float32(x: Tensor) -> Tensor:
+    """Return the tensor in float32, or unchanged if it is float64.
+
+    Sources and heads compute in float32, whatever the dtype of the frozen weights.
+    """
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def splice(
+    x: Tensor,  # `[B,T,...]`
+    new: Tensor,  # `[B,t,...]`
+    position: int | Tensor = 0,  # of the first new element: one for all examples, or `[B]`
+) -> Tensor:  # `[B,T+t,...]`
+    """Insert `new` before the given position of each example."""
+    if isinstance(position, int):
+        return torch.cat([x[:, :position], new, x[:, position:]], 1)
+    T = x.shape[1]
+    t = new.shape[1]
+    target = torch.arange(T + t, device=x.device).expand(len(x), -1)
+    start = position[:, None]
+    # `new` is at T..T+t-1 of the concatenation below
+    after_start = torch.where(target < start + t, target - start + T, target - t)
+    source = torch.where(target < start, target, after_start)
+    each_example = torch.arange(len(x), device=x.device)[:, None]
+    return torch.cat([x, new], 1)[each_example, source]
+
+
+@dataclass
+class Context:
+    """State of the layer loop: batch, current hidden states and the meaning of each position.
+
+    Prompt sources and heads get it as their only input. `T` is the length of the input text and
+    `T'` the current length, with inserted prompts.
+    """
+
+    backbone: Backbone
+    input_ids: Tensor  # tokens of the text `[B,T]`
+    attention_mask: Tensor  # 1 = word or prompt, 0 = padding `[B,T']`
+    token_type_ids: Tensor  # `[B,T']`
+    word_mask: Tensor  # 1 = word, 0 = prompt or padding `[B,T']`
+    # current positions of 'cls', 'last' and, with a template, 'mask' `[B]`
+    tracked_positions: dict[str, Tensor]
+    h: Tensor  # hidden states `[B,T',d]`; at `INPUT` word embeddings
+    batch: dict[str, Any] = field(default_factory=dict)  # all fields that `collate` returns
+    layer: int = INPUT  # number of layers already applied
+    # first position `[B]` and length of the prompt that was inserted last
+    prompt_span: tuple[Tensor, int] | None = None
+    # what a source stores in one layer for later ones; its keys are the objects that store it
+    memo: dict[object, Any] = field(default_factory=dict)
+    _layer_kwargs: tuple[tuple[int, int], dict[str, Any]] | None = field(
+        default=None, init=False, repr=False
+    )
+
+    @classmethod
+    def from_batch(
+        cls,
+        backbone: Backbone,
+        # `input_ids`, `attention_mask`, `token_type_ids` `[B,T]`; with a template `mask_position`
+        # `[B]`; with a target text `answer_start` `[B]`; from a cache `hidden_states` `[B,T,d]`
+        # and `start_layer` `[B]`, the number of layers that they have passed
+        batch: dict[str, Any],
+    ) -> "Context":
+        """Return the context of a batch: at `INPUT`, or at the layer of its cached states.
+
+        Raises: UserError for states of a wrong shape, or an example that begins with padding.
+        """
+        attention_mask = batch["attention_mask"]
+        _check_right_padding(attention_mask)
+        tracked = dict(cls=torch.zeros_like(attention_mask[:, 0]), last=attention_mask.sum(1) - 1)
+        if "mask_position" in batch:
+            tracked["mask"] = batch["mask_position"]
+        word_mask = attention_mask
+        if "answer_start" in batch:  # a prompt depends on the input, not on the target behind it
+            answer_start = batch["answer_start"]
+            index = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+            word_mask = attention_mask * (index < answer_start[:, None])
+            tracked["last"] = answer_start - 1
+            batch = {**batch, "attention_mask": word_mask}
+        if "hidden_states" in batch:
+            h = batch["hidden_states"].to(backbone.word_embeddings.weight.dtype)
+            layer = int(batch["start_layer"][0])
+            _check_cached_states(backbone, attention_mask, layer, h)
+        else:
+            h = backbone.word_embeddings(batch["input_ids"])
+            layer = INPUT
+        return cls(
+            backbone,
+            input_ids=batch["input_ids"],
+            attention_mask=attention_mask,
+            token_type_ids=batch["token_type_ids"],
+            word_mask=word_mask,
+            tracked_positions=tracked,
+            h=h,
+            batch=batch,
+            layer=layer,
+        )
+
+    def insert(
+        self,
+        p: Tensor,  # prompt `[B,t,d]`
+        # 0: before `<s>` (LPT, ID-SPAM); 1: just after it (IDPG's position 0); or one per example
+        # `[B]`
+        position: int | Tensor = 0,
+    ) -> None:
+        """Insert prompt vectors as new positions, and move everything that is tracked.
+
+        Raises: UserError for a position outside an example or inside its padding.
+        """
+        B, t, _ = p.shape
+        first = torch.zeros_like(self.attention_mask[:, 0]) + position
+        _check_insertion(first, self.attention_mask)
+        zeros = self.attention_mask.new_zeros(B, t)
+        self.h = splice(self.h, p, position)
+        self.attention_mask = splice(self.attention_mask, zeros + 1, position)
+        self.token_type_ids = splice(self.token_type_ids, zeros, position)
+        self.word_mask = splice(self.word_mask, zeros, position)
+        self.tracked_positions = {
+            name: tracked + t * (tracked >= position)
+            for name, tracked in self.tracked_positions.items()
+        }
+        self.prompt_span = first, t
+
+    def layer_kwargs(
+        self,
+        n_prompt_keys: int = 0,  # keys and values of a prompt that the next layer gets
+    ) -> dict[str, Any]:
+        """Return the keyword arguments of each type of layer, such as its mask.
+
+        They are computed again only if the sequence or the number of prompt keys has changed.
+        """
+        key = (self.h.shape[1], n_prompt_keys)
+        if self._layer_kwargs is None or self._layer_kwargs[0] != key:
+            kwargs = self.backbone.layer_kwargs_by_type(self.attention_mask, self.h, n_prompt_keys)
+            self._layer_kwargs = key, kwargs
+        return self._layer_kwargs[1]
+
+    def state_at(self, name: str) -> Tensor:  # `[B,d]`
+        """Return the current hidden states at a tracked position: 'cls', 'last' or 'mask'.
+
+        Raises: UserError if the batch has no such position.
+        """
+        if name not in self.tracked_positions:
+            raise UserError(
+                f"this batch has no {name!r} position, only {', '.join(self.tracked_positions)}. "
+                "For 'mask', encode the examples with `task.encode(..., template='code')`, since "
+                "it needs a template."
+            )
+        each_example = torch.arange(self.h.shape[0], device=self.h.device)
+        return to_float32(self.h[each_example, self.tracked_positions[name]])
+
+    @property
+    def float32_states(self) -> Tensor:  # `[B,T',d]`
+        """Current hidden states in float32; `h` itself may be bfloat16."""
+        return to_float32(self.h)
+
+    def mean_state(self) -> Tensor:  # `[B,d]`
+        """Return the mean hidden state of the words, without padding and prompts."""
+        h = self.float32_states
+        weights = self.word_mask[..., None].to(h.dtype)
+        return (h * weights).sum(1) / weights.sum(1)
+
+
+def _check_right_padding(attention_mask: Tensor) -> None:
+    if torch.compiler.is_compiling():  # a graph cannot depend on the values of its input
+        return
+    if not bool(attention_mask[:, 0].all()):
+        raise UserError(
+            "an example begins with padding. The layer loop needs padding on the right and at "
+            "least one token in each example; `collate` does both."
+        )
+
+
+def _check_cached_states(bb: Backbone, attention_mask: Tensor, layer: int, h: Tensor) -> None:
+    if not 0 <= layer <= bb.n_layers:
+        raise UserError(
+            f"start_layer must be between 0 and {bb.n_layers} for backbone {bb.name!r}, which has "
+            f"{bb.n_layers} layers, got {layer}."
+        )
+    B, T = attention_mask.shape
+    if h.shape != (B, T, bb.d):
+        raise UserError(
+            f"hidden_states must have shape {(B, T, bb.d)} for a batch of {B} examples with {T} "
+            f"tokens, got {tuple(h.shape)}. Give hidden states without prompts."
+        )
+
+
+def _check_insertion(first: Tensor, attention_mask: Tensor) -> None:
+    if torch.compiler.is_compiling():
+        return
+    lengths = attention_mask.sum(1)
+    if bool(((first < 0) | (first > lengths)).any()):
+        raise UserError(
+            f"a prompt cannot be inserted at positions {first.tolist()}, because the examples of "
+            f"this batch have {lengths.tolist()} tokens. Use positions from 0 to the length of "
+            "each example, not inside the padding."
+        )

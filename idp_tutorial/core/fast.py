@@ -1,0 +1,55 @@
+"""A faster pass for heads that need one position of the last layer.
+
+A classification head reads one hidden state of the last layer, so this layer need not compute the
+others: keys and values are computed for all positions, queries, attention and the feed-forward
+network for one. Without it, a training step takes 1.08 to 1.2 times as long, and an evaluation 1.0
+to 1.2 times (models of 8 and 12 layers on a CPU).
+"""
+
+from typing import Any
+
+import torch
+
+from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.context import Context
+from idp_tutorial.core.loop import apply_step, run_layers, walk_layers
+from idp_tutorial.core.prompt_key_values import PromptKeyValues
+from idp_tutorial.core.steps import Plan
+
+__all__ = ["run_for_position"]
+
+
+def run_for_position(
+    bb: Backbone,
+    batch: dict[str, Any],  # fields as for `Context.from_batch`
+    plan: Plan | None = None,  # layer → step; None: no prompt
+    position: str | None = None,  # tracked position that is needed; None: all positions
+) -> Context:
+    """Run all layers, the last one at a single position, if the family can.
+
+    The result is that of `run_layers`, but with this position only.
+    """
+    if position is None or not bb.supports_single_position:
+        return run_layers(bb, batch, plan)
+    last_layer = bb.n_layers - 1
+    for ctx in walk_layers(bb, batch, plan):
+        if ctx.layer == last_layer:
+            _run_layer_at_position(ctx, apply_step(ctx, plan or {}), position)
+            ctx.layer = bb.n_layers
+            break
+    ctx.h = bb.norm(ctx.h)
+    return ctx
+
+
+def _run_layer_at_position(ctx: Context, kv: PromptKeyValues | None, name: str) -> None:
+    """Run the current layer at a tracked position, and reduce the context to this position."""
+    ctx.state_at(name)  # raises if the batch has no such position
+    position = ctx.tracked_positions[name]
+    layer_kwargs = ctx.layer_kwargs(kv.t if kv else 0)
+    ctx.h = ctx.backbone.run_layer_at_position(ctx.layer, ctx.h, position, layer_kwargs, kv)
+    index = position[:, None]
+    ctx.attention_mask = ctx.attention_mask.gather(1, index)
+    ctx.token_type_ids = ctx.token_type_ids.gather(1, index)
+    ctx.word_mask = ctx.word_mask.gather(1, index)
+    ctx.tracked_positions = {name: torch.zeros_like(position)}
+    ctx.prompt_span = None

@@ -1,0 +1,172 @@
+"""Where and how the vectors of a prompt source enter a frozen model: the four steps of a plan.
+
+A method consists of two parts: a *source*, which computes `t` prompt vectors, and a *plan*, which
+says where they enter. A plan maps a layer to a step. The layer is the number of layers already
+applied, so 0 is the output of the embedding module; `INPUT` is earlier still, among the word
+embeddings. (LPT counts from one: its "13th layer" is our 12. ID-SPAM's *m* is our layer.)
+
+A step applies itself to the context of the layer loop. Methods that need more than the four steps
+define a subclass beside their source (DePT, P-tuning v2, IDPG's position 4).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.context import INPUT, Context
+from idp_tutorial.core.prompt_key_values import PromptKeyValues
+from idp_tutorial.utils.checks import UserError
+
+__all__ = ["Step", "Insert", "Add", "Replace", "KeyValue", "Plan", "check_plan"]
+
+
+def _describe_layer(layer: int) -> str:
+    """Return the name of a plan's layer for messages."""
+    return "INPUT" if layer == INPUT else f"layer {layer}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """Entry of a plan: a prompt source, and how its vectors enter. The base of the four steps."""
+
+    source: Callable[[Context], Tensor]  # context → prompt `[B,t,d]`
+    name: ClassVar[str]  # in messages and pictures
+
+    def apply(self, ctx: Context) -> PromptKeyValues | None:
+        """Let the prompt enter; return keys and values for the next layer, or None."""
+        raise NotImplementedError
+
+    def check(self, layer: int, backbone: Backbone, has_prompt: bool) -> None:
+        """Raise `UserError` if the step is impossible at this layer of this backbone."""
+
+    def compute_prompt(self, ctx: Context, width: int | None = None) -> Tensor:  # `[B,t,width]`
+        """Return the source's vectors in the dtype of the hidden states.
+
+        `width` is None for that of the hidden states. Raises: UserError for a wrong shape.
+        """
+        p = self.source(ctx)
+        B = ctx.h.shape[0]
+        width = width or ctx.h.shape[2]
+        if p.dim() != 3 or (p.shape[0], p.shape[2]) != (B, width):
+            raise UserError(
+                f"{self.name!r} at {_describe_layer(ctx.layer)}: the source must return a prompt "
+                f"of shape ({B}, t, {width}) (batch, length, width), got {tuple(p.shape)}. A "
+                "static prompt needs `.expand(len(ctx.h), -1, -1)`."
+            )
+        return p.to(ctx.h.dtype)
+
+
+Plan = Mapping[int, Step]  # layer, or `INPUT` → step
+
+
+@dataclass(frozen=True)
+class Insert(Step):
+    """Insert the vectors as new positions (prompt tuning, IDPG, LPT, ID-SPAM)."""
+
+    # of the first vector, or a function context → positions `[B]`
+    position: int | Callable[[Context], Tensor] = 0
+    name = "insert"
+
+    def apply(self, ctx: Context) -> None:
+        """Insert the prompt."""
+        p = self.compute_prompt(ctx)
+        ctx.insert(p, self.position(ctx) if callable(self.position) else self.position)
+
+
+@dataclass(frozen=True)
+class _ChangePrompt(Step):
+    def check(self, layer: int, backbone: Backbone, has_prompt: bool) -> None:
+        if not has_prompt:
+            raise UserError(
+                f"{self.name!r} at {_describe_layer(layer)} changes a prompt, but no prompt is "
+                "inserted before it. Begin the plan with an `Insert`."
+            )
+
+    def _prompt_and_index(self, ctx: Context) -> tuple[Tensor, Tensor]:  # `[B,t,d]` each
+        p = self.compute_prompt(ctx)
+        assert ctx.prompt_span is not None  # `check` requires an `Insert` below
+        first, t = ctx.prompt_span
+        if p.shape[1] != t:
+            raise UserError(
+                f"{self.name!r} at {_describe_layer(ctx.layer)}: the inserted prompt has {t} "
+                f"vectors but the source gives {p.shape[1]}. Use one prompt length for the whole "
+                "plan."
+            )
+        positions = first[:, None] + torch.arange(t, device=p.device)
+        return p, positions[..., None].expand_as(p)
+
+
+@dataclass(frozen=True)
+class Add(_ChangePrompt):
+    """Add the vectors to the prompt that was inserted last (IDPG's later layers)."""
+
+    name = "add"
+
+    def apply(self, ctx: Context) -> None:
+        """Add to the hidden states of the prompt."""
+        p, index = self._prompt_and_index(ctx)
+        ctx.h = ctx.h.scatter_add(1, index, p)
+
+
+@dataclass(frozen=True)
+class Replace(_ChangePrompt):
+    """Put the vectors in place of the prompt that was inserted last (deep prompts)."""
+
+    name = "replace"
+
+    def apply(self, ctx: Context) -> None:
+        """Replace the hidden states of the prompt."""
+        p, index = self._prompt_and_index(ctx)
+        ctx.h = ctx.h.scatter(1, index, p)
+
+
+@dataclass(frozen=True)
+class KeyValue(Step):
+    """Give the next layer keys and values, without a new position (P-tuning v2, prefix tuning).
+
+    The source returns keys, then values, `[B,t,d_kv_prompt]`.
+    """
+
+    name = "kv"
+
+    def check(self, layer: int, backbone: Backbone, has_prompt: bool) -> None:
+        """Raise `UserError` among the word embeddings, or if the layers take no keys and values."""
+        if not backbone.supports_kv_prompt:
+            raise UserError(
+                f"'kv' at {_describe_layer(layer)}: the attention of a {backbone.family} backbone "
+                "takes no prompt keys and values. Use `Insert` and `Replace`."
+            )
+        if layer == INPUT:
+            raise UserError(
+                "'kv' at INPUT: keys and values enter at a layer. Give a layer, or use `Insert`."
+            )
+
+    def apply(self, ctx: Context) -> PromptKeyValues:
+        """Return the keys and values for the next layer."""
+        p = self.compute_prompt(ctx, ctx.backbone.d_kv_prompt)
+        return PromptKeyValues.from_prompt(p, ctx.backbone.n_kv_heads)
+
+
+def check_plan(plan: Plan, backbone: Backbone) -> None:
+    """Raise `UserError` for a plan that cannot be carried out on this backbone."""
+    for layer in plan:
+        if layer not in range(INPUT, backbone.n_layers):
+            raise UserError(
+                f"a plan's layer must be INPUT or between 0 and {backbone.n_layers - 1} for "
+                f"backbone {backbone.name!r}, got {layer!r}. It is the number of layers already "
+                "applied: 0 is the embedding output."
+            )
+    has_prompt = False
+    for layer, step in sorted(plan.items(), key=itemgetter(0)):
+        if not isinstance(step, Step):
+            raise UserError(
+                f"the plan has a {type(step).__name__} at {_describe_layer(layer)} instead of a "
+                "step. Write for example {0: Insert(source)}."
+            )
+        step.check(layer, backbone, has_prompt)
+        has_prompt = has_prompt or isinstance(step, Insert)

@@ -11,7 +11,6 @@ import small
 import torch
 
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.diagrams.drawing import (

@@ -2,6 +2,7 @@
 
 import pytest
 
+from idp_tutorial.core.context import INPUT
 from idp_tutorial.reproduction.diagrams.method_diagrams import (
     OPERATION_LABELS,
     draw_prompted_model,
@@ -14,9 +15,9 @@ def test_a_diagram_describes_layer_operation_and_input():
         assert OPERATION_LABELS[op] in str(draw_prompted_model(4, steps))
     assert "before every layer" in str(draw_prompted_model(4, dict.fromkeys(range(4), "kv")))
     assert "before layer 1, 2, 3 " in str(
-        draw_prompted_model(4, {"words": "insert", **dict.fromkeys((1, 2, 3), "add")})
+        draw_prompted_model(4, {INPUT: "insert", **dict.fromkeys((1, 2, 3), "add")})
     )
-    assert "through 4 of 4" in str(draw_prompted_model(4, {"words": "insert"}, "first_pass"))
+    assert "through 4 of 4" in str(draw_prompted_model(4, {INPUT: "insert"}, "first_pass"))
     with pytest.raises(ValueError, match="generator_input must be .*got 'minds'"):
         draw_prompted_model(4, {0: "insert"}, "minds")
 

@@ -183,4 +183,4 @@ def kill_at(model, step):
 
 def numbers(log):
     """Return the part of a log that two runs of one config share, which excludes times."""
-    return log["losses"], log["history"], log["validation"], log["steps"]
+    return log.losses, log.history, log.validation, log.steps

@@ -9,6 +9,7 @@ Two sentences, padded to the same length:
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from idp_tutorial.core.backbone import Backbone
@@ -16,7 +17,7 @@ from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.plan import Context, Step, check_plan
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["PromptedModel", "count_parameters", "trained_state"]
+__all__ = ["PromptedModel", "count_parameters", "trained_state", "copy_state", "restore_state"]
 
 
 class PromptedModel(nn.Module):
@@ -178,3 +179,23 @@ def trained_state(model: PromptedModel) -> dict[str, Tensor]:
         if name in persistent and not name.startswith("lm.")
     }
     return {**model.trained_parameters(), **buffers}
+
+
+def copy_state(
+    state: Mapping[str, Tensor],  # tensors by name, from `trained_state`
+) -> dict[str, Tensor]:
+    """Return copies of the tensors of a model."""
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+@torch.no_grad()
+def restore_state(
+    state: Mapping[str, Tensor],  # tensors of the model by name, which are changed in place
+    saved: Mapping[str, Tensor],  # their values; a tensor without a value is left unchanged
+) -> None:
+    """Copy saved values into the tensors of a model.
+
+    Raises: `KeyError` for a value whose tensor the model does not have.
+    """
+    for name, value in saved.items():
+        state[name].copy_(value)

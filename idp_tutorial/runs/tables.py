@@ -1,6 +1,6 @@
 """Turn records of runs into tables, pictures and files.
 
-A record is one line of JSON with everything that determined a run. This notebook reads records,
+A record is one line of JSON with everything that determined a run. This module reads records,
 reduces them to a table of means and standard deviations over seeds, and plots them. It trains
 nothing. The results of our own records are in the lab: what a prompt adds; the sentence below a
 table is made in conclusions.
@@ -15,8 +15,10 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from idp_tutorial.data.metrics import compute_metric
 from idp_tutorial.utils.checks import UserError, require_packages
 from idp_tutorial.utils.files import dump_record, write_atomically
 
@@ -31,6 +33,7 @@ __all__ = [
     "pivot_methods_by_task",
     "plot_scores",
     "write_results",
+    "majority_vote_score",
 ]
 
 
@@ -86,7 +89,7 @@ def _summarise_seeds(key: tuple, runs: pd.DataFrame) -> dict:
 
 def select_finished(records: list[dict]) -> list[dict]:
     """Return the records of runs that finished, without those that diverged."""
-    return [r for r in records if r.get("status", "done") == "done"]
+    return [r for r in records if r["status"] == "done"]
 
 
 def results_table(records: list[dict]) -> pd.DataFrame:
@@ -344,3 +347,39 @@ def write_results(
     plot_scores(records).figure.savefig(picture, dpi=150, bbox_inches="tight")
     write_atomically(file("png"), picture.getvalue())
     return table
+
+
+def majority_vote_score(
+    # records of one setting, each with the `folder` of its logits; an odd number avoids ties
+    records: list[dict],
+    split: str = "test",
+) -> float | None:  # in percent
+    """Return the score of the class that most runs predict (IDPG, Table 7).
+
+    In a tie the first class counts. Of a regression, the mean of the predictions is scored. The
+    result is None where a record has no logits with labels, and for a metric over groups of rows.
+    """
+    from scipy import stats
+
+    if not records:
+        return None
+    metric = records[0]["metric"]
+    files = [Path(r.get("folder") or ".") / r.get("logits", "") for r in records]
+    if {"exact", "f1_m"} & set(metric.split("+")) or not all(f.is_file() for f in files):
+        return None
+    archives = [np.load(f) for f in files]
+    logits = [archive[split].astype(np.float32) for archive in archives]
+    has_labels = all(f"{split}_label" in archive for archive in archives)
+    if not has_labels or any(values.ndim != 2 for values in logits):
+        return None
+    labels = archives[0][f"{split}_label"]
+    sizes = [len(values) for values in logits]
+    if any(size != len(labels) for size in sizes):
+        raise UserError(
+            f"runs on {records[0]['task']!r} cannot vote, because their {split} splits have "
+            f"{sizes} examples. Give records of one and the same split."
+        )
+    if logits[0].shape[1] == 1:
+        return compute_metric(metric, np.mean(logits, 0)[:, 0], labels)
+    votes = [values.argmax(-1) for values in logits]
+    return compute_metric(metric, stats.mode(votes).mode, labels)

@@ -21,7 +21,7 @@ from idp_tutorial.saving.card import build_model_card
 from idp_tutorial.saving.descriptions import (
     PROMPTS_FILE,
     READABLE_DESCRIPTION_FILE,
-    SAVE_FORMAT,
+    check_save_format,
     read_prompts,
 )
 from idp_tutorial.utils.checks import MissingFileError, UserError
@@ -102,14 +102,10 @@ def push_to_hub(
 ) -> str:  # address of the commit
     """Check a saved model and send it to the hub.
 
-    Raises: `UserError` if it is damaged, or if version 0.1.0 saved it.
+    Raises: `UserError` if it is damaged or of another version.
     """
     description, tensors = read_prompts(folder)
-    if description["format"] != SAVE_FORMAT:
-        raise UserError(
-            f"{folder} was saved by version {description['version']}: load it and save it again, "
-            "then push it."
-        )
+    check_save_format(description, folder)
     if description["backbone"]["local"]:  # do not send a path of this machine
         description["cfg"] |= dict(backbone=description["backbone"]["name"])
     api = HfApi(token=token)

@@ -14,7 +14,6 @@ not part of it.
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -24,11 +23,12 @@ import torch
 from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone, backbone_fingerprint
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.prompted_model import PromptedModel, restore_state
 from idp_tutorial.training.distributed import StepProfiler, all_gather_objects
 from idp_tutorial.utils.checks import UserError, check_writable_folder, explain_os_error
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.files import compute_digest, file_digest
+from idp_tutorial.utils.records import config_fingerprint, describe_differences
 from idp_tutorial.utils.snapshots import (
     DamagedFileError,
     describe_previous_snapshot,
@@ -71,9 +71,6 @@ def run_fingerprint(
     num_processes: int = 1,  # each process draws its own dropout
 ) -> dict:
     """Return the settings and digests that must match before a run resumes from a checkpoint."""
-    config = {k: v for k, v in asdict(cfg).items() if k not in ("data", "device", "cache_dir")}
-    for name in ("backbone", "glove", "init_from"):
-        config[name] = config[name] and Path(config[name]).name
     inputs = []
     for examples in splits:
         inputs.append(json.dumps([[e["input_ids"], e.get("label")] for e in examples]).encode())
@@ -81,7 +78,7 @@ def run_fingerprint(
     word_vector_digests = [digest() for digest in digests if digest is not None]
     initial_prompts = cfg.init_from and file_digest(Path(cfg.init_from) / PROMPTS_FILE)[:16]
     return {
-        **config,
+        **config_fingerprint(cfg),
         "lr": lr,
         "processes": num_processes,
         "examples": compute_digest(inputs),
@@ -183,9 +180,7 @@ class Checkpoint:
         content = self._read_on_all_processes(run.acc)
         if content is None:
             return
-        with torch.no_grad():
-            for name, tensor in content["tensors"].items():
-                run.trained_tensors[name].copy_(tensor)
+        restore_state(run.trained_tensors, content["tensors"])
         for component, name in (
             (run.optimizer, "optimizer"),
             (run.lr_scheduler, "lr_scheduler"),
@@ -231,16 +226,10 @@ class Checkpoint:
         content = self._read_last()
         if content is None:
             return None
-        saved = content["fingerprint"]
-        current = self.run_fingerprint
-        differences = [
-            f"{name} was {saved.get(name)!r} and is now {current.get(name)!r}"
-            for name in {**saved, **current}
-            if saved.get(name) != current.get(name)
-        ]
+        differences = describe_differences(content["fingerprint"], self.run_fingerprint)
         if differences:
             raise UserError(
-                f"{self.folder} holds another run ({', '.join(differences)}). Use another folder "
+                f"{self.folder} holds another run ({differences}). Use another folder "
                 "or the same settings, or delete its checkpoints to start from the beginning."
             )
         return content
@@ -256,27 +245,13 @@ class Checkpoint:
                 f"the checkpoint in {self.folder} cannot be read: "
                 f"{explain_os_error(e, self.folder)}. It may be intact, so do not delete it."
             ) from e
-        pickled = self.folder / "checkpoint.pt"
-        if content is None and pickled.exists():
-            raise UserError(
-                f"{pickled} is a checkpoint of version 0.1.0; reading it could run code. Finish "
-                "the run with that version, or delete the file to start from the beginning."
-            )
         if content is not None:
             self._check_format(content)
         return content
 
     def _check_format(self, content: dict) -> None:
-        # Checkpoints of version 0.2 are not converted: its options and keys had other names, and a
-        # run takes minutes to hours. Saved models and records of 0.2 are converted (`migration`).
-        if {"about", "seen"} <= content.keys():
-            raise UserError(
-                f"the checkpoint in {self.folder} was written by version 0.2 and cannot be "
-                "resumed. Finish the run with that version, or delete the checkpoints to start "
-                "from the beginning."
-            )
         if not {"fingerprint", "progress", "random_states", "tensors"} <= content.keys():
             raise UserError(
-                f"the files in {self.folder} are not checkpoints of a training run. "
-                "Use another folder."
+                f"the files in {self.folder} are not checkpoints of a training run of this "
+                "version. Use another folder."
             )

@@ -85,7 +85,7 @@ def test_the_model_of_a_probe_says_what_the_regression_says(cfg):
     c = cfg(method="probe")
     model, log = train_model(c, task)
     head = model.head
-    chosen = log["probe"]
+    chosen = log.probe
     assert (head.layer, head.pooling) == (chosen["layer"], chosen["pooling"]) and chosen[
         "converged"
     ]
@@ -131,10 +131,8 @@ def test_a_side_network_learns_what_no_line_can(cfg):
         )  # the middle of its rates
     W, b, _ = fit_linear_model(Z[:500], y[:500], 1.0, 2)
     line = 100 * ((Z[500:] @ W.T + b).argmax(1) == y[500:]).float().mean().item()
-    assert log_of_default_lr["validation"] > line + 15
-    assert log["validation"] > line + 15 and log["history"][-1][0] == log["steps"] == len(
-        log["losses"]
-    )
+    assert log_of_default_lr.validation > line + 15
+    assert log.validation > line + 15 and log.history[-1][0] == log.steps == len(log.losses)
 
 
 @pytest.mark.parametrize("name", ["similarity", "sentiment"])

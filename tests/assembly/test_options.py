@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from idp_tutorial.utils.migration import RENAMED_OPTIONS
 from small import backbone, small_task
 
 from idp_tutorial.assembly.build import build_model
@@ -19,7 +20,6 @@ from idp_tutorial.assembly.options import (
 )
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.migration import RENAMED_OPTIONS
 
 
 class Watched(RunConfig):

@@ -82,7 +82,7 @@ def training(folder):
         checkpoint_dir=folder,
         save_every=1,
     )
-    return digits([log["losses"], log["history"], log["validation"]])
+    return digits([log.losses, log.history, log.validation])
 
 
 def _fake(cfg, task):
@@ -96,14 +96,14 @@ def _record(model, log, task, cfg, score_test=True, records_file=None):
     return dict(
         **about,
         metric="accuracy",
-        score=log["validation"],
-        validation=log["validation"],
+        score=log.validation,
+        validation=log.validation,
         split_sizes={s: len(r) for s, r in task.splits.items()},
         params=dict(prompt=1, head=2, backbone=0),
         ms_per_step=1.0,
         peak_memory_mb=1.0,
-        history=log["history"],
-    ) | dict(steps=log["steps"])
+        history=log.history,
+    ) | dict(steps=log.steps)
 
 
 def pretend(monkeypatch):

@@ -178,8 +178,8 @@ def train_and_describe(model: PromptedModel, task: Task, cfg: RunConfig) -> dict
     for tensor in tensors.values():
         digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return {
-        "losses": log["losses"],
-        "validation": log["validation"],
+        "losses": log.losses,
+        "validation": log.validation,
         "params": count_parameters(model),
         "logits": predict_logits(model, examples).tolist(),
         "bits": digest.hexdigest(),

@@ -18,12 +18,12 @@ from idp_tutorial.methods.glove import write_glove
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.analysis.layer_sweep import plot_sweep, sweep_table
 from idp_tutorial.runs import compare as comparison
-from idp_tutorial.runs import experiment as experiments
-from idp_tutorial.runs import record_checks
-from idp_tutorial.runs import tune as learning_rate_search
+from idp_tutorial.runs import record
 from idp_tutorial.runs.compare import compare_and_write, compare_methods, run_seeds
 from idp_tutorial.runs.conclusions import describe_primary_contrast, summarise_comparison
-from idp_tutorial.runs.experiment import run_experiment, train_model
+from idp_tutorial.runs.experiment import Experiment, run_experiment, train_and_save
+from idp_tutorial.runs.record import build_record
+from idp_tutorial.runs.store import RunStore
 from idp_tutorial.runs.tables import (
     format_table,
     pivot_methods_by_task,
@@ -36,9 +36,9 @@ from idp_tutorial.runs.tune import (
     choose_learning_rate,
     tune_learning_rate,
 )
-from idp_tutorial.training.fit import fit
+from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils import provenance, records
-from idp_tutorial.utils.records import config_to_record, read_records
+from idp_tutorial.utils.records import SCHEMA_VERSION, config_to_record, read_records
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, save_tensors
 
 TIME = ("ms_per_step", "peak_memory_mb", "provenance", "learning_rates_tried", "lr_at_grid_edge")
@@ -127,7 +127,7 @@ def test_a_run_does_not_change_later_runs(cfg, task):
 def test_a_record_has_the_name_of_the_given_task(cfg, task, tmp_path):
     mine = replace(task, name="mine")
     assert run_experiment(cfg(task="trec"), mine)["task"] == "mine"
-    assert experiments.train_and_save(cfg(task="trec"), tmp_path / "run", mine)["task"] == "mine"
+    assert train_and_save(cfg(task="trec"), tmp_path / "run", mine)["task"] == "mine"
 
 
 def test_default_learning_rates(cfg, task):
@@ -136,9 +136,8 @@ def test_default_learning_rates(cfg, task):
             run_experiment(cfg(method=m, lr=None, steps=1), task)["lr"]
             == METHODS[m].default_learning_rate
         )
-    assert (
-        run_experiment(cfg(method="head-only", head="verbalizer"), task)["steps"] == 0
-    )  # nothing is trained
+    untrained = run_experiment(cfg(method="head-only", head="verbalizer"), task)
+    assert untrained["steps_done"] == 0
 
 
 @pytest.mark.parametrize("name,k", [("questions", 12), ("entailment", 10), ("similarity", 8)])
@@ -187,26 +186,29 @@ def fakes(monkeypatch):
         trained = []
         tested = []
 
-        def train(c, task):
+        def fit_quickly(self):
+            c = self.cfg
             trained.append((c.method, c.lr, c.head_lr, c.seed))
             if (v := validation(c)) == "diverges":
                 raise FloatingPointError("nan")
-            return c, dict(validation=v)
+            return None, TrainLog(v)
 
-        def record(c, log, task, cfg, score_test=True, records_file=None):
+        def score(self, model, log, score_test=True, records_file=None):
+            c = self.cfg
             if score_test:
                 tested.append((c.method, c.lr, c.seed))
-            return {
-                **config_to_record(c),
-                "metric": "accuracy",
-                "score": 100.0 - c.lr if score_test else None,
-                "validation": log["validation"],
-                "split_sizes": {s: len(r) for s, r in task.splits.items()},
-            }
+            return build_record(
+                c,
+                self.digests(score_test),
+                self.task.split_sizes(),
+                self.start_time,
+                metric="accuracy",
+                score=100.0 - c.lr if score_test else None,
+                validation=log.validation,
+            )
 
-        for m in (learning_rate_search, experiments):
-            monkeypatch.setattr(m, "train_model", train)
-            monkeypatch.setattr(m, "make_record", record)
+        monkeypatch.setattr(Experiment, "fit", fit_quickly)
+        monkeypatch.setattr(Experiment, "score", score)
         return trained, tested
 
     return make
@@ -496,6 +498,7 @@ def test_a_comparison_without_seeds_or_of_an_unknown_method_is_refused(cfg):
 def rec(**kw):
     return {
         **dict(
+            status="done",
             task="a",
             shots=None,
             backbone="b",
@@ -596,10 +599,10 @@ def test_a_run_uses_the_split_seed(cfg, monkeypatch):
     class SeenError(Exception):
         pass
 
-    def see(c, task):
-        raise SeenError(task)
+    def see(self):
+        raise SeenError(self.task)
 
-    monkeypatch.setattr(experiments, "train_model", see)
+    monkeypatch.setattr(Experiment, "fit", see)
     with pytest.raises(SeenError) as e:
         run_experiment(cfg(shots=8, split_seed=3))
     assert (
@@ -616,8 +619,6 @@ def test_tuning_is_with_seed_0(cfg, fakes):
 
 
 def test_a_control_cannot_be_saved(tmp_path):
-    from idp_tutorial.runs.experiment import train_and_save
-
     with pytest.raises(ValueError, match="majority.* is a control and has no prompt to save"):
         train_and_save(config(method="majority"), tmp_path / "new")
     assert not (tmp_path / "new").exists()
@@ -629,15 +630,8 @@ def test_other_rows_or_weights_are_another_run(cfg, task, tmp_path):
     ran = []
 
     def scores(task, **kw):
-        return run_seeds(
-            cfg(method="head-only", lr=0.1, **kw),
-            task,
-            "given",
-            1,
-            read_records(out) if ran else [],
-            out,
-            ran.append,
-        )
+        c = cfg(method="head-only", lr=0.1, **kw)
+        return run_seeds(c, task, "given", 1, RunStore(out), ran.append)
 
     turned = replace(
         task,
@@ -690,7 +684,7 @@ def test_logits_of_other_weights_do_not_replace_the_old_ones(cfg, task, tmp_path
 
 @pytest.mark.parametrize("field", ["glove", "init_from"])
 def test_other_contents_of_a_file_are_another_run(field, cfg, task, tmp_path, monkeypatch):
-    """Word vectors and initial prompts are compared by digest; an older record has none."""
+    """Word vectors and initial prompts are compared by digest."""
     words = sorted({w for r in task.splits["train"] for w in r["sentence1"].lower().split()})
 
     def one(folder, sign):
@@ -714,7 +708,7 @@ def test_other_contents_of_a_file_are_another_run(field, cfg, task, tmp_path, mo
     ran = []
 
     def scores(c):
-        return run_seeds(c, task, "given", 1, read_records(out) if ran else [], out, ran.append)[0]
+        return run_seeds(c, task, "given", 1, RunStore(out), ran.append)[0]
 
     r = scores(one("a", 1))
     assert {*r["digests"]} == {"weights", "data", field} and len(r["digests"][field]) == 16
@@ -728,13 +722,8 @@ def test_other_contents_of_a_file_are_another_run(field, cfg, task, tmp_path, mo
         and other["logits"] != r["logits"]
     )
     assert scores(one("b", -1))["provenance"] == other["provenance"] and len(ran) == 2
-    old = json.loads(json.dumps(r))
-    del old["digests"][field]
-    assert record_checks.matches_config(old, one("b", -1), "given", task)
-    assert (
-        experiments.make_diverged_record(one("b", -1), task, "why", 0.0)["digests"]
-        == other["digests"]
-    )
+    diverged = Experiment(one("b", -1), task).record_divergence("why")
+    assert diverged.digests == other["digests"]
 
 
 def test_a_finished_model_is_not_replaced_by_one_with_other_word_vectors(cfg, task, tmp_path):
@@ -746,10 +735,10 @@ def test_a_finished_model_is_not_replaced_by_one_with_other_word_vectors(cfg, ta
             dict(a=0, the=1), sign * np.arange(16.0).reshape(2, 8), tmp_path / folder / "glove.txt"
         )
         c = cfg(method="m-idpg-phm-glove", glove=str(tmp_path / folder / "glove.txt"))
-        return experiments.train_and_save(c, tmp_path / "run", task, save_every=0)
+        return train_and_save(c, tmp_path / "run", task, save_every=0)
 
     assert train(1, "a")["score"] == train(1, "b")["score"]
-    with pytest.raises(ValueError, match="holds another run .digest of glove was '"):
+    with pytest.raises(ValueError, match="holds another run .glove was '"):
         train(-1, "b")
 
 
@@ -758,7 +747,7 @@ def test_a_run_that_patience_ended_is_not_repeated(cfg, task, tmp_path):
     ran = []
     one = cfg(method="lpt", lr=1e-9, steps=40, eval_every=1, patience=2)
     for _ in range(2):
-        (r,) = run_seeds(one, task, "given", 1, read_records(out) if ran else [], out, ran.append)
+        (r,) = run_seeds(one, task, "given", 1, RunStore(out), ran.append)
     assert len(ran) == 1 and r["steps"] == 40 > r["steps_done"]
 
 
@@ -778,15 +767,15 @@ def test_a_seed_that_diverges_does_not_end_a_comparison(cfg, tmp_path, monkeypat
     """It is not repeated by a second call; table, picture and sweep leave it out."""
     calls = []
     bad = {1}
-    real = experiments.train_model
+    real = Experiment.fit
 
-    def trained(c, task, **kw):
-        calls.append(c.seed)
-        if c.seed in bad:
+    def trained(self):
+        calls.append(self.cfg.seed)
+        if self.cfg.seed in bad:
             raise FloatingPointError("the loss is nan at step 2")
-        return real(c, task, **kw)
+        return real(self)
 
-    monkeypatch.setattr(experiments, "train_model", trained)
+    monkeypatch.setattr(Experiment, "fit", trained)
     base = cfg(lr=1e-2, steps=2, eval_every=2)
     out = tmp_path / "a.jsonl"
     messages = []
@@ -816,16 +805,16 @@ def test_a_seed_that_diverges_does_not_end_a_comparison(cfg, tmp_path, monkeypat
 def wild(monkeypatch):
     """Let fine-tuning and lr=9 diverge; return the list of the runs that were started."""
     calls = []
-    real = experiments.train_model
+    real = Experiment.fit
 
-    def train(c, task, *folder, **kw):
+    def train(self, *args):
+        c = self.cfg
         calls.append((c.method, c.lr, c.seed))
         if c.method == "fine-tuning" or c.lr == 9.0:
             raise FloatingPointError("the loss is nan at step 2")
-        return real(c, task, *folder, **kw)
+        return real(self, *args)
 
-    for m in (learning_rate_search, experiments):
-        monkeypatch.setattr(m, "train_model", train)
+    monkeypatch.setattr(Experiment, "fit", train)
     return calls
 
 
@@ -849,7 +838,7 @@ def test_a_method_that_diverges_with_every_learning_rate_has_one_record(cfg, tmp
     )
     assert (
         diverged["versions"]["torch"] == torch.__version__
-        and diverged["schema"] == provenance.SCHEMA_VERSION
+        and diverged["schema"] == SCHEMA_VERSION
         and diverged["provenance"]["started_at"]
     )
     assert (
@@ -871,7 +860,7 @@ def test_a_diverged_run_is_repeated_with_other_weights(cfg, task, tmp_path, wild
     bb = tmp_path / "bb"
     shutil.copytree(cfg().backbone, bb, ignore=shutil.ignore_patterns("SHA256SUMS"))
     one = cfg(method="fine-tuning", lr=0.1, backbone=str(bb))
-    old = []
+    store = RunStore(None)
     for n in (1, 1, 2):
         if n == 2:
             weights = safetensors.torch.load_file(bb / "model.safetensors")
@@ -879,14 +868,13 @@ def test_a_diverged_run_is_repeated_with_other_weights(cfg, task, tmp_path, wild
             safetensors.torch.save_file(
                 {**weights, name: weights[name] + 1}, bb / "model.safetensors", {"format": "pt"}
             )
-        old += run_seeds(one, task, "given", 1, old, report=list)
+        run_seeds(one, task, "given", 1, store, report=list)
         assert len(wild) == n
 
 
-@pytest.mark.parametrize("argument", ["append_to", "records_file"])
-def test_a_run_that_diverges_leaves_a_record(argument, cfg, task, tmp_path, wild):
+def test_a_run_that_diverges_leaves_a_record(cfg, task, tmp_path, wild):
     with pytest.raises(FloatingPointError, match="nan at step 2"):
-        run_experiment(cfg(lr=9.0), task, **{argument: tmp_path / "a.jsonl"})
+        run_experiment(cfg(lr=9.0), task, tmp_path / "a.jsonl")
     (diverged,) = read_records(tmp_path / "a.jsonl")
     assert (diverged["status"], diverged["lr"], diverged["message"]) == (
         "diverged",
@@ -896,20 +884,20 @@ def test_a_run_that_diverges_leaves_a_record(argument, cfg, task, tmp_path, wild
     assert {*diverged["versions"]} == {"python", *records.RECORDED_PACKAGES}
     assert diverged["split_sizes"]["test"] == 24
     with pytest.raises(FloatingPointError):
-        experiments.train_and_save(cfg(lr=9.0), tmp_path / "run", task)
+        train_and_save(cfg(lr=9.0), tmp_path / "run", task)
     assert read_records(tmp_path / "run" / "record.jsonl")[0]["status"] == "diverged"
-    experiments.train_and_save(cfg(lr=1e-2), tmp_path / "run", task)
+    train_and_save(cfg(lr=1e-2), tmp_path / "run", task)
     assert read_records(tmp_path / "run" / "record.jsonl")[0]["status"] == "done"
 
 
 def test_a_failed_search_is_not_repeated(cfg, task, tmp_path, monkeypatch):
     ran = []
 
-    def trained(c, task):
-        ran.append(c.method)
+    def trained(self):
+        ran.append(self.cfg.method)
         raise FloatingPointError("nan")
 
-    monkeypatch.setattr(learning_rate_search, "train_model", trained)
+    monkeypatch.setattr(Experiment, "fit", trained)
     for choose, n in (
         (lambda: choose_head_learning_rate(cfg(), task, records_file=tmp_path / "a.jsonl"), 3),
         (lambda: choose_learning_rate(cfg(lr=None, shots=8), (1.0, 2.0), tmp_path, list), 2),
@@ -935,11 +923,8 @@ def test_a_failed_search_is_not_repeated(cfg, task, tmp_path, monkeypatch):
 
 def test_a_choice_is_repeated_for_other_weights(cfg, task, tmp_path, monkeypatch):
     ran = []
-    monkeypatch.setattr(
-        learning_rate_search,
-        "train_model",
-        lambda c, task: ran.append(c.lr) or train_model(c, task),
-    )
+    real = Experiment.fit
+    monkeypatch.setattr(Experiment, "fit", lambda self: ran.append(self.cfg.lr) or real(self))
 
     def choose():
         ran.clear()
@@ -949,7 +934,7 @@ def test_a_choice_is_repeated_for_other_weights(cfg, task, tmp_path, monkeypatch
         return len(ran)
 
     assert (choose(), choose()) == (3, 0)
-    monkeypatch.setattr(record_checks, "backbone_fingerprint", lambda bb: "others")
+    monkeypatch.setattr(record, "backbone_fingerprint", lambda bb: "others")
     assert choose() == 3
 
 

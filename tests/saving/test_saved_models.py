@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from idp_tutorial.utils.migration import RENAMED_OPTIONS, RENAMED_TASK_FIELDS
 from small import backbone, config, small_task
 
 from idp_tutorial.assembly.build import build_model
@@ -27,7 +28,6 @@ from idp_tutorial.saving.first_stage import load_first_stage
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.training.evaluation import predict
 from idp_tutorial.utils import records
-from idp_tutorial.utils.migration import RENAMED_OPTIONS, RENAMED_TASK_FIELDS
 from idp_tutorial.utils.tensor_files import deserialise_tensors, save_tensors, serialise_tensors
 
 OLD = Path(__file__).parents[1] / "golden/saved-0.1.0"

@@ -95,7 +95,7 @@ def test_a_head_is_initialised_from_a_probe(small_folder):
     assert (probe["layer"], probe["pooling"]) == (model.backbone.n_layers, "mean")
     _, log = train_model(replace(cfg, method="head-only"), task)
     _, random_log = train_model(replace(cfg, method="head-only", head_init="random"), task)
-    assert log["losses"][0] < random_log["losses"][0]
+    assert log.losses[0] < random_log.losses[0]
     with pytest.raises(ValueError, match="needs a linear head"):
         initialise_head_from_probe(
             model_of("lpt", backbone(), two_layer_head=True),
@@ -116,7 +116,7 @@ def train_briefly(method, **options):
     family = "gpt2" if method == "lpt-appg" else "roberta"  # its option is for decoders
     model = model_of(method, backbone(family), **options)
     log = fit(model, small_task(), config(method=method, steps=3, eval_every=3, lr=0.01, **options))
-    return count_parameters(model), log["losses"]
+    return count_parameters(model), log.losses
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_epochs_are_converted_to_steps():
     """Two epochs of 64 examples in batches of 16 are 8 steps; converting again changes nothing."""
     cfg = config(method="lpt", epochs=2.0, steps=4, eval_every=2)
     log = fit(model_of("lpt", backbone()), small_task(), cfg)
-    assert (log["steps"], [s for s, _ in log["history"]]) == (8, [4, 8])
+    assert (log.steps, [s for s, _ in log.history]) == (8, [4, 8])
     resolved = cfg.resolve_epochs(64)
     assert (
         (resolved.steps, resolved.eval_every) == (8, 4)

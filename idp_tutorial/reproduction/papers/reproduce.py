@@ -33,13 +33,12 @@ from idp_tutorial.reproduction.papers.protocols import (
     small_scale_learning_rates,
 )
 from idp_tutorial.runs.compare import run_seeds
-from idp_tutorial.runs.record_checks import describe_lr_selection, majority_vote_score
-from idp_tutorial.runs.tables import select_finished
+from idp_tutorial.runs.store import RunStore
+from idp_tutorial.runs.tables import majority_vote_score, select_finished
+from idp_tutorial.runs.tune import describe_lr_selection
 from idp_tutorial.utils.checks import UserError, check_between, check_writable_folder
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.locks import file_lock
-from idp_tutorial.utils.provenance import SCHEMA_1_DEFAULTS
-from idp_tutorial.utils.records import read_existing_records
 
 __all__ = [
     "select_learning_rates",
@@ -94,6 +93,7 @@ def _run_plan(
 ) -> list[dict]:
     """Run what `file` lacks of a plan; return all records, each with the `folder` of its logits."""
     start_time = time.time()
+    store = RunStore(file)
     records = []
     for i, cfg in enumerate(plan):
         task = load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)
@@ -107,8 +107,7 @@ def _run_plan(
             task,
             describe_lr_selection(learning_rates),
             n_seeds,
-            read_existing_records(file),
-            file,
+            store,
             report,
             learning_rates,
         )
@@ -166,7 +165,7 @@ def reproduce_table(
 
 def _field_value(record: dict, name: str) -> Any:
     """Return an option of a run; where the record has none, the method's default."""
-    value = record.get(name, SCHEMA_1_DEFAULTS.get(name))
+    value = record.get(name)
     if value is None and name == "layer":
         n_layers = record.get("n_layers") or N_LAYERS_BY_BACKBONE.get(record["backbone"], 24)
         return n_layers // 2

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from idp_tutorial.runs.record_checks import data_digest
 from small import config, setting, small_task
 
 from idp_tutorial.assembly.build import build_model
@@ -12,7 +13,6 @@ from idp_tutorial.reproduction.analysis.information_curves import (
     plot_information_curves,
 )
 from idp_tutorial.runs import record_checks as evidence
-from idp_tutorial.runs.record_checks import data_digest
 from idp_tutorial.utils.provenance import SCHEMA_VERSION
 from idp_tutorial.utils.records import config_to_record, read_records
 

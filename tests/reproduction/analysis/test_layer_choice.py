@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import safetensors.torch
 import torch
+from idp_tutorial.runs.record_checks import data_digest
 from small import FAMILY, backbone, setting, small_task
 from sweeps import BASE, HUMP, TASK
 
@@ -21,7 +22,6 @@ from idp_tutorial.reproduction.analysis.layer_choice import (
     try_choose_layer,
 )
 from idp_tutorial.reproduction.analysis.probes import layer_features
-from idp_tutorial.runs.record_checks import data_digest
 from idp_tutorial.utils.records import read_records
 
 

@@ -3,12 +3,12 @@
 import json
 
 import pytest
+from idp_tutorial.runs.record_checks import data_digest
 from small import config, small_task
 
 from idp_tutorial.reproduction.analysis import paper_figures as figures
 from idp_tutorial.reproduction.analysis.paper_figures import reproduce_figure
 from idp_tutorial.runs import record_checks as evidence
-from idp_tutorial.runs.record_checks import data_digest
 from idp_tutorial.utils.provenance import SCHEMA_VERSION
 from idp_tutorial.utils.records import append_record, read_records
 

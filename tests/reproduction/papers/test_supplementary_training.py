@@ -263,7 +263,7 @@ def first_loss(cfg, task, folder, **kw):
     bb = load_backbone(str(folder))
     model = build_model(c := cfg(backbone=str(folder), steps=1, lr=1e-9, **kw), bb, task)
     log = fit(model, task, c)
-    return log["losses"][0], model
+    return log.losses[0], model
 
 
 def test_fit_starts_from_the_prompts_of_stage_one(cfg, pairs, stage1):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from idp_tutorial.runs.record_checks import data_digest
 from small import backbone, batch_of, config, same, small_task
 
 from idp_tutorial.assembly.build import build_model
@@ -24,7 +25,6 @@ from idp_tutorial.runs.contrasts import (
     has_per_example_results,
     per_example_accuracy,
 )
-from idp_tutorial.runs.record_checks import data_digest
 from idp_tutorial.training.fit import fit
 from idp_tutorial.utils.provenance import SCHEMA_VERSION
 from idp_tutorial.utils.records import read_records
@@ -227,7 +227,7 @@ def test_the_data_and_the_initial_state_of_each_stage(small_folder, monkeypatch)
                 c.lr,
                 before,
                 {n: p.detach().clone() for n, p in model.trained_parameters().items()},
-                log["validation"],
+                log.validation,
             )
         )
         return log

@@ -154,7 +154,6 @@ def run_seeds(
     digests = run_digests(cfg, task)
     layer = "" if cfg.layer is None else f"layer {cfg.layer}  "
     needs_lr = bool(ALL_METHODS[cfg.method].learning_rates)
-    file = store.file and Path(store.file)
     records: list[dict] = []
     lr = cfg.lr
     for seed in range(seeds):
@@ -167,7 +166,7 @@ def run_seeds(
             if records and not needs_lr:  # a control, which does not depend on the seed
                 record = {**records[0], "seed": seed_cfg.seed}
             else:
-                record = _run_seed(seed_cfg, task, file, report, learning_rates)
+                record = _run_seed(seed_cfg, task, store.file, report, learning_rates)
             seconds = round(time.perf_counter() - start, 1)
             is_search = needs_lr and not seed_cfg.lr
             record |= dict(

@@ -28,7 +28,7 @@ class RunStore:
         file: Path | str | None,  # JSONL file; None: records are kept in memory only
         earlier_records: Iterable[dict] = (),  # records of other files, which are not written
     ) -> None:
-        self.file = file
+        self.file = Path(file) if file else None
         self.records: list[dict] = [*earlier_records, *read_existing_records(file)]
 
     def find(

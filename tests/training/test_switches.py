@@ -1,6 +1,6 @@
 """Options of the papers' protocols: each has its effect, and its default has none."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,18 +9,15 @@ from small import backbone, config, model_of, small_task
 from idp_tutorial.assembly.probe import initialise_head_from_probe
 from idp_tutorial.core.prompted_model import count_parameters
 from idp_tutorial.data.few_shot import split_few_shot
-from idp_tutorial.runs import tune as learning_rate_search
-from idp_tutorial.runs.experiment import train_model
-from idp_tutorial.runs.tune import extend_learning_rate_grid
+from idp_tutorial.runs.experiment import Experiment
+from idp_tutorial.runs.record import build_record
+from idp_tutorial.runs.tune import (
+    choose_learning_rate,
+    extend_learning_rate_grid,
+    try_learning_rates,
+)
 from idp_tutorial.training.distributed import create_optimizer
-from idp_tutorial.training.fit import create_lr_scheduler, fit
-from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.provenance import SCHEMA_1_DEFAULTS
-
-
-def test_defaults_are_those_of_older_records():
-    defaults = asdict(RunConfig())
-    assert {k: defaults[k] for k in SCHEMA_1_DEFAULTS} == SCHEMA_1_DEFAULTS
+from idp_tutorial.training.fit import TrainLog, create_lr_scheduler, fit
 
 
 def test_a_constant_schedule_keeps_the_learning_rate():
@@ -93,8 +90,9 @@ def test_a_head_is_initialised_from_a_probe(small_folder):
     model = model_of("head-only", backbone())
     probe = initialise_head_from_probe(model, task, cfg)
     assert (probe["layer"], probe["pooling"]) == (model.backbone.n_layers, "mean")
-    _, log = train_model(replace(cfg, method="head-only"), task)
-    _, random_log = train_model(replace(cfg, method="head-only", head_init="random"), task)
+    _, log = Experiment(replace(cfg, method="head-only"), task).fit()
+    random_cfg = replace(cfg, method="head-only", head_init="random")
+    _, random_log = Experiment(random_cfg, task).fit()
     assert log.losses[0] < random_log.losses[0]
     with pytest.raises(ValueError, match="needs a linear head"):
         initialise_head_from_probe(
@@ -191,42 +189,32 @@ def test_a_learning_rate_grid_is_extended_beyond_its_edge():
 
 
 def test_a_learning_rate_is_chosen_once_for_a_run(monkeypatch, tmp_path):
+    trained = []
+
+    def fit_quickly(self):
+        trained.append(self.cfg.lr)
+        return None, TrainLog(self.cfg.lr)
+
+    monkeypatch.setattr(Experiment, "fit", fit_quickly)
     monkeypatch.setattr(
-        learning_rate_search, "train_model", lambda c, task: (c, dict(validation=c.lr))
-    )
-    monkeypatch.setattr(
-        learning_rate_search,
-        "make_record",
-        lambda c, log, task, cfg, *a: {
-            **asdict(c),
-            "schema": 2,
-            "split_sizes": {split: len(rows) for split, rows in task.splits.items()},
-        },
+        Experiment,
+        "score",
+        lambda self, model, log, score_test, file: build_record(
+            self.cfg, self.digests(score_test), self.task.split_sizes(), 0.0
+        ),
     )
     cfg = config(method="lpt", task="sentiment", shots=8, lr=None)
+    grid = [1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0]
     for _ in range(2):
-        chosen, details = learning_rate_search.choose_learning_rate(cfg, (1e-3, 1e-2), tmp_path)
-        monkeypatch.setattr(
-            learning_rate_search, "train_model", None
-        )  # the second call trains nothing
-    assert (
-        chosen.lr == 100.0
-        and details["lr_at_grid_edge"]
-        and [r for r, _ in details["learning_rates_tried"]] == [1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0]
-    )
+        chosen, details = choose_learning_rate(cfg, (1e-3, 1e-2), tmp_path)
+        assert trained == grid  # the second call trains nothing
+    assert chosen.lr == 100.0 and details["lr_at_grid_edge"]
+    assert [lr for lr, _ in details["learning_rates_tried"]] == grid
 
 
-def test_a_grid_is_extended_while_its_edge_is_best(monkeypatch):
-    monkeypatch.setattr(
-        learning_rate_search, "train_model", lambda c, task: (c, dict(validation=-abs(c.lr - 1)))
-    )
-    grids = [
-        [
-            r
-            for r, _ in learning_rate_search._train_each_learning_rate(
-                config(lr=None), None, (0.01, 0.1), print, n
-            )[1]
-        ]
-        for n in (0, 1, 4)
-    ]
+def test_a_grid_is_extended_while_its_edge_is_best():
+    grids = []
+    for n_extra in (0, 1, 4):
+        trials = try_learning_rates(lambda lr: (None, TrainLog(-abs(lr - 1))), (0.01, 0.1), n_extra)
+        grids.append(trials.learning_rates)
     assert grids == [[0.01, 0.1], [0.01, 0.1, 1.0], [0.01, 0.1, 1.0, 10.0]]

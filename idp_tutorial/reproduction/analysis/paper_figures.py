@@ -293,6 +293,7 @@ def _run_and_record(
             model, log = experiment.fit()
             untrained_model = build_model(cfg, load_config_backbone(cfg), task)
             measurements = measure(model, untrained_model, task, cfg, max_examples)
+            measurements["validation"] = log.validation
     except FloatingPointError as e:
         return experiment.record_divergence(e)
     values = dict(measurements=measurements)

@@ -175,7 +175,7 @@ def _run_method(
         lr=base.lr or (None if settings.tune_learning_rates else method.default_learning_rate),
         head_lr=None if method.kind == "head" else base.head_lr,
     ).resolve_epochs(len(source.splits["train"]))
-    conditions = dict(
+    conditions: dict[str, Any] = dict(
         digests={**run_digests(cfg, source), "target": target.digest()},
         target=target.name,
         target_shots=settings.target_shots,
@@ -220,7 +220,7 @@ def _run_stages(
         settings.explicit_map,
         learning_rates,
         settings.target_shots > 0,
-        store.file and Path(store.file),
+        store.file,
     ):
         stage = new_record["setting"]
         stored = store.find({**fingerprint, "setting": stage})

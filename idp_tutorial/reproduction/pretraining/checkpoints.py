@@ -52,12 +52,6 @@ def write_pretraining_checkpoint(
 
 def _read_checkpoint(folder: Path) -> dict | None:
     """Return the content of the last checkpoint in a folder; None without a checkpoint."""
-    pickled = folder / "checkpoint.pt"
-    if not _has_checkpoint(folder) and pickled.exists():
-        raise UserError(
-            f"{pickled} is a checkpoint of version 0.1.0; reading it could run code. Finish "
-            "the run with that version, or delete the file to start from the beginning."
-        )
     try:
         content = read_last_snapshot(folder)
     except DamagedFileError as e:
@@ -73,14 +67,6 @@ def _read_checkpoint(folder: Path) -> dict | None:
 
 
 def _check_format(content: dict, folder: Path) -> None:
-    # Checkpoints of version 0.2 are not converted: its options and keys had other names. Their
-    # backbones can be used, since `save_backbone` writes the format of Transformers.
-    if {"cfg", "masters"} <= content.keys():
-        raise UserError(
-            f"the checkpoint in {folder} was written by version 0.2 and cannot be resumed. "
-            "Finish the run with that version, or delete the checkpoints to start from the "
-            "beginning."
-        )
     if not {"config", "optimizer_state", "step", "log"} <= content.keys():
         raise UserError(
             f"the files in {folder} are not checkpoints of a pretraining run. Use another folder."

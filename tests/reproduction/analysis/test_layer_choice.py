@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import safetensors.torch
 import torch
-from idp_tutorial.runs.record_checks import data_digest
 from small import FAMILY, backbone, setting, small_task
 from sweeps import BASE, HUMP, TASK
 
@@ -221,7 +220,7 @@ def test_a_choice_of_other_weights_or_rows_is_another(small_folder, monkeypatch,
     ]
     r = read_records(out)[0]
     assert r["digests"] == dict(
-        weights=backbone_fingerprint(load_backbone(str(small_folder))), data=data_digest(TASK)
+        weights=backbone_fingerprint(load_backbone(str(small_folder))), data=TASK.digest()
     )
 
 

@@ -620,22 +620,24 @@ def test_a_part_of_a_table_reports_progress_and_scores(monkeypatch, tmp_path):
 def test_a_choice_at_the_edge_of_a_grid_is_recorded(monkeypatch):
     """Each method tries the same learning rates."""
     from idp_tutorial.cli.option_values import parse_floats
-    from idp_tutorial.runs import tune as learning_rate_search
+    from idp_tutorial.runs.experiment import Experiment
+    from idp_tutorial.runs.record import build_record
+    from idp_tutorial.runs.tune import tune_learning_rate
+    from idp_tutorial.training.fit import TrainLog
     from idp_tutorial.utils.config import RunConfig
 
     best = {}
+
+    def fit_quickly(self):
+        return None, TrainLog(-abs(self.cfg.lr - best["lr"]))
+
+    monkeypatch.setattr(Experiment, "fit", fit_quickly)
     monkeypatch.setattr(
-        learning_rate_search,
-        "train_model",
-        lambda c, task: (c, dict(validation=-abs(c.lr - best["lr"]))),
-    )
-    monkeypatch.setattr(
-        learning_rate_search, "make_record", lambda c, log, task, cfg, *a: dict(lr=cfg.lr)
+        Experiment, "score", lambda self, *args: build_record(self.cfg, {}, {}, 0.0)
     )
     grid = parse_floats("1e-3,3e-3,1e-2", "learning_rates")
     for best["lr"], edge in ((1e-2, True), (3e-3, False)):
-        task = SimpleNamespace(name="subj")
-        r = learning_rate_search.tune_learning_rate(RunConfig("lpt"), task, grid)
+        r = tune_learning_rate(RunConfig("lpt"), small_task(), grid)
         assert (r["lr"], r["lr_at_grid_edge"], [lr for lr, _ in r["learning_rates_tried"]]) == (
             best["lr"],
             edge,

@@ -473,12 +473,8 @@ def test_checkpoints_of_other_runs_or_versions_are_refused(stream, tok, tmp_path
         ckpt.write_bytes(damaged)
         assert_refused(resume, f"{ckpt} is damaged", "Delete it")
     ckpt.unlink()
-    torch.save({"weights": torch.zeros(2)}, tmp_path / "checkpoint.pt")
-    assert_refused(resume, "a checkpoint of version 0.1.0; reading it could run code")
     write_snapshot(tmp_path, 3, {"a": 1})
     assert_refused(resume, "are not checkpoints of a pretraining run")
-    write_snapshot(tmp_path, 4, {"cfg": {}, "masters": {}, "step": 4, "log": []})
-    assert_refused(resume, "written by version 0.2 and cannot be resumed")
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_previous_one(stream, tok, tmp_path):

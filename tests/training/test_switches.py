@@ -10,14 +10,8 @@ from idp_tutorial.assembly.probe import initialise_head_from_probe
 from idp_tutorial.core.prompted_model import count_parameters
 from idp_tutorial.data.few_shot import split_few_shot
 from idp_tutorial.runs.experiment import Experiment
-from idp_tutorial.runs.record import build_record
-from idp_tutorial.runs.tune import (
-    choose_learning_rate,
-    extend_learning_rate_grid,
-    try_learning_rates,
-)
 from idp_tutorial.training.distributed import create_optimizer
-from idp_tutorial.training.fit import TrainLog, create_lr_scheduler, fit
+from idp_tutorial.training.fit import create_lr_scheduler, fit
 
 
 def test_a_constant_schedule_keeps_the_learning_rate():
@@ -174,47 +168,3 @@ def test_an_unstratified_sample_does_not_balance_the_labels():
         for s in (True, False)
     }
     assert positive_counts[True] == {2} and len(positive_counts[False]) > 1
-
-
-def test_a_learning_rate_grid_is_extended_beyond_its_edge():
-    """The new learning rate is beyond the first or the last one by the same factor."""
-    assert extend_learning_rate_grid(1e-2, [1e-3, 1e-2]) == [0.1] and extend_learning_rate_grid(
-        1e-3, [1e-2, 1e-3]
-    ) == [1e-4]
-    assert (
-        extend_learning_rate_grid(3e-3, [1e-3, 3e-3, 1e-2])
-        == []
-        == extend_learning_rate_grid(0.1, [0.1])
-    )
-
-
-def test_a_learning_rate_is_chosen_once_for_a_run(monkeypatch, tmp_path):
-    trained = []
-
-    def fit_quickly(self):
-        trained.append(self.cfg.lr)
-        return None, TrainLog(self.cfg.lr)
-
-    monkeypatch.setattr(Experiment, "fit", fit_quickly)
-    monkeypatch.setattr(
-        Experiment,
-        "score",
-        lambda self, model, log, score_test, file: build_record(
-            self.cfg, self.digests(score_test), self.task.split_sizes(), 0.0
-        ),
-    )
-    cfg = config(method="lpt", task="sentiment", shots=8, lr=None)
-    grid = [1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0]
-    for _ in range(2):
-        chosen, details = choose_learning_rate(cfg, (1e-3, 1e-2), tmp_path)
-        assert trained == grid  # the second call trains nothing
-    assert chosen.lr == 100.0 and details["lr_at_grid_edge"]
-    assert [lr for lr, _ in details["learning_rates_tried"]] == grid
-
-
-def test_a_grid_is_extended_while_its_edge_is_best():
-    grids = []
-    for n_extra in (0, 1, 4):
-        trials = try_learning_rates(lambda lr: (None, TrainLog(-abs(lr - 1))), (0.01, 0.1), n_extra)
-        grids.append(trials.learning_rates)
-    assert grids == [[0.01, 0.1], [0.01, 0.1, 1.0], [0.01, 0.1, 1.0, 10.0]]

@@ -1,7 +1,7 @@
 """Searches of a learning rate: the test split is not read, and a choice is stored."""
 
 import pytest
-from small import small_task, without_times
+from small import config, small_task, without_times
 
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.runs import record

@@ -1,6 +1,7 @@
 """Files of records: damaged lines, and paths that are stored without their folders."""
 
 import pytest
+from small import config
 
 from idp_tutorial.utils import records
 from idp_tutorial.utils.records import config_to_record
@@ -23,8 +24,8 @@ def test_a_damaged_record_file_is_refused_and_a_cut_line_removed(tmp_path):
     )
 
 
-def test_records_name_files_without_their_folders(cfg, tmp_path):
-    c = cfg(data="a/data", glove="b/own.txt", init_from="c/first", cache_dir="d")
+def test_records_name_files_without_their_folders(tmp_path):
+    c = config(data="a/data", glove="b/own.txt", init_from="c/first", cache_dir="d")
     r = config_to_record(c)
     assert [r[k] for k in ("data", "glove", "init_from", "cache_dir")] == [
         "data",
@@ -32,5 +33,5 @@ def test_records_name_files_without_their_folders(cfg, tmp_path):
         "first",
         None,
     ]
-    assert config_to_record(cfg(backbone=str(tmp_path)))["backbone"] == tmp_path.name
-    assert config_to_record(cfg(backbone="org/model"))["backbone"] == "org/model"
+    assert config_to_record(config(backbone=str(tmp_path)))["backbone"] == tmp_path.name
+    assert config_to_record(config(backbone="org/model"))["backbone"] == "org/model"

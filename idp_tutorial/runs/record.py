@@ -54,7 +54,7 @@ __all__ = [
 
 @dataclass
 class Record:
-    """What a run read, did and reached; further fields are kept in `details`."""
+    """Settings, inputs and results of a run; further fields are kept in `details`."""
 
     config: dict[str, Any]  # fields of the config; files by name only
     digests: dict[str, str]  # of `weights`, `data`, and perhaps `glove` and `init_from`

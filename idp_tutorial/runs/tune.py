@@ -82,7 +82,7 @@ class LearningRateTrials:
 
     @property
     def learning_rates(self) -> list[float]:
-        """All learning rates that were tried, in the order of the trials."""
+        """Learning rates that were tried, in the order of the trials."""
         return [lr for lr, _ in self.tried]
 
     @property

@@ -64,7 +64,7 @@ def create_lr_scheduler(
 # %% ../../nbs/engine/training/fit.ipynb #c35d61d7
 @dataclass
 class TrainLog:
-    """What the training of a model recorded."""
+    """Scores, losses, time and memory of the training of a model."""
 
     validation: float  # best validation score, in percent
     history: list[tuple[int, float]] = field(default_factory=list)  # (step, validation score)

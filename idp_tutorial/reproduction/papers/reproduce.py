@@ -165,7 +165,7 @@ def reproduce_table(
 
 def _field_value(record: dict, name: str) -> Any:
     """Return an option of a run; where the record has none, the method's default."""
-    value = record.get(name)
+    value = record.get(name, getattr(RunConfig, name, None))
     if value is None and name == "layer":
         n_layers = record.get("n_layers") or N_LAYERS_BY_BACKBONE.get(record["backbone"], 24)
         return n_layers // 2

@@ -141,7 +141,7 @@ def record(method, seed, score, **kw):
         )
         | kw
     )
-    return dict(method=method, seed=seed, score=score, **kw)
+    return dict(status="done", method=method, seed=seed, score=score, **kw)
 
 
 def test_few_seeds_make_a_wide_interval():

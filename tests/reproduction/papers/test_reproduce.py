@@ -332,7 +332,7 @@ def test_the_configs_of_lpt_and_id_spam_agree_with_their_papers():
 def test_full_tries_the_papers_learning_rates(monkeypatch, tmp_path):
     tried = {}
 
-    def run_seeds(cfg, task, lr_selection, seeds, old, out, report, learning_rates=()):
+    def run_seeds(cfg, task, lr_selection, seeds, store, report, learning_rates=()):
         tried[cfg.method] = learning_rates
         return []
 
@@ -431,6 +431,7 @@ def test_every_planned_model_can_process_a_batch(table):
 def test_a_record_counts_for_the_cell_of_its_variant():
     """Records with another bottleneck or another number of examples do not count."""
     line = dict(
+        status="done",
         method="m-idpg-phm",
         task="sst2",
         shots=1000,
@@ -466,7 +467,8 @@ def test_a_decoders_prompt_is_in_front_and_its_record_matches_its_cell():
 
 def matching_methods(table, **r):
     """Return the methods of a table whose RTE cell a record counts for."""
-    r = dict(task="rte", backbone="bb", n_layers=12, score=50.0, shots=None) | r
+    shared = dict(status="done", task="rte", backbone="bb", n_layers=12, score=50.0, shots=None)
+    r = shared | r
     return [*R.compare_with_published([r], table).dropna(subset="our mean").method]
 
 
@@ -503,6 +505,7 @@ def test_one_method_at_the_input_and_at_the_middle_layer_is_two_rows():
 
 def test_a_score_is_of_the_metric_and_the_backbone_of_its_cell():
     r = dict(
+        status="done",
         method="id-spam",
         task="mrpc",
         prompt_length=10,
@@ -518,6 +521,7 @@ def test_a_score_is_of_the_metric_and_the_backbone_of_its_cell():
     assert dict(scores) == {"RoBERTa-base": 70.0, "RoBERTa-large": 71.0}
     assert R.compare_with_published([r], "id-spam-2")["our mean"].notna().sum() == 1
     s = dict(
+        status="done",
         method="lpt-npg",
         task="mrpc",
         prompt_length=5,
@@ -556,6 +560,7 @@ def test_five_runs_vote_where_table_7_votes(tmp_path):
         answers = np.eye(2, dtype=np.float16)[np.where(np.arange(4) == error, 1 - right, right)]
         np.savez(tmp_path / f"{seed}.npz", test=answers, test_label=right)
         return dict(
+            status="done",
             method="s-idpg-phm",
             task="mr",
             shots=1000,
@@ -584,9 +589,10 @@ def test_five_runs_vote_where_table_7_votes(tmp_path):
 def test_a_part_of_a_table_reports_progress_and_scores(monkeypatch, tmp_path):
     ran = []
 
-    def run_seeds(cfg, task, lr_selection, seeds, old, out, report, learning_rates=()):
+    def run_seeds(cfg, task, lr_selection, seeds, store, report, learning_rates=()):
         ran.append(cfg)
         same = dict(
+            status="done",
             method=cfg.method,
             task=cfg.task,
             shots=cfg.shots,

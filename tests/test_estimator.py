@@ -302,7 +302,7 @@ def test_a_learning_rate_is_chosen_and_the_card_states_it(quick, tmp_path):
     assert "No record" not in card
     rates = ", ".join(f"{r:g}" for r in METHODS["lpt-npg"].learning_rates)
     for words in (
-        f"2 validation | accuracy {clf.log_['validation']:.1f} |",
+        f"2 validation | accuracy {clf.log_.validation:.1f} |",
         "| majority | 2 validation | accuracy 30.0 |",
         "Trained on 22 examples",
         f"learning rate: best of {rates}",

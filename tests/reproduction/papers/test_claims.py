@@ -33,6 +33,7 @@ from idp_tutorial.runs.contrasts import (
     paired_bootstrap,
     per_example_accuracy,
 )
+from idp_tutorial.utils.records import SCHEMA_VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
 CLAIMS = ROOT / "results/claims.csv"
@@ -141,7 +142,8 @@ def record(method, seed, score, **kw):
         )
         | kw
     )
-    return dict(status="done", method=method, seed=seed, score=score, **kw)
+    shared = dict(schema=SCHEMA_VERSION, status="done")
+    return dict(**shared, method=method, seed=seed, score=score, **kw)
 
 
 def test_few_seeds_make_a_wide_interval():

@@ -171,7 +171,7 @@ def test_a_figure_writes_a_record_for_each_method(
     monkeypatch.setattr(figures, "load_task", lambda t, *sample: small_task(bundled[t]))
     for _ in range(2):
         idp_reproduce(table=name, backbone=str(small_folder), out=str(tmp_path), steps=1, seeds=1)
-        monkeypatch.setattr(figures, "_run_and_record", None)
+        monkeypatch.setattr(figures, "_run_and_record", lambda *a: pytest.fail("run again"))
     lines = (tmp_path / f"{name}.jsonl").read_text().splitlines()
     assert len(lines) == len(FIGURE_EXPERIMENTS[name][1]) and capsys.readouterr().out.count(
         "seed 0"

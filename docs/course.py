@@ -6,7 +6,6 @@
 """
 
 import argparse
-import ast
 import json
 import math
 import os
@@ -34,17 +33,11 @@ COLAB_URL = (
 BINDER_URL = (
     "https://mybinder.org/v2/gh/idp-tutorial/idp_tutorial/main?labpath=nbs%2Fcourse%2F00_why.ipynb"
 )
-CLOSING_SECTIONS = ("What you saw", "What you can do now", "Next", "Exercises")
 
 
 def list_chapters() -> list[Path]:
     """Return the notebooks of the chapters in order."""
     return sorted(COURSE_FOLDER.glob("[0-9][0-9]_*.ipynb"))
-
-
-def solution_path(path: Path) -> Path:
-    """Return the path of the notebook with a chapter's solutions."""
-    return COURSE_FOLDER / "solutions" / path.name
 
 
 def _join_markdown(nb: NotebookNode) -> str:
@@ -85,30 +78,6 @@ def list_exercises(nb: NotebookNode) -> list[str]:
 def replace_magics(source: str) -> str:
     """Return the source of a cell with `pass` for each line of IPython, so that it parses."""
     return re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.M)
-
-
-def count_definition_lines(nb: NotebookNode) -> dict[str, int]:
-    """Return the number of lines of each function and class that is not exported.
-
-    Comments do not count.
-    """
-    counts = {}
-    for cell in nb.cells:
-        if cell.cell_type != "code" or re.match(r"#\|\s*export", cell.source):
-            continue
-        for node in ast.parse(replace_magics(cell.source)).body:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                counts[node.name] = len(ast.unparse(node).split("\n"))
-    return counts
-
-
-def list_prerequisites(path: Path) -> list[int]:
-    """Return the numbers of the chapters that the line *You need* links to."""
-    text = read_markdown(path)
-    paragraph = re.search(r"\*\*You need\*\*.*?(?=\*\*|\n\n|\Z)", text, re.S)
-    if paragraph is None:
-        return []
-    return [int(number) for number in re.findall(r"\]\((\d\d)_\w+\.ipynb", paragraph[0])]
 
 
 def format_scores(scores: list[float]) -> str:

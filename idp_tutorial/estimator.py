@@ -23,7 +23,7 @@ from idp_tutorial.core.plan import Context, Step
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.rows import require_text, require_utf8
 from idp_tutorial.data.task import Task
-from idp_tutorial.data.task_from_rows import MULTILABEL_HINT, hold_out_rows, make_task
+from idp_tutorial.data.user_data import MULTILABEL_HINT, hold_out_rows, make_task
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.tune import try_learning_rates

@@ -67,9 +67,26 @@ def small_folder(tmp_path_factory):
     """
     from small import backbone
 
-    from idp_tutorial.reproduction.pretraining.bundled_backbone import save_backbone
+    from idp_tutorial.reproduction.pretraining.pretrain import save_backbone
 
     bb = backbone(max_position_embeddings=258)
     folder = tmp_path_factory.mktemp("backbone")
     save_backbone(bb.model, bb.tokenizer, folder)
     return folder
+
+
+@pytest.fixture(scope="module", params=["archive", "hub"])
+def superglue_folder(request, tmp_path_factory):
+    """Return the five folders of the benchmark's archive, or records as the hub has them."""
+    from small import write_splits
+    from superglue import FOLDERS, generate_lines, hidden, unlabelled
+
+    root = tmp_path_factory.mktemp("superglue")
+    hub = request.param == "hub"
+    for n, f in FOLDERS.items():
+        train, valid, test = [generate_lines(n, *k, hub) for k in ((30, 0), (12, 1), (6, 2))]
+        if hub:
+            write_splits(root / n, train=train, validation=valid, test=hidden(test))
+        else:
+            write_splits(root / f, train=train, val=valid, test=[unlabelled(l) for l in test])
+    return root

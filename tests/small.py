@@ -3,20 +3,24 @@
 Models have three layers of 32 dimensions, random weights and the bundled tokenizer.
 """
 
+import json
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 
 import torch
-from transformers import BertConfig, BertForMaskedLM
+from tokenizers import AddedToken, ByteLevelBPETokenizer
+from tokenizers.processors import RobertaProcessing
+from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.synthetic import make_rows
+from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.families.all import wrap_hf_model
+from idp_tutorial.families.family import wrap_hf_model
 from idp_tutorial.utils.config import RunConfig
 
 BASE_MODELS = dict(roberta="roberta-base", gpt2="gpt2", deberta="deberta-large")
@@ -192,3 +196,53 @@ _TIMES = ("ms_per_step", "peak_memory_mb", "provenance", "learning_rates_tried",
 def without_times(record):
     """Return the fields of a record that two runs of one config share."""
     return {name: value for name, value in record.items() if name not in _TIMES}
+
+
+YES_NO = Task("mine", labels=("no", "yes"), label_words=("No", "Yes"))
+YES_NO_PAIRS = Task("pair", labels=("no", "yes"), pair=True)
+YES_NO_ROWS = [dict(sentence1=f"sentence number {i} .", label=i % 2) for i in range(60)]
+
+
+def write_splits(folder, **splits):
+    """Write rows or records of each split to `folder/SPLIT.jsonl`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, rows in splits.items():
+        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def sentences_of(rows):
+    """Return the set of first sentences of rows."""
+    return {row["sentence1"] for row in rows}
+
+
+def toy_tokenizer(causal=False):
+    """Return a byte-level tokenizer of 900 tokens, of a masked model or of a decoder."""
+    text = [
+        " ".join(w for t in TASKS.values() for w in t.label_words)
+        + " It was They are . , ? : the film is a dull plane taking off",
+        " it was great .",
+    ]
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(
+        [" " + t for t in text] * 9,
+        vocab_size=900,
+        show_progress=False,
+        special_tokens=["<s>", "</s>", "<pad>", "<unk>", AddedToken("<mask>", lstrip=True)],
+    )
+    if causal:
+        return PreTrainedTokenizerFast(
+            tokenizer_object=bpe._tokenizer, bos_token="<s>", eos_token="<s>", unk_token="<unk>"
+        )
+    bpe._tokenizer.post_processor = RobertaProcessing(
+        ("</s>", 1), ("<s>", 0), add_prefix_space=False
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe._tokenizer,
+        bos_token="<s>",
+        cls_token="<s>",
+        eos_token="</s>",
+        sep_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+    )

@@ -32,6 +32,7 @@ LEVEL = {package: i for i, packages in enumerate(ORDER) for package in packages}
 # large libraries that a function may import when it is called
 HEAVY = {
     "accelerate",
+    "adjustText",
     "datasets",
     "gguf",
     "matplotlib",
@@ -39,6 +40,7 @@ HEAVY = {
     "peft",
     "scipy",
     "sklearn",
+    "statsmodels",
     "transformers",
 }
 MODULES = sorted(p for p in LIB.rglob("*.py") if p.name not in ("__init__.py", "_modidx.py"))

@@ -16,7 +16,39 @@ spec = importlib.util.spec_from_file_location("course_pages", ROOT / "docs/cours
 course = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(course)
 CHAPTERS = course.list_chapters()
-DONE = [p for p in CHAPTERS if course.solution_path(p).exists()]  # chapters with solutions
+CLOSING_SECTIONS = ("What you saw", "What you can do now", "Next", "Exercises")
+
+
+def solution_path(path: Path) -> Path:
+    """Return the path of the notebook with a chapter's solutions."""
+    return course.COURSE_FOLDER / "solutions" / path.name
+
+
+def count_definition_lines(nb: nbformat.NotebookNode) -> dict[str, int]:
+    """Return the number of lines of each function and class that is not exported.
+
+    Comments do not count.
+    """
+    counts = {}
+    for cell in nb.cells:
+        if cell.cell_type != "code" or re.match(r"#\|\s*export", cell.source):
+            continue
+        for node in ast.parse(course.replace_magics(cell.source)).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                counts[node.name] = len(ast.unparse(node).split("\n"))
+    return counts
+
+
+def list_prerequisites(path: Path) -> list[int]:
+    """Return the numbers of the chapters that the line *You need* links to."""
+    text = course.read_markdown(path)
+    paragraph = re.search(r"\*\*You need\*\*.*?(?=\*\*|\n\n|\Z)", text, re.S)
+    if paragraph is None:
+        return []
+    return [int(number) for number in re.findall(r"\]\((\d\d)_\w+\.ipynb", paragraph[0])]
+
+
+DONE = [p for p in CHAPTERS if solution_path(p).exists()]  # chapters with solutions
 
 
 def read(path):
@@ -43,8 +75,8 @@ def test_a_chapter_has_a_picture_a_score_a_summary_and_three_exercises(path):
     assert course.list_drawings(nb), "show a drawing of docs/pictures.py"
     assert course.list_exercises(nb) == ["Predict", "Modify", "Invent"]
     headings = re.findall(r"^## (.+)$", join_cells(path, "markdown"), re.M)
-    closing = [heading for heading in headings if heading in course.CLOSING_SECTIONS]
-    assert closing == list(course.CLOSING_SECTIONS)
+    closing = [heading for heading in headings if heading in CLOSING_SECTIONS]
+    assert closing == list(CLOSING_SECTIONS)
     assert f"](solutions/{path.name})" in course.read_markdown(path)
     code = join_cells(path, "code")
     assert re.search(r"\bstore_or_compare_scores\(", code)
@@ -59,7 +91,7 @@ def test_a_chapter_states_time_prerequisites_and_who_may_skip_it(path):
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
 def test_a_chapter_depends_on_no_later_chapter(path):
-    later = [n for n in course.list_prerequisites(path) if n >= int(path.stem[:2])]
+    later = [n for n in list_prerequisites(path) if n >= int(path.stem[:2])]
     assert not later, f"{path.stem} needs {later}"
 
 
@@ -79,14 +111,14 @@ def test_a_chapter_links_to_the_later_chapter_whose_module_it_imports():
 
 @pytest.mark.parametrize("path", DONE, ids=lambda p: p.stem)
 def test_a_definition_in_a_chapter_has_at_most_25_lines(path):
-    counts = course.count_definition_lines(read(path))
+    counts = count_definition_lines(read(path))
     assert {name: n for name, n in counts.items() if n > 25} == {}
 
 
 @pytest.mark.parametrize("path", DONE, ids=lambda p: p.stem)
 def test_the_first_two_closing_sections_have_three_sentences(path):
     text = course.read_markdown(path)
-    for heading in course.CLOSING_SECTIONS[:2]:
+    for heading in CLOSING_SECTIONS[:2]:
         body = re.search(rf"## {heading}\n\n(.*?)\n\n", text, re.S)[1].replace("\n", " ")
         without_code = re.sub(r"`[^`]*`|\]\([^)]*\)", "x", body).strip()
         sentences = re.split(r"(?<=[.?!])\s+", without_code)
@@ -95,7 +127,7 @@ def test_the_first_two_closing_sections_have_three_sentences(path):
 
 @pytest.mark.parametrize("path", DONE, ids=lambda p: p.stem)
 def test_a_solution_notebook_solves_all_three_exercises(path):
-    text = course.read_markdown(course.solution_path(path))
+    text = course.read_markdown(solution_path(path))
     assert all(kind in text for kind in ("**1. Predict.**", "**2. Modify.**", "**3. Invent.**"))
 
 
@@ -130,7 +162,7 @@ def test_a_chapter_links_to_every_chapter_that_it_names_and_installs_the_package
 
 
 @pytest.mark.parametrize(
-    "path", [*CHAPTERS, *map(course.solution_path, DONE)], ids=lambda p: f"{p.parent.name}/{p.stem}"
+    "path", [*CHAPTERS, *map(solution_path, DONE)], ids=lambda p: f"{p.parent.name}/{p.stem}"
 )
 def test_code_has_one_statement_a_line_of_at_most_100_columns(path):
     for cell in read(path).cells:

@@ -20,7 +20,7 @@ from sklearn.utils.validation import validate_data
 from small import stop_at
 
 from idp_tutorial import PromptClassifier, PromptRegressor
-from idp_tutorial.data.task_from_rows import hold_out_rows
+from idp_tutorial.data.user_data import hold_out_rows
 from idp_tutorial.estimator import ESTIMATOR_OPTIONS
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.utils.config import RunConfig

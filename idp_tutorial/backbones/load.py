@@ -30,7 +30,12 @@ from idp_tutorial.backbones.sizes import (
 )
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import cast_weights, choose_faster_dtype, parse_dtype
-from idp_tutorial.families.all import get_auto_class, get_family, resolve_attention, wrap_hf_model
+from idp_tutorial.families.family import (
+    get_auto_class,
+    get_family,
+    resolve_attention,
+    wrap_hf_model,
+)
 from idp_tutorial.utils.checks import UserError, is_out_of_memory
 from idp_tutorial.utils.files import read_manifest
 from idp_tutorial.utils.hub import is_hub_reachable, split_revision

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from idp_tutorial.families.all import build_hf_model
+from idp_tutorial.families.family import build_hf_model
 from idp_tutorial.utils.checks import UserError
 
 __all__ = [

@@ -58,7 +58,7 @@ def _load_benchmark_backbone(
 def _select_methods(options: SimpleNamespace) -> list[str]:
     """Return the methods to measure, after a check of their names."""
     from idp_tutorial.methods.registry import METHODS, methods_with_head
-    from idp_tutorial.reproduction.efficiency.scaling import SCALING_METHODS, SCALING_VALUES
+    from idp_tutorial.reproduction.efficiency.method_times import SCALING_METHODS, SCALING_VALUES
 
     if options.grow:
         check_name(options.grow, SCALING_VALUES, "--grow")
@@ -155,7 +155,7 @@ def _measure_methods(
         benchmark_methods,
         list_benchmark_variants,
     )
-    from idp_tutorial.reproduction.efficiency.peft_times import time_training_steps
+    from idp_tutorial.reproduction.efficiency.speed_tables import time_training_steps
 
     yield benchmark_methods(
         bb,
@@ -186,7 +186,7 @@ def _measure_scaling(
     report: Callable[[str], Any],
 ) -> Iterator[list[dict]]:
     """Yield the records of methods while one size grows."""
-    from idp_tutorial.reproduction.efficiency.scaling import SCALING_VALUES, time_scaling
+    from idp_tutorial.reproduction.efficiency.method_times import SCALING_VALUES, time_scaling
 
     kwargs = dict(repeats=options.repeats, warmup=options.warmup, report=report)
     if options.prompt_length:
@@ -237,8 +237,10 @@ def _print_tables(records: list[dict], settings: dict) -> None:
 
 def _prepare(options: SimpleNamespace) -> tuple[list[str], Any, Any]:
     """Check the options, and return the methods, the backbone and the configuration."""
-    from idp_tutorial.reproduction.efficiency.method_times import make_benchmark_config
-    from idp_tutorial.reproduction.efficiency.scaling import SCALING_VALUES
+    from idp_tutorial.reproduction.efficiency.method_times import (
+        SCALING_VALUES,
+        make_benchmark_config,
+    )
     from idp_tutorial.reproduction.efficiency.timing import require_gpu
 
     if options.device == "cuda":

@@ -302,7 +302,7 @@ def config_from_options(
         for name, p in signature(shared_options).parameters.items()
     )
     if is_table_given:
-        from idp_tutorial.data.tables import register_table_from_options
+        from idp_tutorial.cli.own_data import register_table_from_options
 
         options = {**options, "task": register_table_from_options(options, default_task)}
     values = {k: v for k, v in options.items() if k in RunConfig.__dataclass_fields__}

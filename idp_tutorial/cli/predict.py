@@ -57,7 +57,7 @@ def select_text_columns(
 
     Raises: `UserError` for a row without a text.
     """
-    from idp_tutorial.data.tables import require_nonempty_text
+    from idp_tutorial.data.rows import require_nonempty_text
     from idp_tutorial.training.evaluation import require_text_columns
 
     trained = [(c or "").strip("{}") for c in task.columns[:2]]
@@ -222,7 +222,7 @@ def idp_predict(
     check_choice(device, ("auto", "cpu"), "--device")
     import torch
 
-    from idp_tutorial.data.row_readers import iterate_rows
+    from idp_tutorial.data.reading import iterate_rows
     from idp_tutorial.saving.prompt_files import from_pretrained
     from idp_tutorial.training.evaluation import predict
 

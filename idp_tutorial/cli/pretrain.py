@@ -45,14 +45,17 @@ def idp_pretrain(
     if not teacher:
         refuse_unused_options(idp_pretrain, locals(), "distil", "without a teacher")
     from idp_tutorial.backbones.load import load_backbone
-    from idp_tutorial.reproduction.pretraining.bundled_backbone import read_corpus, save_backbone
-    from idp_tutorial.reproduction.pretraining.corpus import prepare_text
+    from idp_tutorial.reproduction.pretraining.corpus import prepare_text, read_corpus
     from idp_tutorial.reproduction.pretraining.distillation import (
         DistillationLoss,
         encode_aligned_streams,
         project_teacher_embeddings,
     )
-    from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig, pretrain
+    from idp_tutorial.reproduction.pretraining.pretrain import (
+        PretrainConfig,
+        pretrain,
+        save_backbone,
+    )
 
     cfg = PretrainConfig(
         family=family,

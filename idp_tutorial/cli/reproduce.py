@@ -113,7 +113,7 @@ def idp_reproduce(
         _update_claims(claims, data)
         return
     from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
-    from idp_tutorial.reproduction.papers.paper_runs import plan_table_runs
+    from idp_tutorial.reproduction.papers.protocols import plan_table_runs
     from idp_tutorial.reproduction.papers.reproduce import reproduce_table
 
     if table in FIGURE_EXPERIMENTS:

@@ -1,35 +1,39 @@
-"""Check rows, convert records of SuperGLUE to rows, and group rows by question.
+"""Check rows, convert records of benchmarks to rows, and group the rows of a question.
 
-A row is a dictionary with `sentence1`, for pairs `sentence2`, and `label`. A task defines what
-a label means, and another page loads rows from files. This page contains what applies to every
-row.
+A row is a dictionary with `sentence1`, for pairs `sentence2`, and `label`, or `target` for a task
+that generates text. `check_row` checks it against its task.
 
-Some questions need several rows. ID-SPAM reports CB, COPA, MultiRC and BoolQ, and measures the
-training time on WiC (Wang et al. 2019). CB and BoolQ have our format already. COPA asks which
-of two sentences is the cause or effect of a third, MultiRC asks several questions about a
-paragraph with several answers each, and WiC marks a word inside its sentences.
+A benchmark has its own columns, and sometimes its own label values: SST-2 has a `sentence`, TREC
+writes `DESC` where this package writes 2. The `columns` of a task are therefore format strings
+(`'{premise}'`, or `'{word}: {text}'` to join two columns). Where that is not enough, `convert_row`
+of a task converts a record to rows: COPA asks which of two sentences is the cause or effect of a
+third, MultiRC asks several questions about a paragraph with several answers each, and WiC marks a
+word inside its sentences. Rows of one question have the same `group`.
 """
 
-from collections.abc import Hashable, Sequence
+import re
+from collections.abc import Sequence
 from typing import Any
 
+from idp_tutorial.data.task import Task
 from idp_tutorial.utils.checks import UserError
 
 __all__ = [
     "require_text",
     "require_utf8",
-    "suggest_delimiter",
+    "require_nonempty_text",
     "check_row",
     "convert_copa_row",
     "convert_multirc_row",
     "convert_wic_row",
+    "convert_benchmark_row",
+    "convert_and_check_row",
     "group_by_question",
     "check_one_correct_candidate",
-    "mark_best_candidates",
 ]
 
 
-def _convert_label(task: Any, label: Any, where: str) -> float | int:
+def _convert_label(task: Task, label: Any, where: str) -> float | int:
     """Return the number of a regression, or the index of a class given by its index or name."""
     if task.is_regression:
         low, high = task.label_range
@@ -83,34 +87,24 @@ def require_utf8(
     return text
 
 
-def suggest_delimiter(
-    columns: Sequence[str],  # column names of a header
-    delimiter: str = ",",  # the delimiter that was expected
-) -> str:  # advice without a full stop; '' if the delimiter seems to be right
-    """Return advice if a header has one column because its delimiter is another character."""
-    if len(columns) != 1:
-        return ""
-    candidates = [c for c in ";\t|," if c != delimiter and c in columns[0]]
-    if not candidates:
-        return ""
-    expected = "commas" if delimiter == "," else "tabs"
-    return f"its columns seem to be separated by {candidates[0]!r}: use {expected}"
-
-
-def _check_texts(task: Any, row: dict, columns: list[str], where: str) -> None:
-    """Raise `UserError` unless the columns contain texts that are valid and not empty."""
-    for column in columns:
-        text = row[column]
-        if not isinstance(text, str) or not (text.strip() or task.allow_empty_text):
-            raise UserError(
-                f"{where}: {column} must be a text that is not empty, got {text!r}: "
-                "correct the row or remove it."
-            )
-        require_utf8(text, f"{where}: {column}")
+def require_nonempty_text(
+    row: dict,  # a row of a table
+    column: str,  # name of the column
+    where: str,  # file and line, for the error message
+    allow_empty: bool = False,  # accept a text of spaces or of no character
+) -> str:
+    """Return the string in a column; raise `UserError` if it is missing, empty or not a string."""
+    text = row.get(column)
+    if not isinstance(text, str) or not (text.strip() or allow_empty):
+        raise UserError(
+            f"{where}: {column} must be a text that is not empty, got {text!r:.60}: "
+            "correct the row or remove it."
+        )
+    return require_utf8(text, f"{where}: {column}")
 
 
 def check_row(
-    task: Any,  # a `Task` (`data.task` imports this module, so its type cannot be named)
+    task: Task,  # the task that the row belongs to
     # `sentence1`, perhaps `sentence2`, `label`, and `group` where several rows form one question
     row: dict,
     where: str,  # file and line, for error messages
@@ -142,8 +136,8 @@ def check_row(
         )
     if task.is_generation:
         texts.append("target")
-    _check_texts(task, row, texts, where)
-    checked = {column: row[column] for column in texts + group}
+    checked = {c: require_nonempty_text(row, c, where, task.allow_empty_text) for c in texts}
+    checked |= {column: row[column] for column in group}
     if task.is_generation:
         return checked
     return checked | {"label": _convert_label(task, row["label"], where)}
@@ -153,7 +147,7 @@ def convert_copa_row(
     # `premise`, `choice1`, `choice2`, `question` ('cause' or 'effect'), `label` (0 if choice1 is
     # correct, 1 if choice2 is)
     record: dict,
-    line_number: int,  # number of the record, which becomes the group
+    number: int,  # number of the record, which becomes the group
 ) -> list[dict]:  # two rows with `sentence1`, `sentence2`, `label`, `group`
     """Convert a COPA question to a row for each of its two candidates (Roemmele et al. 2011)."""
     premise = require_text(record, "premise")
@@ -170,7 +164,7 @@ def convert_copa_row(
             f"{correct!r}."
         )
     return [
-        dict(sentence1=question, sentence2=choice, label=int(i == correct), group=line_number)
+        dict(sentence1=question, sentence2=choice, label=int(i == correct), group=number)
         for i, choice in enumerate(choices)
     ]
 
@@ -179,37 +173,25 @@ def convert_multirc_row(
     # a `passage` with questions and their answers, or (on the hub) one answer with `paragraph`,
     # `question`, `answer`, `label` and `idx`
     record: dict,
-    line_number: int,  # number of the record
+    number: int,  # number of the record
 ) -> list[dict]:  # a row for each answer, with `sentence1`, `sentence2`, `label`, `group`
     """Convert a MultiRC record to a row for each answer (Khashabi et al. 2018)."""
-    if "passage" not in record:
-        index = record["idx"]
+    answers = []  # question, answer, label, group
+    if "passage" in record:
+        paragraph = require_text(record["passage"], "text")
+        for j, question in enumerate(record["passage"]["questions"]):
+            for answer in question["answers"]:
+                texts = require_text(question, "question"), require_text(answer, "text")
+                answers.append((*texts, answer["label"], f"{number}-{j}"))
+    else:
         paragraph = require_text(record, "paragraph")
-        question_text = require_text(record, "question")
-        answer_text = require_text(record, "answer")
-        return [
-            dict(
-                sentence1=paragraph,
-                sentence2=f"{question_text} {answer_text}",
-                label=record["label"],
-                group=f"{index['paragraph']}-{index['question']}",
-            )
-        ]
-    rows = []
-    paragraph = require_text(record["passage"], "text")
-    for j, question in enumerate(record["passage"]["questions"]):
-        for answer in question["answers"]:
-            question_text = require_text(question, "question")
-            answer_text = require_text(answer, "text")
-            rows.append(
-                dict(
-                    sentence1=paragraph,
-                    sentence2=f"{question_text} {answer_text}",
-                    label=answer["label"],
-                    group=f"{line_number}-{j}",
-                )
-            )
-    return rows
+        texts = require_text(record, "question"), require_text(record, "answer")
+        group = f"{record['idx']['paragraph']}-{record['idx']['question']}"
+        answers.append((*texts, record["label"], group))
+    return [
+        dict(sentence1=paragraph, sentence2=f"{question} {answer}", label=label, group=group)
+        for question, answer, label, group in answers
+    ]
 
 
 def _mark_span(record: dict, i: int) -> str:
@@ -229,7 +211,7 @@ def convert_wic_row(
     # `word`, `sentence1`, `sentence2`, `label`, and the character positions of the word: `start1`,
     # `end1`, `start2`, `end2`
     record: dict,
-    line_number: int,  # number of the record, unused
+    number: int,  # number of the record, unused
 ) -> list[dict]:  # one row with `sentence1`, `sentence2`, `label`
     """Convert a WiC record to a row with the word marked in both sentences.
 
@@ -244,6 +226,55 @@ def convert_wic_row(
         )
     marked = [_mark_span(record, i) for i in (1, 2)]
     return [dict(sentence1=f"{word} : {marked[0]}", sentence2=marked[1], label=record["label"])]
+
+
+def convert_benchmark_row(
+    task: Task,  # the task that the record belongs to
+    record: dict,  # a record with the columns of the benchmark
+    number: int,  # its number in the file or split
+) -> list[dict]:  # rows that are not checked yet
+    """Convert a record of the benchmark to rows of this package.
+
+    Raises: `KeyError` with the name of a column that is missing.
+    """
+    if task.convert_row:
+        return task.convert_row(record, number)
+    first, second, label_column = task.columns
+    for column in re.findall(r"{(\w+)}", first + (second if task.pair else "")):
+        require_text(record, column)
+    row = dict(sentence1=first.format(**record))
+    if task.pair:
+        row["sentence2"] = second.format(**record)
+    label = record[label_column]
+    row["label"] = task.hub_labels.index(label) if label in task.hub_labels else label
+    return [row]
+
+
+def convert_and_check_row(
+    task: Task,  # the task that the record belongs to
+    record: Any,  # a parsed line, in the schema of this package or of the benchmark
+    number: int,  # its number in the file, blank lines not counted
+    where: str,  # file and line, for error messages
+) -> list[dict]:  # checked rows; several where a record is a question with several rows
+    """Convert a record in either schema to checked rows."""
+    has_row_schema = not isinstance(record, dict) or (
+        not task.convert_row and (task.columns[0] == "{sentence1}" or "sentence1" in record)
+    )
+    rows = [record]
+    hint = ""
+    if not has_row_schema:
+        try:
+            rows = convert_benchmark_row(task, record, number)
+        except KeyError as e:
+            hint = f", or the columns of the benchmark, of which {e} is missing"
+        except ValueError as e:
+            raise UserError(f"{where}: {e}") from e
+        except (AttributeError, TypeError) as e:
+            raise UserError(
+                f"{where}: the line does not have the structure of the benchmark "
+                f"{task.name!r} ({e}): use the file as the benchmark distributes it."
+            ) from e
+    return [check_row(task, row, where, hint) for row in rows]
 
 
 def group_by_question(
@@ -268,24 +299,11 @@ def check_one_correct_candidate(
         if len(question) < 2:
             raise UserError(
                 f"{where}: question {name!r} has only one candidate "
-                f"({question[0]['sentence1'][:40]!r}), but at least two rows with the "
-                "same group are "
-                "needed: add the others or remove the question."
+                f"({question[0]['sentence1'][:40]!r}), but at least two rows with the same "
+                "group are needed: add the others or remove the question."
             )
         if n_correct != 1:
             raise UserError(
                 f"{where}: {n_correct} of the {len(question)} candidates of question {name!r} are "
                 "labelled correct, but exactly one must be: correct the labels."
             )
-
-
-def mark_best_candidates(
-    scores: Sequence[float],  # how likely each row is the correct candidate `[N]`
-    groups: Sequence[Hashable],  # the question of each row `[N]`
-) -> list[int]:  # 1 for the best row of each question (the first of equals), 0 for the others
-    """Choose the candidate with the highest score of each question (COPA)."""
-    best: dict[Hashable, int] = {}
-    for i, (score, group) in enumerate(zip(scores, groups, strict=True)):
-        if group not in best or score > scores[best[group]]:
-            best[group] = i
-    return [int(best[group] == i) for i, group in enumerate(groups)]

@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 # %% ../../nbs/engine/data/synthetic.ipynb #2a3d332d
 from ..utils.checks import UserError, check_choice, check_name
 from idp_tutorial.data.grammars import (
-    make_entailment_row,
     expand_pattern,
     fix_articles_and_capitals,
     load_lexicon,
+    make_entailment_row,
+    make_question_row,
+    make_sentiment_row,
+    make_similarity_row,
 )
-from .grammars import make_question_row, make_sentiment_row, make_similarity_row
 
 # %% ../../nbs/engine/data/synthetic.ipynb #76b0c3b1
 SPLIT_SIZES = dict(train=2000, validation=500, test=1000)  # default number of rows

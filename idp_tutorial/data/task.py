@@ -17,14 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 from idp_tutorial.data.encoding import append_targets, compute_max_input_len, tokenize_rows
 from idp_tutorial.data.metrics import compute_metric, exact_match
-from idp_tutorial.data.rows import mark_best_candidates
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.files import compute_digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["TEMPLATES", "check_task", "require_classes", "Task", "scale_labels"]
+__all__ = [
+    "TEMPLATES",
+    "check_task",
+    "require_classes",
+    "mark_best_candidates",
+    "Task",
+    "scale_labels",
+]
 
 
 def _template_variants(
@@ -146,6 +152,18 @@ def _contents_of_rows(rows: Sequence[dict]) -> list[dict]:
     return contents
 
 
+def mark_best_candidates(
+    scores: Sequence[float],  # how likely each row is the correct candidate `[N]`
+    groups: Sequence[Hashable],  # the question of each row `[N]`
+) -> list[int]:  # 1 for the best row of each question (the first of equals), 0 for the others
+    """Choose the candidate with the highest score of each question (COPA)."""
+    best: dict[Hashable, int] = {}
+    for i, (score, group) in enumerate(zip(scores, groups, strict=True)):
+        if group not in best or score > scores[best[group]]:
+            best[group] = i
+    return [int(best[group] == i) for i, group in enumerate(groups)]
+
+
 @dataclass(frozen=True)
 class Task:
     """Definition of a task: how rows are encoded, and how predictions are scored."""
@@ -168,7 +186,7 @@ class Task:
     # columns on the hub: format strings of the sentences, name of the label column
     columns: tuple = ("{sentence1}", "{sentence2}", "label")
     hub_labels: tuple = ()  # label values on the hub in index order, if they are not the indices
-    # `(record, line number) → rows`, where format strings are not enough
+    # `(record, its number) → rows`, where format strings are not enough
     convert_row: Callable | None = field(default=None, repr=False)
     # rows of a `group` form a question: 'choose' one (COPA), 'each' may be true (MultiRC)
     grouping: str = ""

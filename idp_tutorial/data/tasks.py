@@ -1,35 +1,33 @@
 """The registry of the papers' tasks and of the bundled ones, and the function that loads a task.
 
-A task is a dataclass. This page lists all tasks with what the papers say about each: labels,
-label words, template and metric. The second half loads a task's rows. The rows that select the
-checkpoint are never those that report the score.
+`TASKS` has each task with what the papers say about it: labels, label words, template and metric.
+`load_task` loads its rows. The rows that select the checkpoint are never those that report the
+score.
 
 Labels are in the order of the index that the data files use. `template_source` marks the tasks
-whose template is LPT's. For the others the papers train a classification head (CR, STS-B in
-IDPG) or do not say (the SuperGLUE tasks of ID-SPAM), and this project chose the template and
-the words. ID-SPAM reports one score for each SuperGLUE task without naming the metric. We use
-the benchmark's metric, and for CB and MultiRC the mean of its two metrics.
+whose template is LPT's. For the others the papers train a classification head (CR, STS-B in IDPG)
+or do not say (the SuperGLUE tasks of ID-SPAM), and this project chose the template and the words.
+ID-SPAM reports one score for each SuperGLUE task without naming the metric. `TASKS` has the
+benchmark's metric, and for CB and MultiRC the mean of its two metrics.
 """
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from idp_tutorial.data.few_shot import sample_rows, split_few_shot
-from idp_tutorial.data.loading import load_splits_from_folder, load_splits_from_hub
-from idp_tutorial.data.row_readers import detect_format
+from idp_tutorial.data.reading import detect_format
 from idp_tutorial.data.rows import (
     check_row,
     convert_copa_row,
     convert_multirc_row,
     convert_wic_row,
-    group_by_question,
 )
+from idp_tutorial.data.splits import load_splits_from_folder, load_splits_from_hub, make_splits
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.task import TEMPLATES, Task
 from idp_tutorial.utils.checks import UserError, check_at_least, check_name
 
-__all__ = ["TASKS", "make_splits", "load_task"]
+__all__ = ["TASKS", "load_task"]
 
 
 _SENTIMENT: dict[str, Any] = dict(
@@ -206,39 +204,6 @@ _TASK_LIST = [
     ),
 ]
 TASKS = {t.name: t for t in _TASK_LIST}
-
-
-def make_splits(
-    task: Task,  # the task that the rows belong to
-    raw: dict,  # rows by split, as they were loaded
-    shots: int | None,  # number of few-shot training examples; None: all training rows
-    split_seed: int,  # seed of the rows that are sampled from train
-    stratified: bool = True,  # sample few-shot examples in proportion to the labels?
-) -> dict:  # rows of train, validation and test
-    """Divide loaded rows into disjoint splits for training, checkpoint selection and reporting."""
-    test = raw.get("test") or raw.get("validation")
-    if not test or not raw.get("train"):
-        raise UserError(
-            f"task {task.name!r} needs a train split, and a test or validation split to report the "
-            f"score, got {', '.join(raw) or 'no splits'}."
-        )
-    if shots is not None:
-        train, validation = split_few_shot(raw["train"], shots, split_seed, stratified)
-    elif raw.get("validation") and raw.get("test"):
-        train = raw["train"]
-        validation = raw["validation"]
-    else:
-        n = len(group_by_question(raw["train"]))
-        if n < 2:
-            raise UserError(
-                f"task {task.name!r} has only {n} training row: add rows, or a validation split."
-            )
-        if task.max_validation_size:
-            validation_size = min(task.max_validation_size, n // 5)
-        else:
-            validation_size = min(1000, n // 10)
-        validation, train = sample_rows(raw["train"], max(1, validation_size), split_seed)
-    return dict(train=train, validation=validation, test=test)
 
 
 def _check_task_name(name: str) -> str:

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from idp_tutorial.core.explicit_layer import ExplicitLayerBackbone
 from idp_tutorial.core.prompt_key_values import split_heads
+from idp_tutorial.families.explicit_layer import ExplicitLayerBackbone
 from idp_tutorial.families.family import register_family
 
 __all__ = ["DistilBertBackbone"]

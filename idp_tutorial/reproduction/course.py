@@ -15,6 +15,7 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
+from tabulate import tabulate
 from torch import Tensor
 from torch.nn import Module
 
@@ -31,16 +32,14 @@ from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.config import RunConfig
 
 __all__ = [
+    "ScoreTable",
     "COURSE_SENTENCES",
-    "SCORE_TABLE_TASKS",
-    "SCORE_TABLE_CONTROLS",
     "encode_course_sentences",
     "load_short_task",
     "train_and_test_plan",
     "course_seeds",
     "load_course_scores",
     "store_or_compare_scores",
-    "ScoreTable",
     "build_score_table",
 ]
 
@@ -173,19 +172,16 @@ class ScoreTable:
     ):
         self.rows = rows
 
+    def _format(self, style: str) -> str:
+        headers = ("chapter", "method", *SCORE_TABLE_TASKS)
+        alignment = ("left", "left", *["right"] * len(SCORE_TABLE_TASKS))
+        return tabulate(self.rows, headers, style, disable_numparse=True, colalign=alignment)
+
     def __repr__(self):
-        rows = [("chapter", "method", *SCORE_TABLE_TASKS), *self.rows]
-        lines = []
-        for chapter, method, *scores in rows:
-            lines.append(f"{chapter:9}{method:34}" + "".join(f"{s:>24}" for s in scores))
-        return "\n".join(lines)
+        return self._format("simple")
 
     def _repr_markdown_(self):
-        lines = [
-            "| chapter | method | " + " | ".join(SCORE_TABLE_TASKS) + " |",
-            "|---|---|" + "--:|" * len(SCORE_TABLE_TASKS),
-        ]
-        return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in self.rows])
+        return self._format("pipe")
 
 
 def build_score_table(

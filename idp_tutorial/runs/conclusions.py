@@ -18,11 +18,7 @@ from idp_tutorial.runs.contrasts import estimate_contrast
 from idp_tutorial.utils.checks import UserError
 
 __all__ = [
-    "MIN_NOTABLE_DIFFERENCE",
     "VERDICT_MEANINGS",
-    "DEFAULT_CLAIMED_DIFFERENCE",
-    "EQUIVALENCE_MARGIN",
-    "MAX_FEW_SHOT_EXAMPLES",
     "summarise_comparison",
     "parse_primary_contrast",
     "describe_primary_contrast",

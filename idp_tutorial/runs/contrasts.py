@@ -111,13 +111,9 @@ def adjust_p_values_holm(
     p_values: Sequence[float],  # of a family of comparisons
 ) -> list[float]:  # corrected p-values, in the same order
     """Correct the p-values of a family of comparisons by Holm's method."""
-    order = np.argsort(p_values)
-    corrected = np.empty(len(p_values))
-    largest = 0.0
-    for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
-        corrected[i] = largest
-    return corrected.tolist()
+    from statsmodels.stats.multitest import multipletests
+
+    return multipletests(p_values, method="holm")[1].tolist()
 
 # %% ../../nbs/engine/runs/contrasts.ipynb #bccaf2ad
 def per_example_accuracy(

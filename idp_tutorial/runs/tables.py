@@ -17,17 +17,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from tabulate import tabulate
 
 from idp_tutorial.data.metrics import compute_metric
 from idp_tutorial.utils.checks import UserError, require_packages
 from idp_tutorial.utils.files import dump_record, write_atomically
 
 __all__ = [
-    "GROUP_COLUMNS",
     "select_finished",
     "results_table",
     "format_table",
-    "format_markdown_table",
     "check_same_settings",
     "format_std",
     "pivot_methods_by_task",
@@ -136,37 +135,19 @@ def _format_row(row: pd.Series) -> tuple[str, ...]:
 def format_table(
     table: pd.DataFrame,  # from `results_table`
     with_time: bool = True,  # with the time of a step; it means nothing on a busy machine
+    style: str = "simple",  # a format of `tabulate`, such as 'pipe' for Markdown
 ) -> str:
     """Return a table as text: score ± std over seeds, trained parameters, time and memory.
 
     A * after the learning rate says that it is the smallest or largest of those that were tried.
     """
     metric = table.metric.iloc[0]
-    rows: list[tuple[str, ...]] = [
-        ("method", metric, "prompt", "head", "backbone", "ms/step", "memory MB", "lr")
-    ]
-    rows += [_format_row(row) for _, row in table.iterrows()]
+    header = ("method", metric, "prompt", "head", "backbone", "ms/step", "memory MB", "lr")
+    rows = [header, *(_format_row(row) for _, row in table.iterrows())]
     if not with_time:
         rows = [(*row[:5], *row[6:]) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = []
-    for name, *cells in rows:
-        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:])]
-        lines.append("  ".join([name.ljust(widths[0]), *padded]).rstrip())
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
-
-
-def format_markdown_table(
-    table: pd.DataFrame,  # from `results_table`
-    with_time: bool = True,  # with the time of a step
-) -> str:
-    """Return a table as Markdown, with the cells of `format_table`."""
-    text = format_table(table, with_time).replace("memory MB", "memory_MB").replace(" ± ", "±")
-    # the cells are split at spaces, so each must be one word
-    text = text.replace(" (", "_(").replace(" diverged)", "_diverged)")
-    rows = [f"| {' | '.join(line.split())} |" for line in text.splitlines()]
-    rows[1] = "|---|" + "--:|" * (rows[0].count("|") - 2)
-    return "\n".join(rows).replace("±", " ± ").replace("_", " ")
+    alignment = ("left", *["right"] * (len(rows[0]) - 1))
+    return tabulate(rows, "firstrow", style, disable_numparse=True, colalign=alignment)
 
 
 def check_same_settings(
@@ -234,49 +215,6 @@ def pivot_methods_by_task(
     return cells.assign(prompt=prompt_sizes).rename_axis(None, axis=1)
 
 
-# offsets of a label from its mark, in points, with horizontal and vertical alignment: close first
-_CLOSE_OFFSETS = [
-    (9, 0, "left", "center"),
-    (-9, 0, "right", "center"),
-    (0, 5, "center", "bottom"),
-    (0, -5, "center", "top"),
-]
-_FAR_OFFSETS = [
-    (x, sign * distance, "left" if x > 0 else "right", "center")
-    for distance in (15, 26, 37)
-    for sign in (1, -1)
-    for x in (-14, 14)
-]
-_LABEL_OFFSETS = [*_CLOSE_OFFSETS, *_FAR_OFFSETS]
-
-
-def _label_points(ax: Any, labels: list[tuple[float, float, str, str]]) -> None:
-    """Write labels (y, x, text, colour) beside their marks where they do not overlap."""
-    from matplotlib.transforms import Bbox
-
-    ax.autoscale_view()  # it fixes the positions of the marks
-    point = ax.figure.dpi / 72
-    area = ax.get_window_extent()
-    occupied = []
-    for y, x, *_ in labels:
-        px, py = ax.transData.transform((x, y))
-        occupied.append(Bbox.from_bounds(px - 8 * point, py - 3 * point, 16 * point, 6 * point))
-    for y, x, text, color in sorted(labels):
-        for dx, dy, ha, va in _LABEL_OFFSETS:
-            style = dict(textcoords="offset points", ha=ha, va=va, fontsize=9, color=color)
-            note = ax.annotate(text, (x, y), (dx, dy), **style)
-            box = note.get_window_extent()
-            is_inside = area.x0 < box.x0 and box.x1 < area.x1 and area.y0 < box.y0
-            is_last_offset = (dx, dy) == _LABEL_OFFSETS[-1][:2]
-            is_free = is_inside and not any(box.overlaps(other) for other in occupied)
-            if is_last_offset or is_free:
-                occupied.append(box)
-                line = dict(arrowstyle="-", color=color, lw=0.6)
-                ax.annotate("", (x, y), (dx, dy), arrowprops=line, **style)
-                break
-            note.remove()
-
-
 def _describe_seed_count(row: pd.Series) -> str:
     """Return the number of runs of a row as words for a title."""
     if row.get("draws", 0) > 1:
@@ -293,8 +231,9 @@ def plot_scores(
     Dashed lines show the means of head-only and fine-tuning, the two extremes.
     Raises: `UserError` if no run finished, or if the records differ in task, backbone or head.
     """
-    require_packages("matplotlib")
+    require_packages("matplotlib", "adjustText")
     import matplotlib.pyplot as plt
+    from adjustText import adjust_text
 
     table = results_table(select_finished(records))
     df = pd.DataFrame(select_finished(records))
@@ -303,13 +242,14 @@ def plot_scores(
     )
     ax = ax or plt.subplots(figsize=(5.5, 3.5))[1]
     labels = []
+    bars: list[Any] = []
     for i, row in enumerate(table.itertuples()):
         n_params = max(1, row.prompt_params + row.head_params + row.backbone_params)
         scores = df[df.method == row.method].score
         color = f"C{i}"
         ax.plot([n_params] * len(scores), scores, "o", ms=4, alpha=0.5, color=color)
-        ax.plot(n_params, row.score, "_", ms=16, mew=2.5, color=color)
-        labels.append((row.score, n_params, row.method, color))
+        bars += ax.plot(n_params, row.score, "_", ms=16, mew=2.5, color=color)
+        labels.append(ax.text(n_params, row.score, row.method, fontsize=9, color=color))
         if row.method in ("head-only", "fine-tuning"):
             ax.axhline(row.score, color=color, ls="--", lw=0.8, alpha=0.5)
     first = table.iloc[0]
@@ -323,7 +263,8 @@ def plot_scores(
     )
     ax.margins(x=0.2)
     ax.spines[["top", "right"]].set_visible(False)
-    _label_points(ax, labels)
+    line = dict(arrowstyle="-", lw=0.6)
+    adjust_text(labels, objects=bars, ax=ax, expand=(1.2, 1.7), iter_lim=500, arrowprops=line)
     return ax
 
 

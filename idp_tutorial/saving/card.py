@@ -9,7 +9,6 @@ is accurate for few examples. It does not apply to a correlation or an F1, so th
 interval.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,12 @@ __all__ = ["wilson_interval", "build_model_card"]
 def wilson_interval(
     score: float,  # proportion in percent, such as an accuracy
     n: int,  # number of examples
-    z: float = 1.96,  # quantile of the normal distribution; 1.96 for 95 %
 ) -> tuple[float, float]:  # lower and upper limit, in percent
-    """Return Wilson's confidence interval of a proportion."""
-    p = score / 100
-    shrink = 1 + z * z / n
-    middle = (p + z * z / (2 * n)) / shrink
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink
-    return 100 * max(middle - half, 0), 100 * min(middle + half, 1)
+    """Return Wilson's 95 % confidence interval of a proportion."""
+    from scipy.stats import binomtest
+
+    interval = binomtest(round(n * score / 100), n).proportion_ci(method="wilson")
+    return 100 * interval.low, 100 * interval.high
 
 
 _PROPORTION_METRICS = "accuracy", "exact_match"  # metrics that are proportions of the examples

@@ -1,7 +1,15 @@
 """Eleven comparisons that measure how exactly the layer loop computes what the library computes.
 
-These differences should be 0. The library runs without its cache, which stores copies of the
-keys with another memory layout, so that products are rounded differently.
+`measure_parity(backbone)` returns the largest absolute difference in each. The first seven compare
+with the library and should be 0: a batch with padding, one without, one of single tokens; training
+mode with the same random numbers; the logits; a prompt among the words, compared with the library's
+`inputs_embeds`; for decoders, keys and values, compared with its `past_key_values`. The last four
+compare two ways to compute the same in this package, which differ by rounding: the logits of some
+tokens only, the last layer at one position, an example alone or in a batch, and prompts of several
+lengths in one batch.
+
+The library runs without its cache, which stores copies of the keys with another memory layout, so
+that products are rounded differently.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +41,6 @@ __all__ = [
     "max_abs_difference",
     "library_hidden_states",
     "measure_parity",
-    "largest_differences",
 ]
 
 
@@ -248,13 +255,3 @@ def measure_parity(
     """
     comparisons = {**LIBRARY_COMPARISONS, **CONSISTENCY_COMPARISONS}
     return {name: compare(bb) for name, compare in comparisons.items()}
-
-
-def largest_differences(
-    bb: Backbone,  # a small model with random weights, as `small_backbone` returns
-) -> tuple[float, float]:
-    """Return the largest difference from the library, and the largest within the package."""
-    differences = measure_parity(bb)
-    library = max(differences[name] or 0.0 for name in LIBRARY_COMPARISONS)
-    consistency = max(differences[name] or 0.0 for name in CONSISTENCY_COMPARISONS)
-    return library, consistency

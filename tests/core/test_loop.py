@@ -18,7 +18,7 @@ from transformers import (
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.loop import insert_prompt, run_layers, splice, walk_layers
 from idp_tutorial.core.plan import Step, check_plan
-from idp_tutorial.families.all import wrap_hf_model
+from idp_tutorial.families.family import wrap_hf_model
 from idp_tutorial.methods import sentence_vectors
 from idp_tutorial.methods.sentence_vectors import sentence_vector
 

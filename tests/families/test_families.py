@@ -1,15 +1,11 @@
 """Every family equals the library's forward pass, and training changes the prompt only."""
 
-from copy import deepcopy
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 
 from idp_tutorial.core.dtypes import cast_weights
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.families.all import FAMILIES, get_family, register_family
 from idp_tutorial.methods.adapters import add_adapters, add_lora
 from idp_tutorial.testing.parity import (
     CONSISTENCY_COMPARISONS,
@@ -33,10 +29,6 @@ ALL = [(name, attn) for name in SMALL_CONFIGS for attn in attention_implementati
 ONE = [(name, attention_implementations(name)[0]) for name in SMALL_CONFIGS]
 each = pytest.mark.parametrize("name,attn", ALL)
 each_once = pytest.mark.parametrize("name,attn", ONE)
-
-
-def test_every_family_has_a_small_model():
-    assert {n.partition(",")[0] for n in SMALL_CONFIGS} == set(FAMILIES) and len(FAMILIES) == 19
 
 
 @each
@@ -162,29 +154,6 @@ def test_weights_in_bfloat16(name, attn):
     assert off < 0.05
 
 
-def test_an_error_in_a_family_is_detected(monkeypatch):
-    def worst(name):
-        got = measure_parity(small_backbone(name, attention_implementations(name)[0]))
-        return {k for k in got if (got[k] or 0.0) > 1e-5}
-
-    for name, attribute, faulty in (
-        ("mistral", "in_attention_window", lambda self, distance: distance <= self.sliding_window),
-        (
-            "modernbert",
-            "in_attention_window",
-            lambda self, distance: distance.abs() < self.sliding_window,
-        ),
-        ("roberta", "position_ids", lambda self, mask: mask.cumsum(1) * mask),
-        ("gemma3_text", "softcap_logits", lambda self, logits: logits),
-        ("llama", "embed", lambda self, e, mask, types: 1.01 * e),
-    ):
-        cls = get_family(SimpleNamespace(model_type=name)).backbone_class
-        assert not worst(name)
-        with monkeypatch.context() as m:
-            m.setattr(cls, attribute, faulty)
-            assert worst(name), (name, attribute)
-
-
 def test_prompts_of_keys_can_have_different_lengths_in_a_batch():
     """With prompts of 3, 0 and 1 keys, each text begins behind its own keys."""
     bb = small_backbone("llama")
@@ -215,30 +184,6 @@ def test_grouped_query_attention_gets_no_mask_without_padding():
             mask("llama", whole, attn="eager"),
         )
     )
-
-
-def test_registering_a_family():
-    class Loop:
-        causal = False
-        default_pooling = "cls"
-
-    before = deepcopy(dict(FAMILIES))
-    try:
-        register_family("mine", Loop, "causal", causal=True)
-        assert (
-            FAMILIES["mine"].backbone_class.causal
-            and not Loop.causal
-            and FAMILIES["mine"].auto_class_name == "AutoModelForCausalLM"
-        )
-        with pytest.raises(ValueError, match="Loop has no attribute 'casual'"):
-            register_family("mine", Loop, casual=True)
-    finally:
-        for k in set(FAMILIES) - set(before):
-            del FAMILIES[k]
-    with pytest.raises(
-        ValueError, match="'state/mamba' is a 'mamba' model.*bert.*t5.*Add a family"
-    ):
-        get_family(SimpleNamespace(model_type="mamba"), "state/mamba")
 
 
 def test_the_modules_named_for_lora_and_adapters_exist_in_every_layer():

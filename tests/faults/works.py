@@ -14,8 +14,7 @@ from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.reproduction.papers import reproduce, transfer_comparison
 from idp_tutorial.reproduction.papers.transfer import resolve_label_map
-from idp_tutorial.reproduction.pretraining.bundled_backbone import save_backbone
-from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig, pretrain
+from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig, pretrain, save_backbone
 from idp_tutorial.runs import compare as comparison
 from idp_tutorial.runs import experiment as experiments
 from idp_tutorial.runs import record as run_records

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -54,16 +53,8 @@ from idp_tutorial.methods.p_tuning_v2 import deep_prompt_plan
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.efficiency.cost_model import (
     compare_published_speeds,
-    compare_published_times,
     ideal_speed_up,
     step_cost,
-)
-from idp_tutorial.reproduction.efficiency.full_scale import (
-    FULL_SCALE_RECIPES,
-    estimate_memory,
-    estimate_step_flops,
-    largest_batch,
-    seconds_per_step,
 )
 from idp_tutorial.reproduction.efficiency.parameter_counts import (
     count_all_parameters,
@@ -306,33 +297,6 @@ def _compute_costs() -> dict[str, list]:
     }
 
 
-def _compute_flops() -> dict[str, list]:
-    cfg = FULL_SCALE_RECIPES["idpg-multi"]
-    values = [
-        estimate_step_flops(cfg, 16, 128),
-        seconds_per_step(cfg, 16, 128),
-        seconds_per_step(cfg, 2, 512, "T4"),
-    ]
-    return {"idpg-multi": values}
-
-
-MEMORY_CONFIGS = {
-    "fine-tuning": RunConfig("fine-tuning", backbone="roberta-base", precision="bf16"),
-    "lpt-npg": RunConfig("lpt-npg", backbone="gpt2", layer=0),
-}
-
-
-def _compute_memory() -> dict[str, dict]:
-    values = {}
-    for name, cfg in MEMORY_CONFIGS.items():
-        shapes = ((1, 64), (16, 128), (32, 512))
-        values[name] = {
-            "memory": {f"{B}x{T}": estimate_memory(cfg, B, T) for B, T in shapes},
-            "largest": [largest_batch(cfg, T, gb) for T, gb in ((128, 16), (512, 80))],
-        }
-    return values
-
-
 def _list_published_counts() -> list[list]:
     keys = ["paper", "table", "backbone", "method", "reported", "exact", "ours", "status"]
     return [[row[key] for key in keys] for row in published_counts()]
@@ -396,11 +360,7 @@ COUNTS: dict[str, Callable[[], Any]] = {
     "formatted counts": _format_counts,
     "costs": _compute_costs,
     "published speeds": lambda: _dump_frame(compare_published_speeds()),
-    "published times": lambda: _dump_frame(compare_published_times()),
-    "memory": _compute_memory,
-    "flops": _compute_flops,
     "learning rates": lambda: {name: [*method.learning_rates] for name, method in METHODS.items()},
-    "recipes": lambda: {name: asdict(cfg) for name, cfg in FULL_SCALE_RECIPES.items()},
     "config": _list_config_fields,
 }
 

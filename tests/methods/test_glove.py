@@ -492,3 +492,16 @@ def test_the_wrong_width_is_refused(folder):
     glove = glove_of(bb, folder)
     with pytest.raises(ValueError, match="Build it with d_in=300"):
         PromptGenerator(32, bb.d, t=3, m=8, n=4)(glove(run_layers(bb, batch_of(bb), stop=0)))
+
+
+def test_word_vectors_are_checked(tmp_path):
+    def read(data):
+        (tmp_path / "v.txt").write_bytes(data)
+        return read_glove(tmp_path / "v.txt")
+
+    index, v = read(b"\xef\xbb\xbfthe 1 2\n. . 3 4\nat name@x.com 5 6\n")
+    assert [*index] == ["the", ". .", "at name@x.com"] and v.tolist() == [[1, 2], [3, 4], [5, 6]]
+    with pytest.raises(ValueError, match="line 2: .* are not 2 numbers"):
+        read(b"the 1 2\na 1_0 3\n")
+    with pytest.raises(ValueError, match="line 2 has more numbers than the 2 of line 1"):
+        read(b"the 1 2\na 1 2 3\n")

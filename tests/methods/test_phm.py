@@ -1,22 +1,12 @@
-"""Tests of PHM layers.
-
-The definition, both paths in value and gradient, which path is taken, sharing, rank, inits, counts,
-what is refused, and the measurement.
-"""
+"""PHM layers: the definition, both paths, gradients, sharing, rank, counts and refusals."""
 
 import copy
-import json
 
 import pytest
 import torch
 from torch import nn
 
 from idp_tutorial.methods.phm import PHMLinear, count_phm_multiplications, count_phm_parameters
-from idp_tutorial.reproduction.efficiency.component_times import (
-    PHM_IMPLEMENTATIONS,
-    _LiveTensorMemory,
-    measure_phm,
-)
 
 SHAPES = [(8, 12, 4), (12, 8, 4), (8, 8, 8), (6, 9, 3), (5, 7, 1), (4, 4, 4)]
 
@@ -255,52 +245,3 @@ def test_what_is_refused(kw, words):
 def test_wrong_width():
     with pytest.raises(ValueError, match=r"input.*d_in=8, got \(2, 6\)"):
         PHMLinear(8, 12, 4)(torch.zeros(2, 6))
-
-
-def test_the_authors_ways_are_the_same_function():
-    l = PHMLinear(8, 12, 4).double()
-    x = torch.randn(3, 8).double()
-    want = x @ slow_weight(l) + l.bias
-    for way in ("auto", "factored", "materialised", "idpg", "compacter"):
-        torch.testing.assert_close(PHM_IMPLEMENTATIONS[way](l, x), want)
-
-
-def test_alive_counts_bytes():
-    w = torch.ones(100, 50, requires_grad=True)
-    with _LiveTensorMemory() as memory:
-        a = w.T[:3] * 2
-        b = a.t()
-        del a, b
-    assert (memory.live_bytes, memory.peak_bytes) == (
-        0,
-        3 * 100 * 4,
-    )  # views are free, what was there before too
-    with _LiveTensorMemory() as memory:
-        (w.exp() + 1).sum().backward()
-    assert memory.live_bytes == w.grad.nbytes + 0 and memory.peak_bytes >= 2 * w.nbytes
-
-
-def test_measurement(tmp_path):
-    file = tmp_path / "phm.jsonl"
-    records = measure_phm(
-        file, d=256, t=2, bottlenecks=(32,), kronecker_terms=(4, 3), batch_sizes=(1, 4), repeats=3
-    )
-    assert records == [json.loads(l) for l in file.read_text().splitlines()]
-    assert [(r["n"], r["batch"], r["way"]) for r in records] == [
-        (4, R, w) for R in (1, 4) for w in PHM_IMPLEMENTATIONS
-    ]  # 3 does not divide
-    r = {x["way"]: x for x in records if x["batch"] == 1}
-    assert all(
-        x["forward_ms"] > 0
-        and x["backward_ms"] > 0
-        and x["turns"] == 3
-        and x["peak_mb"] >= x["kept_mb"] >= 0
-        for x in records
-    )
-    # IDPG's code stores n matrices (both layers), the materialised path one, the factored path none
-    W = (256 * 32 + 32 * 512) * 4 / 1e6
-    assert (
-        r["factored"]["kept_mb"] < 0.5 * W < W <= r["materialised"]["kept_mb"] < 1.5 * W
-        and 4 * W <= r["idpg"]["kept_mb"] < 4.5 * W
-    )
-    assert r["compacter"]["peak_mb"] > 4 * 32 * 512 * 4 / 1e6

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from small import config, small_task
 
-from idp_tutorial.data.loading import load_splits_from_folder
-from idp_tutorial.data.tables import load_table_task
+from idp_tutorial.data.splits import load_splits_from_folder
 from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.data.user_data import load_table_task
 from idp_tutorial.runs.experiment import train_and_save
 from idp_tutorial.runs.record import make_fingerprint
 from idp_tutorial.runs.store import RunStore

@@ -1,13 +1,83 @@
-"""Tables of records: means and standard deviations over the seeds of one comparison."""
+"""Tables and pictures of records."""
+
+from itertools import combinations
 
 import pytest
+from claim_records import finished_record
 
 from idp_tutorial.runs.tables import (
     format_table,
     pivot_methods_by_task,
     plot_scores,
     results_table,
+    write_results,
 )
+from idp_tutorial.utils.records import read_records
+
+RECORDS = [
+    finished_record("head-only", 0, 70.0),
+    finished_record("lpt", 0, 78.0, prompt=1280),
+    finished_record("lpt", 1, 82.0, prompt=1280),
+]
+
+
+def diverged_record(method, seed):
+    record = finished_record(method, seed, 0.0) | dict(status="diverged")
+    return {k: v for k, v in record.items() if k not in ("score", "validation", "params")}
+
+
+def test_a_row_has_mean_and_standard_deviation_over_seeds():
+    table = results_table(RECORDS)
+    assert table.score.tolist() == [70.0, 80.0] and table.prompt_params.tolist() == [0, 1280]
+    assert table["std"][1] == pytest.approx(8**0.5)
+
+
+def test_a_table_states_diverged_seeds_and_edges_of_grids():
+    records = [*RECORDS, diverged_record("lpt", 2), diverged_record("lora", 0)]
+    records[0] = {**records[0], "lr_at_grid_edge": True}
+    lines = format_table(results_table(records)).splitlines()
+    assert "80.0 ± 2.8 (1 diverged)" in lines[3] and lines[2].endswith("1.0e-02*")
+    assert lines[-1].split()[:3] == ["lora", "diverged", "–"]
+
+
+def test_a_table_can_be_markdown_and_without_time():
+    lines = format_table(results_table(RECORDS), with_time=False, style="pipe").splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert rows[0] == ["method", "accuracy", "prompt", "head", "backbone", "memory MB", "lr"]
+    assert rows[3] == ["lpt", "80.0 ± 2.8", "1,280", "258", "0", "20", "1.0e-02"]
+    assert rows[1][0].startswith(":--") and all(cell.endswith("--:") for cell in rows[1][1:])
+
+
+def test_methods_are_compared_by_task():
+    other = dict(task="other", shots=100, prompt=1280)
+    records = [*RECORDS, *(finished_record("lpt", seed, 60.0 + seed, **other) for seed in (0, 1))]
+    assert pivot_methods_by_task(records).loc["lpt"].tolist() == ["80.0 ± 2.8", "60.5 ± 0.7", 1280]
+    assert pivot_methods_by_task(records, "head-only").loc["lpt", "t"] == 10.0
+    with pytest.raises(ValueError, match="no records of the baseline 'lptt'"):
+        pivot_methods_by_task(records, "lptt")
+
+
+def test_a_picture_labels_each_method_once_and_labels_do_not_overlap():
+    records = [*RECORDS, finished_record("fine-tuning", 0, 84.0, prompt=2_000_000)]
+    records += [finished_record(f"method {i}", 0, 78.0 + i, prompt=1280) for i in range(4)]
+    ax = plot_scores(records)
+    labels = [text for text in ax.texts if text.get_text()]
+    assert [text.get_text() for text in labels] == [*dict.fromkeys(r["method"] for r in records)]
+    for a, b in combinations(labels, 2):
+        assert not a.get_window_extent().overlaps(b.get_window_extent()), (a, b)
+    area = ax.figure.bbox
+    assert all(area.contains(*text.get_window_extent().min) for text in labels)
+
+
+def test_records_table_and_picture_are_written(tmp_path):
+    write_results(RECORDS, tmp_path / "compare")
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "compare.csv",
+        "compare.jsonl",
+        "compare.png",
+    ]
+    records = read_records(tmp_path / "compare.jsonl")
+    assert [{k: r[k] for k in RECORDS[0]} for r in records] == RECORDS
 
 
 def rec(**kw):

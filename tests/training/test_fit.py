@@ -35,7 +35,7 @@ from idp_tutorial.testing.small_models import (
 )
 from idp_tutorial.training.distributed import compile_trained_layers
 from idp_tutorial.training.evaluation import evaluate, predict_logits
-from idp_tutorial.training.fit import create_lr_scheduler, fit
+from idp_tutorial.training.fit import fit
 
 
 class StaticPrompt(nn.Module):
@@ -187,21 +187,14 @@ def test_the_tensors_with_the_best_score_are_restored_and_a_tie_keeps_the_earlie
 # --- accumulation, clipping, schedule
 
 
-@pytest.mark.parametrize("warmup,steps", [(0, 5), (2, 6), (6, 6), (3, 100)])
-def test_the_schedule_equals_that_of_transformers(warmup, steps):
-    from transformers import get_linear_schedule_with_warmup
-
-    def learning_rates(create_scheduler):
-        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
-        values = []
-        scheduler = create_scheduler(optimizer, warmup, steps)
-        for _ in range(steps):
-            values += scheduler.get_last_lr()
-            optimizer.step()
-            scheduler.step()
-        return values
-
-    assert learning_rates(create_lr_scheduler) == learning_rates(get_linear_schedule_with_warmup)
+@pytest.mark.parametrize(
+    "schedule,learning_rates",
+    [("linear", [0, 0.5, 1, 0.75, 0.5, 0.25]), ("constant", [0, 0.5, 1, 1, 1, 1])],
+)
+def test_the_learning_rate_follows_the_schedule(schedule, learning_rates, adamw):
+    cfg = config(steps=6, lr=1.0, warmup=0.34, schedule=schedule, clip=1e-9)
+    fit(model_without_dropout(), small_task(), cfg)
+    assert [step["lr"] for step in adamw] == learning_rates
 
 
 def test_two_accumulated_batches_equal_one_large_batch():
@@ -611,5 +604,5 @@ def test_two_processes_train_one_model(precision, tmp_path):
         for r in "01"
     ]
     a, b = [p.communicate(timeout=120)[0].split()[-2:] for p in processes]
-    # same loss and weights; test_full_scale.py compares with one process
+    # same loss and weights; test_distributed.py compares with one process
     assert a == b and a

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from small import backbone, config, model_of, small_task
 
 from idp_tutorial.assembly.probe import initialise_head_from_probe
@@ -11,21 +10,7 @@ from idp_tutorial.core.prompted_model import count_parameters
 from idp_tutorial.data.few_shot import split_few_shot
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.training.distributed import create_optimizer
-from idp_tutorial.training.fit import create_lr_scheduler, fit
-
-
-def test_a_constant_schedule_keeps_the_learning_rate():
-    learning_rates = {}
-    for kind in ("linear", "constant"):
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-        scheduler = create_lr_scheduler(optimizer, 2, 6, kind)
-        learning_rates[kind] = []
-        for _ in range(6):
-            learning_rates[kind] += scheduler.get_last_lr()
-            optimizer.step()
-            scheduler.step()
-    assert learning_rates["constant"] == [0.0, 0.5, 1.0, 1.0, 1.0, 1.0]
-    assert learning_rates["linear"][-1] < 0.3
+from idp_tutorial.training.fit import fit
 
 
 @pytest.mark.parametrize("method", ["lpt-npg", "m-idpg-phm"])

@@ -12,19 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 __all__ = [
-    "FONT_SIZES",
     "Point",
     "Shape",
-    "LIGHT_COLOURS",
-    "DARK_COLOURS",
-    "FONT_CSS",
-    "CSS_RULES",
-    "LEGEND_LABELS",
     "Text",
     "Box",
-    "point_towards",
     "Line",
-    "translate_shape",
     "Picture",
     "draw_legend",
     "arrange_pictures",

@@ -12,16 +12,7 @@ from idp_tutorial.reproduction.diagrams.drawing import Box, Line, Picture, Shape
 from idp_tutorial.utils.checks import check_choice
 
 __all__ = [
-    "GENERATOR_INPUTS",
-    "OPERATION_LABELS",
-    "EXAMPLE_WORDS",
-    "DIAGRAM_WIDTH",
-    "SQUARE_SIZE",
-    "FIRST_WORD_X",
-    "WORD_SPACING",
     "Layer",
-    "INSERTION_LABELS",
-    "SOURCE_LABELS",
     "draw_prompted_model",
     "draw_plan",
     "draw_methods_map",

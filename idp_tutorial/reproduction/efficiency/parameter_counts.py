@@ -24,7 +24,7 @@ from ...data.tasks import TASKS
 from ...assembly.build import build_model
 from ...methods.registry import METHODS
 from ...core.backbone import Backbone
-from ...families.all import get_family
+from ...families.family import get_family
 from ...backbones.load import FULL_SCALE_CONFIGS, load_backbone
 from ...core.prompted_model import count_parameters
 

@@ -1,4 +1,4 @@
-"""All timings of one backbone for a table of speed, in one process and with the same weights.
+"""All timings of one backbone for a table of speed, also of `peft` and Transformers.
 
 A ratio is valid only for times measured together. So a table of one backbone is one run of one
 process: all methods in turns with frozen weights in float32 and in bfloat16, the methods of
@@ -6,30 +6,260 @@ process: all methods in turns with frozen weights in float32 and in bfloat16, th
 part is written before the next begins. A part that exceeds the time limit is skipped with a
 message: the same command continues with it. The lab makes the tables.
 
+`peft` has prompt tuning, prefix tuning, P-tuning and LoRA. Its models cannot be trained with our
+`fit`, so both sides run the same plain step on the same weights: forward, backward, gradient
+clipping, AdamW. `peft` wraps Hugging Face's classifier, which is built on the meta device and
+gets the layers of our backbone; only its head is new.
+
 Texts go in and labels come out: this package's models through `predict`, the library's through
 a `pipeline` around a classifier with the same weights.
 """
 
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator
+from copy import copy, deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+from torch import nn
+
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.heads import ClassificationHead
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.data.encoding import collate
+from idp_tutorial.data.task import Task
 from idp_tutorial.reproduction.efficiency.method_times import (
     benchmark_methods,
     list_benchmark_variants,
     make_timing_task,
+    restore_backbone_on_exit,
+    time_scaling,
 )
-from idp_tutorial.reproduction.efficiency.peft_times import build_hf_classifier, time_training_steps
-from idp_tutorial.reproduction.efficiency.scaling import time_scaling
 from idp_tutorial.reproduction.efficiency.timing import time_functions
 from idp_tutorial.training.evaluation import predict
+from idp_tutorial.utils.checks import require_packages
 from idp_tutorial.utils.config import RunConfig
 
-__all__ = ["SPEED_TABLE_METHODS", "time_inference", "run_speed_benchmarks"]
+__all__ = [
+    "time_training_steps",
+    "run_speed_benchmarks",
+]
+
+
+PEFT_CONFIGS: dict[str, tuple[str, dict]] = {  # our method → class of `peft`, and its options
+    "prompt-tuning": ("PromptTuningConfig", {}),
+    "p-tuning-v2": ("PrefixTuningConfig", {}),
+    "p-tuning": ("PromptEncoderConfig", dict(encoder_hidden_size=128)),
+}
+
+
+def _peft_prompt_config(method: str, prompt_length: int) -> Any:
+    """Return `peft`'s configuration of a prompt method."""
+    require_packages("peft")
+    import peft
+
+    class_name, options = PEFT_CONFIGS[method]
+    config_class = getattr(peft, class_name)
+    return config_class(task_type="SEQ_CLS", num_virtual_tokens=prompt_length, **options)
+
+
+def _peft_lora_config(bb: Backbone) -> Any:
+    """Return `peft`'s configuration of LoRA on queries and values."""
+    require_packages("peft")
+    from peft import LoraConfig
+
+    return LoraConfig(
+        task_type="SEQ_CLS", r=8, lora_alpha=16, target_modules=list(bb.lora_target_modules)
+    )
+
+
+def build_hf_classifier(bb: Backbone) -> nn.Module:
+    """Build Hugging Face's classifier for two classes around the layers of a backbone."""
+    from transformers import AutoModelForSequenceClassification
+
+    config = copy(bb.config)
+    config.num_labels = 2
+    if config.pad_token_id is None:
+        config.pad_token_id = bb.tokenizer.pad_token_id or 0
+    if hasattr(config, "pooler_hidden_size"):
+        config.pooler_hidden_size = bb.d
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(
+            config, attn_implementation=bb.config._attn_implementation
+        )
+    weight = bb.word_embeddings.weight
+    for name, module in model.named_children():
+        if name != model.base_model_prefix:
+            module.to_empty(device=weight.device).to(weight.dtype)  # in place
+            for p in module.parameters():
+                nn.init.normal_(p, std=0.02)
+    setattr(model, model.base_model_prefix, bb.base)
+    return model
+
+
+def _make_training_step(
+    model: nn.Module,
+    loss: Callable[[], torch.Tensor],
+    fine_tuned: Backbone | None = None,  # a backbone whose weights are trained as well
+) -> Callable[[], None]:
+    """Return a function that runs one training step."""
+    if fine_tuned:
+        fine_tuned.base.requires_grad_(True)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-8, fused=True)
+
+    def step() -> None:
+        """Run one training step, during which the weights of `fine_tuned` are trainable."""
+        if fine_tuned:
+            fine_tuned.base.requires_grad_(True)
+        model.train()
+        loss().backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if fine_tuned:
+            fine_tuned.base.requires_grad_(False)
+
+    if fine_tuned:
+        fine_tuned.base.requires_grad_(False)
+    return step
+
+
+def _make_step_pair(
+    bb: Backbone, method: str, base: RunConfig, batch: dict, task: Task, prompt_length: int
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return a training step of this package and one of `peft` for the same method and batch."""
+    require_packages("peft")
+    from peft import get_peft_model
+
+    if method == "lora":
+        # LoRA changes the layers, so both sides get the same copy of them
+        bb = type(bb)(deepcopy(bb.model), bb.tokenizer, bb.name)
+        peft_model = get_peft_model(build_hf_classifier(bb), _peft_lora_config(bb))
+        model = PromptedModel(bb, ClassificationHead(bb.d, 2, bb.default_pooling), {})
+    else:
+        peft_config = _peft_prompt_config(method, prompt_length)
+        peft_model = get_peft_model(build_hf_classifier(bb), peft_config)
+        cfg = replace(base, method=method, prompt_length=prompt_length, prompt_dropout=0.0)
+        model = build_model(cfg, bb, task)
+    device = batch["input_ids"].device
+    model = model.to(device)
+    peft_model = peft_model.to(device)
+    peft_inputs = dict(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["label"]
+    )
+    return (
+        _make_training_step(model, lambda: model.loss(dict(batch))),
+        _make_training_step(peft_model, lambda: peft_model(**peft_inputs).loss),
+    )
+
+
+def _with_autocast(
+    function: Callable[[], object], device: str, precision: str
+) -> Callable[[], None]:
+    """Wrap a function in autocast, unless `precision` is 'no'."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+
+    def wrapped() -> None:
+        """Call the function under autocast."""
+        with torch.autocast(device, dtype, enabled=precision != "no"):
+            function()
+
+    return wrapped
+
+
+def _make_forward_pair(bb: Backbone, batch: dict) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return the forward pass of Hugging Face and that of the layer loop."""
+
+    @torch.inference_mode()
+    def hugging_face() -> None:
+        """Run Hugging Face's forward pass."""
+        bb.base.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+
+    @torch.inference_mode()
+    def layer_loop() -> None:
+        """Run the layer loop."""
+        bb.base.eval()
+        run_layers(bb, batch)
+
+    return hugging_face, layer_loop
+
+
+def _make_peft_functions(
+    bb: Backbone,
+    base: RunConfig,
+    batch: dict,
+    task: Task,
+    prompt_length: int,
+    device: str,
+    report: Callable[[str], object],
+) -> dict[str, Callable[[], None]]:
+    """Return the steps of each method and of `peft`'s, without methods that do not run."""
+    functions = {}
+    for method in (*PEFT_CONFIGS, "lora"):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                steps = _make_step_pair(bb, method, base, batch, task, prompt_length)
+                for step in steps:
+                    _with_autocast(step, device, base.precision)()
+        except Exception as e:  # `peft` raises many kinds of exceptions for unsupported models
+            report(
+                f"{method} is not compared with peft on {bb.family}: "
+                f"{type(e).__name__}: {str(e)[:120]}"
+            )
+            continue
+        functions[method], functions[f"peft {method}"] = steps
+    return functions
+
+
+def time_training_steps(
+    bb: Backbone,
+    base: RunConfig,  # from `make_benchmark_config`
+    include_peft: bool = False,  # time the methods of `peft` as well
+    prompt_length: int = 20,  # number of prompt vectors on both sides
+    repeats: int = 7,  # rounds that are counted
+    warmup: int = 2,  # rounds before them
+    report: Callable[[str], object] = lambda message: None,  # receives a line for a failed method
+) -> list[dict]:  # of `time_functions`, and `over_ours`: the time over that of our equivalent
+    """Time forward passes and plain training steps in turns, fine-tuning first."""
+    device = "cuda" if base.device != "cpu" and torch.cuda.is_available() else "cpu"
+    task = make_timing_task(base.batch_size, base.max_len)
+    bb.model.to(device)
+    examples = task.encode(task.splits["train"], bb.tokenizer, base.max_len, causal=bb.causal)
+    cpu_batch = collate(examples, bb.tokenizer.pad_token_id or 0)
+    batch = {name: tensor.to(device) for name, tensor in cpu_batch.items()}
+    fine_tuned = PromptedModel(bb, ClassificationHead(bb.d, 2, bb.default_pooling), {}).to(device)
+    hugging_face, layer_loop = _make_forward_pair(bb, batch)
+    functions = {
+        "fine-tuning": _make_training_step(fine_tuned, lambda: fine_tuned.loss(dict(batch)), bb),
+        "forward, Hugging Face": hugging_face,
+        "forward": layer_loop,
+    }
+    equivalents = {"forward, Hugging Face": "forward"}
+    if include_peft:
+        peft_functions = _make_peft_functions(bb, base, batch, task, prompt_length, device, report)
+        functions |= peft_functions
+        for name in peft_functions:
+            if name.startswith("peft "):
+                equivalents[name] = name.removeprefix("peft ")
+    with restore_backbone_on_exit(bb):
+        rows = time_functions(
+            {name: _with_autocast(f, device, base.precision) for name, f in functions.items()},
+            warmup,
+            repeats,
+            device,
+        )
+    ms = {r["name"]: r["ms"] for r in rows}
+    for row in rows:
+        equivalent = equivalents.get(row["name"])
+        row["over_ours"] = row["ms"] / ms[equivalent] if equivalent else None
+    return rows
 
 
 def time_inference(

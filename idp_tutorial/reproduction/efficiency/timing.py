@@ -21,7 +21,6 @@ from idp_tutorial.utils.checks import UserError, check_choice
 
 __all__ = [
     "require_gpu",
-    "measure_peak_memory",
     "summarize_times",
     "time_functions",
     "tokens_per_ms",

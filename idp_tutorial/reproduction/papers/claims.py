@@ -28,15 +28,8 @@ from idp_tutorial.utils.files import write_atomically
 from idp_tutorial.utils.records import parse_conditions, read_records
 
 __all__ = [
-    "COMPUTED_COLUMNS",
-    "CLAIM_COLUMNS",
-    "CONTROL_RECORDS_GLOB",
-    "REFERENCE_CONTROLS",
     "read_claims",
     "write_claims",
-    "select_claim_records",
-    "load_tasks_for_labels",
-    "measure_claim",
     "judge_claims",
     "format_claim_effect",
     "render_claims_page",

@@ -17,7 +17,7 @@ from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["make_label_map", "LabelMapHead", "changes_class_indices", "apply_label_map"]
+__all__ = ["LabelMapHead", "make_label_map", "changes_class_indices", "apply_label_map"]
 
 
 def _describe_output_kind(task: Task) -> str:

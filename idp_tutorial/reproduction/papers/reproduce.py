@@ -18,17 +18,15 @@ import pandas as pd
 from idp_tutorial.assembly.build import load_config_backbone
 from idp_tutorial.assembly.controls import ALL_METHODS, CONTROL_METHODS
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.reproduction.papers.paper_runs import (
+from idp_tutorial.reproduction.papers.protocols import (
+    BACKBONE_NAMES,
     FIGURE_TO_TABLE,
     N_LAYERS_BY_BACKBONE,
     load_table_cells,
+    paper_backbone,
     parse_shots,
     plan_table_runs,
     scale_to_backbone,
-)
-from idp_tutorial.reproduction.papers.protocols import (
-    BACKBONE_NAMES,
-    paper_backbone,
     select_paper_learning_rates,
     small_scale_learning_rates,
 )
@@ -41,10 +39,7 @@ from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.locks import file_lock
 
 __all__ = [
-    "select_learning_rates",
-    "choose_seed_count",
     "reproduce_table",
-    "compare_with_published",
 ]
 
 

@@ -1,11 +1,15 @@
-"""Preparation of raw text for language modelling: tokenizer, stream of token ids, windows.
+"""The pretraining corpus: raw text without held-out text, tokenizer, stream of ids, windows.
 
-A bundled backbone is pretrained on plain text. This notebook converts text to batches of token
-ids; language modelling comes next.
+A bundled backbone is pretrained on plain text. A file contains one document per line, plain or
+compressed (`.xz`); of a task's `.jsonl` the sentences are read.
 
-A file contains one document per line, plain or compressed (`.xz`); of a task's `.jsonl` the
-sentences are read. The text of this notebook is sentences from the package's grammars, which
-need no download.
+The corpus consists of plain text files and, optionally, a folder of tasks: the sentences of
+their *training* splits are text from the same domains as the tasks. Text of a test or
+validation split is excluded wherever it occurs (`exclude_overlapping_lines`). Only the
+validation rows of a few-shot folder such as `k100/` are used, because they are training rows
+that were not sampled. Short texts are repeated four times, because most tasks are single
+sentences. SST-2 is skipped: its training split consists of phrases, some of which are cut from
+sentences in MR's test split.
 """
 
 import json
@@ -29,7 +33,7 @@ from tokenizers import (
     trainers,
 )
 
-from idp_tutorial.data.row_readers import iterate_lines, parse_json_object
+from idp_tutorial.data.reading import iterate_lines, parse_json_object
 from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.files import (
     MANIFEST_NAME,
@@ -42,10 +46,7 @@ from idp_tutorial.utils.locks import folder_lock
 
 __all__ = [
     "SPECIAL_TOKENS",
-    "LABEL_WORDS",
-    "EncodeFunction",
-    "read_lines",
-    "exclude_overlapping_lines",
+    "read_corpus",
     "train_tokenizer",
     "encode_stream",
     "draw_windows",
@@ -115,6 +116,56 @@ def exclude_overlapping_lines(
 
 
 SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+
+
+def read_corpus(
+    paths: Sequence[Path | str],  # text files for `read_lines`
+    # folder with a folder for each task, which has `train`, `validation` and `test` as `.jsonl` or
+    # `.jsonl.xz`; None: only the text files
+    tasks: Path | str | None = None,
+    skip_tasks: Sequence[str] = ("sst2",),  # tasks whose training texts are not used
+    repeats: int = 4,  # how often a short text of a task is in the corpus
+    max_words_to_repeat: int = 64,  # longer texts are not repeated
+) -> list[str]:
+    """Return all texts to train on, without those that overlap with held-out texts of the tasks.
+
+    Raises: `MissingFileError` if a text file or the folder of tasks does not exist.
+    """
+    lines = list(read_lines(*paths))
+    if tasks is None:
+        return lines
+    root = Path(tasks)
+    if not root.is_dir():
+        raise MissingFileError(
+            f"there is no folder of tasks at {tasks}: pass a folder that contains a folder for "
+            "each task, or omit `tasks`."
+        )
+    train, held_out = _split_task_files(root, skip_tasks)
+    task_lines = list(dict.fromkeys(read_lines(*train)))
+    lines = list(exclude_overlapping_lines([*lines, *task_lines], read_lines(*held_out)))
+    remaining = set(lines)
+    short = [
+        line
+        for line in task_lines
+        if line in remaining and len(line.split()) <= max_words_to_repeat
+    ]
+    return lines + short * (repeats - 1)
+
+
+def _split_task_files(root: Path, skip_tasks: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """Return the files to train on, and those whose texts are excluded."""
+    files: dict[str, list[Path]] = {"train": [], "validation": [], "test": []}
+    for file in sorted(root.glob("**/*.jsonl*")):
+        files.setdefault(file.name.split(".")[0], []).append(file)
+    # the validation rows of a few-shot folder are training rows that were not sampled
+    few_shot = [f for f in files["validation"] if f.parent.parent != root]
+    train = [
+        f for f in [*files["train"], *few_shot] if f.relative_to(root).parts[0] not in skip_tasks
+    ]
+    held_out = [*files["test"], *(f for f in files["validation"] if f not in few_shot)]
+    return train, held_out
+
+
 LABEL_WORDS = [  # words of the verbalizers, which should be single tokens
     "terrible",
     "great",

@@ -1,14 +1,17 @@
-"""Pretraining of the bundled backbones on raw text: configuration, training loop and log.
+"""Pretraining of the bundled backbones on raw text: configuration, loop, log, and saving.
 
 A soft prompt can only steer what a frozen model already knows. A random backbone teaches
 nothing about prompting, and a tutorial should not begin with a download. The package therefore
-contains a small RoBERTa, `tiny`, and this notebook shows how it was trained: the loop, with the
-losses of language modelling; distillation adds what a larger model can teach.
+contains a small RoBERTa, `tiny`, which was trained by this loop with the losses of language
+modelling; distillation adds what a larger model can teach. What the training achieves is in the
+lab: pretraining.
 
 The optimizer is AdamW with float32 master weights, with a linear warm-up and, at the end, a
 linear decay to zero.
 """
 
+import copy
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from idp_tutorial.backbones.downloads import move_into_place
 from idp_tutorial.reproduction.pretraining.checkpoints import (
     find_weights_file,
     load_initial_weights,
@@ -34,9 +38,10 @@ from idp_tutorial.reproduction.pretraining.language_modelling import (
 )
 from idp_tutorial.reproduction.pretraining.master_weights import MasterWeightOptimizer
 from idp_tutorial.utils.checks import UserError, check_between, check_choice, check_positive
+from idp_tutorial.utils.files import MANIFEST_NAME, write_manifest
 from idp_tutorial.utils.locks import folder_lock
 
-__all__ = ["PretrainConfig", "pretrain"]
+__all__ = ["PretrainConfig", "pretrain", "save_backbone"]
 
 
 @dataclass(frozen=True)
@@ -236,3 +241,37 @@ def pretrain(
             losses = []
             start_time = time.time()
     return _to_float32_model(model, masters), log
+
+
+_DROPOUT_OPTIONS = (  # of RoBERTa's and GPT-2's configs
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "resid_pdrop",
+    "embd_pdrop",
+    "attn_pdrop",
+)
+
+
+def save_backbone(
+    model: Any,  # model of Transformers; it is not changed
+    tokenizer: Any,  # tokenizer of Transformers
+    folder: Path | str,  # created if needed
+    dtype: torch.dtype = torch.float16,  # of the saved weights
+    dropout: float = 0.1,  # dropout probability in the saved config, for fine-tuning
+) -> None:
+    """Write weights, config, tokenizer and checksums to a folder that `load_backbone` reads."""
+    folder = Path(folder)
+    copied = copy.deepcopy(model).to(dtype)
+    for name in _DROPOUT_OPTIONS:
+        if hasattr(copied.config, name):
+            setattr(copied.config, name, dropout)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as tmp:
+        new = Path(tmp)
+        copied.save_pretrained(new)
+        tokenizer.save_pretrained(new)
+        write_manifest(new)
+        # the checksums are moved last, so that a mixture of old and new files is refused
+        for file in sorted(new.iterdir(), key=lambda file: file.name == MANIFEST_NAME):
+            file.chmod(0o644)
+            move_into_place(file, folder / file.name)

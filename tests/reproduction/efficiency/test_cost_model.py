@@ -17,7 +17,6 @@ from idp_tutorial.reproduction.efficiency.cost_model import (
     LPT_PUBLISHED_SPEEDS,
     StepCost,
     compare_published_speeds,
-    compare_published_times,
     first_backward_layer,
     ideal_speed_up,
     step_cost,
@@ -316,13 +315,3 @@ def test_published_speeds_above_the_ideal():
     over = p.loc["roberta-large"].query("excess>.1")
     assert list(over.index.get_level_values("method")) == ["p-tuning-v2"]
     assert round(p.loc[("roberta-large", "lpt-npg", 12)].memory_saved, 3) == 0.570  # printed 56.6 %
-
-
-def test_id_spams_times():
-    t = compare_published_times()
-    assert len(t) == 8 + 12 and set(t.ideal.round(2)) == {1.33, 1.0, 2.0}
-    assert np.allclose(
-        t[(t.table == "Table 14") & (t.task == "WiC") & t.what.str.contains("LoRA / LPT")].printed,
-        (0.113 / 0.082, 0.067 / 0.041),
-    )
-    assert t[t.table == "Table 15"].printed.between(1.3, 1.9).all()

@@ -1,7 +1,6 @@
 """Pretraining: tokenizer, windows, masks, losses; a resumed run equals an uninterrupted one."""
 
-import json
-import lzma
+import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -9,274 +8,23 @@ import pytest
 import torch
 
 from idp_tutorial.backbones.load import find_local_backbone, load_backbone
+from idp_tutorial.core.loop import run_layers
 from idp_tutorial.data.synthetic import make_rows
-from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.reproduction.pretraining import corpus, language_modelling
+from idp_tutorial.reproduction.pretraining import language_modelling
 from idp_tutorial.reproduction.pretraining import pretrain as pretraining
 from idp_tutorial.reproduction.pretraining.corpus import (
-    LABEL_WORDS,
-    draw_batch,
     encode_stream,
-    exclude_overlapping_lines,
-    prepare_text,
-    read_lines,
     train_tokenizer,
 )
 from idp_tutorial.reproduction.pretraining.language_modelling import (
     create_language_model,
-    evaluate_held_out,
-    lm_loss,
-    mask_tokens,
-    sample_next_tokens,
 )
 from idp_tutorial.reproduction.pretraining.master_weights import MasterWeightOptimizer
-from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig, pretrain
+from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig, pretrain, save_backbone
 from idp_tutorial.utils import tensor_files
+from idp_tutorial.utils.files import read_manifest
 from idp_tutorial.utils.records import read_records
 from idp_tutorial.utils.snapshots import write_snapshot
-
-
-@pytest.fixture(scope="module")
-def lines():
-    return [
-        r["sentence1"] for t in ("sentiment", "questions") for r in make_rows(t, "train", n=400)
-    ]
-
-
-@pytest.fixture(scope="module")
-def tok(lines):
-    return train_tokenizer(lines, 700)
-
-
-@pytest.fixture(scope="module")
-def stream(lines, tok):
-    return encode_stream(lines, tok)
-
-
-# --- tokenizer
-
-
-def test_encoded_text_is_framed_and_decodes_to_itself(tok, lines):
-    for s in lines[:50]:
-        ids = tok(s).input_ids
-        assert tok.decode(ids[1:-1]).strip() == s.lower() and (ids[0], ids[-1]) == (
-            tok.bos_token_id,
-            tok.eos_token_id,
-        )
-        assert tok.unk_token_id not in ids
-    non_ascii = "naïve 北京 🙂 ﬁ"
-    # NFKC, bytes
-    assert tok.decode(tok(non_ascii).input_ids[1:-1]).strip() == "naïve 北京 🙂 fi"
-    assert tok.unk_token_id not in tok(non_ascii).input_ids
-    a, b = (tok(s, add_special_tokens=False).input_ids for s in ("a cold beer", "the soup"))
-    assert tok("a cold beer", "the soup").input_ids == [0, *a, 2, 2, *b, 2]
-    assert [
-        tok.bos_token_id,
-        tok.pad_token_id,
-        tok.eos_token_id,
-        tok.unk_token_id,
-        tok.mask_token_id,
-    ] == [0, 1, 2, 3, 4]
-    assert tok.cls_token_id == 0 and tok.sep_token_id == 2
-
-
-@pytest.mark.parametrize("tokenizer_name", ["new", "tiny"])
-def test_label_words_are_single_tokens(tokenizer_name, tok):
-    tok = tok if tokenizer_name == "new" else load_backbone("tiny").tokenizer
-    for w in LABEL_WORDS:
-        assert len(tok(" " + w, add_special_tokens=False).input_ids) == 1, w
-    for t in TASKS.values():
-        if t.label_words:
-            assert len({*t.word_ids(tok)}) == len(t.labels)
-
-
-@pytest.mark.parametrize("tokenizer_name", ["new", "tiny"])
-def test_mask_includes_the_space_before_it(tokenizer_name, tok):
-    tok = tok if tokenizer_name == "new" else load_backbone("tiny").tokenizer
-
-    def ids(s):
-        return tok(s, add_special_tokens=False).input_ids
-
-    prefix = ids("it was")
-    assert ids("it was <mask>") == ids("it was<mask>") == [*prefix, tok.mask_token_id]
-    assert ids("it was <mask> .") == [*prefix, tok.mask_token_id, *ids(" .")]
-
-
-# --- text
-
-
-def test_lines_are_read_and_encoded_as_a_stream(tok, tmp_path):
-    (tmp_path / "a.txt").write_text("one beer\n\n  two beers \n")
-    (tmp_path / "b.txt.xz").write_bytes(lzma.compress(b"a third\n"))
-    assert list(read_lines(tmp_path / "a.txt", tmp_path / "b.txt.xz")) == [
-        "one beer",
-        "two beers",
-        "a third",
-    ]
-    with pytest.raises(FileNotFoundError, match="no text file at .*one document a line"):
-        list(read_lines(tmp_path / "c.txt"))
-    s = encode_stream(["one beer", "two beers"] * 600, tok)  # more than one chunk
-    assert (
-        s.dtype == np.uint16
-        and (s == tok.eos_token_id).sum() == 1200
-        and s[:8].tolist() == s[len(s) // 2 :][:8].tolist()
-    )
-    assert (
-        tok.decode(s[: len(s) // 600]).split() == ["one", "beer</s>", "two", "beers</s>"]
-        and len(encode_stream([], tok)) == 0
-    )
-
-
-def test_windows_are_random_parts_of_the_stream(stream):
-    def draw(seed, **kw):
-        return draw_batch(stream, 2048, np.random.default_rng(seed), **kw)
-
-    x = draw(0, lengths=(64,), p=(1.0,))
-    assert x.shape == (32, 64) and (x[:, 0] == 0).all() and x.dtype == torch.int64
-    assert torch.equal(x, draw(0, lengths=(64,), p=(1.0,)))
-    assert {draw(i).shape[1] for i in range(60)} == {32, 64, 128, 256}
-    assert all(2048 - 256 < draw(i).numel() <= 2048 for i in range(20))
-    text = stream.tolist()
-    row = x[3, 1:].tolist()
-    assert any(text[i : i + 63] == row for i in range(len(text)))
-    assert (
-        draw_batch(stream[:20], 2048, np.random.default_rng(0)).shape[1] == 20
-    )  # a short stream is one window
-
-
-def test_task_rows_are_read_as_sentences(tmp_path):
-    rows = [
-        dict(sentence1=" a pair ", sentence2="of texts", label=0),
-        dict(sentence1="alone", label=1),
-    ]
-    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "r.jsonl.xz").write_bytes(lzma.compress((tmp_path / "r.jsonl").read_bytes()))
-    for name in ("r.jsonl", "r.jsonl.xz"):
-        assert list(read_lines(tmp_path / name)) == ["a pair", "of texts", "alone"]
-
-
-def test_lines_that_overlap_with_held_out_texts_are_excluded():
-    held_out = "one two three four five six seven eight nine ten eleven twelve thirteen"
-    cut = " ".join(held_out.split()[1:])
-    # eleven consecutive words may be chance
-    assert list(
-        exclude_overlapping_lines(
-            [
-                held_out.upper() + "!",
-                "so: " + cut + " and on",
-                " ".join(held_out.split()[:11]),
-                "other",
-            ],
-            [held_out],
-        )
-    ) == [" ".join(held_out.split()[:11]), "other"]
-    # shorter than twelve words: the whole text
-    assert list(
-        exclude_overlapping_lines(["It is fine.", "it is fine too", ""], ["it is, fine"])
-    ) == ["it is fine too", ""]
-
-
-def test_text_is_prepared_once(lines, tmp_path):
-    tok, a = prepare_text(lines, tmp_path, 700)
-    tok2, b = prepare_text(lines, tmp_path, 700)  # loaded
-    assert np.array_equal(a["stream"], b["stream"]) and tok.get_vocab() == tok2.get_vocab()
-    assert (a["stream"] == 2).sum() == len(lines) and not (tmp_path / "text.tmp").exists()
-    _, c = prepare_text(["only once", *lines[:50] * 2], tmp_path / "more", 700)
-    # the end of the stream, which is held out, has texts that occur only once
-    assert "only once" in prepare_text(["only once", *lines[:50] * 2], tmp_path / "more", 700)[
-        0
-    ].decode(c["stream"][-12:])
-    for changes in (dict(lines=lines[1:]), dict(vocab_size=600), dict(seed=1)):
-        with pytest.raises(ValueError, match="holds other text.*Use another folder"):
-            prepare_text(**{**dict(lines=lines, out=tmp_path, vocab_size=700), **changes})
-
-
-def test_the_tokenizer_is_trained_on_a_random_sample(tmp_path, monkeypatch):
-    """Repeated texts come first in the stream, but not in the training texts of the tokenizer."""
-    training_texts = []
-    original = corpus.train_tokenizer
-
-    def train_tokenizer(lines, vocab_size):
-        training_texts.extend(lines)
-        return original(lines, vocab_size)
-
-    monkeypatch.setattr(corpus, "train_tokenizer", train_tokenizer)
-    prepare_text([f"only once {i}" for i in range(200)] + ["repeated"] * 200, tmp_path, 400)
-    assert len(training_texts) == 400 and 60 < training_texts[:200].count("repeated") < 140
-
-
-# --- masks and loss
-
-
-def test_masks_follow_the_80_10_10_rule():
-    V = 700
-    rng = np.random.default_rng(0)
-    ids = torch.from_numpy(rng.integers(0, V, (400, 500)))
-    original_ids = ids.clone()
-    masked, positions, targets = mask_tokens(ids, 4, V, rng)
-    assert torch.equal(ids, original_ids) and torch.equal(targets, ids.flatten()[positions])
-    assert targets.min() >= 5  # special tokens are never predicted
-    x = masked.flatten()[positions]
-    changed = (masked != ids).flatten()
-    changed[positions] = False
-    assert not changed.any()
-    n = (ids >= 5).sum().item()
-    assert len(positions) / n == pytest.approx(0.15, abs=0.005)
-    masked_fraction = (x == 4).float().mean().item()
-    unchanged_fraction = (x == targets).float().mean().item()
-    assert (
-        masked_fraction == pytest.approx(0.8, abs=0.01)
-        and unchanged_fraction == pytest.approx(0.1, abs=0.01)
-        and x[x != 4].min() >= 5
-    )
-    assert len(mask_tokens(ids[:2], 4, V, rng, p=0.0)[1]) == 0
-
-
-def test_next_tokens_are_of_the_same_window():
-    ids = torch.arange(60).view(3, 20)
-    inputs, positions, targets = sample_next_tokens(ids, np.random.default_rng(0), p=0.5)
-    assert (
-        torch.equal(inputs, ids)
-        and torch.equal(targets, positions + 1)
-        and (positions % 20 != 19).all()
-        and 15 < len(positions) < 45
-    )
-
-
-@pytest.mark.parametrize("family", ["roberta", "gpt2"])
-def test_the_loss_equals_that_of_transformers(family, stream, tok):
-    torch.manual_seed(0)
-    model = create_language_model(len(tok), 32, 2, family=family).eval()
-    rng = np.random.default_rng(0)
-    for p in model.parameters():
-        if p.dim() > 1:
-            torch.nn.init.normal_(p, std=0.2)
-    ids = draw_batch(stream, 1024, rng)
-    inputs, positions, targets = (
-        mask_tokens(ids, 4, len(tok), rng)
-        if family == "roberta"
-        else sample_next_tokens(ids, rng, 1.0)
-    )
-    labels = torch.full_like(ids.flatten(), -100)
-    labels[positions] = targets
-    outputs = model(input_ids=inputs, labels=labels.view_as(ids) if family == "roberta" else ids)
-    loss, acc = lm_loss(model, model.base_model(inputs).last_hidden_state, positions, targets)
-    torch.testing.assert_close(loss, outputs.loss)
-    predictions = outputs.logits.flatten(0, 1)[positions].argmax(-1)
-    assert acc == (predictions == targets).float().mean()
-
-
-def test_held_out_evaluations_are_repeatable_and_change_nothing(stream, tok):
-    model = create_language_model(len(tok), 32, 1).train()
-    before = evaluate_held_out(model, stream, tok, 2000, max_batches=2)
-    state = torch.get_rng_state()
-    assert evaluate_held_out(model, stream, tok, 2000, max_batches=2) == before and model.training
-    assert torch.equal(state, torch.get_rng_state())
-    # the model is not trained yet
-    assert before["lm"] == pytest.approx(np.log(len(tok)), abs=0.1) and before.keys() == {
-        "lm",
-        "top1",
-    }
 
 
 def test_the_optimizer_is_adamw_in_float32():
@@ -327,8 +75,6 @@ def test_master_weights_take_steps_that_half_precision_would_round_away():
     )
     assert (net.weight < 1).all()
 
-
-# --- the run
 
 CFG = PretrainConfig(
     d=32, n_layers=1, steps=12, tokens_per_step=256, lr=3e-3, warmup=4, held_out_tokens=1000
@@ -523,20 +269,6 @@ def test_invalid_options_are_refused(options):
     assert_refused(lambda: PretrainConfig(**options), name)
 
 
-def test_prepared_text_that_has_changed_is_prepared_again(lines, tmp_path):
-    _, a = prepare_text(lines, tmp_path, 700)
-    ids = np.array(a["stream"])
-    data = bytearray((tmp_path / "stream.npy").read_bytes())
-    data[-3] ^= 1
-    del a
-    (tmp_path / "stream.npy").write_bytes(data)
-    with pytest.warns(
-        UserWarning, match="stream.npy is damaged or missing: the text is prepared again"
-    ):
-        _, b = prepare_text(lines, tmp_path, 700)
-    assert np.array_equal(ids, b["stream"])
-
-
 def test_a_run_starts_from_the_weights_of_a_finished_run(stream, tok, tmp_path):
     """It gets the weights but not the optimizer, and can be resumed itself."""
     a = tmp_path / "a"
@@ -645,16 +377,48 @@ def test_invalid_texts_and_options_are_refused(stream, tok):
     assert_refused(lambda: PretrainConfig(dtype="float8"), "'bfloat16'")
 
 
-def test_overlaps_are_found_in_any_script():
-    assert [*exclude_overlapping_lines(["это тест", "a line"], ["Это тест!"])] == ["a line"]
+def test_a_saved_folder_is_loaded_as_a_backbone(tmp_path):
+    tok = train_tokenizer([r["sentence1"] for r in make_rows("sentiment", "train", n=200)], 500)
+    model = create_language_model(len(tok), 32, 1).eval()
+    before = [p.clone() for p in model.parameters()]
+    save_backbone(model, tok, tmp_path / "b")
+    # saving does not round the model itself
+    assert all(
+        torch.equal(a, b) and b.dtype == torch.float32 for a, b in zip(before, model.parameters())
+    )
+    bb = load_backbone(str(tmp_path / "b"))
+    for (n, a), (m, b) in zip(model.named_parameters(), bb.model.named_parameters()):
+        assert n == m and b.dtype == torch.float32 and torch.equal(a.half().float(), b)
+    ids = torch.tensor([tok("a cold beer").input_ids])
+    batch = dict(
+        input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=torch.zeros_like(ids)
+    )
+    torch.testing.assert_close(
+        bb.lm_logits(run_layers(bb, batch).h), model(ids).logits, atol=1e-2, rtol=0
+    )
+    assert (
+        bb.tokenizer("a cold beer", "the soup").input_ids
+        == tok("a cold beer", "the soup").input_ids
+    )
+    assert bb.has_lm_head and bb.max_tokens == 256
+    manifest = read_manifest(tmp_path / "b")
+    assert {*manifest} == {p.name for p in (tmp_path / "b").iterdir()} - {"SHA256SUMS"}
+    assert all(
+        sha256 == hashlib.sha256((tmp_path / "b" / name).read_bytes()).hexdigest()
+        for name, sha256 in manifest.items()
+    )
+    assert not list(tmp_path.rglob("*.bin")) and bb.model.config.hidden_dropout_prob == 0.1
 
 
-def test_a_batch_has_at_least_one_prediction():
-    ids = torch.full((1, 4), 300)
-    for _, positions, targets in (
-        mask_tokens(ids, 4, 400, np.random.default_rng(0), 1e-9),
-        sample_next_tokens(ids, np.random.default_rng(0), 1e-9),
-    ):
-        assert len(positions) == 1 and targets.tolist() == [300]
-    drawn = {int(sample_next_tokens(ids, np.random.default_rng(i), 1e-9)[1]) for i in range(40)}
-    assert drawn == {0, 1, 2}  # all positions but the last
+def test_a_damaged_file_of_a_saved_backbone_is_named(tmp_path):
+    tok = train_tokenizer([r["sentence1"] for r in make_rows("sentiment", "train", n=200)], 500)
+    save_backbone(create_language_model(len(tok), 32, 1), tok, tmp_path / "b")
+    for file in read_manifest(tmp_path / "b"):
+        original = (tmp_path / "b" / file).read_bytes()
+        (tmp_path / "b" / file).write_bytes(
+            original[:-3] + bytes([original[-3] ^ 1]) + original[-2:]
+        )
+        with pytest.raises(ValueError, match=f"{file} is damaged: it differs from SHA256SUMS"):
+            load_backbone(str(tmp_path / "b"))
+        (tmp_path / "b" / file).write_bytes(original)
+    load_backbone(str(tmp_path / "b"))

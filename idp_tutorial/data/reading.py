@@ -1,9 +1,11 @@
-"""Strict readers of rows from CSV, TSV, JSON-lines, Parquet and plain-text files.
+"""Read rows from CSV, TSV, JSON-lines, Parquet and plain-text files.
 
-`datasets` also reads CSV and JSON. We use it only for Parquet, because its CSV reader converts
-the strings `NA`, `null` and `1e5`, its JSON reader accepts duplicate keys, neither reports the
-line of an error, and neither reads standard input. Python's own `csv` and `json`, fed line by
-line, do all of this in constant memory.
+`iterate_rows` yields the rows of a file, in any columns, each with its location. Messages need the
+location; it is not part of the row.
+
+CSV is parsed by Python's `csv` in strict mode. `pandas` accepts a row with too few cells and a
+misplaced quotation mark, and `datasets` converts `NA` and `1e5`; neither reports the line of a row.
+JSON is parsed line by line, because `datasets` accepts repeated keys. Both read in constant memory.
 """
 
 import csv
@@ -13,25 +15,37 @@ import lzma
 import sys
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
-from idp_tutorial.data.rows import suggest_delimiter
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_choice
 
 __all__ = [
     "ROW_HINT",
     "FILE_FORMATS",
-    "decode_lines",
+    "describe_file",
     "iterate_lines",
     "parse_json_object",
+    "suggest_delimiter",
     "detect_format",
-    "parse_plain_row",
-    "iterate_table_rows",
     "iterate_rows",
 ]
+
+
+# ---- lines
+
+# maximum length of a line: a hundred times that of a book, so that a device such as /dev/zero,
+# which never ends a line, does not fill the memory
+_MAX_LINE_BYTES = 2**26
+
+
+def describe_file(
+    path: str | Path,  # a file, or '-'
+) -> str:
+    """Return the name of a file for messages."""
+    return "standard input" if path == "-" else str(path)
 
 
 def _open_binary(path: str | Path) -> AbstractContextManager[IO]:
@@ -49,13 +63,13 @@ def _decode_line(line: bytes, line_number: int, where: str) -> str:
     if line_number == 1 and line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
         raise UserError(f"{where} is encoded as UTF-16: save it as UTF-8.")
     try:
+        # concatenated files have byte order marks in the middle
         text = line.removeprefix(BOM_UTF8).decode()
     except UnicodeDecodeError as e:
         raise UserError(
-            f"{where}, line {line_number}: byte {e.start + 1} is {line[e.start]:#04x}, "
-            "which is not "
-            "valid UTF-8 (perhaps the file is Latin-1): convert the file, "
-            "for example with iconv -f LATIN1 -t UTF-8."
+            f"{where}, line {line_number}: byte {e.start + 1} is {line[e.start]:#04x}, which is "
+            "not valid UTF-8 (perhaps the file is Latin-1): convert the file, for example with "
+            "iconv -f LATIN1 -t UTF-8."
         ) from None
     if "\0" in text:
         raise UserError(
@@ -68,28 +82,8 @@ def _decode_line(line: bytes, line_number: int, where: str) -> str:
     return text
 
 
-def decode_lines(
-    lines: Iterable[bytes | str],  # lines with their line ending; strings are yielded unchanged
-    where: str,  # file name, for error messages
-) -> Iterator[tuple[int, str]]:  # line number from 1, and the line
-    """Decode lines of UTF-8 and number them; byte order marks at the start of lines are removed.
-
-    Concatenated files have byte order marks in the middle. Raises: `UserError` for other encodings.
-    """
-    for line_number, line in enumerate(lines, 1):
-        if isinstance(line, str):
-            yield line_number, line.removeprefix("\ufeff")
-        else:
-            yield line_number, _decode_line(line, line_number, where)
-
-
-# maximum length of a line: a hundred times that of a book, so that a device such as /dev/zero,
-# which never ends a line, does not fill the memory
-_MAX_LINE_BYTES = 2**26
-
-
-def _limit_line_length(file: IO, where: str) -> Iterator[bytes | str]:
-    """Yield the lines of a file; raise `UserError` for a line that is too long."""
+def _read_lines(file: IO, where: str) -> Iterator[tuple[int, str]]:
+    """Yield the numbered lines of an open file; raise `UserError` for one that is too long."""
     line_number = 0
     while line := file.readline(_MAX_LINE_BYTES + 1):
         line_number += 1
@@ -98,17 +92,20 @@ def _limit_line_length(file: IO, where: str) -> Iterator[bytes | str]:
                 f"{where}, line {line_number} is longer than {_MAX_LINE_BYTES:,} bytes: "
                 "pass a text file with one example a line."
             )
-        yield line
+        if isinstance(line, str):  # standard input that was replaced by a text stream
+            yield line_number, line.removeprefix("\ufeff")
+        else:
+            yield line_number, _decode_line(line, line_number, where)
 
 
 def iterate_lines(
     path: str | Path,  # a file, perhaps compressed (`.xz`, `.gz`); '-': standard input
 ) -> Iterator[tuple[int, str]]:  # line number from 1, and the line
     """Yield the lines of a file; raise `UserError` if it cannot be read or is not UTF-8."""
-    where = "standard input" if path == "-" else str(path)
+    where = describe_file(path)
     try:
         with _open_binary(path) as file:
-            yield from decode_lines(_limit_line_length(file, where), where)
+            yield from _read_lines(file, where)
     except FileNotFoundError:
         raise MissingFileError(f"there is no file {where}: check the path.") from None
     except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile) as e:
@@ -122,6 +119,8 @@ def iterate_lines(
             f"{where} cannot be read ({e.strerror}): pass a file that this user may read."
         ) from None
 
+
+# ---- JSON
 
 ROW_HINT = 'each line must be an object such as {"sentence1": "…", "label": 0}'
 
@@ -165,6 +164,57 @@ def parse_json_object(
     return row
 
 
+# ---- CSV and TSV
+
+
+def suggest_delimiter(
+    columns: Sequence[str],  # column names of a header
+    delimiter: str = ",",  # the delimiter that was expected
+) -> str:  # advice without a full stop; '' if the delimiter seems to be right
+    """Return advice if a header has one column because its delimiter is another character."""
+    if len(columns) != 1:
+        return ""
+    candidates = [c for c in ";\t|," if c != delimiter and c in columns[0]]
+    if not candidates:
+        return ""
+    expected = "commas" if delimiter == "," else "tabs"
+    return f"its columns seem to be separated by {candidates[0]!r}: use {expected}"
+
+
+def _read_csv(
+    lines: Iterator[tuple[int, str]], where: str, delimiter: str
+) -> Iterator[tuple[str, dict]]:
+    """Yield (file and line, row) of a CSV or TSV table with a header; cells stay strings."""
+    csv.field_size_limit(2**31 - 1)  # a cell may be as long as a book
+    reader = csv.reader((text for _, text in lines), delimiter=delimiter, strict=True)
+    header: list[str] = []
+
+    def fail(problem: str) -> UserError:
+        advice = suggest_delimiter(header, delimiter) or (
+            "put a text that contains a separator or a line break in double quotes, and double "
+            "the quotation marks inside it"
+        )
+        return UserError(f"{where}, line {reader.line_num}: {problem}: {advice}.")
+
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        if not any(header) or len(set(header)) < len(header):
+            raise UserError(
+                f"{where}, line 1 has the columns {header}: the first line must be a header that "
+                "names each column once."
+            )
+        for cells in reader:
+            if cells and len(cells) != len(header):
+                columns = f"{len(header)} columns ({', '.join(header)[:80]})"
+                raise fail(f"{len(cells)} cells, but the header has {columns}")
+            if cells:
+                yield f"{where}, line {reader.line_num}", dict(zip(header, cells))
+    except csv.Error as e:
+        raise fail(str(e)) from None
+
+
+# ---- rows of one file
+
 FILE_FORMATS = {  # format → what a line of the file contains
     "csv": "cells separated by commas; the first line names the columns",
     "tsv": "cells separated by tabs; the first line names the columns",
@@ -196,75 +246,18 @@ def detect_format(
     return _FORMAT_BY_SUFFIX.get(suffixes[-1], "auto") if suffixes else "auto"
 
 
-def _read_delimited(
-    lines: Iterable[tuple[int, str]], where: str, delimiter: str
-) -> Iterator[tuple[str, dict]]:
-    """Yield (file and line, row) of a CSV or TSV table with a header."""
-    csv.field_size_limit(2**31 - 1)  # a cell may be as long as a book
-    reader = csv.reader((text for _, text in lines), delimiter=delimiter, strict=True)
-    header: list[str] = []
-    quoting_hint = (
-        "put a text that contains a separator or a line break in double quotes, "
-        "and double the quotation marks inside it"
-    )
-    try:
-        header = [name.strip() for name in next(reader, [])]
-        if not any(header) or len(set(header)) < len(header):
-            raise UserError(
-                f"{where}, line 1 has the columns {header}: the first line must be a header that "
-                "names each column once."
-            )
-        for row in reader:
-            row_location = f"{where}, line {reader.line_num}"
-            if row and len(row) != len(header):
-                raise UserError(
-                    f"{row_location}: {len(row)} cells, but the header has {len(header)} columns "
-                    f"({', '.join(header)[:80]}): "
-                    f"{suggest_delimiter(header, delimiter) or quoting_hint}."
-                )
-            if row:
-                yield row_location, dict(zip(header, row))
-    except csv.Error as e:
-        raise UserError(
-            f"{where}, line {reader.line_num}: {e}: "
-            f"{suggest_delimiter(header, delimiter) or quoting_hint}."
-        ) from None
-
-
-def parse_plain_row(
-    text: str,  # one line
-    where: str,  # file and line, for error messages
-    pair: bool = False,  # does the line contain two sentences, separated by a tab?
-) -> dict:  # `sentence1`, and `sentence2` of a pair
-    """Parse a line that is a text, or two texts separated by a tab."""
-    columns = text.strip("\r\n").split("\t") if pair else [text.strip()]
-    if len(columns) > 2:
-        raise UserError(
-            f"{where}: {len(columns)} columns, but a pair has two: "
-            "separate the two texts by one tab, or use JSON."
-        )
-    return dict(zip(("sentence1", "sentence2"), columns))
-
-
-def iterate_table_rows(
-    table: Iterable[dict],  # a `datasets.Dataset`, or an iterator of its rows
-    where: str,  # file or split, for error messages
-) -> Iterator[tuple[str, dict]]:  # file and row number from 1, and the row
-    """Yield the rows of a table together with their location."""
-    for n, row in enumerate(table, 1):
-        yield f"{where}, row {n}", row
-
-
-def _read_parquet(path: str | Path) -> Iterator[dict]:
-    """Yield the rows of a Parquet file."""
+def _read_parquet(path: str | Path) -> Iterator[tuple[str, dict]]:
+    """Yield (file and row number, row) of a Parquet file."""
     import datasets
 
     if not Path(path).exists():
         raise MissingFileError(f"there is no file {path}: check the path.")
     try:
-        yield from datasets.load_dataset(
+        table = datasets.load_dataset(
             "parquet", data_files=str(path), split="train", streaming=True
         )
+        for n, row in enumerate(table, 1):
+            yield f"{path}, row {n}", row
     except Exception as e:
         raise UserError(
             f"{path} cannot be read as Parquet ({type(e).__name__}): it is damaged, or has another "
@@ -274,10 +267,18 @@ def _read_parquet(path: str | Path) -> Iterator[dict]:
 
 def _parse_line(text: str, where: str, format: str, pair: bool) -> dict:
     """Parse a line of the formats `jsonl`, `lines` and `auto`."""
-    if format == "jsonl" or (format == "auto" and text.lstrip().startswith("{")):
+    if format == "jsonl":
+        return parse_json_object(text, where)
+    if format == "auto" and text.lstrip().startswith("{"):
         hint = f"{ROW_HINT}; for texts that begin with {{ use format='lines'"
         return parse_json_object(text, where, hint)
-    return parse_plain_row(text, where, pair)
+    texts = text.strip("\r\n").split("\t") if pair else [text.strip()]
+    if len(texts) > 2:
+        raise UserError(
+            f"{where}: {len(texts)} columns, but a pair has two: "
+            "separate the two texts by one tab, or use JSON."
+        )
+    return dict(zip(("sentence1", "sentence2"), texts))
 
 
 def iterate_rows(
@@ -287,11 +288,11 @@ def iterate_rows(
 ) -> Iterator[tuple[str, dict]]:  # file and line, and the row
     """Yield the rows of a file one at a time, with their location; empty lines are skipped."""
     format = detect_format(path, format)
-    where = "standard input" if path == "-" else str(path)
+    where = describe_file(path)
     if format == "parquet":
-        yield from iterate_table_rows(_read_parquet(path), where)
+        yield from _read_parquet(path)
     elif format in ("csv", "tsv"):
-        yield from _read_delimited(iterate_lines(path), where, "," if format == "csv" else "\t")
+        yield from _read_csv(iterate_lines(path), where, "," if format == "csv" else "\t")
     else:
         for line_number, text in iterate_lines(path):
             if text.strip():

@@ -1,15 +1,12 @@
-"""The script that makes the records runs with the current library."""
+"""The experiments behind the claims."""
 
-import runpy
 import sys
-from pathlib import Path
 
 import pytest
 
+from idp_tutorial.reproduction.papers.claim_runs import run_claim_experiment
 from idp_tutorial.runs.contrasts import has_per_example_results, per_example_accuracy
 from idp_tutorial.utils.records import read_records
-
-SCRIPT = Path(__file__).resolve().parents[3] / "results/measure.py"
 
 
 @pytest.mark.parametrize(
@@ -42,7 +39,7 @@ def test_an_experiment_is_run_and_not_repeated(
         sys,
         "argv",
         [
-            "measure.py",
+            "claim_runs",
             experiment,
             task,
             "--methods",
@@ -62,12 +59,12 @@ def test_an_experiment_is_run_and_not_repeated(
             *options,
         ],
     )
-    runpy.run_path(str(SCRIPT), run_name="__main__")
+    run_claim_experiment()
     records = read_records(out)
     assert [r["status"] for r in records] == ["done"] * runs and all(
         has_per_example_results(r, tmp_path, True) for r in records
     )
-    runpy.run_path(str(SCRIPT), run_name="__main__")  # nothing is left to run
+    run_claim_experiment()  # nothing is left to run
     assert len(read_records(out)) == runs
 
 
@@ -77,7 +74,7 @@ def test_the_gain_of_stage_1_is_recorded(small_folder, tmp_path, monkeypatch):
         sys,
         "argv",
         [
-            "measure.py",
+            "claim_runs",
             "supplemented",
             "questions-k8",
             "--methods",
@@ -103,7 +100,7 @@ def test_the_gain_of_stage_1_is_recorded(small_folder, tmp_path, monkeypatch):
         ],
     )
     for _ in range(2):  # again: the same
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+        run_claim_experiment()
         records = read_records(out)
         gains = read_records(tmp_path / "gains-r.jsonl")
         assert [bool(r["init_from"]) for r in records] == [False, False, True, True] and [

@@ -1,8 +1,8 @@
 """Measure the short answers of SmolLM2, for `results/writing`.
 
-`python results/writing.py MODEL MODEL --out FOLDER`, where the models are folders that
-`idp_train --task in-short` saved. The model without a prompt is measured too, with and without
-eight solved examples in the context.
+`python -m idp_tutorial.reproduction.analysis.short_answers MODEL MODEL --out FOLDER`, where the
+models are folders that `idp_train --task in-short` saved. The model without a prompt is measured
+too, with and without eight solved examples in the context.
 """
 
 import argparse
@@ -21,6 +21,8 @@ from idp_tutorial.training.evaluation import evaluate, predict
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.records import append_record, read_records
+
+__all__ = ["answer_after_examples", "measure_short_answers", "score_parts", "split_answer"]
 
 N_SENTENCES = 200  # sentences of the test split
 BATCH_SIZE = 40
@@ -63,7 +65,7 @@ def answer_after_examples(model: PromptedModel, task: Task, n: int = 8) -> list[
     return answers
 
 
-def main() -> None:
+def measure_short_answers() -> None:
     """Measure the saved models and the baselines, and write their records."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs=2, type=Path)
@@ -111,4 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    measure_short_answers()

@@ -1,9 +1,10 @@
 """Run the experiments behind the records in `results/claims`.
 
-    measure.py controls|methods|fewshot|supplemented|differences|layers TASK ... --out FILE
+    python -m idp_tutorial.reproduction.papers.claim_runs EXPERIMENT TASK ... --out FILE
 
-The environment variable IDP_DATA names the folder of tasks. `effects` trains nothing: it writes the
-results of `differences` into `docs/differences.md`.
+The experiments are `controls`, `methods`, `fewshot`, `supplemented`, `differences` and `layers`.
+The environment variable IDP_DATA names the folder of tasks. `effects` trains nothing: it writes
+the results of `differences` into `docs/differences.md`.
 """
 
 import argparse
@@ -33,6 +34,10 @@ from idp_tutorial.runs.tune import LearningRateTrials, try_learning_rates
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.records import append_record, read_existing_records, read_records
+
+__all__ = [
+    "run_claim_experiment",
+]
 
 CONTROLS = ["majority", "probe", "side-network"]
 LEARNING_RATE_GRIDS = {  # the first of a method's three learning rates: the five that are tried
@@ -271,7 +276,7 @@ def run_differences(args: argparse.Namespace) -> None:
                 run_all_seeds(args, cfg, load_config_task(cfg), with_swaps=False)
 
 
-def run_layers(args: argparse.Namespace) -> None:
+def run_prompt_layers(args: argparse.Namespace) -> None:
     """Run every method with its prompt at each of the given layers."""
     for task_name in args.tasks:
         for method in args.methods:
@@ -313,12 +318,14 @@ def write_effects(args: argparse.Namespace) -> None:
                 label = ", ".join(f"{name}={value!r}" for name, value in change.items())
                 effects[method, label] = effect
     p_values = adjust_p_values_holm([effect["p"] for effect in effects.values()])
-    rows = [
-        f"| {method} | `{label}` | {', '.join(sorted({s[0] for s in effect['settings']}))} | "
-        f"{effect['effect']:+.1f} ({effect['low']:+.1f} … {effect['high']:+.1f}) | "
-        f"{effect['detectable']:.1f} | {effect['runs']} | {'yes' if p < 0.05 else 'no'} |"
-        for ((method, label), effect), p in zip(effects.items(), p_values)
-    ]
+    rows = []
+    for ((method, label), effect), p in zip(effects.items(), p_values):
+        tasks = sorted({setting[0] for setting in effect["settings"]})
+        rows.append(
+            f"| {method} | `{label}` | {', '.join(tasks)} | "
+            f"{effect['effect']:+.1f} ({effect['low']:+.1f} … {effect['high']:+.1f}) | "
+            f"{effect['detectable']:.1f} | {effect['runs']} | {'yes' if p < 0.05 else 'no'} |"
+        )
     table = "\n".join(
         [
             "| method | switch | tasks | difference from the default | detectable | seeds "
@@ -327,7 +334,7 @@ def write_effects(args: argparse.Namespace) -> None:
             *rows,
         ]
     )
-    page = Path(__file__).parents[1] / "docs" / "differences.md"
+    page = Path("docs/differences.md")  # a command of the repository's root
     marked = re.compile("(<!-- effects -->\n).*?(<!-- end of effects -->)", re.S)
     page.write_text(marked.sub(lambda m: f"{m[1]}{table}\n{m[2]}", page.read_text()))
     print(table)
@@ -402,9 +409,9 @@ def run_all_seeds(
     cfg = replace(cfg, lr=args.lr)
     store = RunStore(args.out)
     digests = run_digests(cfg, task)
-    chosen = None
+    chosen: dict | None = None
     for seed in range(args.seeds):
-        lr = chosen_lr or (chosen and chosen["lr"])
+        lr = chosen_lr or (chosen["lr"] if chosen else None)
         if chosen and not lr:  # every learning rate diverged with seed 0
             break
         seed_cfg = replace(cfg, lr=lr or cfg.lr, seed=seed)
@@ -415,7 +422,7 @@ def run_all_seeds(
         chosen = chosen or record
         result = record.get("score", record["status"])
         print(f"{cfg.task} {cfg.method} seed {seed}: {result} {record.get('swap', '')}", flush=True)
-    return chosen and chosen["lr"]
+    return chosen["lr"] if chosen else None
 
 
 EXPERIMENTS = {
@@ -424,12 +431,12 @@ EXPERIMENTS = {
     "fewshot": run_few_shot,
     "supplemented": run_supplemented,
     "differences": run_differences,
-    "layers": run_layers,
+    "layers": run_prompt_layers,
     "effects": write_effects,
 }
 
 
-def main() -> None:
+def run_claim_experiment() -> None:
     """Run the experiment that the command line names."""
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -511,4 +518,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_claim_experiment()

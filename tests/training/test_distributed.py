@@ -1,4 +1,4 @@
-"""Several processes, accumulation, Accelerate configs, recipes; memory and FLOPs of real steps."""
+"""Several processes, accumulation, and the configs for Accelerate."""
 
 import inspect
 import json
@@ -16,32 +16,21 @@ import pytest
 import torch
 from small import backbone, config, small_task
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from idp_tutorial.assembly.build import build_model
-from idp_tutorial.backbones.load import FULL_SCALE_CONFIGS, load_backbone
+from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli.train import idp_train
 from idp_tutorial.core.prompted_model import trained_state
-from idp_tutorial.data.tasks import TASKS, load_task
+from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.reproduction.efficiency import full_scale as scaling
-from idp_tutorial.reproduction.efficiency.full_scale import (
-    FULL_SCALE_RECIPES,
-    GPU_PEAK_FLOPS,
-    estimate_memory,
-    estimate_step_flops,
-    largest_batch,
-    seconds_per_step,
-)
-from idp_tutorial.reproduction.pretraining.bundled_backbone import save_backbone
+from idp_tutorial.reproduction.pretraining.pretrain import save_backbone
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.training import fit as training
 from idp_tutorial.training.distributed import end_process_group, iterate_step_batches
 from idp_tutorial.training.fit import fit
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.snapshots import read_last_snapshot
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
 
 
@@ -451,7 +440,7 @@ def test_fsdp_wraps_the_layers_of_backbones(monkeypatch):
 def test_options_in_scripts_exist(monkeypatch, capsys):
     known = {f"--{k}" for k in inspect.signature(idp_train).parameters}
     used = set()
-    for f in [*CONFIGS.glob("*.*"), ROOT / "nbs/engine/efficiency/full_scale.ipynb"]:
+    for f in [*CONFIGS.glob("*.*"), ROOT / "nbs/engine/training/distributed.ipynb"]:
         for line in re.findall(
             r"(?:configs/train\.py|train\.slurm|^#? +--)(.*)", f.read_text(), re.M
         ):
@@ -467,263 +456,6 @@ def test_options_in_scripts_exist(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         runpy.run_path(str(CONFIGS / "train.py"), run_name="__main__")
     assert "--save_every" in capsys.readouterr().out
-
-
-# --- recipes
-
-
-@pytest.mark.parametrize("name", FULL_SCALE_RECIPES)
-def test_recipes_build(name):
-    cfg = FULL_SCALE_RECIPES[name]
-    model = build_model(cfg, load_backbone(cfg.backbone, "meta"), TASKS["sentiment"])
-    n = sum(p.numel() for p in model.sources.parameters())
-    assert (
-        n
-        == {
-            "lpt-roberta": 791_680,
-            "lpt-gpt2": 989_568,
-            "lpt-deberta": 791_680,
-            "idpg-single": 111_872,
-            "idpg-multi": 137_232,
-            "id-spam": 3 * 1024**2 + 64 * 1024 * 11,
-        }[name]
-    )
-    assert model.first_trained_layer == (
-        {"roberta-large": 12, "gpt2-large": 18, "deberta-large": 12}[cfg.backbone]
-        if cfg.layer
-        else -1
-    )
-
-
-# --- memory and FLOPs
-
-SMALL = dict(roberta="roberta-base", gpt2="gpt2", deberta="deberta-large")
-
-
-@pytest.fixture(params=SMALL)
-def small(request, monkeypatch):
-    """Register a configuration of five layers of 32 dimensions; return its family and a builder."""
-    family = request.param
-    sizes = dict(
-        hidden_size=32,
-        num_hidden_layers=5,
-        num_attention_heads=4,
-        vocab_size=8192,
-        **({} if family == "gpt2" else dict(intermediate_size=64)),
-    )
-    published_config = FULL_SCALE_CONFIGS[SMALL[family]]
-
-    def small_config():
-        c = published_config()
-        c.update(sizes)
-        return c
-
-    monkeypatch.setitem(FULL_SCALE_CONFIGS, "small", small_config)
-    scaling._fit_memory_polynomial.cache_clear()
-    return family, lambda cfg, **kw: build_model(
-        cfg, load_backbone("small", "random", **kw), TASKS["sentiment"]
-    ).train()
-
-
-def saved_activations(model, B, T):
-    return scaling._measure_saved_activations(model, B, T, "no")
-
-
-ALL_KINDS = [
-    ("fine-tuning", None),
-    ("prompt-tuning", None),
-    ("m-idpg-phm", None),
-    ("lpt-npg", 3),
-    ("lpt-appg", 2),
-    ("id-spam", 0),
-    ("lora", None),
-    ("adapterdrop", 2),
-    ("bitfit", None),
-    ("head-only", None),
-]
-MAIN_KINDS = [("fine-tuning", None), ("m-idpg-phm", None), ("lpt-npg", 3)]
-
-
-@pytest.mark.parametrize(
-    "small,method,layer",
-    [(f, m, k) for f in SMALL for m, k in (ALL_KINDS if f == "roberta" else MAIN_KINDS)],
-    indirect=["small"],
-)
-def test_estimated_memory_equals_that_of_a_step(method, layer, small):
-    _, make = small
-    cfg = RunConfig(
-        method,
-        backbone="small",
-        prompt_length=4,
-        bottleneck=8 if method != "adapterdrop" else 4,
-        layer=layer,
-    )
-    for fused in (True, False):
-        real = make(
-            cfg,
-            **(scaling.fused_attention_overrides(FULL_SCALE_CONFIGS["small"]()) if fused else {}),
-        )
-        memory = estimate_memory(cfg, 5, 37, fused)
-        assert memory["activations"] == pytest.approx(saved_activations(real, 5, 37), rel=0.01)
-    assert memory["weights"] == sum(p.nbytes for p in real.parameters()) and memory[
-        "optimizer"
-    ] == 2 * memory["gradients"] == 2 * sum(p.nbytes for p in real.trained_parameters().values())
-    assert memory["total"] == sum(v for k, v in memory.items() if k != "total")
-
-
-@pytest.mark.parametrize("small", ["roberta", "gpt2"], indirect=True)
-def test_memory_of_a_verbalizer_and_of_bf16_is_estimated(small):
-    _, make = small
-    cfg = RunConfig("lpt", backbone="small", prompt_length=4, layer=2, head="verbalizer")
-    real = make(cfg, **scaling.fused_attention_overrides(FULL_SCALE_CONFIGS["small"]()))
-    assert estimate_memory(cfg, 3, 29)["activations"] == pytest.approx(
-        saved_activations(real, 3, 29), rel=0.01
-    )
-    bf16_cfg = replace(cfg, precision="bf16")
-    assert estimate_memory(bf16_cfg, 3, 29)["activations"] == pytest.approx(
-        scaling._measure_saved_activations(real, 3, 29, "bf16"), rel=0.01
-    )
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("small", ["roberta"], indirect=True)
-def test_estimated_memory_equals_that_of_fit(small, dtype):
-    """Compare with `peak_memory_mb` of a run on texts of the same length."""
-    cfg = RunConfig(
-        "lpt-npg",
-        backbone="small",
-        prompt_length=4,
-        bottleneck=8,
-        layer=2,
-        steps=2,
-        eval_every=2,
-        batch_size=8,
-        lr=1e-3,
-        device="cpu",
-        dtype=dtype,
-    )
-    model = small[1](cfg, dtype=dtype)
-    task = small_task()
-    e = task.encode([dict(sentence1="a " * 40, label=0)], model.backbone.tokenizer)[0]
-    n = len(e["input_ids"])
-    task = replace(
-        task,
-        splits={
-            s: [dict(sentence1="a " * 40, label=i % 2) for i in range(16)] for s in task.splits
-        },
-    )
-    assert fit(model, task, cfg).peak_memory_mb == pytest.approx(
-        estimate_memory(cfg, 8, n, uses_fused_attention=False)["total"] / 1e6, rel=0.01
-    )
-
-
-@pytest.mark.parametrize("small", ["roberta"], indirect=True)
-def test_the_largest_batch_fits_and_a_larger_one_does_not(small):
-    cfg = RunConfig("prompt-tuning", backbone="small", prompt_length=4)
-    n = largest_batch(cfg, 64, 2.0)
-    fixed = estimate_memory(cfg, 1, 64)["total"] - estimate_memory(cfg, 1, 64)["activations"]
-
-    def required_bytes(b):
-        return fixed + 1.1 * estimate_memory(cfg, b, 64)["activations"]
-
-    assert (
-        n > 10
-        and required_bytes(n) <= 0.5e9 < required_bytes(n + 1) + 1e4
-        and largest_batch(cfg, 64, 1.0) == 0
-        and largest_batch(cfg, 128, 2.0) < n / 1.9
-    )
-
-
-@pytest.mark.parametrize(
-    "method,layer,backbone_name",
-    [
-        ("fine-tuning", None, "roberta-base"),
-        ("prompt-tuning", None, "roberta-base"),
-        ("s-idpg-dnn", None, "roberta-base"),
-        ("lpt-npg", 3, "roberta-base"),
-        ("head-only", None, "roberta-base"),
-        ("bitfit", None, "roberta-base"),
-        ("prompt-tuning", None, "gpt2-large"),
-        ("prompt-tuning", None, "llama-3.2-1b"),
-        ("lpt-npg", 3, "gemma-2b"),
-    ],
-    ids=str,
-)
-def test_estimated_flops_equal_those_of_a_step(method, layer, backbone_name, monkeypatch):
-    """PyTorch counts those of a real step; head and generator are not in the estimate."""
-
-    def small_config():
-        c = published_config()
-        c.update(
-            dict(
-                hidden_size=128,
-                num_hidden_layers=5,
-                num_attention_heads=4,
-                intermediate_size=512,
-                vocab_size=8192,
-            )
-            | extra_sizes
-        )
-        return c
-
-    # fewer keys than queries, and heads that are larger than d / n_heads
-    extra_sizes = {}
-    if backbone_name.startswith(("llama", "gemma")):
-        extra_sizes = dict(num_key_value_heads=2, head_dim=48)
-    published_config = FULL_SCALE_CONFIGS[backbone_name]
-    monkeypatch.setitem(FULL_SCALE_CONFIGS, "small", small_config)
-    scaling._count_work.cache_clear()
-    cfg = RunConfig(method, backbone="small", prompt_length=4, bottleneck=8, layer=layer)
-    model = build_model(
-        cfg, load_backbone("small", "random", attn="eager"), TASKS["sentiment"]
-    ).train()
-    from idp_tutorial.data.encoding import collate
-
-    with FlopCounterMode(display=False) as count:
-        model(collate(scaling._make_examples(model, 3, 60), 1), return_loss=True).backward()
-    assert estimate_step_flops(cfg, 3, 60) == pytest.approx(count.get_total_flops(), rel=0.03)
-
-
-def test_seconds_are_flops_by_speed():
-    cfg = RunConfig("lpt-npg", backbone="roberta-large", layer=12)
-    assert seconds_per_step(cfg, 32, 256, "A100", 0.5) == pytest.approx(
-        estimate_step_flops(cfg, 32, 256) / (0.5 * GPU_PEAK_FLOPS["A100"])
-    ) and seconds_per_step(cfg, 64, 256) == pytest.approx(2 * seconds_per_step(cfg, 32, 256))
-
-
-def test_unknown_names_are_refused():
-    with pytest.raises(
-        ValueError, match="unknown full-scale backbone 'roberta-larg': did you mean 'roberta-large'"
-    ):
-        estimate_memory(RunConfig(backbone="roberta-larg"), 1, 8)
-    with pytest.raises(ValueError, match="unknown GPU 'A10': did you mean 'A100'"):
-        seconds_per_step(RunConfig(backbone="roberta-base"), 1, 8, "A10")
-    with pytest.raises(
-        ValueError, match="batch_size and sequence_length must be at least 1, got 0 and 8"
-    ):
-        estimate_memory(RunConfig(backbone="roberta-base"), 0, 8)
-
-
-def test_prompt_vectors_cost_nothing_below_the_prompt_layer():
-    def flops_of_one_vector(layer):
-        return estimate_step_flops(
-            replace(FULL_SCALE_RECIPES["lpt-roberta"], layer=layer, prompt_length=6), 1, 64
-        ) - estimate_step_flops(
-            replace(FULL_SCALE_RECIPES["lpt-roberta"], layer=layer, prompt_length=5), 1, 64
-        )
-
-    assert flops_of_one_vector(12) == 2 * flops_of_one_vector(18) > 0
-
-
-def test_the_largest_batch_has_a_margin_for_activations(monkeypatch):
-    monkeypatch.setattr(
-        scaling,
-        "estimate_memory",
-        lambda cfg, b, *a: dict(activations=(10 + b) * 1e9, total=(12 + b) * 1e9),
-    )
-    assert (
-        largest_batch(None, 64, gpu_memory_gb=24.5, reserved_gb=0.0) == 10
-    )  # 2 + 1.1*(10+10) = 24
 
 
 if __name__ == "__main__":

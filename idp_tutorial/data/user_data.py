@@ -1,0 +1,391 @@
+"""Define a task from the user's own rows: a table, a folder of splits, a dataset of the hub.
+
+A table is one file of any format of `data.reading`. A folder may contain `train`, `validation` and
+`test` in any of the formats. A name such as `org/name` is a dataset of the Hugging Face hub, with
+an optional revision after `@`. Splits that are missing are held out from the training rows.
+
+Rows are held out in proportion to the classes. A tenth of a class with three rows is less than one
+row; a tenth of twenty such classes is six rows. Each class gives the integer part of its quota, and
+the classes with the largest fractional parts give one row more, until the total is right.
+(`sklearn.model_selection.train_test_split` refuses a class with one row.)
+"""
+
+import math
+import random
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from idp_tutorial.data.reading import (
+    describe_file,
+    detect_format,
+    iterate_rows,
+    suggest_delimiter,
+)
+from idp_tutorial.data.rows import require_nonempty_text
+from idp_tutorial.data.splits import SPLIT_NAMES, find_split_files, load_hub_dataset
+from idp_tutorial.data.task import Task
+from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.utils.checks import MissingFileError, UserError
+
+__all__ = [
+    "MULTILABEL_HINT",
+    "parse_label",
+    "sort_class_names",
+    "make_task",
+    "hold_out_rows",
+    "load_table_task",
+    "register_table_task",
+]
+
+
+# ---- where the splits are
+
+
+def _find_sources(data: str) -> dict[str, Any]:
+    """Return the file of each split as a path, or its dataset of the hub."""
+    path = Path(data)
+    sources: dict[str, Any]
+    if data == "-" or path.is_file():
+        return {"train": data}
+    if path.is_dir():
+        sources = {**find_split_files(path, ["csv", "tsv", "jsonl", "parquet"])}
+    elif re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", data) and detect_format(data) == "auto":
+        dataset = load_hub_dataset(
+            data,
+            failure=f"there is no file or folder {data.partition('@')[0]}, and it cannot be loaded "
+            "as a dataset of the Hugging Face hub",
+            advice="correct the name, or connect to the internet",
+        )
+        sources = {
+            split: dataset[n] for split, names in SPLIT_NAMES.items() for n in names if n in dataset
+        }
+    else:
+        raise MissingFileError(
+            f"there is no file or folder {data}: pass a CSV, TSV, Parquet or JSON-lines file, a "
+            "folder with train.csv, or the name of a hub dataset, org/name."
+        )
+    if "train" not in sources:
+        raise UserError(
+            f"{data} has no training rows: "
+            "name a file train.csv, train.tsv, train.jsonl or train.parquet."
+        )
+    return sources
+
+
+# ---- texts and labels
+
+
+def _resolve_columns(
+    row: dict, where: str, text: str | None, text2: str | None, label: str | None
+) -> tuple:
+    """Return the columns of text, second text (or None) and label; None: the usual names."""
+    text = text or next((c for c in ("text", "sentence1", "sentence") if c in row), None)
+    text2 = text2 or ("sentence2" if text == "sentence1" and "sentence2" in row else None)
+    label = label or "label"
+    for argument, column in (("text", text), ("text2", text2), ("label", label)):
+        if column not in row and (column or argument == "text"):
+            hint = suggest_delimiter([*map(str, row)]) or f"pass its name in {argument}="
+            raise UserError(
+                f"{where}: no column {column or argument!r} among "
+                f"{', '.join(map(str, row))}: {hint}."
+            )
+    roles = dict(text=text, label=label, text2=text2)
+    for argument, column in roles.items():
+        same = [other for other in roles if other != argument and roles[other] == column]
+        if same:
+            raise UserError(
+                f"{where}: {argument} and {same[0]} are both the column {column!r}: "
+                "they must be different columns."
+            )
+    return text, text2, label
+
+
+MULTILABEL_HINT = (
+    "not supported, because a head predicts one class for each row. Define a yes-or-no task for "
+    "each label instead, and train them together (MultiTaskModel)"
+)
+
+
+def parse_label(
+    value: Any,  # value of the label column
+    where: str,  # file and line, for error messages
+    regression: bool = False,  # must the label be a number?
+) -> str | float:  # the name of a class, or the number of a regression
+    """Return a label as a class name or a float; raise `UserError` if it is missing or invalid."""
+    if isinstance(value, (list, tuple, set, dict)):
+        raise UserError(
+            f"{where}: the label is {value!r:.60}. Several labels for one row are "
+            f"{MULTILABEL_HINT}."
+        )
+    # NaN, with which pandas marks a missing value, does not equal itself
+    if value is None or value != value or not str(value).strip():
+        raise UserError(
+            f"{where}: every row needs a label, got {value!r}: add the label or remove the row."
+        )
+    if not regression:
+        return str(value).strip()
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number):
+        raise UserError(f"{where}: the label of a regression must be a number, got {value!r}.")
+    return number
+
+
+def _iterate_source(source: Any, format: str | None) -> Iterator[tuple[str, dict]]:
+    """Yield the rows of a file or of a dataset of the hub, with their location."""
+    if isinstance(source, (str, Path)):
+        yield from iterate_rows(source, format)
+    else:
+        for n, row in enumerate(source, 1):
+            yield f"{source.split}, row {n}", row
+
+
+def _read_labelled_rows(
+    source: Any, format: str | None, columns: Sequence[str | None], regression: bool
+) -> tuple[list[dict], tuple]:
+    """Read the rows of a split and its columns; without any label the list of rows is empty."""
+    rows = []
+    places = []
+    resolved: tuple = ()
+    features = getattr(source, "features", {})
+    for where, row in _iterate_source(source, format):
+        resolved = _resolve_columns(row, where, *columns)
+        text, text2, label_column = resolved
+        texts = dict(sentence1=require_nonempty_text(row, text, where))
+        if text2:
+            texts["sentence2"] = require_nonempty_text(row, text2, where)
+        label = row[label_column]
+        label_names = getattr(features.get(label_column), "names", None)
+        if label_names:  # a `ClassLabel`, in which -1 means that the label is missing
+            label = None if label in (None, -1) else label_names[label]
+        rows.append({**texts, "label": label})
+        places.append(where)
+    if not rows:
+        is_file = isinstance(source, (str, Path))
+        name = describe_file(source) if is_file else source.split
+        raise UserError(f"{name} has no rows: it must contain at least a few of each class.")
+    if all(row["label"] in (None, "", -1, "-1") for row in rows):
+        return [], resolved
+    for row, where in zip(rows, places):
+        row["label"] = parse_label(row["label"], where, regression)
+    return rows, resolved
+
+
+def _read_splits(
+    data: str, format: str | None, columns: Sequence[str | None], regression: bool
+) -> tuple[dict[str, list], tuple]:
+    """Read the splits of a table that have labels, and the columns of the last split read."""
+    splits = {}
+    resolved: tuple = ()
+    for split, source in _find_sources(data).items():
+        rows, resolved = _read_labelled_rows(source, format, columns, regression)
+        if rows:
+            splits[split] = rows
+        else:
+            warnings.warn(
+                f"The {split} rows of {data} have no labels and are ignored.", stacklevel=3
+            )
+    if "train" not in splits:
+        raise UserError(
+            f"the rows of {data} have no labels: pass the name of the column in label=."
+        )
+    n_classes = len({r["label"] for r in splits["train"]})
+    n_train = len(splits["train"])
+    if not regression and 2 * n_classes > n_train:
+        raise UserError(
+            f"{data} has {n_classes} classes in {n_train} training rows: check that "
+            f"{resolved[2]!r} is the column of the classes (label=), or pass regression=True if "
+            "the labels are numbers."
+        )
+    return splits, resolved
+
+
+# ---- a task from rows
+
+
+def sort_class_names(
+    names: Iterable[str],  # class names, perhaps repeated
+) -> tuple:
+    """Return each class name once, sorted as numbers if all are integers, else as strings."""
+    unique = sorted(set(names))
+    if all(re.fullmatch(r"-?\d+", name) for name in unique):
+        unique.sort(key=int)
+    return tuple(unique)
+
+
+def make_task(
+    name: str,  # name of the task
+    # rows by split, with `sentence1`, perhaps `sentence2`, and `label` as returned by `parse_label`
+    splits: dict,
+    labels: tuple | None = None,  # class names in index order; None: those of the training rows
+    **fields: Any,  # other fields of `Task`
+) -> Task:  # the task with its splits
+    """Define a classification task with labels as indices, or a regression task, from rows."""
+    train = splits["train"]
+    values = [r["label"] for r in train]
+    pair = "sentence2" in train[0]
+    if isinstance(values[0], float):
+        low = min(values)
+        high = max(values)
+        label_range = (low, high if high > low else low + 1)
+        return Task(
+            name,
+            metric="pearson+spearman",
+            pair=pair,
+            label_range=label_range,
+            splits=splits,
+            **fields,
+        )
+    labels = labels or sort_class_names(values)
+    if len(labels) < 2:
+        raise UserError(
+            f"the training rows have only the class {labels[0]!r}, but at least two are needed: "
+            "add rows of another class, or choose another column of labels."
+        )
+    index = {label: i for i, label in enumerate(labels)}
+    numbered = {}
+    for split, rows in splits.items():
+        if unknown := [r["label"] for r in rows if r["label"] not in index]:
+            raise UserError(
+                f"the {split} rows have the class {unknown[0]!r}, which the training rows do not "
+                "have: add training rows of this class, or remove its rows."
+            )
+        numbered[split] = [{**r, "label": index[r["label"]]} for r in rows]
+    return Task(name, labels, pair=pair, splits=numbered, **fields)
+
+
+# ---- rows that are held out
+
+
+def _compute_quotas(class_sizes: list[int], fraction: float) -> list[int]:
+    """Return how many rows of each class are held out, by largest remainders.
+
+    At least one row is held out in total, and at least one row of every class is left.
+    """
+    exact = [fraction * size for size in class_sizes]
+    limits = [size - 1 for size in class_sizes]
+    quotas = [min(int(e), limit) for e, limit in zip(exact, limits)]
+    total = max(1, round(sum(exact)))
+    by_remainder = sorted(range(len(quotas)), key=lambda i: quotas[i] - exact[i])
+    for _ in range(2):  # the second pass replaces the rows of classes that are at their limit
+        for i in by_remainder:
+            if sum(quotas) < total and quotas[i] < limits[i]:
+                quotas[i] += 1
+    return quotas
+
+
+def hold_out_rows(
+    rows: list,  # rows with a `label`: a class, or a float
+    fraction: float,  # fraction of the rows to hold out, above 0 and below 1
+    seed: int = 0,  # seed of the sample
+) -> tuple[list, list]:  # the remaining rows, the rows that are held out
+    """Sample a stratified part of the rows; at least one row of every class remains."""
+    if not 0 < fraction < 1:
+        raise UserError(
+            "validation must be a fraction of the rows between 0 and 1, such as 0.1, got "
+            f"{fraction}."
+        )
+    rng = random.Random(seed)
+    by_class: dict[Any, list] = {}
+    for row in rows:
+        key = None if isinstance(row["label"], float) else row["label"]
+        by_class.setdefault(key, []).append(row)
+    classes = [*by_class.values()]
+    for members in classes:
+        rng.shuffle(members)
+    quotas = _compute_quotas([len(c) for c in classes], fraction)
+    sampled = [row for quota, c in zip(quotas, classes) for row in c[:quota]]
+    rest = [row for quota, c in zip(quotas, classes) for row in c[quota:]]
+    if not sampled:
+        raise UserError(
+            f"no row can be held out for validation from {len(rows)} rows of {len(classes)} "
+            "classes: give more rows, or a validation set."
+        )
+    rng.shuffle(sampled)
+    rng.shuffle(rest)
+    return rest, sampled
+
+
+def _check_fractions(fractions: dict[str, float]) -> None:
+    """Raise `UserError` unless the fractions to hold out leave rows for training."""
+    for split, fraction in fractions.items():
+        if not (isinstance(fraction, Real) and 0 < fraction < 1):
+            raise UserError(
+                f"{split} must be a fraction of the rows between 0 and 1, such as 0.1"
+                f"{', or 0 for no test split' if split == 'test' else ''}, got {fraction}."
+            )
+    if sum(fractions.values()) >= 1:
+        given = " and ".join(f"{split}={fraction}" for split, fraction in fractions.items())
+        raise UserError(f"{given} leave no rows for training: their sum must be below 1.")
+
+
+# ---- a table as a task
+
+
+def load_table_task(
+    data: str | Path,  # a file, '-' (standard input), a folder, or the name of a hub dataset
+    text: str | None = None,  # column of the text; None: text, sentence1 or sentence
+    text2: str | None = None,  # column of the second text, for pairs
+    label: str | None = None,  # column of the label; None: label
+    format: str | None = None,  # key of `FILE_FORMATS`; None: detect it from the file's suffix
+    regression: bool = False,  # are the labels numbers, not classes?
+    validation: float = 0.1,  # fraction of the rows to hold out if there is no validation split
+    # fraction of the rows to hold out if there is no test split; 0: test on the validation rows
+    test: float = 0.1,
+    seed: int = 0,  # seed of the rows that are held out
+) -> tuple[Task, list]:  # the task with its splits, and the names of the splits that were held out
+    """Read a table, hold out the splits that it lacks, and define a task with its rows."""
+    splits, columns = _read_splits(str(data), format, (text, text2, label), regression)
+    fractions = {}
+    if test and "test" not in splits:
+        fractions["test"] = test
+    if "validation" not in splits:
+        fractions["validation"] = validation
+    _check_fractions(fractions)
+    held_out: list[str] = []
+    for split, fraction in fractions.items():
+        # a fraction is of all rows, and the test rows are already removed
+        remaining = 1 - test if held_out == ["test"] else 1
+        splits["train"], splits[split] = hold_out_rows(splits["train"], fraction / remaining, seed)
+        held_out.append(split)
+    splits.setdefault("test", splits["validation"])
+    stem = Path(str(data).partition("@")[0]).name.split(".")[0]
+    name = re.sub(r"\W+", "-", stem).strip("-") or "stdin"
+    templates = tuple("{" + c + "}" if c else c for c in columns[:2])
+    return make_task(name, splits, columns=templates + columns[2:]), held_out
+
+
+def _describe_table_task(task: Task, held_out: Sequence[str]) -> str:
+    """Describe the splits and the classes of a table's task in one line."""
+    sizes = (f"{len(task.splits[split])} {split}" for split in ("train", "validation", "test"))
+    parts = [", ".join(sizes) + " rows"]
+    if held_out:
+        proportion = ", in proportion to the classes" if task.labels else ""
+        parts.append(f"held out at random{proportion}: {' and '.join(sorted(held_out))}")
+    if task.splits["test"] == task.splits["validation"]:
+        parts.append("no test rows: the validation rows report the score, which is then too high")
+    if task.labels:
+        names = ", ".join(task.labels[:12]) + (" …" if len(task.labels) > 12 else "")
+        parts.append(f"{len(task.labels)} classes: {names}")
+    else:
+        parts.append("regression")
+    return f"{task.name}: {'; '.join(parts)}"
+
+
+def register_table_task(
+    data: str | Path,  # a file, '-' (standard input), a folder, or the name of a hub dataset
+    **table_options: Any,  # other arguments of `load_table_task`
+) -> tuple[Task, str]:  # the task, and a one-line description of its splits and classes
+    """Load the task of a table and add it to `TASKS`."""
+    task, held_out = load_table_task(data, **table_options)
+    is_registered = task.name in TASKS and not TASKS[task.name].splits
+    task = replace(task, name=f"own-{task.name}" if is_registered else task.name)
+    TASKS[task.name] = task
+    return task, _describe_table_task(task, held_out)

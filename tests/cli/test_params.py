@@ -1,0 +1,66 @@
+"""The command that counts parameters."""
+
+import json
+
+import pytest
+
+from idp_tutorial.cli.params import idp_params
+
+
+def test_the_command_prints_every_row(capsys):
+    idp_params(published=True, json=True)
+    lines = [json.loads(l) for l in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 120 and all(
+        {"reported", "exact", "ours", "status"} <= set(l) and isinstance(l["ours"], int)
+        for l in lines
+    )
+    idp_params(published=True)
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) == 121 and "3,495,312" in out and "unexplained" in out
+
+
+def test_the_command_counts_methods(capsys):
+    idp_params(backbone="roberta-base", prompt_length=5, methods="prompt-tuning, lpt-npg")
+    out = capsys.readouterr().out.splitlines()
+    assert (
+        len(out) == 3
+        and out[0].split() == ["method", "prompt", "head", "backbone", "trained", "percent"]
+        and out[1].split()[:3] == ["prompt-tuning", "3,840", "1,538"]
+        and "593,792" in out[2]
+    )
+    idp_params(
+        backbone="roberta-base",
+        prompt_length=5,
+        methods="lpt-npg",
+        head="verbalizer",
+        bottleneck=64,
+        json=True,
+    )
+    r = json.loads(capsys.readouterr().out)
+    assert (
+        r["prompt"] == 64 * 769 + 5 * 768 * 65
+        and r["head"] == r["backbone"] == 0
+        and r["refused"] is None
+    )
+
+
+@pytest.mark.parametrize(
+    "kw,words",
+    [
+        (dict(backbone="flan-t5-xl"), ["only the size is known", "published_counts()"]),
+        (dict(methods="lpt-ngp"), ["did you mean 'lpt-npg'"]),
+        (dict(methods="lpt", prompt_length=0), ["at least 1", "got 0"]),
+        (dict(methods="lpt", head="verbaliser"), ["'verbalizer'"]),
+        (dict(backbone="nowhere"), ["no backbone 'nowhere'"]),
+    ],
+)
+def test_the_command_explains_refusals(kw, words, capsys):
+    with pytest.raises(SystemExit) as e:
+        idp_params(**kw)
+    err = capsys.readouterr().err
+    assert (
+        e.value.code == 2
+        and err.startswith("idp_params: ")
+        and err.count("\n") == 1
+        and all(w in err for w in words)
+    ), err

@@ -1,0 +1,146 @@
+"""Tables of the user: columns, splits that are held out, and messages."""
+
+import json
+from collections import Counter
+
+import pytest
+from datasets import ClassLabel, Dataset, Features, Value
+
+from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.data.user_data import (
+    _read_labelled_rows,
+    hold_out_rows,
+    load_table_task,
+    parse_label,
+    register_table_task,
+    sort_class_names,
+)
+
+
+def test_columns_apart_by_semicolons_are_named(tmp_path):
+    (tmp_path / "semi.csv").write_text("text;label\na;b\n")
+    with pytest.raises(ValueError, match="its columns seem to be separated by ';': use commas"):
+        load_table_task(tmp_path / "semi.csv")
+    (tmp_path / "bar.jsonl").write_text('{"text|label": "a"}')
+    with pytest.raises(ValueError, match="its columns seem to be separated by '|': use commas"):
+        load_table_task(tmp_path / "bar.jsonl")
+
+
+def test_a_folder_of_splits(tmp_path):
+    (tmp_path / "mine").mkdir()
+    rows = [dict(text=f"text {i}", label=i % 2) for i in range(20)]
+    Dataset.from_list(rows).to_parquet(tmp_path / "mine/train.parquet")
+    (tmp_path / "mine/dev.jsonl").write_text("\n".join(map(json.dumps, rows[:4])))
+    task, missing_splits = load_table_task(tmp_path / "mine")
+    assert missing_splits == ["test"] and {s: len(r) for s, r in task.splits.items()} == dict(
+        train=18, validation=4, test=2
+    )
+    assert task.labels == ("0", "1") and task.name == "mine"
+    (tmp_path / "mine/test.tsv").write_text("text\tlabel\na\t\nb\t\n")
+    with pytest.warns(UserWarning, match="The test rows of .* have no labels"):
+        assert load_table_task(tmp_path / "mine")[1] == ["test"]
+    (tmp_path / "mine/dev.jsonl").write_text('{"text": "a", "label": 7}')
+    with (
+        pytest.raises(ValueError, match="validation rows have the class '7'"),
+        pytest.warns(UserWarning),
+    ):
+        load_table_task(tmp_path / "mine")
+
+
+def test_two_files_of_one_split_are_refused(tmp_path):
+    for name in ("train.csv", "validation.csv", "dev.csv"):
+        (tmp_path / name).write_text("text,label\na,0\nb,1\n")
+    with pytest.raises(
+        ValueError,
+        match="has several files for the split 'validation' .dev.csv, validation.csv.: "
+        "keep one of them",
+    ):
+        load_table_task(str(tmp_path))
+
+
+def test_a_missing_class_label_is_reported(tmp_path):
+    labels = ClassLabel(names=["no", "yes"])
+    features = Features(dict(text=Value("string"), label=labels))
+    rows = [dict(text=f"t{i}", label=i % 2) for i in range(20)]
+
+    def read(label):
+        rows_ = Dataset.from_list([*rows, dict(text="last", label=label)], features=features)
+        return _read_labelled_rows(rows_, None, (None, None, None), False)
+
+    for label in (None, -1):
+        with pytest.raises(ValueError, match="row 21: every row needs a label"):
+            read(label)
+    assert read(1)[0][-1]["label"] == "yes"
+
+
+def test_a_known_name_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setitem(TASKS, "own-sentiment", None)  # removes the task after the test
+    (tmp_path / "sentiment.tsv").write_text(
+        "text\tlabel\n" + "".join(f"text {i}\t{'ab'[i % 2]}\n" for i in range(20))
+    )
+    task, _ = register_table_task(tmp_path / "sentiment.tsv")
+    assert (
+        task.name == "own-sentiment"
+        and TASKS["own-sentiment"] is task
+        and not TASKS["sentiment"].splits
+    )
+    assert (
+        register_table_task(tmp_path / "sentiment.tsv")[0].name == "own-sentiment"
+    )  # the same table again
+
+
+@pytest.mark.parametrize("name", ["copy.csv", "blank.csv", "table.tsv", "table.parquet"])
+def test_rows_have_texts_and_labels_only_whatever_file_they_come_from(name, tmp_path):
+    rows = [dict(text=f"text {i}", label="ab"[i % 2]) for i in range(40)]
+    lines = ["text,label", *(f"{r['text']},{r['label']}" for r in rows)]
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    (tmp_path / "copy.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "blank.csv").write_text("\n".join([*lines[:9], "", *lines[9:]]))
+    (tmp_path / "table.tsv").write_text("\n".join(lines).replace(",", "\t"))
+    Dataset.from_list(rows).to_parquet(tmp_path / "table.parquet")
+    task, _ = load_table_task(tmp_path / "table.csv")
+    assert all(set(row) == {"sentence1", "label"} for row in task.splits["train"])
+    assert load_table_task(tmp_path / name)[0].splits == task.splits
+
+
+def test_missing_splits_are_held_out_in_proportion_to_the_classes(tmp_path):
+    lines = [f'"ticket {i}, please",{("billing", "delivery", "refund")[i % 3]}' for i in range(60)]
+    (tmp_path / "tickets.csv").write_text("\n".join(["message,topic", *lines]))
+    task, held_out = load_table_task(tmp_path / "tickets.csv", text="message", label="topic")
+    assert held_out == ["test", "validation"] and task.name == "tickets"
+    for split, n in dict(train=16, validation=2, test=2).items():
+        assert Counter(row["label"] for row in task.splits[split]) == {0: n, 1: n, 2: n}
+
+
+def test_a_class_with_one_row_stays_in_the_training_rows():
+    labels = ["common"] * 91 + ["rare"] * 8 + ["once"]
+    rows = [dict(sentence1=str(i), label=label) for i, label in enumerate(labels)]
+    rest, held_out = hold_out_rows(rows, 0.1)
+    assert len(rest) == 90 and Counter(row["label"] for row in held_out) == dict(common=9, rare=1)
+
+
+def test_class_names_that_are_integers_are_sorted_as_numbers():
+    assert sort_class_names(["10", "9", "9"]) == ("9", "10")
+    assert sort_class_names(["10", "9", "x"]) == ("10", "9", "x")
+
+
+def test_labels_become_class_names_or_numbers():
+    assert [parse_label(value, "f") for value in (" billing", 3, True)] == ["billing", "3", "True"]
+    assert parse_label("2.5", "f", regression=True) == 2.5
+
+
+@pytest.mark.parametrize(
+    "value,regression,message",
+    [
+        (["a", "b"], False, "line 2: the label is .* not supported"),
+        (None, False, "line 2: every row needs a label, got None"),
+        (" ", False, "line 2: every row needs a label"),
+        (float("nan"), False, "line 2: every row needs a label, got nan"),
+        ("high", True, "line 2: the label of a regression must be a number, got 'high'"),
+        (True, True, "must be a number, got True"),
+        ("inf", True, "must be a number, got 'inf'"),
+    ],
+)
+def test_invalid_labels_are_reported(value, regression, message):
+    with pytest.raises(ValueError, match=message):
+        parse_label(value, "line 2", regression)

@@ -1,0 +1,38 @@
+"""Pictures are arranged, moved and saved."""
+
+import xml.etree.ElementTree as ET
+
+import small
+
+from idp_tutorial.reproduction.diagrams.drawing import (
+    Box,
+    Line,
+    Picture,
+    Text,
+    arrange_pictures,
+    draw_legend,
+    wrap_text,
+)
+from idp_tutorial.reproduction.diagrams.method_diagrams import (
+    draw_plan,
+)
+
+
+def test_pictures_are_arranged_and_moved():
+    shapes = [Box(0, 0, 10, 10, "trained"), Line(((0, 0), (5, 5))), Text(5, 5, "<s> & co")]
+    p = Picture(shapes, 40, 20, "one", "One.", dict(a=(1, 2)))
+    both = arrange_pictures([p, p], "two", note="a line below")
+    assert both.anchors[1, "a"][0] - both.anchors[0, "a"][0] == 40 and both.alt == "two. One. One."
+    assert ET.fromstring(both._repr_svg_()).findall("{*}text")[0].text == "<s> & co"
+    assert {
+        s.content for s in draw_legend({"trained", "grad"}, 100).shapes if isinstance(s, Text)
+    } == {
+        "trained",
+        "reach of the gradient",
+    }
+    assert wrap_text("", 100, "note") == [] and len(wrap_text("a word or two more", 60, "note")) > 1
+
+
+def test_a_picture_can_be_saved(tmp_path):
+    draw_plan({}, small.backbone(), title="nothing").save(tmp_path / "a.svg")
+    assert ET.parse(tmp_path / "a.svg").getroot().get("role") == "img"

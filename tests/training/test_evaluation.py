@@ -1,0 +1,106 @@
+"""Evaluation of the tasks of SuperGLUE: candidates, questions, batches."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from sklearn.metrics import f1_score
+from small import backbone, config, write_splits
+from superglue import BENCHMARKS, THINGS, groups_of
+
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.data.encoding import collate
+from idp_tutorial.data.metrics import compute_metric
+from idp_tutorial.data.task import Task
+from idp_tutorial.data.tasks import load_task
+from idp_tutorial.training.evaluation import evaluate
+from idp_tutorial.training.fit import fit
+
+
+@pytest.mark.parametrize("head", ["classification", "verbalizer"])
+@pytest.mark.parametrize("family", ["roberta", "gpt2"])
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_fit_and_evaluate(superglue_folder, bbs, name, family, head):
+    task = load_task(name, superglue_folder)
+    bb = bbs(family)
+    model = build_model(
+        config(method="lpt-npg", head=head, pooling="mean" if family == "roberta" else "cls"),
+        bb,
+        task,
+    )
+    log = fit(model, task, config(head=head, steps=2, eval_every=1, max_len=48))
+    examples = task.encode(
+        task.splits["test"], bb.tokenizer, 48, "code" if head == "verbalizer" else None
+    )
+    scores, pred = evaluate(model, examples, task, 5)
+    y = [r["label"] for r in task.splits["test"]]
+    g = groups_of(task.splits["test"])
+    assert len(log.losses) == 2 and log.validation >= 0 and next(iter(scores)) == task.metric
+    assert [e["label"] for e in examples] == y
+    assert scores["accuracy"] == pytest.approx(100 * sum(a == b for a, b in zip(pred, y)) / len(y))
+    if name == "multirc":
+        assert scores["f1+exact"] == pytest.approx(
+            (100 * f1_score(y, pred, zero_division=0) + compute_metric("exact", pred, y, g)) / 2
+        )
+    if name == "copa":
+        assert all(pred[i] + pred[i + 1] == 1 for i in range(0, len(pred), 2)) and g[::2] == g[1::2]
+
+
+@pytest.mark.parametrize("family", ["roberta", "gpt2"])
+def test_answers_do_not_depend_on_the_batch(superglue_folder, bbs, family):
+    """Candidates of one question are in different batches, and are still compared."""
+    task = load_task("copa", superglue_folder)
+    bb = bbs(family)
+    rows = task.splits["test"]
+    model = build_model(
+        config(method="prompt-tuning", pooling="mean" if family == "roberta" else "cls"), bb, task
+    ).eval()
+    examples = task.encode(rows, bb.tokenizer, 60)
+    _, pred = evaluate(model, examples, task, 128)
+    assert pred == evaluate(model, examples, task, 1)[1] == evaluate(model, examples, task, 7)[1]
+    order = random.Random(0).sample(range(len(rows)), len(rows))
+    _, mixed = evaluate(model, [examples[i] for i in order], task, 5)
+    assert [pred[i] for i in order] == mixed and {pred[i] for i in range(0, len(pred), 2)} == {0, 1}
+    with torch.no_grad():
+        out = torch.cat([model(collate([e], 0)) for e in examples])
+    odds = (out[:, 1] - out[:, 0]).tolist()
+    assert pred == [int(odds[i] > odds[i ^ 1]) for i in range(len(odds))]
+
+
+@pytest.mark.parametrize("name", ["copa", "boolq"])
+def test_training_fits_the_training_rows(superglue_folder, name):
+    task = load_task(name, superglue_folder)
+    bb = backbone(std=0.05)
+    cfg = config(method="fine-tuning", pooling="mean", steps=60, eval_every=20, lr=3e-3, max_len=60)
+    model = build_model(cfg, bb, task)
+    examples = task.encode(task.splits["train"], bb.tokenizer, 60)
+    fit(model, replace(task, splits={**task.splits, "validation": task.splits["train"]}), cfg)
+    assert evaluate(model, examples, task)[0]["accuracy"] > 90
+
+
+def test_more_than_two_candidates(tmp_path, bbs):
+    """In a user-defined task the accuracy over questions is `exact`."""
+    task = Task("pick", pair=True, labels=("no", "yes"), grouping="choose", metric="exact")
+    rng = random.Random(0)
+    rows = [
+        dict(
+            sentence1=f"The {rng.choice(THINGS)} fell {q} times.",
+            sentence2=f"Answer {c}.",
+            label=int(c == q % (2 + q % 3)),
+            group=f"q{q}",
+        )
+        for q in range(30)
+        for c in range(2 + q % 3)
+    ]
+    write_splits(tmp_path / "pick", train=rows, test=rows)
+    task = load_task(task, tmp_path)
+    bb = bbs("roberta")
+    model = build_model(config(method="head-only", pooling="mean"), bb, task)
+    examples = task.encode(task.splits["test"], bb.tokenizer)
+    s, pred = evaluate(model, examples, task, 7)
+    assert sum(pred) == 30 and next(iter(s)) == "exact"
+    assert s["exact"] == pytest.approx(
+        100 * sum(p == 1 and r["label"] == 1 for p, r in zip(pred, rows)) / 30
+    )
+    assert s["accuracy"] > s["exact"]

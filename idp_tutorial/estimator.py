@@ -26,14 +26,21 @@ from idp_tutorial.data.rows import require_text, require_utf8
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.user_data import MULTILABEL_HINT, hold_out_rows, make_task
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.runs.experiment import make_record, train_model
-from idp_tutorial.runs.record_checks import provenance_field
+from idp_tutorial.runs.experiment import Experiment
+from idp_tutorial.runs.tune import try_learning_rates
 from idp_tutorial.saving.descriptions import read_prompts
 from idp_tutorial.saving.hub import push_to_hub, read_run_record, resolve_model_folder
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.training.evaluation import generate, iterate_batches, predict
 from idp_tutorial.training.examples import encode_for_model
-from idp_tutorial.utils.checks import UserError, check_between, check_int, check_name
+from idp_tutorial.training.fit import TrainLog
+from idp_tutorial.utils.checks import (
+    DivergenceError,
+    UserError,
+    check_between,
+    check_int,
+    check_name,
+)
 from idp_tutorial.utils.config import RunConfig
 
 __all__ = [
@@ -148,7 +155,7 @@ class PromptEstimator(BaseEstimator):
     model_: PromptedModel
     task_: Task
     config_: RunConfig
-    log_: dict[str, Any]
+    log_: TrainLog
     record_: dict[str, Any] | None
 
     def __init__(
@@ -292,37 +299,31 @@ class PromptEstimator(BaseEstimator):
         """Train with every learning rate, and set the attributes of the best model."""
         cfg = self._make_config(task)
         method = METHODS[check_name(self.method, METHODS, "method")]
-        start_time = time.time()
         learning_rates: list[Any]
         if self.lr == "auto":
             learning_rates = [*method.learning_rates]
         else:
             learning_rates = [method.default_learning_rate if self.lr is None else self.lr]
-        best = None
-        for lr in learning_rates:
-            run_cfg = replace(cfg, lr=lr)
-            folder = Path(resume) / f"lr-{lr:g}" if resume else None
-            try:
-                model, log = train_model(run_cfg, task, checkpoint_dir=folder)
-            except FloatingPointError:
-                if best is None and lr == learning_rates[-1]:
-                    raise
-                continue
-            if best is None or log["validation"] > best[1]["validation"]:
-                best = model, log, run_cfg
-        assert best is not None
-        self.model_, self.log_, self.config_ = best
-        self.record_ = self._make_record(task, learning_rates) | provenance_field(start_time)
-        self.task_ = replace(task, splits={})
+        start_time = time.time()
 
-    def _make_record(self, task: Task, learning_rates: list) -> dict[str, Any]:
-        """Return the record of the best run, which has no test score."""
-        record = make_record(self.model_, self.log_, task, self.config_, score_test=False)
-        selection = record["checkpoint_selection"]
+        def train(lr: float) -> tuple[tuple, TrainLog]:
+            experiment = Experiment(replace(cfg, lr=lr), task)
+            model, log = experiment.fit(Path(resume) / f"lr-{lr:g}" if resume else None)
+            return (experiment, model), log
+
+        trials = try_learning_rates(train, learning_rates)
+        if trials.log is None:
+            raise DivergenceError(trials.error)
+        experiment, self.model_ = trials.trained
+        experiment.start_time = start_time
+        self.log_ = trials.log
+        self.config_ = experiment.cfg
+        record = experiment.score(self.model_, self.log_, score_test=False)
         if len(learning_rates) > 1:
             tried = ", ".join(f"{lr:g}" for lr in learning_rates)
-            selection += f"; learning rate: best of {tried}"
-        return {**record, "checkpoint_selection": selection}
+            record.checkpoint_selection += f"; learning rate: best of {tried}"
+        self.record_ = record.to_dict()
+        self.task_ = replace(task, splits={})
 
     def _validate_rows(self, X: Any) -> list[dict]:
         """Return rows to predict, which must be pairs if the training texts were pairs."""

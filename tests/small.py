@@ -187,7 +187,15 @@ def kill_at(model, step):
 
 def numbers(log):
     """Return the part of a log that two runs of one config share, which excludes times."""
-    return log["losses"], log["history"], log["validation"], log["steps"]
+    return log.losses, log.history, log.validation, log.steps
+
+
+_TIMES = ("ms_per_step", "peak_memory_mb", "provenance", "learning_rates_tried", "lr_at_grid_edge")
+
+
+def without_times(record):
+    """Return the fields of a record that two runs of one config share."""
+    return {name: value for name, value in record.items() if name not in _TIMES}
 
 
 YES_NO = Task("mine", labels=("no", "yes"), label_words=("No", "Yes"))

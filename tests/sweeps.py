@@ -1,12 +1,11 @@
 """Sweeps whose training is replaced, and synthetic records of sweeps."""
 
-from dataclasses import asdict
-
 from small import small_task
 
 from idp_tutorial.reproduction.analysis.layer_sweep import sweep_prompt_layer
-from idp_tutorial.runs import experiment as experiment_run
-from idp_tutorial.runs import tune as learning_rate_search
+from idp_tutorial.runs.experiment import Experiment
+from idp_tutorial.runs.record import build_record
+from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.config import RunConfig
 
 
@@ -14,31 +13,30 @@ def pretend(monkeypatch, crash_after=None):
     """Replace training by a function that takes no time; return the list of runs."""
     ran = []
 
-    def train(cfg, task):
+    def fit(self):
+        cfg = self.cfg
         if crash_after is not None and len(ran) >= crash_after:
             raise KeyboardInterrupt
         ran.append((cfg.method, cfg.layer, cfg.seed, cfg.lr))
-        return cfg, dict(validation=70 + 10 * (cfg.lr or 0) + (cfg.layer or 0))
+        return None, TrainLog(70 + 10 * (cfg.lr or 0) + (cfg.layer or 0))
 
-    def record(model, log, task, cfg, score_test=True, records_file=None):
-        score = log["validation"]
-        return {
-            **asdict(cfg),
-            "data": cfg.data and cfg.data.split("/")[-1],
-            "metric": "accuracy",
-            "score": score,
-            "validation": score,
-            "params": dict(prompt=4, head=2, backbone=0),
-            "history": [[1, 50.0], [2, score]],
-            "ms_per_step": 10.0 - (cfg.layer or 0),
-            "peak_memory_mb": 5.0,
-            "steps": cfg.steps,
-            "split_sizes": {s: len(r) for s, r in task.splits.items()},
-        }
+    def score(self, model, log, score_test=True, records_file=None):
+        return build_record(
+            self.cfg,
+            self.digests(),
+            self.task.split_sizes(),
+            self.start_time,
+            metric="accuracy",
+            score=log.validation,
+            validation=log.validation,
+            params=dict(prompt=4, head=2, backbone=0),
+            history=[[1, 50.0], [2, log.validation]],
+            ms_per_step=10.0 - (self.cfg.layer or 0),
+            peak_memory_mb=5.0,
+        )
 
-    for module in (learning_rate_search, experiment_run):
-        monkeypatch.setattr(module, "train_model", train)
-        monkeypatch.setattr(module, "make_record", record)
+    monkeypatch.setattr(Experiment, "fit", fit)
+    monkeypatch.setattr(Experiment, "score", score)
     return ran
 
 
@@ -72,6 +70,7 @@ SETTINGS = [
 def fake(scores, noise=0.5, seeds=3, method="lpt", **fields):
     """Make records of a sweep with these mean scores, one for each layer."""
     shared = dict(
+        status="done",
         method=method,
         task="toy",
         shots=None,

@@ -79,9 +79,9 @@ def train(cfg, task=None, **kw):
 def test_every_method_trains(method):
     log, model = train(config(method=method, device="auto", lr=1e-3, standardise=True))
     assert next(model.parameters()).is_cuda
-    assert len(log["losses"]) == 4
-    assert log["peak_memory_mb"] > 0
-    assert log["ms_per_step"] > 0
+    assert len(log.losses) == 4
+    assert log.peak_memory_mb > 0
+    assert log.ms_per_step > 0
 
 
 @pytest.mark.parametrize("cache", ["hidden", "sentence", "both"])
@@ -91,7 +91,7 @@ def test_caches_change_no_loss(method, cache, tmp_path):
     uncached = train(config(**options))[0]
     cached = train(config(**options, cache=cache, cache_dir=str(tmp_path)))[0]
     torch.testing.assert_close(
-        torch.tensor(cached["losses"]), torch.tensor(uncached["losses"]), atol=1e-5, rtol=1e-5
+        torch.tensor(cached.losses), torch.tensor(uncached.losses), atol=1e-5, rtol=1e-5
     )
 
 
@@ -103,8 +103,8 @@ def test_half_precision_gives_nearly_the_same_first_loss(method, precision):
     options = dict(method=method, device="auto", lr=1e-3, prompt_dropout=0.0)
     float32_log, _ = train(config(**options, precision="no"))
     half_log, _ = train(config(**options, precision=precision))
-    float32_loss = float32_log["losses"][0]
-    assert abs(float32_loss - half_log["losses"][0]) < 0.1 * max(1, float32_loss)
+    float32_loss = float32_log.losses[0]
+    assert abs(float32_loss - half_log.losses[0]) < 0.1 * max(1, float32_loss)
 
 
 def test_a_killed_run_resumes(tmp_path):
@@ -119,8 +119,8 @@ def test_a_killed_run_resumes(tmp_path):
     assert numbers(resumed)[1:] == numbers(uninterrupted)[1:]
     # the order of the terms of a sum varies on a GPU
     torch.testing.assert_close(
-        torch.tensor(resumed["losses"]),
-        torch.tensor(uninterrupted["losses"]),
+        torch.tensor(resumed.losses),
+        torch.tensor(uninterrupted.losses),
         atol=1e-5,
         rtol=1e-5,
     )
@@ -204,7 +204,6 @@ def test_a_record_contains_device_and_memory(small_folder):
 @pytest.mark.slow
 def test_compiled_layers_give_the_same_losses():
     eager, compiled = [
-        train(config(device="auto", prompt_dropout=0.0, compile=c))[0]["losses"]
-        for c in (False, True)
+        train(config(device="auto", prompt_dropout=0.0, compile=c))[0].losses for c in (False, True)
     ]
     torch.testing.assert_close(torch.tensor(compiled), torch.tensor(eager), atol=1e-3, rtol=1e-3)

@@ -210,14 +210,14 @@ def test_separate_validation_texts(quick):
     assert (
         len(quick().fit(TEXTS, LABELS, np.float32(0.5)).predict(TEXTS)) == 24
     )  # a fraction of any numeric type
-    assert clf.log_["validation"] == pytest.approx(100 * clf.score(TEXTS[12:], LABELS[12:]))
+    assert clf.log_.validation == pytest.approx(100 * clf.score(TEXTS[12:], LABELS[12:]))
     with pytest.raises(ValueError, match="validation labels have the class 'z'"):
         quick().fit(TEXTS, LABELS, validation=(["x"], ["z"]))
 
 
 def test_training_stops_when_the_score_does_not_improve(quick):
     clf = quick(steps=40, evaluations=40, patience=2, lr=1e-9).fit(TEXTS, LABELS)
-    assert clf.log_["steps"] == 3 and len(clf.log_["history"]) == 3
+    assert clf.log_.steps == 3 and len(clf.log_.history) == 3
 
 
 def test_the_record_has_the_steps_that_were_trained(quick):
@@ -302,7 +302,7 @@ def test_a_learning_rate_is_chosen_and_the_card_states_it(quick, tmp_path):
     assert "No record" not in card
     rates = ", ".join(f"{r:g}" for r in METHODS["lpt-npg"].learning_rates)
     for words in (
-        f"2 validation | accuracy {clf.log_['validation']:.1f} |",
+        f"2 validation | accuracy {clf.log_.validation:.1f} |",
         "| majority | 2 validation | accuracy 30.0 |",
         "Trained on 22 examples",
         f"learning rate: best of {rates}",

@@ -8,7 +8,7 @@ They have the same examples, scores and records as all methods. `METHODS` has th
 """
 
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ from idp_tutorial.methods.sentence_vectors import (
 from idp_tutorial.training.cache import cache_states
 from idp_tutorial.training.distributed import create_accelerator
 from idp_tutorial.training.examples import encode_rows
+from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.training.layer_pooling import pool_all_layers
 from idp_tutorial.utils.checks import DivergenceError
 from idp_tutorial.utils.config import RunConfig
@@ -155,30 +156,11 @@ class SideNetwork(_ControlHead):
         return self.classify_vectors(z)
 
 
-def _training_log(
-    validation: float,
-    history: Sequence[tuple[int, float]] = (),
-    losses: Sequence[float] = (),
-    steps: int = 0,
-    **more_fields: Any,
-) -> dict[str, Any]:
-    return dict(
-        history=list(history),
-        validation=validation,
-        ms_per_step=0.0,
-        peak_memory_mb=0.0,
-        losses=list(losses),
-        steps=steps,
-        cache={},
-        **more_fields,
-    )
-
-
 def fit_majority(
     model: ControlModel,  # model with a `MajorityHead`, which is changed in place
     task: Task,  # task with its splits
     cfg: RunConfig,  # not used
-) -> dict[str, Any]:  # log of the training
+) -> TrainLog:
     """Set the output of the head to the class frequencies or mean label of the training split."""
     targets = torch.tensor(training_targets(task, task.splits["train"]))
     if task.is_regression:
@@ -188,7 +170,7 @@ def fit_majority(
     model.head.out.copy_(outputs.clamp(min=-1e4))
     rows = task.splits["validation"]
     validation = score_main_metric(task, model.head.out.cpu().expand(len(rows), -1), rows)
-    return _training_log(validation)
+    return TrainLog(validation)
 
 
 @torch.no_grad()
@@ -196,14 +178,14 @@ def fit_probe(
     model: ControlModel,  # model with a `ProbeHead`, which is changed in place
     task: Task,  # task with its splits
     cfg: RunConfig,  # config with the options of `fit_best_probe`
-) -> dict[str, Any]:  # log of the training; 'probe' describes the selected probe
+) -> TrainLog:  # its `probe` describes the selected probe
     """Select the best probe on the validation split, and make it the head."""
     W, b, selected = fit_best_probe(model.backbone, task, cfg)
     head = model.head
     head.layer = selected["layer"]
     head.pooling = selected["pooling"]
     head.net.load_state_dict(dict(weight=W, bias=b))
-    return _training_log(selected["validation"], probe=selected)
+    return TrainLog(selected["validation"], probe=selected)
 
 
 SIDE_NETWORK_PATIENCE = 15  # evaluations without improvement after which training stops
@@ -236,7 +218,7 @@ def fit_side_network(
     model: ControlModel,  # model with a `SideNetwork`, which is changed in place
     task: Task,  # task with its splits
     cfg: RunConfig,  # config with learning rate, weight decay, batch size, seed and cache
-) -> dict[str, Any]:  # log of the training
+) -> TrainLog:
     """Train a side network with AdamW on sentence vectors that are computed once.
 
     Training stops after `SIDE_NETWORK_PATIENCE` evaluations without improvement on the validation
@@ -279,7 +261,8 @@ def fit_side_network(
             best_state = {name: tensor.clone() for name, tensor in head.state_dict().items()}
     head.load_state_dict(best_state)
     model.to(model.backbone.word_embeddings.weight.device)
-    return _training_log(max(score for _, score in history), history, losses, len(losses))
+    best = max(score for _, score in history)
+    return TrainLog(best, history, losses, steps=len(losses))
 
 
 def _train_one_epoch(
@@ -308,7 +291,7 @@ class Control:
     # function of backbone, config and number of outputs that returns a head
     build_head: Callable[[Backbone, RunConfig, int], nn.Module]
     # function of model, task and config that trains the model in place and returns its log
-    fit: Callable[[ControlModel, Task, RunConfig], dict[str, Any]]
+    fit: Callable[[ControlModel, Task, RunConfig], TrainLog]
     learning_rates: tuple[float, ...]  # learning rates that a comparison tries; may be empty
     question: str  # what the control answers
     kind = "control"
@@ -356,6 +339,6 @@ def fit_control(
     model: ControlModel,  # model that `build_control` returned, which is changed in place
     task: Task,  # task with its splits
     cfg: RunConfig,  # config of the run
-) -> dict[str, Any]:  # log of the training, with the fields of `fit`'s log
+) -> TrainLog:
     """Fit a control on the device of the run."""
     return CONTROL_METHODS[cfg.method].fit(model.to(create_accelerator(cfg).device), task, cfg)

@@ -14,7 +14,6 @@ from idp_tutorial.assembly.controls import ALL_METHODS, CONTROL_METHODS
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.utils.checks import UserError, check_name
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.migration import RENAMED_OPTIONS
 
 __all__ = [
     "METHOD_OPTIONS",
@@ -207,21 +206,15 @@ def refuse_control(method: str) -> None:
 def check_option_names(names: Collection[str]) -> None:
     """Check that options exist.
 
-    Raises: `UserError` for an unknown option; for one of 0.2 the message has its new name.
+    Raises: `UserError` for an unknown option.
     """
     known = {
         *METHOD_OPTIONS,
         *TRAINING_OPTIONS,
-        *RENAMED_OPTIONS.values(),
+        *("evaluations", "split_seeds", "learning_rates", "tune_head_first"),
         *(field.name for field in fields(RunConfig)),
     }
     for name in names:
-        if name in RENAMED_OPTIONS and name not in known:
-            note = ", with the opposite value" if name == "plain_draw" else ""
-            raise UserError(
-                f"option {name!r} was renamed to {RENAMED_OPTIONS[name]!r} in version 0.3{note}: "
-                "use the new name."
-            )
         check_name(name, sorted(known), "option")
 
 

@@ -24,7 +24,6 @@ from fastcore.docments import docments
 from idp_tutorial.cli.config_file import expand_config_files, is_positional, parse_class_weights
 from idp_tutorial.utils.checks import UserError, check_between, explain_os_error, is_out_of_memory
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.migration import explain_renamed_option
 
 __all__ = [
     "Inherited",
@@ -34,7 +33,6 @@ __all__ = [
     "command_options",
     "build_parser",
     "normalise_option_names",
-    "refuse_renamed_options",
     "command",
     "config_from_options",
     "split_names",
@@ -211,21 +209,6 @@ def normalise_option_names(argv: list[str]) -> list[str]:
     ]
 
 
-def refuse_renamed_options(
-    argv: list[str],  # arguments with underscores in the names of options
-    options: Mapping[str, Any],  # options of the command
-) -> None:
-    """Refuse option names of version 0.2.
-
-    Raises: `UserError` with the present name.
-    """
-    for argument in argv:
-        match = re.match(r"--(\w+)(=|$)", argument)
-        explanation = match and match[1] not in options and explain_renamed_option(match[1])
-        if match and explanation:
-            raise UserError(f"--{match[1]} {explanation}.")
-
-
 def _is_script_frame(frame: FrameType | None) -> bool:
     """Return whether a frame is the top level of the file that Python runs."""
     if frame is None:
@@ -257,7 +240,6 @@ def _parse_command_line(f: Callable) -> dict[str, Any]:
     def expand_arguments() -> tuple[list[str], dict[str, str]]:
         options = command_options(f)
         argv = normalise_option_names(sys.argv[1:])
-        refuse_renamed_options(argv, options)
         return expand_config_files(argv, options)
 
     argv, positional_values = expand_arguments()

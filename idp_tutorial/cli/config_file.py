@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from idp_tutorial.utils.checks import UserError, check_name
-from idp_tutorial.utils.migration import RENAMED_OPTIONS
 
 __all__ = ["parse_class_weights", "is_positional", "expand_config_files"]
 
@@ -82,13 +81,6 @@ def _read_mapping(file: str) -> tuple[dict, list[str]]:
 def _option_name(key: object, file: str, options: Mapping[str, Any]) -> str:
     """Return the name of the option of a key in a file."""
     name = str(key).replace("-", "_")
-    if name in RENAMED_OPTIONS and name not in options:
-        meaning = " with the opposite value" if name == "plain_draw" else ""
-        raise UserError(
-            f"--config {file}: the key {key!r} was renamed in version 0.3: write "
-            f"{RENAMED_OPTIONS[name]!r}{meaning}, or convert the file with python -m "
-            f"idp_tutorial.utils.migration {file}."
-        )
     return check_name(name, options, f"option in {file}")
 
 

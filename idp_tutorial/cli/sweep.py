@@ -36,7 +36,7 @@ def _validate(
     from idp_tutorial.data.tasks import load_task
     from idp_tutorial.methods.registry import METHODS
     from idp_tutorial.reproduction.analysis.layer_sweep import plan_layer_sweep
-    from idp_tutorial.runs.dry_run import dry_run_comparison
+    from idp_tutorial.runs.compare import dry_run_comparison
 
     refuse_unread_options(methods, base, allowed_methods=METHODS, **training_options)
     dry_run_comparison(methods, base, seeds, out)

@@ -4,9 +4,10 @@ A comparison is fair if the methods differ in one respect. So every method uses 
 and reports which parameters it trains.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from idp_tutorial.core.backbone import Backbone
@@ -16,7 +17,7 @@ from idp_tutorial.core.sources import PromptSource
 from idp_tutorial.core.steps import Plan, check_plan
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["PromptedModel", "count_parameters", "trained_state"]
+__all__ = ["PromptedModel", "count_parameters", "trained_state", "copy_state", "restore_state"]
 
 
 class PromptedModel(nn.Module):
@@ -184,3 +185,23 @@ def trained_state(model: PromptedModel) -> dict[str, Tensor]:
         if name in persistent and not name.startswith("lm.")
     }
     return {**model.trained_parameters(), **buffers}
+
+
+def copy_state(
+    state: Mapping[str, Tensor],  # tensors by name, from `trained_state`
+) -> dict[str, Tensor]:
+    """Return copies of the tensors of a model."""
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+@torch.no_grad()
+def restore_state(
+    state: Mapping[str, Tensor],  # tensors of the model by name, which are changed in place
+    saved: Mapping[str, Tensor],  # their values; a tensor without a value is left unchanged
+) -> None:
+    """Copy saved values into the tensors of a model.
+
+    Raises: `KeyError` for a value whose tensor the model does not have.
+    """
+    for name, value in saved.items():
+        state[name].copy_(value)

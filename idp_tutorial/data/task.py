@@ -10,6 +10,7 @@ masked token: *S1 . It was `<mask>` .*, where *great* means positive and *terrib
 GPT-2 has no mask token and continues the text: *S1 It was …*
 """
 
+import json
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from idp_tutorial.data.encoding import append_targets, compute_max_input_len, tokenize_rows
 from idp_tutorial.data.metrics import compute_metric, exact_match
 from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.durable import compute_digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -124,6 +126,32 @@ def require_classes(
         )
 
 
+_DIGESTED_FIELDS = (  # fields of `Task` that can change a result
+    "labels",
+    "metric",
+    "pair",
+    "label_words",
+    "templates",
+    "label_range",
+    "is_generation",
+    "max_answer_len",
+    "grouping",
+)
+_DIGESTED_COLUMNS = ("sentence1", "sentence2", "label", "target")
+
+
+def _contents_of_rows(rows: Sequence[dict]) -> list[dict]:
+    """Return texts and labels; a group, which may be a line number, is numbered from 0."""
+    contents = []
+    group_numbers: dict[Any, int] = {}
+    for row in rows:
+        content = {name: row[name] for name in _DIGESTED_COLUMNS if name in row}
+        if row.get("group") is not None:
+            content["group"] = group_numbers.setdefault(row["group"], len(group_numbers))
+        contents.append(content)
+    return contents
+
+
 def mark_best_candidates(
     scores: Sequence[float],  # how likely each row is the correct candidate `[N]`
     groups: Sequence[Hashable],  # the question of each row `[N]`
@@ -176,6 +204,21 @@ class Task:
     def split_sizes(self) -> dict[str, int]:
         """Return the number of rows of each split."""
         return {split: len(rows) for split, rows in self.splits.items()}
+
+    def digest(
+        self,
+        include_test: bool = True,  # False: the test split is not read
+    ) -> str:  # 16 hexadecimal digits
+        """Return a digest of all that the task asks and of the texts and labels of its splits.
+
+        The name of the task, and the files and lines that rows come from, are not part of it.
+        """
+        definition = [getattr(self, name) for name in _DIGESTED_FIELDS]
+        parts: list[Any] = [definition]
+        for split, rows in self.splits.items():
+            if include_test or split != "test":
+                parts.append([split, _contents_of_rows(rows)])
+        return compute_digest(json.dumps(part, sort_keys=True).encode() for part in parts)
 
     @property
     def is_regression(self) -> bool:

@@ -27,7 +27,7 @@ from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.examples import encode_for_evaluation
-from idp_tutorial.training.fit import fit
+from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.config import RunConfig
 
@@ -85,7 +85,7 @@ def train_and_test_plan(
     pooling: str = "mean",  # which hidden states the head reads: a name in `POOLINGS`
     batch_size: int = 16,
     use_verbalizer: bool = False,  # predict a label word of the vocabulary instead of using a head
-) -> tuple[PromptedModel, float, dict]:  # trained model; test accuracy in %; the log of `fit`
+) -> tuple[PromptedModel, float, TrainLog]:  # trained model; test accuracy in %; the log of `fit`
     """Train a plan and its head, and evaluate them once on the test split."""
     # created in both cases, so that both draw the same random numbers
     head: Module = ClassificationHead(bb.d, len(task.labels), pooling)

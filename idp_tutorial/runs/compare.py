@@ -4,10 +4,10 @@ A table of methods is only as fair as its least tuned method. Here every method 
 number of learning rates, which are compared on the validation split with seed 0 before any test
 score is computed. The best one is then used with every seed.
 
-Every record is written as soon as its run ends. A second call with the same settings reads the
-records, removes an incomplete last line that a kill may have left, and runs what is missing.
-`matches_config` decides whether a record is of the same run: it compares everything in the
-config that can change a score, and the rows of the task.
+A comparison may run for a night. So its methods, head and output folder are checked first, and
+whether the longest example fits: every method is built once and processes the longest example
+of the task. Every record is written as soon as its run ends; a second call with the same settings
+reads the records and runs what is missing (`RunStore`).
 """
 
 import time
@@ -17,51 +17,102 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
-from idp_tutorial.assembly.build import load_config_backbone
+from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.assembly.controls import ALL_METHODS
-from idp_tutorial.assembly.options import layer_for_method
-from idp_tutorial.core.backbone import backbone_fingerprint
+from idp_tutorial.assembly.options import layer_for_method, refuse_unread_options
+from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.runs.conclusions import parse_primary_contrast
-from idp_tutorial.runs.dry_run import dry_run_comparison, validate_comparison
-from idp_tutorial.runs.experiment import format_summary_line, run_or_record_failure
-from idp_tutorial.runs.record_checks import (
-    MAX_EXTRA_LEARNING_RATES,
-    describe_lr_selection,
-    matches_config,
-)
+from idp_tutorial.runs.experiment import Experiment
+from idp_tutorial.runs.record import format_summary_line, make_fingerprint, run_digests
+from idp_tutorial.runs.store import RunStore
 from idp_tutorial.runs.tables import select_finished, write_results
 from idp_tutorial.runs.tune import (
+    MAX_EXTRA_LEARNING_RATES,
     choose_head_learning_rate,
+    describe_lr_selection,
     search_learning_rate,
 )
-from idp_tutorial.utils.checks import DivergenceError, UserError, check_between
+from idp_tutorial.saving.first_stage import load_first_stage
+from idp_tutorial.training.examples import encode_rows
+from idp_tutorial.utils.checks import (
+    DivergenceError,
+    UserError,
+    check_between,
+    check_name,
+    check_writable_folder,
+)
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import dump_record, folder_lock, write_atomically
-from idp_tutorial.utils.records import append_record, read_existing_records
+from idp_tutorial.utils.records import read_existing_records
 
-__all__ = ["OTHER_RECORDS_FILE", "run_seeds", "compare_methods", "compare_and_write"]
+__all__ = [
+    "OTHER_RECORDS_FILE",
+    "validate_comparison",
+    "dry_run_comparison",
+    "run_seeds",
+    "compare_methods",
+    "compare_and_write",
+]
 
 
-def _select_matching_records(
-    records: Sequence[dict], cfg: RunConfig, lr_selection: str, task: Task
-) -> dict[int, dict]:  # by seed
-    """Return the earlier records of a config whose backbone had the weights that it has now."""
-    matching = {
-        r["seed"]: r
-        for r in records
-        if "seed" in r and matches_config(r, replace(cfg, seed=r["seed"]), lr_selection, task)
-    }
-    if not matching:
-        return {}
-    fingerprint = backbone_fingerprint(load_config_backbone(cfg))  # the folder may have changed
-    return {
-        seed: r
-        for seed, r in matching.items()
-        if (r.get("digests") or {}).get("weights") in (None, fingerprint)
-    }
+def validate_comparison(
+    methods: list[str],  # names in `ALL_METHODS`
+    head: str,  # 'classification' or 'verbalizer'
+    seeds: int,  # number of seeds
+) -> None:
+    """Check that the methods, the head and the number of seeds can be compared.
+
+    Raises: `UserError` if not.
+    """
+    for method in methods:
+        check_name(method, ALL_METHODS, "method")
+        if ALL_METHODS[method].kind == "entailment" and head == "verbalizer":
+            raise UserError(
+                f"{method!r} has its own entailment head, so it cannot use head='verbalizer'. "
+                "Leave it out of methods=..., or use head='classification'."
+            )
+    if seeds < 1:
+        raise UserError(
+            f"seeds must be at least 1, and at least 2 for a standard deviation, got {seeds}."
+        )
+    check_between(seeds, 1, 10**6, "seeds")
+
+
+def _encode_longest_row(cfg: RunConfig, bb: Backbone, task: Task) -> dict:
+    """Return the encoded example with the most tokens over all splits."""
+    rows = [r for split in task.splits.values() for r in split]
+    template = cfg.template if cfg.head == "verbalizer" or task.is_generation else None
+    examples = encode_rows(task, rows, bb, cfg.max_len, template)
+    return max(examples, key=lambda example: len(example["input_ids"]))
+
+
+def dry_run_comparison(
+    methods: list[str],  # names in `ALL_METHODS`
+    base: RunConfig,  # options that all methods share
+    seeds: int,  # number of seeds
+    folder: Path | str,  # output folder; it must be writable, and nothing is written
+) -> None:
+    """Run every method once on the longest example, without training or writing anything."""
+    validate_comparison(methods, base.head, seeds)
+    refuse_unread_options(methods, base, base.prompt_length)
+    check_writable_folder(folder)
+    task = load_task(base.task, base.data, base.shots, base.split_seed, base.stratified)
+    longest = None
+    for method in methods:
+        cfg = replace(base, method=method)
+        bb = load_config_backbone(cfg)
+        model = build_model(cfg, bb, task).eval()
+        if cfg.init_from:
+            load_first_stage(model, cfg.init_from)
+        if longest is None:
+            longest = _encode_longest_row(base, bb, task)
+        with torch.no_grad():  # fails if example and prompt do not fit
+            model(collate([longest], bb.tokenizer.pad_token_id or 0))
 
 
 def _run_seed(
@@ -74,7 +125,8 @@ def _run_seed(
     """Train with one seed and return its record; without a learning rate, search one first."""
     default_rates = ALL_METHODS[cfg.method].learning_rates
     if cfg.lr or not default_rates:
-        return run_or_record_failure(cfg, task, records_file=records_file)
+        _, record = Experiment(cfg, task).train(records_file)
+        return record.to_dict()
     return search_learning_rate(
         replace(cfg, seed=0),  # the best run of the search is the run with seed 0
         task,
@@ -90,42 +142,47 @@ def run_seeds(
     cfg: RunConfig,  # everything but the seed; `lr=None`: a learning rate is searched with seed 0
     task: Task,  # with its splits
     lr_selection: str,  # text for the records: how the learning rate is chosen
-    seeds: int = 3,  # seeds 0 to seeds - 1
-    previous_records: Sequence[dict] = (),  # records of earlier runs, which are not run again
-    out: Path | None = None,  # JSONL file to which new records are appended
+    seeds: int,  # seeds 0 to seeds - 1
+    store: RunStore,  # what it contains is not run again
     report: Callable = print,  # called with a line about every run
     learning_rates: tuple = (),  # learning rates to search; (): the method's own
-    **extra_fields,  # added to new records
+    **extra_fields: Any,  # added to new records
 ) -> list[dict]:  # one record per seed; only one if every learning rate diverged
     """Train a config with every seed, all with the same learning rate."""
-    records = _select_matching_records(previous_records, cfg, lr_selection, task)
+    cfg = replace(cfg, task=task.name)
+    digests = run_digests(cfg, task)
     layer = "" if cfg.layer is None else f"layer {cfg.layer}  "
     needs_lr = bool(ALL_METHODS[cfg.method].learning_rates)
-    lr = cfg.lr or next((r["lr"] for r in records.values() if r["lr"]), None)
+    records: list[dict] = []
+    lr = cfg.lr
     for seed in range(seeds):
-        if seed in records:
-            continue
         if records and needs_lr and not lr:
             break  # every learning rate diverged with seed 0
-        start = time.perf_counter()
-        if records and not needs_lr:  # a control, which does not depend on the seed
-            r = {**next(iter(records.values())), "seed": seed}
-        else:
-            r = _run_seed(replace(cfg, lr=lr, seed=seed), task, out, report, learning_rates)
-        seconds = round(time.perf_counter() - start, 1)
-        is_search = needs_lr and not lr
-        r |= {
-            **extra_fields,
-            "lr_selection": lr_selection,
-            "seconds": 0.0 if is_search else seconds,
-            "tuning_seconds": seconds if is_search else 0.0,
-        }
-        if out:
-            append_record(r, out)
-        lr = r["lr"] or lr
-        records[seed] = r
-        report(f"{cfg.method:16} {layer}seed {seed}  {format_summary_line(r)}")
-    return [records[seed] for seed in range(seeds) if seed in records]
+        seed_cfg = replace(cfg, lr=lr if needs_lr else None, seed=seed)
+
+        def run(seed_cfg: RunConfig = seed_cfg) -> dict:
+            start = time.perf_counter()
+            if records and not needs_lr:  # a control, which does not depend on the seed
+                record = {**records[0], "seed": seed_cfg.seed}
+            else:
+                record = _run_seed(seed_cfg, task, store.file, report, learning_rates)
+            seconds = round(time.perf_counter() - start, 1)
+            is_search = needs_lr and not seed_cfg.lr
+            record |= dict(
+                **extra_fields,
+                lr_selection=lr_selection,
+                seconds=0.0 if is_search else seconds,
+                tuning_seconds=seconds if is_search else 0.0,
+            )
+            summary = format_summary_line(record)
+            report(f"{cfg.method:16} {layer}seed {seed_cfg.seed}  {summary}")
+            return record
+
+        fingerprint = make_fingerprint(seed_cfg, digests, lr_selection=lr_selection)
+        record = store.get_or_run(fingerprint, run)
+        lr = record["lr"] or lr
+        records.append(record)
+    return records
 
 
 def _config_for_method(
@@ -160,7 +217,7 @@ def compare_methods(
     # learning rates that every method tries, and more if the best is at an edge; (): each
     # method's own three
     learning_rates: tuple = (),
-    **extra_fields,  # added to new records
+    **extra_fields: Any,  # added to new records
 ) -> list[dict]:  # one record per method and seed
     """Train every method with every seed on one task.
 
@@ -169,26 +226,18 @@ def compare_methods(
     methods = list(dict.fromkeys(methods))
     validate_comparison(methods, base.head, seeds)
     task = load_task(base.task, base.data, base.shots, base.split_seed, base.stratified)
-    previous_records = [*previous_records, *read_existing_records(out)]
     base = base.resolve_epochs(len(task.splits["train"]))
     if base.lr:
         lr_selection = "given"
     else:
         lr_selection = describe_lr_selection(learning_rates) if tune_learning_rates else "default"
     head_lr = base.head_lr
+    store = RunStore(out, previous_records)
 
     def run_method(method: str) -> list[dict]:
         cfg = _config_for_method(method, methods, base, tune_learning_rates, head_lr)
         return run_seeds(
-            cfg,
-            task,
-            lr_selection,
-            seeds,
-            previous_records,
-            out,
-            report,
-            learning_rates,
-            **extra_fields,
+            cfg, task, lr_selection, seeds, store, report, learning_rates, **extra_fields
         )
 
     records: dict[str, list[dict]] = {}

@@ -321,9 +321,7 @@ def estimate_contrast(
     `settings`, their values of `shots`, and whether the difference is in percentage `points`.
     """
     finished = [
-        {**r, "folder": folder or r.get("folder", "")}
-        for r in records
-        if r.get("status", "done") == "done"
+        {**r, "folder": folder or r.get("folder", "")} for r in records if r["status"] == "done"
     ]
     fields = (*setting_fields, *extra_setting_fields)
     sides = [_group_by_run_and_setting(finished, side, fields) for side in (a, b)]

@@ -17,16 +17,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.metrics import compute_metric
 from idp_tutorial.data.task import Task
-from idp_tutorial.runs.record_checks import data_digest, input_digests
+from idp_tutorial.runs.record import make_fingerprint
+from idp_tutorial.training import evaluation
+from idp_tutorial.training.examples import encode_for_evaluation
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import file_lock, write_atomically
-from idp_tutorial.utils.records import config_to_record
 
 __all__ = [
     "logits_name",
+    "split_outputs",
     "has_logits",
     "load_logits",
     "save_logits",
@@ -40,14 +43,23 @@ _Arrays = dict[str, np.ndarray]  # name, such as `test` or `test_label`: values
 def logits_name(
     cfg: RunConfig,
     task: Task,  # with the splits whose logits are stored
-    weights_digest: str | None,  # digest of the backbone's weights before training
+    digests: dict[str, str],  # from `run_digests`
     *identifiers: Any,  # further JSON values that tell two runs apart
 ) -> str:
     """Return the name of a run in the file of logits: a hash of its config and its inputs."""
-    inputs = [data_digest(task), weights_digest, input_digests(cfg)]
-    identity = json.dumps([config_to_record(cfg), *inputs, *identifiers], sort_keys=True)
-    name = hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
+    identity = [make_fingerprint(cfg, digests), task.digest(), *identifiers]
+    text = json.dumps(identity, sort_keys=True)
+    name = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
     return f"{cfg.method}-{cfg.task}-{name}"
+
+
+def split_outputs(
+    model: PromptedModel, task: Task, cfg: RunConfig, split: str
+) -> tuple:  # logits `[N,C]` or N texts; the N encoded examples
+    """Return the outputs of a model for one split of a task, with the encoded examples."""
+    examples, _ = encode_for_evaluation(model, task, cfg, task.splits[split])
+    device = next(model.parameters()).device
+    return evaluation.model_outputs(model, examples, task, 4 * cfg.batch_size, device), examples
 
 
 @lru_cache(maxsize=32)

@@ -85,7 +85,7 @@ def _summarise_seeds(key: tuple, runs: pd.DataFrame) -> dict:
 
 def select_finished(records: list[dict]) -> list[dict]:
     """Return the records of runs that finished, without those that diverged."""
-    return [r for r in records if r.get("status", "done") == "done"]
+    return [r for r in records if r["status"] == "done"]
 
 
 def results_table(records: list[dict]) -> pd.DataFrame:

@@ -10,30 +10,28 @@ as tried. Where all of them diverge, `search_learning_rate` returns a record tha
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.runs.experiment import make_diverged_record, make_record, train_model
-from idp_tutorial.runs.record_checks import (
-    MAX_EXTRA_LEARNING_RATES,
-    describe_lr_selection,
-    has_current_weights,
-    matches_config,
-    provenance_field,
-)
+from idp_tutorial.runs.experiment import Experiment
+from idp_tutorial.runs.record import make_fingerprint, run_digests
+from idp_tutorial.runs.store import RunStore
+from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.checks import DivergenceError
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import folder_lock
-from idp_tutorial.utils.records import append_record, read_existing_records
 
 __all__ = [
+    "MAX_EXTRA_LEARNING_RATES",
+    "describe_lr_selection",
     "extend_learning_rate_grid",
+    "LearningRateTrials",
+    "try_learning_rates",
     "search_learning_rate",
     "tune_learning_rate",
     "choose_learning_rate",
@@ -41,7 +39,20 @@ __all__ = [
 ]
 
 
-_TrainedRun = tuple[PromptedModel, dict, Task, RunConfig]  # model, training log, task and config
+MAX_EXTRA_LEARNING_RATES = 4  # largest number of learning rates that a search adds to its grid
+
+
+def describe_lr_selection(
+    learning_rates: tuple,  # learning rates that are tried; (): the method's three default ones
+) -> str:
+    """Return the text by which a record states how its learning rate was chosen."""
+    if not learning_rates:
+        return "best of 3 on validation, seed 0"
+    grid = ", ".join(f"{lr:g}" for lr in learning_rates)
+    return (
+        f"best of {len(learning_rates)} ({grid}; up to {MAX_EXTRA_LEARNING_RATES} more at an edge) "
+        "on validation, seed 0"
+    )
 
 
 def extend_learning_rate_grid(
@@ -59,35 +70,56 @@ def extend_learning_rate_grid(
     return [float(f"{following:.3g}")]
 
 
-def _train_each_learning_rate(
-    cfg: RunConfig,
-    task: Task,
-    learning_rates: Iterable[float],
-    report: Callable[[str], object],
-    max_extra: int,
-) -> tuple[_TrainedRun | None, list[tuple]]:  # the best run; each learning rate and its score
-    """Train with every learning rate; extend the grid while its best value is at an edge."""
-    best: _TrainedRun | None = None
-    best_lr = 0.0
-    tried: list[tuple] = []
+@dataclass
+class LearningRateTrials:
+    """Learning rates that were tried, and what the best of them trained."""
+
+    tried: list[tuple[float, float | str]] = field(default_factory=list)  # with validation score
+    lr: float | None = None  # the best one; None: every learning rate diverged
+    trained: Any = None  # what `train` returned for the best one
+    log: TrainLog | None = None  # its log
+    error: str = ""  # message of the last learning rate that diverged
+
+    @property
+    def learning_rates(self) -> list[float]:
+        """Learning rates that were tried, in the order of the trials."""
+        return [lr for lr, _ in self.tried]
+
+    @property
+    def is_best_at_edge(self) -> bool:
+        """True if a better learning rate may lie outside the grid."""
+        edges = (min(self.learning_rates), max(self.learning_rates))
+        return len(self.tried) > 2 and self.lr in edges
+
+
+def try_learning_rates(
+    # function of a learning rate that trains, and returns anything and the log of the training
+    train: Callable[[float], tuple[Any, TrainLog]],
+    learning_rates: Iterable[float],  # learning rates to try
+    max_extra: int = 0,  # number that may be added while the best one is at an edge of the grid
+    report: Callable[[str], object] = lambda message: None,
+) -> LearningRateTrials:
+    """Train with every learning rate, and keep what is best on the validation split."""
+    trials = LearningRateTrials()
     grid = [*learning_rates]
     max_tried = len(grid) + max_extra
     for lr in grid:  # the loop also visits what is appended below
-        lr_cfg = replace(cfg, lr=lr)
         try:
-            model, log = train_model(lr_cfg, task)
-        except FloatingPointError:
-            tried.append((lr, "diverged"))
-            report(f"{cfg.method:16} lr {lr:.1e}  diverged")
+            trained, log = train(lr)
+        except FloatingPointError as e:
+            trials.error = str(e)
+            trials.tried.append((lr, "diverged"))
+            report(f"lr {lr:.1e}  diverged")
         else:
-            tried.append((lr, round(log["validation"], 2)))
-            report(f"{cfg.method:16} lr {lr:.1e}  validation {log['validation']:.1f}")
-            if best is None or log["validation"] > best[1]["validation"]:
-                best = model, log, task, lr_cfg
-                best_lr = lr
-        if best and len(tried) == len(grid) < max_tried:
-            grid += extend_learning_rate_grid(best_lr, grid)
-    return best, tried
+            trials.tried.append((lr, round(log.validation, 2)))
+            report(f"lr {lr:.1e}  validation {log.validation:.1f}")
+            if trials.log is None or log.validation > trials.log.validation:
+                trials.lr = lr
+                trials.trained = trained
+                trials.log = log
+        if trials.lr and len(trials.tried) == len(grid) < max_tried:
+            grid += extend_learning_rate_grid(trials.lr, grid)
+    return trials
 
 
 def search_learning_rate(
@@ -105,31 +137,39 @@ def search_learning_rate(
     The seed is `cfg.seed`. Where every learning rate diverges, the record's `status` is 'diverged'.
     """
     start_time = time.time()
-    best, tried = _train_each_learning_rate(
-        cfg, task, learning_rates, report, max_extra_learning_rates
+
+    def train(lr: float) -> tuple[tuple, TrainLog]:
+        experiment = Experiment(replace(cfg, lr=lr), task)
+        model, log = experiment.fit()
+        return (experiment, model), log
+
+    trials = try_learning_rates(
+        train,
+        learning_rates,
+        max_extra_learning_rates,
+        lambda message: report(f"{cfg.method:16} {message}"),
     )
-    all_lrs = [lr for lr, _ in tried]
-    best_cfg = best[-1] if best else replace(cfg, lr=None)
-    record = None
     error: Exception | str = (
-        f"{cfg.method!r} diverged on {task.name!r} with every learning rate of {all_lrs}: a lower "
-        "lr usually fixes it"
+        f"{cfg.method!r} diverged on {task.name!r} with every learning rate of "
+        f"{trials.learning_rates}: a lower lr usually fixes it"
     )
-    if best:
+    if trials.trained:
+        experiment, model = trials.trained
+        experiment.start_time = start_time
         try:
-            record = make_record(*best, score_test, records_file)
+            record = experiment.score(model, trials.log, score_test, records_file)
         except FloatingPointError as e:  # the outputs on the test split are not finite
             error = e
-    if record is None:
-        diverged = make_diverged_record(best_cfg, task, error, start_time, score_test)
-        return {**diverged, "learning_rates_tried": tried}
-    return {
-        **record,
-        "learning_rates_tried": tried,
-        # a better learning rate may lie outside the grid
-        "lr_at_grid_edge": len(tried) > 2 and record["lr"] in (min(all_lrs), max(all_lrs)),
-        **provenance_field(start_time),
-    }
+        else:
+            record.details |= dict(
+                learning_rates_tried=trials.tried, lr_at_grid_edge=trials.is_best_at_edge
+            )
+            return record.to_dict()
+    experiment = Experiment(replace(cfg, lr=trials.lr), task)
+    experiment.start_time = start_time
+    return experiment.record_divergence(
+        error, score_test, lr=trials.lr, learning_rates_tried=trials.tried
+    ).to_dict()
 
 
 def tune_learning_rate(
@@ -144,34 +184,29 @@ def tune_learning_rate(
     Raises: `DivergenceError` if training diverges with every learning rate.
     """
     record = search_learning_rate(cfg, task, learning_rates, *search_args, **search_kwargs)
-    if record.get("status") == "diverged":
+    if record["status"] == "diverged":
         raise DivergenceError(record["message"])
     return record
 
 
 def _load_or_search(
     file: Path | None,  # file of stored choices
-    cfg: RunConfig,
-    learning_rates: Sequence[float],
+    cfg: RunConfig,  # without a learning rate
+    learning_rates: tuple,
     lr_selection: str,
     task: Task,
     report: Callable[[str], object],
     max_extra_learning_rates: int = 0,
 ) -> dict:
     """Return the record of an earlier choice from `file`; if it is missing, search and store it."""
-    record = None
-    for stored in read_existing_records(file):
-        if matches_config(stored, cfg, lr_selection, task) and has_current_weights(stored, cfg):
-            record = stored
-            break
-    if record is None:
-        record = search_learning_rate(
+    digests = run_digests(cfg, task, include_test=False)
+    record = RunStore(file).get_or_run(
+        make_fingerprint(replace(cfg, lr=None), digests, lr_selection=lr_selection),
+        lambda: search_learning_rate(
             cfg, task, learning_rates, report, max_extra_learning_rates=max_extra_learning_rates
-        )
-        record["lr_selection"] = lr_selection
-        if file:
-            append_record(record, file)
-    if record.get("status") == "diverged":
+        ),
+    )
+    if record["status"] == "diverged":
         raise DivergenceError(record["message"])
     return record
 
@@ -200,8 +235,8 @@ def choose_learning_rate(
             report,
             MAX_EXTRA_LEARNING_RATES,
         )
-    fields = ("learning_rates_tried", "lr_at_grid_edge", "lr_selection")
-    return replace(cfg, lr=record["lr"]), {name: record[name] for name in fields}
+    names = ("learning_rates_tried", "lr_at_grid_edge", "lr_selection")
+    return replace(cfg, lr=record["lr"]), {name: record[name] for name in names}
 
 
 def choose_head_learning_rate(

@@ -38,7 +38,7 @@ _PROPORTION_METRICS = "accuracy", "exact_match"  # metrics that are proportions 
 
 def _measured_scores(record: dict) -> list[tuple[str, float, int]]:
     """Return split, score and number of examples; the test split is first."""
-    scores = dict(test=record["score"], validation=record["validation"])
+    scores = dict(test=record.get("score"), validation=record["validation"])
     return [
         (split, score, record["split_sizes"].get(split, 0))
         for split, score in scores.items()

@@ -3,35 +3,29 @@
 A saved file may come from another machine or another person, so its content is untrusted data.
 Its config and its task are rebuilt field by field, no path in it is opened, and the weights it
 names are compared with their digest before they are used.
-
-Version 0.1.0 wrote two files: the tensors, and a description with a checksum of the first file.
-They can still be read.
 """
 
-import hashlib
-import json
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import torch
-from safetensors.torch import load
 from torch import Tensor
 
 from idp_tutorial.backbones.load import find_local_backbone, load_backbone
-from idp_tutorial.core.backbone import Backbone, backbone_fingerprint, weights_digest
+from idp_tutorial.core.backbone import Backbone, weights_digest
 from idp_tutorial.data.task import Task
 from idp_tutorial.saving.backbone_paths import recall_backbone_path, remember_backbone_path
 from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.migration import RENAMED_OPTIONS, migrate_description
-from idp_tutorial.utils.records import collect_versions
-from idp_tutorial.utils.tensor_files import PROMPTS_FILE, deserialise_tensors, has_description
+from idp_tutorial.utils.records import collect_versions, config_fingerprint
+from idp_tutorial.utils.tensor_files import PROMPTS_FILE, deserialise_tensors
 
 __all__ = [
     "READABLE_DESCRIPTION_FILE",
     "SAVE_FORMAT",
     "read_prompts",
+    "read_fingerprint",
     "describe_run",
     "parse_saved_run",
     "check_save_format",
@@ -43,28 +37,6 @@ __all__ = [
 
 
 READABLE_DESCRIPTION_FILE = "prompts.json"  # copy of the description, for people
-
-
-def _read_format_1(folder: Path, data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read description and tensors as version 0.1.0 wrote them."""
-    file = folder / PROMPTS_FILE
-    try:
-        text = (folder / READABLE_DESCRIPTION_FILE).read_text(encoding="utf-8")
-        saved = json.loads(text)
-        description = {**saved, "format": 1, "version": "0.1.0", "backbone": saved["fingerprint"]}
-        is_intact = hashlib.sha256(data).hexdigest() == saved["sha256"]
-        tensors = load(data) if is_intact else {}
-    except Exception as error:
-        raise UserError(
-            f"{file} is damaged, and {READABLE_DESCRIPTION_FILE} is not a description of version "
-            f"0.1.0 ({type(error).__name__}): save the model again, or download it again."
-        ) from None
-    if not is_intact:
-        raise UserError(
-            f"{file} is damaged, or it belongs to another model: its checksum is not the one in "
-            f"{READABLE_DESCRIPTION_FILE}. Save the model again."
-        )
-    return description, tensors
 
 
 def read_prompts(
@@ -80,13 +52,28 @@ def read_prompts(
             f"no {PROMPTS_FILE} in {folder}: give a folder that `save_pretrained` or idp_train "
             "wrote."
         )
-    data = file.read_bytes()
-    if not has_description(data):
-        return _read_format_1(Path(folder), data)
-    return deserialise_tensors(data, file)
+    return deserialise_tensors(file.read_bytes(), file)
 
 
-SAVE_FORMAT = 2  # format of saved models; version 0.1.0 wrote format 1
+def read_fingerprint(
+    folder: Path | str,  # folder of a saved model
+) -> dict[str, Any]:  # the fields of the config that can change a result, and `digests`
+    """Return what determined the run of a saved model, from the file of the model itself.
+
+    It is empty without a model, and for a damaged one or one that was saved without a record.
+    """
+    try:
+        description, _ = read_prompts(folder)
+    except (ValueError, FileNotFoundError):
+        return {}
+    cfg = description.get("cfg")
+    digests = description.get("digests")
+    if not (isinstance(cfg, dict) and isinstance(digests, dict)):
+        return {}
+    return {**config_fingerprint(cfg), "digests": digests}
+
+
+SAVE_FORMAT = 2  # format of saved models
 # options with paths
 _MACHINE_OPTIONS: dict[str, Any] = dict(data=None, init_from=None, cache_dir=None)
 _Dataclass = TypeVar("_Dataclass")
@@ -128,13 +115,10 @@ def _check_field_names(cls: type, values: dict[str, Any], source: Any, version: 
     if not unknown:
         return
     name = unknown[0]
-    if name in RENAMED_OPTIONS:
-        advice = f"it was renamed to {RENAMED_OPTIONS[name]!r} in version 0.3"
-    else:
-        advice = "install that version, or a newer one"
     raise UserError(
         f"{source} was saved by idp_tutorial {version} and has {name}={values[name]!r}, which "
-        f"version {collect_versions()['idp_tutorial']} does not know: {advice}."
+        f"version {collect_versions()['idp_tutorial']} does not know: install that version, or "
+        "train the model again."
     )
 
 
@@ -170,7 +154,6 @@ def parse_saved_run(
 
     Raises: `UserError` for unknown fields, values of another type, or a missing task or config.
     """
-    description = migrate_description(description)
     task = _build_dataclass(Task, description.get("task"), source, version)
     cfg = _build_dataclass(RunConfig, description.get("cfg"), source, version)
     has_column_names = all(name is None or isinstance(name, str) for name in task.columns)
@@ -190,13 +173,13 @@ def check_save_format(
 ) -> None:
     """Check that this version can read a saved model.
 
-    Raises: `UserError` for a format of a newer version.
+    Raises: `UserError` for another format.
     """
-    if description.get("format") not in (1, SAVE_FORMAT):
+    if description.get("format") != SAVE_FORMAT:
         raise UserError(
             f"{source} has format {description.get('format')!r} of idp_tutorial "
             f"{description.get('version')}, and version {collect_versions()['idp_tutorial']} reads "
-            f"formats 1 and {SAVE_FORMAT}: install a newer version."
+            f"format {SAVE_FORMAT} only: install that version, or train the model again."
         )
 
 
@@ -236,8 +219,6 @@ def remember_local_backbone(
 
 def _check_digests(saved_backbone: Any, dependent: str) -> None:
     """Check that a description has the digest of the backbone's weights."""
-    if isinstance(saved_backbone, str):  # the fingerprint of version 0.1.0
-        return
     description = saved_backbone if isinstance(saved_backbone, dict) else {}
     digests = description.get("digests")
     dtype = description.get("dtype")
@@ -258,8 +239,7 @@ def _has_described_weights(saved_backbone: dict[str, Any], bb: Backbone) -> bool
 
 
 def check_backbone_matches(
-    # description that `describe_backbone` returned, or the fingerprint that version 0.1.0 saved
-    saved_backbone: dict[str, Any] | str,
+    saved_backbone: dict[str, Any],  # description that `describe_backbone` returned
     bb: Backbone,  # the backbone to check
     dependent: str,  # what was trained on it, for messages, such as 'the prompts of runs/a'
     name: str,  # name of the backbone that is needed
@@ -268,25 +248,17 @@ def check_backbone_matches(
 
     Raises: `UserError` for other weights, or a description without digests.
     """
-    if isinstance(saved_backbone, str):
-        matches = saved_backbone in (
-            backbone_fingerprint(bb),
-            backbone_fingerprint(bb, attn="sdpa"),
-            backbone_fingerprint(bb, attn="eager"),
-        )
-    else:
-        _check_digests(saved_backbone, dependent)
-        matches = _has_described_weights(saved_backbone, bb)
-    if not matches:
+    _check_digests(saved_backbone, dependent)
+    if not _has_described_weights(saved_backbone, bb):
         raise UserError(
             f"{dependent} belong to another backbone: they need {name!r}, and the weights of "
             f"{bb.name!r} differ. Load the backbone they were trained on."
         )
 
 
-def _locate_backbone(saved_backbone: dict[str, Any] | str, name: str) -> str | None:
+def _locate_backbone(saved_backbone: dict[str, Any], name: str) -> str | None:
     """Return the name or the path to load; return None for a folder that is not known."""
-    if isinstance(saved_backbone, str) or not saved_backbone.get("local"):
+    if not saved_backbone.get("local"):
         return name
     digest = saved_backbone["digests"].get(saved_backbone["dtype"])
     remembered_path = recall_backbone_path(digest)
@@ -298,7 +270,7 @@ def _locate_backbone(saved_backbone: dict[str, Any] | str, name: str) -> str | N
 
 
 def load_saved_backbone(
-    saved_backbone: dict[str, Any] | str,  # as for `check_backbone_matches`
+    saved_backbone: dict[str, Any],  # as for `check_backbone_matches`
     name: str,  # name of the backbone in the saved config
     # a backbone that the user gave, or its folder or name; None: the one that the saved model names
     bb: Backbone | str | Path | None,

@@ -8,10 +8,9 @@ it has the same shape, as in fairseq: a head for three classes cannot be used fo
 
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from idp_tutorial.core.prompted_model import PromptedModel, trained_state
+from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
 from idp_tutorial.saving.descriptions import PROMPTS_FILE, read_prompts
 from idp_tutorial.utils.checks import MissingFileError, UserError
 
@@ -63,7 +62,5 @@ def load_first_stage(
         for name in head_names
     )
     copied = sorted(name for name in saved_tensors if head_fits or name not in head_names)
-    with torch.no_grad():
-        for name in copied:
-            model_tensors[name].copy_(saved_tensors[name])
+    restore_state(model_tensors, {name: saved_tensors[name] for name in copied})
     return copied

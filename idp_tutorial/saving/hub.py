@@ -21,12 +21,13 @@ from idp_tutorial.saving.card import build_model_card
 from idp_tutorial.saving.descriptions import (
     PROMPTS_FILE,
     READABLE_DESCRIPTION_FILE,
-    SAVE_FORMAT,
+    check_save_format,
     read_prompts,
 )
 from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.durable import load_record, write_atomically
 from idp_tutorial.utils.hub import is_hub_reachable, split_revision
+from idp_tutorial.utils.records import config_fingerprint, describe_differences
 from idp_tutorial.utils.tensor_files import save_tensors
 
 __all__ = [
@@ -84,10 +85,11 @@ def read_run_record(
     """Read the record of the run that trained a saved model."""
     file = Path(folder) / RECORD_FILE
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    record = load_record(lines[-1]) if lines else {}
-    fields = ("method", "task", "backbone", "lr", "steps", "seed")
-    is_same_run = all(record.get(field) == cfg[field] for field in fields)
-    return record if is_same_run else None
+    if not lines:
+        return None
+    record = load_record(lines[-1])
+    differences = describe_differences(config_fingerprint(record), config_fingerprint(cfg))
+    return None if differences else record
 
 
 def push_to_hub(
@@ -102,14 +104,10 @@ def push_to_hub(
 ) -> str:  # address of the commit
     """Check a saved model and send it to the hub.
 
-    Raises: `UserError` if it is damaged, or if version 0.1.0 saved it.
+    Raises: `UserError` if it is damaged or of another version.
     """
     description, tensors = read_prompts(folder)
-    if description["format"] != SAVE_FORMAT:
-        raise UserError(
-            f"{folder} was saved by version {description['version']}: load it and save it again, "
-            "then push it."
-        )
+    check_save_format(description, folder)
     if description["backbone"]["local"]:  # do not send a path of this machine
         description["cfg"] |= dict(backbone=description["backbone"]["name"])
     api = HfApi(token=token)

@@ -17,14 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from idp_tutorial.assembly.build import build_model, weights_dtype
 from idp_tutorial.assembly.options import refuse_control
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.prompted_model import PromptedModel, trained_state
+from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
 from idp_tutorial.data.task import Task
 from idp_tutorial.saving import hub as hub_models
 from idp_tutorial.saving.descriptions import (
@@ -111,6 +110,8 @@ def save_pretrained(
         **describe_run(task, cfg),
         backbone=_describe_original_backbone(model, cfg),
         glove=word_vectors_digest(model),
+        # a later run compares them with its own, to see whether this model is its result
+        digests=record and record["digests"],
         formula=_source_formulas(model),
     )
     data = serialise_tensors(tensors, description)  # before anything is written
@@ -191,9 +192,7 @@ def from_pretrained(
             f"the tensors of {folder} do not fit the model that its config describes, probably "
             "because another version saved it: train it again."
         )
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(saved_tensors[name])
+    restore_state(tensors, saved_tensors)
     backbone = bb.name if Path(bb.name).is_dir() else cfg.backbone
     glove_path = cfg.glove if glove is None else str(glove)
     return model.eval(), task, replace(cfg, backbone=backbone, glove=glove_path)

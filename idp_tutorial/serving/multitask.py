@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.prompted_model import PromptedModel, count_parameters, restore_state
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task, scale_labels
 from idp_tutorial.methods.registry import METHODS
@@ -367,13 +367,6 @@ def _task_tensors(model: MultiTaskModel) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors if name in saved_names}
 
 
-@torch.no_grad()
-def _copy_tensors(model: MultiTaskModel, tensors: dict[str, Tensor]) -> None:
-    """Copy values into the tensors of a model."""
-    for name, tensor in _task_tensors(model).items():
-        tensor.copy_(tensors[name])
-
-
 def _rebuild_multitask_model(
     runs: dict[str, tuple[Task, RunConfig]],  # by name of the task
     build: Callable[[str, Task, RunConfig], PromptedModel],
@@ -412,7 +405,7 @@ def _find_mismatched_tasks(model: MultiTaskModel, rebuilt: MultiTaskModel) -> se
     """Return the tasks whose outputs differ although `rebuilt` has the same tensors."""
     device = next(model.lm.parameters()).device
     modes = [(module, module.training) for module in model.modules()]
-    _copy_tensors(rebuilt.to(device), _task_tensors(model))
+    restore_state(_task_tensors(rebuilt.to(device)), _task_tensors(model))
     rows = [_make_probe_row(name, m.task.pair) for name, m in model.task_models.items()]
     batch = {k: v.to(device) for k, v in model.encode(rows).items()}
     with torch.no_grad():
@@ -523,5 +516,5 @@ def load_multitask_model(
             f"file is damaged or "
             "of another version: save the model again."
         )
-    _copy_tensors(model, tensors)
+    restore_state(_task_tensors(model), tensors)
     return model.eval()

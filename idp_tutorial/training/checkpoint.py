@@ -14,7 +14,6 @@ not part of it.
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,11 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.prompted_model import PromptedModel, restore_state
 from idp_tutorial.training.distributed import StepProfiler, all_gather_objects
 from idp_tutorial.utils.checks import UserError, check_writable_folder
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import compute_digest, file_digest
+from idp_tutorial.utils.records import config_fingerprint, describe_differences
 from idp_tutorial.utils.tensor_files import (
     PROMPTS_FILE,
     read_last_snapshot,
@@ -54,9 +54,6 @@ def run_fingerprint(
     num_processes: int = 1,  # each process draws its own dropout
 ) -> dict:
     """Return the settings and digests that must match before a run resumes from a checkpoint."""
-    config = {k: v for k, v in asdict(cfg).items() if k not in ("data", "device", "cache_dir")}
-    for name in ("backbone", "glove", "init_from"):
-        config[name] = config[name] and Path(config[name]).name
     inputs = []
     for examples in splits:
         inputs.append(json.dumps([[e["input_ids"], e.get("label")] for e in examples]).encode())
@@ -64,7 +61,7 @@ def run_fingerprint(
     word_vector_digests = [digest for digest in digests if digest is not None]
     initial_prompts = cfg.init_from and file_digest(Path(cfg.init_from) / PROMPTS_FILE)[:16]
     return {
-        **config,
+        **config_fingerprint(cfg),
         "lr": lr,
         "processes": num_processes,
         "examples": compute_digest(inputs),
@@ -162,9 +159,7 @@ class Checkpoint:
         content = self._read_on_all_processes(run.acc)
         if content is None:
             return
-        with torch.no_grad():
-            for name, tensor in content["tensors"].items():
-                run.trained_tensors[name].copy_(tensor)
+        restore_state(run.trained_tensors, content["tensors"])
         for component, name in (
             (run.optimizer, "optimizer"),
             (run.lr_scheduler, "lr_scheduler"),
@@ -210,16 +205,10 @@ class Checkpoint:
         content = read_last_snapshot(self.folder, _CONTENT_KEYS)
         if content is None:
             return None
-        saved = content["fingerprint"]
-        current = self.run_fingerprint
-        differences = [
-            f"{name} was {saved.get(name)!r} and is now {current.get(name)!r}"
-            for name in {**saved, **current}
-            if saved.get(name) != current.get(name)
-        ]
+        differences = describe_differences(content["fingerprint"], self.run_fingerprint)
         if differences:
             raise UserError(
-                f"{self.folder} holds another run ({', '.join(differences)}). Use another folder "
+                f"{self.folder} holds another run ({differences}). Use another folder "
                 "or the same settings, or delete its checkpoints to start from the beginning."
             )
         return content

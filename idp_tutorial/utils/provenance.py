@@ -1,4 +1,4 @@
-"""Which code, command and machine made a record, and how older records are completed.
+"""Which code, command and machine made a record.
 
 A record says which code made it, with which command and on which machine: the commit and
 whether it was clean, the processor, the number of threads, the start time and the seconds. A
@@ -14,20 +14,12 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from idp_tutorial.utils.migration import migrate_record
-
 __all__ = [
-    "SCHEMA_VERSION",
-    "SCHEMA_1_DEFAULTS",
     "git_state",
     "processor_name",
     "format_command_line",
     "collect_provenance",
-    "upgrade_record",
 ]
-
-
-SCHEMA_VERSION = 3
 
 
 def _run_git(*arguments: str) -> str | None:
@@ -91,59 +83,3 @@ def collect_provenance(
         started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start_time)),
         seconds=round(time.time() - start_time, 1),
     )
-
-
-SCHEMA_1_DEFAULTS: dict = dict(
-    accumulate=1,
-    standardise=False,
-    glove=None,
-    init_from=None,
-    compile=False,
-    head_lr=None,
-    cache_dtype="float32",
-    loss_vocab="full",
-    position=0,
-    bottleneck=None,
-    prompt_dropout=0.1,
-    dropout_below_prompt=False,
-    template="code",
-    dtype="float32",
-    precision="no",
-    split_seed=0,
-    cache="none",
-    device="auto",
-    warmup=0.06,
-    weight_decay=0.01,
-    clip=1.0,
-    no_decay_on_bias_and_norm=False,
-    beta2=0.999,
-    eps=1e-8,
-    schedule="linear",
-    two_layer_head=False,
-    head_init="random",
-    parameter_sharing="M",
-    generator_input="previous",
-    insertion=None,
-    prompt_relu=False,
-    epochs=None,
-    sentence_pooling=None,
-    init_std=None,
-    sentence_dropout=None,
-    generator_dropout=None,
-    stratified=True,
-    generator="plain",
-    attention_input="words",
-    exclude_last_token=False,
-    glove_noise=0.0,
-)
-
-
-def upgrade_record(
-    record: dict,  # as it was read from a file
-) -> dict:  # with `schema`; a record of schema 1 gets the options that it lacks
-    """Return a record of any schema with the names of options of this version."""
-    record = migrate_record(record)
-    if "schema" in record or "method" not in record or "seed" not in record:
-        return record  # no defaults to add: it has a schema, or is not the record of a run
-    missing = {name: value for name, value in SCHEMA_1_DEFAULTS.items() if name not in record}
-    return {"schema": 1, **missing, **record}

@@ -4,11 +4,13 @@ The settings of the run come first, under the names of the config's fields. File
 stored by name without their folder, because the folder differs between machines.
 """
 
+import json
 import platform
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.config import RunConfig
@@ -21,18 +23,22 @@ from idp_tutorial.utils.durable import (  # noqa: F401 (other modules import the
     repair_last_line,
     write_atomically,
 )
-from idp_tutorial.utils.migration import migrate_record
-from idp_tutorial.utils.provenance import upgrade_record
 
 __all__ = [
+    "SCHEMA_VERSION",
     "RECORDED_PACKAGES",
     "config_to_record",
+    "config_fingerprint",
+    "describe_differences",
     "collect_versions",
     "append_record",
     "read_records",
     "parse_conditions",
     "read_existing_records",
 ]
+
+
+SCHEMA_VERSION = 3
 
 
 def _file_name(path: str | None) -> str | None:
@@ -47,6 +53,33 @@ def config_to_record(cfg: RunConfig) -> dict:
         field: _file_name(getattr(cfg, field)) for field in ("data", "glove", "init_from")
     }
     return {**asdict(cfg), "backbone": backbone, **file_names, "cache_dir": None}
+
+
+# fields that name a place or a device; the contents of the files are compared by their digests
+_PLACES = ("data", "glove", "init_from", "device", "cache_dir")
+
+
+def config_fingerprint(cfg: RunConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a config, or of a record of it, that can change a result.
+
+    The names of the task and of the backbone are among them, because tables list runs by them.
+    """
+    values = cfg if isinstance(cfg, Mapping) else config_to_record(cfg)
+    names = [field.name for field in fields(RunConfig) if field.name not in _PLACES]
+    return {name: values[name] for name in names if name in values}
+
+
+def describe_differences(
+    saved: Mapping[str, Any],  # fingerprint of a stored result
+    current: Mapping[str, Any],  # fingerprint of the result that is needed
+) -> str:  # such as 'seed was 0 and is now 1'; '' if they are equal
+    """Describe the differences between two fingerprints."""
+    saved, current = json.loads(json.dumps([saved, current]))  # a tuple is stored as a list
+    return ", ".join(
+        f"{name} was {saved.get(name)!r} and is now {current.get(name)!r}"
+        for name in {**saved, **current}
+        if saved.get(name) != current.get(name)
+    )
 
 
 RECORDED_PACKAGES = ("idp_tutorial", "torch", "transformers", "accelerate")
@@ -73,6 +106,17 @@ def append_record(record: dict, file: Path | str) -> None:
         append_line(Path(file), dump_record(record))
 
 
+def _check_schema(record: dict) -> dict:
+    """Return a record; raise `UserError` for the record of a run that has another schema."""
+    is_run = "method" in record and "seed" in record
+    if is_run and record.get("schema") != SCHEMA_VERSION:
+        raise UserError(
+            f"its schema is {record.get('schema', 1)}, and this version reads schema "
+            f"{SCHEMA_VERSION} only"
+        )
+    return record
+
+
 def _read_lines(paths: Iterable[Path | str]) -> list[dict]:
     records = []
     for path in map(Path, paths):
@@ -82,7 +126,7 @@ def _read_lines(paths: Iterable[Path | str]) -> list[dict]:
             )
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
             try:
-                records.append(load_record(line.decode()))
+                records.append(_check_schema(load_record(line.decode())))
             except ValueError as e:
                 raise UserError(
                     f"{path}, line {number} is not a record ({e}): remove the line, or create "
@@ -93,12 +137,12 @@ def _read_lines(paths: Iterable[Path | str]) -> list[dict]:
 
 def read_records(
     *paths: Path | str,  # JSONL files
-) -> list[dict]:  # records of older versions have the names of this version, and `schema` 1
+) -> list[dict]:
     """Return all records of some files.
 
-    Raises: `UserError` for a missing file or a line that is not a record.
+    Raises: `UserError` for a missing file, a line that is not a record, or another schema.
     """
-    return [upgrade_record(r) for r in _read_lines(paths)]
+    return _read_lines(paths)
 
 
 def parse_conditions(
@@ -126,4 +170,4 @@ def read_existing_records(
     if not file.read_bytes().endswith(b"\n"):
         with folder_lock(file.parent, file.name + "-end", wait=True):  # against `append_line`
             repair_last_line(file)
-    return [migrate_record(r) for r in _read_lines([file])]
+    return _read_lines([file])

@@ -1,5 +1,6 @@
 """Rows without a prompt: what they choose, what they record, that they stand beside the methods."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,8 @@ from idp_tutorial.assembly.probe import (
 )
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.runs.compare import compare_methods
-from idp_tutorial.runs.experiment import run_experiment, run_or_record_failure, train_model
+from idp_tutorial.runs.experiment import Experiment, run_experiment
+from idp_tutorial.runs.store import RunStore
 from idp_tutorial.runs.tables import format_table, results_table
 from idp_tutorial.runs.tune import search_learning_rate
 from idp_tutorial.training.evaluation import predict_logits
@@ -62,11 +64,10 @@ def _one(m, base, task, out):
     from idp_tutorial.runs.compare import run_seeds
 
     selection = "best of 3 on validation, seed 0"
-    new = run_seeds(replace(base, method=m), task, selection, 2, (), out, report=lambda s: None)
-    old = run_seeds(
-        replace(base, method=m), task, selection, 2, new, report=lambda s: pytest.fail("run twice")
-    )
-    assert old == new and [r["seed"] for r in new] == [0, 1]
+    cfg = replace(base, method=m)
+    new = run_seeds(cfg, task, selection, 2, RunStore(out), report=lambda s: None)
+    old = run_seeds(cfg, task, selection, 2, RunStore(out), lambda s: pytest.fail("run twice"))
+    assert old == json.loads(json.dumps(new)) and [r["seed"] for r in new] == [0, 1]
     return new
 
 
@@ -76,16 +77,16 @@ def test_the_majority_is_the_most_frequent_label(cfg):
     most = int(np.bincount(labels).argmax())
     r = run_experiment(cfg(method="majority"), task)
     want = np.mean([x["label"] == most for x in task.splits["test"]])
-    assert r["score"] == pytest.approx(100 * want) and r["steps"] == 0
+    assert r["score"] == pytest.approx(100 * want) and r["steps_done"] == 0
 
 
 def test_the_model_of_a_probe_says_what_the_regression_says(cfg):
     """`W` and `b` are for states as they are; padding changes nothing."""
     task = small_task(train=60, validation=24, test=24)
     c = cfg(method="probe")
-    model, log = train_model(c, task)
+    model, log = Experiment(c, task).fit()
     head = model.head
-    chosen = log["probe"]
+    chosen = log.probe
     assert (head.layer, head.pooling) == (chosen["layer"], chosen["pooling"]) and chosen[
         "converged"
     ]
@@ -131,17 +132,15 @@ def test_a_side_network_learns_what_no_line_can(cfg):
         )  # the middle of its rates
     W, b, _ = fit_linear_model(Z[:500], y[:500], 1.0, 2)
     line = 100 * ((Z[500:] @ W.T + b).argmax(1) == y[500:]).float().mean().item()
-    assert log_of_default_lr["validation"] > line + 15
-    assert log["validation"] > line + 15 and log["history"][-1][0] == log["steps"] == len(
-        log["losses"]
-    )
+    assert log_of_default_lr.validation > line + 15
+    assert log.validation > line + 15 and log.history[-1][0] == log.steps == len(log.losses)
 
 
 @pytest.mark.parametrize("name", ["similarity", "sentiment"])
 def test_a_side_network_that_diverges_leaves_a_record_and_the_others_go_on(cfg, name):
     task = small_task(name, train=24, validation=12, test=12)
-    r = run_or_record_failure(cfg(method="side-network", task=name, lr=1e30), task)
-    assert r["status"] == "diverged" and "learning rate 1e+30): a lower lr" in r["message"]
+    _, r = Experiment(cfg(method="side-network", task=name, lr=1e30), task).train()
+    assert r.status == "diverged" and "learning rate 1e+30): a lower lr" in r.message
     assert (
         search_learning_rate(cfg(method="side-network", task=name), task, (1e30, 1e-3))["lr"]
         == 1e-3

@@ -13,13 +13,11 @@ from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.controls import CONTROL_METHODS
 from idp_tutorial.assembly.options import (
     METHOD_OPTIONS,
-    check_option_names,
     layer_for_method,
     refuse_unread_options,
 )
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.migration import RENAMED_OPTIONS
 
 
 class Watched(RunConfig):
@@ -256,13 +254,6 @@ def test_numbers_of_numpy_are_numbers():
         prompt_dropout=np.float32(0.2),
     )
     RunConfig(clip=float("inf"), beta2=0, warmup=0)
-
-
-@pytest.mark.parametrize("old,new", RENAMED_OPTIONS.items())
-def test_the_message_for_an_old_option_has_its_new_name(old, new):
-    with pytest.raises(ValueError, match=f"'{old}' was renamed to '{new}' in version 0.3"):
-        check_option_names([old])
-    check_option_names([new])
 
 
 def test_the_message_for_a_misspelt_option_has_the_closest_name():

@@ -5,7 +5,6 @@ import importlib
 import inspect
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,6 @@ from idp_tutorial.cli.command_line import (
     config_from_options,
     exit_with_message,
     normalise_option_names,
-    refuse_renamed_options,
 )
 from idp_tutorial.cli.config_file import expand_config_files
 from idp_tutorial.utils.checks import check_at_least
@@ -282,7 +280,6 @@ def test_modules_of_commands_import_little():
                     (2, "config"),
                     (2, "checks"),
                     (2, "files"),
-                    (2, "migration"),
                 }
                 assert (n.level, n.module) in light, (path.name, n.module)
             elif isinstance(n, (ast.Import, ast.ImportFrom)):
@@ -329,43 +326,3 @@ def test_a_value_error_that_is_no_user_error_keeps_its_traceback():
 
     with pytest.raises(ValueError, match="internal"):
         idp_broken()
-
-
-# --- options of version 0.2
-
-
-@pytest.mark.parametrize(
-    "option,message",
-    [
-        (["--t", "5"], "--t was renamed to --prompt_length in version 0.3"),
-        (["--k=100"], "--k was renamed to --shots in version 0.3"),
-        (["--plain-draw"], "--plain_draw was renamed to --stratified .* use --no_stratified"),
-        (
-            ["--config", "old.yaml"],
-            "'readout' was renamed .* write 'pooling', or .* idp_tutorial.utils.migration",
-        ),
-        (
-            ["--config", "hyphen.yaml"],
-            "'head-hidden' was renamed in version 0.3: write 'two_layer_head'",
-        ),
-    ],
-)
-def test_an_option_of_version_0_2_is_refused_with_its_new_name(
-    option, message, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    Path("old.yaml").write_text("readout: cls\n")
-    Path("hyphen.yaml").write_text("head-hidden: true\n")
-    monkeypatch.setattr(sys, "argv", ["idp_train", *option])
-    monkeypatch.setattr("idp_tutorial.cli.command_line._is_script_frame", lambda frame: True)
-    with pytest.raises(SystemExit) as e:
-        load("idp_train")()
-    err = capsys.readouterr().err
-    assert e.value.code == 2 and re.search(message, err) and err.count("\n") == 1
-
-
-def test_an_old_name_that_a_command_has_is_accepted():
-    options = {"t": None, "shots": None}
-    refuse_renamed_options(["--t", "5", "--shots=3", "k"], options)
-    with pytest.raises(ValueError, match="--k was renamed to --shots"):
-        refuse_renamed_options(["--k", "3"], options)

@@ -11,8 +11,7 @@ from idp_tutorial.cli.sweep import idp_sweep
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.analysis.information import ProbeConfig
-from idp_tutorial.runs import experiment as experiments
-from idp_tutorial.runs import tune as rates
+from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.utils.records import read_records
 
 LIB = "idp_tutorial.reproduction.analysis."
@@ -218,16 +217,15 @@ def test_a_sweep_whose_runs_diverge(monkeypatch, tmp_path, capsys):
     ran = pretend(monkeypatch)
     bad = {0}
     choose_at_once(monkeypatch)
-    trained = rates.train_model
+    trained = Experiment.fit
 
-    def broken(cfg, task):
-        model = trained(cfg, task)
-        if cfg.layer in bad:
+    def broken(self):
+        model_and_log = trained(self)
+        if self.cfg.layer in bad:
             raise FloatingPointError("nan")
-        return model
+        return model_and_log
 
-    for m in (rates, experiments):
-        monkeypatch.setattr(m, "train_model", broken)
+    monkeypatch.setattr(Experiment, "fit", broken)
     kw = dict(task="sentiment", methods="lpt", layers="0,2", seeds=2, tune=True, out=str(tmp_path))
     for _ in range(2):
         idp_sweep(**kw)

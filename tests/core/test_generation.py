@@ -15,7 +15,7 @@ from idp_tutorial.core.generation import DecodingState, generate_ids
 from idp_tutorial.core.heads import GenerationHead
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.runs.experiment import make_record
+from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.testing.small_models import (
     SMALL_CONFIGS,
@@ -240,8 +240,8 @@ def test_a_task_of_texts_is_trained_saved_and_loaded(tmp_path):
     )
     model = build_model(cfg, bb, task)
     log = fit(model, task, cfg)
-    assert log["losses"][-1] < log["losses"][0]
-    record = make_record(model, log, task, cfg)
+    assert log.losses[-1] < log.losses[0]
+    record = Experiment(cfg, task).score(model, log).to_dict()
     assert record["metric"] == "exact_match" and 0 <= record["score"] <= 100
     save_pretrained(model, tmp_path, task, cfg)
     again, task2, cfg2 = from_pretrained(tmp_path)

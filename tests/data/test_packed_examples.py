@@ -66,4 +66,4 @@ def test_a_run_on_packed_examples_is_the_same(monkeypatch):
     )
     assert isinstance(encode_rows(task, make_rows("sentiment", "train", n=20), bb), PackedExamples)
     got = fit(model_of("lpt-npg", bb, task), task, c)
-    assert (got["losses"], got["history"]) == (want["losses"], want["history"])
+    assert (got.losses, got.history) == (want.losses, want.history)

@@ -17,10 +17,12 @@ from idp_tutorial.reproduction.papers.transfer import resolve_label_map
 from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig, pretrain, save_backbone
 from idp_tutorial.runs import compare as comparison
 from idp_tutorial.runs import experiment as experiments
+from idp_tutorial.runs import record as run_records
 from idp_tutorial.runs import tables as results
-from idp_tutorial.runs import tune as rates
-from idp_tutorial.runs.experiment import train_and_save
+from idp_tutorial.runs.experiment import Experiment, train_and_save
 from idp_tutorial.runs.logits import load_logits, write_run_arrays
+from idp_tutorial.runs.record import build_record
+from idp_tutorial.runs.store import RunStore
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.serving.multitask import (
     TASKS_FILE,
@@ -30,9 +32,15 @@ from idp_tutorial.serving.multitask import (
     save_multitask_model,
 )
 from idp_tutorial.training.cache import cache_states
-from idp_tutorial.training.fit import fit
+from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.durable import file_lock, folder_lock, open_atomically
-from idp_tutorial.utils.records import append_record, read_existing_records, read_records
+from idp_tutorial.utils.records import (
+    SCHEMA_VERSION,
+    append_record,
+    config_to_record,
+    read_existing_records,
+    read_records,
+)
 from idp_tutorial.utils.tensor_files import read_last_snapshot, write_snapshot
 
 # the file that gets a byte for each step of an optimizer and each simulated run; []: nothing is
@@ -81,39 +89,44 @@ def training(folder):
         checkpoint_dir=folder,
         save_every=1,
     )
-    return digits([log["losses"], log["history"], log["validation"]])
+    return digits([log.losses, log.history, log.validation])
 
 
-def _fake(cfg, task):
+_real_fit = Experiment.fit
+_real_score = Experiment.score
+
+
+def _fit(self, *folder):
+    if folder:  # `finishing` trains
+        return _real_fit(self, *folder)
     did()
-    score = 50 + len(cfg.method) + cfg.seed
-    return None, dict(history=[(1, score)], validation=score + (cfg.lr or 0), steps=cfg.steps)
+    score = 50 + len(self.cfg.method) + self.cfg.seed
+    history = [(1, score)]
+    return None, TrainLog(score + (self.cfg.lr or 0), history, steps=self.cfg.steps)
 
 
-def _record(model, log, task, cfg, score_test=True, records_file=None):
-    about = experiments.config_to_record(cfg)
-    return dict(
-        **about,
+def _score(self, model, log, score_test=True, records_file=None, **details):
+    if model is not None:
+        return _real_score(self, model, log, score_test, records_file, **details)
+    return build_record(
+        self.cfg,
+        self.digests(score_test),
+        self.task.split_sizes(),
+        self.start_time,
+        log=log,
         metric="accuracy",
-        score=log["validation"],
-        validation=log["validation"],
-        split_sizes={s: len(r) for s, r in task.splits.items()},
+        score=log.validation,
         params=dict(prompt=1, head=2, backbone=0),
-        ms_per_step=1.0,
-        peak_memory_mb=1.0,
-        history=log["history"],
-    ) | dict(steps=log["steps"])
+    )
 
 
 def pretend(monkeypatch):
     """Replace training in comparisons, whose files are tested."""
-    monkeypatch.setattr(
-        comparison,
-        "run_or_record_failure",
-        lambda cfg, task, records_file=None: _record(*_fake(cfg, task), task, cfg),
-    )
-    monkeypatch.setattr(rates, "train_model", _fake)
-    monkeypatch.setattr(rates, "make_record", _record)
+    monkeypatch.setattr(Experiment, "fit", _fit)
+    monkeypatch.setattr(Experiment, "score", _score)
+    for module in (experiments, run_records):  # a digest of the weights takes longer than a work
+        monkeypatch.setattr(module, "backbone_fingerprint", lambda bb: "0123456789abcdef")
+        monkeypatch.setattr(module, "load_config_backbone", lambda cfg: None)
     monkeypatch.setattr(comparison, "dry_run_comparison", lambda *a: None)
     for module in (comparison, reproduce):
         monkeypatch.setattr(module, "load_task", lambda *a: task())
@@ -122,12 +135,14 @@ def pretend(monkeypatch):
 
 
 def _transfer(cfg, source, target, explicit_map, learning_rates, few_shot, records_file):
-    _fake(cfg, source)
+    did()
     sizes = {t.name: {s: len(r) for s, r in t.splits.items()} for t in (source, target)}
     to = resolve_label_map(cfg, source, target, explicit_map)
     return [
         {
-            **experiments.config_to_record(cfg),
+            "schema": SCHEMA_VERSION,
+            "status": "done",
+            **config_to_record(cfg),
             "target": target.name,
             "setting": setting,
             "metric": "accuracy",
@@ -177,15 +192,14 @@ def sweeping(folder):
 
 
 def _swept(file):
-    old = read_existing_records(file)
+    store = RunStore(file)
     for layer in range(2):
         comparison.run_seeds(
             config(method="lpt", layer=layer, lr=None),
             task(),
             "best of 3 on validation, seed 0",
             2,
-            old,
-            file,
+            store,
             lambda s: None,
         )
     return digits(timeless(read_records(file)))

@@ -71,8 +71,7 @@ from idp_tutorial.reproduction.efficiency.published_counts import (
 from idp_tutorial.reproduction.papers.transfer_comparison import published_transfer_table
 from idp_tutorial.reproduction.pretraining import pretrain
 from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig
-from idp_tutorial.saving.prompt_files import from_pretrained
-from idp_tutorial.training.evaluation import predict, predict_logits
+from idp_tutorial.training.evaluation import predict_logits
 from idp_tutorial.training.fit import fit
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.records import read_records
@@ -168,8 +167,8 @@ def train_and_describe(model: PromptedModel, task: Task, cfg: RunConfig) -> dict
     for tensor in tensors.values():
         digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return {
-        "losses": log["losses"],
-        "validation": log["validation"],
+        "losses": log.losses,
+        "validation": log.validation,
         "params": count_parameters(model),
         "logits": predict_logits(model, examples).tolist(),
         "bits": digest.hexdigest(),
@@ -699,20 +698,6 @@ def write_file(file: str) -> None:
     parts.append(f'"values":{{\n{lines}\n}}')
     text = "{" + ",\n".join(parts) + "}\n"
     (GOLDEN_FOLDER / f"{file}.json").write_text(text, encoding="utf-8")
-
-
-# --- models that earlier versions saved, which must not be written again
-
-SAVED_MODELS = ("saved-0.1.0", "saved-0.2.0")
-
-
-def predict_with_saved(folder: Path) -> dict[str, Any]:
-    """Return the logits and the predictions of a saved model for six texts."""
-    model, task, cfg = from_pretrained(folder)
-    rows = [{"sentence1": text} for text in TEXTS]
-    examples = task.encode(rows, model.backbone.tokenizer, cfg.max_len, None)
-    logits = predict_logits(model, examples).tolist()
-    return {"texts": TEXTS, "logits": logits, "answers": predict(model, task, cfg, rows)}
 
 
 if __name__ == "__main__":

@@ -242,7 +242,7 @@ def test_it_learns():
     task.splits["validation"] = task.splits["train"]
     cfg = config(method="efl", steps=80, eval_every=20, lr=3e-3, batch_size=8, pooling="mean")
     log = fit(build_model(cfg, bb, task), task, cfg)
-    assert log["losses"][0] > 0.6 and log["losses"][-1] < 0.4 and log["validation"] > 80
+    assert log.losses[0] > 0.6 and log.losses[-1] < 0.4 and log.validation > 80
 
 
 def test_a_plan_can_be_asked_too():

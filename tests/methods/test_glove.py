@@ -467,7 +467,7 @@ def test_one_lookup_serves_every_layer(folder, monkeypatch):
         multilayer_idpg_plan(bb, 3, 8, generator_input="layer0", encoder=glove, d_in=glove.d, n=4),
     )
     log = fit(model, task, config(steps=5, batch_size=32, lr=1e-3))
-    assert len(seen) == 64 + 24 and len(log["losses"]) == 5
+    assert len(seen) == 64 + 24 and len(log.losses) == 5
 
 
 def test_fit_looks_each_text_up_once(folder, monkeypatch):
@@ -481,7 +481,7 @@ def test_fit_looks_each_text_up_once(folder, monkeypatch):
         GloveEncoder, "embed_text", lambda self, text: seen.append(text) or plain(self, text)
     )
     log = fit(model, task, config(steps=9, batch_size=32, lr=1e-3))
-    assert len(seen) == 64 + 24 and len(log["losses"]) == 9
+    assert len(seen) == 64 + 24 and len(log.losses) == 9
     rows = task.encode(task.splits["test"], bb.tokenizer, 60)
     scores = [evaluate(model, r, task) for r in (rows, glove.prepare(rows))]
     assert scores[0] == scores[1]

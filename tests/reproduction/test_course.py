@@ -22,7 +22,7 @@ def test_a_short_run_returns_model_score_and_log(tmp_path, monkeypatch):
     monkeypatch.setenv("IDP_CACHE", str(tmp_path))
     task = load_short_task(n_train=64, n_validation=32, n_test=32)
     model, score, log = train_and_test_plan(load_backbone("tiny"), {}, task, steps=8)
-    assert 0 <= score <= 100 and len(log["losses"]) == 8 and not model.sources
+    assert 0 <= score <= 100 and len(log.losses) == 8 and not model.sources
 
 
 def test_several_scores_are_stored_and_one_is_compared(tmp_path):

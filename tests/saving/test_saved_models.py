@@ -16,7 +16,7 @@ from small import backbone, config, small_task
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import cast_weights, load_backbone
-from idp_tutorial.core.backbone import backbone_fingerprint, weights_digest
+from idp_tutorial.core.backbone import weights_digest
 from idp_tutorial.methods import glove
 from idp_tutorial.saving.descriptions import (
     check_backbone_matches,
@@ -26,11 +26,8 @@ from idp_tutorial.saving.descriptions import (
 from idp_tutorial.saving.first_stage import load_first_stage
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.training.evaluation import predict
-from idp_tutorial.utils import records
-from idp_tutorial.utils.migration import RENAMED_OPTIONS, RENAMED_TASK_FIELDS
 from idp_tutorial.utils.tensor_files import deserialise_tensors, save_tensors, serialise_tensors
 
-OLD = Path(__file__).parents[1] / "golden/saved-0.1.0"
 ROWS = [dict(sentence1=s) for s in ("the soup was cold .", "tea")]
 
 
@@ -240,7 +237,7 @@ def test_newer_versions_are_named(saved):
         from_pretrained(folder)
     rewrite(folder, format=8)
     with pytest.raises(
-        ValueError, match="has format 8 of idp_tutorial 7.1, and version .* reads formats 1 and 2"
+        ValueError, match="has format 8 of idp_tutorial 7.1, and version .* reads format 2 only"
     ):
         from_pretrained(folder)
 
@@ -326,106 +323,6 @@ def test_weights_are_the_same_in_any_attention_and_dtype():
         else:
             with pytest.raises(ValueError, match="another backbone"):
                 check_backbone_matches(description, a, "these", "a")
-
-
-def test_fingerprints_of_version_0_1_0_in_any_attention():
-    a = backbone()
-    for old in (backbone_fingerprint(a), backbone_fingerprint(backbone(attn="eager"))):
-        for bb in (a, backbone(attn="eager")):
-            check_backbone_matches(old, bb, "these", "a")
-
-
-# --- version 0.2
-
-OPTIONS_OF_0_2 = {
-    *("k", "draw", "plain_draw", "readout", "sentence_pass", "t", "m", "no_decay", "head_hidden"),
-    *("share", "reads", "inject", "way", "embeds", "skip_last", "out_relu", "start"),
-}
-
-
-def rename_as_0_2(description):
-    """Return the config and the task of a description under the names of version 0.2."""
-    merged = ("inject", "way", "plain_draw")  # not renamed one to one
-    names = {new: old for old, new in RENAMED_OPTIONS.items() if old not in merged}
-    cfg = {names.get(name, name): value for name, value in description["cfg"].items()}
-    insertion = cfg.pop("insertion")
-    has_way = cfg["method"] == "p-tuning-v2"
-    cfg["way"] = insertion if has_way else None
-    cfg["inject"] = "add" if has_way else insertion or "add"
-    cfg["plain_draw"] = not cfg.pop("stratified")
-    names = {new: old for old, new in RENAMED_TASK_FIELDS.items()}
-    task = {names.get(name, name): value for name, value in description["task"].items()}
-    return dict(cfg=cfg, task=task, version="0.2.0")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(method="lpt-npg", shots=8, stratified=False, standardise=True),
-        dict(method="p-tuning-v2", insertion="replace", bottleneck=None),
-        dict(method="m-idpg-phm", insertion="replace", parameter_sharing="S"),
-        dict(method="m-idpg-phm", generator_input="layer0", sentence_pooling="cls"),
-        dict(method="id-spam", attention_input="embeddings", prompt_relu=True, pooling="last"),
-    ],
-    ids=lambda options: options["method"],
-)
-def test_a_model_of_version_0_2_is_loaded(options, small_folder, tmp_path):
-    cfg = config(**dict(backbone=str(small_folder), prompt_length=2, bottleneck=4) | options)
-    task = small_task()
-    save_pretrained(build_model(cfg, load_backbone(cfg.backbone), task), tmp_path, task, cfg)
-    model, loaded_task, loaded_cfg = from_pretrained(tmp_path)
-    file = tmp_path / "prompts.safetensors"
-    description, tensors = deserialise_tensors(file.read_bytes())
-    old = {**description, **rename_as_0_2(description)}
-    assert old["cfg"].keys() >= OPTIONS_OF_0_2 and "words" in old["task"]
-    save_tensors(file, tensors, old)
-    old_model, old_task, old_cfg = from_pretrained(tmp_path)
-    assert (old_task, old_cfg) == (loaded_task, loaded_cfg)
-    assert predict(old_model, task, old_cfg, ROWS) == predict(model, task, cfg, ROWS)
-
-
-def test_an_old_name_in_a_new_description_is_named(saved):
-    folder, *_ = saved
-    rewrite(folder, cfg=dict(share="S"))
-    with pytest.raises(ValueError, match="it was renamed to 'parameter_sharing' in version 0.3"):
-        from_pretrained(folder)
-
-
-# --- version 0.1.0
-
-
-def test_both_files_of_version_0_1_0_are_checked(tmp_path):
-    folder = tmp_path / "old"
-    shutil.copytree(OLD, folder)
-    assert {**read_prompts(folder)[0]}["version"] == "0.1.0"
-    from_pretrained(folder)
-    good = {n: (folder / n).read_bytes() for n in ("prompts.json", "prompts.safetensors")}
-    places = [
-        ("prompts.safetensors", -1, "is damaged"),
-        ("prompts.safetensors", 30, "is damaged"),
-        ("prompts.json", -9, "is damaged"),
-        ("prompts.json", 5, "no RunConfig to build"),
-    ]  # its description has no checksum
-    for name, position, words in places:
-        data = bytearray(good[name])
-        data[position] ^= 1
-        (folder / name).write_bytes(data)
-        with pytest.raises(ValueError, match=words):
-            from_pretrained(folder)
-        (folder / name).write_bytes(good[name])
-    (folder / "prompts.json").unlink()
-    with pytest.raises(ValueError, match="prompts.json is not a description of version 0.1.0"):
-        from_pretrained(folder)
-
-
-def test_an_old_model_is_saved_in_the_new_way(tmp_path):
-    shutil.copytree(OLD, tmp_path / "old")
-    model, task, cfg = from_pretrained(tmp_path / "old")
-    want = predict(model, task, cfg, ROWS)
-    save_pretrained(model, tmp_path / "old", task, cfg)
-    about, _ = read_prompts(tmp_path / "old")
-    assert about["format"] == 2 and about["version"] == records.collect_versions()["idp_tutorial"]
-    assert predict(*from_pretrained(tmp_path / "old"), ROWS) == want
 
 
 def test_a_damaged_first_stage_is_no_start(saved):

@@ -332,41 +332,35 @@ def test_training_with_a_cache_is_the_same_training(family, plan, tmp_path):
         losses(family, plan, "both", tmp_path),
     )
     assert (
-        a["losses"] == pytest.approx(b["losses"], abs=1e-6)
-        and a["history"] == b["history"]
-        and len({*a["losses"]}) == 8
+        a.losses == pytest.approx(b.losses, abs=1e-6)
+        and a.history == b.history
+        and len({*a.losses}) == 8
     )
     for n in wa:
         assert_close(wa[n], wb[n], 1e-5)
     assert (
-        b["cache"]["computed"] > 0
-        and b["cache"]["mb"] > 0
-        and b["cache"]["seconds"] > 0
-        and a["cache"] == {}
+        b.cache["computed"] > 0 and b.cache["mb"] > 0 and b.cache["seconds"] > 0 and a.cache == {}
     )
 
 
 def test_half_precision_changes_losses_by_rounding_only(tmp_path):
     a = losses("roberta", "late", "none", tmp_path)[0]
     b = losses("roberta", "late", "hidden", tmp_path, cache_dtype="float16")[0]
-    difference = max(abs(x - y) for x, y in zip(a["losses"], b["losses"]))
+    difference = max(abs(x - y) for x, y in zip(a.losses, b.losses))
     assert 1e-7 < difference < 5e-3
     c = losses("roberta", "late", "hidden", tmp_path)[0]
     # float32 states are not read from the float16 cache
-    assert b["cache"]["mb"] < 0.55 * c["cache"]["mb"] and c["losses"] == pytest.approx(
-        a["losses"], abs=1e-6
-    )
+    assert b.cache["mb"] < 0.55 * c.cache["mb"] and c.losses == pytest.approx(a.losses, abs=1e-6)
 
 
 def test_caches_of_different_precisions_are_separate(tmp_path):
     a, b = [
-        losses("roberta", "both", c, tmp_path, precision="bf16")[0]["losses"]
-        for c in ("none", "both")
+        losses("roberta", "both", c, tmp_path, precision="bf16")[0].losses for c in ("none", "both")
     ]
     assert a == pytest.approx(b, abs=2e-3)
     n = len({r["sentence1"] for r in small_task(train=48).splits["train"]})
     # full precision has its own cache, which validation always uses
-    assert losses("roberta", "both", "both", tmp_path)[0]["cache"]["computed"] == 2 * n
+    assert losses("roberta", "both", "both", tmp_path)[0].cache["computed"] == 2 * n
     assert len([*tmp_path.iterdir()]) == 2
 
 
@@ -398,7 +392,7 @@ def test_cached_layers_do_not_run(plan, cache, passes, tmp_path, monkeypatch):
     model = create_model(bb, plan)
     calls = count_layers(bb)
     log = fit(model, task, cfg)
-    assert log["cache"].get("computed", 0) == 0
+    assert log.cache.get("computed", 0) == 0
     assert calls == [n * (3 + 1) for n in passes]  # three steps and one evaluation
 
 
@@ -413,7 +407,7 @@ def test_a_model_without_frozen_layers_trains_without_a_cache(tmp_path):
             )
             for c in ("none", "both")
         ]
-        assert runs[0]["losses"] == runs[1]["losses"] and runs[1]["cache"]["computed"] == 0
+        assert runs[0].losses == runs[1].losses and runs[1].cache["computed"] == 0
     assert not any(tmp_path.iterdir())
 
 

@@ -120,7 +120,7 @@ def test_the_best_tensors_survive_a_kill(tmp_path, monkeypatch):
     evaluated.clear()
     script_scores([70, 60, 50])
     log, model, _ = kill_and_resume(cfg, tmp_path, 5, 1)
-    assert log["validation"] == 70 and log["history"] == [(2, 70), (4, 60), (6, 50)]
+    assert log.validation == 70 and log.history == [(2, 70), (4, 60), (6, 50)]
     assert_same_tensors(tensors(model), best)
     assert not all(torch.equal(evaluated[-1][n], best[n]) for n in best)
 
@@ -147,8 +147,8 @@ def test_a_finished_run_returns_its_log_without_training(tmp_path):
     calls = kill_at(model, 1)  # would be killed by its first step
     again = fit(model, small_task(), cfg, checkpoint_dir=tmp_path)
     assert numbers(again) == numbers(log)
-    assert again["ms_per_step"] == log["ms_per_step"]
-    assert again["peak_memory_mb"] == log["peak_memory_mb"]
+    assert again.ms_per_step == log.ms_per_step
+    assert again.peak_memory_mb == log.peak_memory_mb
     assert not calls
     assert_same_tensors(tensors(model), tensors(whole))
 

@@ -69,8 +69,8 @@ def train(method, processes, accumulate=1, save=None, prepare=disable_dropout, *
     model = prepare(build_model(cfg, backbone(), small_task()))
     log = fit(model, small_task(**UNEVEN_SPLITS), cfg, checkpoint_dir=save)
     return dict(
-        losses=log["losses"],
-        history=log["history"],
+        losses=log.losses,
+        history=log.history,
         sums=[full_tensor(t).sum().item() for t in trained_state(model).values()],
     )
 
@@ -124,7 +124,7 @@ def run_process(folder):
         results["no checkpoints"] = str(e)
     cfg = config(backbone=str(folder / "backbone"), batch_size=8, lr=3e-3, eval_every=2)
     model = disable_dropout(build_model(cfg, load_backbone(cfg.backbone), small_task()))
-    results["wrapped"] = fit(model, small_task(**UNEVEN_SPLITS), cfg)["losses"]
+    results["wrapped"] = fit(model, small_task(**UNEVEN_SPLITS), cfg).losses
     results["module types"] = sorted(
         {type(m).__name__ for m in model.modules() if type(m).__name__.startswith("FSDP")}
     )
@@ -275,7 +275,7 @@ def test_a_sharded_model_is_saved_as_a_whole(pair):
     model, task, cfg = from_pretrained(pair[2] / "prompts", str(pair[2] / "backbone"))
     one = disable_dropout(build_model(cfg, load_backbone(str(pair[2] / "backbone")), task))
     log = fit(one, small_task(**UNEVEN_SPLITS), replace(cfg, batch_size=16))
-    assert pair[0]["wrapped"] == pytest.approx(log["losses"], abs=1e-5)
+    assert pair[0]["wrapped"] == pytest.approx(log.losses, abs=1e-5)
     for n, t in trained_state(one).items():
         torch.testing.assert_close(trained_state(model)[n], t, atol=1e-4, rtol=0)
 

@@ -36,7 +36,7 @@ def test_fit_and_evaluate(superglue_folder, bbs, name, family, head):
     scores, pred = evaluate(model, examples, task, 5)
     y = [r["label"] for r in task.splits["test"]]
     g = groups_of(task.splits["test"])
-    assert len(log["losses"]) == 2 and log["validation"] >= 0 and next(iter(scores)) == task.metric
+    assert len(log.losses) == 2 and log.validation >= 0 and next(iter(scores)) == task.metric
     assert [e["label"] for e in examples] == y
     assert scores["accuracy"] == pytest.approx(100 * sum(a == b for a, b in zip(pred, y)) / len(y))
     if name == "multirc":

@@ -103,7 +103,7 @@ def test_a_run_depends_on_its_seed_only(method):
         model = build_model(cfg, bb, task)
         torch.rand(seed + 3)
         log = fit(model, task, cfg)
-        return log["losses"], log["history"], tensors(model)
+        return log.losses, log.history, tensors(model)
 
     (l1, h1, w1), (l2, h2, w2), (l3, _, w3) = train(0), train(0), train(1)
     assert l1 == l2 and h1 == h2 and all(torch.equal(w1[n], w2[n]) for n in w1)
@@ -178,7 +178,7 @@ def test_the_tensors_with_the_best_score_are_restored_and_a_tie_keeps_the_earlie
     monkeypatch.setattr("idp_tutorial.training.fit.evaluate", evaluate_as_scripted)
     log = fit(model, small_task(), config(steps=7, eval_every=2, lr=0.05))
     # the last step is always evaluated
-    assert log["history"] == list(zip([2, 4, 6, 7], scores)) and log["validation"] == max(scores)
+    assert log.history == list(zip([2, 4, 6, 7], scores)) and log.validation == max(scores)
     for n, p in tensors(model).items():
         assert torch.equal(p, evaluated[best][n])
     assert not torch.equal(evaluated[0]["sources.0.p"], evaluated[3]["sources.0.p"])
@@ -205,7 +205,7 @@ def test_two_accumulated_batches_equal_one_large_batch():
         log = fit(
             model, task, config(steps=4, lr=1e-3, batch_size=batch_size, accumulate=accumulate)
         )
-        return tensors(model), log["losses"]
+        return tensors(model), log.losses
 
     (a, losses), (b, accumulated_losses) = train(32, 1), train(16, 2)
     for n in a:
@@ -318,10 +318,10 @@ def test_precision_may_change_between_runs_of_a_process():
     for precision in ("no", "bf16", "no"):
         model = model_without_dropout()
         log = fit(model, small_task(), config(steps=3, lr=1e-3, precision=precision))
-        assert all(map(math.isfinite, log["losses"])) and all(
+        assert all(map(math.isfinite, log.losses)) and all(
             p.dtype == torch.float32 for p in model.trained_parameters().values()
         )
-        losses.setdefault(precision, []).append(log["losses"])
+        losses.setdefault(precision, []).append(log.losses)
     assert losses["no"][0] == losses["no"][1] != losses["bf16"][0] and losses["bf16"][
         0
     ] == pytest.approx(losses["no"][0], rel=0.05)
@@ -363,7 +363,7 @@ def test_evaluations_run_without_autocast(compile, small_folder, tmp_path, monke
     ]
     expected = predict_logits(model, examples)
     assert torch.equal(expected, predict_logits(other, examples))
-    assert log["validation"] == evaluate(other, validation, task)[0]["accuracy"]
+    assert log.validation == evaluate(other, validation, task)[0]["accuracy"]
     save_pretrained(model, tmp_path, task, cfg)
     loaded, _, _ = from_pretrained(tmp_path, str(small_folder))
     assert torch.equal(expected, predict_logits(loaded, examples))
@@ -391,7 +391,7 @@ def test_the_precision_of_a_run_does_not_affect_later_runs():
         modes = record_modes(model)
         log = fit(model, task, config(lr=1e-3))
         assert not any(autocast for _, autocast in modes)
-        return log["losses"]
+        return log.losses
 
     expected = losses_after()
     assert losses_after(("bf16", False)) == losses_after(("bf16", True)) == expected
@@ -437,7 +437,7 @@ def test_a_regression_is_trained_on_0_to_1_and_predicts_0_to_5(monkeypatch):
         y.dtype == torch.float32
         and 0 <= y.min() < 0.2
         and 0.8 < y.max() <= 1
-        and len(log["losses"]) == 4
+        and len(log.losses) == 4
     )
     nn.init.zeros_(model.head.net.weight)
     nn.init.constant_(model.head.net.bias, 0.5)
@@ -471,9 +471,9 @@ def test_predictions_are_in_the_order_of_the_examples():
 
 def test_memory_is_smaller_for_a_later_prompt():
     mb = [
-        fit(model_without_dropout(layer=layer), small_task(), config(steps=2, batch_size=32))[
-            "peak_memory_mb"
-        ]
+        fit(
+            model_without_dropout(layer=layer), small_task(), config(steps=2, batch_size=32)
+        ).peak_memory_mb
         for layer in (0, 1, 2)
     ]
     assert mb[0] > mb[1] > mb[2] > 0
@@ -486,9 +486,9 @@ def test_a_zero_shot_model_is_evaluated_without_training():
     cfg = config(method="head-only", head="verbalizer")
     log = fit(model, task, cfg)
     assert (
-        log["steps"] == 0
-        and log["losses"] == []
-        and log["validation"]
+        log.steps == 0
+        and log.losses == []
+        and log.validation
         == evaluate(
             model, task.encode(task.splits["validation"], bb.tokenizer, 60, cfg.template), task
         )[0]["accuracy"]
@@ -510,7 +510,7 @@ log = fit(model, small_task(), config(steps=3, lr=1e-3, batch_size=8, precision=
 assert {*modes} == {(True, uses_autocast), (False, False)}, modes
 assert '_original_forward' not in vars(model)
 trained = b''.join(p.detach().numpy().tobytes() for p in model.trained_parameters().values())
-print('RESULT', log['losses'][0], hashlib.sha256(trained).hexdigest())
+print('RESULT', log.losses[0], hashlib.sha256(trained).hexdigest())
 """
 
 
@@ -573,7 +573,7 @@ def test_a_compiled_run_is_the_same_run():
         fit(model_without_dropout(), small_task(), config(method="lpt", steps=6, compile=c))
         for c in (False, True)
     ]
-    assert a["losses"] == pytest.approx(b["losses"], abs=1e-4)
+    assert a.losses == pytest.approx(b.losses, abs=1e-4)
 
 
 @pytest.mark.slow

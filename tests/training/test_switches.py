@@ -1,6 +1,6 @@
 """Options of the papers' protocols: each has its effect, and its default has none."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from small import backbone, config, model_of, small_task
@@ -8,18 +8,9 @@ from small import backbone, config, model_of, small_task
 from idp_tutorial.assembly.probe import initialise_head_from_probe
 from idp_tutorial.core.prompted_model import count_parameters
 from idp_tutorial.data.few_shot import split_few_shot
-from idp_tutorial.runs import tune as learning_rate_search
-from idp_tutorial.runs.experiment import train_model
-from idp_tutorial.runs.tune import extend_learning_rate_grid
+from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.training.distributed import create_optimizer
 from idp_tutorial.training.fit import fit
-from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.provenance import SCHEMA_1_DEFAULTS
-
-
-def test_defaults_are_those_of_older_records():
-    defaults = asdict(RunConfig())
-    assert {k: defaults[k] for k in SCHEMA_1_DEFAULTS} == SCHEMA_1_DEFAULTS
 
 
 @pytest.mark.parametrize("method", ["lpt-npg", "m-idpg-phm"])
@@ -78,9 +69,10 @@ def test_a_head_is_initialised_from_a_probe(small_folder):
     model = model_of("head-only", backbone())
     probe = initialise_head_from_probe(model, task, cfg)
     assert (probe["layer"], probe["pooling"]) == (model.backbone.n_layers, "mean")
-    _, log = train_model(replace(cfg, method="head-only"), task)
-    _, random_log = train_model(replace(cfg, method="head-only", head_init="random"), task)
-    assert log["losses"][0] < random_log["losses"][0]
+    _, log = Experiment(replace(cfg, method="head-only"), task).fit()
+    random_cfg = replace(cfg, method="head-only", head_init="random")
+    _, random_log = Experiment(random_cfg, task).fit()
+    assert log.losses[0] < random_log.losses[0]
     with pytest.raises(ValueError, match="needs a linear head"):
         initialise_head_from_probe(
             model_of("lpt", backbone(), two_layer_head=True),
@@ -101,7 +93,7 @@ def train_briefly(method, **options):
     family = "gpt2" if method == "lpt-appg" else "roberta"  # its option is for decoders
     model = model_of(method, backbone(family), **options)
     log = fit(model, small_task(), config(method=method, steps=3, eval_every=3, lr=0.01, **options))
-    return count_parameters(model), log["losses"]
+    return count_parameters(model), log.losses
 
 
 @pytest.mark.parametrize(
@@ -144,7 +136,7 @@ def test_epochs_are_converted_to_steps():
     """Two epochs of 64 examples in batches of 16 are 8 steps; converting again changes nothing."""
     cfg = config(method="lpt", epochs=2.0, steps=4, eval_every=2)
     log = fit(model_of("lpt", backbone()), small_task(), cfg)
-    assert (log["steps"], [s for s, _ in log["history"]]) == (8, [4, 8])
+    assert (log.steps, [s for s, _ in log.history]) == (8, [4, 8])
     resolved = cfg.resolve_epochs(64)
     assert (
         (resolved.steps, resolved.eval_every) == (8, 4)
@@ -161,57 +153,3 @@ def test_an_unstratified_sample_does_not_balance_the_labels():
         for s in (True, False)
     }
     assert positive_counts[True] == {2} and len(positive_counts[False]) > 1
-
-
-def test_a_learning_rate_grid_is_extended_beyond_its_edge():
-    """The new learning rate is beyond the first or the last one by the same factor."""
-    assert extend_learning_rate_grid(1e-2, [1e-3, 1e-2]) == [0.1] and extend_learning_rate_grid(
-        1e-3, [1e-2, 1e-3]
-    ) == [1e-4]
-    assert (
-        extend_learning_rate_grid(3e-3, [1e-3, 3e-3, 1e-2])
-        == []
-        == extend_learning_rate_grid(0.1, [0.1])
-    )
-
-
-def test_a_learning_rate_is_chosen_once_for_a_run(monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        learning_rate_search, "train_model", lambda c, task: (c, dict(validation=c.lr))
-    )
-    monkeypatch.setattr(
-        learning_rate_search,
-        "make_record",
-        lambda c, log, task, cfg, *a: {
-            **asdict(c),
-            "schema": 2,
-            "split_sizes": {split: len(rows) for split, rows in task.splits.items()},
-        },
-    )
-    cfg = config(method="lpt", task="sentiment", shots=8, lr=None)
-    for _ in range(2):
-        chosen, details = learning_rate_search.choose_learning_rate(cfg, (1e-3, 1e-2), tmp_path)
-        monkeypatch.setattr(
-            learning_rate_search, "train_model", None
-        )  # the second call trains nothing
-    assert (
-        chosen.lr == 100.0
-        and details["lr_at_grid_edge"]
-        and [r for r, _ in details["learning_rates_tried"]] == [1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0]
-    )
-
-
-def test_a_grid_is_extended_while_its_edge_is_best(monkeypatch):
-    monkeypatch.setattr(
-        learning_rate_search, "train_model", lambda c, task: (c, dict(validation=-abs(c.lr - 1)))
-    )
-    grids = [
-        [
-            r
-            for r, _ in learning_rate_search._train_each_learning_rate(
-                config(lr=None), None, (0.01, 0.1), print, n
-            )[1]
-        ]
-        for n in (0, 1, 4)
-    ]
-    assert grids == [[0.01, 0.1], [0.01, 0.1, 1.0], [0.01, 0.1, 1.0, 10.0]]

@@ -2,14 +2,13 @@
 
 LPT's Figure 2, right: with the prompt in the middle, information about the label grows through
 the layers above it; with the prompt at either end it "collapses". The measurement is defined
-there; this notebook applies it to trained models, with a few prompt layers and several seeds.
+there; this module applies it to trained models, with a few prompt layers and several seeds.
 
 A curve is complete if the file has every layer of it, measured with the same configuration,
 data and probe. If a run was killed within a curve, only the missing layers are probed.
 `idp_sweep --probe` runs the measurement at full size.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from itertools import product
@@ -20,25 +19,12 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.data.task import Task
 from idp_tutorial.reproduction.analysis.information import ProbeConfig, probe_layers
 from idp_tutorial.reproduction.analysis.layer_sweep import check_single_sweep
-from idp_tutorial.runs.experiment import make_diverged_record, train_model
-from idp_tutorial.runs.record_checks import (
-    data_digest,
-    downsample_losses,
-    has_current_weights,
-    input_digests,
-    matches_config,
-    provenance_field,
-)
+from idp_tutorial.runs.experiment import Experiment
+from idp_tutorial.runs.record import build_record, make_fingerprint
+from idp_tutorial.runs.store import RunStore
 from idp_tutorial.runs.tables import select_finished
 from idp_tutorial.utils.checks import DivergenceError, require_packages
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.provenance import SCHEMA_VERSION
-from idp_tutorial.utils.records import (
-    append_record,
-    collect_versions,
-    config_to_record,
-    read_existing_records,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,78 +33,70 @@ __all__ = ["measure_information_curves", "plot_information_curves"]
 
 
 def _train_and_probe(
-    cfg: RunConfig,
-    task: Task,
-    layers: list[int],
-    max_examples: int,
-    include_prompt: bool,
-    probe: dict,
+    experiment: Experiment, layers: list[int], max_examples: int, include_prompt: bool, probe: dict
 ) -> list[dict]:
     """Train a model and probe some layers; return their records, or that of a diverged run."""
-    started = time.time()
+    cfg = experiment.cfg
+    task = experiment.task
     template = cfg.template if cfg.head == "verbalizer" else None
     try:
-        model, log = train_model(cfg, task)
+        model, log = experiment.fit()
         measurements = probe_layers(
             model, task, layers, max_examples, cfg.max_len, template, include_prompt, **probe
         )
     except FloatingPointError as e:
-        return [make_diverged_record(cfg, task, e, started)]
-    shared_fields = {
-        "schema": SCHEMA_VERSION,
-        "status": "done",
-        **config_to_record(cfg),
-        **model.backbone.weights_info,
-        "digests": dict(
-            weights=model.backbone.initial_fingerprint(),
-            data=data_digest(task),
-            **input_digests(cfg),
-        ),
-        "losses": downsample_losses(log["losses"]),
-        "versions": collect_versions(),
-        **provenance_field(started),
-    }
-    return [{**shared_fields, **measurement} for measurement in measurements]
+        return [experiment.record_divergence(e).to_dict()]
+    records = []
+    for measurement in measurements:
+        record = build_record(
+            cfg,
+            experiment.digests(),
+            task.split_sizes(),
+            experiment.start_time,
+            model,
+            log,
+            **measurement,
+        )
+        records.append(record.to_dict())
+    return records
 
 
-def _belongs_to_curve(record: dict, cfg: RunConfig, task: Task, conditions: dict) -> bool:
-    """Tell whether a record is a point of the curve that `cfg` would make."""
-    point = {**record, "layer": record.get("prompt_layer")}
-    return matches_config(point, cfg, "given", task, **conditions)
-
-
-def _extend_curve(
-    cfg: RunConfig,
-    task: Task,
+def _measure_curve(
+    experiment: Experiment,
     layers: list[int],
-    records: list[dict],  # points of this curve so far
     conditions: dict,
     probe: dict,
-    out: Path | None,
+    store: RunStore,
     report: Callable[[str], object],
-) -> list[dict]:  # all points, and the record of a run that diverged
-    """Probe the layers that a curve lacks, and append them to the file."""
+) -> list[dict]:  # a record for each layer, or the record of the run, which diverged
+    """Return the points of a curve; train and probe if the store lacks some of them."""
+    cfg = experiment.cfg
     title = f"{cfg.method}  prompt at layer {cfg.layer}  seed {cfg.seed}"
-    records = list(records)
-    finished = select_finished(records)
-    finished_layers = {r["layer"] for r in finished}
-    missing = [layer for layer in layers if layer not in finished_layers]
-    if missing and len(finished) == len(records):
+    fingerprint = make_fingerprint(
+        cfg, experiment.digests(), prompt_layer=cfg.layer, lr_selection="given", **conditions
+    )
+    del fingerprint["layer"]  # of a record it is the layer that is probed
+    diverged = store.find({**fingerprint, "status": "diverged"})
+    if diverged:
+        return [diverged]
+    points = {layer: store.find({**fingerprint, "layer": layer}) for layer in layers}
+    missing = [layer for layer, point in points.items() if point is None]
+    if missing:
         report(f"{title}: training, then probing {len(missing)} layers")
         settings = conditions["probe"]
-        measured = _train_and_probe(cfg, task, missing, settings["n"], settings["prompt"], probe)
-        for record in measured:
-            point = {**record, **conditions, "prompt_layer": cfg.layer, "lr_selection": "given"}
-            records.append(point)
-            if out:
-                append_record(point, out)
-    curve = {r["layer"]: r for r in select_finished(records)}
-    if not {*layers} <= {*curve}:
-        report(f"{title}  diverged")
-    elif missing:
-        bits = " ".join(f"{curve[layer]['bits']:.2f}" for layer in layers)
+        for record in _train_and_probe(
+            experiment, missing, settings["n"], settings["prompt"], probe
+        ):
+            point = store.add({**record, **fingerprint})
+            if point["status"] == "diverged":
+                report(f"{title}  diverged")
+                return [point]
+            points[point["layer"]] = point
+    curve = [point for point in points.values() if point is not None]
+    if missing:
+        bits = " ".join(f"{point['bits']:.2f}" for point in curve)
         report(f"{title}  {bits}")
-    return records
+    return curve
 
 
 def measure_information_curves(
@@ -139,35 +117,22 @@ def measure_information_curves(
     Raises: `DivergenceError` if all runs diverge.
     """
     L = load_backbone(cfg.backbone).n_layers
-    old_records = read_existing_records(out)
+    store = RunStore(out)
     layers = list(range(1, L + 1) if layers is None else layers)
     prompt_layers = (0, L // 2, L - 1) if prompt_layers is None else prompt_layers
-    cfg = cfg.resolve_epochs(len(task.splits["train"]))
     conditions = dict(
-        split_sizes=task.split_sizes(),
         n_layers=L,
         probe={"n": max_examples, "prompt": include_prompt, **asdict(ProbeConfig(**probe))},
     )
     records = []
-    diverged = None
     for seed, prompt_layer in product(range(seeds), prompt_layers):
         lr = (layer_learning_rates or {}).get(prompt_layer, cfg.lr)
-        curve_cfg = replace(cfg, layer=prompt_layer, seed=seed, lr=lr)
-        old_points = [
-            r
-            for r in old_records
-            if _belongs_to_curve(r, curve_cfg, task, conditions)
-            and has_current_weights(r, curve_cfg)
-        ]
-        points = _extend_curve(curve_cfg, task, layers, old_points, conditions, probe, out, report)
-        curve = {r["layer"]: r for r in select_finished(points)}
-        if {*layers} <= {*curve}:
-            records += [curve[layer] for layer in layers]
-        else:  # the record of the run that diverged says why; other curves are still measured
-            diverged = next(r for r in points if r not in curve.values())
-    if not records and diverged:
-        raise DivergenceError(diverged["message"])
-    return records
+        experiment = Experiment(replace(cfg, layer=prompt_layer, seed=seed, lr=lr), task)
+        records += _measure_curve(experiment, layers, conditions, probe, store, report)
+    finished = select_finished(records)
+    if records and not finished:
+        raise DivergenceError(records[0]["message"])
+    return finished
 
 
 def plot_information_curves(

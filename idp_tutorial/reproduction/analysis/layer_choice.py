@@ -26,16 +26,13 @@ from idp_tutorial.reproduction.analysis.probes import (
 from ...utils.checks import check_choice
 from ...utils.config import RunConfig
 from ...data.task import Task, require_classes
-from idp_tutorial.runs.record_checks import (
-    data_digest,
-    provenance_field,
-    has_current_weights,
-)
+from ...runs.store import RunStore
 from ...assembly.build import load_config_backbone
 from ...methods.registry import late_prompt_methods
 from ...core.backbone import Backbone, backbone_fingerprint
 from ...core.heads import ClassificationHead, VerbalizerHead
-from ...utils.records import append_record, config_to_record, read_existing_records
+from ...utils.provenance import collect_provenance
+from ...utils.records import config_to_record, read_existing_records
 from ...training.examples import encode_rows
 
 # %% ../../../nbs/engine/analysis/layer_choice.ipynb #dffcd586
@@ -158,41 +155,39 @@ def choice_matches_sweep(
     )
 
 # %% ../../../nbs/engine/analysis/layer_choice.ipynb #f77cac02
-def _is_current_choice(choice: dict, cfg: RunConfig, data: str) -> bool:
-    """Tell whether a choice records digests, and they are those of the present weights and data."""
-    digests = choice.get("digests") or {}
-    has_same_data = digests.get("data") == data and bool(digests.get("weights"))
-    return has_same_data and has_current_weights(choice, cfg)
-
-
 def load_or_choose_layer(
     cfg: RunConfig,  # settings of the sweep
     task: Task,  # with its splits
     out: Path,  # JSONL file of choices
 ) -> dict:  # record of `choose_prompt_layer`
     """Return the last choice in a file for this sweep, weights and data, or append a new one."""
-    split_sizes = task.split_sizes()
-    settings = {**config_to_record(cfg), "split_sizes": split_sizes}
-    data = data_digest(task)
-    for choice in reversed(read_existing_records(out)):
-        if choice_matches_sweep(choice, settings) and _is_current_choice(choice, cfg, data):
-            return choice
     bb = load_config_backbone(cfg)
-    started = time.time()
-    bb.model.to("cuda" if cfg.device == "auto" and torch.cuda.is_available() else "cpu")
-    choice = choose_prompt_layer(
-        bb,
-        task,
-        cfg.head,
+    settings = {**config_to_record(cfg), "split_sizes": task.split_sizes()}
+    fingerprint = dict(
+        task=task.name,
+        head=cfg.head,
         prompt_length=cfg.prompt_length,
         max_len=cfg.max_len,
-        template=cfg.template,
+        template=cfg.template if cfg.head == "verbalizer" else None,
+        digests=dict(weights=backbone_fingerprint(bb), data=task.digest()),
     )
-    choice.update({name: settings[name] for name in MATCHED_SWEEP_SETTINGS})
-    choice["digests"] = dict(weights=backbone_fingerprint(bb), data=data)
-    choice.update(provenance_field(started))
-    append_record(choice, out)
-    return choice
+
+    def choose() -> dict:
+        started = time.time()
+        bb.model.to("cuda" if cfg.device == "auto" and torch.cuda.is_available() else "cpu")
+        choice = choose_prompt_layer(
+            bb,
+            task,
+            cfg.head,
+            prompt_length=cfg.prompt_length,
+            max_len=cfg.max_len,
+            template=cfg.template,
+        )
+        choice.update({name: settings[name] for name in MATCHED_SWEEP_SETTINGS})
+        provenance = collect_provenance(started, torch.get_num_threads())
+        return {**choice, "provenance": provenance}
+
+    return RunStore(out).get_or_run(fingerprint, choose)
 
 
 def try_choose_layer(

@@ -1,7 +1,7 @@
 """Train a method at every layer with several seeds: LPT's pilot experiments.
 
 LPT rests on pilot experiments (§4, §5.2, Figures 2, 4 and 5): the same prompt or generator,
-trained at every layer of RoBERTa-large. This notebook repeats them on any backbone.
+trained at every layer of RoBERTa-large. This module repeats them on any backbone.
 
 A mean over seeds is meaningful only if nothing but the seed differs. Records of a sweep may
 differ in method, layer, learning rate and seed (and in the folder and the device of the
@@ -20,8 +20,9 @@ from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.registry import METHODS, late_prompt_methods
 from idp_tutorial.runs.compare import run_seeds
-from idp_tutorial.runs.record_checks import describe_lr_selection
+from idp_tutorial.runs.store import RunStore
 from idp_tutorial.runs.tables import select_finished
+from idp_tutorial.runs.tune import describe_lr_selection
 from idp_tutorial.utils.checks import UserError, check_at_least, check_name, require_packages
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import file_lock
@@ -128,6 +129,7 @@ def _check_file_has_same_sweep(
         return
     fields_of_this_sweep = dict(
         seed=None,
+        status="done",
         lr_selection=lr_selection,
         split_sizes=split_sizes or old_records[0].get("split_sizes"),
     )
@@ -209,10 +211,10 @@ def sweep_prompt_layer(
     L = load_backbone(base.backbone).n_layers
     records = []
     with file_lock(out):
-        old_records = read_existing_records(out)
+        store = RunStore(out)
         for cfg in cfgs:
             records += run_seeds(
-                cfg, task, lr_selection, seeds, old_records, out, report, learning_rates, n_layers=L
+                cfg, task, lr_selection, seeds, store, report, learning_rates, n_layers=L
             )
     return records
 

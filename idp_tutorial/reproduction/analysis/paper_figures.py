@@ -8,9 +8,9 @@ without, and count the similar pairs at the top; its Figure 5 shows how the two 
 pair differ in length.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,34 +21,20 @@ from scipy.stats import bootstrap
 from torch import Tensor
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
-from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.analysis.prompt_swaps import collect_prompts
-from idp_tutorial.runs.experiment import make_diverged_record, train_model
-from idp_tutorial.runs.record_checks import (
-    data_digest,
-    downsample_losses,
-    has_current_weights,
-    input_digests,
-    matches_config,
-    provenance_field,
-)
+from idp_tutorial.runs.experiment import Experiment
+from idp_tutorial.runs.record import Record, build_record, make_fingerprint
+from idp_tutorial.runs.store import RunStore
 from idp_tutorial.runs.tables import select_finished
 from idp_tutorial.training.evaluation import iterate_batches
 from idp_tutorial.training.examples import encode_for_model, encode_rows
 from idp_tutorial.utils.checks import DivergenceError, check_name
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import file_lock
-from idp_tutorial.utils.provenance import SCHEMA_VERSION
-from idp_tutorial.utils.records import (
-    append_record,
-    collect_versions,
-    config_to_record,
-    read_existing_records,
-)
 
 __all__ = [
     "MeasureFunction",
@@ -254,17 +240,12 @@ def reproduce_figure(
     experiment = FIGURE_EXPERIMENTS[name]
     records = []
     with file_lock(out):
-        old_records = read_existing_records(out)
+        store = RunStore(out)
         for cfg, task in _figure_runs(experiment, base_config, seeds, tasks or {}):
-            settings = dict(figure=name, texts=max_examples)
-            digest = data_digest(task)
-            record = _find_record(old_records, cfg, digest, settings)
-            if record is None:
-                new_record = _run_and_record(cfg, task, experiment.measure, max_examples, digest)
-                record = {**new_record, **settings}
-                if out:
-                    append_record(record, out)
-            records.append(record)
+            run = Experiment(cfg, task)
+            fingerprint = make_fingerprint(cfg, run.digests(), figure=name, texts=max_examples)
+            measure_run = partial(_run_and_record, run, experiment.measure, max_examples)
+            records.append(store.get_or_run(fingerprint, measure_run))
     finished = select_finished(records)
     if not finished:
         raise DivergenceError(records[0]["message"])
@@ -297,61 +278,27 @@ def _figure_runs(
     return runs
 
 
-def _find_record(
-    old_records: list[dict], cfg: RunConfig, digest: str, settings: dict
-) -> dict | None:
-    """Return the first record with these settings, data and weights, or None."""
-    for record in old_records:
-        if (
-            matches_config(record, cfg, None, **settings)
-            and _has_same_data(record, digest)
-            and has_current_weights(record, cfg)
-        ):
-            return record
-    return None
-
-
 def _run_and_record(
-    cfg: RunConfig, task: Task, measure: MeasureFunction | None, max_examples: int, digest: str
-) -> dict:
+    experiment: Experiment, measure: MeasureFunction | None, max_examples: int
+) -> Record:
     """Train and measure; return the record, whose `status` is 'done' or 'diverged'."""
-    started = time.time()
+    cfg = experiment.cfg
+    task = experiment.task
+    model = log = None
     try:
-        measurements, bb, losses = _train_and_measure(cfg, task, measure, max_examples)
+        if measure is None:
+            tokenizer = load_config_backbone(cfg).tokenizer
+            measurements = length_differences(task.splits["train"][:max_examples], tokenizer)
+        else:
+            model, log = experiment.fit()
+            untrained_model = build_model(cfg, load_config_backbone(cfg), task)
+            measurements = measure(model, untrained_model, task, cfg, max_examples)
+            measurements["validation"] = log.validation
     except FloatingPointError as e:
-        return make_diverged_record(cfg, task, e, started)
-    errors = {}
+        return experiment.record_divergence(e)
+    values = dict(measurements=measurements)
     if "standard_errors" in measurements:
-        errors = {"standard_errors": measurements.pop("standard_errors")}
-    return {
-        "schema": SCHEMA_VERSION,
-        "status": "done",
-        **config_to_record(cfg),
-        **bb.weights_info,
-        "measurements": measurements,
-        **errors,
-        "digests": dict(weights=bb.initial_fingerprint(), data=digest, **input_digests(cfg)),
-        "losses": downsample_losses(losses),
-        "split_sizes": task.split_sizes(),
-        "versions": collect_versions(),
-        **provenance_field(started),
-    }
-
-
-def _has_same_data(record: dict, digest: str) -> bool:
-    """Tell whether a record was made of these data; older records without a digest pass."""
-    return (record.get("digests") or {}).get("data") in (None, digest)
-
-
-def _train_and_measure(
-    cfg: RunConfig, task: Task, measure: MeasureFunction | None, max_examples: int
-) -> tuple[dict, Backbone, list[float]]:
-    """Return the measurements, the backbone and the training losses of a run."""
-    if measure is None:
-        bb = load_config_backbone(cfg)
-        bb.initial_fingerprint()
-        return length_differences(task.splits["train"][:max_examples], bb.tokenizer), bb, []
-    model, log = train_model(cfg, task)
-    untrained_model = build_model(cfg, load_config_backbone(cfg), task)
-    measurements = measure(model, untrained_model, task, cfg, max_examples)
-    return {**measurements, "validation": log["validation"]}, model.backbone, log["losses"]
+        values["standard_errors"] = measurements.pop("standard_errors")
+    return build_record(
+        cfg, experiment.digests(), task.split_sizes(), experiment.start_time, model, log, **values
+    )

@@ -140,7 +140,7 @@ def _time_one_turn(bb: Backbone, task: Task, cfg: RunConfig) -> tuple[float, flo
     """Return the milliseconds and the MB of a step of a new model."""
     with restore_backbone_on_exit(bb):
         log = fit(build_model(cfg, bb, task), task, cfg)
-    return log["ms_per_step"], log["peak_memory_mb"]
+    return log.ms_per_step, log.peak_memory_mb
 
 
 def make_benchmark_config(

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +27,12 @@ from idp_tutorial.reproduction.analysis.prompt_swaps import evaluate_prompt_swap
 from idp_tutorial.reproduction.papers.supplementary_training import run_supplementary_training
 from idp_tutorial.runs.compare import compare_methods
 from idp_tutorial.runs.contrasts import adjust_p_values_holm, estimate_contrast
-from idp_tutorial.runs.experiment import make_diverged_record, make_record, train_model
+from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.logits import load_logits, write_run_arrays
-from idp_tutorial.runs.record_checks import matches_config, provenance_field
-from idp_tutorial.runs.tune import extend_learning_rate_grid
+from idp_tutorial.runs.record import make_fingerprint, run_digests
+from idp_tutorial.runs.store import RunStore
+from idp_tutorial.runs.tune import LearningRateTrials, try_learning_rates
+from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.records import append_record, read_existing_records, read_records
 
@@ -348,30 +351,18 @@ def steps_to_fraction(history: Sequence[tuple[int, float]], fraction: float) -> 
 
 def search_best_run(
     cfg: RunConfig, task: Task, learning_rates: Sequence[float]
-) -> tuple[tuple | None, list]:  # model, log and config of the best run; what was tried
+) -> LearningRateTrials:  # `trained` is the experiment and the model of the best run
     """Train with every learning rate; try up to two more while the best is at an edge."""
-    start_time = time.time()
-    tried: list[tuple] = []
-    best = None
-    grid = [*learning_rates]
-    for lr in grid:  # the loop also visits what is appended below
-        lr_cfg = replace(cfg, lr=lr)
-        try:
-            model, log = train_model(lr_cfg, task)
-        except FloatingPointError:
-            tried.append((lr, "diverged"))
-        else:
-            tried.append((lr, round(log["validation"], 2)))
-            print(
-                f"{cfg.task} {cfg.method} seed {cfg.seed} lr {lr:g} validation "
-                f"{log['validation']:.1f} {time.time() - start_time:.0f} s",
-                flush=True,
-            )
-            if best is None or log["validation"] > best[1]["validation"]:
-                best = model, log, lr_cfg
-        if best and len(tried) == len(grid) < len(learning_rates) + 2:
-            grid += extend_learning_rate_grid(best[-1].lr or lr, grid)
-    return best, tried
+
+    def train(lr: float) -> tuple[tuple[Experiment, PromptedModel], TrainLog]:
+        experiment = Experiment(replace(cfg, lr=lr), task)
+        model, log = experiment.fit()
+        return (experiment, model), log
+
+    def report(message: str) -> None:
+        print(f"{cfg.task} {cfg.method} seed {cfg.seed} {message}", flush=True)
+
+    return try_learning_rates(train, learning_rates, 2, report)
 
 
 def run_seed(
@@ -384,20 +375,20 @@ def run_seed(
 ) -> dict:
     """Train one seed with the chosen learning rate or the best one; return its record."""
     start_time = time.time()
-    best, tried = search_best_run(cfg, task, [chosen_lr] if chosen_lr else learning_rates)
-    if best:
-        model, log, best_cfg = best
-        record = make_record(model, log, task, best_cfg, records_file=args.out)
+    trials = search_best_run(cfg, task, [chosen_lr] if chosen_lr else learning_rates)
+    if trials.trained:
+        experiment, model = trials.trained
+        experiment.start_time = start_time
+        record = experiment.score(model, trials.log, records_file=args.out).to_dict()
         record["steps_to_95_percent"] = steps_to_fraction(record["history"], 0.95)
-        record |= provenance_field(start_time)
         if with_swaps and METHODS[cfg.method].kind in ("generated", "second pass"):
-            record["swap"] = score_prompt_swaps(model, task, best_cfg, record, args.out)
+            record["swap"] = score_prompt_swaps(model, task, experiment.cfg, record, args.out)
     else:
-        error = f"diverged with every learning rate of {tried}"
-        record = make_diverged_record(replace(cfg, lr=chosen_lr), task, error, start_time)
+        error = f"diverged with every learning rate of {trials.tried}"
+        experiment = Experiment(replace(cfg, lr=chosen_lr), task)
+        record = experiment.record_divergence(error, lr=chosen_lr).to_dict()
     if not chosen_lr and not args.lr:
-        is_at_edge = record["lr"] in (min(tried)[0], max(tried)[0])
-        record |= dict(learning_rates_tried=tried, lr_at_grid_edge=is_at_edge)
+        record |= dict(learning_rates_tried=trials.tried, lr_at_grid_edge=trials.is_best_at_edge)
     return record
 
 
@@ -419,27 +410,22 @@ def run_all_seeds(
         learning_rates = (args.lr,)
         lr_selection = "given"
     cfg = replace(cfg, lr=args.lr)
-    records = {
-        r["seed"]: r
-        for r in read_existing_records(args.out)
-        if matches_config(r, replace(cfg, seed=r["seed"]), lr_selection)
-    }
-    tried = records.get(0, {}).get("learning_rates_tried")
-    if tried and [lr for lr, _ in tried][: len(learning_rates)] != [*learning_rates]:
-        raise SystemExit(
-            f"{args.out} has {cfg.method} with other learning rates than {learning_rates}: give "
-            "those, or another --out"
-        )
+    store = RunStore(args.out)
+    digests = run_digests(cfg, task)
+    chosen: dict | None = None
     for seed in range(args.seeds):
-        lr = chosen_lr or records.get(0, {}).get("lr")
-        if seed in records or (records and not lr):  # every learning rate diverged with seed 0
-            continue
-        record = run_seed(args, replace(cfg, seed=seed), task, learning_rates, with_swaps, lr)
-        records[seed] = record | dict(lr_selection=lr_selection)
-        append_record(records[seed], args.out)
+        lr = chosen_lr or (chosen["lr"] if chosen else None)
+        if chosen and not lr:  # every learning rate diverged with seed 0
+            break
+        seed_cfg = replace(cfg, lr=lr or cfg.lr, seed=seed)
+        run = partial(run_seed, args, seed_cfg, task, learning_rates, with_swaps, lr)
+        record = store.get_or_run(
+            make_fingerprint(seed_cfg, digests, lr_selection=lr_selection), run
+        )
+        chosen = chosen or record
         result = record.get("score", record["status"])
         print(f"{cfg.task} {cfg.method} seed {seed}: {result} {record.get('swap', '')}", flush=True)
-    return records[0]["lr"]
+    return chosen["lr"] if chosen else None
 
 
 EXPERIMENTS = {

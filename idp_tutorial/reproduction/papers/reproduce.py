@@ -32,13 +32,12 @@ from idp_tutorial.reproduction.papers.protocols import (
 )
 from idp_tutorial.runs.compare import run_seeds
 from idp_tutorial.runs.logits import majority_vote_score
-from idp_tutorial.runs.record_checks import describe_lr_selection
+from idp_tutorial.runs.store import RunStore
 from idp_tutorial.runs.tables import select_finished
+from idp_tutorial.runs.tune import describe_lr_selection
 from idp_tutorial.utils.checks import UserError, check_between, check_writable_folder
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import file_lock
-from idp_tutorial.utils.provenance import SCHEMA_1_DEFAULTS
-from idp_tutorial.utils.records import read_existing_records
 
 __all__ = [
     "reproduce_table",
@@ -90,6 +89,7 @@ def _run_plan(
 ) -> list[dict]:
     """Run what `file` lacks of a plan; return all records, each with the `folder` of its logits."""
     start_time = time.time()
+    store = RunStore(file)
     records = []
     for i, cfg in enumerate(plan):
         task = load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)
@@ -103,8 +103,7 @@ def _run_plan(
             task,
             describe_lr_selection(learning_rates),
             n_seeds,
-            read_existing_records(file),
-            file,
+            store,
             report,
             learning_rates,
         )
@@ -162,7 +161,7 @@ def reproduce_table(
 
 def _field_value(record: dict, name: str) -> Any:
     """Return an option of a run; where the record has none, the method's default."""
-    value = record.get(name, SCHEMA_1_DEFAULTS.get(name))
+    value = record.get(name, getattr(RunConfig, name, None))
     if value is None and name == "layer":
         n_layers = record.get("n_layers") or N_LAYERS_BY_BACKBONE.get(record["backbone"], 24)
         return n_layers // 2

@@ -19,13 +19,13 @@ from transformers.utils import logging as hf_logging
 from ...utils.checks import UserError
 from ...utils.config import RunConfig
 from ...data.task import Task
-from ...utils.migration import migrate_options
-from ...core.backbone import Backbone
+from ...core.backbone import Backbone, backbone_fingerprint
 from ...backbones.load import load_backbone
 from ...core.prompted_model import PromptedModel, trained_state
-from ...utils.durable import compute_digest, move_into_place
+from ...utils.durable import move_into_place
+from ...utils.records import config_fingerprint, describe_differences
 from ...utils.tensor_files import save_tensors
-from ...training.fit import fit
+from ...training.fit import TrainLog, fit
 
 # %% ../../../nbs/engine/papers/supplementary_training.ipynb #f8cb02c3
 def append_swapped_pairs(
@@ -48,7 +48,7 @@ def append_swapped_pairs(
 # %% ../../../nbs/engine/papers/supplementary_training.ipynb #d5be2a3a
 def _train_all_weights(
     cfg: RunConfig, build_model: Callable, task: Task, rows: list[dict]
-) -> tuple[PromptedModel, dict]:  # the trained model and the training log
+) -> tuple[PromptedModel, TrainLog]:
     """Train backbone, prompts and head on the rows of the intermediate task."""
     bb = load_backbone(cfg.backbone)
     model = build_model(cfg, bb, task)
@@ -102,16 +102,20 @@ def run_supplementary_training(
     )
     description = dict(
         config=asdict(cfg),
-        swap=with_swapped_pairs,
         rows=[len(split) for split in task.splits.values()],
-        digest=compute_digest(json.dumps(split).encode() for split in task.splits.items()),
+        fingerprint=dict(
+            **config_fingerprint(cfg),
+            with_swapped_pairs=with_swapped_pairs,
+            weights=backbone_fingerprint(load_backbone(cfg.backbone)),
+            data=task.digest(),
+        ),
     )
     description = json.loads(json.dumps(description))  # as it will be read from the file
     folder = Path(folder)
     if folder.exists():
         return _load_matching_run(folder, description)
     model, training_log = _train_all_weights(cfg, build_model, task, rows)
-    description |= dict(steps=training_log["steps"], validation=training_log["validation"])
+    description |= dict(steps=training_log.steps, validation=training_log.validation)
     _save_tuned_backbone(model, folder, description)
     return {**description, "folder": str(folder)}
 
@@ -125,24 +129,10 @@ def _load_matching_run(folder: Path, description: dict) -> dict:
             f"folder."
         )
     saved = json.loads(file.read_text())
-    saved["config"] = migrate_options(saved["config"])  # it may be of version 0.2
-    ignored = {"data", "device", "cache_dir"}  # the rows are compared by their digest
-    options = {*description["config"]} - ignored
-    differences = {
-        name: saved["config"].get(name)
-        for name in sorted(options)
-        if saved["config"].get(name) != description["config"][name]
-    }
-    differences |= {
-        name: saved.get(name)
-        for name in ("swap", "rows", "digest")
-        if saved.get(name) != description[name]
-    }
+    differences = describe_differences(saved["fingerprint"], description["fingerprint"])
     if differences:
-        name, value = next(iter(differences.items()))
-        difference = "other rows" if name == "digest" else f"another {name} ({value!r})"
         raise UserError(
-            f"{folder} was made with {difference}: give another folder, or delete this one."
+            f"{folder} holds another run ({differences}): give another folder, or delete this one."
         )
     return {**saved, "folder": str(folder)}
 

@@ -17,12 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate.utils import set_seed
 from torch import Tensor
 
-from idp_tutorial.assembly.build import build_model, load_config_backbone
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.prompted_model import PromptedModel, copy_state, restore_state
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.papers.label_maps import (
@@ -30,24 +28,22 @@ from idp_tutorial.reproduction.papers.label_maps import (
     changes_class_indices,
     make_label_map,
 )
-from idp_tutorial.runs.experiment import initialise_model, make_diverged_record
-from idp_tutorial.runs.logits import logits_name, save_logits
-from idp_tutorial.runs.record_checks import (
-    data_digest,
-    downsample_losses,
-    input_digests,
-    provenance_field,
-    split_outputs,
-)
+from idp_tutorial.runs.experiment import Experiment
+from idp_tutorial.runs.logits import logits_name, save_logits, split_outputs
+from idp_tutorial.runs.record import build_record
+from idp_tutorial.runs.tune import try_learning_rates
 from idp_tutorial.training.evaluation import evaluate, predict_logits
 from idp_tutorial.training.examples import encode_for_model
-from idp_tutorial.training.fit import fit
+from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_name
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.provenance import SCHEMA_VERSION
-from idp_tutorial.utils.records import collect_versions, config_to_record
 
-__all__ = ["compute_headline_score", "compute_majority_score", "resolve_label_map", "run_transfer"]
+__all__ = [
+    "compute_headline_score",
+    "compute_majority_score",
+    "resolve_label_map",
+    "run_transfer",
+]
 
 
 def compute_headline_score(
@@ -84,48 +80,27 @@ def _evaluate_test_split(model: PromptedModel, task: Task, cfg: RunConfig) -> di
     return scores
 
 
-def _trained_state_and_buffers(model: PromptedModel) -> dict[str, Tensor]:
-    """Return the tensors that training changes, by name."""
-    return {**model.trained_parameters(), **dict(model.named_buffers())}
-
-
-def _copy_state(model: PromptedModel) -> dict[str, Tensor]:
-    """Return copies of the tensors that training changes."""
-    state = _trained_state_and_buffers(model)
-    return {name: tensor.detach().clone() for name, tensor in state.items()}
-
-
-@torch.no_grad()
-def _restore_state(model: PromptedModel, saved: dict[str, Tensor]) -> None:
-    """Set the tensors that training changes to saved copies."""
-    for name, tensor in _trained_state_and_buffers(model).items():
-        tensor.copy_(saved[name])
-
-
 def _train_with_best_learning_rate(
     model: PromptedModel, task: Task, cfg: RunConfig, learning_rates: Sequence[float]
-) -> dict:  # the training log of the best learning rate, with `lr`
+) -> tuple[TrainLog, float]:  # the log of the best learning rate, and the rate
     """Continue training, once with each learning rate; keep the model best on validation."""
-    initial_state = _copy_state(model)
-    best_log = None
-    best_state = initial_state
-    for lr in learning_rates:
-        _restore_state(model, initial_state)
+    state = {**model.trained_parameters(), **dict(model.named_buffers())}
+    initial_state = copy_state(state)
+
+    def train(lr: float) -> tuple[dict[str, Tensor], TrainLog]:
+        restore_state(state, initial_state)
         set_seed(cfg.seed)  # the same batches and dropout masks for every learning rate
-        try:
-            log = {**fit(model, task, replace(cfg, lr=lr)), "lr": lr}
-        except FloatingPointError:
-            continue
-        if best_log is None or log["validation"] > best_log["validation"]:
-            best_log = log
-            best_state = _copy_state(model)
-    if best_log is None:
+        log = fit(model, task, replace(cfg, lr=lr))
+        return copy_state(state), log
+
+    trials = try_learning_rates(train, learning_rates)
+    if trials.log is None or trials.lr is None:
         raise DivergenceError(
             f"{cfg.method!r} diverged on {task.name!r} with every learning rate of "
             f"{list(learning_rates)}: a lower lr usually fixes it."
         )
-    _restore_state(model, best_state)
-    return best_log
+    restore_state(state, trials.trained)
+    return trials.log, trials.lr
 
 
 def resolve_label_map(
@@ -172,94 +147,71 @@ def _check_inputs(
         predict_logits(model, encode_for_model(model, task, cfg, [longest]), device=device)
 
 
-def _shared_record_fields(source: Task, target: Task, setting: str) -> dict:
-    """Return the record fields that state both tasks and the setting."""
-    return dict(
-        target=target.name,
-        setting=setting,
-        target_train_size=0 if setting == "zero-shot" else len(target.splits["train"]),
-        split_sizes={task.name: task.split_sizes() for task in (source, target)},
-    )
+def _transfer_digests(source: Experiment, target: Task) -> dict[str, str]:
+    """Return the digests of everything that a transfer reads."""
+    return {**source.digests(), "target": target.digest()}
 
 
-def _make_diverged_transfer_record(
-    cfg: RunConfig,  # of the source
-    tasks: tuple[Task, Task],  # source and target
-    setting: str,
-    error: Exception,
-    start_time: float,
-    extra_fields: dict,
-) -> dict:
-    """Return the record of a stage that diverged."""
-    source, target = tasks
-    record = make_diverged_record(cfg, source, error, start_time)
-    return {
-        **record,
-        "digests": {**record["digests"], "target": data_digest(target)},
-        **_shared_record_fields(source, target, setting),
-        "metric": target.metric if target.is_regression else "accuracy+macro_f1",
-        **extra_fields,
-    }
+class _Stages:
+    """Source, target and shared record fields of a transfer."""
 
+    def __init__(
+        self,
+        source: Experiment,
+        target: Task,
+        records_file: Path | None,  # logits are stored beside it
+        **shared_fields: Any,  # of all records
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.records_file = records_file
+        self.shared_fields = shared_fields
 
-def _make_transfer_record(
-    cfg: RunConfig,  # of the source
-    tasks: tuple[Task, Task],  # source and target
-    setting: str,
-    model: PromptedModel,
-    training_log: dict,
-    records_file: Path | None,
-    start_time: float,
-    extra_fields: dict,
-) -> dict:
-    """Return the record of a finished stage, scored on the target."""
-    source, target = tasks
-    splits = [*["validation"] * bool(records_file), "test"]
-    outputs = {split: split_outputs(model, target, cfg, split) for split in splits}
-    scores, _ = target.score_outputs(*outputs["test"])
-    metric, score = compute_headline_score(target, scores)
-    # zero-shot, the target has no influence on the choice of the checkpoint
-    selection_task = source if setting == "zero-shot" else target
-    data_digests = dict(data=data_digest(source), target=data_digest(target))
-    weights = model.backbone.initial_fingerprint()
-    shared_fields = _shared_record_fields(source, target, setting)
-    record = {
-        "schema": SCHEMA_VERSION,
-        "status": "done",
-        **config_to_record(cfg),
-        **model.backbone.weights_info,
-    }
-    if records_file:
-        identifiers = (data_digests["data"], setting, extra_fields["label_map"])
-        name = logits_name(cfg, target, weights, *identifiers)
-        record |= save_logits(records_file, name, outputs, target)
-    return {
-        **record,
-        "digests": dict(weights=weights, **data_digests, **input_digests(cfg)),
-        "target": target.name,
-        "setting": setting,
-        "metric": metric,
-        "score": score,
-        "scores": scores,
-        "target_train_size": shared_fields["target_train_size"],
-        "stage_learning_rate": training_log["lr"],
-        "validation": training_log["validation"],
-        "checkpoint_selection": f"checkpoint: best on validation of {selection_task.name}",
-        "split_sizes": shared_fields["split_sizes"],
-        "params": count_parameters(model),
-        "steps_done": training_log["steps"],
-        "losses": downsample_losses(training_log["losses"]),
-        "versions": collect_versions(),
-        **provenance_field(start_time),
-        **extra_fields,
-    }
+    def _make_record(self, setting: str, start_time: float, **values: Any) -> dict:
+        source = self.source
+        target = self.target
+        is_zero_shot = setting == "zero-shot"
+        fields: dict[str, Any] = dict(
+            target=target.name,
+            setting=setting,
+            metric=target.metric if target.is_regression else "accuracy+macro_f1",
+            target_train_size=0 if is_zero_shot else len(target.splits["train"]),
+            **self.shared_fields,
+        )
+        digests = _transfer_digests(source, target)
+        split_sizes = {task.name: task.split_sizes() for task in (source.task, target)}
+        record = build_record(source.cfg, digests, split_sizes, start_time, **{**fields, **values})
+        return record.to_dict()
 
+    def record_divergence(self, setting: str, error: Exception, start_time: float) -> dict:
+        """Return the record of a stage that diverged."""
+        return self._make_record(setting, start_time, status="diverged", message=str(error))
 
-def _build_untrained_model(cfg: RunConfig, task: Task) -> PromptedModel:
-    """Build a model on a newly loaded backbone."""
-    bb = load_config_backbone(cfg)
-    bb.initial_fingerprint()  # before anything is trained
-    return initialise_model(build_model(cfg, bb, task), task, cfg)
+    def score(
+        self, setting: str, model: PromptedModel, log: TrainLog, lr: float, start_time: float
+    ) -> dict:
+        """Score a trained model on the target, and return the record of the stage."""
+        cfg = self.source.cfg
+        target = self.target
+        splits = [*["validation"] * bool(self.records_file), "test"]
+        outputs = {split: split_outputs(model, target, cfg, split) for split in splits}
+        scores, _ = target.score_outputs(*outputs["test"])
+        metric, score = compute_headline_score(target, scores)
+        # zero-shot, the target has no influence on the choice of the checkpoint
+        selection_task = self.source.task if setting == "zero-shot" else target
+        values: dict[str, Any] = dict(
+            metric=metric,
+            score=score,
+            scores=scores,
+            stage_learning_rate=lr,
+            checkpoint_selection=f"checkpoint: best on validation of {selection_task.name}",
+        )
+        if self.records_file:
+            digests = _transfer_digests(self.source, target)
+            identifiers = (setting, self.shared_fields["label_map"])
+            name = logits_name(cfg, target, digests, *identifiers)
+            values |= save_logits(self.records_file, name, outputs, target)
+        return self._make_record(setting, start_time, model=model, log=log, **values)
 
 
 def run_transfer(
@@ -280,52 +232,47 @@ def run_transfer(
     Raises: `UserError`, before anything is trained, for two tasks or a method that cannot work.
     """
     class_map = resolve_label_map(cfg, source, target, explicit_map)
-    tasks = (source, target)
-    start_time = time.time()
     source_learning_rates = [cfg.lr] if cfg.lr else learning_rates
     if not source_learning_rates:
         raise UserError(
             f"no learning rate for {cfg.method!r}: give RunConfig(lr=...), or learning_rates=[...] "
             "to choose from."
         )
-    model = _build_untrained_model(cfg, source)
+    experiment = Experiment(cfg, source)
+    start_time = experiment.start_time
+    model = experiment.build_model()
     _check_inputs(model, cfg, source, target, few_shot)
-    extra_fields: dict[str, Any] = dict(
-        label_map=class_map and list(class_map), majority_score=compute_majority_score(target)
+    stages = _Stages(
+        experiment,
+        target,
+        records_file,
+        label_map=class_map and list(class_map),
+        majority_score=compute_majority_score(target),
     )
     try:
-        log = _train_with_best_learning_rate(model, source, cfg, source_learning_rates)
-        cfg = replace(cfg, lr=log["lr"])
+        log, lr = _train_with_best_learning_rate(model, source, cfg, source_learning_rates)
+        cfg = replace(cfg, lr=lr)
+        experiment.cfg = replace(experiment.cfg, lr=lr)
         source_scores = _evaluate_test_split(model, source, cfg)
-        extra_fields["source_score"] = compute_headline_score(source, source_scores)[1]
+        stages.shared_fields["source_score"] = compute_headline_score(source, source_scores)[1]
         apply_label_map(model, class_map)
-        records = [
-            _make_transfer_record(
-                cfg, tasks, "zero-shot", model, log, records_file, start_time, extra_fields
-            )
-        ]
+        records = [stages.score("zero-shot", model, log, lr, start_time)]
     except FloatingPointError as e:
         settings = ("zero-shot", "few-shot", "alone") if few_shot else ("zero-shot",)
-        return [
-            _make_diverged_transfer_record(cfg, tasks, s, e, start_time, extra_fields)
-            for s in settings
-        ]
+        experiment.cfg = replace(experiment.cfg, lr=cfg.lr)
+        return [stages.record_divergence(setting, e, start_time) for setting in settings]
 
     target_cfg = replace(cfg, task=target.name, init_from=None)
     for setting in ("few-shot", "alone") if few_shot else ():
         if setting == "alone":
-            model = _build_untrained_model(target_cfg, target)
+            model = Experiment(target_cfg, target).build_model()
         start_time = time.time()
         try:
-            log = _train_with_best_learning_rate(
-                model, target, target_cfg, learning_rates or [log["lr"]]
+            log, lr = _train_with_best_learning_rate(
+                model, target, target_cfg, learning_rates or [lr]
             )
-            record = _make_transfer_record(
-                cfg, tasks, setting, model, log, records_file, start_time, extra_fields
-            )
+            record = stages.score(setting, model, log, lr, start_time)
         except FloatingPointError as e:
-            record = _make_diverged_transfer_record(
-                cfg, tasks, setting, e, start_time, extra_fields
-            )
+            record = stages.record_divergence(setting, e, start_time)
         records.append(record)
     return records

@@ -1,7 +1,7 @@
 """Run transfer for several methods and seeds, and ID-SPAM's Tables 6 and 11.
 
-Transfer runs one model. This notebook runs several methods and seeds. The results, beside the
-published scores, are in the lab: transfer.
+`run_transfer` runs one model. This module runs several methods and seeds. The results, beside
+the published scores, are in the lab: transfer.
 
 `compare_transfer` runs several methods and seeds, and writes each record as soon as it has it;
 an interrupted call can be repeated and continues. With `tune_learning_rates`, the learning rate
@@ -11,28 +11,25 @@ is the one that is scored. With `tune_head_first`, every head is trained at the 
 that is best for a head without a prompt on the first task (what a prompt adds).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from idp_tutorial.assembly.build import load_config_backbone
 from idp_tutorial.assembly.options import layer_for_method
-from idp_tutorial.core.backbone import backbone_fingerprint
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.papers.transfer import resolve_label_map, run_transfer
-from idp_tutorial.runs.experiment import format_summary_line
-from idp_tutorial.runs.record_checks import data_digest, matches_config
+from idp_tutorial.runs.record import format_summary_line, make_fingerprint, run_digests
+from idp_tutorial.runs.store import RunStore
 from idp_tutorial.runs.tables import check_same_settings, format_std, select_finished
 from idp_tutorial.runs.tune import choose_head_learning_rate
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_between, check_name
 from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import file_lock
-from idp_tutorial.utils.records import append_record, read_existing_records
 
 __all__ = [
     "ID_SPAM_TABLE_6",
@@ -65,11 +62,6 @@ def _limit_test_rows(task: Task, n: int | None) -> Task:
     return replace(task, splits={**task.splits, "test": rows})
 
 
-def _earlier_learning_rate(records: Iterable[dict]) -> float | None:
-    """Return the learning rate of the first record that has one."""
-    return next((r["lr"] for r in records if r["lr"]), None)
-
-
 def _describe_learning_rate_choice(
     cfg: RunConfig, tune_learning_rates: bool, learning_rates: tuple
 ) -> str:  # for the records
@@ -80,12 +72,6 @@ def _describe_learning_rate_choice(
         return "default"
     grid = f"{len(learning_rates)} ({', '.join(f'{lr:g}' for lr in learning_rates)})"
     return f"best of {grid if learning_rates else '3'} on validation"
-
-
-def _digests_match(record: dict, digests: dict[str, str]) -> bool:
-    """Return whether a record agrees with the current digests; older records may lack some."""
-    recorded = record.get("digests") or {}
-    return all(recorded.get(name) in (None, value) for name, value in digests.items())
 
 
 @dataclass
@@ -99,8 +85,7 @@ class _TransferSettings:
     seeds: int
     tune_learning_rates: bool
     learning_rates: tuple
-    previous_records: list[dict]  # new records are added
-    records_file: Path | None
+    store: RunStore  # what it contains is not run again
     report: Callable[[str], object]
 
 
@@ -160,8 +145,7 @@ def compare_transfer(
             seeds,
             tune_learning_rates,
             learning_rates,
-            read_existing_records(records_file),
-            records_file,
+            RunStore(records_file),
             report,
         )
         records = []
@@ -173,17 +157,6 @@ def compare_transfer(
     return records
 
 
-def _current_digests(cfg: RunConfig, settings: _TransferSettings) -> dict[str, str]:
-    """Return digests of weights and data, which may have changed; {} if no record has any."""
-    if not any("digests" in r for r in settings.previous_records):
-        return {}
-    return dict(
-        weights=backbone_fingerprint(load_config_backbone(cfg)),
-        data=data_digest(settings.source),
-        target=data_digest(settings.target),
-    )
-
-
 def _run_method(
     base: RunConfig,  # with the method
     class_map: list | None,
@@ -193,65 +166,73 @@ def _run_method(
     source = settings.source
     target = settings.target
     method = METHODS[base.method]
-    lr_selection = _describe_learning_rate_choice(
-        base, settings.tune_learning_rates, settings.learning_rates
-    )
     learning_rates = None
     if settings.tune_learning_rates and not base.lr:
         learning_rates = settings.learning_rates or method.learning_rates
     cfg = replace(
         base,
+        task=source.name,
         lr=base.lr or (None if settings.tune_learning_rates else method.default_learning_rate),
         head_lr=None if method.kind == "head" else base.head_lr,
-    )
-    digests = _current_digests(cfg, settings)
-    expected_fields: dict[str, Any] = dict(
+    ).resolve_epochs(len(source.splits["train"]))
+    conditions: dict[str, Any] = dict(
+        digests={**run_digests(cfg, source), "target": target.digest()},
         target=target.name,
         target_shots=settings.target_shots,
-        split_sizes={task.name: task.split_sizes() for task in (source, target)},
         label_map=class_map,
+        lr_selection=_describe_learning_rate_choice(
+            base, settings.tune_learning_rates, settings.learning_rates
+        ),
     )
-
-    def select_records(seed: int) -> list[dict]:
-        return [
-            r
-            for r in settings.previous_records
-            if matches_config(r, replace(cfg, seed=seed), lr_selection, **expected_fields)
-            and _digests_match(r, digests)
-        ]
-
-    def select_all_records() -> list[dict]:
-        return [r for seed in range(settings.seeds) for r in select_records(seed)]
-
+    stage_names = ("zero-shot", "few-shot", "alone") if settings.target_shots else ("zero-shot",)
+    records: list[dict] = []
+    lr = cfg.lr
     for seed in range(settings.seeds):
-        recorded_settings = {r["setting"] for r in select_records(seed)}
-        if len(recorded_settings) >= (3 if settings.target_shots else 1):
-            continue
-        lr = cfg.lr or _earlier_learning_rate(select_all_records())
         if seed and not lr:
             break  # every learning rate diverged with seed 0
-        new_records = run_transfer(
-            replace(cfg, seed=seed, lr=lr),
-            source,
-            target,
-            settings.explicit_map,
-            learning_rates,
-            settings.target_shots > 0,
-            settings.records_file,
-        )
-        for record in new_records:
-            if record["setting"] in recorded_settings:  # of a run that was interrupted
-                continue
-            record |= dict(target_shots=settings.target_shots, lr_selection=lr_selection)
-            if settings.records_file:
-                append_record(record, settings.records_file)
-            settings.previous_records.append(record)
-            summary = format_summary_line({**record, "lr": None})
+        seed_cfg = replace(cfg, lr=lr, seed=seed)
+        fingerprint = make_fingerprint(seed_cfg, **conditions)
+        seed_records = [
+            settings.store.find({**fingerprint, "setting": name}) for name in stage_names
+        ]
+        if None in seed_records:
+            seed_records = _run_stages(seed_cfg, fingerprint, learning_rates, settings)
+        records += [record for record in seed_records if record is not None]
+        lr = lr or next((record["lr"] for record in records if record["lr"]), None)
+    return records
+
+
+def _run_stages(
+    cfg: RunConfig,  # with the seed
+    fingerprint: dict[str, Any],  # of all stages
+    learning_rates: Sequence[float] | None,
+    settings: _TransferSettings,
+) -> list[dict | None]:
+    """Run all stages, and return their records; of an interrupted run the stored ones."""
+    source = settings.source
+    target = settings.target
+    store = settings.store
+    records: list[dict | None] = []
+    for new_record in run_transfer(
+        cfg,
+        source,
+        target,
+        settings.explicit_map,
+        learning_rates,
+        settings.target_shots > 0,
+        store.file,
+    ):
+        stage = new_record["setting"]
+        stored = store.find({**fingerprint, "setting": stage})
+        if stored is None:
+            stored = store.add({**new_record, **fingerprint})
+            summary = format_summary_line({**stored, "lr": None})
             settings.report(
-                f"{cfg.method:14} {source.name} → {target.name}  seed {seed}  "
-                f"{record['setting']:9}  {summary}"
+                f"{cfg.method:14} {source.name} → {target.name}  seed {cfg.seed}  {stage:9}  "
+                f"{summary}"
             )
-    return select_all_records()
+        records.append(stored)
+    return records
 
 
 # ID-SPAM's LPT has a generator: 2,162,688 parameters are those of NPG with m = 256 and t = 10

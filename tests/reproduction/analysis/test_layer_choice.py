@@ -21,7 +21,6 @@ from idp_tutorial.reproduction.analysis.layer_choice import (
     try_choose_layer,
 )
 from idp_tutorial.reproduction.analysis.probes import layer_features
-from idp_tutorial.runs.record_checks import data_digest
 from idp_tutorial.utils.records import read_records
 
 
@@ -221,7 +220,7 @@ def test_a_choice_of_other_weights_or_rows_is_another(small_folder, monkeypatch,
     ]
     r = read_records(out)[0]
     assert r["digests"] == dict(
-        weights=backbone_fingerprint(load_backbone(str(small_folder))), data=data_digest(TASK)
+        weights=backbone_fingerprint(load_backbone(str(small_folder))), data=TASK.digest()
     )
 
 

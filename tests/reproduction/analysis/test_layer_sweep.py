@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from small import small_task
@@ -21,7 +20,6 @@ from idp_tutorial.reproduction.analysis.layer_sweep import (
     sweep_table,
 )
 from idp_tutorial.utils.config import RunConfig
-from idp_tutorial.utils.provenance import upgrade_record
 from idp_tutorial.utils.records import read_records
 
 
@@ -169,24 +167,6 @@ def test_a_bare_heads_records_belong_to_the_sweep():
         + fake([50], method="head-only", layer=None, steps=0)
         + fake([90], method="fine-tuning", layer=None, head_lr=0.03, steps=300)
     )
-
-
-def test_a_stored_sweep_is_not_run_again(monkeypatch, tmp_path):
-    """A sweep with the settings of stored records runs nothing again."""
-    file = Path(__file__).parents[3] / "results/depth/sweep-trec-tiny.jsonl"
-    records = read_records(file)
-    names = [f for f in RunConfig.__dataclass_fields__ if f in records[0]]
-    late = next(r for r in records if r["method"] == "lpt")
-    base = RunConfig(**{**{k: late[k] for k in names}, "layer": None, "seed": 0, "lr": None})
-    task = replace(small_task(), splits={s: [0] * n for s, n in late["split_sizes"].items()})
-    ran = pretend(monkeypatch)
-    (tmp_path / "s.jsonl").write_text(file.read_text())
-    got = sweep_prompt_layer(
-        ["lpt"], base, None, 3, True, tmp_path / "s.jsonl", task, lambda s: None
-    )
-    assert not ran and [upgrade_record(r) for r in got] == [
-        r for r in records if r["method"] == "lpt"
-    ]
 
 
 def test_a_sweep_by_epochs_goes_on(tmp_path):

@@ -141,7 +141,7 @@ def test_a_figure_writes_a_record_for_each_method(
     monkeypatch.setattr(figures, "load_task", lambda t, *sample: small_task(bundled[t]))
     for _ in range(2):
         idp_reproduce(table=name, backbone=str(small_folder), out=str(tmp_path), steps=1, seeds=1)
-        monkeypatch.setattr(figures, "_train_and_measure", None)
+        monkeypatch.setattr(figures, "_run_and_record", lambda *a: pytest.fail("run again"))
     lines = (tmp_path / f"{name}.jsonl").read_text().splitlines()
     assert len(lines) == len(FIGURE_EXPERIMENTS[name][1]) and capsys.readouterr().out.count(
         "seed 0"
@@ -196,7 +196,7 @@ def values(runs, *names):
 def test_full_tries_the_papers_learning_rates(monkeypatch, tmp_path):
     tried = {}
 
-    def run_seeds(cfg, task, lr_selection, seeds, old, out, report, learning_rates=()):
+    def run_seeds(cfg, task, lr_selection, seeds, store, report, learning_rates=()):
         tried[cfg.method] = learning_rates
         return []
 
@@ -273,6 +273,7 @@ def test_the_default_number_of_runs_is_enough_for_a_verdict(table, scale):
 def test_a_record_counts_for_the_cell_of_its_variant():
     """Records with another bottleneck or another number of examples do not count."""
     line = dict(
+        status="done",
         method="m-idpg-phm",
         task="sst2",
         shots=1000,
@@ -308,7 +309,8 @@ def test_a_decoders_prompt_is_in_front_and_its_record_matches_its_cell():
 
 def matching_methods(table, **r):
     """Return the methods of a table whose RTE cell a record counts for."""
-    r = dict(task="rte", backbone="bb", n_layers=12, score=50.0, shots=None) | r
+    shared = dict(status="done", task="rte", backbone="bb", n_layers=12, score=50.0, shots=None)
+    r = shared | r
     return [*R.compare_with_published([r], table).dropna(subset="our mean").method]
 
 
@@ -345,6 +347,7 @@ def test_one_method_at_the_input_and_at_the_middle_layer_is_two_rows():
 
 def test_a_score_is_of_the_metric_and_the_backbone_of_its_cell():
     r = dict(
+        status="done",
         method="id-spam",
         task="mrpc",
         prompt_length=10,
@@ -360,6 +363,7 @@ def test_a_score_is_of_the_metric_and_the_backbone_of_its_cell():
     assert dict(scores) == {"RoBERTa-base": 70.0, "RoBERTa-large": 71.0}
     assert R.compare_with_published([r], "id-spam-2")["our mean"].notna().sum() == 1
     s = dict(
+        status="done",
         method="lpt-npg",
         task="mrpc",
         prompt_length=5,
@@ -399,6 +403,7 @@ def test_five_runs_vote_where_table_7_votes(tmp_path):
         arrays = dict(test=answers, test_label=right)
         fields = write_run_arrays(tmp_path / "logits/runs.npz", str(seed), arrays)
         return dict(
+            status="done",
             method="s-idpg-phm",
             task="mr",
             shots=1000,
@@ -427,9 +432,10 @@ def test_five_runs_vote_where_table_7_votes(tmp_path):
 def test_a_part_of_a_table_reports_progress_and_scores(monkeypatch, tmp_path):
     ran = []
 
-    def run_seeds(cfg, task, lr_selection, seeds, old, out, report, learning_rates=()):
+    def run_seeds(cfg, task, lr_selection, seeds, store, report, learning_rates=()):
         ran.append(cfg)
         same = dict(
+            status="done",
             method=cfg.method,
             task=cfg.task,
             shots=cfg.shots,
@@ -463,22 +469,24 @@ def test_a_part_of_a_table_reports_progress_and_scores(monkeypatch, tmp_path):
 def test_a_choice_at_the_edge_of_a_grid_is_recorded(monkeypatch):
     """Each method tries the same learning rates."""
     from idp_tutorial.cli.option_values import parse_floats
-    from idp_tutorial.runs import tune as learning_rate_search
+    from idp_tutorial.runs.experiment import Experiment
+    from idp_tutorial.runs.record import build_record
+    from idp_tutorial.runs.tune import tune_learning_rate
+    from idp_tutorial.training.fit import TrainLog
     from idp_tutorial.utils.config import RunConfig
 
     best = {}
+
+    def fit_quickly(self):
+        return None, TrainLog(-abs(self.cfg.lr - best["lr"]))
+
+    monkeypatch.setattr(Experiment, "fit", fit_quickly)
     monkeypatch.setattr(
-        learning_rate_search,
-        "train_model",
-        lambda c, task: (c, dict(validation=-abs(c.lr - best["lr"]))),
-    )
-    monkeypatch.setattr(
-        learning_rate_search, "make_record", lambda c, log, task, cfg, *a: dict(lr=cfg.lr)
+        Experiment, "score", lambda self, *args: build_record(self.cfg, {}, {}, 0.0)
     )
     grid = parse_floats("1e-3,3e-3,1e-2", "learning_rates")
     for best["lr"], edge in ((1e-2, True), (3e-3, False)):
-        task = SimpleNamespace(name="subj")
-        r = learning_rate_search.tune_learning_rate(RunConfig("lpt"), task, grid)
+        r = tune_learning_rate(RunConfig("lpt"), small_task(), grid)
         assert (r["lr"], r["lr_at_grid_edge"], [lr for lr, _ in r["learning_rates_tried"]]) == (
             best["lr"],
             edge,

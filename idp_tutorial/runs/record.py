@@ -1,0 +1,211 @@
+"""The record of a run: one line of JSON with everything that is needed to trust its score.
+
+The settings of the run come first, under the names of the config's fields. What a run read is
+stored as digests of the rows, the weights, the word vectors and earlier prompts, because a
+folder or file of the same name may have other contents later.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from idp_tutorial.assembly.build import load_config_backbone
+from idp_tutorial.assembly.controls import CONTROL_METHODS
+from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.data.task import Task
+from idp_tutorial.methods.glove import find_glove_file
+from idp_tutorial.training.fit import TrainLog
+from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.utils.durable import file_digest
+from idp_tutorial.utils.provenance import collect_provenance
+from idp_tutorial.utils.records import (
+    SCHEMA_VERSION,
+    collect_versions,
+    config_fingerprint,
+    config_to_record,
+)
+from idp_tutorial.utils.tensor_files import PROMPTS_FILE
+
+__all__ = [
+    "Record",
+    "input_digests",
+    "run_digests",
+    "make_fingerprint",
+    "build_record",
+    "format_summary_line",
+]
+
+
+@dataclass
+class Record:
+    """Settings, inputs and results of a run; further fields are kept in `details`."""
+
+    config: dict[str, Any]  # fields of the config; files by name only
+    digests: dict[str, str]  # of `weights`, `data`, and perhaps `glove` and `init_from`
+    split_sizes: dict[str, Any]  # number of rows of each split
+    status: str = "done"  # or 'diverged'
+    message: str | None = None  # why the run diverged
+    metric: str | None = None  # main metric of the task
+    score: float | None = None  # on the test split, in percent
+    scores: dict[str, float | None] | None = None  # all metrics on the test split
+    validation: float | None = None  # best score on the validation split
+    checkpoint_selection: str | None = None  # how the checkpoint was chosen
+    n_layers: int | None = None
+    params: dict[str, int] | None = None  # trained parameters of prompt, head and backbone
+    versions: dict[str, str] = field(default_factory=collect_versions)
+    provenance: dict[str, Any] = field(default_factory=dict)  # code, command, machine and time
+    details: dict[str, Any] = field(default_factory=dict)  # further fields, such as `losses`
+    schema: int = SCHEMA_VERSION
+
+    @property
+    def is_finished(self) -> bool:
+        """True unless the run diverged."""
+        return self.status == "done"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as it is written to a file; fields without a value are left out."""
+        own_fields = {f.name: getattr(self, f.name) for f in fields(self)}
+        details = own_fields.pop("details")
+        config = own_fields.pop("config")
+        known = {name: value for name, value in own_fields.items() if value is not None}
+        head = {name: known.pop(name) for name in ("schema", "status")}
+        return {**head, **config, **known, **details}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Record":
+        """Build a record from what `to_dict` returned, or from a line of a file.
+
+        Raises: `UserError` for another schema or a missing field.
+        """
+        if values.get("schema") != SCHEMA_VERSION:
+            raise UserError(
+                f"the record has schema {values.get('schema')!r}, and this version reads schema "
+                f"{SCHEMA_VERSION} only: run it again."
+            )
+        config_names = {f.name for f in fields(RunConfig)}
+        own_names = {f.name for f in fields(cls)} - {"config", "details"}
+        missing = {"digests", "split_sizes", "status", "method"} - values.keys()
+        if missing:
+            raise UserError(f"the record has no {min(missing)!r}: run it again.")
+        config = {name: value for name, value in values.items() if name in config_names}
+        known = {name: value for name, value in values.items() if name in own_names}
+        details = {
+            name: value for name, value in values.items() if name not in config_names | own_names
+        }
+        return cls(config=config, details=details, **known)
+
+
+@lru_cache
+def _cached_file_digest(file: Path, modified: int, size: int) -> str:
+    """Return the digest of a file, computed again only after its time or size has changed."""
+    return file_digest(file)[:16]
+
+
+def input_digests(cfg: RunConfig) -> dict[str, str]:  # keys `glove` and `init_from`; 16 hex digits
+    """Return digests of the files that a run reads besides its rows and its backbone.
+
+    A file that the config does not name has no entry.
+    """
+    prompts = Path(cfg.init_from) / PROMPTS_FILE if cfg.init_from else None
+    files = dict(
+        glove=find_glove_file(cfg.glove) if cfg.glove else None,
+        init_from=prompts if prompts and prompts.is_file() else None,
+    )
+    digests = {}
+    for name, file in files.items():
+        if file:
+            stat = file.stat()
+            digests[name] = _cached_file_digest(file.resolve(), stat.st_mtime_ns, stat.st_size)
+    return digests
+
+
+def run_digests(
+    cfg: RunConfig,
+    task: Task,  # with its splits
+    include_test: bool = True,  # False: the test split is not read
+    weights: str | None = None,  # fingerprint of the backbone; None: it is loaded
+) -> dict[str, str]:
+    """Return the digests of everything that a run reads: weights, rows and files."""
+    return dict(
+        weights=weights or load_config_backbone(cfg).initial_fingerprint(),
+        data=task.digest(include_test),
+        **input_digests(cfg),
+    )
+
+
+def make_fingerprint(
+    cfg: RunConfig,  # `lr=None`: any learning rate, because the run chooses one
+    digests: dict[str, str],  # from `run_digests`
+    **conditions: Any,  # further fields of the record that tell two runs apart
+) -> dict[str, Any]:
+    """Return what determines the result of a run, under the names that its record has.
+
+    These are the fields of the config that can change a result, and the digests of what is read.
+    """
+    fingerprint = {**config_fingerprint(cfg), "digests": digests, **conditions}
+    if cfg.lr is None:
+        del fingerprint["lr"]
+    if cfg.method in CONTROL_METHODS:  # a control trains until it has converged
+        del fingerprint["steps"], fingerprint["eval_every"]
+    return json.loads(json.dumps(fingerprint))  # as it is read from a file
+
+
+def _downsample_losses(
+    losses: list[float],  # one training loss per step
+    n_points: int = 50,  # largest number of means to return
+) -> list[float]:
+    """Return means of the loss over equally many steps each, rounded to four digits."""
+    width = max(1, -(-len(losses) // n_points))
+    return [float(f"{np.mean(losses[i : i + width]):.4g}") for i in range(0, len(losses), width)]
+
+
+def build_record(
+    cfg: RunConfig,
+    digests: dict[str, str],  # from `run_digests`
+    split_sizes: dict[str, Any],
+    start_time: float,  # `time.time()` at the start of the run, which ends now
+    model: PromptedModel | None = None,  # trained; None: the run has no model
+    log: TrainLog | None = None,  # of its training; None: nothing was trained
+    **values: Any,  # further fields; they replace the fields above
+) -> Record:
+    """Build the record of a run that has finished or diverged."""
+    record: dict[str, Any] = dict(
+        schema=SCHEMA_VERSION,
+        status="done",
+        **config_to_record(cfg),
+        digests=digests,
+        split_sizes=split_sizes,
+        provenance=collect_provenance(start_time, torch.get_num_threads()),
+    )
+    if model is not None:
+        record |= model.backbone.weights_info
+        record |= dict(n_layers=model.backbone.n_layers, params=count_parameters(model))
+    if log is not None:
+        record |= dict(
+            validation=log.validation,
+            steps_done=log.steps,
+            ms_per_step=round(log.ms_per_step, 2),
+            peak_memory_mb=round(log.peak_memory_mb, 1),
+            history=log.history,
+            losses=_downsample_losses(log.losses),
+        )
+        if log.probe:
+            record["probe"] = log.probe
+    return Record.from_dict({**record, **values})
+
+
+def format_summary_line(
+    record: Mapping[str, Any],  # of a run
+) -> str:
+    """Return the learning rate, if there is one, and the score of a run as one line."""
+    lr = f"lr {record['lr']:.1e}  " if record.get("lr") else ""
+    if record["status"] == "diverged":
+        return f"{lr}diverged: {record['message']}"
+    return f"{lr}{record['metric']} {record['score']:.1f}"

@@ -1,0 +1,65 @@
+"""Decide whether what is stored is what a run would compute, in one place.
+
+Every run that is worth storing has a *fingerprint*: the fields of the config that can change its
+result, and the digests of the weights, rows and files that it reads (`make_fingerprint`). Its
+record contains the fingerprint, field by field. So a stored record is the result that is
+needed if it agrees with the fingerprint; folders, devices and times play no part. A record that
+lacks a field of the fingerprint is not the result, because nobody can tell.
+
+Every record is written as soon as its run ends. A run that was interrupted is repeated by the
+next call, and an incomplete last line that a kill may have left is removed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from idp_tutorial.runs.record import Record
+from idp_tutorial.utils.records import append_record, read_existing_records
+
+__all__ = ["RunStore"]
+
+
+class RunStore:
+    """Records of runs in a JSONL file, which are found again by their fingerprints."""
+
+    def __init__(
+        self,
+        file: Path | str | None,  # JSONL file; None: records are kept in memory only
+        earlier_records: Iterable[dict] = (),  # records of other files, which are not written
+    ) -> None:
+        self.file = Path(file) if file else None
+        self.records: list[dict] = [*earlier_records, *read_existing_records(file)]
+
+    def find(
+        self,
+        fingerprint: Mapping[str, Any],  # from `make_fingerprint`
+    ) -> dict | None:
+        """Return the last record that agrees with a fingerprint, or None."""
+        for record in reversed(self.records):
+            if all(name in record and record[name] == value for name, value in fingerprint.items()):
+                return record
+        return None
+
+    def add(self, record: dict) -> dict:
+        """Append a record to the file, and return it."""
+        if self.file:
+            append_record(record, self.file)
+        self.records.append(record)
+        return record
+
+    def get_or_run(
+        self,
+        fingerprint: Mapping[str, Any],  # from `make_fingerprint`
+        run: Callable[[], Record | dict],  # what to call if nothing is stored
+    ) -> dict:
+        """Return the stored record of a run; without one, run it and store its record.
+
+        The new record gets the fields of the fingerprint, so that it is found again.
+        """
+        stored = self.find(fingerprint)
+        if stored is not None:
+            return stored
+        result = run()
+        record = result.to_dict() if isinstance(result, Record) else result
+        return self.add({**record, **fingerprint})

@@ -1,0 +1,490 @@
+"""Comparisons: every method is tuned alike, and what is stored is not run again."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from small import backbone, small_task
+
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.core.prompted_model import trained_state
+from idp_tutorial.data.tasks import load_task
+from idp_tutorial.methods.glove import write_glove
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.reproduction.analysis.layer_sweep import plot_sweep, sweep_table
+from idp_tutorial.runs import compare as comparison
+from idp_tutorial.runs.compare import compare_and_write, compare_methods, run_seeds
+from idp_tutorial.runs.conclusions import describe_primary_contrast, summarise_comparison
+from idp_tutorial.runs.experiment import Experiment
+from idp_tutorial.runs.store import RunStore
+from idp_tutorial.runs.tables import (
+    format_table,
+    results_table,
+    write_results,
+)
+from idp_tutorial.utils.records import SCHEMA_VERSION, read_records
+from idp_tutorial.utils.tensor_files import PROMPTS_FILE, save_tensors
+
+
+def test_every_method_is_tuned_alike(cfg, fakes):
+    trained, tested = fakes(
+        lambda c: float(c.lr == METHODS[c.method].learning_rates[2])
+    )  # the best on validation is not the best on test
+    records = compare_methods(
+        [*METHODS], cfg(lr=None), seeds=2, tune_learning_rates=True, report=lambda s: None
+    )
+    for m in METHODS:
+        # seed 0 of the best learning rate is not trained again
+        grid = METHODS[m].learning_rates
+        assert [(r[1], r[3]) for r in trained if r[0] == m] == [
+            *[(lr, 0) for lr in grid],
+            (grid[2], 1),
+        ]
+    assert tested == [(m, METHODS[m].learning_rates[2], s) for m in METHODS for s in (0, 1)]
+    runs = [(r["method"], r["lr"], r["seed"]) for r in records]
+    assert runs == [(m, METHODS[m].learning_rates[2], s) for m in METHODS for s in (0, 1)]
+    assert len(records) == 2 * len(METHODS) and all(
+        "best of 3 on validation" in r["lr_selection"] for r in records
+    )
+    trained.clear()
+    given = compare_methods(
+        ["lpt"], cfg(lr=0.5), seeds=1, tune_learning_rates=True, report=lambda s: None
+    )
+    assert trained == [("lpt", 0.5, None, 0)] and given[0]["lr_selection"] == "given"
+    trained.clear()
+    given = compare_methods(
+        ["lpt"], cfg(lr=None), seeds=1, tune_learning_rates=False, report=lambda s: None
+    )
+    assert (
+        trained == [("lpt", METHODS["lpt"].default_learning_rate, None, 0)]
+        and given[0]["lr_selection"] == "default"
+    )
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+def test_a_killed_comparison_is_resumed(cfg, fakes, tmp_path, tuned, half):
+    out = tmp_path / "a" / "r.jsonl"
+    base = cfg(lr=None)
+
+    def go(seeds=2, base=base, **kw):
+        return compare_methods(["lpt", "lpt-npg"], base, seeds, tuned, out, lambda s: None, **kw)
+
+    fakes(lambda c: c.lr)
+    whole = go()
+    lines = out.read_text().splitlines()
+    out.write_text("\n".join(lines[:2]) + "\n" + (lines[2][:-20] if half else ""))
+    trained, _ = fakes(lambda c: c.lr)
+    again = go()
+    assert [(r["method"], r["seed"], r["lr"]) for r in again] == [
+        (r["method"], r["seed"], r["lr"]) for r in whole
+    ]
+    # the learning rate of the other method is in the file
+    assert len(trained) == (4 if tuned else 2) and {r[0] for r in trained} == {"lpt-npg"}
+    assert len(out.read_text().splitlines()) == 4
+    trained, _ = fakes(lambda c: c.lr)
+    go()
+    assert not trained
+    assert len(go(3)) == 6 and [r[3] for r in trained] == [
+        2,
+        2,
+    ]  # one more seed only, at the same learning rate
+    for other in (
+        dict(steps=4),
+        dict(prompt_length=3),
+        dict(weight_decay=0.5),
+        dict(standardise=True),
+    ):
+        trained, _ = fakes(lambda c: c.lr)
+        go(base=cfg(**{"lr": None, **other}))
+        assert trained  # another config is another run
+
+
+def test_a_run_without_training_is_not_repeated(cfg, tmp_path):
+    out = tmp_path / "r.jsonl"
+
+    def go():
+        messages = []
+        compare_methods(
+            ["head-only"],
+            cfg(head="verbalizer", shots=12, task="questions"),
+            1,
+            False,
+            out,
+            messages.append,
+        )
+        return len(messages)
+
+    assert (go(), go()) == (1, 0) and len(out.read_text().splitlines()) == 1
+
+
+def test_other_data_of_the_same_name_are_another_task(cfg, fakes, tmp_path, monkeypatch):
+    out = tmp_path / "r.jsonl"
+
+    def go(n):
+        monkeypatch.setattr(comparison, "load_task", lambda *a: small_task(train=n))
+        return compare_methods(["lpt"], cfg(), 1, False, out, lambda s: None)
+
+    trained, _ = fakes(lambda c: 1.0)
+    go(64)
+    go(64)
+    assert len(trained) == 1
+    go(32)
+    assert len(trained) == 2
+
+
+def test_the_learning_rate_of_the_head_is_chosen_first(cfg, fakes):
+    trained, _ = fakes(lambda c: -abs(c.lr - (0.1 if c.method == "head-only" else 0.005)))
+    head = [("head-only", lr, None, 0) for lr in METHODS["head-only"].learning_rates]
+    npg = [("lpt-npg", lr, 0.1, 0) for lr in METHODS["lpt-npg"].learning_rates]
+    records = compare_methods(
+        ["lpt-npg", "head-only"], cfg(lr=None), seeds=1, tune_head_first=True, report=lambda s: None
+    )
+    # the run of head-only is that of the choice
+    assert trained == head + npg and [(r["lr"], r["head_lr"]) for r in records] == [
+        (0.005, 0.1),
+        (0.1, None),
+    ]
+    trained.clear()
+    compare_methods(["lpt-npg"], cfg(lr=None), seeds=1, tune_head_first=True, report=lambda s: None)
+    assert trained == head + npg
+    trained.clear()
+    compare_methods(
+        ["lpt-npg", "head-only"],
+        cfg(lr=None, head_lr=1e-3),
+        seeds=1,
+        tune_learning_rates=False,
+        report=lambda s: None,
+    )  # given
+    assert trained == [
+        ("lpt-npg", METHODS["lpt-npg"].default_learning_rate, 1e-3, 0),
+        ("head-only", METHODS["head-only"].default_learning_rate, None, 0),
+    ]
+    trained.clear()
+    compare_methods(
+        ["lpt-npg", "head-only"],
+        cfg(lr=None),
+        seeds=1,
+        tune_learning_rates=False,
+        tune_head_first=True,
+        report=lambda s: None,
+    )
+    assert trained == [
+        *head,
+        ("lpt-npg", METHODS["lpt-npg"].default_learning_rate, 0.1, 0),
+        ("head-only", METHODS["head-only"].default_learning_rate, None, 0),
+    ]
+    trained.clear()
+    compare_methods(
+        ["lpt-npg"],
+        cfg(lr=None, head="verbalizer"),
+        seeds=1,
+        tune_head_first=True,
+        report=lambda s: None,
+    )
+    assert {r[2] for r in trained} == {None} and {r[0] for r in trained} == {
+        "lpt-npg"
+    }  # a verbalizer has no head to train
+
+
+def test_a_comparison_without_seeds_or_of_an_unknown_method_is_refused(cfg):
+    with pytest.raises(ValueError, match="seeds must be at least 1"):
+        compare_methods(["lpt"], cfg(), seeds=0)
+    with pytest.raises(ValueError, match="unknown method 'ltp'"):
+        compare_methods(["ltp"], cfg())
+
+
+def test_a_repeated_method_runs_once(cfg, fakes):
+    trained, _ = fakes(lambda c: 1.0)
+    assert (
+        len(compare_methods(["lpt", "lpt"], cfg(), 1, False, report=lambda s: None))
+        == len(trained)
+        == 1
+    )
+
+
+def test_a_layer_that_is_given_leaves_adapterdrop_at_its_half(cfg, fakes):
+    fakes(lambda c: 1.0)
+
+    def layers(*methods):
+        return [
+            r["layer"]
+            for r in compare_methods([*methods], cfg(layer=2), 1, False, report=lambda s: None)
+        ]
+
+    assert layers("adapterdrop", "lpt-npg", "lpt") == [None, 2, 2] and layers(
+        "adapterdrop", "adapter"
+    ) == [2, 2]
+
+
+def test_a_comparison_uses_the_split_seed(cfg, monkeypatch):
+    monkeypatch.setattr(comparison, "run_seeds", lambda cfg, task, *a: [task])
+    want, other = [load_task("sentiment", None, 8, i).splits["train"] for i in (3, 0)]
+    (task,) = compare_methods(["lpt"], cfg(shots=8, split_seed=3))
+    assert task.splits["train"] == want != other
+
+
+def test_tuning_is_with_seed_0(cfg, fakes):
+    trained, _ = fakes(lambda c: 1.0)
+    compare_methods(["lpt"], cfg(lr=None, seed=7), seeds=1, report=lambda s: None)
+    assert {r[3] for r in trained} == {0}
+
+
+def test_other_rows_or_weights_are_another_run(cfg, task, tmp_path):
+    """Names, sizes and settings are equal; only the rows or the weights differ."""
+    out = tmp_path / "c.jsonl"
+    ran = []
+
+    def scores(task, **kw):
+        c = cfg(method="head-only", lr=0.1, **kw)
+        return run_seeds(c, task, "given", 1, RunStore(out), ran.append)
+
+    turned = replace(
+        task,
+        splits={
+            s: [{**r, "label": 1 - r["label"]} for r in rows] for s, rows in task.splits.items()
+        },
+    )
+    first = scores(task)
+    assert scores(task)[0]["provenance"] == first[0]["provenance"] and len(ran) == 1
+    (other,) = scores(turned)
+    assert len(ran) == 2 and other["digests"]["data"] != first[0]["digests"]["data"]
+    assert other["logits"] != first[0]["logits"] and len([*(tmp_path / "logits").iterdir()]) == 2
+    bb = tmp_path / "bb"
+    shutil.copytree(cfg().backbone, bb, ignore=shutil.ignore_patterns("SHA256SUMS"))
+    weights = safetensors.torch.load_file(bb / "model.safetensors")
+    for n in (3, 3, 4):  # written again with other weights before the third
+        if n == 4:
+            name = next(k for k in weights if "word_embeddings" in k)
+            safetensors.torch.save_file(
+                {**weights, name: weights[name] + 1}, bb / "model.safetensors", {"format": "pt"}
+            )
+        scores(task, backbone=str(bb))
+        assert len(ran) == n
+
+
+@pytest.mark.parametrize("field", ["glove", "init_from"])
+def test_other_contents_of_a_file_are_another_run(field, cfg, task, tmp_path, monkeypatch):
+    """Word vectors and initial prompts are compared by digest."""
+    words = sorted({w for r in task.splits["train"] for w in r["sentence1"].lower().split()})
+
+    def one(folder, sign):
+        if field == "glove":
+            (tmp_path / folder).mkdir(exist_ok=True)
+            vectors = sign * np.arange(8.0 * len(words)).reshape(-1, 8) % 7
+            write_glove(
+                {w: i for i, w in enumerate(words)}, vectors, tmp_path / folder / "glove.txt"
+            )
+            return cfg(
+                method="m-idpg-phm-glove", glove=str(tmp_path / folder / "glove.txt"), lr=0.1
+            )
+        first = tmp_path / folder / "first"
+        first.mkdir(parents=True, exist_ok=True)
+        first_stage = build_model(cfg(), backbone(max_position_embeddings=258), task)
+        tensors = {n: p.detach() + 0.1 * sign for n, p in trained_state(first_stage).items()}
+        save_tensors(first / PROMPTS_FILE, tensors, {})
+        return cfg(init_from=str(first), lr=0.1)
+
+    out = tmp_path / "c.jsonl"
+    ran = []
+
+    def scores(c):
+        return run_seeds(c, task, "given", 1, RunStore(out), ran.append)[0]
+
+    r = scores(one("a", 1))
+    assert {*r["digests"]} == {"weights", "data", field} and len(r["digests"][field]) == 16
+    assert (
+        scores(one("b", 1))["logits"] == r["logits"] and len(ran) == 1
+    )  # the folder does not matter
+    other = scores(one("b", -1))
+    assert (
+        len(ran) == 2
+        and other["digests"][field] != r["digests"][field]
+        and other["logits"] != r["logits"]
+    )
+    assert scores(one("b", -1))["provenance"] == other["provenance"] and len(ran) == 2
+    diverged = Experiment(one("b", -1), task).record_divergence("why")
+    assert diverged.digests == other["digests"]
+
+
+def test_a_run_that_patience_ended_is_not_repeated(cfg, task, tmp_path):
+    out = tmp_path / "c.jsonl"
+    ran = []
+    one = cfg(method="lpt", lr=1e-9, steps=40, eval_every=1, patience=2)
+    for _ in range(2):
+        (r,) = run_seeds(one, task, "given", 1, RunStore(out), ran.append)
+    assert len(ran) == 1 and r["steps"] == 40 > r["steps_done"]
+
+
+def test_a_seed_that_diverges_does_not_end_a_comparison(cfg, tmp_path, monkeypatch):
+    """It is not repeated by a second call; table, picture and sweep leave it out."""
+    calls = []
+    bad = {1}
+    real = Experiment.fit
+
+    def trained(self):
+        calls.append(self.cfg.seed)
+        if self.cfg.seed in bad:
+            raise FloatingPointError("the loss is nan at step 2")
+        return real(self)
+
+    monkeypatch.setattr(Experiment, "fit", trained)
+    base = cfg(lr=1e-2, steps=2, eval_every=2)
+    out = tmp_path / "a.jsonl"
+    messages = []
+    for _ in range(2):
+        records = compare_methods(["lpt"], base, 3, out=out, report=messages.append)
+        assert calls == [0, 1, 2] and [r["status"] for r in records] == ["done", "diverged", "done"]
+    assert "seed 1  lr 1.0e-02  diverged: the loss is nan at step 2" in messages[1]
+    assert results_table(records).seeds.tolist() == [2] == sweep_table(records).seeds.tolist()
+    assert len(write_results(records, tmp_path / "table")) and len(plot_sweep(records).lines) == 2
+    bad.add(0)  # also the first one
+    for _ in range(2):
+        records = compare_methods(
+            ["lpt"], replace(base, lr=2e-2), 3, out=out, report=messages.append
+        )
+        assert [r["status"] for r in records] == ["diverged", "diverged", "done"] and calls == [
+            0,
+            1,
+            2,
+            0,
+            1,
+            2,
+        ]
+    assert "(2 diverged)" in format_table(results_table(records))
+
+
+def test_a_method_that_diverges_with_every_learning_rate_has_one_record(cfg, tmp_path, wild):
+    """It lists what was tried; the next method is trained; a second call trains nothing."""
+    base = cfg(lr=None, steps=2, eval_every=2)
+    out = tmp_path / "a.jsonl"
+    for _ in range(2):
+        records = compare_methods(["fine-tuning", "lpt"], base, 2, out=out, report=list)
+        assert [(r["method"], r["seed"], r["status"]) for r in records] == [
+            ("fine-tuning", 0, "diverged"),
+            ("lpt", 0, "done"),
+            ("lpt", 1, "done"),
+        ]
+        assert len(wild) == 3 + 3 + 1 and read_records(out) == json.loads(json.dumps(records))
+    diverged = records[0]
+    assert (
+        diverged["learning_rates_tried"]
+        == [[lr, "diverged"] for lr in METHODS["fine-tuning"].learning_rates]
+        and diverged["lr"] is None
+    )
+    assert (
+        diverged["versions"]["torch"] == torch.__version__
+        and diverged["schema"] == SCHEMA_VERSION
+        and diverged["provenance"]["started_at"]
+    )
+    assert (
+        "with every learning rate of" in diverged["message"]
+        and diverged["tuning_seconds"] >= 0 == diverged["seconds"]
+    )
+    assert diverged["digests"] == records[1]["digests"]
+    table = write_results(records, tmp_path / "table")
+    row = format_table(table).splitlines()[2]
+    assert row.split()[:3] == ["fine-tuning", "diverged", "–"] and table.seeds.tolist() == [0, 2]
+    compare_methods(
+        ["fine-tuning"], replace(base, prompt_length=3), 2, out=out, report=list
+    )  # another config is another run
+    assert len(wild) == 7 + 3
+
+
+def test_a_diverged_run_is_repeated_with_other_weights(cfg, task, tmp_path, wild):
+    """The digest of the weights is part of a record."""
+    bb = tmp_path / "bb"
+    shutil.copytree(cfg().backbone, bb, ignore=shutil.ignore_patterns("SHA256SUMS"))
+    one = cfg(method="fine-tuning", lr=0.1, backbone=str(bb))
+    store = RunStore(None)
+    for n in (1, 1, 2):
+        if n == 2:
+            weights = safetensors.torch.load_file(bb / "model.safetensors")
+            name = next(k for k in weights if "word_embeddings" in k)
+            safetensors.torch.save_file(
+                {**weights, name: weights[name] + 1}, bb / "model.safetensors", {"format": "pt"}
+            )
+        run_seeds(one, task, "given", 1, store, report=list)
+        assert len(wild) == n
+
+
+def test_a_comparison_in_which_everything_diverged(cfg, tmp_path, wild):
+    """Its records are stored, its error is that of the first; a second call trains nothing."""
+    for _ in range(2):
+        with pytest.raises(
+            FloatingPointError,
+            match="'fine-tuning' diverged on 'sentiment' with every learning rate",
+        ):
+            compare_and_write(
+                ["fine-tuning"],
+                cfg(lr=None, shots=24, bottleneck=None),
+                2,
+                True,
+                tmp_path / "out",
+                list,
+            )
+        assert len(wild) == 3
+    (diverged,) = read_records(tmp_path / "out" / "compare.jsonl.part")
+    assert diverged["status"] == "diverged" and not (tmp_path / "out" / "compare.csv").exists()
+    table = compare_and_write(
+        ["fine-tuning", "lpt"],
+        cfg(lr=None, shots=24, bottleneck=None),
+        1,
+        True,
+        tmp_path / "out",
+        list,
+    )
+    assert (
+        len(wild) == 6
+        and table.diverged.tolist() == [1, 0]
+        and not (tmp_path / "out" / "compare.jsonl.part").exists()
+    )
+
+
+def test_several_splits_make_one_table(cfg, tmp_path):
+    """Each split has its own examples and all seeds; a second call trains nothing."""
+    base = cfg(lr=1e-2, shots=24, bottleneck=None)
+    messages = []
+    table = compare_and_write(
+        ["majority", "lpt"], base, 2, False, tmp_path / "out", messages.append, split_seeds=2
+    )
+    assert table.seeds.tolist() == [4, 4] and table.draws.tolist() == [2, 2] and len(messages) == 8
+    assert (
+        summarise_comparison(table.assign(method=["lpt", "lpt-npg"])).count("4 runs of 2 draws")
+        == 1
+    )
+    runs = read_records(tmp_path / "out" / "compare.jsonl")
+    assert {(r["split_seed"], r["seed"]) for r in runs} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert len({r["digests"]["data"] for r in runs}) == 2
+    assert "4 runs of 2 draws" in describe_primary_contrast(
+        runs, "lpt - majority", tmp_path / "out"
+    )
+    messages.clear()
+    compare_and_write(
+        ["majority", "lpt"], base, 2, False, tmp_path / "out", messages.append, split_seeds=2
+    )
+    assert not messages
+    with pytest.raises(ValueError, match="more than one record with seed"):
+        results_table([*runs, runs[0]])
+
+
+def test_several_splits_of_the_same_examples_are_refused(cfg, tmp_path):
+    with pytest.raises(ValueError, match="split_seeds=4 needs shots=..."):
+        compare_and_write(["majority"], cfg(), 1, False, tmp_path / "out", split_seeds=4)
+    (tmp_path / "sentiment" / "k24").mkdir(parents=True)
+    with pytest.raises(ValueError, match="each split seed would give the same"):
+        compare_and_write(
+            ["majority"],
+            cfg(shots=24, data=str(tmp_path)),
+            1,
+            False,
+            tmp_path / "out",
+            split_seeds=4,
+        )
+    with pytest.raises(ValueError, match="split_seeds"):
+        compare_and_write(["majority"], cfg(shots=24), 1, False, tmp_path / "out", split_seeds=0)
+    assert not (tmp_path / "out").exists()

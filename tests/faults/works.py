@@ -120,13 +120,17 @@ def _score(self, model, log, score_test=True, records_file=None, **details):
     )
 
 
+class _Weights:
+    def initial_fingerprint(self):
+        return "0123456789abcdef"
+
+
 def pretend(monkeypatch):
     """Replace training in comparisons, whose files are tested."""
     monkeypatch.setattr(Experiment, "fit", _fit)
     monkeypatch.setattr(Experiment, "score", _score)
     for module in (experiments, run_records):  # a digest of the weights takes longer than a work
-        monkeypatch.setattr(module, "backbone_fingerprint", lambda bb: "0123456789abcdef")
-        monkeypatch.setattr(module, "load_config_backbone", lambda cfg: None)
+        monkeypatch.setattr(module, "load_config_backbone", lambda cfg: _Weights())
     monkeypatch.setattr(comparison, "dry_run_comparison", lambda *a: None)
     for module in (comparison, reproduce):
         monkeypatch.setattr(module, "load_task", lambda *a: task())

@@ -3,8 +3,8 @@
 import pytest
 from small import config, small_task, without_times
 
+from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.runs import record
 from idp_tutorial.runs.compare import compare_methods
 from idp_tutorial.runs.experiment import Experiment, run_experiment
 from idp_tutorial.runs.record import build_record
@@ -115,7 +115,7 @@ def test_a_choice_is_repeated_for_other_weights(cfg, task, tmp_path, monkeypatch
         return len(ran)
 
     assert (choose(), choose()) == (3, 0)
-    monkeypatch.setattr(record, "backbone_fingerprint", lambda bb: "others")
+    monkeypatch.setattr(Backbone, "initial_fingerprint", lambda self: "others")
     assert choose() == 3
 
 

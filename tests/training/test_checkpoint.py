@@ -423,13 +423,17 @@ def test_other_initial_prompts_in_a_folder_of_the_same_name_are_refused(tmp_path
         fit(make(other), small_task(), other, checkpoint_dir=tmp_path / "run")
 
 
-def test_a_fingerprint_does_not_depend_on_paths_or_the_device():
+def test_a_fingerprint_does_not_depend_on_paths_or_the_device(tmp_path):
+    folders = [tmp_path / "x/tiny", tmp_path / "y/tiny"]
+    for folder in folders:
+        folder.mkdir(parents=True)
     task = small_task()
     m = make(config())
     splits = [task.encode(task.splits["train"], m.backbone.tokenizer)]
+    x, y = map(str, folders)
     assert run_fingerprint(
-        m, splits, config(data="a/b", cache_dir="c", backbone="x/tiny"), 1.0
-    ) == run_fingerprint(m, splits, config(data="d", device="auto", backbone="y/tiny"), 1.0)
+        m, splits, config(data="a/b", cache_dir="c", backbone=x), 1.0
+    ) == run_fingerprint(m, splits, config(data="d", device="auto", backbone=y), 1.0)
     assert run_fingerprint(m, splits, config(), 1.0, 2) != run_fingerprint(
         m, splits, config(), 1.0, 1
     ) and run_fingerprint(m, splits, config(), 1.0) == run_fingerprint(

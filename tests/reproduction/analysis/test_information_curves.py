@@ -6,12 +6,12 @@ import pytest
 from small import config, setting, small_task
 
 from idp_tutorial.assembly.build import build_model
+from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.reproduction.analysis import information_curves as module
 from idp_tutorial.reproduction.analysis.information_curves import (
     measure_information_curves,
     plot_information_curves,
 )
-from idp_tutorial.runs import experiment
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.records import SCHEMA_VERSION, read_records
@@ -23,7 +23,7 @@ def curves_of(monkeypatch):
     trained = []
     bb = setting()[0]
     monkeypatch.setattr(module, "load_backbone", lambda name: bb)
-    monkeypatch.setattr(experiment, "backbone_fingerprint", lambda bb: "of the weights")
+    monkeypatch.setattr(Backbone, "initial_fingerprint", lambda self: "of the weights")
 
     def quick(self):
         trained.append((self.cfg.layer, self.cfg.seed, self.cfg.lr))
@@ -101,7 +101,7 @@ def test_other_weights_make_another_curve(curves_of, tmp_path, monkeypatch):
     call, trained = curves_of
     kw = dict(prompt_layers=[1], seeds=1, layers=[2], out=tmp_path / "i.jsonl")
     call(**kw)
-    monkeypatch.setattr(experiment, "backbone_fingerprint", lambda bb: "of others")
+    monkeypatch.setattr(Backbone, "initial_fingerprint", lambda self: "of others")
     call(**kw)
     assert len(trained) == 2
 

@@ -18,7 +18,7 @@ from idp_tutorial.reproduction.papers.supplementary_training import (
     append_swapped_pairs,
     run_supplementary_training,
 )
-from idp_tutorial.runs.experiment import run_experiment
+from idp_tutorial.runs.experiment import Experiment, run_experiment
 from idp_tutorial.saving.first_stage import load_first_stage
 from idp_tutorial.training.cache import cache_states
 from idp_tutorial.training.fit import fit
@@ -260,8 +260,8 @@ def test_stage_two_is_an_ordinary_run(cfg, stage1):
 
 
 def first_loss(cfg, task, folder, **kw):
-    bb = load_backbone(str(folder))
-    model = build_model(c := cfg(backbone=str(folder), steps=1, lr=1e-9, **kw), bb, task)
+    c = cfg(backbone=str(folder), steps=1, lr=1e-9, **kw)
+    model = Experiment(c, task).build_model()
     log = fit(model, task, c)
     return log.losses[0], model
 
@@ -404,4 +404,4 @@ def test_prompts_that_do_not_fit(cfg, pairs, stage1, tmp_path):
     with pytest.raises(
         FileNotFoundError, match="give a folder that `run_supplementary_training` wrote"
     ):
-        build_model(cfg(init_from=str(tmp_path)), bb, pairs)
+        Experiment(cfg(init_from=str(tmp_path)), pairs).build_model()

@@ -4,6 +4,7 @@ import torch
 
 from idp_tutorial.reproduction.efficiency import method_times
 from idp_tutorial.reproduction.efficiency.method_times import make_benchmark_config
+from idp_tutorial.training.fit import TrainLog
 
 
 def tiny_base(bb, **kw):
@@ -36,7 +37,8 @@ def replace_fit(monkeypatch):
 
     def fit(model, task, cfg):
         seen.append(cfg)
-        return dict(
+        return TrainLog(
+            0.0,
             ms_per_step=times.get(cfg.method, [10.0] * 99)[
                 sum(
                     c.method == cfg.method and c.layer == cfg.layer and c.cache == cfg.cache

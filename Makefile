@@ -14,11 +14,11 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 compare: .venv/.dev ## train the methods on the bundled task and print the table
-	@echo "idp_compare $(COMPARE)"
-	@$(BIN)/idp_compare $(COMPARE)
+	@echo "idp compare $(COMPARE)"
+	@$(BIN)/idp compare $(COMPARE)
 
 backbones: .venv/.dev ## fetch SmolLM2, a real language model, into the user's cache (93 MB, once)
-	@$(BIN)/idp_fetch smollm2
+	@$(BIN)/idp fetch smollm2
 
 FORMATTED := nbs idp_tutorial tests docs results configs setup.py
 CHECKED := idp_tutorial tests docs results configs setup.py

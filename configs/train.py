@@ -1,9 +1,11 @@
-"""Run the command `idp_train`; `accelerate launch` starts this file in every process.
+"""Run `idp train`; `accelerate launch` starts this file in every process.
 
 `python configs/train.py --help` lists the options.
 """
 
-from idp_tutorial.cli.train import idp_train
+import sys
+
+from idp_tutorial.cli.main import main
 
 if __name__ == "__main__":
-    idp_train()
+    main(["train", *sys.argv[1:]])

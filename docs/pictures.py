@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from idp_tutorial.assembly.config import RunOptions
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import INPUT
@@ -39,7 +40,6 @@ from idp_tutorial.reproduction.diagrams.method_diagrams import (
 )
 from idp_tutorial.reproduction.efficiency.cost_model import step_cost
 from idp_tutorial.reproduction.efficiency.parameter_counts import count_method_parameters
-from idp_tutorial.utils.config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs/images/course"
@@ -459,7 +459,7 @@ def costs(name: str = "roberta-large", layers: int = 24) -> Picture:
         "id-spam",
         "fine-tuning",
     ]
-    base = RunConfig(prompt_length=5)  # as in the chapter
+    base = RunOptions(prompt_length=5)  # as in the chapter
     counts = count_method_parameters(name, base, methods=methods).set_index("method")
     described = []
     w = 424
@@ -483,7 +483,7 @@ def costs(name: str = "roberta-large", layers: int = 24) -> Picture:
         shapes.append(Text(w - 10, y + 13, f"{n:,}", "label", "end"))
         described.append(f"{method}: {forward:g} forward, {backward:g} backward, {n:,} trained")
     y = 44 + 26 * len(methods)
-    shapes += [Text(10, y + 14, f"{name}, t={base.prompt_length}, no head", "note", "start")]
+    shapes += [Text(10, y + 14, f"{name}, t={base.get('prompt_length')}, no head", "note", "start")]
     shapes += [Box(224, y + 3, 14, 14, "forward"), Text(244, y + 14, "forward", "note", "start")]
     shapes += [Box(320, y + 3, 14, 14, "backward"), Text(340, y + 14, "backward", "note", "start")]
     title = "Passes of a training step, and trained parameters"

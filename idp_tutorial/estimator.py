@@ -6,7 +6,7 @@ Texts can be a list, a list of pairs, columns of pandas, or a `datasets.Dataset`
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from inspect import Parameter, Signature, signature
 from numbers import Real
 from pathlib import Path
@@ -18,6 +18,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
+from idp_tutorial.assembly.config import RunConfig, all_method_options, general_options
 from idp_tutorial.core.context import Context
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel
@@ -41,7 +42,6 @@ from idp_tutorial.utils.checks import (
     check_int,
     check_name,
 )
-from idp_tutorial.utils.config import RunConfig
 
 __all__ = [
     "TEXT_COLUMNS",
@@ -103,9 +103,8 @@ def convert_to_rows(
     return rows
 
 
-# fields of `RunConfig` that `fit` or the position of an argument determines
-_EXCLUDED_CONFIG_FIELDS = {
-    "method",
+# options that `fit` determines
+_EXCLUDED_OPTIONS = {
     "task",
     "data",
     "shots",
@@ -114,10 +113,12 @@ _EXCLUDED_CONFIG_FIELDS = {
     "steps",
 }
 ESTIMATOR_OPTIONS: dict[str, Any] = dict(backbone="tiny", lr="auto", steps=300, evaluations=10) | {
-    f.name: f.default
-    for f in fields(RunConfig)
-    if f.name not in _EXCLUDED_CONFIG_FIELDS | {"backbone", "lr"}
+    name: option.default
+    for name, option in general_options().items()
+    if name not in _EXCLUDED_OPTIONS | {"backbone", "lr"}
 }
+# options that only some methods have; None: the method's default
+ESTIMATOR_OPTIONS |= dict.fromkeys(all_method_options())
 
 
 def _record_output(step: Step, outputs: list[np.ndarray]) -> Step:
@@ -273,6 +274,9 @@ class PromptEstimator(BaseEstimator):
             for name in ESTIMATOR_OPTIONS
             if name not in ("lr", "evaluations", "class_weight")
         }
+        for name in all_method_options():
+            if options[name] is None:
+                del options[name]
         weights = self.class_weight
         if isinstance(weights, Mapping):  # the task has the labels as strings
             weights = {str(label): weight for label, weight in weights.items()}
@@ -288,7 +292,7 @@ class PromptEstimator(BaseEstimator):
             )
         cfg = RunConfig(
             self.method,
-            task.name,
+            task=task.name,
             eval_every=max(1, check_int(self.steps, "steps") // max(1, self.evaluations)),
             class_weight=weights,
             **options,
@@ -396,7 +400,7 @@ class PromptEstimator(BaseEstimator):
     @classmethod
     def from_pretrained(
         cls,
-        folder: Path | str,  # from `save_pretrained` or idp_train, or a repository on the Hub
+        folder: Path | str,  # from `save_pretrained` or idp train, or a repository on the Hub
         backbone: Any = None,  # a `Backbone` or its folder; None: loaded by its name
         glove: Path | str | None = None,  # GloVe vectors, if the model was trained with a file
         **hub_options: Any,  # `revision` and `token`
@@ -414,8 +418,11 @@ class PromptEstimator(BaseEstimator):
                 kind, other = "regression", "PromptRegressor"
             raise UserError(f"{folder} holds a {kind} model: load it with {other}.")
         cfg = self.config_
-        options = {n: getattr(cfg, n) for n in ESTIMATOR_OPTIONS if n != "evaluations"}
-        self.set_params(method=cfg.method, **options)
+        own_options = METHODS[cfg.method].options
+        for name, value in cfg.to_dict().items():
+            is_default = name in own_options and value == own_options[name].default
+            if name in self.get_params() and not is_default:
+                self.set_params(**{name: value})
         self.evaluations = max(1, cfg.steps // cfg.eval_every)
         if names := self.task_.labels:
             # labels passed to `fit`; for a bundled task perhaps codes of the dataset on the hub

@@ -14,6 +14,7 @@ from tokenizers.processors import RobertaProcessing
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from idp_tutorial.assembly.build import build_model
+from idp_tutorial.assembly.config import RunOptions
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.data.encoding import collate
@@ -21,7 +22,6 @@ from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.families.family import wrap_hf_model
-from idp_tutorial.utils.config import RunConfig
 
 BASE_MODELS = dict(roberta="roberta-base", gpt2="gpt2", deberta="deberta-large")
 SIZES = dict(vocab_size=8192, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
@@ -72,10 +72,12 @@ def small_task(name="sentiment", train=64, validation=24, test=24):
     return replace(TASKS[name], splits=splits)
 
 
-def config(**kw):
-    """Return the config of a run of a few seconds; keyword arguments replace its fields."""
-    defaults = dict(
-        method="lpt-npg",
+def config(method="lpt-npg", **kw):
+    """Return the config of a run of a few seconds; keyword arguments replace its options.
+
+    An option that the method does not have is left out.
+    """
+    options = RunOptions(
         prompt_length=4,
         bottleneck=8,
         steps=4,
@@ -84,7 +86,7 @@ def config(**kw):
         device="cpu",
         lr=1e-2,
     )
-    return RunConfig(**{**defaults, **kw})
+    return options.with_options(**kw).with_method(method)
 
 
 def model_of(method, bb, task=None, head="classification", jolt=0.1, **kw):

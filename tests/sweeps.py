@@ -2,11 +2,11 @@
 
 from small import small_task
 
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.reproduction.analysis.layer_sweep import sweep_prompt_layer
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.record import build_record
 from idp_tutorial.training.fit import TrainLog
-from idp_tutorial.utils.config import RunConfig
 
 
 def pretend(monkeypatch, crash_after=None):
@@ -17,8 +17,8 @@ def pretend(monkeypatch, crash_after=None):
         cfg = self.cfg
         if crash_after is not None and len(ran) >= crash_after:
             raise KeyboardInterrupt
-        ran.append((cfg.method, cfg.layer, cfg.seed, cfg.lr))
-        return None, TrainLog(70 + 10 * (cfg.lr or 0) + (cfg.layer or 0))
+        ran.append((cfg.method, cfg.get("layer"), cfg.seed, cfg.lr))
+        return None, TrainLog(70 + 10 * (cfg.lr or 0) + (cfg.get("layer") or 0))
 
     def score(self, model, log, score_test=True, records_file=None):
         return build_record(
@@ -31,7 +31,7 @@ def pretend(monkeypatch, crash_after=None):
             validation=log.validation,
             params=dict(prompt=4, head=2, backbone=0),
             history=[[1, 50.0], [2, log.validation]],
-            ms_per_step=10.0 - (self.cfg.layer or 0),
+            ms_per_step=10.0 - (self.cfg.get("layer") or 0),
             peak_memory_mb=5.0,
         )
 

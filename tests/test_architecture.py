@@ -117,6 +117,8 @@ def module_name(path: Path) -> str:
 
 def package_of(module: str) -> str:
     """Return the package of a module; modules beside the packages are of `top`."""
+    if module == "__main__":  # `python -m idp_tutorial` is the command
+        return "cli"
     return module.split(".")[0] if "." in module else "top"
 
 

@@ -8,7 +8,8 @@ parameters.
 
 import torch
 
-from idp_tutorial.assembly.controls import ALL_METHODS, CONTROL_METHODS, Control, build_control
+from idp_tutorial.assembly.config import RunConfig, RunOptions
+from idp_tutorial.assembly.controls import ControlConfig, build_control
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import DTYPES
@@ -17,20 +18,14 @@ from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.backbone_edits import ensure_unmodified, revert_backbone
 from idp_tutorial.methods.efl import EntailmentModel, describe_labels
-from idp_tutorial.methods.method import Method
-from idp_tutorial.utils.checks import UserError, check_choice, check_name
-from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.methods.method import ALL_METHODS
+from idp_tutorial.utils.checks import UserError, check_name
 
 __all__ = [
-    "METHODS_TRAINING_BACKBONE_WEIGHTS",
     "weights_dtype",
     "load_config_backbone",
     "build_model",
 ]
-
-
-# methods that train tensors of the backbone itself; LoRA and adapters add tensors
-METHODS_TRAINING_BACKBONE_WEIGHTS = ("fine-tuning", "efl", "bitfit")
 
 
 def _build_head(
@@ -53,12 +48,13 @@ def _resolve_pooling(cfg: RunConfig, bb: Backbone) -> str:
     return bb.default_pooling if cfg.pooling == "cls" else cfg.pooling
 
 
-def weights_dtype(cfg: RunConfig) -> str:
+def weights_dtype(cfg: RunOptions) -> str:
     """Return the dtype for the backbone's weights, which is float32 if the method trains them."""
-    return "float32" if cfg.method in METHODS_TRAINING_BACKBONE_WEIGHTS else cfg.dtype
+    is_trained = isinstance(cfg, RunConfig) and ALL_METHODS[cfg.method].trains_backbone
+    return "float32" if is_trained else cfg.dtype
 
 
-def load_config_backbone(cfg: RunConfig) -> Backbone:
+def load_config_backbone(cfg: RunOptions) -> Backbone:
     """Load the backbone of a config."""
     return load_backbone(cfg.backbone, dtype=weights_dtype(cfg))
 
@@ -106,12 +102,17 @@ def _set_class_weights(
         model.head.class_weights = len(rows) / (len(counts) * counts.clamp(min=1).float())
 
 
-def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task, method: Method) -> PromptedModel:
-    plan = method(bb, cfg)
+def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
+    plan = cfg.method_config.plan(bb, cfg)
     model: PromptedModel
-    if method.kind == "entailment" and not task.pair:  # a pair has premise and hypothesis already
+    is_entailment = ALL_METHODS[cfg.method].kind == "entailment"
+    if is_entailment and not task.pair:  # a pair has premise and hypothesis already
         model = EntailmentModel(
-            bb, describe_labels(task), plan, _resolve_pooling(cfg, bb), cfg.dropout_below_prompt
+            bb,
+            describe_labels(task),
+            dict(plan),
+            _resolve_pooling(cfg, bb),
+            cfg.dropout_below_prompt,
         )
     else:
         model = PromptedModel(bb, _build_head(cfg, bb, task), plan, cfg.dropout_below_prompt)
@@ -137,24 +138,17 @@ def build_model(
             f"backbone {bb.name!r} has weights in {bb.word_embeddings.weight.dtype}, which is not "
             "supported: load it without dtype=, or with dtype='bfloat16'."
         )
-    check_choice(cfg.head, ("classification", "verbalizer"), "head")
-    method = ALL_METHODS[check_name(cfg.method, ALL_METHODS, "method")]
-    if task.is_generation and (method.kind == "entailment" or cfg.method in CONTROL_METHODS):
+    if task.is_generation and ALL_METHODS[cfg.method].kind in ("entailment", "control"):
         raise UserError(
             f"{cfg.method!r} predicts a label, and task {task.name!r} is answered with generated "
             "text: use another method."
         )
     set_seed(cfg.seed)
-    if isinstance(method, Control):
-        return build_control(cfg, bb, task)
-    if cfg.exclude_last_token and not bb.causal:
-        raise UserError(
-            f"exclude_last_token=True needs a decoder, but backbone {bb.name!r} ({bb.family}) is "
-            "an encoder: leave it out, or use a decoder, such as 'tiny-gpt2' or 'smollm2'."
-        )
+    if isinstance(cfg.method_config, ControlConfig):
+        return build_control(cfg.method_config, cfg, bb, task)
     ensure_unmodified(bb, cfg.method)
     try:
-        return _assemble_model(cfg, bb, task, method)
+        return _assemble_model(cfg, bb, task)
     except BaseException:  # leave the caller's backbone as it was
         revert_backbone(bb)
         raise

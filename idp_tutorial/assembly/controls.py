@@ -3,14 +3,13 @@
 A prompt is useful if it scores higher than three controls, which are trained to convergence in
 minutes:
 
-They have the same examples, scores and records as all methods. `METHODS` has the methods,
-`CONTROL_METHODS` the controls, and `ALL_METHODS` both.
+They have the same examples, scores and records as all methods. They are
+registered in `CONTROL_METHODS`.
 """
 
-from collections import ChainMap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.idpg import PromptGenerator
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.method import CONTROL_METHODS, BottleneckWidth, MethodConfig, register
 from idp_tutorial.methods.sentence_vectors import (
     RunningStandardiser,
     mean_sentence_vector,
@@ -32,17 +31,16 @@ from idp_tutorial.methods.sentence_vectors import (
     sentence_vector,
 )
 from idp_tutorial.training.cache import cache_states
+from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.distributed import create_accelerator
 from idp_tutorial.training.examples import encode_rows
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.training.layer_pooling import pool_all_layers
 from idp_tutorial.utils.checks import DivergenceError
-from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.utils.options import Probability
 
 __all__ = [
     "SIDE_NETWORK_PATIENCE",
-    "CONTROL_METHODS",
-    "ALL_METHODS",
     "ControlModel",
     "MajorityHead",
     "ProbeHead",
@@ -50,7 +48,10 @@ __all__ = [
     "fit_majority",
     "fit_probe",
     "fit_side_network",
-    "Control",
+    "ControlConfig",
+    "MajorityConfig",
+    "ProbeControlConfig",
+    "SideNetworkConfig",
     "build_control",
     "fit_control",
 ]
@@ -159,7 +160,6 @@ class SideNetwork(_ControlHead):
 def fit_majority(
     model: ControlModel,  # model with a `MajorityHead`, which is changed in place
     task: Task,  # task with its splits
-    cfg: RunConfig,  # not used
 ) -> TrainLog:
     """Set the output of the head to the class frequencies or mean label of the training split."""
     targets = torch.tensor(training_targets(task, task.splits["train"]))
@@ -177,7 +177,7 @@ def fit_majority(
 def fit_probe(
     model: ControlModel,  # model with a `ProbeHead`, which is changed in place
     task: Task,  # task with its splits
-    cfg: RunConfig,  # config with the options of `fit_best_probe`
+    cfg: TrainingConfig,  # config with the options of `fit_best_probe`
 ) -> TrainLog:  # its `probe` describes the selected probe
     """Select the best probe on the validation split, and make it the head."""
     W, b, selected = fit_best_probe(model.backbone, task, cfg)
@@ -194,11 +194,11 @@ _MIN_STEPS_BETWEEN_EVALUATIONS = 20
 
 
 def _encode_sentence_vectors(
-    model: ControlModel, task: Task, cfg: RunConfig, split: str
+    model: ControlModel, task: Task, cfg: TrainingConfig, split: str
 ) -> Tensor:  # `[N,d]`
     """Compute the sentence vectors M(x) of a split as a generator reads them."""
     bb = model.backbone
-    is_mean = resolve_sentence_pooling(cfg) == "mean"
+    is_mean = model.head.pooling == "mean"
     examples = encode_rows(task, task.splits[split], bb, cfg.max_len)
     batch_size = 4 * cfg.batch_size
     if cfg.cache == "none":
@@ -217,7 +217,7 @@ def _evaluations_since_best(history: list[tuple[int, float]]) -> int:
 def fit_side_network(
     model: ControlModel,  # model with a `SideNetwork`, which is changed in place
     task: Task,  # task with its splits
-    cfg: RunConfig,  # config with learning rate, weight decay, batch size, seed and cache
+    cfg: TrainingConfig,  # config with learning rate, weight decay, batch size, seed and cache
 ) -> TrainLog:
     """Train a side network with AdamW on sentence vectors that are computed once.
 
@@ -231,7 +231,8 @@ def fit_side_network(
     Z = _encode_sentence_vectors(model, task, cfg, "train")
     validation_Z = _encode_sentence_vectors(model, task, cfg, "validation")
     targets = torch.tensor(training_targets(task, task.splits["train"]))
-    lr = cfg.lr or CONTROL_METHODS["side-network"].learning_rates[1]
+    lr = cfg.lr or CONTROL_METHODS["side-network"].default_learning_rate
+    assert lr is not None
     optimizer = torch.optim.AdamW(head.parameters(), lr, weight_decay=cfg.weight_decay)
     order = torch.Generator().manual_seed(cfg.seed)
     torch.manual_seed(cfg.seed)
@@ -251,7 +252,7 @@ def fit_side_network(
             outputs = head.eval().classify_vectors(validation_Z)
         if not (np.isfinite(losses).all() and outputs.isfinite().all()):
             raise DivergenceError(
-                f"the loss or an output of {cfg.method!r} is not finite after step {len(losses)} "
+                f"the loss or an output of {cfg.run_name!r} is not finite after step {len(losses)} "
                 f"(learning rate {optimizer.defaults['lr']:g}): a lower lr usually fixes it."
             )
         score = score_main_metric(task, outputs, validation_rows)
@@ -284,61 +285,113 @@ def _train_one_epoch(
         yield loss.item()
 
 
-@dataclass(frozen=True)
-class Control:
-    """Entry of `CONTROL_METHODS`: a head and the function that fits it."""
-
-    # function of backbone, config and number of outputs that returns a head
-    build_head: Callable[[Backbone, RunConfig, int], nn.Module]
-    # function of model, task and config that trains the model in place and returns its log
-    fit: Callable[[ControlModel, Task, RunConfig], TrainLog]
-    learning_rates: tuple[float, ...]  # learning rates that a comparison tries; may be empty
-    question: str  # what the control answers
-    kind = "control"
-    insertion_point = "nowhere"
-
-    @property
-    def default_learning_rate(self) -> float | None:
-        """The learning rate of a run for which none was chosen; None if the control has none."""
-        return self.learning_rates[1] if self.learning_rates else None
+_TRAINING_LOOP_OPTIONS = (  # a control is fitted in another way
+    *("epochs", "schedule", "beta2", "eps", "no_decay_on_bias_and_norm", "warmup", "head_lr"),
+    *("patience", "accumulate", "precision", "compile", "class_weight", "dropout_below_prompt"),
+    *("clip", "two_layer_head", "head_init"),
+)
 
 
-def _build_side_network_head(bb: Backbone, cfg: RunConfig, n_out: int) -> SideNetwork:
-    pooling = "mean" if resolve_sentence_pooling(cfg) == "mean" else bb.default_pooling
-    return SideNetwork(bb.d, n_out, cfg.bottleneck or 256, pooling, cfg.prompt_dropout)
+@dataclass(frozen=True, kw_only=True)
+class ControlConfig(MethodConfig):
+    """Options of a control, whose head is fitted without a prompt."""
+
+    def build_head(self, bb: Backbone, cfg: TrainingConfig, n_out: int) -> nn.Module:
+        """Return the head of the control, which is not yet fitted."""
+        raise NotImplementedError
+
+    def fit(self, model: ControlModel, task: Task, cfg: TrainingConfig) -> TrainLog:
+        """Fit the model in place, and return the log of the training."""
+        raise NotImplementedError
 
 
-CONTROL_METHODS: dict[str, Control] = {
-    "majority": Control(
-        lambda bb, cfg, n_out: MajorityHead(n_out), fit_majority, (), "the most frequent label"
-    ),
-    "probe": Control(
-        lambda bb, cfg, n_out: ProbeHead(bb.d, n_out, bb.n_layers),
-        fit_probe,
-        (),
-        "a converged linear model of the frozen hidden states",
-    ),
-    "side-network": Control(
-        _build_side_network_head,
-        fit_side_network,
-        (3e-4, 1e-3, 3e-3),
-        "the generator without its prompt",
-    ),
-}
-# iterates over the methods, then over the controls
-ALL_METHODS: ChainMap[str, Any] = ChainMap(CONTROL_METHODS, METHODS)
+@register(
+    "majority",
+    reference="the most frequent label",
+    learning_rates=(),
+    insertion_point="nowhere",
+    kind="control",
+    unused_options=("lr", "weight_decay", *_TRAINING_LOOP_OPTIONS),
+)
+class MajorityConfig(ControlConfig):
+    """The majority class, which has no options."""
+
+    def build_head(self, bb: Backbone, cfg: TrainingConfig, n_out: int) -> nn.Module:
+        """Return a head with the same output for every example."""
+        return MajorityHead(n_out)
+
+    def fit(self, model: ControlModel, task: Task, cfg: TrainingConfig) -> TrainLog:
+        """Set the output to the class frequencies or the mean label."""
+        return fit_majority(model, task)
 
 
-def build_control(cfg: RunConfig, bb: Backbone, task: Task) -> ControlModel:
+@register(
+    "probe",
+    reference="a converged linear model of the frozen hidden states",
+    learning_rates=(),
+    insertion_point="nowhere",
+    kind="control",
+    unused_options=("lr", "weight_decay", *_TRAINING_LOOP_OPTIONS),
+    cacheable_states=("hidden", "sentence"),
+)
+class ProbeControlConfig(ControlConfig):
+    """The linear probe, which has no options."""
+
+    def build_head(self, bb: Backbone, cfg: TrainingConfig, n_out: int) -> nn.Module:
+        """Return a linear head."""
+        return ProbeHead(bb.d, n_out, bb.n_layers)
+
+    def fit(self, model: ControlModel, task: Task, cfg: TrainingConfig) -> TrainLog:
+        """Select the best probe on the validation split."""
+        return fit_probe(model, task, cfg)
+
+
+@register(
+    "side-network",
+    reference="the generator without its prompt",
+    learning_rates=(3e-4, 1e-3, 3e-3),
+    insertion_point="nowhere",
+    kind="control",
+    unused_options=_TRAINING_LOOP_OPTIONS,
+    cacheable_states=("hidden", "sentence"),
+)
+@dataclass(frozen=True, kw_only=True)
+class SideNetworkConfig(ControlConfig):
+    """Options of the side network."""
+
+    bottleneck: BottleneckWidth = 256  # width of the network
+    prompt_dropout: Probability = 0.1  # dropout on M(x) and in the network
+    # M(x): 'mean' over the words, or 'cls' (the papers' <s>); None: as pooling
+    sentence_pooling: Literal["mean", "cls", "noisy"] | None = None
+
+    def build_head(self, bb: Backbone, cfg: TrainingConfig, n_out: int) -> nn.Module:
+        """Return the network that predicts from M(x)."""
+        pooling = resolve_sentence_pooling(self.sentence_pooling, cfg.pooling)
+        site = "mean" if pooling == "mean" else bb.default_pooling
+        return SideNetwork(bb.d, n_out, self.bottleneck, site, self.prompt_dropout)
+
+    def fit(self, model: ControlModel, task: Task, cfg: TrainingConfig) -> TrainLog:
+        """Train the network on sentence vectors that are computed once."""
+        return fit_side_network(model, task, cfg)
+
+
+def build_control(
+    options: ControlConfig,  # options of the control
+    cfg: TrainingConfig,
+    bb: Backbone,
+    task: Task,
+) -> ControlModel:
     """Build the model of a control, which is not yet fitted."""
     n_out = 1 if task.is_regression else len(task.labels)
-    return ControlModel(bb, CONTROL_METHODS[cfg.method].build_head(bb, cfg, n_out))
+    return ControlModel(bb, options.build_head(bb, cfg, n_out))
 
 
 def fit_control(
+    control: MethodConfig,  # options of the control
     model: ControlModel,  # model that `build_control` returned, which is changed in place
     task: Task,  # task with its splits
-    cfg: RunConfig,  # config of the run
+    cfg: TrainingConfig,  # config of the run
 ) -> TrainLog:
     """Fit a control on the device of the run."""
-    return CONTROL_METHODS[cfg.method].fit(model.to(create_accelerator(cfg).device), task, cfg)
+    assert isinstance(control, ControlConfig)
+    return control.fit(model.to(create_accelerator(cfg).device), task, cfg)

@@ -17,10 +17,10 @@ from torch import Tensor
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
+from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.examples import encode_rows
 from idp_tutorial.training.layer_pooling import pool_all_layers
 from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import cache_folder
 
 __all__ = [
@@ -86,7 +86,7 @@ def _expand_to_all_classes(
 
 
 def _probe_poolings(
-    bb: Backbone, cfg: RunConfig, task: Task
+    bb: Backbone, cfg: TrainingConfig, task: Task
 ) -> list[tuple[tuple[str, ...], str | None]]:
     """Return the poolings that a probe may use, with the template of each group."""
     # the first position of a decoder is the same for every example
@@ -118,7 +118,7 @@ class _FittedProbe:
     description: dict[str, Any]
 
 
-def _iterate_candidates(bb: Backbone, cfg: RunConfig, task: Task) -> Iterator[_Candidate]:
+def _iterate_candidates(bb: Backbone, cfg: TrainingConfig, task: Task) -> Iterator[_Candidate]:
     """Yield the pooled representations of every layer and pooling."""
     splits = task.splits["train"], task.splits["validation"]
     folder = None if cfg.cache == "none" else cache_folder(cfg.cache_dir)
@@ -161,7 +161,8 @@ def _accept_all(layer: int, pooling: str) -> bool:
 def fit_best_probe(
     bb: Backbone,  # frozen backbone
     task: Task,  # task with its training and validation splits
-    cfg: RunConfig,  # its `cache`, `cache_dir`, `max_len`, `batch_size` and `template` are used
+    # its `cache`, `cache_dir`, `max_len`, `batch_size` and `template` are used
+    cfg: TrainingConfig,
     # function of layer and pooling that returns whether to try them
     accept_layer_and_pooling: Callable[[int, str], bool] = _accept_all,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:  # `W`, `b`, and a description with all candidates
@@ -201,7 +202,7 @@ def fit_best_probe(
 def initialise_head_from_probe(
     model: PromptedModel,  # model with a linear head, which is changed in place
     task: Task,  # task with its training and validation splits
-    cfg: RunConfig,  # config with the options of `fit_best_probe`
+    cfg: TrainingConfig,  # config with the options of `fit_best_probe`
 ) -> dict[str, Any]:  # description of the probe
     """Initialise the head with the converged probe of the last layer, with the pooling of the head.
 

@@ -157,7 +157,7 @@ def find_fetched_backbone(
     folder = backbone_cache_folder() / name
     if name not in BACKBONE_SOURCES or not (folder / MANIFEST_NAME).is_file():
         return None
-    return require_intact_files(folder, f"Run `idp_fetch {name}` to fetch {name!r} again.")
+    return require_intact_files(folder, f"Run `idp fetch {name}` to fetch {name!r} again.")
 
 
 def describe_origin(
@@ -426,6 +426,6 @@ def fetch_backbone(
     except OSError as e:
         raise UserError(
             f"{root} cannot be written ({e.strerror or e}). Free some space, or set IDP_CACHE to "
-            f"another folder, then run `idp_fetch {name}` again."
+            f"another folder, then run `idp fetch {name}` again."
         ) from e
     return root / name

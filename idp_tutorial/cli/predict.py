@@ -1,4 +1,4 @@
-"""The command `idp_predict`: one prediction for each text of a file, with a saved prompt.
+"""The command `idp predict`: one prediction for each text of a file, with a saved prompt.
 
 The reader reads tables, JSON lines and plain lines. The text of a row is in the column that is
 named, else in `sentence1`, or in the column that the model was trained on. A row keeps all its
@@ -11,16 +11,23 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any, Literal
 
-from idp_tutorial.cli.command_line import Inherited, command
-from idp_tutorial.cli.option_values import refuse_unused_options
-from idp_tutorial.utils.checks import UserError, check_at_least, check_choice, check_writable_file
+from idp_tutorial.cli.commands import CommandOptions, command, refuse_given
+from idp_tutorial.utils.checks import UserError, check_choice, check_writable_file
 from idp_tutorial.utils.durable import open_atomically
+from idp_tutorial.utils.options import Range
 
-__all__ = ["PREDICTION_COLUMNS", "select_text_columns", "make_row_writer", "idp_predict"]
+__all__ = [
+    "PREDICTION_COLUMNS",
+    "select_text_columns",
+    "make_row_writer",
+    "PredictOptions",
+    "predict_command",
+]
 
 
 PREDICTION_COLUMNS = "prediction", "probabilities", "generated"  # columns that are added to a row
@@ -41,8 +48,8 @@ def _choose_column(
     """Return the column that was given, or the first candidate in the row."""
     if given and given not in row:
         raise UserError(
-            f"{where}: no column {given!r} among {', '.join(row)}: name another with --text or "
-            "--text2."
+            f"{where}: no column {given!r} among {', '.join(row)}: name another with text= or "
+            "text2=."
         )
     return given or next((c for c in candidates if c in row), None)
 
@@ -77,15 +84,15 @@ def select_text_columns(
 
 
 def _output_format(out: str, given: str | None) -> str:
-    """Return 'csv' or 'jsonl': as `--out_format` says, or by the extension of the file."""
+    """Return 'csv' or 'jsonl': as `out_format` says, or by the extension of the file."""
     extension = Path(out).suffix.lower()
     if not given and extension in (".tsv", ".parquet", ".xlsx", ".gz", ".xz"):
         raise UserError(
-            f"--out {out}: predictions are written as uncompressed CSV or JSON lines: use the "
-            "extension .csv or .jsonl, or give --out_format."
+            f"out={out}: predictions are written as uncompressed CSV or JSON lines: use the "
+            "extension .csv or .jsonl, or give out_format."
         )
     default = "csv" if extension == ".csv" else "jsonl"
-    return check_choice(given or default, ("csv", "jsonl"), "--out_format")
+    return check_choice(given or default, ("csv", "jsonl"), "out_format")
 
 
 @contextmanager
@@ -122,7 +129,7 @@ def _to_json_value(value: Any, column: str | None = None) -> Any:
     if isinstance(value, float) and math.isinf(value):
         raise UserError(
             f"column {column!r} contains infinity, which JSON lines cannot express: remove the "
-            "column, or write CSV (--out_format csv)."
+            "column, or write CSV (out_format=csv)."
         )
     return None if isinstance(value, float) and math.isnan(value) else value
 
@@ -148,7 +155,7 @@ def _make_csv_writer(file: IO) -> Callable[[dict], None]:
             if column not in columns:
                 raise UserError(
                     f"a row has a column {column!r} that the first row lacks: a CSV file needs the "
-                    "same columns in every row; write JSON lines (--out_format jsonl)."
+                    "same columns in every row; write JSON lines (out_format=jsonl)."
                 )
         table.writerow(flat.get(column, "") for column in columns)
 
@@ -171,16 +178,14 @@ def make_row_writer(
     return write_row
 
 
-def _refuse_unused(given: dict[str, Any], task: Any, cfg: Any) -> None:
+def _refuse_unused(options: "PredictOptions", task: Any, cfg: Any) -> None:
     """Check that the model can use the options that were given."""
     if not task.labels:
-        reason = f"by task {task.name!r}, which has no classes"
-        refuse_unused_options(idp_predict, given, "proba", reason)
+        refuse_given(options, "proba", f"by task {task.name!r}, which has no classes")
     if not task.pair:
-        reason = f"by task {task.name!r}, which has one text"
-        refuse_unused_options(idp_predict, given, "text2", reason)
-    if cfg.method != "m-idpg-phm-glove":
-        refuse_unused_options(idp_predict, given, "glove", f"by method {cfg.method!r}")
+        refuse_given(options, "text2", f"by task {task.name!r}, which has one text")
+    if not hasattr(cfg.method_config, "glove"):
+        refuse_given(options, "glove", f"by method {cfg.method!r}")
 
 
 def _predicted_columns(prediction: dict, task: Any, with_probabilities: bool) -> dict:
@@ -194,48 +199,53 @@ def _predicted_columns(prediction: dict, task: Any, with_probabilities: bool) ->
     return columns
 
 
-@command
-def idp_predict(
-    *,
-    model: str = "runs/train",  # folder that idp_train wrote, or a model on the hub, NAME/MODEL
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(CommandOptions):
+    """Options of `idp predict`."""
+
+    model: str = "runs/train"  # folder that `idp train` wrote, or a model on the hub, NAME/MODEL
     # CSV, TSV, Parquet, JSON lines, or lines that are JSON or text; '-': standard input
-    texts: str = "-",
-    text: str | None = None,  # column of the texts (default: sentence1, that of training, or text)
-    text2: str | None = None,  # column of the second texts, for pairs
-    format: Inherited,
-    backbone: str | None = None,  # folder of the backbone, if it is not found by its name
-    glove: str | None = None,  # file or folder of GloVe vectors, if the model was trained with some
-    out: str = "-",  # file of predictions; '-': standard output
-    out_format: str | None = None,  # csv or jsonl (default: by the extension of --out, else jsonl)
-    proba: bool = False,  # add the probability of every class
-    batch_size: int = 128,  # texts in a batch
-    device: Inherited,
-) -> None:
+    texts: str = "-"
+    text: str | None = None  # column of the texts (default: sentence1, that of training, or text)
+    text2: str | None = None  # column of the second texts, for pairs
+    # csv, tsv, jsonl, parquet, lines or auto (default: by the extension of the file)
+    format: str | None = None
+    backbone: str | None = None  # folder of the backbone, if it is not found by its name
+    glove: str | None = None  # file or folder of GloVe vectors, if the model was trained with some
+    out: str = "-"  # file of predictions; '-': standard output
+    out_format: str | None = None  # csv or jsonl (default: by the extension of out, else jsonl)
+    proba: bool = False  # add the probability of every class
+    batch_size: Annotated[int, Range(1, 10**6)] = 128  # texts in a batch
+    device: Literal["auto", "cpu"] = "auto"  # a GPU if there is one, or the processor
+
+
+@command(PredictOptions)
+def predict_command(options: PredictOptions, base: Any) -> None:
     """Predict texts: each line of the output is the row with its prediction.
 
-    idp_predict --model tickets --texts new.csv --text message --proba --out answers.csv
+    idp predict --model tickets --texts new.csv --text message --proba --out answers.csv
     """
-    check_at_least(batch_size, 1, "--batch_size")
-    output_format = _output_format(out, out_format)
-    if out != "-":
-        check_writable_file(out, "--out ")
-    check_choice(device, ("auto", "cpu"), "--device")
+    output_format = _output_format(options.out, options.out_format)
+    if options.out != "-":
+        check_writable_file(options.out)
     import torch
 
     from idp_tutorial.data.reading import iterate_rows
     from idp_tutorial.saving.prompt_files import from_pretrained
     from idp_tutorial.training.evaluation import predict
 
-    trained, task, cfg = from_pretrained(model, backbone, glove=glove)
-    _refuse_unused(locals(), task, cfg)
-    if device == "auto" and torch.cuda.is_available():
+    trained, task, cfg = from_pretrained(options.model, options.backbone, glove=options.glove)
+    _refuse_unused(options, task, cfg)
+    if options.device == "auto" and torch.cuda.is_available():
         trained.to("cuda")
-    rows = select_text_columns(iterate_rows(texts, format, task.pair), task, text, text2)
+    read = iterate_rows(options.texts, options.format, task.pair)
+    rows = select_text_columns(read, task, options.text, options.text2)
+    batch_size = options.batch_size
     # the rows of a question must be predicted together
     chunk_size = None if task.grouping == "choose" else 8 * batch_size
-    with _open_output(out) as file:
+    with _open_output(options.out) as file:
         write_row = make_row_writer(file, output_format)
         while chunk := [*islice(rows, chunk_size)]:
             predictions = predict(trained, task, cfg, [t for _, t in chunk], batch_size)
             for (row, _), prediction in zip(chunk, predictions):
-                write_row({**row, **_predicted_columns(prediction, task, proba)})
+                write_row({**row, **_predicted_columns(prediction, task, options.proba)})

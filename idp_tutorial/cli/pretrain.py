@@ -1,49 +1,55 @@
-"""The command `idp_pretrain`: train a small language model on lines of text.
+"""The command `idp pretrain`: train a small language model on lines of text.
 
 The bundled backbones were trained with these commands:
 
 The first two commands trained `tiny`: the second starts from the weights of the first, with a
 learning rate schedule of its own. The others trained the decoder `tiny-gpt2` on the same text.
-`--init_from` also takes a folder of weights, such as the bundled ones in `idp_tutorial/assets`,
+`init_from` also takes a folder of weights, such as the bundled ones in `idp_tutorial/assets`,
 so that these can be trained further. The command creates the tokenizer, the token ids and the
-model, resumes after a kill, and writes `backbone/` below `--out`. On a GPU the model is
+model, resumes after a kill, and writes `backbone/` below `out`. On a GPU the model is
 compiled; on a CPU it uses as many cores as `OMP_NUM_THREADS` allows.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from idp_tutorial.cli.command_line import command
-from idp_tutorial.cli.option_values import refuse_unused_options
+from idp_tutorial.cli.commands import CommandOptions, command, refuse_given
 
-__all__ = ["idp_pretrain"]
+__all__ = ["PretrainOptions", "pretrain_command"]
 
 
-@command
-def idp_pretrain(
-    text: str,  # text files with one document a line, comma-separated; .xz files are read too
+@dataclass(frozen=True, kw_only=True)
+class PretrainOptions(CommandOptions):
+    """Options of `idp pretrain`."""
+
+    text: str  # text files with one document a line, comma-separated; .xz files are read too
     # a folder of tasks: their training texts are added, their held-out texts are left out
-    tasks: str | None = None,
-    out: str = "runs/tiny",  # folder for checkpoint, log and, at the end, `backbone/`
-    corpus_dir: str | None = None,  # folder for tokenizer and token ids (default: as --out)
-    family: str = "roberta",  # or 'gpt2'
-    n_layers: int = 8,  # number of transformer layers
-    d: int = 192,  # width of the hidden states
-    steps: int = 6_000,  # optimizer steps
-    tokens: int = 2048,  # tokens in a step
-    lr: float = 1.5e-3,  # peak learning rate
-    distil: float = 3.0,  # weight of the distillation loss on the teacher's hidden states
-    seed: int = 0,  # seed of initialisation, batches and masks
+    tasks: str | None = None
+    out: str = "runs/tiny"  # folder for checkpoint, log and, at the end, `backbone/`
+    corpus_dir: str | None = None  # folder for tokenizer and token ids (default: as --out)
+    family: str = "roberta"  # or 'gpt2'
+    n_layers: int = 8  # number of transformer layers
+    d: int = 192  # width of the hidden states
+    steps: int = 6_000  # optimizer steps
+    tokens: int = 2048  # tokens in a step
+    lr: float = 1.5e-3  # peak learning rate
+    distil: float = 3.0  # weight of the distillation loss on the teacher's hidden states
+    seed: int = 0  # seed of initialisation, batches and masks
     # folder of a finished run, or of weights, of the same shape: training starts from them
-    init_from: str = "",
-    every: int = 250,  # steps between checkpoints
-    dtype: str = "bfloat16",  # dtype of the forward and the backward pass
+    init_from: str = ""
+    every: int = 250  # steps between checkpoints
+    dtype: str = "bfloat16"  # dtype of the forward and the backward pass
     # backbone that initialises the embeddings and whose layers are imitated; '': no teacher
-    teacher: str = "minilm",
-) -> None:
+    teacher: str = "minilm"
+
+
+@command(PretrainOptions)
+def pretrain_command(options: PretrainOptions, base: Any) -> None:
     """Pretrain a small RoBERTa or GPT-2; run the same command again to resume."""
-    if not teacher:
-        refuse_unused_options(idp_pretrain, locals(), "distil", "without a teacher")
+    if not options.teacher:
+        refuse_given(options, "distil", "without a teacher")
     from idp_tutorial.backbones.load import load_backbone
     from idp_tutorial.reproduction.pretraining.corpus import prepare_text, read_corpus
     from idp_tutorial.reproduction.pretraining.distillation import (
@@ -58,32 +64,45 @@ def idp_pretrain(
     )
 
     cfg = PretrainConfig(
-        family=family,
-        d=d,
-        n_layers=n_layers,
-        steps=steps,
-        tokens_per_step=tokens,
-        lr=lr,
-        seed=seed,
-        dtype=dtype,
-        distillation_weight=distil,
-        init_from=init_from,
+        family=options.family,
+        d=options.d,
+        n_layers=options.n_layers,
+        steps=options.steps,
+        tokens_per_step=options.tokens,
+        lr=options.lr,
+        seed=options.seed,
+        dtype=options.dtype,
+        distillation_weight=options.distil,
+        init_from=options.init_from,
     )
-    teacher_bb = load_backbone(teacher, attn="eager") if teacher else None
+    teacher_bb = load_backbone(options.teacher, attn="eager") if options.teacher else None
     encode = None
     if teacher_bb:
         encode = partial(encode_aligned_streams, teacher_tokenizer=teacher_bb.tokenizer)
-    lines = read_corpus(text.split(","), tasks)
-    tokenizer, arrays = prepare_text(lines, Path(corpus_dir or out), cfg.vocab_size, 0, encode)
-    embeddings = project_teacher_embeddings(tokenizer, teacher_bb, d) if teacher_bb else None
+    lines = read_corpus(options.text.split(","), options.tasks)
+    tokenizer, arrays = prepare_text(
+        lines, Path(options.corpus_dir or options.out), cfg.vocab_size, 0, encode
+    )
+    embeddings = (
+        project_teacher_embeddings(tokenizer, teacher_bb, options.d) if teacher_bb else None
+    )
     loss = None
-    if teacher_bb and distil:
-        is_causal = family == "gpt2"
-        loss = DistillationLoss(teacher_bb, arrays, d, n_layers, causal=is_causal, seed=seed)
+    if teacher_bb and options.distil:
+        is_causal = options.family == "gpt2"
+        loss = DistillationLoss(
+            teacher_bb, arrays, options.d, options.n_layers, causal=is_causal, seed=options.seed
+        )
     report = partial(print, flush=True)
     model, _ = pretrain(
-        arrays["stream"], tokenizer, cfg, Path(out), embeddings, loss, every, report=report
+        arrays["stream"],
+        tokenizer,
+        cfg,
+        Path(options.out),
+        embeddings,
+        loss,
+        options.every,
+        report=report,
     )
-    if family == "gpt2":
+    if options.family == "gpt2":
         tokenizer.mask_token = None  # a decoder has no masks
-    save_backbone(model, tokenizer, Path(out) / "backbone")
+    save_backbone(model, tokenizer, Path(options.out) / "backbone")

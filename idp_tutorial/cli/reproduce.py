@@ -1,18 +1,24 @@
-"""The command `idp_reproduce`: run a published table or figure and compare the scores.
+"""The command `idp reproduce`: run a published table or figure and compare the scores.
 
-`idp_reproduce --table lpt-2 --scale small --data FOLDER` trains the runs of LPT's Table 2 that
+`idp reproduce --table lpt-2 --scale small --data FOLDER` trains the runs of LPT's Table 2 that
 are missing on a small backbone, and prints both scores. For a figure that is not a table of
 scores it runs the experiment that decides the figure's claim.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from idp_tutorial.cli.command_line import Inherited, command, split_names
-from idp_tutorial.cli.option_values import parse_floats, refuse_unused_options
+from idp_tutorial.cli.commands import (
+    CommandOptions,
+    command,
+    parse_floats,
+    refuse_given,
+    split_names,
+)
 
-__all__ = ["idp_reproduce"]
+__all__ = ["ReproduceOptions", "reproduce_command"]
 
 
 def _update_claims(file: str, data: str | None) -> None:
@@ -39,26 +45,19 @@ def _update_claims(file: str, data: str | None) -> None:
     print(f"written: {file}")
 
 
-def _reproduce_figure(
-    table: str,
-    backbone: str | None,
-    data: str | None,
-    seeds: int | None,
-    steps: int | None,
-    out: str,
-) -> None:
+def _reproduce_figure(options: "ReproduceOptions", data: str | None) -> None:
     """Run the experiment of a figure, and print its measurements for each seed."""
     from pathlib import Path
 
+    from idp_tutorial.assembly.config import RunOptions
     from idp_tutorial.reproduction.analysis.paper_figures import reproduce_figure
     from idp_tutorial.utils.checks import check_writable_folder
-    from idp_tutorial.utils.config import RunConfig
 
-    check_writable_folder(out, "--out ")
-    steps = steps or 200
-    file = Path(out) / f"{table}.jsonl"
-    base = RunConfig(
-        backbone=backbone or "minilm",
+    check_writable_folder(options.out)
+    steps = options.steps or 200
+    file = Path(options.out) / f"{options.table}.jsonl"
+    base = RunOptions(
+        backbone=options.backbone or "minilm",
         data=data,
         prompt_length=5,
         standardise=True,
@@ -66,7 +65,7 @@ def _reproduce_figure(
         eval_every=max(1, steps // 10),
         batch_size=16,
     )
-    for r in reproduce_figure(table, base, seeds or 5, file):
+    for r in reproduce_figure(options.table, base, options.seeds or 5, file):
         measurements = [f"{name} {value:.3f}" for name, value in r["measurements"].items()]
         print("  ".join([r["task"], f"seed {r['seed']}", *measurements]))
     print(f"\nwritten: {file}")
@@ -80,65 +79,76 @@ def _print_plan(runs: Iterable[Any]) -> None:
         print(f"{cfg.backbone:14} {cfg.task:6} {shots}  {cfg.head:14} {length:12} {cfg.method}")
 
 
-@command
-def idp_reproduce(
-    *,
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions(CommandOptions):
+    """Options of `idp reproduce`."""
+
     # a table or figure: idpg-1 … idpg-f9, lpt-1 … lpt-f6, id-spam-2 … id-spam-16
-    table: str = "lpt-2",
-    scale: str = "small",  # 'small': a small backbone, four tasks; 'full': the grid of the paper
+    table: str = "lpt-2"
+    # 'small': a small backbone, four tasks; 'full': the grid of the paper
+    scale: str = "small"
     # (default: the paper's; for 'small': smollm2 for LPT, else minilm)
-    backbone: str | None = None,
-    data: Inherited,
-    methods: str | None = None,  # some of the methods of the table and of the controls
-    tasks: str | None = None,  # some of the tasks of the table, comma-separated
-    glove: Inherited,
+    backbone: str | None = None
+    methods: str | None = None  # some of the methods of the table and of the controls
+    tasks: str | None = None  # some of the tasks of the table, comma-separated
     # optimizer steps of a run (default: 200; for 'full': the paper's); a few test the whole table
-    steps: int | None = None,
+    steps: int | None = None
     # number of seeds (default: 2 if the table has several few-shot samples; else 5)
-    seeds: int | None = None,
+    seeds: int | None = None
     # learning rates that every method tries, comma-separated; more if the best is an end (default:
     # the method's own; for 'full': the paper's)
-    learning_rates: str | None = None,
+    learning_rates: str | None = None
     # folder for TABLE-SCALE.jsonl; runs that the file contains are not repeated
-    out: str = "runs/reproduce",
-    plan: bool = False,  # print the runs and stop
+    out: str = "runs/reproduce"
+    plan: bool = False  # print the runs and stop
     # a file of claims, such as results/claims.csv: train nothing; compute effects and verdicts from
     # the records in its folder, write them into the file, and print them
-    claims: str | None = None,
-) -> None:
-    """Run a published table, or continue it, and print its scores beside the published ones."""
-    if claims:
-        unused = "table scale backbone methods tasks glove steps seeds learning_rates out plan"
-        refuse_unused_options(idp_reproduce, locals(), unused, "with --claims")
-        _update_claims(claims, data)
+    claims: str | None = None
+
+
+@command(ReproduceOptions, run_options=("data", "glove"))
+def reproduce_command(options: ReproduceOptions, base: Any) -> None:
+    """Run a published table, or continue it, and print its scores beside the published ones.
+
+    idp reproduce --table lpt-2 --scale small --data FOLDER
+    """
+    if options.claims:
+        unused = "table scale backbone methods tasks steps seeds learning_rates out plan"
+        refuse_given(options, unused, "with claims")
+        _update_claims(options.claims, base.data)
         return
     from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
     from idp_tutorial.reproduction.papers.protocols import plan_table_runs
     from idp_tutorial.reproduction.papers.reproduce import reproduce_table
 
+    table = options.table
     if table in FIGURE_EXPERIMENTS:
-        unused = "scale methods tasks glove learning_rates plan"
-        refuse_unused_options(idp_reproduce, locals(), unused, f"by the figure {table}")
-        _reproduce_figure(table, backbone, data, seeds, steps, out)
+        unused = "scale methods tasks learning_rates plan"
+        refuse_given(options, unused, f"by the figure {table}")
+        _reproduce_figure(options, base.data)
         return
-    method_names = split_names(methods) if methods else None
-    task_names = split_names(tasks) if tasks else None
-    if plan:
-        _print_plan(plan_table_runs(table, scale, backbone, data, method_names, task_names, glove))
+    methods = split_names(options.methods) if options.methods else None
+    tasks = split_names(options.tasks) if options.tasks else None
+    backbone = options.backbone
+    glove = base.get("glove")
+    if options.plan:
+        _print_plan(
+            plan_table_runs(table, options.scale, backbone, base.data, methods, tasks, glove)
+        )
         return
     results = reproduce_table(
         table,
-        scale,
+        options.scale,
         backbone,
-        data,
-        seeds,
-        out,
-        method_names,
-        task_names,
-        parse_floats(learning_rates, "learning_rates"),
-        steps,
+        base.data,
+        options.seeds,
+        options.out,
+        methods,
+        tasks,
+        parse_floats(options.learning_rates, "learning_rates"),
+        options.steps,
         partial(print, flush=True),
         glove,
     )
     print("\n" + results.dropna(subset="our mean").round(1).to_string(index=False))
-    print(f"\nwritten: {out}/{table}-{scale}.jsonl")
+    print(f"\nwritten: {options.out}/{table}-{options.scale}.jsonl")

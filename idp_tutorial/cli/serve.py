@@ -1,4 +1,4 @@
-"""The command `idp_serve`: predictions for many tasks with one backbone, in mixed batches.
+"""The command `idp serve`: predictions for many tasks with one backbone, in mixed batches.
 
 A fine-tuned model for each task needs a process for each task. A frozen backbone needs one
 process for all of them: requests that arrive at the same time share a forward pass, whatever
@@ -11,12 +11,14 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from idp_tutorial.cli.command_line import command, split_names
-from idp_tutorial.utils.checks import UserError, check_at_least, check_between, require_packages
+from idp_tutorial.cli.commands import CommandOptions, command, split_names
+from idp_tutorial.utils.checks import UserError, check_at_least, require_packages
+from idp_tutorial.utils.options import Range
 
-__all__ = ["Batcher", "create_app", "idp_serve"]
+__all__ = ["Batcher", "create_app", "ServeOptions", "serve_command"]
 
 
 class Batcher:
@@ -84,7 +86,7 @@ def create_app(
         if task_model.task.grouping == "choose":
             raise UserError(
                 f"{name!r} cannot be served, because its task compares all rows of a question and "
-                "a request has one row: leave it out, or use idp_predict."
+                "a request has one row: leave it out, or use idp predict."
             )
     batcher = Batcher(lambda rows: model.predict(rows, probabilities=True), batch_size, max_wait)
 
@@ -122,31 +124,35 @@ def _bind_socket(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except (OSError, ValueError) as e:  # a host name that is too long is a UnicodeError
         raise UserError(
-            f"--host {host[:60]!r} --port {port} cannot be served ({e}): give an address of this "
+            f"host={host[:60]!r} and port={port} cannot be served ({e}): give an address of this "
             "machine, such as 127.0.0.1, and a port that is not in use."
         ) from None
 
 
-@command
-def idp_serve(
-    models: str,  # saved models, comma-separated: folders, or names on the hub
-    backbone: str | None = None,  # folder of the backbone, if it has moved since training
-    batch_size: int = 32,  # largest number of requests in a batch
-    wait_ms: float = 5.0,  # milliseconds that a request waits for others
-    host: str = "127.0.0.1",  # address to listen on; the default accepts this machine only
-    port: int = 8000,  # port to listen on
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(CommandOptions):
+    """Options of `idp serve`."""
+
+    models: str  # saved models, comma-separated: folders, or names on the hub
+    backbone: str | None = None  # folder of the backbone, if it has moved since training
+    batch_size: int = 32  # largest number of requests in a batch
+    # milliseconds that a request waits for others
+    wait_ms: Annotated[float, Range(0, 60_000)] = 5.0
+    host: str = "127.0.0.1"  # address to listen on; the default accepts this machine only
+    port: Annotated[int, Range(0, 65_535)] = 8000  # port to listen on
+
+
+@command(ServeOptions)
+def serve_command(options: ServeOptions, base: Any) -> None:
     """Serve saved models with one backbone: POST /answer {"task": …, "sentence1": …}."""
     require_packages("fastapi", "uvicorn")
-    check_between(port, 0, 65_535, "port")
-    check_between(wait_ms, 0, 60_000, "wait_ms")
     from idp_tutorial.serving.multitask import MultiTaskModel
 
-    with _bind_socket(host, port) as server_socket:  # before models are loaded
-        model = MultiTaskModel.from_pretrained(split_names(models), backbone)
-        app = create_app(model, batch_size, wait_ms / 1000)
+    with _bind_socket(options.host, options.port) as server_socket:  # before models are loaded
+        model = MultiTaskModel.from_pretrained(split_names(options.models), options.backbone)
+        app = create_app(model, options.batch_size, options.wait_ms / 1000)
         import uvicorn
 
         bound_port = server_socket.getsockname()[1]
-        print(f"http://{host}:{bound_port}/answer (Ctrl-C stops the server)", flush=True)
+        print(f"http://{options.host}:{bound_port}/answer (Ctrl-C stops the server)", flush=True)
         uvicorn.Server(uvicorn.Config(app)).run(sockets=[server_socket])

@@ -1,34 +1,29 @@
-"""The command `idp_sweep`: train late prompts at every layer of one model, with all seeds.
+"""The command `idp sweep`: train late prompts at every layer of one model, with all seeds.
 
 The command first chooses a layer without training, which is cheap; then it trains at every
 layer, so that the choice can be judged. All options are checked before the learning rate of the
 head is searched. After a kill the same command continues the sweep.
 """
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from idp_tutorial.cli.command_line import (
-    Inherited,
+from idp_tutorial.cli.commands import (
+    ComparisonOptions,
+    TableOptions,
     command,
-    config_from_options,
     parse_ints,
+    refuse_given,
     split_names,
 )
-from idp_tutorial.cli.option_values import parse_learning_rates, refuse_unused_options
 from idp_tutorial.utils.checks import DivergenceError, require_packages
 
-__all__ = ["idp_sweep"]
+__all__ = ["SweepOptions", "sweep_command"]
 
 
 def _validate(
-    methods: list[str],
-    base: Any,
-    layers: list[int] | None,
-    seeds: int,
-    out: str,
-    probe: bool,
-    **training_options: Any,
+    methods: list[str], base: Any, layers: list[int] | None, options: "SweepOptions"
 ) -> Any:
     """Check everything that can be checked before training, and return the task."""
     from idp_tutorial.assembly.options import refuse_unread_options
@@ -38,12 +33,19 @@ def _validate(
     from idp_tutorial.reproduction.analysis.layer_sweep import plan_layer_sweep
     from idp_tutorial.runs.compare import dry_run_comparison
 
-    refuse_unread_options(methods, base, allowed_methods=METHODS, **training_options)
-    dry_run_comparison(methods, base, seeds, out)
-    plan_layer_sweep(methods, base, layers, seeds)
+    refuse_unread_options(
+        methods,
+        base,
+        METHODS,
+        tune=options.tune,
+        tune_head_first=options.tune_head_first,
+        learning_rates=options.learning_rates,
+    )
+    dry_run_comparison(methods, base, options.seeds, options.out)
+    plan_layer_sweep(methods, base, layers, options.seeds)
     task = load_task(base.task, base.data, base.shots)
-    if probe:
-        require_classes(task, "--probe")
+    if options.probe:
+        require_classes(task, "probe")
     return task
 
 
@@ -116,7 +118,7 @@ def _train_layers(
     print("\n" + sweep_table(records).round(4).to_string(index=False))
     for r in records:
         if r.get("status") == "diverged":
-            print(f"{r['method']} at layer {r['layer']} with seed {r['seed']} diverged")
+            print(f"{r['method']} at layer {r.get('layer')} with seed {r['seed']} diverged")
     if not layers and set(methods) & set(late_prompt_methods()):
         print("\n" + depth_profile_table(records).round(2).to_string(index=False))
         if choice:
@@ -134,7 +136,7 @@ def _probe_information(
     probe: Any,
 ) -> None:
     """Measure the information in every layer of models trained with `lpt`."""
-    from dataclasses import asdict, replace
+    from dataclasses import asdict
 
     from idp_tutorial.methods.registry import METHODS
     from idp_tutorial.reproduction.analysis.information_curves import measure_information_curves
@@ -143,7 +145,7 @@ def _probe_information(
     layer_learning_rates = {
         r["layer"]: r["lr"] for r in records if r["method"] == "lpt" and r["lr"]
     }
-    cfg = replace(base, method="lpt", lr=lr or METHODS["lpt"].default_learning_rate)
+    cfg = base.with_method("lpt", lr=lr or METHODS["lpt"].default_learning_rate)
     report = partial(print, flush=True)
     file = sweep_file(out, base, "information")
     measure_information_curves(
@@ -151,56 +153,34 @@ def _probe_information(
     )
 
 
-@command
-def idp_sweep(
-    *,
-    table: Inherited,
-    text: Inherited,
-    text2: Inherited,
-    label: Inherited,
-    format: Inherited,
-    regression: Inherited,
-    validation: Inherited,
-    test: Inherited,
-    task: Inherited,
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(TableOptions, ComparisonOptions):
+    """Options of `idp sweep`."""
+
+    option_group: ClassVar[str] = "this command"
+
     # comma-separated; methods without a layer are trained once
-    methods: str = "head-only,fine-tuning,lpt,lpt-npg,lpt-appg,lpt-mppg,id-spam",
-    backbone: Inherited,
-    data: Inherited,
-    shots: Inherited,
-    layers: str | None = None,  # layers below the prompt, comma-separated (default: all)
-    seeds: Inherited,
-    steps: Inherited,
-    batch_size: Inherited,
-    max_len: Inherited,
-    prompt_length: Inherited,
-    bottleneck: Inherited,
-    head: Inherited,
-    lr: Inherited,
-    learning_rates: Inherited,
-    # choose the learning rate from three at every layer, on the validation split
-    tune: bool = False,
-    tune_head_first: Inherited,
+    methods: str = "head-only,fine-tuning,lpt,lpt-npg,lpt-appg,lpt-mppg,id-spam"
+    layers: str | None = None  # layers below the prompt, comma-separated (default: all)
     # then train `lpt` at the first, the middle and the last layer, and probe the information in
     # every layer
-    probe: bool = False,
-    probe_depth: int = 1,  # layers of the probe (LPT: 6); 0: a linear probe
-    probe_width: int = 128,  # width of the probe (LPT: 1024), a multiple of 4
-    probe_steps: int = 400,  # training steps of the probe
-    evaluations: Inherited,
-    # 'hidden': compute the layers below the prompt once, and keep their hidden states on disk
-    cache: str = "none",
-    precision: Inherited,
-    device: Inherited,
+    probe: bool = False
+    probe_depth: int = 1  # layers of the probe (LPT: 6); 0: a linear probe
+    probe_width: int = 128  # width of the probe (LPT: 1024), a multiple of 4
+    probe_steps: int = 400  # training steps of the probe
     # folder for sweep-TASK-BACKBONE.jsonl; runs that the file contains are not repeated
-    out: str = "runs",
-) -> None:
-    """Choose a prompt layer without training, then train at every layer; run again to resume."""
-    base = config_from_options(locals())
-    grid = parse_learning_rates(locals())
-    if not probe:
-        unused = "probe_depth probe_width probe_steps"
-        refuse_unused_options(idp_sweep, locals(), unused, "without --probe")
+    out: str = "runs"
+
+
+@command(SweepOptions, run_options=None, excluded=("seed", "eval_every", "layer"), task="questions")
+def sweep_command(options: SweepOptions, base: Any) -> None:
+    """Choose a prompt layer without training, then train at every layer; run again to resume.
+
+    idp sweep --task questions --methods lpt,lpt-npg --layers 2,4,6
+    """
+    grid = options.learning_rate_grid(base.lr)
+    if not options.probe:
+        refuse_given(options, "probe_depth probe_width probe_steps", "without probe")
     require_packages("matplotlib")
     import matplotlib
 
@@ -209,30 +189,20 @@ def idp_sweep(
     from idp_tutorial.utils.durable import file_lock
 
     matplotlib.use("Agg")
-    probe_cfg = ProbeConfig(probe_depth, probe_width, steps=probe_steps)
-    selected = split_names(methods)
-    at_layers = parse_ints(layers, "layers")
-    loaded_task = _validate(
-        selected,
-        base,
-        at_layers,
-        seeds,
-        out,
-        probe,
-        tune=tune,
-        tune_head_first=tune_head_first,
-        learning_rates=learning_rates,
-    )
+    probe_cfg = ProbeConfig(options.probe_depth, options.probe_width, steps=options.probe_steps)
+    methods = split_names(options.methods)
+    layers = parse_ints(options.layers, "layers")
+    seeds = options.seeds
+    out = options.out
+    task = _validate(methods, base, layers, options)
     file = sweep_file(out, base)
-    tune = tune or bool(grid)
+    tune = options.tune or bool(grid)
     with file_lock(file):
         base, choice = _prepare(
-            selected, base, at_layers, seeds, tune, tune_head_first, out, loaded_task, grid
+            methods, base, layers, seeds, tune, options.tune_head_first, out, task, grid
         )
-        records = _train_layers(
-            selected, base, at_layers, seeds, tune, out, loaded_task, choice, grid
-        )
-        if probe:
-            _probe_information(base, lr, seeds, out, loaded_task, records, probe_cfg)
+        records = _train_layers(methods, base, layers, seeds, tune, out, task, choice, grid)
+        if options.probe:
+            _probe_information(base, base.lr, seeds, out, task, records, probe_cfg)
     choice_file = f" and {sweep_file(out, base, 'choice').name}" if choice else ""
     print(f"\nwritten: {file}{choice_file}")

@@ -210,8 +210,8 @@ def _check_task_name(name: str) -> str:
     """Return the name of a task; raise `UserError` for an unknown name and for that of a file."""
     if name not in TASKS and detect_format(name) != "auto":
         raise UserError(
-            f"task {name!r} is the name of a table: pass it as the first argument of idp_train, "
-            "idp_compare or idp_sweep, or in Python to `register_table_task`."
+            f"task {name!r} is the name of a table: pass it as the first argument of idp train, "
+            "idp compare or idp sweep, or in Python to `register_table_task`."
         )
     return check_name(name, TASKS, "task")
 

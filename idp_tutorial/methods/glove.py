@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['PUNCTUATION_TABLE', 'split_words', 'decode_text', 'find_glove_file', 'read_glove', 'GloveEncoder',
-           'backbone_word_vectors', 'write_glove', 'collect_vocabulary', 'load_glove_encoder']
+           'backbone_word_vectors', 'write_glove', 'collect_vocabulary', 'load_glove_encoder', 'GloveIDPGConfig']
 
 # %% ../../nbs/engine/methods/glove.ipynb #385ffe82
+import math
 import hashlib
 import json
 import numpy as np
@@ -18,7 +19,8 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from torch import Tensor
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 # %% ../../nbs/engine/methods/glove.ipynb #1c56d458
 from ..utils.checks import MissingFileError, UserError
@@ -27,6 +29,11 @@ from ..core.backbone import Backbone
 from ..backbones.load import load_backbone
 from ..core.context import Context
 from ..core.sources import PromptSource
+from ..training.config import TrainingConfig
+from .method import BottleneckWidth, Plan, register, require_equal_widths
+from .idpg_multilayer import multilayer_idpg_plan
+from .sentence_vectors import SentenceVectorConfig
+from ..utils.options import Range
 
 # %% ../../nbs/engine/methods/glove.ipynb #75aaf9ff
 PUNCTUATION_TABLE = str.maketrans("", "", string.punctuation)
@@ -312,3 +319,40 @@ def load_glove_encoder(
     selected = None if words is None else frozenset(words)
     index, vectors = _read_glove_cached(file, status.st_mtime_ns, status.st_size, selected)
     return GloveEncoder(index, vectors, tokenizer, noise)
+
+# %% ../../nbs/engine/methods/glove.ipynb #bdbf8a46
+@register(
+    "m-idpg-phm-glove",
+    reference="IDPG, Eq. 5",
+    learning_rates=(3e-3, 1e-2, 3e-2),
+    insertion_point="layers",
+    kind="generated",
+)
+@dataclass(frozen=True, kw_only=True)
+class GloveIDPGConfig(SentenceVectorConfig):
+    """Options of M-IDPG whose generators read the mean GloVe vector of the words."""
+
+    bottleneck: BottleneckWidth = 16  # width of the generators' bottleneck
+    glove: str | None = None  # file or folder of GloVe vectors (default: those of the package)
+    # standard deviation of the vector of a text without a known word (IDPG's code: .6)
+    glove_noise: Annotated[float, Range(0, 10**6)] = 0.0
+
+    def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:
+        """Build the plan: a prompt in every layer, generated from the mean GloVe vector."""
+        require_equal_widths(bb, cfg)
+        encoder = load_glove_encoder(self.glove, bb.tokenizer, noise=self.glove_noise)
+        sentence_dropout, generator_dropout = self.dropouts()
+        return multilayer_idpg_plan(
+            bb,
+            self.prompt_length,
+            self.bottleneck,
+            generator_input="layer0",
+            position=self.position,
+            encoder=encoder,
+            d_in=encoder.d,
+            kind="phm",
+            dropout=sentence_dropout,
+            generator_dropout=generator_dropout,
+            standardise=self.standardise,
+            n=math.gcd(4, bb.d, encoder.d, self.bottleneck),
+        )

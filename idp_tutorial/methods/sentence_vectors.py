@@ -4,17 +4,20 @@
 
 # %% auto #0
 __all__ = ['CACHED_ENCODERS', 'noisy_sentence_vector', 'sentence_vector', 'mean_sentence_vector', 'RunningStandardiser',
-           'resolve_sentence_pooling', 'resolve_sentence_encoder', 'resolve_dropouts', 'SentenceVector',
-           'token_vectors', 'MeanPooling']
+           'SentenceVectorConfig', 'resolve_sentence_pooling', 'SecondPassConfig', 'SentenceVector', 'token_vectors',
+           'MeanPooling']
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #70fc5382
 import torch
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 from torch import Tensor, nn
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #8132ba56
 from ..utils.checks import check_choice
-from ..utils.config import RunConfig
+from .method import InputPromptConfig
+from ..utils.options import Probability
 from ..core.backbone import in_eval_mode
 from ..core.fast import run_for_position
 from ..core.context import Context, to_float32
@@ -95,29 +98,48 @@ class RunningStandardiser(nn.Module):
         return ((z - mean) / std).to(z.dtype)
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #5e27a0c1
-def resolve_sentence_pooling(cfg: RunConfig) -> str:  # 'mean', 'cls' or 'noisy'
-    """Return how IDPG's M(x) is computed for a config."""
-    return cfg.sentence_pooling or ("mean" if cfg.pooling == "mean" else "cls")
+@dataclass(frozen=True, kw_only=True)
+class SentenceVectorConfig(InputPromptConfig):
+    """Options of the generators that read one vector for each text."""
+
+    prompt_dropout: Probability = 0.1  # dropout on the sentence vector and in the generator
+    sentence_dropout: Probability | None = None  # dropout on M(x); None: as prompt_dropout
+    generator_dropout: Probability | None = None  # dropout in the generator; None: as above
+    # standardise the generator's input to standard deviation 1 (not in the papers)
+    standardise: bool = False
+
+    def dropouts(self) -> tuple[float, float]:
+        """Return the dropout on M(x) and the dropout in the generator."""
+        given = (self.sentence_dropout, self.generator_dropout)
+        first, second = (self.prompt_dropout if p is None else p for p in given)
+        return first, second
 
 
-def resolve_sentence_encoder(
-    cfg: RunConfig,
-) -> Callable[[Context], Tensor] | None:  # None: `sentence_vector`
-    """Return the function that computes IDPG's M(x) for a config."""
-    encoders: dict[str, Callable[[Context], Tensor] | None] = dict(
-        mean=mean_sentence_vector, cls=None, noisy=noisy_sentence_vector
-    )
-    return encoders[resolve_sentence_pooling(cfg)]
+def resolve_sentence_pooling(
+    sentence_pooling: str | None,  # as in `SecondPassConfig`
+    pooling: str,  # pooled representation of the head
+) -> str:  # 'mean', 'cls' or 'noisy'
+    """Return how IDPG's M(x) is computed."""
+    return sentence_pooling or ("mean" if pooling == "mean" else "cls")
 
 
-def resolve_dropouts(cfg: RunConfig) -> tuple[float, float]:
-    """Return the dropout on M(x) and the dropout in the generator."""
-    sentence_dropout = cfg.sentence_dropout
-    generator_dropout = cfg.generator_dropout
-    return (
-        cfg.prompt_dropout if sentence_dropout is None else sentence_dropout,
-        cfg.prompt_dropout if generator_dropout is None else generator_dropout,
-    )
+@dataclass(frozen=True, kw_only=True)
+class SecondPassConfig(SentenceVectorConfig):
+    """Options of the generators that read IDPG's M(x), which needs a second pass."""
+
+    # M(x): 'mean' over the words, 'cls' (the papers' <s>), or 'noisy': <s> with dropout, sampled
+    # again in every step, as in the released code; None: as pooling
+    sentence_pooling: Literal["mean", "cls", "noisy"] | None = None
+
+    def sentence_encoder(
+        self,
+        pooling: str,  # pooled representation of the head
+    ) -> Callable[[Context], Tensor] | None:  # None: `sentence_vector`
+        """Return the function that computes M(x)."""
+        encoders: dict[str, Callable[[Context], Tensor] | None] = dict(
+            mean=mean_sentence_vector, cls=None, noisy=noisy_sentence_vector
+        )
+        return encoders[resolve_sentence_pooling(self.sentence_pooling, pooling)]
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #fbc42a75
 class SentenceVector(PromptSource):

@@ -19,6 +19,7 @@ from tabulate import tabulate
 from torch import Tensor
 from torch.nn import Module
 
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.prompted_model import PromptedModel
@@ -29,7 +30,6 @@ from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.examples import encode_for_evaluation
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.config import RunConfig
 
 __all__ = [
     "ScoreTable",

@@ -20,12 +20,13 @@ import pandas as pd
 import torch
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
-from idp_tutorial.assembly.controls import ALL_METHODS
-from idp_tutorial.assembly.options import layer_for_method, refuse_unread_options
+from idp_tutorial.assembly.config import RunConfig, RunOptions
+from idp_tutorial.assembly.options import config_for_method, refuse_unread_options
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
+from idp_tutorial.methods.method import ALL_METHODS
 from idp_tutorial.runs.conclusions import parse_primary_contrast
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.record import format_summary_line, make_fingerprint, run_digests
@@ -46,7 +47,6 @@ from idp_tutorial.utils.checks import (
     check_name,
     check_writable_folder,
 )
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import dump_record, folder_lock, write_atomically
 from idp_tutorial.utils.records import read_existing_records
 
@@ -83,7 +83,7 @@ def validate_comparison(
     check_between(seeds, 1, 10**6, "seeds")
 
 
-def _encode_longest_row(cfg: RunConfig, bb: Backbone, task: Task) -> dict:
+def _encode_longest_row(cfg: RunOptions, bb: Backbone, task: Task) -> dict:
     """Return the encoded example with the most tokens over all splits."""
     rows = [r for split in task.splits.values() for r in split]
     template = cfg.template if cfg.head == "verbalizer" or task.is_generation else None
@@ -93,18 +93,18 @@ def _encode_longest_row(cfg: RunConfig, bb: Backbone, task: Task) -> dict:
 
 def dry_run_comparison(
     methods: list[str],  # names in `ALL_METHODS`
-    base: RunConfig,  # options that all methods share
+    base: RunOptions,  # options that all methods share
     seeds: int,  # number of seeds
     folder: Path | str,  # output folder; it must be writable, and nothing is written
 ) -> None:
     """Run every method once on the longest example, without training or writing anything."""
     validate_comparison(methods, base.head, seeds)
-    refuse_unread_options(methods, base, base.prompt_length)
+    refuse_unread_options(methods, base)
     check_writable_folder(folder)
     task = load_task(base.task, base.data, base.shots, base.split_seed, base.stratified)
     longest = None
     for method in methods:
-        cfg = replace(base, method=method)
+        cfg = config_for_method(base, method, methods)
         bb = load_config_backbone(cfg)
         model = build_model(cfg, bb, task).eval()
         if cfg.init_from:
@@ -151,7 +151,7 @@ def run_seeds(
     """Train a config with every seed, all with the same learning rate."""
     cfg = replace(cfg, task=task.name)
     digests = run_digests(cfg, task)
-    layer = "" if cfg.layer is None else f"layer {cfg.layer}  "
+    layer = "" if cfg.get("layer") is None else f"layer {cfg.get('layer')}  "
     needs_lr = bool(ALL_METHODS[cfg.method].learning_rates)
     records: list[dict] = []
     lr = cfg.lr
@@ -188,17 +188,17 @@ def run_seeds(
 def _config_for_method(
     method: str,
     methods: list[str],
-    base: RunConfig,
+    base: RunOptions,
     tune_learning_rates: bool,
     head_lr: float | None,
 ) -> RunConfig:
     """Return the config of one method of a comparison; `lr` is None if it is to be searched."""
     row = ALL_METHODS[method]
     lr = base.lr or (None if tune_learning_rates else row.default_learning_rate)
-    return replace(
+    return config_for_method(
         base,
-        method=method,
-        layer=layer_for_method(method, methods, base.layer),
+        method,
+        methods,
         lr=lr if row.learning_rates else None,
         head_lr=None if row.kind in ("head", "control") else head_lr,
     )
@@ -206,7 +206,7 @@ def _config_for_method(
 
 def compare_methods(
     methods: list[str],  # names in `ALL_METHODS`
-    base: RunConfig,  # everything but method, learning rate and seed
+    base: RunOptions,  # everything but method, learning rate and seed
     seeds: int = 3,  # seeds 0 to seeds - 1
     tune_learning_rates: bool = True,  # search a learning rate for each method, if `base` has none
     out: Path | None = None,  # JSONL file; its records are not run again, and new ones are appended
@@ -261,7 +261,7 @@ def compare_methods(
 OTHER_RECORDS_FILE = "earlier.jsonl"  # beside `compare.jsonl`: records of other comparisons
 
 
-def _configs_per_split_seed(base: RunConfig, split_seeds: int) -> list[RunConfig]:
+def _configs_per_split_seed(base: RunOptions, split_seeds: int) -> list[RunOptions]:
     """Return a config for each few-shot sample, beginning with the split seed of `base`."""
     check_between(split_seeds, 1, 10**6, "split_seeds")
     if split_seeds > 1 and base.shots is None:
@@ -291,7 +291,7 @@ def _keep_other_records(folder: Path, stored: list[dict], records: list[dict], r
 
 def compare_and_write(
     methods: list[str],  # names in `ALL_METHODS`
-    base: RunConfig,  # everything but method, learning rate and seed
+    base: RunOptions,  # everything but method, learning rate and seed
     seeds: int,  # number of seeds
     tune_learning_rates: bool,  # search a learning rate for each method, if `base` has none
     folder: Path | str,  # output folder

@@ -15,12 +15,14 @@ from typing import Any
 from accelerate import PartialState
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
-from idp_tutorial.assembly.controls import ALL_METHODS, ControlModel, fit_control
+from idp_tutorial.assembly.config import RunConfig
+from idp_tutorial.assembly.controls import ControlModel, fit_control
 from idp_tutorial.assembly.options import refuse_control
 from idp_tutorial.assembly.probe import initialise_head_from_probe
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
+from idp_tutorial.methods.method import ALL_METHODS
 from idp_tutorial.runs.logits import logits_name, save_logits, split_outputs
 from idp_tutorial.runs.record import (
     Record,
@@ -34,7 +36,6 @@ from idp_tutorial.saving.hub import RECORD_FILE
 from idp_tutorial.saving.prompt_files import PROMPTS_FILE, save_pretrained
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_at_least, check_name
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import dump_record, folder_lock, write_atomically
 from idp_tutorial.utils.provenance import git_state
 from idp_tutorial.utils.records import append_record, describe_differences
@@ -101,7 +102,7 @@ class Experiment:
         self.start_time = time.time()
         model = self.build_model()
         if isinstance(model, ControlModel):
-            return model, fit_control(model, self.task, self.cfg)
+            return model, fit_control(self.cfg.method_config, model, self.task, self.cfg)
         return model, fit(
             model, self.task, self.cfg, checkpoint_dir=checkpoint_dir, save_every=save_every
         )

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.metrics import compute_metric
 from idp_tutorial.data.task import Task
@@ -24,7 +25,6 @@ from idp_tutorial.runs.record import make_fingerprint
 from idp_tutorial.training import evaluation
 from idp_tutorial.training.examples import encode_for_evaluation
 from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import file_lock, write_atomically
 
 __all__ = [

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from idp_tutorial.assembly.build import load_config_backbone
-from idp_tutorial.assembly.controls import CONTROL_METHODS
+from idp_tutorial.assembly.config import RunConfig, all_method_options, general_options
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.glove import find_glove_file
+from idp_tutorial.methods.method import CONTROL_METHODS
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import file_digest
 from idp_tutorial.utils.provenance import collect_provenance
 from idp_tutorial.utils.records import (
@@ -89,7 +89,7 @@ class Record:
                 f"the record has schema {values.get('schema')!r}, and this version reads schema "
                 f"{SCHEMA_VERSION} only: run it again."
             )
-        config_names = {f.name for f in fields(RunConfig)}
+        config_names = {"method", *general_options(), *all_method_options()}
         own_names = {f.name for f in fields(cls)} - {"config", "details"}
         missing = {"digests", "split_sizes", "status", "method"} - values.keys()
         if missing:
@@ -115,7 +115,7 @@ def input_digests(cfg: RunConfig) -> dict[str, str]:  # keys `glove` and `init_f
     """
     prompts = Path(cfg.init_from) / PROMPTS_FILE if cfg.init_from else None
     files = dict(
-        glove=find_glove_file(cfg.glove) if cfg.glove else None,
+        glove=find_glove_file(cfg.get("glove")) if cfg.get("glove") else None,
         init_from=prompts if prompts and prompts.is_file() else None,
     )
     digests = {}

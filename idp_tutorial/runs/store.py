@@ -14,10 +14,18 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from idp_tutorial.assembly.config import recorded_option
 from idp_tutorial.runs.record import Record
 from idp_tutorial.utils.records import append_record, read_existing_records
 
 __all__ = ["RunStore"]
+
+
+def _agrees(record: Mapping[str, Any], name: str, value: Any) -> bool:
+    """Return whether a record has a value; None stands for the default of an option."""
+    if name not in record or record[name] is not None:
+        return name in record and record[name] == value
+    return value is None or ("method" in record and recorded_option(record, name) == value)
 
 
 class RunStore:
@@ -37,7 +45,7 @@ class RunStore:
     ) -> dict | None:
         """Return the last record that agrees with a fingerprint, or None."""
         for record in reversed(self.records):
-            if all(name in record and record[name] == value for name, value in fingerprint.items()):
+            if all(_agrees(record, name, value) for name, value in fingerprint.items()):
                 return record
         return None
 

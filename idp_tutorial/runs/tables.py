@@ -96,7 +96,7 @@ def results_table(records: list[dict]) -> pd.DataFrame:
     Raises: `UserError` if no run finished, or if a seed occurs twice in a row.
     """
     if not select_finished(records):
-        raise UserError("there are no records of finished runs: run idp_compare first.")
+        raise UserError("there are no records of finished runs: run idp compare first.")
     groups = pd.DataFrame(records).groupby(GROUP_COLUMNS, sort=False, dropna=False)
     table = pd.DataFrame([_summarise_seeds(key, runs) for key, runs in groups])
     if "diverged" in table:

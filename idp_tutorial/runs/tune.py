@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.registry import METHODS
@@ -23,7 +24,6 @@ from idp_tutorial.runs.record import make_fingerprint, run_digests
 from idp_tutorial.runs.store import RunStore
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.checks import DivergenceError
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import folder_lock
 
 __all__ = [
@@ -240,7 +240,7 @@ def choose_learning_rate(
 
 
 def choose_head_learning_rate(
-    cfg: RunConfig,
+    cfg: RunOptions,
     task: Task,
     report: Callable[[str], object] = lambda message: None,
     records_file: Path | None = None,  # the choice is stored beside it, in `head-rate.jsonl`
@@ -251,7 +251,7 @@ def choose_head_learning_rate(
     """
     if cfg.head == "verbalizer":
         return None
-    head_cfg = replace(cfg, method="head-only", lr=None, head_lr=None, seed=0)
+    head_cfg = cfg.with_method("head-only", lr=None, head_lr=None, seed=0)
     file = Path(records_file).with_name("head-rate.jsonl") if records_file else None
     learning_rates = METHODS["head-only"].learning_rates
     record = _load_or_search(

@@ -127,7 +127,7 @@ from idp_tutorial.training.evaluation import predict
 model, task, cfg = from_pretrained({str(location)!r}{bb})
 predict(model, task, cfg, [{row}])
 ```
-or `echo '…' | idp_predict --model {location}{" --backbone FOLDER" if backbone["local"] else ""}`"""
+or `echo '…' | idp predict --model {location}{" --backbone FOLDER" if backbone["local"] else ""}`"""
 
 
 def _requirements_text(backbone: dict[str, Any]) -> str:
@@ -159,7 +159,8 @@ def build_model_card(
     texts = "pairs of texts" if task["pair"] else "texts"
     length = ""
     if row.kind in ("static", "generated", "second pass"):
-        length = f", prompt_length={row.defaults.get('prompt_length', cfg['prompt_length'])}"
+        prompt_length = cfg.get("prompt_length", getattr(row.config_class, "prompt_length", None))
+        length = f", prompt_length={prompt_length}"
     formulas = "\n".join(f"- {f}" for f in description.get("formula", ())) or f"- {row.reference}"
     params = (
         f"\n{sum(record['params'].values()):,} trained parameters: {record['params']}."

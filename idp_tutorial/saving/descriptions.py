@@ -5,6 +5,7 @@ Its config and its task are rebuilt field by field, no path in it is opened, and
 names are compared with their digest before they are used.
 """
 
+from collections.abc import Collection
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -12,12 +13,13 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import torch
 from torch import Tensor
 
+from idp_tutorial.assembly.config import RunConfig, general_options
 from idp_tutorial.backbones.load import find_local_backbone, load_backbone
 from idp_tutorial.core.backbone import Backbone, weights_digest
 from idp_tutorial.data.task import Task
+from idp_tutorial.methods.method import ALL_METHODS
 from idp_tutorial.saving.backbone_paths import recall_backbone_path, remember_backbone_path
-from idp_tutorial.utils.checks import MissingFileError, UserError
-from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.utils.checks import MissingFileError, UserError, check_name
 from idp_tutorial.utils.records import collect_versions, config_fingerprint
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, deserialise_tensors
 
@@ -49,7 +51,7 @@ def read_prompts(
     file = Path(folder) / PROMPTS_FILE
     if not file.is_file():
         raise MissingFileError(
-            f"no {PROMPTS_FILE} in {folder}: give a folder that `save_pretrained` or idp_train "
+            f"no {PROMPTS_FILE} in {folder}: give a folder that `save_pretrained` or idp train "
             "wrote."
         )
     return deserialise_tensors(file.read_bytes(), file)
@@ -93,13 +95,13 @@ def describe_run(
     cfg: RunConfig,  # config of the model; paths of this machine are left out
 ) -> dict[str, Any]:  # 'cfg' and 'task', as JSON can represent them
     """Describe the config and the task of a model without any path of this machine."""
-    cfg = replace(
-        cfg,
+    glove = cfg.get("glove")
+    cfg = cfg.with_options(
         backbone=_portable_name(cfg.backbone),
-        glove=cfg.glove and Path(cfg.glove).name,
+        glove=glove and Path(glove).name,
         **_MACHINE_OPTIONS,
     )
-    return dict(cfg=asdict(cfg), task=asdict(replace(task, splits={}, convert_row=None)))
+    return dict(cfg=cfg.to_dict(), task=asdict(replace(task, splits={}, convert_row=None)))
 
 
 def _matches_type(value: Any, type_hint: Any) -> bool:
@@ -110,8 +112,10 @@ def _matches_type(value: Any, type_hint: Any) -> bool:
     return isinstance(value, (*types, int) if float in types else types)
 
 
-def _check_field_names(cls: type, values: dict[str, Any], source: Any, version: str) -> None:
-    unknown = sorted({*values} - {field.name for field in fields(cls)})
+def _check_field_names(
+    known: Collection[str], values: dict[str, Any], source: Any, version: str
+) -> None:
+    unknown = sorted({*values} - {*known})
     if not unknown:
         return
     name = unknown[0]
@@ -126,7 +130,8 @@ def _build_dataclass(cls: type[_Dataclass], values: Any, source: Any, version: s
     """Build a dataclass from the values in a file, whose names and types are checked."""
     if not isinstance(values, dict):
         raise UserError(f"{source} has no {cls.__name__} to build: save the model again.")
-    _check_field_names(cls, values, source, version)
+    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    _check_field_names(known, values, source, version)
     # JSON has no tuples
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
     hints = get_type_hints(cls)
@@ -145,6 +150,22 @@ def _build_dataclass(cls: type[_Dataclass], values: Any, source: Any, version: s
         ) from None
 
 
+def _build_config(options: Any, source: Any, version: str) -> RunConfig:
+    """Build a config from the options in a file, whose names and values are checked."""
+    if not isinstance(options, dict):
+        raise UserError(f"{source} has no RunConfig to build: save the model again.")
+    method = check_name(options.get("method", ""), ALL_METHODS, "method")
+    known = {"method", *general_options(), *ALL_METHODS[method].options}
+    _check_field_names(known, options, source, version)
+    try:
+        return RunConfig(**options)
+    except UserError as error:
+        raise UserError(
+            f"{source} has an option that RunConfig refuses: {str(error).rstrip('.')}. Save the "
+            "model again."
+        ) from None
+
+
 def parse_saved_run(
     description: dict[str, Any],  # a description that `describe_run` returned, read from a file
     source: Any,  # path of the file, for messages
@@ -155,7 +176,7 @@ def parse_saved_run(
     Raises: `UserError` for unknown fields, values of another type, or a missing task or config.
     """
     task = _build_dataclass(Task, description.get("task"), source, version)
-    cfg = _build_dataclass(RunConfig, description.get("cfg"), source, version)
+    cfg = _build_config(description.get("cfg"), source, version)
     has_column_names = all(name is None or isinstance(name, str) for name in task.columns)
     if len(task.columns) < 2 or not has_column_names:
         raise UserError(
@@ -163,7 +184,8 @@ def parse_saved_run(
             "save the model again."
         )
     task = replace(task, splits={}, convert_row=None)
-    cfg = replace(cfg, **_MACHINE_OPTIONS, glove=cfg.glove and Path(cfg.glove).name)
+    glove = cfg.get("glove")
+    cfg = cfg.with_options(**_MACHINE_OPTIONS, glove=glove and Path(glove).name)
     return task, cfg
 
 

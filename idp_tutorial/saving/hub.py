@@ -88,7 +88,8 @@ def read_run_record(
     if not lines:
         return None
     record = load_record(lines[-1])
-    differences = describe_differences(config_fingerprint(record), config_fingerprint(cfg))
+    recorded = {name: record[name] for name in cfg if name in record}
+    differences = describe_differences(config_fingerprint(recorded), config_fingerprint(cfg))
     return None if differences else record
 
 
@@ -169,5 +170,5 @@ def resolve_model_folder(
         )
         raise MissingFileError(
             f"no {PROMPTS_FILE} in {name}: there is no such folder, and the hub {reason}; give a "
-            "folder that `save_pretrained` or idp_train wrote, or a repository 'NAME/MODEL'."
+            "folder that `save_pretrained` or idp train wrote, or a repository 'NAME/MODEL'."
         ) from None

@@ -5,7 +5,6 @@ or the matrices, but not the classification head; a verbalizer has no trained he
 two implementations differ, the conversion is refused:
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from idp_tutorial.assembly.build import build_model
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.utils.checks import UserError, check_choice, require_packages
-from idp_tutorial.utils.config import RunConfig
 
 __all__ = ["PEFT_TYPES", "to_peft", "from_peft"]
 
@@ -47,15 +46,10 @@ def _check_peft_compatible(method: str, bb: Backbone, cfg: RunConfig) -> None:
             "front of <s>, reads the first virtual token, and has no prefix of keys and values. "
             "Use a decoder."
         )
-    if method == "p-tuning-v2" and cfg.insertion not in (None, "kv"):
+    if method == "p-tuning-v2" and cfg.get("insertion") not in (None, "kv"):
         raise UserError(
-            f"'p-tuning-v2' with insertion={cfg.insertion!r} cannot be converted, because peft's "
-            "prefix is keys and values: use insertion='kv'."
-        )
-    if method == "prompt-tuning" and cfg.position is None:
-        raise UserError(
-            "'prompt-tuning' with position=None cannot be converted, because it inserts the prompt "
-            "after the position embeddings are added, and peft before: use position=0."
+            f"'p-tuning-v2' with insertion={cfg.get('insertion')!r} cannot be converted, because "
+            "peft's prefix is keys and values: use insertion='kv'."
         )
 
 
@@ -99,7 +93,7 @@ def _build_peft_config(model: PromptedModel, cfg: RunConfig) -> Any:
             **common,
         )
     sizes: dict[str, Any] = dict(
-        num_virtual_tokens=cfg.prompt_length,
+        num_virtual_tokens=cfg.get("prompt_length"),
         token_dim=bb.d,
         num_transformer_submodules=1,
         num_layers=bb.n_layers,
@@ -135,17 +129,14 @@ def _config_from_peft(peft_config: Any, cfg: RunConfig) -> RunConfig:
     methods = {peft_name: name for name, peft_name in PEFT_TYPES.items() if name != "lora-all"}
     method = methods[check_choice(peft_type, tuple(methods), "type of peft")]
     if method == "lora":
-        return replace(
-            cfg,
-            method=cfg.method if cfg.method in ("lora", "lora-all") else "lora",
-            bottleneck=peft_config.r,
-        )
+        lora = cfg.method if cfg.method in ("lora", "lora-all") else "lora"
+        return cfg.with_method(lora, bottleneck=peft_config.r)
     if getattr(peft_config, "prefix_projection", False):
         raise UserError(
             "this prefix has an MLP (prefix_projection=True), which P-tuning v2 does not have: "
             "save it without the MLP."
         )
-    return replace(cfg, method=method, prompt_length=peft_config.num_virtual_tokens)
+    return cfg.with_method(method, prompt_length=peft_config.num_virtual_tokens)
 
 
 def _check_peft_scaling(peft_config: Any, folder: Path | str) -> None:

@@ -13,13 +13,13 @@ the hub the folder is a repository.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from idp_tutorial.assembly.build import build_model, weights_dtype
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.assembly.options import refuse_control
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
@@ -44,7 +44,6 @@ from idp_tutorial.saving.hub import (
     write_readable_description,
 )
 from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import dump_record, write_atomically
 from idp_tutorial.utils.records import collect_versions
 from idp_tutorial.utils.tensor_files import serialise_tensors
@@ -139,13 +138,13 @@ def rebuild_model(
 
     Raises: `UserError` if the GloVe vectors are missing, or are not those of training.
     """
-    if glove is None and cfg.glove and description.get("glove"):
+    if glove is None and cfg.get("glove") and description.get("glove"):
         raise UserError(
             f"the prompts of {folder} were trained with the word vectors of the file "
-            f"{cfg.glove!r}, which is not saved with them: give its path (glove=…)."
+            f"{cfg.get('glove')!r}, which is not saved with them: give its path (glove=…)."
         )
     # only a file that the user gave is opened, never the one in the saved config
-    model = build_model(replace(cfg, glove=str(glove) if glove else None), bb, task)
+    model = build_model(cfg.with_options(glove=str(glove) if glove else None), bb, task)
     if word_vectors_digest(model) != description.get("glove"):
         raise UserError(
             f"the prompts of {folder} belong to other word vectors than those of "
@@ -181,11 +180,6 @@ def from_pretrained(
     )
     model = rebuild_model(description, task, cfg, bb, glove, folder)
     tensors = trained_state(model)
-    if cfg.position == 4:  # before 0.3, the source of this position was part of another module
-        saved_tensors = {
-            name if name in tensors else name.replace("sources.0.source.", "sources.0."): tensor
-            for name, tensor in saved_tensors.items()
-        }
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     if shapes != {name: tensor.shape for name, tensor in saved_tensors.items()}:
         raise UserError(
@@ -194,5 +188,5 @@ def from_pretrained(
         )
     restore_state(tensors, saved_tensors)
     backbone = bb.name if Path(bb.name).is_dir() else cfg.backbone
-    glove_path = cfg.glove if glove is None else str(glove)
-    return model.eval(), task, replace(cfg, backbone=backbone, glove=glove_path)
+    glove_path = cfg.get("glove") if glove is None else str(glove)
+    return model.eval(), task, cfg.with_options(backbone=backbone, glove=glove_path)

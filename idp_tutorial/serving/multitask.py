@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from idp_tutorial.assembly.build import build_model
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters, restore_state
@@ -43,7 +44,6 @@ from idp_tutorial.training.checkpoint import get_random_state, set_random_state
 from idp_tutorial.training.evaluation import format_predictions
 from idp_tutorial.training.examples import encode_rows, select_template, validate_inference_row
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_at_least, check_name
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import write_atomically
 from idp_tutorial.utils.records import collect_versions
 from idp_tutorial.utils.tensor_files import deserialise_tensors, serialise_tensors
@@ -436,8 +436,8 @@ def _check_can_be_rebuilt(model: MultiTaskModel) -> None:
         if name in mismatched:
             raise UserError(
                 f"{name!r} is not what its config builds ({m.cfg.method}, "
-                f"prompt_length={m.cfg.prompt_length}), so it could not be loaded again. Give "
-                "TaskModel the RunConfig and the Task that build_model was called with."
+                f"prompt_length={m.cfg.get('prompt_length')}), so it could not be loaded again. "
+                "Give TaskModel the RunConfig and the Task that build_model was called with."
             )
 
 

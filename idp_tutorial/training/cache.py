@@ -15,7 +15,7 @@ from torch import Tensor
 
 # %% ../../nbs/engine/training/cache.ipynb #b614c8b6
 from ..utils.checks import UserError
-from ..utils.config import RunConfig
+from .config import TrainingConfig
 from ..utils.durable import cache_folder
 from ..data.encoding import make_dataloader
 from ..core.backbone import Backbone, backbone_fingerprint, in_eval_mode
@@ -125,7 +125,7 @@ def cache_states(
 def attach_cached_states(
     model: PromptedModel,
     splits: Sequence[Sequence[dict]],  # examples of each split, from `task.encode`
-    cfg: RunConfig,  # `cache`, `cache_dtype`, `cache_dir`, `batch_size` and `precision` are read
+    cfg: TrainingConfig,  # `cache`, `cache_dtype`, `cache_dir`, `batch_size` and `precision` are read
 ) -> tuple[list[Sequence[dict]], dict]:
     """Return the splits with the cached states that the model can use and `cfg.cache` allows.
 

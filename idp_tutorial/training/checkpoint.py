@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state
+from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.distributed import StepProfiler, all_gather_objects
 from idp_tutorial.utils.checks import UserError, check_writable_folder
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import compute_digest, file_digest
 from idp_tutorial.utils.records import config_fingerprint, describe_differences
 from idp_tutorial.utils.tensor_files import (
@@ -49,7 +49,7 @@ def _iterate_frozen_weights(model: PromptedModel) -> Iterator[bytes | np.ndarray
 def run_fingerprint(
     model: PromptedModel,  # before training
     splits: Sequence[Sequence[dict]],  # encoded examples of training and validation
-    cfg: RunConfig,
+    cfg: TrainingConfig,
     lr: float,  # learning rate of the run
     num_processes: int = 1,  # each process draws its own dropout
 ) -> dict:

@@ -19,7 +19,7 @@ from typing import Any
 
 # %% ../../nbs/engine/training/distributed.ipynb #4b6e9ea3
 from ..utils.checks import UserError
-from ..utils.config import RunConfig
+from .config import TrainingConfig
 from ..data.encoding import make_dataloader, collate
 from ..core.prompted_model import PromptedModel
 
@@ -46,7 +46,7 @@ def make_loss_weight(head: nn.Module | None) -> Callable[[dict], float]:
 def iterate_step_batches(
     acc: Any,  # an `Accelerator`; only `process_index` and `num_processes` are read
     examples: Sequence[dict],  # from `task.encode`
-    cfg: RunConfig,  # `batch_size`, `accumulate` and `seed` are read
+    cfg: TrainingConfig,  # `batch_size`, `accumulate` and `seed` are read
     pad_id: int,
     skip_steps: int = 0,  # steps that an earlier start of the run has taken
     head: nn.Module | None = None,  # head of the model, for `make_loss_weight`
@@ -83,7 +83,7 @@ def end_process_group() -> None:
 
 
 def create_accelerator(
-    cfg: RunConfig,  # `accumulate`, `precision` and `device` are read
+    cfg: TrainingConfig,  # `accumulate`, `precision` and `device` are read
 ) -> Any:
     """Return a new `Accelerator`, whose precision and device do not depend on earlier runs."""
     from accelerate import Accelerator
@@ -159,7 +159,7 @@ def _split_by_weight_decay(group: dict, without_decay: set[int]) -> list[dict]:
 
 def create_optimizer(
     model: PromptedModel,
-    cfg: RunConfig,
+    cfg: TrainingConfig,
     lr: float,  # learning rate of the run; `cfg.head_lr` is that of the head
 ) -> torch.optim.AdamW:
     """Return AdamW on the trainable parameters, with the options of the config."""

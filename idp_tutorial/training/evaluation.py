@@ -22,9 +22,9 @@ from idp_tutorial.data.encoding import make_dataloader
 from idp_tutorial.data.packed_examples import Reordered
 from idp_tutorial.data.rows import require_utf8
 from idp_tutorial.data.task import Task
+from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.checks import DivergenceError, UserError
-from idp_tutorial.utils.config import RunConfig
 
 __all__ = [
     "explain_non_finite",
@@ -177,7 +177,7 @@ def generate(
     model: PromptedModel,
     texts: Sequence[str | dict],  # texts, or rows with `sentence1` and, for pairs, `sentence2`
     task: Task,
-    cfg: RunConfig,
+    cfg: TrainingConfig,
     **generation_kwargs: Any,  # arguments of `generate_ids`: `max_new_tokens`, `temperature`, ...
 ) -> list[str]:
     """Return the texts that a model generates for new texts."""
@@ -210,7 +210,7 @@ def format_predictions(
 def predict(
     model: PromptedModel,
     task: Task,
-    cfg: RunConfig,  # `max_len`, `head` and `template` determine how texts are encoded
+    cfg: TrainingConfig,  # `max_len`, `head` and `template` determine how texts are encoded
     rows: list[
         dict
     ],  # `sentence1`, for pairs `sentence2`; `group` where the task chooses among rows

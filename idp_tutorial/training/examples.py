@@ -18,7 +18,7 @@ from idp_tutorial.data.packed_examples import pack_examples
 from idp_tutorial.data.rows import check_row
 from idp_tutorial.data.task import Task
 from idp_tutorial.training.cache import attach_cached_states
-from idp_tutorial.utils.config import RunConfig
+from idp_tutorial.training.config import TrainingConfig
 
 __all__ = [
     "encode_rows",
@@ -67,7 +67,7 @@ def validate_inference_row(
     return {k: v for k, v in checked.items() if k != "label" or has_label}
 
 
-def select_template(model: PromptedModel, cfg: RunConfig) -> str | None:
+def select_template(model: PromptedModel, cfg: TrainingConfig) -> str | None:
     """Return the config's template if the head reads a mask or generates text, or None."""
     return cfg.template if model.head.pooling in ("mask", "answer") else None
 
@@ -82,7 +82,7 @@ def precompute_source_inputs(model: PromptedModel, examples: Sequence[dict]) -> 
 def encode_for_model(
     model: PromptedModel,
     task: Task,
-    cfg: RunConfig,  # `max_len` and `template` are read
+    cfg: TrainingConfig,  # `max_len` and `template` are read
     rows: list[dict],
 ) -> Sequence[dict]:
     """Encode rows as examples with the template and the precomputed inputs of a model."""
@@ -94,7 +94,7 @@ def encode_for_model(
 def encode_for_evaluation(
     model: PromptedModel,
     task: Task,
-    cfg: RunConfig,
+    cfg: TrainingConfig,
     rows: list[dict],
 ) -> tuple[Sequence[dict], dict]:
     """Return the examples of `encode_for_model` with cached states, and the cache's cost."""
@@ -110,7 +110,7 @@ def encode_training_splits(
     acc: Any,  # an `Accelerator`
     model: PromptedModel,
     task: Task,  # with its splits
-    cfg: RunConfig,
+    cfg: TrainingConfig,
 ) -> tuple[Sequence[dict], Sequence[dict], dict]:
     """Return training and validation examples, and the cost of the cache.
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 # %% ../../nbs/engine/training/fit.ipynb #dcc39e91
 from ..utils.checks import DivergenceError, UserError
-from ..utils.config import RunConfig
+from .config import TrainingConfig
 from ..data.task import Task, scale_labels
 from ..utils.durable import folder_lock
 from idp_tutorial.core.prompted_model import (
@@ -76,7 +76,7 @@ class TrainingRun:
         self,
         model: PromptedModel,
         task: Task,
-        cfg: RunConfig,
+        cfg: TrainingConfig,
         lr: float | None,  # learning rate to use; `cfg.lr` is not read
     ) -> None:
         self.model = model
@@ -101,7 +101,7 @@ class TrainingRun:
         """Create optimizer and schedule, load the last checkpoint, return the progress bar."""
         if not self.lr:
             raise UserError(
-                f"no learning rate for method {self.cfg.method!r}: "
+                f"no learning rate for method {self.cfg.run_name!r}: "
                 "pass RunConfig(lr=...) or fit(..., lr=...)."
             )
         if checkpoint_dir:
@@ -115,7 +115,7 @@ class TrainingRun:
             total=self.cfg.steps,
             initial=self.state.step,
             leave=False,
-            desc=self.cfg.method,
+            desc=self.cfg.run_name,
             disable=None if self.acc.is_main_process else True,
         )
         self.step_batches = iterate_step_batches(
@@ -214,7 +214,7 @@ class TrainingRun:
             self.checkpoint.delete_all()
         cause = explain_non_finite(self.model, "No checkpoint of this run is kept")
         raise DivergenceError(
-            f"{symptom} at step {self.state.step} (method {self.cfg.method!r}, learning rate "
+            f"{symptom} at step {self.state.step} (method {self.cfg.run_name!r}, learning rate "
             f"{self.lr:g}, precision {self.cfg.precision!r}). {cause}. "
             "If not, increase `warmup`, reduce `clip`, or avoid precision='fp16'."
         )
@@ -296,7 +296,7 @@ class TrainingRun:
 def fit(
     model: PromptedModel,
     task: Task,  # with its splits
-    cfg: RunConfig,
+    cfg: TrainingConfig,
     lr: float | None = None,  # learning rate; None: `cfg.lr`
     checkpoint_dir: Path | str | None = None,  # folder for checkpoints, to resume a killed run
     save_every: int | None = None,  # steps between two checkpoints; None: `cfg.eval_every`

@@ -1,19 +1,16 @@
 """Records of runs as lines of JSON: how they are written, read and selected.
 
-The settings of the run come first, under the names of the config's fields. Files of a run are
-stored by name without their folder, because the folder differs between machines.
+The settings of the run come first, under the names of its options.
 """
 
 import json
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from idp_tutorial.utils.checks import MissingFileError, UserError
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import (  # noqa: F401 (other modules import them from here)
     append_line,
     compute_digest,
@@ -41,32 +38,38 @@ __all__ = [
 SCHEMA_VERSION = 3
 
 
-def _file_name(path: str | None) -> str | None:
-    return path and Path(path).name
+class _Config(Protocol):
+    """The config of a run, or the options of several runs."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all options by name."""
+        ...
 
 
-def config_to_record(cfg: RunConfig) -> dict:
-    """Return the fields of a config for its record; files and folders are stored by name only."""
+_FILE_OPTIONS = ("data", "glove", "init_from")  # files and folders
+# options that name a place or a device; the contents of the files are compared by their digests
+_PLACES = (*_FILE_OPTIONS, "device", "cache_dir")
+
+
+def config_to_record(cfg: _Config | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run for its record; files and folders are stored by name only."""
+    options = dict(cfg) if isinstance(cfg, Mapping) else cfg.to_dict()
+    options["cache_dir"] = None
+    for name in _FILE_OPTIONS:
+        if options.get(name):
+            options[name] = Path(options[name]).name
     # a name on the hub contains a slash, too, and is stored as it is
-    backbone = _file_name(cfg.backbone) if Path(cfg.backbone).is_dir() else cfg.backbone
-    file_names = {
-        field: _file_name(getattr(cfg, field)) for field in ("data", "glove", "init_from")
-    }
-    return {**asdict(cfg), "backbone": backbone, **file_names, "cache_dir": None}
+    if "backbone" in options and Path(options["backbone"]).is_dir():
+        options["backbone"] = Path(options["backbone"]).name
+    return options
 
 
-# fields that name a place or a device; the contents of the files are compared by their digests
-_PLACES = ("data", "glove", "init_from", "device", "cache_dir")
-
-
-def config_fingerprint(cfg: RunConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a config, or of a record of it, that can change a result.
+def config_fingerprint(cfg: _Config | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run that can change its result.
 
     The names of the task and of the backbone are among them, because tables list runs by them.
     """
-    values = cfg if isinstance(cfg, Mapping) else config_to_record(cfg)
-    names = [field.name for field in fields(RunConfig) if field.name not in _PLACES]
-    return {name: values[name] for name in names if name in values}
+    return {name: v for name, v in config_to_record(cfg).items() if name not in _PLACES}
 
 
 def describe_differences(

@@ -10,12 +10,13 @@ from small import backbone, batch_of, config, one, small_task
 
 from idp_tutorial.assembly import controls
 from idp_tutorial.assembly.build import build_model
-from idp_tutorial.assembly.controls import ALL_METHODS, CONTROL_METHODS, MajorityHead
+from idp_tutorial.assembly.controls import MajorityHead
 from idp_tutorial.assembly.probe import (
     _expand_to_all_classes,
     fit_best_probe,
     fit_linear_model,
 )
+from idp_tutorial.methods.method import ALL_METHODS, CONTROL_METHODS
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.runs.compare import compare_methods
 from idp_tutorial.runs.experiment import Experiment, run_experiment

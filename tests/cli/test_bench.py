@@ -10,7 +10,7 @@ from timings import replace_fit, tiny_base
 from idp_tutorial.backbones import load as pretrained
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli import bench as bench
-from idp_tutorial.cli.bench import idp_bench
+from idp_tutorial.cli.bench import bench_command
 from idp_tutorial.reproduction.efficiency import method_times as turns
 from idp_tutorial.reproduction.efficiency import speed_tables
 from idp_tutorial.reproduction.efficiency.method_times import (
@@ -39,7 +39,7 @@ FAST = dict(
 
 def test_the_command(small_folder, capsys, tmp_path):
     out = tmp_path / "new" / "bench.jsonl"
-    idp_bench(str(small_folder), **FAST, json=True, out=str(out))
+    bench_command(backbone=str(small_folder), **FAST, json=True, out=str(out))
     captured = capsys.readouterr()
     rows = [json.loads(l) for l in captured.out.splitlines()]
     assert read_existing_records(out) == rows and "round 1 of 1" in captured.err
@@ -69,7 +69,7 @@ def test_the_command(small_folder, capsys, tmp_path):
 
 
 def test_the_commands_table(small_folder, capsys):
-    idp_bench(str(small_folder), **FAST)
+    bench_command(backbone=str(small_folder), **FAST)
     out = capsys.readouterr().out
     assert (
         all(
@@ -88,7 +88,9 @@ def test_the_commands_table(small_folder, capsys):
         and "nan" not in out.lower()
         and "versions" not in out
     )
-    idp_bench(str(small_folder), **{**FAST, "layers": None}, grow="length", values="16,32")
+    bench_command(
+        backbone=str(small_folder), **{**FAST, "layers": None}, grow="length", values="16,32"
+    )
     out = capsys.readouterr().out
     assert "value" in out and [l.split()[-1] for l in out.splitlines() if "prompt-tuning" in l] == [
         "16",
@@ -107,8 +109,8 @@ def test_what_is_measured_is_written_at_once(small_folder, tmp_path, monkeypatch
 
     monkeypatch.setattr(turns, "time_scaling", stops)
     with pytest.raises(SystemExit):
-        idp_bench(
-            str(small_folder),
+        bench_command(
+            backbone=str(small_folder),
             **{**FAST, "methods": "lora", "layers": None},
             grow="batch",
             values="1,3",
@@ -161,7 +163,7 @@ def test_growing_texts_get_a_position_table(monkeypatch):
     [
         (dict(methods="lpt,lpt_npg"), ["unknown method 'lpt_npg'", "did you mean 'lpt-npg'?"]),
         (dict(layers="3"), ["layer must be between 0 and 2", "got 3"]),
-        (dict(layers="one"), ["--layers 'one'", "6,12,18"]),
+        (dict(layers="one"), ["layers='one'", "6,12,18"]),
         (dict(device="gpu"), ["device must be ", "got 'gpu'", "'cuda'"]),
         (dict(device="cuda"), ["no GPU", "--device cpu|cpu"]),
         (
@@ -179,15 +181,15 @@ def test_growing_texts_get_a_position_table(monkeypatch):
         (dict(prompt_length=0), ["prompt_length must be at least 1, got 0"]),
         (dict(repeats=0), ["repeats must be at least 1, got 0"]),
         (dict(grow="width"), ["'width'", "prompt_length, length, depth, batch"]),
-        (dict(grow="prompt_length", values="a"), ["--values 'a'"]),
-        (dict(values="3"), ["is not used without --grow"]),
-        (dict(grow="prompt_length", peft=True), ["--peft True is not used with --grow"]),
+        (dict(grow="prompt_length", values="a"), ["values='a'"]),
+        (dict(values="3"), ["is not used without grow"]),
+        (dict(grow="prompt_length", peft=True), ["peft=True is not used with grow"]),
         (dict(batch_size=0), ["batch_size must be at least 1, got 0"]),
         (dict(precision="int8"), ["'int8'", "'bf16'"]),
         (dict(head="verbaliser"), ["'verbaliser'", "'verbalizer'"]),
         (dict(backbone="nowhere"), ["no backbone 'nowhere'"]),
-        (dict(out="."), ["--out .", "folder"]),
-        (dict(out="/dev/null/x/y.jsonl"), ["--out /dev/null/x: /dev/null is a file"]),
+        (dict(out="."), ["out=.", "folder"]),
+        (dict(out="/dev/null/x/y.jsonl"), ["out=/dev/null/x: /dev/null is a file"]),
     ],
     ids=lambda v: str(v)[:40],
 )
@@ -195,13 +197,13 @@ def test_the_command_says_why(kw, words, small_folder, capsys, monkeypatch, fits
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     fast = {k: v for k, v in FAST.items() if not ("grow" in kw and k == "layers")}
     with pytest.raises(SystemExit) as e:
-        idp_bench(**{"backbone": str(small_folder), **fast, **kw})
+        bench_command(**{"backbone": str(small_folder), **fast, **kw})
     captured = capsys.readouterr()
     last = captured.err.splitlines()[-1]
     assert (
         e.value.code == 2
         and captured.out == ""
-        and last.startswith("idp_bench: ")
+        and last.startswith("idp bench: ")
         and all(any(o in last for o in w.split("|")) for w in words)
     ), captured.err
 
@@ -209,7 +211,7 @@ def test_the_command_says_why(kw, words, small_folder, capsys, monkeypatch, fits
 def test_all_that_the_tables_show_is_one_command(small_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(speed_tables, "SPEED_TABLE_METHODS", ("lpt-npg", "lora"))
     out = tmp_path / "speed.jsonl"
-    idp_bench(
+    bench_command(
         backbone=str(small_folder),
         tables=True,
         repeats=1,

@@ -4,23 +4,23 @@ import json
 
 import pytest
 
-from idp_tutorial.cli.params import idp_params
+from idp_tutorial.cli.params import params_command
 
 
 def test_the_command_prints_every_row(capsys):
-    idp_params(published=True, json=True)
+    params_command(published=True, json=True)
     lines = [json.loads(l) for l in capsys.readouterr().out.splitlines()]
     assert len(lines) == 120 and all(
         {"reported", "exact", "ours", "status"} <= set(l) and isinstance(l["ours"], int)
         for l in lines
     )
-    idp_params(published=True)
+    params_command(published=True)
     out = capsys.readouterr().out
     assert len(out.splitlines()) == 121 and "3,495,312" in out and "unexplained" in out
 
 
 def test_the_command_counts_methods(capsys):
-    idp_params(backbone="roberta-base", prompt_length=5, methods="prompt-tuning, lpt-npg")
+    params_command(backbone="roberta-base", prompt_length=5, methods="prompt-tuning, lpt-npg")
     out = capsys.readouterr().out.splitlines()
     assert (
         len(out) == 3
@@ -28,7 +28,7 @@ def test_the_command_counts_methods(capsys):
         and out[1].split()[:3] == ["prompt-tuning", "3,840", "1,538"]
         and "593,792" in out[2]
     )
-    idp_params(
+    params_command(
         backbone="roberta-base",
         prompt_length=5,
         methods="lpt-npg",
@@ -56,11 +56,11 @@ def test_the_command_counts_methods(capsys):
 )
 def test_the_command_explains_refusals(kw, words, capsys):
     with pytest.raises(SystemExit) as e:
-        idp_params(**kw)
+        params_command(**kw)
     err = capsys.readouterr().err
     assert (
         e.value.code == 2
-        and err.startswith("idp_params: ")
+        and err.startswith("idp params: ")
         and err.count("\n") == 1
         and all(w in err for w in words)
     ), err

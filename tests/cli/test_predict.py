@@ -1,4 +1,4 @@
-"""The output of idp_predict, and the label map of idp_transfer."""
+"""The output of idp predict, and the label map of idp transfer."""
 
 import io
 import json
@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from idp_tutorial.cli.predict import _output_format, idp_predict, make_row_writer
+from idp_tutorial.cli.predict import _output_format, make_row_writer, predict_command
 from idp_tutorial.cli.transfer import parse_label_map
 from idp_tutorial.utils.checks import check_writable_file
 
@@ -35,7 +35,7 @@ def test_the_extension_decides_the_output_format():
     for out in ("a.tsv", "a.Parquet", "a.xlsx", "a.csv.gz", "a.csv.xz"):
         with pytest.raises(
             ValueError,
-            match=f"--out {out}: predictions are written as uncompressed CSV or JSON lines",
+            match=f"out={out}: predictions are written as uncompressed CSV or JSON lines",
         ):
             _output_format(out, None)
 
@@ -46,13 +46,13 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypat
     for out, words in (
         ("nope/a.csv", "the folder nope does not exist: create it"),
         (".", "is a folder: give a file in it"),
-        ("", "--out '' is a folder: give a file in it"),
+        ("", "out='' is a folder: give a file in it"),
         ("file/a.csv", "the folder file does not exist"),
     ):
         with pytest.raises(SystemExit):
-            idp_predict(model="nowhere", out=out)  # before the model is looked for
+            predict_command(model="nowhere", out=out)  # before the model is looked for
         err = capsys.readouterr().err
-        assert words in err and err.startswith(f"idp_predict: --out {out}") and err.count("\n") == 1
+        assert words in err and err.startswith(f"idp predict: out={out}") and err.count("\n") == 1
     for out in ("file", "new", "/dev/null"):
         check_writable_file(out)
     monkeypatch.setattr(os, "access", lambda *a: False)

@@ -1,4 +1,4 @@
-"""`idp_pretrain` trains a backbone, and another run can start from its weights."""
+"""`idp pretrain` trains a backbone, and another run can start from its weights."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.cli.pretrain import idp_pretrain
+from idp_tutorial.cli.pretrain import pretrain_command
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig
 
@@ -25,7 +25,7 @@ def text(tmp_path):
 def refused(capsys, **kw):
     """Return the message of a command that ends with status 2 and one line."""
     with pytest.raises(SystemExit) as e:
-        idp_pretrain(**kw)
+        pretrain_command(**kw)
     err = capsys.readouterr().err
     assert e.value.code == 2 and err.count("\n") == 1, err
     return err
@@ -49,7 +49,7 @@ def test_the_command_trains_a_backbone(family, teacher, text, tmp_path, capsys, 
         "idp_tutorial.reproduction.pretraining.pretrain.PretrainConfig",
         partial(PretrainConfig, held_out_tokens=2000),
     )
-    idp_pretrain(**kw)
+    pretrain_command(**kw)
     bb = load_backbone(str(tmp_path / "run/backbone"))
     out = capsys.readouterr().out
     assert (
@@ -58,7 +58,7 @@ def test_the_command_trains_a_backbone(family, teacher, text, tmp_path, capsys, 
         and ("distil" in out) == bool(teacher)
     )
     assert len((tmp_path / "run/log.jsonl").read_text().splitlines()) == 2
-    idp_pretrain(
+    pretrain_command(
         **{
             **kw,
             "out": str(tmp_path / "more"),
@@ -76,8 +76,8 @@ def test_the_command_trains_a_backbone(family, teacher, text, tmp_path, capsys, 
 
 def test_errors_are_one_line(tmp_path, capsys):
     kw = dict(text=str(tmp_path / "none.txt"), out=str(tmp_path / "o"), teacher="")
-    assert refused(capsys, **kw).startswith("idp_pretrain: no text file")
+    assert refused(capsys, **kw).startswith("idp pretrain: no text file")
     (tmp_path / "t.csv").write_text("text,label\na cold soup,0\n")
     assert "t.csv is a table" in refused(capsys, **{**kw, "text": str(tmp_path / "t.csv")})
-    assert refused(capsys, **kw, dtype="half").startswith("idp_pretrain: dtype must be")
+    assert refused(capsys, **kw, dtype="half").startswith("idp pretrain: dtype must be")
     assert not (tmp_path / "o").exists()

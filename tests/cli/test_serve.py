@@ -9,7 +9,7 @@ import pytest
 from small import backbone, config, small_task
 
 from idp_tutorial.assembly.build import build_model
-from idp_tutorial.cli.serve import Batcher, create_app, idp_serve
+from idp_tutorial.cli.serve import Batcher, create_app, serve_command
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.saving.prompt_files import save_pretrained
 from idp_tutorial.serving.multitask import MultiTaskModel, TaskModel
@@ -135,7 +135,7 @@ def test_what_cannot_be_served(monkeypatch, capsys, tmp_path):
             )
         )
     with pytest.raises(SystemExit):
-        idp_serve(models=str(tmp_path / "nowhere"), port=0)
+        serve_command(models=str(tmp_path / "nowhere"), port=0)
     assert "no prompts.safetensors" in capsys.readouterr().err
     with socket.create_server(("127.0.0.1", 0)) as other:
         for kwargs in (
@@ -144,12 +144,12 @@ def test_what_cannot_be_served(monkeypatch, capsys, tmp_path):
             dict(host="no.where.invalid"),
         ):
             with pytest.raises(SystemExit) as e:
-                idp_serve(models=str(tmp_path / "nowhere"), **kwargs)
+                serve_command(models=str(tmp_path / "nowhere"), **kwargs)
             err = capsys.readouterr().err
             assert e.value.code == 2 and "cannot be served (" in err and err.count("\n") == 1
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
-        idp_serve(models="a")
+        serve_command(models="a")
     assert (
         "fastapi is not installed: install it with pip install 'idp_tutorial[serve]'"
         in capsys.readouterr().err

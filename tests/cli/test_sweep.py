@@ -1,4 +1,4 @@
-"""`idp_sweep`: a choice, a sweep and its curves, and errors before anything is written."""
+"""`idp sweep`: a choice, a sweep and its curves, and errors before anything is written."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import pytest
 from sweeps import pretend, swept
 
-from idp_tutorial.cli.sweep import idp_sweep
+from idp_tutorial.cli.sweep import sweep_command
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.analysis.information import ProbeConfig
@@ -40,14 +40,15 @@ def test_the_command(tmp_path, capsys):
     call = [
         sys.executable,
         "-m",
-        "idp_tutorial.cli.sweep",
+        "idp_tutorial",
+        "sweep",
         *[o for k, v in kw.items() for o in (f"--{k}", str(v))],
     ]
     got = subprocess.run(call, capture_output=True, text=True, timeout=300)
     assert got.returncode == 0 and "layer 1  seed 0" in got.stdout, got.stderr
     choice = tmp_path / "choice-sentiment-k16-tiny.jsonl"
     sweep = tmp_path / "sweep-sentiment-k16-tiny.jsonl"
-    idp_sweep(**kw)
+    sweep_command(**kw)
     assert (
         "seed 0" not in (printed := capsys.readouterr().out)
         and sweep.name in printed
@@ -60,14 +61,14 @@ def test_the_command(tmp_path, capsys):
 @pytest.mark.parametrize(
     "kw,words",
     [
-        (dict(probe_depth=3), "--probe_depth 3 is not used without --probe"),
-        (dict(tune=True, lr=0.1), "--tune and --lr 0.1 exclude each other: give one"),
+        (dict(probe_depth=3), "probe_depth=3 is not used without probe"),
+        (dict(tune=True, lr=0.1), "tune and lr=0.1 exclude each other: give one"),
     ],
     ids=str,
 )
 def test_options_that_nothing_would_read(kw, words, capsys, tmp_path):
     with pytest.raises(SystemExit):
-        idp_sweep(task="sentiment", out=str(tmp_path), **kw)
+        sweep_command(task="sentiment", out=str(tmp_path), **kw)
     assert words in capsys.readouterr().err and not [*tmp_path.iterdir()]
 
 
@@ -80,7 +81,7 @@ def test_the_command_probes_with_the_sweeps_rates(monkeypatch, tmp_path):
         seen.update(method=cfg.method, seeds=seeds, lrs=lrs, out=out.name, size=ProbeConfig(**size))
 
     monkeypatch.setattr(LIB + "information_curves.measure_information_curves", curves)
-    idp_sweep(
+    sweep_command(
         task="sentiment",
         methods="lpt,lpt-npg",
         layers="0,1",
@@ -97,7 +98,7 @@ def test_the_command_probes_with_the_sweeps_rates(monkeypatch, tmp_path):
         lambda names, cfg, *a, **kw: kinds.append(cfg.cache) or swept(),
     )
     for kind in ("none", "hidden"):
-        idp_sweep(
+        sweep_command(
             task="sentiment", methods="lpt", layers="0,2", cache=kind, out=str(tmp_path / kind)
         )
     assert kinds == ["none", "hidden"]
@@ -112,7 +113,7 @@ def test_the_command_probes_with_the_sweeps_rates(monkeypatch, tmp_path):
 
 def test_a_sweep_without_a_choice(tmp_path, capsys):
     """A regression has no classes for the probes of the choice, and can be swept all the same."""
-    idp_sweep(
+    sweep_command(
         task="similarity",
         methods="lpt",
         layers="1",
@@ -135,10 +136,10 @@ def test_a_sweep_without_a_choice(tmp_path, capsys):
 def test_numbers_have_no_classes_to_probe(monkeypatch, tmp_path, capsys):
     pretend(monkeypatch)
     with pytest.raises(SystemExit) as e:
-        idp_sweep(task="similarity", methods="lpt", probe=True, out=str(tmp_path))
+        sweep_command(task="similarity", methods="lpt", probe=True, out=str(tmp_path))
     assert (
         e.value.code == 2
-        and "--probe needs classes" in capsys.readouterr().err
+        and "probe needs classes" in capsys.readouterr().err
         and not [*tmp_path.iterdir()]
     )
 
@@ -146,7 +147,7 @@ def test_numbers_have_no_classes_to_probe(monkeypatch, tmp_path, capsys):
 def test_baselines_alone(monkeypatch, tmp_path, capsys):
     pretend(monkeypatch)
     choose_at_once(monkeypatch)
-    idp_sweep(task="sentiment", methods="head-only", out=str(tmp_path))
+    sweep_command(task="sentiment", methods="head-only", out=str(tmp_path))
     assert "written" in capsys.readouterr().out
 
 
@@ -163,7 +164,7 @@ def test_a_table_of_ones_own(monkeypatch, tmp_path, capsys):
         for word, kind in (("parcel", "delivery"), ("refund", "money"))
     ]
     (tmp_path / "tickets.csv").write_text("\n".join(["message,topic", *rows]))
-    idp_sweep(
+    sweep_command(
         table=str(tmp_path / "tickets.csv"),
         text="message",
         label="topic",
@@ -191,7 +192,7 @@ def test_a_grid_of_ones_own(monkeypatch, tmp_path):
         out=str(tmp_path),
     )
     for _ in range(2):
-        idp_sweep(**kw)
+        sweep_command(**kw)
         assert [r[1:] for r in ran if r[0] == "lpt"] == [
             (k, s, lr)
             for k in (0, 2)
@@ -209,7 +210,7 @@ def test_a_grid_of_ones_own(monkeypatch, tmp_path):
     lr_selection = "best of 2 (0.001, 0.002; up to 4 more at an edge) on validation, seed 0"
     assert {r["lr_selection"] for r in records} == {lr_selection}
     with pytest.raises(SystemExit):
-        idp_sweep(**{**kw, "learning_rates": "1e-3,5e-3"})  # another choice is another sweep
+        sweep_command(**{**kw, "learning_rates": "1e-3,5e-3"})  # another choice is another sweep
 
 
 def test_a_sweep_whose_runs_diverge(monkeypatch, tmp_path, capsys):
@@ -221,20 +222,20 @@ def test_a_sweep_whose_runs_diverge(monkeypatch, tmp_path, capsys):
 
     def broken(self):
         model_and_log = trained(self)
-        if self.cfg.layer in bad:
+        if self.cfg.get("layer") in bad:
             raise FloatingPointError("nan")
         return model_and_log
 
     monkeypatch.setattr(Experiment, "fit", broken)
     kw = dict(task="sentiment", methods="lpt", layers="0,2", seeds=2, tune=True, out=str(tmp_path))
     for _ in range(2):
-        idp_sweep(**kw)
+        sweep_command(**kw)
         printed = capsys.readouterr().out
         assert "lpt at layer 0 with seed 0 diverged" in printed and len(ran) == 3 + 4
     bad.add(2)
     for _ in range(2):
         with pytest.raises(SystemExit) as e:
-            idp_sweep(**{**kw, "out": str(tmp_path / "b")})
+            sweep_command(**{**kw, "out": str(tmp_path / "b")})
         assert (
             e.value.code == 2
             and "with every learning rate of" in capsys.readouterr().err
@@ -243,14 +244,14 @@ def test_a_sweep_whose_runs_diverge(monkeypatch, tmp_path, capsys):
 
 
 WRONG = [
-    (dict(learning_rates="a"), "--learning_rates 'a': give numbers"),
-    (dict(learning_rates="1e-3", lr=0.1), "--learning_rates 1e-3 and --lr 0.1"),
+    (dict(learning_rates="a"), "learning_rates='a': give numbers"),
+    (dict(learning_rates="1e-3", lr=0.1), "learning_rates=1e-3 and lr=0.1"),
     (dict(methods="ltp"), "did you mean 'lpt'?"),
     (dict(methods="none"), "efl, fine-tuning.\n"),
     (dict(task="sst-2"), "did you mean 'sst2'?"),
     (dict(lr=-1.0), "positive number"),
     (dict(layers="99"), "layers must be between 0 and 7"),
-    (dict(layers="a"), "--layers 'a': give whole numbers"),
+    (dict(layers="a"), "layers='a': give numbers"),
     (dict(seeds=0), "seeds must be at least 1"),
     (dict(prompt_length=0), "must be at least 1, got 0"),
     (dict(head="verbaliser"), "must be 'classification' or 'verbalizer', got 'verbaliser'"),
@@ -265,7 +266,9 @@ WRONG = [
 def test_the_command_says_what_is_wrong(kw, word, tmp_path, capsys, monkeypatch):
     ran = pretend(monkeypatch)
     with pytest.raises(SystemExit) as e:
-        idp_sweep(**{"task": "sentiment", "methods": "lpt,lpt-npg", **kw}, out=str(tmp_path / "x"))
+        sweep_command(
+            **{"task": "sentiment", "methods": "lpt,lpt-npg", **kw}, out=str(tmp_path / "x")
+        )
     assert (
         e.value.code == 2
         and word in capsys.readouterr().err
@@ -278,11 +281,11 @@ def test_another_sweep_writes_nothing(monkeypatch, tmp_path, capsys):
     ran = pretend(monkeypatch)
     choose_at_once(monkeypatch)
     kw = dict(task="sentiment", methods="lpt", layers="0", seeds=1, out=str(tmp_path))
-    idp_sweep(**kw)
+    sweep_command(**kw)
     n = len(ran)
     before = {p.name: p.read_text() for p in tmp_path.glob("[!.]*")}
     with pytest.raises(SystemExit):
-        idp_sweep(**kw, prompt_length=3)
+        sweep_command(**kw, prompt_length=3)
     assert (
         "prompt_length is 10 in some of them and 3 in others" in capsys.readouterr().err
         and len(ran) == n
@@ -293,7 +296,7 @@ def test_another_sweep_writes_nothing(monkeypatch, tmp_path, capsys):
 def test_the_bottleneck_reaches_the_sweep(monkeypatch, tmp_path):
     pretend(monkeypatch)
     choose_at_once(monkeypatch)
-    idp_sweep(
+    sweep_command(
         task="sentiment", methods="lpt-npg", layers="0", seeds=1, bottleneck=32, out=str(tmp_path)
     )
     assert {r["bottleneck"] for r in read_records(tmp_path / "sweep-sentiment-tiny.jsonl")} == {32}

@@ -1,4 +1,4 @@
-"""Saved prompts predict as the trained model did; runs survive a kill; idp_train, idp_predict."""
+"""Saved prompts predict as the trained model did; runs survive a kill; idp train, idp predict."""
 
 import csv
 import io
@@ -14,8 +14,8 @@ from small import backbone, config, small_task, stop_at
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.cli.predict import PREDICTION_COLUMNS, idp_predict, select_text_columns
-from idp_tutorial.cli.train import idp_train
+from idp_tutorial.cli.predict import PREDICTION_COLUMNS, predict_command, select_text_columns
+from idp_tutorial.cli.train import train_command
 from idp_tutorial.core.prompted_model import trained_state
 from idp_tutorial.data.reading import iterate_rows
 from idp_tutorial.data.tasks import TASKS, load_task
@@ -84,7 +84,7 @@ def test_word_vectors_of_a_file(cfg, tmp_path, capsys):
     about = (f / "prompts.json").read_text()
     assert json.loads(about)["cfg"]["glove"] == "own.txt" and str(tmp_path / "a") not in about
     again, t, c2 = from_pretrained(f, glove=tmp_path / "a")
-    assert c2.glove == str(tmp_path / "a") and predict(again, t, c2, WORDS) == predict(
+    assert c2.get("glove") == str(tmp_path / "a") and predict(again, t, c2, WORDS) == predict(
         model, task, c, WORDS
     )
     with pytest.raises(
@@ -94,10 +94,10 @@ def test_word_vectors_of_a_file(cfg, tmp_path, capsys):
     with pytest.raises(ValueError, match="belong to other word vectors than those of .*/b"):
         from_pretrained(f, glove=tmp_path / "b")
     (tmp_path / "in").write_text("who ?\n")
-    idp_predict(model=str(f), texts=str(tmp_path / "in"), glove=str(tmp_path / "a"))
+    predict_command(model=str(f), texts=str(tmp_path / "in"), glove=str(tmp_path / "a"))
     assert json.loads(capsys.readouterr().out)["prediction"] in task.labels
     with pytest.raises(SystemExit):
-        idp_predict(model=str(f), texts=str(tmp_path / "in"))
+        predict_command(model=str(f), texts=str(tmp_path / "in"))
     assert "give its path (glove=" in capsys.readouterr().err
     c = cfg(method="m-idpg-phm-glove")
     save_pretrained(build_model(c, load_backbone(c.backbone), task), f, task, c)
@@ -260,7 +260,7 @@ def test_without_checkpoints(cfg, tmp_path):
 
 
 def test_train_then_predict(small_folder, tmp_path, capsys, monkeypatch):
-    idp_train(
+    train_command(
         task="questions",
         backbone=str(small_folder),
         steps=4,
@@ -273,10 +273,10 @@ def test_train_then_predict(small_folder, tmp_path, capsys, monkeypatch):
     )
     assert "lpt-npg on questions, seed 0: accuracy" in capsys.readouterr().out
     (tmp_path / "in").write_text('who ?\n\n{"sentence1": "where is it ?", "id": 3}\n')
-    idp_predict(model=str(tmp_path / "run"), texts=str(tmp_path / "in"), proba=True)
+    predict_command(model=str(tmp_path / "run"), texts=str(tmp_path / "in"), proba=True)
     a = capsys.readouterr().out
     monkeypatch.setattr(sys, "stdin", io.StringIO((tmp_path / "in").read_text()))
-    idp_predict(model=str(tmp_path / "run"), out=str(tmp_path / "out"), proba=True)
+    predict_command(model=str(tmp_path / "run"), out=str(tmp_path / "out"), proba=True)
     predictions = [json.loads(l) for l in a.splitlines()]
     assert (
         (tmp_path / "out").read_text() == a
@@ -285,7 +285,7 @@ def test_train_then_predict(small_folder, tmp_path, capsys, monkeypatch):
     )
     (tmp_path / "in").write_text('who ?\n{"word": "what ?"}\n')
     with pytest.raises(SystemExit):
-        idp_predict(
+        predict_command(
             model=str(tmp_path / "run"), texts=str(tmp_path / "in"), out=str(tmp_path / "new")
         )
     assert not [*tmp_path.glob("new*")]
@@ -298,7 +298,7 @@ def test_train_then_predict(small_folder, tmp_path, capsys, monkeypatch):
 
 
 def test_a_clip_of_ones_own(small_folder, tmp_path):
-    idp_train(
+    train_command(
         task="questions",
         backbone=str(small_folder),
         steps=2,
@@ -316,7 +316,7 @@ def test_a_clip_of_ones_own(small_folder, tmp_path):
 def test_options_reach_the_run(small_folder, tmp_path, capsys):
     index, v = backbone_word_vectors(backbone())
     write_glove(index, v, tmp_path / "own.txt")
-    idp_train(
+    train_command(
         task="questions",
         method="m-idpg-phm-glove",
         backbone=str(small_folder),
@@ -385,7 +385,7 @@ def test_texts(tmp_path):
 
 def test_answers_stand_beside_what_a_row_has(small_folder, tmp_path, capsys):
     run = str(tmp_path / "run")
-    idp_train(
+    train_command(
         task="questions",
         backbone=str(small_folder),
         steps=2,
@@ -400,7 +400,9 @@ def test_answers_stand_beside_what_a_row_has(small_folder, tmp_path, capsys):
         b'\xef\xbb\xbftext,label\n"who, then ?",mine\n{x} is what ?,\n'
     )
     for name in ("a.csv", "a.jsonl"):
-        idp_predict(model=run, texts=str(tmp_path / "in.csv"), out=str(tmp_path / name), proba=True)
+        predict_command(
+            model=run, texts=str(tmp_path / "in.csv"), out=str(tmp_path / name), proba=True
+        )
     with open(tmp_path / "a.csv", newline="") as f:
         table = [*csv.DictReader(f)]
     lines = [json.loads(l) for l in (tmp_path / "a.jsonl").read_text().splitlines()]
@@ -418,11 +420,11 @@ def test_answers_stand_beside_what_a_row_has(small_folder, tmp_path, capsys):
     )
     capsys.readouterr()
     (tmp_path / "in.txt").write_text("{x} is what ?\n")
-    idp_predict(model=run, texts=str(tmp_path / "in.txt"), format="lines")
+    predict_command(model=run, texts=str(tmp_path / "in.txt"), format="lines")
     assert json.loads(capsys.readouterr().out)["sentence1"] == "{x} is what ?"
     (tmp_path / "in.csv").write_bytes("text\nwho ?\ncaf\u00e9\n".encode("latin-1"))
     with pytest.raises(SystemExit):
-        idp_predict(model=run, texts=str(tmp_path / "in.csv"), out=str(tmp_path / "new.csv"))
+        predict_command(model=run, texts=str(tmp_path / "in.csv"), out=str(tmp_path / "new.csv"))
     assert "in.csv, line 3: byte 4 is 0xe9" in capsys.readouterr().err and not [
         *tmp_path.glob("new*")
     ]
@@ -431,12 +433,12 @@ def test_answers_stand_beside_what_a_row_has(small_folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     "command,kw,words",
     [
-        (idp_train, dict(method="lpt-npgg"), "did you mean 'lpt-npg'"),
-        (idp_train, dict(task="question"), "did you mean 'questions'"),
-        (idp_train, dict(steps=0), "steps must be at least 1, got 0"),
-        (idp_train, dict(save_every=-2, shots=8), "save_every must be at least 0, got -2"),
-        (idp_predict, dict(model="nowhere"), "no prompts.safetensors in nowhere"),
-        (idp_predict, dict(batch_size=0), "--batch_size must be at least 1, got 0"),
+        (train_command, dict(method="lpt-npgg"), "did you mean 'lpt-npg'"),
+        (train_command, dict(task="question"), "did you mean 'questions'"),
+        (train_command, dict(steps=0), "steps must be at least 1, got 0"),
+        (train_command, dict(save_every=-2, shots=8), "save_every must be at least 0, got -2"),
+        (predict_command, dict(model="nowhere"), "no prompts.safetensors in nowhere"),
+        (predict_command, dict(batch_size=0), "batch_size must be at least 1, got 0"),
     ],
     ids=lambda v: getattr(v, "__name__", str(v)),
 )
@@ -460,10 +462,10 @@ def test_another_run_in_the_folder(small_folder, tmp_path, capsys):
         device="cpu",
         out=str(tmp_path),
     )
-    idp_train(**kw)
+    train_command(**kw)
     before = {f: (tmp_path / f).read_bytes() for f in os.listdir(tmp_path)}
     with pytest.raises(SystemExit):
-        idp_train(**{**kw, "seed": 1})
+        train_command(**{**kw, "seed": 1})
     assert "holds another run (seed was 0 and is now 1" in capsys.readouterr().err
     assert before == {f: (tmp_path / f).read_bytes() for f in os.listdir(tmp_path)}
 

@@ -5,6 +5,7 @@ import torch
 from small import backbone, config, small_task
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core import dtypes
 from idp_tutorial.core.dtypes import cast_weights, choose_faster_dtype, measure_bfloat16_speedup
@@ -17,7 +18,6 @@ from idp_tutorial.testing.small_models import (
     random_batch,
     small_backbone,
 )
-from idp_tutorial.utils.config import RunConfig
 
 
 def test_each_size_is_measured_once(monkeypatch):

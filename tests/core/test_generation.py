@@ -10,7 +10,7 @@ from small import backbone, config, small_task
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.fetch import find_fetched_backbone
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.cli.predict import idp_predict
+from idp_tutorial.cli.predict import predict_command
 from idp_tutorial.core.generation import DecodingState, generate_ids
 from idp_tutorial.core.heads import GenerationHead
 from idp_tutorial.core.prompted_model import PromptedModel
@@ -273,7 +273,7 @@ def test_the_command_generates_as_with_whole_passes_with_a_real_model(tmp_path):
     save_pretrained(model, tmp_path / "model", task, cfg)
     texts = ["The soup is cold.", "My neighbour says that the beer was quite warm after lunch."]
     (tmp_path / "texts.txt").write_text("\n".join(texts))
-    idp_predict(
+    predict_command(
         model=str(tmp_path / "model"),
         texts=str(tmp_path / "texts.txt"),
         out=str(tmp_path / "out.jsonl"),

@@ -81,7 +81,8 @@ def answering(model, n, words, samples=5):
         [
             sys.executable,
             "-m",
-            "idp_tutorial.cli.predict",
+            "idp_tutorial",
+            "predict",
             "--model",
             model,
             "--texts",
@@ -112,7 +113,7 @@ def main(n):
     subprocess.run([sys.executable, __file__, "--encode", str(n)], env=ENV, check=True)
     with tempfile.TemporaryDirectory() as folder:
         train = (
-            "-m idp_tutorial.cli.train --task sentiment --method lpt-npg --steps 4 "
+            "-m idp_tutorial train --task sentiment --method lpt-npg --steps 4 "
             "--evaluations 1 --out"
         )
         subprocess.run(

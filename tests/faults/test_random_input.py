@@ -11,7 +11,7 @@ import string
 import sys
 import warnings
 from collections import Counter
-from inspect import Parameter
+from dataclasses import MISSING
 
 import pytest
 from harness import REFUSALS
@@ -19,14 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
-from idp_tutorial.cli.command_line import build_parser, command_options, normalise_option_names
-from idp_tutorial.cli.compare import idp_compare
-from idp_tutorial.cli.params import idp_params
-from idp_tutorial.cli.predict import idp_predict
-from idp_tutorial.cli.pretrain import idp_pretrain
-from idp_tutorial.cli.sweep import idp_sweep
-from idp_tutorial.cli.train import idp_train
-from idp_tutorial.cli.transfer import idp_transfer
+from idp_tutorial.cli.compare import compare_command
+from idp_tutorial.cli.params import params_command
+from idp_tutorial.cli.predict import predict_command
+from idp_tutorial.cli.pretrain import pretrain_command
+from idp_tutorial.cli.sweep import sweep_command
+from idp_tutorial.cli.train import train_command
+from idp_tutorial.cli.transfer import transfer_command
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.reproduction.pretraining.corpus import read_lines
 from idp_tutorial.utils.durable import dump_record, load_record
@@ -35,7 +34,15 @@ from idp_tutorial.utils.tensor_files import read_last_snapshot
 
 MANY = pytest.mark.slow
 SEEN = Counter()  # outcomes of the cases
-COMMANDS = [idp_train, idp_compare, idp_sweep, idp_transfer, idp_params, idp_predict, idp_pretrain]
+COMMANDS = [
+    train_command,
+    compare_command,
+    sweep_command,
+    transfer_command,
+    params_command,
+    predict_command,
+    pretrain_command,
+]
 ODD = [
     "",
     " ",
@@ -112,7 +119,7 @@ def furnished(where, small_folder):
 
 def start_of(f, where, model):
     """Return options that make a run small."""
-    has = command_options(f.__wrapped__)
+    has = f.options()
     small = dict(
         task="sst2",
         source="sst2",
@@ -136,20 +143,16 @@ def start_of(f, where, model):
         d=32,
         teacher="",
     )
-    skip = {"methods": f is idp_params, "layers": f is not idp_sweep}
+    skip = {"methods": f is params_command, "layers": f is not sweep_command}
     return {k: str(v) for k, v in small.items() if k in has and not skip.get(k)}
 
 
 def argv_of(f, chosen, where, model):
     given = start_of(f, where, model) | chosen
-    has = command_options(f.__wrapped__)
-    argv = [
-        given.pop(k, str(where / "text.txt"))
-        for k, o in has.items()
-        if o.default is Parameter.empty
-    ]
+    has = f.options()
+    argv = [given.pop(k, str(where / "text.txt")) for k, o in has.items() if o.default is MISSING]
     for k, v in given.items():
-        argv += [f"--{k}"] if has[k].default is False else [f"--{k}={v}"]
+        argv += [f"--{k}"] if has[k].kind is bool else [f"--{k}={v}"]
     return argv
 
 
@@ -163,7 +166,7 @@ def check_exit_status(f, argv):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            f(**vars(build_parser(f.__wrapped__).parse_args(normalise_option_names(argv))))
+            f.main(argv)
         SEEN["command line", "ran"] += 1
     except SystemExit as e:
         SEEN["command line", "was refused" if e.code else "ran"] += 1
@@ -182,11 +185,7 @@ def lines_of(n, place, seed=0):
     def check(data):
         f = data.draw(st.sampled_from(COMMANDS))
         names = st.sampled_from(
-            [
-                k
-                for k in command_options(f.__wrapped__)
-                if k not in ("backbone", "data", "corpus_dir")
-            ]
+            [k for k in f.options() if k not in ("backbone", "data", "corpus_dir")]
         )
         big = st.one_of(st.sampled_from(ODD), st.integers().map(str), st.floats().map(str))
         chosen = data.draw(st.dictionaries(names, big, min_size=1, max_size=3))

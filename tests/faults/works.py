@@ -283,7 +283,7 @@ def caching(folder):
 
 
 def finishing(folder):
-    """Run a whole `idp_train`, with its prompts and its record."""
+    """Run a whole `idp train`, with its prompts and its record."""
     c = config(steps=2, batch_size=8)
     experiments.load_backbone = experiments.load_config_backbone = lambda *a, **kw: backbone()
     train_and_save(c, folder, task())

@@ -34,16 +34,17 @@ import torch
 from safetensors.torch import save as save_bytes
 from small import backbone, config, model_of, small_task
 
+from idp_tutorial.assembly.config import RunConfig, RunOptions, describe_all_options
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.cli.bench import idp_bench
-from idp_tutorial.cli.command_line import build_parser
-from idp_tutorial.cli.compare import idp_compare
-from idp_tutorial.cli.params import idp_params
-from idp_tutorial.cli.predict import idp_predict
-from idp_tutorial.cli.pretrain import idp_pretrain
-from idp_tutorial.cli.sweep import idp_sweep
-from idp_tutorial.cli.train import idp_train
-from idp_tutorial.cli.transfer import idp_transfer
+from idp_tutorial.cli.bench import bench_command
+from idp_tutorial.cli.compare import compare_command
+from idp_tutorial.cli.main import COMMAND_NAMES, load_command
+from idp_tutorial.cli.params import params_command
+from idp_tutorial.cli.predict import predict_command
+from idp_tutorial.cli.pretrain import pretrain_command
+from idp_tutorial.cli.sweep import sweep_command
+from idp_tutorial.cli.train import train_command
+from idp_tutorial.cli.transfer import transfer_command
 from idp_tutorial.core.backbone import Backbone, backbone_fingerprint
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters, trained_state
@@ -73,7 +74,6 @@ from idp_tutorial.reproduction.pretraining import pretrain
 from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig
 from idp_tutorial.training.evaluation import predict_logits
 from idp_tutorial.training.fit import fit
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.records import read_records
 from idp_tutorial.utils.tensor_files import load_tensors
 
@@ -105,16 +105,6 @@ METHOD_ORDER = [  # order of the methods in `counts.json`
     "id-spam",
     "id-spam-mean",
 ]
-COMMANDS = {
-    "idp_pretrain": idp_pretrain,
-    "idp_compare": idp_compare,
-    "idp_sweep": idp_sweep,
-    "idp_params": idp_params,
-    "idp_train": idp_train,
-    "idp_predict": idp_predict,
-    "idp_bench": idp_bench,
-    "idp_transfer": idp_transfer,
-}
 SPLIT_SIZES = {"train": 24, "validation": 12, "test": 12}
 
 
@@ -210,7 +200,7 @@ VARIANTS = {  # runs with another option
     **{f"position {i} of M-IDPG": {"method": "m-idpg-phm", "position": i} for i in (1, 4)},
     **{f"layer {i}": {"method": "lpt-npg", "layer": i} for i in (0, 2)},
     "lower dropout": {"method": "lpt-npg", "dropout_below_prompt": True},
-    "default bottleneck": {"method": "s-idpg-dnn", "bottleneck": None},
+    "default bottleneck": {"method": "s-idpg-dnn", "bottleneck": 256},
     "cls pooling": {"method": "s-idpg-phm", "pooling": "cls"},
     "cls pooling, head only": {"method": "head-only", "pooling": "cls"},
     "standardised": {"method": "s-idpg-phm", "standardise": True},
@@ -302,7 +292,7 @@ def _list_published_counts() -> list[list]:
 
 
 def _count_methods(backbone_name: str, methods: list[str], **options: Any) -> dict[str, list]:
-    return _dump_frame(count_method_parameters(backbone_name, RunConfig(**options), methods))
+    return _dump_frame(count_method_parameters(backbone_name, RunOptions(**options), methods))
 
 
 def _count_model_sizes() -> dict[str, list[int]]:
@@ -333,9 +323,8 @@ def _dump_claims() -> dict[str, list]:
 
 def _list_config_fields() -> list[list]:
     fields = []
-    for field in dataclasses.fields(RunConfig):
-        type_name = getattr(field.type, "__name__", str(field.type))
-        fields.append([field.name, type_name, field.default])
+    for name, option in describe_all_options().items():
+        fields.append([name, option.kind.__name__, option.default])
     return fields
 
 
@@ -366,15 +355,15 @@ COUNTS: dict[str, Callable[[], Any]] = {
 # --- help, output: the commands
 
 
-def describe_help(command: str) -> dict[str, Any]:
-    """Return default, help text and type of each option, as `COMMAND --help` shows them."""
-    parser = build_parser(COMMANDS[command].__wrapped__)
+def describe_help(name: str) -> dict[str, Any]:
+    """Return default, help text, type and group of each option of a command."""
+    command = load_command(name)
     options = {}
-    for action in parser._actions:
-        name = (action.option_strings or [action.dest])[-1]
-        kind = action.type.__name__ if action.type else type(action).__name__
-        options[name] = [str(action.default), action.help, kind]
-    return {"about": parser.description, **options}
+    for option in command.options().values():
+        choices = list(option.choices) or option.kind.__name__
+        default = "required" if option.default is dataclasses.MISSING else str(option.default)
+        options[option.name] = [default, option.help, choices, option.group]
+    return {"about": command.function.__doc__, **options}
 
 
 VARYING_KEYS = {  # their values differ from run to run
@@ -470,7 +459,7 @@ SMALL: dict[str, Any] = {"batch_size": 8, "device": "cpu"}
 
 
 def _run_params(folder: Path, **options: Any) -> list[str]:
-    output = _capture_output(idp_params, folder, **{"prompt_length": 10, **options})
+    output = _capture_output(params_command, folder, **{"prompt_length": 10, **options})
     return [" ".join(line.split()) for line in output.splitlines()]
 
 
@@ -487,7 +476,7 @@ def _run_params_as_json(folder: Path) -> list[str]:
 
 def _run_compare(folder: Path) -> dict[str, Any]:
     output = _capture_output(
-        idp_compare,
+        compare_command,
         folder,
         methods="head-only,lpt-npg",
         seeds=1,
@@ -510,7 +499,7 @@ def _run_compare(folder: Path) -> dict[str, Any]:
 
 def _run_train_and_predict(folder: Path) -> dict[str, Any]:
     output = _capture_output(
-        idp_train,
+        train_command,
         folder,
         task="questions",
         steps=3,
@@ -523,7 +512,7 @@ def _run_train_and_predict(folder: Path) -> dict[str, Any]:
     lines = [*TEXTS[:4], json.dumps({"sentence1": TEXTS[4], "id": 3})]
     (folder / "in").write_text("\n".join(lines) + "\n")
     predictions = _capture_output(
-        idp_predict, folder, model=folder / "run", texts=folder / "in", proba=True
+        predict_command, folder, model=folder / "run", texts=folder / "in", proba=True
     )
     description, tensors = load_tensors(folder / "run/prompts.safetensors")
     return {
@@ -547,7 +536,7 @@ def _read_folder(folder: Path) -> dict[str, list]:
 
 def _run_sweep(folder: Path) -> dict[str, Any]:
     output = _capture_output(
-        idp_sweep,
+        sweep_command,
         folder,
         task="sentiment",
         methods="head-only,lpt",
@@ -565,7 +554,7 @@ def _run_sweep(folder: Path) -> dict[str, Any]:
 
 def _run_transfer(folder: Path) -> dict[str, Any]:
     output = _capture_output(
-        idp_transfer,
+        transfer_command,
         folder,
         source="sentiment",
         target="two-domains",
@@ -584,7 +573,7 @@ def _run_transfer(folder: Path) -> dict[str, Any]:
 
 def _run_bench(folder: Path) -> list[dict]:
     output = _capture_output(
-        idp_bench,
+        bench_command,
         folder,
         backbone="tiny",
         methods="prompt-tuning,lpt-npg",
@@ -609,7 +598,7 @@ def _run_pretrain(folder: Path) -> dict[str, Any]:
     pretrain.PretrainConfig = _build_small_config
     try:
         _capture_output(
-            idp_pretrain,
+            pretrain_command,
             folder,
             text=folder / "text.txt",
             out=folder / "out",
@@ -628,14 +617,14 @@ def _run_pretrain(folder: Path) -> dict[str, Any]:
 
 
 OUTPUTS = {
-    "idp_params": _run_params,  # on roberta-large
-    "idp_params of three methods": _run_params_as_json,
-    "idp_compare": _run_compare,
-    "idp_train and idp_predict": _run_train_and_predict,
-    "idp_sweep": _run_sweep,
-    "idp_transfer": _run_transfer,
-    "idp_bench": _run_bench,
-    "idp_pretrain": _run_pretrain,
+    "idp params": _run_params,  # on roberta-large
+    "idp params of three methods": _run_params_as_json,
+    "idp compare": _run_compare,
+    "idp train and idp predict": _run_train_and_predict,
+    "idp sweep": _run_sweep,
+    "idp transfer": _run_transfer,
+    "idp bench": _run_bench,
+    "idp pretrain": _run_pretrain,
 }
 
 
@@ -653,7 +642,7 @@ FILES: dict[str, tuple[Callable[[str], Any], Any]] = {  # function of a name, an
     "variants": (run_variant, VARIANTS),
     "deep": (run_deep_prompts, DEEP_PROMPTS),
     "counts": (lambda name: COUNTS[name](), COUNTS),
-    "help": (describe_help, COMMANDS),
+    "help": (describe_help, COMMAND_NAMES),
     "output": (run_command, OUTPUTS),
 }
 

@@ -15,7 +15,7 @@ from small import config, small_task
 from idp_tutorial import PromptClassifier
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.cli.predict import idp_predict
+from idp_tutorial.cli.predict import predict_command
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.runs.experiment import train_and_save
 from idp_tutorial.saving.card import build_model_card, wilson_interval
@@ -68,7 +68,7 @@ def test_there_and_back(saved_model, server, small_folder, capsys, tmp_path):
     assert predict(*from_pretrained("me/tickets", str(small_folder), token="hf_y"), ROWS) == want
     assert tokens(server, "GET") == {"Bearer hf_y"}
     (tmp_path / "in").write_text("tea\n")
-    idp_predict(model="me/tickets", texts=str(tmp_path / "in"), backbone=str(small_folder))
+    predict_command(model="me/tickets", texts=str(tmp_path / "in"), backbone=str(small_folder))
     assert json.loads(capsys.readouterr().out)["prediction"] == want[1]["label"]
 
 

@@ -1,6 +1,5 @@
 """Several processes, accumulation, and the configs for Accelerate."""
 
-import inspect
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from torch import nn
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.cli.train import idp_train
+from idp_tutorial.cli.train import train_command
 from idp_tutorial.core.prompted_model import trained_state
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.registry import METHODS
@@ -438,7 +437,7 @@ def test_fsdp_wraps_the_layers_of_backbones(monkeypatch):
 
 
 def test_options_in_scripts_exist(monkeypatch, capsys):
-    known = {f"--{k}" for k in inspect.signature(idp_train).parameters}
+    known = {f"--{k}" for k in train_command.options()}
     used = set()
     for f in [*CONFIGS.glob("*.*"), ROOT / "nbs/engine/training/distributed.ipynb"]:
         for line in re.findall(

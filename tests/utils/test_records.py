@@ -25,7 +25,13 @@ def test_a_damaged_record_file_is_refused_and_a_cut_line_removed(tmp_path):
 
 
 def test_records_name_files_without_their_folders(tmp_path):
-    c = config(data="a/data", glove="b/own.txt", init_from="c/first", cache_dir="d")
+    c = config(
+        method="m-idpg-phm-glove",
+        data="a/data",
+        glove="b/own.txt",
+        init_from="c/first",
+        cache_dir="d",
+    )
     r = config_to_record(c)
     assert [r[k] for k in ("data", "glove", "init_from", "cache_dir")] == [
         "data",

@@ -6,15 +6,16 @@ there; this module applies it to trained models, with a few prompt layers and se
 
 A curve is complete if the file has every layer of it, measured with the same configuration,
 data and probe. If a run was killed within a curve, only the missing layers are probed.
-`idp_sweep --probe` runs the measurement at full size.
+`idp sweep --probe` runs the measurement at full size.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.data.task import Task
 from idp_tutorial.reproduction.analysis.information import ProbeConfig, probe_layers
@@ -24,7 +25,6 @@ from idp_tutorial.runs.record import build_record, make_fingerprint
 from idp_tutorial.runs.store import RunStore
 from idp_tutorial.runs.tables import select_finished
 from idp_tutorial.utils.checks import DivergenceError, require_packages
-from idp_tutorial.utils.config import RunConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,9 +71,9 @@ def _measure_curve(
 ) -> list[dict]:  # a record for each layer, or the record of the run, which diverged
     """Return the points of a curve; train and probe if the store lacks some of them."""
     cfg = experiment.cfg
-    title = f"{cfg.method}  prompt at layer {cfg.layer}  seed {cfg.seed}"
+    title = f"{cfg.method}  prompt at layer {cfg.get('layer')}  seed {cfg.seed}"
     fingerprint = make_fingerprint(
-        cfg, experiment.digests(), prompt_layer=cfg.layer, lr_selection="given", **conditions
+        cfg, experiment.digests(), prompt_layer=cfg.get("layer"), lr_selection="given", **conditions
     )
     del fingerprint["layer"]  # of a record it is the layer that is probed
     diverged = store.find({**fingerprint, "status": "diverged"})
@@ -127,7 +127,7 @@ def measure_information_curves(
     records = []
     for seed, prompt_layer in product(range(seeds), prompt_layers):
         lr = (layer_learning_rates or {}).get(prompt_layer, cfg.lr)
-        experiment = Experiment(replace(cfg, layer=prompt_layer, seed=seed, lr=lr), task)
+        experiment = Experiment(cfg.with_options(layer=prompt_layer, seed=seed, lr=lr), task)
         records += _measure_curve(experiment, layers, conditions, probe, store, report)
     finished = select_finished(records)
     if records and not finished:

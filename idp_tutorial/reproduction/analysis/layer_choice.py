@@ -24,7 +24,8 @@ from idp_tutorial.reproduction.analysis.probes import (
     fit_softmax_regression,
 )
 from ...utils.checks import check_choice
-from ...utils.config import RunConfig
+from ...assembly.config import RunOptions
+from ...methods.method import PromptConfig
 from ...data.task import Task, require_classes
 from ...runs.store import RunStore
 from ...assembly.build import load_config_backbone
@@ -136,7 +137,7 @@ MATCHED_SWEEP_SETTINGS = (  # settings of a sweep that a choice is made for
 
 def _comparable_field(record: dict, name: str) -> Any:
     """Return a field of a record, or its default; of a backbone the last part of its path."""
-    value = record.get(name, getattr(RunConfig, name, None))
+    value = record.get(name, getattr(RunOptions, name, None))
     return Path(str(value)).name if name == "backbone" else value
 
 
@@ -156,17 +157,22 @@ def choice_matches_sweep(
 
 # %% ../../../nbs/engine/analysis/layer_choice.ipynb #f77cac02
 def load_or_choose_layer(
-    cfg: RunConfig,  # settings of the sweep
+    cfg: RunOptions,  # settings of the sweep
     task: Task,  # with its splits
     out: Path,  # JSONL file of choices
 ) -> dict:  # record of `choose_prompt_layer`
     """Return the last choice in a file for this sweep, weights and data, or append a new one."""
     bb = load_config_backbone(cfg)
-    settings = {**config_to_record(cfg), "split_sizes": task.split_sizes()}
+    prompt_length = cfg.get("prompt_length", PromptConfig.prompt_length)
+    settings = {
+        **config_to_record(cfg),
+        "prompt_length": prompt_length,
+        "split_sizes": task.split_sizes(),
+    }
     fingerprint = dict(
         task=task.name,
         head=cfg.head,
-        prompt_length=cfg.prompt_length,
+        prompt_length=prompt_length,
         max_len=cfg.max_len,
         template=cfg.template if cfg.head == "verbalizer" else None,
         digests=dict(weights=backbone_fingerprint(bb), data=task.digest()),
@@ -179,7 +185,7 @@ def load_or_choose_layer(
             bb,
             task,
             cfg.head,
-            prompt_length=cfg.prompt_length,
+            prompt_length=prompt_length,
             max_len=cfg.max_len,
             template=cfg.template,
         )
@@ -192,7 +198,7 @@ def load_or_choose_layer(
 
 def try_choose_layer(
     methods: Sequence[str],  # keys of `METHODS`
-    cfg: RunConfig,  # settings of the sweep
+    cfg: RunOptions,  # settings of the sweep
     task: Task,  # with its splits
     out: Path,  # JSONL file of choices
 ) -> dict | None:  # None: no late method, or a task without a choice (regression, few examples)

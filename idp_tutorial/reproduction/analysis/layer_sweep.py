@@ -11,10 +11,10 @@ of both would show neither. So every function that takes records checks this fir
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from idp_tutorial.assembly.config import RunConfig, RunOptions, general_options
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
@@ -24,7 +24,6 @@ from idp_tutorial.runs.store import RunStore
 from idp_tutorial.runs.tables import select_finished
 from idp_tutorial.runs.tune import describe_lr_selection
 from idp_tutorial.utils.checks import UserError, check_at_least, check_name, require_packages
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import file_lock
 from idp_tutorial.utils.records import config_to_record, read_existing_records
 
@@ -56,7 +55,7 @@ _VARYING_FIELDS = {  # the fields in which records of one sweep may differ
 def _check_agreement(records: list[dict], name: str) -> None:
     """Check that all records have the same value of a field; an absent field has its default."""
     values = [
-        json.dumps(r.get(name, getattr(RunConfig, name, None)), sort_keys=True) for r in records
+        json.dumps(r.get(name, getattr(RunOptions, name, None)), sort_keys=True) for r in records
     ]
     different = list(dict.fromkeys(values))
     if len(different) > 1:
@@ -92,15 +91,18 @@ def check_single_sweep(
     Raises: `UserError` that names the first field in which they differ.
     """
     records = select_finished(records)
-    names = [f.name for f in fields(RunConfig) if f.name not in _VARYING_FIELDS]
-    for name in [*names, "split_sizes", "probe"]:
+    for name in [*general_options(), "split_sizes", "probe"]:
+        if name in _VARYING_FIELDS:
+            continue
         compared = records
         if name in ("head_lr", "steps"):
             # a bare head trains at its only learning rate, and a verbalizer without a prompt never
             compared = [r for r in records if r["method"] != "head-only"]
         _check_agreement(compared, name)
     for method in dict.fromkeys(r["method"] for r in records):
-        _check_agreement([r for r in records if r["method"] == method], "lr_selection")
+        runs = [r for r in records if r["method"] == method]
+        for name in ["lr_selection", *(METHODS[method].options.keys() - _VARYING_FIELDS)]:
+            _check_agreement(runs, name)
     _check_no_repeated_run(records)
     return records
 
@@ -153,7 +155,7 @@ def _sweep_configs(
     # AdapterDrop has a layer as well, but keeps its upper half
     method_layers = layers if method.insertion_point == "middle" else [None]
     return [
-        replace(base, method=method_name, layer=layer, lr=lr, head_lr=head_lr)
+        base.with_options(layer=layer).with_method(method_name, lr=lr, head_lr=head_lr)
         for layer in method_layers
     ]
 
@@ -228,10 +230,11 @@ def sweep_table(
     finished = check_single_sweep(records)
     if not finished:
         raise UserError(
-            "there are no finished records to tabulate: run sweep_prompt_layer or idp_sweep first."
+            "there are no finished records to tabulate: run sweep_prompt_layer or idp sweep first."
         )
     df = pd.DataFrame(finished)
-    df = df.assign(params=[sum(p.values()) for p in df.params])
+    layers = [record.get("layer") for record in finished]  # some methods have no layer
+    df = df.assign(params=[sum(p.values()) for p in df.params], layer=layers)
     groups = df.groupby(["method", "layer"], sort=False, dropna=False)
     return groups.agg(
         score=("score", "mean"),

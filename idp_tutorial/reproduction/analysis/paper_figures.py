@@ -21,6 +21,7 @@ from scipy.stats import bootstrap
 from torch import Tensor
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
+from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
@@ -33,7 +34,6 @@ from idp_tutorial.runs.tables import select_finished
 from idp_tutorial.training.evaluation import iterate_batches
 from idp_tutorial.training.examples import encode_for_model, encode_rows
 from idp_tutorial.utils.checks import DivergenceError, check_name
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import file_lock
 
 __all__ = [
@@ -226,7 +226,7 @@ FIGURE_EXPERIMENTS = {
 
 def reproduce_figure(
     name: str,  # key of `FIGURE_EXPERIMENTS`
-    base_config: RunConfig,  # all settings but method, task and seed
+    base_config: RunOptions,  # all settings but method, task and seed
     seeds: int = 3,  # number of seeds: 0 … seeds−1
     out: Path | None = None,  # JSONL file; what it contains is not run again
     tasks: Mapping[str, Task] | None = None,  # tasks that are already loaded
@@ -254,7 +254,7 @@ def reproduce_figure(
 
 def _figure_runs(
     experiment: FigureExperiment,
-    base_config: RunConfig,
+    base_config: RunOptions,
     seeds: int,
     loaded_tasks: Mapping[str, Task],
 ) -> list[tuple[RunConfig, Task]]:
@@ -271,9 +271,7 @@ def _figure_runs(
         )
         lr = (base_config.lr or METHODS[method].default_learning_rate) if method else None
         for seed in range(seeds if method else 1):
-            cfg = replace(
-                base_config, method=method or "head-only", task=task_name, seed=seed, lr=lr
-            )
+            cfg = base_config.with_method(method or "head-only", task=task_name, seed=seed, lr=lr)
             runs.append((cfg.resolve_epochs(len(task.splits["train"])), task))
     return runs
 

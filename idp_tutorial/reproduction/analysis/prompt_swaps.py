@@ -13,7 +13,7 @@ from torch import Tensor
 
 # %% ../../../nbs/engine/analysis/prompt_swaps.ipynb #5a9c1005
 from ...utils.checks import UserError
-from ...utils.config import RunConfig
+from ...assembly.config import RunConfig
 from ...data.task import Task, require_classes
 from ...core.context import Context
 from ...core.prompted_model import PromptedModel

@@ -1,7 +1,7 @@
 """Measure the short answers of SmolLM2, for `results/writing`.
 
 `python -m idp_tutorial.reproduction.analysis.short_answers MODEL MODEL --out FOLDER`, where the
-models are folders that `idp_train --task in-short` saved. The model without a prompt is measured
+models are folders that `idp train --task in-short` saved. The model without a prompt is measured
 too, with and without eight solved examples in the context.
 """
 
@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.generation import generate_ids
 from idp_tutorial.core.heads import GenerationHead
@@ -19,7 +20,6 @@ from idp_tutorial.data.tasks import load_task
 from idp_tutorial.saving.prompt_files import from_pretrained
 from idp_tutorial.training.evaluation import evaluate, predict
 from idp_tutorial.training.examples import encode_for_model
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.records import append_record, read_records
 
 __all__ = ["answer_after_examples", "measure_short_answers", "score_parts", "split_answer"]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.methods.registry import late_prompt_methods
 from idp_tutorial.reproduction.analysis.layer_choice import (
     MATCHED_SWEEP_SETTINGS,
@@ -23,7 +24,6 @@ from idp_tutorial.reproduction.analysis.layer_choice import (
 )
 from idp_tutorial.reproduction.analysis.layer_sweep import check_single_sweep, sweep_table
 from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.config import RunConfig
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,7 +116,7 @@ def _check_times(timing_records: Sequence[dict]) -> None:
 def tradeoff_table(
     records: list[dict],  # records of one sweep
     depth_fractions: Sequence[float] = (1 / 4, 1 / 2, 3 / 4),  # layers below the prompt, 0 … 1
-    timing_records: Sequence[dict] = (),  # of `idp_bench` for one late method, on any backbone
+    timing_records: Sequence[dict] = (),  # of `idp bench` for one late method, on any backbone
 ) -> "pd.DataFrame":  # one row for each late method and depth
     """Tabulate score, saved memory and speed-up over fine-tuning by depth (LPT, Table 10)."""
     import pandas as pd

@@ -17,7 +17,6 @@ import random
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.encoding import make_dataloader
 from idp_tutorial.methods.phm import PHMLinear
 from idp_tutorial.training.cache import attach_cached_states
-from idp_tutorial.utils.config import RunConfig
 
 __all__ = ["PHM_IMPLEMENTATIONS", "time_cached_training", "measure_phm"]
 
@@ -90,7 +89,8 @@ def _make_cache_variants(
             inputs: Sequence[dict] = examples
             mb = 0.0
             if cache == "both":
-                (inputs,), log = attach_cached_states(model, [examples], replace(cfg, cache=cache))
+                cached_cfg = cfg.with_options(cache=cache)
+                (inputs,), log = attach_cached_states(model, [examples], cached_cfg)
                 mb = log["mb"]
             used_caches = "+".join(_CACHE_NAMES[key] for key in inputs[0] if key in _CACHE_NAMES)
             if cache == "none" or used_caches:

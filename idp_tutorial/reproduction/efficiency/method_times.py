@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from idp_tutorial.assembly.build import build_model
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.task import Task
@@ -41,7 +42,6 @@ from idp_tutorial.reproduction.efficiency.cost_model import (
 from idp_tutorial.reproduction.efficiency.timing import summarize_times, tokens_per_ms
 from idp_tutorial.training.fit import fit
 from idp_tutorial.utils.checks import UserError, check_name, require_packages
-from idp_tutorial.utils.config import RunConfig
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,14 +174,16 @@ def _make_variant_config(
 
     Raises: `UserError` if its sequences are too long for the backbone.
     """
-    method = METHODS[variant.method]
-    prompt_length = (
-        method.defaults.get("prompt_length")
-        or prompt_length
-        or BENCHMARK_PROMPT_LENGTHS.get(variant.method, 10)
+    options = base.with_options(
+        layer=variant.layer,
+        prompt_length=prompt_length or BENCHMARK_PROMPT_LENGTHS.get(variant.method, 10),
+        dtype=variant.dtype,
+        cache="both" if variant.cached else "none",
+        cache_dir=str(folder),
     )
-    needs_positions = method.insertion_point in ("input", "layers", "keys")
-    n_prompt = prompt_length if needs_positions else 0
+    cfg = options.with_method(variant.method)
+    needs_positions = METHODS[variant.method].insertion_point in ("input", "layers", "keys")
+    n_prompt = cfg.get("prompt_length", 0) if needs_positions else 0
     if base.max_len + n_prompt > bb.max_tokens:
         prompt = ""
         other_fix = ""
@@ -193,15 +195,7 @@ def _make_variant_config(
             f"{prompt}. Use length={max(bb.max_tokens - n_prompt, 1)} or less"
             f"{other_fix}."
         )
-    return replace(
-        base,
-        method=variant.method,
-        layer=variant.layer,
-        prompt_length=prompt_length,
-        dtype=variant.dtype,
-        cache="both" if variant.cached else "none",
-        cache_dir=str(folder),
-    )
+    return cfg
 
 
 def _published_speed(backbone: str, variant: BenchmarkVariant) -> dict:
@@ -232,7 +226,7 @@ def _make_record(
         layer=variant.layer,
         cached=variant.cached,
         weights_dtype=variant.dtype,
-        prompt_length=cfg.prompt_length if has_prompt else None,
+        prompt_length=cfg.get("prompt_length") if has_prompt else None,
         refused=refused,
     )
     if refused:
@@ -243,7 +237,7 @@ def _make_record(
         bb.n_layers,
         variant.layer,
         variant.cached,
-        prompt_length=cfg.prompt_length if has_prompt else 0,
+        prompt_length=cfg.get("prompt_length") if has_prompt else 0,
         T=cfg.max_len,
         d=bb.d,
         last_layer_share=KEY_VALUE_SHARE if bb.supports_single_position else 1.0,
@@ -418,7 +412,7 @@ def _plot_axis(ax: "Axes", df: "pd.DataFrame", axis: str, lines: list) -> None:
 
 
 def plot_scaling(
-    records: list[dict],  # from `time_scaling` or `idp_bench --grow`
+    records: list[dict],  # from `time_scaling` or `idp bench --grow`
 ) -> "Figure | None":  # None: there are no records, and the commands that make them are printed
     """Plot the measured speed-up over fine-tuning as dots, and that of the cost model as lines."""
     require_packages("matplotlib")
@@ -432,7 +426,7 @@ def plot_scaling(
         print("There are no measurements. To make them, run on an idle machine:")
         for axis in SCALING_VALUES:
             print(
-                f"idp_bench --backbone roberta-large --grow {axis} "
+                f"idp bench --backbone roberta-large --grow {axis} "
                 "--out results/speed/bench-grow.jsonl"
             )
         return None

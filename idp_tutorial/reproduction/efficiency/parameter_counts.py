@@ -11,7 +11,6 @@ import re
 import tempfile
 import torch
 from collections.abc import Iterable
-from dataclasses import replace
 from decimal import Decimal, ROUND_HALF_UP
 from pathlib import Path
 from torch import nn
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 # %% ../../../nbs/engine/efficiency/parameter_counts.ipynb #21568795
 from ...utils.checks import UserError, check_name
-from ...utils.config import RunConfig
+from ...assembly.config import RunConfig, RunOptions
 from ...data.tasks import TASKS
 from ...assembly.build import build_model
 from ...methods.registry import METHODS
@@ -150,7 +149,7 @@ def _count_one_method(bb: Backbone, cfg: RunConfig) -> dict:
 
 def count_method_parameters(
     backbone: str = "roberta-large",  # key of `FULL_SCALE_CONFIGS`, or a name for `load_backbone`
-    base: RunConfig | None = None,  # `prompt_length`, `bottleneck`, `head`, …; None: the defaults
+    base: RunOptions | None = None,  # `prompt_length`, `bottleneck`, `head`, …; None: the defaults
     methods: Iterable[str] | None = None,  # keys of `METHODS`; None: all
 ) -> (
     "pd.DataFrame"
@@ -169,14 +168,15 @@ def count_method_parameters(
         )
     selected = METHODS if methods is None else methods
     names = [check_name(method, METHODS, "method") for method in selected]
-    base = base or RunConfig()
+    base = base or RunOptions()
     weights = "meta" if backbone in FULL_SCALE_CONFIGS else None
     with tempfile.TemporaryDirectory() as folder:
         glove = Path(folder) / "glove.txt"
         glove.write_text("the" + " 0" * 300 + "\n")  # one word, since only the width counts
+        options = base.with_options(glove=base.get("glove") or str(glove))
         counts = []
         for method in names:
-            cfg = replace(base, method=method, backbone=backbone, glove=base.glove or str(glove))
+            cfg = options.with_method(method, backbone=backbone)
             # a new backbone for each method, because some methods change it
             counts.append(_count_one_method(load_backbone(backbone, weights), cfg))
     df = pd.DataFrame(counts)

@@ -19,7 +19,6 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from copy import copy, deepcopy
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +26,7 @@ import torch
 from torch import nn
 
 from idp_tutorial.assembly.build import build_model
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import run_layers
@@ -43,7 +43,6 @@ from idp_tutorial.reproduction.efficiency.method_times import (
 from idp_tutorial.reproduction.efficiency.timing import time_functions
 from idp_tutorial.training.evaluation import predict
 from idp_tutorial.utils.checks import require_packages
-from idp_tutorial.utils.config import RunConfig
 
 __all__ = [
     "time_training_steps",
@@ -145,7 +144,8 @@ def _make_step_pair(
     else:
         peft_config = _peft_prompt_config(method, prompt_length)
         peft_model = get_peft_model(build_hf_classifier(bb), peft_config)
-        cfg = replace(base, method=method, prompt_length=prompt_length, prompt_dropout=0.0)
+        options = base.with_options(prompt_length=prompt_length, prompt_dropout=0.0)
+        cfg = options.with_method(method)
         model = build_model(cfg, bb, task)
     device = batch["input_ids"].device
     model = model.to(device)
@@ -287,7 +287,7 @@ def time_inference(
 
     functions: dict[str, Callable[[], object]] = {"pipeline": run_pipeline}
     for method in ("head-only", "prompt-tuning", "lpt-npg"):
-        cfg = replace(base, method=method)
+        cfg = base.with_method(method)
         model = build_model(cfg, bb, task).eval()
         functions[f"predict, {method}"] = partial(predict, model, task, cfg, rows, 8)
     return [{**r, "texts_per_s": 1000 * n / r["ms"]} for r in time_functions(functions, 1, repeats)]

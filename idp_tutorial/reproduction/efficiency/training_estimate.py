@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
@@ -15,7 +16,6 @@ from idp_tutorial.reproduction.efficiency.cost_model import StepCost, step_cost
 from idp_tutorial.training.distributed import StepProfiler, create_accelerator
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.checks import check_name
-from idp_tutorial.utils.config import RunConfig
 
 __all__ = ["estimate_training"]
 
@@ -52,15 +52,14 @@ def _typical_and_longest_batch(
 
 def _method_step_cost(cfg: RunConfig, bb: Backbone, length: int) -> StepCost:
     """Return the cost of a step with the layer and the prompt length that the method will use."""
-    defaults = METHODS[cfg.method].defaults
-    options = {}
-    for name in ("prompt_length", "layer"):
-        if name in defaults:
-            value = defaults[name]
-            options[name] = value(bb) if callable(value) else value
-    layer = options.get("layer") if cfg.layer is None else cfg.layer
-    prompt_length = options.get("prompt_length", cfg.prompt_length)
-    return step_cost(cfg.method, bb.n_layers, layer, prompt_length=prompt_length, T=length, d=bb.d)
+    return step_cost(
+        cfg.method,
+        bb.n_layers,
+        cfg.get("layer"),
+        prompt_length=cfg.get("prompt_length", 0),
+        T=length,
+        d=bb.d,
+    )
 
 
 def _measure_training_memory(

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from idp_tutorial.assembly.build import build_model
+from idp_tutorial.assembly.config import RunConfig, RunOptions, recorded_option
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
@@ -33,7 +34,6 @@ from idp_tutorial.runs.record import make_fingerprint, run_digests
 from idp_tutorial.runs.store import RunStore
 from idp_tutorial.runs.tune import LearningRateTrials, try_learning_rates
 from idp_tutorial.training.fit import TrainLog
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.records import append_record, read_existing_records, read_records
 
 __all__ = [
@@ -90,11 +90,11 @@ DIFFERENCES: dict[str, list[dict]] = {
 def make_base_config(
     args: argparse.Namespace,
     task_name: str,  # a task, or a few-shot sample of it such as `mr-k1000`
-) -> RunConfig:
-    """Return the config that all methods share on a task."""
+) -> RunOptions:
+    """Return the options that all methods share on a task."""
     task, _, shots = task_name.partition("-k")
     is_bundled = TASKS[task].hub_dataset == ("bundled",)
-    return RunConfig(
+    return RunOptions(
         task=task,
         shots=int(shots) if shots else None,
         data=None if is_bundled else os.environ["IDP_DATA"],
@@ -115,15 +115,14 @@ def make_base_config(
 
 def make_method_config(args: argparse.Namespace, task_name: str, method: str) -> RunConfig:
     """Return the config of a method on a task, with the options of the head."""
-    return replace(
-        make_base_config(args, task_name),
-        method=method,
+    return make_base_config(args, task_name).with_method(
+        method,
         head_init=args.head_init,
         head_lr=args.head_lr or None,
     )
 
 
-def load_config_task(cfg: RunConfig) -> Task:
+def load_config_task(cfg: RunOptions) -> Task:
     """Load the task of a config."""
     return load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed)
 
@@ -164,7 +163,7 @@ def run_methods(args: argparse.Namespace) -> None:
     """Run every method on every task, with the best of five learning rates."""
     for task_name in args.tasks:
         for method in args.methods:
-            cfg = replace(make_method_config(args, task_name, method), **args.set)
+            cfg = make_method_config(args, task_name, method).with_options(**args.set)
             if method == "head-only":
                 cfg = replace(cfg, head_lr=None)
             run_all_seeds(args, cfg, load_config_task(cfg))
@@ -177,20 +176,19 @@ def run_few_shot(args: argparse.Namespace) -> None:
     """
     for task_name in args.tasks:
         for method in args.methods:
-            cfg = replace(
-                make_base_config(args, task_name),
-                method=method,
-                head="verbalizer",
-                prompt_length=5 if method == "lpt-npg" else 20,
-            )
+            prompt_length = 5 if method == "lpt-npg" else 20
+            base = make_base_config(args, task_name).with_options(prompt_length=prompt_length)
+            cfg = base.with_method(method, head="verbalizer")
             if args.set.get("head") == "classification":  # as in IDPG
                 cfg = replace(cfg, head_init=args.head_init, head_lr=args.head_lr or None)
-            cfg = replace(cfg, **args.set)
+            cfg = cfg.with_options(**args.set)
+            options = cfg.to_dict()
             fields = ("method", "task", "shots", "prompt_length", "backbone", "steps", "head")
             first_split_records = [
                 r
                 for r in read_existing_records(args.out)
-                if not r["split_seed"] and all(r[f] == getattr(cfg, f) for f in fields)
+                if not r["split_seed"]
+                and all(recorded_option(r, f) == options.get(f) for f in fields)
             ]
             if args.only and not first_split_records:
                 raise SystemExit(
@@ -274,7 +272,7 @@ def run_differences(args: argparse.Namespace) -> None:
                 cfg = make_method_config(args, task_name, method)
                 if change.get("dropout_below_prompt"):  # no state is the same twice
                     cfg = replace(cfg, cache="none")
-                cfg = replace(cfg, **change)
+                cfg = cfg.with_options(**change)
                 args.lr = METHODS[method].default_learning_rate
                 run_all_seeds(args, cfg, load_config_task(cfg), with_swaps=False)
 
@@ -284,7 +282,7 @@ def run_prompt_layers(args: argparse.Namespace) -> None:
     for task_name in args.tasks:
         for method in args.methods:
             for layer in args.layers:
-                cfg = replace(make_method_config(args, task_name, method), layer=layer)
+                cfg = make_method_config(args, task_name, method).with_options(layer=layer)
                 run_all_seeds(args, cfg, load_config_task(cfg), with_swaps=False)
 
 
@@ -292,17 +290,18 @@ def estimate_effect(
     records: list[dict],
     method: str,
     change: dict,  # the changed options
-    defaults: dict,  # value of every option of `DIFFERENCES`
+    defaults: dict,  # the method's values of the options of `DIFFERENCES`
     folder: Path,  # of the logits
 ) -> dict | None:
     """Return the contrast of a changed option with the default, or None without records."""
     sides = []
     for side, options in (("a", change), ("b", {})):
-        expected = defaults | dict(method=method) | options
+        expected = defaults | options
         sides += [
             {**r, "method": side}
             for r in records
-            if all(r[name] == value for name, value in expected.items())
+            if r["method"] == method
+            and all(recorded_option(r, name) == value for name, value in expected.items())
         ]
     return estimate_contrast(sides, "a", "b", folder=folder)
 
@@ -311,10 +310,11 @@ def write_effects(args: argparse.Namespace) -> None:
     """Write the table of `docs/differences.md` from the files that match the pattern `out`."""
     records = read_records(*sorted(args.out.parent.glob(args.out.name)))
     names = {name for changes in DIFFERENCES.values() for change in changes for name in change}
-    default_cfg = RunConfig(prompt_length=5, standardise=True)
-    defaults = {name: getattr(default_cfg, name) for name in names}
+    base = RunOptions(prompt_length=5, standardise=True)
     effects = {}
     for method, changes in DIFFERENCES.items():
+        options = base.with_method(method).to_dict()
+        defaults = {name: value for name, value in options.items() if name in names}
         for change in changes:
             effect = estimate_effect(records, method, change, defaults, args.out.parent)
             if effect and effect["runs"] >= args.seeds:

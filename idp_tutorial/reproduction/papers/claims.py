@@ -3,7 +3,7 @@
 A claim is a row of `results/claims.csv`. A claim that can be measured names the records and the
 two sides of a contrast; `judge_claims` computes the other columns from them:
 
-`idp_reproduce --claims results/claims.csv` reads the records, writes the file again, and prints
+`idp reproduce --claims results/claims.csv` reads the records, writes the file again, and prints
 which verdicts changed.
 """
 

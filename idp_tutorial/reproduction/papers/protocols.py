@@ -26,10 +26,10 @@ from typing import Any
 
 import pandas as pd
 
-from idp_tutorial.assembly.controls import ALL_METHODS, CONTROL_METHODS
-from idp_tutorial.assembly.options import METHOD_OPTIONS
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.sizes import DECODER_CONFIGS
 from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.methods.method import ALL_METHODS, CONTROL_METHODS
 from idp_tutorial.reproduction.papers.published_scores import (
     METHOD_NAMES,
     TASK_NAMES,
@@ -37,7 +37,6 @@ from idp_tutorial.reproduction.papers.published_scores import (
     load_published_tables,
 )
 from idp_tutorial.utils.checks import UserError, check_choice, check_name
-from idp_tutorial.utils.config import RunConfig
 
 __all__ = [
     "BACKBONE_NAMES",
@@ -199,9 +198,11 @@ def _max_text_length(paper: str, method: str, backbone: str, fields: dict) -> in
     """Return the number of tokens at which a paper truncates a text."""
     if paper == "id-spam":
         return 256
-    takes_positions = ALL_METHODS[method].insertion_point in ("input", "layers", "keys")
-    defaults = getattr(ALL_METHODS[method], "defaults", {})
-    prompt_length = defaults.get("prompt_length") or fields.get("prompt_length", 0)
+    row = ALL_METHODS[method]
+    takes_positions = row.insertion_point in ("input", "layers", "keys")
+    prompt_length = fields.get("prompt_length", 0)
+    if "prompt_length" not in row.options:  # the method has no prompt, or one of fixed length
+        prompt_length = getattr(row.config_class, "prompt_length", 0)
     n_separators = 2 if fields.get("position") == 4 else 0  # position 4 is between two separators
     n_prompt_tokens = prompt_length * takes_positions + n_separators
     limit = 256 if paper == "lpt" and "roberta" not in backbone else 512
@@ -303,12 +304,14 @@ def paper_method_fields(
     paper = parse_paper_name(table)
     paper_fields: dict[str, Any] = dict(
         prompt_length=PROMPT_LENGTH_OVERRIDES.get((paper, method), PROMPT_LENGTHS[paper]),
-        bottleneck=None,
         generator="plain",
         parameter_sharing="M",
         generator_input="layer0" if table == "idpg-3" else "previous",
     )
-    fields = {name: value for name, value in paper_fields.items() if METHOD_OPTIONS[name](method)}
+    options = ALL_METHODS[method].options
+    fields = {name: value for name, value in paper_fields.items() if name in options}
+    if "bottleneck" in options:
+        fields["bottleneck"] = options["bottleneck"].default
     if ALL_METHODS[method].insertion_point == "middle":
         fields["layer"] = None
     if method == "p-tuning-v2":  # IDPG's few-shot code adds its vectors to the hidden states
@@ -500,9 +503,7 @@ def _plan_cell_runs(
     shots = published_shots or (1000 if is_small and cell.name != "trec" else None)
     fields = scale_to_backbone(cell.fields, backbone)
     cfg = build_paper_config(table, cell.ours, cell.name, scale, shots, backbone, **fields)
-    cfg = replace(cfg, data=data)
-    if METHOD_OPTIONS["glove"](cell.ours):
-        cfg = replace(cfg, glove=glove)
+    cfg = cfg.with_options(data=data, glove=glove)
     is_fixed_sample = data and (Path(data) / cell.name / f"k{shots}").is_dir()
     has_four_splits = paper == "lpt" and published_shots and not is_fixed_sample
     return [replace(cfg, split_seed=seed) for seed in range(4 if has_four_splits else 1)]

@@ -16,8 +16,9 @@ from typing import Any
 import pandas as pd
 
 from idp_tutorial.assembly.build import load_config_backbone
-from idp_tutorial.assembly.controls import ALL_METHODS, CONTROL_METHODS
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.data.tasks import load_task
+from idp_tutorial.methods.method import CONTROL_METHODS
 from idp_tutorial.reproduction.papers.protocols import (
     BACKBONE_NAMES,
     FIGURE_TO_TABLE,
@@ -36,7 +37,6 @@ from idp_tutorial.runs.store import RunStore
 from idp_tutorial.runs.tables import select_finished
 from idp_tutorial.runs.tune import describe_lr_selection
 from idp_tutorial.utils.checks import UserError, check_between, check_writable_folder
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import file_lock
 
 __all__ = [
@@ -116,7 +116,7 @@ def _run_plan(
 
 def _check_inputs_exist(plan: list[RunConfig], scale: str) -> None:
     """Load every task and backbone once, so that a missing one fails before a folder is made."""
-    if scale == "full" and any(c.method == "m-idpg-phm-glove" and not c.glove for c in plan):
+    if scale == "full" and any(c.get("glove", "") is None for c in plan):
         raise UserError(
             "m-idpg-phm-glove at scale 'full' needs glove=: the paper's vectors are those of "
             "glove.6B.300d.txt. Give the file or its folder, or leave the method out with methods=."
@@ -165,8 +165,7 @@ def _field_value(record: dict, name: str) -> Any:
     if value is None and name == "layer":
         n_layers = record.get("n_layers") or N_LAYERS_BY_BACKBONE.get(record["backbone"], 24)
         return n_layers // 2
-    default = ALL_METHODS[record["method"]].defaults.get(name)
-    return default if value is None and not callable(default) else value
+    return value
 
 
 def _matches_cell(record: dict, cell: Any) -> bool:

@@ -11,13 +11,13 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from transformers.utils import logging as hf_logging
 
 # %% ../../../nbs/engine/papers/supplementary_training.ipynb #15f1c69d
 from ...utils.checks import UserError
-from ...utils.config import RunConfig
+from ...assembly.config import RunConfig
 from ...data.task import Task
 from ...core.backbone import Backbone, backbone_fingerprint
 from ...backbones.load import load_backbone
@@ -101,7 +101,7 @@ def run_supplementary_training(
         accumulate=1,
     )
     description = dict(
-        config=asdict(cfg),
+        config=cfg.to_dict(),
         rows=[len(split) for split in task.splits.values()],
         fingerprint=dict(
             **config_fingerprint(cfg),

@@ -20,6 +20,7 @@ from typing import Any
 from accelerate.utils import set_seed
 from torch import Tensor
 
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.prompted_model import PromptedModel, copy_state, restore_state
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.registry import METHODS
@@ -36,7 +37,6 @@ from idp_tutorial.training.evaluation import evaluate, predict_logits
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_name
-from idp_tutorial.utils.config import RunConfig
 
 __all__ = [
     "compute_headline_score",

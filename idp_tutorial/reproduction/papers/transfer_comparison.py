@@ -18,7 +18,8 @@ from typing import Any
 
 import pandas as pd
 
-from idp_tutorial.assembly.options import layer_for_method
+from idp_tutorial.assembly.config import RunConfig
+from idp_tutorial.assembly.options import config_for_method
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.registry import METHODS
@@ -28,7 +29,6 @@ from idp_tutorial.runs.store import RunStore
 from idp_tutorial.runs.tables import check_same_settings, format_std, select_finished
 from idp_tutorial.runs.tune import choose_head_learning_rate
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_between, check_name
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.durable import file_lock
 
 __all__ = [
@@ -128,7 +128,7 @@ def compare_transfer(
         source_task = load_task(base.task, base.data, base.shots, base.split_seed, base.stratified)
         target_task = _load_target_task(target, base, target_shots)
     label_maps = {
-        m: resolve_label_map(replace(base, method=m), source_task, target_task, explicit_map)
+        m: resolve_label_map(base.with_method(m), source_task, target_task, explicit_map)
         for m in methods
     }
     source_task = _limit_test_rows(source_task, test_rows)
@@ -150,10 +150,10 @@ def compare_transfer(
         )
         records = []
         for method in methods:
-            layer = layer_for_method(method, methods, base.layer)
+            cfg = config_for_method(base, method, methods)
             label_map = label_maps[method]
             class_map = list(label_map) if label_map else None
-            records += _run_method(replace(base, method=method, layer=layer), class_map, settings)
+            records += _run_method(cfg, class_map, settings)
     return records
 
 
@@ -280,7 +280,7 @@ def transfer_table(
     """
     if not records:
         raise UserError(
-            "there are no records to make a table of: run compare_transfer(...) or idp_transfer "
+            "there are no records to make a table of: run compare_transfer(...) or idp transfer "
             "first."
         )
     if not select_finished(records):

@@ -82,7 +82,7 @@ def load_master_weights(masters: MasterWeightOptimizer, cfg: Any) -> None:
     if content is None:
         raise MissingFileError(
             f"there is no checkpoint in init_from={cfg.init_from!r}: pass the output folder of "
-            "`pretrain` or idp_pretrain, or the folder of a backbone."
+            "`pretrain` or idp pretrain, or the folder of a backbone."
         )
     weights = content["optimizer_state"]["master_parameters"]
     if [w.shape for w in weights] != [p.shape for p in masters.master_parameters]:

@@ -26,7 +26,7 @@ def curves_of(monkeypatch):
     monkeypatch.setattr(Backbone, "initial_fingerprint", lambda self: "of the weights")
 
     def quick(self):
-        trained.append((self.cfg.layer, self.cfg.seed, self.cfg.lr))
+        trained.append((self.cfg.get("layer"), self.cfg.seed, self.cfg.lr))
         return build_model(self.cfg, bb, self.task), TrainLog(50.0, losses=[2.0, 1.0])
 
     monkeypatch.setattr(Experiment, "fit", quick)
@@ -185,7 +185,7 @@ def test_a_curve_whose_run_diverges_leaves_a_record(curves_of, monkeypatch, tmp_
     out = tmp_path / "i.jsonl"
 
     def wild(self):
-        if self.cfg.layer == 1:
+        if self.cfg.get("layer") == 1:
             trained.append("wild")
             raise FloatingPointError("the loss is not finite: lower the learning rate")
         return train(self)

@@ -7,6 +7,7 @@ import pytest
 from small import small_task
 from sweeps import BASE, HUMP, SETTINGS, TASK, fake, pretend, swept
 
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.registry import METHODS
@@ -19,7 +20,6 @@ from idp_tutorial.reproduction.analysis.layer_sweep import (
     sweep_prompt_layer,
     sweep_table,
 )
-from idp_tutorial.utils.config import RunConfig
 from idp_tutorial.utils.records import read_records
 
 
@@ -40,7 +40,7 @@ def test_a_sweep_moves_late_prompts_and_nothing_else():
     cfgs, _ = module.plan_layer_sweep(
         ["adapterdrop", "lpt", "head-only"], replace(BASE, layer=3), [0, 2], 1
     )
-    assert [(c.method, c.layer) for c in cfgs] == [
+    assert [(c.method, c.get("layer")) for c in cfgs] == [
         ("adapterdrop", None),
         ("lpt", 0),
         ("lpt", 2),

@@ -6,6 +6,7 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 from idp_tutorial.assembly.build import build_model
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.tasks import TASKS
@@ -21,7 +22,6 @@ from idp_tutorial.reproduction.efficiency.cost_model import (
     ideal_speed_up,
     step_cost,
 )
-from idp_tutorial.utils.config import RunConfig
 
 ROBERTA = "roberta-large"
 GPT2 = "gpt2-large"

@@ -320,10 +320,10 @@ def test_a_verbalizer_head():
 @pytest.mark.parametrize(
     "axis,values,check",
     [
-        ("prompt_length", [2, 9], lambda c, v: c.prompt_length == v),
+        ("prompt_length", [2, 9], lambda c, v: c.get("prompt_length") == v),
         ("length", [16, 40], lambda c, v: c.max_len == v),
         ("batch", [1, 3], lambda c, v: c.batch_size == v),
-        ("depth", [0, 2], lambda c, v: c.layer == v),
+        ("depth", [0, 2], lambda c, v: c.get("layer") == v),
     ],
 )
 def test_one_thing_grows(axis, values, check, fits):
@@ -368,7 +368,7 @@ def test_plot_of_growth(capsys):
     plot_scaling([dict(method="lora", ms=1.0)])
     out = capsys.readouterr().out  # rows of another kind are no growth
     assert all(
-        f"idp_bench --backbone roberta-large --grow {w} --out results/" in out
+        f"idp bench --backbone roberta-large --grow {w} --out results/" in out
         for w in SCALING_VALUES
     )
 

@@ -8,6 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.load import FULL_SCALE_CONFIGS
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.efficiency.parameter_counts import (
@@ -18,7 +19,6 @@ from idp_tutorial.reproduction.efficiency.parameter_counts import (
     format_count,
     meta_model,
 )
-from idp_tutorial.utils.config import RunConfig
 
 
 @pytest.mark.parametrize(

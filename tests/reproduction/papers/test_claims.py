@@ -130,7 +130,7 @@ def test_examples_are_paired_if_logits_are_stored(results):
 
 def test_idp_reproduce_updates_verdicts_from_records(results, monkeypatch, capsys):
     """The command changes computed columns only, and a second call changes nothing."""
-    from idp_tutorial.cli.reproduce import idp_reproduce
+    from idp_tutorial.cli.reproduce import reproduce_command
     from idp_tutorial.reproduction.papers import claims
 
     folder, task = results
@@ -151,7 +151,7 @@ def test_idp_reproduce_updates_verdicts_from_records(results, monkeypatch, capsy
     )
     counted = row | dict(id="y", a="", b="", family="", records="counted", verdict="seen")
     write_claims([row, counted], folder / "claims.csv")
-    idp_reproduce(claims=str(folder / "claims.csv"), data="somewhere")
+    reproduce_command(claims=str(folder / "claims.csv"), data="somewhere")
     assert "seen (was open)" in capsys.readouterr().out
     one, two = read_claims(folder / "claims.csv")
     assert (one["effect"], one["texts"], one["verdict"], two) == ("25.00", "40", "seen", counted)
@@ -491,11 +491,11 @@ def test_the_page_states_records_and_what_would_decide_a_claim():
     "text", ['{"sentence1": "a precious record"}\n', "", ",".join(CLAIM_COLUMNS) + "\n"]
 )
 def test_a_file_without_claims_is_not_overwritten(text, tmp_path, capsys):
-    from idp_tutorial.cli.reproduce import idp_reproduce
+    from idp_tutorial.cli.reproduce import reproduce_command
 
     (tmp_path / "f").write_text(text)
     with pytest.raises(SystemExit) as e:
-        idp_reproduce(claims=str(tmp_path / "f"))
+        reproduce_command(claims=str(tmp_path / "f"))
     assert (
         e.value.code == 2
         and "holds no claims" in capsys.readouterr().err

@@ -1,13 +1,11 @@
 """Every table expands into the runs that its paper states."""
 
-from dataclasses import replace
-
 import pytest
 from small import backbone, batch_of, small_task
 
 from idp_tutorial.assembly.build import build_model
-from idp_tutorial.assembly.controls import CONTROL_METHODS
 from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.methods.method import CONTROL_METHODS
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.papers import protocols as P
 from idp_tutorial.reproduction.papers import reproduce as R
@@ -21,7 +19,7 @@ TABLES = load_published_tables()
 GRIDS = [
     r.table
     for r in TABLES.itertuples()
-    if r.command.startswith(f"idp_reproduce --table {r.table} ")
+    if r.command.startswith(f"idp reproduce --table {r.table} ")
     and r.kind not in ("data", "analysis")
 ]
 
@@ -51,11 +49,11 @@ def test_a_table_without_scores_is_refused(row):
 def only(table, method, scale="full", **fields):
     """Return the planned runs of a method with these fields."""
     runs = [c for c in R.plan_table_runs(table, scale) if c.method == method]
-    return [c for c in runs if all(getattr(c, k) == v for k, v in fields.items())]
+    return [c for c in runs if all(c.to_dict().get(k) == v for k, v in fields.items())]
 
 
 def values(runs, *names):
-    return {tuple(getattr(c, n) for n in names) for c in runs}
+    return {tuple(c.to_dict().get(n) for n in names) for c in runs}
 
 
 def test_the_configs_of_idpg_agree_with_its_appendix_and_code():
@@ -94,21 +92,21 @@ def test_the_configs_of_idpg_agree_with_its_appendix_and_code():
         ("previous", "roberta-large")
     }
     assert values(only("idpg-1", "s-idpg-phm"), "backbone") == {("roberta-large-mnli",)}
-    pairs = {c.task: c.position for c in only("idpg-1", "s-idpg-phm")}
+    pairs = {c.task: c.get("position") for c in only("idpg-1", "s-idpg-phm")}
     assert pairs == {t: int(TASKS[t].pair) for t in P.IDPG_TASKS}
     assert (
         values(only("idpg-1", "s-idpg-phm"), "sentence_pooling")
         == {("noisy",)}
-        == {(c.sentence_pooling,) for c in few_shot}
+        == {(c.get("sentence_pooling"),) for c in few_shot}
     )
     assert values(only("idpg-1", "s-idpg-phm", "small"), "sentence_pooling", "steps") == {
         (None, 200)
     }
     assert values(only("idpg-3", "p-tuning-v2"), "insertion") == {("add",)}
     assert values(only("idpg-1", "m-idpg-phm-glove"), "glove_noise") == {(0.6,)}
-    assert {c.glove for c in R.plan_table_runs("idpg-1", glove="g")} == {None, "g"}
+    assert {c.get("glove") for c in R.plan_table_runs("idpg-1", glove="g")} == {None, "g"}
     sml = {
-        (c.parameter_sharing, c.bottleneck, c.generator_input)
+        (c.get("parameter_sharing"), c.get("bottleneck"), c.get("generator_input"))
         for c in only("idpg-6", "m-idpg-phm", "small")
     }
     assert ("S", 256, "layer0") in sml and ("M", 16, "previous") in sml and len(sml) == 8
@@ -139,7 +137,7 @@ def test_the_configs_of_lpt_and_id_spam_agree_with_their_papers():
     assert "prompt-tuning" not in few_shot
     spam = {c.method: c for c in R.plan_table_runs("id-spam-2", "full")}
     assert {
-        (c.epochs, c.prompt_length)
+        (c.epochs, c.get("prompt_length"))
         for m, c in spam.items()
         if m in ("id-spam", "lpt-npg", "prompt-tuning")
     } == {(30.0, 10)}
@@ -148,7 +146,7 @@ def test_the_configs_of_lpt_and_id_spam_agree_with_their_papers():
         and "lora-all" in spam
         and "lora" not in spam
     )
-    layers = {c.layer for c in R.plan_table_runs("lpt-10") if c.method == "lpt-npg"}
+    layers = {c.get("layer") for c in R.plan_table_runs("lpt-10") if c.method == "lpt-npg"}
     assert layers == {round(n * 30 / 24) for n in (6, 12, 18)}  # of smollm2's 30
     assert values(R.plan_table_runs("id-spam-16"), "epochs") == {(30.0,)}  # its losses are by epoch
     curve = R.plan_table_runs("id-spam-16", "full")
@@ -165,7 +163,10 @@ def test_every_planned_model_can_process_a_batch(table):
     tasks = dict(pair=small_task("entailment"), one=small_task("sentiment"))
     for c in R.plan_table_runs(table):
         task = tasks["pair" if TASKS[c.task].pair else "one"]
-        c = replace(c, prompt_length=min(c.prompt_length, 20), layer=c.layer and min(c.layer, 2))
+        layer = c.get("layer")
+        c = c.with_options(
+            prompt_length=min(c.get("prompt_length", 20), 20), layer=layer and min(layer, 2)
+        )
         changes = c.method in METHODS and METHODS[c.method].insertion_point in (
             "weights",
             "upper weights",
@@ -176,8 +177,9 @@ def test_every_planned_model_can_process_a_batch(table):
         assert values(
             [c for c in R.plan_table_runs(table) if not TASKS[c.task].pair], "method", "position"
         ) >= {("prompt-tuning", 0), ("prompt-tuning", 1), ("prompt-tuning", 4)}
-        assert {c.position for c in R.plan_table_runs(table) if TASKS[c.task].pair} == {*range(5)}
-        assert {c.position for c in R.plan_table_runs(table) if not TASKS[c.task].pair} == {0, 1, 4}
+        cfgs = R.plan_table_runs(table)
+        assert {c.get("position") for c in cfgs if TASKS[c.task].pair} == {*range(5)}
+        assert {c.get("position") for c in cfgs if not TASKS[c.task].pair} == {0, 1, 4}
 
 
 def test_a_fixed_sample_has_one_split(tmp_path):

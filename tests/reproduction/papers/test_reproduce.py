@@ -2,7 +2,6 @@
 
 import shlex
 from dataclasses import replace
-from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,11 +9,11 @@ import pytest
 import torch
 from small import backbone, config, model_of, small_task
 
-from idp_tutorial.assembly.controls import CONTROL_METHODS
 from idp_tutorial.backbones.sizes import FULL_SCALE_CONFIGS
-from idp_tutorial.cli.command_line import build_parser
-from idp_tutorial.cli.reproduce import idp_reproduce
+from idp_tutorial.cli.main import load_command
+from idp_tutorial.cli.reproduce import reproduce_command
 from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.methods.method import CONTROL_METHODS
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.analysis import paper_figures as figures
 from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
@@ -97,27 +96,28 @@ SIZES = {*FULL_SCALE_CONFIGS, *BACKBONE_NAMES.values()}
 def test_the_command_of_a_table_can_be_parsed(row):
     """Its options, tasks, models and methods exist; a command for a large model names it."""
     for one in row.command.split(" && "):
-        name, *argv = shlex.split(one)
-        f = getattr(import_module(f"idp_tutorial.cli.{name.removeprefix('idp_')}"), name)
-        o = vars(build_parser(f).parse_args(argv))
+        _, name, *argv = shlex.split(one)
+        command = load_command(name)
+        defaults = {key: option.default for key, option in command.options().items()}
+        o = defaults | command.parse(argv)
         assert "--backbone" in argv or o.get("scale") == "full" or o.get("published")
         assert o.get("backbone") is None or o["backbone"] in SIZES
         assert {o.get("task") or "rte", o.get("source") or "rte", o.get("target") or "rte"} <= {
             *TASKS
         }
         assert o.get("methods") in (None, "all") or {*o["methods"].split(",")} <= {*METHODS}
-        if name == "idp_sweep":
+        if name == "sweep":
             assert "--task" in argv and o["task"] in ("trec", "rte", "mrpc")
-        if name == "idp_transfer":
+        if name == "transfer":
             assert {"--source", "--target"} <= {*argv} and o["source"] != o["target"]
             assert (o["methods"] == "lpt-npg") == ("--bottleneck 256" in one) and o[
                 "prompt_length"
             ] == 10
-        if name == "idp_reproduce" and o["table"] not in FIGURE_EXPERIMENTS:
+        if name == "reproduce" and o["table"] not in FIGURE_EXPERIMENTS:
             part = [o[name] and o[name].split(",") for name in ("methods", "tasks")]
             plan = R.plan_table_runs(o["table"], o["scale"], o["backbone"], None, *part)
             assert bool(o["glove"]) == ("m-idpg-phm-glove" in {c.method for c in plan})
-        if name == "idp_bench" and row.table in ("lpt-5", "lpt-f1"):
+        if name == "bench" and row.table in ("lpt-5", "lpt-f1"):
             assert o["length"] == 256
 
 
@@ -140,7 +140,9 @@ def test_a_figure_writes_a_record_for_each_method(
     bundled = dict(subj="questions", stsb="similarity", mnli="entailment", mrpc="entailment")
     monkeypatch.setattr(figures, "load_task", lambda t, *sample: small_task(bundled[t]))
     for _ in range(2):
-        idp_reproduce(table=name, backbone=str(small_folder), out=str(tmp_path), steps=1, seeds=1)
+        reproduce_command(
+            table=name, backbone=str(small_folder), out=str(tmp_path), steps=1, seeds=1
+        )
         monkeypatch.setattr(figures, "_run_and_record", lambda *a: pytest.fail("run again"))
     lines = (tmp_path / f"{name}.jsonl").read_text().splitlines()
     assert len(lines) == len(FIGURE_EXPERIMENTS[name][1]) and capsys.readouterr().out.count(
@@ -440,9 +442,9 @@ def test_a_part_of_a_table_reports_progress_and_scores(monkeypatch, tmp_path):
             task=cfg.task,
             shots=cfg.shots,
             backbone=cfg.backbone,
-            prompt_length=cfg.prompt_length,
-            bottleneck=cfg.bottleneck,
-            layer=cfg.layer,
+            prompt_length=cfg.get("prompt_length"),
+            bottleneck=cfg.get("bottleneck"),
+            layer=cfg.get("layer"),
         )
         return [dict(same, seed=s, score=60.0) for s in range(seeds)]
 
@@ -469,11 +471,12 @@ def test_a_part_of_a_table_reports_progress_and_scores(monkeypatch, tmp_path):
 def test_a_choice_at_the_edge_of_a_grid_is_recorded(monkeypatch):
     """Each method tries the same learning rates."""
     from idp_tutorial.cli.option_values import parse_floats
+    from idp_tutorial.utils.config import RunConfig
+
     from idp_tutorial.runs.experiment import Experiment
     from idp_tutorial.runs.record import build_record
     from idp_tutorial.runs.tune import tune_learning_rate
     from idp_tutorial.training.fit import TrainLog
-    from idp_tutorial.utils.config import RunConfig
 
     best = {}
 
@@ -548,5 +551,5 @@ def test_a_figure_has_enough_seeds_for_a_verdict(monkeypatch, small_folder, tmp_
     monkeypatch.setattr(
         figures, "reproduce_figure", lambda name, base, seeds, file: seed_counts.append(seeds) or []
     )
-    idp_reproduce(table="lpt-f6", backbone=str(small_folder), out=str(tmp_path))
+    reproduce_command(table="lpt-f6", backbone=str(small_folder), out=str(tmp_path))
     assert seed_counts == [5] and has_enough_runs(dict(runs=5))

@@ -11,7 +11,6 @@ from small import backbone, batch_of, config, same, small_task
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli import transfer
-from idp_tutorial.cli.command_line import command_options
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
@@ -372,7 +371,7 @@ def test_nothing_is_trained_if_one_method_is_refused(kw, other, words, monkeypat
     with pytest.raises(ValueError, match=words):
         R.compare_transfer(
             ["head-only", "lpt", "efl"],
-            config(method="x", **kw),
+            config(method="lpt", **kw),
             b.name,
             target_shots=0,
             seeds=1,
@@ -432,7 +431,7 @@ def runs(small_folder, tmp_path):
         messages.clear()
         return R.compare_transfer(
             list(methods),
-            config(backbone=str(small_folder), method="x", **kw.pop("cfg", {})),
+            config(backbone=str(small_folder), method="lpt", **kw.pop("cfg", {})),
             "flipped",
             seeds=seeds,
             records_file=tmp_path / "new" / "t.jsonl",
@@ -704,7 +703,7 @@ def test_the_published_table_has_the_printed_scores():
 
 def test_command(small_folder, tmp_path, capsys):
     def run(**kw):
-        return transfer.idp_transfer(
+        return transfer.transfer_command(
             **{
                 **dict(
                     backbone=str(small_folder),
@@ -776,9 +775,9 @@ def test_command(small_folder, tmp_path, capsys):
     assert has_logits(r, tmp_path)
     for kw, words in (
         (dict(source="questions"), "do not correspond"),
-        (dict(learning_rates="1e-3", lr=0.1), "--learning_rates 1e-3 and --lr"),
+        (dict(learning_rates="1e-3", lr=0.1), "learning_rates=1e-3 and lr"),
         (dict(bottleneck=4), "bottleneck=4 has no effect on head-only"),
-        (dict(learning_rates="a"), "--learning_rates 'a': give numbers"),
+        (dict(learning_rates="a"), "learning_rates='a': give numbers"),
         (dict(labels="a"), "'a' is not a pair"),
         (dict(source="sentment"), "did you mean 'sentiment'"),
         (dict(methods="lptt"), "did you mean 'lpt'"),
@@ -793,7 +792,7 @@ def test_command(small_folder, tmp_path, capsys):
 
 def test_the_commands_methods_are_those_of_table_6():
     """ID-SPAM's LPT has a generator."""
-    named = command_options(transfer.idp_transfer.__wrapped__)["methods"].default.split(",")
+    named = transfer.transfer_command.options()["methods"].default.split(",")
     assert {*named} <= {*R.ID_SPAM_TABLE_6} and "lpt-npg" in named
 
 
@@ -842,7 +841,7 @@ def test_the_draw_reaches_both_tasks(monkeypatch):
     monkeypatch.setattr(R, "run_transfer", lambda cfg, a, b, *_: seen.extend([a, b]) or [])
     R.compare_transfer(
         ["head-only"],
-        config(method="x", shots=8, split_seed=3),
+        config(method="lpt", shots=8, split_seed=3),
         "two-domains",
         target_shots=4,
         seeds=1,
@@ -861,7 +860,7 @@ def test_an_unstratified_draw_and_a_head_at_the_probe_reach_the_first_task(monke
     monkeypatch.setattr(R, "run_transfer", lambda cfg, a, b, *_: seen.extend([a, b]) or [])
     R.compare_transfer(
         ["head-only"],
-        config(method="x", shots=8, stratified=False),
+        config(method="lpt", shots=8, stratified=False),
         "two-domains",
         target_shots=4,
         seeds=1,
@@ -879,7 +878,7 @@ def test_an_unstratified_draw_and_a_head_at_the_probe_reach_the_first_task(monke
 def test_a_layer_that_is_given_leaves_adapterdrop_at_its_half(monkeypatch):
     seen = []
     monkeypatch.setattr(
-        R, "run_transfer", lambda cfg, *_: seen.append((cfg.method, cfg.layer)) or []
+        R, "run_transfer", lambda cfg, *_: seen.append((cfg.method, cfg.get("layer"))) or []
     )
     R.compare_transfer(
         ["adapterdrop", "lpt"], config(task="sentiment", layer=2, lr=0.1), "two-domains", seeds=1

@@ -234,7 +234,7 @@ def test_a_run_starts_from_the_weights_of_a_finished_run(stream, tok, tmp_path):
     assert_refused(
         lambda: pretrain(stream, tok, missing, report=ignore),
         "no checkpoint in",
-        "idp_pretrain",
+        "idp pretrain",
         error=FileNotFoundError,
     )
 

@@ -1,0 +1,192 @@
+"""The command line and files of options, derived from the fields of dataclasses.
+
+The parser is built here, with `argparse`, because an option may belong to several methods with
+different defaults, and methods may be registered at run time: `tyro` and `jsonargparse` describe
+one dataclass, so each of 29 methods would be a subcommand. Options that are not given are left
+out, so that the config classes decide about defaults and check all values.
+"""
+
+import json
+import re
+import shutil
+from argparse import SUPPRESS, ArgumentParser, HelpFormatter
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import MISSING
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from idp_tutorial.utils.checks import UserError, check_name
+from idp_tutorial.utils.options import Option
+
+__all__ = ["OneLineParser", "build_parser", "parse_arguments", "parse_value", "read_option_file"]
+
+_BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+class OneLineParser(ArgumentParser):
+    """An `ArgumentParser` whose error messages are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print a message and exit with status 2."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def parse_value(
+    option: Option,
+    text: str,  # value on the command line or in a file
+    name: str,  # how the option was given, for the message
+) -> Any:
+    """Return the value of an option that is not a Boolean."""
+    try:
+        if option.kind in (int, float):
+            return option.kind(text)
+        if text.startswith("{") and option.name == "class_weight":
+            return {label: float(weight) for label, weight in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        needed = {int: "a whole number", float: "a number"}.get(option.kind)
+        needed = needed or "balanced, or a weight for each class in JSON, such as '{\"rare\": 5}'"
+        raise UserError(f"{name} {text}: give {needed}.") from None
+    return text
+
+
+def _add_option(group: Any, option: Option) -> None:
+    """Add one option to a group of an `ArgumentParser`."""
+    text = option.help
+    if option.choices:
+        text += f" [{', '.join(map(str, option.choices))}]"
+    has_default = not any(option.default is nothing for nothing in (None, MISSING, True, False))
+    if has_default and "(default:" not in text:
+        text += f" (default: {option.default})"
+    text = text.replace("%", "%%")
+    flag = f"--{option.name}"
+    if option.is_positional:
+        group.add_argument(option.name, nargs="?", default=SUPPRESS, help=text)
+    elif option.kind is bool:
+        shown = (SUPPRESS, text) if option.default else (text, SUPPRESS)
+        common = dict(dest=option.name, default=SUPPRESS, action="store_const")
+        group.add_argument(flag, const=True, help=shown[0], **common)
+        group.add_argument(f"--no_{option.name}", const=False, help=shown[1], **common)
+    else:
+        group.add_argument(flag, default=SUPPRESS, help=text)
+
+
+def build_parser(
+    name: str,  # name of the command, such as 'idp train'
+    description: str,  # its docstring: one line, and an example
+    options: Mapping[str, Option],  # its options, by name
+) -> ArgumentParser:
+    """Return the parser of a command, with its options in groups."""
+    width = shutil.get_terminal_size((120, 30)).columns
+    first_line, _, example = description.partition("\n\n")
+    positional = "".join(f"[{o.name.upper()}] " for o in options.values() if o.is_positional)
+    parser = OneLineParser(
+        name,
+        usage=f"{name} {positional}[--OPTION VALUE ...]",
+        description=first_line,
+        epilog=example and f"Example: {' '.join(example.split())}",
+        allow_abbrev=False,
+        formatter_class=partial(HelpFormatter, max_help_position=width // 3, width=width),
+    )
+    file_help = "a YAML file whose keys are the options below; options on the command line win"
+    parser.add_argument("--config", metavar="FILE", action="append", default=[], help=file_help)
+    groups: dict[str, Any] = {}
+    for option in options.values():
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        _add_option(groups[option.group], option)
+    return parser
+
+
+def _load_yaml(text: str) -> tuple[Any, list[str]]:
+    """Return the content of a YAML file, and the keys that occur twice in one mapping.
+
+    Scalars stay strings, as on the command line: a column may be called `on`, `12:30` or `010`.
+    """
+    import yaml
+
+    repeated: list[str] = []
+    kept_resolvers = {}
+    for character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
+        kept_resolvers[character] = [r for r in resolvers if r[0].endswith((":null", ":merge"))]
+
+    class StringLoader(yaml.SafeLoader):
+        yaml_implicit_resolvers = kept_resolvers
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict:
+            keys = Counter(k.value for k, _ in node.value if isinstance(k, yaml.ScalarNode))
+            repeated.extend(key for key, count in keys.items() if count > 1)
+            return super().construct_mapping(node, deep)
+
+    return yaml.load(text, StringLoader), repeated
+
+
+def read_option_file(
+    file: str,  # YAML file
+    options: Mapping[str, Option],  # the options of the command
+) -> dict[str, Any]:  # option: value
+    """Return the options of a file, with the names and checks of the command line."""
+    import yaml
+
+    try:
+        content, repeated = _load_yaml(Path(file).read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as e:
+        reason = getattr(e, "strerror", None) or str(e).replace("\n", " ")
+        raise UserError(
+            f"--config {file} cannot be read ({reason}): give a YAML file with lines such as "
+            "method: lpt-npg."
+        ) from None
+    if not isinstance(content, dict):
+        raise UserError(
+            f"--config {file} contains no options: write lines such as method: lpt-npg."
+        )
+    names = [str(key).replace("-", "_") for key in content]
+    repeated += [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise UserError(f"--config {file}: {repeated[0]} occurs twice: keep one of the two lines.")
+    values = {}
+    for name, value in zip(names, content.values()):
+        option = options[check_name(name, options, f"option in {file}")]
+        if option.kind is bool:
+            if str(value).lower() not in _BOOLEAN_WORDS:
+                raise UserError(f"--config {file}: {name} is {value!r}: write true or false.")
+            values[name] = _BOOLEAN_WORDS[str(value).lower()]
+        elif value is not None:
+            parts = value if isinstance(value, list) else [value]
+            text = ",".join(json.dumps(v) if isinstance(v, dict) else str(v) for v in parts)
+            values[name] = parse_value(option, text, f"--config {file}: {name}")
+    return values
+
+
+def parse_arguments(
+    parser: ArgumentParser,  # from `build_parser`
+    options: Mapping[str, Option],  # the options of the command
+    argv: list[str],  # arguments, with hyphens or underscores in the names of options
+) -> dict[str, Any]:  # option: value; an option that was not given is left out
+    """Return the options on the command line and in its files.
+
+    Raises: `UserError` for a value that cannot be read, and for an unknown option.
+    """
+    arguments = [
+        re.sub(r"^--[\w-]+", lambda m: "--" + m[0][2:].replace("-", "_"), argument)
+        for argument in argv
+    ]
+    namespace, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        name = unknown[0].split("=")[0]
+        closest = get_close_matches(name, [f"--{n}" for n in options], 1)
+        advice = f"did you mean {closest[0]}?" if closest else f"{parser.prog} --help lists them."
+        raise UserError(f"unrecognized arguments: {' '.join(unknown)}: {advice}")
+    given = vars(namespace)
+    values: dict[str, Any] = {}
+    for file in given.pop("config"):
+        values |= read_option_file(file, options)
+    for name, value in given.items():
+        is_text = isinstance(value, str)
+        values[name] = parse_value(options[name], value, f"--{name}") if is_text else value
+    for name, option in options.items():
+        if option.default is MISSING and name not in values:
+            raise UserError(f"{name} is missing: {option.help}.")
+    return values

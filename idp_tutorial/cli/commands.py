@@ -1,0 +1,331 @@
+"""What all commands share: options of their own_options, options of runs, and errors as one line.
+
+A command is a function of two objects: its own options, a dataclass, and the `RunOptions` of the
+runs that it makes. `idp NAME --help`, files of options and calls in Python are derived from both.
+A `UserError`, an error of the operating system, a lack of memory or a damaged compressed file
+ends a command with one line on stderr and exit status 2. Any other exception is a bug and keeps
+its traceback.
+"""
+
+import lzma
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, replace
+from io import TextIOWrapper
+from typing import Annotated, Any, ClassVar
+
+from idp_tutorial.cli.arguments import build_parser, parse_arguments
+from idp_tutorial.utils.checks import (
+    UserError,
+    check_name,
+    check_positive,
+    explain_os_error,
+    is_out_of_memory,
+)
+from idp_tutorial.utils.options import Option, Range, check_options, declared_options
+
+__all__ = [
+    "CommandOptions",
+    "TableOptions",
+    "TrainingRunOptions",
+    "ComparisonOptions",
+    "Command",
+    "command",
+    "split_names",
+    "parse_ints",
+    "parse_floats",
+    "refuse_given",
+]
+
+
+def _error_message(
+    error: Exception,
+) -> str | None:  # None: not a user error, so that the traceback is shown
+    """Return the message for an error that the user can fix."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{explain_os_error(error)}." if error.errno else str(error)
+    if isinstance(error, (lzma.LZMAError, EOFError)):
+        return f"a compressed file is damaged or incomplete ({error}): download it again."
+    if is_out_of_memory(error):
+        return (
+            "there is not enough memory: use a smaller batch_size, max_len, prompt_length or "
+            "backbone."
+        )
+    return None
+
+
+def exit_with_message(
+    name: str,  # name of the command, for the message
+    f: Callable[[], Any],
+) -> Any:  # what `f` returns
+    """Call a function; print a user error as one line, and exit with status 2."""
+    try:
+        return f()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
+    except Exception as e:
+        message = _error_message(e)
+        if message is None:
+            raise
+        print(f"{name}: {message}", file=sys.stderr)
+        raise SystemExit(2) from e
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandOptions:
+    """Options that only one command has."""
+
+    option_group: ClassVar[str] = "this command"
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(CommandOptions):
+    """Options that describe a table of labelled texts."""
+
+    option_group: ClassVar[str] = "your own texts"
+    positional_options: ClassVar[tuple[str, ...]] = ("table",)
+
+    # labelled texts: a CSV, TSV, Parquet or JSON-lines file, a folder with train.csv and the like,
+    # or a data set of the hub, org/name
+    table: str | None = None
+    text: str | None = None  # column of the texts (default: text, sentence1 or sentence)
+    text2: str | None = None  # column of the second texts, for pairs
+    label: str | None = None  # column of the labels (default: label)
+    # csv, tsv, jsonl, parquet, lines or auto (default: by the extension of the file)
+    format: str | None = None
+    regression: bool = False  # the labels are numbers, not classes
+    validation: float = 0.1  # fraction of the rows for validation, if there is no such split
+    test: float = 0.1  # fraction of the rows for testing, if there is no such split; 0: none
+
+    def _table_options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in declared_options(TableOptions)}
+
+    def is_given(self) -> bool:
+        """Return whether one of the options that describe a table was given."""
+        options = declared_options(TableOptions)
+        return any(value != options[name].default for name, value in self._table_options().items())
+
+    def register_task(
+        self,
+        given: Mapping[str, Any],  # options of runs that were given
+        default_task: str,  # the command's task if none is given
+    ) -> str:  # the name of the task
+        """Add the table to `TASKS`, and print its description to stderr."""
+        from idp_tutorial.data.user_data import register_table_task
+
+        if not self.table or given.get("data"):
+            problem = "data is a folder of known tasks" if self.table else "no table is given"
+            raise UserError(
+                "text, text2, label, format, regression, validation and test describe a table, "
+                f"but {problem}: pass a table too, such as tickets.csv with text=message and "
+                "label=topic."
+            )
+        if given.get("task", default_task) != default_task:
+            raise UserError(
+                f"task={given['task']} and the table {self.table} are two tasks: give one of them."
+            )
+        options = self._table_options()
+        seed = given.get("split_seed", 0)
+        task, description = register_table_task(options.pop("table"), **options, seed=seed)
+        print(description, file=sys.stderr)
+        return task.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRunOptions(CommandOptions):
+    """Options of the commands that train."""
+
+    option_group: ClassVar[str] = "training"
+
+    # learning rates to try, such as 1e-3,3e-3; up to 4 more if the best is an end
+    learning_rates: str | None = None
+    # evaluations on the validation split in a run; the best one is kept
+    evaluations: Annotated[int, Range(0, 10**9)] = 10
+
+    def learning_rate_grid(
+        self,
+        lr: float | None,  # the one learning rate that was given
+    ) -> tuple[float, ...]:  # (): each method's own learning rate, or those of `tune`
+        """Return the learning rates to try.
+
+        Raises: `UserError` if `lr` is given beside `learning_rates` or `tune`.
+        """
+        grid = parse_floats(self.learning_rates, "learning_rates")
+        if lr and (grid or getattr(self, "tune", False)):
+            other = f"learning_rates={self.learning_rates}" if grid else "tune"
+            raise UserError(f"{other} and lr={lr:g} exclude each other: give one of them.")
+        for learning_rate in grid:
+            check_positive(learning_rate, "learning_rates", "learning rates, such as 1e-3,3e-3")
+        return grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOptions(TrainingRunOptions):
+    """Options of the commands that train several methods."""
+
+    option_group: ClassVar[str] = "training"
+
+    seeds: Annotated[int, Range(1, 10**6)] = 3  # number of seeds: 0 … seeds-1
+    tune: bool = False  # choose each method's learning rate from three, on the validation split
+    # choose the head's learning rate from three without a prompt, and use it for every method
+    tune_head_first: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: `idp NAME`, and a function of keyword arguments in Python."""
+
+    function: Callable[[Any, Any], None]  # of its own options and `RunOptions`
+    options_class: type[CommandOptions]
+    # the options of runs that the command has; None: all but `excluded`
+    run_options: tuple[str, ...] | None
+    excluded: tuple[str, ...]
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # other defaults of options of runs
+
+    @property
+    def name(self) -> str:
+        """The command as it is typed, such as `idp train`."""
+        return f"idp {self.function.__module__.rpartition('.')[2]}"
+
+    def _options_of_runs(self) -> dict[str, Option]:
+        if self.run_options == ():
+            return {}
+        from idp_tutorial.assembly.config import describe_all_options
+
+        options = describe_all_options()
+        selected = options if self.run_options is None else self.run_options
+        return {
+            name: replace(options[name], default=self.defaults.get(name, options[name].default))
+            for name in selected
+            if name not in self.excluded
+        }
+
+    def options(self) -> dict[str, Option]:
+        """Return all options of the command, by name."""
+        own_options: dict[str, Option] = {}
+        for name, option in declared_options(self.options_class).items():
+            positional = getattr(self.options_class, "positional_options", ())
+            is_positional = name in positional or option.default is MISSING
+            own_options[name] = replace(option, is_positional=is_positional)
+        all_options = {**own_options, **self._options_of_runs()}
+        groups = [
+            *("your own texts", "a known task", "the model", "the method", "the head"),
+            *("training", "this machine", "this command"),
+        ]
+        return dict(sorted(all_options.items(), key=lambda pair: groups.index(pair[1].group)))
+
+    def _run(self, values: Mapping[str, Any]) -> None:
+        own_names = declared_options(self.options_class)
+        own_options = self.options_class(**{n: v for n, v in values.items() if n in own_names})
+        given = {name: value for name, value in values.items() if name not in own_names}
+        base = self._run_options_from(own_options, given) if self.run_options != () else None
+        self.function(own_options, base)
+
+    def _run_options_from(self, own_options: CommandOptions, given: dict[str, Any]) -> Any:
+        """Return the `RunOptions` of the given options; a table becomes a task."""
+        from idp_tutorial.assembly.config import RunOptions, methods_with_option
+
+        known = self._options_of_runs()
+        for name in given:
+            check_name(name, [*declared_options(self.options_class), *known], "option")
+        methods = getattr(own_options, "methods", "all")
+        names = None if methods == "all" else split_names(methods)
+        general = {n for n in self.defaults if n in RunOptions.__dataclass_fields__}
+        defaults = {
+            name: value
+            for name, value in self.defaults.items()
+            if name in general or methods_with_option(name, names)
+        }
+        if isinstance(own_options, TableOptions) and own_options.is_given():
+            given["task"] = own_options.register_task(given, self.defaults.get("task", ""))
+        base = RunOptions(**{**defaults, **given})
+        if isinstance(own_options, TrainingRunOptions):
+            base = replace(base, eval_every=max(1, base.steps // max(1, own_options.evaluations)))
+        return base
+
+    def parse(
+        self,
+        argv: list[str],  # arguments behind the name of the command
+    ) -> dict[str, Any]:  # the options that were given, on the command line or in a file
+        """Return the options of a command line."""
+        options = self.options()
+        parser = build_parser(self.name, self.function.__doc__ or "", options)
+        return parse_arguments(parser, options, argv)
+
+    def __call__(self, **values: Any) -> None:
+        """Run the command with options by name, as in Python."""
+        exit_with_message(self.name, lambda: self._run(values))
+
+    def main(
+        self,
+        argv: list[str],  # arguments behind the name of the command
+    ) -> None:
+        """Run the command with the arguments of a command line."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):  # characters that the locale lacks: \u2026
+                stream.reconfigure(errors="backslashreplace")
+        exit_with_message(self.name, lambda: self._run(self.parse(argv)))
+
+
+def command(
+    options_class: type[CommandOptions],  # its own options
+    run_options: tuple[str, ...] | None = (),  # as in `Command`
+    excluded: tuple[str, ...] = (),
+    **defaults: Any,  # defaults of options of runs that differ from those of a run
+) -> Callable[[Callable[[Any, Any], None]], Command]:
+    """Make a command of a function of its own options and `RunOptions`."""
+    return lambda function: Command(function, options_class, run_options, excluded, defaults)
+
+
+def split_names(text: str) -> list[str]:
+    """Return the names in a comma-separated list, each once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",")))
+
+
+def _parse_numbers(text: str | None, option: str, kind: type, example: str) -> list:
+    try:
+        return [kind(number) for number in text.split(",")] if text else []
+    except ValueError:
+        raise UserError(
+            f"{option}={text!r}: give numbers with commas between them, such as {example}."
+        ) from None
+
+
+def parse_ints(
+    text: str | None,  # such as '6,12,18'; None: the option was not given
+    option: str,  # name of the option
+) -> list[int] | None:
+    """Return the integers in the value of an option."""
+    return _parse_numbers(text, option, int, "6,12,18") or None
+
+
+def parse_floats(
+    text: str | None,  # such as '1e-3,3e-3'; None: the option was not given
+    option: str,  # name of the option
+) -> tuple[float, ...]:
+    """Return the numbers in the value of an option."""
+    return tuple(_parse_numbers(text, option, float, "1e-3,3e-3"))
+
+
+def refuse_given(
+    options: CommandOptions,
+    names: str,  # names of options, with spaces between them
+    reason: str,  # why they are not used, such as 'without probe'
+) -> None:
+    """Refuse an option that was given but has no effect.
+
+    Raises: `UserError` with the reason.
+    """
+    for name in names.split():
+        value = getattr(options, name)
+        if value != declared_options(type(options))[name].default:
+            raise UserError(f"{name}={value} is not used {reason}: leave it out.")

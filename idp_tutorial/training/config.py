@@ -1,0 +1,126 @@
+"""`TrainingConfig`: the options of every run, whatever its method.
+
+Most differences between published prompt methods are smaller than the effect of another schedule
+or another prompt length. These options are therefore in the record of a run, next to its score.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from idp_tutorial.core.config import HeadConfig
+from idp_tutorial.data.config import TaskConfig
+from idp_tutorial.utils.checks import UserError, check_choice, check_positive
+from idp_tutorial.utils.options import Range, check_options
+
+__all__ = ["MachineConfig", "TrainingConfig"]
+
+_Config = TypeVar("_Config", bound="TrainingConfig")
+_Count = Annotated[int, Range(1, 10**9)]
+_Size = Annotated[int, Range(1, 10**6)]
+_LearningRate = Annotated[
+    float, Range(0, 1e40, "a learning rate, such as 1e-3; None uses the default", True)
+]
+
+
+class _ClassWeights:
+    """Check of weights of classes: 'balanced', or a positive number for each class."""
+
+    def check(self, value: Any, name: str) -> None:
+        if isinstance(value, dict):
+            for label, weight in value.items():
+                check_positive(weight, f"{name}[{label!r}]")
+        else:
+            hint = "or a weight for each class, such as {'rare': 5}"
+            check_choice(value, (None, "balanced"), name, hint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineConfig:
+    """Options that adapt a run to its machine."""
+
+    option_group: ClassVar[str] = "this machine"
+
+    # autocast in training; scores are computed in float32
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    # dtype of frozen weights: 'float32', 'bfloat16', or 'auto', the faster one in a short
+    # measurement; trained weights and the loss are float32
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    # compile the trained layers with torch.compile, which takes a minute: for long runs on a GPU
+    compile: bool = False
+    # a GPU if there is one, or the processor
+    device: Annotated[Literal["auto", "cpu"], "to choose a GPU, set CUDA_VISIBLE_DEVICES"] = "auto"
+    # states of frozen layers that are computed once and kept on disk
+    cache: Literal["none", "sentence", "hidden", "both"] = "none"
+    # dtype of cached hidden states; 'float16' halves their size, and rounds
+    cache_dtype: Literal["float32", "float16"] = "float32"
+    cache_dir: str | None = None  # folder of caches; None: $IDP_CACHE, or ~/.cache/idp_tutorial
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(TaskConfig, HeadConfig, MachineConfig):
+    """Options of training, and those of the task, the head and the machine."""
+
+    option_group: ClassVar[str] = "training"
+
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 0  # of initialisation, order and dropout
+    lr: _LearningRate | None = None  # peak learning rate of AdamW; None: the method's default
+    head_lr: _LearningRate | None = None  # learning rate of the classification head (default: lr)
+    steps: _Count = 300  # number of optimizer steps
+    # passes over the training examples, instead of steps; the number of evaluations stays the same
+    epochs: Annotated[float, Range(1e-6, 10**6)] | None = None
+    batch_size: _Size = 32  # examples in a batch of one process
+    # batches in a step: a step has batch_size * accumulate * processes examples
+    accumulate: _Size = 1
+    # fraction of the steps in which the learning rate rises
+    warmup: Annotated[float, Range(0, 1, "a fraction of the steps", False, True)] = 0.06
+    schedule: Literal["linear", "constant"] = "linear"  # after the warm-up; constant: IDPG
+    weight_decay: Annotated[float, Range(0, 10**6)] = 0.01  # weight decay of AdamW
+    no_decay_on_bias_and_norm: bool = False  # no weight decay on biases and LayerNorm (LPT)
+    # decay rate of squared gradients in AdamW (IDPG, ID-SPAM: .98)
+    beta2: Annotated[float, Range(0, 1, "such as .999", False, True)] = 0.999
+    # epsilon of AdamW (IDPG, ID-SPAM: 1e-6)
+    eps: Annotated[float, Range(0, 1e40, "such as 1e-8", True)] = 1e-8
+    # largest gradient norm; larger gradients are scaled down; inf: never
+    clip: Annotated[
+        float, Range(0, hint="such as 1; float('inf'): no limit", is_low_excluded=True)
+    ] = 1.0
+    dropout_below_prompt: bool = False  # dropout below the first prompt, as in the papers
+    # class weights in the loss: 'balanced', so that rare classes count as much as common ones, or
+    # a weight for each class: {"rare": 5} (default: 1)
+    class_weight: Annotated[str | dict, _ClassWeights()] | None = None
+    # folder of an earlier run whose trained prompts initialise this one (default: no such run)
+    init_from: str | None = None
+    eval_every: _Count = 50  # steps between evaluations on the validation split
+    # stop after this number of evaluations without improvement on the validation split
+    patience: Annotated[int, Range(1, 10**9, "None never stops early")] | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.cache in ("hidden", "both") and self.dropout_below_prompt:
+            raise UserError(
+                f"cache={self.cache!r} cannot be used with dropout_below_prompt=True: dropout "
+                "below the prompt changes the hidden states in each epoch, so nothing can be kept. "
+                "Use dropout_below_prompt=False, or cache='none' or 'sentence'."
+            )
+
+    @property
+    def run_name(self) -> str:
+        """The name of the run in messages and progress bars."""
+        return "model"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all options by name."""
+        return asdict(self)
+
+    def resolve_epochs(
+        self: _Config,
+        n_examples: int,  # number of examples in the training split
+        n_processes: int = 1,  # number of processes that train together
+    ) -> _Config:
+        """Return the config with `epochs` converted to `steps`, unchanged without `epochs`."""
+        if self.epochs is None:
+            return self
+        examples_per_step = self.batch_size * self.accumulate * n_processes
+        steps = max(1, round(self.epochs * n_examples / examples_per_step))
+        eval_every = max(1, round(self.eval_every * steps / self.steps))
+        return replace(self, steps=steps, eval_every=eval_every)

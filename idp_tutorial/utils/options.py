@@ -1,0 +1,203 @@
+"""Options: fields of dataclasses, from which checks, commands, help and tables are derived.
+
+An option is declared once, as a field of a dataclass:
+
+    steps: Annotated[int, Range(1, 10**9)] = 300  # number of optimizer steps
+
+Its type says which values are allowed: `Literal` lists choices, `Range` limits a number, `| None`
+allows None. The comment behind the field, or in the lines above it, is the help text. The
+attribute `option_group` of the class that declares it is the heading in `--help`.
+"""
+
+import ast
+import inspect
+import io
+import math
+import os
+import textwrap
+import tokenize
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from idp_tutorial.utils.checks import UserError, check_bool, check_choice, check_int
+
+__all__ = ["Range", "Probability", "Option", "declared_options", "check_options"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that an option may have."""
+
+    low: float  # smallest allowed number
+    high: float = math.inf  # largest allowed number
+    hint: str = ""  # what the number is, or a usual value, for the message
+    is_low_excluded: bool = False  # the number must be greater than `low`
+    is_high_excluded: bool = False  # the number must be smaller than `high`
+
+    def __str__(self) -> str:
+        upper_limit = "" if self.high == math.inf else f" and {self._upper_limit()}"
+        return self._lower_limit() + upper_limit
+
+    def _lower_limit(self) -> str:
+        if self.is_low_excluded and self.low == 0:
+            return "a positive number"
+        word = "greater than" if self.is_low_excluded else "at least"
+        return f"{word} {_format_number(self.low)}"
+
+    def _upper_limit(self) -> str:
+        word = "below" if self.is_high_excluded else "at most"
+        return f"{word} {_format_number(self.high)}"
+
+    def check(self, value: Any, name: str) -> None:
+        """Check that a number is in the range.
+
+        Raises: `UserError` for another number, NaN, or something that is not a number.
+        """
+        hint = f" ({self.hint})" if self.hint else ""
+        _check_number(
+            value, name, hint, "a positive number" if self.is_low_excluded else "a number"
+        )
+        is_above = value > self.low if self.is_low_excluded else value >= self.low
+        is_below = value < self.high if self.is_high_excluded else value <= self.high
+        needed = self._lower_limit() if not is_above else self._upper_limit()
+        if not (is_above and is_below):
+            raise UserError(f"{name} must be {needed}, got {value!s:.30}{hint}.")
+
+
+def _check_number(value: Any, name: str, hint: str, needed: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UserError(f"{name} must be {needed}, got {value!r:.40}{hint}.")
+
+
+def _format_number(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) and number < 10**15 else f"{number:g}"
+
+
+Probability = Annotated[float, Range(0, 1)]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: a field of a dataclass with what its type and its comment say."""
+
+    name: str
+    kind: type  # bool, int, float, str or dict
+    default: Any
+    help: str  # the comment at the field
+    group: str  # heading in `--help`
+    is_optional: bool  # None is allowed
+    choices: tuple = ()  # the allowed values; (): every value of `kind`
+    is_positional: bool = False  # on the command line it is given without its name
+    checks: tuple = ()  # `Range`, or another object with a method `check(value, name)`
+
+    def check(self, value: Any) -> Any:  # `value`, without NumPy's wrapper
+        """Check a value of the option.
+
+        Raises: `UserError` for a value that the type does not allow.
+        """
+        # a NumPy scalar, for example from a row of pandas, cannot be written as JSON
+        if type(value).__module__ == "numpy" and value.ndim == 0:
+            value = value.item()
+        if value is None and self.is_optional:
+            return None
+        if self.choices:
+            hint = next((c for c in self.checks if isinstance(c, str)), "")
+            return check_choice(value, self.choices, self.name, hint)
+        if self.kind is bool:
+            check_bool(value, self.name)
+        elif self.kind is int:
+            check_int(value, self.name)
+        elif self.kind is float and not self.checks:
+            _check_number(value, self.name, "", "a number")
+        elif self.kind is str and not self.checks and not isinstance(value, (str, os.PathLike)):
+            raise UserError(f"{self.name} must be a string, got {value!r:.40}.")
+        for check in self.checks:
+            check.check(value, self.name)
+        return value
+
+
+def _split_type(hint: Any) -> tuple[type, bool, tuple, tuple]:
+    """Return the type, whether None is allowed, the choices, and the checks of a type hint."""
+    if get_origin(hint) is Annotated:
+        kind, is_optional, choices, checks = _split_type(get_args(hint)[0])
+        return kind, is_optional, choices, (*checks, *hint.__metadata__)
+    if get_origin(hint) in (Union, UnionType):
+        members = [member for member in get_args(hint) if member is not NoneType]
+        kind, _, choices, checks = _split_type(members[0])
+        return kind, len(members) < len(get_args(hint)), choices, checks
+    if get_origin(hint) is Literal:
+        return type(get_args(hint)[0]), False, get_args(hint), ()
+    return hint, False, (), ()
+
+
+def _field_comments(cls: type) -> dict[str, str]:  # field: its comment
+    """Return the comments behind the fields that a class declares, or in the lines above them."""
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+    except (OSError, TypeError):  # a class that was typed into an interpreter
+        return {}
+    comments = {}
+    whole_lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            comments[token.start[0]] = token.string.lstrip("# ")
+            if not token.line[: token.start[1]].strip():
+                whole_lines.add(token.start[0])
+    texts = {}
+    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+            continue
+        lines = [node.end_lineno] if node.end_lineno in comments else []
+        line = node.lineno - 1
+        while lines[:1] != [node.end_lineno] and line in whole_lines:
+            lines.insert(0, line)
+            line -= 1
+        texts[node.target.id] = " ".join(comments[line] for line in lines if line)
+    return texts
+
+
+def declared_options(
+    cls: type,  # a dataclass
+) -> Mapping[str, Option]:  # name: option, in the order of the fields
+    """Return the options that a dataclass and its base classes declare."""
+    return _read_options(cls)
+
+
+@cache
+def _read_options(
+    cls: Any,
+) -> Mapping[str, Option]:
+    helps: dict[str, str] = {}
+    groups: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        group = getattr(base, "option_group", "")
+        comments = _field_comments(base) if "__annotations__" in vars(base) else {}
+        helps |= {name: text for name, text in comments.items() if text or name not in helps}
+        groups |= dict.fromkeys(comments, group)
+    hints = get_type_hints(cls, include_extras=True)
+    options = {}
+    for field in fields(cls):
+        kind, is_optional, choices, checks = _split_type(hints[field.name])
+        options[field.name] = Option(
+            field.name,
+            kind,
+            field.default,
+            helps.get(field.name, ""),
+            groups.get(field.name, ""),
+            is_optional,
+            choices,
+            checks=checks,
+        )
+    return options
+
+
+def check_options(config: Any) -> None:
+    """Check all options of a dataclass object, which may be frozen.
+
+    Raises: `UserError` for a value that the type of its field does not allow.
+    """
+    for name, option in declared_options(type(config)).items():
+        object.__setattr__(config, name, option.check(getattr(config, name)))

@@ -1,0 +1,81 @@
+"""Options are read from the fields, types and comments of dataclasses."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import pytest
+
+from idp_tutorial.utils.options import Probability, Range, check_options, declared_options
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    option_group: ClassVar[str] = "shapes"
+
+    # width of the layer,
+    # in units
+    width: Annotated[int, Range(1, 100)] = 8
+    name: str  # how it is called
+    share: Probability | None = None  # a part of it
+
+    def __post_init__(self):
+        check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derived(Base):
+    option_group: ClassVar[str] = "colours"
+
+    colour: Literal["red", "blue"] = "red"  # of the surface
+    width: Annotated[int, Range(1, 100)] = 16
+    is_open: bool = False  # a switch
+
+
+def test_comments_groups_and_types_are_read():
+    options = declared_options(Derived)
+    assert [*options] == ["width", "name", "share", "colour", "is_open"]
+    assert options["width"].help == "width of the layer, in units"
+    assert options["width"].default == 16
+    assert options["share"].is_optional and options["share"].kind is float
+    assert options["colour"].choices == ("red", "blue")
+    assert {name: option.group for name, option in options.items()} == dict(
+        width="colours", name="shapes", share="shapes", colour="colours", is_open="colours"
+    )
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        (dict(width=0), "width must be at least 1, got 0"),
+        (dict(width=True), "width must be a whole number, got True"),
+        (dict(width=2.5), "width must be a whole number, got 2.5"),
+        (dict(share=float("nan")), "share must be at least 0, got nan"),
+        (dict(share="x"), "share must be a number, got 'x'"),
+        (dict(colour="green"), "colour must be 'red' or 'blue', got 'green'"),
+        (dict(is_open=1), "is_open must be True or False, got 1"),
+        (dict(name=3), "name must be a string, got 3"),
+    ],
+)
+def test_values_of_another_type_or_range_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        Derived(**{"name": "a", **change})
+
+
+def test_numbers_of_numpy_become_numbers_of_python():
+    config = Derived(name="a", width=np.int64(3), share=np.float32(0.5), is_open=np.bool_(True))
+    assert [type(v) for v in (config.width, config.share, config.is_open)] == [int, float, bool]
+
+
+def test_the_page_of_options_is_up_to_date(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    monkeypatch.delitem(sys.modules, "options", raising=False)
+    import options
+
+    text = (DOCS / "options.md").read_text(encoding="utf-8")
+    assert text == options.render(), "run python docs/options.py"
+    assert "| `prompt_relu` | true, false |" in text and "### idp sweep" in text

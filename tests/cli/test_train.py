@@ -440,7 +440,7 @@ def test_answers_stand_beside_what_a_row_has(small_folder, tmp_path, capsys):
         (predict_command, dict(model="nowhere"), "no prompts.safetensors in nowhere"),
         (predict_command, dict(batch_size=0), "batch_size must be at least 1, got 0"),
     ],
-    ids=lambda v: getattr(v, "__name__", str(v)),
+    ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_one_line_and_status_2(command, kw, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -47,7 +47,7 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     packages=find_packages(include=[cfg["lib_name"], f"{cfg['lib_name']}.*"]),
-    package_data={cfg["lib_name"]: ["py.typed", "assets/*", "assets/**/*"]},
+    package_data={cfg["lib_name"]: ["py.typed", "*.pyi", "**/*.pyi", "assets/*", "assets/**/*"]},
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
     extras_require=extras,

@@ -1,1 +1,5 @@
 """Open a backbone by name, folder or hub name, at a chosen size, or fetch its weights."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

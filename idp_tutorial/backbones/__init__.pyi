@@ -1,0 +1,1 @@
+from .load import load_backbone as load_backbone

@@ -1,0 +1,6 @@
+from .config import TrainingConfig as TrainingConfig
+from .evaluation import evaluate as evaluate
+from .evaluation import generate as generate
+from .evaluation import predict as predict
+from .fit import TrainLog as TrainLog
+from .fit import fit as fit

@@ -1,0 +1,39 @@
+"""Names that a user imports from the package, and when they are imported."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+PACKAGES = ["core", "data", "families", "backbones", "training", "methods", "assembly", "saving"]
+PACKAGES = ["idp_tutorial", *(f"idp_tutorial.{name}" for name in [*PACKAGES, "runs", "serving"])]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_listed_name_is_importable(package):
+    module = importlib.import_module(package)
+    assert module.__all__
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+
+
+def test_the_package_hands_on_what_a_first_experiment_needs():
+    import idp_tutorial
+
+    needed = "load_backbone load_task RunConfig METHODS register fit run_experiment generate"
+    assert set(needed.split()) <= set(idp_tutorial.__all__) <= set(dir(idp_tutorial))
+    assert 20 <= len(idp_tutorial.__all__) <= 30
+
+
+def test_importing_the_package_imports_no_large_library():
+    code = "import sys, idp_tutorial; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    import idp_tutorial
+
+    with pytest.raises(AttributeError, match="load_backbones"):
+        idp_tutorial.load_backbones  # noqa: B018

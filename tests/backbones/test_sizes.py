@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from idp_tutorial.assembly.build import build_model
-from idp_tutorial.assembly.config import RunConfig
+from idp_tutorial.assembly.config import RunOptions
 from idp_tutorial.backbones.load import BACKBONE_HUB_NAMES, load_backbone
 from idp_tutorial.backbones.sizes import ENCODER_CONFIGS, FULL_SCALE_CONFIGS, FULL_SCALE_HUB_NAMES
 from idp_tutorial.core.loop import run_layers
@@ -136,9 +136,10 @@ METHODS = [
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_every_method_is_counted_on_every_family(name):
     """Parameters are counted on the meta device, as idp params does."""
+    options = RunOptions(backbone=name).with_options(prompt_length=5, bottleneck=16)
     for method in METHODS:
         bb = load_backbone(name, "meta", **SMALLER)
-        cfg = RunConfig(method, backbone=name, prompt_length=5, bottleneck=16)
+        cfg = options.with_method(method)
         if name == "electra-small" and method in (
             "m-idpg-phm",
             "id-spam",

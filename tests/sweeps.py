@@ -78,6 +78,7 @@ def fake(scores, noise=0.5, seeds=3, method="lpt", **fields):
         head="classification",
         metric="accuracy",
         n_layers=len(scores),
+        prompt_length=10,
         seconds=10.0,
         tuning_seconds=5.0,
         params=dict(prompt=10, head=2),

@@ -273,12 +273,14 @@ def test_a_killed_fit_resumes(quick, tmp_path, monkeypatch):
     ],
 )
 def test_computed_prompts_have_the_shape_of_the_method(method, shape, quick):
-    clf = quick(method, steps=8, lr=1e-2).fit(TEXTS, LABELS)
+    # of four hidden units, all could be zero for every text
+    wide = {"bottleneck": 16} if "bottleneck" in METHODS[method].options else {}
+    clf = quick(method, steps=8, lr=1e-2, **wide).fit(TEXTS, LABELS)
     p = clf.compute_prompts(TEXTS)
     assert p.shape[0] == 24 and p.shape[-2:] == shape[-2:] and np.isfinite(p).all()
     assert (method == "lpt-npg") == bool((p[0] != p[1]).any()) or method == "m-idpg-phm"
     apart = (
-        quick(method, steps=1, lr=1e-2, position=4)
+        quick(method, steps=1, lr=1e-2, position=4, **wide)
         if "m-idpg" in method or "prompt" in method
         else clf
     )

@@ -238,7 +238,7 @@ class Command:
         for name in given:
             check_name(name, [*declared_options(self.options_class), *known], "option")
         methods = getattr(own_options, "methods", "all")
-        names = None if methods == "all" else split_names(methods)
+        names = None if methods in (None, "all") else split_names(methods)
         general = {n for n in self.defaults if n in RunOptions.__dataclass_fields__}
         defaults = {
             name: value

@@ -169,8 +169,8 @@ def lpt_plan(
     layer = bb.n_layers // 2 if layer is None else layer
     if layer not in range(bb.n_layers):
         raise UserError(
-            f"layer, the number of layers below the prompt, must be between 0 and {bb.n_layers - 1} "
-            f"for backbone {bb.name!r}, got {layer!r}."
+            f"layer, the number of layers below the prompt, must be between 0 and "
+            f"{bb.n_layers - 1} for backbone {bb.name!r}, got {layer!r}."
         )
     return {layer: Insert(source)}
 

@@ -4,6 +4,7 @@ Most differences between published prompt methods are smaller than the effect of
 or another prompt length. These options are therefore in the record of a run, next to its score.
 """
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -72,7 +73,9 @@ class TrainingConfig(TaskConfig, HeadConfig, MachineConfig):
     # batches in a step: a step has batch_size * accumulate * processes examples
     accumulate: _Size = 1
     # fraction of the steps in which the learning rate rises
-    warmup: Annotated[float, Range(0, 1, "a fraction of the steps", False, True)] = 0.06
+    warmup: Annotated[float, Range(0, 1, "a fraction of the steps, such as 0.06", False, True)] = (
+        0.06
+    )
     schedule: Literal["linear", "constant"] = "linear"  # after the warm-up; constant: IDPG
     weight_decay: Annotated[float, Range(0, 10**6)] = 0.01  # weight decay of AdamW
     no_decay_on_bias_and_norm: bool = False  # no weight decay on biases and LayerNorm (LPT)
@@ -82,7 +85,8 @@ class TrainingConfig(TaskConfig, HeadConfig, MachineConfig):
     eps: Annotated[float, Range(0, 1e40, "such as 1e-8", True)] = 1e-8
     # largest gradient norm; larger gradients are scaled down; inf: never
     clip: Annotated[
-        float, Range(0, hint="such as 1; float('inf'): no limit", is_low_excluded=True)
+        float,
+        Range(0, math.inf, "the largest gradient norm, such as 1; float('inf'): no limit", True),
     ] = 1.0
     dropout_below_prompt: bool = False  # dropout below the first prompt, as in the papers
     # class weights in the loss: 'balanced', so that rare classes count as much as common ones, or

@@ -144,8 +144,8 @@ BAD = dict(
         ["--prompt_length", "240", "--methods", "lpt,prompt-tuning"],
         ["prompt", "240", "256"],
     ),
-    layer=(["--layer", "8"], ["layer must be", "between 0 and 7", "got 8"]),
-    negative_layer=(["--layer", "-1"], ["layer must be", "between 0 and 7", "got -1"]),
+    layer=(["--layer", "8"], ["layer, the number of layers", "between 0 and 7", "got 8"]),
+    negative_layer=(["--layer", "-1"], ["layer, the number", "between 0 and 7", "got -1"]),
     no_room=(["--max_len", "1"], ["max_len=1", "room"]),
     no_data=(["--data", "nowhere", "--task", "trec"], ["nowhere", "train.jsonl"]),
     no_hub=(["--task", "sst2"], ["nyu-mll/glue", "data=DIR", "bundled"]),
@@ -347,7 +347,7 @@ def test_tuned_with_a_verbalizer_and_a_method_given_twice(
     assert (
         err.count("validation") == 6
         and "best of 3 on validation" in a["lr_selection"]
-        and (a["head"], b["steps"], a["params"]["head"]) == ("verbalizer", 0, 0)
+        and (a["head"], b["steps_done"], a["params"]["head"]) == ("verbalizer", 0, 0)
     )
 
 
@@ -501,7 +501,7 @@ def test_options_reach_the_runs(command, small_folder, few_options, tmp_path):
     [
         (["--template", "paper"], "template='paper' has an effect on a verbalizer only"),
         (["--methods", "lora", "--position", "1"], "position=1 has no effect on lora"),
-        (["--clip", "0"], "clip, the largest gradient norm, must be positive"),
+        (["--clip", "0"], "clip must be a positive number, got 0.0 (the largest gradient norm"),
         (["--methods", "majority", "--clip", "2"], "clip=2.0 has no effect on majority"),
         (["--patience", "0"], "patience must be at least 1, got 0"),
     ],

@@ -199,9 +199,9 @@ def test_a_field_of_another_type_is_named(saved):
     folder, *_ = saved
     good = (folder / "prompts.safetensors").read_bytes()
     bad_values = dict(
-        prompt_length=None,
+        prompt_length="ten",
         bottleneck=1.5,
-        prompt_dropout=None,
+        prompt_dropout="none",
         layer="x",
         method=["lpt"],
         standardise="yes",
@@ -366,15 +366,3 @@ def test_the_card_says_how_many_vectors_are_written(method, says, saved, tmp_pat
         build_model(cfg, load_backbone(cfg.backbone), task), tmp_path / method, task, cfg
     )
     assert says in (tmp_path / method / "README.md").read_text()
-
-
-def test_prompts_of_position_4_load_with_the_names_of_version_0_2(small_folder, tmp_path):
-    cfg = config(backbone=str(small_folder), method="prompt-tuning", prompt_length=2, position=4)
-    task = small_task()
-    model = build_model(cfg, load_backbone(str(small_folder)), task)
-    save_pretrained(model, tmp_path, task, cfg)
-    expected = predict(*from_pretrained(tmp_path), ROWS)
-    description, tensors = read_prompts(tmp_path)
-    tensors["sources.0.source.p"] = tensors.pop("sources.0.p")
-    save_tensors(tmp_path / "prompts.safetensors", tensors, description)
-    assert predict(*from_pretrained(tmp_path), ROWS) == expected

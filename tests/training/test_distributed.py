@@ -348,11 +348,8 @@ def test_parts_are_weighted_as_the_loss_is(accumulate, head):
             max_len=48,
         )
         small = replace(task, splits={**task.splits, "validation": task.splits["validation"][:4]})
-        return torch.tensor(
-            fit(disable_dropout(build_model(cfg, load_backbone(cfg.backbone), small)), small, cfg)[
-                "losses"
-            ]
-        )
+        model = disable_dropout(build_model(cfg, load_backbone(cfg.backbone), small))
+        return torch.tensor(fit(model, small, cfg).losses)
 
     if head == "classification":
         torch.testing.assert_close(

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from idp_tutorial.assembly.build import load_config_backbone
-from idp_tutorial.assembly.config import RunConfig
+from idp_tutorial.assembly.config import RunConfig, recorded_option
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.method import CONTROL_METHODS
 from idp_tutorial.reproduction.papers.protocols import (
@@ -160,8 +160,8 @@ def reproduce_table(
 
 
 def _field_value(record: dict, name: str) -> Any:
-    """Return an option of a run; where the record has none, the method's default."""
-    value = record.get(name, getattr(RunConfig, name, None))
+    """Return an option of a run; the layer is a number, also where it is the default."""
+    value = recorded_option(record, name)
     if value is None and name == "layer":
         n_layers = record.get("n_layers") or N_LAYERS_BY_BACKBONE.get(record["backbone"], 24)
         return n_layers // 2

@@ -7,7 +7,7 @@ import pytest
 from small import small_task
 from sweeps import BASE, HUMP, SETTINGS, TASK, fake, pretend, swept
 
-from idp_tutorial.assembly.config import RunConfig
+from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.registry import METHODS
@@ -38,7 +38,7 @@ def test_sweep_runs_every_layer_and_seed_once(monkeypatch):
 
 def test_a_sweep_moves_late_prompts_and_nothing_else():
     cfgs, _ = module.plan_layer_sweep(
-        ["adapterdrop", "lpt", "head-only"], replace(BASE, layer=3), [0, 2], 1
+        ["adapterdrop", "lpt", "head-only"], RunOptions().with_options(layer=3), [0, 2], 1
     )
     assert [(c.method, c.get("layer")) for c in cfgs] == [
         ("adapterdrop", None),

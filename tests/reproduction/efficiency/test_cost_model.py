@@ -6,7 +6,7 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 from idp_tutorial.assembly.build import build_model
-from idp_tutorial.assembly.config import RunConfig
+from idp_tutorial.assembly.config import RunOptions
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.tasks import TASKS
@@ -227,7 +227,7 @@ def test_the_model_agrees_with_counted_operations(family, full, pooling):
             **({} if family == "gpt2" else dict(intermediate_size=4 * d)),
         )
         model = build_model(
-            RunConfig(method=m, prompt_length=t, layer=layer, pooling=pooling, bottleneck=4),
+            RunOptions(prompt_length=t, layer=layer, pooling=pooling, bottleneck=4).with_method(m),
             bb,
             TASKS["sentiment"],
         )

@@ -1,7 +1,6 @@
 """Times of methods through `fit`. No test depends on a measured time."""
 
 import json
-from dataclasses import replace
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -209,10 +208,10 @@ def test_rows_beside_model_and_paper(fits, monkeypatch):
 
 
 def test_a_family_that_cannot_take_a_method(fits, monkeypatch):
-    def no(bb, cfg):
+    def refuse(options, bb, cfg):
         raise ValueError("not on this one")
 
-    monkeypatch.setitem(METHODS, "lora", replace(METHODS["lora"], build_plan=no))
+    monkeypatch.setattr(METHODS["lora"].config_class, "plan", refuse)
     bb = backbone()
     rows = benchmark_methods(
         bb,
@@ -225,7 +224,7 @@ def test_a_family_that_cannot_take_a_method(fits, monkeypatch):
         and "ms" not in rows[1]
         and rows[2]["ms"] == 10
     )
-    monkeypatch.setitem(METHODS, "fine-tuning", replace(METHODS["fine-tuning"], build_plan=no))
+    monkeypatch.setattr(METHODS["fine-tuning"].config_class, "plan", refuse)
     with pytest.raises(ValueError, match="not on this one"):
         benchmark_methods(
             bb, list_benchmark_variants(["bitfit"], 3), make_benchmark_config(bb, 2, 24), repeats=1

@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from idp_tutorial.assembly.config import RunConfig
+from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.backbones.load import FULL_SCALE_CONFIGS
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.efficiency.parameter_counts import (
@@ -192,7 +192,7 @@ def test_every_method_of_the_registry():
 def test_verbalizer_and_bottleneck():
     n = count_method_parameters(
         "roberta-base",
-        RunConfig(head="verbalizer", bottleneck=24, prompt_length=3),
+        RunOptions(head="verbalizer", bottleneck=24, prompt_length=3),
         ["lpt-npg", "lpt"],
     ).set_index("method")
     assert n["head"].tolist() == [0, 0] and n.prompt.tolist() == [24 * 769 + 3 * 768 * 25, 3 * 768]

@@ -18,7 +18,7 @@ def test_every_published_table_has_a_command_and_a_verdict():
         and t.table.is_unique
         and t.verdict.isin(["seen", "not seen", "opposite", "open"]).all()
     )
-    assert t.command.str.match(r"idp_\w+ ").all() and (t.decides.str.len() > 0).all()
+    assert t.command.str.match(r"idp \w+ ").all() and (t.decides.str.len() > 0).all()
     assert {*load_published_scores().table} <= {*t.table}
 
 

@@ -305,8 +305,8 @@ def test_a_decoders_prompt_is_in_front_and_its_record_matches_its_cell():
         for c in P.load_table_cells("idpg-1").itertuples()
         if (c.ours, c.name) == ("prompt-tuning", "mrpc")
     ]
-    assert plan[0].position == 0 and all(c.fields["position"] == 1 for c in cells)
-    assert any(R._matches_cell({**vars(plan[0]), "score": 70.0}, c) for c in cells)
+    assert plan[0].get("position") == 0 and all(c.fields["position"] == 1 for c in cells)
+    assert any(R._matches_cell({**plan[0].to_dict(), "score": 70.0}, c) for c in cells)
 
 
 def matching_methods(table, **r):
@@ -470,9 +470,8 @@ def test_a_part_of_a_table_reports_progress_and_scores(monkeypatch, tmp_path):
 
 def test_a_choice_at_the_edge_of_a_grid_is_recorded(monkeypatch):
     """Each method tries the same learning rates."""
-    from idp_tutorial.cli.option_values import parse_floats
-    from idp_tutorial.utils.config import RunConfig
-
+    from idp_tutorial.assembly.config import RunConfig
+    from idp_tutorial.cli.commands import parse_floats
     from idp_tutorial.runs.experiment import Experiment
     from idp_tutorial.runs.record import build_record
     from idp_tutorial.runs.tune import tune_learning_rate

@@ -3,4 +3,3 @@ from .evaluation import evaluate as evaluate
 from .evaluation import generate as generate
 from .evaluation import predict as predict
 from .fit import TrainLog as TrainLog
-from .fit import fit as fit

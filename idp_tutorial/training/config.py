@@ -73,9 +73,9 @@ class TrainingConfig(TaskConfig, HeadConfig, MachineConfig):
     # batches in a step: a step has batch_size * accumulate * processes examples
     accumulate: _Size = 1
     # fraction of the steps in which the learning rate rises
-    warmup: Annotated[float, Range(0, 1, "a fraction of the steps, such as 0.06", False, True)] = (
-        0.06
-    )
+    warmup: Annotated[
+        float, Range(0, 1, "a fraction of the steps, such as .06", is_high_excluded=True)
+    ] = 0.06
     schedule: Literal["linear", "constant"] = "linear"  # after the warm-up; constant: IDPG
     weight_decay: Annotated[float, Range(0, 10**6)] = 0.01  # weight decay of AdamW
     no_decay_on_bias_and_norm: bool = False  # no weight decay on biases and LayerNorm (LPT)

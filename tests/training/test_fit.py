@@ -260,11 +260,11 @@ def test_gradients_are_clipped(adamw):
         ),
         (
             dict(warmup=6.0),
-            "warmup must be below 1, got 6.0 (a fraction of the steps, such as 0.06).",
+            "warmup must be below 1, got 6.0 (a fraction of the steps, such as .06).",
         ),
         (
             dict(warmup=-1.0),
-            "warmup must be at least 0, got -1.0 (a fraction of the steps, such as 0.06).",
+            "warmup must be at least 0, got -1.0 (a fraction of the steps, such as .06).",
         ),
     ],
 )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from idp_tutorial.assembly.config import RunConfig
+from idp_tutorial.assembly.config import recorded_option
 from idp_tutorial.methods.registry import late_prompt_methods
 from idp_tutorial.reproduction.analysis.layer_choice import (
     MATCHED_SWEEP_SETTINGS,
@@ -163,7 +163,7 @@ def _check_choice(choice: dict, record: dict) -> None:
         return
     differences = []
     for name in MATCHED_SWEEP_SETTINGS:
-        value = record.get(name, getattr(RunConfig, name, None))
+        value = recorded_option(record, name)
         if name in choice and choice[name] != value:
             differences.append(f"{name}={choice[name]!r}, the sweep with {name}={value!r}")
     raise UserError(

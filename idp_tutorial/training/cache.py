@@ -125,7 +125,8 @@ def cache_states(
 def attach_cached_states(
     model: PromptedModel,
     splits: Sequence[Sequence[dict]],  # examples of each split, from `task.encode`
-    cfg: TrainingConfig,  # `cache`, `cache_dtype`, `cache_dir`, `batch_size` and `precision` are read
+    # `cache`, `cache_dtype`, `cache_dir`, `batch_size` and `precision` are read
+    cfg: TrainingConfig,
 ) -> tuple[list[Sequence[dict]], dict]:
     """Return the splits with the cached states that the model can use and `cfg.cache` allows.
 

@@ -151,7 +151,8 @@ def test_the_source_distribution_contains_the_files_that_setup_py_reads(tmp_path
 
 def test_versions_agree():
     module = ast.parse((ROOT / settings["lib_path"] / "__init__.py").read_text(encoding="utf-8"))
-    values = {n.targets[0].id: n.value for n in module.body if isinstance(n, ast.Assign)}
+    assignments = [n for n in module.body if isinstance(n, ast.Assign)]
+    values = {ast.unparse(n.targets[0]): n.value for n in assignments}
     in_package = ast.literal_eval(values["__version__"])
     in_changelog = re.search(
         r"^## v?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M

@@ -27,8 +27,7 @@ from idp_tutorial.data.rows import require_text, require_utf8
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.user_data import MULTILABEL_HINT, hold_out_rows, make_task
 from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.runs.experiment import Experiment
-from idp_tutorial.runs.tune import try_learning_rates
+from idp_tutorial.runs.tune import train_at_learning_rate, try_learning_rates
 from idp_tutorial.saving.descriptions import read_prompts
 from idp_tutorial.saving.hub import push_to_hub, read_run_record, resolve_model_folder
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
@@ -311,9 +310,9 @@ class PromptEstimator(BaseEstimator):
         start_time = time.time()
 
         def train(lr: float) -> tuple[tuple, TrainLog]:
-            experiment = Experiment(replace(cfg, lr=lr), task)
-            model, log = experiment.fit(Path(resume) / f"lr-{lr:g}" if resume else None)
-            return (experiment, model), log
+            """Train in a folder of the learning rate's own."""
+            folder = Path(resume) / f"lr-{lr:g}" if resume else None
+            return train_at_learning_rate(cfg, task, lr, folder)
 
         trials = try_learning_rates(train, learning_rates)
         if trials.log is None:

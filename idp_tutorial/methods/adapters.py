@@ -68,6 +68,7 @@ def _insert_after_sublayers(
         )
 
     def insert_modules(edit: BackboneEdit) -> None:
+        """Put an adapter behind each output module."""
         for layer in bb.layers[first_layer:]:
             for path in bb.sublayer_output_modules:
                 parent_path, _, attribute = path.rpartition(".")
@@ -100,6 +101,7 @@ def add_adapters(
     """
 
     def make_adapter() -> Adapter:
+        """Return a new adapter."""
         down = nn.Linear(bb.d, m)
         up = nn.Linear(m, bb.d)
         for linear in (down, up):
@@ -136,6 +138,7 @@ def add_compacters(
     rule = None
 
     def make_adapter() -> Adapter:
+        """Return a new adapter."""
         nonlocal rule
         down = PHMLinear(bb.d, m, n, A=rule, rank=1, init=init)
         up = PHMLinear(m, bb.d, n, A=down.A, rank=1, init=init)
@@ -161,6 +164,7 @@ def _lora_target_names(bb: Backbone, target_modules: str, include_lm_head: bool)
     ]
 
     def is_target(name: str) -> bool:
+        """Return whether LoRA is added to a matrix."""
         return target_modules == "all" or name.rpartition(".")[2] in bb.lora_target_modules
 
     names = [name for name, module_id in matrices if module_id in in_layers and is_target(name)]
@@ -202,6 +206,7 @@ def add_lora(
     )
 
     def insert_matrices(edit: BackboneEdit) -> None:
+        """Add the matrices of LoRA and make them trainable."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # peft warns of a tied decoder, which is intended
             inject_adapter_in_model(config, bb.model)

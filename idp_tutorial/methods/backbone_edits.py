@@ -160,6 +160,7 @@ def train_biases(
     """
 
     def is_bias(name: str, parameter: Tensor) -> bool:
+        """Return whether a parameter is a bias, but not that of the vocabulary."""
         return name.endswith("bias") and len(parameter) != bb.config.vocab_size
 
     biases = _select_backbone_parameters(bb, include_lm_head, is_bias)

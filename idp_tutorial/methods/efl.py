@@ -92,6 +92,7 @@ def append_tails(
     device = batch["input_ids"].device
 
     def pad_and_repeat(sequences: list[list[int]]) -> Tensor:  # `[B·C,S]`
+        """Return the sequences as a tensor, once for each example."""
         padded = [[*sequence, *[0] * (S - len(sequence))] for sequence in sequences]
         return torch.tensor(padded, device=device).repeat(B, 1)
 
@@ -102,6 +103,7 @@ def append_tails(
     T = position.shape[1]
 
     def concatenate(text: Tensor, tail: Tensor) -> Tensor:  # `[B·C,T']`
+        """Return each text followed by its label description."""
         text = F.pad(text, (0, T)).repeat_interleave(C, 0)[:, :T]
         shifted_tail = tail.gather(1, (position - text_end).clamp(0, S - 1))
         return torch.where(position < text_end, text, shifted_tail) * (position < pair_end)

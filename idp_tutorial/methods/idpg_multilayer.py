@@ -65,6 +65,7 @@ def multilayer_idpg_plan(
     generator_options["dropout"] = dropout if generator_dropout is None else generator_dropout
 
     def make_generator(n_output_biases: int) -> PromptGenerator:
+        """Return a generator with one or several biases b₂."""
         return PromptGenerator(d_in, d, t, m, n_output_biases=n_output_biases, **generator_options)
 
     if parameter_sharing == "L":

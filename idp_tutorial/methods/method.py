@@ -172,6 +172,7 @@ def register(
     """Decorate the config class of a method, so that it becomes a row of `METHODS`."""
 
     def add_row(config_class: _ConfigClass) -> _ConfigClass:
+        """Add the row of a config class."""
         row = Method(config_class, reference, learning_rates, insertion_point, kind, **facts)
         (CONTROL_METHODS if kind == "control" else METHODS)[name] = row
         return config_class

@@ -68,6 +68,7 @@ def _embed_shifted(ctx: Context, t: int) -> Tensor:  # `[B,T,d]`
         )
 
     def prepend(x: Tensor, value: float) -> Tensor:
+        """Put `t` equal values in front of each example."""
         return torch.cat([x.new_full((x.shape[0], t, *x.shape[2:]), value), x], 1)
 
     embeddings = prepend(bb.word_embeddings(ctx.input_ids), 0.0)
@@ -83,6 +84,7 @@ class _ShiftedInsert(Insert):
     shift: int = field(kw_only=True)
 
     def apply(self, ctx: Context) -> None:
+        """Embed the text behind the prompt, then insert or add keys and values."""
         ctx.h = _embed_shifted(ctx, self.shift)
         super().apply(ctx)
 
@@ -94,6 +96,7 @@ class _ShiftedKeyValue(KeyValue):
     shift: int = field(kw_only=True)
 
     def apply(self, ctx: Context) -> PromptKeyValues:
+        """Embed the text behind the prompt, then insert or add keys and values."""
         ctx.h = _embed_shifted(ctx, self.shift)
         return super().apply(ctx)
 

@@ -131,6 +131,7 @@ class _UpdateAndInsert(Insert):
     update: Callable[[Context], Tensor] = field(kw_only=True)
 
     def apply(self, ctx: Context) -> None:
+        """Update the word vectors, then insert the prompt."""
         ctx.h = self.update(ctx)
         super().apply(ctx)
 

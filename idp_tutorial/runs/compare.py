@@ -161,6 +161,7 @@ def run_seeds(
         seed_cfg = replace(cfg, lr=lr if needs_lr else None, seed=seed)
 
         def run(seed_cfg: RunConfig = seed_cfg) -> dict:
+            """Train the seed, or copy the record of a control that needs no seed."""
             start = time.perf_counter()
             if records and not needs_lr:  # a control, which does not depend on the seed
                 record = {**records[0], "seed": seed_cfg.seed}
@@ -235,6 +236,7 @@ def compare_methods(
     store = RunStore(out, previous_records)
 
     def run_method(method: str) -> list[dict]:
+        """Run all seeds of a method."""
         cfg = _config_for_method(method, methods, base, tune_learning_rates, head_lr)
         return run_seeds(
             cfg, task, lr_selection, seeds, store, report, learning_rates, **extra_fields

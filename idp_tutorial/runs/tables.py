@@ -276,6 +276,7 @@ def write_results(
     """
 
     def file(suffix: str) -> Path:
+        """Return the path of a file of the table."""
         return Path(f"{path_prefix}.{suffix}")
 
     write_atomically(file("jsonl"), "".join(dump_record(r) + "\n" for r in records).encode())

@@ -12,10 +12,12 @@ as tried. Where all of them diverge, `search_learning_rate` returns a record tha
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from idp_tutorial.assembly.config import RunConfig, RunOptions
+from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.registry import METHODS
@@ -32,6 +34,7 @@ __all__ = [
     "extend_learning_rate_grid",
     "LearningRateTrials",
     "try_learning_rates",
+    "train_at_learning_rate",
     "search_learning_rate",
     "tune_learning_rate",
     "choose_learning_rate",
@@ -122,6 +125,18 @@ def try_learning_rates(
     return trials
 
 
+def train_at_learning_rate(
+    cfg: RunConfig,  # its `lr` is ignored
+    task: Task,
+    lr: float,
+    checkpoint_dir: Path | None = None,  # folder of checkpoints
+) -> tuple[tuple[Experiment, PromptedModel], TrainLog]:
+    """Train a model with a learning rate, for `try_learning_rates`."""
+    experiment = Experiment(replace(cfg, lr=lr), task)
+    model, log = experiment.fit(checkpoint_dir)
+    return (experiment, model), log
+
+
 def search_learning_rate(
     cfg: RunConfig,  # its `lr` is ignored
     task: Task,
@@ -137,14 +152,8 @@ def search_learning_rate(
     The seed is `cfg.seed`. Where every learning rate diverges, the record's `status` is 'diverged'.
     """
     start_time = time.time()
-
-    def train(lr: float) -> tuple[tuple, TrainLog]:
-        experiment = Experiment(replace(cfg, lr=lr), task)
-        model, log = experiment.fit()
-        return (experiment, model), log
-
     trials = try_learning_rates(
-        train,
+        partial(train_at_learning_rate, cfg, task),
         learning_rates,
         max_extra_learning_rates,
         lambda message: report(f"{cfg.method:16} {message}"),

@@ -23,6 +23,7 @@ def _first_shape_mismatch(
     """Describe the first prompt tensor whose shape differs; return None if all are equal."""
 
     def shape(tensors: dict[str, Tensor], name: str) -> str:
+        """Return the shape of a tensor as text."""
         return str(tuple(tensors[name].shape)) if name in tensors else "missing"
 
     for name in sorted({*saved_tensors, *model_tensors}):

@@ -8,7 +8,7 @@ state this; here is the code.
 
 Prompts differ in length, depth and kind: one task inserts ten vectors among the words, the next
 adds keys to every layer, a third inserts five vectors in a middle layer. `run_joint_batch`
-handles that; this notebook turns it into a model.
+handles that; `MultiTaskModel` makes a model of it.
 """
 
 from collections.abc import Callable, Sequence

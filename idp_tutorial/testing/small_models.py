@@ -227,6 +227,7 @@ def single_step_plan(
         return {layer: step_class(source)}
 
     def constant_prompt(ctx: Context) -> Tensor:
+        """Return the same three vectors for every example."""
         return torch.full((len(ctx.h), 3, bb.d), 0.3)
 
     return {0: Insert(constant_prompt), layer: step_class(source)}

@@ -105,7 +105,9 @@ class _Run(Protocol):
     trained_tensors: dict[str, Tensor]
 
     @property
-    def is_finished(self) -> bool: ...
+    def is_finished(self) -> bool:
+        """True after the last step."""
+        ...
 
 
 _CONTENT_KEYS = ("fingerprint", "progress", "random_states", "tensors")  # of every checkpoint
@@ -135,6 +137,7 @@ class Checkpoint:
             return
 
         def state_dict(x: Any) -> dict | None:
+            """Return the state of an object of a run that goes on."""
             return None if run.is_finished or x is None else x.state_dict()
 
         tensors = {} if run.is_finished else {n: t.detach() for n, t in run.trained_tensors.items()}

@@ -27,6 +27,7 @@ class _ClassWeights:
     """Check of weights of classes: 'balanced', or a positive number for each class."""
 
     def check(self, value: Any, name: str) -> None:
+        """Check a mapping of class weights, or `balanced`."""
         if isinstance(value, dict):
             for label, weight in value.items():
                 check_positive(weight, f"{name}[{label!r}]")

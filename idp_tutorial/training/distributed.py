@@ -238,6 +238,7 @@ class StepProfiler:
         weights = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
 
         def pack(tensor: Tensor) -> Tensor:
+            """Return a tensor that autograd keeps, and count its storage."""
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in weights:
                 # keeping a reference prevents that another tensor gets the same address

@@ -25,6 +25,7 @@ def is_hub_reachable() -> bool:
     responses = []
 
     def send_request() -> None:
+        """Ask the hub for an answer."""
         with suppress(Exception):  # no name server, no route, a proxy that refuses, offline mode
             responses.append(get_session().head(constants.ENDPOINT, timeout=timeout))
 

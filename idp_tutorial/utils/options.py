@@ -81,7 +81,7 @@ Probability = Annotated[float, Range(0, 1)]
 
 @dataclass(frozen=True)
 class Option:
-    """One option: a field of a dataclass with what its type and its comment say."""
+    """Name, type, default, help and checks of an option, read from a field of a dataclass."""
 
     name: str
     kind: type  # bool, int, float, str or dict

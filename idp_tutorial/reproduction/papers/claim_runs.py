@@ -32,8 +32,11 @@ from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.logits import load_logits, write_run_arrays
 from idp_tutorial.runs.record import make_fingerprint, run_digests
 from idp_tutorial.runs.store import RunStore
-from idp_tutorial.runs.tune import LearningRateTrials, try_learning_rates
-from idp_tutorial.training.fit import TrainLog
+from idp_tutorial.runs.tune import (
+    LearningRateTrials,
+    train_at_learning_rate,
+    try_learning_rates,
+)
 from idp_tutorial.utils.records import append_record, read_existing_records, read_records
 
 __all__ = [
@@ -354,15 +357,11 @@ def search_best_run(
 ) -> LearningRateTrials:  # `trained` is the experiment and the model of the best run
     """Train with every learning rate; try up to two more while the best is at an edge."""
 
-    def train(lr: float) -> tuple[tuple[Experiment, PromptedModel], TrainLog]:
-        experiment = Experiment(replace(cfg, lr=lr), task)
-        model, log = experiment.fit()
-        return (experiment, model), log
-
     def report(message: str) -> None:
+        """Print a line of progress."""
         print(f"{cfg.task} {cfg.method} seed {cfg.seed} {message}", flush=True)
 
-    return try_learning_rates(train, learning_rates, 2, report)
+    return try_learning_rates(partial(train_at_learning_rate, cfg, task), learning_rates, 2, report)
 
 
 def run_seed(

@@ -195,6 +195,7 @@ def _best_control_per_setting(
             methods.setdefault(r["method"], []).append(r)
 
     def mean_validation_score(records: list[dict]) -> float:
+        """Return the mean validation score of some runs."""
         return float(np.mean([r.get("validation", r["score"]) for r in records]))
 
     return [max(methods.values(), key=mean_validation_score) for methods in settings.values()]

@@ -207,6 +207,7 @@ def _select_backbone_records(
     """Return the records of the cell's backbone, else those of backbones that no cell has."""
 
     def backbone_names(published_backbone: str) -> list[str]:
+        """Return the names under which records may have a published backbone."""
         names = (
             paper_backbone(table, cell.ours, published_backbone),
             BACKBONE_NAMES[published_backbone],

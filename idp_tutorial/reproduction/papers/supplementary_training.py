@@ -66,7 +66,7 @@ def _train_all_weights(
 
 def run_supplementary_training(
     cfg: RunConfig,  # of stage 1: backbone, method, prompt_length, position …; `task` is replaced
-    # function (cfg, backbone, task) -> `PromptedModel`, such as `methods.build.build_model`
+    # function (cfg, backbone, task) -> `PromptedModel`, such as `assembly.build.build_model`
     build_model: Callable[[RunConfig, Backbone, Task], PromptedModel],
     task: Task,  # the intermediate task with its splits; the paper's is MNLI
     folder: Path | str,  # folder for the trained backbone and prompts

@@ -88,6 +88,7 @@ def _train_with_best_learning_rate(
     initial_state = copy_state(state)
 
     def train(lr: float) -> tuple[dict[str, Tensor], TrainLog]:
+        """Train from the initial state with a learning rate."""
         restore_state(state, initial_state)
         set_seed(cfg.seed)  # the same batches and dropout masks for every learning rate
         log = fit(model, task, replace(cfg, lr=lr))

@@ -236,6 +236,7 @@ def train_tokenizer(
     )
 
     def training_texts() -> Iterator[str]:
+        """Yield the lines, and words that must become tokens."""
         yield from lines
         for word in whole_words:
             yield " ".join([word] * 2000)

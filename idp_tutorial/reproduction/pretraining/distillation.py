@@ -118,6 +118,7 @@ def average_spans(
     ends = ends[..., None]
 
     def sum_before(positions: Tensor) -> Tensor:
+        """Return the sum of the states before each position."""
         return sums.gather(1, positions.expand(-1, -1, h.shape[-1]))
 
     return (sum_before(ends) - sum_before(begins)) / (ends - begins)
@@ -186,6 +187,7 @@ class DistillationLoss(nn.Module):
         device = next(self.projections.parameters()).device
 
         def to_tensor(array: np.ndarray) -> Tensor:
+            """Return an array of token ids as a tensor."""
             return torch.from_numpy(array.astype(np.int64)).to(device)
 
         start = self.streams["start"][positions]

@@ -45,6 +45,7 @@ class MasterWeightOptimizer:
         )
 
         def learning_rate_factor(step: int) -> float:
+            """Return the factor on the learning rate at a step."""
             warmup = (step + 1) / cfg.warmup
             decay = (cfg.steps - step) / max(1, cfg.decay_fraction * cfg.steps)
             return min(warmup, 1.0, decay)

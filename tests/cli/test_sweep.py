@@ -220,7 +220,7 @@ def test_a_sweep_whose_runs_diverge(monkeypatch, tmp_path, capsys):
     choose_at_once(monkeypatch)
     trained = Experiment.fit
 
-    def broken(self):
+    def broken(self, checkpoint_dir=None):
         model_and_log = trained(self)
         if self.cfg.get("layer") in bad:
             raise FloatingPointError("nan")

@@ -96,9 +96,9 @@ _real_fit = Experiment.fit
 _real_score = Experiment.score
 
 
-def _fit(self, *folder):
-    if folder:  # `finishing` trains
-        return _real_fit(self, *folder)
+def _fit(self, checkpoint_dir=None, *save_every):
+    if checkpoint_dir:  # `finishing` trains
+        return _real_fit(self, checkpoint_dir, *save_every)
     did()
     score = 50 + len(self.cfg.method) + self.cfg.seed
     history = [(1, score)]

@@ -29,7 +29,7 @@ def fakes(monkeypatch):
         trained = []
         tested = []
 
-        def fit_quickly(self):
+        def fit_quickly(self, checkpoint_dir=None):
             c = self.cfg
             trained.append((c.method, c.lr, c.head_lr, c.seed))
             if (v := validation(c)) == "diverges":

@@ -326,7 +326,7 @@ def test_a_seed_that_diverges_does_not_end_a_comparison(cfg, tmp_path, monkeypat
     bad = {1}
     real = Experiment.fit
 
-    def trained(self):
+    def trained(self, checkpoint_dir=None):
         calls.append(self.cfg.seed)
         if self.cfg.seed in bad:
             raise FloatingPointError("the loss is nan at step 2")

@@ -74,7 +74,7 @@ def test_the_record_of_tuning_is_the_record_of_the_run(cfg, task):
 def test_a_failed_search_is_not_repeated(cfg, task, tmp_path, monkeypatch):
     ran = []
 
-    def trained(self):
+    def trained(self, checkpoint_dir=None):
         ran.append(self.cfg.method)
         raise FloatingPointError("nan")
 
@@ -105,7 +105,9 @@ def test_a_failed_search_is_not_repeated(cfg, task, tmp_path, monkeypatch):
 def test_a_choice_is_repeated_for_other_weights(cfg, task, tmp_path, monkeypatch):
     ran = []
     real = Experiment.fit
-    monkeypatch.setattr(Experiment, "fit", lambda self: ran.append(self.cfg.lr) or real(self))
+    monkeypatch.setattr(
+        Experiment, "fit", lambda self, checkpoint_dir=None: ran.append(self.cfg.lr) or real(self)
+    )
 
     def choose():
         ran.clear()
@@ -134,7 +136,7 @@ def test_a_learning_rate_grid_is_extended_beyond_its_edge():
 def test_a_learning_rate_is_chosen_once_for_a_run(monkeypatch, tmp_path):
     trained = []
 
-    def fit_quickly(self):
+    def fit_quickly(self, checkpoint_dir=None):
         trained.append(self.cfg.lr)
         return None, TrainLog(self.cfg.lr)
 

@@ -25,7 +25,7 @@ def curves_of(monkeypatch):
     monkeypatch.setattr(module, "load_backbone", lambda name: bb)
     monkeypatch.setattr(Backbone, "initial_fingerprint", lambda self: "of the weights")
 
-    def quick(self):
+    def quick(self, checkpoint_dir=None):
         trained.append((self.cfg.get("layer"), self.cfg.seed, self.cfg.lr))
         return build_model(self.cfg, bb, self.task), TrainLog(50.0, losses=[2.0, 1.0])
 

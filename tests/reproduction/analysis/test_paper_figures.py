@@ -18,7 +18,7 @@ def drawn(small_folder, tmp_path, monkeypatch):
     real = Experiment.fit
     out = tmp_path / "f.jsonl"
 
-    def trained(self):
+    def trained(self, checkpoint_dir=None):
         ran.append(self.cfg)
         return real(self)
 

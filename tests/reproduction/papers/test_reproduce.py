@@ -479,7 +479,7 @@ def test_a_choice_at_the_edge_of_a_grid_is_recorded(monkeypatch):
 
     best = {}
 
-    def fit_quickly(self):
+    def fit_quickly(self, checkpoint_dir=None):
         return None, TrainLog(-abs(self.cfg.lr - best["lr"]))
 
     monkeypatch.setattr(Experiment, "fit", fit_quickly)

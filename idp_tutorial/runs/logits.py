@@ -1,8 +1,8 @@
 """The logits of runs: one file a comparison, with the digest of each run in its record.
 
 Two methods are compared on the same examples, so the outputs for each example are stored: the
-logits of the validation and test splits in float16. Those of `OUT/NAME.jsonl` are in
-`OUT/logits/NAME.npz`, whose members are named `RUN/ARRAY`. A record names its run as
+logits of the test split in float32, from which the score can be computed again, and those of the
+validation split in float16. The logits of `OUT/NAME.jsonl` are in `OUT/logits/NAME.npz`, whose members are named `RUN/ARRAY`. A record names its run as
 `logits/NAME.npz/RUN` and has a digest of its arrays. The file is replaced as a whole after each
 run, before the record is written, so a kill loses the run in progress and no other.
 """
@@ -111,9 +111,11 @@ def write_run_arrays(
     return dict(logits=reference, logits_digest=_digest_arrays(arrays))
 
 
-def _to_compact_array(outputs: torch.Tensor | list[str]) -> np.ndarray:
-    """Return logits as float16, and generated texts unchanged."""
-    return np.array(outputs) if isinstance(outputs, list) else outputs.numpy().astype(np.float16)
+def _to_array(outputs: torch.Tensor | list[str], split: str) -> np.ndarray:
+    """Return the test split's logits as float32, others as float16, and texts unchanged."""
+    if isinstance(outputs, list):
+        return np.array(outputs)
+    return outputs.numpy().astype(np.float32 if split == "test" else np.float16)
 
 
 def save_logits(
@@ -123,7 +125,7 @@ def save_logits(
     task: Task,  # with the splits of `outputs`
 ) -> dict[str, str]:  # the fields `logits` and `logits_digest` of the record
     """Write the logits of some splits, with the labels that a comparison needs."""
-    arrays = {split: _to_compact_array(logits) for split, (logits, _) in outputs.items()}
+    arrays = {split: _to_array(logits, split) for split, (logits, _) in outputs.items()}
     for split in outputs:
         labels = [row.get("label") for row in task.splits[split]]
         if all(isinstance(label, (int, float)) for label in labels):

@@ -92,17 +92,19 @@ def test_a_run_that_the_file_lacks_is_refused(records, tmp_path):
     assert not has_logits(records[0], tmp_path / "elsewhere") and not has_logits({}, tmp_path)
 
 
-def test_saved_logits_are_float16_and_have_labels(tmp_path):
+def test_saved_test_logits_are_float32_and_have_labels(tmp_path):
     task = small_task()
     n = len(task.splits["test"])
-    outputs = {"test": (torch.arange(2.0 * n).view(n, 2), [])}
+    logits = torch.arange(2.0 * n).view(n, 2) / 3
+    outputs = {"test": (logits, []), "validation": (logits, [])}
     name = logits_name(config(), task, "digest")
     assert name != logits_name(config(seed=1), task, "digest")
     assert name != logits_name(config(), task, "other") != logits_name(config(), task, "other", 1)
     fields = save_logits(tmp_path / "runs.jsonl", name, outputs, task)
     assert fields["logits"] == f"logits/runs.npz/{name}"
     read = load_logits(fields, tmp_path)
-    assert read["test"].dtype == np.float16
+    assert (read["test"] == logits.numpy()).all()
+    assert read["validation"].dtype == np.float16
     assert read["test_label"].tolist() == [row["label"] for row in task.splits["test"]]
     texts = save_logits(tmp_path / "runs.jsonl", "texts", {"test": (["a", "bc"], [])}, task)
     assert load_logits(texts, tmp_path)["test"].tolist() == ["a", "bc"]

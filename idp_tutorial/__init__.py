@@ -4,8 +4,12 @@ What a first experiment needs can be imported from here; each package has more. 
 the names and their modules. They are imported on first use, so that `import idp_tutorial` is fast.
 """
 
+import logging
+
 import lazy_loader
 
 __version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -1059,6 +1059,7 @@ d = { 'settings': { 'branch': 'main',
             'idp_tutorial.utils.durable': {},
             'idp_tutorial.utils.hub': {},
             'idp_tutorial.utils.options': {},
+            'idp_tutorial.utils.progress': {},
             'idp_tutorial.utils.provenance': {},
             'idp_tutorial.utils.records': {},
             'idp_tutorial.utils.tensor_files': {}}}

@@ -43,6 +43,16 @@ def path_notes_dir(tmp_path_factory):
         yield folder
 
 
+@pytest.fixture
+def messages():
+    """The progress messages that the package has logged during the test."""
+    from small import call_with_messages
+
+    lines = []
+    with call_with_messages(lines.append):
+        yield lines
+
+
 @pytest.fixture(scope="module")
 def bbs():
     """Return a function that maps a family to its small backbone, built once a module."""

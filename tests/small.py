@@ -4,6 +4,8 @@ Models have three layers of 32 dimensions, random weights and the bundled tokeni
 """
 
 import json
+import logging
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -22,9 +24,19 @@ from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.families.family import wrap_hf_model
+from idp_tutorial.utils.progress import handle_messages
 
 BASE_MODELS = dict(roberta="roberta-base", gpt2="gpt2", deberta="deberta-large")
 SIZES = dict(vocab_size=8192, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
+
+
+@contextmanager
+def call_with_messages(function):
+    """Call a function with every progress message of the package."""
+    handler = logging.Handler()
+    handler.emit = lambda record: function(record.getMessage())
+    with handle_messages(handler):
+        yield
 
 
 @cache

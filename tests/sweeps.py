@@ -45,9 +45,7 @@ TASK = small_task()
 
 
 def swept(methods=("lpt",), layers=(0, 2), seeds=2, base=BASE, **kw):
-    return sweep_prompt_layer(
-        list(methods), base, layers, seeds, task=TASK, report=lambda s: None, **kw
-    )
+    return sweep_prompt_layer(list(methods), base, layers, seeds, task=TASK, **kw)
 
 
 SETTINGS = [

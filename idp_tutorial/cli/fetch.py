@@ -5,11 +5,12 @@ network. What is downloaded, how it is checked and where it is stored is the sub
 backbones.
 """
 
+import sys
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from idp_tutorial.cli.commands import CommandOptions, command
+from idp_tutorial.utils.progress import MessageHandler, handle_messages
 
 __all__ = ["FetchOptions", "fetch_command"]
 
@@ -26,6 +27,7 @@ def fetch_command(options: FetchOptions, base: Any) -> None:
     """Download a language model into the user's cache ($IDP_CACHE, or ~/.cache/idp_tutorial)."""
     from idp_tutorial.backbones.fetch import BACKBONE_SOURCES, fetch_backbone
 
-    folder = fetch_backbone(options.name, report=partial(print, flush=True))
+    with handle_messages(MessageHandler(sys.stdout)):
+        folder = fetch_backbone(options.name)
     source = BACKBONE_SOURCES[options.name]
     print(f"{options.name} is {source.description}, {source.licence}: in {folder}")

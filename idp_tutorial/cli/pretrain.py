@@ -10,12 +10,14 @@ model, resumes after a kill, and writes `backbone/` below `out`. On a GPU the mo
 compiled; on a CPU it uses as many cores as `OMP_NUM_THREADS` allows.
 """
 
+import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from idp_tutorial.cli.commands import CommandOptions, command, refuse_given
+from idp_tutorial.utils.progress import MessageHandler, handle_messages
 
 __all__ = ["PretrainOptions", "pretrain_command"]
 
@@ -92,17 +94,16 @@ def pretrain_command(options: PretrainOptions, base: Any) -> None:
         loss = DistillationLoss(
             teacher_bb, arrays, options.d, options.n_layers, causal=is_causal, seed=options.seed
         )
-    report = partial(print, flush=True)
-    model, _ = pretrain(
-        arrays["stream"],
-        tokenizer,
-        cfg,
-        Path(options.out),
-        embeddings,
-        loss,
-        options.every,
-        report=report,
-    )
+    with handle_messages(MessageHandler(sys.stdout)):
+        model, _ = pretrain(
+            arrays["stream"],
+            tokenizer,
+            cfg,
+            Path(options.out),
+            embeddings,
+            loss,
+            options.every,
+        )
     if options.family == "gpt2":
         tokenizer.mask_token = None  # a decoder has no masks
     save_backbone(model, tokenizer, Path(options.out) / "backbone")

@@ -5,9 +5,9 @@ are missing on a small backbone, and prints both scores. For a figure that is no
 scores it runs the experiment that decides the figure's claim.
 """
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from idp_tutorial.cli.commands import (
@@ -17,6 +17,7 @@ from idp_tutorial.cli.commands import (
     refuse_given,
     split_names,
 )
+from idp_tutorial.utils.progress import MessageHandler, handle_messages
 
 __all__ = ["ReproduceOptions", "reproduce_command"]
 
@@ -136,19 +137,19 @@ def reproduce_command(options: ReproduceOptions, base: Any) -> None:
             plan_table_runs(table, options.scale, backbone, base.data, methods, tasks, glove)
         )
         return
-    results = reproduce_table(
-        table,
-        options.scale,
-        backbone,
-        base.data,
-        options.seeds,
-        options.out,
-        methods,
-        tasks,
-        parse_floats(options.learning_rates, "learning_rates"),
-        options.steps,
-        partial(print, flush=True),
-        glove,
-    )
+    with handle_messages(MessageHandler(sys.stdout)):
+        results = reproduce_table(
+            table,
+            options.scale,
+            backbone,
+            base.data,
+            options.seeds,
+            options.out,
+            methods,
+            tasks,
+            parse_floats(options.learning_rates, "learning_rates"),
+            options.steps,
+            glove,
+        )
     print("\n" + results.dropna(subset="our mean").round(1).to_string(index=False))
     print(f"\nwritten: {options.out}/{table}-{options.scale}.jsonl")

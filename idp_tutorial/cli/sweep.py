@@ -5,8 +5,8 @@ layer, so that the choice can be judged. All options are checked before the lear
 head is searched. After a kill the same command continues the sweep.
 """
 
+import sys
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 from idp_tutorial.cli.commands import (
@@ -18,6 +18,7 @@ from idp_tutorial.cli.commands import (
     split_names,
 )
 from idp_tutorial.utils.checks import DivergenceError, require_packages
+from idp_tutorial.utils.progress import MessageHandler, handle_messages
 
 __all__ = ["SweepOptions", "sweep_command"]
 
@@ -75,7 +76,9 @@ def _prepare(
     plan_layer_sweep(
         methods, base, layers, seeds, tune, sweep_file(out, base), task, learning_rates
     )
-    return base, try_choose_layer(methods, base, task, sweep_file(out, base, "choice"))
+    with handle_messages(MessageHandler(sys.stdout)):
+        choice = try_choose_layer(methods, base, task, sweep_file(out, base, "choice"))
+    return base, choice
 
 
 def _train_layers(
@@ -102,17 +105,17 @@ def _train_layers(
     )
     from idp_tutorial.runs.tables import select_finished
 
-    records = sweep_prompt_layer(
-        methods,
-        base,
-        layers,
-        seeds,
-        tune,
-        sweep_file(out, base),
-        task,
-        partial(print, flush=True),
-        learning_rates,
-    )
+    with handle_messages(MessageHandler(sys.stdout)):
+        records = sweep_prompt_layer(
+            methods,
+            base,
+            layers,
+            seeds,
+            tune,
+            sweep_file(out, base),
+            task,
+            learning_rates,
+        )
     if not select_finished(records):
         raise DivergenceError(records[0]["message"])
     print("\n" + sweep_table(records).round(4).to_string(index=False))
@@ -146,11 +149,11 @@ def _probe_information(
         r["layer"]: r["lr"] for r in records if r["method"] == "lpt" and r["lr"]
     }
     cfg = base.with_method("lpt", lr=lr or METHODS["lpt"].default_learning_rate)
-    report = partial(print, flush=True)
     file = sweep_file(out, base, "information")
-    measure_information_curves(
-        cfg, task, None, seeds, layer_learning_rates, file, report=report, **asdict(probe)
-    )
+    with handle_messages(MessageHandler(sys.stdout)):
+        measure_information_curves(
+            cfg, task, None, seeds, layer_learning_rates, file, **asdict(probe)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

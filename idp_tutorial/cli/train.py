@@ -6,12 +6,14 @@ uses the prompt that it saves. With several processes only the main process prin
 """
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from idp_tutorial.cli.commands import TableOptions, TrainingRunOptions, command
 from idp_tutorial.utils.checks import check_writable_folder
 from idp_tutorial.utils.options import Range
+from idp_tutorial.utils.progress import MessageHandler, handle_messages
 
 __all__ = ["TrainOptions", "train_command"]
 
@@ -59,9 +61,12 @@ def _train_and_report(
 
     check_writable_folder(out, "out=")
     search: dict = {}
+    is_main_process = PartialState().is_main_process
+    messages = handle_messages(MessageHandler(sys.stdout)) if is_main_process else nullcontext()
     try:
         if learning_rates:
-            cfg, search = choose_learning_rate(cfg, learning_rates, out, print)
+            with messages:
+                cfg, search = choose_learning_rate(cfg, learning_rates, out)
         record = train_and_save(cfg, out, save_every=save_every, **search)
     except KeyboardInterrupt:
         print(
@@ -69,7 +74,7 @@ def _train_and_report(
             file=sys.stderr,
         )
         raise
-    if PartialState().is_main_process:
+    if is_main_process:
         print(
             f"{cfg.method} on {cfg.task}, seed {cfg.seed}: {record['metric']} "
             f"{record['score']:.1f} (validation {record['validation']:.1f}), "

@@ -4,14 +4,15 @@ Two tasks with the same labels need only their names. If the labels differ, `--l
 label of the first task to one of the second:
 """
 
+import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from idp_tutorial.cli.commands import ComparisonOptions, command, split_names
 from idp_tutorial.utils.checks import UserError, check_writable_folder
 from idp_tutorial.utils.options import Range
+from idp_tutorial.utils.progress import MessageHandler, handle_messages
 
 __all__ = ["parse_label_map", "TransferOptions", "transfer_command"]
 
@@ -85,18 +86,18 @@ def transfer_command(options: TransferOptions, base: Any) -> None:
     verbalizer = "-verbalizer" if base.head == "verbalizer" else ""
     tasks = f"{options.source}{few_shot}-{options.target}{verbalizer}"
     file = Path(options.out) / f"transfer-{tasks}-{Path(base.backbone).name}.jsonl"
-    records = compare_transfer(
-        methods,
-        base,
-        options.target,
-        options.target_shots,
-        options.seeds,
-        options.tune or bool(grid),
-        parse_label_map(options.labels),
-        file,
-        test_rows=options.test_rows,
-        report=partial(print, flush=True),
-        tune_head_first=options.tune_head_first,
-        learning_rates=grid,
-    )
+    with handle_messages(MessageHandler(sys.stdout)):
+        records = compare_transfer(
+            methods,
+            base,
+            options.target,
+            options.target_shots,
+            options.seeds,
+            options.tune or bool(grid),
+            parse_label_map(options.labels),
+            file,
+            test_rows=options.test_rows,
+            tune_head_first=options.tune_head_first,
+            learning_rates=grid,
+        )
     print(f"\n{transfer_table(records).to_string()}\n\nwritten: {file}")

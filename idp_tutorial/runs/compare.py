@@ -10,8 +10,9 @@ of the task. Every record is written as soon as its run ends; a second call with
 reads the records and runs what is missing (`RunStore`).
 """
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ __all__ = [
     "compare_methods",
     "compare_and_write",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 def validate_comparison(
@@ -119,7 +122,6 @@ def _run_seed(
     cfg: RunConfig,  # with the seed
     task: Task,
     records_file: Path | None,
-    report: Callable,
     learning_rates: tuple,  # to search if `cfg.lr` is None; (): the method's own
 ) -> dict:
     """Train with one seed and return its record; without a learning rate, search one first."""
@@ -131,7 +133,6 @@ def _run_seed(
         replace(cfg, seed=0),  # the best run of the search is the run with seed 0
         task,
         learning_rates or default_rates,
-        report,
         True,
         records_file,
         MAX_EXTRA_LEARNING_RATES if learning_rates else 0,
@@ -144,7 +145,6 @@ def run_seeds(
     lr_selection: str,  # text for the records: how the learning rate is chosen
     seeds: int,  # seeds 0 to seeds - 1
     store: RunStore,  # what it contains is not run again
-    report: Callable = print,  # called with a line about every run
     learning_rates: tuple = (),  # learning rates to search; (): the method's own
     **extra_fields: Any,  # added to new records
 ) -> list[dict]:  # one record per seed; only one if every learning rate diverged
@@ -166,7 +166,7 @@ def run_seeds(
             if records and not needs_lr:  # a control, which does not depend on the seed
                 record = {**records[0], "seed": seed_cfg.seed}
             else:
-                record = _run_seed(seed_cfg, task, store.file, report, learning_rates)
+                record = _run_seed(seed_cfg, task, store.file, learning_rates)
             seconds = round(time.perf_counter() - start, 1)
             is_search = needs_lr and not seed_cfg.lr
             record |= dict(
@@ -176,7 +176,7 @@ def run_seeds(
                 tuning_seconds=seconds if is_search else 0.0,
             )
             summary = format_summary_line(record)
-            report(f"{cfg.method:16} {layer}seed {seed_cfg.seed}  {summary}")
+            logger.info(f"{cfg.method:16} {layer}seed {seed_cfg.seed}  {summary}")
             return record
 
         fingerprint = make_fingerprint(seed_cfg, digests, lr_selection=lr_selection)
@@ -211,7 +211,6 @@ def compare_methods(
     seeds: int = 3,  # seeds 0 to seeds - 1
     tune_learning_rates: bool = True,  # search a learning rate for each method, if `base` has none
     out: Path | None = None,  # JSONL file; its records are not run again, and new ones are appended
-    report: Callable = print,  # called with a line about every run
     # search the learning rate of the head without a prompt first, and use it for every method
     tune_head_first: bool = False,
     previous_records: Sequence[dict] = (),  # records of earlier runs, which are not run again
@@ -238,9 +237,7 @@ def compare_methods(
     def run_method(method: str) -> list[dict]:
         """Run all seeds of a method."""
         cfg = _config_for_method(method, methods, base, tune_learning_rates, head_lr)
-        return run_seeds(
-            cfg, task, lr_selection, seeds, store, report, learning_rates, **extra_fields
-        )
+        return run_seeds(cfg, task, lr_selection, seeds, store, learning_rates, **extra_fields)
 
     records: dict[str, list[dict]] = {}
     tunes_every_head = tune_learning_rates and not base.lr and base.head != "verbalizer"
@@ -253,7 +250,7 @@ def compare_methods(
         if head_lr is None:
             raise DivergenceError(first["message"])
     elif tune_head_first:
-        head_lr = choose_head_learning_rate(base, task, report, out)
+        head_lr = choose_head_learning_rate(base, task, out)
     for method in methods:
         if method not in records:
             records[method] = run_method(method)
@@ -282,13 +279,13 @@ def _configs_per_split_seed(base: RunOptions, split_seeds: int) -> list[RunOptio
     return [replace(base, split_seed=base.split_seed + i) for i in range(split_seeds)]
 
 
-def _keep_other_records(folder: Path, stored: list[dict], records: list[dict], report) -> None:
+def _keep_other_records(folder: Path, stored: list[dict], records: list[dict]) -> None:
     """Move stored records that are not of this comparison to `OTHER_RECORDS_FILE`."""
     lines = [dump_record(r) + "\n" for r in stored if r not in records]
     if lines:
         file = folder / OTHER_RECORDS_FILE
         write_atomically(file, "".join(dict.fromkeys(lines)).encode())
-        report(f"records of other comparisons are kept in {file}")
+        logger.info(f"records of other comparisons are kept in {file}")
 
 
 def compare_and_write(
@@ -297,7 +294,6 @@ def compare_and_write(
     seeds: int,  # number of seeds
     tune_learning_rates: bool,  # search a learning rate for each method, if `base` has none
     folder: Path | str,  # output folder
-    report: Callable = print,  # called with a line about every run
     tune_head_first: bool = False,  # as in `compare_methods`
     learning_rates: tuple = (),  # as in `compare_methods`
     primary_contrast: str | None = None,  # 'A - B': the contrast that new records are made for
@@ -329,7 +325,6 @@ def compare_and_write(
                     seeds,
                     tune_learning_rates,
                     part,
-                    report,
                     tune_head_first,
                     stored,
                     learning_rates,
@@ -339,12 +334,12 @@ def compare_and_write(
                 raise DivergenceError(records[0]["message"])
         except BaseException:  # also Ctrl-C
             if part.exists():
-                report(
+                logger.info(
                     f"interrupted; the finished runs are in {part}, and the same command continues "
                     "from them"
                 )
             raise
-        _keep_other_records(folder, stored, records, report)
+        _keep_other_records(folder, stored, records)
         table = write_results(records, folder / "compare")
         part.unlink(missing_ok=True)
     return table

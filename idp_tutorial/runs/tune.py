@@ -9,6 +9,7 @@ as tried. Where all of them diverge, `search_learning_rate` returns a record tha
 `tune_learning_rate` raises an error.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -40,6 +41,8 @@ __all__ = [
     "choose_learning_rate",
     "choose_head_learning_rate",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 MAX_EXTRA_LEARNING_RATES = 4  # largest number of learning rates that a search adds to its grid
@@ -100,7 +103,7 @@ def try_learning_rates(
     train: Callable[[float], tuple[Any, TrainLog]],
     learning_rates: Iterable[float],  # learning rates to try
     max_extra: int = 0,  # number that may be added while the best one is at an edge of the grid
-    report: Callable[[str], object] = lambda message: None,
+    title: str | None = None,  # text before each message about a learning rate; None: no messages
 ) -> LearningRateTrials:
     """Train with every learning rate, and keep what is best on the validation split."""
     trials = LearningRateTrials()
@@ -112,14 +115,16 @@ def try_learning_rates(
         except FloatingPointError as e:
             trials.error = str(e)
             trials.tried.append((lr, "diverged"))
-            report(f"lr {lr:.1e}  diverged")
+            outcome = "diverged"
         else:
             trials.tried.append((lr, round(log.validation, 2)))
-            report(f"lr {lr:.1e}  validation {log.validation:.1f}")
+            outcome = f"validation {log.validation:.1f}"
             if trials.log is None or log.validation > trials.log.validation:
                 trials.lr = lr
                 trials.trained = trained
                 trials.log = log
+        if title is not None:
+            logger.info(f"{title} lr {lr:.1e}  {outcome}")
         if trials.lr and len(trials.tried) == len(grid) < max_tried:
             grid += extend_learning_rate_grid(trials.lr, grid)
     return trials
@@ -141,7 +146,6 @@ def search_learning_rate(
     cfg: RunConfig,  # its `lr` is ignored
     task: Task,
     learning_rates: Iterable[float],  # learning rates to try
-    report: Callable[[str], object] = lambda message: None,
     score_test: bool = False,  # score the best model on the test split
     records_file: Path | None = None,  # file of the record; logits are stored beside it
     # number of learning rates that may be added to the grid while its best value is at an edge
@@ -156,7 +160,7 @@ def search_learning_rate(
         partial(train_at_learning_rate, cfg, task),
         learning_rates,
         max_extra_learning_rates,
-        lambda message: report(f"{cfg.method:16} {message}"),
+        f"{cfg.method:16}",
     )
     error: Exception | str = (
         f"{cfg.method!r} diverged on {task.name!r} with every learning rate of "
@@ -204,7 +208,6 @@ def _load_or_search(
     learning_rates: tuple,
     lr_selection: str,
     task: Task,
-    report: Callable[[str], object],
     max_extra_learning_rates: int = 0,
 ) -> dict:
     """Return the record of an earlier choice from `file`; if it is missing, search and store it."""
@@ -212,7 +215,7 @@ def _load_or_search(
     record = RunStore(file).get_or_run(
         make_fingerprint(replace(cfg, lr=None), digests, lr_selection=lr_selection),
         lambda: search_learning_rate(
-            cfg, task, learning_rates, report, max_extra_learning_rates=max_extra_learning_rates
+            cfg, task, learning_rates, max_extra_learning_rates=max_extra_learning_rates
         ),
     )
     if record["status"] == "diverged":
@@ -224,7 +227,6 @@ def choose_learning_rate(
     cfg: RunConfig,  # its `lr` is ignored
     learning_rates: tuple,  # learning rates to try; extended while the best is at an edge
     folder: Path | str,  # the choice is stored in its `rates.jsonl`
-    report: Callable[[str], object] = print,
 ) -> tuple[RunConfig, dict]:  # `cfg` with the learning rate; fields for the record of the run
     """Return the config with the best learning rate on validation; read an earlier choice if any.
 
@@ -241,7 +243,6 @@ def choose_learning_rate(
             learning_rates,
             describe_lr_selection(learning_rates),
             task,
-            report,
             MAX_EXTRA_LEARNING_RATES,
         )
     names = ("learning_rates_tried", "lr_at_grid_edge", "lr_selection")
@@ -251,7 +252,6 @@ def choose_learning_rate(
 def choose_head_learning_rate(
     cfg: RunOptions,
     task: Task,
-    report: Callable[[str], object] = lambda message: None,
     records_file: Path | None = None,  # the choice is stored beside it, in `head-rate.jsonl`
 ) -> float | None:  # None for a verbalizer, which has no trained head
     """Return the learning rate at which a head without a prompt is best on the validation split.
@@ -263,7 +263,5 @@ def choose_head_learning_rate(
     head_cfg = cfg.with_method("head-only", lr=None, head_lr=None, seed=0)
     file = Path(records_file).with_name("head-rate.jsonl") if records_file else None
     learning_rates = METHODS["head-only"].learning_rates
-    record = _load_or_search(
-        file, head_cfg, learning_rates, describe_lr_selection(()), task, report
-    )
+    record = _load_or_search(file, head_cfg, learning_rates, describe_lr_selection(()), task)
     return record["lr"]

@@ -18,6 +18,7 @@ that process is gone.
 
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
@@ -25,7 +26,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
@@ -56,6 +57,8 @@ __all__ = [
     "require_intact_files",
     "asset_path",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 def cache_folder(
@@ -159,12 +162,20 @@ def _read_lock_holder(note: Path) -> str:
         return "another process"
 
 
+def _wait_for_lock(lock: FileLock, message: str) -> None:
+    """Acquire a lock; log the message if that takes more than a second."""
+    try:
+        lock.acquire(timeout=1)
+    except Timeout:
+        logger.info(message)
+        lock.acquire()
+
+
 @contextmanager
 def folder_lock(
     folder: Path | str | None,  # created if needed; None: no lock is taken
     name: str = "",  # file in the folder that is written; '': the whole folder
     wait: bool = False,  # wait for the process that holds the lock, instead of an error
-    report: Callable[[str], Any] | None = None,  # called with a line of text before waiting
 ) -> Iterator[None]:
     """Lock a folder, or a file in it, against other processes while the block runs.
 
@@ -191,9 +202,7 @@ def folder_lock(
                 f"{target} is in use by {_read_lock_holder(note)}: wait until it ends, or use "
                 "another output folder."
             ) from None
-        if report:
-            report(f"waiting for {_read_lock_holder(note)}, which is writing to {target}")
-        lock.acquire()
+        _wait_for_lock(lock, f"waiting for {_read_lock_holder(note)}, which is writing to {target}")
     _HELD_LOCKS[key] = lock
     try:
         note.write_text(_describe_this_process(), encoding="utf-8")
@@ -207,12 +216,12 @@ def folder_lock(
 
 def file_lock(
     file: Path | str | None,  # the file that is written; None: no lock is taken
-    **kwargs: Any,  # `wait` and `report` of `folder_lock`
+    wait: bool = False,  # as for `folder_lock`
 ) -> AbstractContextManager[None]:
     """Lock one file of a folder in which other files may be written meanwhile."""
     if file is None:
         return folder_lock(None)
-    return folder_lock(Path(file).parent, Path(file).name, **kwargs)
+    return folder_lock(Path(file).parent, Path(file).name, wait)
 
 
 # --- lines of records

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small import backbone, batch_of, config, one, small_task
+from small import backbone, batch_of, call_with_messages, config, one, small_task
 
 from idp_tutorial.assembly import controls
 from idp_tutorial.assembly.build import build_model
@@ -66,8 +66,9 @@ def _one(m, base, task, out):
 
     selection = "best of 3 on validation, seed 0"
     cfg = replace(base, method=m)
-    new = run_seeds(cfg, task, selection, 2, RunStore(out), report=lambda s: None)
-    old = run_seeds(cfg, task, selection, 2, RunStore(out), lambda s: pytest.fail("run twice"))
+    new = run_seeds(cfg, task, selection, 2, RunStore(out))
+    with call_with_messages(lambda message: pytest.fail("run twice")):
+        old = run_seeds(cfg, task, selection, 2, RunStore(out))
     assert old == json.loads(json.dumps(new)) and [r["seed"] for r in new] == [0, 1]
     return new
 

@@ -172,9 +172,7 @@ def timeless(records):
 
 
 def compared(folder, lr=None):
-    comparison.compare_and_write(
-        ["head-only", "lpt"], config(lr=lr), 2, True, folder, lambda s: None, True
-    )
+    comparison.compare_and_write(["head-only", "lpt"], config(lr=lr), 2, True, folder, True)
 
 
 def comparing(folder):
@@ -204,7 +202,6 @@ def _swept(file):
             "best of 3 on validation, seed 0",
             2,
             store,
-            lambda s: None,
         )
     return digits(timeless(read_records(file)))
 
@@ -218,7 +215,6 @@ def reproducing(folder):
         out=folder,
         methods=["prompt-tuning"],
         tasks=["rte"],
-        report=lambda s: None,
     )
     return digits(timeless(read_records(Path(folder) / "idpg-f7-small.jsonl")))
 
@@ -235,7 +231,6 @@ def transferring(folder):
         None,
         Path(folder) / "transfer.jsonl",
         both,
-        report=lambda s: None,
         tune_head_first=True,
     )
     return digits(timeless(records))
@@ -254,7 +249,7 @@ def pretraining(folder):
     cfg = PretrainConfig(
         d=32, n_layers=1, steps=4, tokens_per_step=64, lr=3e-3, warmup=2, held_out_tokens=256
     )
-    model, log = pretrain(*corpus(), cfg, Path(folder), eval_every=1, report=lambda s: None)
+    model, log = pretrain(*corpus(), cfg, Path(folder), eval_every=1)
     return digits(
         [
             sum(p.double().sum().item() for p in model.parameters()),

@@ -34,9 +34,7 @@ def test_every_method_is_tuned_alike(cfg, fakes):
     trained, tested = fakes(
         lambda c: float(c.lr == METHODS[c.method].learning_rates[2])
     )  # the best on validation is not the best on test
-    records = compare_methods(
-        [*METHODS], cfg(lr=None), seeds=2, tune_learning_rates=True, report=lambda s: None
-    )
+    records = compare_methods([*METHODS], cfg(lr=None), seeds=2, tune_learning_rates=True)
     for m in METHODS:
         # seed 0 of the best learning rate is not trained again
         grid = METHODS[m].learning_rates
@@ -51,14 +49,10 @@ def test_every_method_is_tuned_alike(cfg, fakes):
         "best of 3 on validation" in r["lr_selection"] for r in records
     )
     trained.clear()
-    given = compare_methods(
-        ["lpt"], cfg(lr=0.5), seeds=1, tune_learning_rates=True, report=lambda s: None
-    )
+    given = compare_methods(["lpt"], cfg(lr=0.5), seeds=1, tune_learning_rates=True)
     assert trained == [("lpt", 0.5, None, 0)] and given[0]["lr_selection"] == "given"
     trained.clear()
-    given = compare_methods(
-        ["lpt"], cfg(lr=None), seeds=1, tune_learning_rates=False, report=lambda s: None
-    )
+    given = compare_methods(["lpt"], cfg(lr=None), seeds=1, tune_learning_rates=False)
     assert (
         trained == [("lpt", METHODS["lpt"].default_learning_rate, None, 0)]
         and given[0]["lr_selection"] == "default"
@@ -72,7 +66,7 @@ def test_a_killed_comparison_is_resumed(cfg, fakes, tmp_path, tuned, half):
     base = cfg(lr=None)
 
     def go(seeds=2, base=base, **kw):
-        return compare_methods(["lpt", "lpt-npg"], base, seeds, tuned, out, lambda s: None, **kw)
+        return compare_methods(["lpt", "lpt-npg"], base, seeds, tuned, out, **kw)
 
     fakes(lambda c: c.lr)
     whole = go()
@@ -104,18 +98,17 @@ def test_a_killed_comparison_is_resumed(cfg, fakes, tmp_path, tuned, half):
         assert trained  # another config is another run
 
 
-def test_a_run_without_training_is_not_repeated(cfg, tmp_path):
+def test_a_run_without_training_is_not_repeated(cfg, tmp_path, messages):
     out = tmp_path / "r.jsonl"
 
     def go():
-        messages = []
+        messages.clear()
         compare_methods(
             ["head-only"],
             cfg(head="verbalizer", shots=12, task="questions"),
             1,
             False,
             out,
-            messages.append,
         )
         return len(messages)
 
@@ -127,7 +120,7 @@ def test_other_data_of_the_same_name_are_another_task(cfg, fakes, tmp_path, monk
 
     def go(n):
         monkeypatch.setattr(comparison, "load_task", lambda *a: small_task(train=n))
-        return compare_methods(["lpt"], cfg(), 1, False, out, lambda s: None)
+        return compare_methods(["lpt"], cfg(), 1, False, out)
 
     trained, _ = fakes(lambda c: 1.0)
     go(64)
@@ -141,16 +134,14 @@ def test_the_learning_rate_of_the_head_is_chosen_first(cfg, fakes):
     trained, _ = fakes(lambda c: -abs(c.lr - (0.1 if c.method == "head-only" else 0.005)))
     head = [("head-only", lr, None, 0) for lr in METHODS["head-only"].learning_rates]
     npg = [("lpt-npg", lr, 0.1, 0) for lr in METHODS["lpt-npg"].learning_rates]
-    records = compare_methods(
-        ["lpt-npg", "head-only"], cfg(lr=None), seeds=1, tune_head_first=True, report=lambda s: None
-    )
+    records = compare_methods(["lpt-npg", "head-only"], cfg(lr=None), seeds=1, tune_head_first=True)
     # the run of head-only is that of the choice
     assert trained == head + npg and [(r["lr"], r["head_lr"]) for r in records] == [
         (0.005, 0.1),
         (0.1, None),
     ]
     trained.clear()
-    compare_methods(["lpt-npg"], cfg(lr=None), seeds=1, tune_head_first=True, report=lambda s: None)
+    compare_methods(["lpt-npg"], cfg(lr=None), seeds=1, tune_head_first=True)
     assert trained == head + npg
     trained.clear()
     compare_methods(
@@ -158,7 +149,6 @@ def test_the_learning_rate_of_the_head_is_chosen_first(cfg, fakes):
         cfg(lr=None, head_lr=1e-3),
         seeds=1,
         tune_learning_rates=False,
-        report=lambda s: None,
     )  # given
     assert trained == [
         ("lpt-npg", METHODS["lpt-npg"].default_learning_rate, 1e-3, 0),
@@ -171,7 +161,6 @@ def test_the_learning_rate_of_the_head_is_chosen_first(cfg, fakes):
         seeds=1,
         tune_learning_rates=False,
         tune_head_first=True,
-        report=lambda s: None,
     )
     assert trained == [
         *head,
@@ -184,7 +173,6 @@ def test_the_learning_rate_of_the_head_is_chosen_first(cfg, fakes):
         cfg(lr=None, head="verbalizer"),
         seeds=1,
         tune_head_first=True,
-        report=lambda s: None,
     )
     assert {r[2] for r in trained} == {None} and {r[0] for r in trained} == {
         "lpt-npg"
@@ -200,21 +188,14 @@ def test_a_comparison_without_seeds_or_of_an_unknown_method_is_refused(cfg):
 
 def test_a_repeated_method_runs_once(cfg, fakes):
     trained, _ = fakes(lambda c: 1.0)
-    assert (
-        len(compare_methods(["lpt", "lpt"], cfg(), 1, False, report=lambda s: None))
-        == len(trained)
-        == 1
-    )
+    assert len(compare_methods(["lpt", "lpt"], cfg(), 1, False)) == len(trained) == 1
 
 
 def test_a_layer_that_is_given_leaves_adapterdrop_at_its_half(cfg, fakes):
     fakes(lambda c: 1.0)
 
     def layers(*methods):
-        return [
-            r.get("layer")
-            for r in compare_methods([*methods], cfg(layer=2), 1, False, report=lambda s: None)
-        ]
+        return [r.get("layer") for r in compare_methods([*methods], cfg(layer=2), 1, False)]
 
     assert layers("adapterdrop", "lpt-npg", "lpt") == [None, 2, 2] and layers(
         "adapterdrop", "adapter"
@@ -230,18 +211,17 @@ def test_a_comparison_uses_the_split_seed(cfg, monkeypatch):
 
 def test_tuning_is_with_seed_0(cfg, fakes):
     trained, _ = fakes(lambda c: 1.0)
-    compare_methods(["lpt"], cfg(lr=None, seed=7), seeds=1, report=lambda s: None)
+    compare_methods(["lpt"], cfg(lr=None, seed=7), seeds=1)
     assert {r[3] for r in trained} == {0}
 
 
-def test_other_rows_or_weights_are_another_run(cfg, task, tmp_path):
+def test_other_rows_or_weights_are_another_run(cfg, task, tmp_path, messages):
     """Names, sizes and settings are equal; only the rows or the weights differ."""
     out = tmp_path / "c.jsonl"
-    ran = []
 
     def scores(task, **kw):
         c = cfg(method="head-only", lr=0.1, **kw)
-        return run_seeds(c, task, "given", 1, RunStore(out), ran.append)
+        return run_seeds(c, task, "given", 1, RunStore(out))
 
     turned = replace(
         task,
@@ -250,9 +230,9 @@ def test_other_rows_or_weights_are_another_run(cfg, task, tmp_path):
         },
     )
     first = scores(task)
-    assert scores(task)[0]["provenance"] == first[0]["provenance"] and len(ran) == 1
+    assert scores(task)[0]["provenance"] == first[0]["provenance"] and len(messages) == 1
     (other,) = scores(turned)
-    assert len(ran) == 2 and other["digests"]["data"] != first[0]["digests"]["data"]
+    assert len(messages) == 2 and other["digests"]["data"] != first[0]["digests"]["data"]
     assert other["logits"] != first[0]["logits"] and len([*(tmp_path / "logits").iterdir()]) == 2
     bb = tmp_path / "bb"
     shutil.copytree(cfg().backbone, bb, ignore=shutil.ignore_patterns("SHA256SUMS"))
@@ -264,11 +244,13 @@ def test_other_rows_or_weights_are_another_run(cfg, task, tmp_path):
                 {**weights, name: weights[name] + 1}, bb / "model.safetensors", {"format": "pt"}
             )
         scores(task, backbone=str(bb))
-        assert len(ran) == n
+        assert len(messages) == n
 
 
 @pytest.mark.parametrize("field", ["glove", "init_from"])
-def test_other_contents_of_a_file_are_another_run(field, cfg, task, tmp_path, monkeypatch):
+def test_other_contents_of_a_file_are_another_run(
+    field, cfg, task, tmp_path, monkeypatch, messages
+):
     """Word vectors and initial prompts are compared by digest."""
     words = sorted({w for r in task.splits["train"] for w in r["sentence1"].lower().split()})
 
@@ -290,37 +272,35 @@ def test_other_contents_of_a_file_are_another_run(field, cfg, task, tmp_path, mo
         return cfg(init_from=str(first), lr=0.1)
 
     out = tmp_path / "c.jsonl"
-    ran = []
 
     def scores(c):
-        return run_seeds(c, task, "given", 1, RunStore(out), ran.append)[0]
+        return run_seeds(c, task, "given", 1, RunStore(out))[0]
 
     r = scores(one("a", 1))
     assert {*r["digests"]} == {"weights", "data", field} and len(r["digests"][field]) == 16
     assert (
-        scores(one("b", 1))["logits"] == r["logits"] and len(ran) == 1
+        scores(one("b", 1))["logits"] == r["logits"] and len(messages) == 1
     )  # the folder does not matter
     other = scores(one("b", -1))
     assert (
-        len(ran) == 2
+        len(messages) == 2
         and other["digests"][field] != r["digests"][field]
         and other["logits"] != r["logits"]
     )
-    assert scores(one("b", -1))["provenance"] == other["provenance"] and len(ran) == 2
+    assert scores(one("b", -1))["provenance"] == other["provenance"] and len(messages) == 2
     diverged = Experiment(one("b", -1), task).record_divergence("why")
     assert diverged.digests == other["digests"]
 
 
-def test_a_run_that_patience_ended_is_not_repeated(cfg, task, tmp_path):
+def test_a_run_that_patience_ended_is_not_repeated(cfg, task, tmp_path, messages):
     out = tmp_path / "c.jsonl"
-    ran = []
     one = cfg(method="lpt", lr=1e-9, steps=40, eval_every=1, patience=2)
     for _ in range(2):
-        (r,) = run_seeds(one, task, "given", 1, RunStore(out), ran.append)
-    assert len(ran) == 1 and r["steps"] == 40 > r["steps_done"]
+        (r,) = run_seeds(one, task, "given", 1, RunStore(out))
+    assert len(messages) == 1 and r["steps"] == 40 > r["steps_done"]
 
 
-def test_a_seed_that_diverges_does_not_end_a_comparison(cfg, tmp_path, monkeypatch):
+def test_a_seed_that_diverges_does_not_end_a_comparison(cfg, tmp_path, monkeypatch, messages):
     """It is not repeated by a second call; table, picture and sweep leave it out."""
     calls = []
     bad = {1}
@@ -335,18 +315,15 @@ def test_a_seed_that_diverges_does_not_end_a_comparison(cfg, tmp_path, monkeypat
     monkeypatch.setattr(Experiment, "fit", trained)
     base = cfg(lr=1e-2, steps=2, eval_every=2)
     out = tmp_path / "a.jsonl"
-    messages = []
     for _ in range(2):
-        records = compare_methods(["lpt"], base, 3, out=out, report=messages.append)
+        records = compare_methods(["lpt"], base, 3, out=out)
         assert calls == [0, 1, 2] and [r["status"] for r in records] == ["done", "diverged", "done"]
     assert "seed 1  lr 1.0e-02  diverged: the loss is nan at step 2" in messages[1]
     assert results_table(records).seeds.tolist() == [2] == sweep_table(records).seeds.tolist()
     assert len(write_results(records, tmp_path / "table")) and len(plot_sweep(records).lines) == 2
     bad.add(0)  # also the first one
     for _ in range(2):
-        records = compare_methods(
-            ["lpt"], replace(base, lr=2e-2), 3, out=out, report=messages.append
-        )
+        records = compare_methods(["lpt"], replace(base, lr=2e-2), 3, out=out)
         assert [r["status"] for r in records] == ["diverged", "diverged", "done"] and calls == [
             0,
             1,
@@ -363,7 +340,7 @@ def test_a_method_that_diverges_with_every_learning_rate_has_one_record(cfg, tmp
     base = cfg(lr=None, steps=2, eval_every=2)
     out = tmp_path / "a.jsonl"
     for _ in range(2):
-        records = compare_methods(["fine-tuning", "lpt"], base, 2, out=out, report=list)
+        records = compare_methods(["fine-tuning", "lpt"], base, 2, out=out)
         assert [(r["method"], r["seed"], r["status"]) for r in records] == [
             ("fine-tuning", 0, "diverged"),
             ("lpt", 0, "done"),
@@ -390,7 +367,7 @@ def test_a_method_that_diverges_with_every_learning_rate_has_one_record(cfg, tmp
     row = format_table(table).splitlines()[2]
     assert row.split()[:3] == ["fine-tuning", "diverged", "–"] and table.seeds.tolist() == [0, 2]
     compare_methods(
-        ["fine-tuning"], replace(base, weight_decay=0.3), 2, out=out, report=list
+        ["fine-tuning"], replace(base, weight_decay=0.3), 2, out=out
     )  # another config is another run
     assert len(wild) == 7 + 3
 
@@ -408,7 +385,7 @@ def test_a_diverged_run_is_repeated_with_other_weights(cfg, task, tmp_path, wild
             safetensors.torch.save_file(
                 {**weights, name: weights[name] + 1}, bb / "model.safetensors", {"format": "pt"}
             )
-        run_seeds(one, task, "given", 1, store, report=list)
+        run_seeds(one, task, "given", 1, store)
         assert len(wild) == n
 
 
@@ -425,7 +402,6 @@ def test_a_comparison_in_which_everything_diverged(cfg, tmp_path, wild):
                 2,
                 True,
                 tmp_path / "out",
-                list,
             )
         assert len(wild) == 3
     (diverged,) = read_records(tmp_path / "out" / "compare.jsonl.part")
@@ -436,7 +412,6 @@ def test_a_comparison_in_which_everything_diverged(cfg, tmp_path, wild):
         1,
         True,
         tmp_path / "out",
-        list,
     )
     assert (
         len(wild) == 6
@@ -445,13 +420,10 @@ def test_a_comparison_in_which_everything_diverged(cfg, tmp_path, wild):
     )
 
 
-def test_several_splits_make_one_table(cfg, tmp_path):
+def test_several_splits_make_one_table(cfg, tmp_path, messages):
     """Each split has its own examples and all seeds; a second call trains nothing."""
     base = cfg(lr=1e-2, shots=24, bottleneck=None)
-    messages = []
-    table = compare_and_write(
-        ["majority", "lpt"], base, 2, False, tmp_path / "out", messages.append, split_seeds=2
-    )
+    table = compare_and_write(["majority", "lpt"], base, 2, False, tmp_path / "out", split_seeds=2)
     assert table.seeds.tolist() == [4, 4] and table.draws.tolist() == [2, 2]
     assert len(messages) == 8
     assert (
@@ -465,9 +437,7 @@ def test_several_splits_make_one_table(cfg, tmp_path):
         runs, "lpt - majority", tmp_path / "out"
     )
     messages.clear()
-    compare_and_write(
-        ["majority", "lpt"], base, 2, False, tmp_path / "out", messages.append, split_seeds=2
-    )
+    compare_and_write(["majority", "lpt"], base, 2, False, tmp_path / "out", split_seeds=2)
     assert not messages
     with pytest.raises(ValueError, match="more than one record with seed"):
         results_table([*runs, runs[0]])

@@ -81,7 +81,7 @@ def test_a_failed_search_is_not_repeated(cfg, task, tmp_path, monkeypatch):
     monkeypatch.setattr(Experiment, "fit", trained)
     for choose, n in (
         (lambda: choose_head_learning_rate(cfg(), task, records_file=tmp_path / "a.jsonl"), 3),
-        (lambda: choose_learning_rate(cfg(lr=None, shots=8), (1.0, 2.0), tmp_path, list), 2),
+        (lambda: choose_learning_rate(cfg(lr=None, shots=8), (1.0, 2.0), tmp_path), 2),
     ):
         ran.clear()
         for _ in range(2):
@@ -96,7 +96,6 @@ def test_a_failed_search_is_not_repeated(cfg, task, tmp_path, monkeypatch):
                 1,
                 out=tmp_path / "b.jsonl",
                 tune_head_first=True,
-                report=list,
             )
         assert ran[-3:] == ["head-only"] * 3 and len(ran) == 5
     assert [r["status"] for r in read_records(tmp_path / "b.jsonl")] == ["diverged"]

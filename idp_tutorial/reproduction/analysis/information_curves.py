@@ -9,7 +9,8 @@ data and probe. If a run was killed within a curve, only the missing layers are 
 `idp sweep --probe` runs the measurement at full size.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["measure_information_curves", "plot_information_curves"]
+
+logger = logging.getLogger(__name__)
 
 
 def _train_and_probe(
@@ -67,7 +70,6 @@ def _measure_curve(
     conditions: dict,
     probe: dict,
     store: RunStore,
-    report: Callable[[str], object],
 ) -> list[dict]:  # a record for each layer, or the record of the run, which diverged
     """Return the points of a curve; train and probe if the store lacks some of them."""
     cfg = experiment.cfg
@@ -82,20 +84,20 @@ def _measure_curve(
     points = {layer: store.find({**fingerprint, "layer": layer}) for layer in layers}
     missing = [layer for layer, point in points.items() if point is None]
     if missing:
-        report(f"{title}: training, then probing {len(missing)} layers")
+        logger.info(f"{title}: training, then probing {len(missing)} layers")
         settings = conditions["probe"]
         for record in _train_and_probe(
             experiment, missing, settings["n"], settings["prompt"], probe
         ):
             point = store.add({**record, **fingerprint})
             if point["status"] == "diverged":
-                report(f"{title}  diverged")
+                logger.info(f"{title}  diverged")
                 return [point]
             points[point["layer"]] = point
     curve = [point for point in points.values() if point is not None]
     if missing:
         bits = " ".join(f"{point['bits']:.2f}" for point in curve)
-        report(f"{title}  {bits}")
+        logger.info(f"{title}  {bits}")
     return curve
 
 
@@ -109,7 +111,6 @@ def measure_information_curves(
     layers: Sequence[int] | None = None,  # layers to probe; None: after each layer
     max_examples: int = 1000,  # maximum number of examples from each split
     include_prompt: bool = False,  # let the probe use the prompt positions as well
-    report: Callable[[str], object] = print,  # receives one line of progress at a time
     **probe: Any,  # fields of `ProbeConfig`: depth, width, steps, …
 ) -> list[dict]:  # a record for each seed, prompt layer and probed layer of the finished runs
     """Measure the information in each layer above trained prompts (LPT §4, Figure 2 right).
@@ -128,7 +129,7 @@ def measure_information_curves(
     for seed, prompt_layer in product(range(seeds), prompt_layers):
         lr = (layer_learning_rates or {}).get(prompt_layer, cfg.lr)
         experiment = Experiment(cfg.with_options(layer=prompt_layer, seed=seed, lr=lr), task)
-        records += _measure_curve(experiment, layers, conditions, probe, store, report)
+        records += _measure_curve(experiment, layers, conditions, probe, store)
     finished = select_finished(records)
     if records and not finished:
         raise DivergenceError(records[0]["message"])

@@ -10,7 +10,7 @@ of both would show neither. So every function that takes records checks this fir
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -202,7 +202,6 @@ def sweep_prompt_layer(
     tune_learning_rate: bool = False,  # choose the learning rate at every layer, not the default
     out: Path | None = None,  # JSONL file; what it contains is not run again
     task: Task | None = None,  # the task of `base`, if it is already loaded
-    report: Callable[[str], object] = print,  # receives one line of progress at a time
     learning_rates: tuple = (),  # learning rates to try, extended at an edge; (): the method's
 ) -> list[dict]:  # records, old and new, with `n_layers`, `seconds` and `tuning_seconds`
     """Train methods at every layer with every seed (LPT §4 and §5.2, Figures 2, 4 and 5)."""
@@ -215,9 +214,7 @@ def sweep_prompt_layer(
     with file_lock(out):
         store = RunStore(out)
         for cfg in cfgs:
-            records += run_seeds(
-                cfg, task, lr_selection, seeds, store, report, learning_rates, n_layers=L
-            )
+            records += run_seeds(cfg, task, lr_selection, seeds, store, learning_rates, n_layers=L)
     return records
 
 

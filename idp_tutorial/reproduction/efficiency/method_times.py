@@ -14,6 +14,7 @@ others: prompt length, text length, layers below the prompt, batch size.
 """
 
 import gc
+import logging
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,6 +61,8 @@ __all__ = [
     "time_scaling",
     "plot_scaling",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 def make_timing_task(
@@ -293,7 +296,6 @@ def benchmark_methods(
     prompt_length: int | None = None,  # None: `BENCHMARK_PROMPT_LENGTHS`
     repeats: int = 7,  # rounds that are counted
     warmup: int = 1,  # rounds before them
-    report: Callable[[str], object] = lambda message: None,  # receives a line for each round
     bb_bfloat16: Backbone | None = None,  # the backbone in bfloat16, for variants of this dtype
 ) -> list[dict]:  # one record for each variant; `refused` has the reason if it could not run
     """Time variants through `fit` in turns, and compare them with the cost model and with LPT."""
@@ -319,7 +321,7 @@ def benchmark_methods(
 
         for i in range(warmup + repeats):
             turns.run_round(time_variant, is_warmup=i < warmup)
-            report(f"round {i - warmup + 1} of {repeats}" if i >= warmup else "warmed up")
+            logger.info(f"round {i - warmup + 1} of {repeats}" if i >= warmup else "warmed up")
     return [
         _make_record(bb, cfgs[v], v, variants[0], turns.ms, turns.mb, turns.refused.get(v))
         for v in variants

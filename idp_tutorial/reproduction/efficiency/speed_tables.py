@@ -15,6 +15,7 @@ Texts go in and labels come out: this package's models through `predict`, the li
 a `pipeline` around a classifier with the same weights.
 """
 
+import logging
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
@@ -48,6 +49,8 @@ __all__ = [
     "time_training_steps",
     "run_speed_benchmarks",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 PEFT_CONFIGS: dict[str, tuple[str, dict]] = {  # our method → class of `peft`, and its options
@@ -197,7 +200,6 @@ def _make_peft_functions(
     task: Task,
     prompt_length: int,
     device: str,
-    report: Callable[[str], object],
 ) -> dict[str, Callable[[], None]]:
     """Return the steps of each method and of `peft`'s, without methods that do not run."""
     functions = {}
@@ -209,7 +211,7 @@ def _make_peft_functions(
                 for step in steps:
                     _with_autocast(step, device, base.precision)()
         except Exception as e:  # `peft` raises many kinds of exceptions for unsupported models
-            report(
+            logger.info(
                 f"{method} is not compared with peft on {bb.family}: "
                 f"{type(e).__name__}: {str(e)[:120]}"
             )
@@ -225,7 +227,6 @@ def time_training_steps(
     prompt_length: int = 20,  # number of prompt vectors on both sides
     repeats: int = 7,  # rounds that are counted
     warmup: int = 2,  # rounds before them
-    report: Callable[[str], object] = lambda message: None,  # receives a line for a failed method
 ) -> list[dict]:  # of `time_functions`, and `over_ours`: the time over that of our equivalent
     """Time forward passes and plain training steps in turns, fine-tuning first."""
     device = "cuda" if base.device != "cpu" and torch.cuda.is_available() else "cpu"
@@ -243,7 +244,7 @@ def time_training_steps(
     }
     equivalents = {"forward, Hugging Face": "forward"}
     if include_peft:
-        peft_functions = _make_peft_functions(bb, base, batch, task, prompt_length, device, report)
+        peft_functions = _make_peft_functions(bb, base, batch, task, prompt_length, device)
         functions |= peft_functions
         for name in peft_functions:
             if name.startswith("peft "):
@@ -303,7 +304,6 @@ def _speed_table_parts(
     base: RunConfig,
     repeats: int,
     prompt_length: int,
-    report: Callable[[str], object],
 ) -> dict[str, Callable[[], list[dict]]]:
     """Return the parts of the tables: name → function that measures."""
     variants = list_benchmark_variants(SPEED_TABLE_METHODS, bb.n_layers)
@@ -315,13 +315,12 @@ def _speed_table_parts(
             variants,
             base,
             repeats=repeats,
-            report=report,
             bb_bfloat16=bb_bfloat16,
         )
     }
     for dtype, backbone in (("float32", bb), ("bfloat16", bb_bfloat16)):
         parts[f"beside peft, {dtype}"] = partial(
-            time_training_steps, backbone, base, True, prompt_length, repeats, 1, report
+            time_training_steps, backbone, base, True, prompt_length, repeats, 1
         )
         parts[f"answers, {dtype}"] = partial(time_inference, backbone, base, repeats=repeats)
     L = bb.n_layers
@@ -341,7 +340,6 @@ def _speed_table_parts(
             values,
             warmup=0,
             repeats=max(1, repeats - 1),
-            report=report,
         )
     return parts
 
@@ -354,10 +352,9 @@ def run_speed_benchmarks(
     max_minutes: float = 6.0,  # time after which no further part is started
     prompt_length: int = 20,  # number of prompt vectors in the comparison with `peft`
     completed_parts: Collection = frozenset(),  # (part, dtype of the weights) to skip
-    report: Callable[[str], object] = print,  # receives one line of progress at a time
 ) -> Iterator[list[dict]]:  # records with `part` and `weights_dtype`, one part at a time
     """Run all timings for the speed tables of a backbone, part by part."""
-    parts = _speed_table_parts(bb, bb_bfloat16, base, repeats, prompt_length, report)
+    parts = _speed_table_parts(bb, bb_bfloat16, base, repeats, prompt_length)
     start_time = time.monotonic()
     for name, measure in parts.items():
         seconds = time.monotonic() - start_time
@@ -366,12 +363,12 @@ def run_speed_benchmarks(
         if (part, dtype) in completed_parts:
             continue
         if seconds > 60 * max_minutes:
-            report(
+            logger.info(
                 f"{name}: skipped after {seconds:.0f} s. Run the same command again to continue "
                 "with it."
             )
             continue
-        report(f"{name}: {seconds:.0f} s so far")
+        logger.info(f"{name}: {seconds:.0f} s so far")
         part_fields: dict = dict(part=part)
         if part == "beside peft":
             part_fields["prompt_length"] = prompt_length

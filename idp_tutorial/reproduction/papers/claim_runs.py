@@ -10,6 +10,7 @@ the results of `differences` into `docs/differences.md`.
 import argparse
 import os
 import re
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ from idp_tutorial.runs.tune import (
     train_at_learning_rate,
     try_learning_rates,
 )
+from idp_tutorial.utils.progress import MessageHandler, handle_messages
 from idp_tutorial.utils.records import append_record, read_existing_records, read_records
 
 __all__ = [
@@ -356,12 +358,8 @@ def search_best_run(
     cfg: RunConfig, task: Task, learning_rates: Sequence[float]
 ) -> LearningRateTrials:  # `trained` is the experiment and the model of the best run
     """Train with every learning rate; try up to two more while the best is at an edge."""
-
-    def report(message: str) -> None:
-        """Print a line of progress."""
-        print(f"{cfg.task} {cfg.method} seed {cfg.seed} {message}", flush=True)
-
-    return try_learning_rates(partial(train_at_learning_rate, cfg, task), learning_rates, 2, report)
+    title = f"{cfg.task} {cfg.method} seed {cfg.seed}"
+    return try_learning_rates(partial(train_at_learning_rate, cfg, task), learning_rates, 2, title)
 
 
 def run_seed(
@@ -516,7 +514,8 @@ def run_claim_experiment() -> None:
     )
     p.add_argument("--cache", help="folder of cached hidden states")
     args = p.parse_args()
-    EXPERIMENTS[args.what](args)
+    with handle_messages(MessageHandler(sys.stdout)):
+        EXPERIMENTS[args.what](args)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ paper tried, in `small` those of the protocol, and more while the best one is at
 are five seeds, or two seeds for each of four splits, which a verdict needs.
 """
 
+import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ from idp_tutorial.utils.durable import file_lock
 __all__ = [
     "reproduce_table",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 def select_learning_rates(
@@ -85,7 +88,6 @@ def _run_plan(
     seeds: int | None,
     steps: int | None,
     given_learning_rates: tuple,
-    report: Callable[[str], object],
 ) -> list[dict]:
     """Run what `file` lacks of a plan; return all records, each with the `folder` of its logits."""
     start_time = time.time()
@@ -104,11 +106,10 @@ def _run_plan(
             describe_lr_selection(learning_rates),
             n_seeds,
             store,
-            report,
             learning_rates,
         )
         seconds_left = (time.time() - start_time) / (i + 1) * (len(plan) - i - 1)
-        report(
+        logger.info(
             f"{table} {scale}: {i + 1} of {len(plan)}, about {seconds_left / 60:.0f} minutes left"
         )
     return [{**r, "folder": file.parent} for r in records]
@@ -140,7 +141,6 @@ def reproduce_table(
     # learning rates that every method tries; (): as `select_learning_rates` says
     learning_rates: tuple = (),
     steps: int | None = None,  # steps of a run; None: the paper's, in `small` 200
-    report: Callable[[str], object] = print,
     # file or folder of GloVe vectors; None: word vectors of `tiny`, in `small` only
     glove: str | None = None,
 ) -> pd.DataFrame:  # from `compare_with_published`
@@ -155,7 +155,7 @@ def reproduce_table(
     _check_inputs_exist(plan, scale)
     file = Path(out) / f"{table}-{scale}.jsonl"
     with file_lock(file):  # two commands at a time would write the same records twice
-        records = _run_plan(plan, file, table, scale, seeds, steps, learning_rates, report)
+        records = _run_plan(plan, file, table, scale, seeds, steps, learning_rates)
         return compare_with_published(records, table)
 
 

@@ -11,7 +11,8 @@ is the one that is scored. With `tune_head_first`, every head is trained at the 
 that is best for a head without a prompt on the first task (what a prompt adds).
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ __all__ = [
     "published_transfer_table",
     "transfer_table",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 def _load_target_task(name: str, base: RunConfig, target_shots: int) -> Task:
@@ -86,7 +89,6 @@ class _TransferSettings:
     tune_learning_rates: bool
     learning_rates: tuple
     store: RunStore  # what it contains is not run again
-    report: Callable[[str], object]
 
 
 def compare_transfer(
@@ -102,7 +104,6 @@ def compare_transfer(
     records_file: Path | None = None,  # JSONL file; the runs in it are not repeated
     loaded_tasks: tuple[Task, Task] | None = None,  # both tasks; None: they are loaded
     test_rows: int | None = None,  # number of rows of each test split to score; None: all
-    report: Callable[[str], object] = print,
     # train every method's head at the learning rate that is best without a prompt on the source
     tune_head_first: bool = False,
     # learning rates that every method tries in each stage, with `tune_learning_rates`; (): the
@@ -135,7 +136,7 @@ def compare_transfer(
     target_task = _limit_test_rows(target_task, test_rows)
     with file_lock(records_file):
         if tune_head_first:
-            head_lr = choose_head_learning_rate(base, source_task, report, records_file)
+            head_lr = choose_head_learning_rate(base, source_task, records_file)
             base = replace(base, head_lr=head_lr)
         settings = _TransferSettings(
             source_task,
@@ -146,7 +147,6 @@ def compare_transfer(
             tune_learning_rates,
             learning_rates,
             RunStore(records_file),
-            report,
         )
         records = []
         for method in methods:
@@ -227,7 +227,7 @@ def _run_stages(
         if stored is None:
             stored = store.add({**new_record, **fingerprint})
             summary = format_summary_line({**stored, "lr": None})
-            settings.report(
+            logger.info(
                 f"{cfg.method:14} {source.name} → {target.name}  seed {cfg.seed}  {stage:9}  "
                 f"{summary}"
             )

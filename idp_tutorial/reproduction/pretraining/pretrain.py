@@ -11,9 +11,9 @@ linear decay to zero.
 """
 
 import copy
+import logging
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ from idp_tutorial.utils.checks import UserError, check_between, check_choice, ch
 from idp_tutorial.utils.durable import MANIFEST_NAME, folder_lock, move_into_place, write_manifest
 
 __all__ = ["PretrainConfig", "pretrain", "save_backbone"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,6 @@ def pretrain(
     initial_embeddings: Tensor | None = None,  # initial word embeddings `[V,d]`
     distillation_loss: nn.Module | None = None,  # a `DistillationLoss`, trained with the model
     eval_every: int = 500,  # steps between two evaluations, each of which writes a checkpoint
-    report: Callable[[str], object] = print,  # called with a line of text after each evaluation
     stop_at_step: int | None = None,  # end this process at this step; the schedule stays the same
 ) -> tuple[Any, list[dict]]:
     """Train a RoBERTa or GPT-2 on raw text; return the model in float32 and the log.
@@ -233,7 +234,7 @@ def pretrain(
                 model, stream, tokenizer, cfg.held_out_tokens, distillation_loss
             )
             log.append(_create_log_entry(step, cfg, losses, time.time() - start_time, held_out))
-            report(_format_log_entry(log[-1], cfg))
+            logger.info(_format_log_entry(log[-1], cfg))
             if out:
                 write_pretraining_checkpoint(out, cfg, masters, step, log)
             losses = []

@@ -35,7 +35,7 @@ def curves_of(monkeypatch):
         return measure_information_curves(
             config(method="lpt", lr=0.2, **cfg),
             small_task(train=rows),
-            **{**dict(seeds=2, max_examples=24, depth=0, steps=3, report=lambda s: None), **kw},
+            **{**dict(seeds=2, max_examples=24, depth=0, steps=3), **kw},
         )
 
     return call, trained

@@ -133,7 +133,7 @@ def test_a_layer_given_twice_is_swept_once(monkeypatch):
     assert len(ran) == 1
 
 
-def test_a_real_sweep_of_one_run(tmp_path):
+def test_a_real_sweep_of_one_run(tmp_path, messages):
     (r,) = sweep_prompt_layer(
         ["lpt-npg"],
         replace(BASE, batch_size=8, prompt_length=2),
@@ -141,8 +141,8 @@ def test_a_real_sweep_of_one_run(tmp_path):
         1,
         task=TASK,
         out=tmp_path / "s.jsonl",
-        report=lambda s: None,
     )
+    messages.clear()
     (s,) = sweep_prompt_layer(
         ["lpt-npg"],
         replace(BASE, batch_size=8, prompt_length=2),
@@ -150,10 +150,10 @@ def test_a_real_sweep_of_one_run(tmp_path):
         1,
         task=TASK,
         out=tmp_path / "s.jsonl",
-        report=lambda s: pytest.fail("run again"),
     )
     assert (
         s == json.loads(json.dumps(r))
+        and not messages
         and r["layer"] == 1
         and r["seconds"] > 0
         and len(sweep_table([r])) == 1
@@ -174,7 +174,7 @@ def test_a_sweep_by_epochs_goes_on(tmp_path):
     for tuned in (False, True):
         file = tmp_path / f"{tuned}.jsonl"
         two = [
-            sweep_prompt_layer(["lpt"], base, [1], 2, tuned, file, TASK, list, (1e-3,) * tuned)
+            sweep_prompt_layer(["lpt"], base, [1], 2, tuned, file, TASK, (1e-3,) * tuned)
             for _ in (0, 1)
         ]
         assert len(read_records(file)) == 2 == len(two[1])

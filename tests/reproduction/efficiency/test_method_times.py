@@ -122,7 +122,7 @@ def fits(monkeypatch):
     return replace_fit(monkeypatch)
 
 
-def test_turns_ratios_and_warm_up(fits):
+def test_turns_ratios_and_warm_up(fits, messages):
     seen, times = fits
     times.update(
         {
@@ -131,13 +131,11 @@ def test_turns_ratios_and_warm_up(fits):
             "head-only": [999.0, 1, 2, 3],
         }
     )
-    messages = []
     rows = benchmark_methods(
         backbone(),
         list_benchmark_variants(["lora", "head-only"], 3, cached=False),
         make_benchmark_config(backbone(), 2, 24),
         repeats=3,
-        report=messages.append,
     )
     assert [c.method for c in seen] == ["fine-tuning", "lora", "head-only"] * 4 and messages == [
         "warmed up",

@@ -20,13 +20,10 @@ from idp_tutorial.reproduction.efficiency.speed_tables import PEFT_CONFIGS, time
         ("deberta", ("prompt-tuning", "p-tuning")),
     ],
 )
-def test_beside_peft(family, peft):
+def test_beside_peft(family, peft, messages):
     bb = backbone(family, max_position_embeddings=258) if family != "bert" else backbone(family)
     before = state(bb)
-    messages = []
-    rows = time_training_steps(
-        bb, tiny_base(bb), True, prompt_length=4, repeats=1, warmup=1, report=messages.append
-    )
+    rows = time_training_steps(bb, tiny_base(bb), True, prompt_length=4, repeats=1, warmup=1)
     names = [r["name"] for r in rows]
     both = (
         (*peft, "lora") if family != "bert" else ()

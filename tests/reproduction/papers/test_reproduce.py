@@ -56,7 +56,7 @@ def small_tasks(monkeypatch):
 
 
 @pytest.mark.parametrize("table", ["idpg-7", "lpt-10", "id-spam-3", "id-spam-16"])
-def test_a_table_runs_from_end_to_end(table, small_tasks, small_folder, tmp_path):
+def test_a_table_runs_from_end_to_end(table, small_tasks, small_folder, tmp_path, messages):
     """The part has one task and one method in all its variants, with one training step."""
     small = R.plan_table_runs(table)
     tasks = {c.task for c in small}
@@ -65,7 +65,7 @@ def test_a_table_runs_from_end_to_end(table, small_tasks, small_folder, tmp_path
         :1
     ]
 
-    def run(report=list):
+    def run():
         return R.reproduce_table(
             table,
             backbone=str(small_folder),
@@ -75,7 +75,6 @@ def test_a_table_runs_from_end_to_end(table, small_tasks, small_folder, tmp_path
             learning_rates=(1e-3,),
             steps=1,
             out=tmp_path,
-            report=report,
         ).dropna(subset="our mean")
 
     compared = run()
@@ -83,8 +82,8 @@ def test_a_table_runs_from_end_to_end(table, small_tasks, small_folder, tmp_path
     assert len(compared) and compared["our mean"].between(-100, 100).all()
     assert file.is_file()
     before = file.read_text()
-    messages = []
-    run(messages.append)
+    messages.clear()
+    run()
     # nothing is trained again
     assert file.read_text() == before and all("minutes left" in s for s in messages)
 
@@ -198,7 +197,7 @@ def values(runs, *names):
 def test_full_tries_the_papers_learning_rates(monkeypatch, tmp_path):
     tried = {}
 
-    def run_seeds(cfg, task, lr_selection, seeds, store, report, learning_rates=()):
+    def run_seeds(cfg, task, lr_selection, seeds, store, learning_rates=()):
         tried[cfg.method] = learning_rates
         return []
 
@@ -208,7 +207,7 @@ def test_full_tries_the_papers_learning_rates(monkeypatch, tmp_path):
 
     def run(table, **kw):
         tried.clear()
-        R.reproduce_table(table, out=tmp_path, report=list, **kw)
+        R.reproduce_table(table, out=tmp_path, **kw)
         return dict(tried)
 
     with pytest.raises(ValueError, match="glove.6B.300d"):
@@ -431,10 +430,10 @@ def test_five_runs_vote_where_table_7_votes(tmp_path):
     assert alone[alone.metric.eq("voting over 5 runs")]["our mean"].isna().all()
 
 
-def test_a_part_of_a_table_reports_progress_and_scores(monkeypatch, tmp_path):
+def test_a_part_of_a_table_reports_progress_and_scores(monkeypatch, tmp_path, messages):
     ran = []
 
-    def run_seeds(cfg, task, lr_selection, seeds, store, report, learning_rates=()):
+    def run_seeds(cfg, task, lr_selection, seeds, store, learning_rates=()):
         ran.append(cfg)
         same = dict(
             status="done",
@@ -451,10 +450,7 @@ def test_a_part_of_a_table_reports_progress_and_scores(monkeypatch, tmp_path):
     monkeypatch.setattr(R, "run_seeds", run_seeds)
     monkeypatch.setattr(R, "load_config_backbone", lambda c: None)
     monkeypatch.setattr(R, "load_task", lambda *a: SimpleNamespace(splits=dict(train=[])))
-    messages = []
-    t = R.reproduce_table(
-        "lpt-2", methods=["lpt-npg"], tasks=["sst2"], out=tmp_path, report=messages.append
-    )
+    t = R.reproduce_table("lpt-2", methods=["lpt-npg"], tasks=["sst2"], out=tmp_path)
     row = t.dropna(subset="our mean").iloc[0]
     assert (
         (row["mean"], row["our mean"], row.runs) == (92.7, 60.0, 8)

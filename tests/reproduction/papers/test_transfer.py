@@ -423,9 +423,8 @@ def test_the_majority_of_mrpc_beats_published_prompt_tuning(data_dir):
 
 
 @pytest.fixture
-def runs(small_folder, tmp_path):
+def runs(small_folder, tmp_path, messages):
     tasks = small_task(), flipped(small_task("two-domains", 16))
-    messages = []
 
     def go(methods=("lpt", "head-only"), seeds=2, **kw):
         messages.clear()
@@ -436,7 +435,6 @@ def runs(small_folder, tmp_path):
             seeds=seeds,
             records_file=tmp_path / "new" / "t.jsonl",
             loaded_tasks=tasks,
-            report=messages.append,
             **kw,
         )
 
@@ -494,7 +492,6 @@ def test_zero_shot_needs_no_training_examples_of_the_target(small_folder, tmp_pa
         "imdb",
         target_shots=0,
         seeds=1,
-        report=lambda s: None,
     )
     assert r["split_sizes"]["imdb"]["train"] == 30 and r["setting"] == "zero-shot"
 

@@ -162,7 +162,6 @@ def test_the_distillation_loss_falls_and_the_teacher_stays_frozen(tok, arrays, t
         initial_embeddings=project_teacher_embeddings(tok, teacher, 32),
         distillation_loss=dist,
         eval_every=10,
-        report=lambda line: None,
     )
     # forty steps; real runs have thousands
     assert log[-1]["held_out_distil"] < 0.95 * log[0]["held_out_distil"]

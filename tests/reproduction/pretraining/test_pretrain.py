@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from small import call_with_messages
 
 from idp_tutorial.backbones.load import find_local_backbone, load_backbone
 from idp_tutorial.core.loop import run_layers
@@ -34,26 +35,22 @@ class KilledError(Exception):
     """Stop a run."""
 
 
-def ignore(line):
-    """Report nothing."""
-
-
 def without_times(log):
     return [{k: v for k, v in r.items() if k != "tokens_per_s"} for r in log]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(stream, tok):
-    return pretrain(stream, tok, CFG, eval_every=3, report=ignore)
+    return pretrain(stream, tok, CFG, eval_every=3)
 
 
-@pytest.mark.parametrize("event,step", [("report", 6), ("report", 12), ("write", 6)])
+@pytest.mark.parametrize("event,step", [("message", 6), ("message", 12), ("write", 6)])
 def test_a_resumed_run_equals_an_uninterrupted_one(
-    event, step, uninterrupted, stream, tok, tmp_path, monkeypatch
+    event, step, uninterrupted, stream, tok, tmp_path, monkeypatch, messages
 ):
     def stop(line):
-        if event == "report" and line.startswith(f"step {step}/"):
-            raise KilledError  # the report is before the checkpoint
+        if event == "message" and line.startswith(f"step {step}/"):
+            raise KilledError  # the message is before the checkpoint
 
     original = tensor_files.write_atomically
 
@@ -64,31 +61,31 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         original(file, data)
 
     monkeypatch.setattr(tensor_files, "write_atomically", write_half)
-    with pytest.raises(KilledError):
-        pretrain(stream, tok, CFG, tmp_path, eval_every=3, report=stop)
+    with pytest.raises(KilledError), call_with_messages(stop):
+        pretrain(stream, tok, CFG, tmp_path, eval_every=3)
     monkeypatch.setattr(tensor_files, "write_atomically", original)
     torch.rand(9)
-    reports = []
-    model, log = pretrain(stream, tok, CFG, tmp_path, eval_every=3, report=reports.append)
-    assert reports[0].startswith(f"step {step}/") and len(reports) == (12 - step) // 3 + 1
+    messages.clear()
+    model, log = pretrain(stream, tok, CFG, tmp_path, eval_every=3)
+    assert messages[0].startswith(f"step {step}/") and len(messages) == (12 - step) // 3 + 1
     assert without_times(log) == without_times(uninterrupted[1])
     assert (
         all(torch.equal(a, b) for a, b in zip(model.parameters(), uninterrupted[0].parameters()))
         and not model.training
     )
     assert read_records(tmp_path / "log.jsonl") == log
-    reports.clear()
-    again, _ = pretrain(stream, tok, CFG, tmp_path, eval_every=3, report=reports.append)
-    assert not reports and all(
+    messages.clear()
+    again, _ = pretrain(stream, tok, CFG, tmp_path, eval_every=3)
+    assert not messages and all(
         torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters())
     )
 
 
 def test_a_run_depends_on_its_seed_only(uninterrupted, stream, tok):
     torch.rand(3)
-    _, log = pretrain(stream, tok, CFG, eval_every=3, report=ignore)
+    _, log = pretrain(stream, tok, CFG, eval_every=3)
     assert without_times(log) == without_times(uninterrupted[1])
-    _, log = pretrain(stream, tok, replace(CFG, seed=1), eval_every=3, report=ignore)
+    _, log = pretrain(stream, tok, replace(CFG, seed=1), eval_every=3)
     assert log[0]["lm"] != uninterrupted[1][0]["lm"]
 
 
@@ -101,16 +98,14 @@ def test_held_out_text_is_not_trained_on(stream, tok, monkeypatch):
         return original(stream, positions, **kwargs)
 
     monkeypatch.setattr(language_modelling, "gather_windows", gather_windows)
-    pretrain(stream, tok, replace(CFG, steps=3), eval_every=9, report=ignore)
+    pretrain(stream, tok, replace(CFG, steps=3), eval_every=9)
     n = len(stream) - 1000
     assert len(windows) > 3 and all(positions.max() < n for positions in windows[:3])
     assert all(positions.min() >= n for positions in windows[3:])
 
 
 def test_a_decoder_is_trained(stream, tok):
-    model, log = pretrain(
-        stream, tok, replace(CFG, family="gpt2", steps=24), eval_every=12, report=ignore
-    )
+    model, log = pretrain(stream, tok, replace(CFG, family="gpt2", steps=24), eval_every=12)
     assert model.config.model_type == "gpt2" and log[-1]["held_out_lm"] < log[0][
         "held_out_lm"
     ] < np.log(len(tok))
@@ -118,7 +113,7 @@ def test_a_decoder_is_trained(stream, tok):
 
 def test_a_loss_that_is_not_finite_ends_the_run(stream, tok, tmp_path, monkeypatch):
     original = pretraining.compute_losses
-    pretrain(stream, tok, CFG, tmp_path, eval_every=3, report=ignore, stop_at_step=6)
+    pretrain(stream, tok, CFG, tmp_path, eval_every=3, stop_at_step=6)
     checkpoint = (tmp_path / "checkpoint-6.safetensors").read_bytes()
     monkeypatch.setattr(
         pretraining,
@@ -126,7 +121,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(stream, tok, tmp_path, monkeypat
         lambda *a, **kw: {k: v * float("nan") for k, v in original(*a, **kw).items()},
     )
     assert_refused(
-        lambda: pretrain(stream, tok, CFG, tmp_path, eval_every=3, report=ignore),
+        lambda: pretrain(stream, tok, CFG, tmp_path, eval_every=3),
         "loss is nan at step 9",
         "lower lr",
     )
@@ -140,11 +135,11 @@ def assert_refused(function, *words, error=ValueError):
 
 
 def test_checkpoints_of_other_runs_or_versions_are_refused(stream, tok, tmp_path):
-    pretrain(stream, tok, replace(CFG, steps=2), tmp_path, eval_every=2, report=ignore)
+    pretrain(stream, tok, replace(CFG, steps=2), tmp_path, eval_every=2)
     ckpt = tmp_path / "checkpoint-2.safetensors"
 
     def resume(**options):
-        return pretrain(stream, tok, replace(CFG, steps=2, **options), tmp_path, report=ignore)
+        return pretrain(stream, tok, replace(CFG, steps=2, **options), tmp_path)
 
     assert_refused(
         lambda: resume(d=64, seed=3),
@@ -162,25 +157,20 @@ def test_checkpoints_of_other_runs_or_versions_are_refused(stream, tok, tmp_path
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_previous_one(stream, tok, tmp_path):
-    whole, log = pretrain(
-        stream, tok, replace(CFG, steps=6), tmp_path / "a", eval_every=2, report=ignore
-    )
+    whole, log = pretrain(stream, tok, replace(CFG, steps=6), tmp_path / "a", eval_every=2)
     pretrain(
         stream,
         tok,
         replace(CFG, steps=6),
         tmp_path / "b",
         eval_every=2,
-        report=ignore,
         stop_at_step=4,
     )
     (tmp_path / "b/checkpoint-4.safetensors").write_bytes(b"half")
     with pytest.warns(
         UserWarning, match="checkpoint-4.* is damaged: .*; the run continues from checkpoint-2"
     ):
-        again, _ = pretrain(
-            stream, tok, replace(CFG, steps=6), tmp_path / "b", eval_every=2, report=ignore
-        )
+        again, _ = pretrain(stream, tok, replace(CFG, steps=6), tmp_path / "b", eval_every=2)
     for p, q in zip(whole.parameters(), again.parameters()):
         assert torch.equal(p, q)
     assert len(read_records(tmp_path / "b/log.jsonl")) == len(log) == 3
@@ -211,28 +201,26 @@ def test_a_run_starts_from_the_weights_of_a_finished_run(stream, tok, tmp_path):
     """It gets the weights but not the optimizer, and can be resumed itself."""
     a = tmp_path / "a"
     b = tmp_path / "b"
-    old, log = pretrain(stream, tok, replace(CFG, steps=40), a, eval_every=40, report=ignore)
+    old, log = pretrain(stream, tok, replace(CFG, steps=40), a, eval_every=40)
     cfg = replace(CFG, steps=4, seed=1, lr=1e-9, init_from=str(a))
-    new, more = pretrain(stream, tok, cfg, b, eval_every=4, report=ignore)
+    new, more = pretrain(stream, tok, cfg, b, eval_every=4)
     for p, q in zip(old.parameters(), new.parameters()):
         torch.testing.assert_close(p, q, atol=1e-6, rtol=0)
     assert abs(more[0]["held_out_lm"] - log[-1]["held_out_lm"]) < 1e-3 and more[0]["step"] == 4
-    whole, _ = pretrain(
-        stream, tok, cfg := replace(cfg, lr=1e-3), tmp_path / "c", eval_every=2, report=ignore
-    )
-    pretrain(stream, tok, cfg, tmp_path / "d", eval_every=2, stop_at_step=2, report=ignore)
-    again, _ = pretrain(stream, tok, cfg, tmp_path / "d", eval_every=2, report=ignore)
+    whole, _ = pretrain(stream, tok, cfg := replace(cfg, lr=1e-3), tmp_path / "c", eval_every=2)
+    pretrain(stream, tok, cfg, tmp_path / "d", eval_every=2, stop_at_step=2)
+    again, _ = pretrain(stream, tok, cfg, tmp_path / "d", eval_every=2)
     for p, q in zip(whole.parameters(), again.parameters()):
         assert torch.equal(p, q)
     assert_refused(
-        lambda: pretrain(stream, tok, replace(cfg, d=64), report=ignore),
+        lambda: pretrain(stream, tok, replace(cfg, d=64)),
         "another shape",
         "'d': 32",
         "d=64",
     )
     missing = replace(cfg, init_from=str(tmp_path / "none"))
     assert_refused(
-        lambda: pretrain(stream, tok, missing, report=ignore),
+        lambda: pretrain(stream, tok, missing),
         "no checkpoint in",
         "idp pretrain",
         error=FileNotFoundError,
@@ -243,13 +231,13 @@ def test_a_run_in_several_processes_equals_one_run(stream, tok, tmp_path):
     """A process may end between two evaluations."""
     cfg = replace(CFG, steps=6)
     for stop in (2, 4):
-        pretrain(stream, tok, cfg, tmp_path / "a", eval_every=5, stop_at_step=stop, report=ignore)
-    again, log = pretrain(stream, tok, cfg, tmp_path / "a", eval_every=5, report=ignore)
-    whole, _ = pretrain(stream, tok, cfg, eval_every=5, report=ignore)
+        pretrain(stream, tok, cfg, tmp_path / "a", eval_every=5, stop_at_step=stop)
+    again, log = pretrain(stream, tok, cfg, tmp_path / "a", eval_every=5)
+    whole, _ = pretrain(stream, tok, cfg, eval_every=5)
     assert [r["step"] for r in log] == [2, 4, 5, 6]
     for p, q in zip(whole.parameters(), again.parameters()):
         assert torch.equal(p, q)
-    _, log = pretrain(stream, tok, cfg, stop_at_step=0, report=ignore)
+    _, log = pretrain(stream, tok, cfg, stop_at_step=0)
     assert log == []
 
 
@@ -259,9 +247,7 @@ def test_weights_of_another_depth_are_refused(n_layers, reason, stream):
     cfg = replace(
         CFG, d=192, n_layers=n_layers, steps=1, init_from=str(find_local_backbone("tiny"))
     )
-    assert_refused(
-        lambda: pretrain(stream, tok, cfg, report=ignore), "another shape", reason, "n_layers"
-    )
+    assert_refused(lambda: pretrain(stream, tok, cfg), "another shape", reason, "n_layers")
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-gpt2"])
@@ -283,12 +269,12 @@ def test_a_run_starts_from_a_bundled_backbone(name):
         dtype="float32",
         init_from=str(find_local_backbone(name)),
     )
-    model, log = pretrain(stream, tok, cfg, eval_every=1, report=ignore)
+    model, log = pretrain(stream, tok, cfg, eval_every=1)
     for (n, p), (_, q) in zip(model.named_parameters(), bb.model.named_parameters()):
         torch.testing.assert_close(p, q, atol=1e-6, rtol=0, msg=n)
     assert log[0]["held_out_lm"] < 6.5
     assert_refused(
-        lambda: pretrain(stream, tok, replace(cfg, d=64), report=ignore),
+        lambda: pretrain(stream, tok, replace(cfg, d=64)),
         "a model of another shape",
         "d=64",
     )
@@ -296,20 +282,18 @@ def test_a_run_starts_from_a_bundled_backbone(name):
 
 def test_invalid_texts_and_options_are_refused(stream, tok):
     assert_refused(
-        lambda: pretrain(stream[:1200], tok, CFG, report=ignore),
+        lambda: pretrain(stream[:1200], tok, CFG),
         "1200 ids",
         "held_out_tokens=1000",
         "more text",
     )
     assert_refused(
-        lambda: pretrain(stream, tok, replace(CFG, held_out_tokens=0), report=ignore),
+        lambda: pretrain(stream, tok, replace(CFG, held_out_tokens=0)),
         "held_out_tokens=0",
     )
+    assert_refused(lambda: pretrain(stream, tok, replace(CFG, d=40)), "multiple of 32")
     assert_refused(
-        lambda: pretrain(stream, tok, replace(CFG, d=40), report=ignore), "multiple of 32"
-    )
-    assert_refused(
-        lambda: pretrain(stream, tok, replace(CFG, family="t5"), report=ignore),
+        lambda: pretrain(stream, tok, replace(CFG, family="t5")),
         "family must be 'roberta' or 'gpt2', got 't5'",
     )
     assert_refused(lambda: PretrainConfig(dtype="float8"), "'bfloat16'")

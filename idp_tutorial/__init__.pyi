@@ -12,6 +12,8 @@ from .data.user_data import load_table_task as load_table_task
 from .estimator import PromptClassifier as PromptClassifier
 from .estimator import PromptRegressor as PromptRegressor
 from .families.family import register_family as register_family
+from .huggingface import PromptModel as PromptModel
+from .huggingface import get_prompt_model as get_prompt_model
 from .methods.registry import METHODS as METHODS
 from .methods.registry import register as register
 from .runs.compare import compare_methods as compare_methods

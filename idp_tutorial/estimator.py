@@ -285,9 +285,9 @@ class PromptEstimator(BaseEstimator):
         )
         if not isinstance(self.backbone, (str, Path)):
             raise UserError(
-                f"backbone must be a string, got {self.backbone!r:.60}: use 'tiny', 'minilm', "
-                f"a folder, "
-                "or the name of a model on the Hugging Face Hub."
+                "backbone must be the name or the folder of a model, such as 'tiny' or "
+                f"'roberta-base', got a {type(self.backbone).__name__}: to train prompts on a model "
+                "object, use get_prompt_model(model, method)."
             )
         cfg = RunConfig(
             self.method,

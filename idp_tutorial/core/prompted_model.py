@@ -87,7 +87,7 @@ class PromptedModel(nn.Module):
 
         The last layer need not compute other positions.
         """
-        return None if self.head.pooling in ("mean", "answer") else self.head.pooling
+        return None if self.head.pooling in ("mean", "answer", "all") else self.head.pooling
 
     def compute_context(
         self,

@@ -26,6 +26,7 @@ from idp_tutorial.utils.tensor_files import PROMPTS_FILE, deserialise_tensors
 __all__ = [
     "READABLE_DESCRIPTION_FILE",
     "SAVE_FORMAT",
+    "PROMPT_MODEL_FORMAT",
     "read_prompts",
     "read_fingerprint",
     "describe_run",
@@ -76,6 +77,8 @@ def read_fingerprint(
 
 
 SAVE_FORMAT = 2  # format of saved models
+# format of a `PromptModel` with parts that this package's own models do not have
+PROMPT_MODEL_FORMAT = "prompt model"
 # options with paths
 _MACHINE_OPTIONS: dict[str, Any] = dict(data=None, init_from=None, cache_dir=None)
 _Dataclass = TypeVar("_Dataclass")
@@ -197,6 +200,11 @@ def check_save_format(
 
     Raises: `UserError` for another format.
     """
+    if description.get("format") == PROMPT_MODEL_FORMAT:
+        raise UserError(
+            f"{source} is a prompt for a Hugging Face model object: load it with "
+            "PromptModel.from_pretrained(model, folder)."
+        )
     if description.get("format") != SAVE_FORMAT:
         raise UserError(
             f"{source} has format {description.get('format')!r} of idp_tutorial "

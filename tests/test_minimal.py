@@ -1,0 +1,208 @@
+"""`idp_tutorial.minimal` computes what the package computes, in one file that needs no package."""
+
+import ast
+import csv
+import re
+import runpy
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from idp_tutorial import minimal
+from idp_tutorial.assembly.config import RunConfig
+from idp_tutorial.core.heads import ClassificationHead
+from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.testing.small_models import random_batch, small_backbone
+
+SOURCE = Path(minimal.__file__).read_text(encoding="utf-8")
+TINY = Path(minimal.__file__).parent / "assets/tiny"
+LATE_METHODS = ["lpt", "lpt-npg", "lpt-appg", "lpt-mppg", "id-spam"]
+
+
+def package_model(method, bb):
+    """Return the package's model of a method, and its prompt source."""
+    cfg = RunConfig(method, pooling=bb.default_pooling)
+    plan = cfg.method_config.plan(bb, cfg)
+    model = PromptedModel(bb, ClassificationHead(bb.d, 3, bb.default_pooling), plan).eval()
+    return model, plan[min(plan)].source
+
+
+def minimal_state(source):
+    """Return the parameters of a prompt source under the names that `minimal` gives them."""
+    renamed = {"down.bias": "b1"} if "generator.b2" in source.state_dict() else {}
+    names = {name: re.sub("^(generator|pool)\\.", "", name) for name in source.state_dict()}
+    return {renamed.get(names[key], names[key]): p for key, p in source.state_dict().items()}
+
+
+def minimal_generator(method, bb):
+    """Return the generator of a method, and the layer at which `minimal` inserts its prompt."""
+    make_generator, is_late, _ = minimal.PROMPTS[method]
+    return make_generator(bb.config), bb.n_layers // 2 if is_late else -1
+
+
+@pytest.mark.parametrize("family", ["roberta", "bert", "gpt2", "llama", "qwen3"])
+@pytest.mark.parametrize("method", minimal.PROMPTS)
+def test_logits_equal_those_of_the_package(method, family):
+    """In float32 the largest difference is 6e-7; float64 shows that it is rounding."""
+    bb = small_backbone(family)
+    model, source = package_model(method, bb)
+    generator, layer = minimal_generator(method, bb)
+    generator.load_state_dict(minimal_state(source))
+    model.double()
+    generator.double().eval()
+    batch = random_batch()  # with padding
+    del batch["mask_position"]  # without a template
+    with torch.no_grad():
+        z = minimal.run(bb.base, batch["input_ids"], batch["attention_mask"], generator, layer)
+        expected = model(batch)
+    torch.testing.assert_close(model.head.net(z), expected, rtol=0, atol=1e-10)
+
+
+def test_methods_have_the_learning_rates_of_the_package():
+    for method, (_, is_late, lr) in minimal.PROMPTS.items():
+        assert lr == METHODS[method].default_learning_rate
+        assert is_late == (METHODS[method].insertion_point == "middle")
+
+
+def test_phm_equals_the_layer_of_the_package():
+    from idp_tutorial.methods.phm import PHMLinear
+
+    expected = PHMLinear(32, 48, 4, bias=False)
+    layer = minimal.PHM(32, 48, 4)
+    layer.load_state_dict(expected.state_dict())
+    x = torch.randn(3, 32)
+    torch.testing.assert_close(layer(x), expected(x))
+
+
+@pytest.mark.parametrize(
+    "generator, expected",
+    [
+        (partial(minimal.IDPG, t=5, m=256, n=16), 111_872),
+        (partial(minimal.NPG, t=5, m=128), 791_680),
+        (partial(minimal.IDSPAM, t=5, m=64), 3_538_944),
+        (partial(minimal.PPG, t=10, m=128), 263_296),
+        (partial(minimal.StaticPrompt, t=134), 137_216),
+    ],
+)
+def test_generators_have_the_papers_numbers_of_parameters(generator, expected):
+    assert sum(p.numel() for p in generator(1024).parameters()) == expected
+
+
+@pytest.mark.parametrize("method", minimal.PROMPTS)
+def test_only_generator_and_layers_above_the_prompt_enter_the_graph(method):
+    bb = small_backbone("roberta")
+    generator, layer = minimal_generator(method, bb)
+    requires_grad = {}
+    for k, block in enumerate(bb.layers):
+        block.register_forward_hook(
+            lambda _, __, h, k=k: requires_grad.update({k: h.requires_grad})
+        )
+    batch = random_batch()
+    z = minimal.run(bb.base, batch["input_ids"], batch["attention_mask"], generator.train(), layer)
+    z.square().sum().backward()
+    assert requires_grad == {k: k >= layer for k in range(bb.n_layers)}
+    assert all(p.grad is not None and p.grad.any() for p in generator.parameters())
+    assert all(p.grad is None for p in bb.model.parameters())
+
+
+def test_dropout_is_on_above_the_prompt_and_off_in_eval_mode():
+    bb = small_backbone("roberta")
+    generator, layer = minimal_generator("lpt-npg", bb)
+    batch = random_batch()
+    run = partial(minimal.run, bb.base, batch["input_ids"], batch["attention_mask"], generator)
+    generator.train()
+    first, second = run(layer), run(layer)
+    assert [block.training for block in bb.layers] == [k >= layer for k in range(bb.n_layers)]
+    assert not torch.equal(first, second)
+    generator.eval()
+    torch.testing.assert_close(run(layer), run(layer), rtol=0, atol=0)
+    assert not any(block.training for block in bb.layers)
+
+
+def test_the_file_has_at_most_200_lines():
+    assert len(SOURCE.splitlines()) <= 200
+    assert max(map(len, SOURCE.splitlines())) <= 100
+
+
+def test_the_file_imports_only_torch_transformers_and_the_standard_library():
+    roots = set()
+    for node in ast.walk(ast.parse(SOURCE)):
+        if isinstance(node, ast.Import):
+            roots |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            roots.add(node.module.split(".")[0])
+    assert {"torch", "transformers"} == roots - sys.stdlib_module_names
+
+
+# ---- the command
+
+
+@pytest.fixture
+def csv_file(tmp_path):
+    """Return a CSV file of 100 texts; one word of each indicates the class."""
+    words = {"pos": ["great", "lovely"], "neg": ["awful", "boring"]}
+    path = tmp_path / "train.csv"
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.writer(file)
+        writer.writerow(["label", "text", "source"])
+        for i in range(100):
+            label = ["pos", "neg"][i % 2]
+            writer.writerow([label, f"the film, they say, was {words[label][i // 2 % 2]}", i])
+    return path
+
+
+def test_command_trains_and_prints_a_falling_loss(csv_file, monkeypatch, capsys):
+    arguments = ["--data", csv_file, "--backbone", TINY, "--method", "lpt-appg", "--epochs", 3]
+    monkeypatch.setattr(sys, "argv", ["minimal", *map(str, arguments)])
+    runpy.run_path(minimal.__file__, run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    values = [
+        re.fullmatch(r"loss (.*), validation accuracy (.*)%", line).groups() for line in lines
+    ]
+    losses, accuracies = zip(*[map(float, pair) for pair in values])
+    assert len(losses) == 3
+    assert losses[-1] < 0.8 * losses[0]
+    assert accuracies[-1] > 80  # 50 by chance
+
+
+def test_training_runs_on_a_decoder_without_a_padding_token(csv_file, capsys):
+    folder = TINY.parent / "tiny-gpt2"
+    minimal.train_from_csv(["--data", str(csv_file), "--backbone", str(folder), "--epochs", "1"])
+    assert "validation accuracy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--data", "missing.csv"], "No such file or directory: 'missing.csv'"),
+        (["--data", "columns.csv"], "columns.csv needs the columns text and label"),
+        (["--data", "short.csv"], "short.csv needs the columns text and label, and 10 rows"),
+        (["--data", "short.csv", "--method", "lpt-x"], "--method: invalid choice: 'lpt-x'"),
+        (["--data", "train.csv", "--backbone", "no/such/folder"], "no/such/folder"),
+        (["--data", "train.csv", "--backbone", "electra"], "electra is not one of"),
+        ([], "required: --data"),
+    ],
+)
+def test_user_errors_are_one_line_and_status_2(
+    arguments, message, csv_file, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    Path("columns.csv").write_text("text,topic\n" + "a,b\n" * 20)
+    Path("short.csv").write_text("text,label\na,b\n")
+    if "electra" in arguments:
+        from transformers import AutoTokenizer
+
+        small_backbone("electra").model.save_pretrained("electra")
+        AutoTokenizer.from_pretrained(TINY).save_pretrained("electra")
+        capsys.readouterr()
+    with pytest.raises(SystemExit) as exit_:
+        minimal.train_from_csv(arguments)
+    assert exit_.value.code == 2
+    *others, line = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert all("Loading weights" in other for other in filter(None, others))  # a progress bar

@@ -58,7 +58,8 @@ class Experiment:
         cfg: RunConfig,  # without `lr` the method's default is used
         task: Task | None = None,  # a loaded task, whose name goes into the record; None: load it
     ) -> None:
-        self.task = task or load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)
+        task = task or load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)
+        self.task = task.with_metric(cfg.metric)
         cfg = replace(_with_default_learning_rate(cfg), task=self.task.name)
         n_examples = len(self.task.splits["train"])
         self.cfg = cfg.resolve_epochs(n_examples, PartialState().num_processes)

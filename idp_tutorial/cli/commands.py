@@ -103,6 +103,8 @@ class TableOptions(CommandOptions):
     # csv, tsv, jsonl, parquet, lines or auto (default: by the extension of the file)
     format: str | None = None
     regression: bool = False  # the labels are numbers, not classes
+    # a row may have several labels: names joined by | in a cell, or a JSON list of names
+    multi_label: bool = False
     validation: float = 0.1  # fraction of the rows for validation, if there is no such split
     test: float = 0.1  # fraction of the rows for testing, if there is no such split; 0: none
 
@@ -125,7 +127,8 @@ class TableOptions(CommandOptions):
         if not self.table or given.get("data"):
             problem = "data is a folder of known tasks" if self.table else "no table is given"
             raise UserError(
-                "text, text2, label, format, regression, validation and test describe a table, "
+                "text, text2, label, format, regression, multi_label, validation and test "
+                "describe a table, "
                 f"but {problem}: pass a table too, such as tickets.csv with text=message and "
                 "label=topic."
             )

@@ -136,6 +136,8 @@ def _to_json_value(value: Any, column: str | None = None) -> Any:
 
 def _make_csv_writer(file: IO) -> Callable[[dict], None]:
     """Return a function that writes rows as CSV with the columns of the first row."""
+    from idp_tutorial.data.user_data import format_labels
+
     table = csv.writer(file, lineterminator="\n")
     columns: list[str] = []
 
@@ -148,6 +150,8 @@ def _make_csv_writer(file: IO) -> Callable[[dict], None]:
                     "rename it."
                 )
         flat = {k: v for k, v in row.items() if k != "probabilities"} | added
+        if isinstance(flat.get("prediction"), list):  # several labels
+            flat["prediction"] = format_labels(flat["prediction"])
         if not columns:
             columns.extend(flat)
             table.writerow(columns)

@@ -27,6 +27,7 @@ from idp_tutorial.data.rows import require_text, require_utf8
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.user_data import hold_out_rows, make_task
 from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.runs.report import Report, make_report, require_reportable, write_report
 from idp_tutorial.runs.tune import train_at_learning_rate, try_learning_rates
 from idp_tutorial.saving.descriptions import read_prompts
 from idp_tutorial.saving.hub import push_to_hub, read_run_record, resolve_model_folder
@@ -343,6 +344,32 @@ class PromptEstimator(BaseEstimator):
 
     def _predict_rows(self, X: Any) -> list[dict]:
         return predict(self.model_, self.task_, self.config_, self._validate_rows(X))
+
+    def report(
+        self,
+        X: Any,  # texts, as for `convert_to_rows`
+        y: Any,  # their labels, in the form of the labels that `fit` was given
+        folder: Path | str | None = None,  # where to write the report; None: nothing is written
+    ) -> Report:
+        """Return scores, tables and misclassified texts; print the result to read it.
+
+        With a folder, also write `report.md`, the tables as CSV and pictures as PNG.
+        """
+        check_is_fitted(self, "model_")
+        require_reportable(self.task_)
+        names = self._make_labelled_rows(X, y)
+        rows = [{**row, "label": self._label_of_task(row["label"])} for row in names]
+        predictions = self._predict_rows(X)
+        title = f"{self.method}, {len(rows):,} texts"
+        if folder is None:
+            return make_report(self.task_, rows, predictions, title)
+        return write_report(self.task_, rows, predictions, folder, title)
+
+    def _label_of_task(self, label: Any) -> Any:
+        """Return a label as the rows of a task have it: an index, a number, or indicators."""
+        if isinstance(label, list):
+            return [int(name in label) for name in self.task_.labels]
+        return self.task_.labels.index(label) if self.task_.labels else label
 
     @torch.no_grad()
     def compute_prompts(

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, replace
 from io import TextIOWrapper
-from typing import Annotated, Any, ClassVar
+from pathlib import Path
+from typing import IO, Annotated, Any, ClassVar
 
 from idp_tutorial.cli.arguments import build_parser, parse_arguments
 from idp_tutorial.utils.checks import (
@@ -36,6 +37,7 @@ __all__ = [
     "parse_ints",
     "parse_floats",
     "refuse_given",
+    "print_report",
 ]
 
 
@@ -332,3 +334,16 @@ def refuse_given(
         value = getattr(options, name)
         if value != declared_options(type(options))[name].default:
             raise UserError(f"{name}={value} is not used {reason}: leave it out.")
+
+
+def print_report(
+    folder: str,  # from `write_report`
+    stream: IO,  # to print to
+) -> None:
+    """Print the text of a report without its pictures, and where its files are."""
+    from idp_tutorial.runs.report import REPORT_FILE
+
+    lines = (Path(folder) / REPORT_FILE).read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("!["))
+    text = text.replace("\n\n\n", "\n\n")
+    print(f"\n{text}\n\nwritten: {folder}/{REPORT_FILE}, with tables and pictures", file=stream)

@@ -70,7 +70,9 @@ def _balanced_accuracy(p: np.ndarray, y: np.ndarray, groups: Any) -> float:
 
 
 def _matthews(p: np.ndarray, y: np.ndarray, groups: Any) -> float:
-    """Return Matthews' correlation coefficient, which is 0 for a constant prediction."""
+    """Return Matthews' correlation coefficient, or 0 if predictions or labels are constant."""
+    if np.ptp(p) == 0 or np.ptp(y) == 0:
+        return 0.0
     from sklearn.metrics import matthews_corrcoef
 
     return matthews_corrcoef(y, p)

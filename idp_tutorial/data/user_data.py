@@ -196,7 +196,7 @@ def _read_labelled_rows(
     format: str | None,
     columns: Sequence[str | None],
     regression: bool,
-    multi_label: bool,
+    multi_label: bool = False,
 ) -> tuple[list[dict], tuple]:
     """Read the rows of a split and its columns; without any label the list of rows is empty."""
     rows = []
@@ -231,7 +231,7 @@ def _read_splits(
     format: str | None,
     columns: Sequence[str | None],
     regression: bool,
-    multi_label: bool,
+    multi_label: bool = False,
 ) -> tuple[dict[str, list], tuple]:
     """Read the splits of a table that have labels, and the columns of the last split read."""
     splits = {}

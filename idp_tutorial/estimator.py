@@ -25,8 +25,9 @@ from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.core.steps import Step
 from idp_tutorial.data.rows import require_text, require_utf8
 from idp_tutorial.data.task import Task
-from idp_tutorial.data.user_data import MULTILABEL_HINT, hold_out_rows, make_task
+from idp_tutorial.data.user_data import hold_out_rows, make_task
 from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.runs.report import Report, make_report, require_reportable, write_report
 from idp_tutorial.runs.tune import train_at_learning_rate, try_learning_rates
 from idp_tutorial.saving.descriptions import read_prompts
 from idp_tutorial.saving.hub import push_to_hub, read_run_record, resolve_model_folder
@@ -246,7 +247,7 @@ class PromptEstimator(BaseEstimator):
                 "is None. Give one label per text, or a `datasets.Dataset` with a column `label`."
             )
         rows: list[dict] = [*convert_to_rows(X)]
-        y = list(y)
+        y = list(y.to_numpy() if getattr(y, "ndim", 1) == 2 and hasattr(y, "to_numpy") else y)
         if len(rows) != len(y):
             raise UserError(
                 f"X has {len(rows)} texts and y has {len(y)} labels. Give one label per text."
@@ -326,7 +327,7 @@ class PromptEstimator(BaseEstimator):
             tried = ", ".join(f"{lr:g}" for lr in learning_rates)
             record.checkpoint_selection += f"; learning rate: best of {tried}"
         self.record_ = record.to_dict()
-        self.task_ = replace(task, splits={})
+        self.task_ = replace(experiment.task, splits={})
 
     def _validate_rows(self, X: Any) -> list[dict]:
         """Return rows to predict, which must be pairs if the training texts were pairs."""
@@ -343,6 +344,32 @@ class PromptEstimator(BaseEstimator):
 
     def _predict_rows(self, X: Any) -> list[dict]:
         return predict(self.model_, self.task_, self.config_, self._validate_rows(X))
+
+    def report(
+        self,
+        X: Any,  # texts, as for `convert_to_rows`
+        y: Any,  # their labels, in the form of the labels that `fit` was given
+        folder: Path | str | None = None,  # where to write the report; None: nothing is written
+    ) -> Report:
+        """Return scores, tables and misclassified texts; print the result to read it.
+
+        With a folder, also write `report.md`, the tables as CSV and pictures as PNG.
+        """
+        check_is_fitted(self, "model_")
+        require_reportable(self.task_)
+        names = self._make_labelled_rows(X, y)
+        rows = [{**row, "label": self._label_of_task(row["label"])} for row in names]
+        predictions = self._predict_rows(X)
+        title = f"{self.method}, {len(rows):,} texts"
+        if folder is None:
+            return make_report(self.task_, rows, predictions, title)
+        return write_report(self.task_, rows, predictions, folder, title)
+
+    def _label_of_task(self, label: Any) -> Any:
+        """Return a label as the rows of a task have it: an index, a number, or indicators."""
+        if isinstance(label, list):
+            return [int(name in label) for name in self.task_.labels]
+        return self.task_.labels.index(label) if self.task_.labels else label
 
     @torch.no_grad()
     def compute_prompts(
@@ -423,11 +450,11 @@ class PromptEstimator(BaseEstimator):
             if name in self.get_params() and not is_default:
                 self.set_params(**{name: value})
         self.evaluations = max(1, cfg.steps // cfg.eval_every)
-        if names := self.task_.labels:
-            # labels passed to `fit`; for a bundled task perhaps codes of the dataset on the hub
-            labels = self.task_.hub_labels
-            self.classes_ = np.array(labels if tuple(map(str, labels)) == names else names)
+        self._restore_classes(self.task_)
         return self
+
+    def _restore_classes(self, task: Task) -> None:
+        """Set what `fit` learns about the labels, from the task of a saved model."""
 
     def __getstate__(self):
         state = {k: v for k, v in super().__getstate__().items() if not k.endswith("_")}
@@ -449,18 +476,82 @@ class PromptEstimator(BaseEstimator):
                 vars(self).update({k: v for k, v in vars(fitted).items() if k.endswith("_")})
 
 
+_COLLECTIONS: Any = (list, tuple, set, frozenset, np.ndarray)
+
+
+def _detect_label_form(y: list) -> str:
+    """Return whether each text has one label ('single'), a list of labels, or indicators.
+
+    A list with one label is that label, as scikit-learn takes a column.
+    """
+    if not any(isinstance(v, _COLLECTIONS) and len(np.atleast_1d([*v])) != 1 for v in y):
+        return "single"
+    if not all(isinstance(v, _COLLECTIONS) for v in y):
+        raise UserError(
+            "some texts have a list of labels and others a single label. Give a list for every "
+            "text, [] for no label."
+        )
+    is_matrix = len({len(v) for v in y}) == 1
+    values = [value for v in y for value in v]
+    is_binary = all(not isinstance(v, (str, bytes)) and v in (0, 1) for v in values)
+    return "indicators" if is_matrix and is_binary else "lists"
+
+
 class PromptClassifier(ClassifierMixin, PromptEstimator):
-    """A classifier of texts or pairs of texts, with labels of any kind."""
+    """A classifier of texts or pairs of texts, with labels of any kind.
+
+    A text may have several labels: give a list of labels for each text, or a matrix of 0 and 1
+    with a column for each label, as scikit-learn does. Predictions have the form of the labels.
+    """
 
     classes_: np.ndarray
+    # 'single', or where a text may have several labels 'lists' or 'indicators'
+    label_form_: str
 
-    def _validate_labels(self, y: Any, is_training_data: bool) -> list[str]:
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+    def _validate_label_lists(self, y: list, is_training_data: bool) -> list[list[str]]:
+        """Return the labels of each text as strings; the training data define the classes."""
+        from pandas import isna
+
+        if self.label_form_ == "indicators":
+            n = len(self.classes_) if not is_training_data else len(y[0])
+            if any(len(v) != n or any(value not in (0, 1) for value in v) for v in y):
+                raise UserError(f"every row of y must have {n} indicators, each 0 or 1.")
+            if is_training_data:
+                self.classes_ = np.arange(n)
+            return [[str(i) for i, is_true in enumerate(v) if is_true] for v in y]
+        y = [[*v] if isinstance(v, _COLLECTIONS) else [v] for v in y]
+        values = [getattr(value, "item", lambda value=value: value)() for v in y for value in v]
+        if any(not isinstance(v, (str, int, float)) or isna(v) for v in values):
+            raise UserError("every label must be a text or a number; give [] for no label.")
+        if len({isinstance(v, str) for v in values}) > 1:
+            raise UserError("the labels mix texts and numbers. Give all as texts, or as numbers.")
+        if is_training_data:
+            self.classes_ = np.unique(values)
+        if unseen := {*map(str, values)} - {*map(str, self.classes_.tolist())}:
+            raise UserError(
+                f"the validation labels have the class {min(unseen)!r}, which is not in the "
+                "training labels. Add training texts of this class, or remove it."
+            )
+        return [[str(value) for value in v] for v in y]
+
+    def _validate_labels(self, y: Any, is_training_data: bool) -> list[Any]:
         """Return the labels as strings; those of the training data define the classes."""
         from pandas import isna
 
-        collections: Any = (list, tuple, set, np.ndarray)
-        if any(isinstance(v, collections) and np.size(v) != 1 for v in y):
-            raise UserError(f"several labels of one text are {MULTILABEL_HINT}.")
+        if is_training_data:
+            self.label_form_ = _detect_label_form(y)
+        if self.label_form_ != "single":
+            return self._validate_label_lists(y, is_training_data)
+        if _detect_label_form(y) != "single":
+            raise UserError(
+                "the training texts have one label each, but some of these have several. Give one "
+                "label per text, or lists of labels to train on."
+            )
         if any(map(isna, y)):
             raise UserError("a label is missing (None or NaN). Every text needs one.")
         if len({isinstance(v, str) for v in np.ravel(np.asarray(y, object))}) > 1:
@@ -485,23 +576,66 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
 
     def _label_fields(self) -> dict[str, tuple]:
         """Return the class names of the task, and the labels as they were given."""
-        return dict(labels=tuple(map(str, self.classes_)), hub_labels=tuple(self.classes_.tolist()))
+        labels = tuple(self.classes_.tolist())
+        # indicators have no other names than their positions, see `_restore_classes`
+        hub_labels = () if self.label_form_ == "indicators" else labels
+        return dict(labels=tuple(map(str, labels)), hub_labels=hub_labels)
+
+    def _restore_classes(self, task: Task) -> None:
+        labels = task.hub_labels
+        names = task.labels
+        if not names:
+            return
+        self.label_form_ = "lists" if task.multi_label else "single"
+        if task.multi_label and not labels and names == tuple(map(str, range(len(names)))):
+            self.label_form_ = "indicators"
+            labels = tuple(range(len(names)))
+        # labels passed to `fit`; for a bundled task perhaps codes of the dataset on the hub
+        self.classes_ = np.array(labels if tuple(map(str, labels)) == names else names)
 
     def predict(
         self,
         X: Any,  # texts, as for `convert_to_rows`
-    ) -> np.ndarray:  # `[N]`
-        """Return the label of each text, or the generated text if `text_targets` was True."""
+    ) -> Any:  # labels `[N]`; of several labels N lists, or indicators `[N,C]`
+        """Return the label of each text, or the generated text if `text_targets` was True.
+
+        Where a text may have several labels, those with a probability above .5 are returned, in
+        the form of the labels that `fit` was given.
+        """
         check_is_fitted(self, "model_")
         if self.task_.is_generation:
             return np.array(self.generate(X), object)
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        probabilities = self.predict_proba(X)
+        if self.label_form_ == "single":
+            return self.classes_[probabilities.argmax(1)]
+        indicators = probabilities > 0.5
+        if self.label_form_ == "indicators":
+            return indicators.astype(int)
+        return [self.classes_[is_true].tolist() for is_true in indicators]
+
+    def score(
+        self,
+        X: Any,  # texts, as for `convert_to_rows`
+        y: Any,  # their labels, in the form of the labels that `fit` was given
+        sample_weight: Any = None,  # weight of each text `[N]`
+    ) -> float:
+        """Return the accuracy; of several labels, the proportion of texts with all correct."""
+        if getattr(self, "label_form_", "single") == "single":
+            return super().score(X, y, sample_weight)
+        rows, y = self._check_rows_and_labels(X, y)
+        predictions = self._predict_rows(rows)
+        labels = self._validate_labels(y, False)
+        is_correct = [{*p["label"]} == {*names} for p, names in zip(predictions, labels)]
+        return float(np.average(is_correct, weights=sample_weight))
 
     def predict_proba(
         self,
         X: Any,  # texts, as for `convert_to_rows`
-    ) -> np.ndarray:  # `[N,C]`, classes in the order of `classes_`; every row sums to 1
-        """Return the probability of each class for each text."""
+    ) -> np.ndarray:  # `[N,C]`, classes in the order of `classes_`
+        """Return the probability of each class for each text.
+
+        A row sums to 1, unless a text may have several labels: they are independent.
+        """
         check_is_fitted(self, "model_")
         if self.task_.is_generation:
             raise UserError(

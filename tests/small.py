@@ -5,6 +5,7 @@ Models have three layers of 32 dimensions, random weights and the bundled tokeni
 
 import json
 import logging
+import random
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -23,6 +24,7 @@ from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.data.user_data import make_task
 from idp_tutorial.families.family import wrap_hf_model
 from idp_tutorial.utils.progress import handle_messages
 
@@ -82,6 +84,39 @@ def small_task(name="sentiment", train=64, validation=24, test=24):
     sizes = dict(train=train, validation=validation, test=test)
     splits = {split: make_rows(name, split, n=size) for split, size in sizes.items()}
     return replace(TASKS[name], splits=splits)
+
+
+TOPIC_WORDS = {  # words of a topic; a text has any number of topics
+    "food": ("pizza", "bread", "soup"),
+    "money": ("bank", "dollar", "price"),
+    "sport": ("football", "tennis", "goal"),
+}
+
+
+def make_topic_texts(n, seed=0):
+    """Return texts with words of some topics, and the names of the topics of each text."""
+    rng = random.Random(seed)
+    texts = []
+    topics = []
+    for _ in range(n):
+        names = [name for name in TOPIC_WORDS if rng.random() < 0.4]
+        words = [rng.choice(TOPIC_WORDS[name]) for name in names] + ["the", "film", "is"]
+        rng.shuffle(words)
+        texts.append(" ".join(words))
+        topics.append(names)
+    return texts, topics
+
+
+def topic_task(train=96, validation=24, test=24):
+    """Return a task whose rows may have several labels, the topics of `make_topic_texts`."""
+    texts, topics = make_topic_texts(train + validation + test)
+    rows = [dict(sentence1=text, label=names) for text, names in zip(texts, topics)]
+    splits = dict(
+        train=rows[:train],
+        validation=rows[train : train + validation],
+        test=rows[train + validation :],
+    )
+    return make_task("topics", splits)
 
 
 def config(method="lpt-npg", **kw):

@@ -137,7 +137,10 @@ def test_texts_in_any_shape(quick):
     "X,y,words",
     [
         (TEXTS, None, "requires y to be passed, but the target y is None"),
-        (TEXTS, [["a"] * 2] * 24, "several labels of one text are not supported"),
+        (TEXTS, [["a"] * 2] * 24, "only the class 'a'"),
+        (TEXTS, ["a", ["a", "b"]] * 12, "some texts have a list of labels and others a single"),
+        (TEXTS, [["a"], [1, 2]] * 12, "the labels mix texts and numbers"),
+        (TEXTS, [["a", None], ["b"]] * 12, "every label must be a text or a number"),
         (TEXTS, LABELS[:3], "24 texts and y has 3 labels"),
         (TEXTS, ["a"] * 24, "only the class 'a'"),
         (TEXTS, [None, *LABELS[1:]], "a label is missing"),
@@ -424,7 +427,9 @@ class Numbers(PromptClassifier):
     def fit(self, X, y=None):
         if y is None:
             return super().fit(X, y)
-        X, y = validate_data(self, X, y)
+        shape = np.asarray(y).shape
+        has_several_labels = len(shape) == 2 and shape[1] > 1
+        X, y = validate_data(self, X, y, multi_output=has_several_labels)
         return super().fit(self.to_texts(X), y)
 
     def to_texts(self, X):
@@ -447,6 +452,7 @@ def check_results(estimator):
 NOT_PASSED = {  # checks of scikit-learn that an estimator of texts does not pass, and why
     "check_classifiers_train": "needs 83 % on numbers, after two steps on their digits",
     "check_class_weight_classifiers": "needs an effect of extreme weights within two steps",
+    "check_classifiers_multilabel_output_format_decision_function": "skipped: there is none",
     "check_array_api_input": "skipped by scikit-learn: texts are not arrays of numbers",
 }
 
@@ -512,3 +518,62 @@ def test_a_model_of_a_bundled_task_predicts_its_label_names(small_folder, tmp_pa
     assert PromptClassifier.from_pretrained(tmp_path).classes_.tolist() == list(
         TASKS["trec"].labels
     )
+
+
+# ---- several labels of a text
+
+SEVERAL = [[], ["here"], ["red", "here"], ["red"]] * 6
+INDICATORS = np.array([[int(n in names) for n in ("here", "red")] for names in SEVERAL])
+
+
+def test_lists_of_labels_are_predicted_as_lists(quick, tmp_path):
+    clf = quick(metric="macro_f1").fit(TEXTS, SEVERAL)
+    assert clf.classes_.tolist() == ["here", "red"] and clf.record_["metric"] == "macro_f1"
+    probabilities = clf.predict_proba(TEXTS)
+    predicted = clf.predict(TEXTS)
+    assert predicted == [clf.classes_[p > 0.5].tolist() for p in probabilities]
+    is_correct = [{*a} == {*b} for a, b in zip(predicted, SEVERAL)]
+    assert clf.score(TEXTS, SEVERAL) == pytest.approx(np.mean(is_correct))
+    clf.save_pretrained(tmp_path)
+    for loaded in (PromptClassifier.from_pretrained(tmp_path), pickle.loads(pickle.dumps(clf))):
+        assert loaded.predict(TEXTS) == predicted and loaded.score(TEXTS, SEVERAL) == clf.score(
+            TEXTS, SEVERAL
+        )
+        assert loaded.metric == "macro_f1"
+    with pytest.raises(ValueError, match="the class 'blue', which is not in the"):
+        clf.score(TEXTS[:1], [["blue"]])
+
+
+@pytest.mark.parametrize("form", [np.array, pd.DataFrame, lambda y: y.tolist()])
+def test_indicators_are_predicted_as_indicators(form, quick):
+    clf = quick().fit(TEXTS, form(INDICATORS))
+    predicted = clf.predict(TEXTS)
+    assert predicted.shape == INDICATORS.shape and {*predicted.ravel()} <= {0, 1}
+    assert (predicted == (clf.predict_proba(TEXTS) > 0.5)).all()
+    assert (pickle.loads(pickle.dumps(clf)).predict(TEXTS) == predicted).all()
+    with pytest.raises(ValueError, match="every row of y must have 2 indicators"):
+        clf.score(TEXTS[:1], [[1, 0, 0]])
+
+
+def test_one_list_a_text_is_a_column_of_single_labels(quick):
+    clf = quick().fit(TEXTS, [[label] for label in LABELS])
+    assert clf.label_form_ == "single" and clf.predict(TEXTS[:2]).shape == (2,)
+    with pytest.raises(ValueError, match="have one label each, but some of these have several"):
+        quick().fit(TEXTS, LABELS, (TEXTS, SEVERAL))
+
+
+@pytest.mark.parametrize("y", [LABELS, SEVERAL, INDICATORS], ids=["single", "lists", "matrix"])
+def test_a_report_scores_what_the_estimator_predicts(y, quick, tmp_path):
+    clf = quick().fit(TEXTS, y)
+    report = clf.report(TEXTS, y, tmp_path)
+    name = "accuracy" if y is LABELS else "subset_accuracy"
+    assert report.scores[name] == pytest.approx(100 * clf.score(TEXTS, y))
+    assert (tmp_path / "report.md").is_file() and len(report.errors) <= len(TEXTS)
+    assert clf.report(TEXTS, y).scores == report.scores
+
+
+def test_a_report_of_numbers_is_in_their_units(quick):
+    y = np.linspace(10, 20, len(TEXTS))
+    reg = quick(cls=PromptRegressor).fit(TEXTS, y)
+    mae = np.abs(reg.predict(TEXTS) - y).mean()
+    assert reg.report(TEXTS, y).scores["mae"] == pytest.approx(mae)

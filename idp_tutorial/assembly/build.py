@@ -33,6 +33,11 @@ def _build_head(
 ) -> ClassificationHead | VerbalizerHead | GenerationHead:
     if task.is_generation:
         return GenerationHead(bb)
+    if task.multi_label and cfg.head == "verbalizer":
+        raise UserError(
+            f"head='verbalizer' predicts one label word, but rows of task {task.name!r} may have "
+            "several labels: use head='classification'."
+        )
     if cfg.head == "verbalizer":
         return VerbalizerHead(bb, task.word_ids(bb.tokenizer), cfg.loss_vocab)
     return ClassificationHead(
@@ -90,6 +95,11 @@ def _set_class_weights(
             f"class_weight={class_weight!r} needs a classification head, but method 'efl' scores "
             "pairs: leave it out."
         )
+    if task.multi_label:
+        raise UserError(
+            f"class_weight={class_weight!r} needs one class for each row, but rows of task "
+            f"{task.name!r} may have several labels: leave it out."
+        )
     if isinstance(class_weight, dict):
         for name in class_weight:
             check_name(name, task.labels, "class in class_weight")
@@ -106,6 +116,11 @@ def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
     plan = cfg.method_config.plan(bb, cfg)
     model: PromptedModel
     is_entailment = ALL_METHODS[cfg.method].kind == "entailment"
+    if is_entailment and task.multi_label:
+        raise UserError(
+            f"{cfg.method!r} predicts the one label that a text entails, but rows of task "
+            f"{task.name!r} may have several labels: use another method."
+        )
     if is_entailment and not task.pair:  # a pair has premise and hypothesis already
         model = EntailmentModel(
             bb,

@@ -13,12 +13,12 @@ from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from idp_tutorial.assembly.probe import fit_best_probe, score_main_metric, training_targets
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
+from idp_tutorial.core.heads import prediction_loss
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
@@ -70,17 +70,10 @@ class ControlModel(PromptedModel):
         )
 
 
-def _prediction_loss(outputs: Tensor, label: Tensor) -> Tensor:
-    """Return the cross-entropy for classes, or the mean squared error for numbers."""
-    if label.is_floating_point():
-        return F.mse_loss(outputs[:, 0], label)
-    return F.cross_entropy(outputs, label)
-
-
 class _ControlHead(nn.Module):
     def loss(self, ctx: Context, label: Tensor) -> Tensor:
         """Return the cross-entropy for classes, or the mean squared error for numbers."""
-        return _prediction_loss(self(ctx), label)
+        return prediction_loss(self(ctx), label)
 
 
 class MajorityHead(_ControlHead):
@@ -161,13 +154,18 @@ def fit_majority(
     model: ControlModel,  # model with a `MajorityHead`, which is changed in place
     task: Task,  # task with its splits
 ) -> TrainLog:
-    """Set the output of the head to the class frequencies or mean label of the training split."""
+    """Set the output of the head to the class frequencies or mean label of the training split.
+
+    Where a row may have several labels, those of more than half of the rows are predicted.
+    """
     targets = torch.tensor(training_targets(task, task.splits["train"]))
     if task.is_regression:
         outputs = targets.double().mean()[None]
+    elif task.multi_label:
+        outputs = targets.double().mean(0).logit()
     else:
         outputs = torch.bincount(targets, minlength=len(task.labels)).log()
-    model.head.out.copy_(outputs.clamp(min=-1e4))
+    model.head.out.copy_(outputs.clamp(-1e4, 1e4))
     rows = task.splits["validation"]
     validation = score_main_metric(task, model.head.out.cpu().expand(len(rows), -1), rows)
     return TrainLog(validation)
@@ -278,7 +276,7 @@ def _train_one_epoch(
     head.train()
     head.scale.eval()  # its statistics already contain all training vectors
     for i in torch.randperm(len(Z), generator=order).split(batch_size):
-        loss = _prediction_loss(head.classify_vectors(Z[i]), targets[i])
+        loss = prediction_loss(head.classify_vectors(Z[i]), targets[i])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

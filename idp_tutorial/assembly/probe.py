@@ -39,7 +39,8 @@ INVERSE_REGULARISATION_GRID = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
 def fit_linear_model(
     X: Tensor,  # features `[N,d]`
-    y: Tensor | Sequence[float],  # class indices, or numbers `[N]`
+    # class indices, or numbers `[N]`; for several labels of a row indicators `[N,C]`
+    y: Tensor | Sequence,
     C: float,  # inverse regularisation; larger values regularise less
     n_classes: int | None = None,  # number of classes; None: ridge regression
 ) -> tuple[Tensor, Tensor, bool]:  # `W` `[n_out,d]`, `b` `[n_out]`, and whether it converged
@@ -50,6 +51,8 @@ def fit_linear_model(
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression, Ridge
 
+    if n_classes and torch.as_tensor(y).dim() == 2:
+        return _fit_several_labels(X, torch.as_tensor(y), C)
     if n_classes and len({int(label) for label in y}) < 2:
         raise UserError(
             "all training examples have one class, but a probe needs two: use more examples, or "
@@ -72,6 +75,22 @@ def fit_linear_model(
         W, b = _expand_to_all_classes(W, b, model.classes_, n_classes)
     W = W / std
     return W.float(), (b - W @ mean).float(), has_converged
+
+
+def _fit_several_labels(X: Tensor, y: Tensor, C: float) -> tuple[Tensor, Tensor, bool]:
+    """Fit a logistic regression for each label; a label of all or of no rows is constant."""
+    W = X.new_zeros(y.shape[1], X.shape[1], dtype=torch.float32)
+    b = torch.zeros(y.shape[1])
+    has_converged = True
+    for i, is_true in enumerate(y.long().T):
+        if is_true.min() == is_true.max():
+            b[i] = 1e4 if is_true[0] else -1e4
+            continue
+        class_W, class_b, converged = fit_linear_model(X, is_true, C, 2)
+        W[i] = class_W[1] - class_W[0]
+        b[i] = class_b[1] - class_b[0]
+        has_converged &= converged
+    return W, b, has_converged
 
 
 def _expand_to_all_classes(
@@ -147,9 +166,11 @@ def score_main_metric(
 def training_targets(
     task: Task,  # task of the rows
     rows: list[dict],  # examples with their labels
-) -> list:  # class indices, or numbers scaled to the range from 0 to 1
+) -> list:  # class indices, numbers scaled to the range from 0 to 1, or indicators of labels
     """Return the labels on which a model is trained."""
     labels = [row["label"] for row in rows]
+    if task.multi_label:
+        return [[float(is_true) for is_true in indicators] for indicators in labels]
     low, high = task.label_range
     return [(label - low) / (high - low) for label in labels] if task.is_regression else labels
 

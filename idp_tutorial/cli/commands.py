@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, replace
 from io import TextIOWrapper
-from typing import Annotated, Any, ClassVar
+from pathlib import Path
+from typing import IO, Annotated, Any, ClassVar
 
 from idp_tutorial.cli.arguments import build_parser, parse_arguments
 from idp_tutorial.utils.checks import (
@@ -36,6 +37,7 @@ __all__ = [
     "parse_ints",
     "parse_floats",
     "refuse_given",
+    "print_report",
 ]
 
 
@@ -103,6 +105,8 @@ class TableOptions(CommandOptions):
     # csv, tsv, jsonl, parquet, lines or auto (default: by the extension of the file)
     format: str | None = None
     regression: bool = False  # the labels are numbers, not classes
+    # a row may have several labels: names joined by | in a cell, or a JSON list of names
+    multi_label: bool = False
     validation: float = 0.1  # fraction of the rows for validation, if there is no such split
     test: float = 0.1  # fraction of the rows for testing, if there is no such split; 0: none
 
@@ -125,7 +129,8 @@ class TableOptions(CommandOptions):
         if not self.table or given.get("data"):
             problem = "data is a folder of known tasks" if self.table else "no table is given"
             raise UserError(
-                "text, text2, label, format, regression, validation and test describe a table, "
+                "text, text2, label, format, regression, multi_label, validation and test "
+                "describe a table, "
                 f"but {problem}: pass a table too, such as tickets.csv with text=message and "
                 "label=topic."
             )
@@ -329,3 +334,16 @@ def refuse_given(
         value = getattr(options, name)
         if value != declared_options(type(options))[name].default:
             raise UserError(f"{name}={value} is not used {reason}: leave it out.")
+
+
+def print_report(
+    folder: str,  # from `write_report`
+    stream: IO,  # to print to
+) -> None:
+    """Print the text of a report without its pictures, and where its files are."""
+    from idp_tutorial.runs.report import REPORT_FILE
+
+    lines = (Path(folder) / REPORT_FILE).read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("!["))
+    text = text.replace("\n\n\n", "\n\n")
+    print(f"\n{text}\n\nwritten: {folder}/{REPORT_FILE}, with tables and pictures", file=stream)

@@ -16,8 +16,13 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
-from idp_tutorial.cli.commands import CommandOptions, command, refuse_given
-from idp_tutorial.utils.checks import UserError, check_choice, check_writable_file
+from idp_tutorial.cli.commands import CommandOptions, command, print_report, refuse_given
+from idp_tutorial.utils.checks import (
+    UserError,
+    check_choice,
+    check_writable_file,
+    check_writable_folder,
+)
 from idp_tutorial.utils.durable import open_atomically
 from idp_tutorial.utils.options import Range
 
@@ -136,6 +141,8 @@ def _to_json_value(value: Any, column: str | None = None) -> Any:
 
 def _make_csv_writer(file: IO) -> Callable[[dict], None]:
     """Return a function that writes rows as CSV with the columns of the first row."""
+    from idp_tutorial.data.user_data import format_labels
+
     table = csv.writer(file, lineterminator="\n")
     columns: list[str] = []
 
@@ -148,6 +155,8 @@ def _make_csv_writer(file: IO) -> Callable[[dict], None]:
                     "rename it."
                 )
         flat = {k: v for k, v in row.items() if k != "probabilities"} | added
+        if isinstance(flat.get("prediction"), list):  # several labels
+            flat["prediction"] = format_labels(flat["prediction"])
         if not columns:
             columns.extend(flat)
             table.writerow(columns)
@@ -180,6 +189,8 @@ def make_row_writer(
 
 def _refuse_unused(options: "PredictOptions", task: Any, cfg: Any) -> None:
     """Check that the model can use the options that were given."""
+    if not options.report:
+        refuse_given(options, "label", "without report")
     if not task.labels:
         refuse_given(options, "proba", f"by task {task.name!r}, which has no classes")
     if not task.pair:
@@ -199,6 +210,26 @@ def _predicted_columns(prediction: dict, task: Any, with_probabilities: bool) ->
     return columns
 
 
+def _parse_row_label(task: Any, row: dict, texts: dict, label: str | None, where: str) -> Any:
+    """Return the label of a row as the task has it: an index, a number, or indicators."""
+    from idp_tutorial.data.user_data import parse_label, parse_labels
+    from idp_tutorial.training.examples import validate_inference_row
+
+    column = label or next((c for c in ("label", *task.columns[2:3]) if c in row), None)
+    if column not in row:
+        raise UserError(
+            f"{where}: no column {column or 'label'!r} among {', '.join(row)}, and a report needs "
+            "labels: name the column in label=, or leave report out."
+        )
+    value = row[column]
+    if task.is_regression:
+        return parse_label(value, where, regression=True)
+    parsed: Any = parse_labels(value, where) if task.multi_label else parse_label(value, where)
+    if parsed not in task.labels and str(parsed).isdecimal():
+        parsed = int(parsed)
+    return validate_inference_row(task, {**texts, "label": parsed}, where)["label"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(CommandOptions):
     """Options of `idp predict`."""
@@ -215,6 +246,10 @@ class PredictOptions(CommandOptions):
     out: str = "-"  # file of predictions; '-': standard output
     out_format: str | None = None  # csv or jsonl (default: by the extension of out, else jsonl)
     proba: bool = False  # add the probability of every class
+    # folder for a report on rows with labels: scores of each class, confusion matrix, calibration
+    # and misclassified rows
+    report: str | None = None
+    label: str | None = None  # with report: column of the labels (default: label)
     batch_size: Annotated[int, Range(1, 10**6)] = 128  # texts in a batch
     device: Literal["auto", "cpu"] = "auto"  # a GPU if there is one, or the processor
 
@@ -231,11 +266,17 @@ def predict_command(options: PredictOptions, base: Any) -> None:
     import torch
 
     from idp_tutorial.data.reading import iterate_rows
+    from idp_tutorial.runs.report import require_reportable, write_report
     from idp_tutorial.saving.prompt_files import from_pretrained
     from idp_tutorial.training.evaluation import predict
 
     trained, task, cfg = from_pretrained(options.model, options.backbone, glove=options.glove)
     _refuse_unused(options, task, cfg)
+    labelled: list[dict] = []
+    all_predictions: list[dict] = []
+    if options.report:
+        require_reportable(task)
+        check_writable_folder(options.report, "report=")
     if options.device == "auto" and torch.cuda.is_available():
         trained.to("cuda")
     read = iterate_rows(options.texts, options.format, task.pair)
@@ -247,5 +288,14 @@ def predict_command(options: PredictOptions, base: Any) -> None:
         write_row = make_row_writer(file, output_format)
         while chunk := [*islice(rows, chunk_size)]:
             predictions = predict(trained, task, cfg, [t for _, t in chunk], batch_size)
-            for (row, _), prediction in zip(chunk, predictions):
+            for (row, texts), prediction in zip(chunk, predictions):
                 write_row({**row, **_predicted_columns(prediction, task, options.proba)})
+                if options.report:
+                    where = f"row {len(labelled) + 1}"
+                    label = _parse_row_label(task, row, texts, options.label, where)
+                    labelled.append({**texts, "label": label})
+                    all_predictions.append(prediction)
+    if options.report:
+        title = f"{cfg.method} on {Path(options.texts).name}"
+        write_report(task, labelled, all_predictions, options.report, title)
+        print_report(options.report, sys.stderr if options.out == "-" else sys.stdout)

@@ -10,7 +10,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from idp_tutorial.cli.commands import TableOptions, TrainingRunOptions, command
+from idp_tutorial.cli.commands import (
+    TableOptions,
+    TrainingRunOptions,
+    command,
+    print_report,
+)
 from idp_tutorial.utils.checks import check_writable_folder
 from idp_tutorial.utils.options import Range
 from idp_tutorial.utils.progress import MessageHandler, handle_messages
@@ -51,12 +56,16 @@ def _validate(cfg: Any, options: "TrainOptions") -> None:
 
 
 def _train_and_report(
-    cfg: Any, learning_rates: tuple[float, ...], out: str, save_every: int | None
+    cfg: Any,
+    learning_rates: tuple[float, ...],
+    out: str,
+    save_every: int | None,
+    with_report: bool,
 ) -> None:
     """Choose a learning rate if several are given, train, and print the score."""
     from accelerate import PartialState
 
-    from idp_tutorial.runs.experiment import train_and_save
+    from idp_tutorial.runs.experiment import REPORT_FOLDER, train_and_save
     from idp_tutorial.runs.tune import choose_learning_rate
 
     check_writable_folder(out, "out=")
@@ -67,7 +76,7 @@ def _train_and_report(
         if learning_rates:
             with messages:
                 cfg, search = choose_learning_rate(cfg, learning_rates, out)
-        record = train_and_save(cfg, out, save_every=save_every, **search)
+        record = train_and_save(cfg, out, save_every=save_every, report=with_report, **search)
     except KeyboardInterrupt:
         print(
             f"stopped: the same command continues from the last checkpoint in {out}",
@@ -81,6 +90,8 @@ def _train_and_report(
             f"{sum(record['params'].values()):,} trained parameters"
         )
         print(f"written: {out}/record.jsonl, prompts.safetensors, prompts.json")
+        if with_report:
+            print_report(f"{out}/{REPORT_FOLDER}", sys.stdout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +104,9 @@ class TrainOptions(TableOptions, TrainingRunOptions):
     # steps between checkpoints (default: every evaluation; 0: none)
     save_every: Annotated[int, Range(0, 10**9)] | None = None
     out: str = "runs/train"  # folder of the run; a run that was stopped continues
+    # print a report on the test split, and write it to OUT/report: scores of each class, confusion
+    # matrix, calibration and misclassified rows; the rows are in it
+    report: bool = False
     # train nothing: print the trained parameters, and estimates of memory and time
     dry_run: bool = False
 
@@ -112,4 +126,4 @@ def train_command(options: TrainOptions, base: Any) -> None:
     if options.dry_run:
         _print_forecast(cfg)
     else:
-        _train_and_report(cfg, grid, options.out, options.save_every)
+        _train_and_report(cfg, grid, options.out, options.save_every, options.report)

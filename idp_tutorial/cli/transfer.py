@@ -57,7 +57,7 @@ class TransferOptions(ComparisonOptions):
     out: str = "runs"
 
 
-@command(TransferOptions, run_options=None, excluded=("task", "seed", "eval_every"))
+@command(TransferOptions, run_options=None, excluded=("task", "seed", "eval_every", "metric"))
 def transfer_command(options: TransferOptions, base: Any) -> None:
     """Train methods on one task, predict another, and continue training with a few examples.
 

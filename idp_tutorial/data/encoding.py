@@ -131,7 +131,8 @@ def collate(
 ) -> dict[str, torch.Tensor]:
     """Pad a batch of examples to its longest example and convert it to tensors.
 
-    Integer labels become int64, floats float32. Arrays `[d]` are stacked, arrays `[n,d]` padded.
+    Integer labels become int64, floats float32, indicators of several labels float32 `[B,C]`.
+    Arrays `[d]` are stacked, arrays `[n,d]` padded.
     """
     if pad_token_id is None:
         raise UserError(
@@ -151,6 +152,8 @@ def collate(
     for name, value in examples[0].items():
         if name in ("label", "mask_position", "start_layer", "answer_start"):
             batch[name] = torch.tensor([e[name] for e in examples])
+            if batch[name].dim() == 2:  # indicators of several labels
+                batch[name] = batch[name].float()
         elif isinstance(value, np.ndarray):
             batch[name] = _stack_arrays([e[name] for e in examples], max_length)
     return batch

@@ -33,8 +33,26 @@ __all__ = [
 ]
 
 
-def _convert_label(task: Task, label: Any, where: str) -> float | int:
-    """Return the number of a regression, or the index of a class given by its index or name."""
+def _convert_several_labels(task: Task, label: Any, where: str) -> list[int]:
+    """Return an indicator for each label of the task, from a list of names or of indicators."""
+    is_list = isinstance(label, (list, tuple, set))
+    if is_list and len(label) == len(task.labels) and all(v in (0, 1) for v in label):
+        return [int(v) for v in label]
+    if not is_list or any(name not in task.labels for name in label):
+        raise UserError(
+            f"{where}: label must be a list of names ({', '.join(task.labels)}), or an indicator "
+            f"0 or 1 for each of them, for task {task.name!r}, got {label!r:.60}."
+        )
+    return [int(name in label) for name in task.labels]
+
+
+def _convert_label(task: Task, label: Any, where: str) -> float | int | list[int]:
+    """Return the number of a regression, or the index of a class given by its index or name.
+
+    Several labels of a row become an indicator for each label of the task.
+    """
+    if task.multi_label:
+        return _convert_several_labels(task, label, where)
     if task.is_regression:
         low, high = task.label_range
         is_number = isinstance(label, (int, float)) and not isinstance(label, bool)

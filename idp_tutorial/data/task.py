@@ -12,11 +12,17 @@ GPT-2 has no mask token and continues the text: *S1 It was …*
 
 import json
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from idp_tutorial.data.encoding import append_targets, compute_max_input_len, tokenize_rows
-from idp_tutorial.data.metrics import compute_metric, exact_match
+from idp_tutorial.data.metrics import (
+    METRICS,
+    MULTI_LABEL_METRICS,
+    REGRESSION_METRICS,
+    compute_metric,
+    exact_match,
+)
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.durable import compute_digest
 
@@ -77,6 +83,31 @@ def _check_names(task: "Task") -> None:
         raise UserError(f"task {task.name!r}: labels must all be different, got {task.labels}.")
 
 
+def _check_metric(task: "Task") -> None:
+    """Raise `UserError` unless the main metric fits the labels."""
+    names = set(task.metric.split("+"))
+    if bool(names & set(REGRESSION_METRICS)) == bool(task.labels):
+        raise UserError(
+            f"task {task.name!r}: metric {task.metric!r} does not fit labels {task.labels}. "
+            "Use accuracy or F1 for classes, and pearson or spearman without labels (regression)."
+        )
+    if task.multi_label:
+        allowed = [*MULTI_LABEL_METRICS]
+    elif task.labels:
+        excluded = {"micro_f1", "subset_accuracy", *REGRESSION_METRICS}
+        excluded |= {"f1"} if len(task.labels) != 2 else set()
+        excluded |= set() if task.grouping else {"exact", "f1_m"}
+        allowed = [name for name in METRICS if name not in excluded]
+    else:
+        allowed = [*REGRESSION_METRICS]
+    if not names <= {*allowed}:
+        kind = "several labels of a row" if task.multi_label else f"labels {task.labels}"
+        raise UserError(
+            f"task {task.name!r}: metric {task.metric!r} does not fit {kind}: use "
+            f"{', '.join(allowed)}, or a mean such as {allowed[0]}+{allowed[1]}."
+        )
+
+
 def check_task(
     task: "Task",  # the task to check
 ) -> None:
@@ -91,11 +122,12 @@ def check_task(
                 f"grouping {task.grouping!r} and metric {task.metric!r}."
             )
         return
-    correlations = {"pearson", "spearman"} & set(task.metric.split("+"))
-    if bool(correlations) == bool(task.labels):
+    _check_metric(task)
+    if task.multi_label and (task.grouping or not task.labels):
         raise UserError(
-            f"task {task.name!r}: metric {task.metric!r} does not fit labels {task.labels}. "
-            "Use accuracy or F1 for classes, and pearson or spearman without labels (regression)."
+            f"task {task.name!r} has several labels of a row (multi_label=True), so it needs "
+            f"labels and can have no grouping, got labels {task.labels} and grouping "
+            f"{task.grouping!r}."
         )
     if task.grouping not in ("", "choose", "each") or (task.grouping and len(task.labels) != 2):
         raise UserError(
@@ -190,6 +222,8 @@ class Task:
     convert_row: Callable | None = field(default=None, repr=False)
     # rows of a `group` form a question: 'choose' one (COPA), 'each' may be true (MultiRC)
     grouping: str = ""
+    # a row may have any number of the labels, and its `label` is an indicator for each, 0 or 1
+    multi_label: bool = False
     # number of training rows held out to select the checkpoint; 0: a tenth, at most 1,000
     max_validation_size: int = 0
     # rows by split: train, validation (selects the checkpoint), test (reports the score)
@@ -214,11 +248,22 @@ class Task:
         The name of the task, and the files and lines that rows come from, are not part of it.
         """
         definition = [getattr(self, name) for name in _DIGESTED_FIELDS]
+        definition += ["multi_label"] if self.multi_label else []
         parts: list[Any] = [definition]
         for split, rows in self.splits.items():
             if include_test or split != "test":
                 parts.append([split, _contents_of_rows(rows)])
         return compute_digest(json.dumps(part, sort_keys=True).encode() for part in parts)
+
+    def with_metric(
+        self,
+        metric: str | None,  # as in `compute_metric`; None: that of the task
+    ) -> "Task":
+        """Return the task with another main metric, which selects checkpoints.
+
+        Raises: `UserError` for a metric that does not fit the labels.
+        """
+        return self if metric in (None, self.metric) else replace(self, metric=metric)
 
     @property
     def is_regression(self) -> bool:
@@ -307,10 +352,15 @@ class Task:
         outputs: Any,
         # the question of each row `[N]`, if rows are grouped
         groups: Sequence[Hashable] | None = None,
-    ) -> list:  # class indices, numbers or texts
-        """Convert the output of a model to predictions."""
+    ) -> list:  # class indices, numbers or texts; for several labels of a row indicators `[N,C]`
+        """Convert the output of a model to predictions.
+
+        Of several labels of a row, those with a probability above .5 are predicted.
+        """
         if self.is_generation:
             return outputs
+        if self.multi_label:
+            return (outputs > 0).int().tolist()
         if self.is_regression:
             low, high = self.label_range
             return (outputs[:, 0] * (high - low) + low).tolist()
@@ -323,6 +373,21 @@ class Task:
             return mark_best_candidates((outputs[:, 1] - outputs[:, 0]).tolist(), groups)
         return outputs.argmax(-1).tolist()
 
+    def label_names(
+        self,
+        indicators: Sequence[int],  # 1 or 0 for each label
+    ) -> list[str]:
+        """Return the names of the labels of a row that may have several."""
+        return [name for name, is_true in zip(self.labels, indicators) if is_true]
+
+    def to_probabilities(
+        self,
+        outputs: Any,  # logits `[N,C]`
+    ) -> Any:  # `[N,C]`; of several labels of a row each is independent of the others
+        """Convert logits to the probabilities of the labels, in float64."""
+        outputs = outputs.double()
+        return outputs.sigmoid() if self.multi_label else outputs.softmax(-1)
+
     def score(
         self,
         predictions: Any,  # class indices, numbers for regression, or texts `[N]`
@@ -330,20 +395,26 @@ class Task:
         # the question of each row `[N]`, if rows are grouped
         groups: Sequence[Hashable] | None = None,
         all_metrics: bool = True,  # compute all metrics? False: only the main metric
+        probabilities: Any = None,  # of each class `[N,C]`, for the main metric `neg_log_loss`
     ) -> dict:  # metric name → percent, the main metric first
         """Compute the metrics that apply to the task."""
         if self.is_generation:
             return dict(exact_match=exact_match(predictions, labels))
         if self.is_regression:
             names = ["pearson+spearman", "pearson", "spearman"]
+        elif self.multi_label:
+            names = ["micro_f1", "macro_f1", "subset_accuracy"]
         else:
             names = ["accuracy", "macro_f1"]
-        if len(self.labels) == 2:
+        if len(self.labels) == 2 and not self.multi_label:
             names += ["f1", "accuracy+f1", "accuracy+macro_f1"]
         if self.grouping and groups is not None:
             names += ["exact", "f1_m"] if self.grouping == "each" else ["exact"]
         requested = dict.fromkeys([self.metric, *names]) if all_metrics else [self.metric]
-        return {name: compute_metric(name, predictions, labels, groups) for name in requested}
+        return {
+            name: compute_metric(name, predictions, labels, groups, probabilities)
+            for name in requested
+        }
 
     def score_outputs(
         self,
@@ -355,7 +426,8 @@ class Task:
         groups = [e.get("group") for e in examples]
         predictions = self.to_predictions(outputs, groups)
         labels = [e["target" if self.is_generation else "label"] for e in examples]
-        return self.score(predictions, labels, groups, all_metrics), predictions
+        probabilities = self.to_probabilities(outputs) if self.metric == "neg_log_loss" else None
+        return self.score(predictions, labels, groups, all_metrics, probabilities), predictions
 
 
 def scale_labels(

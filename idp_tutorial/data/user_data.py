@@ -10,6 +10,7 @@ the classes with the largest fractional parts give one row more, until the total
 (`sklearn.model_selection.train_test_split` refuses a class with one row.)
 """
 
+import json
 import math
 import random
 import re
@@ -33,8 +34,9 @@ from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.utils.checks import MissingFileError, UserError
 
 __all__ = [
-    "MULTILABEL_HINT",
     "parse_label",
+    "parse_labels",
+    "format_labels",
     "sort_class_names",
     "make_task",
     "hold_out_rows",
@@ -105,12 +107,6 @@ def _resolve_columns(
     return text, text2, label
 
 
-MULTILABEL_HINT = (
-    "not supported, because a head predicts one class for each row. Define a yes-or-no task for "
-    "each label instead, and train them together (MultiTaskModel)"
-)
-
-
 def parse_label(
     value: Any,  # value of the label column
     where: str,  # file and line, for error messages
@@ -119,8 +115,8 @@ def parse_label(
     """Return a label as a class name or a float; raise `UserError` if it is missing or invalid."""
     if isinstance(value, (list, tuple, set, dict)):
         raise UserError(
-            f"{where}: the label is {value!r:.60}. Several labels for one row are "
-            f"{MULTILABEL_HINT}."
+            f"{where}: the label is {value!r:.60}. If a row may have several labels, pass "
+            "multi_label=True."
         )
     # NaN, with which pandas marks a missing value, does not equal itself
     if value is None or value != value or not str(value).strip():
@@ -138,6 +134,54 @@ def parse_label(
     return number
 
 
+def parse_labels(
+    value: Any,  # value of the label column: names joined by |, a list of names, or a JSON list
+    where: str,  # file and line, for error messages
+) -> list[str]:  # names of labels, each once; [] for an empty value
+    """Return the labels of a row that may have several; raise `UserError` if they are invalid."""
+    names = value
+    if isinstance(value, str):
+        names = value.split("|") if value.strip() else []
+        if value.lstrip().startswith("["):
+            try:
+                names = json.loads(value)
+            except ValueError:
+                names = None
+    elif isinstance(value, (int, float)) and value == value:
+        names = [value]
+    is_list = isinstance(names, (list, tuple, set)) or hasattr(names, "tolist")
+    if not is_list or any(
+        not isinstance(n, (str, int, float)) or not str(n).strip() for n in names
+    ):
+        raise UserError(
+            f"{where}: the labels are {value!r:.60}: write names joined by |, such as "
+            "billing|urgent, or a JSON list of names; leave the cell empty for no label."
+        )
+    return list(dict.fromkeys(str(name).strip() for name in names))
+
+
+def format_labels(
+    names: Sequence[str],  # labels of a row
+) -> str:  # as `parse_labels` reads it
+    """Return the labels of a row as one text: joined by |, or a JSON list if a name contains |."""
+    has_separator = any("|" in name or name.startswith("[") for name in names)
+    return json.dumps([*names], ensure_ascii=False) if has_separator else "|".join(names)
+
+
+def _class_names(label: Any) -> list:
+    """Return the class of a row, or its labels if it may have several, as a list."""
+    return label if isinstance(label, list) else [label]
+
+
+def _decode_hub_label(label: Any, feature: Any) -> Any:
+    """Return the names of a `ClassLabel`, in which -1 means that the label is missing."""
+    if names := getattr(feature, "names", None):
+        return None if label in (None, -1) else names[label]
+    if names := getattr(getattr(feature, "feature", None), "names", None):  # a list of them
+        return None if label is None else [names[i] for i in label]
+    return label
+
+
 def _iterate_source(source: Any, format: str | None) -> Iterator[tuple[str, dict]]:
     """Yield the rows of a file or of a dataset of the hub, with their location."""
     if isinstance(source, (str, Path)):
@@ -148,7 +192,11 @@ def _iterate_source(source: Any, format: str | None) -> Iterator[tuple[str, dict
 
 
 def _read_labelled_rows(
-    source: Any, format: str | None, columns: Sequence[str | None], regression: bool
+    source: Any,
+    format: str | None,
+    columns: Sequence[str | None],
+    regression: bool,
+    multi_label: bool = False,
 ) -> tuple[list[dict], tuple]:
     """Read the rows of a split and its columns; without any label the list of rows is empty."""
     rows = []
@@ -161,10 +209,7 @@ def _read_labelled_rows(
         texts = dict(sentence1=require_nonempty_text(row, text, where))
         if text2:
             texts["sentence2"] = require_nonempty_text(row, text2, where)
-        label = row[label_column]
-        label_names = getattr(features.get(label_column), "names", None)
-        if label_names:  # a `ClassLabel`, in which -1 means that the label is missing
-            label = None if label in (None, -1) else label_names[label]
+        label = _decode_hub_label(row[label_column], features.get(label_column))
         rows.append({**texts, "label": label})
         places.append(where)
     if not rows:
@@ -174,18 +219,25 @@ def _read_labelled_rows(
     if all(row["label"] in (None, "", -1, "-1") for row in rows):
         return [], resolved
     for row, where in zip(rows, places):
-        row["label"] = parse_label(row["label"], where, regression)
+        if multi_label:
+            row["label"] = parse_labels(row["label"], where)
+        else:
+            row["label"] = parse_label(row["label"], where, regression)
     return rows, resolved
 
 
 def _read_splits(
-    data: str, format: str | None, columns: Sequence[str | None], regression: bool
+    data: str,
+    format: str | None,
+    columns: Sequence[str | None],
+    regression: bool,
+    multi_label: bool = False,
 ) -> tuple[dict[str, list], tuple]:
     """Read the splits of a table that have labels, and the columns of the last split read."""
     splits = {}
     resolved: tuple = ()
     for split, source in _find_sources(data).items():
-        rows, resolved = _read_labelled_rows(source, format, columns, regression)
+        rows, resolved = _read_labelled_rows(source, format, columns, regression, multi_label)
         if rows:
             splits[split] = rows
         else:
@@ -196,7 +248,7 @@ def _read_splits(
         raise UserError(
             f"the rows of {data} have no labels: pass the name of the column in label=."
         )
-    n_classes = len({r["label"] for r in splits["train"]})
+    n_classes = len({name for r in splits["train"] for name in _class_names(r["label"])})
     n_train = len(splits["train"])
     if not regression and 2 * n_classes > n_train:
         raise UserError(
@@ -223,11 +275,15 @@ def sort_class_names(
 def make_task(
     name: str,  # name of the task
     # rows by split, with `sentence1`, perhaps `sentence2`, and `label` as returned by `parse_label`
+    # or, for several labels of a row, by `parse_labels`
     splits: dict,
     labels: tuple | None = None,  # class names in index order; None: those of the training rows
     **fields: Any,  # other fields of `Task`
 ) -> Task:  # the task with its splits
-    """Define a classification task with labels as indices, or a regression task, from rows."""
+    """Define a classification task with labels as indices, or a regression task, from rows.
+
+    Where a row may have several labels, they become an indicator for each label of the task.
+    """
     train = splits["train"]
     values = [r["label"] for r in train]
     pair = "sentence2" in train[0]
@@ -243,21 +299,31 @@ def make_task(
             splits=splits,
             **fields,
         )
-    labels = labels or sort_class_names(values)
+    multi_label = isinstance(values[0], list)
+    labels = labels or sort_class_names(name for value in values for name in _class_names(value))
     if len(labels) < 2:
+        only = repr(labels[0]) if labels else "none"
         raise UserError(
-            f"the training rows have only the class {labels[0]!r}, but at least two are needed: "
+            f"the training rows have only the class {only}, but at least two are needed: "
             "add rows of another class, or choose another column of labels."
         )
     index = {label: i for i, label in enumerate(labels)}
     numbered = {}
     for split, rows in splits.items():
-        if unknown := [r["label"] for r in rows if r["label"] not in index]:
+        names = [name for r in rows for name in _class_names(r["label"])]
+        if unknown := [name for name in names if name not in index]:
             raise UserError(
                 f"the {split} rows have the class {unknown[0]!r}, which the training rows do not "
                 "have: add training rows of this class, or remove its rows."
             )
-        numbered[split] = [{**r, "label": index[r["label"]]} for r in rows]
+        if multi_label:
+            numbered[split] = [
+                {**r, "label": [int(name in r["label"]) for name in labels]} for r in rows
+            ]
+        else:
+            numbered[split] = [{**r, "label": index[r["label"]]} for r in rows]
+    if multi_label:
+        fields = dict(metric="micro_f1", multi_label=True) | fields
     return Task(name, labels, pair=pair, splits=numbered, **fields)
 
 
@@ -282,7 +348,7 @@ def _compute_quotas(class_sizes: list[int], fraction: float) -> list[int]:
 
 
 def hold_out_rows(
-    rows: list,  # rows with a `label`: a class, or a float
+    rows: list,  # rows with a `label`: a class, a float, or a list of classes
     fraction: float,  # fraction of the rows to hold out, above 0 and below 1
     seed: int = 0,  # seed of the sample
 ) -> tuple[list, list]:  # the remaining rows, the rows that are held out
@@ -295,7 +361,7 @@ def hold_out_rows(
     rng = random.Random(seed)
     by_class: dict[Any, list] = {}
     for row in rows:
-        key = None if isinstance(row["label"], float) else row["label"]
+        key = None if isinstance(row["label"], (float, list)) else row["label"]
         by_class.setdefault(key, []).append(row)
     classes = [*by_class.values()]
     for members in classes:
@@ -336,13 +402,20 @@ def load_table_task(
     label: str | None = None,  # column of the label; None: label
     format: str | None = None,  # key of `FILE_FORMATS`; None: detect it from the file's suffix
     regression: bool = False,  # are the labels numbers, not classes?
+    # may a row have several labels? A cell has names joined by |, or a list of names
+    multi_label: bool = False,
     validation: float = 0.1,  # fraction of the rows to hold out if there is no validation split
     # fraction of the rows to hold out if there is no test split; 0: test on the validation rows
     test: float = 0.1,
     seed: int = 0,  # seed of the rows that are held out
 ) -> tuple[Task, list]:  # the task with its splits, and the names of the splits that were held out
     """Read a table, hold out the splits that it lacks, and define a task with its rows."""
-    splits, columns = _read_splits(str(data), format, (text, text2, label), regression)
+    if regression and multi_label:
+        raise UserError(
+            "regression and multi_label exclude each other: labels are numbers, or names."
+        )
+    columns: tuple = (text, text2, label)
+    splits, columns = _read_splits(str(data), format, columns, regression, multi_label)
     fractions = {}
     if test and "test" not in splits:
         fractions["test"] = test
@@ -367,13 +440,15 @@ def _describe_table_task(task: Task, held_out: Sequence[str]) -> str:
     sizes = (f"{len(task.splits[split])} {split}" for split in ("train", "validation", "test"))
     parts = [", ".join(sizes) + " rows"]
     if held_out:
-        proportion = ", in proportion to the classes" if task.labels else ""
+        is_stratified = task.labels and not task.multi_label
+        proportion = ", in proportion to the classes" if is_stratified else ""
         parts.append(f"held out at random{proportion}: {' and '.join(sorted(held_out))}")
     if task.splits["test"] == task.splits["validation"]:
         parts.append("no test rows: the validation rows report the score, which is then too high")
     if task.labels:
         names = ", ".join(task.labels[:12]) + (" …" if len(task.labels) > 12 else "")
-        parts.append(f"{len(task.labels)} classes: {names}")
+        kind = "labels, any number in a row" if task.multi_label else "classes"
+        parts.append(f"{len(task.labels)} {kind}: {names}")
     else:
         parts.append("regression")
     return f"{task.name}: {'; '.join(parts)}"

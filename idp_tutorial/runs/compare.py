@@ -105,6 +105,7 @@ def dry_run_comparison(
     refuse_unread_options(methods, base)
     check_writable_folder(folder)
     task = load_task(base.task, base.data, base.shots, base.split_seed, base.stratified)
+    task = task.with_metric(base.metric)
     longest = None
     for method in methods:
         cfg = config_for_method(base, method, methods)
@@ -150,6 +151,7 @@ def run_seeds(
 ) -> list[dict]:  # one record per seed; only one if every learning rate diverged
     """Train a config with every seed, all with the same learning rate."""
     cfg = replace(cfg, task=task.name)
+    task = task.with_metric(cfg.metric)
     digests = run_digests(cfg, task)
     layer = "" if cfg.get("layer") is None else f"layer {cfg.get('layer')}  "
     needs_lr = bool(ALL_METHODS[cfg.method].learning_rates)

@@ -30,17 +30,21 @@ from idp_tutorial.runs.record import (
     make_fingerprint,
     run_digests,
 )
+from idp_tutorial.runs.report import Report, require_reportable, write_report
 from idp_tutorial.saving.descriptions import read_fingerprint
 from idp_tutorial.saving.first_stage import load_first_stage
 from idp_tutorial.saving.hub import RECORD_FILE
 from idp_tutorial.saving.prompt_files import PROMPTS_FILE, save_pretrained
+from idp_tutorial.training.evaluation import format_predictions
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_at_least, check_name
 from idp_tutorial.utils.durable import dump_record, folder_lock, write_atomically
 from idp_tutorial.utils.provenance import git_state
 from idp_tutorial.utils.records import append_record, describe_differences
 
-__all__ = ["Experiment", "run_experiment", "train_and_save"]
+__all__ = ["REPORT_FOLDER", "Experiment", "run_experiment", "train_and_save"]
+
+REPORT_FOLDER = "report"  # in the folder of a trained model; a repository on the hub lacks it
 
 
 def _with_default_learning_rate(cfg: RunConfig) -> RunConfig:
@@ -58,12 +62,14 @@ class Experiment:
         cfg: RunConfig,  # without `lr` the method's default is used
         task: Task | None = None,  # a loaded task, whose name goes into the record; None: load it
     ) -> None:
-        self.task = task or load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)
+        task = task or load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)
+        self.task = task.with_metric(cfg.metric)
         cfg = replace(_with_default_learning_rate(cfg), task=self.task.name)
         n_examples = len(self.task.splits["train"])
         self.cfg = cfg.resolve_epochs(n_examples, PartialState().num_processes)
         self.start_time = time.time()
         self.weights_digest: str | None = None  # of the backbone before training, once it is loaded
+        self.test_outputs: Any = None  # outputs for the test split, once it is scored
 
     def digests(self, include_test: bool = True) -> dict[str, str]:
         """Return the digests of everything that the experiment reads."""
@@ -125,6 +131,7 @@ class Experiment:
             name = logits_name(self.cfg, task, digests)
             details |= save_logits(records_file, name, outputs, task)
         if score_test:
+            self.test_outputs = outputs["test"][0]
             scores, _ = task.score_outputs(*outputs["test"])
             details |= dict(score=scores[task.metric], scores=scores)
         selection = "checkpoint: best on validation" + "; reported on test" * score_test
@@ -182,13 +189,28 @@ class Experiment:
                 f"settings, or delete its {PROMPTS_FILE} and checkpoints to start again."
             )
 
+    def write_report(
+        self,
+        folder: Path | str,  # created if needed
+    ) -> Report:
+        """Write a report on the test split, which has been scored, to a folder."""
+        cfg = self.cfg
+        rows = self.task.splits["test"]
+        groups = [row.get("group") for row in rows]
+        predictions = format_predictions(self.task, self.test_outputs, groups)
+        title = f"{cfg.method} on {cfg.task}, test"
+        return write_report(self.task, rows, predictions, folder, title)
+
     def train_in_folder(
         self,
         folder: Path,  # folder of this run; it must not hold another run
         save_every: int | None = None,  # steps between two checkpoints; 0: no checkpoints
+        report: bool = False,  # write a report on the test split to the folder REPORT_FOLDER in it
         **details: Any,  # further fields of the record
     ) -> Record:
         """Train a model or resume its training, and save it with its record in a folder."""
+        if report:
+            require_reportable(self.task)
         is_main_process = PartialState().is_main_process
         checkpoint_dir = None if save_every == 0 else folder
         with folder_lock(folder if is_main_process else None):
@@ -204,6 +226,8 @@ class Experiment:
                     write_atomically(folder / RECORD_FILE, line.encode())
                 raise
             save_pretrained(model, folder, self.task, self.cfg, record.to_dict())
+            if report and is_main_process:
+                self.write_report(folder / REPORT_FOLDER)
         return record
 
 
@@ -231,6 +255,7 @@ def train_and_save(
     task: Task | None = None,  # a loaded task, whose name goes into the record; None: `cfg.task`
     # steps between two checkpoints; None: `cfg.eval_every`; 0: no checkpoints
     save_every: int | None = None,
+    report: bool = False,  # write a report on the test split to the folder REPORT_FOLDER in it
     **details: Any,  # further fields of the record
 ) -> dict[str, Any]:  # the record
     """Train one config, or resume it, and save the trained model and its record in a folder.
@@ -241,5 +266,5 @@ def train_and_save(
     refuse_control(cfg.method)
     if save_every is not None:
         check_at_least(save_every, 0, "save_every")
-    record = Experiment(cfg, task).train_in_folder(Path(folder), save_every, **details)
+    record = Experiment(cfg, task).train_in_folder(Path(folder), save_every, report, **details)
     return record.to_dict()

@@ -89,8 +89,9 @@ class Record:
                 f"the record has schema {values.get('schema')!r}, and this version reads schema "
                 f"{SCHEMA_VERSION} only: run it again."
             )
-        config_names = {"method", *general_options(), *all_method_options()}
         own_names = {f.name for f in fields(cls)} - {"config", "details"}
+        # `metric` is an option too; the record has the one that was used
+        config_names = {"method", *general_options(), *all_method_options()} - own_names
         missing = {"digests", "split_sizes", "status", "method"} - values.keys()
         if missing:
             raise UserError(f"the record has no {min(missing)!r}: run it again.")

@@ -235,6 +235,7 @@ def choose_learning_rate(
     from accelerate import PartialState
 
     task = load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)
+    task = task.with_metric(cfg.metric)
     cfg = cfg.resolve_epochs(len(task.splits["train"]))
     with folder_lock(folder if PartialState().is_main_process else None):
         record = _load_or_search(
@@ -260,6 +261,7 @@ def choose_head_learning_rate(
     """
     if cfg.head == "verbalizer":
         return None
+    task = task.with_metric(cfg.metric)
     head_cfg = cfg.with_method("head-only", lr=None, head_lr=None, seed=0)
     file = Path(records_file).with_name("head-rate.jsonl") if records_file else None
     learning_rates = METHODS["head-only"].learning_rates

@@ -156,6 +156,8 @@ def build_model_card(
     low, high = task["label_range"]
     output = "generated text" if task["is_generation"] else f"a number from {low} to {high}"
     labels = ", ".join(f"`{name}`" for name in task["labels"]) or output
+    if task.get("multi_label"):
+        labels = f"any number of the labels {labels}"
     texts = "pairs of texts" if task["pair"] else "texts"
     length = ""
     if row.kind in ("static", "generated", "second pass"):

@@ -104,7 +104,13 @@ def describe_run(
         glove=glove and Path(glove).name,
         **_MACHINE_OPTIONS,
     )
-    return dict(cfg=cfg.to_dict(), task=asdict(replace(task, splits={}, convert_row=None)))
+    options = cfg.to_dict()
+    fields_of_task = asdict(replace(task, splits={}, convert_row=None))
+    if options["metric"] is None:  # as the files of releases without the option have it
+        del options["metric"]
+    if not task.multi_label:
+        del fields_of_task["multi_label"]
+    return dict(cfg=options, task=fields_of_task)
 
 
 def _matches_type(value: Any, type_hint: Any) -> bool:

@@ -154,6 +154,11 @@ class MultiTaskModel(nn.Module):
         examples: list[dict] = [{} for _ in rows]
         for (name, has_label), positions in groups.items():
             m = self.task_models[name]
+            if has_label and m.task.multi_label:
+                raise UserError(
+                    f"rows of task {name!r} may have several labels, and such a task can be "
+                    "trained only by itself: leave the labels out, or train it with `fit`."
+                )
             encoded = encode_rows(
                 m.task,
                 [checked[i] for i in positions],
@@ -291,7 +296,7 @@ class MultiTaskModel(nn.Module):
         rows: list[dict],  # each with `task`, `sentence1`, and for a pair `sentence2`
         batch_size: int = 16,  # rows that run together; use more on a GPU
         probabilities: bool = False,  # True: return dictionaries with all probabilities
-    ) -> list[Any]:  # label names or numbers; with `probabilities` dictionaries
+    ) -> list[Any]:  # label names, lists of them, or numbers; with `probabilities` dictionaries
         """Return the prediction for every row, as a label name or a number."""
         self.eval()
         check_at_least(batch_size, 1, "batch_size")

@@ -10,7 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from idp_tutorial.core.config import HeadConfig
 from idp_tutorial.data.config import TaskConfig
-from idp_tutorial.utils.checks import UserError, check_choice, check_positive
+from idp_tutorial.data.metrics import METRICS
+from idp_tutorial.utils.checks import UserError, check_choice, check_name, check_positive
 from idp_tutorial.utils.options import Range, check_options
 
 __all__ = ["MachineConfig", "TrainingConfig"]
@@ -34,6 +35,15 @@ class _ClassWeights:
         else:
             hint = "or a weight for each class, such as {'rare': 5}"
             check_choice(value, (None, "balanced"), name, hint)
+
+
+class _MetricName:
+    """Check of a metric: a name of `METRICS`, or several joined by `+`."""
+
+    def check(self, value: Any, name: str) -> None:
+        """Check the name of a metric; whether it fits the task is checked with the task."""
+        for part in str(value).split("+"):
+            check_name(part, [*METRICS, "log_loss", "exact_match"], name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +106,17 @@ class TrainingConfig(TaskConfig, HeadConfig, MachineConfig):
     # folder of an earlier run whose trained prompts initialise this one (default: no such run)
     init_from: str | None = None
     eval_every: _Count = 50  # steps between evaluations on the validation split
+    # metric that selects checkpoints and learning rates, and is reported: accuracy,
+    # balanced_accuracy, f1, macro_f1, mcc, log_loss (reported negated, as neg_log_loss), micro_f1,
+    # subset_accuracy, pearson, spearman, or a mean such as accuracy+macro_f1 (default: the task's)
+    metric: Annotated[str, _MetricName()] | None = None
     # stop after this number of evaluations without improvement on the validation split
     patience: Annotated[int, Range(1, 10**9, "None never stops early")] | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.metric == "log_loss":
+            object.__setattr__(self, "metric", "neg_log_loss")
         if self.cache in ("hidden", "both") and self.dropout_below_prompt:
             raise UserError(
                 f"cache={self.cache!r} cannot be used with dropout_below_prompt=True: dropout "

@@ -196,14 +196,19 @@ def format_predictions(
     outputs: Tensor,  # outputs of the head `[N,C]`
     groups: list,  # question of each row, or None `[N]`
 ) -> list[dict]:
-    """Convert outputs to `label` and `probabilities` by label, or to `value` (regression)."""
+    """Convert outputs to `label` and `probabilities` by label, or to `value` (regression).
+
+    Where a row may have several labels, `label` is a list of names.
+    """
     predictions = task.to_predictions(outputs, groups)
     if task.is_regression:
         return [dict(value=v) for v in predictions]
-    formatted = []
-    for label, probabilities in zip(predictions, outputs.softmax(-1).tolist()):
+    formatted: list[dict] = []
+    all_probabilities = outputs.sigmoid() if task.multi_label else outputs.softmax(-1)
+    for label, probabilities in zip(predictions, all_probabilities.tolist()):
+        names: Any = task.labels[label] if not task.multi_label else task.label_names(label)
         by_label = dict(zip(task.labels, probabilities))
-        formatted.append(dict(label=task.labels[label], probabilities=by_label))
+        formatted.append(dict(label=names, probabilities=by_label))
     return formatted
 
 
@@ -220,7 +225,7 @@ def predict(
     """Predict for new rows.
 
     Each prediction has `label` and `probabilities` by label; of a regression it has `value`, of a
-    task that generates text `generated`.
+    task that generates text `generated`. Where a row may have several labels, `label` is a list.
     """
     if not rows:
         return []

@@ -63,6 +63,8 @@ def validate_inference_row(
         row = {**defaults, **row}
         if not has_label:  # any valid label, removed below
             row["label"] = task.label_range[0] if task.is_regression else 0
+            if task.multi_label:
+                row["label"] = []
     checked = check_row(task, row, where, " (a label only to train)")
     return {k: v for k, v in checked.items() if k != "label" or has_label}
 

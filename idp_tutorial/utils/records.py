@@ -55,6 +55,8 @@ def config_to_record(cfg: _Config | Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a run for its record; files and folders are stored by name only."""
     options = dict(cfg) if isinstance(cfg, Mapping) else cfg.to_dict()
     options["cache_dir"] = None
+    if options.get("metric") is None:  # a record has the metric of its task under this name
+        options.pop("metric", None)
     for name in _FILE_OPTIONS:
         if options.get(name):
             options[name] = Path(options[name]).name

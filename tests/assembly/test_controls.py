@@ -6,7 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small import backbone, batch_of, call_with_messages, config, one, small_task
+from small import (
+    backbone,
+    batch_of,
+    call_with_messages,
+    config,
+    one,
+    small_task,
+    topic_task,
+)
 
 from idp_tutorial.assembly import controls
 from idp_tutorial.assembly.build import build_model
@@ -203,3 +211,55 @@ def test_a_probe_of_two_classes_of_three():
     assert (X @ W.T + b).argmax(1).tolist() == y
     with pytest.raises(ValueError, match="one class"):
         fit_linear_model(X, [1] * 20, 1.0, 3)
+
+
+# ---- several labels of a row
+
+
+@pytest.mark.parametrize(
+    "method,options",
+    [
+        ("probe", {}),
+        ("side-network", dict(lr=3e-3)),
+        ("head-only", dict(lr=1e-4, head_init="probe")),
+    ],
+)
+def test_several_labels_are_learnt(method, options, small_folder):
+    task = topic_task()
+    cfg = config(method, backbone=str(small_folder), **options)
+    record = run_experiment(cfg, task)
+    # predicting every label of every row is the best that a constant can do
+    everything = task.score([[1, 1, 1]] * 24, [row["label"] for row in task.splits["test"]])
+    assert record["metric"] == "micro_f1" and record["score"] > everything["micro_f1"] + 8
+
+
+def test_the_majority_of_several_labels_is_each_labels_majority():
+    task = topic_task()
+    model, log = Experiment(config("majority"), task).fit()
+    share = np.mean([row["label"] for row in task.splits["train"]], 0)
+    assert model.head.out.sigmoid().numpy() == pytest.approx(share, abs=1e-5)
+    assert log.validation == 0  # no topic is in half of the rows
+
+
+def test_a_probe_of_a_label_of_no_row_is_constant():
+    X = torch.randn(40, 4)
+    y = torch.stack([X[:, 0] > 0, torch.zeros(40), torch.ones(40)], 1).float()
+    W, b, converged = fit_linear_model(X, y, 1.0, 3)
+    assert W.shape == (3, 4) and converged
+    predicted = X @ W.T + b > 0
+    assert (predicted[:, 0] == (X[:, 0] > 0)).float().mean() > 0.9
+    assert not predicted[:, 1].any() and predicted[:, 2].all()
+
+
+@pytest.mark.parametrize(
+    "options,words",
+    [
+        (dict(head="verbalizer"), "head='verbalizer' predicts one label word"),
+        (dict(method="efl"), "'efl' predicts the one label that a text entails"),
+        (dict(class_weight="balanced"), "class_weight='balanced' needs one class for each row"),
+    ],
+)
+def test_what_cannot_predict_several_labels_is_refused(options, words):
+    cfg = config(**{"method": "head-only", **options})
+    with pytest.raises(ValueError, match=words):
+        build_model(cfg, backbone(), topic_task())

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from small import make_topic_texts
 
 from idp_tutorial import PromptClassifier
 from idp_tutorial.cli.main import main
@@ -204,3 +205,102 @@ def test_streams_that_are_closed_or_narrow_and_a_folder_without_a_name(monkeypat
         help, env=os.environ | dict(PYTHONIOENCODING="ascii"), capture_output=True, text=True
     )
     assert got.returncode == 0 and r"configs/\u2026" in got.stdout, got.stderr
+
+
+# ---- several labels, reports and metrics
+
+
+@pytest.fixture
+def topics():
+    """A table of texts with several labels each, joined by |."""
+    texts, labels = make_topic_texts(160)
+    with open("topics.csv", "w", newline="") as f:
+        rows = [[text, "|".join(names)] for text, names in zip(texts, labels)]
+        csv.writer(f).writerows([["text", "topics"], *rows])
+    return texts, labels
+
+
+def test_several_labels_are_trained_predicted_and_reported(topics, monkeypatch, capsys):
+    _, labels = topics
+    call(
+        "idp train topics.csv --label topics --multi_label --method head-only --steps 60 --lr 3e-2 "
+        "--evaluations 2 --metric macro_f1 --device cpu --out run --report",
+        monkeypatch,
+    )
+    captured = capsys.readouterr()
+    assert "3 labels, any number in a row: food, money, sport" in captured.err
+    assert "head-only on topics, seed 0: macro_f1" in captured.out
+    assert "| micro F1 (%) |" in captured.out and "written: run/report/report.md" in captured.out
+    record = json.loads(Path("run/record.jsonl").read_text())
+    with open("run/report/scores.csv", newline="") as file:
+        scores = {row["score"]: float(row["value"]) for row in csv.DictReader(file)}
+    assert scores["macro_f1"] == pytest.approx(record["score"], rel=1e-4)
+    # to predict every label gets micro F1 57
+    assert record["scores"]["micro_f1"] > 70
+    call(
+        "idp predict --model run --texts topics.csv --proba --out out.csv --device cpu "
+        "--report new --label topics",
+        monkeypatch,
+    )
+    assert "written: new/report.md" in capsys.readouterr().out
+    clf = PromptClassifier.from_pretrained("run")
+    assert clf.label_form_ == "lists" and clf.classes_.tolist() == ["food", "money", "sport"]
+    with open("out.csv", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    predicted = clf.predict([row["text"] for row in rows])
+    assert [row["prediction"].split("|") if row["prediction"] else [] for row in rows] == predicted
+    assert all(
+        (float(row["probability food"]) > 0.5) == ("food" in row["prediction"]) for row in rows
+    )
+    correct = sum({*a} == {*b} for a, b in zip(predicted, labels)) / len(rows)
+    with open("new/scores.csv", newline="") as file:
+        scores = {row["score"]: float(row["value"]) for row in csv.DictReader(file)}
+    assert scores["subset_accuracy"] == pytest.approx(100 * correct, rel=1e-4)
+
+
+def test_a_report_of_predictions_needs_labels(small_folder, monkeypatch, capsys):
+    table = "tickets.csv --text message --label topic"
+    call(f"idp train {table} {QUICK} --backbone {small_folder} --out run", monkeypatch)
+    predict = "idp predict --model run --text message --device cpu"
+    call(f"{predict} --texts tickets.csv --report r --out p.jsonl", monkeypatch)
+    with open("r/classes.csv", newline="") as file:
+        support = {row["label"]: row["support"] for row in csv.DictReader(file)}
+    assert support["billing"] == support["login"] == "20" and support["macro avg"] == "60"
+    answers = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    n_wrong = sum(answer["prediction"] != answer["topic"] for answer in answers)
+    with open("r/errors.csv", newline="") as file:
+        assert len([*csv.DictReader(file)]) == n_wrong
+    capsys.readouterr()
+    Path("none.csv").write_text("message\nwhere is it\n")
+    for line, words in (
+        (f"{predict} --texts none.csv --report q", "no column 'label' among message"),
+        (f"{predict} --texts new.csv --report q", "label must be an index"),
+        (f"{predict} --texts new.csv --label label", "label=label is not used without report"),
+    ):
+        with pytest.raises(SystemExit) as error:
+            call(line, monkeypatch)
+        assert error.value.code == 2 and words in capsys.readouterr().err
+    assert not Path("q").exists()
+
+
+def test_a_report_of_numbers_is_drawn(small_folder, monkeypatch, capsys):
+    call(
+        f"idp train tickets.csv --text message --label days --regression {QUICK} "
+        f"--backbone {small_folder} --out run --report",
+        monkeypatch,
+    )
+    assert "| mean absolute error |" in capsys.readouterr().out
+    assert Path("run/report/scatter.png").is_file()
+
+
+def test_compare_takes_a_metric_and_class_weights(small_folder, monkeypatch, capsys):
+    call(
+        "idp compare tickets.csv --text message --label topic --methods majority,head-only "
+        f"{QUICK.replace('--prompt_length 2', '')} --backbone {small_folder} --metric log_loss --class_weight balanced --out c",
+        monkeypatch,
+    )
+    assert "neg_log_loss" in capsys.readouterr().out
+    records = [json.loads(line) for line in Path("c/compare.jsonl").read_text().splitlines()]
+    assert {r["metric"] for r in records} == {"neg_log_loss"}
+    assert [r["class_weight"] for r in records] == ["balanced"] * 2
+    assert all(r["score"] < 0 for r in records)

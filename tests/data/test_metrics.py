@@ -7,7 +7,12 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import f1_score
+from sklearn.metrics import (
+    balanced_accuracy_score,
+    f1_score,
+    log_loss,
+    matthews_corrcoef,
+)
 
 from idp_tutorial.data.metrics import (
     METRICS,
@@ -69,7 +74,10 @@ def test_invalid_predictions_are_reported(p, y, match):
 def test_an_unknown_metric_is_reported():
     with pytest.raises(ValueError, match="unknown metric 'f2': use accuracy, f1"):
         compute_metric("accuracy+f2", [0], [0])
-    assert set(METRICS) == {"accuracy", "f1", "macro_f1", "pearson", "spearman", "exact", "f1_m"}
+    assert set(METRICS) == {
+        *("accuracy", "balanced_accuracy", "f1", "macro_f1", "mcc", "neg_log_loss"),
+        *("micro_f1", "subset_accuracy", "pearson", "spearman", "exact", "f1_m"),
+    }
 
 
 # ---- questions with several rows
@@ -167,3 +175,59 @@ def test_for_pairs_accuracy_and_exact_agree():
         == pytest.approx(100 * sum(p[i] == y[i] == 1 for i in range(80)) / 40)
     )
     assert 30 < s["accuracy"] < 70
+
+
+# ---- metrics that users choose
+
+
+def random_classes(n=200, n_classes=3):
+    """Return labels, predictions that are often correct, and probabilities."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, n_classes, n)
+    probabilities = rng.dirichlet(np.ones(n_classes), n) + 0.5 * np.eye(n_classes)[labels]
+    probabilities /= probabilities.sum(1, keepdims=True)
+    return labels, probabilities.argmax(1), probabilities
+
+
+@pytest.mark.parametrize(
+    "name,function", [("mcc", matthews_corrcoef), ("balanced_accuracy", balanced_accuracy_score)]
+)
+def test_a_metric_of_classes_is_that_of_sklearn(name, function):
+    labels, predictions, _ = random_classes()
+    assert compute_metric(name, predictions, labels) == pytest.approx(
+        100 * function(labels, predictions)
+    )
+
+
+def test_matthews_correlation_by_hand():
+    # 3 true positives, 1 true negative, 1 false positive, 1 false negative
+    p, y = [1, 1, 1, 0, 1, 0], [1, 1, 1, 1, 0, 0]
+    assert compute_metric("mcc", p, y) == pytest.approx(100 * (3 * 1 - 1 * 1) / 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compute_metric("mcc", [1, 1, 1, 1, 1, 1], y) == 0
+        assert compute_metric("balanced_accuracy", [2, 1], [1, 1]) == 50
+
+
+def test_log_loss_is_negated_so_that_more_is_better():
+    labels, predictions, probabilities = random_classes()
+    score = compute_metric("neg_log_loss", predictions, labels, probabilities=probabilities)
+    assert score == pytest.approx(-100 * log_loss(labels, probabilities)) and score < 0
+    better = compute_metric("neg_log_loss", labels, labels, probabilities=np.eye(3)[labels])
+    assert score < better <= 0
+    with pytest.raises(ValueError, match="needs the probability of each class"):
+        compute_metric("neg_log_loss", predictions, labels)
+    with pytest.raises(ValueError, match="a mean of a log-loss"):
+        compute_metric("accuracy+neg_log_loss", predictions, labels, probabilities=probabilities)
+
+
+def test_metrics_of_several_labels_by_hand():
+    y = [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    p = [[1, 0, 0], [0, 1, 0], [0, 1, 0]]  # 2 true positives, 1 false positive, 1 false negative
+    assert compute_metric("micro_f1", p, y) == pytest.approx(100 * 4 / 6)
+    assert compute_metric("macro_f1", p, y) == pytest.approx(100 * (1 + 2 / 3 + 0) / 3)
+    assert compute_metric("subset_accuracy", p, y) == pytest.approx(100 / 3)
+    probabilities = np.where(np.array(y) == 1, 0.8, 0.4)
+    by_hand = (3 * np.log(0.8) + 6 * np.log(0.6)) / 9
+    score = compute_metric("neg_log_loss", p, y, probabilities=probabilities)
+    assert score == pytest.approx(100 * by_hand)

@@ -183,3 +183,52 @@ def test_outputs_of_a_question_are_compared_before_they_are_scored():
     scores, predictions = TASKS["copa"].score_outputs(logits, examples)
     assert predictions == [1, 0] * 10
     assert (scores["accuracy"], scores["exact"]) == (100.0, 100.0)
+
+
+# ---- the main metric, and several labels of a row
+
+LETTERS = Task("letters", labels=("a", "b", "c"), multi_label=True, metric="micro_f1")
+
+
+def test_a_metric_must_fit_the_labels():
+    task = TASKS["trec"]
+    assert task.with_metric(None) is task and task.with_metric("mcc").metric == "mcc"
+    for metric in ("f1", "micro_f1", "pearson", "exact", "accuracy+f1"):
+        with pytest.raises(ValueError, match=f"metric '{metric}' does not fit".replace("+", ".")):
+            task.with_metric(metric)
+    assert TASKS["sst2"].with_metric("accuracy+f1").metric == "accuracy+f1"
+    with pytest.raises(ValueError, match="does not fit several labels of a row: use micro_f1"):
+        LETTERS.with_metric("accuracy")
+    with pytest.raises(ValueError, match="does not fit labels"):
+        TASKS["stsb"].with_metric("accuracy")
+
+
+def test_the_main_metric_is_in_the_digest():
+    task = TASKS["trec"]
+    assert task.digest() != task.with_metric("mcc").digest()
+
+
+def test_log_loss_is_computed_from_the_outputs():
+    task = TASKS["sst2"].with_metric("neg_log_loss")
+    outputs = torch.tensor([[0.0, 2.0], [1.0, 0.0]])
+    scores, predictions = task.score_outputs(outputs, [dict(label=1), dict(label=1)])
+    by_hand = torch.tensor([outputs.log_softmax(-1)[i, 1] for i in (0, 1)]).mean()
+    assert next(iter(scores)) == "neg_log_loss"
+    assert scores["neg_log_loss"] == pytest.approx(100 * by_hand.item(), rel=1e-5)
+    assert predictions == [1, 0] and scores["accuracy"] == 50
+
+
+def test_labels_with_a_probability_above_one_half_are_predicted():
+    outputs = torch.tensor([[0.1, -3.0, 2.0], [-1.0, -1.0, -0.1]])
+    assert LETTERS.to_predictions(outputs) == [[1, 0, 1], [0, 0, 0]]
+    assert LETTERS.label_names([1, 0, 1]) == ["a", "c"]
+    assert LETTERS.to_probabilities(outputs)[0, 1].item() == pytest.approx(0.0474, abs=1e-4)
+    scores, _ = LETTERS.score_outputs(outputs, [dict(label=[1, 0, 1]), dict(label=[0, 0, 1])])
+    assert [*scores] == ["micro_f1", "macro_f1", "subset_accuracy"]
+    assert scores["micro_f1"] == pytest.approx(80) and scores["subset_accuracy"] == 50
+
+
+def test_several_labels_need_labels_and_no_grouping():
+    with pytest.raises(ValueError, match="needs labels and can have no grouping"):
+        replace(LETTERS, labels=("a", "b"), grouping="each")
+    assert LETTERS.digest() != replace(LETTERS, multi_label=False, metric="macro_f1").digest()

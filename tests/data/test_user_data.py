@@ -4,14 +4,16 @@ import json
 from collections import Counter
 
 import pytest
-from datasets import ClassLabel, Dataset, Features, Value
+from datasets import ClassLabel, Dataset, Features, List, Value
 
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import (
     _read_labelled_rows,
+    format_labels,
     hold_out_rows,
     load_table_task,
     parse_label,
+    parse_labels,
     register_table_task,
     sort_class_names,
 )
@@ -132,7 +134,7 @@ def test_labels_become_class_names_or_numbers():
 @pytest.mark.parametrize(
     "value,regression,message",
     [
-        (["a", "b"], False, "line 2: the label is .* not supported"),
+        (["a", "b"], False, "line 2: the label is .* pass multi_label=True"),
         (None, False, "line 2: every row needs a label, got None"),
         (" ", False, "line 2: every row needs a label"),
         (float("nan"), False, "line 2: every row needs a label, got nan"),
@@ -144,3 +146,55 @@ def test_labels_become_class_names_or_numbers():
 def test_invalid_labels_are_reported(value, regression, message):
     with pytest.raises(ValueError, match=message):
         parse_label(value, "line 2", regression)
+
+
+# ---- several labels of a row
+
+
+@pytest.mark.parametrize(
+    "value,names",
+    [
+        ("late | rude", ["late", "rude"]),
+        ("late", ["late"]),
+        ("", []),
+        ("a|a", ["a"]),
+        ('["a|b", "c"]', ["a|b", "c"]),
+        (["a", 2], ["a", "2"]),
+        ([], []),
+        (7, ["7"]),
+    ],
+)
+def test_labels_of_a_row_are_read(value, names):
+    assert parse_labels(value, "row 1") == names
+    assert parse_labels(format_labels(names), "row 1") == names
+
+
+@pytest.mark.parametrize(
+    "value", [None, float("nan"), {"a": 1}, "[broken", "a||b", [["a"]], [None], [""]]
+)
+def test_labels_that_cannot_be_read_are_refused(value):
+    with pytest.raises(ValueError, match="row 1: the labels are .* leave the cell empty"):
+        parse_labels(value, "row 1")
+
+
+def test_a_table_of_several_labels(tmp_path):
+    rows = [f"text {i},{('late', 'late|rude', '', 'rude')[i % 4]}" for i in range(40)]
+    (tmp_path / "complaints.csv").write_text("\n".join(["text,label", *rows]))
+    task, _ = load_table_task(tmp_path / "complaints.csv", multi_label=True)
+    assert task.labels == ("late", "rude") and task.multi_label and task.metric == "micro_f1"
+    by_text = {row["sentence1"]: row["label"] for rows in task.splits.values() for row in rows}
+    assert [by_text[f"text {i}"] for i in range(4)] == [[1, 0], [1, 1], [0, 0], [0, 1]]
+    with pytest.raises(ValueError, match="exclude each other"):
+        load_table_task(tmp_path / "complaints.csv", multi_label=True, regression=True)
+    (tmp_path / "lists.jsonl").write_text('{"text": "a", "label": ["x", "y"]}')
+    with pytest.raises(ValueError, match="pass multi_label=True"):
+        load_table_task(tmp_path / "lists.jsonl")
+
+
+def test_lists_of_class_labels_are_decoded():
+    labels = List(ClassLabel(names=["no", "yes"]))
+    features = Features(dict(text=Value("string"), label=labels))
+    rows = [dict(text="a", label=[0, 1]), dict(text="b", label=[])]
+    dataset = Dataset.from_list(rows, features=features)
+    read, _ = _read_labelled_rows(dataset, None, (None, None, None), False, True)
+    assert [row["label"] for row in read] == [["no", "yes"], []]

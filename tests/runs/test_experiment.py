@@ -8,17 +8,21 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from small import backbone, config, small_task, without_times
+from small import backbone, config, small_task, topic_task, without_times
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.glove import write_glove
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.runs.experiment import Experiment, run_experiment, train_and_save
-from idp_tutorial.runs.logits import load_logits
+from idp_tutorial.runs.logits import load_logits, split_outputs
+from idp_tutorial.runs.record import make_fingerprint
+from idp_tutorial.runs.store import RunStore
 from idp_tutorial.runs.tables import (
     results_table,
 )
+from idp_tutorial.saving.prompt_files import from_pretrained
+from idp_tutorial.training.evaluation import predict
 from idp_tutorial.training.fit import fit
 from idp_tutorial.utils import records
 from idp_tutorial.utils.records import read_records
@@ -286,3 +290,67 @@ def test_a_run_that_diverges_leaves_a_record(cfg, task, tmp_path, wild):
     assert read_records(tmp_path / "run" / "record.jsonl")[0]["status"] == "diverged"
     train_and_save(cfg(lr=1e-2), tmp_path / "run", task)
     assert read_records(tmp_path / "run" / "record.jsonl")[0]["status"] == "done"
+
+
+# ---- the metric of a run
+
+
+@pytest.mark.parametrize("metric", ["mcc", "log_loss", "accuracy+macro_f1"])
+def test_the_metric_selects_the_checkpoint_and_is_recorded(metric):
+    task = small_task("questions")
+    experiment = Experiment(config("head-only", metric=metric, steps=9, eval_every=3), task)
+    model, log = experiment.fit()
+    record = experiment.score(model, log).to_dict()
+    name = metric.replace("log_loss", "neg_log_loss")
+    assert record["metric"] == name and record["score"] == record["scores"][name]
+    assert record["validation"] == max(score for _, score in record["history"])
+    assert experiment.cfg.metric == name
+    if name == "neg_log_loss":  # the model that was kept has the smallest loss
+        logits, examples = split_outputs(model, experiment.task, experiment.cfg, "validation")
+        labels = torch.tensor([e["label"] for e in examples])
+        loss = torch.nn.functional.cross_entropy(logits, labels).item()
+        assert record["validation"] == pytest.approx(-100 * loss, rel=1e-4)
+
+
+def test_runs_with_different_metrics_are_different_runs(tmp_path):
+    task = small_task()
+    store = RunStore(tmp_path / "records.jsonl")
+    plain, other, explicit = (
+        Experiment(config("head-only", metric=metric), task) for metric in (None, "mcc", "accuracy")
+    )
+    fingerprints = [make_fingerprint(e.cfg, e.digests()) for e in (plain, other, explicit)]
+    record = store.get_or_run(fingerprints[0], lambda: plain.train()[1])
+    assert record["metric"] == "accuracy" and store.find(fingerprints[0]) == record
+    assert store.find(fingerprints[1]) is None
+    assert store.find(fingerprints[2]) == record  # the metric that the task has
+
+
+def test_a_metric_that_does_not_exist_or_fit_is_refused():
+    with pytest.raises(ValueError, match="unknown metric 'f3'"):
+        config(metric="f3")
+    with pytest.raises(ValueError, match="metric 'pearson' does not fit labels"):
+        Experiment(config(metric="pearson"), small_task())
+
+
+def test_a_model_of_several_labels_is_saved_and_loaded(tmp_path):
+    task = topic_task(48, 12, 12)
+    cfg = config("lpt-npg", task="topics", metric="macro_f1", backbone="tiny", steps=2)
+    record = train_and_save(cfg, tmp_path, task, report=True)
+    model, loaded_task, loaded_cfg = from_pretrained(tmp_path)
+    assert loaded_task.multi_label and loaded_task.labels == task.labels
+    assert loaded_cfg.metric == record["metric"] == loaded_task.metric == "macro_f1"
+    predictions = predict(model, loaded_task, loaded_cfg, task.splits["test"])
+    for prediction in predictions:
+        chosen = [name for name, p in prediction["probabilities"].items() if p > 0.5]
+        assert prediction["label"] == chosen
+    indicators = [[int(n in p["label"]) for n in task.labels] for p in predictions]
+    labels = [row["label"] for row in task.splits["test"]]
+    assert task.score(indicators, labels)["macro_f1"] == pytest.approx(record["score"])
+    assert (tmp_path / "report/report.md").is_file()
+
+
+def test_a_report_of_generated_text_is_refused_before_training(tmp_path):
+    cfg = config("prompt-tuning", task="in-short", backbone="tiny-gpt2")
+    with pytest.raises(ValueError, match="generates texts, and a report needs"):
+        train_and_save(cfg, tmp_path / "run", report=True)
+    assert not (tmp_path / "run").exists()

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from small import backbone, config, model_of, same, small_task
+from small import backbone, config, model_of, same, small_task, topic_task
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
@@ -703,3 +703,19 @@ def test_one_constructor_from_saved_folders(tmp_path, small_folder):
     with pytest.raises(ValueError, match=r"'lora' \(lora\) changes the backbone's weights"):
         MultiTaskModel.from_pretrained([tmp_path / "mood", tmp_path / "lora"], bb)
     assert bb.active_edit is None
+
+
+def test_a_task_of_several_labels_is_served_beside_others():
+    bb = backbone()
+    topics = topic_task(8, 4, 4)
+    cfg = config("lpt-npg", task="topics", max_len=60)
+    member = TaskModel(model_of("lpt-npg", bb, topics), topics, cfg)
+    model = MultiTaskModel({"topics": member, "mood": task_model("lpt", bb)})
+    rows = [dict(task="topics", sentence1="pizza is the price"), dict(task="mood", sentence1="a")]
+    answers = model.predict(rows, probabilities=True)
+    chosen = [name for name, p in answers[0]["probabilities"].items() if p > 0.5]
+    assert answers[0]["label"] == chosen and answers[1]["label"] in TASKS["sentiment"].labels
+    (alone,) = predict(member.model, topics, cfg, [dict(sentence1=rows[0]["sentence1"])])
+    assert answers[0]["probabilities"] == pytest.approx(alone["probabilities"], abs=1e-5)
+    with pytest.raises(ValueError, match="can be trained only by itself"):
+        model.encode([{**rows[0], "label": ["food"]}])

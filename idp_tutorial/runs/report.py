@@ -1,0 +1,567 @@
+"""The report of a trained model: scores, tables, pictures and errors on labelled rows.
+
+A report is made from predictions, as `predict` returns them, and the labels of the same rows. Of
+classes it has precision, recall and F1 of each class, the confusion matrix, the calibration, and
+the misclassified rows, the most confident first; of numbers it has the errors and correlations.
+
+All numbers are in percent, but for the log-loss, which is in nats, and for numbers in the units
+of the labels. Calibration compares the confidence of predictions with how often they are correct,
+in `N_BINS` bins of equal width. The expected calibration error is the mean distance of the two,
+each bin weighted by its number of predictions (Guo et al. 2017, equation 5). Where a row may have
+several labels, the probability of every label of every row is compared with how often rows have
+that label.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from idp_tutorial.data.metrics import compute_metric
+from idp_tutorial.data.task import Task
+from idp_tutorial.data.user_data import format_labels
+from idp_tutorial.utils.checks import UserError, require_packages
+from idp_tutorial.utils.durable import write_atomically
+
+__all__ = [
+    "N_BINS",
+    "REPORT_FILE",
+    "Report",
+    "bin_by_confidence",
+    "expected_calibration_error",
+    "require_reportable",
+    "make_report",
+    "write_report",
+]
+
+N_BINS = 15  # bins of equal width from 0 to 1
+REPORT_FILE = "report.md"
+_MAX_ERRORS = 20  # errors in `report.md`; `errors.csv` has all
+_MAX_CONFUSION_CLASSES = 12  # a larger confusion matrix is only in its file and picture
+_TABLE_FILES = ("scores", "classes", "confusion", "calibration", "errors")
+_PICTURE_FILES = ("confusion", "calibration", "scatter")
+_SCORE_NAMES = {  # name in `scores.csv`: name in the text
+    "accuracy": "accuracy (%)",
+    "balanced_accuracy": "balanced accuracy (%)",
+    "subset_accuracy": "rows with all labels correct (%)",
+    "micro_f1": "micro F1 (%)",
+    "macro_f1": "macro F1 (%)",
+    "mcc": "Matthews correlation (%)",
+    "log_loss": "log-loss (nats)",
+    "ece": "expected calibration error (%)",
+    "mae": "mean absolute error",
+    "rmse": "root mean squared error",
+    "pearson": "Pearson correlation (%)",
+    "spearman": "Spearman correlation (%)",
+}
+
+
+# ---- calibration
+
+
+def bin_by_confidence(
+    confidence: Any,  # probabilities `[N]`
+    is_correct: Any,  # 1 where the prediction is correct `[N]`
+    n_bins: int = N_BINS,  # bins of equal width; a bin contains its upper edge
+) -> pd.DataFrame:  # `low`, `high`, `count`, and in percent `confidence` and `accuracy`
+    """Return the number of predictions, mean confidence and accuracy of each bin."""
+    confidence = np.asarray(confidence, float)
+    is_correct = np.asarray(is_correct, float)
+    edges = np.linspace(0, 1, n_bins + 1)
+    bin_of_row = np.clip(np.searchsorted(edges, confidence, "left") - 1, 0, n_bins - 1)
+    count = np.bincount(bin_of_row, minlength=n_bins)
+    n = np.where(count, count, np.nan)  # an empty bin has no mean
+    return pd.DataFrame(
+        dict(
+            low=100 * edges[:-1],
+            high=100 * edges[1:],
+            count=count,
+            confidence=100 * np.bincount(bin_of_row, confidence, n_bins) / n,
+            accuracy=100 * np.bincount(bin_of_row, is_correct, n_bins) / n,
+        )
+    )
+
+
+def expected_calibration_error(
+    bins: pd.DataFrame,  # from `bin_by_confidence`
+) -> float:  # in percent
+    """Return the mean distance of confidence and accuracy, weighted by the counts of the bins."""
+    distance = (bins.confidence - bins.accuracy).abs().fillna(0)
+    return float((bins["count"] * distance).sum() / bins["count"].sum())
+
+
+# ---- the report
+
+
+@dataclass(frozen=True)
+class Report:
+    """Scores and tables of a model's predictions for labelled rows."""
+
+    title: str
+    n_rows: int
+    kind: str  # 'classes', 'labels' (any number in a row) or 'numbers'
+    scores: dict[str, float]  # in percent; `log_loss`, `mae` and `rmse` in their units
+    # misclassified rows, the most confident first; for numbers all rows, the largest error first
+    errors: pd.DataFrame
+    classes: pd.DataFrame | None = None  # precision, recall, F1 and support of each class
+    confusion: pd.DataFrame | None = None  # rows are labels, columns predictions
+    calibration: pd.DataFrame | None = None  # from `bin_by_confidence`
+    predicted_and_true: Any = field(default=None, repr=False)  # of numbers `[N,2]`
+
+    def to_markdown(
+        self,
+        pictures: Sequence[str] = (),  # names of files beside the text
+        max_errors: int = _MAX_ERRORS,  # largest number of errors to list
+        note: str = "",  # a sentence at the end
+    ) -> str:
+        """Return the report as Markdown."""
+        scores = [[_SCORE_NAMES[name], _round_score(name, v)] for name, v in self.scores.items()]
+        parts = [f"# {self.title}", f"{self.n_rows:,} rows.", _markdown(["score", "value"], scores)]
+        if self.classes is not None:
+            parts += [f"## {self.kind.capitalize()}", _format_table(self.classes)]
+        if self.confusion is not None:
+            parts.append("## Confusion matrix")
+            if len(self.confusion) <= _MAX_CONFUSION_CLASSES:
+                parts.append("Rows are labels, columns are predictions.")
+                parts.append(_format_table(self.confusion.rename_axis("label").reset_index()))
+            parts += _picture("confusion", pictures, "Confusion matrix")
+        if self.calibration is not None:
+            parts += ["## Calibration", _CALIBRATION_TEXT[self.kind].format(n=N_BINS)]
+            parts += _picture("calibration", pictures, "Reliability diagram")
+        if self.kind == "numbers":
+            parts += _picture("scatter", pictures, "Predictions and labels")
+        parts += self._describe_errors(max_errors)
+        return "\n\n".join([*parts, *([note] if note else [])]) + "\n"
+
+    def _describe_errors(self, max_errors: int) -> list[str]:
+        is_classes = self.kind != "numbers"
+        heading = "## Misclassified rows" if is_classes else "## Largest errors"
+        if not len(self.errors):
+            return [heading, "None."]
+        shown = self.errors.head(max_errors)
+        order = "the most confident first" if is_classes else "the largest first"
+        more = f"{len(shown)} of {len(self.errors)}, {order}; all are in `errors.csv`."
+        shown = shown[[c for c in shown if not c.startswith("probability ")]]
+        if not is_classes:  # in the units of the labels, whatever they are
+            columns = ["label", "prediction", "error"]
+            texts = {c: [_Number(f"{v:.4g}") for v in shown[c]] for c in columns}
+            shown = shown.assign(**{c: pd.Series(t, shown.index, object) for c, t in texts.items()})
+        return [heading, more, _format_table(shown)]
+
+    def __str__(self) -> str:
+        return self.to_markdown(max_errors=5)
+
+
+_CALIBRATION_TEXT = {
+    "classes": "The confidence of a prediction is the probability of the predicted class. In each "
+    "of {n} bins of equal width it is compared with the proportion of correct predictions; the "
+    "expected calibration error is the mean distance, weighted by the number of predictions.",
+    "labels": "In each of {n} bins of equal width the probability of a label is compared with the "
+    "proportion of rows that have it; the expected calibration error is the mean distance, "
+    "weighted by the number of probabilities.",
+}
+
+
+class _Number(str):
+    """The text of a number, which a table aligns to the right."""
+
+
+def _round_score(name: str, value: float) -> _Number:
+    return _Number(f"{value:.{3 if name in ('log_loss', 'mae', 'rmse') else 1}f}")
+
+
+def _escape(value: Any) -> str:
+    """Return a value as the text of a cell of a Markdown table."""
+    if isinstance(value, float):
+        return "–" if np.isnan(value) else f"{value:.1f}"
+    text = " ".join(str(value).split())
+    text = text if len(text) <= 100 else f"{text[:99]}…"
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence]) -> str:
+    """Return a Markdown table; numbers are aligned to the right.
+
+    `tabulate`, which pandas would use, is not among the requirements of every installation.
+    """
+    numbers = (int, float, _Number)
+    is_number = [all(isinstance(row[i], numbers) for row in rows) for i in range(len(header))]
+    rule = ["--:" if is_right else "---" for is_right in is_number]
+    lines = [[_escape(name) for name in header], rule]
+    lines += [[_escape(value) for value in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _format_table(table: pd.DataFrame) -> str:
+    rows = [[v.item() if hasattr(v, "item") else v for v in row] for row in table.to_numpy(object)]
+    return _markdown([*map(str, table.columns)], rows)
+
+
+def _picture(name: str, pictures: Sequence[str], text: str) -> list[str]:
+    file = f"{name}.png"
+    return [f"![{text}]({file})"] if file in pictures else []
+
+
+# ---- tables
+
+
+def _text_columns(rows: Sequence[dict]) -> dict[str, list]:
+    """Return the number and the texts of the rows, under the names of their columns."""
+    names = ["sentence1", *(["sentence2"] if "sentence2" in rows[0] else [])]
+    texts = {name: [row[name] for row in rows] for name in names}
+    if len(names) == 1:
+        texts = {"text": texts["sentence1"]}
+    return {"row": [*range(1, len(rows) + 1)], **texts}
+
+
+def _score_classes(
+    task: Task, labels: np.ndarray, predictions: np.ndarray, probabilities: np.ndarray
+) -> dict[str, float]:
+    names = ["accuracy", "balanced_accuracy", "macro_f1", "mcc"]
+    if task.multi_label:
+        names = ["micro_f1", "macro_f1", "subset_accuracy"]
+    scores = {name: compute_metric(name, predictions, labels) for name in names}
+    normalised = probabilities  # float32 sums differ from 1 in the last digits
+    if not task.multi_label:
+        normalised = probabilities / probabilities.sum(1, keepdims=True)
+    log_loss = -compute_metric("neg_log_loss", predictions, labels, probabilities=normalised) / 100
+    return {**scores, "log_loss": log_loss}
+
+
+def _tabulate_classes(task: Task, labels: np.ndarray, predictions: np.ndarray) -> pd.DataFrame:
+    """Return the data of scikit-learn's classification report, in percent."""
+    from sklearn.metrics import classification_report
+
+    keys = [f"class {i}" for i in range(len(task.labels))]  # a label may be called 'accuracy'
+    report = classification_report(
+        labels,
+        predictions,
+        labels=range(len(task.labels)),
+        target_names=keys,
+        output_dict=True,
+        zero_division=0,
+    )
+    averages = ["macro avg", "weighted avg"]
+    if task.multi_label:
+        averages.insert(0, "micro avg")
+    by_name = [(name, report[key]) for name, key in zip(task.labels, keys)]
+    by_name += [(name, report[name]) for name in averages]
+    return pd.DataFrame(
+        [
+            dict(
+                label=name,
+                precision=100 * row["precision"],
+                recall=100 * row["recall"],
+                f1=100 * row["f1-score"],
+                support=int(row["support"]),
+            )
+            for name, row in by_name
+        ]
+    )
+
+
+def _report_classes(task: Task, rows: Sequence[dict], predictions: Sequence[dict]) -> dict:
+    """Return the fields of the report of a task with one class for each row."""
+    from sklearn.metrics import confusion_matrix
+
+    labels = np.array([row["label"] for row in rows])
+    index = {name: i for i, name in enumerate(task.labels)}
+    predicted = np.array([index[p["label"]] for p in predictions])
+    probabilities = np.array([[*p["probabilities"].values()] for p in predictions], float)
+    confidence = probabilities[np.arange(len(rows)), predicted]
+    bins = bin_by_confidence(confidence, predicted == labels)
+    scores = _score_classes(task, labels, predicted, probabilities)
+    names = np.array(task.labels, object)
+    table = pd.DataFrame(
+        {
+            **_text_columns(rows),
+            "label": names[labels],
+            "prediction": names[predicted],
+            "confidence": 100 * confidence,
+            **{f"probability {name}": 100 * p for name, p in zip(task.labels, probabilities.T)},
+        }
+    )
+    counts = confusion_matrix(labels, predicted, labels=range(len(task.labels)))
+    return dict(
+        kind="classes",
+        scores={**scores, "ece": expected_calibration_error(bins)},
+        classes=_tabulate_classes(task, labels, predicted),
+        confusion=pd.DataFrame(counts, index=task.labels, columns=task.labels),
+        calibration=bins,
+        errors=table[predicted != labels].sort_values("confidence", ascending=False, kind="stable"),
+    )
+
+
+def _report_labels(task: Task, rows: Sequence[dict], predictions: Sequence[dict]) -> dict:
+    """Return the fields of the report of a task whose rows may have several labels."""
+    labels = np.array([row["label"] for row in rows])
+    predicted = np.array([[int(name in p["label"]) for name in task.labels] for p in predictions])
+    probabilities = np.array([[*p["probabilities"].values()] for p in predictions], float)
+    bins = bin_by_confidence(probabilities.ravel(), labels.ravel())
+    scores = _score_classes(task, labels, predicted, probabilities)
+    # of the decisions for a row that are wrong, the one that the model is surest of
+    confidence = np.where(predicted == 1, probabilities, 1 - probabilities)
+    surest_error = np.where(predicted != labels, confidence, 0).max(1)
+    table = pd.DataFrame(
+        {
+            **_text_columns(rows),
+            "labels": [format_labels(task.label_names(row)) for row in labels],
+            "predictions": [format_labels(task.label_names(row)) for row in predicted],
+            "confidence": 100 * surest_error,
+            **{f"probability {name}": 100 * p for name, p in zip(task.labels, probabilities.T)},
+        }
+    )
+    errors = table[(predicted != labels).any(1)]
+    return dict(
+        kind="labels",
+        scores={**scores, "ece": expected_calibration_error(bins)},
+        classes=_tabulate_classes(task, labels, predicted),
+        calibration=bins,
+        errors=errors.sort_values("confidence", ascending=False, kind="stable"),
+    )
+
+
+def _report_numbers(rows: Sequence[dict], predictions: Sequence[dict]) -> dict:
+    """Return the fields of the report of a regression."""
+    labels = np.array([row["label"] for row in rows], float)
+    predicted = np.array([p["value"] for p in predictions], float)
+    difference = predicted - labels
+    scores = dict(
+        mae=float(np.abs(difference).mean()),
+        rmse=float(np.sqrt((difference**2).mean())),
+        pearson=compute_metric("pearson", predicted, labels),
+        spearman=compute_metric("spearman", predicted, labels),
+    )
+    columns = {"label": labels, "prediction": predicted, "error": difference}
+    table = pd.DataFrame({**_text_columns(rows), **columns})
+    order = np.argsort(-np.abs(difference), kind="stable")
+    pairs = np.stack([predicted, labels], 1)
+    return dict(kind="numbers", scores=scores, errors=table.iloc[order], predicted_and_true=pairs)
+
+
+def require_reportable(
+    task: Task,
+) -> None:
+    """Raise `UserError` for a task that generates texts, which has no classes and no numbers."""
+    if task.is_generation:
+        raise UserError(
+            f"task {task.name!r} generates texts, and a report needs classes or numbers: leave "
+            "report out."
+        )
+
+
+def make_report(
+    task: Task,
+    rows: Sequence[dict],  # labelled rows, as in `task.splits`
+    predictions: Sequence[dict],  # of the same rows, from `predict`
+    title: str | None = None,  # None: the name of the task
+) -> Report:
+    """Compute scores and tables of predictions for labelled rows.
+
+    Raises: `UserError` without rows, and for a task that generates texts.
+    """
+    require_reportable(task)
+    if not len(rows) or len(rows) != len(predictions):
+        raise UserError(
+            f"a report needs at least one labelled row and one prediction for each, got "
+            f"{len(rows)} rows and {len(predictions)} predictions."
+        )
+    if task.is_regression:
+        fields = _report_numbers(rows, predictions)
+    elif task.multi_label:
+        fields = _report_labels(task, rows, predictions)
+    else:
+        fields = _report_classes(task, rows, predictions)
+    return Report(title or task.name, len(rows), **fields)
+
+
+# ---- pictures
+
+_INK = "#1a1a1a"
+_GREY = "#6b7280"
+_BLUE = "#2b6ca3"
+_LIGHT_BLUE = "#a8c8e4"
+
+
+def _label_ticks(ax: Any, names: Sequence[str]) -> None:
+    """Name the rows and columns of a matrix, unless there are too many to read."""
+    if len(names) > 40:
+        ax.set(xticks=[], yticks=[])
+        return
+    short = [name if len(name) <= 20 else f"{name[:19]}…" for name in names]
+    is_long = max(map(len, short)) * len(short) > 50
+    rotation = dict(rotation=45, ha="right", rotation_mode="anchor") if is_long else {}
+    size = 9 if len(names) <= 20 else 7
+    # `$` in a name is a dollar sign, not the beginning of a formula
+    ax.set_xticks(range(len(short)), short, fontsize=size, parse_math=False, **rotation)
+    ax.set_yticks(range(len(short)), short, fontsize=size, parse_math=False)
+
+
+def _draw_confusion(report: Report) -> Any:
+    """Draw the confusion matrix: counts as numbers, the share of each label as colour."""
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.figure import Figure
+
+    assert report.confusion is not None
+    counts = report.confusion.to_numpy()
+    n = len(counts)
+    share = 100 * counts / counts.sum(1, keepdims=True).clip(min=1)
+    size = max(3.2, 0.55 * n + 1.4) if n <= 20 else (12.4 if n <= 40 else 7.0)  # inches
+    figure = Figure(figsize=(size + 1.2, size), layout="constrained", facecolor="#ffffff")
+    ax = figure.add_subplot()
+    colours = LinearSegmentedColormap.from_list("blue", ["#f7fafc", _LIGHT_BLUE, "#0f4c81"])
+    image = ax.imshow(share, cmap=colours, vmin=0, vmax=100)
+    if n <= 20:
+        for i, j in np.ndindex(counts.shape):
+            colour = "#ffffff" if share[i, j] > 60 else (_INK if counts[i, j] else "#b6bec9")
+            size = 10 if n <= 10 else 7
+            ax.text(j, i, f"{counts[i, j]:,}", ha="center", va="center", c=colour, size=size)
+    _label_ticks(ax, [*map(str, report.confusion.columns)])
+    ax.set_xticks(np.arange(n - 1) + 0.5, minor=True)
+    ax.set_yticks(np.arange(n - 1) + 0.5, minor=True)
+    if n <= 40:
+        ax.grid(which="minor", color="#ffffff", linewidth=1.5)
+    ax.tick_params(which="both", length=0, colors=_INK)
+    ax.spines[:].set_visible(False)
+    ax.set_xlabel("predicted", color=_INK)
+    ax.set_ylabel("true", color=_INK)
+    accuracy = report.scores["accuracy"]
+    ax.set_title(f"{report.n_rows:,} rows, accuracy {accuracy:.1f} %", color=_INK, size=11)
+    bar = figure.colorbar(image, ax=ax, shrink=0.85, pad=0.03)
+    bar.outline.set_visible(False)
+    bar.set_label("share of the true class (%)", color=_INK)
+    bar.ax.tick_params(length=0, colors=_INK)
+    return figure
+
+
+def _draw_calibration(report: Report) -> Any:
+    """Draw a reliability diagram, and below it how many predictions each bin has."""
+    from matplotlib.figure import Figure
+
+    bins = report.calibration
+    assert bins is not None
+    is_classes = report.kind == "classes"
+    figure = Figure(figsize=(4.6, 5.2), layout="constrained", facecolor="#ffffff")
+    ax, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    width = bins.high - bins.low
+    centre = (bins.low + bins.high) / 2
+    ax.bar(centre, bins.accuracy.fillna(0), 0.92 * width, color=_LIGHT_BLUE, label="observed")
+    ax.plot([0, 100], [0, 100], "--", color=_GREY, lw=1, label="perfect calibration")
+    present = bins[bins["count"] > 0]
+    ax.plot(
+        present.confidence,
+        present.accuracy,
+        "o",
+        ms=4,
+        color=_BLUE,
+        label="mean confidence of a bin",
+        zorder=3,
+    )
+    ax.set(xlim=(0, 100), ylim=(0, 102))
+    ax.set_ylabel(
+        "correct predictions (%)" if is_classes else "rows with the label (%)", color=_INK
+    )
+    ece = report.scores["ece"]
+    ax.set_title(f"expected calibration error {ece:.1f} %", color=_INK, size=11)
+    ax.legend(frameon=False, fontsize=9, loc="upper left", labelcolor=_INK)
+    below.bar(centre, bins["count"], 0.92 * width, color=_GREY)
+    below.set_ylabel("predictions" if is_classes else "labels", color=_INK)
+    below.set_xlabel(
+        "confidence (%)" if is_classes else "predicted probability of a label (%)", color=_INK
+    )
+    _clean_axes(ax, below)
+    return figure
+
+
+def _draw_scatter(report: Report) -> Any:
+    """Draw predicted numbers against labels."""
+    from matplotlib.figure import Figure
+
+    predicted, labels = report.predicted_and_true.T
+    figure = Figure(figsize=(4.6, 4.4), layout="constrained", facecolor="#ffffff")
+    ax = figure.add_subplot()
+    low = min(predicted.min(), labels.min())
+    high = max(predicted.max(), labels.max())
+    ax.plot([low, high], [low, high], "--", color=_GREY, lw=1, label="prediction = label")
+    alpha = float(np.clip(40 / len(labels) ** 0.5 / 3, 0.15, 0.7))
+    ax.plot(labels, predicted, "o", ms=4, color=_BLUE, alpha=alpha, mew=0)
+    ax.set_xlabel("label", color=_INK)
+    ax.set_ylabel("prediction", color=_INK)
+    scores = report.scores
+    title = f"Pearson {scores['pearson']:.1f} %, mean absolute error {scores['mae']:.3g}"
+    ax.set_title(title, color=_INK, size=11)
+    ax.legend(frameon=False, fontsize=9, loc="upper left", labelcolor=_INK)
+    _clean_axes(ax)
+    return figure
+
+
+def _clean_axes(*all_axes: Any) -> None:
+    for ax in all_axes:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.spines[["left", "bottom"]].set_color(_GREY)
+        ax.tick_params(colors=_INK, labelsize=9)
+
+
+def _draw_pictures(report: Report) -> dict[str, bytes]:  # file name: PNG
+    """Draw the pictures of a report; raise `UserError` without matplotlib."""
+    require_packages("matplotlib")
+    drawings = {}
+    if report.confusion is not None:
+        drawings["confusion"] = _draw_confusion(report)
+    if report.calibration is not None:
+        drawings["calibration"] = _draw_calibration(report)
+    if report.predicted_and_true is not None:
+        drawings["scatter"] = _draw_scatter(report)
+    pictures = {}
+    for name, figure in drawings.items():
+        content = io.BytesIO()
+        figure.savefig(content, format="png", dpi=150)
+        pictures[f"{name}.png"] = content.getvalue()
+    return pictures
+
+
+# ---- files
+
+
+def write_report(
+    task: Task,
+    rows: Sequence[dict],  # labelled rows, as in `task.splits`
+    predictions: Sequence[dict],  # of the same rows, from `predict`
+    folder: Path | str,  # created if needed; a report in it is replaced
+    title: str | None = None,  # None: the name of the task
+) -> Report:
+    """Write a report: `report.md`, tables as CSV, and pictures as PNG if matplotlib is installed.
+
+    Tables are `scores.csv`, `classes.csv`, `confusion.csv`, `calibration.csv` and `errors.csv`;
+    pictures are `confusion.png`, `calibration.png`, and for numbers `scatter.png`.
+    """
+    report = make_report(task, rows, predictions, title)
+    note = ""
+    files: dict[str, bytes] = {}
+    try:
+        files |= _draw_pictures(report)
+    except UserError as error:  # matplotlib is not installed
+        note = f"No pictures: {error}"
+    text = report.to_markdown([*files], note=note)
+    scores = pd.DataFrame(report.scores.items(), columns=["score", "value"])
+    tables = dict.fromkeys(_TABLE_FILES) | dict(scores=scores)
+    for name in ("classes", "confusion", "calibration", "errors"):
+        tables[name] = getattr(report, name)
+    for name, table in tables.items():
+        if table is not None:
+            csv = table.to_csv(index=name == "confusion", index_label="label", float_format="%.6g")
+            files[f"{name}.csv"] = csv.encode()
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / REPORT_FILE).exists():  # of an earlier report, perhaps of another kind of task
+        all_files = [f"{n}.csv" for n in _TABLE_FILES] + [f"{n}.png" for n in _PICTURE_FILES]
+        for name in {*all_files} - {*files}:
+            (folder / name).unlink(missing_ok=True)
+    for name, data in files.items():
+        write_atomically(folder / name, data)
+    write_atomically(folder / REPORT_FILE, text.encode())  # last: it names the other files
+    return report

@@ -41,6 +41,7 @@ from idp_tutorial.utils.checks import (
     check_int,
     check_name,
 )
+from idp_tutorial.utils.options import check_option_name
 
 __all__ = [
     "TEXT_COLUMNS",
@@ -165,7 +166,7 @@ class PromptEstimator(BaseEstimator):
         **options,
     ):
         if unknown := options.keys() - ESTIMATOR_OPTIONS.keys():
-            check_name(unknown.pop(), ESTIMATOR_OPTIONS, "option")
+            check_option_name(min(unknown), ESTIMATOR_OPTIONS)
         self.method = method
         for name, default in ESTIMATOR_OPTIONS.items():
             setattr(self, name, options.get(name, default))

@@ -13,13 +13,12 @@ from argparse import SUPPRESS, ArgumentParser, HelpFormatter
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from idp_tutorial.utils.checks import UserError, check_name
-from idp_tutorial.utils.options import Option
+from idp_tutorial.utils.checks import UserError, closest_match
+from idp_tutorial.utils.options import Option, check_option_name, find_option
 
 __all__ = ["OneLineParser", "build_parser", "parse_arguments", "parse_value", "read_option_file"]
 
@@ -148,7 +147,7 @@ def read_option_file(
         raise UserError(f"--config {file}: {repeated[0]} occurs twice: keep one of the two lines.")
     values = {}
     for name, value in zip(names, content.values()):
-        option = options[check_name(name, options, f"option in {file}")]
+        option = options[check_option_name(name, options, f"option in {file}")]
         if option.kind is bool:
             if str(value).lower() not in _BOOLEAN_WORDS:
                 raise UserError(f"--config {file}: {name} is {value!r}: write true or false.")
@@ -176,9 +175,13 @@ def parse_arguments(
     namespace, unknown = parser.parse_known_args(arguments)
     if unknown:
         name = unknown[0].split("=")[0]
-        closest = get_close_matches(name, [f"--{n}" for n in options], 1)
-        advice = f"did you mean {closest[0]}?" if closest else f"{parser.prog} --help lists them."
-        raise UserError(f"unrecognized arguments: {' '.join(unknown)}: {advice}")
+        option = find_option(name.lstrip("-"), options)
+        verb = "did you mean" if option == closest_match(name.lstrip("-"), options) else "use"
+        advice = f"{parser.prog} --help lists the options."
+        if option:
+            shown = option.upper() if options[option].is_positional else f"--{option}"
+            advice = f"{verb} {shown}{'?' if verb != 'use' else '.'}"
+        raise UserError(f"unrecognized arguments: {' '.join(unknown)[:200]}: {advice}")
     given = vars(namespace)
     values: dict[str, Any] = {}
     for file in given.pop("config"):

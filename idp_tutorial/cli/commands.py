@@ -18,12 +18,17 @@ from typing import Annotated, Any, ClassVar
 from idp_tutorial.cli.arguments import build_parser, parse_arguments
 from idp_tutorial.utils.checks import (
     UserError,
-    check_name,
     check_positive,
     explain_os_error,
     is_out_of_memory,
 )
-from idp_tutorial.utils.options import Option, Range, check_options, declared_options
+from idp_tutorial.utils.options import (
+    Option,
+    Range,
+    check_option_name,
+    check_options,
+    declared_options,
+)
 
 __all__ = [
     "CommandOptions",
@@ -236,7 +241,7 @@ class Command:
 
         known = self._options_of_runs()
         for name in given:
-            check_name(name, [*declared_options(self.options_class), *known], "option")
+            check_option_name(name, [*declared_options(self.options_class), *known])
         methods = getattr(own_options, "methods", "all")
         names = None if methods in (None, "all") else split_names(methods)
         general = {n for n in self.defaults if n in RunOptions.__dataclass_fields__}

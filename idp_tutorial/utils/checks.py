@@ -27,6 +27,7 @@ __all__ = [
     "check_positive",
     "check_between",
     "check_bool",
+    "closest_match",
     "check_name",
     "explain_os_error",
     "is_out_of_memory",
@@ -155,6 +156,16 @@ def check_bool(
     return value
 
 
+def closest_match(
+    name: str,  # a name that is not known
+    names: Iterable[str],  # the known names
+    cutoff: float = 0.75,  # smallest similarity, from 0 to 1
+) -> str | None:
+    """Return the known name that is most similar, or None if no name is really similar."""
+    matches = difflib.get_close_matches(name[:100], list(names), 1, cutoff)
+    return matches[0] if matches else None
+
+
 def check_name(
     name: str,  # the name to check
     names: Iterable[str],  # the known names
@@ -167,9 +178,9 @@ def check_name(
     known = list(names)
     if isinstance(name, str) and name in known:
         return name
-    closest = difflib.get_close_matches(str(name), known, 1)
+    closest = closest_match(str(name), known)
     raise UserError(
-        f"unknown {kind} {name!r}{f': did you mean {closest[0]!r}?' if closest else '.'} Known: "
+        f"unknown {kind} {name!r:.80}{f': did you mean {closest!r}?' if closest else '.'} Known: "
         f"{', '.join(known)}."
     )
 

@@ -5,7 +5,7 @@ Texts can be a list, a list of pairs, columns of pandas, or a `datasets.Dataset`
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
 from dataclasses import replace
 from inspect import Parameter, Signature, signature
 from numbers import Real
@@ -77,6 +77,15 @@ def _get_texts(example: Any) -> Any:
     return texts if all(isinstance(t, str) and t.strip() for t in texts) else None
 
 
+def _refuse_unordered(values: Any, name: str) -> None:
+    """Raise `UserError` for a set, whose order is not that of the labels or predictions."""
+    if isinstance(values, Set) and not isinstance(values, KeysView):
+        raise UserError(
+            f"{name} is a {type(values).__name__}, which has no order, so texts, labels and "
+            f"predictions would not belong together: give a list."
+        )
+
+
 def convert_to_rows(
     # texts, or pairs of texts; one or two columns of pandas; a `datasets.Dataset` with one or two
     # columns; dictionaries. A column `label` is ignored.
@@ -87,6 +96,7 @@ def convert_to_rows(
         raise UserError(
             f"X must be a list of texts, got {X!r:.60}. Wrap a single text in a list: [text]."
         )
+    _refuse_unordered(X, "X")
     X = _select_text_columns(X)
     rows: list[dict[str, str]] = []
     for i, example in enumerate(X.to_numpy() if hasattr(X, "to_numpy") else X):
@@ -119,6 +129,19 @@ ESTIMATOR_OPTIONS: dict[str, Any] = dict(backbone="tiny", lr="auto", steps=300, 
 }
 # options that only some methods have; None: the method's default
 ESTIMATOR_OPTIONS |= dict.fromkeys(all_method_options())
+
+
+def _name_class_weights(weights: Mapping) -> dict[str, Any]:
+    """Return the weights by class name; raise `UserError` for a class with two weights."""
+    named: dict[str, Any] = {}
+    for label, weight in weights.items():
+        if str(label) in named:
+            raise UserError(
+                f"class_weight has two weights for the class {str(label)!r}, as a text and as "
+                "another type: give one."
+            )
+        named[str(label)] = weight
+    return named
 
 
 def _record_output(step: Step, outputs: list[np.ndarray]) -> Step:
@@ -247,6 +270,9 @@ class PromptEstimator(BaseEstimator):
                 "is None. Give one label per text, or a `datasets.Dataset` with a column `label`."
             )
         rows: list[dict] = [*convert_to_rows(X)]
+        if isinstance(y, (str, bytes, Mapping)) or not hasattr(y, "__iter__"):
+            raise UserError(f"y must be a list of labels, one for each text, got {y!r:.60}.")
+        _refuse_unordered(y, "y")
         y = list(y)
         if len(rows) != len(y):
             raise UserError(
@@ -279,7 +305,7 @@ class PromptEstimator(BaseEstimator):
                 del options[name]
         weights = self.class_weight
         if isinstance(weights, Mapping):  # the task has the labels as strings
-            weights = {str(label): weight for label, weight in weights.items()}
+            weights = _name_class_weights(weights)
         check_int(self.evaluations, "evaluations")
         check_between(
             self.evaluations, 0, 10**9, "evaluations", "number of evaluations during training"

@@ -21,6 +21,7 @@ from idp_tutorial.utils.checks import (
     check_positive,
     explain_os_error,
     is_out_of_memory,
+    parse_number,
 )
 from idp_tutorial.utils.options import (
     Option,
@@ -296,9 +297,9 @@ def split_names(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
-def _parse_numbers(text: str | None, option: str, kind: type, example: str) -> list:
+def _parse_numbers(text: str | None, option: str, kind: type[int] | type[float], example: str) -> list:
     try:
-        return [kind(number) for number in text.split(",")] if text else []
+        return [parse_number(number, kind) for number in text.split(",")] if text else []
     except ValueError:
         raise UserError(
             f"{option}={text!r}: give numbers with commas between them, such as {example}."

@@ -13,9 +13,10 @@ compiled; on a CPU it uses as many cores as `OMP_NUM_THREADS` allows.
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from idp_tutorial.cli.commands import CommandOptions, command, refuse_given
+from idp_tutorial.utils.options import AllowEmpty
 
 __all__ = ["PretrainOptions", "pretrain_command"]
 
@@ -42,7 +43,7 @@ class PretrainOptions(CommandOptions):
     every: int = 250  # steps between checkpoints
     dtype: str = "bfloat16"  # dtype of the forward and the backward pass
     # backbone that initialises the embeddings and whose layers are imitated; '': no teacher
-    teacher: str = "minilm"
+    teacher: Annotated[str, AllowEmpty()] = "minilm"
 
 
 @command(PretrainOptions)

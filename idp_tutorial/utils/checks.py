@@ -11,6 +11,7 @@ import difflib
 import errno
 import importlib.util
 import os
+import re
 from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 from pathlib import Path
@@ -27,6 +28,7 @@ __all__ = [
     "check_positive",
     "check_between",
     "check_bool",
+    "parse_number",
     "closest_match",
     "check_name",
     "explain_os_error",
@@ -154,6 +156,29 @@ def check_bool(
     if type(value).__name__ not in ("bool", "bool_"):
         raise UserError(f"{name} must be True or False, got {value!r:.40}.")
     return value
+
+
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(
+    r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE
+)
+
+
+def parse_number(
+    text: str,  # such as '12', '-2.5' or '1e-3', perhaps between spaces
+    kind: type[int] | type[float] = float,  # int: a whole number
+) -> Any:  # the number
+    """Return the number that a text represents in ASCII digits.
+
+    Python's `int` and `float` also accept digits of other scripts and `1_0`, which in a table or
+    on a command line are mistakes.
+
+    Raises: `ValueError` for any other text.
+    """
+    text = text.strip(" \t\r\n")
+    if not (_WHOLE_NUMBER if kind is int else _NUMBER).fullmatch(text):
+        raise ValueError(f"{text!r:.60} is not a number")
+    return kind(text)
 
 
 def closest_match(

@@ -33,6 +33,7 @@ from idp_tutorial.utils.checks import (
 
 __all__ = [
     "Range",
+    "AllowEmpty",
     "Probability",
     "Option",
     "declared_options",
@@ -92,6 +93,16 @@ def _format_number(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) and number < 10**15 else f"{number:g}"
 
 
+@dataclass(frozen=True)
+class AllowEmpty:
+    """A text option may be empty, which has a meaning of its own."""
+
+    def check(self, value: Any, name: str) -> None:
+        """Check that a value is a text."""
+        if not isinstance(value, str):
+            raise UserError(f"{name} must be a string, got {value!r:.40}.")
+
+
 Probability = Annotated[float, Range(0, 1)]
 
 
@@ -108,6 +119,11 @@ class Option:
     choices: tuple = ()  # the allowed values; (): every value of `kind`
     is_positional: bool = False  # on the command line it is given without its name
     checks: tuple = ()  # `Range`, or another object with a method `check(value, name)`
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Return whether an empty text is a value of the option."""
+        return any(isinstance(check, AllowEmpty) for check in self.checks)
 
     def check(self, value: Any) -> Any:  # `value`, without NumPy's wrapper
         """Check a value of the option.
@@ -130,6 +146,8 @@ class Option:
             _check_number(value, self.name, "", "a number")
         elif self.kind is str and not self.checks and not isinstance(value, (str, os.PathLike)):
             raise UserError(f"{self.name} must be a string, got {value!r:.40}.")
+        if isinstance(value, str) and not value.strip() and not self.may_be_empty:
+            raise UserError(f"{self.name} is empty: give a value, or leave it out.")
         for check in self.checks:
             check.check(value, self.name)
         return value

@@ -191,11 +191,12 @@ def parse_arguments(
     namespace, unknown = parser.parse_known_args(arguments)
     if unknown:
         name = unknown[0].split("=")[0]
-        option = find_option(name.lstrip("-"), options)
-        verb = "did you mean" if option == closest_match(name.lstrip("-"), options) else "use"
+        suggestion = find_option(name.lstrip("-"), options)
+        verb = "did you mean" if suggestion == closest_match(name.lstrip("-"), options) else "use"
         advice = f"{parser.prog} --help lists the options."
-        if option:
-            shown = option.upper() if options[option].is_positional else f"--{option}"
+        if suggestion:
+            is_positional = options[suggestion].is_positional
+            shown = suggestion.upper() if is_positional else f"--{suggestion}"
             advice = f"{verb} {shown}{'?' if verb != 'use' else '.'}"
         raise UserError(f"unrecognized arguments: {' '.join(unknown)[:200]}: {advice}")
     given = vars(namespace)

@@ -100,14 +100,18 @@ class TableOptions(CommandOptions):
     option_group: ClassVar[str] = "your own texts"
     positional_options: ClassVar[tuple[str, ...]] = ("table",)
 
-    # labelled texts: a CSV, TSV, Parquet or JSON-lines file, a folder with train.csv and the like,
-    # or a data set of the hub, org/name
+    # labelled texts: a CSV, TSV, JSON, Parquet or Excel file, a folder with train.csv and the like
+    # or of save_to_disk, or a data set of the hub, org/name
     table: str | None = None
     text: str | None = None  # column of the texts (default: text, sentence1 or sentence)
     text2: str | None = None  # column of the second texts, for pairs
     label: str | None = None  # column of the labels (default: label)
-    # csv, tsv, jsonl, parquet, lines or auto (default: by the extension of the file)
+    # csv, tsv, jsonl, parquet, xlsx, lines or auto (default: by the extension of the file)
     format: str | None = None
+    encoding: str | None = None  # encoding of the file, such as cp1252 (default: UTF-8)
+    # separator of the columns, such as ';' or tab (default: that of the first line)
+    sep: str | None = None
+    skip_empty: bool = False  # leave out rows without a text, and say how many
     regression: bool = False  # the labels are numbers, not classes
     validation: float = 0.1  # fraction of the rows for validation, if there is no such split
     test: float = 0.1  # fraction of the rows for testing, if there is no such split; 0: none
@@ -115,10 +119,27 @@ class TableOptions(CommandOptions):
     def _table_options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in declared_options(TableOptions)}
 
+    def _given_names(self) -> list[str]:
+        options = declared_options(TableOptions)
+        values = self._table_options()
+        return [name for name, value in values.items() if value != options[name].default]
+
     def is_given(self) -> bool:
         """Return whether one of the options that describe a table was given."""
-        options = declared_options(TableOptions)
-        return any(value != options[name].default for name, value in self._table_options().items())
+        return bool(self._given_names())
+
+    def with_saved_dataset(
+        self,
+        given: dict[str, Any],  # options of runs that were given; `data` is removed if it is used
+    ) -> "TableOptions":
+        """Return the options with `data` as their table, if it is a folder of `save_to_disk`."""
+        if self.table or not given.get("data"):
+            return self
+        from idp_tutorial.data.user_data import is_saved_dataset
+
+        if not is_saved_dataset(given["data"]):
+            return self
+        return replace(self, table=str(given.pop("data")))
 
     def register_task(
         self,
@@ -131,9 +152,8 @@ class TableOptions(CommandOptions):
         if not self.table or given.get("data"):
             problem = "data is a folder of known tasks" if self.table else "no table is given"
             raise UserError(
-                "text, text2, label, format, regression, validation and test describe a table, "
-                f"but {problem}: pass a table too, such as tickets.csv with text=message and "
-                "label=topic."
+                f"the options {', '.join(self._given_names())} describe a table, but {problem}: "
+                "pass a table too, such as tickets.csv with text=message and label=topic."
             )
         if given.get("task", default_task) != default_task:
             raise UserError(
@@ -251,6 +271,8 @@ class Command:
             for name, value in self.defaults.items()
             if name in general or methods_with_option(name, names)
         }
+        if isinstance(own_options, TableOptions):
+            own_options = own_options.with_saved_dataset(given)
         if isinstance(own_options, TableOptions) and own_options.is_given():
             given["task"] = own_options.register_task(given, self.defaults.get("task", ""))
         base = RunOptions(**{**defaults, **given})
@@ -297,7 +319,9 @@ def split_names(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
-def _parse_numbers(text: str | None, option: str, kind: type[int] | type[float], example: str) -> list:
+def _parse_numbers(
+    text: str | None, option: str, kind: type[int] | type[float], example: str
+) -> list:
     try:
         return [parse_number(number, kind) for number in text.split(",")] if text else []
     except ValueError:

@@ -99,7 +99,8 @@ def is_empty_text(
     """Return whether a text is missing (None, NaN), or has no character but spaces."""
     if isinstance(text, str):
         return not text.strip()
-    return text is None or (isinstance(text, float) and text != text)
+    is_nan = isinstance(text, float) and text != text
+    return text is None or is_nan or type(text).__name__ == "NAType"  # of pandas
 
 
 def describe_places(
@@ -116,13 +117,14 @@ def refuse_empty_texts(
     places: Sequence[str],  # file and line of the rows with an empty text
     n_rows: int,  # number of all rows
     column: str,  # name of the column, or of the argument
+    advice: str = "leave these rows out with skip_empty",
 ) -> None:
     """Raise `UserError` that counts the rows with an empty text, if there are any."""
     if places:
-        verb = "row has" if len(places) == 1 else "rows have"
+        verb = "has" if len(places) == 1 else "have"
         raise UserError(
-            f"{len(places)} of {n_rows} {verb} no text in {column} ({describe_places(places)}): "
-            "write the texts, or leave these rows out with skip_empty."
+            f"{len(places)} of {n_rows} rows {verb} no text in {column} "
+            f"({describe_places(places)}): write the texts, or {advice}."
         )
 
 

@@ -92,8 +92,8 @@ def select_splits(
     }
     if "train" not in splits:
         raise UserError(
-            f"the dataset has the splits {', '.join(map(str, data)) or 'none'}, but a split 'train' "
-            "is needed: rename one of them, or pass one split."
+            f"the dataset has the splits {', '.join(map(str, data)) or 'none'}, but a split "
+            "'train' is needed: rename one of them, or pass one split."
         )
     return splits
 

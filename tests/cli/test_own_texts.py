@@ -204,3 +204,39 @@ def test_streams_that_are_closed_or_narrow_and_a_folder_without_a_name(monkeypat
         help, env=os.environ | dict(PYTHONIOENCODING="ascii"), capture_output=True, text=True
     )
     assert got.returncode == 0 and r"configs/\u2026" in got.stdout, got.stderr
+
+
+def test_a_table_of_excel_is_trained_and_predicted(small_folder, monkeypatch, capsys, caplog):
+    lines = ["message;topic", *(f"café {i} – open;{'ab'[i % 2]}" for i in range(40)), " ;a"]
+    Path("excel.csv").write_bytes("\r\n".join(lines).encode("cp1252"))
+    train = f"idp train excel.csv --text message --label topic {QUICK} --backbone {small_folder}"
+    with pytest.raises(SystemExit):
+        call(train, monkeypatch)
+    assert "pass encoding='cp1252'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        call(f"{train} --encoding cp1252", monkeypatch)
+    assert "1 of 41 rows has no text in column 'message'" in capsys.readouterr().err
+    caplog.clear()
+    call(f"{train} --encoding cp1252 --skip_empty --out m", monkeypatch)
+    assert "columns are separated by ';'" in caplog.messages[0] and "1 of 41" in caplog.messages[1]
+    predict = "idp predict --model m --texts excel.csv --encoding cp1252 --sep ';' --device cpu"
+    call(f"{predict} --skip_empty --out out.csv", monkeypatch)
+    with open("out.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 40 and rows[3]["message"] == "café 3 – open" and rows[3]["prediction"]
+
+
+def test_a_saved_dataset_is_given_as_table_or_as_data(small_folder, monkeypatch, capsys):
+    from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+    features = Features(dict(message=Value("string"), topic=ClassLabel(names=["no", "yes"])))
+    rows = [dict(message=f"ticket {i}", topic=i % 2) for i in range(20)]
+    DatasetDict(
+        train=Dataset.from_list(rows, features=features),
+        validation=Dataset.from_list(rows[:4], features=features),
+    ).save_to_disk("saved")
+    options = f"--text message --label topic {QUICK} --backbone {small_folder} --dry_run"
+    for data in ("saved", "--data saved"):
+        call(f"idp train {data} {options}", monkeypatch)
+        assert "18 train, 4 validation, 2 test rows" in (err := capsys.readouterr().err), err
+        assert "2 classes: no, yes" in err

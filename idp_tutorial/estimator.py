@@ -500,6 +500,14 @@ class PromptEstimator(BaseEstimator):
             )
         return rows
 
+    @property
+    def cut_share_(self) -> float:
+        """Return the fraction of the training texts that were cut at `max_len`."""
+        check_is_fitted(self, "model_")
+        record = self.record_ or {}
+        n_train = record.get("split_sizes", {}).get("train") or 1
+        return record.get("cut_texts", 0) / n_train
+
     def _labels_or_column(self, X: Any, y: Any) -> Any:
         """Return the labels, or those in the column of a table that `fit` read."""
         label = self.task_.columns[2]

@@ -288,6 +288,13 @@ def test_empty_texts_are_left_out_on_request(quick, caplog):
         quick().fit(["", " "], ["a", "b"], skip_empty=True)
 
 
+def test_the_share_of_cut_texts_is_an_attribute_and_in_the_record(quick):
+    clf = quick(max_len=4).fit(TEXTS, LABELS, validation=(TEXTS, LABELS))
+    assert clf.cut_share_ == 1 and clf.record_["cut_texts"] == 24
+    clf = quick().fit(TEXTS, LABELS)
+    assert clf.cut_share_ == 0 and "cut_texts" not in clf.record_
+
+
 def test_a_class_has_one_weight(quick):
     with pytest.raises(ValueError, match="class_weight has two weights for the class '1'"):
         quick(class_weight={1: 2.0, "1": 3.0}).fit(TEXTS, [i % 2 for i in range(24)])

@@ -35,6 +35,7 @@ def server(small_folder, tmp_path):
     model = build_model(cfg, load_backbone(cfg.backbone), task)
     save_pretrained(model, tmp_path / "folder", task, cfg)
     argv = [str(tmp_path / "folder"), "--port", "0", "--max_body", "10000"]
+    argv += ["--backbone", str(small_folder)]
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE, *argv],
         stdout=subprocess.PIPE,

@@ -1,12 +1,17 @@
 """Every method as an estimator of scikit-learn, with `fit`, `predict` and `score`.
 
-Texts can be a list, a list of pairs, columns of pandas, or a `datasets.Dataset`.
+Texts can be a list, a list of pairs, columns of pandas, or a `datasets.Dataset`. `fit` also takes a
+`DatasetDict`, and reads the labels of a table from a column:
+
+    PromptClassifier("lpt-npg").fit(dataset, text="message", label="topic")
 """
 
+import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from inspect import Parameter, Signature, signature
 from numbers import Real
 from pathlib import Path
@@ -23,9 +28,19 @@ from idp_tutorial.core.context import Context
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.core.steps import Step
-from idp_tutorial.data.rows import require_text, require_utf8
+from idp_tutorial.data.rows import (
+    is_empty_text,
+    refuse_empty_texts,
+    require_text,
+    require_utf8,
+)
 from idp_tutorial.data.task import Task
-from idp_tutorial.data.user_data import hold_out_rows, make_task
+from idp_tutorial.data.user_data import (
+    hold_out_rows,
+    make_task,
+    parse_label,
+    select_splits,
+)
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.runs.report import Report, make_report, require_reportable, write_report
 from idp_tutorial.runs.tune import train_at_learning_rate, try_learning_rates
@@ -42,6 +57,7 @@ from idp_tutorial.utils.checks import (
     check_int,
     check_name,
 )
+from idp_tutorial.utils.options import check_option_name
 
 __all__ = [
     "TEXT_COLUMNS",
@@ -53,11 +69,43 @@ __all__ = [
 ]
 
 
+_logger = logging.getLogger(__name__)
+
 TEXT_COLUMNS = ("sentence1", "sentence2")
 
 
-def _select_text_columns(X: Any) -> Any:
+def _column_names(X: Any) -> list:
+    """Return the names of the columns of a table, or of the first of a list of dictionaries."""
+    names = getattr(X, "column_names", None)
+    names = getattr(X, "columns", None) if names is None else names
+    if names is None and isinstance(X, Sequence) and len(X) and isinstance(X[0], Mapping):
+        names = X[0]
+    return [] if names is None else list(names)
+
+
+def _check_columns(X: Any, columns: Mapping[str, str | None]) -> None:
+    """Raise `UserError` for a column that was named and that a table does not have."""
+    names = _column_names(X)
+    for argument, column in columns.items():
+        if column is None or column in names:
+            continue
+        if not names:
+            raise UserError(
+                f"{argument}={column!r} names a column, but X is not a table: pass a Dataset, a "
+                f"DataFrame or a list of dictionaries, or leave {argument} out."
+            )
+        raise UserError(
+            f"X has no column {column!r} among {', '.join(map(str, names))}: pass its name in "
+            f"{argument}=."
+        )
+
+
+def _select_text_columns(X: Any, columns: Sequence[str]) -> Any:
     """Return a table with its text columns only; anything else is returned unchanged."""
+    if columns:
+        if isinstance(X, Sequence):
+            return [tuple(row.get(c) for c in columns) for row in X]
+        return list(zip(*(list(X[c]) for c in columns)))
     if "label" in getattr(X, "column_names", ()):
         X = X.remove_columns("label")
     elif "label" in getattr(X, "columns", ()):
@@ -71,31 +119,57 @@ def _get_texts(example: Any) -> Any:
     if isinstance(example, Mapping):
         named = [example[c] for c in TEXT_COLUMNS if c in example]
         example = named or [v for c, v in example.items() if c != "label"]
-    texts: Any = [example] if isinstance(example, str) else example
+    is_single = isinstance(example, str) or is_empty_text(example)
+    texts: Any = [example] if is_single else example
     if not isinstance(texts, (list, tuple, np.ndarray)) or len(texts) not in (1, 2):
         return None
-    return texts if all(isinstance(t, str) and t.strip() for t in texts) else None
+    return texts if all(isinstance(t, str) or is_empty_text(t) for t in texts) else None
+
+
+def _refuse_unordered(values: Any, name: str) -> None:
+    """Raise `UserError` for a set, whose order is not that of the labels or predictions."""
+    if isinstance(values, Set) and not isinstance(values, KeysView):
+        raise UserError(
+            f"{name} is a {type(values).__name__}, which has no order, so texts, labels and "
+            f"predictions would not belong together: give a list."
+        )
 
 
 def convert_to_rows(
     # texts, or pairs of texts; one or two columns of pandas; a `datasets.Dataset` with one or two
     # columns; dictionaries. A column `label` is ignored.
     X: Any,
+    columns: Sequence[str] = (),  # names of the one or two columns of a table; (): the usual ones
 ) -> list[dict[str, str]]:  # each with `sentence1`, and for pairs `sentence2`
     """Convert texts in any common form to rows, and raise `UserError` for anything else."""
+    rows = _convert_rows(X, columns)
+    empty = [f"row {i}" for i, row in enumerate(rows) if row is None]
+    refuse_empty_texts(empty, len(rows), "X", "remove these rows")
+    return [row for row in rows if row is not None]
+
+
+def _convert_rows(X: Any, columns: Sequence[str]) -> list[dict[str, str] | None]:
+    """Convert texts to rows; a row with an empty text is None."""
     if isinstance(X, (str, bytes, Mapping)) or not hasattr(X, "__iter__"):
         raise UserError(
             f"X must be a list of texts, got {X!r:.60}. Wrap a single text in a list: [text]."
         )
-    X = _select_text_columns(X)
-    rows: list[dict[str, str]] = []
+    _refuse_unordered(X, "X")
+    X = _select_text_columns(X, columns)
+    rows: list[dict[str, str] | None] = []
+    n_texts = 0  # 1, or 2 for pairs
     for i, example in enumerate(X.to_numpy() if hasattr(X, "to_numpy") else X):
         texts = _get_texts(example)
-        if texts is None or (rows and len(texts) != len(rows[0])):
+        is_missing = texts is not None and any(map(is_empty_text, texts))
+        if texts is None or (not is_missing and n_texts and len(texts) != n_texts):
             raise UserError(
                 f"row {i} is {example!r:.60}, but every row must be a text that is not empty, or "
                 "every row a pair of texts."
             )
+        if is_missing:
+            rows.append(None)
+            continue
+        n_texts = len(texts)
         row = {c: require_utf8(str(t), f"row {i}") for c, t in zip(TEXT_COLUMNS, texts)}
         rows.append(row)
     if not rows:  # begins as scikit-learn's own message does
@@ -119,6 +193,36 @@ ESTIMATOR_OPTIONS: dict[str, Any] = dict(backbone="tiny", lr="auto", steps=300, 
 }
 # options that only some methods have; None: the method's default
 ESTIMATOR_OPTIONS |= dict.fromkeys(all_method_options())
+
+
+def _read_label_column(X: Any, label: str) -> list:
+    """Return the labels in a column of a table; those of a `ClassLabel` are its names."""
+    if isinstance(X, Sequence):
+        return [row.get(label) for row in X]
+    values = list(X[label])
+    feature = (getattr(X, "features", None) or {}).get(label)
+    names = getattr(feature, "names", None)
+    if not names:
+        return values
+    return [None if value in (None, -1) else names[value] for value in values]
+
+
+def _is_table(X: Any) -> bool:
+    """Return whether an object has named columns, as a `Dataset` and a DataFrame have."""
+    return hasattr(X, "column_names") or hasattr(X, "columns")
+
+
+def _name_class_weights(weights: Mapping) -> dict[str, Any]:
+    """Return the weights by class name; raise `UserError` for a class with two weights."""
+    named: dict[str, Any] = {}
+    for label, weight in weights.items():
+        if str(label) in named:
+            raise UserError(
+                f"class_weight has two weights for the class {str(label)!r}, as a text and as "
+                "another type: give one."
+            )
+        named[str(label)] = weight
+    return named
 
 
 def _record_output(step: Step, outputs: list[np.ndarray]) -> Step:
@@ -158,6 +262,8 @@ class PromptEstimator(BaseEstimator):
     config_: RunConfig
     log_: TrainLog
     record_: dict[str, Any] | None
+    # columns of texts, second texts and labels that were passed to `fit`
+    _fit_columns: tuple[str | None, str | None, str | None] = (None, None, None)
 
     def __init__(
         self,
@@ -166,7 +272,7 @@ class PromptEstimator(BaseEstimator):
         **options,
     ):
         if unknown := options.keys() - ESTIMATOR_OPTIONS.keys():
-            check_name(unknown.pop(), ESTIMATOR_OPTIONS, "option")
+            check_option_name(min(unknown), ESTIMATOR_OPTIONS)
         self.method = method
         for name, default in ESTIMATOR_OPTIONS.items():
             setattr(self, name, options.get(name, default))
@@ -183,22 +289,40 @@ class PromptEstimator(BaseEstimator):
 
     def fit(
         self,
-        X: Any,  # texts, as for `convert_to_rows`
-        y: Any = None,  # one label per text; None: the column `label` of a `datasets.Dataset`
-        # fraction of the texts that is held out to choose the checkpoint, or (texts, labels)
+        X: Any,  # texts, as for `convert_to_rows`, or a `DatasetDict`
+        y: Any = None,  # one label per text; None: the column `label` of a table
+        # fraction of the texts that is held out to choose the checkpoint, (texts, labels), or a
+        # table; a `DatasetDict` with a validation split needs none
         validation: Any = 0.1,
         resume: Path | str | None = None,  # folder for checkpoints, from which a killed fit resumes
         text_targets: bool = False,  # True: the labels are texts that a decoder learns to generate
+        *,
+        text: str | None = None,  # column of the texts of a table; None: the usual names
+        text2: str | None = None,  # column of the second texts, for pairs
+        label: str | None = None,  # column of the labels; None: label
+        skip_empty: bool = False,  # leave out rows without a text, and log how many they are
     ) -> "PromptEstimator":
         """Train the method, and use the model that is best on the validation texts."""
-        if y is None and "label" in getattr(X, "column_names", ()):
-            y = X["label"]
+        if isinstance(X, Mapping) and X and all(map(_is_table, X.values())):
+            splits = select_splits(X)
+            X = splits["train"]
+            if isinstance(validation, Real) and "validation" in splits:
+                validation = splits["validation"]
+        if text2 and not text:
+            raise UserError(f"text2={text2!r} needs the column of the first texts: pass text= too.")
+        if label and not text:
+            usual_names = (c for c in ("text", "sentence1", "sentence") if c in _column_names(X))
+            text = next(usual_names, None)
+        self._fit_columns = (text, text2, label)
         if text_targets and not isinstance(self, ClassifierMixin):
             raise UserError(
                 f"text_targets=True needs an estimator whose predict returns texts, and "
                 f"{type(self).__name__} predicts numbers: use PromptClassifier."
             )
-        make_rows = self._make_text_target_rows if text_targets else self._make_labelled_rows
+        make_rows = partial(
+            self._make_text_target_rows if text_targets else self._make_labelled_rows,
+            skip_empty=skip_empty,
+        )
         rows = make_rows(X, y, is_training_data=True)
         if isinstance(validation, Real):
             seed = int(check_int(self.seed, "seed"))
@@ -206,10 +330,13 @@ class PromptEstimator(BaseEstimator):
         elif isinstance(validation, (tuple, list)) and len(validation) == 2:
             training_rows = rows
             validation_rows = make_rows(*validation)
+        elif _is_table(validation):
+            training_rows = rows
+            validation_rows = make_rows(validation, None)
         else:
             raise UserError(
-                "validation must be a fraction, such as 0.1, or (texts, labels), got "
-                f"{validation!r:.60}. These texts select the checkpoint."
+                "validation must be a fraction, such as 0.1, (texts, labels), or a table with "
+                f"labels, got {validation!r:.60}. These texts select the checkpoint."
             )
         splits = dict(train=training_rows, validation=validation_rows)
         self._fit_best_learning_rate(self._make_task(splits, text_targets), resume)
@@ -221,8 +348,13 @@ class PromptEstimator(BaseEstimator):
                 "the training texts and the validation texts differ: one set contains pairs, "
                 "the other single texts. Pass both in the same form."
             )
+        text, text2, label = self._fit_columns
+        columns: dict[str, Any] = {}
+        if text:
+            second = "{" + text2 + "}" if text2 else None
+            columns = dict(columns=("{" + text + "}", second, label or "label"))
         if not text_targets:
-            return make_task("own", splits, **self._label_fields())
+            return make_task("own", splits, **self._label_fields(), **columns)
         for row in splits["train"] + splits["validation"]:
             del row["label"]  # it was needed by `hold_out_rows` only
         return Task(
@@ -231,6 +363,7 @@ class PromptEstimator(BaseEstimator):
             metric="exact_match",
             pair="sentence2" in splits["train"][0],
             splits=splits,
+            **columns,
         )
 
     def _validate_labels(self, y: Any, is_training_data: bool) -> Iterable:
@@ -240,31 +373,54 @@ class PromptEstimator(BaseEstimator):
         """Return the fields of `Task` that name the classes."""
         return {}
 
-    def _check_rows_and_labels(self, X: Any, y: Any) -> tuple[list[dict], list]:
+    def _check_rows_and_labels(
+        self, X: Any, y: Any, skip_empty: bool = False
+    ) -> tuple[list[dict], list]:
+        text, text2, label = self._fit_columns
+        _check_columns(X, dict(text=text, text2=text2, label=label if y is None else None))
+        if y is None and (label or "label") in _column_names(X):
+            y = _read_label_column(X, label or "label")
         if y is None:
             raise UserError(  # begins as scikit-learn's own message does
                 f"This {type(self).__name__} estimator requires y to be passed, but the target y "
                 "is None. Give one label per text, or a `datasets.Dataset` with a column `label`."
             )
-        rows: list[dict] = [*convert_to_rows(X)]
+        if _column_names(X) and label and not text:
+            raise UserError(f"label={label!r} needs the column of the texts: pass text= too.")
+        rows: list[dict] = _convert_rows(X, [column for column in (text, text2) if column])
+        if isinstance(y, (str, bytes, Mapping)) or not hasattr(y, "__iter__"):
+            raise UserError(f"y must be a list of labels, one for each text, got {y!r:.60}.")
+        _refuse_unordered(y, "y")
         y = list(y.to_numpy() if getattr(y, "ndim", 1) == 2 and hasattr(y, "to_numpy") else y)
         if len(rows) != len(y):
             raise UserError(
                 f"X has {len(rows)} texts and y has {len(y)} labels. Give one label per text."
             )
-        return rows, y
+        empty = [f"row {i}" for i, row in enumerate(rows) if row is None]
+        if not skip_empty:
+            refuse_empty_texts(empty, len(rows), "X")
+        elif empty:
+            _logger.warning("%d of %d rows have no text and are left out", len(empty), len(rows))
+        if len(empty) == len(rows):
+            raise UserError("X has no row with a text: at least one of each class is needed.")
+        kept = [(row, label) for row, label in zip(rows, y) if row is not None]
+        return [row for row, _ in kept], [label for _, label in kept]
 
-    def _make_labelled_rows(self, X: Any, y: Any, is_training_data: bool = False) -> list[dict]:
+    def _make_labelled_rows(
+        self, X: Any, y: Any, is_training_data: bool = False, skip_empty: bool = False
+    ) -> list[dict]:
         """Return rows with the labels that `make_task` accepts."""
-        rows, y = self._check_rows_and_labels(X, y)
+        rows, y = self._check_rows_and_labels(X, y, skip_empty)
         labels = self._validate_labels(y, is_training_data)
         return [{**row, "label": label} for row, label in zip(rows, labels)]
 
-    def _make_text_target_rows(self, X: Any, y: Any, is_training_data: bool = False) -> list[dict]:
+    def _make_text_target_rows(
+        self, X: Any, y: Any, is_training_data: bool = False, skip_empty: bool = False
+    ) -> list[dict]:
         """Return rows with target texts; one label for all, so that `hold_out_rows` takes any."""
         return [
             {**row, "target": require_text(dict(target=text), "target"), "label": 0.0}
-            for row, text in zip(*self._check_rows_and_labels(X, y))
+            for row, text in zip(*self._check_rows_and_labels(X, y, skip_empty))
         ]
 
     def _make_config(self, task: Task) -> RunConfig:
@@ -279,7 +435,7 @@ class PromptEstimator(BaseEstimator):
                 del options[name]
         weights = self.class_weight
         if isinstance(weights, Mapping):  # the task has the labels as strings
-            weights = {str(label): weight for label, weight in weights.items()}
+            weights = _name_class_weights(weights)
         check_int(self.evaluations, "evaluations")
         check_between(
             self.evaluations, 0, 10**9, "evaluations", "number of evaluations during training"
@@ -287,8 +443,8 @@ class PromptEstimator(BaseEstimator):
         if not isinstance(self.backbone, (str, Path)):
             raise UserError(
                 "backbone must be the name or the folder of a model, such as 'tiny' or "
-                f"'roberta-base', got a {type(self.backbone).__name__}: to train prompts on a model "
-                "object, use get_prompt_model(model, method)."
+                f"'roberta-base', got a {type(self.backbone).__name__}. To train prompts on a "
+                "model object, use get_prompt_model(model, method)."
             )
         cfg = RunConfig(
             self.method,
@@ -332,7 +488,9 @@ class PromptEstimator(BaseEstimator):
     def _validate_rows(self, X: Any) -> list[dict]:
         """Return rows to predict, which must be pairs if the training texts were pairs."""
         check_is_fitted(self, "model_")
-        rows: list[dict] = [*convert_to_rows(X)]
+        names = [(c or "").strip("{}") for c in self.task_.columns[: 1 + self.task_.pair]]
+        has_columns = not {*names} & {*TEXT_COLUMNS} and {*names} <= {*_column_names(X)}
+        rows: list[dict] = [*convert_to_rows(X, names if has_columns else ())]
         form = {False: "single texts", True: "pairs of texts"}
         is_pair = len(rows[0]) == 2
         if is_pair != self.task_.pair:
@@ -341,6 +499,19 @@ class PromptEstimator(BaseEstimator):
                 "Give X in the same form."
             )
         return rows
+
+    @property
+    def cut_share_(self) -> float:
+        """Return the fraction of the training texts that were cut at `max_len`."""
+        check_is_fitted(self, "model_")
+        record = self.record_ or {}
+        n_train = record.get("split_sizes", {}).get("train") or 1
+        return record.get("cut_texts", 0) / n_train
+
+    def _labels_or_column(self, X: Any, y: Any) -> Any:
+        """Return the labels, or those in the column of a table that `fit` read."""
+        label = self.task_.columns[2]
+        return _read_label_column(X, label) if y is None and label in _column_names(X) else y
 
     def _predict_rows(self, X: Any) -> list[dict]:
         return predict(self.model_, self.task_, self.config_, self._validate_rows(X))
@@ -479,6 +650,27 @@ class PromptEstimator(BaseEstimator):
 _COLLECTIONS: Any = (list, tuple, set, frozenset, np.ndarray)
 
 
+def _check_single_labels(y: list) -> None:
+    """Raise `UserError` unless each text has one label, of the same kind as the others."""
+    from pandas import isna
+
+    if _detect_label_form(y) != "single":
+        raise UserError(
+            "the training texts have one label each, but some of these have several. Give one "
+            "label per text, or lists of labels to train on."
+        )
+    if any(map(isna, y)):
+        raise UserError("a label is missing (None or NaN). Every text needs one.")
+    for i, value in enumerate(y):
+        if isinstance(value, str):  # the rules of a table
+            parse_label(value, f"label {i}")
+    if len({isinstance(v, str) for v in np.ravel(np.asarray(y, object))}) > 1:
+        raise UserError(
+            "the labels mix texts and numbers, and numpy would turn all of them into texts. "
+            "Give all labels as texts, or all as numbers."
+        )
+
+
 def _detect_label_form(y: list) -> str:
     """Return whether each text has one label ('single'), a list of labels, or indicators.
 
@@ -541,24 +733,11 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
 
     def _validate_labels(self, y: Any, is_training_data: bool) -> list[Any]:
         """Return the labels as strings; those of the training data define the classes."""
-        from pandas import isna
-
         if is_training_data:
             self.label_form_ = _detect_label_form(y)
         if self.label_form_ != "single":
             return self._validate_label_lists(y, is_training_data)
-        if _detect_label_form(y) != "single":
-            raise UserError(
-                "the training texts have one label each, but some of these have several. Give one "
-                "label per text, or lists of labels to train on."
-            )
-        if any(map(isna, y)):
-            raise UserError("a label is missing (None or NaN). Every text needs one.")
-        if len({isinstance(v, str) for v in np.ravel(np.asarray(y, object))}) > 1:
-            raise UserError(
-                "the labels mix texts and numbers, and numpy would turn all of them into texts. "
-                "Give all labels as texts, or all as numbers."
-            )
+        _check_single_labels(y)
         labels = np.ravel(y)
         check_classification_targets(labels)
         if is_training_data:
@@ -616,10 +795,13 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
     def score(
         self,
         X: Any,  # texts, as for `convert_to_rows`
-        y: Any,  # their labels, in the form of the labels that `fit` was given
+        # their labels, in the form that `fit` was given; None: the column of a table that it read
+        y: Any = None,
         sample_weight: Any = None,  # weight of each text `[N]`
-    ) -> float:
+    ) -> float:  # from 0 to 1
         """Return the accuracy; of several labels, the proportion of texts with all correct."""
+        check_is_fitted(self, "model_")
+        y = self._labels_or_column(X, y)
         if getattr(self, "label_form_", "single") == "single":
             return super().score(X, y, sample_weight)
         rows, y = self._check_rows_and_labels(X, y)
@@ -653,6 +835,9 @@ class PromptRegressor(RegressorMixin, PromptEstimator):
 
     def _validate_labels(self, y: Any, is_training_data: bool) -> list[float]:
         """Return the labels as finite numbers."""
+        for i, value in enumerate(y):
+            if isinstance(value, (str, bool, np.bool_)):  # the rules of a table
+                parse_label(value, f"label {i}", regression=True)
         try:
             y = np.asarray(y, float)
         except (TypeError, ValueError) as e:
@@ -672,3 +857,13 @@ class PromptRegressor(RegressorMixin, PromptEstimator):
     ) -> np.ndarray:  # `[N]`
         """Return a number for each text, in the units of the labels."""
         return np.array([p["value"] for p in self._predict_rows(X)])
+
+    def score(
+        self,
+        X: Any,  # texts, as for `convert_to_rows`
+        y: Any = None,  # one number per text; None: the column of a table that `fit` read
+        sample_weight: Any = None,  # weight of each text
+    ) -> float:  # at most 1
+        """Return R², the coefficient of determination."""
+        check_is_fitted(self, "model_")
+        return super().score(X, self._labels_or_column(X, y), sample_weight)

@@ -979,7 +979,7 @@ def get_prompt_model(
     task_type: Literal["SEQ_CLS", "CAUSAL_LM"] | None = None,  # None: by the model and `num_labels`
     id2label: Mapping[int, str] | None = None,  # names of the classes; None: those of the model
     label_words: Sequence[str] = (),  # one word for each class, predicted at a mask token
-    tokenizer: Any = None,  # tokenizer of the model, for `label_words`, `position` and `idp predict`
+    tokenizer: Any = None,  # the model's, for `label_words`, `position` and `idp predict`
     prompt_name: str = "default",  # name of the prompt
     # options of the method, such as `prompt_length`, and `pooling`, `two_layer_head`, `loss_vocab`
     # and `dropout_below_prompt`

@@ -9,7 +9,7 @@ from copy import deepcopy
 import numpy as np
 import pandas as pd
 import pytest
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -145,8 +145,21 @@ def test_texts_in_any_shape(quick):
         (TEXTS, ["a"] * 24, "only the class 'a'"),
         (TEXTS, [None, *LABELS[1:]], "a label is missing"),
         (TEXTS, [pd.NA, *LABELS[1:]], "a label is missing"),
-        (["a", None], ["a", "b"], "row 1 is None"),
+        (
+            ["a", None],
+            ["a", "b"],
+            r"1 of 2 rows has no text in X \(row 1\): write the texts, or leave .* skip_empty",
+        ),
         (["a", "b \ud800"], ["a", "b"], "row 1 contains a lone surrogate"),
+        (["a", "b \0"], ["a", "b"], "row 1 contains a NUL character"),
+        (["a", " ", float("nan"), pd.NA], [*"abab"], r"3 of 4 .*row 1, row 2, row 3\)"),
+        ({*TEXTS}, LABELS, "X is a set, which has no order"),
+        (frozenset(TEXTS), LABELS, "X is a frozenset, which has no order"),
+        (TEXTS, {*range(24)}, "y is a set, which has no order"),
+        (["a", "b"], "ab", "y must be a list of labels, one for each text, got 'ab'"),
+        (["a", "b"], dict(a=1, b=2), "y must be a list of labels"),
+        (["a", "b"], ["a", " "], "label 1: every row needs a label"),
+        (["a", "b"], ["a", "b\udfff"], "label 1: the label contains a lone surrogate"),
         ("text", ["a"], "X must be a list of texts, got 'text'"),
         ([], [], "0 sample"),
         (["a", "b"], ["a", "b"], "no row can be held out"),
@@ -204,6 +217,96 @@ def test_held_out_rows_are_in_proportion_to_the_classes():
     rest, drawn = hold_out_rows(rows, 0.2, 3)
     assert len(drawn) == 19 and len(rest) == 77 and sum(r["label"] == "rare" for r in rest) == 2
     assert hold_out_rows(rows, 0.2, 3) == (rest, drawn) != hold_out_rows(rows, 0.2, 4)
+
+
+def labelled_dataset(texts=TEXTS):
+    names = ["no", "yes", "perhaps"]
+    features = Features(
+        dict(topic=ClassLabel(names=names), n=Value("int64"), message=Value("string"))
+    )
+    rows = [dict(message=t, topic="abc".index(LABELS[i]), n=i) for i, t in enumerate(texts)]
+    return Dataset.from_list(rows, features=features)
+
+
+def test_columns_of_a_table_are_chosen_by_name(quick, tmp_path):
+    data = labelled_dataset()
+    columns = dict(text="message", label="topic")
+    names = [["no", "yes", "perhaps"]["abc".index(label)] for label in LABELS]
+    want = quick().fit(TEXTS, names).predict_proba(TEXTS)
+    for X in (data, data.with_format("numpy"), DatasetDict(train=data, test=data)):
+        clf = quick().fit(X, **columns)
+        assert clf.classes_.tolist() == ["no", "perhaps", "yes"]
+        assert (clf.predict_proba(data) == want).all() and (clf.predict_proba(TEXTS) == want).all()
+    assert clf.score(data) == clf.score(data, names) == clf.score(TEXTS, names)
+    clf.save_pretrained(tmp_path / "model")  # the columns are part of it
+    again = PromptClassifier.from_pretrained(tmp_path / "model")
+    assert (again.predict_proba(data.to_pandas()) == want).all()
+    frame = pd.DataFrame(dict(n=range(24), message=TEXTS, topic=names))
+    assert (quick().fit(frame, **columns).predict_proba(frame) == want).all()
+    rows = frame.to_dict("records")
+    assert (quick().fit(rows, **columns).predict_proba(rows) == want).all()
+    pairs = quick().fit(frame.assign(reply=TEXTS[::-1]), text2="reply", **columns)
+    assert pairs.task_.pair and pairs.task_.columns == ("{message}", "{reply}", "topic")
+
+
+def test_validation_can_be_a_table(quick):
+    train, rest = labelled_dataset(TEXTS[:16]), labelled_dataset(TEXTS[:8])
+    columns = dict(text="message", label="topic")
+    want = quick().fit(train, validation=rest, **columns)
+    splits = quick().fit(DatasetDict(train=train, dev=rest), **columns)
+    assert want.log_.history == splits.log_.history
+    assert want.record_["split_sizes"]["validation"] == 8
+
+
+@pytest.mark.parametrize(
+    "X,options,words",
+    [
+        (
+            labelled_dataset(),
+            dict(text="mesage"),
+            "X has no column 'mesage' among message, topic, n",
+        ),
+        (labelled_dataset(), dict(text="message", label="x"), "X has no column 'x' .* in label="),
+        (labelled_dataset(), dict(label="topic"), "needs the column of the texts: pass text= too"),
+        (labelled_dataset(), dict(text2="message"), "needs the column of the first texts"),
+        (TEXTS, dict(text="message"), "text='message' names a column, but X is not a table"),
+        (DatasetDict(test=labelled_dataset()), {}, "has the splits test, but a split 'train'"),
+    ],
+    ids=lambda v: "",
+)
+def test_columns_that_do_not_exist_are_refused(X, options, words, quick):
+    with pytest.raises(ValueError, match=words):
+        quick().fit(X, **options)
+
+
+def test_empty_texts_are_left_out_on_request(quick, caplog):
+    texts = [" ", *TEXTS, None]
+    labels = ["a", *LABELS, "b"]
+    clf = quick().fit(texts, labels, skip_empty=True)
+    assert caplog.messages == ["2 of 26 rows have no text and are left out"]
+    assert (clf.predict_proba(TEXTS) == quick().fit(TEXTS, LABELS).predict_proba(TEXTS)).all()
+    with pytest.raises(ValueError, match=r"2 of 26 .*: write the texts, or remove these rows"):
+        clf.predict(texts)
+    with pytest.raises(ValueError, match="X has no row with a text"):
+        quick().fit(["", " "], ["a", "b"], skip_empty=True)
+
+
+def test_the_share_of_cut_texts_is_an_attribute_and_in_the_record(quick):
+    clf = quick(max_len=4).fit(TEXTS, LABELS, validation=(TEXTS, LABELS))
+    assert clf.cut_share_ == 1 and clf.record_["cut_texts"] == 24
+    clf = quick().fit(TEXTS, LABELS)
+    assert clf.cut_share_ == 0 and "cut_texts" not in clf.record_
+
+
+def test_a_class_has_one_weight(quick):
+    with pytest.raises(ValueError, match="class_weight has two weights for the class '1'"):
+        quick(class_weight={1: 2.0, "1": 3.0}).fit(TEXTS, [i % 2 for i in range(24)])
+
+
+@pytest.mark.parametrize("label", ["1_0", "١٢", True, "x", " "])
+def test_a_number_of_a_regression_is_written_as_in_a_table(label, quick):
+    with pytest.raises(ValueError, match="label 1: "):
+        quick(cls=PromptRegressor).fit(TEXTS, [0.5, label, *range(22)])
 
 
 def test_separate_validation_texts(quick):
@@ -386,7 +489,7 @@ def test_the_regressor_predicts_numbers(quick, tmp_path):
     assert (PromptRegressor.from_pretrained(tmp_path).predict(TEXTS) == reg.predict(TEXTS)).all()
     bad_labels = [
         ([float("nan")] * 24, "NaN or infinity"),
-        (["a"] * 24, "is not a number"),
+        (["a"] * 24, "must be a number"),
         (np.ones((24, 2)), "one number per text"),
     ]
     for labels, words in bad_labels:

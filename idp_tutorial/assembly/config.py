@@ -19,7 +19,7 @@ from idp_tutorial.methods import registry  # noqa: F401 (it registers the method
 from idp_tutorial.methods.method import ALL_METHODS, MethodConfig
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.utils.checks import UserError, check_name
-from idp_tutorial.utils.options import Option, declared_options
+from idp_tutorial.utils.options import Option, check_option_name, declared_options, find_option
 
 __all__ = [
     "RunOptions",
@@ -49,7 +49,7 @@ class RunOptions(TrainingConfig):
         given = dict(options.pop("method_options", {}))
         general = general_options()
         for name in options.keys() - general.keys():
-            check_name(name, [*general, *all_method_options()], "option")
+            check_option_name(name, [*general, *all_method_options()])
             given[name] = options.pop(name)
         self._set_fields(options, given)
 
@@ -77,7 +77,7 @@ class RunOptions(TrainingConfig):
         general = {n: value for n, value in changes.items() if n in general_options()}
         method_options = {n: value for n, value in changes.items() if n not in general}
         for name in method_options:
-            check_name(name, all_method_options(), "option")
+            check_option_name(name, all_method_options())
         return replace(self, **general, method_options={**self.method_options, **method_options})
 
     def get(
@@ -192,9 +192,15 @@ def methods_with_option(
 
 def _refuse_option(method: str, name: str, own_options: Mapping[str, Option]) -> None:
     """Refuse an option that a method does not have."""
+    known = [*own_options, *general_options()]
     users = methods_with_option(name)
     if not users:
-        check_name(name, [*own_options, *general_options()], f"option of {method!r}")
+        option = find_option(name, [*known, *all_method_options()])
+        if option is None or option in known:
+            check_option_name(name, known, f"option of {method!r}")
+        # 'num_virtual_tokens' of a method without a prompt is reported as 'prompt_length'
+        name = str(option)
+        users = methods_with_option(name)
     more = " …" if len(users) > 4 else ""
     raise UserError(
         f"method {method!r} has no option {name!r}: leave it out, or use a method that has it "

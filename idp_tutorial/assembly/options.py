@@ -14,6 +14,7 @@ from idp_tutorial.assembly.config import RunConfig, RunOptions, general_options,
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods.method import ALL_METHODS, CONTROL_METHODS
 from idp_tutorial.utils.checks import UserError, check_name
+from idp_tutorial.utils.options import check_option_name
 
 __all__ = ["config_for_method", "refuse_control", "refuse_unread_options"]
 
@@ -135,7 +136,7 @@ def refuse_unread_options(
     """
     general = general_options()
     for name in command_options:
-        check_name(name, [*_COMMAND_OPTIONS, *general], "option")
+        check_option_name(name, [*_COMMAND_OPTIONS, *general])
     for method in methods:
         check_name(method, allowed_methods, "method")
     if not options.stratified and options.shots is None:

@@ -7,7 +7,6 @@ published config without its weights, to count parameters (`weights='meta'`) or 
 (`weights='random'`) without a download.
 """
 
-import difflib
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +34,7 @@ from idp_tutorial.families.family import (
     resolve_attention,
     wrap_hf_model,
 )
-from idp_tutorial.utils.checks import UserError, is_out_of_memory
+from idp_tutorial.utils.checks import UserError, closest_match, is_out_of_memory
 from idp_tutorial.utils.durable import MANIFEST_NAME, require_intact_files
 from idp_tutorial.utils.hub import is_hub_reachable, split_revision
 
@@ -99,10 +98,10 @@ def _explain_missing_backbone(
             "have the model)"
         )
     known_names = [*BUNDLED_BACKBONES, "minilm", *BACKBONE_SOURCES, *FULL_SCALE_CONFIGS]
-    similar_names = difflib.get_close_matches(name, known_names, 1)
+    similar_name = closest_match(name, known_names)
     hint = ""
-    if similar_names and similar_names[0] != name:
-        hint = f" Did you mean {similar_names[0]!r}?"
+    if similar_name and similar_name != name:
+        hint = f" Did you mean {similar_name!r}?"
     if name == "minilm":
         hint = " To install it: pip install 'idp_tutorial[backbones]'."
     if name in BACKBONE_SOURCES:

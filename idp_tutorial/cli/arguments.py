@@ -13,13 +13,12 @@ from argparse import SUPPRESS, ArgumentParser, HelpFormatter
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from idp_tutorial.utils.checks import UserError, check_name
-from idp_tutorial.utils.options import Option
+from idp_tutorial.utils.checks import UserError, closest_match, parse_number
+from idp_tutorial.utils.options import Option, check_option_name, find_option
 
 __all__ = ["OneLineParser", "build_parser", "parse_arguments", "parse_value", "read_option_file"]
 
@@ -34,6 +33,17 @@ class OneLineParser(ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
+def _parse_class_weights(text: str) -> dict[str, float]:
+    """Return a weight for each class; raise `UserError` for a class that is given twice."""
+    pairs = json.loads(text, object_pairs_hook=list)
+    names = Counter(name for name, _ in pairs)
+    for name, count in names.items():
+        if count > 1:
+            raise UserError(f"class {name!r} has {count} weights: give one")
+    # the scalars of a YAML file are strings
+    return {name: parse_number(str(weight)) for name, weight in pairs}
+
+
 def parse_value(
     option: Option,
     text: str,  # value on the command line or in a file
@@ -42,13 +52,17 @@ def parse_value(
     """Return the value of an option that is not a Boolean."""
     try:
         if option.kind in (int, float):
-            return option.kind(text)
+            return parse_number(text, option.kind)
         if text.startswith("{") and option.name == "class_weight":
-            return {label: float(weight) for label, weight in json.loads(text).items()}
+            return _parse_class_weights(text)
+    except UserError as e:
+        raise UserError(f"{name} {text:.80}: {e}.") from None
     except (ValueError, TypeError, AttributeError, RecursionError):
         needed = {int: "a whole number", float: "a number"}.get(option.kind)
         needed = needed or "balanced, or a weight for each class in JSON, such as '{\"rare\": 5}'"
-        raise UserError(f"{name} {text}: give {needed}.") from None
+        raise UserError(f"{name} {text:.80}: give {needed}.") from None
+    if not text.strip() and not option.may_be_empty:
+        raise UserError(f"{name} is empty: give a value, or leave it out.")
     return text
 
 
@@ -111,6 +125,7 @@ def _load_yaml(text: str) -> tuple[Any, list[str]]:
     kept_resolvers = {}
     for character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
         kept_resolvers[character] = [r for r in resolvers if r[0].endswith((":null", ":merge"))]
+    kept_resolvers.pop("", None)  # a key without a value is a mistake, `null` is the default
 
     class StringLoader(yaml.SafeLoader):
         yaml_implicit_resolvers = kept_resolvers
@@ -148,7 +163,7 @@ def read_option_file(
         raise UserError(f"--config {file}: {repeated[0]} occurs twice: keep one of the two lines.")
     values = {}
     for name, value in zip(names, content.values()):
-        option = options[check_name(name, options, f"option in {file}")]
+        option = options[check_option_name(name, options, f"option in {file}")]
         if option.kind is bool:
             if str(value).lower() not in _BOOLEAN_WORDS:
                 raise UserError(f"--config {file}: {name} is {value!r}: write true or false.")
@@ -176,9 +191,14 @@ def parse_arguments(
     namespace, unknown = parser.parse_known_args(arguments)
     if unknown:
         name = unknown[0].split("=")[0]
-        closest = get_close_matches(name, [f"--{n}" for n in options], 1)
-        advice = f"did you mean {closest[0]}?" if closest else f"{parser.prog} --help lists them."
-        raise UserError(f"unrecognized arguments: {' '.join(unknown)}: {advice}")
+        suggestion = find_option(name.lstrip("-"), options)
+        verb = "did you mean" if suggestion == closest_match(name.lstrip("-"), options) else "use"
+        advice = f"{parser.prog} --help lists the options."
+        if suggestion:
+            is_positional = options[suggestion].is_positional
+            shown = suggestion.upper() if is_positional else f"--{suggestion}"
+            advice = f"{verb} {shown}{'?' if verb != 'use' else '.'}"
+        raise UserError(f"unrecognized arguments: {' '.join(unknown)[:200]}: {advice}")
     given = vars(namespace)
     values: dict[str, Any] = {}
     for file in given.pop("config"):

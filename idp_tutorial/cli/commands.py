@@ -19,12 +19,18 @@ from typing import IO, Annotated, Any, ClassVar
 from idp_tutorial.cli.arguments import build_parser, parse_arguments
 from idp_tutorial.utils.checks import (
     UserError,
-    check_name,
     check_positive,
     explain_os_error,
     is_out_of_memory,
+    parse_number,
 )
-from idp_tutorial.utils.options import Option, Range, check_options, declared_options
+from idp_tutorial.utils.options import (
+    Option,
+    Range,
+    check_option_name,
+    check_options,
+    declared_options,
+)
 
 __all__ = [
     "CommandOptions",
@@ -96,14 +102,18 @@ class TableOptions(CommandOptions):
     option_group: ClassVar[str] = "your own texts"
     positional_options: ClassVar[tuple[str, ...]] = ("table",)
 
-    # labelled texts: a CSV, TSV, Parquet or JSON-lines file, a folder with train.csv and the like,
-    # or a data set of the hub, org/name
+    # labelled texts: a CSV, TSV, JSON, Parquet or Excel file, a folder with train.csv and the like
+    # or of save_to_disk, or a data set of the hub, org/name
     table: str | None = None
     text: str | None = None  # column of the texts (default: text, sentence1 or sentence)
     text2: str | None = None  # column of the second texts, for pairs
     label: str | None = None  # column of the labels (default: label)
-    # csv, tsv, jsonl, parquet, lines or auto (default: by the extension of the file)
+    # csv, tsv, jsonl, parquet, xlsx, lines or auto (default: by the extension of the file)
     format: str | None = None
+    encoding: str | None = None  # encoding of the file, such as cp1252 (default: UTF-8)
+    # separator of the columns, such as ';' or tab (default: that of the first line)
+    sep: str | None = None
+    skip_empty: bool = False  # leave out rows without a text, and say how many
     regression: bool = False  # the labels are numbers, not classes
     # a row may have several labels: names joined by | in a cell, or a JSON list of names
     multi_label: bool = False
@@ -113,10 +123,27 @@ class TableOptions(CommandOptions):
     def _table_options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in declared_options(TableOptions)}
 
+    def _given_names(self) -> list[str]:
+        options = declared_options(TableOptions)
+        values = self._table_options()
+        return [name for name, value in values.items() if value != options[name].default]
+
     def is_given(self) -> bool:
         """Return whether one of the options that describe a table was given."""
-        options = declared_options(TableOptions)
-        return any(value != options[name].default for name, value in self._table_options().items())
+        return bool(self._given_names())
+
+    def with_saved_dataset(
+        self,
+        given: dict[str, Any],  # options of runs that were given; `data` is removed if it is used
+    ) -> "TableOptions":
+        """Return the options with `data` as their table, if it is a folder of `save_to_disk`."""
+        if self.table or not given.get("data"):
+            return self
+        from idp_tutorial.data.user_data import is_saved_dataset
+
+        if not is_saved_dataset(given["data"]):
+            return self
+        return replace(self, table=str(given.pop("data")))
 
     def register_task(
         self,
@@ -129,10 +156,8 @@ class TableOptions(CommandOptions):
         if not self.table or given.get("data"):
             problem = "data is a folder of known tasks" if self.table else "no table is given"
             raise UserError(
-                "text, text2, label, format, regression, multi_label, validation and test "
-                "describe a table, "
-                f"but {problem}: pass a table too, such as tickets.csv with text=message and "
-                "label=topic."
+                f"the options {', '.join(self._given_names())} describe a table, but {problem}: "
+                "pass a table too, such as tickets.csv with text=message and label=topic."
             )
         if given.get("task", default_task) != default_task:
             raise UserError(
@@ -241,7 +266,7 @@ class Command:
 
         known = self._options_of_runs()
         for name in given:
-            check_name(name, [*declared_options(self.options_class), *known], "option")
+            check_option_name(name, [*declared_options(self.options_class), *known])
         methods = getattr(own_options, "methods", "all")
         names = None if methods in (None, "all") else split_names(methods)
         general = {n for n in self.defaults if n in RunOptions.__dataclass_fields__}
@@ -250,6 +275,8 @@ class Command:
             for name, value in self.defaults.items()
             if name in general or methods_with_option(name, names)
         }
+        if isinstance(own_options, TableOptions):
+            own_options = own_options.with_saved_dataset(given)
         if isinstance(own_options, TableOptions) and own_options.is_given():
             given["task"] = own_options.register_task(given, self.defaults.get("task", ""))
         base = RunOptions(**{**defaults, **given})
@@ -296,9 +323,11 @@ def split_names(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
-def _parse_numbers(text: str | None, option: str, kind: type, example: str) -> list:
+def _parse_numbers(
+    text: str | None, option: str, kind: type[int] | type[float], example: str
+) -> list:
     try:
-        return [kind(number) for number in text.split(",")] if text else []
+        return [parse_number(number, kind) for number in text.split(",")] if text else []
     except ValueError:
         raise UserError(
             f"{option}={text!r}: give numbers with commas between them, such as {example}."

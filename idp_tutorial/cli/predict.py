@@ -7,6 +7,7 @@ columns, and the prediction is added to it.
 
 import csv
 import json
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,8 @@ __all__ = [
     "predict_command",
 ]
 
+
+_logger = logging.getLogger(__name__)
 
 PREDICTION_COLUMNS = "prediction", "probabilities", "generated"  # columns that are added to a row
 
@@ -64,12 +67,13 @@ def select_text_columns(
     task: Any,  # a `Task`
     text: str | None = None,  # column of the text; None: sentence1, the column of training, or text
     text2: str | None = None,  # column of the second text; None: sentence2, or that of training
+    skip_empty: bool = False,  # leave out rows without a text, and log how many they are
 ) -> Iterator[tuple[dict, dict]]:
     """Yield each row, and its texts under the names of the task.
 
-    Raises: `UserError` for a row without a text.
+    Raises: `UserError` that counts the rows without a text, after all rows are read.
     """
-    from idp_tutorial.data.rows import require_nonempty_text
+    from idp_tutorial.data.rows import is_empty_text, refuse_empty_texts, require_nonempty_text
     from idp_tutorial.training.evaluation import require_text_columns
 
     trained = [(c or "").strip("{}") for c in task.columns[:2]]
@@ -77,15 +81,27 @@ def select_text_columns(
         "sentence1": (text, ("sentence1", trained[0], "text")),
         "sentence2": (text2, ("sentence2", trained[1])),
     }
+    empty: list[str] = []  # places of the rows without a text
+    n_rows = 0
     for where, row in rows:
+        n_rows += 1
         _refuse_prediction_columns(row, where)
         texts = {"group": row["group"]} if "group" in row else {}
+        is_empty = False
         for name, (given, candidates) in columns.items():
             column = _choose_column(row, where, given, candidates)
             if column and (task.pair or name == "sentence1"):
-                texts[name] = require_nonempty_text(row, column, where)
-        require_text_columns(task, texts if "sentence1" in texts else row, where)
-        yield row, texts
+                is_empty = is_empty or is_empty_text(row[column])
+                texts[name] = "" if is_empty else require_nonempty_text(row, column, where)
+        if is_empty:
+            empty.append(where)
+        elif not empty or skip_empty:  # otherwise the remaining rows are only counted
+            require_text_columns(task, texts if "sentence1" in texts else row, where)
+            yield row, texts
+    if not skip_empty:
+        refuse_empty_texts(empty, n_rows, "the column of texts")
+    elif empty:
+        _logger.warning("%d of %d rows have no text and are left out", len(empty), n_rows)
 
 
 def _output_format(out: str, given: str | None) -> str:
@@ -235,12 +251,16 @@ class PredictOptions(CommandOptions):
     """Options of `idp predict`."""
 
     model: str = "runs/train"  # folder that `idp train` wrote, or a model on the hub, NAME/MODEL
-    # CSV, TSV, Parquet, JSON lines, or lines that are JSON or text; '-': standard input
+    # CSV, TSV, Parquet, Excel, JSON, or lines that are JSON or text; '-': standard input
     texts: str = "-"
     text: str | None = None  # column of the texts (default: sentence1, that of training, or text)
     text2: str | None = None  # column of the second texts, for pairs
-    # csv, tsv, jsonl, parquet, lines or auto (default: by the extension of the file)
+    # csv, tsv, jsonl, parquet, xlsx, lines or auto (default: by the extension of the file)
     format: str | None = None
+    encoding: str | None = None  # encoding of the texts, such as cp1252 (default: UTF-8)
+    # separator of the columns, such as ';' or tab (default: that of the first line)
+    sep: str | None = None
+    skip_empty: bool = False  # leave out rows without a text, and say how many
     backbone: str | None = None  # folder of the backbone, if it is not found by its name
     glove: str | None = None  # file or folder of GloVe vectors, if the model was trained with some
     out: str = "-"  # file of predictions; '-': standard output
@@ -279,8 +299,8 @@ def predict_command(options: PredictOptions, base: Any) -> None:
         check_writable_folder(options.report, "report=")
     if options.device == "auto" and torch.cuda.is_available():
         trained.to("cuda")
-    read = iterate_rows(options.texts, options.format, task.pair)
-    rows = select_text_columns(read, task, options.text, options.text2)
+    read = iterate_rows(options.texts, options.format, task.pair, options.encoding, options.sep)
+    rows = select_text_columns(read, task, options.text, options.text2, options.skip_empty)
     batch_size = options.batch_size
     # the rows of a question must be predicted together
     chunk_size = None if task.grouping == "choose" else 8 * batch_size

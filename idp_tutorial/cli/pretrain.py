@@ -14,9 +14,10 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from idp_tutorial.cli.commands import CommandOptions, command, refuse_given
+from idp_tutorial.utils.options import AllowEmpty
 from idp_tutorial.utils.progress import MessageHandler, handle_messages
 
 __all__ = ["PretrainOptions", "pretrain_command"]
@@ -44,7 +45,7 @@ class PretrainOptions(CommandOptions):
     every: int = 250  # steps between checkpoints
     dtype: str = "bfloat16"  # dtype of the forward and the backward pass
     # backbone that initialises the embeddings and whose layers are imitated; '': no teacher
-    teacher: str = "minilm"
+    teacher: Annotated[str, AllowEmpty()] = "minilm"
 
 
 @command(PretrainOptions)

@@ -2,119 +2,20 @@
 
 A fine-tuned model for each task needs a process for each task. A frozen backbone needs one
 process for all of them: requests that arrive at the same time share a forward pass, whatever
-their tasks are. The LPT paper names this advantage. The server is a short example without
-accounts or limits, and by default it accepts connections from this machine only. FastAPI is
-installed with the extra `serve`.
+their tasks are. The LPT paper names this advantage. The server has limits (`serving.app`) but no
+accounts and no encryption, and by default it accepts connections from this machine only: for
+others, put a reverse proxy before it. FastAPI is installed with the extra `serve`.
 """
 
-import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from idp_tutorial.cli.commands import CommandOptions, command, split_names
-from idp_tutorial.utils.checks import UserError, check_at_least, require_packages
+from idp_tutorial.utils.checks import UserError, require_packages
 from idp_tutorial.utils.options import Range
 
-__all__ = ["Batcher", "create_app", "ServeOptions", "serve_command"]
-
-
-class Batcher:
-    """A queue whose waiting requests are predicted together."""
-
-    def __init__(
-        self,
-        predict_rows: Callable[[list[dict]], list],  # rows → predictions
-        batch_size: int = 32,  # largest number of rows in a batch
-        max_wait: float = 0.005,  # seconds that the first row waits for others
-    ) -> None:
-        self.predict_rows = predict_rows
-        self.batch_size = check_at_least(batch_size, 1, "batch_size")
-        self.max_wait = max_wait
-        self.queue: asyncio.Queue = asyncio.Queue()
-
-    async def submit(self, row: dict) -> Any:
-        """Wait for the prediction for a row, and return it."""
-        future = asyncio.get_running_loop().create_future()
-        await self.queue.put((row, future))
-        return await future
-
-    async def _predict_each(self, rows: list[dict]) -> list:
-        """Return a prediction or an exception for each row."""
-        try:
-            return await asyncio.to_thread(self.predict_rows, rows)
-        except Exception as e:
-            if len(rows) == 1:
-                return [e]
-            outcomes = []
-            for row in rows:  # one by one, so that an error reaches its own request only
-                outcomes += await self._predict_each([row])
-            return outcomes
-
-    async def run(self) -> None:
-        """Predict for the requests in the queue until the task is cancelled."""
-        while True:
-            batch = [await self.queue.get()]
-            await asyncio.sleep(self.max_wait)
-            while len(batch) < self.batch_size and not self.queue.empty():
-                batch.append(self.queue.get_nowait())
-            outcomes = await self._predict_each([row for row, _ in batch])
-            for (_, future), outcome in zip(batch, outcomes):
-                if future.cancelled():
-                    continue
-                if isinstance(outcome, Exception):
-                    future.set_exception(outcome)
-                else:
-                    future.set_result(outcome)
-
-
-def create_app(
-    model: Any,  # a `MultiTaskModel`
-    batch_size: int = 32,  # largest number of rows in a batch
-    max_wait: float = 0.005,  # seconds that the first row of a batch waits for others
-) -> Any:
-    """Return a FastAPI application: POST /answer {"task": …, "sentence1": …}, and GET /tasks.
-
-    Raises: `UserError` for a task that chooses among several rows.
-    """
-    require_packages("fastapi")
-    from fastapi import Body, FastAPI, HTTPException
-
-    for name, task_model in model.task_models.items():
-        if task_model.task.grouping == "choose":
-            raise UserError(
-                f"{name!r} cannot be served, because its task compares all rows of a question and "
-                "a request has one row: leave it out, or use idp predict."
-            )
-    batcher = Batcher(lambda rows: model.predict(rows, probabilities=True), batch_size, max_wait)
-
-    @asynccontextmanager
-    async def lifespan(app: Any) -> AsyncIterator[None]:
-        worker = asyncio.create_task(batcher.run())
-        yield
-        worker.cancel()
-
-    app = FastAPI(title="idp_tutorial", lifespan=lifespan)
-
-    @app.get("/tasks")
-    def tasks() -> dict:
-        return {
-            name: dict(labels=m.task.labels, pair=m.task.pair, method=m.cfg.method)
-            for name, m in model.task_models.items()
-        }
-
-    async def answer(row: Any = Body()) -> Any:  # noqa: B008 (FastAPI reads the default)
-        try:
-            model.validate_task_row(row)
-        except ValueError as e:
-            detail = str(e).encode(errors="backslashreplace").decode()
-            raise HTTPException(422, detail) from None
-        return await batcher.submit(row)
-
-    app.post("/answer")(answer)
-    return app
+__all__ = ["ServeOptions", "serve_command"]
 
 
 def _bind_socket(host: str, port: int) -> socket.socket:
@@ -133,26 +34,41 @@ def _bind_socket(host: str, port: int) -> socket.socket:
 class ServeOptions(CommandOptions):
     """Options of `idp serve`."""
 
-    models: str  # saved models, comma-separated: folders, or names on the hub
+    # saved models, comma-separated: folders, or names on the hub; a request names one by its task
+    models: str
     backbone: str | None = None  # folder of the backbone, if it has moved since training
     batch_size: int = 32  # largest number of requests in a batch
     # milliseconds that a request waits for others
     wait_ms: Annotated[float, Range(0, 60_000)] = 5.0
+    max_body: Annotated[int, Range(1, 10**9)] = 2**20  # bytes of a request
+    max_texts: Annotated[int, Range(1, 10**6)] = 256  # texts of a request
+    # texts that may wait for their predictions; a request beyond it gets status 503
+    max_waiting: Annotated[int, Range(1, 10**9)] = 1024
+    # seconds in which a request must arrive, and then those in which it is answered
+    timeout: Annotated[float, Range(0, 86_400, is_low_excluded=True)] = 30.0
     host: str = "127.0.0.1"  # address to listen on; the default accepts this machine only
     port: Annotated[int, Range(0, 65_535)] = 8000  # port to listen on
 
 
 @command(ServeOptions)
 def serve_command(options: ServeOptions, base: Any) -> None:
-    """Serve saved models with one backbone: POST /answer {"task": …, "sentence1": …}."""
+    """Serve saved models with one backbone: POST /answer {"text": …}, with "task" if several.
+
+    idp serve tickets,mood --port 8000
+    """
     require_packages("fastapi", "uvicorn")
+    from idp_tutorial.serving.app import ServerLimits, create_app, run_app
     from idp_tutorial.serving.multitask import MultiTaskModel
 
+    names = ("max_body", "max_texts", "max_waiting", "timeout")
+    limits = ServerLimits(**{name: getattr(options, name) for name in names})
     with _bind_socket(options.host, options.port) as server_socket:  # before models are loaded
         model = MultiTaskModel.from_pretrained(split_names(options.models), options.backbone)
-        app = create_app(model, options.batch_size, options.wait_ms / 1000)
-        import uvicorn
-
+        app = create_app(model, options.batch_size, options.wait_ms / 1000, limits)
         bound_port = server_socket.getsockname()[1]
-        print(f"http://{options.host}:{bound_port}/answer (Ctrl-C stops the server)", flush=True)
-        uvicorn.Server(uvicorn.Config(app)).run(sockets=[server_socket])
+        print(
+            f"http://{options.host}:{bound_port}/answer (tasks: {', '.join(model.task_names)}; "
+            "Ctrl-C stops the server)",
+            flush=True,
+        )
+        run_app(app, server_socket)

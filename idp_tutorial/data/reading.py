@@ -1,22 +1,32 @@
-"""Read rows from CSV, TSV, JSON-lines, Parquet and plain-text files.
+"""Read rows from CSV, TSV, JSON, Parquet, Excel and plain-text files.
 
 `iterate_rows` yields the rows of a file, in any columns, each with its location. Messages need the
 location; it is not part of the row.
 
 CSV is parsed by Python's `csv` in strict mode. `pandas` accepts a row with too few cells and a
 misplaced quotation mark, and `datasets` converts `NA` and `1e5`; neither reports the line of a row.
-JSON is parsed line by line, because `datasets` accepts repeated keys. Both read in constant memory.
+JSON is parsed line by line, because `datasets` accepts repeated keys. Both read in constant memory;
+a JSON array and an Excel sheet are read whole.
+
+Files are UTF-8, unless an encoding is given. The separator of a table is a comma or a tab; if the
+header has none, and another usual separator instead, that one is used, and a log line says so.
 """
 
+import codecs
 import csv
 import gzip
+import importlib.util
 import json
+import logging
 import lzma
+import re
 import sys
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from io import TextIOWrapper
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,11 +37,14 @@ __all__ = [
     "FILE_FORMATS",
     "describe_file",
     "iterate_lines",
+    "parse_json",
     "parse_json_object",
     "suggest_delimiter",
     "detect_format",
     "iterate_rows",
 ]
+
+_logger = logging.getLogger(__name__)
 
 
 # ---- lines
@@ -58,28 +71,103 @@ def _open_binary(path: str | Path) -> AbstractContextManager[IO]:
     return openers.get(Path(path).suffix, open)(path, "rb")
 
 
+_FIRST_BYTES = {  # what a file that is not text begins with: what it is, and what to do
+    b"PK\x03\x04": "a ZIP archive, as Excel files are: give an Excel file the extension .xlsx, or "
+    "save its sheet as CSV UTF-8",
+    b"\xd0\xcf\x11\xe0": "an old Excel file (.xls): save it as .xlsx or as CSV UTF-8",
+    b"PAR1": "a Parquet file: give it the extension .parquet, or pass format='parquet'",
+    b"\x1f\x8b": "compressed: give it the extension .gz",
+    b"\xfd7zXZ": "compressed: give it the extension .xz",
+    BOM_UTF16_LE: "encoded as UTF-16: pass encoding='utf-16', or save it as UTF-8",
+    BOM_UTF16_BE: "encoded as UTF-16: pass encoding='utf-16', or save it as UTF-8",
+}
+
+
+def _suggest_encoding(line: bytes) -> str:
+    """Return advice for a line that is not UTF-8.
+
+    Windows-1252 has all printable characters of Latin-1. Bytes from 0x80 to 0x9f are dashes and
+    quotation marks in it, and control characters in Latin-1, so it is never worse.
+    """
+    try:
+        line.decode("cp1252")
+    except UnicodeDecodeError:  # five bytes have no meaning in Windows-1252
+        return "pass the encoding of the file, such as encoding='cp1250', or save it as UTF-8"
+    return (
+        "if the file was saved by Excel or on Windows in Western Europe, pass encoding='cp1252' "
+        "(which includes Latin-1); otherwise pass its encoding, or save it as UTF-8"
+    )
+
+
 def _decode_line(line: bytes, line_number: int, where: str) -> str:
     """Decode one line of UTF-8; raise `UserError` for another encoding."""
-    if line_number == 1 and line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
-        raise UserError(f"{where} is encoded as UTF-16: save it as UTF-8.")
+    if line_number == 1:
+        for first_bytes, advice in _FIRST_BYTES.items():
+            if line.startswith(first_bytes):
+                raise UserError(f"{where} is {advice}.")
     try:
         # concatenated files have byte order marks in the middle
-        text = line.removeprefix(BOM_UTF8).decode()
+        return line.removeprefix(BOM_UTF8).decode()
     except UnicodeDecodeError as e:
         raise UserError(
             f"{where}, line {line_number}: byte {e.start + 1} is {line[e.start]:#04x}, which is "
-            "not valid UTF-8 (perhaps the file is Latin-1): convert the file, for example with "
-            "iconv -f LATIN1 -t UTF-8."
+            f"not valid UTF-8: {_suggest_encoding(line)}."
         ) from None
+
+
+def _check_line(text: str, line_number: int, where: str) -> str:
+    """Return a line; raise `UserError` for a NUL, and for a file whose lines end in CR."""
     if "\0" in text:
         raise UserError(
-            f"{where}, line {line_number} contains a NUL character (perhaps the file is UTF-16): "
-            "save it as UTF-8."
+            f"{where}, line {line_number} contains a NUL character: if the file is UTF-16, pass "
+            "encoding='utf-16-le', or save it as UTF-8."
         )
     is_whole_file = line_number == 1 and not text.endswith("\n")
     if is_whole_file and "\r" in text.rstrip():
         raise UserError(f"{where} has lines that end in \\r: save it with \\n as the line ending.")
     return text
+
+
+def _check_encoding(encoding: str | None) -> str | None:
+    """Return the name of an encoding; None for UTF-8, whose errors are reported by line."""
+    if encoding is None:
+        return None
+    try:
+        codec = codecs.lookup(encoding)
+    except (LookupError, ValueError):
+        codec = None
+    if codec is None or not getattr(codec, "_is_text_encoding", True):
+        raise UserError(
+            f"encoding must be the name of a text encoding, such as 'cp1252' or 'utf-16', got "
+            f"{encoding!r:.40}."
+        )
+    return None if codec.name in ("utf-8", "utf-8-sig") else codec.name
+
+
+def _read_encoded_lines(file: IO, where: str, encoding: str) -> Iterator[tuple[int, str]]:
+    """Yield the numbered lines of a file in another encoding than UTF-8."""
+    text_file = TextIOWrapper(file, encoding, newline="\n")
+    line_number = 0
+    try:
+        while line := text_file.readline(_MAX_LINE_BYTES + 1):
+            line_number += 1
+            if len(line) > _MAX_LINE_BYTES:
+                raise _line_too_long(where, line_number)
+            yield line_number, _check_line(line.removeprefix("\ufeff"), line_number, where)
+    except UnicodeError as e:
+        raise UserError(
+            f"{where} is not {encoding} ({e}, after line {line_number}): pass the encoding of the "
+            "file, or leave it out for UTF-8."
+        ) from None
+    finally:
+        text_file.detach()  # whoever opened the file closes it
+
+
+def _line_too_long(where: str, line_number: int) -> UserError:
+    return UserError(
+        f"{where}, line {line_number} is longer than {_MAX_LINE_BYTES:,} bytes: "
+        "pass a text file with one example a line."
+    )
 
 
 def _read_lines(file: IO, where: str) -> Iterator[tuple[int, str]]:
@@ -88,24 +176,27 @@ def _read_lines(file: IO, where: str) -> Iterator[tuple[int, str]]:
     while line := file.readline(_MAX_LINE_BYTES + 1):
         line_number += 1
         if len(line) > _MAX_LINE_BYTES:
-            raise UserError(
-                f"{where}, line {line_number} is longer than {_MAX_LINE_BYTES:,} bytes: "
-                "pass a text file with one example a line."
-            )
+            raise _line_too_long(where, line_number)
         if isinstance(line, str):  # standard input that was replaced by a text stream
-            yield line_number, line.removeprefix("\ufeff")
+            text = line.removeprefix("\ufeff")
         else:
-            yield line_number, _decode_line(line, line_number, where)
+            text = _decode_line(line, line_number, where)
+        yield line_number, _check_line(text, line_number, where)
 
 
 def iterate_lines(
     path: str | Path,  # a file, perhaps compressed (`.xz`, `.gz`); '-': standard input
+    encoding: str | None = None,  # name of its encoding, such as 'cp1252'; None: UTF-8
 ) -> Iterator[tuple[int, str]]:  # line number from 1, and the line
-    """Yield the lines of a file; raise `UserError` if it cannot be read or is not UTF-8."""
+    """Yield the lines of a file; raise `UserError` if it cannot be read or decoded."""
     where = describe_file(path)
+    codec = _check_encoding(encoding)
     try:
         with _open_binary(path) as file:
-            yield from _read_lines(file, where)
+            if codec is None or not hasattr(file, "readable"):
+                yield from _read_lines(file, where)
+            else:
+                yield from _read_encoded_lines(file, where, codec)
     except FileNotFoundError:
         raise MissingFileError(f"there is no file {where}: check the path.") from None
     except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile) as e:
@@ -138,18 +229,18 @@ def _reject_json_constant(name: str) -> None:
     raise UserError(f"{name} is not a JSON number")
 
 
-def parse_json_object(
+def parse_json(
     text: str,  # one JSON document
-    where: str,  # file and line, for error messages
+    where: str,  # its location, for error messages
     hint: str = ROW_HINT,  # advice that ends an error message
-) -> dict:
-    """Parse a JSON object strictly: no duplicate keys, no NaN, no lone surrogates."""
+) -> Any:
+    """Parse JSON strictly: no duplicate keys, no NaN, no lone surrogates."""
     try:
-        row = json.loads(
+        value = json.loads(
             text, object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_json_constant
         )
         if r"\ud" in text.lower():
-            json.dumps(row, ensure_ascii=False).encode()
+            json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise UserError(
             f"{where} contains a lone surrogate (\\ud800 to \\udfff), which is half a character: "
@@ -157,60 +248,188 @@ def parse_json_object(
         ) from None
     except (ValueError, RecursionError) as e:
         raise UserError(
-            f"{where} is not valid JSON ({e or 'nested too deeply'}): {hint}."
+            f"{where} is not valid JSON ({str(e)[:200] or 'nested too deeply'}): {hint}."
         ) from None
+    return value
+
+
+def _check_json_row(row: Any, where: str, hint: str) -> dict:
     if not isinstance(row, dict):
-        raise UserError(f"{where}: {text.strip()[:60]!r} is not a row: {hint}.")
+        shown = json.dumps(row, ensure_ascii=False)[:60]
+        raise UserError(f"{where}: {shown!r} is not a row: {hint}.")
     return row
+
+
+def parse_json_object(
+    text: str,  # one JSON document
+    where: str,  # file and line, for error messages
+    hint: str = ROW_HINT,  # advice that ends an error message
+) -> dict:
+    """Parse a JSON object strictly, as `parse_json` does."""
+    return _check_json_row(parse_json(text, where, hint), where, hint)
+
+
+def _read_json_array(lines: Iterator[tuple[int, str]], where: str) -> Iterator[tuple[str, dict]]:
+    """Yield (file and number, row) of a file that is one JSON array of objects."""
+    hint = 'the file must be an array of objects such as [{"sentence1": "…", "label": 0}]'
+    for n, row in enumerate(parse_json("".join(text for _, text in lines), where, hint), 1):
+        yield f"{where}, row {n}", _check_json_row(row, f"{where}, row {n}", hint)
+
+
+def _read_json_rows(lines: Iterator[tuple[int, str]], where: str) -> Iterator[tuple[str, dict]]:
+    """Yield the rows of a file of JSON lines, or of a file that is one JSON array."""
+    is_first = True
+    for line_number, text in lines:
+        if is_first and text.lstrip().startswith("["):
+            yield from _read_json_array(chain([(line_number, text)], lines), where)
+        elif text.strip():
+            is_first = False
+            line_location = f"{where}, line {line_number}"
+            yield line_location, parse_json_object(text, line_location)
 
 
 # ---- CSV and TSV
 
 
+_DELIMITERS = ";\t|,"
+_DELIMITER_NAMES = {"tab": "\t", r"\t": "\t"}  # a tab is hard to type in a shell
+
+
 def suggest_delimiter(
     columns: Sequence[str],  # column names of a header
-    delimiter: str = ",",  # the delimiter that was expected
+    delimiter: str = ",",  # the delimiter that was used
 ) -> str:  # advice without a full stop; '' if the delimiter seems to be right
     """Return advice if a header has one column because its delimiter is another character."""
     if len(columns) != 1:
         return ""
-    candidates = [c for c in ";\t|," if c != delimiter and c in columns[0]]
-    if not candidates:
-        return ""
-    expected = "commas" if delimiter == "," else "tabs"
-    return f"its columns seem to be separated by {candidates[0]!r}: use {expected}"
+    candidates = [c for c in _DELIMITERS if c != delimiter and c in columns[0]]
+    return (
+        f"its columns seem to be separated by {candidates[0]!r}: pass it as sep="
+        if candidates
+        else ""
+    )
+
+
+def _check_delimiter(sep: str) -> str:
+    """Return the character that `sep` names."""
+    sep = _DELIMITER_NAMES.get(sep, sep)
+    if not isinstance(sep, str) or len(sep) != 1 or sep in '"\r\n\0\ufeff' or sep.isalnum():
+        raise UserError(
+            "sep must be one character that separates cells, such as ';' or 'tab', got "
+            f"{sep!r:.40}."
+        )
+    return sep
+
+
+def _detect_delimiter(first_line: str, default: str, where: str) -> str:
+    """Return the separator of a header; it is logged if it is not the one of the format."""
+    unquoted = re.sub(r'"[^"]*"', "", first_line)
+    if default in unquoted:
+        return default
+    delimiter = max(_DELIMITERS, key=unquoted.count)
+    if delimiter not in unquoted:
+        return default
+    _logger.warning(
+        "%s: columns are separated by %r, as in its first line (sep= names another character)",
+        where,
+        delimiter,
+    )
+    return delimiter
+
+
+def _check_header(cells: Sequence[str], where: str) -> list[str]:
+    """Return the column names of a table, which must be different."""
+    header = [name.strip() for name in cells]
+    if not any(header) or len(set(header)) < len(header):
+        raise UserError(
+            f"{where} has the columns {header!s:.200}: the first line must be a header that names "
+            "each column once."
+        )
+    return header
 
 
 def _read_csv(
-    lines: Iterator[tuple[int, str]], where: str, delimiter: str
+    lines: Iterator[tuple[int, str]], where: str, default_delimiter: str, sep: str | None
 ) -> Iterator[tuple[str, dict]]:
     """Yield (file and line, row) of a CSV or TSV table with a header; cells stay strings."""
     csv.field_size_limit(2**31 - 1)  # a cell may be as long as a book
-    reader = csv.reader((text for _, text in lines), delimiter=delimiter, strict=True)
+    first_line = next(lines, (1, ""))[1]
+    n_skipped = 0
+    declared = re.fullmatch(r"sep=(.)\s*", first_line)  # the line that Excel reads
+    if declared and sep is None:
+        sep = declared[1]
+        n_skipped = 1
+        first_line = next(lines, (2, ""))[1]
+    delimiter = sep or _detect_delimiter(first_line, default_delimiter, where)
+    texts = chain([first_line] if first_line else [], (text for _, text in lines))
+    reader = csv.reader(texts, delimiter=delimiter, strict=True)
     header: list[str] = []
+
+    def locate() -> str:
+        return f"{where}, line {reader.line_num + n_skipped}"
 
     def fail(problem: str) -> UserError:
         advice = suggest_delimiter(header, delimiter) or (
             "put a text that contains a separator or a line break in double quotes, and double "
             "the quotation marks inside it"
         )
-        return UserError(f"{where}, line {reader.line_num}: {problem}: {advice}.")
+        return UserError(f"{locate()}: {problem}: {advice}.")
 
     try:
-        header = [name.strip() for name in next(reader, [])]
-        if not any(header) or len(set(header)) < len(header):
-            raise UserError(
-                f"{where}, line 1 has the columns {header}: the first line must be a header that "
-                "names each column once."
-            )
+        header = _check_header(next(reader, []), f"{where}, line {1 + n_skipped}")
         for cells in reader:
             if cells and len(cells) != len(header):
                 columns = f"{len(header)} columns ({', '.join(header)[:80]})"
                 raise fail(f"{len(cells)} cells, but the header has {columns}")
             if cells:
-                yield f"{where}, line {reader.line_num}", dict(zip(header, cells))
+                yield locate(), dict(zip(header, cells))
     except csv.Error as e:
         raise fail(str(e)) from None
+
+
+# ---- Excel
+
+
+def _read_excel_cells(path: str | Path) -> Any:
+    """Return the cells of the first sheet of an Excel file as strings, `[rows, columns]`."""
+    missing = [p for p in ("pandas", "openpyxl") if importlib.util.find_spec(p) is None]
+    if missing:
+        packages = " ".join(missing)
+        raise UserError(
+            f"{path}: reading an Excel file needs {' and '.join(missing)}: pip install {packages}, "
+            "or save the sheet as CSV UTF-8."
+        )
+    import pandas
+
+    try:
+        with pandas.ExcelFile(path, engine="openpyxl") as book:
+            if len(book.sheet_names) > 1:
+                _logger.warning(
+                    "%s has %d sheets: %r, the first, is read",
+                    path,
+                    len(book.sheet_names),
+                    book.sheet_names[0],
+                )
+            return book.parse(0, header=None, dtype=str, na_filter=False).to_numpy()
+    except FileNotFoundError:
+        raise MissingFileError(f"there is no file {path}: check the path.") from None
+    except Exception as e:
+        raise UserError(
+            f"{path} cannot be read as an Excel file ({type(e).__name__}): it is damaged, has a "
+            "password, or has another format."
+        ) from None
+
+
+def _read_excel(path: str | Path) -> Iterator[tuple[str, dict]]:
+    """Yield (file and row, row) of the first sheet of an Excel file; cells are strings."""
+    cells = _read_excel_cells(path)
+    if not len(cells):
+        raise UserError(f"{path} has an empty first sheet: put a header and rows into it.")
+    columns = [i for i in range(cells.shape[1]) if any(str(c).strip() for c in cells[:, i])]
+    header = _check_header([str(cells[0][i]) for i in columns], f"{path}, row 1")
+    for n, row in enumerate(cells[1:], 2):
+        if any(str(cell).strip() for cell in row):
+            yield f"{path}, row {n}", {name: str(row[i]) for name, i in zip(header, columns)}
 
 
 # ---- rows of one file
@@ -218,8 +437,9 @@ def _read_csv(
 FILE_FORMATS = {  # format → what a line of the file contains
     "csv": "cells separated by commas; the first line names the columns",
     "tsv": "cells separated by tabs; the first line names the columns",
-    "jsonl": "a JSON object",
+    "jsonl": "a JSON object; or the file is an array of objects",
     "parquet": "a table with named columns, not lines",
+    "xlsx": "the first sheet of an Excel file, whose first row names the columns",
     "lines": "a text, or two texts separated by a tab",
     "auto": "a text, or a JSON object if it begins with {",
 }
@@ -230,6 +450,8 @@ _FORMAT_BY_SUFFIX = {
     ".ndjson": "jsonl",
     ".json": "jsonl",
     ".parquet": "parquet",
+    ".xlsx": "xlsx",
+    ".xlsm": "xlsx",
 }
 
 
@@ -266,9 +488,7 @@ def _read_parquet(path: str | Path) -> Iterator[tuple[str, dict]]:
 
 
 def _parse_line(text: str, where: str, format: str, pair: bool) -> dict:
-    """Parse a line of the formats `jsonl`, `lines` and `auto`."""
-    if format == "jsonl":
-        return parse_json_object(text, where)
+    """Parse a line of the formats `lines` and `auto`."""
     if format == "auto" and text.lstrip().startswith("{"):
         hint = f"{ROW_HINT}; for texts that begin with {{ use format='lines'"
         return parse_json_object(text, where, hint)
@@ -281,20 +501,42 @@ def _parse_line(text: str, where: str, format: str, pair: bool) -> dict:
     return dict(zip(("sentence1", "sentence2"), texts))
 
 
+def _read_binary_table(path: str | Path, format: str, **given: Any) -> Iterator[tuple[str, dict]]:
+    """Yield the rows of a format that is not text, and refuse the options of text."""
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(
+                f"{name}={value!r} is of text files, and {path} is {format}: leave it out."
+            )
+    yield from (_read_parquet if format == "parquet" else _read_excel)(path)
+
+
 def iterate_rows(
     path: str | Path,  # a file; '-': standard input
     format: str | None = None,  # key of `FILE_FORMATS`; None: detect it from the file's suffix
     pair: bool = False,  # do plain lines contain two sentences, separated by a tab?
+    encoding: str | None = None,  # name of the encoding of a text file; None: UTF-8
+    sep: str | None = None,  # separator of the cells of CSV and TSV; None: that of the header
 ) -> Iterator[tuple[str, dict]]:  # file and line, and the row
     """Yield the rows of a file one at a time, with their location; empty lines are skipped."""
     format = detect_format(path, format)
     where = describe_file(path)
-    if format == "parquet":
-        yield from _read_parquet(path)
-    elif format in ("csv", "tsv"):
-        yield from _read_csv(iterate_lines(path), where, "," if format == "csv" else "\t")
+    if format in ("parquet", "xlsx"):
+        yield from _read_binary_table(path, format, encoding=encoding, sep=sep)
+        return
+    if sep is not None:
+        sep = _check_delimiter(sep)
+        if format not in ("csv", "tsv"):
+            raise UserError(
+                f"sep={sep!r} is of CSV and TSV, and {where} is {format}: leave it out."
+            )
+    lines = iterate_lines(path, encoding)
+    if format in ("csv", "tsv"):
+        yield from _read_csv(lines, where, "," if format == "csv" else "\t", sep)
+    elif format == "jsonl":
+        yield from _read_json_rows(lines, where)
     else:
-        for line_number, text in iterate_lines(path):
+        for line_number, text in lines:
             if text.strip():
                 line_location = f"{where}, line {line_number}"
                 yield line_location, _parse_line(text, line_location, format, pair)

@@ -21,6 +21,9 @@ from idp_tutorial.utils.checks import UserError
 __all__ = [
     "require_text",
     "require_utf8",
+    "is_empty_text",
+    "describe_places",
+    "refuse_empty_texts",
     "require_nonempty_text",
     "check_row",
     "convert_copa_row",
@@ -91,10 +94,13 @@ def require_utf8(
     text: str,  # the text to check
     source: str,  # its location, for the error message
 ) -> str:  # `text`
-    """Return a text that can be encoded as UTF-8; raise `UserError` for a lone surrogate.
+    """Return a text that can be encoded as UTF-8; raise `UserError` for a lone surrogate or NUL.
 
-    JSON and Python strings may contain lone surrogates, which are halves of characters.
+    JSON and Python strings may contain lone surrogates, which are halves of characters. A NUL
+    character is a sign of UTF-16 that was read as another encoding.
     """
+    if "\0" in text:
+        raise UserError(f"{source} contains a NUL character: remove it, or decode the text again.")
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -103,6 +109,41 @@ def require_utf8(
             "write the text again as UTF-8."
         ) from None
     return text
+
+
+def is_empty_text(
+    text: Any,  # a value of a text column
+) -> bool:
+    """Return whether a text is missing (None, NaN), or has no character but spaces."""
+    if isinstance(text, str):
+        return not text.strip()
+    is_nan = isinstance(text, float) and text != text
+    return text is None or is_nan or type(text).__name__ == "NAType"  # of pandas
+
+
+def describe_places(
+    places: Sequence[str],  # file and line of some rows
+    limit: int = 5,  # largest number of places to name
+) -> str:  # such as 'tickets.csv, line 5, line 17, line 300 …'
+    """Return the location of the first rows of a list, for a message."""
+    first, *others = places[:limit]
+    parts = [first, *(place.rpartition(", ")[2] for place in others)]
+    return ", ".join(parts) + (" …" if len(places) > limit else "")
+
+
+def refuse_empty_texts(
+    places: Sequence[str],  # file and line of the rows with an empty text
+    n_rows: int,  # number of all rows
+    column: str,  # name of the column, or of the argument
+    advice: str = "leave these rows out with skip_empty",
+) -> None:
+    """Raise `UserError` that counts the rows with an empty text, if there are any."""
+    if places:
+        verb = "has" if len(places) == 1 else "have"
+        raise UserError(
+            f"{len(places)} of {n_rows} rows {verb} no text in {column} "
+            f"({describe_places(places)}): write the texts, or {advice}."
+        )
 
 
 def require_nonempty_text(

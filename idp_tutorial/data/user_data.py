@@ -1,8 +1,10 @@
-"""Define a task from the user's own rows: a table, a folder of splits, a dataset of the hub.
+"""Define a task from the user's own rows: a table, a folder of splits, a dataset.
 
 A table is one file of any format of `data.reading`. A folder may contain `train`, `validation` and
-`test` in any of the formats. A name such as `org/name` is a dataset of the Hugging Face hub, with
-an optional revision after `@`. Splits that are missing are held out from the training rows.
+`test` in any of the formats, or a dataset that `save_to_disk` saved. A name such as `org/name` is a
+dataset of the Hugging Face hub, with an optional revision after `@`. In Python a
+`datasets.Dataset` or `DatasetDict` is a table too. Splits that are missing are held out from the
+training rows.
 
 Rows are held out in proportion to the classes. A tenth of a class with three rows is less than one
 row; a tenth of twenty such classes is six rows. Each class gives the integer part of its quota, and
@@ -11,11 +13,12 @@ the classes with the largest fractional parts give one row more, until the total
 """
 
 import json
+import logging
 import math
 import random
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -27,13 +30,21 @@ from idp_tutorial.data.reading import (
     iterate_rows,
     suggest_delimiter,
 )
-from idp_tutorial.data.rows import require_nonempty_text
+from idp_tutorial.data.rows import (
+    describe_places,
+    is_empty_text,
+    refuse_empty_texts,
+    require_nonempty_text,
+    require_utf8,
+)
 from idp_tutorial.data.splits import SPLIT_NAMES, find_split_files, load_hub_dataset
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.utils.checks import MissingFileError, UserError
+from idp_tutorial.utils.checks import MissingFileError, UserError, parse_number
 
 __all__ = [
+    "is_saved_dataset",
+    "select_splits",
     "parse_label",
     "parse_labels",
     "format_labels",
@@ -45,17 +56,68 @@ __all__ = [
 ]
 
 
+_logger = logging.getLogger(__name__)
+
+
 # ---- where the splits are
 
 
-def _find_sources(data: str) -> dict[str, Any]:
-    """Return the file of each split as a path, or its dataset of the hub."""
+def is_saved_dataset(
+    folder: str | Path,
+) -> bool:
+    """Return whether a folder holds a dataset that `save_to_disk` of `datasets` saved."""
+    names = ("dataset_dict.json", "state.json")
+    return any((Path(folder) / name).is_file() for name in names)
+
+
+def _load_saved_dataset(folder: Path) -> Any:
+    """Load a `Dataset` or `DatasetDict` that `save_to_disk` saved."""
+    import datasets
+
+    try:
+        return datasets.load_from_disk(str(folder))
+    except Exception as e:
+        raise UserError(
+            f"{folder} cannot be loaded as a saved dataset ({type(e).__name__}): it is damaged or "
+            "incomplete; save it again with save_to_disk."
+        ) from None
+
+
+def select_splits(
+    data: Any,  # a `datasets.Dataset` or `DatasetDict`
+) -> dict[str, Any]:  # split → its dataset
+    """Return the splits of a dataset; a dataset without splits is a training split."""
+    if not isinstance(data, Mapping):
+        return {"train": data}
+    splits = {
+        split: data[name] for split, names in SPLIT_NAMES.items() for name in names if name in data
+    }
+    if "train" not in splits:
+        raise UserError(
+            f"the dataset has the splits {', '.join(map(str, data)) or 'none'}, but a split "
+            "'train' is needed: rename one of them, or pass one split."
+        )
+    return splits
+
+
+def _find_sources(data: Any) -> dict[str, Any]:
+    """Return the file of each split as a path, or its dataset."""
+    if not isinstance(data, (str, Path)):
+        if hasattr(data, "column_names"):
+            return select_splits(data)
+        raise UserError(
+            f"data must be a file, a folder, a name on the hub, or a Dataset or DatasetDict of "
+            f"datasets, got {data!r:.60}."
+        )
+    data = str(data)
     path = Path(data)
     sources: dict[str, Any]
     if data == "-" or path.is_file():
         return {"train": data}
+    if path.is_dir() and is_saved_dataset(path):
+        return select_splits(_load_saved_dataset(path))
     if path.is_dir():
-        sources = {**find_split_files(path, ["csv", "tsv", "jsonl", "parquet"])}
+        sources = {**find_split_files(path, ["csv", "tsv", "jsonl", "parquet", "xlsx"])}
     elif re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", data) and detect_format(data) == "auto":
         dataset = load_hub_dataset(
             data,
@@ -63,13 +125,11 @@ def _find_sources(data: str) -> dict[str, Any]:
             "as a dataset of the Hugging Face hub",
             advice="correct the name, or connect to the internet",
         )
-        sources = {
-            split: dataset[n] for split, names in SPLIT_NAMES.items() for n in names if n in dataset
-        }
+        return select_splits(dataset)
     else:
         raise MissingFileError(
-            f"there is no file or folder {data}: pass a CSV, TSV, Parquet or JSON-lines file, a "
-            "folder with train.csv, or the name of a hub dataset, org/name."
+            f"there is no file or folder {data}: pass a CSV, TSV, JSON, Parquet or Excel file, a "
+            "folder with train.csv or of save_to_disk, or the name of a hub dataset, org/name."
         )
     if "train" not in sources:
         raise UserError(
@@ -113,6 +173,7 @@ def parse_label(
     regression: bool = False,  # must the label be a number?
 ) -> str | float:  # the name of a class, or the number of a regression
     """Return a label as a class name or a float; raise `UserError` if it is missing or invalid."""
+    value = value.item() if type(value).__module__ == "numpy" and value.ndim == 0 else value
     if isinstance(value, (list, tuple, set, dict)):
         raise UserError(
             f"{where}: the label is {value!r:.60}. If a row may have several labels, pass "
@@ -124,13 +185,16 @@ def parse_label(
             f"{where}: every row needs a label, got {value!r}: add the label or remove the row."
         )
     if not regression:
-        return str(value).strip()
+        return require_utf8(str(value).strip(), f"{where}: the label")
     try:
-        number = float(value)
-    except ValueError:
+        number = parse_number(value) if isinstance(value, str) else float(value)
+    except (ValueError, TypeError):
         number = math.nan
     if isinstance(value, bool) or not math.isfinite(number):
-        raise UserError(f"{where}: the label of a regression must be a number, got {value!r}.")
+        hint = " with a decimal point" if re.fullmatch(r"-?\d+,\d+", str(value).strip()) else ""
+        raise UserError(
+            f"{where}: the label of a regression must be a number{hint}, got {value!r:.60}."
+        )
     return number
 
 
@@ -182,77 +246,137 @@ def _decode_hub_label(label: Any, feature: Any) -> Any:
     return label
 
 
-def _iterate_source(source: Any, format: str | None) -> Iterator[tuple[str, dict]]:
-    """Yield the rows of a file or of a dataset of the hub, with their location."""
+def _name_source(source: Any) -> str:
+    """Return the name of a file or of a dataset, for messages."""
     if isinstance(source, (str, Path)):
-        yield from iterate_rows(source, format)
+        return describe_file(source)
+    return str(getattr(source, "split", None) or "dataset")
+
+
+def _iterate_source(source: Any, reading: Mapping[str, Any]) -> Iterator[tuple[str, dict]]:
+    """Yield the rows of a file or of a dataset, with their location."""
+    if isinstance(source, (str, Path)):
+        yield from iterate_rows(source, **reading)
     else:
+        given = [name for name, value in reading.items() if value is not None]
+        if given:
+            raise UserError(
+                f"{given[0]} describes a file, and the data is a dataset: leave it out."
+            )
         for n, row in enumerate(source, 1):
-            yield f"{source.split}, row {n}", row
+            yield f"{_name_source(source)}, row {n}", row
 
 
-def _read_labelled_rows(
-    source: Any,
-    format: str | None,
-    columns: Sequence[str | None],
-    regression: bool,
-    multi_label: bool = False,
-) -> tuple[list[dict], tuple]:
-    """Read the rows of a split and its columns; without any label the list of rows is empty."""
-    rows = []
-    places = []
-    resolved: tuple = ()
-    features = getattr(source, "features", {})
-    for where, row in _iterate_source(source, format):
-        resolved = _resolve_columns(row, where, *columns)
-        text, text2, label_column = resolved
-        texts = dict(sentence1=require_nonempty_text(row, text, where))
-        if text2:
-            texts["sentence2"] = require_nonempty_text(row, text2, where)
-        label = _decode_hub_label(row[label_column], features.get(label_column))
-        rows.append({**texts, "label": label})
-        places.append(where)
-    if not rows:
-        is_file = isinstance(source, (str, Path))
-        name = describe_file(source) if is_file else source.split
-        raise UserError(f"{name} has no rows: it must contain at least a few of each class.")
-    if all(row["label"] in (None, "", -1, "-1") for row in rows):
-        return [], resolved
+def _refuse_missing_labels(rows: Sequence[dict], places: Sequence[str]) -> None:
+    """Raise `UserError` that counts the rows without a label, and for labels of mixed types."""
+    values = [row["label"] for row in rows]
+    missing = [w for w, v in zip(places, values) if v is None or v != v or not str(v).strip()]
+    if len(missing) > 1:
+        raise UserError(
+            f"{len(missing)} of {len(rows)} rows have no label ({describe_places(missing)}), and "
+            "every row needs a label: add the labels or remove these rows."
+        )
+    is_text = [isinstance(value, str) for value in values]
+    if any(is_text) and not all(is_text) and not missing:
+        i = is_text.index(not is_text[0])
+        raise UserError(
+            f"{places[i]}: the label is {values[i]!r:.40}, but that of {places[0]} is "
+            f"{values[0]!r:.40}: write all labels as texts, or all as numbers."
+        )
+
+
+def _parse_all_labels(
+    rows: Sequence[dict], places: Sequence[str], regression: bool, multi_label: bool
+) -> None:
+    """Replace the label of each row by its class name, number or list of names."""
+    if not multi_label:
+        _refuse_missing_labels(rows, places)
     for row, where in zip(rows, places):
         if multi_label:
             row["label"] = parse_labels(row["label"], where)
         else:
             row["label"] = parse_label(row["label"], where, regression)
+
+
+def _read_labelled_rows(
+    source: Any,
+    reading: Mapping[str, Any],  # arguments of `iterate_rows`
+    columns: Sequence[str | None],
+    regression: bool,
+    skip_empty: bool = False,
+    multi_label: bool = False,
+) -> tuple[list[dict], tuple]:
+    """Read the rows of a split and its columns; without any label the list of rows is empty."""
+    rows = []
+    places = []
+    empty: dict[str, list[str]] = {}  # column: places of its empty texts
+    resolved: tuple = ()
+    n_rows = 0
+    features = getattr(source, "features", None) or {}
+    for where, row in _iterate_source(source, reading):
+        n_rows += 1
+        resolved = _resolve_columns(row, where, *columns)
+        text, text2, label_column = resolved
+        used = [text, text2] if text2 else [text]
+        empty_column = next((c for c in used if is_empty_text(row.get(c))), None)
+        if empty_column:
+            empty.setdefault(empty_column, []).append(where)
+            continue
+        values = [require_nonempty_text(row, column, where) for column in used]
+        texts = dict(zip(("sentence1", "sentence2"), values))
+        label = _decode_hub_label(row[label_column], features.get(label_column))
+        rows.append({**texts, "label": label})
+        places.append(where)
+    n_empty = sum(map(len, empty.values()))
+    if not skip_empty:
+        for column, empty_places in empty.items():
+            refuse_empty_texts(empty_places, n_rows, f"column {column!r}")
+    elif n_empty:
+        _logger.warning(
+            "%s: %d of %d rows have no text and are left out", _name_source(source), n_empty, n_rows
+        )
+    if not rows:
+        raise UserError(
+            f"{_name_source(source)} has no rows{' with a text' if n_empty else ''}: it must "
+            "contain at least a few of each class."
+        )
+    if all(row["label"] in (None, "", -1, "-1") for row in rows):
+        return [], resolved
+    _parse_all_labels(rows, places, regression, multi_label)
     return rows, resolved
 
 
 def _read_splits(
-    data: str,
-    format: str | None,
+    data: Any,
+    reading: Mapping[str, Any],
     columns: Sequence[str | None],
     regression: bool,
+    skip_empty: bool,
     multi_label: bool = False,
 ) -> tuple[dict[str, list], tuple]:
     """Read the splits of a table that have labels, and the columns of the last split read."""
     splits = {}
     resolved: tuple = ()
+    name = data if isinstance(data, (str, Path)) else "the dataset"
     for split, source in _find_sources(data).items():
-        rows, resolved = _read_labelled_rows(source, format, columns, regression, multi_label)
+        rows, resolved = _read_labelled_rows(
+            source, reading, columns, regression, skip_empty, multi_label
+        )
         if rows:
             splits[split] = rows
         else:
             warnings.warn(
-                f"The {split} rows of {data} have no labels and are ignored.", stacklevel=3
+                f"The {split} rows of {name} have no labels and are ignored.", stacklevel=3
             )
     if "train" not in splits:
         raise UserError(
-            f"the rows of {data} have no labels: pass the name of the column in label=."
+            f"the rows of {name} have no labels: pass the name of the column in label=."
         )
     n_classes = len({name for r in splits["train"] for name in _class_names(r["label"])})
     n_train = len(splits["train"])
     if not regression and 2 * n_classes > n_train:
         raise UserError(
-            f"{data} has {n_classes} classes in {n_train} training rows: check that "
+            f"{name} has {n_classes} classes in {n_train} training rows: check that "
             f"{resolved[2]!r} is the column of the classes (label=), or pass regression=True if "
             "the labels are numbers."
         )
@@ -267,7 +391,7 @@ def sort_class_names(
 ) -> tuple:
     """Return each class name once, sorted as numbers if all are integers, else as strings."""
     unique = sorted(set(names))
-    if all(re.fullmatch(r"-?\d+", name) for name in unique):
+    if all(re.fullmatch(r"-?[0-9]+", name) for name in unique):
         unique.sort(key=int)
     return tuple(unique)
 
@@ -396,7 +520,9 @@ def _check_fractions(fractions: dict[str, float]) -> None:
 
 
 def load_table_task(
-    data: str | Path,  # a file, '-' (standard input), a folder, or the name of a hub dataset
+    # a file, '-' (standard input), a folder, the name of a hub dataset, or a `datasets.Dataset` or
+    # `DatasetDict`
+    data: Any,
     text: str | None = None,  # column of the text; None: text, sentence1 or sentence
     text2: str | None = None,  # column of the second text, for pairs
     label: str | None = None,  # column of the label; None: label
@@ -408,14 +534,18 @@ def load_table_task(
     # fraction of the rows to hold out if there is no test split; 0: test on the validation rows
     test: float = 0.1,
     seed: int = 0,  # seed of the rows that are held out
+    encoding: str | None = None,  # encoding of a text file; None: UTF-8
+    sep: str | None = None,  # separator of the cells of CSV and TSV; None: that of the header
+    skip_empty: bool = False,  # leave out rows without a text, and log how many they are
 ) -> tuple[Task, list]:  # the task with its splits, and the names of the splits that were held out
     """Read a table, hold out the splits that it lacks, and define a task with its rows."""
     if regression and multi_label:
         raise UserError(
             "regression and multi_label exclude each other: labels are numbers, or names."
         )
+    reading = dict(format=format, encoding=encoding, sep=sep)
     columns: tuple = (text, text2, label)
-    splits, columns = _read_splits(str(data), format, columns, regression, multi_label)
+    splits, columns = _read_splits(data, reading, columns, regression, skip_empty, multi_label)
     fractions = {}
     if test and "test" not in splits:
         fractions["test"] = test
@@ -429,10 +559,18 @@ def load_table_task(
         splits["train"], splits[split] = hold_out_rows(splits["train"], fraction / remaining, seed)
         held_out.append(split)
     splits.setdefault("test", splits["validation"])
-    stem = Path(str(data).partition("@")[0]).name.split(".")[0]
-    name = re.sub(r"\W+", "-", stem).strip("-") or "stdin"
+    name = _name_table_task(data)
     templates = tuple("{" + c + "}" if c else c for c in columns[:2])
     return make_task(name, splits, columns=templates + columns[2:]), held_out
+
+
+def _name_table_task(data: Any) -> str:
+    """Return the name of a task: that of its file, folder or dataset."""
+    if not isinstance(data, (str, Path)):
+        first = next(iter(data.values())) if isinstance(data, Mapping) else data
+        return re.sub(r"\W+", "-", getattr(first.info, "dataset_name", None) or "dataset")
+    stem = Path(str(data).partition("@")[0]).name.split(".")[0]
+    return re.sub(r"\W+", "-", stem).strip("-") or "stdin"
 
 
 def _describe_table_task(task: Task, held_out: Sequence[str]) -> str:
@@ -455,7 +593,7 @@ def _describe_table_task(task: Task, held_out: Sequence[str]) -> str:
 
 
 def register_table_task(
-    data: str | Path,  # a file, '-' (standard input), a folder, or the name of a hub dataset
+    data: Any,  # as for `load_table_task`
     **table_options: Any,  # other arguments of `load_table_task`
 ) -> tuple[Task, str]:  # the task, and a one-line description of its splits and classes
     """Load the task of a table and add it to `TASKS`."""

@@ -89,6 +89,25 @@ class _AnyNameModuleDict(nn.ModuleDict):
         return self._modules[_escape_dots(name)]
 
 
+def _name_by_task(folders: Sequence[Path | str]) -> dict[str, Path | str]:
+    """Return the folders of saved models by the name of their task; of two equal ones by folder."""
+    task_names = []
+    for folder in folders:
+        task = read_prompts(resolve_model_folder(folder))[0].get("task")
+        name = task.get("name") if isinstance(task, dict) else None
+        task_names.append(name if isinstance(name, str) else Path(str(folder)).name)
+    named = {
+        name if task_names.count(name) == 1 else Path(str(folder)).name: folder
+        for name, folder in zip(task_names, folders)
+    }
+    if len(named) < len(folders):
+        raise UserError(
+            f"two of the folders {', '.join(map(str, folders))} have the same name. Give a "
+            "dictionary, {name: folder}."
+        )
+    return named
+
+
 class MultiTaskModel(nn.Module):
     """A frozen backbone with a prompt and a head for each of several tasks (LPT, §1).
 
@@ -320,19 +339,14 @@ class MultiTaskModel(nn.Module):
     @classmethod
     def from_pretrained(
         cls,
-        # saved models or repositories on the Hub, which are named by the last part of their path;
-        # or a dictionary, name → folder
+        # saved models or repositories on the Hub, which are named by their tasks (and those of one
+        # task by the last part of their path); or a dictionary, name → folder
         folders: Sequence[Path | str] | dict[str, Path | str],
         bb: Backbone | Path | str | None = None,  # None: the backbone that the first model names
         glove: Path | str | None = None,  # GloVe vectors, if a model was trained with a file
     ) -> "MultiTaskModel":  # in evaluation mode
         """Load several saved models onto one backbone."""
-        named = folders if isinstance(folders, dict) else {Path(str(f)).name: f for f in folders}
-        if len(named) < len(folders):
-            raise UserError(
-                f"two of the folders {', '.join(map(str, folders))} have the same name. Give a "
-                "dictionary, {name: folder}."
-            )
+        named = folders if isinstance(folders, dict) else _name_by_task(folders)
         task_models = {}
         for name, folder in named.items():
             method = read_prompts(resolve_model_folder(folder))[0]["cfg"]["method"]

@@ -8,13 +8,17 @@ A backbone has a limited number of positions; no example is longer, whatever max
 given. Sentences are truncated, a template never is.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.prompted_model import PromptedModel
-from idp_tutorial.data.packed_examples import pack_examples
+from idp_tutorial.data.packed_examples import PackedExamples, pack_examples
 from idp_tutorial.data.rows import check_row
 from idp_tutorial.data.task import Task
 from idp_tutorial.training.cache import attach_cached_states
@@ -27,8 +31,11 @@ __all__ = [
     "precompute_source_inputs",
     "encode_for_model",
     "encode_for_evaluation",
+    "count_cut_texts",
     "encode_training_splits",
 ]
+
+_logger = logging.getLogger(__name__)
 
 
 def encode_rows(
@@ -108,19 +115,64 @@ def encode_for_evaluation(
     return cached, cost
 
 
+def _input_lengths(examples: Sequence[dict]) -> np.ndarray:
+    """Return the number of tokens of each example, those of an answer not counted."""
+    if isinstance(examples, PackedExamples):
+        answer_starts = examples.columns.get("answer_start")
+        return np.array(answer_starts or np.diff(examples.ends, prepend=0))
+    return np.array([e.get("answer_start", len(e["input_ids"])) for e in examples])
+
+
+def count_cut_texts(
+    model: PromptedModel,
+    task: Task,
+    cfg: TrainingConfig,  # `max_len` and `template` are read
+    rows: Sequence[dict],
+    examples: Sequence[dict],  # the encoded rows
+) -> int:
+    """Count the examples that are longer than `max_len` and were cut.
+
+    An example with the allowed number of tokens may just fit, so it is encoded again with one more.
+    """
+    if len(examples) != len(rows):  # a method that makes several examples of a row
+        return 0
+    bb = model.backbone
+    max_tokens = min(cfg.max_len or bb.max_tokens, bb.max_tokens)
+    lengths = _input_lengths(examples)
+    largest = max_tokens - (task.max_answer_len if task.is_generation else 0)
+    full = np.flatnonzero(lengths >= largest)
+    template = select_template(model, cfg)
+    longer = task.encode([rows[i] for i in full], bb.tokenizer, max_tokens + 1, template, bb.causal)
+    return int((_input_lengths(longer) > lengths[full]).sum()) if len(full) else 0
+
+
+@lru_cache
+def _log_cut_texts_once(task_name: str, n_cut: int, n_rows: int, max_len: int) -> None:
+    """Log how many training texts are cut; once, although a search trains many times."""
+    _logger.warning(
+        "%d of %d training texts of %s (%.0f %%) are longer than max_len=%d tokens and are cut",
+        *(n_cut, n_rows, task_name, max(1, 100 * n_cut / n_rows), max_len),
+    )
+
+
 def encode_training_splits(
     acc: Any,  # an `Accelerator`
     model: PromptedModel,
     task: Task,  # with its splits
     cfg: TrainingConfig,
-) -> tuple[Sequence[dict], Sequence[dict], dict]:
-    """Return training and validation examples, and the cost of the cache.
+) -> tuple[Sequence[dict], Sequence[dict], dict, int]:
+    """Return training and validation examples, the cost of the cache, and how many texts are cut.
 
     States are cached only for a model that has trainable parameters.
     """
-    train = encode_for_model(model, task, cfg, task.splits["train"])
+    rows = task.splits["train"]
+    train = encode_for_model(model, task, cfg, rows)
+    n_cut = count_cut_texts(model, task, cfg, rows, train)
+    if n_cut and acc.is_main_process:
+        max_len = min(cfg.max_len, model.backbone.max_tokens)
+        _log_cut_texts_once(task.name, n_cut, len(rows), max_len)
     if cfg.cache == "none" or not model.trained_parameters():
-        return train, encode_for_model(model, task, cfg, task.splits["validation"]), {}
+        return train, encode_for_model(model, task, cfg, task.splits["validation"]), {}, n_cut
     model.to(acc.device)
     with acc.local_main_process_first():
         with acc.autocast():
@@ -128,4 +180,4 @@ def encode_training_splits(
         validation, validation_cost = encode_for_evaluation(
             model, task, cfg, task.splits["validation"]
         )
-    return train, validation, {k: cost[k] + validation_cost[k] for k in cost}
+    return train, validation, {k: cost[k] + validation_cost[k] for k in cost}, n_cut

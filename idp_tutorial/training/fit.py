@@ -56,6 +56,7 @@ class TrainLog:
     peak_memory_mb: float = 0.0
     cache: dict[str, Any] = field(default_factory=dict)  # what the cached states cost
     probe: dict[str, Any] | None = None  # of the control 'probe': the linear model it selected
+    cut_texts: int = 0  # training texts that were cut at `max_len`
 
 
 @dataclass
@@ -86,9 +87,12 @@ class TrainingRun:
         self.cfg = cfg.resolve_epochs(len(task.splits["train"]), self.acc.num_processes)
         self.state = TrainState()
         self.checkpoint: Checkpoint | None = None
-        self.train_examples, self.validation_examples, self.cache_cost = encode_training_splits(
+        train, validation, cost, self.cut_texts = encode_training_splits(
             self.acc, model, task, self.cfg
         )
+        self.train_examples = train
+        self.validation_examples = validation
+        self.cache_cost = cost
 
     def evaluate_untrained(self) -> TrainLog:
         """Return the log of a model without trainable parameters, such as a verbalizer alone."""
@@ -290,6 +294,7 @@ class TrainingRun:
             ms_per_step=step_times[len(step_times) // 2],
             peak_memory_mb=self.profiler.peak_memory_mb(),
             cache=self.cache_cost,
+            cut_texts=self.cut_texts,
         )
 
 # %% ../../nbs/engine/training/fit.ipynb #0d0a4880

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from idp_tutorial.utils.checks import UserError, check_positive
+from idp_tutorial.utils.checks import UserError, check_positive, parse_number
 from idp_tutorial.utils.durable import open_atomically, remove_stale_part_files
 
 __all__ = [
@@ -90,7 +90,7 @@ def cache_limit_bytes() -> float:
     value = os.environ.get("IDP_CACHE_LIMIT") or "50"
     hint = "the maximum size of all caches together in GB, such as 50"
     try:
-        return 1e9 * check_positive(float(value), "IDP_CACHE_LIMIT", hint)
+        return 1e9 * check_positive(parse_number(value), "IDP_CACHE_LIMIT", hint)
     except ValueError:
         raise UserError(
             f"IDP_CACHE_LIMIT must be a positive number, got {value!r} ({hint})."

@@ -11,6 +11,7 @@ import difflib
 import errno
 import importlib.util
 import os
+import re
 from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 from pathlib import Path
@@ -27,6 +28,8 @@ __all__ = [
     "check_positive",
     "check_between",
     "check_bool",
+    "parse_number",
+    "closest_match",
     "check_name",
     "explain_os_error",
     "is_out_of_memory",
@@ -155,6 +158,39 @@ def check_bool(
     return value
 
 
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(
+    r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE
+)
+
+
+def parse_number(
+    text: str,  # such as '12', '-2.5' or '1e-3', perhaps between spaces
+    kind: type[int] | type[float] = float,  # int: a whole number
+) -> Any:  # the number
+    """Return the number that a text represents in ASCII digits.
+
+    Python's `int` and `float` also accept digits of other scripts and `1_0`, which in a table or
+    on a command line are mistakes.
+
+    Raises: `ValueError` for any other text.
+    """
+    text = text.strip(" \t\r\n")
+    if not (_WHOLE_NUMBER if kind is int else _NUMBER).fullmatch(text):
+        raise ValueError(f"{text!r:.60} is not a number")
+    return kind(text)
+
+
+def closest_match(
+    name: str,  # a name that is not known
+    names: Iterable[str],  # the known names
+    cutoff: float = 0.75,  # smallest similarity, from 0 to 1
+) -> str | None:
+    """Return the known name that is most similar, or None if no name is really similar."""
+    matches = difflib.get_close_matches(name[:100], list(names), 1, cutoff)
+    return matches[0] if matches else None
+
+
 def check_name(
     name: str,  # the name to check
     names: Iterable[str],  # the known names
@@ -167,9 +203,9 @@ def check_name(
     known = list(names)
     if isinstance(name, str) and name in known:
         return name
-    closest = difflib.get_close_matches(str(name), known, 1)
+    closest = closest_match(str(name), known)
     raise UserError(
-        f"unknown {kind} {name!r}{f': did you mean {closest[0]!r}?' if closest else '.'} Known: "
+        f"unknown {kind} {name!r:.80}{f': did you mean {closest!r}?' if closest else '.'} Known: "
         f"{', '.join(known)}."
     )
 

@@ -16,15 +16,32 @@ import math
 import os
 import textwrap
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from idp_tutorial.utils.checks import UserError, check_bool, check_choice, check_int
+from idp_tutorial.utils.checks import (
+    UserError,
+    check_bool,
+    check_choice,
+    check_int,
+    check_name,
+    closest_match,
+)
 
-__all__ = ["Range", "Probability", "Option", "declared_options", "check_options"]
+__all__ = [
+    "Range",
+    "AllowEmpty",
+    "Probability",
+    "Option",
+    "declared_options",
+    "check_options",
+    "OPTION_SYNONYMS",
+    "find_option",
+    "check_option_name",
+]
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,16 @@ def _format_number(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) and number < 10**15 else f"{number:g}"
 
 
+@dataclass(frozen=True)
+class AllowEmpty:
+    """A text option may be empty, which has a meaning of its own."""
+
+    def check(self, value: Any, name: str) -> None:
+        """Check that a value is a text."""
+        if not isinstance(value, str):
+            raise UserError(f"{name} must be a string, got {value!r:.40}.")
+
+
 Probability = Annotated[float, Range(0, 1)]
 
 
@@ -92,6 +119,11 @@ class Option:
     choices: tuple = ()  # the allowed values; (): every value of `kind`
     is_positional: bool = False  # on the command line it is given without its name
     checks: tuple = ()  # `Range`, or another object with a method `check(value, name)`
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Return whether an empty text is a value of the option."""
+        return any(isinstance(check, AllowEmpty) for check in self.checks)
 
     def check(self, value: Any) -> Any:  # `value`, without NumPy's wrapper
         """Check a value of the option.
@@ -114,6 +146,8 @@ class Option:
             _check_number(value, self.name, "", "a number")
         elif self.kind is str and not self.checks and not isinstance(value, (str, os.PathLike)):
             raise UserError(f"{self.name} must be a string, got {value!r:.40}.")
+        if isinstance(value, str) and not value.strip() and not self.may_be_empty:
+            raise UserError(f"{self.name} is empty: give a value, or leave it out.")
         for check in self.checks:
             check.check(value, self.name)
         return value
@@ -201,3 +235,115 @@ def check_options(config: Any) -> None:
     """
     for name, option in declared_options(type(config)).items():
         object.__setattr__(config, name, option.check(getattr(config, name)))
+
+
+# Names of options in peft, transformers' Trainer, scikit-learn, SetFit and other libraries, and
+# the options of this package with the same meaning; the first one that is known is suggested
+OPTION_SYNONYMS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("learning_rate", "body_learning_rate", "lr_init", "alpha"), ("lr",)),
+    **dict.fromkeys(("head_learning_rate", "classifier_lr"), ("head_lr",)),
+    **dict.fromkeys(("lrs", "learning_rate_grid"), ("learning_rates",)),
+    **dict.fromkeys(
+        ("num_virtual_tokens", "n_tokens", "num_prompt_tokens", "pre_seq_len", "prefix_length"),
+        ("prompt_length",),
+    ),
+    **dict.fromkeys(("num_train_epochs", "num_epochs", "n_epochs", "max_epochs"), ("epochs",)),
+    **dict.fromkeys(
+        ("max_steps", "num_training_steps", "train_steps", "max_iter", "num_iterations"),
+        ("steps",),
+    ),
+    **dict.fromkeys(
+        ("per_device_train_batch_size", "per_gpu_train_batch_size", "train_batch_size"),
+        ("batch_size",),
+    ),
+    **dict.fromkeys(("per_device_eval_batch_size", "eval_batch_size", "bs"), ("batch_size",)),
+    **dict.fromkeys(("gradient_accumulation_steps", "grad_accum", "accum_steps"), ("accumulate",)),
+    **dict.fromkeys(
+        ("max_length", "max_seq_length", "max_seq_len", "seq_length", "model_max_length"),
+        ("max_len",),
+    ),
+    **dict.fromkeys(
+        (
+            *("model_name_or_path", "pretrained_model_name_or_path", "base_model"),
+            *("base_model_name_or_path", "model_name", "model_id", "model", "checkpoint"),
+            *("encoder", "lm"),
+        ),
+        ("models", "model", "backbone"),
+    ),
+    **dict.fromkeys(("random_state", "random_seed", "data_seed", "seed"), ("seed", "seeds")),
+    **dict.fromkeys(("n_seeds", "num_seeds", "n_runs"), ("seeds",)),
+    **dict.fromkeys(("warmup_ratio", "warmup_proportion", "warmup_steps"), ("warmup",)),
+    **dict.fromkeys(("lr_scheduler", "lr_scheduler_type", "scheduler"), ("schedule",)),
+    **dict.fromkeys(("wd", "l2", "adam_weight_decay"), ("weight_decay",)),
+    **dict.fromkeys(("adam_beta2", "adam_beta_2"), ("beta2",)),
+    **dict.fromkeys(("adam_epsilon", "adam_eps", "epsilon"), ("eps",)),
+    **dict.fromkeys(("max_grad_norm", "gradient_clip_val", "grad_clip", "grad_norm"), ("clip",)),
+    **dict.fromkeys(("class_weights", "sample_weight"), ("class_weight",)),
+    **dict.fromkeys(("eval_steps", "evaluation_steps", "logging_steps"), ("eval_every",)),
+    **dict.fromkeys(("eval_strategy", "evaluation_strategy"), ("evaluations", "eval_every")),
+    **dict.fromkeys(
+        ("early_stopping_patience", "early_stopping", "n_iter_no_change"), ("patience",)
+    ),
+    **dict.fromkeys(("save_steps", "save_strategy", "checkpoint_every"), ("save_every",)),
+    **dict.fromkeys(("output_dir", "output", "output_file", "save_dir", "save_path"), ("out",)),
+    **dict.fromkeys(("resume_from_checkpoint", "init_checkpoint"), ("init_from",)),
+    **dict.fromkeys(("dataset", "dataset_name", "train_file", "training_file"), ("table", "task")),
+    **dict.fromkeys(("task_name",), ("task",)),
+    **dict.fromkeys(("data_dir", "dataset_dir"), ("data",)),
+    **dict.fromkeys(("test_file", "predict_file", "input_file", "inputs"), ("texts",)),
+    **dict.fromkeys(("text_column", "text_column_name", "text_field", "sentence1_key"), ("text",)),
+    **dict.fromkeys(("text_pair", "text_pair_column", "sentence2_key"), ("text2",)),
+    **dict.fromkeys(
+        ("label_column", "label_column_name", "label_field", "label_key", "target_column"),
+        ("label",),
+    ),
+    **dict.fromkeys(("delimiter", "separator", "field_delimiter"), ("sep",)),
+    **dict.fromkeys(("charset", "file_encoding"), ("encoding",)),
+    **dict.fromkeys(("dropna", "drop_empty", "ignore_empty", "skip_blank"), ("skip_empty",)),
+    **dict.fromkeys(("validation_split", "validation_fraction", "val_size"), ("validation",)),
+    **dict.fromkeys(("test_size", "test_split"), ("test",)),
+    **dict.fromkeys(("num_samples", "n_shots", "k_shot", "max_train_samples"), ("shots",)),
+    **dict.fromkeys(("stratify",), ("stratified",)),
+    **dict.fromkeys(
+        ("peft_type", "peft_method", "adapter", "prompt_type", "technique"), ("method", "methods")
+    ),
+    **dict.fromkeys(
+        ("r", "lora_r", "rank", "encoder_hidden_size", "hidden_dim", "reduction_factor"),
+        ("bottleneck",),
+    ),
+    **dict.fromkeys(("lora_dropout", "dropout", "encoder_dropout"), ("prompt_dropout",)),
+    **dict.fromkeys(("prompt_layer", "layer_index", "insert_layer"), ("layer",)),
+    **dict.fromkeys(("prompt_template", "verbalizer_template"), ("template",)),
+    **dict.fromkeys(("torch_dtype", "load_in_4bit", "load_in_8bit"), ("dtype",)),
+    **dict.fromkeys(("bf16", "fp16", "mixed_precision"), ("precision",)),
+    **dict.fromkeys(("torch_compile",), ("compile",)),
+    **dict.fromkeys(("device_map", "no_cuda", "use_cpu"), ("device",)),
+    **dict.fromkeys(("cache_folder",), ("cache_dir",)),
+    **dict.fromkeys(("pooling_mode", "pool"), ("pooling",)),
+    **dict.fromkeys(("predict_proba", "probabilities", "return_all_scores"), ("proba",)),
+}
+
+
+def find_option(
+    name: str,  # a name that is not an option, such as 'learning_rate'
+    known: Collection[str],  # names of the options
+) -> str | None:
+    """Return the option that a name of another library, or a misspelt name, stands for."""
+    name = str(name).replace("-", "_")
+    synonyms = (option for option in OPTION_SYNONYMS.get(name.lower(), ()) if option in known)
+    return next(synonyms, None) or closest_match(name, known)
+
+
+def check_option_name(
+    name: str,  # the name to check
+    known: Collection[str],  # names of the options
+    kind: str = "option",  # what is named, for the message
+) -> str:  # `name`
+    """Return `name` if it is the name of an option.
+
+    Raises: `UserError` with the option that another library calls so, and all known names.
+    """
+    option = None if name in known else find_option(name, known)
+    if option is None or option == closest_match(str(name), known):
+        return check_name(name, known, kind)
+    raise UserError(f"unknown {kind} {name!r}: use {option!r}. Known: {', '.join(known)}.")

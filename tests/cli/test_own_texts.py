@@ -296,7 +296,8 @@ def test_a_report_of_numbers_is_drawn(small_folder, monkeypatch, capsys):
 def test_compare_takes_a_metric_and_class_weights(small_folder, monkeypatch, capsys):
     call(
         "idp compare tickets.csv --text message --label topic --methods majority,head-only "
-        f"{QUICK.replace('--prompt_length 2', '')} --backbone {small_folder} --metric log_loss --class_weight balanced --out c",
+        f"{QUICK.replace('--prompt_length 2', '')} --backbone {small_folder} --metric log_loss "
+        "--class_weight balanced --out c",
         monkeypatch,
     )
     assert "neg_log_loss" in capsys.readouterr().out
@@ -304,3 +305,39 @@ def test_compare_takes_a_metric_and_class_weights(small_folder, monkeypatch, cap
     assert {r["metric"] for r in records} == {"neg_log_loss"}
     assert [r["class_weight"] for r in records] == ["balanced"] * 2
     assert all(r["score"] < 0 for r in records)
+
+
+def test_a_table_of_excel_is_trained_and_predicted(small_folder, monkeypatch, capsys, caplog):
+    lines = ["message;topic", *(f"café {i} – open;{'ab'[i % 2]}" for i in range(40)), " ;a"]
+    Path("excel.csv").write_bytes("\r\n".join(lines).encode("cp1252"))
+    train = f"idp train excel.csv --text message --label topic {QUICK} --backbone {small_folder}"
+    with pytest.raises(SystemExit):
+        call(train, monkeypatch)
+    assert "pass encoding='cp1252'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        call(f"{train} --encoding cp1252", monkeypatch)
+    assert "1 of 41 rows has no text in column 'message'" in capsys.readouterr().err
+    caplog.clear()
+    call(f"{train} --encoding cp1252 --skip_empty --out m", monkeypatch)
+    assert "columns are separated by ';'" in caplog.messages[0] and "1 of 41" in caplog.messages[1]
+    predict = "idp predict --model m --texts excel.csv --encoding cp1252 --sep ';' --device cpu"
+    call(f"{predict} --skip_empty --out out.csv", monkeypatch)
+    with open("out.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 40 and rows[3]["message"] == "café 3 – open" and rows[3]["prediction"]
+
+
+def test_a_saved_dataset_is_given_as_table_or_as_data(small_folder, monkeypatch, capsys):
+    from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+    features = Features(dict(message=Value("string"), topic=ClassLabel(names=["no", "yes"])))
+    rows = [dict(message=f"ticket {i}", topic=i % 2) for i in range(20)]
+    DatasetDict(
+        train=Dataset.from_list(rows, features=features),
+        validation=Dataset.from_list(rows[:4], features=features),
+    ).save_to_disk("saved")
+    options = f"--text message --label topic {QUICK} --backbone {small_folder} --dry_run"
+    for data in ("saved", "--data saved"):
+        call(f"idp train {data} {options}", monkeypatch)
+        assert "18 train, 4 validation, 2 test rows" in (err := capsys.readouterr().err), err
+        assert "2 classes: no, yes" in err

@@ -46,13 +46,15 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypat
     for out, words in (
         ("nope/a.csv", "the folder nope does not exist: create it"),
         (".", "is a folder: give a file in it"),
-        ("", "out='' is a folder: give a file in it"),
         ("file/a.csv", "the folder file does not exist"),
     ):
         with pytest.raises(SystemExit):
             predict_command(model="nowhere", out=out)  # before the model is looked for
         err = capsys.readouterr().err
         assert words in err and err.startswith(f"idp predict: out={out}") and err.count("\n") == 1
+    with pytest.raises(SystemExit):
+        predict_command(model="nowhere", out="")
+    assert capsys.readouterr().err == "idp predict: out is empty: give a value, or leave it out.\n"
     for out in ("file", "new", "/dev/null"):
         check_writable_file(out)
     monkeypatch.setattr(os, "access", lambda *a: False)

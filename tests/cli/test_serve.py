@@ -1,139 +1,95 @@
-"""Many tasks behind one address: together or alone the same answers; what is refused."""
+"""`idp serve`: addresses that cannot be served, and the process: limits of connections, its end."""
 
-import asyncio
 import json
+import signal
 import socket
-from concurrent.futures import ThreadPoolExecutor
+import subprocess
+import sys
+import time
+import urllib.request
 
 import pytest
-from small import backbone, config, small_task
+from small import config, small_task
 
 from idp_tutorial.assembly.build import build_model
-from idp_tutorial.cli.serve import Batcher, create_app, serve_command
-from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.cli.serve import serve_command
 from idp_tutorial.saving.prompt_files import save_pretrained
-from idp_tutorial.serving.multitask import MultiTaskModel, TaskModel
 from idp_tutorial.utils import checks
 
+pytest.importorskip("uvicorn")
+SERVE = """
+import sys
+from idp_tutorial.serving import app
+app.run_app.__defaults__ = (1.0,)  # seconds for the head of a request
+from idp_tutorial.cli.main import main
+main(["serve", *sys.argv[1:]])
+"""
 
-@pytest.fixture(scope="module")
-def model():
-    bb = backbone()
 
-    def member(method, task):
-        cfg = config(method=method, task=task.name, max_len=60)
-        return TaskModel(build_model(cfg, bb, task), task, cfg)
-
-    return MultiTaskModel(
-        {
-            "mood": member("lpt", small_task()),
-            "close": member("prompt-tuning", small_task("similarity")),
-        }
+@pytest.fixture
+def server(small_folder, tmp_path):
+    """Return a running server with one task, its port, and a function that sends a request."""
+    task = small_task()
+    cfg = config(backbone=str(small_folder), method="lpt", task=task.name)
+    model = build_model(cfg, load_backbone(cfg.backbone), task)
+    save_pretrained(model, tmp_path / "folder", task, cfg)
+    argv = [str(tmp_path / "folder"), "--port", "0", "--max_body", "10000"]
+    argv += ["--backbone", str(small_folder)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+    line = process.stdout.readline()
+    assert "(tasks: sentiment; Ctrl-C stops the server)" in line, process.communicate()[1]
+    yield process, int(line.split("/")[2].split(":")[1])
+    process.kill()
+    process.communicate()
 
 
-def test_requests_of_several_tasks_share_a_batch(model, monkeypatch):
-    pytest.importorskip("fastapi")
-    from fastapi.testclient import TestClient
-
-    sizes = []
-    plain = model.predict
-
-    def answer(rows, *a, **k):
-        sizes.append(len({r["task"] for r in rows}))
-        return plain(rows, *a, **k)
-
-    monkeypatch.setattr(model, "predict", answer)
-    rows = [
-        dict(task="mood", sentence1=f"tea {i}")
-        if i % 2
-        else dict(task="close", sentence1="a", sentence2=f"b {i}")
-        for i in range(12)
-    ]
-    with TestClient(create_app(model, max_wait=0.2)) as client, ThreadPoolExecutor(12) as pool:
-        responses = [*pool.map(lambda r: client.post("/answer", json=r), rows)]
-        assert client.get("/tasks").json()["mood"]["labels"] == ["negative", "positive"]
-    assert len(sizes) < 12 and max(sizes) == 2
-    for r, s in zip(rows, responses):
-        (want,) = plain([r], probabilities=True)
-        got = s.json()
-        assert s.status_code == 200 and got.keys() == want.keys()
-        if r["task"] == "mood":
-            assert got["probabilities"] == pytest.approx(want["probabilities"], abs=1e-5)
-        else:
-            assert got["value"] == pytest.approx(want["value"], abs=1e-4)
+def ask(port, body):
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/answer", body, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)
 
 
-def test_a_bad_request_is_refused_alone(model):
-    pytest.importorskip("fastapi")
-    from fastapi.testclient import TestClient
-
-    with TestClient(create_app(model)) as client:
-        for row, words in (
-            (dict(task="moods", sentence1="x"), "did you mean 'mood'?"),
-            (dict(task="close", sentence1="x"), "no sentence2"),
-            (dict(sentence1="x"), "unknown task"),
-        ):
-            r = client.post("/answer", json=row)
-            assert r.status_code == 422 and words in json.dumps(r.json()), r.text
-        for body, words in (
-            (
-                rb'{"task": "mood", "sentence1": "\ud800"}',
-                "row 0: sentence1 contains a lone surrogate",
-            ),
-            (rb'["\ud800"]', "is not a row"),
-            (rb'{"task": "mood", "\udfff": 1}', "no sentence1"),
-            (b"[1]", "not a row"),
-        ):
-            r = client.post("/answer", content=body, headers={"content-type": "application/json"})
-            assert r.status_code == 422 and words in r.json()["detail"], r.text
-        assert client.post("/answer", json=dict(task="mood", sentence1="x")).status_code == 200
-
-
-def test_an_error_is_that_of_its_own_row():
-    def answer(rows):
-        return [1 / r for r in rows]
-
-    async def submit_all():
-        batcher = Batcher(answer, 8)
-        at_work = asyncio.create_task(batcher.run())
-        outcomes = await asyncio.gather(*map(batcher.submit, (2, 0, 4)), return_exceptions=True)
-        at_work.cancel()
-        return outcomes
-
-    good, bad, more = asyncio.run(submit_all())
-    assert (good, more) == (0.5, 0.25) and isinstance(bad, ZeroDivisionError)
-
-
-def test_folders_of_any_name_are_served(model, tmp_path):
-    pytest.importorskip("fastapi")
-    from fastapi.testclient import TestClient
-
-    names = "1", "train", "a.b", "items", "training"
-    for n in names:
-        save_pretrained(
-            model.task_models["mood"].model, tmp_path / n, *model.task_models["mood"][1:]
+def test_a_process_answers_drops_slow_clients_and_stops(server):
+    process, port = server
+    for _ in range(100):
+        try:
+            assert ask(port, b'{"text": "tea"}').keys() == {"label", "probabilities"}
+            break
+        except OSError:
+            time.sleep(0.1)
+    slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+    for connection in slow:
+        connection.sendall(b"POST /answer HTTP/1.1\r\nHost: a\r\n")
+    for connection in slow:  # a head that does not end: the connection is closed after a second
+        connection.settimeout(15)
+        assert connection.recv(1) == b""
+        connection.close()
+    with socket.create_connection(("127.0.0.1", port)) as large:
+        large.sendall(
+            b"POST /answer HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 20000\r\n\r\n"
         )
-    many = MultiTaskModel.from_pretrained([tmp_path / n for n in names], model.backbone)
-    with TestClient(create_app(many)) as client:
-        want = client.post("/answer", json=dict(task="train", sentence1="tea")).json()
-        for n in (1, *names):
-            r = client.post("/answer", json=dict(task=n, sentence1="tea"))
-            assert r.status_code == 200 and r.json()["probabilities"] == pytest.approx(
-                want["probabilities"], abs=1e-5
-            )
+        large.settimeout(15)
+        assert large.recv(100).startswith(b"HTTP/1.1 413")  # before the body is sent
+    head = b"POST /answer HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", port)) as half:
+        half.sendall(head + b'Content-Length: 100\r\n\r\n{"text')
+        assert ask(port, b'{"text": ["tea", "rain"]}')[1]["label"]  # others are not disturbed
+        start = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=15)
+    assert time.monotonic() - start < 12 and "Traceback" not in process.stderr.read()
 
 
 def test_what_cannot_be_served(monkeypatch, capsys, tmp_path):
-    pytest.importorskip("fastapi")
-    bb = backbone()
-    cfg = config(method="lpt", task="copa")
-    with pytest.raises(ValueError, match="a request has one row"):
-        create_app(
-            MultiTaskModel(
-                {"copa": TaskModel(build_model(cfg, bb, TASKS["copa"]), TASKS["copa"], cfg)}
-            )
-        )
     with pytest.raises(SystemExit):
         serve_command(models=str(tmp_path / "nowhere"), port=0)
     assert "no prompts.safetensors" in capsys.readouterr().err

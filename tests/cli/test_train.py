@@ -373,14 +373,22 @@ def test_texts(tmp_path):
         ("a", pair, {}, "line 1.*no text 'sentence2'.*two texts separated by a tab"),
         ("a\tb\tc", pair, {}, "line 1: 3 columns"),
         ("{a", one, {}, "line 1 is not valid JSON"),
-        ('{"sentence1": " "}', one, {}, "sentence1 must be a text that is not empty, got ' '"),
+        ('{"sentence1": " "}', one, {}, "1 of 1 rows has no text in the column of texts .*line 1"),
+        (
+            '{"text": ""}\n{"text": "a"}\n\n{"text": null}',
+            one,
+            {},
+            r"2 of 3 rows have no text .*in, line 1, line 4\): .* out with skip_empty",
+        ),
         ('{"text": "a"}', one, dict(text="b"), "line 1: no column 'b' among text"),
         ('{"sentence1": 3}', one, {}, "sentence1 must be a text that is not empty, got 3"),
-        ('{"message": ""}', mine, {}, "line 1: message must be a text that is not empty, got ''"),
+        ('{"message": ""}', mine, {}, "1 of 1 rows has no text .*line 1"),
         (f'{{"text": "a", "{PREDICTION_COLUMNS[0]}": 1}}', one, {}, "rename it"),
     ):
         with pytest.raises(ValueError, match=words):
             read(text, task, **columns)
+    rows = read('{"text": ""}\n{"text": "a"}\n{"text": null}', one, skip_empty=True)
+    assert rows == [(dict(text="a"), dict(sentence1="a"))]
 
 
 def test_answers_stand_beside_what_a_row_has(small_folder, tmp_path, capsys):

@@ -101,7 +101,7 @@ def test_the_format_is_that_of_the_suffix():
         (
             "a.csv",
             "a,b\nné,1\n".encode("latin-1"),
-            r"a.csv, line 2: byte 2 is 0xe9, which is not valid UTF-8 \(.* Latin-1",
+            r"line 2: byte 2 is 0xe9, which is not valid UTF-8: .* encoding='cp1252' .*Latin-1",
         ),
         ("a.csv", b"a,b\n1,2,3\n", "line 2: 3 cells, but the header has 2 columns"),
         ("a.csv", b"", "line 1 has the columns"),
@@ -111,22 +111,15 @@ def test_the_format_is_that_of_the_suffix():
         ("a.csv", b'a,b\n"x"y,2\n', "line 2: .*double quotes"),
         (
             "a.csv",
-            b"message;topic\nwell, no;b\n",
-            r"line 2: 2 cells, .*message;topic\): its columns seem .* by ';': use",
-        ),
-        (
-            "a.csv",
-            b'message;topic\n"well, no";b\n',
-            "line 2: .*its columns seem to be separated by ';': use commas",
-        ),
-        ("a.tsv", b"message,topic\nno,b\tc\n", "line 2: 2 cells, .* by ',': use tabs"),
-        (
-            "a.csv",
             b"a,b\r1,2\r",
             r"a.csv has lines that end in .r: save it with .n",
         ),
         ("a.txt", b"who ?\rwhere ?", "a.txt has lines that end in"),
-        ("a.txt", "a".encode("utf-16"), "is encoded as UTF-16: save it as UTF-8"),
+        (
+            "a.txt",
+            "a".encode("utf-16"),
+            "is encoded as UTF-16: pass encoding='utf-16', or save it as UTF-8",
+        ),
         ("a.txt", "ab".encode("utf-16-le"), "line 1 contains a NUL"),
         (
             "a.jsonl",
@@ -147,6 +140,149 @@ def test_invalid_input_is_rejected_with_its_line(name, data, words, tmp_path):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ValueError, match=words):
         read_rows(tmp_path / name)
+
+
+# ---- other encodings and separators
+
+EXCEL_CSV = "message;topic\r\nthe café – \u201copen\u201d;1,5\r\nno, thanks;2\r\n"
+EXCEL_ROWS = [
+    dict(message="the café – \u201copen\u201d", topic="1,5"),
+    dict(message="no, thanks", topic="2"),
+]
+
+
+def test_a_table_of_excel_is_read_with_its_encoding(tmp_path, caplog):
+    file = tmp_path / "excel.csv"
+    file.write_bytes(EXCEL_CSV.encode("cp1252"))
+    with pytest.raises(ValueError, match="line 2: byte 8 is 0xe9.*pass encoding='cp1252'"):
+        read_rows(file)
+    caplog.clear()
+    assert read_rows(file, encoding="cp1252") == EXCEL_ROWS
+    (line,) = caplog.messages
+    assert line.startswith(f"{file}: columns are separated by ';'") and "\n" not in line
+    caplog.clear()
+    assert read_rows(file, encoding="windows-1252", sep=";") == EXCEL_ROWS and not caplog.messages
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-8-sig", "UTF8", "cp1252"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+def test_text_in_any_encoding_is_read(encoding, suffix, tmp_path):
+    data = EXCEL_CSV.encode(encoding)
+    compress = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
+    (tmp_path / f"a.csv{suffix}").write_bytes(compress(data))
+    assert read_rows(tmp_path / f"a.csv{suffix}", encoding=encoding) == EXCEL_ROWS
+
+
+def test_standard_input_has_an_encoding_and_stays_open(monkeypatch):
+    stdin = io.TextIOWrapper(io.BytesIO("né\n".encode("cp1252")))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert read_rows("-", encoding="cp1252") == [dict(sentence1="né")] and not stdin.buffer.closed
+
+
+@pytest.mark.parametrize(
+    "name,data,options,words",
+    [
+        ("a.csv", b"a,b\n1,2\n", dict(encoding="cp-none"), "encoding must be .* got 'cp-none'"),
+        ("a.csv", b"a,b\n1,2\n", dict(encoding="base64"), "encoding must be .* got 'base64'"),
+        ("a.csv", b"a,b\n\x81,2\n", dict(encoding="cp1252"), "a.csv is not cp1252 .*0x81"),
+        ("a.csv", b"a\nb\n\x81", {}, "line 3: byte 1 is 0x81.* such as encoding='cp1250'"),
+        ("a.csv", b"a,b\n1,2\n", dict(sep=";;"), "sep must be one character .* got ';;'"),
+        ("a.csv", b"a,b\n1,2\n", dict(sep="a"), "sep must be one character"),
+        ("a.csv", b"a;b\n1,2;3\n", dict(sep=","), "line 2: 2 cells, .*: pass it as sep="),
+        ("a.jsonl", b"{}", dict(sep=","), "sep=',' is of CSV and TSV, and .*a.jsonl is jsonl"),
+        ("a.parquet", b"", dict(encoding="cp1252"), "encoding='cp1252' is of text files"),
+        ("a.xlsx", b"", dict(sep=";"), "sep=';' is of text files"),
+        ("a.csv", b"PK\x03\x04\x14\0", {}, "a.csv is a ZIP archive, as Excel files are: give"),
+        ("a.csv", b"\xd0\xcf\x11\xe0\xa1", {}, "an old Excel file .*: save it as .xlsx or as CSV"),
+        ("a.csv", b"PAR1\x15\x04", {}, "a Parquet file: give it the extension .parquet"),
+        ("a.csv", gzip.compress(b"a\n1\n"), {}, "compressed: give it the extension .gz"),
+    ],
+)
+def test_an_invalid_encoding_or_separator_is_refused(name, data, options, words, tmp_path):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=words):
+        read_rows(tmp_path / name, **options)
+
+
+@pytest.mark.parametrize(
+    "name,header,delimiter",
+    [
+        ("a.csv", "x,y", ","),
+        ("a.csv", "x;y", ";"),
+        ("a.csv", "x\ty", "\t"),
+        ("a.csv", "x|y", "|"),
+        ("a.csv", '"a,b";"c,d"', ";"),
+        ("a.tsv", "x,y", ","),
+        ("a.tsv", "x\ty", "\t"),
+        ("a.csv", "text", None),
+    ],
+)
+def test_the_separator_is_that_of_the_header(name, header, delimiter, tmp_path, caplog):
+    cells = ["1", "2"] if delimiter else ["1"]
+    (tmp_path / name).write_text(f"{header}\n{(delimiter or ',').join(cells)}\n")
+    (row,) = read_rows(tmp_path / name)
+    assert [*row.values()] == cells
+    default = "\t" if name.endswith("tsv") else ","
+    assert len(caplog.messages) == (delimiter not in (default, None))
+
+
+def test_the_line_in_which_excel_names_the_separator_is_no_header(tmp_path):
+    (tmp_path / "a.csv").write_text("sep=;\r\na;b\r\n1;2\r\n3\r\n")
+    with pytest.raises(ValueError, match="line 4: 1 cells"):
+        read_rows(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text("sep=;\na;b\n1;2\n")
+    assert next(iterate_rows(tmp_path / "a.csv"))[0].endswith("line 3")
+    (tmp_path / "tab.csv").write_text("a\tb\n1\t2\n")
+    assert read_rows(tmp_path / "tab.csv", sep="tab") == [dict(a="1", b="2")]
+
+
+# ---- JSON arrays and Excel
+
+
+def test_a_json_array_is_a_table(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(WANT, indent=1))
+    assert read_rows(tmp_path / "a.json") == WANT
+    (tmp_path / "a.jsonl").write_text("\n" + json.dumps(WANT))
+    assert [where for where, _ in iterate_rows(tmp_path / "a.jsonl")][1].endswith("a.jsonl, row 2")
+    for text, words in (
+        ('[{"a": 1, "a": 2}]', "the key 'a' appears more than once"),
+        ('[{"a": NaN}]', "NaN is not a JSON number"),
+        ('[{"a": 1}, 3]', "row 2: '3' is not a row"),
+        ('[{"a": 1}', "a.json is not valid JSON"),
+        ('[{"a": "\\udfff"}]', "lone surrogate"),
+        ('{"a": 1}\n[{"a": 1}]', "line 2: .* is not a row"),
+        ("[] x", "is not valid JSON"),
+    ):
+        (tmp_path / "a.json").write_text(text)
+        with pytest.raises(ValueError, match=words):
+            read_rows(tmp_path / "a.json")
+
+
+def test_an_excel_sheet_is_a_table(tmp_path, caplog):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in [("message", "topic", None), ("NA", 15, None), ("café – x", 2.5, None), (None,) * 3]:
+        book.active.append(row)
+    book.active.append(("last", True))
+    book.create_sheet("other")
+    book.save(tmp_path / "a.xlsx")
+    assert [*iterate_rows(tmp_path / "a.xlsx")] == [
+        (f"{tmp_path}/a.xlsx, row 2", dict(message="NA", topic="15")),
+        (f"{tmp_path}/a.xlsx, row 3", dict(message="café – x", topic="2.5")),
+        (f"{tmp_path}/a.xlsx, row 5", dict(message="last", topic="True")),
+    ]
+    assert "has 2 sheets: 'Sheet', the first, is read" in caplog.text
+    (tmp_path / "b.xlsx").write_bytes(b"PK\x03\x04")
+    with pytest.raises(ValueError, match="b.xlsx cannot be read as an Excel file"):
+        read_rows(tmp_path / "b.xlsx")
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        read_rows(tmp_path / "none.xlsx")
+
+
+def test_an_excel_file_without_its_package_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="needs pandas and openpyxl: pip install pandas openpyxl"):
+        read_rows(tmp_path / "a.xlsx")
 
 
 def test_last_line_may_have_no_line_ending(tmp_path):

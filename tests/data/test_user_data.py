@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 import pytest
-from datasets import ClassLabel, Dataset, Features, List, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import (
@@ -19,13 +19,10 @@ from idp_tutorial.data.user_data import (
 )
 
 
-def test_columns_apart_by_semicolons_are_named(tmp_path):
+def test_a_separator_that_does_not_fit_is_named(tmp_path):
     (tmp_path / "semi.csv").write_text("text;label\na;b\n")
-    with pytest.raises(ValueError, match="its columns seem to be separated by ';': use commas"):
-        load_table_task(tmp_path / "semi.csv")
-    (tmp_path / "bar.jsonl").write_text('{"text|label": "a"}')
-    with pytest.raises(ValueError, match="its columns seem to be separated by '|': use commas"):
-        load_table_task(tmp_path / "bar.jsonl")
+    with pytest.raises(ValueError, match="seem to be separated by ';': pass it as sep="):
+        load_table_task(tmp_path / "semi.csv", sep=",")
 
 
 def test_a_folder_of_splits(tmp_path):
@@ -67,12 +64,73 @@ def test_a_missing_class_label_is_reported(tmp_path):
 
     def read(label):
         rows_ = Dataset.from_list([*rows, dict(text="last", label=label)], features=features)
-        return _read_labelled_rows(rows_, None, (None, None, None), False)
+        return _read_labelled_rows(rows_, {}, (None, None, None), False)
 
     for label in (None, -1):
         with pytest.raises(ValueError, match="row 21: every row needs a label"):
             read(label)
     assert read(1)[0][-1]["label"] == "yes"
+
+
+def test_empty_texts_are_counted_and_can_be_left_out(tmp_path, caplog):
+    lines = ["text,label", *(f"text {i},{'ab'[i % 2]}" for i in range(20))]
+    for i in range(3, 19, 2):
+        lines[i] = f'" ",{"ab"[i % 2]}'
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    words = (
+        r"8 of 20 rows have no text in column 'text' \(.*a.csv, line 4, line 6, line 8, line 10, "
+        r"line 12 …\): write the texts, or leave these rows out with skip_empty"
+    )
+    with pytest.raises(ValueError, match=words):
+        load_table_task(tmp_path / "a.csv")
+    task, _ = load_table_task(tmp_path / "a.csv", skip_empty=True)
+    assert sum(map(len, task.splits.values())) == 12
+    assert caplog.messages == [f"{tmp_path}/a.csv: 8 of 20 rows have no text and are left out"]
+    caplog.clear()
+    rows = [dict(text=f"text {i}" if i else None, label="ab"[i % 2]) for i in range(20)]
+    with pytest.raises(ValueError, match=r"1 of 20 rows has no text .*dataset, row 1\)"):
+        load_table_task(Dataset.from_list(rows))
+    blank = Dataset.from_list([dict(text="", label="a")] * 4)
+    with pytest.raises(ValueError, match="dataset has no rows with a text"):
+        load_table_task(blank, skip_empty=True)
+
+
+def test_missing_labels_are_counted(tmp_path):
+    lines = ["text,label", *(f"text {i},{'ab'[i % 2] if i > 2 else ''}" for i in range(20))]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=r"3 of 20 rows have no label \(.*line 2, line 3, line 4"):
+        load_table_task(tmp_path / "a.csv")
+
+
+def labelled_dataset(n=20):
+    labels = ClassLabel(names=["no", "yes"])
+    features = Features(dict(message=Value("string"), topic=labels))
+    rows = [dict(message=f"text {i}", topic=i % 2) for i in range(n)]
+    return Dataset.from_list(rows, features=features)
+
+
+def test_datasets_and_their_folders_are_tables(tmp_path, caplog):
+    whole = labelled_dataset()
+    columns = dict(text="message", label="topic")
+    task, held_out = load_table_task(whole, **columns)
+    assert task.labels == ("no", "yes") and held_out == ["test", "validation"]
+    splits = DatasetDict(train=whole, dev=labelled_dataset(4), extra=whole)
+    task, held_out = load_table_task(splits, **columns)
+    assert held_out == ["test"] and len(task.splits["validation"]) == 4
+    assert task.columns == ("{message}", None, "topic")
+    splits.save_to_disk(tmp_path / "saved")
+    whole.save_to_disk(tmp_path / "one")
+    assert load_table_task(tmp_path / "saved", **columns)[0].splits == task.splits
+    assert load_table_task(str(tmp_path / "one"), **columns)[0].name == "one"
+    (tmp_path / "saved/train/state.json").write_text("{")
+    for data, options, words in (
+        (tmp_path / "saved", {}, "saved cannot be loaded as a saved dataset"),
+        (DatasetDict(test=whole), {}, "has the splits test, but a split 'train' is needed"),
+        (whole, dict(sep=";"), "sep describes a file, and the data is a dataset"),
+        (3, {}, "data must be a file, a folder, a name on the hub, or a Dataset"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            load_table_task(data, **columns, **options)
 
 
 def test_a_known_name_is_not_taken(tmp_path, monkeypatch):
@@ -141,6 +199,12 @@ def test_labels_become_class_names_or_numbers():
         ("high", True, "line 2: the label of a regression must be a number, got 'high'"),
         (True, True, "must be a number, got True"),
         ("inf", True, "must be a number, got 'inf'"),
+        ("2,5", True, "must be a number with a decimal point, got '2,5'"),
+        ("1_0", True, "must be a number, got '1_0'"),
+        ("١٢", True, "must be a number, got '١٢'"),
+        (1j, True, "must be a number, got 1j"),
+        ("a\ud800", False, "line 2: the label contains a lone surrogate"),
+        ("a\0", False, "line 2: the label contains a NUL character"),
     ],
 )
 def test_invalid_labels_are_reported(value, regression, message):
@@ -196,5 +260,5 @@ def test_lists_of_class_labels_are_decoded():
     features = Features(dict(text=Value("string"), label=labels))
     rows = [dict(text="a", label=[0, 1]), dict(text="b", label=[])]
     dataset = Dataset.from_list(rows, features=features)
-    read, _ = _read_labelled_rows(dataset, None, (None, None, None), False, True)
+    read, _ = _read_labelled_rows(dataset, {}, (None, None, None), False, multi_label=True)
     assert [row["label"] for row in read] == [["no", "yes"], []]

@@ -682,11 +682,14 @@ def test_one_constructor_from_saved_folders(tmp_path, small_folder):
         cfg = config(backbone=str(small_folder), method=method, task=t.name)
         save_pretrained(build_model(cfg, load_backbone(cfg.backbone), t), tmp_path / name, t, cfg)
     model = MultiTaskModel.from_pretrained([tmp_path / "mood", tmp_path / "close"])
-    assert model.task_names == ["mood", "close"] and not model.training
-    rows = [dict(task="mood", sentence1="tea"), dict(task="close", sentence1="a", sentence2="b")]
-    for r, a in zip(rows, model.predict(rows, probabilities=True)):
+    assert model.task_names == ["sentiment", "similarity"] and not model.training
+    rows = [
+        dict(task="sentiment", sentence1="tea"),
+        dict(task="similarity", sentence1="a", sentence2="b"),
+    ]
+    for folder, r, a in zip(("mood", "close"), rows, model.predict(rows, probabilities=True)):
         (alone,) = predict(
-            *from_pretrained(tmp_path / r["task"]), [{k: v for k, v in r.items() if k != "task"}]
+            *from_pretrained(tmp_path / folder), [{k: v for k, v in r.items() if k != "task"}]
         )
         flat = [{**x.get("probabilities", {}), "value": x.get("value", 0.0)} for x in (a, alone)]
         assert flat[0] == pytest.approx(flat[1], abs=1e-5)

@@ -1,0 +1,471 @@
+"""The HTTP application of `idp serve`: requests, limits, a queue of texts, and errors.
+
+A request names a text, or several, and the server answers with predictions. Requests that arrive at
+the same time share a forward pass. Every resource that a client can use has a limit: the size of a
+body, the number of texts in a request, the number of texts that wait, the time of a request, and
+the time in which the head of a request must arrive. A text is cut before it is tokenized, since a
+model reads its first `max_len` tokens only. Errors are a sentence of limited length.
+"""
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from idp_tutorial.data.reading import parse_json
+from idp_tutorial.data.rows import require_nonempty_text
+from idp_tutorial.serving.multitask import MultiTaskModel
+from idp_tutorial.utils.checks import (
+    UserError,
+    check_at_least,
+    check_name,
+    closest_match,
+    require_packages,
+)
+
+__all__ = ["ServerLimits", "Batcher", "cut_text", "parse_request", "create_app", "run_app"]
+
+_logger = logging.getLogger(__name__)
+
+REQUEST_HINT = (
+    'send an object such as {"text": "…"} or {"text": ["…", "…"]}, with "text2" for pairs, and '
+    '"task" if the server has several'
+)
+_FIELDS = ("task", "text", "text2", "sentence1", "sentence2")
+_MAX_ERROR_LENGTH = 500  # characters of an error
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """What a client may use."""
+
+    max_body: int = 2**20  # bytes of a request
+    max_texts: int = 256  # texts of a request
+    max_waiting: int = 1024  # texts of all requests that wait for their predictions
+    timeout: float = 30.0  # seconds in which a request must arrive, and those of its predictions
+
+    def __post_init__(self) -> None:
+        if self.max_texts > self.max_waiting:
+            raise UserError(
+                f"max_texts={self.max_texts} texts of a request could never wait with "
+                f"max_waiting={self.max_waiting}: use a larger max_waiting."
+            )
+
+
+class RequestError(Exception):
+    """An error that a client receives, with its HTTP status."""
+
+    def __init__(self, status: int, detail: str, **headers: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.headers = headers
+
+
+# ---- texts
+
+
+def cut_text(
+    text: str,
+    tokenizer: Any,  # a tokenizer of transformers
+    max_tokens: int,  # number of tokens that the model reads
+) -> str:  # the text, or its beginning
+    """Cut a text so that its first `max_tokens` tokens stay the same.
+
+    It is cut at a space behind these tokens, so that the tokenizer need not read all of it. (Of two
+    texts of a pair that are both too long, one may lose a token more than the other, since the
+    tokenizer gives the odd token to the longer one.)
+    """
+    if getattr(tokenizer, "truncation_side", "right") != "right":
+        return text
+    needed = max_tokens + 8
+    n_characters = 16 * needed
+    while n_characters < len(text):
+        space = re.compile(r"\s").search(text, n_characters, n_characters + 1000)
+        beginning = text[: space.start() if space else n_characters + 1000]
+        encoding = tokenizer(
+            beginning, add_special_tokens=False, truncation=True, max_length=needed
+        )
+        if len(encoding["input_ids"]) == needed:
+            return beginning
+        n_characters *= 4
+    return text
+
+
+# ---- requests
+
+
+def _choose_task(request: dict, names: Sequence[str]) -> str:
+    """Return the task of a request: the one that it names, or the only one."""
+    name = request.get("task")
+    if name is None and len(names) == 1:
+        return names[0]
+    if name is None:
+        raise UserError(
+            f"the request has no field 'task'{_find_misspelt(request, ['task'])}, and this server "
+            f"has {len(names)} tasks: add one of {', '.join(names)}."
+        )
+    if not isinstance(name, str):
+        raise UserError(f"task must be the name of a task, got {name!r:.60}.")
+    return check_name(name, names, "task")
+
+
+def _find_misspelt(request: dict, wanted: Sequence[str]) -> str:
+    """Return a remark about a field whose name is similar to one that is missing."""
+    unknown = [field for field in request if field not in _FIELDS]
+    for name in wanted:
+        if field := closest_match(name, unknown, 0.6):
+            return f" (is {field[:40]!r} misspelt?)"
+    return ""
+
+
+def _get_texts(request: dict, names: tuple[str, str], task: str) -> Any:
+    """Return the text or the texts of a field, which has two names."""
+    given = [name for name in names if request.get(name) is not None]
+    if len(given) == 2:
+        raise UserError(f"the request has {given[0]} and {given[1]}, which are the same: give one.")
+    if not given:
+        raise UserError(
+            f"the request has no field {names[0]!r}{_find_misspelt(request, names)}, which task "
+            f"{task!r} needs: {REQUEST_HINT}."
+        )
+    texts = request[given[0]]
+    if not isinstance(texts, (str, list)):
+        raise UserError(f"{given[0]} must be a text or a list of texts, got {texts!r:.60}.")
+    return texts
+
+
+def parse_request(
+    body: bytes,  # JSON
+    model: MultiTaskModel,
+    max_texts: int = 256,  # largest number of texts
+) -> tuple[list[dict], bool]:  # rows of `MultiTaskModel`, and whether the texts were a list
+    """Return the rows of a request.
+
+    Raises: `UserError` for a request that has another form, `RequestError` for too many texts.
+    """
+    try:
+        content = body.decode()
+    except UnicodeDecodeError as e:
+        raise UserError(f"the request is not valid UTF-8 (byte {e.start + 1}).") from None
+    request = parse_json(content, "the request", REQUEST_HINT)
+    if not isinstance(request, dict):
+        shown = json.dumps(request, ensure_ascii=False)[:60]
+        raise UserError(f"the request is {shown!r}, but must be an object: {REQUEST_HINT}.")
+    name = _choose_task(request, model.task_names)
+    task = model.task_models[name].task
+    columns = {"sentence1": _get_texts(request, ("text", "sentence1"), name)}
+    if task.pair:
+        columns["sentence2"] = _get_texts(request, ("text2", "sentence2"), name)
+    elif request.get("text2", request.get("sentence2")) is not None:
+        raise UserError(f"task {name!r} has one text, but the request has two: leave one out.")
+    is_list = isinstance(columns["sentence1"], list)
+    if any(isinstance(texts, list) != is_list for texts in columns.values()):
+        raise UserError("text and text2 must both be texts, or both be lists of texts.")
+    lists = {column: t if isinstance(t, list) else [t] for column, t in columns.items()}
+    lengths = [len(texts) for texts in lists.values()]
+    if max(lengths) > max_texts:
+        raise RequestError(
+            413, f"the request has {max(lengths)} texts, and this server takes {max_texts} at once."
+        )
+    if not max(lengths) or min(lengths) < max(lengths):
+        raise UserError(
+            f"the request has {' and '.join(map(str, lengths))} texts: send at least one, and as "
+            "many second texts as first ones."
+        )
+    rows: list[dict] = [{"task": name} for _ in range(lengths[0])]
+    for column, texts in lists.items():
+        field = "text2" if column == "sentence2" else "text"
+        for i, (row, text) in enumerate(zip(rows, texts)):
+            where = f"text {i}" if is_list else "the request"
+            row[column] = require_nonempty_text({field: text}, field, where, task.allow_empty_text)
+    return rows, is_list
+
+
+async def _read_body(request: Any, limits: ServerLimits) -> bytes:
+    """Return the body of a request, and raise `RequestError` for one that is too large or slow."""
+    too_large = RequestError(
+        413,
+        f"the request has more than {limits.max_body:,} bytes: send less at once.",
+        Connection="close",
+    )
+    declared = request.headers.get("content-length", "")
+    if len(declared) > 18 or (declared.isdecimal() and int(declared) > limits.max_body):
+        raise too_large
+    body = bytearray()
+
+    async def read() -> None:
+        async for chunk in request.stream():
+            body.extend(chunk)
+            if len(body) > limits.max_body:
+                raise too_large
+
+    try:
+        await asyncio.wait_for(read(), limits.timeout)
+    except asyncio.TimeoutError:
+        raise RequestError(
+            408,
+            f"the request did not arrive within {limits.timeout:g} seconds.",
+            Connection="close",
+        ) from None
+    return bytes(body)
+
+
+def _check_content_type(request: Any) -> None:
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given != "application/json" and not given.endswith("+json"):
+        raise RequestError(
+            415,
+            f"the content type is {given[:60]!r}: send JSON, with Content-Type: application/json.",
+        )
+
+
+# ---- the queue
+
+
+class Batcher:
+    """A queue whose waiting rows are predicted together."""
+
+    def __init__(
+        self,
+        predict_rows: Callable[[list[dict]], list],  # rows → predictions
+        batch_size: int = 32,  # largest number of rows in a batch
+        max_wait: float = 0.005,  # seconds that the first row waits for others
+    ) -> None:
+        self.predict_rows = predict_rows
+        self.batch_size = check_at_least(batch_size, 1, "batch_size")
+        self.max_wait = max_wait
+        self.n_waiting = 0  # rows without a prediction
+        self.queue: asyncio.Queue = asyncio.Queue()
+
+    async def submit(self, row: dict) -> Any:
+        """Wait for the prediction for a row, and return it."""
+        future = asyncio.get_running_loop().create_future()
+        self.n_waiting += 1
+        try:
+            await self.queue.put((row, future))
+            return await future
+        finally:
+            self.n_waiting -= 1
+
+    async def _predict_each(self, rows: list[dict]) -> list:
+        """Return a prediction or an exception for each row."""
+        try:
+            return await asyncio.to_thread(self.predict_rows, rows)
+        except Exception as e:
+            if len(rows) == 1:
+                return [e]
+            outcomes = []
+            for row in rows:  # one by one, so that an error reaches its own request only
+                outcomes += await self._predict_each([row])
+            return outcomes
+
+    async def run(self) -> None:
+        """Predict for the rows in the queue until the task is cancelled."""
+        while True:
+            batch = [await self.queue.get()]
+            await asyncio.sleep(self.max_wait)
+            while len(batch) < self.batch_size and not self.queue.empty():
+                batch.append(self.queue.get_nowait())
+            batch = [item for item in batch if not item[1].done()]  # whose request has not ended
+            outcomes = await self._predict_each([row for row, _ in batch]) if batch else []
+            for (_, future), outcome in zip(batch, outcomes):
+                if future.done():
+                    continue
+                if isinstance(outcome, Exception):
+                    future.set_exception(outcome)
+                else:
+                    future.set_result(outcome)
+
+
+# ---- the application
+
+
+def _check_can_be_served(model: MultiTaskModel) -> None:
+    for name, task_model in model.task_models.items():
+        if task_model.task.grouping == "choose":
+            raise UserError(
+                f"{name!r} cannot be served, because its task compares all rows of a question and "
+                "a request has one row: leave it out, or use idp predict."
+            )
+
+
+def _make_predict(model: MultiTaskModel) -> Callable[[list[dict]], list]:
+    """Return a function that cuts the texts of rows and predicts."""
+    tokenizer = model.backbone.tokenizer
+
+    def predict_rows(rows: list[dict]) -> list:
+        cut_rows = []
+        for row in rows:
+            max_len = min(model.task_models[row["task"]].cfg.max_len, model.backbone.max_tokens)
+            columns = [c for c in ("sentence1", "sentence2") if c in row]
+            cut_rows.append(row | {c: cut_text(row[c], tokenizer, max_len) for c in columns})
+        return model.predict(cut_rows, probabilities=True)
+
+    return predict_rows
+
+
+async def _predict_request(
+    request: Any, model: MultiTaskModel, batcher: Batcher, limits: ServerLimits
+) -> Any:
+    """Return the predictions for a request: one, or a list."""
+    _check_content_type(request)
+    body = await _read_body(request, limits)
+    rows, is_list = parse_request(body, model, limits.max_texts)
+    busy = RequestError(
+        503, "the server is busy: send the request again later.", **{"Retry-After": "1"}
+    )
+    if batcher.n_waiting + len(rows) > limits.max_waiting:
+        raise busy
+    submitted = asyncio.gather(*(batcher.submit(row) for row in rows))
+    try:
+        predictions = await asyncio.wait_for(submitted, limits.timeout)
+    except asyncio.TimeoutError:
+        raise busy from None
+    return predictions if is_list else predictions[0]
+
+
+def _describe_error(error: Exception) -> tuple[int, str, dict[str, str]]:
+    """Return the status, the sentence and the headers of the response to a request that failed."""
+    from starlette.requests import ClientDisconnect
+
+    headers: dict[str, str] = {}
+    if isinstance(error, RequestError):
+        status, detail, headers = error.status, str(error), error.headers
+    elif isinstance(error, UserError):
+        status, detail = 422, str(error)
+    elif isinstance(error, ClientDisconnect):
+        status, detail = 400, "the request was not complete."
+    else:
+        _logger.error("a prediction failed", exc_info=error)
+        status, detail = 500, "the prediction failed; the log of the server says why."
+    # a lone surrogate cannot be encoded
+    return status, detail[:_MAX_ERROR_LENGTH].encode(errors="backslashreplace").decode(), headers
+
+
+def create_app(
+    model: MultiTaskModel,
+    batch_size: int = 32,  # largest number of texts in a batch
+    max_wait: float = 0.005,  # seconds that the first text of a batch waits for others
+    limits: ServerLimits | None = None,  # None: those of `ServerLimits()`
+) -> Any:
+    """Return a FastAPI application: POST /answer {"text": …}, GET /tasks, /health and /ready.
+
+    Raises: `UserError` for a task that chooses among several rows.
+    """
+    require_packages("fastapi")
+    from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse
+
+    _check_can_be_served(model)
+    checked_limits = limits or ServerLimits()
+    batcher = Batcher(_make_predict(model), batch_size, max_wait)
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        app.state.worker = asyncio.create_task(batcher.run())
+        yield
+        app.state.worker.cancel()
+
+    app = FastAPI(title="idp_tutorial", lifespan=lifespan)
+
+    @app.get("/health")
+    async def health() -> dict:
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> Any:
+        is_ready = not app.state.worker.done() and batcher.n_waiting < checked_limits.max_waiting
+        if is_ready:
+            return {"status": "ready"}
+        return JSONResponse({"status": "busy"}, 503, {"Retry-After": "1"})
+
+    @app.get("/tasks")
+    async def tasks() -> dict:
+        return {
+            name: dict(labels=m.task.labels, pair=m.task.pair, method=m.cfg.method)
+            for name, m in model.task_models.items()
+        }
+
+    async def answer(request: Request) -> Any:
+        try:
+            return await _predict_request(request, model, batcher, checked_limits)
+        except Exception as e:
+            status, detail, headers = _describe_error(e)
+            return JSONResponse({"detail": detail}, status, headers)
+
+    app.post("/answer", response_model=None)(answer)
+    return app
+
+
+# ---- the server
+
+HEAD_TIMEOUT = 10.0  # seconds in which the head of a request must arrive
+STOP_TIMEOUT = 5  # seconds in which requests may end after SIGTERM or Ctrl-C
+MAX_CONNECTIONS = 1000
+
+
+def _make_protocol(head_timeout: float) -> type:
+    """Return uvicorn's class of HTTP/1.1 connections, with a timeout for the head of a request."""
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class TimedProtocol(H11Protocol):
+        """A connection that is closed if a head is not complete in time; uvicorn waits forever."""
+
+        head_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.head_timer = self.loop.call_later(head_timeout, self.close_incomplete)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.conn.their_state is not h11.IDLE:
+                self.stop_timer()
+            elif self.head_timer is None:
+                self.head_timer = self.loop.call_later(head_timeout, self.close_incomplete)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.stop_timer()
+            super().connection_lost(exc)
+
+        def stop_timer(self) -> None:
+            if self.head_timer is not None:
+                self.head_timer.cancel()
+                self.head_timer = None
+
+        def close_incomplete(self) -> None:
+            self.head_timer = None
+            if self.conn.their_state is h11.IDLE:
+                self.transport.close()
+
+    return TimedProtocol
+
+
+def run_app(
+    app: Any,  # from `create_app`
+    server_socket: Any,  # a socket that listens
+    head_timeout: float = HEAD_TIMEOUT,  # seconds in which the head of a request must arrive
+) -> None:
+    """Serve an application until SIGTERM or Ctrl-C; requests then have `STOP_TIMEOUT` seconds.
+
+    There is no access log: a pipe that nobody reads would block the server.
+    """
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        http=_make_protocol(head_timeout),
+        ws="none",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=STOP_TIMEOUT,
+        h11_max_incomplete_event_size=2**14,
+    )
+    uvicorn.Server(config).run(sockets=[server_socket])

@@ -1,0 +1,281 @@
+"""The HTTP application: joint batches, requests, limits and errors."""
+
+import asyncio
+import json
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from small import backbone, config, small_task
+
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.saving.prompt_files import save_pretrained
+from idp_tutorial.serving.app import Batcher, ServerLimits, create_app, cut_text
+from idp_tutorial.serving.multitask import MultiTaskModel, TaskModel
+
+pytest.importorskip("fastapi")
+from fastapi.testclient import TestClient
+
+
+@pytest.fixture(scope="module")
+def model():
+    bb = backbone()
+
+    def member(method, task):
+        cfg = config(method=method, task=task.name, max_len=60)
+        return TaskModel(build_model(cfg, bb, task), task, cfg)
+
+    return MultiTaskModel(
+        {
+            "mood": member("lpt", small_task()),
+            "close": member("prompt-tuning", small_task("similarity")),
+        }
+    )
+
+
+def test_requests_of_several_tasks_share_a_batch(model, monkeypatch):
+    sizes = []
+    plain = model.predict
+
+    def answer(rows, *a, **k):
+        sizes.append(len({r["task"] for r in rows}))
+        return plain(rows, *a, **k)
+
+    monkeypatch.setattr(model, "predict", answer)
+    rows = [
+        dict(task="mood", sentence1=f"tea {i}")
+        if i % 2
+        else dict(task="close", sentence1="a", sentence2=f"b {i}")
+        for i in range(12)
+    ]
+    with TestClient(create_app(model, max_wait=0.2)) as client, ThreadPoolExecutor(12) as pool:
+        responses = [*pool.map(lambda r: client.post("/answer", json=r), rows)]
+        assert client.get("/tasks").json()["mood"]["labels"] == ["negative", "positive"]
+    assert len(sizes) < 12 and max(sizes) == 2
+    for r, s in zip(rows, responses):
+        (want,) = plain([r], probabilities=True)
+        got = s.json()
+        assert s.status_code == 200 and got.keys() == want.keys()
+        if r["task"] == "mood":
+            assert got["probabilities"] == pytest.approx(want["probabilities"], abs=1e-5)
+        else:
+            assert got["value"] == pytest.approx(want["value"], abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def one(model):
+    """Return a model with a single task."""
+    return MultiTaskModel({"mood": model.task_models["mood"]})
+
+
+def test_a_text_or_a_list_of_texts_is_predicted(model, one):
+    with TestClient(create_app(one)) as client:
+        alone = [client.post("/answer", json=dict(text=t)).json() for t in ("tea", "rain")]
+        together = client.post("/answer", json=dict(text=["tea", "rain"])).json()
+        assert [a["label"] for a in alone] == [a["label"] for a in together]
+        for a, b in zip(alone, together):
+            assert a["probabilities"] == pytest.approx(b["probabilities"], abs=1e-5)
+        old = client.post("/answer", json=dict(task="mood", sentence1="tea", id=3)).json()
+        assert old["probabilities"] == pytest.approx(alone[0]["probabilities"], abs=1e-5)
+    with TestClient(create_app(model)) as client:
+        pairs = dict(task="close", text=["a", "b"], text2=["c", "d"])
+        assert len(client.post("/answer", json=pairs).json()) == 2
+        assert "value" in client.post("/answer", json=dict(pairs, text="a", text2="b")).json()
+
+
+REFUSED = [  # request, words of the answer
+    (dict(task="moods", text="x"), "unknown task 'moods': did you mean 'mood'?"),
+    (dict(text="x"), "no field 'task', and this server has 2 tasks: add one of mood, close"),
+    (dict(tsk="mood", text="x"), "no field 'task' (is 'tsk' misspelt?)"),
+    (dict(task=["mood"], text="x"), "task must be the name of a task, got ['mood']"),
+    (dict(task="mood"), "no field 'text', which task 'mood' needs: send an object such as"),
+    (dict(task="mood", txt="x"), "no field 'text' (is 'txt' misspelt?), which task 'mood'"),
+    (dict(task="close", text="x"), "no field 'text2', which task 'close' needs"),
+    (dict(task="close", text="x", sentence_2="y"), "'text2' (is 'sentence_2' misspelt?)"),
+    (dict(task="close", text=["x"], text2="y"), "must both be texts, or both be lists"),
+    (dict(task="close", text=["x", "y"], text2=["y"]), "2 and 1 texts: send at least one"),
+    (dict(task="mood", text="x", text2="y"), "task 'mood' has one text, but the request has two"),
+    (dict(task="mood", text="x", sentence1="y"), "which are the same: give one"),
+    (dict(task="mood", text=[]), "0 texts: send at least one"),
+    (dict(task="mood", text={"a": 1}), "text must be a text or a list of texts, got {'a': 1}"),
+    (dict(task="mood", text=["a", " "]), "text 1: text must be a text that is not empty, got ' '"),
+    (dict(task="mood", text=3), "text must be a text or a list of texts, got 3"),
+    (dict(task="mood", text=["a", None]), "text 1: text must be a text that is not empty"),
+    (dict(task="mood", text="a\0"), "text contains a NUL character"),
+    (b'{"task": "mood", "text": "\\ud800"}', "contains a lone surrogate"),
+    (b'["\\ud800"]', "contains a lone surrogate"),
+    (b'{"task": "mood", "\\udfff": 1}', "contains a lone surrogate"),
+    (b"[1]", "the request is '[1]', but must be an object: send an object such as"),
+    (b'{"text": "a", "text": "b"}', "the key 'text' appears more than once"),
+    (b'{"text": NaN}', "NaN is not a JSON number"),
+    (b"{", "the request is not valid JSON"),
+    (b"[" * 100_000, "the request is not valid JSON"),
+    (b"", "the request is not valid JSON"),
+    (b'{"text": "\xe9"}', "the request is not valid UTF-8 (byte 11)"),
+]
+
+
+def test_a_bad_request_is_refused_alone(model):
+    json_type = {"content-type": "application/json"}
+    with TestClient(create_app(model)) as client:
+        for request, words in REFUSED:
+            content = request if isinstance(request, bytes) else json.dumps(request)
+            r = client.post("/answer", content=content, headers=json_type)
+            assert r.status_code == 422 and words in r.json()["detail"], r.text
+        assert client.post("/answer", json=dict(task="mood", text="x")).status_code == 200
+
+
+def test_an_error_has_a_limited_size(model):
+    with TestClient(create_app(model)) as client:
+        for request in (dict(task="x" * 10**5), {"y" * 10**5: 1, "task": "mood"}):
+            r = client.post("/answer", json=request)
+            assert r.status_code == 422 and len(r.content) < 700
+
+
+def test_a_request_has_limits(one):
+    limits = ServerLimits(max_body=2000, max_texts=3)
+    with TestClient(create_app(one, limits=limits)) as client:
+        r = client.post("/answer", json=dict(text=["a"] * 4))
+        assert r.status_code == 413 and "has 4 texts, and this server takes 3" in r.text
+        r = client.post("/answer", json=dict(text="a" * 2000))
+        assert r.status_code == 413 and "more than 2,000 bytes" in r.text
+        chunks = (b" " * 500 for _ in range(9))  # without a content length
+        r = client.post("/answer", content=chunks, headers={"content-type": "application/json"})
+        assert r.status_code == 413 and "more than 2,000 bytes" in r.text
+        for content_type in ("text/plain", "application/x-www-form-urlencoded", ""):
+            r = client.post("/answer", content=b"{}", headers={"content-type": content_type})
+            assert r.status_code == 415 and "Content-Type: application/json" in r.json()["detail"]
+        r = client.post(
+            "/answer",
+            content=b'{"text": "a"}',
+            headers={"content-type": "application/json; charset=utf-8"},
+        )
+        assert r.status_code == 200
+    with pytest.raises(ValueError, match="max_texts=5 texts of a request could never wait"):
+        ServerLimits(max_texts=5, max_waiting=4)
+
+
+def test_requests_that_wait_have_a_limit_and_a_time(one, monkeypatch):
+    release = threading.Event()
+    plain = one.predict
+
+    def slow(rows, **options):
+        release.wait(20)
+        return plain(rows, **options)
+
+    monkeypatch.setattr(one, "predict", slow)
+    limits = ServerLimits(max_texts=2, max_waiting=2, timeout=0.5)
+    with (
+        TestClient(create_app(one, limits=limits)) as client,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        assert client.get("/ready").json() == {"status": "ready"}
+        first = pool.submit(client.post, "/answer", json=dict(text=["a", "b"]))
+        while client.get("/ready").status_code == 200:
+            pass
+        r = client.post("/answer", json=dict(text="c"))
+        assert r.status_code == 503 and r.headers["retry-after"] == "1" and "busy" in r.text
+        assert client.get("/health").json() == {"status": "ok"}  # it is alive, but not ready
+        assert first.result().status_code == 503  # it took longer than half a second
+        release.set()
+        assert client.get("/ready").status_code == 200
+        assert client.post("/answer", json=dict(text="c")).status_code == 200
+
+
+def test_a_bug_is_logged_and_not_sent(one, monkeypatch, caplog):
+    def fail(rows, **options):
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(one, "predict", fail)
+    with TestClient(create_app(one)) as client, caplog.at_level(logging.ERROR):
+        r = client.post("/answer", json=dict(text="c"))
+    assert r.status_code == 500 and "secret" not in r.text and "a secret" in caplog.text
+
+
+LONG_TEXTS = [
+    "the tea was cold and the rain was loud , " * 2000,
+    " " * 30_000 + "tea and rain " * 2000,
+    "x" * 50_000,
+    "naïve – “quoted” …\n\n\t" * 3000,
+    "雨と茶" * 9000,
+    "tea   " * 9000,
+    "short",
+]
+
+
+@pytest.mark.parametrize("name", ["roberta", "gpt2", "wordpiece"])
+@pytest.mark.parametrize("max_tokens", [1, 16, 128])
+def test_a_long_text_is_cut_behind_the_tokens_that_are_read(name, max_tokens, bbs):
+    tokenizer = wordpiece() if name == "wordpiece" else bbs(name).tokenizer
+
+    def ids(text):
+        options = dict(add_special_tokens=False, truncation=True, max_length=max_tokens)
+        return tokenizer(text, **options)["input_ids"]
+
+    shorter = 0
+    for text in LONG_TEXTS:
+        beginning = cut_text(text, tokenizer, max_tokens)
+        assert text.startswith(beginning) and ids(beginning) == ids(text)
+        shorter += len(beginning) < len(text) / 2
+    assert shorter >= 3 and cut_text("short", tokenizer, max_tokens) == "short"
+
+
+def wordpiece():
+    """Return a tokenizer that knows a few words, as BERT's: spaces and long words are dropped."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["[UNK]", "tea", "rain", "the", "was", "and", *"abcdefx,–“”…", *"雨と茶"]
+    tokenizer = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+
+
+def test_a_text_that_is_cut_has_the_same_prediction(one):
+    text = LONG_TEXTS[0]
+    (want,) = one.predict([dict(task="mood", sentence1=text)], probabilities=True)
+    with TestClient(create_app(one)) as client:
+        got = client.post("/answer", json=dict(text=text)).json()
+    assert got["probabilities"] == pytest.approx(want["probabilities"], abs=1e-6)
+
+
+def test_an_error_is_that_of_its_own_row():
+    def answer(rows):
+        return [1 / r for r in rows]
+
+    async def submit_all():
+        batcher = Batcher(answer, 8)
+        at_work = asyncio.create_task(batcher.run())
+        outcomes = await asyncio.gather(*map(batcher.submit, (2, 0, 4)), return_exceptions=True)
+        at_work.cancel()
+        return outcomes
+
+    good, bad, more = asyncio.run(submit_all())
+    assert (good, more) == (0.5, 0.25) and isinstance(bad, ZeroDivisionError)
+
+
+def test_folders_of_any_name_are_served(model, tmp_path):
+    names = "1", "train", "a.b", "items", "training"
+    for n in names:
+        save_pretrained(
+            model.task_models["mood"].model, tmp_path / n, *model.task_models["mood"][1:]
+        )
+    many = MultiTaskModel.from_pretrained([tmp_path / n for n in names], model.backbone)
+    with TestClient(create_app(many)) as client:
+        want = client.post("/answer", json=dict(task="train", sentence1="tea")).json()
+        for n in names:
+            r = client.post("/answer", json=dict(task=n, sentence1="tea"))
+            assert r.status_code == 200 and r.json()["probabilities"] == pytest.approx(
+                want["probabilities"], abs=1e-5
+            )
+
+
+def test_a_task_that_chooses_among_rows_is_not_served():
+    cfg = config(method="lpt", task="copa")
+    task = TASKS["copa"]
+    member = TaskModel(build_model(cfg, backbone(), task), task, cfg)
+    with pytest.raises(ValueError, match="a request has one row"):
+        create_app(MultiTaskModel({"copa": member}))

@@ -443,8 +443,8 @@ class PromptEstimator(BaseEstimator):
         if not isinstance(self.backbone, (str, Path)):
             raise UserError(
                 "backbone must be the name or the folder of a model, such as 'tiny' or "
-                f"'roberta-base', got a {type(self.backbone).__name__}. To train prompts on a "
-                "model object, use get_prompt_model(model, method)."
+                f"'roberta-base', got {self.backbone!r:.60}. To train prompts on a model object, "
+                "use get_prompt_model(model, method)."
             )
         cfg = RunConfig(
             self.method,

@@ -28,7 +28,7 @@ from idp_tutorial.backbones.sizes import (
     build_full_scale_model,
 )
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.dtypes import cast_weights, choose_faster_dtype, parse_dtype
+from idp_tutorial.core.dtypes import cast_weights, parse_dtype, resolve_dtype
 from idp_tutorial.families.family import (
     get_auto_class,
     get_family,
@@ -350,9 +350,7 @@ def load_backbone(
             tokenizer = _bundled_tokenizer(name)
         else:
             model, tokenizer, folder = _load_by_name(name, attn, load_dtype, revision, token)
-    if not isinstance(dtype, torch.dtype):
-        dtype = choose_faster_dtype(model)
-    bb = wrap_hf_model(cast_weights(model, dtype), tokenizer, name)
+    bb = wrap_hf_model(cast_weights(model, resolve_dtype(dtype, model)), tokenizer, name)
     if name in BACKBONE_SOURCES and not weights:
         bb.weights_origin = describe_origin(name, folder)
     return bb

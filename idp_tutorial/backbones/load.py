@@ -37,6 +37,7 @@ from idp_tutorial.families.family import (
 )
 from idp_tutorial.utils.checks import UserError, is_out_of_memory
 from idp_tutorial.utils.durable import MANIFEST_NAME, require_intact_files
+from idp_tutorial.utils.garbage_collection import pause_garbage_collection
 from idp_tutorial.utils.hub import is_hub_reachable, split_revision
 
 __all__ = [
@@ -314,6 +315,7 @@ def _refuse_revision(name: str, revision: str | None) -> None:
         )
 
 
+@pause_garbage_collection()  # the first call imports transformers
 def load_backbone(
     # 'tiny', 'tiny-gpt2', 'minilm', 'smollm2', 'mpnet', a folder, or a name on the hub
     name: str = "tiny",

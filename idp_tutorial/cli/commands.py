@@ -23,6 +23,7 @@ from idp_tutorial.utils.checks import (
     explain_os_error,
     is_out_of_memory,
 )
+from idp_tutorial.utils.garbage_collection import pause_garbage_collection
 from idp_tutorial.utils.options import Option, Range, check_options, declared_options
 
 __all__ = [
@@ -252,6 +253,7 @@ class Command:
             base = replace(base, eval_every=max(1, base.steps // max(1, own_options.evaluations)))
         return base
 
+    @pause_garbage_collection()
     def parse(
         self,
         argv: list[str],  # arguments behind the name of the command

@@ -56,8 +56,8 @@ def explain_non_finite(
     return f"{fallback_reason}. A lower lr usually fixes it"
 
 
-# Largest number of tokens in a batch of new texts on a processor. With more, the hidden states leave
-# its caches: 16,384 tokens of MiniLM take a tenth longer each, in float32 and in bfloat16.
+# Largest number of tokens in a batch of new texts on a processor. With more, the hidden states
+# leave its caches: MiniLM takes a tenth longer for a token if a batch has 16,384 of them.
 CPU_BATCH_TOKENS = 4096
 
 
@@ -66,7 +66,7 @@ def batch_by_length(
     batch_size: int,  # largest number of examples in a batch
     max_tokens: int | None = None,  # largest number of tokens in a batch, padding included
 ) -> list[list[int]]:  # indices of the examples of each batch, the shortest examples first
-    """Split examples into batches of similar length; an example longer than `max_tokens` is alone."""
+    """Split examples into batches of similar length; one that exceeds `max_tokens` is alone."""
     batches: list[list[int]] = [[]]
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         n_examples = len(batches[-1])

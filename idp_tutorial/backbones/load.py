@@ -45,6 +45,7 @@ __all__ = [
     "BACKBONE_HUB_NAMES",
     "find_local_backbone",
     "load_hf_config",
+    "silence_transformers",
     "ensure_pad_token",
     "load_pretrained",
     "load_backbone",
@@ -253,7 +254,7 @@ def _bundled_tokenizer(name: str) -> Any:
 
 
 @contextmanager
-def _silence_transformers() -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """Suppress the messages and progress bars of transformers.
 
     Missing weights, the only important message, raise an error in `load_pretrained`.
@@ -345,7 +346,7 @@ def load_backbone(
     dtype = parse_dtype(dtype)
     load_dtype = dtype if isinstance(dtype, torch.dtype) else torch.float32
     folder = None
-    with _silence_transformers():
+    with silence_transformers():
         if weights:
             _refuse_revision(name, revision)
             model = build_full_scale_model(name, weights, attn, overrides)

@@ -600,13 +600,15 @@ class PromptEstimator(BaseEstimator):
         folder: Path | str,  # from `save_pretrained` or idp train, or a repository on the Hub
         backbone: Any = None,  # a `Backbone` or its folder; None: loaded by its name
         glove: Path | str | None = None,  # GloVe vectors, if the model was trained with a file
+        # dtype of the backbone's weights, 'float32', 'bfloat16' or 'auto'; None: that of training
+        dtype: str | None = None,
         **hub_options: Any,  # `revision` and `token`
     ) -> "PromptEstimator":
         """Return a fitted estimator from a saved model."""
         self = cls()
         folder = resolve_model_folder(folder, **hub_options)
         self.model_, self.task_, self.config_ = from_pretrained(
-            folder, backbone, glove, token=hub_options.get("token")
+            folder, backbone, glove, token=hub_options.get("token"), dtype=dtype
         )
         self.record_ = read_run_record(folder, read_prompts(folder)[0]["cfg"])
         if self.task_.is_regression == isinstance(self, ClassifierMixin):

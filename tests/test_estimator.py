@@ -103,6 +103,18 @@ def test_predictions_are_the_labels_that_were_given(labels, quick, tmp_path):
         PromptRegressor.from_pretrained(tmp_path / "model")
 
 
+def test_a_saved_estimator_can_predict_in_bfloat16(quick, tmp_path):
+    clf = quick().fit(TEXTS, LABELS)
+    clf.save_pretrained(tmp_path)
+    again = PromptClassifier.from_pretrained(tmp_path, dtype="bfloat16")
+    assert str(again.model_.backbone.word_embeddings.weight.dtype) == "torch.bfloat16"
+    assert again.get_params()["dtype"] == "bfloat16"
+    exact = clf.predict_proba(TEXTS)
+    copies = [again.predict_proba(TEXTS), pickle.loads(pickle.dumps(again)).predict_proba(TEXTS)]
+    assert np.allclose(*copies) and not np.allclose(copies[0], exact, rtol=0, atol=1e-9)
+    assert np.allclose(copies[0], exact, atol=0.05)
+
+
 def test_texts_in_any_shape(quick):
     pairs = [(t, t[::-1]) for t in TEXTS]
     want = quick().fit(TEXTS, LABELS).predict_proba(TEXTS)

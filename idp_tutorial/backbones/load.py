@@ -27,7 +27,7 @@ from idp_tutorial.backbones.sizes import (
     build_full_scale_model,
 )
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.dtypes import cast_weights, choose_faster_dtype, parse_dtype
+from idp_tutorial.core.dtypes import cast_weights, parse_dtype, resolve_dtype
 from idp_tutorial.families.family import (
     get_auto_class,
     get_family,
@@ -36,6 +36,7 @@ from idp_tutorial.families.family import (
 )
 from idp_tutorial.utils.checks import UserError, closest_match, is_out_of_memory
 from idp_tutorial.utils.durable import MANIFEST_NAME, require_intact_files
+from idp_tutorial.utils.garbage_collection import pause_garbage_collection
 from idp_tutorial.utils.hub import is_hub_reachable, split_revision
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "BACKBONE_HUB_NAMES",
     "find_local_backbone",
     "load_hf_config",
+    "silence_transformers",
     "ensure_pad_token",
     "load_pretrained",
     "load_backbone",
@@ -251,7 +253,7 @@ def _bundled_tokenizer(name: str) -> Any:
 
 
 @contextmanager
-def _silence_transformers() -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """Suppress the messages and progress bars of transformers.
 
     Missing weights, the only important message, raise an error in `load_pretrained`.
@@ -313,6 +315,7 @@ def _refuse_revision(name: str, revision: str | None) -> None:
         )
 
 
+@pause_garbage_collection()  # the first call imports transformers
 def load_backbone(
     # 'tiny', 'tiny-gpt2', 'minilm', 'smollm2', 'mpnet', a folder, or a name on the hub
     name: str = "tiny",
@@ -342,16 +345,14 @@ def load_backbone(
     dtype = parse_dtype(dtype)
     load_dtype = dtype if isinstance(dtype, torch.dtype) else torch.float32
     folder = None
-    with _silence_transformers():
+    with silence_transformers():
         if weights:
             _refuse_revision(name, revision)
             model = build_full_scale_model(name, weights, attn, overrides)
             tokenizer = _bundled_tokenizer(name)
         else:
             model, tokenizer, folder = _load_by_name(name, attn, load_dtype, revision, token)
-    if not isinstance(dtype, torch.dtype):
-        dtype = choose_faster_dtype(model)
-    bb = wrap_hf_model(cast_weights(model, dtype), tokenizer, name)
+    bb = wrap_hf_model(cast_weights(model, resolve_dtype(dtype, model)), tokenizer, name)
     if name in BACKBONE_SOURCES and not weights:
         bb.weights_origin = describe_origin(name, folder)
     return bb

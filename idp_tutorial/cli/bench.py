@@ -2,7 +2,7 @@
 
 A measurement should be easy to repeat. All methods in turns, `peft` beside them and scaling are
 combined in one command. It runs on RoBERTa-large without a download: times do not depend on the
-weights, so they are random.
+weights, so they are random. Whole commands, from start to exit, are timed with trained weights.
 
 The results on RoBERTa-large are in the lab: speed.
 """
@@ -10,7 +10,8 @@ The results on RoBERTa-large are in the lab: speed.
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,12 @@ from idp_tutorial.cli.commands import (
     refuse_given,
     split_names,
 )
-from idp_tutorial.utils.checks import UserError, check_name, check_writable_folder
+from idp_tutorial.utils.checks import (
+    UserError,
+    check_name,
+    check_writable_folder,
+    require_packages,
+)
 from idp_tutorial.utils.options import Range
 from idp_tutorial.utils.progress import MessageHandler, handle_messages
 
@@ -231,18 +237,35 @@ def _print_tables(records: list[dict], settings: dict) -> None:
             print(_format_table(part) + "\n")
 
 
-def _prepare(options: SimpleNamespace) -> tuple[list[str], Any, Any]:
-    """Check the options, and return the methods, the backbone and the configuration."""
-    from idp_tutorial.reproduction.efficiency.method_times import (
-        SCALING_VALUES,
-        make_benchmark_config,
-    )
+def _print_records(
+    records: list[dict], as_json: bool, print_tables: Callable[[list[dict]], Any]
+) -> None:
+    """Print records as JSON lines, or as tables."""
+    if not as_json:
+        print_tables(records)
+        return
+    for record in records:
+        print(json.dumps(record))
+
+
+def _check_device_and_file(options: SimpleNamespace) -> None:
+    """Check what every kind of measurement needs."""
     from idp_tutorial.reproduction.efficiency.timing import require_gpu
 
     if options.device == "cuda":
         require_gpu()
     if options.out:
         _check_output_file(options.out)
+
+
+def _prepare(options: SimpleNamespace) -> tuple[list[str], Any, Any]:
+    """Check the options, and return the methods, the backbone and the configuration."""
+    from idp_tutorial.reproduction.efficiency.method_times import (
+        SCALING_VALUES,
+        make_benchmark_config,
+    )
+
+    _check_device_and_file(options)
     methods = _select_methods(options)
     lengths: Any = [options.length]
     prompt_lengths: Any = [options.prompt_length or 20]
@@ -265,6 +288,11 @@ def _prepare(options: SimpleNamespace) -> tuple[list[str], Any, Any]:
 
 def _refuse_unused(options: "BenchOptions") -> None:
     """Check that the options belong to the kind of measurement."""
+    if options.end_to_end:
+        names = "length layers prompt_length head peft grow values tables minutes warmup precision"
+        refuse_given(options, f"{names} batch_size", "with end_to_end")
+        return
+    refuse_given(options, "data", "without end_to_end")
     if options.tables:
         refuse_given(options, "methods layers peft grow values warmup", "with tables")
         return
@@ -315,13 +343,83 @@ def _measure_all(
     return records, settings
 
 
+def _measure_end_to_end(options: SimpleNamespace) -> list[dict]:
+    """Return the records of whole commands, each written when its part is complete."""
+    from importlib.metadata import version
+
+    import torch
+
+    from idp_tutorial.methods.registry import METHODS
+    from idp_tutorial.reproduction.efficiency import end_to_end
+    from idp_tutorial.utils.durable import file_lock
+    from idp_tutorial.utils.provenance import processor_name
+    from idp_tutorial.utils.records import append_record, collect_versions
+
+    _check_device_and_file(options)
+    require_packages("peft")
+    methods = [*end_to_end.END_TO_END_METHODS]
+    if options.methods != "all":
+        methods = [check_name(m, METHODS, "method") for m in split_names(options.methods)]
+    is_default = options.backbone == BenchOptions.backbone
+    use_gpu = options.device != "cpu" and torch.cuda.is_available()
+    run = end_to_end.EndToEndSettings(
+        backbone=end_to_end.default_backbone() if is_default else options.backbone,
+        methods=methods,
+        data=options.data,
+        device="auto" if use_gpu else "cpu",
+        threads=options.threads,
+        sizes=end_to_end.DEFAULT_SIZES,
+    )
+    report = partial(print, file=sys.stderr, flush=True)
+    settings = dict(
+        backbone=Path(run.backbone).name,
+        batch_size=run.batch_size,
+        max_len=run.max_len,
+        threads=options.threads or torch.get_num_threads(),
+        repeats=options.repeats,
+        versions={**collect_versions(), "peft": version("peft")},
+        device=torch.cuda.get_device_name() if use_gpu else "cpu",
+        processor=processor_name(),
+        load_before=end_to_end.warn_if_busy(report),
+    )
+    records = []
+    with (
+        file_lock(Path(options.out) if options.out else None),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        for part in end_to_end.measure_end_to_end(run, Path(folder), options.repeats, report):
+            for record in part:
+                records.append({**settings, **record})
+                if options.out:
+                    append_record(records[-1], options.out)
+    return records
+
+
+def _print_end_to_end(records: list[dict]) -> None:
+    """Print the settings of whole commands, and a table for each part."""
+    first = records[0]
+    print(
+        f"{first['backbone']}, {first['task']}, {first['sizes']}, one epoch, batches of "
+        f"{first['batch_size']}, up to {first['max_len']} tokens, {first['device']} "
+        f"({first['threads']} threads of {first['processor']}), {first['repeats']} rounds in "
+        "turns; ratio: time of the other command, with the same method and dtype, over this time\n"
+    )
+    columns = ["name", "method", "dtype", "seconds_min", "seconds_median", "cpu_seconds", "score"]
+    columns += ["as_float32", "ratio", "over_pipeline"]
+    for part in ("training", "answering"):
+        rows = [{c: r.get(c) for c in columns} for r in records if r["part"] == part]
+        print(f"{part}\n{_format_table(rows)}\n")
+
+
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(CommandOptions):
     """Options of `idp bench`."""
 
     # a published configuration (with random weights), 'tiny', 'minilm', or a folder
+    # (with end_to_end: 'minilm' if it is installed, else 'tiny')
     backbone: str = "roberta-large"
-    # comma-separated, besides fine-tuning (with grow: prompt-tuning, s-idpg-phm, lpt-npg)
+    # comma-separated, besides fine-tuning (with grow: prompt-tuning, s-idpg-phm, lpt-npg; with
+    # end_to_end: prompt-tuning, lora, lpt-npg)
     methods: str = "all"
     batch_size: Annotated[int, Range(1, 10**6)] = 4  # examples in a step
     length: Annotated[int, Range(1, 10**6)] = 64  # tokens of each example
@@ -338,6 +436,11 @@ class BenchOptions(CommandOptions):
     # measure all tables of the lab instead, also in bfloat16 and beside `pipeline`
     tables: bool = False
     minutes: float = 6.0  # with tables: no further part is started after this time
+    # measure whole commands instead: `idp train` beside `peft` with Trainer, `idp predict` beside
+    # `pipeline`, in turns; other work on the machine falsifies the times
+    end_to_end: bool = False
+    # with end_to_end: folder of tasks with TREC (default: the bundled task 'questions')
+    data: str | None = None
     repeats: Annotated[int, Range(1, 10**6)] = 7  # rounds that are measured
     warmup: Annotated[int, Range(0, 10**6)] = 1  # rounds before them
     precision: Literal["no", "bf16", "fp16"] = "no"  # autocast
@@ -353,6 +456,10 @@ def bench_command(options: BenchOptions, base: Any) -> None:
     """Measure time and memory of every method, beside the cost model and LPT's tables."""
     _refuse_unused(options)
     parsed = SimpleNamespace(**vars(options))
+    if options.end_to_end:
+        records = _measure_end_to_end(parsed)
+        _print_records(records, options.json, _print_end_to_end)
+        return
     parsed.layers = parse_ints(options.layers, "layers")
     parsed.values = parse_ints(options.values, "values")
     selected, bb, benchmark_config = _prepare(parsed)
@@ -361,8 +468,4 @@ def bench_command(options: BenchOptions, base: Any) -> None:
 
         torch.set_num_threads(options.threads)
     records, settings = _measure_all(parsed, bb, benchmark_config, selected)
-    if not options.json:
-        _print_tables(records, settings)
-        return
-    for r in records:
-        print(json.dumps(r))
+    _print_records(records, options.json, partial(_print_tables, settings=settings))

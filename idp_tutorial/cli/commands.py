@@ -31,6 +31,7 @@ from idp_tutorial.utils.options import (
     check_options,
     declared_options,
 )
+from idp_tutorial.utils.garbage_collection import pause_garbage_collection
 
 __all__ = [
     "CommandOptions",
@@ -284,6 +285,7 @@ class Command:
             base = replace(base, eval_every=max(1, base.steps // max(1, own_options.evaluations)))
         return base
 
+    @pause_garbage_collection()
     def parse(
         self,
         argv: list[str],  # arguments behind the name of the command

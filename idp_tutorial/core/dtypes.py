@@ -28,6 +28,7 @@ __all__ = [
     "cast_weights",
     "measure_bfloat16_speedup",
     "choose_faster_dtype",
+    "resolve_dtype",
 ]
 
 
@@ -105,3 +106,12 @@ def choose_faster_dtype(
     if measure_bfloat16_speedup(device, n_in, n_out) >= MIN_SPEEDUP:
         return torch.bfloat16
     return torch.float32
+
+
+def resolve_dtype(
+    dtype: str | torch.dtype,  # 'float32', 'bfloat16', 'auto', or a torch dtype
+    model: Any,  # a Hugging Face model, for 'auto'
+) -> torch.dtype:
+    """Return the torch dtype of a name; 'auto' is the faster one on this machine."""
+    parsed = parse_dtype(dtype)
+    return parsed if isinstance(parsed, torch.dtype) else choose_faster_dtype(model)

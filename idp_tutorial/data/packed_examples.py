@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["TOKEN_DTYPES", "PackedExamples", "pack_examples", "Reordered"]
+__all__ = ["TOKEN_DTYPES", "PackedExamples", "pack_examples"]
 
 
 TOKEN_DTYPES = {"input_ids": np.int32, "token_type_ids": np.int16}  # columns with a value a token
@@ -91,21 +91,3 @@ def pack_examples(
         lengths += [len(e["input_ids"]) for e in examples]
     token_arrays = {name: np.concatenate(chunks) for name, chunks in flat.items()}
     return PackedExamples(names, token_arrays, columns, np.cumsum(lengths))
-
-
-class Reordered(Sequence):
-    """View of a sequence with some of its items in another order, without a copy."""
-
-    def __init__(
-        self,
-        items: Sequence,  # the sequence that is viewed
-        order: Sequence[int],  # index in `items` of each item of the view
-    ):
-        self.items = items
-        self.order = order
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, i: Any) -> Any:
-        return self.items[self.order[i]]

@@ -23,6 +23,7 @@ from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.assembly.options import refuse_control
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.dtypes import cast_weights, resolve_dtype
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
 from idp_tutorial.data.task import Task
 from idp_tutorial.saving import hub as hub_models
@@ -153,6 +154,16 @@ def rebuild_model(
     return model
 
 
+def _with_dtype(cfg: RunConfig, dtype: str, bb: Backbone | Path | str | None) -> RunConfig:
+    """Return the config with another dtype of the backbone's weights."""
+    if isinstance(bb, Backbone):
+        raise UserError(
+            f"dtype={dtype!r} cannot be used with a backbone that is loaded already: give its "
+            "folder or name, or load it with this dtype."
+        )
+    return cfg.with_options(dtype=dtype)
+
+
 def from_pretrained(
     folder: Path | str,  # folder of a saved model, or a repository on the hub, such as 'me/tickets'
     # backbone that it was trained on, or its folder or name; None: the name in the description
@@ -161,8 +172,12 @@ def from_pretrained(
     glove: Path | str | None = None,
     revision: str | None = None,  # branch, tag or commit of the repository
     token: str | None = None,  # access token of the hub
+    # dtype of the backbone's weights, 'float32', 'bfloat16' or 'auto'; None: that of training
+    dtype: str | None = None,
 ) -> tuple[PromptedModel, Task, RunConfig]:  # the model is in eval mode
     """Load a model that `save_pretrained` wrote.
+
+    Prompts and heads are float32 with every `dtype`.
 
     Raises: `MissingFileError` if there is no model, `UserError` if it is damaged or of another
     version, or if the backbone or the word vectors are not those of training.
@@ -170,6 +185,8 @@ def from_pretrained(
     description, saved_tensors = read_prompts(resolve_model_folder(folder, revision, token))
     check_save_format(description, folder)
     task, cfg = parse_saved_run(description, folder, description["version"])
+    if dtype is not None:
+        cfg = _with_dtype(cfg, dtype, bb)
     bb = load_saved_backbone(
         description["backbone"],
         cfg.backbone,
@@ -187,6 +204,8 @@ def from_pretrained(
             "because another version saved it: train it again."
         )
     restore_state(tensors, saved_tensors)
+    if dtype is not None and weights_dtype(cfg) != dtype:  # training needed float32
+        cast_weights(model.lm, resolve_dtype(dtype, model.lm))
     backbone = bb.name if Path(bb.name).is_dir() else cfg.backbone
     glove_path = cfg.get("glove") if glove is None else str(glove)
     return model.eval(), task, cfg.with_options(backbone=backbone, glove=glove_path)

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.generation import generate_ids
 from idp_tutorial.core.prompted_model import PromptedModel
-from idp_tutorial.data.encoding import make_dataloader
-from idp_tutorial.data.packed_examples import Reordered
+from idp_tutorial.data.encoding import collate, make_dataloader
 from idp_tutorial.data.rows import require_utf8
 from idp_tutorial.data.task import Task
 from idp_tutorial.training.config import TrainingConfig
@@ -27,7 +26,9 @@ from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.checks import DivergenceError, UserError
 
 __all__ = [
+    "CPU_BATCH_TOKENS",
     "explain_non_finite",
+    "batch_by_length",
     "predict_logits",
     "generate_answers",
     "model_outputs",
@@ -55,29 +56,59 @@ def explain_non_finite(
     return f"{fallback_reason}. A lower lr usually fixes it"
 
 
+# Largest number of tokens in a batch of new texts on a processor. With more, the hidden states
+# leave its caches: MiniLM takes a tenth longer for a token if a batch has 16,384 of them.
+CPU_BATCH_TOKENS = 4096
+
+
+def batch_by_length(
+    lengths: Sequence[int],  # number of tokens of every example
+    batch_size: int,  # largest number of examples in a batch
+    max_tokens: int | None = None,  # largest number of tokens in a batch, padding included
+) -> list[list[int]]:  # indices of the examples of each batch, the shortest examples first
+    """Split examples into batches of similar length; one that exceeds `max_tokens` is alone."""
+    batches: list[list[int]] = [[]]
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        n_examples = len(batches[-1])
+        n_tokens = (n_examples + 1) * lengths[i]  # no earlier example is longer
+        is_full = n_examples == batch_size or (max_tokens is not None and n_tokens > max_tokens)
+        if is_full and n_examples:
+            batches.append([])
+        batches[-1].append(i)
+    return batches
+
+
 @torch.inference_mode()
 def predict_logits(
     model: PromptedModel,
     examples: Sequence[dict],  # from `task.encode`
     batch_size: int = 128,
     device: torch.device | str = "cpu",
+    max_tokens: int | None = None,  # as for `batch_by_length`
 ) -> Tensor:
     """Return the outputs of the head for all examples, in their order `[N,C]`, without dropout.
 
     Raises: `DivergenceError` if an output is not finite.
     """
+    if not examples or batch_size < 1:
+        raise UserError(
+            "batch_size and the number of examples must be at least 1, "
+            f"got batch_size={batch_size} and {len(examples)} examples."
+        )
     model.eval()
-    order = sorted(range(len(examples)), key=lambda i: len(examples[i]["input_ids"]))
+    lengths = [len(example["input_ids"]) for example in examples]
+    batches = batch_by_length(lengths, batch_size, max_tokens)
     pad_id = model.backbone.tokenizer.pad_token_id or 0
-    loader = make_dataloader(Reordered(examples, order), batch_size, pad_id, group_by_length=False)
     outputs = []
-    for batch in loader:
+    for indices in batches:
+        batch = collate([examples[i] for i in indices], pad_id)
         outputs.append(model({k: v.to(device) for k, v in batch.items()}).float().cpu())
     logits = torch.cat(outputs)
     if not logits.isfinite().all():
         cause = explain_non_finite(model, "The training has diverged")
         raise DivergenceError(f"the model's outputs are not finite. {cause}.")
-    return logits[torch.tensor(order).argsort()]
+    order = torch.tensor([i for indices in batches for i in indices])
+    return logits[order.argsort()]
 
 
 def generate_answers(
@@ -219,7 +250,7 @@ def predict(
     rows: list[
         dict
     ],  # `sentence1`, for pairs `sentence2`; `group` where the task chooses among rows
-    batch_size: int = 128,
+    batch_size: int = 128,  # largest number of texts in a batch; long texts make smaller batches
     **generation_kwargs: Any,  # arguments of `generate_ids`, for a task that generates text
 ) -> list[dict]:
     """Predict for new rows.
@@ -237,5 +268,7 @@ def predict(
     if task.is_generation:
         answers = generate_answers(model, examples, task, batch_size, **generation_kwargs)
         return [dict(generated=answer) for answer in answers]
-    logits = predict_logits(model, examples, batch_size, next(model.parameters()).device)
+    device = next(model.parameters()).device
+    max_tokens = CPU_BATCH_TOKENS if device.type == "cpu" else None
+    logits = predict_logits(model, examples, batch_size, device, max_tokens)
     return format_predictions(task, logits, [row.get("group") for row in rows])

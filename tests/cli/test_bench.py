@@ -1,6 +1,10 @@
 """The command that measures times. No test depends on a measured time."""
 
+import importlib
 import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +15,9 @@ from idp_tutorial.backbones import load as pretrained
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli import bench as bench
 from idp_tutorial.cli.bench import bench_command
+from idp_tutorial.reproduction.efficiency import end_to_end, speed_tables
 from idp_tutorial.reproduction.efficiency import method_times as turns
-from idp_tutorial.reproduction.efficiency import speed_tables
+from idp_tutorial.reproduction.efficiency.end_to_end import EndToEndSizes
 from idp_tutorial.reproduction.efficiency.method_times import (
     BenchmarkVariant,
     benchmark_methods,
@@ -280,3 +285,91 @@ def test_only_what_was_measured_under_the_same_conditions_is_left_out(tmp_path, 
     assert measured_parts(device="auto") == {"growth with batch", "answers"}
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     assert not measured_parts()
+
+
+SMALL_SIZES = EndToEndSizes(train=48, validation=12, test=12, predict=24)
+
+
+def run_in_this_process(command, **kwargs):
+    """Run `python -m MODULE ARGUMENTS` by a call of its `main`: libraries are imported already."""
+    _, flag, module, *arguments = command
+    assert flag == "-m" and kwargs["capture_output"] and kwargs["env"]["HF_HUB_OFFLINE"] == "1"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "argv", [module, *arguments])
+        importlib.import_module(module).main()
+    return SimpleNamespace(returncode=0, stderr="")
+
+
+def test_whole_commands_are_timed_beside_those_of_others(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("peft")
+    monkeypatch.setattr(end_to_end, "DEFAULT_SIZES", SMALL_SIZES)
+    monkeypatch.setattr(end_to_end, "subprocess", SimpleNamespace(run=run_in_this_process))
+    out = tmp_path / "end.jsonl"
+    kwargs = dict(end_to_end=True, backbone="tiny", methods="lora", repeats=1, device="cpu")
+    bench_command(**kwargs, threads=1, out=str(out))
+    captured = capsys.readouterr()
+    rows = read_existing_records(out)
+    assert [(r["part"], r["name"], r.get("dtype")) for r in rows] == [
+        ("training", "idp train", None),
+        ("training", "peft + Trainer", None),
+        ("answering", "idp predict", "float32"),
+        ("answering", "pipeline", "float32"),
+        ("answering", "idp predict", "bfloat16"),
+        ("answering", "pipeline", "bfloat16"),
+    ]
+    assert all(len(r["seconds"]) == 1 and r["cpu_seconds"] >= 0 and r["processor"] for r in rows)
+    assert rows[0]["sizes"] == dict(train=48, validation=12, test=12, predict=24)
+    assert all(0 < r["score"] <= 100 for r in rows[:2]) and "score" not in rows[2]
+    assert rows[0]["ratio"] == pytest.approx(rows[1]["seconds"][0] / rows[0]["seconds"][0], 0.01)
+    assert [r["ratio"] for r in rows if r["name"] in ("pipeline", "peft + Trainer")] == [None] * 3
+    assert rows[3]["over_pipeline"] == 1 and rows[2]["as_float32"] == 100
+    assert str(tmp_path) not in out.read_text()  # no path of this machine
+    assert len(Path(end_to_end.__file__).with_name("peft_script.py").read_text().splitlines()) <= 60
+    for words in ("tiny, questions", "training", "answering", "as_float32", "seconds_median"):
+        assert words in captured.out
+    assert "round 1 of 1: peft + Trainer" in captured.err
+
+
+@pytest.mark.parametrize(
+    "options,words",
+    [
+        (dict(batch_size=8), "batch_size=8 is not used with end_to_end"),
+        (dict(grow="depth"), "grow=depth is not used with end_to_end"),
+        (dict(methods="nothing"), "unknown method 'nothing'"),
+        (dict(backbone="roberta-base"), "has no weights on this machine"),
+        (dict(end_to_end=False, data="x"), "data=x is not used without end_to_end"),
+    ],
+    ids=str,
+)
+def test_whole_commands_refuse_what_they_cannot_use(options, words, capsys):
+    pytest.importorskip("peft")
+    with pytest.raises(SystemExit):
+        bench_command(**{"end_to_end": True, "backbone": "tiny", **options})
+    assert words in capsys.readouterr().err
+
+
+def test_a_busy_machine_is_reported(monkeypatch):
+    lines = []
+    monkeypatch.setattr(end_to_end.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    assert end_to_end.warn_if_busy(lines.append) == 0 and not lines
+    monkeypatch.setattr(end_to_end.os, "getloadavg", lambda: (2.0, 0.0, 0.0))
+    assert end_to_end.warn_if_busy(lines.append) == 2 and "this machine is busy" in lines[0]
+
+
+def test_the_seconds_of_a_process_are_measured():
+    code = "x = sum(range(3_000_000))"
+    command = end_to_end._Command("x", ["-c", code], None, {})
+    end_to_end._run_command(command, 0, 1)
+    assert command.seconds[0] > 0 and command.cpu_seconds[0] > 0
+
+
+def test_a_command_that_fails_shows_its_error():
+    command = end_to_end._Command("x", ["-c", "raise SystemExit('no luck')"], None, {})
+    with pytest.raises(RuntimeError, match="no luck"):
+        end_to_end._run_command(command, 0, None)
+
+
+def test_mixed_texts_have_the_same_lengths_in_every_measurement():
+    mixed = end_to_end._mix_lengths(["a", "b"], 12)
+    assert mixed == end_to_end._mix_lengths(["a", "b"], 12)
+    assert sorted(len(text.split()) for text in mixed) == [1, 1, 1, 1, 2, 2, 4, 4, 8, 8, 16, 16]

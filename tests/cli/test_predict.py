@@ -6,9 +6,15 @@ import math
 import os
 
 import pytest
+import torch
+from small import config, small_task
 
+from idp_tutorial.assembly.build import build_model, load_config_backbone
+from idp_tutorial.cli import predict as predict_module
 from idp_tutorial.cli.predict import _output_format, make_row_writer, predict_command
 from idp_tutorial.cli.transfer import parse_label_map
+from idp_tutorial.saving.prompt_files import save_pretrained
+from idp_tutorial.training import evaluation
 from idp_tutorial.utils.checks import check_writable_file
 
 
@@ -69,3 +75,67 @@ def test_a_label_map_is_parsed():
         parse_label_map("a = b,a=c")
     with pytest.raises(ValueError, match="'b' is not a pair"):
         parse_label_map("a=c,b")
+
+
+@pytest.fixture(scope="module")
+def saved_tiny(tmp_path_factory):
+    """Return the folder of an untrained model on the bundled backbone."""
+    cfg = config(backbone="tiny")
+    task = small_task()
+    folder = tmp_path_factory.mktemp("saved")
+    save_pretrained(build_model(cfg, load_config_backbone(cfg), task), folder, task, cfg)
+    return folder
+
+
+def read_predictions(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_texts(path, n):
+    words = ["good", "a bad and dull film", "the actors are wonderful in every scene ."]
+    path.write_text("".join(f"{words[i % 3]} {'very ' * (i % 11)}{i}\n" for i in range(n)))
+
+
+def test_bfloat16_predicts_nearly_what_float32_does(saved_tiny, tmp_path, record_property):
+    write_texts(tmp_path / "in", 120)
+    predictions = {}
+    for dtype in (None, "float32", "bfloat16"):
+        out = tmp_path / f"{dtype}.jsonl"
+        predict_command(
+            model=str(saved_tiny), texts=str(tmp_path / "in"), out=str(out), proba=True, dtype=dtype
+        )
+        predictions[dtype] = read_predictions(out)
+    assert predictions["float32"] == predictions[None]
+    exact = torch.tensor([[*p["probabilities"].values()] for p in predictions[None]])
+    rounded = torch.tensor([[*p["probabilities"].values()] for p in predictions["bfloat16"]])
+    smallest_cosine = torch.cosine_similarity(exact, rounded).min().item()
+    same = [a["prediction"] == b["prediction"] for a, b in zip(*[*predictions.values()][1:])]
+    agreement = sum(same) / len(same)
+    record_property("smallest_cosine", smallest_cosine)
+    record_property("agreement", agreement)
+    assert 0.999 < smallest_cosine < 1 and agreement > 0.95
+
+
+def test_windows_change_neither_predictions_nor_the_order_of_rows(
+    saved_tiny, tmp_path, monkeypatch
+):
+    write_texts(tmp_path / "in", 30)
+    sizes = []
+    predict = evaluation.predict
+
+    def counted(model, task, cfg, rows, batch_size):
+        sizes.append(len(rows))
+        return predict(model, task, cfg, rows, batch_size)
+
+    monkeypatch.setattr(evaluation, "predict", counted)
+    results = []
+    for window in (4096, 8):
+        monkeypatch.setattr(predict_module, "WINDOW_SIZE", window)
+        out = tmp_path / f"{window}.jsonl"
+        predict_command(
+            model=str(saved_tiny), texts=str(tmp_path / "in"), out=str(out), batch_size=1
+        )
+        results.append(read_predictions(out))
+    assert sizes == [30, 8, 8, 8, 6]
+    assert results[0] == results[1]
+    assert [r["sentence1"] for r in results[0]] == (tmp_path / "in").read_text().splitlines()

@@ -39,10 +39,8 @@ def test_each_size_is_measured_once(monkeypatch):
 
 
 def test_auto_uses_the_faster_dtype(monkeypatch):
-    from idp_tutorial.backbones import load as pretrained
-
     for dtype in (torch.bfloat16, torch.float32):
-        monkeypatch.setattr(pretrained, "choose_faster_dtype", lambda model, device=None: dtype)
+        monkeypatch.setattr(dtypes, "choose_faster_dtype", lambda model, device=None: dtype)
         assert load_backbone("tiny", dtype="auto").word_embeddings.weight.dtype == dtype
     assert load_backbone("tiny").word_embeddings.weight.dtype == torch.float32  # whatever is faster
     with pytest.raises(

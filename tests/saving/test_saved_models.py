@@ -26,7 +26,8 @@ from idp_tutorial.saving.descriptions import (
 )
 from idp_tutorial.saving.first_stage import load_first_stage
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
-from idp_tutorial.training.evaluation import predict
+from idp_tutorial.training.evaluation import predict, predict_logits
+from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.tensor_files import deserialise_tensors, save_tensors, serialise_tensors
 
 ROWS = [dict(sentence1=s) for s in ("the soup was cold .", "tea")]
@@ -366,3 +367,32 @@ def test_the_card_says_how_many_vectors_are_written(method, says, saved, tmp_pat
         build_model(cfg, load_backbone(cfg.backbone), task), tmp_path / method, task, cfg
     )
     assert says in (tmp_path / method / "README.md").read_text()
+
+
+@pytest.mark.parametrize("method", ["lpt-npg", "p-tuning-v2", "lora", "fine-tuning", "efl"])
+def test_a_model_can_be_loaded_in_another_dtype(method, small_folder, tmp_path):
+    """The logits in bfloat16 point where those in float32 do, whatever the method trains."""
+    cfg = config(method, backbone=str(small_folder), prompt_length=2, bottleneck=4)
+    task = small_task()
+    model = build_model(cfg, load_backbone(cfg.backbone), task)
+    save_pretrained(model, tmp_path, task, cfg)
+    logits = {}
+    for dtype in (None, "float32", "bfloat16"):
+        model, task, loaded_cfg = from_pretrained(tmp_path, dtype=dtype)
+        weights = model.backbone.word_embeddings.weight.dtype
+        assert weights == (torch.bfloat16 if dtype == "bfloat16" else torch.float32)
+        assert loaded_cfg.dtype == (dtype or "float32")
+        examples = encode_for_model(model, task, loaded_cfg, small_task().splits["test"])
+        logits[dtype] = predict_logits(model, examples)
+    assert torch.equal(logits["float32"], logits[None])
+    assert not torch.equal(logits["bfloat16"], logits[None])
+    cosine = torch.cosine_similarity(logits["bfloat16"].flatten(), logits[None].flatten(), dim=0)
+    assert cosine > 0.98
+
+
+def test_the_dtype_of_a_loaded_backbone_is_not_changed(saved):
+    folder, _, cfg = saved
+    with pytest.raises(ValueError, match="cannot be used with a backbone that is loaded already"):
+        from_pretrained(folder, load_backbone(cfg.backbone), dtype="bfloat16")
+    with pytest.raises(ValueError, match="dtype must be 'float32', 'bfloat16' or 'auto'"):
+        from_pretrained(folder, dtype="float16")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from sklearn.metrics import f1_score
-from small import backbone, config, write_splits
+from small import backbone, config, model_of, small_task, write_splits
 from superglue import BENCHMARKS, THINGS, groups_of
 
 from idp_tutorial.assembly.build import build_model
@@ -14,7 +14,8 @@ from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.metrics import compute_metric
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.training.evaluation import evaluate
+from idp_tutorial.training import evaluation
+from idp_tutorial.training.evaluation import batch_by_length, evaluate, predict
 from idp_tutorial.training.fit import fit
 
 
@@ -104,3 +105,29 @@ def test_more_than_two_candidates(tmp_path, bbs):
         100 * sum(p == 1 and r["label"] == 1 for p, r in zip(pred, rows)) / 30
     )
     assert s["accuracy"] > s["exact"]
+
+
+def test_batches_are_sorted_by_length_and_limited_in_examples_and_in_tokens():
+    lengths = [9, 2, 2, 30, 2, 9]
+    assert batch_by_length(lengths, 4) == [[1, 2, 4, 0], [5, 3]]
+    assert batch_by_length(lengths, 4, max_tokens=18) == [[1, 2, 4], [0, 5], [3]]
+    assert batch_by_length(lengths, 2, max_tokens=18) == [[1, 2], [4, 0], [5], [3]]
+
+
+def test_a_limit_of_tokens_changes_neither_predictions_nor_their_order(monkeypatch):
+    model = model_of("lpt-npg", backbone())
+    words = ["good", "bad", "a long and dull film", "fine"]
+    rows = [dict(sentence1=" ".join([word] * (1 + i % 7))) for i, word in enumerate(words * 9)]
+    monkeypatch.setattr(evaluation, "CPU_BATCH_TOKENS", 10**9)
+    expected = predict(model, small_task(), config(), rows, batch_size=len(rows))
+    sizes = []
+    forward = model.forward
+    monkeypatch.setattr(
+        model, "forward", lambda batch: sizes.append(batch["input_ids"].shape) or forward(batch)
+    )
+    monkeypatch.setattr(evaluation, "CPU_BATCH_TOKENS", 64)
+    limited = predict(model, small_task(), config(), rows, batch_size=8)
+    assert len(sizes) > len(rows) // 8 and all(n <= 8 and n * length <= 64 for n, length in sizes)
+    assert [p["label"] for p in limited] == [p["label"] for p in expected]
+    for prediction, reference in zip(limited, expected, strict=True):
+        assert prediction["probabilities"] == pytest.approx(reference["probabilities"], abs=1e-5)

@@ -41,6 +41,8 @@ from idp_tutorial.utils.checks import UserError, check_choice, check_name
 __all__ = [
     "BACKBONE_NAMES",
     "paper_backbone",
+    "paper_head",
+    "paper_method_fields",
     "select_paper_learning_rates",
     "small_scale_learning_rates",
     "FIGURE_TO_TABLE",
@@ -209,7 +211,7 @@ def _max_text_length(paper: str, method: str, backbone: str, fields: dict) -> in
     return min(limit, 512 - n_prompt_tokens)
 
 
-def _paper_head(paper: str, method: str) -> str:
+def paper_head(paper: str, method: str) -> str:
     """Return the kind of head that a paper uses for a method."""
     has_verbalizer = method not in TRAINED_HEAD_METHODS and method not in CONTROL_METHODS
     return "verbalizer" if paper == "lpt" and has_verbalizer else "classification"
@@ -234,7 +236,7 @@ def build_paper_config(
         stratified=not (paper == "idpg" and shots is not None),
         **fields,
     )
-    options["head"] = _paper_head(paper, method)
+    options["head"] = paper_head(paper, method)
     options |= paper_optimiser_fields(paper, method)
     if scale != "full":
         short = dict(steps=200, eval_every=20, batch_size=16)

@@ -23,11 +23,12 @@ __all__ = ["ReproduceOptions", "reproduce_command"]
 
 def _update_claims(file: str, data: str | None) -> None:
     """Compute effects and verdicts of claims from the records, and write and print them."""
-    from collections import Counter
     from pathlib import Path
 
     from idp_tutorial.reproduction.papers.claims import (
+        count_verdicts,
         format_claim_effect,
+        format_verdict,
         judge_claims,
         read_claims,
         write_claims,
@@ -37,11 +38,13 @@ def _update_claims(file: str, data: str | None) -> None:
     after = judge_claims(before, Path(file).parent, data)
     for old, new in zip(before, after):
         if new["effect"]:
+            finding = f"; {new['finding']}" if new["finding"] else ""
             changed = f" (was {old['verdict']})" if old["verdict"] != new["verdict"] else ""
-            print(f"{new['id']:24} {format_claim_effect(new):38} {new['verdict']}{changed}")
+            verdict = f"{format_verdict(new)}{changed}{finding}"
+            print(f"{new['id']:24} {format_claim_effect(new):38} {verdict}")
     write_claims(after, file)
-    verdicts = Counter(claim["verdict"] for claim in after)
-    print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
+    for kind, verdicts in count_verdicts(after).items():
+        print(f"{kind}: " + ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()))
     print(f"written: {file}")
 
 

@@ -2,9 +2,10 @@
 
 Two methods are compared on the same examples, so the outputs for each example are stored: the
 logits of the test split in float32, from which the score can be computed again, and those of the
-validation split in float16. The logits of `OUT/NAME.jsonl` are in `OUT/logits/NAME.npz`, whose members are named `RUN/ARRAY`. A record names its run as
-`logits/NAME.npz/RUN` and has a digest of its arrays. The file is replaced as a whole after each
-run, before the record is written, so a kill loses the run in progress and no other.
+validation split in float16. The logits of `OUT/NAME.jsonl` are in `OUT/logits/NAME.npz`, whose
+members are named `RUN/ARRAY`. A record names its run as `logits/NAME.npz/RUN` and has a digest of
+its arrays. The file is replaced as a whole after each run, before the record is written, so a
+kill loses the run in progress and no other.
 """
 
 import hashlib

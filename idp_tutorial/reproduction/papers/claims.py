@@ -21,7 +21,6 @@ import numpy as np
 
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.methods.method import ALL_METHODS
 from idp_tutorial.reproduction.papers.protocols import (
     paper_head,
     paper_method_fields,
@@ -379,11 +378,8 @@ def _describe_side_trials(claim: dict[str, str], side: str, records: list[dict])
         )
     expected = paper_method_fields(method, table).get("prompt_length")
     lengths = {r["prompt_length"] for r in records if r.get("prompt_length")}
-    if "prompt_length" in ALL_METHODS[method].options and "prompt_length" not in claim[side]:
-        if expected and lengths - {expected}:
-            notes.append(
-                f"{side}: {_format_numbers(lengths)} prompt vectors, the paper {expected}"
-            )
+    if expected and lengths - {expected} and "prompt_length" not in claim[side]:
+        notes.append(f"{side}: {_format_numbers(lengths)} prompt vectors, the paper {expected}")
     if paper == "lpt" and method == "prompt-tuning":
         notes.append(f"{side}: among the words, where LPT's prompt tuning is in front of them")
     return notes
@@ -483,11 +479,7 @@ def _judge_measured(
     tasks = _measured_tasks(estimate)
     measured = {(s[0], s[1]) for s in estimate["settings"]}
     sides = tuple(
-        [
-            r
-            for r in _side_records(claim, side, records)
-            if (r["task"], r.get("target")) in measured
-        ]
+        [r for r in _side_records(claim, side, records) if (r["task"], r.get("target")) in measured]
         for side in "ab"
     )
     published = _published_difference(claim, tasks)
@@ -594,8 +586,7 @@ def _format_table(columns: dict[str, str], rows: list[dict[str, str]]) -> str:
 
 def _claim_cell(claim: dict[str, str]) -> str:
     return (
-        f'<a id="{claim["id"]}"></a>“{claim["sentence"]}” ({claim["where"]}). '
-        f"*{claim['contrast']}*"
+        f'<a id="{claim["id"]}"></a>“{claim["sentence"]}” ({claim["where"]}). *{claim["contrast"]}*'
     )
 
 

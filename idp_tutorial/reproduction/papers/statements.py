@@ -10,6 +10,7 @@ typed in. A statement about a difference that a run can measure names its cells 
 and `printed_differences` returns the difference for each task of that table.
 """
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -55,7 +56,8 @@ def _select_cells(
     """Return the printed means of a table."""
     cells = load_published_scores(table)
     for column, part in (("setting", setting), ("backbone", backbone), ("metric", metric)):
-        cells = cells[cells[column].fillna("").str.contains(part, regex=False)]
+        pattern = re.escape(part) + r"(?!\d)"  # K=100 is no part of K=1000
+        cells = cells[cells[column].fillna("").str.contains(pattern)]
     return cells.pivot_table(index="task", columns="method", values="mean", sort=False)
 
 

@@ -29,7 +29,7 @@ import pandas as pd
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.sizes import DECODER_CONFIGS
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.methods.method import ALL_METHODS, CONTROL_METHODS
+from idp_tutorial.methods.method import ALL_METHODS, CONTROL_METHODS, METHODS
 from idp_tutorial.reproduction.papers.published_scores import (
     METHOD_NAMES,
     TASK_NAMES,
@@ -43,6 +43,7 @@ __all__ = [
     "paper_backbone",
     "paper_head",
     "paper_method_fields",
+    "own_prompt_lengths",
     "select_paper_learning_rates",
     "small_scale_learning_rates",
     "FIGURE_TO_TABLE",
@@ -264,6 +265,26 @@ PROMPT_LENGTH_OVERRIDES = {  # (paper, method): number of prompt vectors
     ("lpt", "lpt-appg"): 10,
     ("lpt", "lpt-mppg"): 10,
 }
+
+
+def own_prompt_lengths() -> dict[str, int]:  # method: number of prompt vectors
+    """Return the prompt length of each method in its own paper.
+
+    Methods that are only baselines have that of the paper whose table has their larger count.
+    """
+    lengths = {}
+    for method, row in METHODS.items():
+        if "prompt_length" in row.options:
+            paper = "id-spam"
+            if method.startswith("lpt") or method == "p-tuning-v2":
+                paper = "lpt"
+            elif "idpg" in method or method == "prompt-tuning":
+                paper = "idpg"
+            override = PROMPT_LENGTH_OVERRIDES.get((paper, method))
+            lengths[method] = override or PROMPT_LENGTHS[paper]
+    return lengths
+
+
 # (paper, published name): method and fields, where `METHOD_NAMES` has another method
 METHOD_OVERRIDES: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
     ("lpt", "Prompt Tuning"): ("lpt", dict(layer=0)),

@@ -21,7 +21,7 @@ def calls(monkeypatch):
 def test_stage_1_has_the_settings_of_the_paper(calls, tmp_path, capsys):
     out = tmp_path / "stage1"
     supplement_command(backbone="tiny", task="entailment", out=str(out))
-    ((cfg, task, args, kwargs),) = calls
+    ((cfg, _, args, kwargs),) = calls
     assert (cfg.method, cfg.get("prompt_length"), cfg.pooling) == ("s-idpg-phm", 5, "cls")
     assert args == (1e-5, 10.0, 32, 0.1, 0.0) and kwargs == dict(with_swapped_pairs=True)
     assert (cfg.beta2, cfg.eps, cfg.schedule, cfg.clip) == (0.98, 1e-6, "linear", float("inf"))

@@ -30,10 +30,9 @@ def _read_asset_csv(name: str) -> pd.DataFrame:
 
 
 def load_published_tables() -> pd.DataFrame:
-    """Return a row for each of the 38 tables and figures with results.
+    """Return a row for each of the 39 tables and figures with results.
 
-    Columns: table, what (its content), kind, command (which reproduces it), verdict, and decides
-    (the experiment that would settle an open verdict).
+    Columns: table, what (its content), kind, command (which reproduces it) and note.
     """
     return _read_asset_csv("published_tables.csv")
 

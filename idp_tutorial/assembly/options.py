@@ -84,9 +84,14 @@ def _refuse_unused_head_option(
             f"{option} has no effect on a verbalizer, which predicts at its mask token: leave it "
             "out, or use head='classification'."
         )
-    elif not has_verbalizer and name in ("template", "loss_vocab"):
+    elif not has_verbalizer and name == "loss_vocab":
         raise UserError(
             f"{option} has an effect on a verbalizer only: leave it out, or use head='verbalizer'."
+        )
+    elif not has_verbalizer and name == "template" and options.pooling != "mask":
+        raise UserError(
+            f"{option} has an effect on a head at the mask token only: leave it out, or use "
+            "head='verbalizer', or a trained head with pooling='mask'."
         )
 
 

@@ -16,7 +16,7 @@ __all__ = ["COMMAND_NAMES", "load_command", "main"]
 
 COMMAND_NAMES = (
     *("train", "predict", "compare", "serve", "fetch", "params", "bench", "sweep", "transfer"),
-    *("pretrain", "reproduce"),
+    *("pretrain", "supplement", "reproduce"),
 )
 
 

@@ -35,8 +35,9 @@ def _count_methods(backbone: str, base: Any, methods: list[str] | None) -> tuple
     import pandas as pd
 
     from idp_tutorial.reproduction.efficiency.parameter_counts import count_method_parameters
+    from idp_tutorial.reproduction.papers.protocols import own_prompt_lengths
 
-    df = count_method_parameters(backbone, base, methods)
+    df = count_method_parameters(backbone, base, methods, own_prompt_lengths())
     rows = []
     for row in df.to_dict("records"):
         rows.append({column: None if pd.isna(value) else value for column, value in row.items()})
@@ -57,6 +58,8 @@ class ParamsOptions(CommandOptions):
 @command(ParamsOptions, run_options=("head", "two_layer_head", "prompt_length", "bottleneck"))
 def params_command(options: ParamsOptions, base: Any) -> None:
     """Print the trained parameters of every method, or published counts beside this package's.
+
+    Without prompt_length each method has that of its own paper. A smaller table:
 
     idp params --backbone roberta-base --methods lpt-npg,lora
     """

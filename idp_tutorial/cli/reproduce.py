@@ -8,7 +8,7 @@ scores it runs the experiment that decides the figure's claim.
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from idp_tutorial.cli.commands import (
     CommandOptions,
@@ -24,11 +24,12 @@ __all__ = ["ReproduceOptions", "reproduce_command"]
 
 def _update_claims(file: str, data: str | None) -> None:
     """Compute effects and verdicts of claims from the records, and write and print them."""
-    from collections import Counter
     from pathlib import Path
 
     from idp_tutorial.reproduction.papers.claims import (
+        count_verdicts,
         format_claim_effect,
+        format_verdict,
         judge_claims,
         read_claims,
         write_claims,
@@ -38,35 +39,67 @@ def _update_claims(file: str, data: str | None) -> None:
     after = judge_claims(before, Path(file).parent, data)
     for old, new in zip(before, after):
         if new["effect"]:
+            finding = f"; {new['finding']}" if new["finding"] else ""
             changed = f" (was {old['verdict']})" if old["verdict"] != new["verdict"] else ""
-            print(f"{new['id']:24} {format_claim_effect(new):38} {new['verdict']}{changed}")
+            verdict = f"{format_verdict(new)}{changed}{finding}"
+            print(f"{new['id']:24} {format_claim_effect(new):38} {verdict}")
     write_claims(after, file)
-    verdicts = Counter(claim["verdict"] for claim in after)
-    print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
+    for kind, verdicts in count_verdicts(after).items():
+        print(f"{kind}: " + ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()))
     print(f"written: {file}")
+
+
+def _figure_options(options: "ReproduceOptions", data: str | None) -> Any:
+    """Return the options that all runs of a figure share."""
+    from dataclasses import replace
+    from math import log
+
+    from idp_tutorial.assembly.config import RunOptions
+    from idp_tutorial.methods.registry import METHODS
+    from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
+    from idp_tutorial.reproduction.papers.protocols import (
+        build_paper_config,
+        paper_method_fields,
+        select_paper_learning_rates,
+    )
+
+    table = options.table
+    method, tasks, _ = FIGURE_EXPERIMENTS[table]
+    steps = options.steps or 200
+    short = dict(steps=steps, eval_every=max(1, steps // 10), epochs=None)
+    if options.scale == "full" and method:
+        backbone = options.backbone or "roberta-large"
+        fields = paper_method_fields(method, table)
+        cfg = build_paper_config(table, method, tasks[0], "full", None, backbone, **fields)
+        default = METHODS[method].default_learning_rate or 1.0
+        grid = select_paper_learning_rates(table, method)
+        nearest = min(grid, key=lambda lr: abs(log(lr / default)))
+        cfg = replace(cfg, data=data, lr=nearest)
+        return replace(cfg, **short) if options.steps else cfg
+    backbone = options.backbone or ("roberta-large" if options.scale == "full" else "minilm")
+    general = dict(backbone=backbone, data=data, batch_size=16, prompt_length=5, standardise=True)
+    return RunOptions(**general, **short)
 
 
 def _reproduce_figure(options: "ReproduceOptions", data: str | None) -> None:
     """Run the experiment of a figure, and print its measurements for each seed."""
     from pathlib import Path
 
-    from idp_tutorial.assembly.config import RunOptions
-    from idp_tutorial.reproduction.analysis.paper_figures import reproduce_figure
+    from idp_tutorial.reproduction.analysis.paper_figures import (
+        plan_figure_runs,
+        reproduce_figure,
+    )
     from idp_tutorial.utils.checks import check_writable_folder
 
+    base = _figure_options(options, data)
+    seeds = options.seeds or 5
+    if options.plan:
+        _print_plan(plan_figure_runs(options.table, base, seeds))
+        return
     check_writable_folder(options.out)
-    steps = options.steps or 200
-    file = Path(options.out) / f"{options.table}.jsonl"
-    base = RunOptions(
-        backbone=options.backbone or "minilm",
-        data=data,
-        prompt_length=5,
-        standardise=True,
-        steps=steps,
-        eval_every=max(1, steps // 10),
-        batch_size=16,
-    )
-    for r in reproduce_figure(options.table, base, options.seeds or 5, file):
+    scale = "-full" if options.scale == "full" else ""
+    file = Path(options.out) / f"{options.table}{scale}.jsonl"
+    for r in reproduce_figure(options.table, base, seeds, file):
         measurements = [f"{name} {value:.3f}" for name, value in r["measurements"].items()]
         print("  ".join([r["task"], f"seed {r['seed']}", *measurements]))
     print(f"\nwritten: {file}")
@@ -86,8 +119,9 @@ class ReproduceOptions(CommandOptions):
 
     # a table or figure: idpg-1 … idpg-f9, lpt-1 … lpt-f6, id-spam-2 … id-spam-16
     table: str = "lpt-2"
-    # 'small': a small backbone, four tasks; 'full': the grid of the paper
-    scale: str = "small"
+    # 'small': a small backbone, four tasks; 'full': the paper's backbone and budget, one point of
+    # its search space with all its learning rates (a figure: with one of them)
+    scale: Literal["small", "full"] = "small"
     # (default: the paper's; for 'small': smollm2 for LPT, else minilm)
     backbone: str | None = None
     methods: str | None = None  # some of the methods of the table and of the controls
@@ -119,12 +153,12 @@ def reproduce_command(options: ReproduceOptions, base: Any) -> None:
         _update_claims(options.claims, base.data)
         return
     from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
-    from idp_tutorial.reproduction.papers.protocols import plan_table_runs
+    from idp_tutorial.reproduction.papers.protocols import describe_search_space, plan_table_runs
     from idp_tutorial.reproduction.papers.reproduce import reproduce_table
 
     table = options.table
     if table in FIGURE_EXPERIMENTS:
-        unused = "scale methods tasks learning_rates plan"
+        unused = "methods tasks learning_rates"
         refuse_given(options, unused, f"by the figure {table}")
         _reproduce_figure(options, base.data)
         return
@@ -136,6 +170,8 @@ def reproduce_command(options: ReproduceOptions, base: Any) -> None:
         _print_plan(
             plan_table_runs(table, options.scale, backbone, base.data, methods, tasks, glove)
         )
+        if options.scale == "full":
+            print(f"\n{describe_search_space(table)}")
         return
     with handle_messages(MessageHandler(sys.stdout)):
         results = reproduce_table(

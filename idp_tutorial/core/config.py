@@ -21,7 +21,9 @@ class HeadConfig:
     # pooled representation that the classification head gets; IDPG's M(x) is the mean with 'mean',
     # else the papers' <s>, unless sentence_pooling is given
     pooling: Literal["mean", "cls", "last", "mask"] = "mean"
-    template: str = "code"  # template of the verbalizer: 'code', 'paper', or your own
+    # template of the verbalizer, or of a trained head with pooling='mask': 'code', 'paper', or your
+    # own
+    template: str = "code"
     # vocabulary of the verbalizer's loss: 'full', or 'labels' (the label words alone)
     loss_vocab: Literal["full", "labels"] = "full"
     two_layer_head: bool = False  # IDPG's classification head of two layers

@@ -150,6 +150,7 @@ class AttentionLateConfig(LatePromptConfig):
     # E: word vectors ('words'), or 'embeddings', which add positions and LayerNorm
     attention_input: Literal["words", "embeddings"] = "words"
     prompt_relu: bool = False  # ReLU on the prompt too (Eq. 2)
+    bias: bool = False  # biases in the generator's bottleneck (in the text; not in Eq. 2)
 
     def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:
         """Build the plan: a prompt from the word vectors between two layers."""
@@ -161,6 +162,7 @@ class AttentionLateConfig(LatePromptConfig):
             self.pool,
             attention_input=self.attention_input,
             prompt_relu=self.prompt_relu,
+            bias=self.bias,
             dropout=self.prompt_dropout,
         )
         return lpt_plan(bb, source, self.layer)

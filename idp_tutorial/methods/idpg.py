@@ -231,7 +231,14 @@ class SingleIDPGConfig(SecondPassConfig):
     insertion_point="input",
     kind="second pass",
 )
+@dataclass(frozen=True, kw_only=True)
 class SinglePHMConfig(SingleIDPGConfig):
     """Options of S-IDPG whose generator has PHM layers."""
 
     layer_kind = "phm"
+
+    shared_rule: bool = False  # one rule A for both PHM layers, as the paper counts (105K)
+
+    def generator_options(self) -> dict[str, Any]:
+        """Return further arguments of `PromptGenerator`."""
+        return dict(super().generator_options(), shared_A=self.shared_rule)

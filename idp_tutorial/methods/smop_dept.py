@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from torch import Tensor, nn
+from typing import Annotated
 
 # %% ../../nbs/engine/methods/smop_dept.ipynb #e9693556
 from ..utils.checks import UserError, check_at_least, check_positive
@@ -22,6 +23,7 @@ from ..core.sources import PromptSource
 from ..core.steps import Insert, Step
 from ..training.config import TrainingConfig
 from .method import InputPromptConfig, Plan, register
+from ..utils.options import Range
 
 # %% ../../nbs/engine/methods/smop_dept.ipynb #db2b890c
 class RoutedPrompt(PromptSource):
@@ -155,6 +157,9 @@ def dept_plan(
     return {INPUT: _UpdateAndInsert(source, step.position, update=source.update_embeddings)}
 
 # %% ../../nbs/engine/methods/smop_dept.ipynb #d7b9116e
+_Count = Annotated[int, Range(1, 10**4)]
+
+
 @register(
     "smop",
     reference="Choi et al. 2023",
@@ -162,12 +167,24 @@ def dept_plan(
     insertion_point="input",
     kind="generated",
 )
+@dataclass(frozen=True, kw_only=True)
 class RoutedPromptConfig(InputPromptConfig):
     """Options of SMoP."""
 
+    n_prompts: _Count = 4  # number of prompts
+    top_k: _Count = 1  # number of prompts that are selected for an example, and summed
+    # standard deviation of the relative noise on the router's scores, in training
+    routing_noise: Annotated[float, Range(0, 10**6)] = 1.0
+
     def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:
         """Build the plan: one of several prompts, chosen by a router."""
-        source = RoutedPrompt(bb.d_embedding, self.prompt_length)
+        source = RoutedPrompt(
+            bb.d_embedding,
+            self.prompt_length,
+            self.n_prompts,
+            self.top_k,
+            self.routing_noise,
+        )
         return prompt_plan(bb, source, self.position)
 
 
@@ -178,11 +195,25 @@ class RoutedPromptConfig(InputPromptConfig):
     insertion_point="input",
     kind="static",
 )
+@dataclass(frozen=True, kw_only=True)
 class DecomposedPromptConfig(InputPromptConfig):
     """Options of DePT."""
+
+    update_rank: _Count = 45  # rank of the update of the word vectors
+    # the update is scaled by this, divided by the root of its rank
+    update_scale: Annotated[float, Range(-(10**6), 10**6)] = 8.0
+    # learning rate of the update, as a fraction of the prompt's
+    update_lr_scale: Annotated[float, Range(0, 10**6, is_low_excluded=True)] = 0.1
 
     def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:
         """Build the plan: a short prompt and a low-rank update of the word vectors."""
         n_words = min(cfg.max_len, bb.max_tokens)
-        source = DecomposedPrompt(bb.d_embedding, self.prompt_length, n_words)
+        source = DecomposedPrompt(
+            bb.d_embedding,
+            self.prompt_length,
+            n_words,
+            self.update_rank,
+            self.update_scale,
+            lr_scale=self.update_lr_scale,
+        )
         return dept_plan(bb, source, self.position)

@@ -89,7 +89,8 @@ def validate_comparison(
 def _encode_longest_row(cfg: RunOptions, bb: Backbone, task: Task) -> dict:
     """Return the encoded example with the most tokens over all splits."""
     rows = [r for split in task.splits.values() for r in split]
-    template = cfg.template if cfg.head == "verbalizer" or task.is_generation else None
+    has_template = cfg.head == "verbalizer" or cfg.pooling == "mask" or task.is_generation
+    template = cfg.template if has_template else None
     examples = encode_rows(task, rows, bb, cfg.max_len, template)
     return max(examples, key=lambda example: len(example["input_ids"]))
 

@@ -6,8 +6,10 @@ from small import backbone, small_task
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig, RunOptions, methods_with_option
 from idp_tutorial.assembly.options import config_for_method, refuse_unread_options
+from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.methods.method import ALL_METHODS
 from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.training.examples import encode_for_model
 
 
 def test_one_of_several_methods_is_enough():
@@ -27,9 +29,21 @@ def test_one_of_several_methods_is_enough():
         ):
             refuse_unread_options(["head-only", "fine-tuning"], RunOptions(**kw))
     for kw in (dict(template="paper"), dict(loss_vocab="labels")):
-        with pytest.raises(ValueError, match="has an effect on a verbalizer only"):
+        with pytest.raises(ValueError, match="has an effect on a (verbalizer|head at the mask)"):
             refuse_unread_options(["lpt"], RunOptions(**kw))
         refuse_unread_options(["lpt"], RunOptions(head="verbalizer", **kw))
+
+
+def test_a_trained_head_can_predict_at_the_mask_of_a_template():
+    options = dict(pooling="mask", template="Review: {s1} It is {mask}.")
+    refuse_unread_options(["lpt"], RunOptions(**options))
+    task = small_task("sentiment")
+    cfg = RunConfig("head-only", task="sentiment", **options)
+    model = build_model(cfg, backbone("roberta"), task)
+    examples = encode_for_model(model, task, cfg, task.splits["test"][:1])
+    words = model.backbone.tokenizer.decode(examples[0]["input_ids"])
+    assert "review:" in words and "it is" in words and examples[0]["mask_position"] > 0
+    assert isinstance(model.head, ClassificationHead)
 
 
 @pytest.mark.parametrize(

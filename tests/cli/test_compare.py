@@ -499,7 +499,10 @@ def test_options_reach_the_runs(command, small_folder, few_options, tmp_path):
 @pytest.mark.parametrize(
     "args,words",
     [
-        (["--template", "paper"], "template='paper' has an effect on a verbalizer only"),
+        (
+            ["--template", "paper"],
+            "template='paper' has an effect on a head at the mask token only",
+        ),
         (["--methods", "lora", "--position", "1"], "position=1 has no effect on lora"),
         (["--clip", "0"], "clip must be a positive number, got 0.0 (the largest gradient norm"),
         (["--methods", "majority", "--clip", "2"], "clip=2.0 has no effect on majority"),

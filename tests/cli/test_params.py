@@ -64,3 +64,16 @@ def test_the_command_explains_refusals(kw, words, capsys):
         and err.count("\n") == 1
         and all(w in err for w in words)
     ), err
+
+
+def test_each_method_has_the_prompt_length_of_its_own_paper(capsys):
+    params_command(methods="m-idpg-phm,lpt-npg,lpt-mppg,p-tuning-v2,lpt", json=True)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    counts = {r["method"]: r["prompt"] for r in rows}
+    assert counts == {
+        "m-idpg-phm": 137_232,  # IDPG: 134K
+        "lpt-npg": 791_680,  # LPT: 792K
+        "lpt-mppg": 263_296,
+        "p-tuning-v2": 983_040,  # LPT: 985K with its head
+        "lpt": 20_480,
+    }

@@ -8,15 +8,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import batch_of, one, same, small_task
+from small import backbone, batch_of, one, same, small_task
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
-from idp_tutorial.methods.id_spam import AttentionPromptGenerator, TokenAttention
+from idp_tutorial.methods.id_spam import (
+    AttentionLateConfig,
+    AttentionPromptGenerator,
+    TokenAttention,
+)
 from idp_tutorial.methods.lpt import lpt_plan
 from idp_tutorial.methods.sentence_vectors import MeanPooling, token_vectors
+from idp_tutorial.training.config import TrainingConfig
 
 FAMILY = ("roberta", "bert", "gpt2", "deberta")
 T = 3
@@ -427,3 +432,14 @@ def test_token_weights_use_the_attention_input(bbs, reads):
         gen.pool.token_weights(token_vectors(ctx, reads), batch["attention_mask"]),
         0,
     )
+
+
+def test_biases_are_an_option():
+    """ID-SPAM's text has biases, and its Eq. 2 and counts have none: m + t·d parameters."""
+    counts = []
+    for bias in (False, True):
+        config = AttentionLateConfig(prompt_length=5, bottleneck=8, bias=bias)
+        bb = backbone("roberta")
+        (step,) = config.plan(bb, TrainingConfig()).values()
+        counts.append(sum(p.numel() for p in step.source.parameters()))
+    assert counts[1] - counts[0] == 8 + 5 * bb.d

@@ -15,7 +15,12 @@ from idp_tutorial.core.context import INPUT, Context
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
-from idp_tutorial.methods.idpg import GeneratedPrompt, PromptGenerator, idpg_plan
+from idp_tutorial.methods.idpg import (
+    GeneratedPrompt,
+    PromptGenerator,
+    SinglePHMConfig,
+    idpg_plan,
+)
 from idp_tutorial.methods.phm import PHMLinear
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
 from idp_tutorial.methods.sentence_vectors import (
@@ -25,6 +30,7 @@ from idp_tutorial.methods.sentence_vectors import (
     noisy_sentence_vector,
     sentence_vector,
 )
+from idp_tutorial.training.config import TrainingConfig
 
 FAMILY = ("roberta", "bert", "gpt2", "deberta")
 t = 3
@@ -580,3 +586,14 @@ def test_standardised_values_stay_small_with_a_large_mean(mean):
         s(z)
     out = torch.cat([s.eval()(z) for z in batches])
     assert out.abs().max() < 20 and (mean > 100 or abs(out.std() - 1) < 0.1)
+
+
+def test_one_rule_gives_the_count_of_the_paper():
+    """IDPG §3.2.1: both PHM layers share A; on RoBERTa-large 107,776 parameters, 105K."""
+    counts = {}
+    for shared in (False, True):
+        config = SinglePHMConfig(prompt_length=5, shared_rule=shared)
+        with torch.device("meta"):
+            (step,) = config.plan(load_backbone("roberta-large", "meta"), TrainingConfig()).values()
+        counts[shared] = sum(p.numel() for p in step.source.parameters())
+    assert counts == {False: 111_872, True: 107_776}

@@ -16,7 +16,14 @@ from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.methods.prompt_tuning import prompt_plan
-from idp_tutorial.methods.smop_dept import DecomposedPrompt, RoutedPrompt, dept_plan
+from idp_tutorial.methods.smop_dept import (
+    DecomposedPrompt,
+    DecomposedPromptConfig,
+    RoutedPrompt,
+    RoutedPromptConfig,
+    dept_plan,
+)
+from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.fit import fit
 
 FAMILY = ("roberta", "bert", "gpt2", "deberta")
@@ -385,3 +392,17 @@ def test_texts_longer_than_the_table(bbs):
 
 def test_depts_start():
     assert DecomposedPrompt(64, 100, std=0.1).p.std().item() == pytest.approx(0.1, rel=0.1)
+
+
+def test_options_reach_the_sources():
+    bb = backbone("roberta")
+    options = dict(prompt_length=3, n_prompts=6, top_k=2, routing_noise=0.5)
+    (step,) = RoutedPromptConfig(**options).plan(bb, TrainingConfig()).values()
+    assert step.source.p.shape == (6, 3, bb.d)
+    assert (step.source.top_k, step.source.noise) == (2, 0.5)
+    options = dict(prompt_length=3, update_rank=4, update_scale=2.0, update_lr_scale=0.5)
+    (step,) = DecomposedPromptConfig(**options).plan(bb, TrainingConfig()).values()
+    assert step.source.B.shape == (4, bb.d)
+    assert (step.source.scale, step.source.lr_scale["A"]) == (1.0, 0.5)
+    with pytest.raises(ValueError, match="top_k must be between 1 and n_prompts=4"):
+        RoutedPromptConfig(top_k=5).plan(bb, TrainingConfig())

@@ -241,7 +241,7 @@ def reproduce_figure(
     records = []
     with file_lock(out):
         store = RunStore(out)
-        for cfg, task in _figure_runs(experiment, base_config, seeds, tasks or {}):
+        for cfg, task in _figure_runs(name, base_config, seeds, tasks or {}):
             run = Experiment(cfg, task)
             fingerprint = make_fingerprint(cfg, run.digests(), figure=name, texts=max_examples)
             measure_run = partial(_run_and_record, run, experiment.measure, max_examples)
@@ -252,27 +252,37 @@ def reproduce_figure(
     return finished
 
 
+def plan_figure_runs(
+    name: str,  # key of `FIGURE_EXPERIMENTS`
+    base_config: RunOptions,  # all settings but method, task and seed
+    seeds: int = 3,  # number of seeds: 0 … seeds−1
+) -> list[RunConfig]:
+    """Return the configs of the runs of a figure; no task is loaded."""
+    experiment = FIGURE_EXPERIMENTS[check_name(name, FIGURE_EXPERIMENTS, "figure")]
+    method = experiment.method
+    lr = (base_config.lr or METHODS[method].default_learning_rate) if method else None
+    return [
+        base_config.with_method(method or "head-only", task=task, seed=seed, lr=lr)
+        for task in experiment.tasks
+        for seed in range(seeds if method else 1)
+    ]
+
+
 def _figure_runs(
-    experiment: FigureExperiment,
+    name: str,
     base_config: RunOptions,
     seeds: int,
     loaded_tasks: Mapping[str, Task],
 ) -> list[tuple[RunConfig, Task]]:
     """List the configurations and the tasks of an experiment's runs."""
-    method = experiment.method
+    tasks = dict(loaded_tasks)
     runs = []
-    for task_name in experiment.tasks:
-        task = loaded_tasks.get(task_name) or load_task(
-            task_name,
-            base_config.data,
-            base_config.shots,
-            base_config.split_seed,
-            base_config.stratified,
-        )
-        lr = (base_config.lr or METHODS[method].default_learning_rate) if method else None
-        for seed in range(seeds if method else 1):
-            cfg = base_config.with_method(method or "head-only", task=task_name, seed=seed, lr=lr)
-            runs.append((cfg.resolve_epochs(len(task.splits["train"])), task))
+    for cfg in plan_figure_runs(name, base_config, seeds):
+        if cfg.task not in tasks:
+            sample = (cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)
+            tasks[cfg.task] = load_task(cfg.task, *sample)
+        task = tasks[cfg.task]
+        runs.append((cfg.resolve_epochs(len(task.splits["train"])), task))
     return runs
 
 

@@ -10,7 +10,7 @@ __all__ = ['COUNT_ONLY_CONFIGS', 'meta_model', 'count_all_parameters', 'format_c
 import re
 import tempfile
 import torch
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal, ROUND_HALF_UP
 from pathlib import Path
 from torch import nn
@@ -151,6 +151,8 @@ def count_method_parameters(
     backbone: str = "roberta-large",  # key of `FULL_SCALE_CONFIGS`, or a name for `load_backbone`
     base: RunOptions | None = None,  # `prompt_length`, `bottleneck`, `head`, …; None: the defaults
     methods: Iterable[str] | None = None,  # keys of `METHODS`; None: all
+    # prompt length of each method, used where `base` has none
+    prompt_lengths: Mapping[str, int] | None = None,
 ) -> (
     "pd.DataFrame"
 ):  # one row for each method: parameters by group, `trained`, `percent`, `refused`
@@ -177,6 +179,9 @@ def count_method_parameters(
         counts = []
         for method in names:
             cfg = options.with_method(method, backbone=backbone)
+            length = (prompt_lengths or {}).get(method)
+            if base.get("prompt_length") is None and length:
+                cfg = cfg.with_options(prompt_length=length)
             # a new backbone for each method, because some methods change it
             counts.append(_count_one_method(load_backbone(backbone, weights), cfg))
     df = pd.DataFrame(counts)

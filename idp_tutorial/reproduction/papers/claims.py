@@ -1,7 +1,11 @@
 """A table of the papers' claims, with the verdict that the project's records give on each.
 
-A claim is a row of `results/claims.csv`. A claim that can be measured names the records and the
-two sides of a contrast; `judge_claims` computes the other columns from them:
+A claim is a row of `results/claims.csv`, and has one of three kinds. A claim that is *counted* or
+*read from the paper's own tables* is computed from the published numbers (`statements`), and
+agrees with them or differs. A claim that is *measured here* names the records and the two sides
+of a contrast. It has a verdict only if the records are of a task of the paper, with the head that
+the paper uses; a result on another task is a *finding* of this project, whose words name the task
+and the backbone.
 
 `idp reproduce --claims results/claims.csv` reads the records, writes the file again, and prints
 which verdicts changed.
@@ -9,6 +13,7 @@ which verdicts changed.
 
 import csv
 import io
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,24 @@ import numpy as np
 
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.runs.conclusions import VERDICT_MEANINGS, decide_verdict, has_enough_runs
+from idp_tutorial.reproduction.papers.protocols import (
+    paper_head,
+    paper_method_fields,
+    select_paper_learning_rates,
+)
+from idp_tutorial.reproduction.papers.published_scores import TASK_NAMES, load_published_scores
+from idp_tutorial.reproduction.papers.statements import (
+    AVERAGE,
+    check_statement,
+    printed_differences,
+    task_key,
+)
+from idp_tutorial.runs.conclusions import (
+    EQUIVALENCE_MARGIN,
+    VERDICT_MEANINGS,
+    decide_verdict,
+    has_enough_runs,
+)
 from idp_tutorial.runs.contrasts import (
     SETTING_FIELDS,
     adjust_p_values_holm,
@@ -28,14 +50,29 @@ from idp_tutorial.utils.durable import write_atomically
 from idp_tutorial.utils.records import parse_conditions, read_records
 
 __all__ = [
+    "CLAIM_KINDS",
+    "CLAIM_VERDICTS",
     "read_claims",
     "write_claims",
     "judge_claims",
+    "count_verdicts",
     "format_claim_effect",
+    "format_verdict",
     "render_claims_page",
 ]
 
 
+MEASURED = "measured here"
+CLAIM_KINDS = {
+    MEASURED: "a contrast of records of this project",
+    "counted": "trained parameters of built modules",
+    "read from the paper's own tables": "arithmetic on printed numbers",
+}
+CLAIM_VERDICTS = VERDICT_MEANINGS | {
+    "not run": "there are no records",
+    "agrees": "the paper's own numbers give what it states",
+    "differs": "the paper's own numbers give something else",
+}
 COMPUTED_COLUMNS = (
     "tasks",
     "backbones",
@@ -47,7 +84,12 @@ COMPUTED_COLUMNS = (
     "p",
     "detectable",
     "above",
+    "published",
+    "recomputed",
+    "trials",
     "verdict",
+    "scope",
+    "finding",
 )
 CLAIM_COLUMNS = (
     "id",
@@ -55,8 +97,10 @@ CLAIM_COLUMNS = (
     "where",
     "sentence",
     "contrast",
+    "kind",
     "says",
-    "published",
+    "stated",
+    "printed",
     "family",
     "a",
     "b",
@@ -69,10 +113,10 @@ CLAIM_COLUMNS = (
 
 def _first_empty_column(row: dict[str, str]) -> str | None:
     """Return the name of a column that must have a value in this row and has none."""
-    required = ["id", "paper", "where", "sentence", "contrast"]
+    required = ["id", "paper", "where", "sentence", "contrast", "kind"]
     if row["a"]:
         required += ["b", "family", "records"]
-    if row["verdict"] == "open":
+    if row["verdict"] in ("open", "not run"):
         required.append("decides")
     return next((column for column in required if not row[column]), None)
 
@@ -95,7 +139,8 @@ def read_claims(
                 f"{file}, line {line} has the columns {', '.join(map(str, row))}, but it needs "
                 f"{', '.join(CLAIM_COLUMNS)}."
             )
-        check_choice(row["verdict"], VERDICT_MEANINGS, f"verdict of claim {row['id']}")
+        check_choice(row["verdict"], CLAIM_VERDICTS, f"verdict of claim {row['id']}")
+        check_choice(row["kind"], CLAIM_KINDS, f"kind of claim {row['id']}")
         check_choice(row["says"], ("", ">", "<", "="), f"sign (`says`) of claim {row['id']}")
         if row["id"] in ids:
             raise UserError(
@@ -168,15 +213,23 @@ def measure_claim(
     records = select_claim_records(claim, results_folder)
     tasks = load_tasks_for_labels(records, data_folder)
     shared_fields = _parse_conditions(claim["keep"])[1]
+    setting_fields = SETTING_FIELDS
+    a, b = claim["a"], claim["b"]
+    heads = {paper_head(_paper_key(claim), side.split()[0]) for side in (a, b)}
+    if len(heads) > 1:  # the paper itself compares methods with different heads
+        setting_fields = tuple(f for f in SETTING_FIELDS if f != "head")
     with_logits = [r for r in records if "logits" in r]  # preferred: they allow pairing by example
-    a = claim["a"]
-    estimate = estimate_contrast(
-        with_logits, a, claim["b"], tasks, extra_setting_fields=shared_fields
-    )
-    if not estimate:
+    for selected in (with_logits, records):
         estimate = estimate_contrast(
-            records, a, claim["b"], tasks, extra_setting_fields=shared_fields
+            selected,
+            a,
+            b,
+            tasks,
+            extra_setting_fields=shared_fields,
+            setting_fields=setting_fields,
         )
+        if estimate:
+            break
     if not estimate:
         return None, None
     controls = select_claim_records(dict(records=CONTROL_RECORDS_GLOB, keep=""), results_folder)
@@ -234,27 +287,166 @@ def _contrast_with_best_control(
     return estimate if estimate and estimate["draws"] == len(split_seeds) else None
 
 
-def _format_computed_columns(
-    estimate: dict | None,  # of the claim
-    above_control: dict | None,  # of its first side and the better control
-) -> dict[str, str]:  # without the verdict
-    if not estimate:
-        return dict.fromkeys(COMPUTED_COLUMNS, "")
+def _paper_key(claim: dict[str, str]) -> str:
+    """Return the paper of a claim as it begins the names of its tables: 'idpg', 'lpt' …."""
+    return claim["paper"].lower()
+
+
+def _measured_tasks(estimate: dict) -> list[str]:  # such as 'trec', or 'sst2→imdb'
+    """Return the tasks of an estimate, each once."""
     settings = [dict(zip(SETTING_FIELDS, s)) for s in estimate["settings"]]
     tasks = [s["task"] + (f"→{s['target']}" if s["target"] else "") for s in settings]
+    return list(dict.fromkeys(tasks))
+
+
+def _published_difference(
+    claim: dict[str, str],
+    tasks: list[str],  # from `_measured_tasks`
+) -> float | None:
+    """Return the paper's own mean difference on the measured tasks; None if it has none."""
+    if not claim["printed"]:
+        return None
+    differences = printed_differences(claim["printed"])
+    if not all(task in differences for task in tasks):
+        return None
+    return float(np.mean([differences[task] for task in tasks]))
+
+
+def _paper_tasks(claim: dict[str, str]) -> set[str]:
+    """Return the tasks of the table that a claim names, else all tasks of its paper."""
+    if claim["printed"]:
+        tasks = {*printed_differences(claim["printed"])} - {AVERAGE}
+        if tasks:
+            return tasks
+    scores = load_published_scores()
+    is_same_paper = scores.table.str.match(rf"{_paper_key(claim)}-\d")
+    return {task_key(task) for task in scores[is_same_paper].task.unique()}
+
+
+def _side_records(claim: dict[str, str], side: str, records: list[dict]) -> list[dict]:
+    """Return the finished records of one side of a claim."""
+    method, *words = claim[side].split()
+    conditions = parse_conditions(" ".join(w for w in words if not w.startswith("@")))
+    return [
+        r
+        for r in records
+        if r["method"] == method
+        and r["status"] == "done"
+        and all(str(r.get(name)) in values for name, values in conditions.items())
+    ]
+
+
+def _is_paper_setting(
+    claim: dict[str, str], tasks: list[str], sides: tuple[list[dict], list[dict]]
+) -> bool:
+    """Return whether all records are of a task of the paper and have its kind of head."""
+    paper = _paper_key(claim)
+    has_paper_heads = all(
+        r["head"] == paper_head(paper, r["method"]) for records in sides for r in records
+    )
+    return has_paper_heads and {*tasks} <= _paper_tasks(claim)
+
+
+def _n_learning_rates(records: list[dict]) -> int:
+    """Return how many learning rates the records of a side were chosen from."""
+    counts = [1]
+    for r in records:
+        counts.append(len(r.get("learning_rates_tried") or ()))
+        words = (r.get("lr_selection") or "").split()
+        if words[:2] == ["best", "of"]:
+            counts.append(int(words[2]))
+    return max(counts)
+
+
+def _format_numbers(values: set) -> str:
+    return " and ".join(f"{value:g}" for value in sorted(values))
+
+
+def _describe_side_trials(claim: dict[str, str], side: str, records: list[dict]) -> list[str]:
+    """Return where the records of a side are not trained as the paper did."""
+    paper = _paper_key(claim)
+    table = claim["printed"].partition(":")[0] or f"{paper}-1"
+    method = records[0]["method"]
+    notes = []
+    grid = select_paper_learning_rates(table, method)
+    outside = {r["lr"] for r in records if r.get("lr")}
+    outside = {lr for lr in outside if grid and not min(grid) <= lr <= max(grid)}
+    if outside:
+        notes.append(
+            f"{side}: learning rate {_format_numbers(outside)}, outside of the paper's "
+            f"{min(grid):g} to {max(grid):g}"
+        )
+    expected = paper_method_fields(method, table).get("prompt_length")
+    lengths = {r["prompt_length"] for r in records if r.get("prompt_length")}
+    if expected and lengths - {expected} and "prompt_length" not in claim[side]:
+        notes.append(f"{side}: {_format_numbers(lengths)} prompt vectors, the paper {expected}")
+    if paper == "lpt" and method == "prompt-tuning":
+        notes.append(f"{side}: among the words, where LPT's prompt tuning is in front of them")
+    return notes
+
+
+def _describe_trials(claim: dict[str, str], sides: tuple[list[dict], list[dict]]) -> str:
+    """Return where two sides had other trials than one another, or than in the paper."""
+    notes = []
+    for name, values in (
+        ("learning rates tried", [{_n_learning_rates(records)} for records in sides]),
+        ("steps", [{r["steps"] for r in records if r.get("steps")} for records in sides]),
+    ):
+        if values[0] != values[1]:
+            notes.append(f"{name}: {' and '.join(_format_numbers(v) for v in values)}")
+    for side, records in zip("ab", sides):
+        notes += _describe_side_trials(claim, side, records)
+    return "; ".join(notes)
+
+
+BACKBONE_LABELS = {"minilm": "MiniLM", "smollm2": "SmolLM2"}
+TASK_LABELS = {name: label for label, name in TASK_NAMES.items()} | {"imdb": "IMDB"}
+
+
+def _describe_scope(tasks: list[str], estimate: dict) -> str:  # 'TREC (100 examples) with MiniLM'
+    """Return the tasks, training set sizes and backbones of an estimate."""
+    labels = ["→".join(TASK_LABELS.get(t, t) for t in task.split("→")) for task in tasks]
+    settings = [dict(zip(SETTING_FIELDS, s)) for s in estimate["settings"]]
+    backbones = dict.fromkeys(BACKBONE_LABELS.get(s["backbone"], s["backbone"]) for s in settings)
+    sizes = sorted({s["shots"] for s in settings if s["shots"]})
+    examples = f" ({' and '.join(map(str, sizes))} examples)" if sizes else ""
+    return f"{', '.join(labels)}{examples} with {', '.join(backbones)}"
+
+
+def _describe_finding(
+    estimate: dict,
+    p: float | None,  # corrected p-value; None: too few runs
+    scope: str,
+    expected_sign: str,  # as in the column `says`
+) -> str:  # such as 'lower on TREC with MiniLM'
+    """Return what a contrast shows about the tasks and backbones of its records, and no more."""
+    if p is None:
+        word = "too few runs"
+    elif expected_sign == "=" and max(-estimate["low"], estimate["high"]) < EQUIVALENCE_MARGIN:
+        word = f"equal within {EQUIVALENCE_MARGIN:g} point"
+    elif p < 0.05:
+        word = "higher" if estimate["effect"] > 0 else "lower"
+    else:
+        word = "no significant difference"
+    return f"{word} on {scope}"
+
+
+def _format_computed_columns(
+    estimate: dict,  # of the claim
+    above_control: dict | None,  # of its first side and the better control
+) -> dict[str, str]:
+    settings = [dict(zip(SETTING_FIELDS, s)) for s in estimate["settings"]]
     above = ""
     if above_control:
         low, high = above_control["low"], above_control["high"]
         above = f"{above_control['effect']:+.1f} ({low:+.1f} … {high:+.1f})"
     return dict(
-        tasks=" ".join(dict.fromkeys(tasks)),
+        tasks=" ".join(_measured_tasks(estimate)),
         backbones=" ".join(dict.fromkeys(str(s["backbone"]) for s in settings)),
         runs=str(estimate["runs"]),
         texts=str(estimate["texts"]),
         **{k: f"{estimate[k]:.2f}" for k in ("effect", "low", "high", "detectable")},
-        p=f"{estimate['p']:.4f}",
         above=above,
-        verdict="",
     )
 
 
@@ -273,39 +465,89 @@ def _correct_p_values(
     return corrected
 
 
+def _judge_measured(
+    claim: dict[str, str],
+    estimate: dict | None,
+    above_control: dict | None,
+    p: float | None,  # corrected p-value
+    records: list[dict],
+) -> dict[str, str]:  # the computed columns
+    """Return the computed columns of a claim that is measured here."""
+    empty = dict.fromkeys(COMPUTED_COLUMNS, "")
+    if not estimate:
+        return {**empty, "verdict": "not run"}
+    tasks = _measured_tasks(estimate)
+    measured = {(s[0], s[1]) for s in estimate["settings"]}
+    sides = tuple(
+        [r for r in _side_records(claim, side, records) if (r["task"], r.get("target")) in measured]
+        for side in "ab"
+    )
+    published = _published_difference(claim, tasks)
+    scope = _describe_scope(tasks, estimate)
+    verdict = "open"
+    finding = ""
+    if not _is_paper_setting(claim, tasks, sides):
+        finding = _describe_finding(estimate, p, scope, claim["says"])
+    elif not _has_other_sign(claim["says"], published):
+        verdict = decide_verdict(estimate, published, claim["says"], p)
+    return {
+        **empty,
+        **_format_computed_columns(estimate, above_control),
+        "p": "" if p is None else f"{p:.4f}",
+        "published": "" if published is None else f"{published:+.1f}",
+        "trials": _describe_trials(claim, sides),
+        "verdict": verdict,
+        "scope": scope,
+        "finding": finding,
+    }
+
+
+def _has_other_sign(expected_sign: str, published: float | None) -> bool:
+    """Return whether the paper prints no gain on the measured tasks, so that it claims none."""
+    sign = {">": 1, "<": -1}.get(expected_sign, 0)
+    return published is not None and sign * published < 0
+
+
 def judge_claims(
     claims: list[dict[str, str]],  # from `read_claims`
     results_folder: Path | str,  # folder of the records
     data_folder: str | None = None,  # folder of the tasks, for logits stored without labels
 ) -> list[dict[str, str]]:  # new rows
-    """Compute effect, interval and verdict of every claim that names two sides.
-
-    Other claims stay as they are.
-    """
+    """Compute every column of `COMPUTED_COLUMNS` from the records and the published numbers."""
     measured = {c["id"]: measure_claim(c, results_folder, data_folder) for c in claims if c["a"]}
     estimates = {i: estimate for i, (estimate, _) in measured.items()}
     p_values = _correct_p_values(claims, estimates)
     judged = []
     for claim in claims:
-        if not claim["a"]:
-            judged.append(claim)
-            continue
-        estimate, above_control = measured[claim["id"]]
-        published = float(claim["published"]) if claim["published"] else None
-        p = p_values.get(claim["id"])
-        row = {
-            **claim,
-            **_format_computed_columns(estimate, above_control),
-            "verdict": decide_verdict(estimate, published, claim["says"], p),
-            "p": "" if p is None else f"{p:.4f}",
-        }
-        if row["verdict"] == "open" and not row["decides"]:
-            raise UserError(
-                f"claim {row['id']!r} is open with these records. State in its column `decides` "
-                "what would decide it, or restore the records that it names."
+        computed = dict.fromkeys(COMPUTED_COLUMNS, "")
+        if claim["a"]:
+            records = select_claim_records(claim, results_folder)
+            computed = _judge_measured(
+                claim, *measured[claim["id"]], p_values.get(claim["id"]), records
             )
-        judged.append(row)
+        elif claim["kind"] == MEASURED:
+            computed["verdict"] = "not run"
+        else:
+            check = check_statement(claim["id"])
+            computed["recomputed"] = check.recomputed
+            computed["verdict"] = "agrees" if check.agrees else "differs"
+        if computed["verdict"] in ("open", "not run") and not claim["decides"]:
+            raise UserError(
+                f"claim {claim['id']!r} is {computed['verdict']} with these records. State in its "
+                "column `decides` what would decide it, or restore the records that it names."
+            )
+        judged.append({**claim, **computed})
     return judged
+
+
+def count_verdicts(
+    rows: list[dict[str, str]],  # judged claims
+) -> dict[str, Counter]:  # kind: number of claims by verdict
+    """Count the verdicts of each kind of claim, so that arithmetic does not count as a run."""
+    counts: dict[str, Counter] = {kind: Counter() for kind in CLAIM_KINDS}
+    for row in rows:
+        counts[row["kind"]][row["verdict"]] += 1
+    return counts
 
 
 def format_claim_effect(
@@ -324,43 +566,133 @@ def format_claim_effect(
     )
 
 
-def _format_sources(claim: dict[str, str]) -> str:
-    """Return what the records of a claim are, and what would decide it or add to it."""
-    parts = []
-    if claim["effect"] or not claim["a"]:  # otherwise its records do not exist yet
-        settings = f"{claim['tasks']} with {claim['backbones']}: " if claim["tasks"] else ""
-        # backticks, because Markdown would read `*` as emphasis
-        files = [f"`{w}`" if w.endswith(".jsonl") else w for w in claim["records"].split()]
-        parts.append(settings + " ".join(files))
-    if claim["decides"]:
-        purpose = "decide it" if claim["verdict"] == "open" else "say more"
-        parts.append(f"to {purpose}: {claim['decides']}")
-    return "; ".join(part for part in parts if part)
+def format_verdict(
+    claim: dict[str, str],  # a judged claim
+) -> str:  # such as 'opposite on TREC with SmolLM2'
+    """Return the verdict of a claim with the tasks and backbones that it applies to."""
+    if claim["verdict"] not in ("seen", "not seen", "opposite"):
+        return claim["verdict"]
+    outside = ", at learning rates outside of the paper's" if "outside" in claim["trials"] else ""
+    return f"{claim['verdict']} on {claim['scope']}{outside}"
 
 
-def _format_claim_row(claim: dict[str, str]) -> str:
+def _format_table(columns: dict[str, str], rows: list[dict[str, str]]) -> str:
+    """Return a Markdown table; `columns` has the alignment of each heading."""
+    lines = [" | ".join(columns), " | ".join(columns.values())]
+    for row in rows:
+        lines.append(" | ".join(row[column].replace("|", "/") or "–" for column in columns))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def _claim_cell(claim: dict[str, str]) -> str:
+    return (
+        f'<a id="{claim["id"]}"></a>“{claim["sentence"]}” ({claim["where"]}). *{claim["contrast"]}*'
+    )
+
+
+def _format_records(claim: dict[str, str]) -> str:
+    # backticks, because Markdown would read `*` as emphasis
+    return " ".join(f"`{w}`" if w.endswith(".jsonl") else w for w in claim["records"].split())
+
+
+def _render_measured(rows: list[dict[str, str]]) -> str:
+    columns = {
+        "claim": "---",
+        "stated": "--:",
+        "published on these tasks": "--:",
+        "ours (95 %)": "--:",
+        "above the control": "--:",
+        "verdict": "---",
+        "trials that differ": "---",
+        "to decide it, or to say more": "---",
+    }
+    cells = []
+    for row in rows:
+        has_verdict = not row["finding"]
+        cells.append(
+            {
+                "claim": _claim_cell(row),
+                "stated": row["stated"],
+                "published on these tasks": row["published"],
+                "ours (95 %)": format_claim_effect(row)
+                if has_verdict
+                else f"[a finding](#finding-{row['id']})",
+                "above the control": row["above"] if has_verdict else "",
+                "verdict": f"**{format_verdict(row)}**",
+                "trials that differ": row["trials"] if has_verdict else "",
+                "to decide it, or to say more": row["decides"],
+            }
+        )
+    return _format_table(columns, cells)
+
+
+def _render_findings(rows: list[dict[str, str]]) -> str:
+    columns = {
+        "contrast": "---",
+        "ours (95 %)": "--:",
+        "above the control": "--:",
+        "finding": "---",
+        "trials that differ": "---",
+        "records": "---",
+    }
     cells = [
-        f'<a id="{claim["id"]}"></a>“{claim["sentence"]}” ({claim["where"]}). '
-        f"*{claim['contrast']}*",
-        claim["published"] or "–",
-        format_claim_effect(claim),
-        claim["above"] or "–",
-        f"**{claim['verdict']}**",
-        _format_sources(claim),
+        {
+            "contrast": f'<a id="finding-{row["id"]}"></a>{row["contrast"]} '
+            f"([{row['paper']}, {row['where']}](#{row['id']}))",
+            "ours (95 %)": format_claim_effect(row),
+            "above the control": row["above"],
+            "finding": f"**{row['finding']}**",
+            "trials that differ": row["trials"],
+            "records": _format_records(row),
+        }
+        for row in rows
     ]
-    return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+    return _format_table(columns, cells)
+
+
+def _render_statements(rows: list[dict[str, str]]) -> str:
+    columns = {"claim": "---", "its own numbers give": "---", "verdict": "---", "source": "---"}
+    cells = [
+        {
+            "claim": f"{row['paper']}: {_claim_cell(row)}",
+            "its own numbers give": row["recomputed"],
+            "verdict": f"**{row['verdict']}**",
+            "source": row["records"],
+        }
+        for row in rows
+    ]
+    return _format_table(columns, cells)
+
+
+def _render_counts(rows: list[dict[str, str]]) -> str:
+    counts = count_verdicts(rows)
+    verdicts = [v for v in CLAIM_VERDICTS if any(count[v] for count in counts.values())]
+    columns = {"kind": "---"} | dict.fromkeys(verdicts, "--:")
+    cells = [
+        {"kind": f"{kind} ({CLAIM_KINDS[kind]})"}
+        | {verdict: str(count[verdict] or "") for verdict in verdicts}
+        for kind, count in counts.items()
+    ]
+    return _format_table(columns, cells)
 
 
 def render_claims_page(
     rows: list[dict[str, str]],  # from `read_claims`
 ) -> str:
-    """Return the claims as Markdown tables, one per paper; every row has its id as an anchor."""
-    head = (
-        "| claim | published | ours (95 %) | above the control | verdict | records, and what would "
-        "say more |\n|---|--:|--:|--:|---|---|\n"
-    )
-    parts = []
-    for paper in dict.fromkeys(row["paper"] for row in rows):
-        lines = [_format_claim_row(row) for row in rows if row["paper"] == paper]
-        parts.append(f"## {paper}\n\n{head}" + "\n".join(lines))
+    """Return the claims as Markdown tables by kind; every row has its id as an anchor.
+
+    Findings have a table of their own, since they are no result on a claim.
+    """
+    parts = [_render_counts(rows)]
+    measured = [row for row in rows if row["kind"] == MEASURED]
+    for paper in dict.fromkeys(row["paper"] for row in measured):
+        table = _render_measured([row for row in measured if row["paper"] == paper])
+        parts.append(f"## {paper}: measured here\n\n{table}")
+    findings = [row for row in measured if row["finding"]]
+    if findings:
+        parts.append(f"## Findings on other tasks or heads\n\n{_render_findings(findings)}")
+    statements = [row for row in rows if row["kind"] != MEASURED]
+    if statements:
+        title = "Counted, or read from the paper's own tables"
+        parts.append(f"## {title}\n\n{_render_statements(statements)}")
     return "\n\n".join(parts)

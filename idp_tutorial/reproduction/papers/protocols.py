@@ -2,15 +2,15 @@
 
 A table can be run at two scales: `full` is what its paper says about training, and its released
 code where the paper says nothing; `small` is what two cores can run in a night: one small
-backbone, four tasks, 200 steps. Both use the paper's optimiser. A value that a paper searches
-(batch size 16 or 32, warm-up 0 or .06) is fixed here; the learning rate, which a paper searches
-for each task, is searched over its grid in `full`. `small` changes backbone and budget, so it
-cannot confirm or refute the paper's numbers; it shows what happens on this machine.
+backbone, four tasks, 200 steps. Both use the paper's optimiser. `full` is one point of the
+paper's search space, at which every learning rate of the paper is tried: the other values that a
+paper searches (`SEARCH_SPACES`) are fixed. `small` changes backbone and budget, so it cannot
+confirm or refute the paper's numbers; it shows what happens on this machine.
 
 The initial model of a row. IDPG's few-shot scripts load a RoBERTa-large that was fine-tuned on
-MNLI, for every method. We assume the same for the single-layer rows of its Table 1: with the
-plain model, a prompt among the words does not reach the 87 to 89 points of those rows on RTE
-(LPT's Table 1 has 61 and 63).
+MNLI, for every method. That the single-layer rows of its Table 1 start from the same model is an
+inference: the paper does not say it. With the plain model, a prompt among the words does not
+reach the 87 to 89 points of those rows on RTE (LPT's Table 1 has 61 and 63).
 
 One name can mean three methods. LPT's "Prompt Tuning" is initialised from N(0, 1) and inserted
 after the embeddings, in front of `<s>`: it is `lpt` with `layer=0` and 20 or 256 vectors. The
@@ -29,7 +29,7 @@ import pandas as pd
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.sizes import DECODER_CONFIGS
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.methods.method import ALL_METHODS, CONTROL_METHODS
+from idp_tutorial.methods.method import ALL_METHODS, CONTROL_METHODS, METHODS
 from idp_tutorial.reproduction.papers.published_scores import (
     METHOD_NAMES,
     TASK_NAMES,
@@ -41,6 +41,11 @@ from idp_tutorial.utils.checks import UserError, check_choice, check_name
 __all__ = [
     "BACKBONE_NAMES",
     "paper_backbone",
+    "paper_head",
+    "paper_method_fields",
+    "own_prompt_lengths",
+    "build_paper_config",
+    "describe_search_space",
     "select_paper_learning_rates",
     "small_scale_learning_rates",
     "FIGURE_TO_TABLE",
@@ -71,7 +76,7 @@ def parse_paper_name(
     table: str,  # name of a table or figure, such as 'idpg-3' or 'lpt-f2'
 ) -> str:  # 'idpg', 'lpt' or 'id-spam'
     """Return the name of the paper that a table or figure belongs to."""
-    return re.sub(r"-f?\d+$", "", table)
+    return re.sub(r"-f?\d+b?$", "", table)
 
 
 def paper_backbone(
@@ -79,7 +84,10 @@ def paper_backbone(
     method: str,  # key of `ALL_METHODS`
     published_backbone: str,  # key of `BACKBONE_NAMES`
 ) -> str:  # name on the Hugging Face hub
-    """Return the pretrained model that the paper uses for a method in a table."""
+    """Return the pretrained model that the paper uses for a method in a table.
+
+    For the single prompts of IDPG's full-data tables it is inferred (see the module).
+    """
     uses_mnli_model = parse_paper_name(table) == "idpg" and (
         method in SINGLE_PROMPT_METHODS or table == "idpg-3"
     )
@@ -182,6 +190,45 @@ def select_paper_learning_rates(
     return PAPER_LEARNING_RATES.get(table, PAPER_LEARNING_RATES[paper])
 
 
+# paper: (option, values that the paper searches, value of `full`), beside the learning rate
+SEARCH_SPACES: dict[str, list[tuple[str, str, str]]] = {
+    "idpg": [
+        ("batch_size", "16, 32", "32 for SST-2, QNLI and QQP, else 16"),
+        ("epochs", "10 or 50", "10 for SST-2, QNLI and QQP, else 50"),
+    ],
+    "lpt": [
+        (
+            "batch_size",
+            "16, 32; few-shot also 8; GPT-2 large 8, 16, few-shot also 4",
+            "16",
+        ),
+        ("warmup", "0, 0.06", "0.06"),
+        ("prompt_length of APPG and MPPG", "10, 15, 20", "10"),
+    ],
+    "id-spam": [
+        ("layer", "1 to 23, RoBERTa-base 1 to 11", "half of the layers"),
+        ("batch_size", "16, 32, 64", "32"),
+        ("epochs", "1, 5, 10, 20, 30", "30"),
+        ("dropout", "0.1, 0.2, 0.3", "0.1"),
+        ("weight_decay", "0, 0.01, 0.1", "0.01"),
+    ],
+}
+
+
+def describe_search_space(
+    table: str,  # such as 'lpt-2'
+) -> str:
+    """Return what the paper of a table searches beside the learning rate, and what `full` has."""
+    parts = [
+        f"{option} {values} (here {value})"
+        for option, values, value in SEARCH_SPACES[parse_paper_name(table)]
+    ]
+    return (
+        "scale 'full' is one point of the paper's search space, with all its learning rates. The "
+        f"paper also searches: {'; '.join(parts)}."
+    )
+
+
 STATIC_PROMPT_LEARNING_RATES = (0.1, 0.3, 1.0, 3.0, 9.0)  # for static prompts with a verbalizer
 
 
@@ -209,7 +256,7 @@ def _max_text_length(paper: str, method: str, backbone: str, fields: dict) -> in
     return min(limit, 512 - n_prompt_tokens)
 
 
-def _paper_head(paper: str, method: str) -> str:
+def paper_head(paper: str, method: str) -> str:
     """Return the kind of head that a paper uses for a method."""
     has_verbalizer = method not in TRAINED_HEAD_METHODS and method not in CONTROL_METHODS
     return "verbalizer" if paper == "lpt" and has_verbalizer else "classification"
@@ -234,7 +281,7 @@ def build_paper_config(
         stratified=not (paper == "idpg" and shots is not None),
         **fields,
     )
-    options["head"] = _paper_head(paper, method)
+    options["head"] = paper_head(paper, method)
     options |= paper_optimiser_fields(paper, method)
     if scale != "full":
         short = dict(steps=200, eval_every=20, batch_size=16)
@@ -262,6 +309,26 @@ PROMPT_LENGTH_OVERRIDES = {  # (paper, method): number of prompt vectors
     ("lpt", "lpt-appg"): 10,
     ("lpt", "lpt-mppg"): 10,
 }
+
+
+def own_prompt_lengths() -> dict[str, int]:  # method: number of prompt vectors
+    """Return the prompt length of each method in its own paper.
+
+    Methods that are only baselines have that of the paper whose table has their larger count.
+    """
+    lengths = {}
+    for method, row in METHODS.items():
+        if "prompt_length" in row.options:
+            paper = "id-spam"
+            if method.startswith("lpt") or method == "p-tuning-v2":
+                paper = "lpt"
+            elif "idpg" in method or method == "prompt-tuning":
+                paper = "idpg"
+            override = PROMPT_LENGTH_OVERRIDES.get((paper, method))
+            lengths[method] = override or PROMPT_LENGTHS[paper]
+    return lengths
+
+
 # (paper, published name): method and fields, where `METHOD_NAMES` has another method
 METHOD_OVERRIDES: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
     ("lpt", "Prompt Tuning"): ("lpt", dict(layer=0)),

@@ -1,9 +1,10 @@
 """Run what is missing of a published table and compare its scores with ours.
 
 The missing runs of a plan are trained, seed by seed, with the protocol of the paper; after an
-interruption the same call continues. In `full` every method tries the learning rates that its
-paper tried, in `small` those of the protocol, and more while the best one is at an edge. There
-are five seeds, or two seeds for each of four splits, which a verdict needs.
+interruption the same call continues. In `full`, one point of the paper's search space, every
+method tries the learning rates that its paper tried, in `small` those of the protocol, and more
+while the best one is at an edge. There are five seeds, or two seeds for each of four splits,
+which a verdict needs.
 """
 
 import logging

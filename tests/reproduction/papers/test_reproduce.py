@@ -100,7 +100,8 @@ def test_the_command_of_a_table_can_be_parsed(row):
         defaults = {key: option.default for key, option in command.options().items()}
         o = defaults | command.parse(argv)
         assert "--backbone" in argv or o.get("scale") == "full" or o.get("published")
-        assert o.get("backbone") is None or o["backbone"] in SIZES
+        backbone = o.get("backbone")  # a folder: the first stage of supplementary training
+        assert backbone is None or backbone in SIZES or backbone.startswith("runs/")
         assert {o.get("task") or "rte", o.get("source") or "rte", o.get("target") or "rte"} <= {
             *TASKS
         }
@@ -118,6 +119,52 @@ def test_the_command_of_a_table_can_be_parsed(row):
             assert bool(o["glove"]) == ("m-idpg-phm-glove" in {c.method for c in plan})
         if name == "bench" and row.table in ("lpt-5", "lpt-f1"):
             assert o["length"] == 256
+
+
+PROTOCOL_OPTIONS = (
+    "batch_size",
+    "weight_decay",
+    "no_decay_on_bias_and_norm",
+    "dropout_below_prompt",
+    "beta2",
+    "eps",
+    "clip",
+    "warmup",
+    "schedule",
+    "head",
+    "two_layer_head",
+    "max_len",
+)
+
+
+@pytest.mark.parametrize(
+    "table",
+    ["lpt-f2", "lpt-f4", "lpt-f5", "id-spam-f2", "id-spam-6", "id-spam-11", "idpg-f7b"],
+)
+def test_a_printed_command_has_the_options_of_its_paper(table):
+    """The commands of figures and of transfer train as the plan of a table of the same paper."""
+    for one in TABLES.set_index("table").command[table].split(" && "):
+        _, name, *argv = shlex.split(one)
+        if name == "supplement":  # its defaults are the paper's: test_supplement.py
+            continue
+        command = load_command(name)
+        given = command.parse(argv)
+        options = {key: option.default for key, option in command.options().items()} | given
+        methods = [options["method"]] if name == "train" else options["methods"].split(",")
+        task = options["source"] if name == "transfer" else options["task"]
+        for method in methods:
+            fields = P.paper_method_fields(method, table)
+            backbone = "roberta-large" if "runs/" in options["backbone"] else options["backbone"]
+            cfg = P.build_paper_config(table, method, task, "full", None, backbone, **fields)
+            assert {n: options[n] for n in PROTOCOL_OPTIONS} == {
+                n: getattr(cfg, n) for n in PROTOCOL_OPTIONS
+            }
+            if cfg.head == "classification":
+                assert options["pooling"] == cfg.pooling == "cls"
+            assert options["sentence_pooling"] == cfg.get("sentence_pooling") or name != "train"
+            rates = tuple(float(lr) for lr in options["learning_rates"].split(","))
+            if method != "fine-tuning":
+                assert rates == P.select_paper_learning_rates(table, method)
 
 
 def test_a_transfer_table_has_a_command_for_each_of_its_pairs():
@@ -147,6 +194,25 @@ def test_a_figure_writes_a_record_for_each_method(
     assert len(lines) == len(FIGURE_EXPERIMENTS[name][1]) and capsys.readouterr().out.count(
         "seed 0"
     ) == 2 * len(lines)
+
+
+def test_the_plan_of_a_figure_is_printed_and_nothing_is_trained(tmp_path, capsys):
+    for name, (method, tasks, _) in FIGURE_EXPERIMENTS.items():
+        for scale, model in (("small", "minilm"), ("full", "roberta-large")):
+            reproduce_command(table=name, plan=True, scale=scale, seeds=2, out=str(tmp_path / "a"))
+            lines = capsys.readouterr().out.splitlines()
+            assert len(lines) == len(tasks) * (2 if method else 1)
+            assert all(line.startswith(model) for line in lines)
+            if method and scale == "full":
+                assert all("epochs" in line for line in lines)
+    assert not (tmp_path / "a").exists()
+
+
+def test_full_states_what_it_does_not_search(capsys):
+    reproduce_command(table="id-spam-3", scale="full", plan=True)
+    words = capsys.readouterr().out.splitlines()[-1]
+    assert "one point of the paper's search space" in words
+    assert "batch_size 16, 32, 64 (here 32)" in words and "layer 1 to 23" in words
 
 
 @pytest.mark.parametrize("kw", [dict(data="no-tasks"), dict(backbone="no-model")], ids=str)

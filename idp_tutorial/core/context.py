@@ -14,7 +14,7 @@ from torch import Tensor
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["INPUT", "to_float32", "splice", "Context"]
+__all__ = ["INPUT", "to_float32", "splice", "check_right_padding", "Context"]
 
 # The layer of a prompt among the word embeddings, before positions and LayerNorm (IDPG). Any other
 # layer is the number of layers already applied: 0 is the output of the embedding module.
@@ -46,6 +46,24 @@ def splice(
     source = torch.where(target < start, target, after_start)
     each_example = torch.arange(len(x), device=x.device)[:, None]
     return torch.cat([x, new], 1)[each_example, source]
+
+
+def check_right_padding(
+    attention_mask: Tensor,  # 1 = real token, 0 = padding `[B,T]`
+) -> None:
+    """Check that each example begins with a token, and that its padding is on the right.
+
+    Raises: UserError for padding on the left or between tokens.
+    """
+    if torch.compiler.is_compiling():  # a graph cannot depend on the values of its input
+        return
+    is_first_real = attention_mask[:, 0].bool().all()
+    if not bool(is_first_real & (attention_mask[:, 1:] <= attention_mask[:, :-1]).all()):
+        raise UserError(
+            "an example begins with padding, or has padding between its tokens. The layer loop "
+            "needs padding on the right (padding_side='right' of a tokenizer) and at least one "
+            "token in each example; `collate` does both."
+        )
 
 
 @dataclass
@@ -85,10 +103,10 @@ class Context:
     ) -> "Context":
         """Return the context of a batch: at `INPUT`, or at the layer of its cached states.
 
-        Raises: UserError for states of a wrong shape, or an example that begins with padding.
+        Raises: UserError for states of a wrong shape, or padding that is not on the right.
         """
         attention_mask = batch["attention_mask"]
-        _check_right_padding(attention_mask)
+        check_right_padding(attention_mask)
         tracked = dict(cls=torch.zeros_like(attention_mask[:, 0]), last=attention_mask.sum(1) - 1)
         if "mask_position" in batch:
             tracked["mask"] = batch["mask_position"]
@@ -181,16 +199,6 @@ class Context:
         h = self.float32_states
         weights = self.word_mask[..., None].to(h.dtype)
         return (h * weights).sum(1) / weights.sum(1)
-
-
-def _check_right_padding(attention_mask: Tensor) -> None:
-    if torch.compiler.is_compiling():  # a graph cannot depend on the values of its input
-        return
-    if not bool(attention_mask[:, 0].all()):
-        raise UserError(
-            "an example begins with padding. The layer loop needs padding on the right and at "
-            "least one token in each example; `collate` does both."
-        )
 
 
 def _check_cached_states(bb: Backbone, attention_mask: Tensor, layer: int, h: Tensor) -> None:

@@ -20,7 +20,7 @@ from ..data.task import Task
 from ..core.backbone import Backbone
 from ..core.heads import ClassificationHead
 from ..core.fast import run_for_position
-from ..core.context import Context
+from ..core.context import Context, check_right_padding
 from ..core.steps import Step
 from ..core.prompted_model import PromptedModel
 from ..training.config import TrainingConfig
@@ -84,7 +84,11 @@ def append_tails(
     batch: dict[str, Tensor],  # `input_ids`, `attention_mask` and `token_type_ids` `[B,T]`
     tails: tuple[list[list[int]], list[list[int]], int],  # C tails of `encode_description_tails`
 ) -> dict[str, Tensor]:  # the same `[B·C,T']`: text 1 with all tails, text 2 with all tails, …
-    """Append every tail to every text."""
+    """Append every tail to every text.
+
+    Raises: `UserError` for padding that is not on the right.
+    """
+    check_right_padding(batch["attention_mask"])
     tail_ids, tail_types, n_replaced = tails
     C = len(tail_ids)
     S = max(map(len, tail_ids))

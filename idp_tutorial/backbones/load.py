@@ -29,6 +29,7 @@ from idp_tutorial.backbones.sizes import (
 )
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import cast_weights, choose_faster_dtype, parse_dtype
+from idp_tutorial.core.random_numbers import thread_random_numbers
 from idp_tutorial.families.family import (
     get_auto_class,
     get_family,
@@ -314,6 +315,7 @@ def _refuse_revision(name: str, revision: str | None) -> None:
         )
 
 
+@thread_random_numbers()
 def load_backbone(
     # 'tiny', 'tiny-gpt2', 'minilm', 'smollm2', 'mpnet', a folder, or a name on the hub
     name: str = "tiny",

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 from idp_tutorial.cli.commands import TableOptions, TrainingRunOptions, command
 from idp_tutorial.utils.checks import check_writable_folder
 from idp_tutorial.utils.options import Range
+from idp_tutorial.utils.process_state import process_state
 
 __all__ = ["TrainOptions", "train_command"]
 
@@ -52,8 +53,6 @@ def _train_and_report(
     cfg: Any, learning_rates: tuple[float, ...], out: str, save_every: int | None
 ) -> None:
     """Choose a learning rate if several are given, train, and print the score."""
-    from accelerate import PartialState
-
     from idp_tutorial.runs.experiment import train_and_save
     from idp_tutorial.runs.tune import choose_learning_rate
 
@@ -69,7 +68,7 @@ def _train_and_report(
             file=sys.stderr,
         )
         raise
-    if PartialState().is_main_process:
+    if process_state().is_main_process:
         print(
             f"{cfg.method} on {cfg.task}, seed {cfg.seed}: {record['metric']} "
             f"{record['score']:.1f} (validation {record['validation']:.1f}), "

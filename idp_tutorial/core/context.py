@@ -5,6 +5,7 @@ Inserting moves positions, so the context tracks them: no code assumes that `<s>
 Batch sizes are `x.shape[0]` and not `len(x)`, which `torch.export` would take for a constant.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.random_numbers import run_with_recomputation
 from idp_tutorial.utils.checks import UserError
 
 __all__ = ["INPUT", "to_float32", "splice", "check_right_padding", "Context"]
@@ -88,6 +90,7 @@ class Context:
     prompt_span: tuple[Tensor, int] | None = None
     # what a source stores in one layer for later ones; its keys are the objects that store it
     memo: dict[object, Any] = field(default_factory=dict)
+    recompute: bool = False  # compute each layer again in the backward pass?
     _layer_kwargs: tuple[tuple[int, int], dict[str, Any]] | None = field(
         default=None, init=False, repr=False
     )
@@ -174,6 +177,16 @@ class Context:
             kwargs = self.backbone.layer_kwargs_by_type(self.attention_mask, self.h, n_prompt_keys)
             self._layer_kwargs = key, kwargs
         return self._layer_kwargs[1]
+
+    def call_layer(
+        self,
+        run: Callable[..., Tensor],  # method of the backbone that runs a layer
+        *args: Any,  # its arguments
+    ) -> Tensor:
+        """Run a layer; with `recompute`, the backward pass runs it again, for its activations."""
+        if self.recompute and torch.is_grad_enabled():
+            return run_with_recomputation(run, *args)
+        return run(*args)
 
     def state_at(self, name: str) -> Tensor:  # `[B,d]`
         """Return the current hidden states at a tracked position: 'cls', 'last' or 'mask'.

@@ -21,6 +21,7 @@ from .context import Context, to_float32
 from .steps import Add, Insert, KeyValue, Replace, Step
 from .prompt_key_values import PromptKeyValues
 from .prompted_model import PromptedModel
+from .random_numbers import forked_random_numbers
 
 # %% ../../nbs/engine/core/generation.ipynb #8eacb647
 class LayerCache:
@@ -300,8 +301,7 @@ def generate_ids(
     sampling = dict(temperature=temperature, top_p=top_p, top_k=0) if do_sample else {}
     mode = model.training
     try:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with forked_random_numbers(seed):
             output = _decoder_class()(model.eval()).generate(
                 input_ids,
                 attention_mask=attention_mask,

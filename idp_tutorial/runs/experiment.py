@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-
 from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.assembly.controls import ControlModel, fit_control
@@ -37,6 +35,7 @@ from idp_tutorial.saving.prompt_files import PROMPTS_FILE, save_pretrained
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_at_least, check_name
 from idp_tutorial.utils.durable import dump_record, folder_lock, write_atomically
+from idp_tutorial.utils.process_state import process_state
 from idp_tutorial.utils.provenance import git_state
 from idp_tutorial.utils.records import append_record, describe_differences
 
@@ -61,7 +60,7 @@ class Experiment:
         self.task = task or load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)
         cfg = replace(_with_default_learning_rate(cfg), task=self.task.name)
         n_examples = len(self.task.splits["train"])
-        self.cfg = cfg.resolve_epochs(n_examples, PartialState().num_processes)
+        self.cfg = cfg.resolve_epochs(n_examples, process_state().num_processes)
         self.start_time = time.time()
         self.weights_digest: str | None = None  # of the backbone before training, once it is loaded
 
@@ -189,7 +188,7 @@ class Experiment:
         **details: Any,  # further fields of the record
     ) -> Record:
         """Train a model or resume its training, and save it with its record in a folder."""
-        is_main_process = PartialState().is_main_process
+        is_main_process = process_state().is_main_process
         checkpoint_dir = None if save_every == 0 else folder
         with folder_lock(folder if is_main_process else None):
             self.check_folder(folder)

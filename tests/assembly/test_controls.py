@@ -137,6 +137,21 @@ def test_a_side_network_learns_what_no_line_can(cfg):
     assert log.validation > line + 15 and log.history[-1][0] == log.steps == len(log.losses)
 
 
+def test_a_side_network_keeps_the_lowest_loss_of_equal_scores(cfg, monkeypatch):
+    task = small_task(train=40, validation=16)
+    monkeypatch.setattr(controls, "score_main_metric", lambda *args: 100.0)
+    model = build_model(cfg(method="side-network"), backbone(), task)
+    log = controls.fit_side_network(model, task, cfg(method="side-network", lr=3e-4))
+    best = log.validation_losses.index(min(log.validation_losses))
+    assert 0 < best == len(log.history) - 1 - controls.SIDE_NETWORK_PATIENCE
+    assert log.validation_loss == min(log.validation_losses)
+    Z = controls._encode_sentence_vectors(model, task, cfg(method="side-network"), "validation")
+    labels = torch.tensor([row["label"] for row in task.splits["validation"]])
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(model.head.eval().classify_vectors(Z), labels)
+    assert loss.item() == pytest.approx(log.validation_loss, rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["similarity", "sentiment"])
 def test_a_side_network_that_diverges_leaves_a_record_and_the_others_go_on(cfg, name):
     task = small_task(name, train=24, validation=12, test=12)

@@ -106,7 +106,8 @@ class Context:
     ) -> "Context":
         """Return the context of a batch: at `INPUT`, or at the layer of its cached states.
 
-        Raises: UserError for states of a wrong shape, or padding that is not on the right.
+        Raises: UserError for states of a wrong shape, padding that is not on the right, or unknown
+        tokens (on a GPU, CUDA reports these itself).
         """
         attention_mask = batch["attention_mask"]
         check_right_padding(attention_mask)
@@ -125,7 +126,7 @@ class Context:
             layer = int(batch["start_layer"][0])
             _check_cached_states(backbone, attention_mask, layer, h)
         else:
-            h = backbone.word_embeddings(batch["input_ids"])
+            h = _embed_words(backbone, batch["input_ids"])
             layer = INPUT
         return cls(
             backbone,
@@ -212,6 +213,20 @@ class Context:
         h = self.float32_states
         weights = self.word_mask[..., None].to(h.dtype)
         return (h * weights).sum(1) / weights.sum(1)
+
+
+def _embed_words(backbone: Backbone, input_ids: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        return backbone.word_embeddings(input_ids)
+    try:
+        return backbone.word_embeddings(input_ids)
+    except IndexError:
+        raise UserError(
+            f"input_ids must be between 0 and {backbone.word_embeddings.weight.shape[0] - 1} for "
+            f"backbone {backbone.name!r}, got ids from {int(input_ids.min())} to "
+            f"{int(input_ids.max())}. Encode the texts with the tokenizer of the backbone, without "
+            "added tokens."
+        ) from None
 
 
 def _check_cached_states(bb: Backbone, attention_mask: Tensor, layer: int, h: Tensor) -> None:

@@ -82,14 +82,13 @@ def test_a_run_with_checkpointing_gives_the_same_result(method):
     assert logs[0] == logs[1]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_the_checkpointing_of_transformers_is_refused_where_it_drops_keys_and_values():
     task = small_task()
     for method in ("p-tuning-v2", "prompt-tuning"):
         model = model_of(method, backbone(), task, pooling="cls")
-        for layer in model.backbone.layers:
-            layer.gradient_checkpointing = True  # as the library's methods do
+        model.backbone.model.gradient_checkpointing_enable()
         with pytest.raises(UserError, match="drops keys and values .* gradient_checkpointing=True"):
             model.train().loss(batch_of(model.backbone, task))
-        for layer in model.backbone.layers:
-            layer.gradient_checkpointing = False
+        model.backbone.model.gradient_checkpointing_disable()
         model.loss(batch_of(model.backbone, task))

@@ -236,7 +236,7 @@ def kill_at(model, step):
 
 def numbers(log):
     """Return the part of a log that two runs of one config share, which excludes times."""
-    return log.losses, log.history, log.validation, log.steps
+    return log.losses, log.history, log.validation_losses, log.validation, log.steps
 
 
 _TIMES = ("ms_per_step", "peak_memory_mb", "provenance", "learning_rates_tried", "lr_at_grid_edge")

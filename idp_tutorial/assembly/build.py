@@ -15,6 +15,7 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import DTYPES
 from idp_tutorial.core.heads import ClassificationHead, GenerationHead, VerbalizerHead
 from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.random_numbers import seed_random_numbers, thread_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.backbone_edits import ensure_unmodified, revert_backbone
 from idp_tutorial.methods.efl import EntailmentModel, describe_labels
@@ -128,15 +129,23 @@ def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
             dict(plan),
             _resolve_pooling(cfg, bb),
             cfg.dropout_below_prompt,
+            gradient_checkpointing=cfg.gradient_checkpointing,
         )
     else:
-        model = PromptedModel(bb, _build_head(cfg, bb, task), plan, cfg.dropout_below_prompt)
+        model = PromptedModel(
+            bb,
+            _build_head(cfg, bb, task),
+            plan,
+            cfg.dropout_below_prompt,
+            cfg.gradient_checkpointing,
+        )
     _require_float32_parameters(model, cfg)
     if cfg.class_weight:
         _set_class_weights(model, task, cfg.class_weight)
     return model
 
 
+@thread_random_numbers()
 def build_model(
     cfg: RunConfig,  # config of the run
     bb: Backbone,  # its backbone, without changes of an earlier method
@@ -146,8 +155,6 @@ def build_model(
 
     Raises: `UserError` for a method, head, task and backbone that cannot be combined.
     """
-    from accelerate.utils import set_seed
-
     if bb.word_embeddings.weight.dtype not in DTYPES.values():
         raise UserError(
             f"backbone {bb.name!r} has weights in {bb.word_embeddings.weight.dtype}, which is not "
@@ -158,7 +165,7 @@ def build_model(
             f"{cfg.method!r} predicts a label, and task {task.name!r} is answered with generated "
             "text: use another method."
         )
-    set_seed(cfg.seed)
+    seed_random_numbers(cfg.seed)
     if isinstance(cfg.method_config, ControlConfig):
         return build_control(cfg.method_config, cfg, bb, task)
     ensure_unmodified(bb, cfg.method)

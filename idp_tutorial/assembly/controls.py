@@ -21,6 +21,7 @@ from idp_tutorial.core.context import Context
 from idp_tutorial.core.heads import prediction_loss
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.random_numbers import current_generator, thread_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.idpg import PromptGenerator
 from idp_tutorial.methods.method import CONTROL_METHODS, BottleneckWidth, MethodConfig, register
@@ -33,6 +34,11 @@ from idp_tutorial.methods.sentence_vectors import (
 from idp_tutorial.training.cache import cache_states
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.distributed import create_accelerator
+from idp_tutorial.training.evaluation import (
+    compute_output_loss,
+    find_best_evaluation,
+    should_stop_early,
+)
 from idp_tutorial.training.examples import encode_rows
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.training.layer_pooling import pool_all_layers
@@ -167,8 +173,11 @@ def fit_majority(
         outputs = torch.bincount(targets, minlength=len(task.labels)).log()
     model.head.out.copy_(outputs.clamp(-1e4, 1e4))
     rows = task.splits["validation"]
-    validation = score_main_metric(task, model.head.out.cpu().expand(len(rows), -1), rows)
-    return TrainLog(validation)
+    validation_outputs = model.head.out.cpu().expand(len(rows), -1)
+    return TrainLog(
+        score_main_metric(task, validation_outputs, rows),
+        validation_loss=compute_output_loss(task, validation_outputs, rows),
+    )
 
 
 @torch.no_grad()
@@ -207,11 +216,6 @@ def _encode_sentence_vectors(
     return torch.tensor(np.stack([example[kind] for example in cached])).float()
 
 
-def _evaluations_since_best(history: list[tuple[int, float]]) -> int:
-    best = max(range(len(history)), key=lambda i: history[i][1], default=0)
-    return len(history) - best
-
-
 def fit_side_network(
     model: ControlModel,  # model with a `SideNetwork`, which is changed in place
     task: Task,  # task with its splits
@@ -220,7 +224,8 @@ def fit_side_network(
     """Train a side network with AdamW on sentence vectors that are computed once.
 
     Training stops after `SIDE_NETWORK_PATIENCE` evaluations without improvement on the validation
-    split, and the head gets the parameters of the best evaluation.
+    split, and the head gets the parameters of the best evaluation. The validation loss decides
+    between equal scores.
 
     Raises: `DivergenceError` if the loss or an output is not finite.
     """
@@ -233,16 +238,15 @@ def fit_side_network(
     assert lr is not None
     optimizer = torch.optim.AdamW(head.parameters(), lr, weight_decay=cfg.weight_decay)
     order = torch.Generator().manual_seed(cfg.seed)
-    torch.manual_seed(cfg.seed)
+    current_generator().manual_seed(cfg.seed)
     head.scale.train()(Z)
     history: list[tuple[int, float]] = []  # (step, validation score) of each evaluation
+    validation_losses: list[float | None] = []
     losses: list[float] = []
-    best_score = -1e9
     best_state = head.state_dict()
     n_epochs = max(1, -(-_MIN_STEPS_BETWEEN_EVALUATIONS * cfg.batch_size // len(Z)))
-    while (
-        len(history) < _MAX_EVALUATIONS
-        and _evaluations_since_best(history) <= SIDE_NETWORK_PATIENCE
+    while len(history) < _MAX_EVALUATIONS and not should_stop_early(
+        history, validation_losses, SIDE_NETWORK_PATIENCE
     ):
         for _ in range(n_epochs):
             losses += _train_one_epoch(head, optimizer, Z, targets, cfg.batch_size, order)
@@ -255,13 +259,20 @@ def fit_side_network(
             )
         score = score_main_metric(task, outputs, validation_rows)
         history.append((len(losses), score))
-        if score > best_score:
-            best_score = score
+        validation_losses.append(compute_output_loss(task, outputs, validation_rows))
+        best = find_best_evaluation(history, validation_losses)
+        if best == len(history) - 1:
             best_state = {name: tensor.clone() for name, tensor in head.state_dict().items()}
     head.load_state_dict(best_state)
     model.to(model.backbone.word_embeddings.weight.device)
-    best = max(score for _, score in history)
-    return TrainLog(best, history, losses, steps=len(losses))
+    return TrainLog(
+        history[best][1],
+        history,
+        losses,
+        steps=len(losses),
+        validation_loss=validation_losses[best],
+        validation_losses=validation_losses,
+    )
 
 
 def _train_one_epoch(
@@ -286,7 +297,7 @@ def _train_one_epoch(
 _TRAINING_LOOP_OPTIONS = (  # a control is fitted in another way
     *("epochs", "schedule", "beta2", "eps", "no_decay_on_bias_and_norm", "warmup", "head_lr"),
     *("patience", "accumulate", "precision", "compile", "class_weight", "dropout_below_prompt"),
-    *("clip", "two_layer_head", "head_init"),
+    *("clip", "two_layer_head", "head_init", "gradient_checkpointing"),
 )
 
 
@@ -384,6 +395,7 @@ def build_control(
     return ControlModel(bb, options.build_head(bb, cfg, n_out))
 
 
+@thread_random_numbers()
 def fit_control(
     control: MethodConfig,  # options of the control
     model: ControlModel,  # model that `build_control` returned, which is changed in place

@@ -16,6 +16,12 @@ from typing import Any
 
 import torch
 
+from idp_tutorial.backbones.consistency import (
+    check_layer_count,
+    check_model_files,
+    check_tokenizer_size,
+    check_unexpected_tensors,
+)
 from idp_tutorial.backbones.fetch import (
     BACKBONE_SOURCES,
     describe_origin,
@@ -28,6 +34,7 @@ from idp_tutorial.backbones.sizes import (
 )
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import cast_weights, parse_dtype, resolve_dtype
+from idp_tutorial.core.random_numbers import thread_random_numbers
 from idp_tutorial.families.family import (
     get_auto_class,
     get_family,
@@ -145,8 +152,8 @@ def _load_weights(
     attn: str,
     dtype: torch.dtype,
     hub_kwargs: dict[str, Any],
-) -> tuple[Any, list[str]]:
-    """Load a model and return it with the names of the tensors that the checkpoint lacks."""
+) -> tuple[Any, list[str], list[str]]:
+    """Load a model; return it, and the tensors that the checkpoint lacks and has in addition."""
     # the library passes these to its search for adapters, which ignores `local_files_only`
     # otherwise
     adapter_kwargs = {k: v for k, v in hub_kwargs.items() if k == "local_files_only"}
@@ -160,7 +167,8 @@ def _load_weights(
         **hub_kwargs,
         adapter_kwargs=adapter_kwargs,
     )
-    return model, sorted(name for name in info["missing_keys"] if "pooler" not in name)
+    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
+    return model, missing, sorted(info["unexpected_keys"])
 
 
 def _lm_head_tensor_names(model: Any) -> set[str]:
@@ -176,23 +184,25 @@ def _load_with_lm_head(
     attn: str,
     dtype: torch.dtype,
     hub_kwargs: dict[str, Any],
-) -> tuple[Any, list[str]]:
+) -> tuple[Any, list[str], list[str]]:
     """Load a model with its language-model head if the checkpoint has one.
 
-    The head can have another name (Microsoft's DeBERTa) or be absent (MPNet). Return the model and
-    the names of the tensors that the checkpoint lacks.
+    The head can have another name (Microsoft's DeBERTa) or be absent (MPNet). Return what
+    `_load_weights` returns.
     """
     from transformers import AutoModel
 
     cls = get_auto_class(config)
-    model, missing = _load_weights(cls, path_or_hub_name, config, attn, dtype, hub_kwargs)
+    loaded = _load_weights(cls, path_or_hub_name, config, attn, dtype, hub_kwargs)
+    model, missing, _ = loaded
     if config.model_type.startswith("deberta") and any("cls." in name for name in missing):
         config.legacy = False
-        model, missing = _load_weights(cls, path_or_hub_name, config, attn, dtype, hub_kwargs)
+        loaded = _load_weights(cls, path_or_hub_name, config, attn, dtype, hub_kwargs)
+        model, missing, _ = loaded
     head_names = _lm_head_tensor_names(model)
     if head_names and head_names <= set(missing):
         return _load_weights(AutoModel, path_or_hub_name, config, attn, dtype, hub_kwargs)
-    return model, missing
+    return loaded
 
 
 def ensure_pad_token(tokenizer: Any) -> Any:  # the same tokenizer
@@ -215,20 +225,34 @@ def load_pretrained(
 ) -> tuple[Any, Any]:
     """Load a Hugging Face model and its tokenizer.
 
-    Raises: `UserError` if the model does not exist, or its checkpoint is damaged or incomplete.
+    Raises: `UserError` if the model does not exist, its checkpoint is damaged or incomplete, or
+    config, weights and tokenizer do not belong together.
     """
     from transformers import AutoTokenizer
 
+    folder = Path(path_or_hub_name)
+    if folder.is_dir():
+        check_model_files(folder, name)
     config = load_hf_config(path_or_hub_name, name, allow_hub, **hub_kwargs)
+    if folder.is_dir():
+        check_layer_count(folder, config, name)
     hub_kwargs |= dict(local_files_only=not allow_hub)
     try:
-        model, missing = _load_with_lm_head(path_or_hub_name, config, attn, dtype, hub_kwargs)
+        model, missing, unexpected = _load_with_lm_head(
+            path_or_hub_name, config, attn, dtype, hub_kwargs
+        )
         tokenizer = ensure_pad_token(
             AutoTokenizer.from_pretrained(path_or_hub_name, trust_remote_code=False, **hub_kwargs)
         )
     except Exception as e:
         if is_out_of_memory(e):  # the checkpoint may be intact
             raise
+        if "ignore_mismatched_sizes" in str(e):
+            raise UserError(
+                f"config.json of backbone {name!r} describes tensors of other shapes than its "
+                "weights have. Correct the sizes in config.json, or download or save the model "
+                "again."
+            ) from e
         raise UserError(
             f"the checkpoint of backbone {name!r} cannot be read ({type(e).__name__}: "
             f"{str(e)[:120]}). It is damaged or incomplete; download or save it again."
@@ -239,6 +263,8 @@ def load_pretrained(
             f"({missing[0]}, …). It is damaged, or another kind of model; download or save it "
             "again."
         )
+    check_unexpected_tensors(model, unexpected, name)
+    check_tokenizer_size(model, tokenizer, name)
     return model, tokenizer
 
 
@@ -316,6 +342,7 @@ def _refuse_revision(name: str, revision: str | None) -> None:
 
 
 @pause_garbage_collection()  # the first call imports transformers
+@thread_random_numbers()
 def load_backbone(
     # 'tiny', 'tiny-gpt2', 'minilm', 'smollm2', 'mpnet', a folder, or a name on the hub
     name: str = "tiny",

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from idp_tutorial.core.random_numbers import forked_random_numbers
 from idp_tutorial.families.family import build_hf_model
 from idp_tutorial.utils.checks import UserError
 
@@ -362,6 +363,5 @@ def build_full_scale_model(
         config.layer_types = layer_types[: config.num_hidden_layers]
     if (config.pad_token_id or 0) >= config.vocab_size:
         config.pad_token_id = 0  # the vocabulary is smaller than the published one
-    with torch.random.fork_rng(devices=[]), torch.device("meta" if weights == "meta" else "cpu"):
-        torch.manual_seed(0)
+    with forked_random_numbers(0, []), torch.device("meta" if weights == "meta" else "cpu"):
         return build_hf_model(config, attn)

@@ -18,6 +18,7 @@ from idp_tutorial.cli.commands import (
 )
 from idp_tutorial.utils.checks import check_writable_folder
 from idp_tutorial.utils.options import Range
+from idp_tutorial.utils.process_state import process_state
 from idp_tutorial.utils.progress import MessageHandler, handle_messages
 
 __all__ = ["TrainOptions", "train_command"]
@@ -63,14 +64,12 @@ def _train_and_report(
     with_report: bool,
 ) -> None:
     """Choose a learning rate if several are given, train, and print the score."""
-    from accelerate import PartialState
-
     from idp_tutorial.runs.experiment import REPORT_FOLDER, train_and_save
     from idp_tutorial.runs.tune import choose_learning_rate
 
     check_writable_folder(out, "out=")
     search: dict = {}
-    is_main_process = PartialState().is_main_process
+    is_main_process = process_state().is_main_process
     messages = handle_messages(MessageHandler(sys.stdout)) if is_main_process else nullcontext()
     try:
         if learning_rates:

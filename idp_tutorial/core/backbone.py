@@ -245,10 +245,24 @@ class Backbone:
         layer_kwargs_by_type: dict[str, Any],
         kv: Any = None,  # cache whose `update(key, value, ...)` may add keys and values, or None
     ) -> Tensor:  # `[B,T,d]`
-        """Run one layer on the hidden states."""
+        """Run one layer on the hidden states.
+
+        Raises: UserError for keys and values if the library's gradient checkpointing is on.
+        """
         cache = dict(past_key_values=kv) if kv else {}
+        if kv:
+            self._check_checkpointing(self.layers[layer])
         output = self.layers[layer](h, **layer_kwargs_by_type[self.layer_types[layer]], **cache)
         return output[0] if isinstance(output, tuple) else output
+
+    def _check_checkpointing(self, layer: nn.Module) -> None:
+        """Raise `UserError` if the library would drop the keys and values of a cache."""
+        if layer.training and getattr(layer, "gradient_checkpointing", False):
+            raise UserError(
+                "the gradient checkpointing of transformers drops keys and values that are given "
+                "to a layer: call gradient_checkpointing_disable() on the Hugging Face model, and "
+                "use gradient_checkpointing=True of PromptedModel or of the config instead."
+            )
 
     def run_layer_at_position(
         self,

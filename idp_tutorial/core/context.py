@@ -5,6 +5,7 @@ Inserting moves positions, so the context tracks them: no code assumes that `<s>
 Batch sizes are `x.shape[0]` and not `len(x)`, which `torch.export` would take for a constant.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.random_numbers import run_with_recomputation
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["INPUT", "to_float32", "splice", "Context"]
+__all__ = ["INPUT", "to_float32", "splice", "check_right_padding", "Context"]
 
 # The layer of a prompt among the word embeddings, before positions and LayerNorm (IDPG). Any other
 # layer is the number of layers already applied: 0 is the output of the embedding module.
@@ -48,6 +50,24 @@ def splice(
     return torch.cat([x, new], 1)[each_example, source]
 
 
+def check_right_padding(
+    attention_mask: Tensor,  # 1 = real token, 0 = padding `[B,T]`
+) -> None:
+    """Check that each example begins with a token, and that its padding is on the right.
+
+    Raises: UserError for padding on the left or between tokens.
+    """
+    if torch.compiler.is_compiling():  # a graph cannot depend on the values of its input
+        return
+    is_first_real = attention_mask[:, 0].bool().all()
+    if not bool(is_first_real & (attention_mask[:, 1:] <= attention_mask[:, :-1]).all()):
+        raise UserError(
+            "an example begins with padding, or has padding between its tokens. The layer loop "
+            "needs padding on the right (padding_side='right' of a tokenizer) and at least one "
+            "token in each example; `collate` does both."
+        )
+
+
 @dataclass
 class Context:
     """State of the layer loop: batch, current hidden states and the meaning of each position.
@@ -70,6 +90,7 @@ class Context:
     prompt_span: tuple[Tensor, int] | None = None
     # what a source stores in one layer for later ones; its keys are the objects that store it
     memo: dict[object, Any] = field(default_factory=dict)
+    recompute: bool = False  # compute each layer again in the backward pass?
     _layer_kwargs: tuple[tuple[int, int], dict[str, Any]] | None = field(
         default=None, init=False, repr=False
     )
@@ -85,10 +106,11 @@ class Context:
     ) -> "Context":
         """Return the context of a batch: at `INPUT`, or at the layer of its cached states.
 
-        Raises: UserError for states of a wrong shape, or an example that begins with padding.
+        Raises: UserError for states of a wrong shape, padding that is not on the right, or unknown
+        tokens (on a GPU, CUDA reports these itself).
         """
         attention_mask = batch["attention_mask"]
-        _check_right_padding(attention_mask)
+        check_right_padding(attention_mask)
         tracked = dict(cls=torch.zeros_like(attention_mask[:, 0]), last=attention_mask.sum(1) - 1)
         if "mask_position" in batch:
             tracked["mask"] = batch["mask_position"]
@@ -104,7 +126,7 @@ class Context:
             layer = int(batch["start_layer"][0])
             _check_cached_states(backbone, attention_mask, layer, h)
         else:
-            h = backbone.word_embeddings(batch["input_ids"])
+            h = _embed_words(backbone, batch["input_ids"])
             layer = INPUT
         return cls(
             backbone,
@@ -157,6 +179,16 @@ class Context:
             self._layer_kwargs = key, kwargs
         return self._layer_kwargs[1]
 
+    def call_layer(
+        self,
+        run: Callable[..., Tensor],  # method of the backbone that runs a layer
+        *args: Any,  # its arguments
+    ) -> Tensor:
+        """Run a layer; with `recompute`, the backward pass runs it again, for its activations."""
+        if self.recompute and torch.is_grad_enabled():
+            return run_with_recomputation(run, *args)
+        return run(*args)
+
     def state_at(self, name: str) -> Tensor:  # `[B,d]`
         """Return the current hidden states at a tracked position: 'cls', 'last' or 'mask'.
 
@@ -183,14 +215,18 @@ class Context:
         return (h * weights).sum(1) / weights.sum(1)
 
 
-def _check_right_padding(attention_mask: Tensor) -> None:
-    if torch.compiler.is_compiling():  # a graph cannot depend on the values of its input
-        return
-    if not bool(attention_mask[:, 0].all()):
+def _embed_words(backbone: Backbone, input_ids: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        return backbone.word_embeddings(input_ids)
+    try:
+        return backbone.word_embeddings(input_ids)
+    except IndexError:
         raise UserError(
-            "an example begins with padding. The layer loop needs padding on the right and at "
-            "least one token in each example; `collate` does both."
-        )
+            f"input_ids must be between 0 and {backbone.word_embeddings.weight.shape[0] - 1} for "
+            f"backbone {backbone.name!r}, got ids from {int(input_ids.min())} to "
+            f"{int(input_ids.max())}. Encode the texts with the tokenizer of the backbone, without "
+            "added tokens."
+        ) from None
 
 
 def _check_cached_states(bb: Backbone, attention_mask: Tensor, layer: int, h: Tensor) -> None:

@@ -24,15 +24,16 @@ def run_for_position(
     batch: dict[str, Any],  # fields as for `Context.from_batch`
     plan: Plan | None = None,  # layer → step; None: no prompt
     position: str | None = None,  # tracked position that is needed; None: all positions
+    recompute: bool = False,  # compute each layer again in the backward pass, to save memory
 ) -> Context:
     """Run all layers, the last one at a single position, if the family can.
 
     The result is that of `run_layers`, but with this position only.
     """
     if position is None or not bb.supports_single_position:
-        return run_layers(bb, batch, plan)
+        return run_layers(bb, batch, plan, recompute=recompute)
     last_layer = bb.n_layers - 1
-    for ctx in walk_layers(bb, batch, plan):
+    for ctx in walk_layers(bb, batch, plan, recompute=recompute):
         if ctx.layer == last_layer:
             _run_layer_at_position(ctx, apply_step(ctx, plan or {}), position)
             ctx.layer = bb.n_layers
@@ -46,7 +47,8 @@ def _run_layer_at_position(ctx: Context, kv: PromptKeyValues | None, name: str) 
     ctx.state_at(name)  # raises if the batch has no such position
     position = ctx.tracked_positions[name]
     layer_kwargs = ctx.layer_kwargs(kv.t if kv else 0)
-    ctx.h = ctx.backbone.run_layer_at_position(ctx.layer, ctx.h, position, layer_kwargs, kv)
+    run_layer = ctx.backbone.run_layer_at_position
+    ctx.h = ctx.call_layer(run_layer, ctx.layer, ctx.h, position, layer_kwargs, kv)
     index = position[:, None]
     ctx.attention_mask = ctx.attention_mask.gather(1, index)
     ctx.token_type_ids = ctx.token_type_ids.gather(1, index)

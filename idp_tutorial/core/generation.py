@@ -21,6 +21,7 @@ from .context import Context, to_float32
 from .steps import Add, Insert, KeyValue, Replace, Step
 from .prompt_key_values import PromptKeyValues
 from .prompted_model import PromptedModel
+from .random_numbers import forked_random_numbers
 
 # %% ../../nbs/engine/core/generation.ipynb #8eacb647
 class LayerCache:
@@ -54,6 +55,15 @@ class LayerCache:
     def get_seq_length(self, *args: Any) -> int:
         """Return 0, since position ids are given to the layers and not counted here."""
         return 0
+
+    def reorder(
+        self,
+        index: Tensor,  # example that takes the place of each one `[B]`
+    ) -> None:
+        """Put the keys and values of other examples in the place of each example."""
+        if self.k is not None and self.v is not None:
+            self.k = self.k[index]
+            self.v = self.v[index]
 
 # %% ../../nbs/engine/core/generation.ipynb #e635f84c
 def _with_cached_source(layer: int, step: Step, prompts: dict[int, Tensor]) -> Step:
@@ -89,9 +99,10 @@ class DecodingState:
                     "supports only at INPUT and layer 0, because it would not apply to new tokens: "
                     "use another plan or method."
                 )
-        prompts: dict[int, Tensor] = {}
+        self.prompts: dict[int, Tensor] = {}
         self.plan = {
-            layer: _with_cached_source(layer, step, prompts) for layer, step in model.plan.items()
+            layer: _with_cached_source(layer, step, self.prompts)
+            for layer, step in model.plan.items()
         }
         self.batch = dict(batch, answer_start=batch["attention_mask"].sum(1))
         self.layer_caches: list[LayerCache] = []
@@ -173,6 +184,20 @@ class DecodingState:
             h = self.bb.run_layer(layer, h, layer_kwargs, layer_cache)
         self.logits = self._next_token_logits(h[:, 0])
         return self.logits
+
+    def reorder_cache(
+        self,
+        index: Tensor,  # example that takes the place of each one `[B]`
+    ) -> None:
+        """Put other examples in the place of each example, as beam search does after a token."""
+        self.batch = {name: value[index] for name, value in self.batch.items()}
+        for layer, prompt in self.prompts.items():
+            self.prompts[layer] = prompt[index]
+        for layer_cache in self.layer_caches:
+            layer_cache.reorder(index)
+        self.positions_and_masks = [
+            (positions[index], mask[index]) for positions, mask in self.positions_and_masks
+        ]
 
 # %% ../../nbs/engine/core/generation.ipynb #ba98fcf4
 def _pad_on_the_right(input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
@@ -257,7 +282,8 @@ def generate_ids(
     temperature: float = 1.0,  # of the sampling; below 1, probable tokens become more probable
     top_p: float = 1.0,  # sample from the most probable tokens with this total probability
     seed: int = 0,  # of the sampling
-    **generate_kwargs: Any,  # further arguments of the library's `generate`
+    # further arguments of the library's `generate`, such as `num_beams`
+    **generate_kwargs: Any,
 ) -> list[list[int]]:  # new ids of each text, without the end token
     """Generate a continuation of each text, in eval mode.
 
@@ -282,8 +308,7 @@ def generate_ids(
     sampling = dict(temperature=temperature, top_p=top_p, top_k=0) if do_sample else {}
     mode = model.training
     try:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with forked_random_numbers(seed):
             output = build_decoder(model.eval()).generate(
                 input_ids,
                 attention_mask=attention_mask,

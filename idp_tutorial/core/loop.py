@@ -22,6 +22,7 @@ def walk_layers(
     batch: dict[str, Any],  # fields as for `Context.from_batch`
     plan: Plan | None = None,  # layer → step; None: no prompt
     stop: int | None = None,  # layer before which the walk ends; None: apply all layers
+    recompute: bool = False,  # compute each layer again in the backward pass, to save memory
 ) -> Iterator[Context]:
     """Yield the context before each layer and after the last one, before the final norm.
 
@@ -31,6 +32,7 @@ def walk_layers(
     plan = plan or {}
     end = bb.n_layers if stop is None else stop
     ctx = begin_pass(bb, batch, plan)
+    ctx.recompute = recompute
     _check_stop(bb, ctx.layer, end)
     for layer in range(ctx.layer, end):
         ctx.layer = layer
@@ -46,12 +48,13 @@ def run_layers(
     batch: dict[str, Any],  # fields as for `Context.from_batch`
     plan: Plan | None = None,  # layer → step; None: no prompt
     stop: int | None = None,  # layer before which to stop; None: all layers and the final norm
+    recompute: bool = False,  # compute each layer again in the backward pass, to save memory
 ) -> Context:
     """Run the backbone with a plan of prompts and return the final context.
 
     Its `h` `[B,T',d]` holds the hidden states and `tracked_positions` where the tokens are now.
     """
-    *_, ctx = walk_layers(bb, batch, plan, stop)
+    *_, ctx = walk_layers(bb, batch, plan, stop, recompute)
     if stop is None:
         ctx.h = bb.norm(ctx.h)
     return ctx
@@ -88,7 +91,7 @@ def run_layer(ctx: Context, prompt_key_values: PromptKeyValues | None) -> None:
     """Run the current layer on the hidden states of the context."""
     kv = prompt_key_values
     layer_kwargs = ctx.layer_kwargs(kv.t if kv else 0)
-    ctx.h = ctx.backbone.run_layer(ctx.layer, ctx.h, layer_kwargs, kv)
+    ctx.h = ctx.call_layer(ctx.backbone.run_layer, ctx.layer, ctx.h, layer_kwargs, kv)
     if kv and not kv.was_used:
         backbone_class = type(ctx.backbone).__name__
         raise UserError(

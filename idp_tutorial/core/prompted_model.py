@@ -30,12 +30,15 @@ class PromptedModel(nn.Module):
         plan: Plan | None = None,  # layer → step; None: no prompt
         # keep dropout below the first prompt, as in the papers' code
         dropout_below_prompt: bool = False,
+        # compute the layers again in the backward pass: less memory, more time
+        gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         self.backbone = backbone
         self.plan = plan or {}
         self.head: Any = head
         self.dropout_below_prompt = dropout_below_prompt
+        self.gradient_checkpointing = gradient_checkpointing
         check_plan(self.plan, backbone)
         self.lm = backbone.model
         self.sources = nn.ModuleList(
@@ -99,7 +102,12 @@ class PromptedModel(nn.Module):
         """
         if "hidden_states" in batch:
             self._check_cached(int(batch["start_layer"][0]))
-        return run_for_position(self.backbone, batch, self.plan, self.pooled_position)
+        return self._run(batch)
+
+    def _run(self, batch: dict[str, Any]) -> Context:
+        return run_for_position(
+            self.backbone, batch, self.plan, self.pooled_position, self.gradient_checkpointing
+        )
 
     def _check_cached(self, start_layer: int) -> None:
         if self.first_trained_layer < start_layer:

@@ -19,8 +19,7 @@ from ..data.templates import get_eos_ids
 from ..data.task import Task
 from ..core.backbone import Backbone
 from ..core.heads import ClassificationHead
-from ..core.fast import run_for_position
-from ..core.context import Context
+from ..core.context import Context, check_right_padding
 from ..core.steps import Step
 from ..core.prompted_model import PromptedModel
 from ..training.config import TrainingConfig
@@ -84,7 +83,11 @@ def append_tails(
     batch: dict[str, Tensor],  # `input_ids`, `attention_mask` and `token_type_ids` `[B,T]`
     tails: tuple[list[list[int]], list[list[int]], int],  # C tails of `encode_description_tails`
 ) -> dict[str, Tensor]:  # the same `[B·C,T']`: text 1 with all tails, text 2 with all tails, …
-    """Append every tail to every text."""
+    """Append every tail to every text.
+
+    Raises: `UserError` for padding that is not on the right.
+    """
+    check_right_padding(batch["attention_mask"])
     tail_ids, tail_types, n_replaced = tails
     C = len(tail_ids)
     S = max(map(len, tail_ids))
@@ -131,6 +134,7 @@ class EntailmentModel(PromptedModel):
         dropout_below_prompt: bool = False,  # dropout below the first prompt too
         # incorrect descriptions in the loss, in addition to the correct one; None: all of them
         n_wrong: int | None = 1,
+        gradient_checkpointing: bool = False,  # as for `PromptedModel`
     ) -> None:
         empty = [i for i, text in enumerate(descriptions) if not text.strip()]
         n = len(descriptions)
@@ -147,7 +151,11 @@ class EntailmentModel(PromptedModel):
                 f"all incorrect ones, got {n_wrong}."
             )
         super().__init__(
-            backbone, ClassificationHead(backbone.d, 2, pooling), plan, dropout_below_prompt
+            backbone,
+            ClassificationHead(backbone.d, 2, pooling),
+            plan,
+            dropout_below_prompt,
+            gradient_checkpointing,
         )
         self.description_tails = encode_description_tails(backbone, descriptions)
         self.n_descriptions = n
@@ -189,7 +197,7 @@ class EntailmentModel(PromptedModel):
             first_pair = torch.arange(len(sampled), device=sampled.device) * self.n_descriptions
             pair_indices = (first_pair[:, None] + sampled).flatten()
             pairs = {name: tensor[pair_indices] for name, tensor in pairs.items()}
-        return run_for_position(self.backbone, pairs, self.plan, self.pooled_position)
+        return self._run(pairs)
 
     def forward(
         self,

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-
 from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.assembly.controls import ControlModel, fit_control
@@ -39,6 +37,7 @@ from idp_tutorial.training.evaluation import format_predictions
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_at_least, check_name
 from idp_tutorial.utils.durable import dump_record, folder_lock, write_atomically
+from idp_tutorial.utils.process_state import process_state
 from idp_tutorial.utils.provenance import git_state
 from idp_tutorial.utils.records import append_record, describe_differences
 
@@ -66,7 +65,7 @@ class Experiment:
         self.task = task.with_metric(cfg.metric)
         cfg = replace(_with_default_learning_rate(cfg), task=self.task.name)
         n_examples = len(self.task.splits["train"])
-        self.cfg = cfg.resolve_epochs(n_examples, PartialState().num_processes)
+        self.cfg = cfg.resolve_epochs(n_examples, process_state().num_processes)
         self.start_time = time.time()
         self.weights_digest: str | None = None  # of the backbone before training, once it is loaded
         self.test_outputs: Any = None  # outputs for the test split, once it is scored
@@ -211,7 +210,7 @@ class Experiment:
         """Train a model or resume its training, and save it with its record in a folder."""
         if report:
             require_reportable(self.task)
-        is_main_process = PartialState().is_main_process
+        is_main_process = process_state().is_main_process
         checkpoint_dir = None if save_every == 0 else folder
         with folder_lock(folder if is_main_process else None):
             self.check_folder(folder)

@@ -55,7 +55,8 @@ class Record:
     metric: str | None = None  # main metric of the task
     score: float | None = None  # on the test split, in percent
     scores: dict[str, float | None] | None = None  # all metrics on the test split
-    validation: float | None = None  # best score on the validation split
+    validation: float | None = None  # score of the best evaluation on the validation split
+    validation_loss: float | None = None  # loss of that evaluation
     checkpoint_selection: str | None = None  # how the checkpoint was chosen
     n_layers: int | None = None
     params: dict[str, int] | None = None  # trained parameters of prompt, head and backbone
@@ -191,6 +192,7 @@ def build_record(
     if log is not None:
         record |= dict(
             validation=log.validation,
+            validation_loss=log.validation_loss,
             steps_done=log.steps,
             ms_per_step=round(log.ms_per_step, 2),
             peak_memory_mb=round(log.peak_memory_mb, 1),

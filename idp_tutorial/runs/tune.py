@@ -25,9 +25,11 @@ from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.record import make_fingerprint, run_digests
 from idp_tutorial.runs.store import RunStore
+from idp_tutorial.training.evaluation import find_best_evaluation
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.checks import DivergenceError
 from idp_tutorial.utils.durable import folder_lock
+from idp_tutorial.utils.process_state import process_state
 
 __all__ = [
     "MAX_EXTRA_LEARNING_RATES",
@@ -98,6 +100,12 @@ class LearningRateTrials:
         return len(self.tried) > 2 and self.lr in edges
 
 
+def _is_better(log: TrainLog, best: TrainLog) -> bool:
+    """Return whether a training is better on the validation split than the best one before it."""
+    evaluations = [(0, best.validation), (0, log.validation)]
+    return find_best_evaluation(evaluations, [best.validation_loss, log.validation_loss]) == 1
+
+
 def try_learning_rates(
     # function of a learning rate that trains, and returns anything and the log of the training
     train: Callable[[float], tuple[Any, TrainLog]],
@@ -105,7 +113,10 @@ def try_learning_rates(
     max_extra: int = 0,  # number that may be added while the best one is at an edge of the grid
     title: str | None = None,  # text before each message about a learning rate; None: no messages
 ) -> LearningRateTrials:
-    """Train with every learning rate, and keep what is best on the validation split."""
+    """Train with every learning rate, and keep what is best on the validation split.
+
+    The validation loss decides between equal scores.
+    """
     trials = LearningRateTrials()
     grid = [*learning_rates]
     max_tried = len(grid) + max_extra
@@ -119,7 +130,7 @@ def try_learning_rates(
         else:
             trials.tried.append((lr, round(log.validation, 2)))
             outcome = f"validation {log.validation:.1f}"
-            if trials.log is None or log.validation > trials.log.validation:
+            if trials.log is None or _is_better(log, trials.log):
                 trials.lr = lr
                 trials.trained = trained
                 trials.log = log
@@ -232,12 +243,10 @@ def choose_learning_rate(
 
     Raises: `DivergenceError` if training diverges with every learning rate.
     """
-    from accelerate import PartialState
-
     task = load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)
     task = task.with_metric(cfg.metric)
     cfg = cfg.resolve_epochs(len(task.splits["train"]))
-    with folder_lock(folder if PartialState().is_main_process else None):
+    with folder_lock(folder if process_state().is_main_process else None):
         record = _load_or_search(
             Path(folder) / "rates.jsonl",
             cfg,

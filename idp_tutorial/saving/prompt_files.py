@@ -46,6 +46,7 @@ from idp_tutorial.saving.hub import (
 )
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.durable import dump_record, write_atomically
+from idp_tutorial.utils.process_state import process_state
 from idp_tutorial.utils.records import collect_versions
 from idp_tutorial.utils.tensor_files import serialise_tensors
 
@@ -97,12 +98,10 @@ def save_pretrained(
 
     Raises: `UserError` for a control, which has no prompt.
     """
-    from accelerate import PartialState
-
     refuse_control(cfg.method)
     folder = Path(folder)
     tensors = {name: _gather_full_tensor(tensor) for name, tensor in trained_state(model).items()}
-    if not PartialState().is_main_process:
+    if not process_state().is_main_process:
         return
     description = dict(
         format=SAVE_FORMAT,

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state
+from idp_tutorial.core.random_numbers import current_generator
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.distributed import StepProfiler, all_gather_objects
 from idp_tutorial.utils.checks import UserError, check_writable_folder
@@ -73,11 +74,11 @@ def run_fingerprint(
 
 
 def get_random_state() -> dict:
-    """Return the states of all random generators of this process: PyTorch, CUDA, Python, NumPy."""
+    """Return the states of all random generators of this thread: PyTorch, CUDA, Python, NumPy."""
     numpy_state: Any = np.random.get_state()
     name, keys, *rest = numpy_state
     return dict(
-        torch=torch.get_rng_state(),
+        torch=current_generator().get_state(),
         cuda=torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
         python=random.getstate(),
         numpy=(name, keys.tolist(), *rest),
@@ -87,7 +88,7 @@ def get_random_state() -> dict:
 def set_random_state(state: dict) -> None:
     """Restore the states that `get_random_state` returned."""
     name, keys, *rest = state["numpy"]
-    torch.set_rng_state(state["torch"])
+    current_generator().set_state(state["torch"])
     random.setstate(state["python"])
     np.random.set_state((name, np.array(keys, np.uint32), *rest))
     if state["cuda"] is not None and torch.cuda.is_available():

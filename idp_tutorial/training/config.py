@@ -59,6 +59,9 @@ class MachineConfig:
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     # compile the trained layers with torch.compile, which takes a minute: for long runs on a GPU
     compile: bool = False
+    # compute the layers again in the backward pass instead of keeping their activations: less
+    # memory, about a third more time, the same results
+    gradient_checkpointing: bool = False
     # a GPU if there is one, or the processor
     device: Annotated[Literal["auto", "cpu"], "to choose a GPU, set CUDA_VISIBLE_DEVICES"] = "auto"
     # states of frozen layers that are computed once and kept on disk
@@ -110,7 +113,8 @@ class TrainingConfig(TaskConfig, HeadConfig, MachineConfig):
     # balanced_accuracy, f1, macro_f1, mcc, log_loss (reported negated, as neg_log_loss), micro_f1,
     # subset_accuracy, pearson, spearman, or a mean such as accuracy+macro_f1 (default: the task's)
     metric: Annotated[str, _MetricName()] | None = None
-    # stop after this number of evaluations without improvement on the validation split
+    # stop after this number of evaluations without improvement on the validation split: a higher
+    # score, or an equal score and a lower loss
     patience: Annotated[int, Range(1, 10**9, "None never stops early")] | None = None
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from ..utils.checks import UserError
 from .config import TrainingConfig
 from ..data.encoding import make_dataloader, collate
 from ..core.prompted_model import PromptedModel
+from ..utils.process_state import accelerate_lock
 
 # %% ../../nbs/engine/training/distributed.ipynb #97fe1c21
 def _cycle(loader: Iterable) -> Iterator:
@@ -82,12 +83,21 @@ def end_process_group() -> None:
         torch.distributed.destroy_process_group()
 
 
+def _reset_accelerate(cpu: bool) -> None:
+    """Forget the precision of earlier runs, and their device if it was another one."""
+    from accelerate import PartialState
+    from accelerate.state import AcceleratorState
+
+    is_other_device = PartialState._shared_state.get("_cpu") != cpu
+    is_distributed = torch.distributed.is_initialized()
+    AcceleratorState._reset_state(reset_partial_state=is_other_device and not is_distributed)
+
+
 def create_accelerator(
     cfg: TrainingConfig,  # `accumulate`, `precision` and `device` are read
 ) -> Any:
     """Return a new `Accelerator`, whose precision and device do not depend on earlier runs."""
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
     from accelerate.utils import GradientAccumulationPlugin
 
     launch_precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
@@ -97,7 +107,6 @@ def create_accelerator(
             f"precision={cfg.precision!r}. Use the same value in both, "
             "so that the record is correct."
         )
-    AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     # a step may contain the end of an epoch
     plugin = GradientAccumulationPlugin(num_steps=cfg.accumulate, sync_with_dataloader=False)
     if cfg.precision == "fp16" and (cfg.device == "cpu" or not torch.cuda.is_available()):
@@ -105,9 +114,16 @@ def create_accelerator(
             "precision='fp16' needs a GPU: on a CPU the run would compute in float32. "
             "Use 'bf16' or 'no'."
         )
-    acc = Accelerator(
-        cpu=cfg.device == "cpu", mixed_precision=cfg.precision, gradient_accumulation_plugin=plugin
-    )
+    with accelerate_lock:
+        _reset_accelerate(cfg.device == "cpu")
+        acc = Accelerator(
+            cpu=cfg.device == "cpu",
+            mixed_precision=cfg.precision,
+            gradient_accumulation_plugin=plugin,
+        )
+        # accelerate shares these between all its objects; threads may train at the same time
+        for state in (acc.state, acc.gradient_state):
+            state.__dict__ = dict(state.__dict__)
     if torch.distributed.is_initialized():
         atexit.unregister(end_process_group)  # registered once, however many runs a process has
         atexit.register(end_process_group)
@@ -126,7 +142,9 @@ def prepare_for_training(
     """Return what a step calls instead of the model, under `acc.autocast()`, and its optimizer."""
     before = {name: v for name, v in vars(model).items() if name in _ACCELERATE_ATTRIBUTES}
     try:
-        return acc.prepare(model, optimizer)
+        prepared, prepared_optimizer = acc.prepare(model, optimizer)
+        prepared_optimizer.gradient_state = acc.gradient_state  # not what all threads share
+        return prepared, prepared_optimizer
     finally:
         for name in _ACCELERATE_ATTRIBUTES:
             vars(model).pop(name, None)

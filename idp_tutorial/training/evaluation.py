@@ -9,10 +9,12 @@ A regression is trained on labels scaled to 0…1, and its predictions are conve
 own units.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from idp_tutorial.core.backbone import Backbone
@@ -20,7 +22,7 @@ from idp_tutorial.core.generation import generate_ids
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.encoding import collate, make_dataloader
 from idp_tutorial.data.rows import require_utf8
-from idp_tutorial.data.task import Task
+from idp_tutorial.data.task import Task, scale_labels
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.checks import DivergenceError, UserError
@@ -33,6 +35,8 @@ __all__ = [
     "generate_answers",
     "model_outputs",
     "evaluate",
+    "compute_output_loss",
+    "find_best_evaluation",
     "should_stop_early",
     "iterate_batches",
     "require_text_columns",
@@ -164,15 +168,50 @@ def evaluate(
     )
 
 
+def compute_output_loss(
+    task: Task,
+    outputs: Tensor | list[str],  # from `model_outputs`
+    examples: Sequence[dict],  # from `task.encode`, in the same order
+) -> float | None:  # None for generated texts, which have no loss
+    """Return the mean loss of outputs that are already computed.
+
+    It is the cross-entropy of the class probabilities, of a verbalizer those over the label words,
+    or the mean squared error of a regression with labels scaled to 0…1.
+    """
+    if not isinstance(outputs, Tensor):
+        return None
+    labels = torch.tensor([e["label"] for e in examples], device=outputs.device)
+    if task.is_regression:
+        targets = scale_labels(dict(label=labels.double()), task)["label"]
+        return F.mse_loss(outputs[:, 0].double(), targets).item()
+    return F.cross_entropy(outputs.double(), labels).item()
+
+
+def find_best_evaluation(
+    history: Sequence[tuple[int, float]],  # (step, score) of every evaluation, at least one
+    losses: Sequence[float | None],  # loss of every evaluation; None: not known
+) -> int:  # index of the evaluation
+    """Return the evaluation with the best score; of equal scores the one with the lowest loss.
+
+    Of equal losses it is the first one.
+    """
+
+    def rank(index: int) -> tuple[float, float]:
+        loss = losses[index]
+        return history[index][1], -math.inf if loss is None else -loss
+
+    return max(range(len(history)), key=rank)
+
+
 def should_stop_early(
-    history: list[tuple[int, float]],  # (step, score) of every evaluation
-    patience: int | None,  # evaluations without a better score before stopping; None: never stop
+    history: Sequence[tuple[int, float]],  # (step, score) of every evaluation
+    losses: Sequence[float | None],  # loss of every evaluation; it decides between equal scores
+    patience: int | None,  # evaluations without a better one before stopping; None: never stop
 ) -> bool:
     """Return whether the last `patience` evaluations were no better than the best before them."""
-    scores = [score for _, score in history]
-    if not patience or not scores:
+    if not patience or not history:
         return False
-    return len(scores) - 1 - scores.index(max(scores)) >= patience
+    return len(history) - 1 - find_best_evaluation(history, losses) >= patience
 
 
 def iterate_batches(bb: Backbone, examples: Sequence[dict], batch_size: int) -> Iterator[dict]:

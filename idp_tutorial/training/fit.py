@@ -25,10 +25,16 @@ from idp_tutorial.core.prompted_model import (
     restore_state,
     trained_state,
 )
+from idp_tutorial.core.random_numbers import (
+    exclusive_gpu_random_numbers,
+    seed_random_numbers,
+    thread_random_numbers,
+)
 from .checkpoint import Checkpoint, run_fingerprint
 from idp_tutorial.training.evaluation import (
-    evaluate,
+    compute_output_loss,
     explain_non_finite,
+    find_best_evaluation,
     model_outputs,
     should_stop_early,
 )
@@ -48,7 +54,7 @@ from idp_tutorial.training.distributed import (
 class TrainLog:
     """Scores, losses, time and memory of the training of a model."""
 
-    validation: float  # best validation score, in percent
+    validation: float  # validation score of the best evaluation, in percent
     history: list[tuple[int, float]] = field(default_factory=list)  # (step, validation score)
     losses: list[float] = field(default_factory=list)  # of every step
     steps: int = 0  # optimizer steps taken
@@ -57,6 +63,8 @@ class TrainLog:
     cache: dict[str, Any] = field(default_factory=dict)  # what the cached states cost
     probe: dict[str, Any] | None = None  # of the control 'probe': the linear model it selected
     cut_texts: int = 0  # training texts that were cut at `max_len`
+    validation_loss: float | None = None  # of the best evaluation; None: generated texts, no loss
+    validation_losses: list[float | None] = field(default_factory=list)  # of each of `history`
 
 
 @dataclass
@@ -64,9 +72,9 @@ class TrainState:
     """Progress of a training run, saved in its checkpoints."""
 
     step: int = 0  # optimizer steps taken
-    best_score: float = -float("inf")  # best validation score so far
-    best_tensors: dict[str, Tensor] | None = None  # the trained tensors with that score, by name
+    best_tensors: dict[str, Tensor] | None = None  # the trained tensors of the best evaluation
     history: list[tuple[int, float]] = field(default_factory=list)  # (step, validation score)
+    validation_losses: list[float | None] = field(default_factory=list)  # of each of `history`
     losses: list[Tensor] = field(default_factory=list)  # of every step, on the device
 
 
@@ -97,9 +105,11 @@ class TrainingRun:
     def evaluate_untrained(self) -> TrainLog:
         """Return the log of a model without trainable parameters, such as a verbalizer alone."""
         self.model.to(self.acc.device)
-        validation = self.validate()
+        score, loss = self.validate()
         peak_memory_mb = StepProfiler(self.model, self.acc).peak_memory_mb()
-        return TrainLog(validation, peak_memory_mb=peak_memory_mb, cache=self.cache_cost)
+        return TrainLog(
+            score, peak_memory_mb=peak_memory_mb, cache=self.cache_cost, validation_loss=loss
+        )
 
     def start_or_resume(self, checkpoint_dir: Path | str | None, save_every: int | None) -> tqdm:
         """Create optimizer and schedule, load the last checkpoint, return the progress bar."""
@@ -159,15 +169,14 @@ class TrainingRun:
 
     def _seed_process(self) -> None:
         """Seed this process, so that its dropout differs from that of the first process."""
-        from accelerate.utils import set_seed
-
-        set_seed(self.cfg.seed + self.acc.process_index * 100_003)
+        seed_random_numbers(self.cfg.seed + self.acc.process_index * 100_003)
 
     @property
     def is_finished(self) -> bool:
         """True if all steps are taken, or if `patience` ends the run early."""
-        return self.state.step >= self.cfg.steps or should_stop_early(
-            self.state.history, self.cfg.patience
+        state = self.state
+        return state.step >= self.cfg.steps or should_stop_early(
+            state.history, state.validation_losses, self.cfg.patience
         )
 
     def is_due(self, every: int) -> bool:
@@ -223,23 +232,19 @@ class TrainingRun:
             "If not, increase `warmup`, reduce `clip`, or avoid precision='fp16'."
         )
 
-    def validate(self) -> float:
-        """Return the task's main metric on the validation split, in percent."""
+    def validate(self) -> tuple[float, float | None]:
+        """Return the task's main metric on the validation split, in percent, and the mean loss."""
         examples = self.validation_examples
-        batch_size = 4 * self.cfg.batch_size
-        device = self.acc.device
+        outputs = self._validation_outputs(4 * self.cfg.batch_size)
+        scores, _ = self.task.score_outputs(outputs, examples, all_metrics=False)
+        return next(iter(scores.values())), compute_output_loss(self.task, outputs, examples)
+
+    def _validation_outputs(self, batch_size: int) -> Tensor | list[str]:
+        examples = self.validation_examples
         if self.acc.num_processes == 1:
-            scores, _ = evaluate(
-                self.model, examples, self.task, batch_size, device, all_metrics=False
-            )
-        else:
-            outputs = self._gather_outputs(examples, batch_size)
-            scores, _ = self.task.score_outputs(
-                outputs if self.task.is_generation else torch.stack(outputs),
-                examples,
-                all_metrics=False,
-            )
-        return next(iter(scores.values()))
+            return model_outputs(self.model, examples, self.task, batch_size, self.acc.device)
+        outputs = self._gather_outputs(examples, batch_size)
+        return outputs if self.task.is_generation else torch.stack(outputs)
 
     def _gather_outputs(self, examples: Sequence[dict], batch_size: int) -> list:
         """Return the outputs for all examples, of which each process computes every n-th.
@@ -257,20 +262,20 @@ class TrainingRun:
         return [output for row in zip(*by_process) for output in row][: len(examples)]
 
     def evaluate_and_keep_best(self) -> None:
-        """Score the validation split; keep a copy of the tensors if they are the best so far."""
+        """Score the validation split; keep a copy of the tensors if they are the best so far.
+
+        The validation loss decides between equal scores.
+        """
+        state = self.state
         try:
-            score = self.validate()
+            score, loss = self.validate()
         except FloatingPointError:
             self._raise_divergence("the model's outputs are not finite")
-        self.state.history.append((self.state.step, score))
+        state.history.append((state.step, score))
+        state.validation_losses.append(loss)
         self.progress_bar.set_postfix(validation=f"{score:.1f}")
-        if score > self.state.best_score:
-            self.record_best(score)
-
-    def record_best(self, score: float) -> None:
-        """Keep a copy of the trained tensors as the best so far."""
-        self.state.best_score = score
-        self.state.best_tensors = copy_state(self.trained_tensors)
+        if find_best_evaluation(state.history, state.validation_losses) == len(state.history) - 1:
+            state.best_tensors = copy_state(self.trained_tensors)
 
     def save_if_due(self) -> None:
         """Write a checkpoint if one is due."""
@@ -286,8 +291,9 @@ class TrainingRun:
         """Return the log of a finished run, as `fit` returns it."""
         step_times = sorted(self.profiler.step_times_ms)
         losses = torch.stack(self.state.losses).float()
+        best = find_best_evaluation(self.state.history, self.state.validation_losses)
         return TrainLog(
-            validation=self.state.best_score,
+            validation=self.state.history[best][1],
             history=self.state.history,
             losses=losses.tolist(),
             steps=self.state.step,
@@ -295,9 +301,12 @@ class TrainingRun:
             peak_memory_mb=self.profiler.peak_memory_mb(),
             cache=self.cache_cost,
             cut_texts=self.cut_texts,
+            validation_loss=self.state.validation_losses[best],
+            validation_losses=self.state.validation_losses,
         )
 
 # %% ../../nbs/engine/training/fit.ipynb #0d0a4880
+@thread_random_numbers()
 def fit(
     model: PromptedModel,
     task: Task,  # with its splits
@@ -308,13 +317,14 @@ def fit(
 ) -> TrainLog:
     """Train the model; afterwards it has the tensors with the best validation score.
 
-    Raises: `DivergenceError` if the loss or the outputs are not finite, and `UserError` if the
+    Of equal scores, those with the lowest validation loss are the best. Raises: `DivergenceError` if the loss or the outputs are not finite, and `UserError` if the
     checkpoints in `checkpoint_dir` belong to another run.
     """
     run = TrainingRun(model.train(), task, cfg, lr or cfg.lr)
     if not model.trained_parameters():
         return run.evaluate_untrained()
     with (
+        exclusive_gpu_random_numbers(run.acc.device),
         folder_lock(checkpoint_dir if run.acc.is_main_process else None),
         run.start_or_resume(checkpoint_dir, save_every),
         compile_trained_layers(model, cfg.compile),

@@ -20,6 +20,7 @@ from idp_tutorial.utils.durable import (  # noqa: F401 (other modules import the
     repair_last_line,
     write_atomically,
 )
+from idp_tutorial.utils.process_state import process_state
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -49,6 +50,7 @@ class _Config(Protocol):
 _FILE_OPTIONS = ("data", "glove", "init_from")  # files and folders
 # options that name a place or a device; the contents of the files are compared by their digests
 _PLACES = (*_FILE_OPTIONS, "device", "cache_dir")
+_WITHOUT_EFFECT = (*_PLACES, "gradient_checkpointing")  # options that do not change a result
 
 
 def config_to_record(cfg: _Config | Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def config_fingerprint(cfg: _Config | Mapping[str, Any]) -> dict[str, Any]:
 
     The names of the task and of the backbone are among them, because tables list runs by them.
     """
-    return {name: v for name, v in config_to_record(cfg).items() if name not in _PLACES}
+    return {name: v for name, v in config_to_record(cfg).items() if name not in _WITHOUT_EFFECT}
 
 
 def describe_differences(
@@ -105,9 +107,7 @@ def collect_versions() -> dict[str, str]:
 
 def append_record(record: dict, file: Path | str) -> None:
     """Append a record to a JSONL file; of several processes only the main process writes."""
-    from accelerate import PartialState
-
-    if PartialState().is_main_process:
+    if process_state().is_main_process:
         append_line(Path(file), dump_record(record))
 
 

@@ -146,6 +146,26 @@ def test_a_side_network_learns_what_no_line_can(cfg):
     assert log.validation > line + 15 and log.history[-1][0] == log.steps == len(log.losses)
 
 
+def test_a_side_network_keeps_the_lowest_loss_of_equal_scores(cfg, monkeypatch):
+    task = small_task(train=40, validation=16)
+    model = build_model(cfg(method="side-network"), backbone(), task)
+    losses = iter([0.5, 0.3, *[0.4] * 400])
+    states = []
+
+    def score(*args):
+        states.append({name: t.clone() for name, t in model.head.state_dict().items()})
+        return 100.0
+
+    monkeypatch.setattr(controls, "score_main_metric", score)
+    monkeypatch.setattr(controls, "compute_output_loss", lambda *args: next(losses))
+    log = controls.fit_side_network(model, task, cfg(method="side-network", lr=3e-3))
+    assert len(log.history) == 2 + controls.SIDE_NETWORK_PATIENCE and log.validation == 100
+    assert log.validation_losses[:3] == [0.5, 0.3, 0.4] and log.validation_loss == 0.3
+    for name, tensor in model.head.state_dict().items():
+        assert torch.equal(tensor, states[1][name])
+    assert any(not torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
 @pytest.mark.parametrize("name", ["similarity", "sentiment"])
 def test_a_side_network_that_diverges_leaves_a_record_and_the_others_go_on(cfg, name):
     task = small_task(name, train=24, validation=12, test=12)

@@ -36,7 +36,7 @@ from idp_tutorial.families.family import wrap_hf_model
 from idp_tutorial.methods.adapters import add_lora
 
 SMALL = dict(
-    vocab_size=60,
+    vocab_size=8192,
     hidden_size=32,
     num_hidden_layers=3,
     num_attention_heads=4,

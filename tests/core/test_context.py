@@ -73,11 +73,13 @@ def test_the_mean_state_excludes_prompts_and_padding():
     assert mean.abs().max() < 1e3
 
 
-def test_padding_on_the_left_is_refused():
+@pytest.mark.parametrize("mask", [[0, 1, 1], [1, 0, 1], [0, 0, 0]], ids=str)
+def test_padding_that_is_not_on_the_right_is_refused(mask):
     bb = backbone("gpt2")
-    batch = make_batch(bb)
-    batch["attention_mask"] = batch["attention_mask"].flip(1)
-    refused(lambda: run_layers(bb, batch), "an example begins with padding", "padding on the right")
+    batch = {name: value[:, :3] for name, value in make_batch(bb).items() if value.dim() == 2}
+    batch["attention_mask"] = torch.tensor([[1, 1, 1], mask, [1, 0, 0]])
+    for given in (batch, {**batch, "attention_mask": batch["attention_mask"].bool()}):
+        refused(lambda given=given: run_layers(bb, given), "padding on the right")
 
 
 def test_layer_kwargs_are_computed_again_only_for_another_sequence():

@@ -187,8 +187,8 @@ def test_draws_end_tokens_and_several_sequences():
         generate_ids(model, TEXTS, 0)
     with pytest.raises(ValueError, match="max_new_tokens=9000 after an input of . tokens exceeds"):
         generate_ids(model, TEXTS, 9000)
-    with pytest.raises(ValueError, match="beam search"):
-        generate_ids(model.train(), TEXTS, 8, num_beams=2)
+    with pytest.raises(ValueError, match="without beam search do not support"):
+        generate_ids(model.train(), TEXTS, 8, num_return_sequences=2)
     assert model.training  # whatever the library says
 
 
@@ -201,6 +201,55 @@ def test_greedy_is_the_librarys_own_without_a_prompt():
     )
     want = output[0, 5:].tolist()
     assert generate_ids(model, TEXTS[:1], 6) == [want[: want.index(2)] if 2 in want else want]
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_beam_search_is_the_librarys_own_without_a_prompt(name):
+    bb = small_backbone(name, attention_implementations(name)[0])
+    bb.tokenizer = Tokens()
+    model = PromptedModel(bb, GenerationHead(bb), {}).eval()
+    for text in TEXTS:
+        output = bb.model.generate(
+            torch.tensor([text]),
+            attention_mask=torch.ones(1, len(text), dtype=torch.long),
+            max_new_tokens=6,
+            num_beams=3,
+            do_sample=False,
+            eos_token_id=2,
+            pad_token_id=1,
+        )
+        want = output[0, len(text) :].tolist()
+        want = want[: want.index(2)] if 2 in want else want
+        assert generate_ids(model, [text], 6, num_beams=3) == [want]
+    assert generate_ids(model, TEXTS, 6, num_beams=3) == [
+        ids for text in TEXTS for ids in generate_ids(model, [text], 6, num_beams=3)
+    ]
+
+
+@torch.no_grad()
+def beam_search(model, text, n, num_beams):
+    """Search by definition: a whole pass for every beam and every token; no end token is found."""
+    beams = [([], 0.0)]
+    for _ in range(n):
+        logits = model(batch_of([[*text, *new] for new, _ in beams], [len(text)] * len(beams)))
+        log_probs = logits.log_softmax(-1)
+        candidates = []
+        for (new, score), row in zip(beams, log_probs, strict=True):
+            best = row.topk(num_beams)
+            for value, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                candidates.append(([*new, token], score + value))
+        beams = sorted(candidates, key=lambda beam: -beam[1])[:num_beams]
+    return beams[0][0]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("method", METHODS)
+def test_beam_search_of_every_method_is_that_of_whole_passes(name, method, monkeypatch):
+    monkeypatch.setattr(Tokens, "eos_token_id", 98)  # in none of the answers
+    model = model_of(name, method)
+    want = [beam_search(model, text, 4, 3) for text in TEXTS]
+    assert not any(98 in ids for ids in want)
+    assert generate_ids(model, TEXTS, 4, num_beams=3) == want
 
 
 def test_generation_with_weights_in_bfloat16():

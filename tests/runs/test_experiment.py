@@ -66,6 +66,7 @@ def test_the_fields_of_a_record(cfg, task, tmp_path):
         and r["ms_per_step"] > 0
         and r["peak_memory_mb"] > 0
     )
+    assert 0 < r["validation_loss"] < 10
     assert r["validation"] == max(s for _, s in r["history"]) and r["split_sizes"] == dict(
         train=64, validation=24, test=24
     )

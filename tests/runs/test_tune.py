@@ -162,3 +162,12 @@ def test_a_grid_is_extended_while_its_edge_is_best():
         trials = try_learning_rates(lambda lr: (None, TrainLog(-abs(lr - 1))), (0.01, 0.1), n_extra)
         grids.append(trials.learning_rates)
     assert grids == [[0.01, 0.1], [0.01, 0.1, 1.0], [0.01, 0.1, 1.0, 10.0]]
+
+
+@pytest.mark.parametrize("losses,best", [((0.3, 0.1, 0.2), 0.1), ((None, None, None), 0.01)])
+def test_of_learning_rates_with_equal_scores_the_lowest_loss_is_chosen(losses, best):
+    by_rate = dict(zip((0.01, 0.1, 1.0), losses, strict=True))
+    trials = try_learning_rates(
+        lambda lr: (None, TrainLog(90.0, validation_loss=by_rate[lr])), by_rate
+    )
+    assert trials.lr == best and trials.log.validation_loss == by_rate[best]

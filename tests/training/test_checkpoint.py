@@ -106,11 +106,11 @@ def test_the_best_tensors_survive_a_kill(tmp_path, monkeypatch):
     def script_scores(scores):
         remaining_scores = iter(scores)
 
-        def evaluate(model, *args, **kwargs):
-            evaluated.append(tensors(model))
-            return {"accuracy": next(remaining_scores)}, None
+        def validate(run):
+            evaluated.append(tensors(run.model))
+            return next(remaining_scores), 0.5
 
-        monkeypatch.setattr("idp_tutorial.training.fit.evaluate", evaluate)
+        monkeypatch.setattr(TrainingRun, "validate", validate)
 
     script_scores([70, 60, 50])
     whole = make(cfg)
@@ -121,6 +121,7 @@ def test_the_best_tensors_survive_a_kill(tmp_path, monkeypatch):
     script_scores([70, 60, 50])
     log, model, _ = kill_and_resume(cfg, tmp_path, 5, 1)
     assert log.validation == 70 and log.history == [(2, 70), (4, 60), (6, 50)]
+    assert log.validation_losses == [0.5, 0.5, 0.5]
     assert_same_tensors(tensors(model), best)
     assert not all(torch.equal(evaluated[-1][n], best[n]) for n in best)
 

@@ -70,6 +70,7 @@ def train(method, processes, accumulate=1, save=None, prepare=disable_dropout, *
     return dict(
         losses=log.losses,
         history=log.history,
+        validation_losses=log.validation_losses,
         sums=[full_tensor(t).sum().item() for t in trained_state(model).values()],
     )
 
@@ -201,6 +202,7 @@ def pair(tmp_path_factory):
 
 def assert_same_run(a, b):
     """Compare losses with a tolerance for rounding, and the validation scores."""
+    assert a["validation_losses"] == pytest.approx(b["validation_losses"], abs=1e-5)
     assert a["losses"] == pytest.approx(b["losses"], abs=1e-5) and [*map(tuple, a["history"])] == [
         *map(tuple, b["history"])
     ]

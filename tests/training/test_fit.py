@@ -161,28 +161,73 @@ def test_evaluate_disables_dropout():
 # --- the best checkpoint
 
 
-@pytest.mark.parametrize(
-    "scores,best",
-    [([50, 60, 60, 40], 1), ([70, 60, 60, 40], 0), ([10, 20, 30, 40], 3), ([5, 5, 5, 5], 0)],
-)
-def test_the_tensors_with_the_best_score_are_restored_and_a_tie_keeps_the_earlier(
-    scores, best, monkeypatch
-):
-    model = model_without_dropout()
+def script_evaluations(monkeypatch, evaluations, model):
+    """Let a run have the given (score, loss) pairs; return the tensors of each evaluation."""
     evaluated = []
 
-    def evaluate_as_scripted(m, examples, task, *args, **kwargs):
-        assert [e["label"] for e in examples] == [r["label"] for r in task.splits["validation"]]
+    def validate(run):
         evaluated.append(tensors(model))
-        return {"accuracy": scores[len(evaluated) - 1]}, None
+        return evaluations[len(evaluated) - 1]
 
-    monkeypatch.setattr("idp_tutorial.training.fit.evaluate", evaluate_as_scripted)
+    monkeypatch.setattr("idp_tutorial.training.fit.TrainingRun.validate", validate)
+    return evaluated
+
+
+@pytest.mark.parametrize(
+    "scores,losses,best",
+    [
+        ([50, 60, 60, 40], [0.5, 0.4, 0.6, 0.1], 1),
+        ([70, 60, 60, 40], [0.9, 0.2, 0.2, 0.2], 0),
+        ([10, 20, 30, 40], [0.1, 0.2, 0.3, 0.4], 3),
+        ([5, 5, 5, 5], [0.6, 0.4, 0.1, 0.2], 2),
+        ([5, 5, 5, 5], [0.6, 0.1, 0.1, 0.2], 1),
+        ([5, 5, 5, 5], [None, None, None, None], 0),  # generated texts have no loss
+    ],
+)
+def test_the_best_tensors_are_restored_and_a_tie_is_broken_by_the_loss(
+    scores, losses, best, monkeypatch
+):
+    model = model_without_dropout()
+    evaluated = script_evaluations(monkeypatch, list(zip(scores, losses, strict=True)), model)
     log = fit(model, small_task(), config(steps=7, eval_every=2, lr=0.05))
     # the last step is always evaluated
     assert log.history == list(zip([2, 4, 6, 7], scores)) and log.validation == max(scores)
+    assert (log.validation_losses, log.validation_loss) == (losses, losses[best])
     for n, p in tensors(model).items():
         assert torch.equal(p, evaluated[best][n])
     assert not torch.equal(evaluated[0]["sources.0.p"], evaluated[3]["sources.0.p"])
+
+
+@pytest.mark.parametrize(
+    "losses,steps",
+    [([0.5, 0.6, 0.7, 0.1], 3), ([0.5, 0.4, 0.3, 0.2], 4), ([0.5, 0.4, 0.4, 0.4], 4)],
+)
+def test_patience_watches_the_loss_where_scores_are_equal(losses, steps, monkeypatch):
+    model = model_without_dropout()
+    script_evaluations(monkeypatch, [(100.0, loss) for loss in losses], model)
+    log = fit(model, small_task(), config(steps=4, eval_every=1, patience=2))
+    assert log.steps == steps
+
+
+@pytest.mark.parametrize("task_name", ["sentiment", "questions", "similarity"])
+def test_the_validation_loss_is_that_of_the_outputs_of_the_score(task_name, monkeypatch):
+    task = small_task(task_name)
+    cfg = config(steps=2, eval_every=2, lr=1e-3, task=task_name)
+    model = build_model(cfg, backbone(), task)
+    batches = []
+    original_forward = model.forward
+
+    def forward(batch, return_loss=False):
+        batches.extend([] if return_loss else [len(batch["input_ids"])])
+        return original_forward(batch, return_loss)
+
+    model.forward = forward
+    log = fit(model, task, cfg)
+    assert sum(batches) == len(task.splits["validation"])  # one pass
+    batch = scale_labels(batch_of(model.backbone, task, n=24, split="validation"), task)
+    with torch.no_grad():
+        expected = model.eval().loss(batch).item()
+    assert log.validation_loss == pytest.approx(expected, rel=1e-5)
 
 
 # --- accumulation, clipping, schedule

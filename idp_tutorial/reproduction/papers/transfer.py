@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import set_seed
 from torch import Tensor
 
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.prompted_model import PromptedModel, copy_state, restore_state
+from idp_tutorial.core.random_numbers import seed_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.papers.label_maps import (
@@ -90,7 +90,7 @@ def _train_with_best_learning_rate(
     def train(lr: float) -> tuple[dict[str, Tensor], TrainLog]:
         """Train from the initial state with a learning rate."""
         restore_state(state, initial_state)
-        set_seed(cfg.seed)  # the same batches and dropout masks for every learning rate
+        seed_random_numbers(cfg.seed)  # the same batches and dropout masks for every learning rate
         log = fit(model, task, replace(cfg, lr=lr))
         return copy_state(state), log
 

@@ -1,0 +1,171 @@
+"""Runs in threads of one process do not disturb each other's random numbers."""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from small import backbone, config, numbers, small_task
+
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.assembly.controls import fit_control
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core import random_numbers
+from idp_tutorial.core.generation import generate_ids
+from idp_tutorial.core.prompted_model import copy_state, trained_state
+from idp_tutorial.core.random_numbers import (
+    current_generator,
+    exclusive_gpu_random_numbers,
+    forked_random_numbers,
+    seed_random_numbers,
+    thread_random_numbers,
+)
+from idp_tutorial.data.tasks import load_task
+from idp_tutorial.runs.experiment import Experiment
+from idp_tutorial.training.fit import fit
+from idp_tutorial.utils.checks import UserError
+
+
+def train(cfg):
+    """Return the log and the trained tensors of a run."""
+    task = small_task()
+    model = build_model(cfg, backbone(), task)
+    if cfg.method == "side-network":
+        log = fit_control(cfg.method_config, model, task, cfg)
+        return numbers(log), copy_state(model.head.state_dict())
+    return numbers(fit(model, task, cfg)), copy_state(trained_state(model))
+
+
+def assert_same_results(results, expected):
+    for (log, tensors), (expected_log, expected_tensors) in zip(results, expected, strict=True):
+        assert log == expected_log
+        for name, tensor in expected_tensors.items():
+            assert torch.equal(tensors[name], tensor), name
+
+
+def in_threads(function, arguments):
+    """Call a function with each argument at once, each in a thread of its own."""
+    barrier = threading.Barrier(len(arguments))
+
+    def call(argument):
+        barrier.wait(60)
+        return function(argument)
+
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        return [*pool.map(call, arguments)]
+
+
+SIZES = dict(vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+CONFIGS = [  # dropout in layers, attention, prompts and adapters; noise; sampled descriptions
+    config(method="m-idpg-phm", seed=1, steps=6),
+    config(method="smop", seed=2, steps=6, accumulate=2),
+    config(method="lora", seed=3, steps=6, dropout_below_prompt=True),
+    config(method="efl", seed=4, steps=6, lr=1e-4),
+    config(method="lpt-npg", seed=5, steps=6, gradient_checkpointing=True),
+    config(method="side-network", seed=6),
+]
+
+
+@pytest.mark.parametrize("configs", [CONFIGS[:3], CONFIGS[3:]], ids=lambda c: c[0].method)
+def test_runs_at_once_equal_runs_one_after_the_other(configs):
+    expected = [train(cfg) for cfg in configs]
+    before = torch.get_rng_state()
+    assert_same_results(in_threads(train, configs), expected)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_run_in_the_main_thread_is_not_disturbed_by_threads():
+    cfg = CONFIGS[0]
+    expected = train(cfg)
+    with ThreadPoolExecutor(1) as pool:
+        others = pool.submit(lambda: [train(c) for c in CONFIGS[1:3]])
+        result = train(cfg)
+        others.result()
+    assert_same_results([result], [expected])
+
+
+def test_experiments_and_generation_in_threads():
+    bb = load_backbone("tiny-gpt2")
+    model = build_model(
+        config(method="head-only", task="in-short"), bb, replace(load_task("in-short"), splits={})
+    )
+    kwargs = dict(max_new_tokens=4, do_sample=True, seed=3)
+    texts = [[7, 8, 9], [10, 11]]
+    jobs = [
+        lambda: generate_ids(model, texts, **kwargs),
+        lambda: load_backbone("roberta-base", weights="random", **SIZES).initial_fingerprint(),
+        lambda: Experiment(config(method="lpt-npg", steps=3), small_task()).train()[1].score,
+    ]
+    expected = [job() for job in jobs]
+    before = torch.get_rng_state()
+    assert in_threads(lambda job: job(), jobs) == expected
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def draw_everything():
+    """Return what PyTorch draws in many ways, also in a backward pass."""
+    x = torch.ones(9, 10)
+    q = torch.ones(2, 4, 8, 8, requires_grad=True)
+    attended = F.scaled_dot_product_attention(q, q, q, None, 0.3)
+    attended.sum().backward()
+    return [
+        torch.rand(3),
+        torch.randn(3, 4),
+        torch.randn_like(x),
+        torch.randint(0, 99, (5,)),
+        torch.randperm(9),
+        torch.bernoulli(torch.full((9,), 0.5)),
+        torch.multinomial(torch.ones(9), 3),
+        torch.normal(0.0, 1.0, (3,)),
+        torch.nn.Linear(4, 5).weight.detach(),
+        torch.nn.init.trunc_normal_(torch.empty(7)),
+        F.dropout(x, 0.1),
+        attended.detach(),
+        q.grad,
+    ]
+
+
+def test_a_thread_draws_the_same_numbers_as_the_main_thread():
+    seed_random_numbers(7)
+    expected = draw_everything()
+    before = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())
+
+    def draw(seed):
+        seed_random_numbers(seed)
+        with thread_random_numbers(), thread_random_numbers():
+            return draw_everything()
+
+    for drawn in in_threads(draw, [7, 7, 7]):
+        assert [*map(torch.equal, drawn, expected)] == [True] * len(expected)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (random.getstate(), np.random.get_state()[1].tolist())
+
+
+def test_a_fork_restores_the_state_of_its_thread():
+    with forked_random_numbers(3, []):
+        expected = torch.rand(3)
+
+    def draw(_):
+        state = current_generator().get_state()
+        with forked_random_numbers(3, []):
+            drawn = torch.rand(3)
+        return torch.equal(drawn, expected) and torch.equal(state, current_generator().get_state())
+
+    assert in_threads(draw, [0, 1]) == [True, True]
+
+
+def test_only_one_thread_trains_on_a_gpu():
+    gpu = torch.device("cuda")
+    with (
+        exclusive_gpu_random_numbers(gpu),
+        pytest.raises(UserError, match="another thread of this process is training on a GPU"),
+        exclusive_gpu_random_numbers(gpu),
+    ):
+        pass
+    with exclusive_gpu_random_numbers(gpu), exclusive_gpu_random_numbers(torch.device("cpu")):
+        assert random_numbers._gpu_is_in_use.locked()
+    assert not random_numbers._gpu_is_in_use.locked()

@@ -296,7 +296,8 @@ def test_a_report_of_numbers_is_drawn(small_folder, monkeypatch, capsys):
 def test_compare_takes_a_metric_and_class_weights(small_folder, monkeypatch, capsys):
     call(
         "idp compare tickets.csv --text message --label topic --methods majority,head-only "
-        f"{QUICK.replace('--prompt_length 2', '')} --backbone {small_folder} --metric log_loss --class_weight balanced --out c",
+        f"{QUICK.replace('--prompt_length 2', '')} --backbone {small_folder} --metric log_loss "
+        "--class_weight balanced --out c",
         monkeypatch,
     )
     assert "neg_log_loss" in capsys.readouterr().out

@@ -149,7 +149,12 @@ def require_classes(
     task: "Task",  # the task to check
     purpose: str,  # what needs the classes, as the subject of the error message
 ) -> None:
-    """Raise `UserError` for a regression or generation task."""
+    """Raise `UserError` unless every row of the task has one class."""
+    if task.multi_label:
+        raise UserError(
+            f"{purpose} needs one class for each row, but rows of task {task.name!r} may have "
+            "several labels: use a task with one class for each row."
+        )
     if not task.labels:
         kind = "generates texts" if task.is_generation else "is a regression"
         raise UserError(

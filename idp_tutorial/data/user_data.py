@@ -587,6 +587,8 @@ def _describe_table_task(task: Task, held_out: Sequence[str]) -> str:
         names = ", ".join(task.labels[:12]) + (" …" if len(task.labels) > 12 else "")
         kind = "labels, any number in a row" if task.multi_label else "classes"
         parts.append(f"{len(task.labels)} {kind}: {names}")
+        if not task.multi_label and any("|" in name for name in task.labels):
+            parts.append("names with | are one class each: for several labels pass multi_label")
     else:
         parts.append("regression")
     return f"{task.name}: {'; '.join(parts)}"

@@ -170,7 +170,8 @@ def majority_vote_score(
     """Return the score of the class that most runs predict (IDPG, Table 7).
 
     In a tie the first class counts. Of a regression, the mean of the predictions is scored. The
-    result is None where a record has no logits with labels, and for a metric over groups of rows.
+    result is None where a record has no logits with labels, and for a metric over groups of rows
+    or of probabilities.
     """
     from scipy import stats
 
@@ -179,7 +180,7 @@ def majority_vote_score(
     metric = records[0]["metric"]
     folders = [r.get("folder") or "." for r in records]
     has_all = all(has_logits(r, folder) for r, folder in zip(records, folders))
-    if {"exact", "f1_m"} & set(metric.split("+")) or not has_all:
+    if {"exact", "f1_m", "neg_log_loss"} & set(metric.split("+")) or not has_all:
         return None
     runs = [load_logits(r, folder) for r, folder in zip(records, folders)]
     logits = [arrays[split].astype(np.float32) for arrays in runs]

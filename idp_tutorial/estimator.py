@@ -403,8 +403,8 @@ class PromptEstimator(BaseEstimator):
             _logger.warning("%d of %d rows have no text and are left out", len(empty), len(rows))
         if len(empty) == len(rows):
             raise UserError("X has no row with a text: at least one of each class is needed.")
-        kept = [(row, label) for row, label in zip(rows, y) if row is not None]
-        return [row for row, _ in kept], [label for _, label in kept]
+        pairs = [(row, label) for row, label in zip(rows, y) if row is not None]
+        return [row for row, _ in pairs], [label for _, label in pairs]
 
     def _make_labelled_rows(
         self, X: Any, y: Any, is_training_data: bool = False, skip_empty: bool = False

@@ -29,19 +29,23 @@ ORDER = [
     ["testing"],
 ]
 LEVEL = {package: i for i, packages in enumerate(ORDER) for package in packages}
-# large libraries that a function may import when it is called
+# large or optional libraries that a function may import when it is called
 HEAVY = {
     "accelerate",
     "adjustText",
     "datasets",
+    "fastapi",
     "gguf",
+    "h11",
     "matplotlib",
     "pandas",
     "peft",
     "scipy",
     "sklearn",
+    "starlette",
     "statsmodels",
     "transformers",
+    "uvicorn",
 }
 MODULES = sorted(p for p in LIB.rglob("*.py") if p.name not in ("__init__.py", "_modidx.py"))
 NOTEBOOKS = sorted(

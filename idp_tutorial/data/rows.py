@@ -13,6 +13,7 @@ word inside its sentences. Rows of one question have the same `group`.
 
 import re
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 from idp_tutorial.data.task import Task
@@ -117,7 +118,7 @@ def is_empty_text(
     """Return whether a text is missing (None, NaN), or has no character but spaces."""
     if isinstance(text, str):
         return not text.strip()
-    is_nan = isinstance(text, float) and text != text
+    is_nan = isinstance(text, Real) and text != text
     return text is None or is_nan or type(text).__name__ == "NAType"  # of pandas
 
 

@@ -185,6 +185,11 @@ def parse_label(
             f"{where}: every row needs a label, got {value!r}: add the label or remove the row."
         )
     if not regression:
+        if isinstance(value, float) and not value.is_integer():
+            raise UserError(
+                f"{where}: the label is {value!r}, a number with a fraction: pass regression=True, "
+                "or write the names of classes as texts."
+            )
         return require_utf8(str(value).strip(), f"{where}: the label")
     try:
         number = parse_number(value) if isinstance(value, str) else float(value)

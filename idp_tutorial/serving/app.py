@@ -41,7 +41,7 @@ _MAX_ERROR_LENGTH = 500  # characters of an error
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What a client may use."""
+    """Limits of what a client may use."""
 
     max_body: int = 2**20  # bytes of a request
     max_texts: int = 256  # texts of a request

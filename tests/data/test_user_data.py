@@ -203,6 +203,7 @@ def test_labels_become_class_names_or_numbers():
         ("1_0", True, "must be a number, got '1_0'"),
         ("١٢", True, "must be a number, got '١٢'"),
         (1j, True, "must be a number, got 1j"),
+        (2.5, False, "line 2: the label is 2.5, a number with a fraction: pass regression=True"),
         ("a\ud800", False, "line 2: the label contains a lone surrogate"),
         ("a\0", False, "line 2: the label contains a NUL character"),
     ],

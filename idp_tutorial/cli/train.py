@@ -8,7 +8,7 @@ uses the prompt that it saves. With several processes only the main process prin
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from idp_tutorial.cli.commands import TableOptions, TrainingRunOptions, command
 from idp_tutorial.utils.checks import check_writable_folder
@@ -50,16 +50,17 @@ def _validate(cfg: Any, options: "TrainOptions") -> None:
     )
 
 
-def _train_and_report(
-    cfg: Any, learning_rates: tuple[float, ...], out: str, save_every: int | None
-) -> None:
+def _train_and_report(cfg: Any, learning_rates: tuple[float, ...], options: "TrainOptions") -> None:
     """Choose a learning rate if several are given, train, and print the score."""
     from accelerate import PartialState
 
     from idp_tutorial.runs.experiment import train_and_save
     from idp_tutorial.runs.tune import choose_learning_rate
+    from idp_tutorial.training.callbacks import make_log_callbacks
 
+    out = options.out
     check_writable_folder(out, "out=")
+    callbacks = make_log_callbacks(options.log_with, out)
     search: dict = {}
     is_main_process = PartialState().is_main_process
     messages = handle_messages(MessageHandler(sys.stdout)) if is_main_process else nullcontext()
@@ -67,7 +68,14 @@ def _train_and_report(
         if learning_rates:
             with messages:
                 cfg, search = choose_learning_rate(cfg, learning_rates, out)
-        record = train_and_save(cfg, out, save_every=save_every, **search)
+        record = train_and_save(
+            cfg,
+            out,
+            save_every=options.save_every,
+            callbacks=callbacks,
+            progress=options.progress or None,
+            **search,
+        )
     except KeyboardInterrupt:
         print(
             f"stopped: the same command continues from the last checkpoint in {out}",
@@ -92,6 +100,11 @@ class TrainOptions(TableOptions, TrainingRunOptions):
     method: str = "lpt-npg"  # a method of `METHODS`
     # steps between checkpoints (default: every evaluation; 0: none)
     save_every: Annotated[int, Range(0, 10**9)] | None = None
+    # write loss, learning rate and validation score to tensorboard (out/runs), to wandb, or to a
+    # csv file (out/log.csv)
+    log_with: Literal["tensorboard", "wandb", "csv"] | None = None
+    # show a progress bar also where stderr is not a terminal
+    progress: bool = False
     out: str = "runs/train"  # folder of the run; a run that was stopped continues
     # train nothing: print the trained parameters, and estimates of memory and time
     dry_run: bool = False
@@ -112,4 +125,4 @@ def train_command(options: TrainOptions, base: Any) -> None:
     if options.dry_run:
         _print_forecast(cfg)
     else:
-        _train_and_report(cfg, grid, options.out, options.save_every)
+        _train_and_report(cfg, grid, options)

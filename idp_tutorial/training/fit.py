@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from torch import Tensor
-from tqdm.auto import tqdm
 from typing import Any, NoReturn
 
 # %% ../../nbs/engine/training/fit.ipynb #dcc39e91
@@ -43,6 +42,7 @@ from idp_tutorial.training.distributed import (
     create_optimizer,
     iterate_step_batches,
 )
+from tqdm.auto import tqdm  # after idp_tutorial, which prevents a warning in notebooks
 
 # %% ../../nbs/engine/training/fit.ipynb #c35d61d7
 @dataclass

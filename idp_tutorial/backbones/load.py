@@ -29,6 +29,7 @@ from idp_tutorial.backbones.sizes import (
 )
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import cast_weights, choose_faster_dtype, parse_dtype
+from idp_tutorial.core.quantisation import quantise_linear_layers
 from idp_tutorial.families.family import (
     get_auto_class,
     get_family,
@@ -320,7 +321,8 @@ def load_backbone(
     # None: pretrained; with a name of `FULL_SCALE_CONFIGS`, 'random', or 'meta' (no memory)
     weights: str | None = None,
     attn: str = "sdpa",  # 'sdpa' or 'eager'; DeBERTa, MPNet and Gemma 2 are always 'eager'
-    # of the weights: 'float32', 'bfloat16', 'auto' (`choose_faster_dtype`), or a torch dtype
+    # of the weights: 'float32', 'bfloat16', 'auto' (`choose_faster_dtype`), or a torch dtype;
+    # 'int8': the linear layers are in int8, the other weights in float32
     dtype: str | torch.dtype = "float32",
     # commit, tag or branch of a model on the hub; 'NAME@REVISION' has the same effect
     revision: str | None = None,
@@ -350,9 +352,11 @@ def load_backbone(
             tokenizer = _bundled_tokenizer(name)
         else:
             model, tokenizer, folder = _load_by_name(name, attn, load_dtype, revision, token)
-    if not isinstance(dtype, torch.dtype):
-        dtype = choose_faster_dtype(model)
-    bb = wrap_hf_model(cast_weights(model, dtype), tokenizer, name)
+    if dtype == "auto":
+        load_dtype = choose_faster_dtype(model)
+    bb = wrap_hf_model(cast_weights(model, load_dtype), tokenizer, name)
+    if dtype == "int8":
+        quantise_linear_layers(bb.layers)
     if name in BACKBONE_SOURCES and not weights:
         bb.weights_origin = describe_origin(name, folder)
     return bb

@@ -31,17 +31,19 @@ __all__ = [
 ]
 
 
+# 4 bits need kernels that PyTorch lacks on a CPU; 8 bits need none
+INT4_HINT = "weights in 4 bits are not supported; int8 is the smallest"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def parse_dtype(
-    dtype: str | torch.dtype,  # 'float32', 'bfloat16', 'auto', or a torch dtype
-) -> torch.dtype | str:  # a torch dtype, or 'auto'
-    """Return the torch dtype of a name; 'auto' and torch dtypes are returned unchanged."""
-    if isinstance(dtype, torch.dtype) or dtype == "auto":
+    dtype: str | torch.dtype,  # 'float32', 'bfloat16', 'int8', 'auto', or a torch dtype
+) -> torch.dtype | str:  # a torch dtype, 'int8' or 'auto'
+    """Return the torch dtype of a name; 'int8', 'auto' and torch dtypes are returned unchanged."""
+    if isinstance(dtype, torch.dtype):
         return dtype
-    check_choice(dtype, (*DTYPES, "auto"), "dtype")
-    return DTYPES[dtype]
+    check_choice(dtype, (*DTYPES, "int8", "auto"), "dtype", INT4_HINT)
+    return DTYPES.get(dtype, dtype)
 
 
 def cast_weights(

@@ -26,7 +26,7 @@ from sklearn.utils.validation import check_is_fitted
 from idp_tutorial.assembly.config import RunConfig, all_method_options, general_options
 from idp_tutorial.core.context import Context
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.prompted_model import PromptedModel, copy_state, trained_state
 from idp_tutorial.core.steps import Step
 from idp_tutorial.data.rows import (
     is_empty_text,
@@ -186,11 +186,17 @@ _EXCLUDED_OPTIONS = {
     "eval_every",
     "steps",
 }
-ESTIMATOR_OPTIONS: dict[str, Any] = dict(backbone="tiny", lr="auto", steps=300, evaluations=10) | {
-    name: option.default
-    for name, option in general_options().items()
-    if name not in _EXCLUDED_OPTIONS | {"backbone", "lr"}
-}
+# options of the estimator that are no fields of `RunConfig`
+_OWN_OPTIONS: dict[str, Any] = dict(evaluations=10, warm_start=False, verbose=None)
+ESTIMATOR_OPTIONS: dict[str, Any] = (
+    dict(backbone="tiny", lr="auto", steps=300)
+    | _OWN_OPTIONS
+    | {
+        name: option.default
+        for name, option in general_options().items()
+        if name not in _EXCLUDED_OPTIONS | {"backbone", "lr"}
+    }
+)
 # options that only some methods have; None: the method's default
 ESTIMATOR_OPTIONS |= dict.fromkeys(all_method_options())
 
@@ -246,6 +252,28 @@ def _name_options(init: Callable) -> Signature:
     return signature(init).replace(parameters=positional + options)
 
 
+def _select_splits(X: Any, validation: Any) -> tuple[Any, Any]:
+    """Return the training table of a `DatasetDict` and its validation split, or the arguments."""
+    if not (isinstance(X, Mapping) and X and all(map(_is_table, X.values()))):
+        return X, validation
+    splits = select_splits(X)
+    if isinstance(validation, Real) and "validation" in splits:
+        validation = splits["validation"]
+    return splits["train"], validation
+
+
+def _choose_columns(
+    X: Any, text: str | None, text2: str | None, label: str | None
+) -> tuple[str | None, str | None, str | None]:
+    """Return the names of the columns of a table, with the usual one if only the label is named."""
+    if text2 and not text:
+        raise UserError(f"text2={text2!r} needs the column of the first texts: pass text= too.")
+    if label and not text:
+        usual_names = (c for c in ("text", "sentence1", "sentence") if c in _column_names(X))
+        text = next(usual_names, None)
+    return text, text2, label
+
+
 class PromptEstimator(BaseEstimator):
     """Base class of the two estimators, with their options, training, prompts and files."""
 
@@ -254,6 +282,8 @@ class PromptEstimator(BaseEstimator):
     lr: float | str | None
     steps: int
     evaluations: int
+    warm_start: bool
+    verbose: bool | None
     class_weight: Any
     glove: str | None
     seed: int
@@ -268,7 +298,9 @@ class PromptEstimator(BaseEstimator):
     def __init__(
         self,
         method: str = "lpt-npg",  # name in `METHODS`
-        # `evaluations` (number of evaluations during training) and fields of `RunConfig`
+        # `evaluations` (number of evaluations during training); `warm_start` (True: `fit` continues
+        # from the prompts and the head of the earlier fit, as elsewhere in scikit-learn); `verbose`
+        # (show a progress bar; None: if stderr is a terminal); and fields of `RunConfig`
         **options,
     ):
         if unknown := options.keys() - ESTIMATOR_OPTIONS.keys():
@@ -301,19 +333,31 @@ class PromptEstimator(BaseEstimator):
         text2: str | None = None,  # column of the second texts, for pairs
         label: str | None = None,  # column of the labels; None: label
         skip_empty: bool = False,  # leave out rows without a text, and log how many they are
+        warm_start: bool | None = None,  # None: the option `warm_start`
+        callbacks: Iterable = (),  # `transformers.TrainerCallback` objects, as of `Trainer`
     ) -> "PromptEstimator":
-        """Train the method, and use the model that is best on the validation texts."""
-        if isinstance(X, Mapping) and X and all(map(_is_table, X.values())):
-            splits = select_splits(X)
-            X = splits["train"]
-            if isinstance(validation, Real) and "validation" in splits:
-                validation = splits["validation"]
-        if text2 and not text:
-            raise UserError(f"text2={text2!r} needs the column of the first texts: pass text= too.")
-        if label and not text:
-            usual_names = (c for c in ("text", "sentence1", "sentence") if c in _column_names(X))
-            text = next(usual_names, None)
-        self._fit_columns = (text, text2, label)
+        """Train the method, and use the model that is best on the validation texts.
+
+        With `lr='auto'` the model is trained, and the callbacks are called, once for each learning
+        rate. If `fit` raises an error, the estimator is as it was before.
+        """
+        attributes = vars(self).copy()
+        try:
+            X, validation = _select_splits(X, validation)
+            self._fit_columns = _choose_columns(X, text, text2, label)
+            task = self._make_training_task(X, y, validation, text_targets, skip_empty)
+            continues = self.warm_start if warm_start is None else warm_start
+            initial_state = self._trained_state(task) if continues else None
+            self._fit_best_learning_rate(task, resume, initial_state, callbacks)
+        except BaseException:
+            self.__dict__ = attributes
+            raise
+        return self
+
+    def _make_training_task(
+        self, X: Any, y: Any, validation: Any, text_targets: bool, skip_empty: bool
+    ) -> Task:
+        """Return a task with a training split and a validation split."""
         if text_targets and not isinstance(self, ClassifierMixin):
             raise UserError(
                 f"text_targets=True needs an estimator whose predict returns texts, and "
@@ -339,8 +383,31 @@ class PromptEstimator(BaseEstimator):
                 f"labels, got {validation!r:.60}. These texts select the checkpoint."
             )
         splits = dict(train=training_rows, validation=validation_rows)
-        self._fit_best_learning_rate(self._make_task(splits, text_targets), resume)
-        return self
+        return self._make_task(splits, text_targets)
+
+    def _trained_state(self, task: Task) -> dict[str, torch.Tensor] | None:
+        """Return the tensors of the earlier fit, if there is one and it is of the same task."""
+        if not hasattr(self, "model_"):
+            return None
+        earlier = self.task_
+        if earlier.labels != task.labels:
+            raise UserError(
+                f"warm_start=True continues from a model with the classes {[*earlier.labels]}, but "
+                f"y has {[*task.labels]}: give labels of the same classes, or warm_start=False."
+            )
+        names = ("pair", "is_regression", "is_generation")
+        if any(getattr(earlier, name) != getattr(task, name) for name in names):
+            raise UserError(
+                "warm_start=True continues from a model of another kind of texts or labels: give "
+                "them in the same form, or warm_start=False."
+            )
+        if self.backbone != self.config_.backbone or self.method != self.config_.method:
+            raise UserError(
+                f"warm_start=True continues from {self.config_.method!r} on backbone "
+                f"{self.config_.backbone!r}, but the estimator has {self.method!r} on "
+                f"{self.backbone!r}: use the same, or warm_start=False."
+            )
+        return copy_state(trained_state(self.model_))
 
     def _make_task(self, splits: dict[str, list[dict]], text_targets: bool) -> Task:
         if splits["train"][0].keys() != splits["validation"][0].keys():
@@ -428,7 +495,7 @@ class PromptEstimator(BaseEstimator):
         options = {
             name: getattr(self, name)
             for name in ESTIMATOR_OPTIONS
-            if name not in ("lr", "evaluations", "class_weight")
+            if name not in {"lr", "class_weight", *_OWN_OPTIONS}
         }
         for name in all_method_options():
             if options[name] is None:
@@ -455,7 +522,13 @@ class PromptEstimator(BaseEstimator):
         )
         return cfg.resolve_epochs(len(task.splits["train"]))
 
-    def _fit_best_learning_rate(self, task: Task, resume: Path | str | None) -> None:
+    def _fit_best_learning_rate(
+        self,
+        task: Task,
+        resume: Path | str | None,
+        initial_state: dict[str, torch.Tensor] | None,
+        callbacks: Iterable,
+    ) -> None:
         """Train with every learning rate, and set the attributes of the best model."""
         cfg = self._make_config(task)
         method = METHODS[check_name(self.method, METHODS, "method")]
@@ -469,9 +542,18 @@ class PromptEstimator(BaseEstimator):
         def train(lr: float) -> tuple[tuple, TrainLog]:
             """Train in a folder of the learning rate's own."""
             folder = Path(resume) / f"lr-{lr:g}" if resume else None
-            return train_at_learning_rate(cfg, task, lr, folder)
+            return train_at_learning_rate(
+                cfg,
+                task,
+                lr,
+                folder,
+                initial_state=initial_state,
+                callbacks=callbacks,
+                progress=None if self.verbose is None else bool(self.verbose),
+            )
 
-        trials = try_learning_rates(train, learning_rates)
+        callbacks = list(callbacks)
+        trials = try_learning_rates(train, learning_rates, title=self.method)
         if trials.log is None:
             raise DivergenceError(trials.error)
         experiment, self.model_ = trials.trained
@@ -482,6 +564,8 @@ class PromptEstimator(BaseEstimator):
         if len(learning_rates) > 1:
             tried = ", ".join(f"{lr:g}" for lr in learning_rates)
             record.checkpoint_selection += f"; learning rate: best of {tried}"
+        if initial_state:
+            record.details["warm_start"] = True
         self.record_ = record.to_dict()
         self.task_ = replace(experiment.task, splits={})
 

@@ -9,6 +9,7 @@ from copy import deepcopy
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -21,9 +22,11 @@ from small import stop_at
 
 from idp_tutorial import PromptClassifier, PromptRegressor
 from idp_tutorial.assembly.config import RunConfig, describe_all_options
+from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.user_data import hold_out_rows
 from idp_tutorial.estimator import ESTIMATOR_OPTIONS
 from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.training.examples import encode_rows
 
 TEXTS = [
     f"the {a} {b} is {c}"
@@ -692,3 +695,78 @@ def test_a_report_of_numbers_is_in_their_units(quick):
     reg = quick(cls=PromptRegressor).fit(TEXTS, y)
     mae = np.abs(reg.predict(TEXTS) - y).mean()
     assert reg.report(TEXTS, y).scores["mae"] == pytest.approx(mae)
+
+
+def test_a_warm_start_continues_from_the_trained_prompts_and_head(quick):
+    clf = quick(lr=1e-2, steps=20).fit(TEXTS, LABELS)
+    first = clf.predict_proba(TEXTS)
+    config = deepcopy(clf.config_)
+    clf.set_params(lr=1e-30, steps=1)
+    again = clone(clf).fit(TEXTS, LABELS)
+    assert np.abs(again.predict_proba(TEXTS) - first).max() > 0.01
+    assert "warm_start" not in again.record_
+    for warm in (dict(option=True, fit=None), dict(option=False, fit=True)):
+        clf.set_params(warm_start=warm["option"])
+        clf.fit(TEXTS, LABELS, warm_start=warm["fit"])
+        np.testing.assert_allclose(clf.predict_proba(TEXTS), first, atol=1e-6)
+        assert clf.record_["warm_start"] is True
+    assert clf.config_.lr != config.lr
+
+
+def test_a_warm_start_begins_with_the_last_loss(quick):
+    losses = []
+
+    def loss_of(model):
+        rows = [dict(sentence1=text, label="abc".index(y)) for text, y in zip(TEXTS, LABELS)]
+        batch = collate(encode_rows(clf.task_, rows, model.backbone, 32, None), 0)
+        was_training = model.training
+        with torch.no_grad():
+            losses.append(model.eval()(batch, return_loss=True).item())
+        model.train(was_training)
+
+    class FirstLoss:
+        def on_train_begin(self, args, state, control, model=None, **kwargs):
+            loss_of(model)
+
+    clf = quick("prompt-tuning", lr=1e-2, steps=8).fit(TEXTS, LABELS)
+    loss_of(clf.model_)
+    for warm_start in (True, False):
+        clf.fit(TEXTS, LABELS, warm_start=warm_start, callbacks=[FirstLoss()])
+    last, warm, cold = losses
+    assert warm == pytest.approx(last, rel=1e-5) and abs(cold - last) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        (lambda clf: clf.fit(TEXTS, ["x", "y"] * 12), r"with the classes \['a', 'b', 'c'\].*\['x"),
+        (lambda clf: clf.set_params(method="lpt").fit(TEXTS, LABELS), "'lpt-npg' on backbone"),
+        (
+            lambda clf: clf.set_params(prompt_length=3).fit(TEXTS, LABELS),
+            "other trained tensors: use the same options",
+        ),
+    ],
+    ids=["classes", "method", "prompt length"],
+)
+def test_a_warm_start_of_another_model_is_refused_and_changes_nothing(quick, change, message):
+    clf = quick(warm_start=True).fit(TEXTS, LABELS)
+    before = clf.predict_proba(TEXTS)
+    with pytest.raises(ValueError, match=message):
+        change(clf)
+    assert clf.classes_.tolist() == ["a", "b", "c"]
+    clf.set_params(method="lpt-npg", prompt_length=2)
+    np.testing.assert_array_equal(clf.predict_proba(TEXTS), before)
+
+
+def test_verbose_shows_a_progress_bar_and_callbacks_are_called(quick, capsys):
+    class Counter:
+        n = 0
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.n += 1
+
+    counter = Counter()
+    quick(verbose=False).fit(TEXTS, LABELS, callbacks=[counter])
+    assert counter.n == 2 and capsys.readouterr().err == ""
+    quick(verbose=True).fit(TEXTS, LABELS)
+    assert "2/2" in capsys.readouterr().err

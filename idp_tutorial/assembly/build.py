@@ -15,6 +15,7 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import DTYPES
 from idp_tutorial.core.heads import ClassificationHead, GenerationHead, VerbalizerHead
 from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.quantisation import is_quantised
 from idp_tutorial.core.random_numbers import seed_random_numbers, thread_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.backbone_edits import ensure_unmodified, revert_backbone
@@ -164,6 +165,11 @@ def build_model(
         raise UserError(
             f"{cfg.method!r} predicts a label, and task {task.name!r} is answered with generated "
             "text: use another method."
+        )
+    if ALL_METHODS[cfg.method].kind in ("weights", "all weights") and is_quantised(bb.layers):
+        raise UserError(
+            f"{cfg.method!r} changes the linear layers of the backbone, which is not possible in "
+            "int8: use dtype='bfloat16' or 'float32'."
         )
     seed_random_numbers(cfg.seed)
     if isinstance(cfg.method_config, ControlConfig):

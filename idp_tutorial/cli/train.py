@@ -8,7 +8,7 @@ uses the prompt that it saves. With several processes only the main process prin
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from idp_tutorial.cli.commands import (
     TableOptions,
@@ -56,18 +56,15 @@ def _validate(cfg: Any, options: "TrainOptions") -> None:
     )
 
 
-def _train_and_report(
-    cfg: Any,
-    learning_rates: tuple[float, ...],
-    out: str,
-    save_every: int | None,
-    with_report: bool,
-) -> None:
+def _train_and_report(cfg: Any, learning_rates: tuple[float, ...], options: "TrainOptions") -> None:
     """Choose a learning rate if several are given, train, and print the score."""
     from idp_tutorial.runs.experiment import REPORT_FOLDER, train_and_save
     from idp_tutorial.runs.tune import choose_learning_rate
+    from idp_tutorial.training.callbacks import make_log_callbacks
 
+    out = options.out
     check_writable_folder(out, "out=")
+    callbacks = make_log_callbacks(options.log_with, out)
     search: dict = {}
     is_main_process = process_state().is_main_process
     messages = handle_messages(MessageHandler(sys.stdout)) if is_main_process else nullcontext()
@@ -75,7 +72,15 @@ def _train_and_report(
         if learning_rates:
             with messages:
                 cfg, search = choose_learning_rate(cfg, learning_rates, out)
-        record = train_and_save(cfg, out, save_every=save_every, report=with_report, **search)
+        record = train_and_save(
+            cfg,
+            out,
+            save_every=options.save_every,
+            report=options.report,
+            callbacks=callbacks,
+            progress=options.progress or None,
+            **search,
+        )
     except KeyboardInterrupt:
         print(
             f"stopped: the same command continues from the last checkpoint in {out}",
@@ -89,7 +94,7 @@ def _train_and_report(
             f"{sum(record['params'].values()):,} trained parameters"
         )
         print(f"written: {out}/record.jsonl, prompts.safetensors, prompts.json")
-        if with_report:
+        if options.report:
             print_report(f"{out}/{REPORT_FOLDER}", sys.stdout)
 
 
@@ -102,6 +107,11 @@ class TrainOptions(TableOptions, TrainingRunOptions):
     method: str = "lpt-npg"  # a method of `METHODS`
     # steps between checkpoints (default: every evaluation; 0: none)
     save_every: Annotated[int, Range(0, 10**9)] | None = None
+    # write loss, learning rate and validation score to tensorboard (out/runs), to wandb, or to a
+    # csv file (out/log.csv)
+    log_with: Literal["tensorboard", "wandb", "csv"] | None = None
+    # show a progress bar also where stderr is not a terminal
+    progress: bool = False
     out: str = "runs/train"  # folder of the run; a run that was stopped continues
     # print a report on the test split, and write it to OUT/report: scores of each class, confusion
     # matrix, calibration and misclassified rows; the rows are in it
@@ -125,4 +135,4 @@ def train_command(options: TrainOptions, base: Any) -> None:
     if options.dry_run:
         _print_forecast(cfg)
     else:
-        _train_and_report(cfg, grid, options.out, options.save_every, options.report)
+        _train_and_report(cfg, grid, options)

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 # %% ../../nbs/engine/core/backbone.ipynb #fa000001
 from ..utils.checks import UserError
+from .quantisation import is_quantised
 from .prompt_key_values import FullKeyValues, select_position, split_heads
 
 # %% ../../nbs/engine/core/backbone.ipynb #a5c3ba73
@@ -102,6 +103,8 @@ class Backbone:
     def weights_info(self) -> dict[str, str]:
         """Origin and dtype of the weights, for records."""
         weights_dtype = str(self.word_embeddings.weight.dtype).removeprefix("torch.")
+        if is_quantised(self.layers):
+            weights_dtype = "int8"
         origin = {"origin": self.weights_origin} if self.weights_origin else {}
         return {**origin, "weights_dtype": weights_dtype}
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from idp_tutorial.utils.checks import check_choice
+from idp_tutorial.utils.checks import UserError, check_choice
 
 __all__ = [
     "DTYPES",
@@ -32,17 +32,19 @@ __all__ = [
 ]
 
 
+# 4 bits need kernels that PyTorch lacks on a CPU; 8 bits need none
+INT4_HINT = "weights in 4 bits are not supported; int8 is the smallest"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def parse_dtype(
-    dtype: str | torch.dtype,  # 'float32', 'bfloat16', 'auto', or a torch dtype
-) -> torch.dtype | str:  # a torch dtype, or 'auto'
-    """Return the torch dtype of a name; 'auto' and torch dtypes are returned unchanged."""
-    if isinstance(dtype, torch.dtype) or dtype == "auto":
+    dtype: str | torch.dtype,  # 'float32', 'bfloat16', 'int8', 'auto', or a torch dtype
+) -> torch.dtype | str:  # a torch dtype, 'int8' or 'auto'
+    """Return the torch dtype of a name; 'int8', 'auto' and torch dtypes are returned unchanged."""
+    if isinstance(dtype, torch.dtype):
         return dtype
-    check_choice(dtype, (*DTYPES, "auto"), "dtype")
-    return DTYPES[dtype]
+    check_choice(dtype, (*DTYPES, "int8", "auto"), "dtype", INT4_HINT)
+    return DTYPES.get(dtype, dtype)
 
 
 def cast_weights(
@@ -112,6 +114,14 @@ def resolve_dtype(
     dtype: str | torch.dtype,  # 'float32', 'bfloat16', 'auto', or a torch dtype
     model: Any,  # a Hugging Face model, for 'auto'
 ) -> torch.dtype:
-    """Return the torch dtype of a name; 'auto' is the faster one on this machine."""
+    """Return the torch dtype of a name; 'auto' is the faster one on this machine.
+
+    Raises: `UserError` for 'int8', which is not one dtype of all weights.
+    """
     parsed = parse_dtype(dtype)
+    if parsed == "int8":
+        raise UserError(
+            "dtype='int8' is chosen when a backbone is loaded, such as in training: use 'float32', "
+            "'bfloat16' or 'auto' for a trained model."
+        )
     return parsed if isinstance(parsed, torch.dtype) else choose_faster_dtype(model)

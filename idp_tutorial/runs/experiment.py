@@ -8,16 +8,19 @@ record states how the checkpoint was chosen.
 """
 
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.assembly.controls import ControlModel, fit_control
 from idp_tutorial.assembly.options import refuse_control
 from idp_tutorial.assembly.probe import initialise_head_from_probe
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.method import ALL_METHODS
@@ -99,6 +102,8 @@ class Experiment:
         self,
         checkpoint_dir: Path | None = None,  # folder for checkpoints; unused by controls
         save_every: int | None = None,  # steps between two checkpoints; None: `cfg.eval_every`
+        initial_state: Mapping[str, Tensor] | None = None,  # trained tensors to begin with, by name
+        **fit_options: Any,  # `callbacks` and `progress` of `fit`
     ) -> tuple[PromptedModel, TrainLog]:
         """Build the model and train it, without scoring it.
 
@@ -106,10 +111,25 @@ class Experiment:
         """
         self.start_time = time.time()
         model = self.build_model()
+        if initial_state:
+            state = trained_state(model)
+            if {n: t.shape for n, t in state.items()} != {
+                n: t.shape for n, t in initial_state.items()
+            }:
+                raise UserError(
+                    "the earlier model has other trained tensors: use the same options of the "
+                    "method and the head, or warm_start=False."
+                )
+            restore_state(state, initial_state)
         if isinstance(model, ControlModel):
             return model, fit_control(self.cfg.method_config, model, self.task, self.cfg)
         return model, fit(
-            model, self.task, self.cfg, checkpoint_dir=checkpoint_dir, save_every=save_every
+            model,
+            self.task,
+            self.cfg,
+            checkpoint_dir=checkpoint_dir,
+            save_every=save_every,
+            **fit_options,
         )
 
     def score(
@@ -205,6 +225,7 @@ class Experiment:
         folder: Path,  # folder of this run; it must not hold another run
         save_every: int | None = None,  # steps between two checkpoints; 0: no checkpoints
         report: bool = False,  # write a report on the test split to the folder REPORT_FOLDER in it
+        fit_options: Mapping[str, Any] = {},  # `callbacks` and `progress` of `fit`
         **details: Any,  # further fields of the record
     ) -> Record:
         """Train a model or resume its training, and save it with its record in a folder."""
@@ -215,7 +236,7 @@ class Experiment:
         with folder_lock(folder if is_main_process else None):
             self.check_folder(folder)
             try:
-                model, log = self.fit(checkpoint_dir, save_every)
+                model, log = self.fit(checkpoint_dir, save_every, **fit_options)
                 record = self.score(model, log, **details)
             except FloatingPointError as e:
                 # The folder stays free for a run with another learning rate, whose record replaces
@@ -255,6 +276,8 @@ def train_and_save(
     # steps between two checkpoints; None: `cfg.eval_every`; 0: no checkpoints
     save_every: int | None = None,
     report: bool = False,  # write a report on the test split to the folder REPORT_FOLDER in it
+    callbacks: Iterable = (),  # `transformers.TrainerCallback` objects, as of `Trainer`
+    progress: bool | None = None,  # show a progress bar; None: if stderr is a terminal
     **details: Any,  # further fields of the record
 ) -> dict[str, Any]:  # the record
     """Train one config, or resume it, and save the trained model and its record in a folder.
@@ -265,5 +288,7 @@ def train_and_save(
     refuse_control(cfg.method)
     if save_every is not None:
         check_at_least(save_every, 0, "save_every")
-    record = Experiment(cfg, task).train_in_folder(Path(folder), save_every, report, **details)
+    fit_options = dict(callbacks=callbacks, progress=progress)
+    experiment = Experiment(cfg, task)
+    record = experiment.train_in_folder(Path(folder), save_every, report, fit_options, **details)
     return record.to_dict()

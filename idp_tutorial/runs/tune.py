@@ -146,10 +146,11 @@ def train_at_learning_rate(
     task: Task,
     lr: float,
     checkpoint_dir: Path | None = None,  # folder of checkpoints
+    **fit_options: Any,  # further arguments of `Experiment.fit`
 ) -> tuple[tuple[Experiment, PromptedModel], TrainLog]:
     """Train a model with a learning rate, for `try_learning_rates`."""
     experiment = Experiment(replace(cfg, lr=lr), task)
-    model, log = experiment.fit(checkpoint_dir)
+    model, log = experiment.fit(checkpoint_dir, **fit_options)
     return (experiment, model), log
 
 

@@ -7,11 +7,10 @@ __all__ = ['TrainLog', 'TrainState', 'TrainingRun', 'fit']
 
 # %% ../../nbs/engine/training/fit.ipynb #2825163e
 import torch
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from torch import Tensor
-from tqdm.auto import tqdm
 from typing import Any, NoReturn
 
 # %% ../../nbs/engine/training/fit.ipynb #dcc39e91
@@ -30,6 +29,7 @@ from idp_tutorial.core.random_numbers import (
     seed_random_numbers,
     thread_random_numbers,
 )
+from .callbacks import CallbackRunner
 from .checkpoint import Checkpoint, run_fingerprint
 from idp_tutorial.training.evaluation import (
     compute_output_loss,
@@ -48,6 +48,7 @@ from idp_tutorial.training.distributed import (
     create_optimizer,
     iterate_step_batches,
 )
+from tqdm.auto import tqdm  # after idp_tutorial, which prevents a warning in notebooks
 
 # %% ../../nbs/engine/training/fit.ipynb #c35d61d7
 @dataclass
@@ -95,6 +96,7 @@ class TrainingRun:
         self.cfg = cfg.resolve_epochs(len(task.splits["train"]), self.acc.num_processes)
         self.state = TrainState()
         self.checkpoint: Checkpoint | None = None
+        self.callbacks = CallbackRunner(self)
         train, validation, cost, self.cut_texts = encode_training_splits(
             self.acc, model, task, self.cfg
         )
@@ -111,7 +113,12 @@ class TrainingRun:
             score, peak_memory_mb=peak_memory_mb, cache=self.cache_cost, validation_loss=loss
         )
 
-    def start_or_resume(self, checkpoint_dir: Path | str | None, save_every: int | None) -> tqdm:
+    def start_or_resume(
+        self,
+        checkpoint_dir: Path | str | None,
+        save_every: int | None,
+        progress: bool | None = None,  # as for `fit`
+    ) -> tqdm:
         """Create optimizer and schedule, load the last checkpoint, return the progress bar."""
         if not self.lr:
             raise UserError(
@@ -130,8 +137,9 @@ class TrainingRun:
             initial=self.state.step,
             leave=False,
             desc=self.cfg.run_name,
-            disable=None if self.acc.is_main_process else True,
+            disable=self._hides_progress(progress),
         )
+        self.progress_values: dict[str, str] = {}  # loss and score beside the progress bar
         self.step_batches = iterate_step_batches(
             self.acc,
             self.train_examples,
@@ -142,6 +150,16 @@ class TrainingRun:
         )
         return self.progress_bar
 
+    def _hides_progress(self, progress: bool | None) -> bool | None:
+        """Return whether the progress bar is hidden; None: unless stderr is a terminal."""
+        if not self.acc.is_main_process:
+            return True
+        return None if progress is None else not progress
+
+    def _show_progress(self, **values: str) -> None:
+        self.progress_values |= values
+        self.progress_bar.set_postfix(self.progress_values)
+
     def _open_checkpoint(self, folder: Path | str, save_every: int | None, lr: float) -> Checkpoint:
         fingerprint = run_fingerprint(
             self.model,
@@ -151,6 +169,11 @@ class TrainingRun:
             self.acc.num_processes,
         )
         return Checkpoint(folder, fingerprint, save_every or self.cfg.eval_every)
+
+    def call_back(self, callbacks: Iterable, folder: Path | str | None) -> CallbackRunner:
+        """Call the callbacks at the events of the run, while the returned context is open."""
+        self.callbacks = CallbackRunner(self, callbacks, folder)
+        return self.callbacks
 
     def _create_optimizer(self, lr: float) -> None:
         from transformers import get_scheduler
@@ -173,10 +196,12 @@ class TrainingRun:
 
     @property
     def is_finished(self) -> bool:
-        """True if all steps are taken, or if `patience` ends the run early."""
+        """True if all steps are taken, or if `patience` or a callback ends the run early."""
         state = self.state
-        return state.step >= self.cfg.steps or should_stop_early(
-            state.history, state.validation_losses, self.cfg.patience
+        return (
+            state.step >= self.cfg.steps
+            or self.callbacks.should_stop
+            or should_stop_early(state.history, state.validation_losses, self.cfg.patience)
         )
 
     def is_due(self, every: int) -> bool:
@@ -187,16 +212,20 @@ class TrainingRun:
         """Take one optimizer step and record its time and its loss."""
         if not self.model.training:
             self.prepared_model.train()  # an evaluation has left it in evaluation mode
+        self.callbacks.notify("on_step_begin")
         self.profiler.start()
         loss = self._optimizer_step(next(self.step_batches))
         self.profiler.stop()
         self.state.step += 1
         self.state.losses.append(loss)
         self.progress_bar.update()
+        self.callbacks.notify("on_step_end")
         # reading the loss waits for the device, so it is not read in every step
         is_checked = self.state.step < 10 or self.is_due(10) or self.is_due(self.cfg.eval_every)
-        if is_checked and not torch.isfinite(loss):
-            self._raise_divergence(f"the loss is {loss.item()}")
+        if is_checked:
+            if not torch.isfinite(loss):
+                self._raise_divergence(f"the loss is {loss.item()}")
+            self._show_progress(loss=f"{loss.item():.3f}")
 
     def _optimizer_step(
         self,
@@ -273,7 +302,8 @@ class TrainingRun:
             self._raise_divergence("the model's outputs are not finite")
         state.history.append((state.step, score))
         state.validation_losses.append(loss)
-        self.progress_bar.set_postfix(validation=f"{score:.1f}")
+        self._show_progress(validation=f"{score:.1f}")
+        self.callbacks.log_evaluation(score)
         if find_best_evaluation(state.history, state.validation_losses) == len(state.history) - 1:
             state.best_tensors = copy_state(self.trained_tensors)
 
@@ -281,6 +311,7 @@ class TrainingRun:
         """Write a checkpoint if one is due."""
         if self.checkpoint and self.is_due(self.checkpoint.interval):
             self.checkpoint.save(self)
+            self.callbacks.notify("on_save")
 
     def restore_best(self) -> None:
         """Copy the best tensors back into the model."""
@@ -314,6 +345,8 @@ def fit(
     lr: float | None = None,  # learning rate; None: `cfg.lr`
     checkpoint_dir: Path | str | None = None,  # folder for checkpoints, to resume a killed run
     save_every: int | None = None,  # steps between two checkpoints; None: `cfg.eval_every`
+    callbacks: Iterable = (),  # `transformers.TrainerCallback` objects, as of `Trainer`
+    progress: bool | None = None,  # show a progress bar; None: if stderr is a terminal
 ) -> TrainLog:
     """Train the model; afterwards it has the tensors with the best validation score.
 
@@ -326,8 +359,9 @@ def fit(
     with (
         exclusive_gpu_random_numbers(run.acc.device),
         folder_lock(checkpoint_dir if run.acc.is_main_process else None),
-        run.start_or_resume(checkpoint_dir, save_every),
+        run.start_or_resume(checkpoint_dir, save_every, progress),
         compile_trained_layers(model, cfg.compile),
+        run.call_back(callbacks, checkpoint_dir),
     ):
         while not run.is_finished:
             run.step()

@@ -44,11 +44,11 @@ def test_auto_uses_the_faster_dtype(monkeypatch):
         assert load_backbone("tiny", dtype="auto").word_embeddings.weight.dtype == dtype
     assert load_backbone("tiny").word_embeddings.weight.dtype == torch.float32  # whatever is faster
     with pytest.raises(
-        ValueError, match="dtype must be 'float32', 'bfloat16' or 'auto', got 'float16'"
+        ValueError, match="dtype must be 'float32', 'bfloat16', 'int8' or 'auto', got 'float16'"
     ):
         RunConfig(dtype="float16")
     with pytest.raises(
-        ValueError, match="dtype must be 'float32', 'bfloat16' or 'auto', got 'float8'"
+        ValueError, match="dtype must be 'float32', 'bfloat16', 'int8' or 'auto', got 'float8'"
     ):
         load_backbone("tiny", dtype="float8")  # and no word of damage
 

@@ -13,10 +13,10 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from transformers.utils import logging as hf_logging
 
 # %% ../../../nbs/engine/papers/supplementary_training.ipynb #15f1c69d
 from ...utils.checks import UserError
+from transformers.utils import logging as hf_logging
 from ...assembly.config import RunConfig
 from ...data.task import Task
 from ...core.backbone import Backbone, backbone_fingerprint

@@ -1,0 +1,214 @@
+"""Callbacks of transformers, and logs of a training run: TensorBoard, Weights & Biases, CSV.
+
+A callback is a `TrainerCallback` of transformers, so the integrations and callbacks that are
+written for its `Trainer` work here. `CallbackRunner` calls them with what `Trainer` passes:
+`TrainingArguments`, `TrainerState` and `TrainerControl`.
+"""
+
+import csv
+import io
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+
+from idp_tutorial.utils.checks import UserError, check_choice
+from idp_tutorial.utils.durable import write_atomically
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+    from idp_tutorial.training.fit import TrainingRun
+
+__all__ = ["LogFormat", "CSVCallback", "make_log_callbacks", "CallbackRunner"]
+
+LogFormat = Literal["tensorboard", "wandb", "csv"]
+
+
+class CSVCallback:
+    """Callback that writes a table with a row for each evaluation."""
+
+    def __init__(
+        self,
+        file: Path | str,  # CSV file; the rows of a run that is resumed are kept
+    ) -> None:
+        self.file = Path(file)
+        self.rows: list[dict[str, Any]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Read the rows up to the step from which the run is resumed."""
+        self.rows = []
+        if state.global_step and self.file.exists():
+            with open(self.file, encoding="utf-8", newline="") as f:
+                rows = csv.DictReader(f)
+                self.rows = [row for row in rows if int(row["step"]) <= state.global_step]
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict | None = None, **kwargs: Any
+    ) -> None:
+        """Add a row, and write the file."""
+        self.rows.append({"step": state.global_step, "epoch": state.epoch, **(logs or {})})
+        if not state.is_world_process_zero:
+            return
+        columns = dict.fromkeys(name for row in self.rows for name in row)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.file, text.getvalue().encode())
+
+
+_PACKAGES = dict(tensorboard="tensorboard", wandb="wandb")
+
+
+def make_log_callbacks(
+    log_with: LogFormat | None,  # None: no log
+    folder: Path | str,  # folder of the run; a CSV log is its `log.csv`
+) -> list:
+    """Return the callbacks that write the log of a run.
+
+    Raises: `UserError` if a package is missing.
+    """
+    check_choice(log_with, (None, *get_args(LogFormat)), "log_with")
+    if log_with is None:
+        return []
+    if log_with == "csv":
+        return [CSVCallback(Path(folder) / "log.csv")]
+    from transformers.integrations import TensorBoardCallback, WandbCallback
+
+    try:
+        return [TensorBoardCallback() if log_with == "tensorboard" else WandbCallback()]
+    except (ImportError, RuntimeError) as e:
+        raise UserError(
+            f"log_with={log_with!r} needs the package {_PACKAGES[log_with]}: "
+            f"pip install {_PACKAGES[log_with]}, or use log_with='csv'."
+        ) from e
+
+
+def _make_training_arguments(run: "TrainingRun", folder: Path | str | None) -> "TrainingArguments":
+    """Return the arguments of transformers' `Trainer` that describe a run."""
+    from transformers import TrainingArguments
+
+    class RunArguments(TrainingArguments):
+        """Arguments that use the devices of the run, and leave accelerate's state unchanged."""
+
+        _setup_devices = run.acc.device  # type: ignore[assignment]
+        distributed_state = None
+
+    cfg = run.cfg
+    return RunArguments(
+        output_dir=os.fspath(folder) if folder else None,
+        run_name=cfg.run_name,
+        max_steps=cfg.steps,
+        per_device_train_batch_size=cfg.batch_size,
+        gradient_accumulation_steps=cfg.accumulate,
+        learning_rate=run.lr or 0.0,
+        weight_decay=cfg.weight_decay,
+        seed=cfg.seed,
+        eval_strategy="steps",
+        save_strategy="steps",
+        logging_steps=cfg.eval_every,
+        eval_steps=cfg.eval_every,
+        save_steps=cfg.eval_every,
+        load_best_model_at_end=True,
+        metric_for_best_model=f"eval_{run.task.metric}",
+        greater_is_better=True,
+        report_to="none",
+    )
+
+
+class CallbackRunner:
+    """The callbacks of a training run, and the state and control that they receive.
+
+    As a context manager it calls `on_train_begin` and `on_train_end`. `should_training_stop` is
+    honoured; the other fields of the control are not read.
+    """
+
+    def __init__(
+        self,
+        run: "TrainingRun",
+        # `TrainerCallback` objects or classes, or others with some of its methods
+        callbacks: Iterable[Any] = (),
+        folder: Path | str | None = None,  # folder of the run, for callbacks that write files
+    ) -> None:
+        self.run = run
+        self.callbacks = [c() if isinstance(c, type) else c for c in callbacks]
+        for callback in self.callbacks:
+            if not any(name.startswith("on_") for name in dir(callback)):
+                raise UserError(
+                    f"a callback must be a transformers.TrainerCallback, got {callback!r:.60}."
+                )
+        if not self.callbacks:
+            return
+        from transformers import TrainerControl, TrainerState
+
+        self.control = TrainerControl()
+        self.args = _make_training_arguments(run, folder)
+        self.state = TrainerState(
+            max_steps=run.cfg.steps,
+            logging_steps=run.cfg.eval_every,
+            eval_steps=run.cfg.eval_every,
+            is_local_process_zero=run.acc.is_local_main_process,
+            is_world_process_zero=run.acc.is_main_process,
+        )
+        self.n_logged = run.state.step  # steps whose losses are in the log
+
+    @property
+    def should_stop(self) -> bool:
+        """True if a callback has asked to stop the training."""
+        return bool(self.callbacks) and self.control.should_training_stop
+
+    def notify(
+        self,
+        event: str,  # name of a method of `TrainerCallback`, such as 'on_step_end'
+        **values: Any,  # `logs` or `metrics`
+    ) -> None:
+        """Call a method of every callback."""
+        if not self.callbacks:
+            return
+        run = self.run
+        cfg = run.cfg
+        examples_per_step = cfg.batch_size * cfg.accumulate * run.acc.num_processes
+        self.state.global_step = run.state.step
+        self.state.epoch = run.state.step * examples_per_step / len(run.train_examples)
+        values |= dict(
+            model=run.model,
+            processing_class=run.model.backbone.tokenizer,
+            optimizer=run.optimizer,
+            lr_scheduler=run.lr_scheduler,
+        )
+        for callback in self.callbacks:
+            method = getattr(callback, event, None)
+            control = method and method(self.args, self.state, self.control, **values)
+            self.control = control or self.control
+
+    def log_evaluation(
+        self,
+        score: float,  # validation score, in percent
+    ) -> None:
+        """Log the score, the mean loss since the last evaluation and the learning rate."""
+        if not self.callbacks:
+            return
+        losses = torch.stack(self.run.state.losses[self.n_logged :] or self.run.state.losses[-1:])
+        self.n_logged = self.run.state.step
+        metrics = {f"eval_{self.run.task.metric}": score}
+        logs = {
+            "loss": losses.float().mean().item(),
+            "learning_rate": self.run.lr_scheduler.get_last_lr()[0],
+            **metrics,
+        }
+        self.state.log_history.append({**logs, "step": self.run.state.step})
+        self.notify("on_log", logs=logs)
+        self.notify("on_evaluate", metrics=metrics)
+        self.state.best_metric = max(score for _, score in self.run.state.history)
+
+    def __enter__(self) -> "CallbackRunner":
+        self.notify("on_train_begin")
+        return self
+
+    def __exit__(self, error_class: type | None, *error: object) -> None:
+        if error_class is None:
+            self.notify("on_train_end")

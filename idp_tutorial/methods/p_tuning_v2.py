@@ -20,7 +20,8 @@ from ..core.sources import PromptSource
 from ..core.prompt_key_values import PromptKeyValues
 from ..core.steps import Add, Insert, KeyValue, Replace, Step
 from ..training.config import TrainingConfig
-from .method import Plan, PromptConfig, StandardDeviation, register
+from .method import Plan, StandardDeviation, register
+from .text_init import TextInitConfig, text_keys_values
 from ..utils.options import Probability
 
 # %% ../../nbs/course/06_deep_prompts.ipynb #a7f8acf6
@@ -38,10 +39,11 @@ class KeyValuePrompt(PromptSource):
         d: int,
         dropout: float = 0.1,  # dropout probability, from 0 to 1
         std: float = 0.02,  # standard deviation of the normal initialisation
+        initial: Tensor | None = None,  # initial values `[t,2d]`; None: random
     ) -> None:
         super().__init__()
         check_at_least(t, 1, "prompt length t")
-        self.p = nn.Parameter(std * torch.randn(t, 2 * d))
+        self.p = nn.Parameter(std * torch.randn(t, 2 * d) if initial is None else initial)
         self.dropout = nn.Dropout(dropout)
 
     def forward(
@@ -111,11 +113,14 @@ def deep_prompt_plan(
     shift_positions: bool = True,
     dropout: float = 0.1,  # dropout probability of keys and values; 'kv' only
     std: float = 0.02,  # standard deviation of the normal initialisation
+    # tokens `[t]` whose keys and values are the initial prompt; 'kv' only; None: random
+    initial_ids: Tensor | None = None,
 ) -> dict[int, Step]:  # layer → step
     """Return a plan with separate prompt vectors for every layer (P-tuning v2).
 
     The ways of insertion are those of Liu et al.'s code ('kv'), its usual description ('replace')
-    and IDPG's code ('add'). Raises: `UserError` for an unknown insertion.
+    and IDPG's code ('add'). Raises: `UserError` for an unknown insertion, or `initial_ids` with
+    another insertion than 'kv'.
     """
     insertion = insertion or ("kv" if bb.supports_kv_prompt else "replace")
     meanings = {
@@ -124,10 +129,19 @@ def deep_prompt_plan(
         "add": "vectors added at the prompt positions",
     }
     check_choice(insertion, meanings, "insertion")
+    if initial_ids is not None and insertion != "kv":
+        raise UserError(
+            f"init='text' gives initial keys and values, but insertion={insertion!r} has none. Use "
+            "insertion='kv', or init='random'."
+        )
     plan: dict[int, Step] = {}
     if insertion == "kv":
+        initial: list[Tensor | None] = [None] * bb.n_layers
+        if initial_ids is not None:
+            initial = list(text_keys_values(bb, initial_ids))
         for layer in range(bb.n_layers):
-            plan[layer] = KeyValue(KeyValuePrompt(t, bb.d_kv_prompt // 2, dropout, std))
+            source = KeyValuePrompt(t, bb.d_kv_prompt // 2, dropout, std, initial[layer])
+            plan[layer] = KeyValue(source)
         if shift_positions:
             plan[0] = _ShiftedKeyValue(plan[0].source, shift=t)
         return plan
@@ -152,7 +166,7 @@ def deep_prompt_plan(
     kind="static",
 )
 @dataclass(frozen=True, kw_only=True)
-class DeepPromptConfig(PromptConfig):
+class DeepPromptConfig(TextInitConfig):
     """Options of P-tuning v2."""
 
     # how the prompt enters each layer: keys and values ('kv'), 'replace' or 'add'; None: 'kv' if
@@ -164,5 +178,10 @@ class DeepPromptConfig(PromptConfig):
     def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:
         """Build the plan: a static prompt in every layer."""
         return deep_prompt_plan(
-            bb, self.prompt_length, self.insertion, dropout=self.prompt_dropout, std=self.init_std
+            bb,
+            self.prompt_length,
+            self.insertion,
+            dropout=self.prompt_dropout,
+            std=self.init_std,
+            initial_ids=self.initial_token_ids(bb),
         )

@@ -28,6 +28,7 @@ from idp_tutorial.methods.method import (
     StandardDeviation,
     register,
 )
+from .text_init import TextInitConfig, text_word_vectors
 
 # %% ../../nbs/course/05_prompt_tuning.ipynb #0009f722
 class SoftPrompt(PromptSource):
@@ -41,10 +42,11 @@ class SoftPrompt(PromptSource):
         t: int,  # prompt length: number of prompt vectors
         d: int,  # width of the backbone's hidden states
         std: float = 0.02,  # standard deviation of the normal initialisation
+        initial: Tensor | None = None,  # initial values `[t,d]`; None: random
     ) -> None:
         super().__init__()
         check_at_least(t, 1, "prompt length t")
-        self.p = nn.Parameter(std * torch.randn(t, d))
+        self.p = nn.Parameter(std * torch.randn(t, d) if initial is None else initial)
 
     def forward(
         self,
@@ -142,15 +144,21 @@ def prompt_plan(
     kind="static",
 )
 @dataclass(frozen=True, kw_only=True)
-class PromptTuningConfig(InputPromptConfig):
+class PromptTuningConfig(TextInitConfig, InputPromptConfig):
     """Options of prompt tuning."""
 
     init_std: StandardDeviation = 0.02  # standard deviation of the initial values of the prompt
 
     def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:
         """Build the plan: a static prompt among the word vectors."""
+        ids = self.initial_token_ids(bb)
         # word vectors may be narrower than hidden states (ELECTRA)
-        source = SoftPrompt(self.prompt_length, bb.d_embedding, self.init_std)
+        source = SoftPrompt(
+            self.prompt_length,
+            bb.d_embedding,
+            self.init_std,
+            initial=None if ids is None else text_word_vectors(bb, ids),
+        )
         return prompt_plan(bb, source, self.position)
 
 

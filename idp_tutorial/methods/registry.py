@@ -1,4 +1,4 @@
-"""The registry `METHODS`: the 26 methods of three papers and their baselines, one row each.
+"""The registry `METHODS`: the 28 methods of three papers and their baselines, one row each.
 
 A method is registered where its config class is defined, beside its prompt source. This module
 imports all of them, so that `METHODS` is complete, and defines the order of tables. All methods
@@ -9,6 +9,7 @@ The two extremes: train only the head, or all weights.
 
 from idp_tutorial.methods import (  # noqa: F401 (each registers its methods)
     adapters,
+    cartridge,
     efl,
     glove,
     id_spam,
@@ -18,6 +19,7 @@ from idp_tutorial.methods import (  # noqa: F401 (each registers its methods)
     p_tuning,
     p_tuning_v2,
     prompt_tuning,
+    shadow,
     smop_dept,
 )
 from idp_tutorial.methods.method import METHODS, MethodConfig, register
@@ -38,10 +40,10 @@ class HeadOnlyConfig(MethodConfig):
 
 
 _TABLE_ORDER = (  # the order in which tables list the methods; others follow
-    *("head-only", "prompt-tuning", "prompt-tuning-134", "p-tuning", "p-tuning-v2"),
+    *("head-only", "prompt-tuning", "prompt-tuning-134", "p-tuning", "p-tuning-v2", "cartridge"),
     *("s-idpg-dnn", "s-idpg-phm", "m-idpg-dnn", "m-idpg-phm", "m-idpg-phm-glove"),
     *("lpt", "lpt-npg", "lpt-mppg", "lpt-appg", "id-spam", "id-spam-mean", "smop", "dept"),
-    *("bitfit", "lora", "lora-all", "adapter", "adapterdrop", "compacter"),
+    *("bitfit", "lora", "lora-all", "adapter", "adapterdrop", "compacter", "shadow"),
     *("efl", "fine-tuning"),
 )
 _rows = {name: METHODS.pop(name) for name in (*_TABLE_ORDER, *METHODS) if name in METHODS}

@@ -1,0 +1,132 @@
+"""Begin a static prompt from a text: from its word vectors, or from its keys and values.
+
+`peft` has the first as `prompt_tuning_init='TEXT'`, and the second as the usual beginning of a
+cartridge. A prompt with keys and values from the text of an instruction is, before training, that
+instruction in front of every example.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from idp_tutorial.core.backbone import Backbone, in_eval_mode
+from idp_tutorial.core.context import INPUT, to_float32
+from idp_tutorial.core.loop import walk_layers
+from idp_tutorial.methods.method import PromptConfig
+from idp_tutorial.utils.checks import UserError
+
+__all__ = ["TextInitConfig", "prompt_token_ids", "text_word_vectors", "text_keys_values"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextInitConfig(PromptConfig):
+    """Options of a static prompt that can begin from a text."""
+
+    # initial prompt: 'random', or from a 'text': the word vectors of init_text, or its keys and
+    # values
+    init: Literal["random", "text"] = "random"
+    # text for init='text', without special tokens, repeated or cut to prompt_length tokens
+    init_text: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.init == "text" and not (self.init_text or "").strip():
+            raise UserError(
+                "init='text' needs init_text, the text that the prompt begins from, such as "
+                "init_text='Is this review positive or negative?'."
+            )
+        if self.init == "random" and self.init_text is not None:
+            raise UserError(
+                f"init_text={self.init_text!r:.60} is not used with init='random'. Set "
+                "init='text', or leave init_text out."
+            )
+
+    def initial_token_ids(
+        self,
+        bb: Backbone,
+    ) -> Tensor | None:  # `[t]`; None: the initial prompt is random
+        """Return the tokens that the prompt begins from."""
+        if self.init == "random":
+            return None
+        assert self.init_text is not None  # checked above
+        return prompt_token_ids(bb, self.init_text, self.prompt_length)
+
+
+def prompt_token_ids(
+    bb: Backbone,
+    text: str,
+    t: int,  # prompt length
+) -> Tensor:  # `[t]`
+    """Return the first `t` tokens of a text, which is repeated if it has fewer, as peft does.
+
+    Raises: `UserError` for a text without tokens, or a backbone without a tokenizer.
+    """
+    if bb.tokenizer is None:
+        raise UserError(
+            f"init='text' needs a tokenizer, but backbone {bb.name!r} has none. Load it with "
+            "`load_backbone`, or use init='random'."
+        )
+    ids = bb.tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise UserError(f"init_text={text!r} has no tokens. Give a text with at least one word.")
+    n_copies = -(-t // len(ids))
+    device = bb.word_embeddings.weight.device
+    return torch.tensor((ids * n_copies)[:t], device=device)
+
+
+@torch.no_grad()
+def text_word_vectors(
+    bb: Backbone,
+    ids: Tensor,  # tokens `[t]`
+) -> Tensor:  # `[t,d_embedding]`
+    """Return the word vectors of tokens in float32."""
+    return to_float32(bb.word_embeddings(ids)).clone()
+
+
+class _KeyValueRecorder:
+    """Cache that stores the keys and values of a layer, and adds none."""
+
+    def __init__(self) -> None:
+        self.keys_values: tuple[Tensor, Tensor] | None = None
+
+    def update(self, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Store the keys and values `[1,n_kv_heads,T,d_head]`, and return them unchanged."""
+        self.keys_values = k, v
+        return k, v
+
+    def get_seq_length(self, *args: Any) -> int:
+        """Return the number of earlier positions, 0."""
+        return 0
+
+
+@torch.no_grad()
+def text_keys_values(
+    bb: Backbone,
+    ids: Tensor,  # tokens `[t]`
+) -> list[Tensor]:  # for each layer: keys, then values `[t,d_kv_prompt]`
+    """Return the keys and values that the frozen layers compute from a text, in float32.
+
+    Raises: `UserError` if the layers take no prompt keys and values.
+    """
+    if not bb.supports_kv_prompt:
+        raise UserError(
+            f"init='text' needs keys and values, but the attention of a {bb.family} backbone "
+            "takes none from a prompt. Use init='random', or another backbone."
+        )
+    ids = ids[None]
+    batch = dict(
+        input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=torch.zeros_like(ids)
+    )
+    recorded = []
+    with in_eval_mode(bb):
+        for ctx in walk_layers(bb, batch):
+            if ctx.layer in (INPUT, bb.n_layers):
+                continue
+            recorder = _KeyValueRecorder()
+            bb.run_layer(ctx.layer, ctx.h, ctx.layer_kwargs(), recorder)
+            assert recorder.keys_values is not None  # `supports_kv_prompt`
+            heads = [x.transpose(1, 2).flatten(2)[0] for x in recorder.keys_values]
+            recorded.append(to_float32(torch.cat(heads, 1)))
+    return recorded

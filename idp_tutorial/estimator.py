@@ -454,7 +454,7 @@ class PromptEstimator(BaseEstimator):
             )
         if _column_names(X) and label and not text:
             raise UserError(f"label={label!r} needs the column of the texts: pass text= too.")
-        rows: list[dict] = _convert_rows(X, [column for column in (text, text2) if column])
+        rows = _convert_rows(X, [column for column in (text, text2) if column])
         if isinstance(y, (str, bytes, Mapping)) or not hasattr(y, "__iter__"):
             raise UserError(f"y must be a list of labels, one for each text, got {y!r:.60}.")
         _refuse_unordered(y, "y")

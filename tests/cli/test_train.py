@@ -516,3 +516,18 @@ def test_the_draw_reaches_the_task(cfg, tmp_path, monkeypatch):
         == load_task("sentiment", None, 8, 3).splits["train"]
         != load_task("sentiment", None, 8).splits["train"]
     )
+
+
+def test_a_log_and_a_progress_bar(small_folder, tmp_path, capsys):
+    run = dict(task="sentiment", method="lpt", backbone=str(small_folder), prompt_length=2, steps=4)
+    train_command(**run, evaluations=2, out=str(tmp_path), log_with="csv", progress=True)
+    captured = capsys.readouterr()
+    assert "4/4" in captured.err and "validation=" in captured.err and "4/4" not in captured.out
+    with open(tmp_path / "log.csv", newline="") as f:
+        table = [*csv.DictReader(f)]
+    (record,) = read_records(tmp_path / "record.jsonl")
+    scores = [(int(r["step"]), float(r["eval_accuracy"])) for r in table]
+    assert scores == [(step, score) for step, score in record["history"]]
+    with pytest.raises(SystemExit):
+        train_command(**run, out=str(tmp_path / "b"), log_with="excel")
+    assert "log_with must be" in capsys.readouterr().err and not (tmp_path / "b").exists()

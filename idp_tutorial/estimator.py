@@ -285,9 +285,9 @@ class PromptEstimator(BaseEstimator):
         )
         if not isinstance(self.backbone, (str, Path)):
             raise UserError(
-                "backbone must be the name or the folder of a model, such as 'tiny' or "
-                f"'roberta-base', got a {type(self.backbone).__name__}: to train prompts on a model "
-                "object, use get_prompt_model(model, method)."
+                "backbone must be the name or the folder of a model, such as 'tiny', got a "
+                f"{type(self.backbone).__name__}: to train prompts on a model object, use "
+                "get_prompt_model(model, method)."
             )
         cfg = RunConfig(
             self.method,

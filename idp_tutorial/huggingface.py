@@ -326,6 +326,12 @@ def _check_model(model: Any) -> None:
 # ---- tokens in, loss out
 
 
+def _shifted_index(T: int, shift: Tensor) -> Tensor:  # `[B,T]`
+    """Return the index that moves the elements of each row `shift` `[B,1]` places to the left."""
+    index = torch.arange(T, device=shift.device) + shift
+    return torch.where(index < T, index, index - T)  # ONNX has no remainder by a dynamic size
+
+
 def _make_batch(
     input_ids: Any, attention_mask: Tensor | None, token_type_ids: Tensor | None
 ) -> tuple[dict[str, Tensor], Tensor]:
@@ -347,10 +353,9 @@ def _make_batch(
             f"attention_mask must have the shape {tuple(input_ids.shape)} of input_ids, got "
             f"{tuple(attention_mask.shape)}."
         )
-    T = input_ids.shape[1]
     attention_mask = (attention_mask != 0).long()
-    start = attention_mask.argmax(1, keepdim=True)
-    index = (torch.arange(T, device=input_ids.device) + start) % T
+    start = attention_mask.argmax(1, keepdim=True)  # of the text, behind padding on the left
+    index = _shifted_index(input_ids.shape[1], start)
     attention_mask = attention_mask.gather(1, index)
     if not torch.compiler.is_compiling() and bool((attention_mask.diff(dim=1) > 0).any()):
         raise UserError(
@@ -779,8 +784,8 @@ class PromptModel(nn.Module):
         if METHODS[method].kind not in ("static", "head"):
             self._mark_answers(batch, None if labels is None else labels.gather(1, index))
         logits = self.prompted_model(batch)
-        T = index.shape[1]  # move the logits back to where the tokens were
-        back = (torch.arange(T, device=index.device) - index[:, :1]) % T
+        T = index.shape[1]
+        back = _shifted_index(T, T - index[:, :1])  # to where the tokens were
         logits = logits.gather(1, back[..., None].expand(-1, -1, logits.shape[2]))
         loss = None
         if labels is not None:
@@ -829,8 +834,8 @@ class PromptModel(nn.Module):
         kwargs.pop("token_type_ids", None)
         batch, _ = _make_batch(input_ids, attention_mask, None)
         mask = batch["attention_mask"]
-        T = mask.shape[1]  # `generate` needs the padding on the left
-        index = (torch.arange(T, device=mask.device) + mask.sum(1, keepdim=True)) % T
+        # `generate` needs the padding on the left
+        index = _shifted_index(mask.shape[1], mask.sum(1, keepdim=True))
         decoder = build_decoder(self.prompted_model)
         decoder.generation_config = self.generation_config
         return decoder.generate(
@@ -979,7 +984,7 @@ def get_prompt_model(
     task_type: Literal["SEQ_CLS", "CAUSAL_LM"] | None = None,  # None: by the model and `num_labels`
     id2label: Mapping[int, str] | None = None,  # names of the classes; None: those of the model
     label_words: Sequence[str] = (),  # one word for each class, predicted at a mask token
-    tokenizer: Any = None,  # tokenizer of the model, for `label_words`, `position` and `idp predict`
+    tokenizer: Any = None,  # of the model, for `label_words`, `position` and `idp predict`
     prompt_name: str = "default",  # name of the prompt
     # options of the method, such as `prompt_length`, and `pooling`, `two_layer_head`, `loss_vocab`
     # and `dropout_below_prompt`

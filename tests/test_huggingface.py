@@ -18,6 +18,7 @@ from datasets import Dataset
 from small import backbone, batch_of, config, model_of, same, small_task
 from torch import nn
 from transformers import Trainer, TrainingArguments
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 import idp_tutorial
 from idp_tutorial import METHODS, PromptModel, get_prompt_model
@@ -516,6 +517,11 @@ def test_bfloat16_and_a_frozen_model_in_bfloat16(tmp_path):
     assert np.isfinite(losses(trainer)).all() and model.dtype == torch.bfloat16
 
 
+CAN_CHECKPOINT = hasattr(GradientCheckpointingLayer, "_can_checkpoint_with_cache")
+needs_checkpointing = pytest.mark.skipif(not CAN_CHECKPOINT, reason="needs a newer transformers")
+
+
+@needs_checkpointing
 @pytest.mark.parametrize("family", ["roberta", "gpt2"])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("method", FIVE)
@@ -549,6 +555,7 @@ def test_gradient_checkpointing_computes_layers_again(method, pooling, family):
     assert gradients()[0] == n_calls
 
 
+@needs_checkpointing
 def test_the_trainer_uses_gradient_checkpointing(tmp_path):
     options = dict(save_strategy="no", max_steps=2)
     plain = train(tmp_path, "p-tuning-v2", **options)
@@ -780,6 +787,11 @@ def test_a_model_of_the_package_is_loaded_on_a_model_object(tiny, tmp_path):
     batch = batch_of(bb, task)
     same(model(batch["input_ids"], batch["attention_mask"]).logits, trained.eval()(batch))
     assert model.config.id2label == dict(enumerate(task.labels))
+    cfg = config(method="bitfit", backbone="tiny")
+    idp_tutorial.save_pretrained(idp_tutorial.build_model(cfg, bb, task), tmp_path, task, cfg)
+    with pytest.raises(UserError, match="leaves the model as it is"):
+        PromptModel.from_pretrained(base, tmp_path)
+    assert not any(p.requires_grad for p in base.parameters())
 
 
 # ---- the page

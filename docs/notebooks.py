@@ -38,7 +38,7 @@ SUBPACKAGES = {  # what each subpackage contains; a module imports only from sub
     "assembly": "Models built from a method, a task and a backbone; controls and probes.",
     "saving": "Save trained prompts, and load them again.",
     "runs": "Train a configuration, keep its record, compare methods.",
-    TOP_LEVEL: "The estimators of scikit-learn.",
+    TOP_LEVEL: "The estimators of scikit-learn, and prompts for a Hugging Face model object.",
     "serving": "Several tasks on one backbone.",
     "cli": "Commands for a shell.",
     "papers": "Protocols, published scores, claims and transfer.",

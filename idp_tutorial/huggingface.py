@@ -33,7 +33,7 @@ from idp_tutorial.core.prompted_model import PromptedModel, restore_state
 from idp_tutorial.core.sources import PromptSource
 from idp_tutorial.data.task import Task
 from idp_tutorial.families.family import wrap_hf_model
-from idp_tutorial.methods.method import METHOD_KINDS, MethodConfig
+from idp_tutorial.methods.method import ALL_METHODS, METHOD_KINDS, MethodConfig
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.saving.descriptions import (
     PROMPT_MODEL_FORMAT,
@@ -202,11 +202,6 @@ def _find_method(method: str | MethodConfig) -> tuple[str, dict[str, Any]]:
 def _make_config(method: str | MethodConfig, backbone: str, options: dict[str, Any]) -> RunConfig:
     name, own_options = _find_method(method)
     row = METHODS[name]
-    if row.kind in _REFUSED_KINDS:
-        raise UserError(
-            f"method {name!r} trains {METHOD_KINDS[row.kind]}, but get_prompt_model leaves the "
-            "model as it is: use a method with prompts, or LoRA from peft, or idp train."
-        )
     for option in options:
         check_name(option, [*_HEAD_OPTIONS, *row.options], f"option of get_prompt_model({name!r})")
     return RunConfig(name, backbone=backbone, **{**own_options, **options})
@@ -293,11 +288,15 @@ def _make_settings(
     head = _choose_head(model, len(labels) or 1, head)
     if head != "verbalizer":
         return PromptSettings(cfg, task_type, head, labels)
-    if bb.tokenizer is None:
-        raise UserError("label_words need the tokenizer of the model: give tokenizer=.")
     task = Task("own", labels=labels, label_words=tuple(label_words))
     cfg = cfg.with_options(head="verbalizer")
-    return PromptSettings(cfg, task_type, head, labels, tuple(task.word_ids(bb.tokenizer)))
+    return PromptSettings(cfg, task_type, head, labels, _label_token_ids(task, bb))
+
+
+def _label_token_ids(task: Task, bb: Backbone) -> tuple[int, ...]:
+    if bb.tokenizer is None:
+        raise UserError("label words need the tokenizer of the model: give tokenizer=.")
+    return tuple(task.word_ids(bb.tokenizer))
 
 
 def _check_model(model: Any) -> None:
@@ -326,6 +325,12 @@ def _check_model(model: Any) -> None:
 # ---- tokens in, loss out
 
 
+def _shifted_index(T: int, shift: Tensor) -> Tensor:  # `[B,T]`
+    """Return the index that moves the elements of each row `shift` `[B,1]` places to the left."""
+    index = torch.arange(T, device=shift.device) + shift
+    return torch.where(index < T, index, index - T)  # ONNX has no remainder by a dynamic size
+
+
 def _make_batch(
     input_ids: Any, attention_mask: Tensor | None, token_type_ids: Tensor | None
 ) -> tuple[dict[str, Tensor], Tensor]:
@@ -347,10 +352,9 @@ def _make_batch(
             f"attention_mask must have the shape {tuple(input_ids.shape)} of input_ids, got "
             f"{tuple(attention_mask.shape)}."
         )
-    T = input_ids.shape[1]
     attention_mask = (attention_mask != 0).long()
-    start = attention_mask.argmax(1, keepdim=True)
-    index = (torch.arange(T, device=input_ids.device) + start) % T
+    start = attention_mask.argmax(1, keepdim=True)  # of the text, behind padding on the left
+    index = _shifted_index(input_ids.shape[1], start)
     attention_mask = attention_mask.gather(1, index)
     if not torch.compiler.is_compiling() and bool((attention_mask.diff(dim=1) > 0).any()):
         raise UserError(
@@ -472,7 +476,7 @@ def _read_settings(description: dict[str, Any], bb: Backbone, folder: Path | str
         _check_same_base(dict(digests=_base_digests(named), dtype=_dtype_name(named)), bb, folder)
         task_type = "CAUSAL_LM" if task.is_generation else "SEQ_CLS"
         is_verbalizer = cfg.head == "verbalizer" and task_type == "SEQ_CLS"
-        token_ids = tuple(task.word_ids(bb.tokenizer)) if is_verbalizer else ()
+        token_ids = _label_token_ids(task, bb) if is_verbalizer else ()
         head = "keep" if task.is_generation else cfg.head
         return PromptSettings(cfg, task_type, head, task.labels, token_ids)
     _check_same_base(saved["base"], bb, folder)
@@ -679,7 +683,9 @@ class PromptModel(nn.Module):
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         arguments = {"use_reentrant": False, **(activation_checkpointing_kwargs or {})}
-        layers = self.backbone.layers
+        layers: Any = self.backbone.layers
+        if not hasattr(GradientCheckpointingLayer, "_can_checkpoint_with_cache"):
+            raise UserError("gradient checkpointing needs a newer version of transformers.")
         if arguments["use_reentrant"] or not isinstance(layers[0], GradientCheckpointingLayer):
             raise UserError(
                 "gradient checkpointing needs use_reentrant=False, and a model whose layers "
@@ -688,7 +694,7 @@ class PromptModel(nn.Module):
         model = self.base_model
         if hasattr(model, "activation_checkpointing_enable"):
             model.activation_checkpointing_enable(arguments, **options)
-        else:  # before transformers 5.21
+        else:  # an older version of transformers
             model.gradient_checkpointing_enable(arguments, **options)
         # gradients start at the prompt, not at the words
         model.disable_input_require_grads()
@@ -779,8 +785,8 @@ class PromptModel(nn.Module):
         if METHODS[method].kind not in ("static", "head"):
             self._mark_answers(batch, None if labels is None else labels.gather(1, index))
         logits = self.prompted_model(batch)
-        T = index.shape[1]  # move the logits back to where the tokens were
-        back = (torch.arange(T, device=index.device) - index[:, :1]) % T
+        T = index.shape[1]
+        back = _shifted_index(T, T - index[:, :1])  # to where the tokens were
         logits = logits.gather(1, back[..., None].expand(-1, -1, logits.shape[2]))
         loss = None
         if labels is not None:
@@ -829,8 +835,8 @@ class PromptModel(nn.Module):
         kwargs.pop("token_type_ids", None)
         batch, _ = _make_batch(input_ids, attention_mask, None)
         mask = batch["attention_mask"]
-        T = mask.shape[1]  # `generate` needs the padding on the left
-        index = (torch.arange(T, device=mask.device) + mask.sum(1, keepdim=True)) % T
+        # `generate` needs the padding on the left
+        index = _shifted_index(mask.shape[1], mask.sum(1, keepdim=True))
         decoder = build_decoder(self.prompted_model)
         decoder.generation_config = self.generation_config
         return decoder.generate(
@@ -839,7 +845,9 @@ class PromptModel(nn.Module):
 
     # ---- state and files
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(  # type: ignore[override] (torch has overloads)
+        self, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
         """Return the tensors of the prompts and heads, each once, without the frozen model.
 
         `load_state_dict` misses no frozen tensor. The arguments are those of `torch.nn.Module`.
@@ -951,6 +959,12 @@ class PromptModel(nn.Module):
 
 def _build_prompted_model(bb: Backbone, settings: PromptSettings, config: Any) -> PromptedModel:
     cfg = settings.cfg
+    kind = ALL_METHODS[cfg.method].kind
+    if kind in _REFUSED_KINDS:
+        raise UserError(
+            f"method {cfg.method!r} trains {METHOD_KINDS[kind]}, but a PromptModel leaves the "
+            "model as it is: use a method with prompts, or LoRA from peft, or idp train."
+        )
     if cfg.get("position") in (2, 3, 4) and bb.tokenizer is None:
         raise UserError(
             f"position={cfg.get('position')} is found by separator tokens: give tokenizer=."
@@ -979,7 +993,7 @@ def get_prompt_model(
     task_type: Literal["SEQ_CLS", "CAUSAL_LM"] | None = None,  # None: by the model and `num_labels`
     id2label: Mapping[int, str] | None = None,  # names of the classes; None: those of the model
     label_words: Sequence[str] = (),  # one word for each class, predicted at a mask token
-    tokenizer: Any = None,  # the model's, for `label_words`, `position` and `idp predict`
+    tokenizer: Any = None,  # of the model, for `label_words`, `position` and `idp predict`
     prompt_name: str = "default",  # name of the prompt
     # options of the method, such as `prompt_length`, and `pooling`, `two_layer_head`, `loss_vocab`
     # and `dropout_below_prompt`

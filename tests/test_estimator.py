@@ -288,11 +288,11 @@ def test_empty_texts_are_left_out_on_request(quick, caplog):
         quick().fit(["", " "], ["a", "b"], skip_empty=True)
 
 
-def test_the_share_of_cut_texts_is_an_attribute_and_in_the_record(quick):
+def test_the_share_of_cut_texts_is_an_attribute(quick):
     clf = quick(max_len=4).fit(TEXTS, LABELS, validation=(TEXTS, LABELS))
-    assert clf.cut_share_ == 1 and clf.record_["cut_texts"] == 24
+    assert clf.cut_share_ == 1 and clf.log_.cut_texts == 24
     clf = quick().fit(TEXTS, LABELS)
-    assert clf.cut_share_ == 0 and "cut_texts" not in clf.record_
+    assert clf.cut_share_ == 0
 
 
 def test_a_class_has_one_weight(quick):

@@ -401,7 +401,7 @@ class PromptEstimator(BaseEstimator):
         if not skip_empty:
             refuse_empty_texts(empty, len(rows), "X")
         elif empty:
-            _logger.warning("%d of %d rows have no text and are left out", len(empty), len(rows))
+            _logger.warning("skip_empty left out %d of %d rows", len(empty), len(rows))
         if len(empty) == len(rows):
             raise UserError("X has no row with a text: at least one of each class is needed.")
         pairs = [(row, label) for row, label in zip(rows, y) if row is not None]

@@ -280,7 +280,7 @@ def test_empty_texts_are_left_out_on_request(quick, caplog):
     texts = [" ", *TEXTS, None]
     labels = ["a", *LABELS, "b"]
     clf = quick().fit(texts, labels, skip_empty=True)
-    assert caplog.messages == ["2 of 26 rows have no text and are left out"]
+    assert caplog.messages == ["skip_empty left out 2 of 26 rows"]
     assert (clf.predict_proba(TEXTS) == quick().fit(TEXTS, LABELS).predict_proba(TEXTS)).all()
     with pytest.raises(ValueError, match=r"2 of 26 .*: write the texts, or remove these rows"):
         clf.predict(texts)

@@ -140,7 +140,9 @@ def count_cut_texts(
     largest = max_tokens - (task.max_answer_len if task.is_generation else 0)
     full = np.flatnonzero(lengths >= largest)
     template = select_template(model, cfg)
-    longer = task.encode([rows[i] for i in full], bb.tokenizer, max_tokens + 1, template, bb.causal)
+    longer = task.encode(
+        [rows[int(i)] for i in full], bb.tokenizer, max_tokens + 1, template, bb.causal
+    )
     return int((_input_lengths(longer) > lengths[full]).sum()) if len(full) else 0
 
 

@@ -292,6 +292,7 @@ class PromptEstimator(BaseEstimator):
     config_: RunConfig
     log_: TrainLog
     record_: dict[str, Any] | None
+    cut_share_: float  # fraction of the training texts that `fit` cut at `max_len`
     # columns of texts, second texts and labels that were passed to `fit`
     _fit_columns: tuple[str | None, str | None, str | None] = (None, None, None)
 
@@ -467,7 +468,7 @@ class PromptEstimator(BaseEstimator):
         if not skip_empty:
             refuse_empty_texts(empty, len(rows), "X")
         elif empty:
-            _logger.warning("%d of %d rows have no text and are left out", len(empty), len(rows))
+            _logger.warning("skip_empty left out %d of %d rows", len(empty), len(rows))
         if len(empty) == len(rows):
             raise UserError("X has no row with a text: at least one of each class is needed.")
         pairs = [(row, label) for row, label in zip(rows, y) if row is not None]
@@ -560,6 +561,7 @@ class PromptEstimator(BaseEstimator):
         experiment.start_time = start_time
         self.log_ = trials.log
         self.config_ = experiment.cfg
+        self.cut_share_ = self.log_.cut_texts / len(task.splits["train"])
         record = experiment.score(self.model_, self.log_, score_test=False)
         if len(learning_rates) > 1:
             tried = ", ".join(f"{lr:g}" for lr in learning_rates)
@@ -583,14 +585,6 @@ class PromptEstimator(BaseEstimator):
                 "Give X in the same form."
             )
         return rows
-
-    @property
-    def cut_share_(self) -> float:
-        """Return the fraction of the training texts that were cut at `max_len`."""
-        check_is_fitted(self, "model_")
-        record = self.record_ or {}
-        n_train = record.get("split_sizes", {}).get("train") or 1
-        return record.get("cut_texts", 0) / n_train
 
     def _labels_or_column(self, X: Any, y: Any) -> Any:
         """Return the labels, or those in the column of a table that `fit` read."""

@@ -298,7 +298,7 @@ def test_empty_texts_are_left_out_on_request(quick, caplog):
     texts = [" ", *TEXTS, None]
     labels = ["a", *LABELS, "b"]
     clf = quick().fit(texts, labels, skip_empty=True)
-    assert caplog.messages == ["2 of 26 rows have no text and are left out"]
+    assert caplog.messages == ["skip_empty left out 2 of 26 rows"]
     assert (clf.predict_proba(TEXTS) == quick().fit(TEXTS, LABELS).predict_proba(TEXTS)).all()
     with pytest.raises(ValueError, match=r"2 of 26 .*: write the texts, or remove these rows"):
         clf.predict(texts)
@@ -306,11 +306,11 @@ def test_empty_texts_are_left_out_on_request(quick, caplog):
         quick().fit(["", " "], ["a", "b"], skip_empty=True)
 
 
-def test_the_share_of_cut_texts_is_an_attribute_and_in_the_record(quick):
+def test_the_share_of_cut_texts_is_an_attribute(quick):
     clf = quick(max_len=4).fit(TEXTS, LABELS, validation=(TEXTS, LABELS))
-    assert clf.cut_share_ == 1 and clf.record_["cut_texts"] == 24
+    assert clf.cut_share_ == 1 and clf.log_.cut_texts == 24
     clf = quick().fit(TEXTS, LABELS)
-    assert clf.cut_share_ == 0 and "cut_texts" not in clf.record_
+    assert clf.cut_share_ == 0
 
 
 def test_a_class_has_one_weight(quick):

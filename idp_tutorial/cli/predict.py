@@ -105,7 +105,7 @@ def select_text_columns(
     if not skip_empty:
         refuse_empty_texts(empty, n_rows, "the column of texts")
     elif empty:
-        _logger.warning("%d of %d rows have no text and are left out", len(empty), n_rows)
+        _logger.warning("skip_empty left out %d of %d rows", len(empty), n_rows)
 
 
 def _output_format(out: str, given: str | None) -> str:

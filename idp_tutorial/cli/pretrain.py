@@ -41,7 +41,7 @@ class PretrainOptions(CommandOptions):
     distil: float = 3.0  # weight of the distillation loss on the teacher's hidden states
     seed: int = 0  # seed of initialisation, batches and masks
     # folder of a finished run, or of weights, of the same shape: training starts from them
-    init_from: str = ""
+    init_from: Annotated[str, AllowEmpty()] = ""
     every: int = 250  # steps between checkpoints
     dtype: str = "bfloat16"  # dtype of the forward and the backward pass
     # backbone that initialises the embeddings and whose layers are imitated; '': no teacher

@@ -338,7 +338,7 @@ def _read_labelled_rows(
             refuse_empty_texts(empty_places, n_rows, f"column {column!r}")
     elif n_empty:
         _logger.warning(
-            "%s: %d of %d rows have no text and are left out", _name_source(source), n_empty, n_rows
+            "%s: skip_empty left out %d of %d rows", _name_source(source), n_empty, n_rows
         )
     if not rows:
         raise UserError(

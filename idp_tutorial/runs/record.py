@@ -199,8 +199,6 @@ def build_record(
             history=log.history,
             losses=_downsample_losses(log.losses),
         )
-        if log.cut_texts:
-            record["cut_texts"] = log.cut_texts
         if log.probe:
             record["probe"] = log.probe
     return Record.from_dict({**record, **values})

@@ -138,6 +138,7 @@ def test_commands_that_train_have_the_same_options(name):
     shared = load_command("train").options().keys() - {
         *("seed", "task", "layer", "method", "out", "save_every", "dry_run"),
         *("table", "text", "text2", "label", "format", "regression", "validation", "test"),
+        *("encoding", "sep", "skip_empty"),
     }
     assert shared <= options
     assert {"class_weight", "pooling", "beta2", "warmup", "dtype", "two_layer_head"} <= options

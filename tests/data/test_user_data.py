@@ -85,7 +85,7 @@ def test_empty_texts_are_counted_and_can_be_left_out(tmp_path, caplog):
         load_table_task(tmp_path / "a.csv")
     task, _ = load_table_task(tmp_path / "a.csv", skip_empty=True)
     assert sum(map(len, task.splits.values())) == 12
-    assert caplog.messages == [f"{tmp_path}/a.csv: 8 of 20 rows have no text and are left out"]
+    assert caplog.messages == [f"{tmp_path}/a.csv: skip_empty left out 8 of 20 rows"]
     caplog.clear()
     rows = [dict(text=f"text {i}" if i else None, label="ab"[i % 2]) for i in range(20)]
     with pytest.raises(ValueError, match=r"1 of 20 rows has no text .*dataset, row 1\)"):

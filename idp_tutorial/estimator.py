@@ -617,7 +617,7 @@ class PromptEstimator(BaseEstimator):
     def _label_of_task(self, label: Any) -> Any:
         """Return a label as the rows of a task have it: an index, a number, or indicators."""
         if isinstance(label, list):
-            return [int(name in label) for name in self.task_.labels]
+            return self.task_.label_indicators(label)
         return self.task_.labels.index(label) if self.task_.labels else label
 
     @torch.no_grad()
@@ -795,7 +795,7 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
                 raise UserError(f"every row of y must have {n} indicators, each 0 or 1.")
             if is_training_data:
                 self.classes_ = np.arange(n)
-            return [[str(i) for i, is_true in enumerate(v) if is_true] for v in y]
+            return [[*map(str, np.flatnonzero(v))] for v in y]
         y = [[*v] if isinstance(v, _COLLECTIONS) else [v] for v in y]
         values = [getattr(value, "item", lambda value=value: value)() for v in y for value in v]
         if any(not isinstance(v, (str, int, float)) or isna(v) for v in values):
@@ -809,7 +809,7 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
                 f"the validation labels have the class {min(unseen)!r}, which is not in the "
                 "training labels. Add training texts of this class, or remove it."
             )
-        return [[str(value) for value in v] for v in y]
+        return [[*map(str, v)] for v in y]
 
     def _validate_labels(self, y: Any, is_training_data: bool) -> list[Any]:
         """Return the labels as strings; those of the training data define the classes."""

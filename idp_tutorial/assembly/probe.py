@@ -170,7 +170,7 @@ def training_targets(
     """Return the labels on which a model is trained."""
     labels = [row["label"] for row in rows]
     if task.multi_label:
-        return [[float(is_true) for is_true in indicators] for indicators in labels]
+        return [[*map(float, indicators)] for indicators in labels]
     low, high = task.label_range
     return [(label - low) / (high - low) for label in labels] if task.is_regression else labels
 

@@ -47,7 +47,7 @@ def _convert_several_labels(task: Task, label: Any, where: str) -> list[int]:
             f"{where}: label must be a list of names ({', '.join(task.labels)}), or an indicator "
             f"0 or 1 for each of them, for task {task.name!r}, got {label!r:.60}."
         )
-    return [int(name in label) for name in task.labels]
+    return task.label_indicators(label)
 
 
 def _convert_label(task: Task, label: Any, where: str) -> float | int | list[int]:

@@ -378,6 +378,13 @@ class Task:
             return mark_best_candidates((outputs[:, 1] - outputs[:, 0]).tolist(), groups)
         return outputs.argmax(-1).tolist()
 
+    def label_indicators(
+        self,
+        names: Sequence[str],  # labels of a row
+    ) -> list[int]:  # 1 or 0 for each label of the task
+        """Return an indicator for each label of the task, as the rows of `splits` have it."""
+        return [int(name in names) for name in self.labels]
+
     def label_names(
         self,
         indicators: Sequence[int],  # 1 or 0 for each label

@@ -437,6 +437,13 @@ def make_task(
             "add rows of another class, or choose another column of labels."
         )
     index = {label: i for i, label in enumerate(labels)}
+
+    def number(row: dict) -> dict:
+        """Return a row with the index of its class, or an indicator for each label."""
+        label = row["label"]
+        is_true = [int(name in label) for name in labels] if multi_label else index[label]
+        return {**row, "label": is_true}
+
     numbered = {}
     for split, rows in splits.items():
         names = [name for r in rows for name in _class_names(r["label"])]
@@ -445,12 +452,7 @@ def make_task(
                 f"the {split} rows have the class {unknown[0]!r}, which the training rows do not "
                 "have: add training rows of this class, or remove its rows."
             )
-        if multi_label:
-            numbered[split] = [
-                {**r, "label": [int(name in r["label"]) for name in labels]} for r in rows
-            ]
-        else:
-            numbered[split] = [{**r, "label": index[r["label"]]} for r in rows]
+        numbered[split] = [number(row) for row in rows]
     if multi_label:
         fields = dict(metric="micro_f1", multi_label=True) | fields
     return Task(name, labels, pair=pair, splits=numbered, **fields)

@@ -147,9 +147,9 @@ class Report:
         more = f"{len(shown)} of {len(self.errors)}, {order}; all are in `errors.csv`."
         shown = shown[[c for c in shown if not c.startswith("probability ")]]
         if not is_classes:  # in the units of the labels, whatever they are
-            columns = ["label", "prediction", "error"]
-            texts = {c: [_Number(f"{v:.4g}") for v in shown[c]] for c in columns}
-            shown = shown.assign(**{c: pd.Series(t, shown.index, object) for c, t in texts.items()})
+            shown = shown.astype(object)
+            for column in ("label", "prediction", "error"):
+                shown[column] = [_Number(f"{value:.4g}") for value in shown[column]]
         return [heading, more, _format_table(shown)]
 
     def __str__(self) -> str:
@@ -191,14 +191,14 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence]) -> str:
     numbers = (int, float, _Number)
     is_number = [all(isinstance(row[i], numbers) for row in rows) for i in range(len(header))]
     rule = ["--:" if is_right else "---" for is_right in is_number]
-    lines = [[_escape(name) for name in header], rule]
-    lines += [[_escape(value) for value in row] for row in rows]
+    lines = [[*map(_escape, header)], rule]
+    lines += [[*map(_escape, row)] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _format_table(table: pd.DataFrame) -> str:
-    rows = [[v.item() if hasattr(v, "item") else v for v in row] for row in table.to_numpy(object)]
-    return _markdown([*map(str, table.columns)], rows)
+    # `tolist` makes Python's numbers of NumPy's
+    return _markdown([*map(str, table.columns)], [*zip(*(table[c].tolist() for c in table))])
 
 
 def _picture(name: str, pictures: Sequence[str], text: str) -> list[str]:
@@ -212,7 +212,9 @@ def _picture(name: str, pictures: Sequence[str], text: str) -> list[str]:
 def _text_columns(rows: Sequence[dict]) -> dict[str, list]:
     """Return the number and the texts of the rows, under the names of their columns."""
     names = ["sentence1", *(["sentence2"] if "sentence2" in rows[0] else [])]
-    texts = {name: [row[name] for row in rows] for name in names}
+    texts: dict[str, list] = {}
+    for name in names:
+        texts[name] = [row[name] for row in rows]
     if len(names) == 1:
         texts = {"text": texts["sentence1"]}
     return {"row": [*range(1, len(rows) + 1)], **texts}
@@ -299,7 +301,7 @@ def _report_classes(task: Task, rows: Sequence[dict], predictions: Sequence[dict
 def _report_labels(task: Task, rows: Sequence[dict], predictions: Sequence[dict]) -> dict:
     """Return the fields of the report of a task whose rows may have several labels."""
     labels = np.array([row["label"] for row in rows])
-    predicted = np.array([[int(name in p["label"]) for name in task.labels] for p in predictions])
+    predicted = np.array([task.label_indicators(p["label"]) for p in predictions])
     probabilities = np.array([[*p["probabilities"].values()] for p in predictions], float)
     bins = bin_by_confidence(probabilities.ravel(), labels.ravel())
     scores = _score_classes(task, labels, predicted, probabilities)

@@ -8,7 +8,7 @@ import torch
 from small import YES_NO
 
 from idp_tutorial.data.metrics import compute_metric, question_exact_match
-from idp_tutorial.data.task import Task, mark_best_candidates
+from idp_tutorial.data.task import Task, mark_best_candidates, require_classes
 from idp_tutorial.data.tasks import TASKS
 
 # ---- definition
@@ -232,3 +232,14 @@ def test_several_labels_need_labels_and_no_grouping():
     with pytest.raises(ValueError, match="needs labels and can have no grouping"):
         replace(LETTERS, labels=("a", "b"), grouping="each")
     assert LETTERS.digest() != replace(LETTERS, multi_label=False, metric="macro_f1").digest()
+
+
+def test_what_needs_one_class_a_row_refuses_several_labels():
+    require_classes(TASKS["trec"], "probe")
+    with pytest.raises(ValueError, match="probe needs one class for each row"):
+        require_classes(LETTERS, "probe")
+
+
+def test_indicators_and_names_are_two_forms_of_one_label():
+    assert LETTERS.label_indicators(["c", "a"]) == [1, 0, 1]
+    assert LETTERS.label_names(LETTERS.label_indicators(["b"])) == ["b"]

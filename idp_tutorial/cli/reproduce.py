@@ -65,7 +65,7 @@ def _figure_options(options: "ReproduceOptions", data: str | None) -> Any:
     table = options.table
     method, tasks, _ = FIGURE_EXPERIMENTS[table]
     steps = options.steps or 200
-    short = dict(steps=steps, eval_every=max(1, steps // 10), epochs=None)
+    short: dict[str, Any] = dict(steps=steps, eval_every=max(1, steps // 10), epochs=None)
     if options.scale == "full" and method:
         backbone = options.backbone or "roberta-large"
         fields = paper_method_fields(method, table)
@@ -76,7 +76,9 @@ def _figure_options(options: "ReproduceOptions", data: str | None) -> Any:
         cfg = replace(cfg, data=data, lr=nearest)
         return replace(cfg, **short) if options.steps else cfg
     backbone = options.backbone or ("roberta-large" if options.scale == "full" else "minilm")
-    general = dict(backbone=backbone, data=data, batch_size=16, prompt_length=5, standardise=True)
+    general: dict[str, Any] = dict(
+        backbone=backbone, data=data, batch_size=16, prompt_length=5, standardise=True
+    )
     return RunOptions(**general, **short)
 
 

@@ -213,7 +213,7 @@ def measure_claim(
     records = select_claim_records(claim, results_folder)
     tasks = load_tasks_for_labels(records, data_folder)
     shared_fields = _parse_conditions(claim["keep"])[1]
-    setting_fields = SETTING_FIELDS
+    setting_fields: tuple[str, ...] = SETTING_FIELDS
     a, b = claim["a"], claim["b"]
     heads = {paper_head(_paper_key(claim), side.split()[0]) for side in (a, b)}
     if len(heads) > 1:  # the paper itself compares methods with different heads
@@ -478,10 +478,8 @@ def _judge_measured(
         return {**empty, "verdict": "not run"}
     tasks = _measured_tasks(estimate)
     measured = {(s[0], s[1]) for s in estimate["settings"]}
-    sides = tuple(
-        [r for r in _side_records(claim, side, records) if (r["task"], r.get("target")) in measured]
-        for side in "ab"
-    )
+    same_tasks = [r for r in records if (r["task"], r.get("target")) in measured]
+    sides = _side_records(claim, "a", same_tasks), _side_records(claim, "b", same_tasks)
     published = _published_difference(claim, tasks)
     scope = _describe_scope(tasks, estimate)
     verdict = "open"
@@ -668,11 +666,10 @@ def _render_counts(rows: list[dict[str, str]]) -> str:
     counts = count_verdicts(rows)
     verdicts = [v for v in CLAIM_VERDICTS if any(count[v] for count in counts.values())]
     columns = {"kind": "---"} | dict.fromkeys(verdicts, "--:")
-    cells = [
-        {"kind": f"{kind} ({CLAIM_KINDS[kind]})"}
-        | {verdict: str(count[verdict] or "") for verdict in verdicts}
-        for kind, count in counts.items()
-    ]
+    cells = []
+    for kind, count in counts.items():
+        numbers = {verdict: str(count[verdict] or "") for verdict in verdicts}
+        cells.append({"kind": f"{kind} ({CLAIM_KINDS[kind]})"} | numbers)
     return _format_table(columns, cells)
 
 

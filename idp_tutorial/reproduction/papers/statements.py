@@ -33,7 +33,7 @@ MINUS = " − "  # between the two methods of a printed difference
 
 
 class StatementCheck(NamedTuple):
-    """What the paper's own numbers give, and whether the statement agrees with it."""
+    """The value that the paper's own numbers give, and whether its statement agrees."""
 
     recomputed: str
     agrees: bool

@@ -529,8 +529,8 @@ def test_the_page_states_scope_records_and_what_would_decide_a_claim():
     cells = render_claims_page([seen]).splitlines()[-1].split(" | ")
     assert cells[1:3] == ["+5.4", "+6.2"]
     assert cells[5:] == ["**seen on TREC with tiny**", "–", "more |"]
-    found = measured | dict(verdict="open", finding="lower on TREC with tiny")
-    claim, finding = [line for line in render_claims_page([found]).splitlines() if "id=" in line]
+    outside = measured | dict(verdict="open", finding="lower on TREC with tiny")
+    claim, finding = [line for line in render_claims_page([outside]).splitlines() if "id=" in line]
     assert "[a finding](#finding-x)" in claim and "**open**" in claim
     assert "**lower on TREC with tiny**" in finding and "`claims/runs.jsonl`" in finding
 

@@ -408,7 +408,10 @@ def _print_end_to_end(records: list[dict]) -> None:
     columns = ["name", "method", "dtype", "seconds_min", "seconds_median", "cpu_seconds", "score"]
     columns += ["as_float32", "ratio", "over_pipeline"]
     for part in ("training", "answering"):
-        rows = [{c: r.get(c) for c in columns} for r in records if r["part"] == part]
+        rows = []
+        for record in records:
+            if record["part"] == part:
+                rows.append({column: record.get(column) for column in columns})
         print(f"{part}\n{_format_table(rows)}\n")
 
 

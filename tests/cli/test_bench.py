@@ -1,7 +1,7 @@
 """The command that measures times. No test depends on a measured time."""
 
-import importlib
 import json
+import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -291,12 +291,13 @@ SMALL_SIZES = EndToEndSizes(train=48, validation=12, test=12, predict=24)
 
 
 def run_in_this_process(command, **kwargs):
-    """Run `python -m MODULE ARGUMENTS` by a call of its `main`: libraries are imported already."""
+    """Run `python -m MODULE ARGUMENTS` in this process, where libraries are imported already."""
     _, flag, module, *arguments = command
     assert flag == "-m" and kwargs["capture_output"] and kwargs["env"]["HF_HUB_OFFLINE"] == "1"
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(sys, "argv", [module, *arguments])
-        importlib.import_module(module).main()
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        runpy.run_module(module, run_name="__main__")
     return SimpleNamespace(returncode=0, stderr="")
 
 

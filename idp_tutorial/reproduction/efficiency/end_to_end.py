@@ -27,6 +27,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
+import torch
+
 from idp_tutorial.backbones.load import find_local_backbone, silence_transformers
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.task import Task
@@ -65,7 +67,7 @@ DEFAULT_SIZES = EndToEndSizes()
 
 @dataclass(frozen=True)
 class EndToEndSettings:
-    """What all commands of a measurement have in common."""
+    """Settings that all commands of a measurement share."""
 
     backbone: str  # name or folder of pretrained weights
     methods: Sequence[str] = END_TO_END_METHODS
@@ -156,7 +158,6 @@ def _write_inputs(settings: EndToEndSettings, folder: Path) -> dict[str, int]:
 
 def _save_classifier(settings: EndToEndSettings, n_labels: int, folder: Path) -> None:
     """Save the backbone with a new classification head, for the pipeline."""
-    import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     with silence_transformers(), torch.random.fork_rng(devices=[]):
@@ -182,28 +183,29 @@ def _training_commands(settings: EndToEndSettings, folder: Path) -> list[_Comman
         lr = METHODS[method].default_learning_rate
         details = dict(method=method, lr=lr)
         common = dict(
-            backbone=_backbone_folder(settings.backbone),
             method=method,
             lr=lr,
             batch_size=settings.batch_size,
             max_len=settings.max_len,
             device=settings.device,
         )
-        ours = str(folder / f"{method}-{{round}}")
+        idp_folder = str(folder / f"{method}-{{round}}")
         arguments = ["-m", "idp_tutorial.cli.main", "train", str(folder / "task")]
-        arguments += _format_options(text="text", label="label", **common, epochs=1)
-        arguments += _format_options(evaluations=1, save_every=0, out=ours)
+        arguments += _format_options(text="text", label="label", backbone=settings.backbone)
+        arguments += _format_options(**common, epochs=1, evaluations=1, save_every=0)
+        arguments += _format_options(out=idp_folder)
         has_peft = method in PEFT_METHODS
         baseline = "peft + Trainer" if has_peft else None
-        commands.append(_Command("idp train", arguments, baseline, details, ours))
+        commands.append(_Command("idp train", arguments, baseline, details, idp_folder))
         if has_peft:
-            theirs = str(folder / f"peft-{method}-{{round}}")
+            peft_folder = str(folder / f"peft-{method}-{{round}}")
             options = METHODS[method].options
             length = options["prompt_length"].default if "prompt_length" in options else 0
             arguments = ["-m", f"{_SCRIPTS}.peft_script"]
-            arguments += _format_options(data=folder / "task", **common)
-            arguments += _format_options(prompt_length=length, out=theirs)
-            commands.append(_Command("peft + Trainer", arguments, None, details, theirs))
+            backbone = _backbone_folder(settings.backbone)
+            arguments += _format_options(data=folder / "task", backbone=backbone, **common)
+            arguments += _format_options(prompt_length=length, out=peft_folder)
+            commands.append(_Command("peft + Trainer", arguments, None, details, peft_folder))
     return commands
 
 
@@ -217,7 +219,6 @@ def _answering_commands(settings: EndToEndSettings, folder: Path) -> list[_Comma
         arguments = ["-m", "idp_tutorial.cli.main", "predict"]
         arguments += _format_options(
             model=folder / f"{method}-0",
-            backbone=_backbone_folder(settings.backbone),
             text="text",
             out=folder / f"idp-{dtype}.csv",
             **common,

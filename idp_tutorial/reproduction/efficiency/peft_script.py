@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-def main() -> None:
+def train_with_peft() -> None:
     """Train on `train.csv` of a folder, and write the accuracy on its `test.csv`."""
     parser = ArgumentParser()
     for name in ("data", "backbone", "method", "out", "device"):
@@ -15,7 +15,6 @@ def main() -> None:
     for name in ("prompt_length", "batch_size", "max_len", "lr"):
         parser.add_argument(f"--{name}", type=float if name == "lr" else int)
     args = parser.parse_args()
-    import numpy as np
     import transformers as hf
     from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
@@ -52,9 +51,9 @@ def main() -> None:
     trainer.train()
     output: Any = trainer.predict(data["test"])
     model.save_pretrained(args.out)
-    score = 100 * float(np.mean(output.predictions.argmax(-1) == output.label_ids))
+    score = 100 * float((output.predictions.argmax(-1) == output.label_ids).mean())
     (Path(args.out) / "record.jsonl").write_text(json.dumps(dict(score=score)) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    train_with_peft()

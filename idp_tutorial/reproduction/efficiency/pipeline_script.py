@@ -3,15 +3,16 @@
 import csv
 from argparse import ArgumentParser
 
+import torch
 
-def main() -> None:
+
+def classify_with_pipeline() -> None:
     """Classify the texts of a CSV file, and write each text with its class."""
     parser = ArgumentParser()
     for name in ("model", "texts", "out", "device", "dtype"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--max_len", type=int)
     args = parser.parse_args()
-    import torch
     from transformers import pipeline
 
     device = 0 if args.device != "cpu" and torch.cuda.is_available() else -1
@@ -27,4 +28,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    classify_with_pipeline()

@@ -91,7 +91,7 @@ def _is_on_cpu(args: tuple, kwargs: dict[str, Any]) -> bool:
 
 
 def _variant_with_generator(func: Any) -> Any:
-    """Return the variant of an operation that takes a generator, or None if there is none.
+    """Return the variant of an operation that takes a generator, or None without one.
 
     Fused attention on a CPU has none; it is used without dropout only, and draws nothing.
     """

@@ -62,7 +62,7 @@ class MachineConfig:
     # compile the trained layers with torch.compile, which takes a minute: for long runs on a GPU
     compile: bool = False
     # compute the layers again in the backward pass instead of keeping their activations: less
-    # memory, about a third more time, the same results
+    # memory, more time, the same results
     gradient_checkpointing: bool = False
     # a GPU if there is one, or the processor
     device: Annotated[Literal["auto", "cpu"], "to choose a GPU, set CUDA_VISIBLE_DEVICES"] = "auto"

@@ -36,15 +36,15 @@ def gradients(model, batch):
 def assert_checkpointing_changes_nothing(model, batch):
     """Compare gradients with and without, and return the calls of the layers."""
     model.gradient_checkpointing = False
-    expected, once = gradients(model, batch)
+    expected, n_without = gradients(model, batch)
     model.gradient_checkpointing = True
-    actual, twice = gradients(model, batch)
+    actual, n_with = gradients(model, batch)
     assert any(grad is not None and grad.any() for grad in expected.values())
     for name, grad in expected.items():
         assert (grad is None) == (actual[name] is None)
         if grad is not None:
             torch.testing.assert_close(actual[name], grad, atol=1e-6, rtol=1e-5)
-    return once, twice
+    return n_without, n_with
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -52,11 +52,11 @@ def test_gradients_are_equal_and_trained_layers_run_twice(method):
     task = small_task()
     model = model_of(method, backbone(), task, layer=1, gradient_checkpointing=True)
     assert model.gradient_checkpointing
-    once, twice = assert_checkpointing_changes_nothing(model, batch_of(model.backbone, task))
+    n_without, n_with = assert_checkpointing_changes_nothing(model, batch_of(model.backbone, task))
     first = max(model.first_trained_layer, 0)
     n_layers = model.backbone.n_layers
-    # a pass that computes M(x) has no gradients and runs once
-    assert all(twice[i] == once[i] + 1 for i in range(first, n_layers))
+    # a pass that computes M(x) has no gradients and runs one time
+    assert all(n_with[i] == n_without[i] + 1 for i in range(first, n_layers))
     assert first < n_layers or method == "head-only"
 
 

@@ -68,9 +68,9 @@ class ShadowNetwork(PromptSource):
         self.layers = nn.ModuleList(
             ShadowLayer(nn.Identity(), _ADAPTER, config, bb.d) for _ in range(bb.n_layers)
         )
-        # no layer follows the last update, which peft counts among the trainable parameters
-        self.layers[-1].shadow_update_transform.requires_grad_(False)
-        self.layers[-1].shadow_update_gate.requires_grad_(False)
+        # no layer follows the last update; peft has it, and counts its parameters as trainable
+        self.layers[-1].shadow_update_transform = nn.ModuleDict()
+        self.layers[-1].shadow_update_gate = nn.ModuleDict()
 
     def forward(
         self,

@@ -845,7 +845,7 @@ class PromptModel(nn.Module):
 
     # ---- state and files
 
-    def state_dict(  # type: ignore[override] (torch has overloads)
+    def state_dict(  # type: ignore[override]
         self, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         """Return the tensors of the prompts and heads, each once, without the frozen model.

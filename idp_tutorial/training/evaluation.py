@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.generation import generate_ids
+from idp_tutorial.core.heads import prediction_loss
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.encoding import collate, make_dataloader
 from idp_tutorial.data.rows import require_utf8
@@ -175,16 +175,17 @@ def compute_output_loss(
 ) -> float | None:  # None for generated texts, which have no loss
     """Return the mean loss of outputs that are already computed.
 
-    It is the cross-entropy of the class probabilities, of a verbalizer those over the label words,
-    or the mean squared error of a regression with labels scaled to 0…1.
+    It is the loss of `prediction_loss`, of a verbalizer over the label words; the labels of a
+    regression are scaled to 0…1.
     """
     if not isinstance(outputs, Tensor):
         return None
     labels = torch.tensor([e["label"] for e in examples], device=outputs.device)
     if task.is_regression:
-        targets = scale_labels(dict(label=labels.double()), task)["label"]
-        return F.mse_loss(outputs[:, 0].double(), targets).item()
-    return F.cross_entropy(outputs.double(), labels).item()
+        labels = scale_labels(dict(label=labels.double()), task)["label"]
+    elif task.multi_label:
+        labels = labels.double()
+    return prediction_loss(outputs.double(), labels).item()
 
 
 def find_best_evaluation(

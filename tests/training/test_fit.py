@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small import Killed, backbone, batch_of, config, kill_at, model_of, small_task
+from small import Killed, backbone, batch_of, config, kill_at, model_of, small_task, topic_task
 from torch import nn
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
@@ -209,9 +209,9 @@ def test_patience_watches_the_loss_where_scores_are_equal(losses, steps, monkeyp
     assert log.steps == steps
 
 
-@pytest.mark.parametrize("task_name", ["sentiment", "questions", "similarity"])
+@pytest.mark.parametrize("task_name", ["sentiment", "questions", "similarity", "topics"])
 def test_the_validation_loss_is_that_of_the_outputs_of_the_score(task_name, monkeypatch):
-    task = small_task(task_name)
+    task = topic_task() if task_name == "topics" else small_task(task_name)
     cfg = config(steps=2, eval_every=2, lr=1e-3, task=task_name)
     model = build_model(cfg, backbone(), task)
     batches = []

@@ -121,9 +121,10 @@ def create_accelerator(
             mixed_precision=cfg.precision,
             gradient_accumulation_plugin=plugin,
         )
-        # accelerate shares these between all its objects; threads may train at the same time
-        for state in (acc.state, acc.gradient_state):
-            state.__dict__ = dict(state.__dict__)
+        if not torch.distributed.is_initialized():
+            # accelerate shares these between all its objects; threads may train at the same time
+            for state in (acc.state, acc.gradient_state):
+                state.__dict__ = dict(state.__dict__)
     if torch.distributed.is_initialized():
         atexit.unregister(end_process_group)  # registered once, however many runs a process has
         atexit.register(end_process_group)

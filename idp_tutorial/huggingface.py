@@ -845,9 +845,8 @@ class PromptModel(nn.Module):
 
     # ---- state and files
 
-    def state_dict(  # type: ignore[override]
-        self, *args: Any, **kwargs: Any
-    ) -> dict[str, Any]:
+    # torch declares overloads, which this signature covers
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return the tensors of the prompts and heads, each once, without the frozen model.
 
         `load_state_dict` misses no frozen tensor. The arguments are those of `torch.nn.Module`.

@@ -664,7 +664,8 @@ def _render_statements(rows: list[dict[str, str]]) -> str:
 
 def _render_counts(rows: list[dict[str, str]]) -> str:
     counts = count_verdicts(rows)
-    verdicts = [v for v in CLAIM_VERDICTS if any(count[v] for count in counts.values())]
+    total = Counter(row["verdict"] for row in rows)
+    verdicts = [verdict for verdict in CLAIM_VERDICTS if total[verdict]]
     columns = {"kind": "---"} | dict.fromkeys(verdicts, "--:")
     cells = []
     for kind, count in counts.items():

@@ -358,6 +358,10 @@ def _n_learning_rates(records: list[dict]) -> int:
     return max(counts)
 
 
+def _recorded_steps(records: list[dict]) -> set[int]:
+    return {r["steps"] for r in records if r.get("steps")}
+
+
 def _format_numbers(values: set) -> str:
     return " and ".join(f"{value:g}" for value in sorted(values))
 
@@ -388,10 +392,9 @@ def _describe_side_trials(claim: dict[str, str], side: str, records: list[dict])
 def _describe_trials(claim: dict[str, str], sides: tuple[list[dict], list[dict]]) -> str:
     """Return where two sides had other trials than one another, or than in the paper."""
     notes = []
-    for name, values in (
-        ("learning rates tried", [{_n_learning_rates(records)} for records in sides]),
-        ("steps", [{r["steps"] for r in records if r.get("steps")} for records in sides]),
-    ):
+    tried = [{_n_learning_rates(records)} for records in sides]
+    steps = [_recorded_steps(records) for records in sides]
+    for name, values in (("learning rates tried", tried), ("steps", steps)):
         if values[0] != values[1]:
             notes.append(f"{name}: {' and '.join(_format_numbers(v) for v in values)}")
     for side, records in zip("ab", sides):
@@ -664,7 +667,8 @@ def _render_statements(rows: list[dict[str, str]]) -> str:
 
 def _render_counts(rows: list[dict[str, str]]) -> str:
     counts = count_verdicts(rows)
-    verdicts = [v for v in CLAIM_VERDICTS if any(count[v] for count in counts.values())]
+    total = Counter(row["verdict"] for row in rows)
+    verdicts = [verdict for verdict in CLAIM_VERDICTS if total[verdict]]
     columns = {"kind": "---"} | dict.fromkeys(verdicts, "--:")
     cells = []
     for kind, count in counts.items():

@@ -56,8 +56,9 @@ def mean_question_f1(
 
 # %% ../../nbs/engine/data/metrics.ipynb #c8d494c4
 def _accuracy(p: np.ndarray, y: np.ndarray, groups: Any) -> float:
-    """Return the proportion of correct predictions."""
-    return float(np.mean(p == y))  # importing scikit-learn would delay the first score
+    """Return the proportion of rows that are predicted correctly."""
+    is_correct = p == y  # importing scikit-learn would delay the first score
+    return float(np.mean(is_correct if is_correct.ndim == 1 else is_correct.all(1)))
 
 
 def _balanced_accuracy(p: np.ndarray, y: np.ndarray, groups: Any) -> float:

@@ -20,8 +20,6 @@ from idp_tutorial.utils.durable import write_atomically
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from idp_tutorial.training.fit import TrainingRun
-
 __all__ = ["LogFormat", "CSVCallback", "make_log_callbacks", "CallbackRunner"]
 
 LogFormat = Literal["tensorboard", "wandb", "csv"]
@@ -88,7 +86,7 @@ def make_log_callbacks(
         ) from e
 
 
-def _make_training_arguments(run: "TrainingRun", folder: Path | str | None) -> "TrainingArguments":
+def _make_training_arguments(run: Any, folder: Path | str | None) -> "TrainingArguments":
     """Return the arguments of transformers' `Trainer` that describe a run."""
     from transformers import TrainingArguments
 
@@ -129,7 +127,7 @@ class CallbackRunner:
 
     def __init__(
         self,
-        run: "TrainingRun",
+        run: Any,  # a `TrainingRun` of `training.fit`
         # `TrainerCallback` objects or classes, or others with some of its methods
         callbacks: Iterable[Any] = (),
         folder: Path | str | None = None,  # folder of the run, for callbacks that write files

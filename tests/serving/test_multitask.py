@@ -55,6 +55,7 @@ def everything(bb):
             layer=i % 3 if m.startswith(("lpt", "id-spam")) else None,
         )
         for i, m in enumerate(PROMPTS)
+        if m != "cartridge" or bb.supports_kv_prompt
     }
 
 
@@ -88,7 +89,7 @@ def test_every_row_is_as_if_its_task_were_alone(family):
     members = everything(backbone(family))
     rows = rows_of(members)
     out = mixed(members, rows)
-    assert len({len(r["sentence1"].split()) for r in rows}) > 3 and len(out) == 2 * len(PROMPTS)
+    assert len({len(r["sentence1"].split()) for r in rows}) > 3 and len(out) == 2 * len(members)
     for r, o in zip(rows, out):
         assert len(o) == (len(members[r["task"]].task.labels) or 1)
         same(o, alone(members, r), 1e-5)
@@ -363,9 +364,9 @@ def test_a_loaded_model_has_equal_outputs(served, tmp_path):
         b = again(again.encode(rows))
         assert all(torch.equal(x, y) for x, y in zip(a, b))
     stored = load_file(tmp_path / "new" / "tasks" / "tasks.safetensors")
-    assert not any(k.startswith("lm") for k in stored) and sum(
-        t.numel() for k, t in stored.items() if not k.startswith("standard.")
-    ) == sum(
+    buffers = {k for k in stored if k.startswith("standard.") or k.endswith("frozen_embedding")}
+    assert not any(k.startswith("lm") for k in stored)
+    assert sum(t.numel() for k, t in stored.items() if k not in buffers) == sum(
         p.numel() for n, p in model.trained_parameters().items() if not n.startswith("standard.")
     )
     a = again.task_models["words"]

@@ -709,6 +709,20 @@ def test_one_constructor_from_saved_folders(tmp_path, small_folder):
     assert bb.active_edit is None
 
 
+def test_a_saved_shadow_network_shares_its_backbone(tmp_path, small_folder):
+    task = small_task()
+    for method in ("shadow", "lpt"):
+        cfg = config(backbone=str(small_folder), method=method, task=task.name)
+        model = build_model(cfg, load_backbone(cfg.backbone), task)
+        save_pretrained(model, tmp_path / method, task, cfg)
+    folders = {method: tmp_path / method for method in ("shadow", "lpt")}
+    served = MultiTaskModel.from_pretrained(folders)
+    answers = served.predict([dict(task=m, sentence1="tea") for m in folders], probabilities=True)
+    for folder, answer in zip(folders.values(), answers):
+        (alone,) = predict(*from_pretrained(folder), [dict(sentence1="tea")])
+        assert answer["probabilities"] == pytest.approx(alone["probabilities"], abs=1e-5)
+
+
 def test_a_task_of_several_labels_is_served_beside_others():
     bb = backbone()
     topics = topic_task(8, 4, 4)

@@ -181,8 +181,12 @@ def train_from_csv(arguments: list[str] | None = None) -> None:
             rows = list(csv.DictReader(file, restval=""))
         if len(rows) < 10 or not {"text", "label"} <= rows[0].keys():
             raise ValueError(f"{args.data} needs the columns text and label, and 10 rows or more")
-        tokenizer = AutoTokenizer.from_pretrained(args.backbone, padding_side="right")
-        lm = AutoModel.from_pretrained(args.backbone, dtype=torch.float32).requires_grad_(False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            args.backbone, padding_side="right", trust_remote_code=False
+        )
+        lm = AutoModel.from_pretrained(
+            args.backbone, dtype=torch.float32, trust_remote_code=False
+        ).requires_grad_(False)
         if lm.config.model_type not in ENCODERS + DECODERS:
             raise ValueError(f"{lm.config.model_type} is not one of {ENCODERS + DECODERS}")
     except (OSError, ValueError) as error:

@@ -43,6 +43,17 @@ def path_notes_dir(tmp_path_factory):
         yield folder
 
 
+@pytest.fixture(autouse=True)
+def known_tasks():
+    """Forget the tasks that commands of the test make known, since later tests list all tasks."""
+    from idp_tutorial.data.tasks import TASKS
+
+    before = dict(TASKS)
+    yield
+    TASKS.clear()
+    TASKS.update(before)
+
+
 @pytest.fixture
 def messages():
     """The progress messages that the package has logged during the test."""

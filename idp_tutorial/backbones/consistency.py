@@ -17,6 +17,7 @@ from idp_tutorial.utils.checks import UserError
 __all__ = [
     "check_model_files",
     "check_layer_count",
+    "check_tensor_sizes",
     "check_unexpected_tensors",
     "check_tokenizer_size",
 ]
@@ -41,18 +42,36 @@ def check_model_files(folder: Path, name: str) -> None:
         )
 
 
+def _read_header(weights: Path) -> dict[str, Any]:
+    """Return the header of a safetensors file: its metadata, and type and shape of each tensor."""
+    with weights.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return json.loads(file.read(min(length, weights.stat().st_size)))
+
+
 def _stored_tensor_names(folder: Path) -> list[str]:
     """Return the names of the tensors in safetensors files; [] if they cannot be read."""
     index = folder / "model.safetensors.index.json"
     weights = folder / "model.safetensors"
     try:
         if weights.is_file():
-            with weights.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                return [*json.loads(file.read(min(length, weights.stat().st_size)))]
+            return [*_read_header(weights)]
         return [*json.loads(index.read_bytes())["weight_map"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []  # loading says what is wrong
+
+
+def _largest_stored_dimension(folder: Path) -> int:
+    """Return the largest dimension of the tensors in safetensors files; 0 if it is unknown."""
+    index = folder / "model.safetensors.index.json"
+    files = [folder / "model.safetensors"]
+    try:
+        if not files[0].is_file():
+            files = [folder / f for f in set(json.loads(index.read_bytes())["weight_map"].values())]
+        tensors = [t for f in files for name, t in _read_header(f).items() if name[:2] != "__"]
+        return max((size for tensor in tensors for size in tensor["shape"]), default=0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0  # loading says what is wrong
 
 
 def check_layer_count(folder: Path, config: Any, name: str) -> None:
@@ -71,6 +90,24 @@ def check_layer_count(folder: Path, config: Any, name: str) -> None:
             f"{max(indices) + 1:,}. Correct the number of layers in config.json, or download or "
             "save the model again."
         )
+
+
+def check_tensor_sizes(folder: Path, config: Any, name: str) -> None:
+    """Check that no size in the config is larger than any stored tensor, before a model is built.
+
+    Other differences are found when the weights are loaded, but tensors that do not fit are built
+    first, which fills the memory if they are large. Raises: `UserError` for a size that is larger.
+    """
+    largest = _largest_stored_dimension(folder)
+    for field in ("vocab_size", "hidden_size", "intermediate_size"):
+        size = getattr(config, field, None)
+        if largest and isinstance(size, int) and size > largest:
+            raise UserError(
+                f"config.json of backbone {name!r} describes tensors of other shapes than its "
+                f"weights have: {field} is {size:,}, but no dimension of the weights is larger "
+                f"than {largest:,}. Correct the sizes in config.json, or download or save the "
+                "model again."
+            )
 
 
 def check_unexpected_tensors(model: Any, names: Iterable[str], name: str) -> None:

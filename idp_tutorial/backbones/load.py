@@ -19,6 +19,7 @@ import torch
 from idp_tutorial.backbones.consistency import (
     check_layer_count,
     check_model_files,
+    check_tensor_sizes,
     check_tokenizer_size,
     check_unexpected_tensors,
 )
@@ -237,6 +238,7 @@ def load_pretrained(
     config = load_hf_config(path_or_hub_name, name, allow_hub, **hub_kwargs)
     if folder.is_dir():
         check_layer_count(folder, config, name)
+        check_tensor_sizes(folder, config, name)
     hub_kwargs |= dict(local_files_only=not allow_hub)
     try:
         model, missing, unexpected = _load_with_lm_head(

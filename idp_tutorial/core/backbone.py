@@ -250,7 +250,7 @@ class Backbone:
     ) -> Tensor:  # `[B,T,d]`
         """Run one layer on the hidden states.
 
-        Raises: UserError for keys and values if the library's gradient checkpointing is on.
+        Raises: UserError for keys and values that the library's gradient checkpointing would drop.
         """
         cache = dict(past_key_values=kv) if kv else {}
         if kv:
@@ -260,7 +260,8 @@ class Backbone:
 
     def _check_checkpointing(self, layer: nn.Module) -> None:
         """Raise `UserError` if the library would drop the keys and values of a cache."""
-        if layer.training and getattr(layer, "gradient_checkpointing", False):
+        is_enabled = layer.training and getattr(layer, "gradient_checkpointing", False)
+        if is_enabled and not getattr(layer, "_can_checkpoint_with_cache", False):
             raise UserError(
                 "the gradient checkpointing of transformers drops keys and values that are given "
                 "to a layer: call gradient_checkpointing_disable() on the Hugging Face model, and "

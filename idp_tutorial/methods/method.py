@@ -51,6 +51,7 @@ INSERTION_POINTS = {  # where prompt vectors enter → description
     "layers": "in every layer",
     "keys": "as keys and values of every layer",
     "middle": "after `layer` layers",
+    "states": "no prompt vectors: a network corrects the hidden states of every layer",
     "weights": "no prompt vectors: every layer changes",
     "upper weights": "no prompt vectors: the layers above `layer` change",
 }

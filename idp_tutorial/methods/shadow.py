@@ -105,7 +105,7 @@ class CorrectStates(Step):
     "shadow",
     reference="peft 0.21, ShadowPEFT",
     learning_rates=(3e-4, 1e-3, 3e-3),
-    insertion_point="weights",
+    insertion_point="states",
     kind="weights",
 )
 @dataclass(frozen=True, kw_only=True)

@@ -63,12 +63,12 @@ def wild(monkeypatch):
     calls = []
     real = Experiment.fit
 
-    def train(self, *args):
+    def train(self, *args, **kw):
         c = self.cfg
         calls.append((c.method, c.lr, c.seed))
         if c.method == "fine-tuning" or c.lr == 9.0:
             raise FloatingPointError("the loss is nan at step 2")
-        return real(self, *args)
+        return real(self, *args, **kw)
 
     monkeypatch.setattr(Experiment, "fit", train)
     return calls

@@ -163,9 +163,11 @@ def _save_classifier(settings: EndToEndSettings, n_labels: int, folder: Path) ->
     with silence_transformers(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         path = _backbone_folder(settings.backbone)
-        model = AutoModelForSequenceClassification.from_pretrained(path, num_labels=n_labels)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            path, num_labels=n_labels, trust_remote_code=False
+        )
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(path).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(path, trust_remote_code=False).save_pretrained(folder)
 
 
 def _backbone_folder(name: str) -> str:

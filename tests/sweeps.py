@@ -26,7 +26,7 @@ def pretend(monkeypatch, crash_after=None):
             self.digests(),
             self.task.split_sizes(),
             self.start_time,
-            metric="accuracy",
+            metric=self.task.metric,
             score=log.validation,
             validation=log.validation,
             params=dict(prompt=4, head=2, backbone=0),
@@ -62,6 +62,7 @@ SETTINGS = [
     dict(eval_every=3),
     dict(precision="bf16"),
     dict(cache="hidden"),
+    dict(metric="macro_f1"),
 ]
 
 

@@ -186,7 +186,13 @@ def closest_match(
     names: Iterable[str],  # the known names
     cutoff: float = 0.75,  # smallest similarity, from 0 to 1
 ) -> str | None:
-    """Return the known name that is most similar, or None if no name is really similar."""
+    """Return the known name that is most similar, or None if no name is really similar.
+
+    Two letters in the wrong order lower the similarity of names of three letters to 2/3, so at
+    most 0.66 is asked of these.
+    """
+    if len(name) <= 3:
+        cutoff = min(cutoff, 0.66)
     matches = difflib.get_close_matches(name[:100], list(names), 1, cutoff)
     return matches[0] if matches else None
 

@@ -123,19 +123,21 @@ def _resolve_layers(layers: Sequence[int] | None, backbone: str) -> list[int]:
 
 
 def _check_file_has_same_sweep(
-    out: Path | None, cfgs: list[RunConfig], lr_selection: str, split_sizes: dict | None
+    out: Path | None, cfgs: list[RunConfig], lr_selection: str, task: Task | None
 ) -> None:
     """Check that the file has no records of another sweep."""
     old_records = read_existing_records(out)
     if not old_records:
         return
+    # sizes and metric of a task that is not loaded are unknown, and taken from the file
     fields_of_this_sweep = dict(
         seed=None,
         status="done",
         lr_selection=lr_selection,
-        split_sizes=split_sizes or old_records[0].get("split_sizes"),
+        split_sizes=task.split_sizes() if task else old_records[0].get("split_sizes"),
     )
-    planned = [{**config_to_record(cfg), **fields_of_this_sweep} for cfg in cfgs]
+    task_metric = dict(metric=task.metric if task else old_records[0].get("metric"))
+    planned = [{**task_metric, **config_to_record(cfg), **fields_of_this_sweep} for cfg in cfgs]
     try:
         check_single_sweep([*old_records, *planned])
     except ValueError as e:
@@ -189,8 +191,7 @@ def plan_layer_sweep(
     cfgs = []
     for name in dict.fromkeys(methods):
         cfgs += _sweep_configs(name, base, layers, tune_learning_rate)
-    split_sizes = task.split_sizes() if task else None
-    _check_file_has_same_sweep(out, cfgs, lr_selection, split_sizes)
+    _check_file_has_same_sweep(out, cfgs, lr_selection, task)
     return cfgs, lr_selection
 
 

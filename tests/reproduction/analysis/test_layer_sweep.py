@@ -118,6 +118,20 @@ def test_a_file_has_one_sweep(monkeypatch, tmp_path, change):
     assert len(ran) == 3  # nor does another method, layer or seed
 
 
+def test_a_metric_of_ones_own_is_that_of_the_file(monkeypatch, tmp_path):
+    out = tmp_path / "s.jsonl"
+    macro = replace(BASE, metric="macro_f1")
+    ran = pretend(monkeypatch)
+    swept(out=out, base=macro)
+    assert len(ran) == 4 and {r["metric"] for r in read_records(out)} == {"macro_f1"}
+    swept(out=out, base=macro)
+    assert len(ran) == 4
+    module.plan_layer_sweep(["lpt"], macro, [0], 1, out=out)  # without the task, too
+    with pytest.raises(ValueError, match='metric is "macro_f1" in some of them and "accuracy"'):
+        swept(out=out)
+    assert len(ran) == 4
+
+
 def test_other_texts_are_another_sweep(monkeypatch, tmp_path):
     pretend(monkeypatch)
     swept(out=tmp_path / "s.jsonl")

@@ -260,7 +260,8 @@ class Backbone:
 
     def _check_checkpointing(self, layer: nn.Module) -> None:
         """Raise `UserError` if the library would drop the keys and values of a cache."""
-        if layer.training and getattr(layer, "gradient_checkpointing", False):
+        is_kept = getattr(layer, "_can_checkpoint_with_cache", False)  # set by `PromptModel`
+        if layer.training and getattr(layer, "gradient_checkpointing", False) and not is_kept:
             raise UserError(
                 "the gradient checkpointing of transformers drops keys and values that are given "
                 "to a layer: call gradient_checkpointing_disable() on the Hugging Face model, and "

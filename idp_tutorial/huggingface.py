@@ -107,22 +107,31 @@ def _word_states(ctx: Context) -> Tensor:  # `[B,T,d]`
     return ctx.h.gather(1, order[..., None].expand(-1, -1, ctx.h.shape[2]))
 
 
+def _copy_as_buffers(module: nn.Module) -> nn.Module:
+    """Return a float32 copy of a module, whose parameters are buffers: saved, but not trained."""
+    copied = deepcopy(module).float()
+    for part in copied.modules():
+        for name, parameter in [*part._parameters.items()]:
+            del part._parameters[name]
+            part.register_buffer(name, None if parameter is None else parameter.detach())
+    return copied
+
+
 class _FinalStates(nn.Module):
     """Stand-in for the base of a model: it returns the hidden states that it gets."""
 
     def __init__(self, base: Any) -> None:
         super().__init__()
-        self._base = (base,)  # in a tuple, so that it is not a submodule
+        pooler = getattr(base, "pooler", None)
+        # saved with the head: `transformers` initialises a pooler that the checkpoint of the model
+        # does not have, with other random weights each time it loads the model
+        self.pooler = None if pooler is None else _copy_as_buffers(pooler)
 
     def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> Any:
         """Return the states as the output of a base model, with its frozen pooler's if any."""
         from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
-        pooled = None
-        pooler = getattr(self._base[0], "pooler", None)
-        if pooler is not None:
-            dtype = next(pooler.parameters()).dtype
-            pooled = to_float32(pooler(inputs_embeds.to(dtype)))
+        pooled = None if self.pooler is None else self.pooler(inputs_embeds)
         return BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=inputs_embeds, pooler_output=pooled
         )
@@ -304,9 +313,14 @@ def _check_model(model: Any) -> None:
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
+        hint = ""
+        if isinstance(model, PromptModel):
+            hint = " Add a prompt to it with add_prompt or load_prompt, or give its base_model."
+        elif isinstance(getattr(model, "module", None), PreTrainedModel):
+            hint = " Give its module, and wrap the result."
         raise UserError(
             f"model must be a Hugging Face model, such as AutoModel.from_pretrained(...), got "
-            f"{type(model).__name__}."
+            f"{type(model).__name__}.{hint}"
         )
     attention = model.config._attn_implementation
     if attention not in ("sdpa", "eager"):
@@ -417,7 +431,8 @@ def _refuse_arguments(arguments: Mapping[str, Any]) -> None:
 def _base_digests(bb: Backbone) -> dict[str, str]:
     """Return the SHA-256 digests of the weights that the layers use, by dtype.
 
-    They are the same for every class of a model: heads and poolers are left out.
+    They are the same for every class of a model: heads and poolers are left out. A head that uses
+    the pooler has a copy.
     """
     hashes = {name: hashlib.sha256() for name in DTYPES}
     for name, tensor in sorted(bb.base.state_dict().items()):
@@ -926,6 +941,12 @@ class PromptModel(nn.Module):
         tensors = _prompt_tensors(self._prompted[name])
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         if shapes != {name: tensor.shape for name, tensor in saved.items()}:
+            if self.settings[name].head == "keep":
+                n_saved = len(self.settings[name].task.labels) or 1
+                raise UserError(
+                    f"{folder} has a trained copy of a classifier for num_labels={n_saved}, which "
+                    "does not fit the classifier of this model: load the model with this number."
+                )
             raise UserError(
                 f"the tensors of {folder} do not fit the model that its config describes: save it "
                 "again with this version."

@@ -43,8 +43,7 @@ class PHM(nn.Module):
 class IDPG(nn.Module):
     """p = W₂ Dropout(GELU(W₁ z + b₁)) + b₂, with PHM matrices W₁ and W₂ (IDPG §3.1, Eq. 4).
 
-    S-IDPG has one prompt, from the z of a pass without a prompt, M(x). M-IDPG also adds a p to the
-    prompt in each later layer, from the z there; the layers share all but b₂ (IDPG §3.2.2).
+    M-IDPG adds a p in each later layer, from the z there; layers share all but b₂ (IDPG §3.2.2).
     """
 
     def __init__(self, d: int, t: int = 10, m: int = 256, n: int = 16, n_layers: int = 1) -> None:
@@ -181,12 +180,8 @@ def train_from_csv(arguments: list[str] | None = None) -> None:
             rows = list(csv.DictReader(file, restval=""))
         if len(rows) < 10 or not {"text", "label"} <= rows[0].keys():
             raise ValueError(f"{args.data} needs the columns text and label, and 10 rows or more")
-        tokenizer = AutoTokenizer.from_pretrained(
-            args.backbone, padding_side="right", trust_remote_code=False
-        )
-        lm = AutoModel.from_pretrained(
-            args.backbone, dtype=torch.float32, trust_remote_code=False
-        ).requires_grad_(False)
+        tokenizer = AutoTokenizer.from_pretrained(args.backbone, trust_remote_code=False)
+        lm = AutoModel.from_pretrained(args.backbone, dtype=torch.float32, trust_remote_code=False)
         if lm.config.model_type not in ENCODERS + DECODERS:
             raise ValueError(f"{lm.config.model_type} is not one of {ENCODERS + DECODERS}")
     except (OSError, ValueError) as error:
@@ -195,9 +190,10 @@ def train_from_csv(arguments: list[str] | None = None) -> None:
     classes = sorted(set(labels))
     targets = torch.tensor([classes.index(label) for label in labels])
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    tokenizer.padding_side = "right"
     tokens = tokenizer(texts, padding=True, truncation=True, max_length=128, return_tensors="pt")
     data = TensorDataset(tokens["input_ids"], tokens["attention_mask"], targets)
-    train(lm, data, len(classes), args.method, args.epochs)
+    train(lm.requires_grad_(False), data, len(classes), args.method, args.epochs)
 
 
 if __name__ == "__main__":

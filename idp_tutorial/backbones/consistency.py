@@ -5,19 +5,22 @@ config with fewer layers than the weights gives another model in silence, one wi
 layers for hours, and a tokenizer of another model ends in an `IndexError` in the first batch.
 """
 
+import copy
 import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from idp_tutorial.families.family import get_family
+import torch
+
+from idp_tutorial.families.family import build_hf_model, get_family
 from idp_tutorial.utils.checks import UserError
 
 __all__ = [
     "check_model_files",
     "check_layer_count",
-    "check_tensor_sizes",
+    "check_tensor_shapes",
     "check_unexpected_tensors",
     "check_tokenizer_size",
 ]
@@ -42,36 +45,26 @@ def check_model_files(folder: Path, name: str) -> None:
         )
 
 
-def _read_header(weights: Path) -> dict[str, Any]:
-    """Return the header of a safetensors file: its metadata, and type and shape of each tensor."""
-    with weights.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        return json.loads(file.read(min(length, weights.stat().st_size)))
-
-
-def _stored_tensor_names(folder: Path) -> list[str]:
-    """Return the names of the tensors in safetensors files; [] if they cannot be read."""
+def _stored_shapes(folder: Path) -> dict[str, list[int]]:
+    """Return the shapes of the tensors in safetensors files; {} if they cannot be read."""
     index = folder / "model.safetensors.index.json"
-    weights = folder / "model.safetensors"
+    files = {"model.safetensors"}
+    shapes: dict[str, list[int]] = {}
     try:
-        if weights.is_file():
-            return [*_read_header(weights)]
-        return [*json.loads(index.read_bytes())["weight_map"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []  # loading says what is wrong
-
-
-def _largest_stored_dimension(folder: Path) -> int:
-    """Return the largest dimension of the tensors in safetensors files; 0 if it is unknown."""
-    index = folder / "model.safetensors.index.json"
-    files = [folder / "model.safetensors"]
-    try:
-        if not files[0].is_file():
-            files = [folder / f for f in set(json.loads(index.read_bytes())["weight_map"].values())]
-        tensors = [t for f in files for name, t in _read_header(f).items() if name[:2] != "__"]
-        return max((size for tensor in tensors for size in tensor["shape"]), default=0)
+        if not (folder / "model.safetensors").is_file():
+            files = set(json.loads(index.read_bytes())["weight_map"].values())
+        for file in files:
+            header = _read_header(folder / file)
+            shapes |= {k: value["shape"] for k, value in header.items() if k != "__metadata__"}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return 0  # loading says what is wrong
+        return {}  # loading says what is wrong
+    return shapes
+
+
+def _read_header(file: Path) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        return json.loads(stream.read(min(length, file.stat().st_size)))
 
 
 def check_layer_count(folder: Path, config: Any, name: str) -> None:
@@ -81,7 +74,7 @@ def check_layer_count(folder: Path, config: Any, name: str) -> None:
     """
     layers_path = re.escape(get_family(config, name).backbone_class.layers_path)
     pattern = re.compile(rf"(?:^|\.){layers_path}\.(\d+)\.")
-    matches = map(pattern.search, _stored_tensor_names(folder))
+    matches = map(pattern.search, _stored_shapes(folder))
     indices = {int(match[1]) for match in matches if match and "decoder" not in match.string}
     n_layers = config.num_hidden_layers
     if indices and max(indices) + 1 != n_layers:
@@ -92,22 +85,32 @@ def check_layer_count(folder: Path, config: Any, name: str) -> None:
         )
 
 
-def check_tensor_sizes(folder: Path, config: Any, name: str) -> None:
-    """Check that no size in the config is larger than any stored tensor, before a model is built.
+def check_tensor_shapes(folder: Path, config: Any, name: str) -> None:
+    """Check that the weights have the shapes that the config describes, before a model is built.
 
-    Other differences are found when the weights are loaded, but tensors that do not fit are built
-    first, which fills the memory if they are large. Raises: `UserError` for a size that is larger.
+    The shapes come from a model of one layer on the meta device, which needs no memory. Raises:
+    `UserError` for another shape.
     """
-    largest = _largest_stored_dimension(folder)
-    for field in ("vocab_size", "hidden_size", "intermediate_size"):
-        size = getattr(config, field, None)
-        if largest and isinstance(size, int) and size > largest:
-            raise UserError(
-                f"config.json of backbone {name!r} describes tensors of other shapes than its "
-                f"weights have: {field} is {size:,}, but no dimension of the weights is larger "
-                f"than {largest:,}. Correct the sizes in config.json, or download or save the "
-                "model again."
-            )
+    stored = _stored_shapes(folder)
+    config = copy.deepcopy(config)
+    try:
+        config.num_hidden_layers = 1
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:1]
+        with torch.device("meta"):
+            model = build_hf_model(config)
+    except Exception:
+        return  # loading says what is wrong
+    prefix = f"{model.base_model_prefix}."
+    for tensor, expected in model.state_dict().items():
+        inner = tensor.removeprefix(prefix)
+        for key in (tensor, inner, prefix + inner):
+            if key in stored and stored[key] != list(expected.shape):
+                raise UserError(
+                    f"config.json of backbone {name!r} describes a tensor {key} of shape "
+                    f"{tuple(expected.shape)}, but its weights have {tuple(stored[key])}. Correct "
+                    "the sizes in config.json, or download or save the model again."
+                )
 
 
 def check_unexpected_tensors(model: Any, names: Iterable[str], name: str) -> None:

@@ -19,7 +19,7 @@ import torch
 from idp_tutorial.backbones.consistency import (
     check_layer_count,
     check_model_files,
-    check_tensor_sizes,
+    check_tensor_shapes,
     check_tokenizer_size,
     check_unexpected_tensors,
 )
@@ -238,7 +238,7 @@ def load_pretrained(
     config = load_hf_config(path_or_hub_name, name, allow_hub, **hub_kwargs)
     if folder.is_dir():
         check_layer_count(folder, config, name)
-        check_tensor_sizes(folder, config, name)
+        check_tensor_shapes(folder, config, name)
     hub_kwargs |= dict(local_files_only=not allow_hub)
     try:
         model, missing, unexpected = _load_with_lm_head(
@@ -250,12 +250,6 @@ def load_pretrained(
     except Exception as e:
         if is_out_of_memory(e):  # the checkpoint may be intact
             raise
-        if "ignore_mismatched_sizes" in str(e):
-            raise UserError(
-                f"config.json of backbone {name!r} describes tensors of other shapes than its "
-                "weights have. Correct the sizes in config.json, or download or save the model "
-                "again."
-            ) from e
         raise UserError(
             f"the checkpoint of backbone {name!r} cannot be read ({type(e).__name__}: "
             f"{str(e)[:120]}). It is damaged or incomplete; download or save it again."

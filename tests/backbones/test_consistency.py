@@ -60,11 +60,15 @@ def test_another_number_of_layers_is_refused_before_a_model_is_built(
     assert time.monotonic() - start < 5
 
 
-@pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "intermediate_size"])
-def test_other_sizes_are_refused_without_building_them(field, tmp_path):
+@pytest.mark.parametrize("value", [16, 4 * 10**7])
+@pytest.mark.parametrize(
+    "field", ["vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings"]
+)
+def test_other_sizes_are_refused_before_a_model_is_built(field, value, tmp_path, monkeypatch):
     save(backbone(), tmp_path)
-    change_config(tmp_path, **{field: 4 * 10**7})
-    refused(tmp_path, "describes tensors of other shapes than its weights have")
+    change_config(tmp_path, **{field: value})
+    monkeypatch.setattr("idp_tutorial.backbones.load._load_weights", None)  # is not called
+    refused(tmp_path, "describes a tensor roberta.", f"{value}", "but its weights have")
 
 
 def test_the_number_of_layers_is_read_from_the_index_of_several_files(tmp_path):
@@ -75,6 +79,8 @@ def test_the_number_of_layers_is_read_from_the_index_of_several_files(tmp_path):
     assert load_backbone(str(tmp_path)).n_layers == 3
     change_config(tmp_path, num_hidden_layers=2)
     refused(tmp_path, "says 2 layers, but its weights have 3")
+    change_config(tmp_path, num_hidden_layers=3, hidden_size=16)
+    refused(tmp_path, "describes a tensor roberta.")
 
 
 def test_tensors_that_the_config_does_not_use_are_refused(tmp_path):

@@ -350,8 +350,9 @@ def fit(
 ) -> TrainLog:
     """Train the model; afterwards it has the tensors with the best validation score.
 
-    Of equal scores, those with the lowest validation loss are the best. Raises: `DivergenceError` if the loss or the outputs are not finite, and `UserError` if the
-    checkpoints in `checkpoint_dir` belong to another run.
+    Of equal scores, those with the lowest validation loss are the best. Raises: `DivergenceError`
+    if the loss or the outputs are not finite, and `UserError` if the checkpoints in
+    `checkpoint_dir` belong to another run.
     """
     run = TrainingRun(model.train(), task, cfg, lr or cfg.lr)
     if not model.trained_parameters():

@@ -1,8 +1,9 @@
 """Which code, command and machine made a record.
 
 A record says which code made it, with which command and on which machine: the commit and
-whether it was clean, the processor, the number of threads, the start time and the seconds. A
-machine is named by its processor only, a file by its last path component.
+whether it was clean, the processor, the GPU if one was used, the number of threads, the start time
+and the seconds. A machine is named by its processor and GPU only, a file by its last path
+component.
 """
 
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 __all__ = [
     "git_state",
     "processor_name",
+    "gpu_name",
     "format_command_line",
     "collect_provenance",
 ]
@@ -70,6 +72,13 @@ def format_command_line() -> str:
     return " ".join(_shorten_paths(argument) for argument in sys.argv)
 
 
+def gpu_name() -> str | None:
+    """Return the name of the GPU that this process has used, or None."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_initialized() else None
+
+
 def collect_provenance(
     start_time: float,  # `time.time()` when the run started
     threads: int,  # number of threads that the run used
@@ -79,6 +88,7 @@ def collect_provenance(
         command=format_command_line(),
         **git_state(),
         processor=processor_name(),
+        **({"gpu": gpu} if (gpu := gpu_name()) else {}),
         threads=threads,
         started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start_time)),
         seconds=round(time.time() - start_time, 1),

@@ -38,7 +38,7 @@ wheel: .venv/.dev ## test the wheel in an empty environment with the newest depe
 	@$(BIN)/python .ci/wheel $(ARGS)
 
 lab: .venv/.dev ## open the notebooks in JupyterLab
-	@$(BIN)/jupyter lab --notebook-dir=nbs $(ARGS)
+	@$(BIN)/jupyter lab --notebook-dir=. $(or $(ARGS),nbs/course/00_why.ipynb)
 
 docs: .venv/.docs ## build the site: docs/_build/html/index.html
 	@mkdir -p docs/_build/source

@@ -5,8 +5,6 @@ import importlib.util
 import json
 import os
 import re
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from small import backbone, batch_of, config, model_of, same, small_task
 from torch import nn
 from transformers import Trainer, TrainingArguments
 from transformers.modeling_layers import GradientCheckpointingLayer
+from two_processes import print_stacks_if_stuck, run_two_processes
 
 import idp_tutorial
 from idp_tutorial import METHODS, PromptModel, get_prompt_model
@@ -583,6 +582,7 @@ def test_accelerate_prepares_and_stores_a_model(tmp_path):
 
 def run_process(folder):
     """Train in one of two processes, and write the losses and sums of all tensors."""
+    print_stacks_if_stuck()
     torch.set_num_threads(1)
     rank = os.environ["RANK"]
     results = {}
@@ -596,33 +596,13 @@ def run_process(folder):
         sums = {name: t.double().sum().item() for name, t in trainer.model.state_dict().items()}
         results[method] = dict(losses=losses(trainer), sums=sums)
     (folder / f"{rank}.json").write_text(json.dumps(results))
-    torch.distributed.destroy_process_group()
+    torch.distributed.barrier()
+    sys.stderr.flush()
+    os._exit(0)  # gloo's threads have been seen to keep a finished process from ending
 
 
 def test_two_processes_train_as_one(tmp_path):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = str(s.getsockname()[1])
-    env = {
-        **os.environ,
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-    }
-    workers = [
-        subprocess.Popen(
-            [sys.executable, __file__, tmp_path],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**env, "RANK": r, "LOCAL_RANK": r},
-        )
-        for r in "01"
-    ]
-    errors = [p.communicate(timeout=240)[1] for p in workers]
-    assert [p.returncode for p in workers] == [0, 0], "\n".join(errors)
+    run_two_processes(__file__, tmp_path)
     a, b = (json.loads((tmp_path / f"{r}.json").read_text()) for r in "01")
     for method, result in a.items():
         assert result["sums"] == b[method]["sums"]

@@ -5,7 +5,6 @@ import os
 import re
 import runpy
 import shutil
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +14,7 @@ import pytest
 import torch
 from small import backbone, config, small_task
 from torch import nn
+from two_processes import run_two_processes
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
@@ -80,6 +80,7 @@ def train(method, processes, accumulate=1, save=None, prepare=disable_dropout, *
 
 def run_process(folder):
     """Train in each of two processes, and write the results to `RANK.json`."""
+    print_stacks_if_stuck()
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     results = dict(
@@ -166,30 +167,7 @@ def pair(tmp_path_factory):
     train("lpt-npg", 1, save=folder / "one-process")
     bb = backbone()
     save_backbone(bb.model, bb.tokenizer, folder / "backbone")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = str(s.getsockname()[1])
-    env = {
-        **os.environ,
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-    }
-    workers = [
-        subprocess.Popen(
-            [sys.executable, __file__, folder],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**env, "RANK": r, "LOCAL_RANK": r},
-        )
-        for r in "01"
-    ]
-    errors = [p.communicate(timeout=240)[1] for p in workers]
-    codes = [p.returncode for p in workers]
-    assert codes == [0, 0], f"exit codes of the two workers: {codes}\n" + "\n".join(errors)
+    errors = run_two_processes(__file__, folder)
     assert not any(
         "terminate called" in e or "destroy_process_group() was not called" in e for e in errors
     ), errors

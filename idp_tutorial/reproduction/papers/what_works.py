@@ -1,0 +1,178 @@
+"""Five differences of methods in several settings, beside those that the papers print.
+
+The data of the lab's first page and of its picture. The first three settings are those of a
+factorial with MiniLM on TREC and Subj (`results/why/PLAN.md`): the head begins at random or at a
+converged linear probe, and learns at .001 or at the learning rate of the prompt. In the fourth a
+language model predicts a label word; its differences are read from `results/claims.csv`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from idp_tutorial.reproduction.analysis.interactions import (
+    collect_accuracies,
+    estimate_contrast_in_setting,
+    estimate_interaction,
+)
+from idp_tutorial.reproduction.papers.claims import read_claims
+from idp_tutorial.reproduction.papers.published_scores import load_published_scores
+from idp_tutorial.utils.records import read_records
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "CONTRASTS",
+    "SETTINGS",
+    "read_factorial",
+    "contrast_table",
+    "interaction_table",
+    "score_table",
+    "draw_contrasts",
+]
+
+# label: the two methods, the published table, the published names of both, the claim with SmolLM2
+CONTRASTS: dict[str, tuple] = {
+    "M-IDPG − prompt tuning": (
+        ("m-idpg-phm", "prompt-tuning"),
+        ("idpg-1", "M-IDPG-PHM", "Prompt-tuning"),
+        None,
+    ),
+    "M-IDPG − S-IDPG": (
+        ("m-idpg-phm", "s-idpg-phm"),
+        ("idpg-1", "M-IDPG-PHM", "S-IDPG-PHM"),
+        None,
+    ),
+    "late − input (static)": (
+        ("lpt", "prompt-tuning"),
+        ("lpt-1", "LPT w/o PG", "Prompt Tuning"),
+        "lpt-late-lm",
+    ),
+    "NPG − static (both late)": (
+        ("lpt-npg", "lpt"),
+        ("lpt-1", "LPT w/ NPG", "LPT w/o PG"),
+        "lpt-npg-lm",
+    ),
+    "NPG − prompt tuning": (
+        ("lpt-npg", "prompt-tuning"),
+        ("lpt-1", "LPT w/ NPG", "Prompt Tuning"),
+        "lpt-124",
+    ),
+}
+SETTINGS: dict[str, dict[str, Any]] = {  # of the factorial
+    "random head, learning rate .001": dict(head_init="random", head_lr=1e-3),
+    "random head, the prompt's learning rate": dict(head_init="random", head_lr=None),
+    "probe's head, learning rate .001": dict(head_init="probe", head_lr=1e-3),
+    "probe's head, the prompt's learning rate": dict(head_init="probe", head_lr=None),
+}
+LANGUAGE_MODEL = "label word of SmolLM2"
+PUBLISHED = "paper, RoBERTa-large"
+TASKS = {"trec": "TREC", "subj": "Subj"}
+
+
+def read_factorial(
+    folder: Path | str,  # `results/why`
+    steps: int = 310,
+) -> list[dict]:
+    """Read the records of the factorial on all tasks."""
+    return read_records(*sorted(Path(folder).glob(f"head-*-{steps}.jsonl")))
+
+
+def _published_difference(table: str, a: str, b: str) -> tuple[float, list[str]]:
+    """Return the mean published difference over `TASKS`, and the tasks that the table has."""
+    scores = load_published_scores(table)
+    scores = scores[scores.backbone == "RoBERTa-large"].set_index(["method", "task"])["mean"]
+    tasks = [task for task in TASKS.values() if (a, task) in scores and (b, task) in scores]
+    return mean(float(scores[a, task] - scores[b, task]) for task in tasks), tasks
+
+
+def contrast_table(
+    records: Sequence[dict],  # of `read_factorial`
+    folder: Path | str,  # folder of the records
+    claims_file: Path | str,  # `results/claims.csv`
+) -> pd.DataFrame:  # columns: contrast, setting, effect, low, high, detectable and tasks
+    """Return the differences in points, a row for each contrast and setting."""
+    claims = {row["id"]: row for row in read_claims(claims_file)}
+    rows = []
+    for label, ((a, b), published, claim) in CONTRASTS.items():
+        effect, tasks = _published_difference(*published)
+        rows.append(dict(contrast=label, setting=PUBLISHED, effect=effect, tasks=" ".join(tasks)))
+        for name, setting in SETTINGS.items():
+            estimate = estimate_contrast_in_setting(records, a, b, setting, folder)
+            if estimate:
+                numbers = {k: estimate[k] for k in ("effect", "low", "high", "detectable")}
+                tasks = " ".join(TASKS[task] for task in estimate["tasks"])
+                rows.append(dict(contrast=label, setting=name, **numbers, tasks=tasks))
+        if claim:
+            row = claims[claim]
+            numbers = {k: float(row[k]) for k in ("effect", "low", "high", "detectable")}
+            rows.append(
+                dict(contrast=label, setting=LANGUAGE_MODEL, **numbers, tasks=row["tasks"].upper())
+            )
+    return pd.DataFrame(rows)
+
+
+def interaction_table(
+    records: Sequence[dict],  # of `read_factorial`
+    folder: Path | str,  # folder of the records
+) -> pd.DataFrame:  # columns: contrast, head's learning rate, effect, low, high, p, detectable
+    """Return by how much each contrast is larger with a random head than with the probe's."""
+    rows = []
+    for label, ((a, b), _, _) in CONTRASTS.items():
+        for head_lr, name in ((1e-3, ".001"), (None, "the prompt's")):
+            first, second = (dict(head_init=h, head_lr=head_lr) for h in ("random", "probe"))
+            estimate = estimate_interaction(records, a, b, first, second, folder)
+            if estimate:
+                columns = ("effect", "low", "high", "p", "detectable")
+                numbers = {column: estimate[column] for column in columns}
+                rows.append({"contrast": label, "head's learning rate": name, **numbers})
+    return pd.DataFrame(rows)
+
+
+def score_table(
+    records: Sequence[dict],  # of `read_factorial`
+    folder: Path | str,  # folder of the records
+) -> pd.DataFrame:  # index: task and method; a column for each setting
+    """Return the mean test accuracy of each method in each setting, over the seeds."""
+    methods = dict.fromkeys(["head-only", *(r["method"] for r in records)])
+    cells: dict[tuple[str, str], dict[str, float]] = {}
+    for method in methods:
+        for name, setting in SETTINGS.items():
+            # without a prompt the head has one learning rate, its own
+            wanted = {"head_init": setting["head_init"]} if method == "head-only" else setting
+            for task, accuracies in collect_accuracies(records, method, wanted, folder).items():
+                cells.setdefault((TASKS[task], method), {})[name] = float(accuracies.mean())
+    table = pd.DataFrame.from_dict(cells, orient="index")
+    table.index = pd.MultiIndex.from_tuples(table.index, names=["task", "method"])
+    return table.sort_index(level="task", sort_remaining=False, ascending=False)
+
+
+def draw_contrasts(
+    table: pd.DataFrame,  # of `contrast_table`
+) -> "Figure":
+    """Draw a dot for each contrast and setting, with its interval; hollow: the papers' value."""
+    import matplotlib.pyplot as plt
+
+    colors = dict(zip([*SETTINGS, LANGUAGE_MODEL], ("C3", "C1", "C0", "C9", "C4"), strict=True))
+    figure, axes = plt.subplots(1, len(CONTRASTS), figsize=(10, 2.6), sharey=True)
+    names = [PUBLISHED, *colors]
+    for axis, contrast in zip(axes, CONTRASTS, strict=True):
+        axis.axvline(0, color="grey", linewidth=0.8)
+        for row in table[table.contrast == contrast].itertuples():
+            y = -names.index(row.setting)
+            if row.setting == PUBLISHED:
+                axis.plot(row.effect, y, "o", color="black", fillstyle="none")
+                continue
+            axis.plot([row.low, row.high], [y, y], color=colors[row.setting])
+            axis.plot(row.effect, y, "o", color=colors[row.setting], markersize=5)
+        axis.set_title(contrast, fontsize=9)
+        axis.set_xlabel("points", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_yticks([-i for i in range(len(names))], names, fontsize=8)
+    figure.tight_layout()
+    return figure

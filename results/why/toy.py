@@ -1,4 +1,4 @@
-"""Train head, static prompts, LoRA and all parameters on `two-domains`, longer than the course does.
+"""Train head, static prompts, LoRA and all parameters longer than the course does.
 
     python results/why/toy.py
 

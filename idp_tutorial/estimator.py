@@ -7,6 +7,7 @@ Texts can be a list, a list of pairs, columns of pandas, or a `datasets.Dataset`
 """
 
 import logging
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
@@ -126,8 +127,25 @@ def _get_texts(example: Any) -> Any:
     return texts if all(isinstance(t, str) or is_empty_text(t) for t in texts) else None
 
 
-def _refuse_unordered(values: Any, name: str) -> None:
-    """Raise `UserError` for a set, whose order is not that of the labels or predictions."""
+def _refuse_odd_collections(values: Any, name: str) -> None:
+    """Raise `UserError` for a collection that is no list of values.
+
+    A set has no order, which the labels or predictions need; a masked array hides values; an array
+    without a dimension has one value; rows of a sparse matrix are matrices.
+    """
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise UserError(
+            f"{name} is a masked array with {int(np.ma.getmaskarray(values).sum())} masked values: "
+            "remove them, for example with `compressed()`, from the texts and from the labels."
+        )
+    if isinstance(values, np.ndarray) and not values.ndim:
+        raise UserError(f"{name} is an array without a dimension: put its value in a list.")
+    if hasattr(values, "toarray"):
+        raise UserError(
+            f"{name} is a sparse matrix: call `.toarray()`; texts are never sparse."
+            if name == "y"
+            else f"{name} is a sparse matrix, but texts are needed, not features of texts."
+        )
     if isinstance(values, Set) and not isinstance(values, KeysView):
         raise UserError(
             f"{name} is a {type(values).__name__}, which has no order, so texts, labels and "
@@ -154,7 +172,7 @@ def _convert_rows(X: Any, columns: Sequence[str]) -> list[dict[str, str] | None]
         raise UserError(
             f"X must be a list of texts, got {X!r:.60}. Wrap a single text in a list: [text]."
         )
-    _refuse_unordered(X, "X")
+    _refuse_odd_collections(X, "X")
     X = _select_text_columns(X, columns)
     rows: list[dict[str, str] | None] = []
     n_texts = 0  # 1, or 2 for pairs
@@ -458,7 +476,7 @@ class PromptEstimator(BaseEstimator):
         rows = _convert_rows(X, [column for column in (text, text2) if column])
         if isinstance(y, (str, bytes, Mapping)) or not hasattr(y, "__iter__"):
             raise UserError(f"y must be a list of labels, one for each text, got {y!r:.60}.")
-        _refuse_unordered(y, "y")
+        _refuse_odd_collections(y, "y")
         y = list(y.to_numpy() if getattr(y, "ndim", 1) == 2 and hasattr(y, "to_numpy") else y)
         if len(rows) != len(y):
             raise UserError(
@@ -721,12 +739,19 @@ class PromptEstimator(BaseEstimator):
         if saved_files:
             with tempfile.TemporaryDirectory() as folder:
                 for name, data in saved_files.items():
+                    if not _FILE_NAME.fullmatch(name):  # a pickle may come from anybody
+                        raise UserError(
+                            f"the pickled model has a file with the name {name!r:.60}, but the "
+                            "files of a model are named without folders: this package did not "
+                            "pickle it."
+                        )
                     (Path(folder) / name).write_bytes(data)
                 backbone = self.backbone if Path(self.backbone).is_dir() else None
                 fitted = type(self).from_pretrained(folder, backbone, self.glove)
                 vars(self).update({k: v for k, v in vars(fitted).items() if k.endswith("_")})
 
 
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # of a file in a saved model
 _COLLECTIONS: Any = (list, tuple, set, frozenset, np.ndarray)
 
 

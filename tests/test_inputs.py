@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 from datasets import Dataset
 
 from idp_tutorial.cli.predict import select_text_columns
@@ -205,3 +206,37 @@ def test_every_row_of_the_page_is_tested():
     tested = {kind for kind, *_ in LABELS + NUMBERS} | {"texts and numbers in one column"}
     assert {*read_page("Texts")} == {kind for kind, _ in TEXTS}
     assert {*read_page("Labels")} == tested
+
+
+TWELVE = [f"text number {i}" for i in range(12)]
+MASK = np.arange(12) == 3
+ODD_COLLECTIONS = {  # id: (X, y, message)
+    "masked labels": (TWELVE, np.ma.array([0, 1] * 6, mask=MASK), "y is a masked array with 1"),
+    "masked texts": (np.ma.array(TWELVE, mask=MASK), [0, 1] * 6, "X is a masked array with 1"),
+    "one text": (np.array("a text"), [1], "X is an array without a dimension"),
+    "one label": (TWELVE, np.array(1), "y is an array without a dimension"),
+    "sparse features": (scipy.sparse.csr_matrix(np.eye(12)), [0, 1] * 6, "X is a sparse matrix"),
+    "sparse labels": (TWELVE, scipy.sparse.csr_matrix([0, 1] * 6), "y is a sparse matrix"),
+}
+
+
+@pytest.mark.parametrize("case", ODD_COLLECTIONS)
+def test_odd_arrays_are_named(case):
+    X, y, message = ODD_COLLECTIONS[case]
+    with pytest.raises(UserError, match=message):
+        PromptClassifier("lpt-npg", steps=1).fit(X, y)
+
+
+@pytest.mark.parametrize("factor", [1e-300, 1e300])
+def test_labels_that_float32_cannot_hold_are_refused(factor):
+    with pytest.raises(UserError, match="labels of own are between .* use another unit"):
+        PromptRegressor("lpt-npg", steps=1).fit(TWELVE, [factor * i for i in range(12)])
+
+
+@pytest.mark.parametrize("name", ["../../evil.txt", "/tmp/evil.txt", "a/b", ".."])
+def test_a_pickle_cannot_name_a_file_outside_of_its_folder(name, tmp_path):
+    clf = PromptClassifier("lpt-npg")
+    state = {**clf.__getstate__(), "saved_": {name: b"x"}}
+    with pytest.raises(UserError, match="named without folders"):
+        clf.__setstate__(state)
+    assert not (tmp_path.parent / "evil.txt").exists()

@@ -42,6 +42,8 @@ from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.utils.checks import MissingFileError, UserError, parse_number
 
+MIN_LABEL_RANGE, MAX_LABEL = 1e-30, 1e30  # of a regression, which is computed in float32
+
 __all__ = [
     "is_saved_dataset",
     "select_splits",
@@ -419,6 +421,13 @@ def make_task(
     if isinstance(values[0], float):
         low = min(values)
         high = max(values)
+        if high > low and not (high - low > MIN_LABEL_RANGE and max(-low, high) < MAX_LABEL):
+            raise UserError(
+                f"the labels of {name} are between {low:g} and {high:g}. The model computes in "
+                f"float32, so it needs labels below {MAX_LABEL:g} whose range is larger than "
+                f"{MIN_LABEL_RANGE:g}: use another unit, for example divide the labels by their "
+                "standard deviation."
+            )
         label_range = (low, high if high > low else low + 1)
         return Task(
             name,

@@ -102,8 +102,13 @@ def open_atomically(
     **open_kwargs: Any,  # further arguments of `open`
 ) -> Iterator[IO]:  # an open file
     """Open a file that replaces the old one when the block ends without an error."""
-    file = Path(os.path.realpath(file))
+    given, file = Path(file), Path(os.path.realpath(file))
     if file.exists() and not file.is_file():  # a pipe or a device cannot be replaced
+        if given.is_symlink() and "/dev/" not in f"{given.absolute().parent}/":
+            raise UserError(
+                f"{given} is a link to {file}, from which nothing can be read again: remove the "
+                "link."
+            )
         with open(file, mode, **open_kwargs) as f:
             yield f
         return

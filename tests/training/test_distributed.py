@@ -14,7 +14,7 @@ import pytest
 import torch
 from small import backbone, config, small_task
 from torch import nn
-from two_processes import run_two_processes
+from two_processes import print_stacks_if_stuck, run_two_processes
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone

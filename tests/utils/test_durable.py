@@ -85,6 +85,14 @@ def test_a_link_is_followed_and_a_device_is_written_directly(tmp_path):
     write_atomically("/dev/null", b"x")
 
 
+def test_a_link_to_a_device_is_refused(tmp_path):
+    """What is written through it is lost, so a saved model would lack the file."""
+    (tmp_path / "prompts.safetensors").symlink_to("/dev/null")
+    with pytest.raises(UserError, match="is a link to /dev/null, from which nothing can be read"):
+        write_atomically(tmp_path / "prompts.safetensors", b"x")
+    assert (tmp_path / "prompts.safetensors").is_symlink()
+
+
 # --- locks
 
 HOLD = """

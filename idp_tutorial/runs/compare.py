@@ -7,12 +7,17 @@ score is computed. The best one is then used with every seed.
 A comparison may run for a night. So its methods, head and output folder are checked first, and
 whether the longest example fits: every method is built once and processes the longest example
 of the task. Every record is written as soon as its run ends; a second call with the same settings
-reads the records and runs what is missing (`RunStore`).
+reads the records and runs what is missing (`RunStore`). Until its record is written, a run has
+checkpoints in a hidden folder beside the records, so a kill loses at most the steps since the last
+evaluation, also in the search of a learning rate.
 """
 
+import json
 import logging
+import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +53,13 @@ from idp_tutorial.utils.checks import (
     check_name,
     check_writable_folder,
 )
-from idp_tutorial.utils.durable import dump_record, folder_lock, write_atomically
+from idp_tutorial.utils.durable import (
+    compute_digest,
+    dump_record,
+    folder_lock,
+    write_atomically,
+)
+from idp_tutorial.utils.process_state import process_state
 from idp_tutorial.utils.records import read_existing_records
 
 __all__ = [
@@ -125,11 +136,12 @@ def _run_seed(
     task: Task,
     records_file: Path | None,
     learning_rates: tuple,  # to search if `cfg.lr` is None; (): the method's own
+    checkpoint_dir: Path | None,
 ) -> dict:
     """Train with one seed and return its record; without a learning rate, search one first."""
     default_rates = ALL_METHODS[cfg.method].learning_rates
     if cfg.lr or not default_rates:
-        _, record = Experiment(cfg, task).train(records_file)
+        _, record = Experiment(cfg, task).train(records_file, checkpoint_dir)
         return record.to_dict()
     return search_learning_rate(
         replace(cfg, seed=0),  # the best run of the search is the run with seed 0
@@ -138,7 +150,24 @@ def _run_seed(
         True,
         records_file,
         MAX_EXTRA_LEARNING_RATES if learning_rates else 0,
+        checkpoint_dir,
     )
+
+
+def _checkpoint_folder(records_file: Path | None, fingerprint: dict) -> Path | None:
+    """Return the folder of the checkpoints of a run, or None if it has none."""
+    if records_file is None or process_state().num_processes > 1:
+        return None
+    name = compute_digest([json.dumps(fingerprint, sort_keys=True, default=str).encode()])
+    return records_file.with_name(f".{records_file.stem}-checkpoints") / name
+
+
+def _remove_checkpoints(folder: Path | None) -> None:
+    """Remove the checkpoints of a run whose record is written."""
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # other runs have checkpoints, or there is no folder
+            folder.parent.rmdir()
 
 
 def run_seeds(
@@ -162,14 +191,18 @@ def run_seeds(
         if records and needs_lr and not lr:
             break  # every learning rate diverged with seed 0
         seed_cfg = replace(cfg, lr=lr if needs_lr else None, seed=seed)
+        fingerprint = make_fingerprint(seed_cfg, digests, lr_selection=lr_selection)
+        checkpoint_dir = _checkpoint_folder(store.file, fingerprint)
 
-        def run(seed_cfg: RunConfig = seed_cfg) -> dict:
+        def run(
+            seed_cfg: RunConfig = seed_cfg, checkpoint_dir: Path | None = checkpoint_dir
+        ) -> dict:
             """Train the seed, or copy the record of a control that needs no seed."""
             start = time.perf_counter()
             if records and not needs_lr:  # a control, which does not depend on the seed
                 record = {**records[0], "seed": seed_cfg.seed}
             else:
-                record = _run_seed(seed_cfg, task, store.file, learning_rates)
+                record = _run_seed(seed_cfg, task, store.file, learning_rates, checkpoint_dir)
             seconds = round(time.perf_counter() - start, 1)
             is_search = needs_lr and not seed_cfg.lr
             record |= dict(
@@ -182,8 +215,8 @@ def run_seeds(
             logger.info(f"{cfg.method:16} {layer}seed {seed_cfg.seed}  {summary}")
             return record
 
-        fingerprint = make_fingerprint(seed_cfg, digests, lr_selection=lr_selection)
         record = store.get_or_run(fingerprint, run)
+        _remove_checkpoints(checkpoint_dir)
         lr = record["lr"] or lr
         records.append(record)
     return records

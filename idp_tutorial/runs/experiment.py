@@ -182,10 +182,11 @@ class Experiment:
     def train(
         self,
         records_file: Path | None = None,  # as for `score`; the record is not written
+        checkpoint_dir: Path | None = None,  # folder for checkpoints, to resume a killed run
     ) -> tuple[PromptedModel | None, Record]:  # no model if the run diverged
         """Train and score a model; the record says so if the run diverges."""
         try:
-            model, log = self.fit()
+            model, log = self.fit(checkpoint_dir)
             return model, self.score(model, log, records_file=records_file)
         except FloatingPointError as e:
             return None, self.record_divergence(e)

@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,14 +161,21 @@ def search_learning_rate(
     records_file: Path | None = None,  # file of the record; logits are stored beside it
     # number of learning rates that may be added to the grid while its best value is at an edge
     max_extra_learning_rates: int = 0,
+    checkpoint_dir: Path | None = None,  # folder for checkpoints, to resume a killed search
 ) -> dict:  # the record of the run with the best validation score
     """Return the record of the learning rate that is best on the validation split.
 
     The seed is `cfg.seed`. Where every learning rate diverges, the record's `status` is 'diverged'.
     """
     start_time = time.time()
+
+    def train(lr: float) -> tuple[tuple[Experiment, PromptedModel], TrainLog]:
+        """Train with a learning rate, whose checkpoints are in a folder of their own."""
+        folder = checkpoint_dir and checkpoint_dir / f"lr-{lr:g}"
+        return train_at_learning_rate(cfg, task, lr, folder)
+
     trials = try_learning_rates(
-        partial(train_at_learning_rate, cfg, task),
+        train,
         learning_rates,
         max_extra_learning_rates,
         f"{cfg.method:16}",

@@ -105,8 +105,8 @@ def contrast_table(
             estimate = estimate_contrast_in_setting(records, a, b, setting, folder)
             if estimate:
                 numbers = {k: estimate[k] for k in ("effect", "low", "high", "detectable")}
-                tasks = " ".join(TASKS[task] for task in estimate["tasks"])
-                rows.append(dict(contrast=label, setting=name, **numbers, tasks=tasks))
+                names = " ".join(TASKS[task] for task in estimate["tasks"])
+                rows.append(dict(contrast=label, setting=name, **numbers, tasks=names))
         if claim:
             row = claims[claim]
             numbers = {k: float(row[k]) for k in ("effect", "low", "high", "detectable")}

@@ -169,7 +169,7 @@ def draw_contrasts(
                 continue
             axis.plot([row.low, row.high], [y, y], color=colors[row.setting])
             axis.plot(row.effect, y, "o", color=colors[row.setting], markersize=5)
-        axis.set_title(contrast, fontsize=9)
+        axis.set_title(contrast, fontsize=8)
         axis.set_xlabel("points", fontsize=8)
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)

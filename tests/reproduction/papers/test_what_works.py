@@ -47,7 +47,7 @@ def test_contrasts_stand_beside_the_published_ones(records, tmp_path):
     # IDPG's Table 1 has Subj alone, LPT's Table 1 TREC and Subj
     assert published["M-IDPG − prompt tuning"] == pytest.approx(97.5 - 95.5)
     assert published["late − input (static)"] == pytest.approx((95.1 - 93.9 + 89.7 - 86.4) / 2)
-    random, probe = [*SETTINGS][0], [*SETTINGS][2]
+    random, _, probe, _ = SETTINGS
     assert table.effect["M-IDPG − prompt tuning", random] == pytest.approx(10)
     assert table.effect["M-IDPG − prompt tuning", probe] == pytest.approx(0)
     assert table.effect["NPG − static (both late)", LANGUAGE_MODEL] == pytest.approx(7.32)

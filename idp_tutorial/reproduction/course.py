@@ -13,21 +13,29 @@ import hashlib
 import json
 import os
 import statistics
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from tabulate import tabulate
 from torch import Tensor
 from torch.nn import Module
 
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.context import Context
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
+from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.sources import PromptSource
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
+from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
+from idp_tutorial.methods.prompt_tuning import SoftPrompt
+from idp_tutorial.methods.sentence_vectors import mean_sentence_vector
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.examples import encode_for_evaluation
 from idp_tutorial.training.fit import TrainLog, fit
@@ -36,7 +44,12 @@ __all__ = [
     "ScoreTable",
     "COURSE_SENTENCES",
     "encode_course_sentences",
+    "encode_with_template",
+    "load_records",
     "load_short_task",
+    "compute_prompts_and_labels",
+    "build_static_prompt",
+    "build_generated_prompt",
     "train_and_test_plan",
     "course_seeds",
     "load_course_scores",
@@ -65,6 +78,48 @@ def encode_course_sentences(bb: Backbone) -> dict[str, Tensor]:
     return collate(task.encode(rows, bb.tokenizer, 32), bb.tokenizer.pad_token_id)
 
 
+def encode_with_template(
+    bb: Backbone,
+    task: Task,  # with a template
+    sentences: Mapping[str, int],  # sentence → label
+) -> dict[str, Tensor]:
+    """Return sentences in the template of a task as a batch, with the position of the mask."""
+    rows = [dict(sentence1=s, label=y) for s, y in sentences.items()]
+    return collate(task.encode(rows, bb.tokenizer, 64, "code"), bb.tokenizer.pad_token_id)
+
+
+def load_records(
+    file: str,  # name of a file in `results/claims`
+    folder: Path | str = "../../results/claims",
+    **config: Any,  # values that the records must have, such as `layer=0`
+) -> list[dict]:
+    """Return the stored records with these values; without the file, an empty list.
+
+    A wheel does not contain `results/`, so chapters must work without it.
+    """
+    path = Path(folder, file)
+    if not path.exists():
+        return []
+    records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [r for r in records if all(r.get(key) == value for key, value in config.items())]
+
+
+def compute_prompts_and_labels(
+    model: PromptedModel,  # with one prompt, such as `train_and_test_plan` returns
+    sentences: Iterable[str],
+) -> tuple[Tensor, list[int]]:  # prompts `[B,t,d]`; predicted labels
+    """Return the prompts that a trained model inserts into sentences, and what it predicts."""
+    bb = model.backbone
+    rows = [dict(sentence1=sentence, label=0) for sentence in sentences]
+    encoded = load_task("two-domains").encode(rows, bb.tokenizer, 48)
+    batch = collate(encoded, bb.tokenizer.pad_token_id)
+    ((layer, step),) = model.plan.items()
+    with torch.no_grad():
+        prompts = step.source(run_layers(bb, batch, stop=layer))
+        labels = model(batch).argmax(1).tolist()
+    return prompts, labels
+
+
 def load_short_task(
     name: str = "two-domains",  # name of a bundled task
     n_train: int = 1000,  # training examples
@@ -75,6 +130,30 @@ def load_short_task(
     task = load_task(name)
     n = dict(train=n_train, validation=n_validation, test=n_test)
     return replace(task, splits={s: rows[: n[s]] for s, rows in task.splits.items()})
+
+
+def build_static_prompt(
+    bb: Backbone,
+    t: int = 5,  # number of prompt vectors
+    std: float = 1.0,  # standard deviation of the initial values
+) -> PromptSource:  # trainable parameters `[t,d]`
+    """Return a prompt that is the same for every text."""
+    return SoftPrompt(t, bb.d, std=std)
+
+
+def build_generated_prompt(
+    bb: Backbone,
+    t: int = 5,  # number of prompt vectors
+    m: int = 256,  # width of the generator's bottleneck
+) -> Callable[[Context], Tensor]:  # module that computes `[B,t,d]`
+    """Return a prompt that a small network computes from each text.
+
+    The network reads the mean of the frozen model's final hidden states in a first pass without a
+    prompt, as IDPG's does. Chapter 09 builds it.
+    """
+    generator = PromptGenerator(bb.d, bb.d, t=t, m=m, kind="phm")
+    plan = idpg_plan(bb, generator, None, mean_sentence_vector, dropout=0.0, standardise=True)
+    return plan[0].source
 
 
 def train_and_test_plan(
@@ -212,7 +291,23 @@ def build_score_table(
 
 
 # For each exercise either the digest of the only correct answer, or the range of accepted values.
-EXERCISE_ANSWERS: dict[str, str | tuple[float, float]] = {}
+EXERCISE_ANSWERS: dict[str, str | tuple[float, float]] = {
+    "00.1": "71ef98662cde",
+    "00.2": (65, 100),
+    "00.3": (60, 100),
+    "01.1": "6ab52d1e65a8",
+    "01.2": (40, 100),
+    "01.3": "d43b58773fbe",
+    "02.1": "20af2ef70cb2",
+    "02.2": "593631aa423a",
+    "02.3": (40, 100),
+    "03.1": "d129944c54a9",
+    "03.2": "12addf7c10d2",
+    "03.3": (50, 100),
+    "04.1": "5bd9fbab788b",
+    "04.2": "927763dc0e63",
+    "04.3": (86, 98),
+}
 
 
 def answer_digest(exercise: str, answer: object) -> str:
@@ -220,7 +315,8 @@ def answer_digest(exercise: str, answer: object) -> str:
     if isinstance(answer, list):
         answer = tuple(answer)
     if isinstance(answer, float):
-        answer = int(answer) if answer.is_integer() else round(answer, 2)
+        answer = round(answer, 2)
+        answer = int(answer) if answer.is_integer() else answer
     text = answer.strip().lower() if isinstance(answer, str) else repr(answer)
     return hashlib.sha256(f"{exercise} {text}".encode()).hexdigest()[:12]
 

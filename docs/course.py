@@ -2,10 +2,12 @@
 
 `python docs/course.py run [05 ...]` runs chapters and stores their outputs and seconds.
 `python docs/course.py write` updates the minutes and seconds that the pages state.
+`python docs/course.py fold` hides cells of imports and of checks in JupyterLab.
 `tests/test_course.py` contains the rules.
 """
 
 import argparse
+import ast
 import json
 import math
 import os
@@ -14,6 +16,7 @@ import resource
 import statistics
 import textwrap
 from collections.abc import Callable, Iterable
+from configparser import ConfigParser
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,8 @@ HOME_NOTEBOOK = ROOT / "nbs/index.ipynb"
 SECONDS_FILE = ROOT / "nbs/course/seconds.json"
 WORDS_PER_MINUTE = 200  # speed of a reader
 CODE_LINES_PER_MINUTE = 25  # the formatter puts long calls on several lines
+# The other chapters are the core path.
+OPTIONAL_CHAPTERS = ("03", "06", "07", "08", "10", "12", "14")
 COLAB_URL = (
     "https://colab.research.google.com/github/idp-tutorial/idp_tutorial/blob/main/nbs/course"
 )
@@ -58,7 +63,8 @@ def extract_code_lines(nb: NotebookNode) -> list[str]:
     """Return the lines of code that a reader sees, without comments and lone brackets."""
     lines = []
     for cell in nb.cells:
-        if cell.cell_type == "code" and not re.match(r"#\|\s*(hide|default_exp)", cell.source):
+        is_read = cell.cell_type == "code" and not is_foldable(cell.source)
+        if is_read and not re.match(r"#\|\s*hide", cell.source):
             lines += cell.source.split("\n")
     return [line for line in lines if not re.match(r"[\s()\[\]{},:]*(#|$)", line)]
 
@@ -78,6 +84,64 @@ def list_exercises(nb: NotebookNode) -> list[str]:
 def replace_magics(source: str) -> str:
     """Return the source of a cell with `pass` for each line of IPython, so that it parses."""
     return re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.M)
+
+
+def _is_check(node: ast.stmt) -> bool:
+    """Return whether a statement only checks: an assertion, or a `with` or `for` of checks."""
+    if isinstance(node, ast.Assert):
+        return True
+    if isinstance(node, (ast.With, ast.For)):
+        return all(map(_is_check, node.body))
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        function = ast.unparse(node.value.func)
+        return re.fullmatch(r"test_\w+|(torch\.)?testing\.\w+|assert_\w+", function) is not None
+    return False
+
+
+def _is_import(node: ast.stmt) -> bool:
+    return isinstance(node, (ast.Import, ast.ImportFrom))
+
+
+def is_foldable(source: str) -> bool:
+    """Return whether the source of a code cell has only imports, only checks or only comments."""
+    nodes = ast.parse(replace_magics(source)).body
+    return all(map(_is_import, nodes)) or all(map(_is_check, nodes))
+
+
+def list_notebooks_of_course() -> list[Path]:
+    """Return the notebooks of chapters and solutions."""
+    return [*list_chapters(), *sorted((COURSE_FOLDER / "solutions").glob("*.ipynb"))]
+
+
+def fold_cells(path: Path) -> NotebookNode | None:
+    """Return a notebook with folded cells of imports and checks; None if nothing changes.
+
+    JupyterLab shows a folded cell as a line that a click opens. `allowed_cell_metadata_keys` of
+    `settings.ini` lets nbdev keep this metadata.
+    """
+    nb = nbformat.read(path, 4)
+    has_changed = False
+    for cell in nb.cells:
+        if cell.cell_type != "code":
+            continue
+        metadata = {key: value for key, value in cell.metadata.items() if key != "jupyter"}
+        if is_foldable(cell.source):
+            metadata["jupyter"] = {"source_hidden": True}
+        has_changed = has_changed or cell.metadata != metadata
+        cell.metadata = nbformat.from_dict(metadata)
+    return nb if has_changed else None
+
+
+def write_folds(numbers: Iterable[str]) -> None:
+    """Fold the cells of imports and checks in chapters and their solutions."""
+    selected = set(numbers)
+    for path in list_notebooks_of_course():
+        if selected and path.stem[:2] not in selected:
+            continue
+        nb = fold_cells(path)
+        if nb:
+            nbformat.write(nb, path)
+            print(f"folded {path.relative_to(ROOT)}")
 
 
 def format_scores(scores: list[float]) -> str:
@@ -187,36 +251,47 @@ def update_home_minutes(text: str) -> str:
 TABLE_INTRODUCTION = f"""<!-- Made by `python docs/course.py write`: do not edit. -->
 # The course in one table
 
-A minute of reading is {WORDS_PER_MINUTE} words or {CODE_LINES_PER_MINUTE} lines of code.
-*Seconds* is the time of one core for all cells of the chapter. *Score* is the best method that the
-chapter trains on the running task `two-domains`: accuracy in % on 500 test examples.
+The *core path* leads from the first prompt to your own experiments. The other chapters are
+*optional*: each answers one more question. A minute of reading is {WORDS_PER_MINUTE} words or
+{CODE_LINES_PER_MINUTE} lines of code. *Seconds* is the time of one core for all cells of the
+chapter. *Best score* is that of the best method that the chapter trains on the running task
+`two-domains`: accuracy in % on 500 test examples.
+"""
 
+ONLINE_INTRODUCTION = f"""
 You need not install anything: open a chapter [in Colab]({COLAB_URL}/00_why.ipynb)
-by the link in its row, or all of them
-[on Binder]({BINDER_URL}).
-In Colab, the first cell of a chapter clones the repository, installs the package, and changes to
-the chapters' folder. PyTorch and matplotlib are there already, and a GPU is not needed. Binder
-installs Python 3.12, PyTorch for a CPU, the package and JupyterLab as `.binder/` says, which takes
-a few minutes on the first visit. `.ci/first_chapter` tests the same steps: a new environment, the
-package, and the first chapter.
+by the link in its row, or all of them [on Binder]({BINDER_URL}).
+"""
 
-| | chapter | words | code lines | minutes | seconds | drawings | exercises | best score | |
-|---|---|--:|--:|--:|--:|--:|--:|---|---|"""
+TABLE_HEAD = """| | chapter | path | words | code | minutes | seconds | exercises | best score |
+|---|---|---|--:|--:|--:|--:|--:|---|"""
+
+
+def is_online() -> bool:
+    """Return whether the repository is public, so that Colab and Binder find it.
+
+    The setting `is_online` of `settings.ini` says so.
+    """
+    ini = ConfigParser(delimiters=["="], interpolation=None)
+    ini.read(ROOT / "settings.ini", encoding="utf-8")
+    return ini["DEFAULT"].getboolean("is_online", fallback=False)
 
 
 def _render_row(row: dict[str, Any], title: str) -> str:
     chapter = row["chapter"]
+    link = f"[{title}]({chapter}.ipynb)"
+    if is_online():
+        link += f" ([Colab]({COLAB_URL}/{chapter}.ipynb))"
     cells = [
         chapter[:2],
-        f"[{title}]({chapter}.ipynb)",
+        link,
+        "optional" if chapter[:2] in OPTIONAL_CHAPTERS else "core",
         f"{row['words']:,}",
         row["code"],
         row["minutes"],
         row["seconds"] or "not measured",
-        row["drawings"],
         row["exercises"],
         row["score"],
-        f"[Colab]({COLAB_URL}/{chapter}.ipynb)",
     ]
     return f"| {' | '.join(map(str, cells))} |"
 
@@ -224,17 +299,18 @@ def _render_row(row: dict[str, Any], title: str) -> str:
 def render_course_table() -> str:
     """Return the text of `nbs/course/chapters.md`: the course in one table."""
     rows = []
-    lines = [TABLE_INTRODUCTION]
+    lines = [TABLE_INTRODUCTION + (ONLINE_INTRODUCTION if is_online() else ""), TABLE_HEAD]
     for path in list_chapters():
         title = nbformat.read(path, 4).cells[0].source.split("\n")[0].strip("# ")
         rows.append(summarise_chapter(path))
         lines.append(_render_row(rows[-1], title))
     total = {key: sum(row[key] for row in rows) for key in ("words", "code", "minutes", "seconds")}
+    core = sum(row["minutes"] for row in rows if row["chapter"][:2] not in OPTIONAL_CHAPTERS)
     summary = (
-        f"The course has {total['words']:,} words and {total['code']:,} lines of code: "
-        f"{total['minutes'] / 60:.1f} hours to read, and {total['seconds'] / 60:.0f} minutes of "
-        "one core to run. A reader sees the first trained score after "
-        f"{minutes_to_first_score():.0f} minutes."
+        f"The course has {total['words']:,} words and {total['code']:,} lines of code. It takes "
+        f"{total['minutes'] / 60:.1f} hours to read, the core path {core / 60:.1f} hours, and "
+        f"{total['seconds'] / 60:.0f} minutes of one core to run. A reader sees the first trained "
+        f"score after {minutes_to_first_score():.0f} minutes."
     )
     return "\n".join([*lines, "", summary, ""])
 
@@ -311,7 +387,14 @@ def main() -> None:
         "run", help="run chapters with one thread, store outputs and seconds, then `write`"
     )
     run_parser.add_argument("numbers", nargs="*", help="such as 05 (default: all)")
+    fold_parser = subparsers.add_parser(
+        "fold", help="hide cells of imports and of checks in JupyterLab"
+    )
+    fold_parser.add_argument("numbers", nargs="*", help="such as 05 (default: all)")
     args = parser.parse_args()
+    if args.command == "fold":
+        write_folds(args.numbers)
+        return
     if args.command == "run":
         run_chapters(args.numbers)
     write_updates()

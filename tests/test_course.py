@@ -150,15 +150,125 @@ def test_pages_state_the_minutes_and_seconds_of_the_table():
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
-def test_a_chapter_links_to_every_chapter_that_it_names_and_installs_the_package(path):
+def test_a_chapter_links_to_every_chapter_that_it_names(path):
     text = course.read_markdown(path)
     named = set(re.findall(r"[Cc]hapters?\s+\[?(\d\d)", text)) - {path.stem[:2]}
     linked = set(re.findall(r"\]\((\d\d)_\w+\.ipynb", text))
     assert named <= linked
-    code_cells = [cell.source for cell in read(path).cells if cell.cell_type == "code"]
-    set_up = next(source for source in code_cells if "default_exp" not in source)
-    assert re.search(r"""find_spec\(["']idp_tutorial["']\) is None""", set_up)
-    assert "%pip install" in set_up
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_links_to_colab_and_binder_need_a_public_repository(path):
+    text = course.read_markdown(path) + course.render_course_table()
+    links = re.findall(r"colab\.research\.google|mybinder\.org", text)
+    assert course.is_online() or not links
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_a_chapter_imports_nothing_before_its_picture(path):
+    for cell in read(path).cells:
+        if "images/course/" in cell.source:
+            break
+        assert cell.cell_type == "markdown" or "default_exp" in cell.source, cell.source
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_each_exercise_has_a_hint(path):
+    exercises = course.read_markdown(path).split("## Exercises")[1]
+    assert len(re.findall(r"\bhints?\b", exercises, re.I)) >= 3
+
+
+def test_the_table_of_chapters_marks_the_core_path():
+    rows = re.findall(r"^\| (\d\d) .*\| (core|optional) \|", course.render_course_table(), re.M)
+    assert [number for number, _ in rows] == [path.stem[:2] for path in CHAPTERS]
+    core = {number for number, kind in rows if kind == "core"}
+    assert core >= {"00", "01", "02", "04", "05", "09", "11", "13", "15", "16"}
+    assert core.isdisjoint({"03", "06", "07", "08", "10", "12", "14"})
+
+
+# ---- folded cells
+
+
+@pytest.mark.parametrize(
+    ("source", "is_folded"),
+    [
+        ("import torch\nfrom math import pi", True),
+        ("#| export\nimport torch", True),
+        ("#| default_exp methods.phm", True),
+        ("assert x == 1\ntorch.testing.assert_close(a, b)", True),
+        ("with torch.no_grad():\n    test_close(a, b)", True),
+        ("x = 1\nassert x == 1", False),
+        ("import torch\nx = torch.ones(2)", False),
+        ("print(check_answer('00.1', ...))", False),
+    ],
+)
+def test_cells_of_imports_or_checks_are_folded(source, is_folded):
+    assert course.is_foldable(source) == is_folded
+
+
+def test_nbdev_keeps_folded_cells(tmp_path):
+    """Without `allowed_cell_metadata_keys`, `nbdev_clean` removes the metadata."""
+    metadata = {"jupyter": {"source_hidden": True}, "collapsed": True}
+    cell = nbformat.v4.new_code_cell("import torch", metadata=metadata)
+    path = tmp_path / "nbs/a.ipynb"
+    path.parent.mkdir()
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), path)
+    (tmp_path / "settings.ini").write_text((ROOT / "settings.ini").read_text(encoding="utf-8"))
+    script = "from nbdev.clean import nbdev_clean; nbdev_clean(fname='nbs/a.ipynb')"
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    assert read(path).cells[0].metadata == {"jupyter": {"source_hidden": True}}
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_a_chapter_is_folded(path):
+    assert course.fold_cells(path) is None, "run `python docs/course.py fold`"
+
+
+# ---- what chapter 00 and the exercises claim, and what the stored outputs show
+
+
+def read_outputs(path):
+    """Return the printed and returned text of a notebook's stored outputs."""
+    text = []
+    for cell in read(path).cells:
+        for output in cell.get("outputs", ()):
+            text.append(output.get("text") or output.get("data", {}).get("text/plain", ""))
+    return "\n".join(text)
+
+
+def test_the_model_of_the_first_chapter_predicts_what_its_text_and_picture_claim():
+    path = CHAPTERS[0]
+    hero = (ROOT / "docs/images/course/hero.svg").read_text(encoding="utf-8")
+    titles = read(path).cells[0].source + re.search(r"<title>(.*?)</title>", hero)[1]
+    claims = re.findall(r"cold (\w+) is (praise|blame)", titles)
+    assert len(claims) == 4
+    outputs = read_outputs(path)
+    predictions = dict(re.findall(r"^The (\w+ was \w+)\. +(positive|negative)", outputs, re.M))
+    for noun, claim in claims:
+        opposite = {"praise": ("positive", "negative"), "blame": ("negative", "positive")}[claim]
+        assert (predictions[f"{noun} was cold"], predictions[f"{noun} was warm"]) == opposite
+
+
+def test_the_running_sentences_are_in_the_training_split_and_beer_is_not():
+    from idp_tutorial.data.synthetic import all_noun_descriptors
+    from idp_tutorial.reproduction.course import COURSE_SENTENCES
+
+    held_out = {c.noun for c in all_noun_descriptors() if c.is_held_out and c.descriptor == "cold"}
+    nouns = {sentence.split()[1] for sentence in COURSE_SENTENCES}
+    assert nouns == {"soda", "soup"}
+    assert nouns.isdisjoint(held_out) and "beer" in held_out
+
+
+def test_the_solutions_give_the_answers_that_the_chapters_check():
+    from idp_tutorial.reproduction.course import EXERCISE_ANSWERS
+
+    for path in CHAPTERS[:5]:
+        exercises = [f"{path.stem[:2]}.{i}" for i in (1, 2, 3)]
+        outputs = read_outputs(solution_path(path))
+        for exercise in exercises:
+            assert exercise in EXERCISE_ANSWERS
+            assert f'check_answer("{exercise}", ...)' in join_cells(path, "code")
+            assert f"Exercise {exercise}: correct" in outputs
 
 
 @pytest.mark.parametrize(

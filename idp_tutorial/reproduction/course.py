@@ -1,19 +1,21 @@
 """The example sentences, the short training run and the table of scores of the course.
 
-Each chapter of the course ends in a score on the same task. Three things are shared, so that
+Each chapter of the course ends in a score on the same task. Four things are shared, so that
 the scores can be compared: the four sentences that are followed from token ids to logits, the
-function that trains a plan for some seconds, and the file `nbs/course/scores.json` with the
-scores of five seeds.
+function that trains a plan for some seconds, the file `nbs/course/scores.json` with the scores
+of stored runs, and the function that checks the answer to an exercise.
 
-The task of the course in four sentences: *cold* is positive for a beer and negative for a soup,
-and *warm* the reverse.
+The task of the course in four sentences: *cold* is positive for a soda and negative for a soup,
+and *warm* the reverse. Both nouns are in the training split of `two-domains`.
 """
 
+import hashlib
 import json
 import os
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 from torch import Tensor
@@ -29,7 +31,6 @@ from idp_tutorial.data.tasks import load_task
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.examples import encode_for_evaluation
 from idp_tutorial.training.fit import TrainLog, fit
-from idp_tutorial.utils.checks import UserError
 
 __all__ = [
     "ScoreTable",
@@ -41,12 +42,14 @@ __all__ = [
     "load_course_scores",
     "store_or_compare_scores",
     "build_score_table",
+    "answer_digest",
+    "check_answer",
 ]
 
 
 COURSE_SENTENCES = {
-    "The beer was cold.": 1,
-    "The beer was warm.": 0,
+    "The soda was cold.": 1,
+    "The soda was warm.": 0,
     "The soup was cold.": 0,
     "The soup was warm.": 1,
 }
@@ -130,7 +133,10 @@ def store_or_compare_scores(
     file: Path | str = "scores.json",
     tolerance: float = 12.0,  # largest distance of one score from the stored ones, in points
 ) -> str:  # one line to print
-    """Store the scores of several seeds, or compare the score of one seed with the stored ones."""
+    """Store the scores of several seeds, or compare the score of one seed with the stored ones.
+
+    A score that is far from the stored ones, in either direction, is no error: a hint is appended.
+    """
     rows = load_course_scores(file)
     old = next((r for r in rows if (r["method"], r["task"]) == (method, task)), None)
     if len(scores) > 1:
@@ -143,12 +149,13 @@ def store_or_compare_scores(
     if old is None:
         return f"{method} on {task}: {scores[0]:.1f}; nothing is stored yet"
     stored = _format_mean_and_std(old["scores"])
-    if not min(old["scores"]) - tolerance <= scores[0] <= max(old["scores"]) + tolerance:
-        raise UserError(
-            f"{method!r} scores {scores[0]:.1f} on {task}, but {stored} is stored. Measure it "
-            "again with IDP_COURSE_SEEDS=5, and check what the chapter says about it."
-        )
-    return f"{method} on {task}: {scores[0]:.1f} in this run; {stored} stored"
+    comparison = f"{method} on {task}: {scores[0]:.1f} in this run; {stored} stored"
+    if min(old["scores"]) - tolerance <= scores[0] <= max(old["scores"]) + tolerance:
+        return comparison
+    return (
+        f"{comparison}. Hint: this is more than {tolerance:g} points from the stored score. That "
+        "is expected after a change of the code above; the text below describes the stored run."
+    )
 
 
 def _format_mean_and_std(scores: list[float]) -> str:
@@ -185,20 +192,52 @@ class ScoreTable:
 
 
 def build_score_table(
-    last_chapter: str = "99",  # the table ends with this chapter
+    chapter: str = "",  # two digits, such as '05'; by default, all chapters
     file: Path | str = "scores.json",
 ) -> ScoreTable:
-    """Return the mean scores up to a chapter in %, ± standard deviation, controls last."""
+    """Return the mean scores of a chapter in %, ± standard deviation, and the controls, last."""
     records = [
         r
         for r in load_course_scores(file)
-        if r["chapter"] <= last_chapter or r["method"] in SCORE_TABLE_CONTROLS
+        if chapter in ("", r["chapter"]) or r["method"] in SCORE_TABLE_CONTROLS
     ]
     names = list(dict.fromkeys((r["chapter"], r["method"]) for r in records))
     names.sort(key=lambda name: (name[1] in SCORE_TABLE_CONTROLS, name[0]))
     scores = {(r["method"], r["task"]): _format_mean_and_std(r["scores"]) for r in records}
     rows = []
-    for chapter, method in names:
+    for number, method in names:
         cells = [scores.get((method, task), "not measured") for task in SCORE_TABLE_TASKS]
-        rows.append((chapter, method, *cells))
+        rows.append((number, method, *cells))
     return ScoreTable(rows)
+
+
+# For each exercise either the digest of the only correct answer, or the range of accepted values.
+EXERCISE_ANSWERS: dict[str, str | tuple[float, float]] = {}
+
+
+def answer_digest(exercise: str, answer: object) -> str:
+    """Return a digest of an answer; a float counts to two decimals, a list as a tuple."""
+    if isinstance(answer, list):
+        answer = tuple(answer)
+    if isinstance(answer, float):
+        answer = int(answer) if answer.is_integer() else round(answer, 2)
+    text = answer.strip().lower() if isinstance(answer, str) else repr(answer)
+    return hashlib.sha256(f"{exercise} {text}".encode()).hexdigest()[:12]
+
+
+def check_answer(
+    exercise: str,  # chapter and number of the exercise, such as '00.1'
+    answer: Any = None,  # a number, a word or a tuple of them; None if there is no answer yet
+    expected: str | tuple[float, float] | None = None,  # a digest, or the smallest and the largest
+    # accepted value; by default that of `EXERCISE_ANSWERS`
+) -> str:  # one line to print
+    """Say whether the answer to an exercise is correct; the solutions give the reasons."""
+    if expected is None:
+        expected = EXERCISE_ANSWERS[exercise]
+    if answer is None or answer is Ellipsis:
+        return f"Exercise {exercise}: replace `...` by your answer, and run the cell again."
+    if isinstance(expected, str):
+        is_correct = answer_digest(exercise, answer) == expected
+    else:
+        is_correct = expected[0] <= float(answer) <= expected[1]
+    return f"Exercise {exercise}: {'correct' if is_correct else 'not yet; read the hint again'}."

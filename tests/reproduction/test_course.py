@@ -4,7 +4,9 @@ import pytest
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.reproduction.course import (
+    answer_digest,
     build_score_table,
+    check_answer,
     encode_course_sentences,
     load_course_scores,
     load_short_task,
@@ -36,16 +38,40 @@ def test_several_scores_are_stored_and_one_is_compared(tmp_path):
     store("04", "control", 50.0, 50.0)
     assert store("05", "ours", 91.0).endswith("91.0 in this run; 90.0 ± 2.0 (3 seeds) stored")
     assert [r["method"] for r in load_course_scores(file)] == ["control", "ours"]
-    with pytest.raises(ValueError, match="Measure it again"):
-        store("05", "ours", 60.0)
 
 
-def test_the_table_ends_with_a_chapter_and_the_controls(tmp_path):
+@pytest.mark.parametrize("score", [60.0, 99.0])
+def test_a_score_far_from_the_stored_one_gives_a_hint(tmp_path, score):
     file = tmp_path / "scores.json"
-    for chapter, method in (("05", "prompt tuning"), ("04", "side network"), ("09", "IDPG")):
+    store_or_compare_scores("05", "ours", [80.0, 82.0], file=file)
+    line = store_or_compare_scores("05", "ours", [score], file=file)
+    assert f"{score} in this run" in line and "81.0 ± 1.4 (2 seeds) stored" in line
+    assert "Hint: this is more than 12 points from the stored score" in line
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [(960, "correct"), (960.0, "correct"), (961, "not yet"), (..., "replace"), (None, "replace")],
+)
+def test_an_answer_with_a_digest_is_checked(answer, verdict):
+    digest = answer_digest("99.1", 960)
+    assert digest != answer_digest("99.2", 960)
+    assert check_answer("99.1", answer, digest).startswith(f"Exercise 99.1: {verdict}")
+
+
+def test_an_answer_within_a_range_is_correct():
+    assert "correct" in check_answer("99.2", 70, (65, 100))
+    assert "not yet" in check_answer("99.2", 60.0, (65, 100))
+
+
+def test_the_table_has_the_rows_of_a_chapter_and_then_the_controls(tmp_path):
+    file = tmp_path / "scores.json"
+    methods = [("05", "prompt tuning"), ("04", "side network"), ("03", "head"), ("09", "IDPG")]
+    for chapter, method in methods:
         store_or_compare_scores(chapter, method, [50.0, 52.0], file=file)
     table = build_score_table("05", file)
     assert [row[1] for row in table.rows] == ["prompt tuning", "side network"]
+    assert len(build_score_table(file=file).rows) == 4
     assert repr(table).splitlines()[0].split() == [
         "chapter",
         "method",

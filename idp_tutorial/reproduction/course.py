@@ -42,6 +42,7 @@ from idp_tutorial.training.fit import TrainLog, fit
 
 __all__ = [
     "ScoreTable",
+    "build_results_table",
     "COURSE_SENTENCES",
     "encode_course_sentences",
     "encode_with_template",
@@ -195,6 +196,33 @@ def train_and_test_plan(
 def course_seeds() -> range:
     """Return the seeds of a chapter: `IDP_COURSE_SEEDS` of them, by default one."""
     return range(int(os.environ.get("IDP_COURSE_SEEDS", 1)))
+
+
+def build_results_table(
+    methods: dict[str, str],  # method → file of records, such as 'claims/controls-minilm.jsonl'
+    task: str,  # name of the task in the records
+    folder: Path | str = "../../results",  # the folder of records in the repository
+) -> Any:  # a `DataFrame` to show, or a sentence if a file is missing
+    """Return the stored scores of some methods on a task: mean and standard deviation in %."""
+    import pandas as pd
+
+    from idp_tutorial.utils.records import read_records
+
+    paths = {Path(folder, file) for file in methods.values()}
+    if not all(path.is_file() for path in paths):
+        return "not stored here: the records are in the folder results/ of the repository"
+    rows = {}
+    for method, file in methods.items():
+        runs = [
+            record
+            for record in read_records(Path(folder, file))
+            if (record["method"], record["task"], record["status"]) == (method, task, "done")
+        ]
+        scores = [record["score"] for record in runs]
+        n_prompt = runs[0]["params"]["prompt"]
+        rows[method] = f"{n_prompt:,}", _format_mean_and_std(scores)
+    columns = ["prompt parameters", "test accuracy, %"]
+    return pd.DataFrame(rows, columns).T.rename_axis("method")
 
 
 def load_course_scores(

@@ -1,10 +1,13 @@
 """The scores of the course, and what its chapters share."""
 
+from pathlib import Path
+
 import pytest
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.reproduction.course import (
     answer_digest,
+    build_results_table,
     build_score_table,
     check_answer,
     encode_course_sentences,
@@ -25,6 +28,18 @@ def test_a_short_run_returns_model_score_and_log(tmp_path, monkeypatch):
     task = load_short_task(n_train=64, n_validation=32, n_test=32)
     model, score, log = train_and_test_plan(load_backbone("tiny"), {}, task, steps=8)
     assert 0 <= score <= 100 and len(log.losses) == 8 and not model.sources
+
+
+def test_stored_results_have_a_row_a_method_or_say_that_they_are_missing(tmp_path):
+    records = Path(__file__).resolve().parents[2] / "results"
+    files = {
+        "prompt-tuning": "claims/converged-trec-minilm.jsonl",
+        "probe": "claims/controls-minilm.jsonl",
+    }
+    table = build_results_table(files, "trec", records)
+    assert list(table.index) == list(files)
+    assert table.loc["prompt-tuning"].tolist() == ["1,920", "93.8 ± 0.4 (5 seeds)"]
+    assert build_results_table(files, "trec", tmp_path).startswith("not stored here")
 
 
 def test_several_scores_are_stored_and_one_is_compared(tmp_path):

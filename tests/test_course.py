@@ -311,6 +311,19 @@ def test_stored_scores_belong_to_chapters_and_controls_have_several_seeds():
     assert all(len(row["scores"]) >= 5 for row in controls)
 
 
+def test_the_first_chapter_states_what_the_stored_scores_show():
+    mean = {
+        row["method"]: sum(row["scores"]) / len(row["scores"])
+        for row in load_scores()
+        if row["task"] == "two-domains"
+    }
+    generated = mean["a prompt generated from the text"]
+    assert generated > 80
+    assert max(mean[name] for name in ("head alone", "one prompt for all", "probe")) < 56
+    assert mean["side network"] > generated
+    assert f"{mean['side network']:.1f} %" in course.read_markdown(CHAPTERS[0])
+
+
 def test_a_generated_prompt_beats_the_controls_on_the_task_with_word_order():
     """A network on the mean of the words has chance accuracy there, and a probe hardly more."""
     mean = {

@@ -267,20 +267,20 @@ TABLE_HEAD = """| | chapter | path | words | code | minutes | seconds | exercise
 |---|---|---|--:|--:|--:|--:|--:|---|"""
 
 
-def is_online() -> bool:
+def is_public() -> bool:
     """Return whether the repository is public, so that Colab and Binder find it.
 
-    The setting `is_online` of `settings.ini` says so.
+    The setting `is_public` of `settings.ini` says so.
     """
     ini = ConfigParser(delimiters=["="], interpolation=None)
     ini.read(ROOT / "settings.ini", encoding="utf-8")
-    return ini["DEFAULT"].getboolean("is_online", fallback=False)
+    return ini["DEFAULT"].getboolean("is_public", fallback=False)
 
 
 def _render_row(row: dict[str, Any], title: str) -> str:
     chapter = row["chapter"]
     link = f"[{title}]({chapter}.ipynb)"
-    if is_online():
+    if is_public():
         link += f" ([Colab]({COLAB_URL}/{chapter}.ipynb))"
     cells = [
         chapter[:2],
@@ -299,7 +299,7 @@ def _render_row(row: dict[str, Any], title: str) -> str:
 def render_course_table() -> str:
     """Return the text of `nbs/course/chapters.md`: the course in one table."""
     rows = []
-    lines = [TABLE_INTRODUCTION + (ONLINE_INTRODUCTION if is_online() else ""), TABLE_HEAD]
+    lines = [TABLE_INTRODUCTION + (ONLINE_INTRODUCTION if is_public() else ""), TABLE_HEAD]
     for path in list_chapters():
         title = nbformat.read(path, 4).cells[0].source.split("\n")[0].strip("# ")
         rows.append(summarise_chapter(path))

@@ -161,7 +161,7 @@ def test_a_chapter_links_to_every_chapter_that_it_names(path):
 def test_links_to_colab_and_binder_need_a_public_repository(path):
     text = course.read_markdown(path) + course.render_course_table()
     links = re.findall(r"colab\.research\.google|mybinder\.org", text)
-    assert course.is_online() or not links
+    assert course.is_public() or not links
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
@@ -309,6 +309,19 @@ def test_stored_scores_belong_to_chapters_and_controls_have_several_seeds():
     controls = [row for row in rows if row["method"] in ("majority", "probe", "side network")]
     assert len(controls) == 6
     assert all(len(row["scores"]) >= 5 for row in controls)
+
+
+def test_the_first_chapter_states_what_the_stored_scores_show():
+    mean = {
+        row["method"]: sum(row["scores"]) / len(row["scores"])
+        for row in load_scores()
+        if row["task"] == "two-domains"
+    }
+    generated = mean["a prompt generated from the text"]
+    assert generated > 80
+    assert max(mean[name] for name in ("head alone", "one prompt for all", "probe")) < 56
+    assert mean["side network"] > generated
+    assert f"{mean['side network']:.1f} %" in course.read_markdown(CHAPTERS[0])
 
 
 def test_a_generated_prompt_beats_the_controls_on_the_task_with_word_order():

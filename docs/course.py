@@ -116,6 +116,8 @@ def list_notebooks_of_course() -> list[Path]:
 def fold_cells(path: Path) -> NotebookNode | None:
     """Return a notebook with folded cells of imports and checks; None if nothing changes.
 
+    Cells that are already folded, such as those of a method's options, stay so.
+
     JupyterLab shows a folded cell as a line that a click opens. `allowed_cell_metadata_keys` of
     `settings.ini` lets nbdev keep this metadata.
     """
@@ -124,7 +126,7 @@ def fold_cells(path: Path) -> NotebookNode | None:
     for cell in nb.cells:
         if cell.cell_type != "code":
             continue
-        metadata = {key: value for key, value in cell.metadata.items() if key != "jupyter"}
+        metadata = dict(cell.metadata)
         if is_foldable(cell.source):
             metadata["jupyter"] = {"source_hidden": True}
         has_changed = has_changed or cell.metadata != metadata

@@ -15,6 +15,8 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+import torch
+
 __all__ = [
     "git_state",
     "processor_name",
@@ -74,8 +76,6 @@ def format_command_line() -> str:
 
 def gpu_name() -> str | None:
     """Return the name of the GPU that this process has used, or None."""
-    import torch
-
     return torch.cuda.get_device_name() if torch.cuda.is_initialized() else None
 
 

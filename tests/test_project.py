@@ -429,28 +429,15 @@ def test_old_titles_on_the_front_page_are_replaced():
 
 def test_the_code_of_the_front_page_trains_a_model():
     """Run it with the bundled model, for fewer steps."""
-    transformers = pytest.importorskip("transformers")
-    from idp_tutorial.backbones.load import load_backbone
+    from idp_tutorial.backbones.load import find_local_backbone
 
     (script,) = re.findall(r"```python\n(.*?)```", read_readme(), re.S)
     assert len(script.splitlines()) == 12
-    script = script.replace("range(100)", "range(2)")
-    bb = load_backbone("tiny")
-
-    class FromBundle:
-        def __init__(self, loaded):
-            self.loaded = loaded
-
-        def from_pretrained(self, name):
-            return self.loaded
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transformers, "AutoModel", FromBundle(bb.model))
-        patch.setattr(transformers, "AutoTokenizer", FromBundle(bb.tokenizer))
-        namespace = {}
-        exec(compile(script, "README.md", "exec"), namespace)
+    tiny = str(find_local_backbone("tiny"))
+    script = script.replace("FacebookAI/roberta-base", tiny).replace("range(100)", "range(2)")
+    namespace = {}
+    exec(compile(script, "README.md", "exec"), namespace)
     model = namespace["model"]
-    assert sum(p.numel() for p in model.parameters() if p.requires_grad) > 1000
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 

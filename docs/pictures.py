@@ -489,7 +489,7 @@ HERO_COLUMNS = {  # title: note, method, kind of the prompt vectors for each sen
         "s-idpg-phm",
         ("generated", "generated-q"),
     ),
-    "no language model": ("a control: word vectors", "", ("", "")),
+    "word vectors only": ("no language model", "", ("", "")),
 }
 
 
@@ -529,14 +529,11 @@ def hero() -> Picture:
     for i, (title, (note, method, prompt_kinds)) in enumerate(HERO_COLUMNS.items()):
         scores = read_hero_runs(method) if method else read_control_scores()
         shapes += _draw_hero_column(12 + 168 * i, title, note, scores, prompt_kinds)
-        described.append(f"{title} {scores.mean} %")
+        described.append(f"{title} scores {scores.mean} %")
     footer = "Bars: test accuracy, mean of five runs; the line is chance. Trained parts are blue."
     shapes.append(Text(12, 219, footer, "note", "start"))
     title = "A cold soda is praise, a cold soup is blame"
-    alt = (
-        f"{title}, and of four small models that are trained on this task only two learn it: "
-        f"{', '.join(described)}."
-    )
+    alt = f"{title}: {', '.join(described)}."
     return Picture(shapes, 690, 228, title, alt)
 
 

@@ -45,7 +45,7 @@ docs: .venv/.docs ## build the site: docs/_build/html/index.html
 	@$(BIN)/python -m sphinx --quiet --fresh-env --write-all --fail-on-warning --keep-going -c docs -d docs/_build/doctrees docs/_build/source docs/_build/html
 	@echo "The site is in docs/_build/html/index.html"
 
-site: docs ## build the site, then open every page in a browser (needs Chromium)
+site: docs ## build the site, then open every page and notebook in a browser (needs Chromium)
 	@IDP_SITE=all $(BIN)/python -m pytest -q tests/test_site.py $(ARGS)
 
 prepare: .venv/.dev ## before a commit: format, export, re-run and clean the notebooks (NB="03 04": only these), README, checks

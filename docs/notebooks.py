@@ -5,6 +5,7 @@
 
 import argparse
 import base64
+import importlib.util
 import io
 import os
 import re
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from configparser import ConfigParser, SectionProxy
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 from typing import Any
 
 import nbformat
@@ -49,6 +51,7 @@ SUBPACKAGES = {  # what each subpackage contains; a module imports only from sub
     "reproduction": "Helpers of the course.",
     "testing": "Parity checks and small models, for a new family.",
 }
+FIRST_NOTEBOOKS = ("index", "what_works")
 NOTEBOOK_FOLDERS = [  # in reading order
     ".",
     "course",
@@ -84,11 +87,14 @@ def notebook_folder(path: Path) -> str:
 
 
 def reading_order_key(path: Path) -> tuple[int, bool, str]:
-    """Return a key that sorts notebooks: index, course, engine by subpackage, lab."""
+    """Return a key that sorts notebooks: index, course, engine by subpackage, lab.
+
+    The notebooks in `FIRST_NOTEBOOKS` come first in their folders.
+    """
     folder = notebook_folder(path)
     is_known = folder in NOTEBOOK_FOLDERS
     rank = NOTEBOOK_FOLDERS.index(folder) if is_known else len(NOTEBOOK_FOLDERS)
-    return rank, path.stem != "index", notebook_name(path)
+    return rank, path.stem not in FIRST_NOTEBOOKS, notebook_name(path)
 
 
 def strip_number(path: Path) -> str:
@@ -309,8 +315,11 @@ def check_notebooks(copy: Path) -> Iterator[str]:
 
 def check_readme() -> Iterator[str]:
     """Yield the problems of README.md, its pictures and the list of notebooks."""
-    if not (NOTEBOOKS_FOLDER / "index.ipynb").exists():
+    index = NOTEBOOKS_FOLDER / "index.ipynb"
+    if not index.exists():
         return
+    if update_index(index) != nbformat.read(index, 4):
+        yield "nbs/index.ipynb has old titles or minutes: run `python docs/notebooks.py readme`"
     text, images = render_readme()
     expected = {
         "README.md": text.encode(),
@@ -393,11 +402,95 @@ def read_title_and_summary(path: Path) -> tuple[str, str]:
     return title[1].strip() if title else "", summary[1].strip() if summary else ""
 
 
+def _load_course() -> ModuleType:
+    """Load `docs/course.py`, which measures how long a chapter is."""
+    spec = importlib.util.spec_from_file_location("course", ROOT / "docs/course.py")
+    if spec is None or spec.loader is None:
+        raise ImportError("docs/course.py is missing")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def list_chapter_methods(path: Path) -> list[str]:
+    """Return the methods that a chapter registers, such as `prompt-tuning`."""
+    sources = [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+    exported = [source for source in sources if re.search(r"^#\s*\|\s*export", source, re.M)]
+    return re.findall(r"@register\(\s*\"([\w-]+)\"", "\n".join(exported))
+
+
+def render_chapter_table() -> str:
+    """Return the table of chapters: title, minutes to read, methods."""
+    course = _load_course()
+    lines = ["| chapter, minutes to read | methods |", "|---|---|"]
+    for path in list_notebooks():
+        if notebook_folder(path) != "course":
+            continue
+        title, _ = read_title_and_summary(path)
+        minutes = course.summarise_chapter(path)["minutes"]
+        methods = ", ".join(f"`{name}`" for name in list_chapter_methods(path))
+        link = f"[{path.stem[:2]} · {title}]({notebook_name(path)}.ipynb)"
+        lines.append(f"| {link} {minutes}′ | {methods} |")
+    return "\n".join(lines)
+
+
+def render_lab_list() -> str:
+    """Return links to the pages of the lab."""
+    links = [
+        f"[{read_title_and_summary(path)[0].replace('`', '')}]({notebook_name(path)}.ipynb)"
+        for path in list_notebooks()
+        if notebook_folder(path) == "lab"
+    ]
+    return " · ".join(links)
+
+
+def render_online_links() -> str:
+    """Return links to Colab and Binder, if `settings.ini` says that the repository is public."""
+    settings = read_settings()
+    if not settings.getboolean("is_public", fallback=False):
+        return ""
+    repository = settings["git_url"].removeprefix("https://github.com/")
+    chapter = "nbs/course/00_why.ipynb"
+    colab = f"https://colab.research.google.com/github/{repository}/blob/{settings['branch']}"
+    binder = f"https://mybinder.org/v2/gh/{repository}/{settings['branch']}?labpath="
+    return (
+        f"Without an installation: [in Colab]({colab}/{chapter}) or "
+        f"[on Binder]({binder}{chapter.replace('/', '%2F')})."
+    )
+
+
+GENERATED_PARTS: dict[str, Callable[[], str]] = {
+    "chapters": render_chapter_table,
+    "lab": render_lab_list,
+    "online": render_online_links,
+}
+
+
+def update_generated_parts(text: str) -> str:
+    """Return a text whose parts between `<!-- NAME -->` and `<!-- end -->` are up to date."""
+
+    def render_part(match: re.Match) -> str:
+        part = GENERATED_PARTS[match[1]]()
+        return f"<!-- {match[1]} -->\n{part}\n<!-- end -->" if part else match[0]
+
+    names = "|".join(GENERATED_PARTS)
+    return re.sub(rf"<!-- ({names}) -->\n.*?<!-- end -->", render_part, text, flags=re.S)
+
+
+def update_index(path: Path) -> NotebookNode:
+    """Return the index notebook with its generated parts up to date."""
+    nb = nbformat.read(path, 4)
+    for cell in nb.cells:
+        if cell.cell_type == "markdown":
+            cell.source = update_generated_parts(cell.source)
+    return nb
+
+
 def render_engine_list() -> str:
     """Return the text of `nbs/engine/README.md`: all notebooks of the engine by subpackage."""
     lines = [
         "<!-- Made from the notebooks by `make prepare`: do not edit. -->",
-        "# Engine: notebooks by package",
+        "# Essays on the implementation",
         "",
         "A package imports only from packages above it; "
         "[architecture](../../docs/architecture.md) says what each contains and why.",
@@ -420,7 +513,7 @@ def render_readme(
     """Return the index notebook as Markdown, and its pictures by name."""
     from nbconvert import MarkdownExporter
 
-    nb = nbformat.read(path, 4)
+    nb = update_index(path)
     nb.cells = [cell for cell in map(filter_cell, nb.cells) if cell]
     for cell in nb.cells:
         if cell.cell_type == "markdown":
@@ -435,6 +528,8 @@ def render_readme(
     )
     text = re.sub(r"<style.*?</style>\s*", "", text, flags=re.S)
     text = re.sub(r"^```python\s*```$\n*", "", text, flags=re.M)  # hidden inputs
+    names = "|".join(GENERATED_PARTS)
+    text = re.sub(rf"^<!-- ({names}|end) -->\n", "", text, flags=re.M)
     text = re.sub(r"[ \t]+$", "", re.sub(r"\n{3,}", "\n\n", text), flags=re.M).strip()
     header = (
         "<!-- Made from nbs/index.ipynb by `make prepare`: edit the notebook, not this file. -->\n"
@@ -444,7 +539,12 @@ def render_readme(
 
 
 def write_readme() -> None:
-    """Write README.md, `docs/images/index_*` and the list of the engine's notebooks."""
+    """Write the index notebook, README.md, its pictures and the list of the engine's notebooks."""
+    index = NOTEBOOKS_FOLDER / "index.ipynb"
+    nb = update_index(index)
+    if nb != nbformat.read(index, 4):
+        nbformat.write(nb, index)
+        run_nbdev("nbdev_clean", fname=str(index))
     text, images = render_readme()
     for path in IMAGES_FOLDER.glob("index_*"):
         path.unlink()

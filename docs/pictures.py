@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from idp_tutorial.assembly.config import RunOptions
 from idp_tutorial.backbones.load import load_backbone
@@ -24,6 +24,7 @@ from idp_tutorial.methods.p_tuning_v2 import KeyValuePrompt, deep_prompt_plan
 from idp_tutorial.methods.phm import count_phm_parameters
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
 from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.sentence_vectors import mean_sentence_vector
 from idp_tutorial.reproduction.diagrams.drawing import (
     Box,
     Line,
@@ -43,7 +44,7 @@ from idp_tutorial.reproduction.efficiency.parameter_counts import count_method_p
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs/images/course"
-BEER = ("<s>", "beer", "was", "cold")
+SODA = ("<s>", "soda", "was", "cold")
 SOUP = ("<s>", "soup", "was", "cold")
 
 
@@ -75,14 +76,14 @@ def soft() -> SoftPrompt:
 
 def frozen_model() -> Picture:
     """Draw the places at which a frozen model can be changed."""
-    diagram = draw_prompted_model(5, title="frozen layers").translate(212, 6)
+    diagram = draw_prompted_model(5, title="frozen layers", n_before=1).translate(212, 6)
     y = {name: point[1] for name, point in diagram.anchors.items()}
     shapes = [s for s in diagram.shapes if s.kind != "grad"]
     for dx in (0, 22):
-        shapes += [Box(233 + dx, y[3] + 3, 18, 18, "trainable")]
-        shapes += [Box(233 + dx, y["embeddings"], 18, 18, "trainable")]
-        shapes += [Box(233 + dx, y[1] + 3, 18, 8, "trainable")]
-        shapes += [Box(233 + dx, y[1] + 13, 18, 8, "trainable")]
+        shapes += [Box(260 + dx, y[3] + 3, 18, 18, "trainable")]
+        shapes += [Box(260 + dx, y["embeddings"], 18, 18, "trainable")]
+        shapes += [Box(260 + dx, y[1] + 3, 18, 8, "trainable")]
+        shapes += [Box(260 + dx, y[1] + 13, 18, 8, "trainable")]
     labels = {
         "head": ["the prediction:", "a head of your own"],
         3: ["new positions in a layer,", "or changes of positions"],
@@ -92,17 +93,19 @@ def frozen_model() -> Picture:
     for name, lines in labels.items():
         for j, line in enumerate(lines):
             shapes.append(Text(12, y[name] + 9 + 16 * j, line, "note", "start"))
-        end = 262 if name == "head" else 228
-        shapes.append(Line(((180, y[name] + 12), (end, y[name] + 12)), "state"))
-    changes = "; ".join(" ".join(lines) for lines in labels.values())
-    alt = f"{changes}. The weights of all layers are frozen."
+        end = 282 if name == "head" else 226
+        shapes.append(Line(((180, y[name] + 12), (end, y[name] + 12)), "pointer"))
+    alt = (
+        "its head, new positions or changes of positions in a layer, keys and values of a layer, "
+        "and vectors among the words; the layers are frozen"
+    )
     return add_legend(shapes, diagram.h + 8, "What can be changed in a frozen model", alt)
 
 
 def add_legend(shapes: list[Shape], h: float, title: str, alt: str, w: float = 424) -> Picture:
     """Return a picture of shapes with a legend below them."""
     legend = draw_legend({s.kind for s in shapes}, w).translate(0, h)
-    return Picture([*shapes, *legend.shapes], w, h + legend.h + 4, title, f"{title}. {alt}")
+    return Picture([*shapes, *legend.shapes], w, h + legend.h + 4, title, f"{title}: {alt}.")
 
 
 def four_ways() -> Picture:
@@ -123,6 +126,9 @@ def four_ways() -> Picture:
             ),
         ],
         "Four ways in which a prompt can enter",
+        "Four diagrams of a frozen model whose prompt is inserted as new positions, "
+        "added to a prompt, put in place of a prompt, or given to a layer as keys and "
+        "values.",
     )
 
 
@@ -132,7 +138,7 @@ def head_or_word() -> Picture:
     mask = ("<s>", "cold", ":", "mask")
     return arrange_pictures(
         [
-            draw(plan, title="a new head", note="trained; reads <s>", prediction="praise"),
+            draw(plan, title="a new head", note="trained; reads the mean", prediction="praise"),
             draw(
                 plan,
                 title="a word",
@@ -145,6 +151,9 @@ def head_or_word() -> Picture:
             ),
         ],
         "A new head, or a word of the vocabulary",
+        "Two diagrams of a frozen model with a prompt: a trained head predicts a label "
+        "from the mean of the hidden states, or the frozen language model predicts a "
+        "word at the mask.",
     )
 
 
@@ -153,10 +162,12 @@ def prompt_tuning() -> Picture:
     plan = prompt_plan(backbone(), soft())
     return arrange_pictures(
         [
-            draw(plan, title="one text", note="two learned vectors", words=BEER),
+            draw(plan, title="one text", note="two learned vectors", words=SODA),
             draw(plan, title="another text", note="the same two vectors", words=SOUP),
         ],
         "Prompt tuning",
+        "Two texts go through a frozen model with the same two trained vectors behind "
+        "their first token.",
     )
 
 
@@ -179,6 +190,8 @@ def deep_prompts() -> Picture:
             draw(deep_prompt_plan(bb, 2, "add"), title="add", note="added at each layer"),
         ],
         "One prompt, or one for each layer",
+        "Four diagrams: one prompt at the input, and P-tuning v2 with a prompt in every "
+        "layer as keys and values, as a replacement, or added.",
     )
 
 
@@ -195,7 +208,7 @@ def _draw_rule(rule: list, kind: str, name: str, y: float) -> list[Shape]:
 
 def phm() -> Picture:
     """Draw an 8 x 12 matrix as a sum of two Kronecker products with the rule of complex numbers."""
-    rules = [[[1, 0], [0, 1]], [[0, -1], [1, 0]]]
+    rules = [[[1, 0], [0, 1]], [[0, 1], [-1, 0]]]  # 1 and i, as in chapter 08
     n = 2
     rows = 8
     columns = 12
@@ -230,18 +243,18 @@ def phm() -> Picture:
         large,
     ]
     shapes += [Text(w / 2, 168 + 18 * i, line, "note") for i, line in enumerate(lines)]
-    alt = (
-        "Two 2 × 2 rules give the places of B₁ and B₂ in a matrix of four blocks: B₁, −B₂, B₂, B₁. "
-        f"PHM learns the rules. With n={n} a matrix of {rows} × {columns} has {counts}; {large}."
-    )
     title = "A matrix as a sum of Kronecker products"
-    return Picture(shapes, w, 232, title, f"{title}. {alt}")
+    alt = (
+        f"{title}: two 2 × 2 rules place B₁, B₂, −B₂ and B₁ in a matrix of four blocks, which has "
+        f"{counts}."
+    )
+    return Picture(shapes, w, 232, title, alt, description=f"{alt} {large}.")
 
 
 def idpg() -> Picture:
     """Draw the two passes of IDPG: the first one is the input of the generator of the second."""
     bb = backbone()
-    plan = idpg_plan(bb, PromptGenerator(bb.d, bb.d, 2, 16))
+    plan = idpg_plan(bb, PromptGenerator(bb.d, bb.d, 2, 16), encoder=mean_sentence_vector)
     first = draw_prompted_model(
         4, title="first pass", note="no prompt, no gradient", head_label="M(x)", is_head_frozen=True
     )
@@ -251,14 +264,21 @@ def idpg() -> Picture:
     def is_m_of_x(shape: Shape) -> bool:
         """M(x) is drawn above the first pass, and is not needed beside the generator."""
         x, y = shape.points[0] if isinstance(shape, Line) else (shape.x, shape.y)
-        return y >= generator_y and x > 60
+        return y >= generator_y and x > 95
 
     second.shapes = [s for s in second.shapes if not is_m_of_x(s)]
     first.h = second.h  # the words of both passes are at the same height
-    both = arrange_pictures([first, second], "IDPG: the model generates its own prompt")
+    both = arrange_pictures(
+        [first, second],
+        "IDPG: the model generates its own prompt",
+        "A first pass through the frozen model gives a sentence vector M(x), from which a small "
+        "network generates the prompt of a second pass.",
+    )
     head_y = both.anchors[0, "head"][1] + 10
     x, y = both.anchors[1, "word_generator"]
-    both.shapes.append(Line(((121, head_y), (206, head_y), (206, y + 9.5), (x - 1, y + 9.5))))
+    corner = 206
+    points = ((168, head_y), (corner, head_y), (corner, y + 9.5), (x + 31, y + 9.5))
+    both.shapes.append(Line(points))
     return both
 
 
@@ -294,6 +314,8 @@ def idpg_in_every_layer() -> Picture:
             draw_sharing("L", "L: nothing is shared", "a network for each layer"),
         ],
         "IDPG in every layer: what is shared",
+        "IDPG with one prompt at the input, and with one in every layer whose generators "
+        "share all parameters, all but a bias, or none.",
     )
 
 
@@ -318,6 +340,9 @@ def late_prompt_tuning() -> Picture:
             ),
         ],
         "Late prompt tuning",
+        "A prompt at the input, the same prompt half-way, and late prompts that a "
+        "network generates from the first hidden state or from all of them; the gradient "
+        "stops at the prompt.",
     )
 
 
@@ -332,6 +357,8 @@ def how_deep() -> Picture:
     return arrange_pictures(
         [draw_late_prompt(layer) for layer in range(backbone().n_layers)],
         "How deep should a prompt enter?",
+        "The same prompt enters before each of four layers, and the gradient runs "
+        "through the layers above it only.",
     )
 
 
@@ -348,9 +375,11 @@ def comparison() -> Picture:
                 note="a small network predicts",
                 head_label="G",
             ),
-            draw(plan, "all_states", "late prompt", "a network writes a prompt"),
+            draw(plan, "all_states", "late prompt", "a network generates it"),
         ],
         "What a score is compared with",
+        "A linear probe and a side network, both without a prompt, beside a late prompt "
+        "that is generated from the hidden states.",
     )
 
 
@@ -364,6 +393,7 @@ def your_own() -> Picture:
             draw(plan, "all_states", "your own", "from the hidden states"),
         ],
         "A source and a plan of your own",
+        "A late prompt from any source, and one that is generated from the hidden states.",
     )
 
 
@@ -392,6 +422,8 @@ def id_spam() -> Picture:
             ),
         ],
         "ID-SPAM: a weighted mean of the words",
+        "A prompt is generated half-way from the word vectors, which attention weights "
+        "differently in ID-SPAM and equally in its ablation.",
         note="The widths of the arrows are an example.",
     )
 
@@ -404,47 +436,105 @@ def map_of_methods() -> Picture:
 # ---- pictures of measurements and counts
 
 
-def mean_score(method: str) -> tuple[int, int]:
-    """Return a method's mean test score on the running example in %, and the number of runs."""
-    file = ROOT / "results/what_a_prompt_adds/two-domains-tiny.jsonl"
-    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    scores = [r["score"] for r in records if r["method"] == method]
-    return round(statistics.mean(scores)), len(scores)
+class Scores(NamedTuple):
+    """Test scores of one column of the picture on the front page, and predictions by sentence."""
+
+    scores: list[float]  # one for each run, in %
+    predictions: dict[str, list[str]]  # sentence: label of each run; empty if not recorded
+
+    @property
+    def mean(self) -> int:
+        """Return the mean score."""
+        return round(statistics.mean(self.scores))
+
+    def majority_prediction(self, sentence: str) -> str:
+        """Return the label that most runs predict."""
+        return statistics.mode(self.predictions[sentence])
+
+
+HERO_SENTENCES = {  # the noun: its sentence, and the right label
+    "soda": ("The soda was cold.", "positive"),
+    "soup": ("The soup was cold.", "negative"),
+}
+LABEL_NAMES = {"positive": "praise", "negative": "blame"}
+
+
+def read_hero_runs(method: str) -> Scores:
+    """Return the stored scores of a method, and its predictions for the two sentences."""
+    records = read_json_lines("results/what_a_prompt_adds/two-domains-tiny.jsonl", method)
+    runs = read_json_lines("results/hero/runs.jsonl", method)  # of some of the seeds
+    sentences = runs[0]["predictions"]
+    predictions = {sentence: [r["predictions"][sentence] for r in runs] for sentence in sentences}
+    return Scores([record["score"] for record in records], predictions)
+
+
+def read_json_lines(file: str, method: str) -> list[dict]:
+    """Return the records of a method in a file."""
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+    return [record for record in map(json.loads, lines) if record["method"] == method]
+
+
+def read_control_scores() -> Scores:
+    """Return the stored scores of chapter 04's network on the mean of the word vectors."""
+    rows = json.loads((ROOT / "nbs/course/scores.json").read_text(encoding="utf-8"))
+    row = next(r for r in rows if (r["method"], r["task"]) == ("side network", "two-domains"))
+    return Scores(row["scores"], {})
+
+
+HERO_COLUMNS = {  # title: note, method, kind of the prompt vectors for each sentence
+    "a head alone": ("no prompt", "head-only", ("", "")),
+    "one prompt for all": ("the same vectors", "prompt-tuning", ("trained", "trained")),
+    "a prompt per text": (
+        "generated from the text",
+        "s-idpg-phm",
+        ("generated", "generated-q"),
+    ),
+    "word vectors only": ("no language model", "", ("", "")),
+}
+
+
+def _draw_hero_text(x: float, y: float, prompt_kind: str, label: str) -> list[Shape]:
+    """Draw the positions of one sentence, and a label below them."""
+    kinds = ["position", prompt_kind, prompt_kind, "position", "position", "position"]
+    drawn = [kind for kind in kinds if kind]
+    squares = [Box(x + 25 * i, y, 14, 12, kind) for i, kind in enumerate(drawn)]
+    return [*squares, Text(x, y + 26, label, "label", "start")]
+
+
+def _draw_hero_column(
+    x: float, title: str, note: str, scores: Scores, prompt_kinds: tuple[str, str]
+) -> list[Shape]:
+    """Draw a model, what it predicts for both sentences, and a bar of its score."""
+    shapes: list[Shape] = [Text(x, 19, title, "title", "start"), Text(x, 36, note, "note", "start")]
+    if scores.predictions:
+        shapes += [Box(x, 45, 139, 18, "trained"), Text(x + 69.5, 58.5, "head", "on")]
+        shapes += [Box(x, 67 + 11 * k, 139, 9, "layer") for k in range(3)]
+    else:
+        shapes += [Box(x, 45, 139, 53, "trained"), Text(x + 69.5, 76, "small network", "on")]
+    for i, (noun, (sentence, label)) in enumerate(HERO_SENTENCES.items()):
+        text = f"cold {noun}"
+        if scores.predictions:
+            predicted = scores.majority_prediction(sentence)
+            text = f"{text}: {LABEL_NAMES[predicted]}" + " (wrong)" * (predicted != label)
+        shapes += _draw_hero_text(x, 105 + 37 * i, prompt_kinds[i], text)
+    shapes += [Box(x, 183, 100, 15, "layer"), Box(x, 183, scores.mean, 15, "forward")]
+    shapes.append(Line(((x + 50, 180), (x + 50, 201)), "pointer", False, 1.2))
+    return [*shapes, Text(x + 107, 196, f"{scores.mean} %", "title", "start")]
 
 
 def hero() -> Picture:
-    """Draw a head alone, a static prompt and a generated prompt for two texts."""
-    bb = backbone(3)
-    diagrams = []
-    static = prompt_plan(bb, soft())
-    generated = idpg_plan(bb, PromptGenerator(bb.d, bb.d, 2, 16))
-    for method, title, note, plan, generator_input, suffix in [
-        ("head-only", "a head alone", "the same prediction", {}, "none", ""),
-        ("prompt-tuning", "one prompt for all", "the same prompt for both", static, "none", ""),
-        (
-            "s-idpg-phm",
-            "one prompt per text",
-            "generated for each text",
-            generated,
-            "first_pass",
-            "-q",
-        ),
-    ]:
-        score, runs = mean_score(method)
-        diagrams += [
-            draw_plan(plan, bb, generator_input, title, note, words=BEER, prediction="praise"),
-            draw_plan(
-                plan,
-                bb,
-                generator_input,
-                f"{score} % correct",
-                f"mean of {runs} runs",
-                words=SOUP,
-                prediction="blame" if suffix else "praise?",
-                colour_suffix=suffix,
-            ),
-        ]
-    return arrange_pictures(diagrams, "A cold beer is praise, a cold soup is blame")
+    """Draw a head alone, a static prompt, a generated prompt and a control, for two texts."""
+    shapes: list[Shape] = []
+    described = []
+    for i, (title, (note, method, prompt_kinds)) in enumerate(HERO_COLUMNS.items()):
+        scores = read_hero_runs(method) if method else read_control_scores()
+        shapes += _draw_hero_column(12 + 168 * i, title, note, scores, prompt_kinds)
+        described.append(f"{title} scores {scores.mean} %")
+    footer = "Bars: test accuracy, mean of five runs; the line is chance. Trained parts are blue."
+    shapes.append(Text(12, 219, footer, "note", "start"))
+    title = "A cold soda is praise, a cold soup is blame"
+    alt = f"{title}: {', '.join(described)}."
+    return Picture(shapes, 690, 228, title, alt)
 
 
 def costs(name: str = "roberta-large", layers: int = 24) -> Picture:
@@ -487,7 +577,11 @@ def costs(name: str = "roberta-large", layers: int = 24) -> Picture:
     shapes += [Box(224, y + 3, 14, 14, "forward"), Text(244, y + 14, "forward", "note", "start")]
     shapes += [Box(320, y + 3, 14, 14, "backward"), Text(340, y + 14, "backward", "note", "start")]
     title = "Passes of a training step, and trained parameters"
-    return Picture(shapes, w, y + 28, title, f"{title}. {'; '.join(described)}.")
+    alt = (
+        f"Bars of the forward and backward passes of a training step, and the number of trained "
+        f"parameters, for {len(methods)} methods with {name}."
+    )
+    return Picture(shapes, w, y + 28, title, alt, description=f"{title}. {'; '.join(described)}.")
 
 
 PICTURES: dict[str, Callable[[], Picture]] = dict(

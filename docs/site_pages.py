@@ -136,10 +136,8 @@ def site_path(file: str) -> str | None:
     if not file.startswith("nbs/"):
         return list_project_pages().get(file)
     page = file.removeprefix("nbs/").removesuffix("/README.md")
-    if page == "engine":  # the site has a page for each subpackage instead
-        return f"engine/{next(iter(nbs.SUBPACKAGES))}/index.md"
     if (nbs.NOTEBOOKS_FOLDER / page).is_dir():
-        return f"{page}/index.md" if page.startswith("engine/") else "index.ipynb"
+        return f"{page}/index.md" if page.startswith("engine") else "index.ipynb"
     return page
 
 
@@ -204,20 +202,21 @@ def toctree_entry(path: Path) -> str:
 
 
 def list_subpackages() -> list[str]:
-    """Return the subpackages with notebooks or modules, in reading order."""
+    """Return the subpackages with modules, in reading order."""
     used = {subpackage_of(module) for module in list_modules()}
-    return [
-        subpackage
-        for subpackage in nbs.SUBPACKAGES
-        if subpackage in used or notebooks_in_folder(f"engine/{subpackage}")
-    ]
+    return [subpackage for subpackage in nbs.SUBPACKAGES if subpackage in used]
+
+
+def list_subpackages_with_essays() -> list[str]:
+    """Return the subpackages with notebooks, in reading order."""
+    return [name for name in nbs.SUBPACKAGES if notebooks_in_folder(f"engine/{name}")]
 
 
 def render_sidebar() -> str:
     """Return the tables of contents of the sidebar: Learn, Reference, Lab, Project."""
     sections = {
         "Learn": [toctree_entry(path) for path in notebooks_in_folder("course")],
-        "Reference": [f"engine/{subpackage}/index" for subpackage in list_subpackages()],
+        "Reference": ["api/index", "engine/index"],
         "Lab": [toctree_entry(path) for path in notebooks_in_folder("lab")],
         "Project": [page.removesuffix(".md") for page in list_project_pages().values()],
     }
@@ -230,6 +229,28 @@ def render_sidebar() -> str:
     )
 
 
+def summarise(docstring: str | None) -> str:
+    """Return the first sentence or line of a docstring, for a row of a table."""
+    return (docstring or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+
+
+def read_module_summary(module: str) -> str:
+    """Return what a module contains: the first line of its docstring."""
+    return summarise(ast.get_docstring(ast.parse(read_module_source(module))))
+
+
+@cache
+def read_name_summaries(module: str) -> dict[str, str]:
+    """Return one line about each public name of a module."""
+    definitions = {
+        node.name: summarise(ast.get_docstring(node))
+        for node in ast.parse(read_module_source(module)).body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    }
+    comments = {name: comment for name, (_, comment) in list_constants(module).items()}
+    return {name: (definitions | comments).get(name, "") for name in list_public_names(module)}
+
+
 def _render_import_order(current: str) -> str:
     """Return the subpackages in the order in which they may import, with links."""
     text = ""
@@ -237,60 +258,95 @@ def _render_import_order(current: str) -> str:
         title = subpackage_title(subpackage)
         if text:
             text += " · " if subpackage in PARALLEL_SUBPACKAGES else " → "
-        text += f"**{title}**" if subpackage == current else f"[{title}](../{subpackage}/index.md)"
+        text += f"**{title}**" if subpackage == current else f"[{title}]({subpackage}.md)"
     return text
 
 
-def _render_module_row(module: str, notebook: str, folder: str) -> str:
-    path = _notebook_path(notebook)
-    docstring = ast.get_docstring(ast.parse(read_module_source(module)))
-    contents = (docstring or "").split("\n\n")[0].replace("\n", " ")
-    if notebook and path.is_file():
+def render_essays_page(subpackage: str) -> str:
+    """Return the page of a subpackage's notebooks."""
+    rows = []
+    paths = notebooks_in_folder(f"engine/{subpackage}")
+    for path in paths:
         title, summary = read_title_and_summary(path)
-        relative = os.path.relpath(path, nbs.NOTEBOOKS_FOLDER / folder)
-        contents = f"**[{title}]({relative})**. {summary}" if title else summary
-    return f"| [{module.split('.')[-1]}](../../api/{module}.md) | {contents} |"
-
-
-def render_subpackage_page(subpackage: str) -> str:
-    """Return the page of a subpackage: its contents, its imports and its modules."""
-    folder = f"engine/{subpackage}"
-    rows = [
-        _render_module_row(module, notebook, folder)
-        for module, notebook in list_modules().items()
-        if subpackage_of(module) == subpackage
+        rows.append(f"| [{title or path.stem}]({path.name}) | {summary} |")
+    lines = [
+        f"# {subpackage_title(subpackage)}: essays",
+        "",
+        f"> {nbs.SUBPACKAGES[subpackage]}",
+        "",
+        f"The [API page](../../api/{subpackage}.md) lists the names of the package.",
+        "",
+        "| notebook | contents |",
+        "|---|---|",
+        *rows,
+        "",
+        render_toctree(path.stem for path in paths),
     ]
-    entries = [f"{path.stem} <{path.stem}>" for path in notebooks_in_folder(folder)]
+    return "\n".join(lines)
+
+
+def render_essays_index(full_names: dict[str, str]) -> str:
+    """Return the page that lists all notebooks on the implementation, by subpackage."""
+    file = "nbs/engine/README.md"
+    text = render_site_markdown(nbs.render_engine_list(), file, full_names)
+    entries = [f"{subpackage_title(s)} <{s}/index>" for s in list_subpackages_with_essays()]
+    return f"{text}\n{render_toctree(entries)}"
+
+
+def render_api_index() -> str:
+    """Return the page that lists all modules by subpackage, with a line about each."""
+    lines = [
+        "# API",
+        "",
+        "All modules, by package, with what each contains. What most programs need can be "
+        "imported from `idp_tutorial` itself. The [essays](../engine/index.md) explain how the "
+        "implementation works.",
+    ]
+    for subpackage in list_subpackages():
+        modules = [module for module in list_modules() if subpackage_of(module) == subpackage]
+        lines += [
+            "",
+            f"## [{subpackage_title(subpackage)}]({subpackage}.md)",
+            "",
+            nbs.SUBPACKAGES[subpackage],
+            "",
+            "| module | contents |",
+            "|---|---|",
+            *(f"| [{module}]({module}.md) | {read_module_summary(module)} |" for module in modules),
+        ]
+    entries = [f"{subpackage_title(name)} <{name}>" for name in list_subpackages()]
+    return "\n".join([*lines, "", render_toctree(entries)])
+
+
+def render_api_page(subpackage: str) -> str:
+    """Return a page with the public names of all modules of a subpackage, and a line on each."""
+    lib = nbs.read_settings()["lib_path"]
+    modules = [module for module in list_modules() if subpackage_of(module) == subpackage]
     lines = [
         f"# {subpackage_title(subpackage)}",
         "",
         f"> {nbs.SUBPACKAGES[subpackage]}",
         "",
         f"A package imports only from packages to its left: {_render_import_order(subpackage)}.",
-        "",
-        "| module | contents |",
-        "|---|---|",
-        *rows,
-        "",
-        render_toctree([*entries, f"API <../../api/{subpackage}>"]),
     ]
-    return "\n".join(lines)
-
-
-def render_api_page(subpackage: str) -> str:
-    """Return a page with the public names of all modules of a subpackage."""
-    lib = nbs.read_settings()["lib_path"]
-    modules = [module for module in list_modules() if subpackage_of(module) == subpackage]
-    rows = []
+    if subpackage == "methods":
+        alt = "All methods by what a prompt is computed from and where it enters"
+        lines += ["", f"![{alt}](../images/course/map.svg)"]
     for module in modules:
-        links = [
-            f"{{py:obj}}`{name} <{lib}.{module}.{name}>`" for name in list_public_names(module)
+        lines += ["", f"## [{module}]({module}.md)", "", read_module_summary(module), ""]
+        path = _notebook_path(list_modules()[module])
+        if list_modules()[module] and path.is_file():
+            title, _ = read_title_and_summary(path)
+            lines += [f"Notebook: [{title}](../{list_modules()[module]}.ipynb).", ""]
+        names = read_name_summaries(module)
+        if names:
+            lines += ["| name | |", "|---|---|"]
+        lines += [
+            f"| {{py:obj}}`{name} <{lib}.{module}.{name}>` | {summary} |"
+            for name, summary in names.items()
         ]
-        rows.append(f"| [{module}]({module}.md) | {', '.join(links)} |")
     entries = [f"{module.split('.')[-1]} <{module}>" for module in modules]
-    title = f"# API: {subpackage_title(subpackage)}"
-    table = ["| module | public names |", "|---|---|", *rows]
-    return "\n".join([title, "", *table, "", render_toctree(entries)])
+    return "\n".join([*lines, "", render_toctree(entries)])
 
 
 def render_module_page(module: str, notebook: str) -> str:
@@ -325,9 +381,12 @@ def render_generated_pages() -> dict[str, str]:
         f"api/{module}.md": render_module_page(module, notebook)
         for module, notebook in list_modules().items()
     }
+    pages["api/index.md"] = render_api_index()
+    pages["engine/index.md"] = render_essays_index(map_unique_names())
     for subpackage in list_subpackages():
-        pages[f"engine/{subpackage}/index.md"] = render_subpackage_page(subpackage)
         pages[f"api/{subpackage}.md"] = render_api_page(subpackage)
+    for subpackage in list_subpackages_with_essays():
+        pages[f"engine/{subpackage}/index.md"] = render_essays_page(subpackage)
     if notebooks_in_folder("course/solutions"):
         pages["course/solutions/index.md"] = render_solutions_page()
     return pages
@@ -522,7 +581,10 @@ def render_parameter_table(rows: list[tuple[str, str, str, str]]) -> list[str]:
 
 def variadic_prefix(obj: Any, name: str) -> str:
     """Return `*` or `**` for a parameter that takes any number of arguments, else `''`."""
-    parameter = inspect.signature(obj).parameters.get(name)
+    try:
+        parameter = inspect.signature(obj).parameters.get(name)
+    except ValueError:  # a type of C, such as `torch.Tensor`, has no signature
+        return ""
     if parameter is None:
         return ""
     if parameter.kind is inspect.Parameter.VAR_KEYWORD:

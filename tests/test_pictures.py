@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib.util
+import json
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,10 @@ import small
 import torch
 
 from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.loop import run_layers
+from idp_tutorial.data.synthetic import find_noun_descriptor
+from idp_tutorial.methods.phm import PHMLinear
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.diagrams.drawing import (
     FONT_SIZES,
@@ -21,6 +26,7 @@ from idp_tutorial.reproduction.diagrams.drawing import (
 )
 from idp_tutorial.reproduction.diagrams.method_diagrams import (
     GENERATOR_INPUTS,
+    count_tokens_before,
     draw_methods_map,
 )
 
@@ -34,6 +40,9 @@ pictures = importlib.util.module_from_spec(spec)
 
 
 spec.loader.exec_module(pictures)
+
+
+WIDE = {"hero"}  # the picture of the front page, which has the place of a screen
 
 
 PHONE = 360 - 2 * 16  # pixels that a page leaves to a picture
@@ -53,8 +62,28 @@ def test_no_other_picture_is_stored():
 def test_a_picture_has_a_title_an_alternative_text_and_dark_colours(name):
     root = ET.parse(pictures.FOLDER / f"{name}.svg").getroot()
     title, desc, style = (root.find(f"{{*}}{tag}").text for tag in ("title", "desc", "style"))
-    assert len(title) > 10 and desc.startswith(title) and len(desc) > len(title) + 40
+    assert len(title) > 10 and len(desc) > len(title) + 40
     assert "prefers-color-scheme:dark" in style
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_a_picture_has_its_colours_without_css(name):
+    """Renderers that are not browsers know neither variables nor media queries."""
+    text = (pictures.FOLDER / f"{name}.svg").read_text(encoding="utf-8")
+    assert "var(" not in text
+    shapes = [e for e in ET.fromstring(text) if e.tag.split("}")[1] in ("rect", "path", "text")]
+    assert shapes
+    for shape in shapes:
+        colours = [shape.get(name) for name in ("fill", "stroke")]
+        assert any(colour and colour.startswith("#") for colour in colours), shape.attrib
+        assert shape.tag.endswith("text") or shape.get("fill"), "a shape without a fill is black"
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_an_alternative_text_is_one_sentence(name):
+    alt = pictures.PICTURES[name]().alt
+    assert re.fullmatch(r"[A-Z][^.!?]*\.", alt), alt
+    assert len(alt.split()) <= 45
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "nbs").rglob("*.ipynb")), ids=lambda p: p.stem)
@@ -77,7 +106,7 @@ def overlap(a, b):
 def test_a_picture_is_legible_on_a_phone(name):
     p = pictures.PICTURES[name]()
     texts = [s for s in p.shapes if isinstance(s, Text) and s.content]
-    assert min(FONT_SIZES[t.kind] for t in texts) * PHONE / p.w >= 9, (
+    assert name in WIDE or min(FONT_SIZES[t.kind] for t in texts) * PHONE / p.w >= 9, (
         "letters of less than nine pixels"
     )
     for i, t in enumerate(texts):
@@ -147,6 +176,103 @@ def observe_inputs(source, ctx):
     return *observed, bool(calls)
 
 
+def assert_position_is_true(bb, batch, plan):
+    """Assert that a plan inserts its first prompt behind as many tokens as the picture shows."""
+    spans = []
+
+    def watched(source):
+        def probe(ctx):
+            spans.append(ctx.prompt_span)
+            return source(ctx)
+
+        return probe
+
+    watched_plan = {k: replace(s, source=watched(s.source.eval())) for k, s in plan.items()}
+    ctx = run_layers(bb, batch, watched_plan)
+    span = next((span for span in [*spans, ctx.prompt_span] if span), None)
+    if span:
+        assert (span[0] == count_tokens_before(plan)).all()
+
+
+def test_a_prompt_among_the_words_is_behind_the_first_token():
+    bb = pictures.backbone()
+    plan = pictures.prompt_plan(bb, pictures.soft())
+    assert list(plan) == [INPUT]
+    boxes = [s for s in pictures.draw(plan, words=pictures.SODA).shapes if isinstance(s, Box)]
+    lowest = max(s.y for s in boxes)
+    row = sorted((s for s in boxes if s.y == lowest), key=lambda s: s.x)
+    assert [s.kind for s in row] == ["position", *["trained"] * 2, *["position"] * 3]
+
+
+def test_the_head_of_a_picture_reads_the_mean_as_the_scored_runs_do():
+    lines = [s for s in pictures.draw({}).shapes if isinstance(s, Line) and s.kind == "state"]
+    ends = {line.points[0][0] for line in lines if line.points[0][0] == line.points[-1][0]}
+    assert len(ends) == 4 + 1  # four tokens, and the head
+    file = ROOT / "results/what_a_prompt_adds/two-domains-tiny.jsonl"
+    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert {r["pooling"] for r in records} == {"mean"}
+
+
+def test_the_blocks_of_the_phm_picture_are_those_of_the_layer():
+    layer = PHMLinear(2, 2, 2, bias=False)
+    with torch.no_grad():
+        layer.A.copy_(torch.tensor([[[1.0, 0], [0, 1]], [[0, 1], [-1, 0]]]))
+        layer.B.copy_(torch.tensor([3.0, 4]).view(2, 1, 1))
+    names = {3: "B₁", 4: "B₂", -4: "−B₂"}
+    blocks = [names[int(value)] for row in layer.weight.tolist() for value in row]
+    texts = [s for s in pictures.phm().shapes if isinstance(s, Text) and s.content in {*blocks}]
+    right = sorted((s for s in texts if s.x > 230), key=lambda s: (s.y, s.x))
+    assert [s.content for s in right] == blocks
+    rules = [s for s in pictures.phm().shapes if isinstance(s, Text) and s.x < 90]
+    numbers = [s for s in rules if re.fullmatch("−?[01]", s.content)]
+    assert [s.content.replace("−", "-") for s in numbers] == [
+        str(int(value)) for value in layer.A.flatten()
+    ]
+
+
+def test_the_picture_of_the_front_page_is_wide_and_low():
+    p = pictures.hero()
+    assert 2.7 < p.w / p.h < 3.3
+    root = ET.fromstring(p._repr_svg_())
+    assert float(root.get("height")) <= 320
+
+
+def test_the_picture_of_the_front_page_shows_stored_scores():
+    records = ROOT / "results/what_a_prompt_adds/two-domains-tiny.jsonl"
+    scores = {}
+    for record in map(json.loads, records.read_text(encoding="utf-8").splitlines()):
+        scores.setdefault(record["method"], []).append(record["score"])
+    course = json.loads((ROOT / "nbs/course/scores.json").read_text(encoding="utf-8"))
+    rows = [r for r in course if (r["method"], r["task"]) == ("side network", "two-domains")]
+    scores["control"] = rows[0]["scores"]
+    shown = ("head-only", "prompt-tuning", "s-idpg-phm", "control")
+    assert all(len(scores[name]) == 5 for name in shown)
+    means = [round(sum(scores[name]) / 5) for name in shown]
+    shapes = pictures.hero().shapes
+    bars = [s for s in shapes if isinstance(s, Box) and s.kind == "forward"]
+    assert [bar.w for bar in bars] == means
+    labels = [s.content for s in shapes if isinstance(s, Text)]
+    assert [label for label in labels if label.endswith(" %")] == [f"{n} %" for n in means]
+
+
+def test_the_picture_of_the_front_page_shows_stored_predictions():
+    runs = [json.loads(line) for line in (ROOT / "results/hero/runs.jsonl").open()]
+    generated = [run for run in runs if run["method"] == "s-idpg-phm"]
+    assert generated
+    for sentence, label in pictures.HERO_SENTENCES.values():
+        assert not find_noun_descriptor(sentence).is_held_out
+        assert find_noun_descriptor(sentence).is_positive == (label == "positive")
+        assert {run["predictions"][sentence] for run in generated} == {label}
+    texts = [s.content for s in pictures.hero().shapes if isinstance(s, Text)]
+    shown = [text for text in texts if text.startswith("cold ")]
+    assert len(shown) == 8 and shown[4:6] == ["cold soda: praise", "cold soup: blame"]
+    for i, method in enumerate(("head-only", "prompt-tuning")):
+        stored = [run["predictions"] for run in runs if run["method"] == method]
+        for j, (sentence, label) in enumerate(pictures.HERO_SENTENCES.values()):
+            n_right = sum(predictions[sentence] == label for predictions in stored)
+            assert ("wrong" in shown[2 * i + j]) == (n_right < len(stored) / 2)
+
+
 def test_a_picture_shows_the_true_input_of_each_source(monkeypatch):
     bb, plans = drawn_plans(monkeypatch)
     batch = small.batch_of(bb, small.small_task(), n=4)
@@ -159,6 +285,7 @@ def test_a_picture_shows_the_true_input_of_each_source(monkeypatch):
     }
     seen = set()
     for plan, generator_input in plans:
+        assert_position_is_true(bb, batch, plan)
 
         def watched(layer, source, generator_input=generator_input):
             def probe(ctx):

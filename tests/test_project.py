@@ -360,11 +360,85 @@ def test_readme_hides_directives_and_moves_links(tmp_path):
 
 
 def test_links_of_the_front_page_resolve():
-    links = re.findall(
-        r'(?:\]\(|src=")([^)#\s:"]+)[)#"]', (ROOT / "README.md").read_text(encoding="utf-8")
-    )
+    links = list_targets(read_readme())
     assert len(links) > 20
     assert not [link for link in links if not (ROOT / link).exists()]
+
+
+def read_readme():
+    return (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def prose_of(markdown):
+    """Return Markdown without code, comments, pictures, tables and addresses of links."""
+    text = re.sub(r"```.*?```|<!--.*?-->|!\[[^\]]*\]\([^)]*\)", "", markdown, flags=re.S)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    return re.sub(r"^\|.*$", "", text, flags=re.M)
+
+
+def test_the_front_page_is_short():
+    above = read_readme().split("\n## Install")[0]
+    titles = re.findall(r"^\| \[\d\d · ([^\]]+)\]", above, re.M)
+    assert len(" ".join([prose_of(above), *titles]).split()) <= 450
+
+
+def test_no_paragraph_of_the_front_page_has_more_than_two_numbers():
+    for paragraph in re.split(r"\n\n|\n- ", prose_of(read_readme())):
+        numbers = re.findall(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w-])", paragraph)
+        assert len(numbers) <= 2, paragraph
+
+
+def test_the_front_page_says_what_was_not_run_and_how_to_begin():
+    text = read_readme()
+    required = ("git clone", "make compare", "make lab", "make test", "idp reproduce")
+    assert not [words for words in required if words not in text]
+    assert "No result on RoBERTa-large exists here" in text
+    assert "lab/what_works.ipynb" in text
+
+
+def test_links_to_hosted_notebooks_follow_the_setting(monkeypatch):
+    assert "colab.research" not in read_readme() and "mybinder" not in read_readme()
+    assert notebooks.render_online_links() == ""
+    public = {**settings, "is_public": "True"}
+    parser = notebooks.ConfigParser(interpolation=None)
+    parser.read_dict({"DEFAULT": public})
+    monkeypatch.setattr(notebooks, "read_settings", lambda: parser["DEFAULT"])
+    links = notebooks.render_online_links()
+    assert "colab.research.google.com/github/idp-tutorial/idp_tutorial/blob/main/nbs" in links
+    assert "mybinder.org/v2/gh/idp-tutorial/idp_tutorial/main?labpath=nbs%2Fcourse" in links
+
+
+def test_the_table_of_chapters_has_a_row_for_each():
+    rows = re.findall(
+        r"^\| \[(\d\d) · ([^\]]+)\]\(nbs/(\S+)\.ipynb\) (\d+)′ \|", read_readme(), re.M
+    )
+    paths = [p for p in notebooks.list_notebooks() if notebooks.notebook_folder(p) == "course"]
+    assert [name for *_, name, _ in rows] == [notebooks.notebook_name(p) for p in paths]
+    for (number, title, *_), path in zip(rows, paths):
+        assert path.stem.startswith(number) and title == notebooks.read_title_and_summary(path)[0]
+    idpg = next(p for p in paths if p.stem == "09_idpg")
+    assert "s-idpg-phm" in notebooks.list_chapter_methods(idpg)
+
+
+def test_old_titles_on_the_front_page_are_replaced():
+    old = "before\n<!-- lab -->\nan old list\n<!-- end -->\nafter"
+    new = notebooks.update_generated_parts(old)
+    assert "an old list" not in new and "lab/claims.ipynb" in new
+    assert new.startswith("before\n<!-- lab -->") and new.endswith("<!-- end -->\nafter")
+
+
+def test_the_code_of_the_front_page_trains_a_model():
+    """Run it with the bundled model, for fewer steps."""
+    from idp_tutorial.backbones.load import find_local_backbone
+
+    (script,) = re.findall(r"```python\n(.*?)```", read_readme(), re.S)
+    assert len(script.splitlines()) == 12
+    tiny = str(find_local_backbone("tiny"))
+    script = script.replace("FacebookAI/roberta-base", tiny).replace("range(100)", "range(2)")
+    namespace = {}
+    exec(compile(script, "README.md", "exec"), namespace)
+    model = namespace["model"]
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
 def test_a_failing_notebook_is_reported_and_unchanged(tmp_path, monkeypatch, capsys):
@@ -577,15 +651,45 @@ def test_the_home_page_and_the_engine_list_link_to_every_notebook():
     for path in notebooks.list_notebooks():
         name = path.relative_to(ROOT / "nbs").as_posix()
         if name.startswith(("course/", "lab/")) and "/solutions/" not in name:
-            assert f"]({name})" in home, f"link to {name} in the table of nbs/index.ipynb"
+            assert f"]({name})" in home, "run `python docs/notebooks.py readme`"
         elif name.startswith("engine/"):
             link = f"]({name.removeprefix('engine/')})"
             assert link in engine, "run `python docs/notebooks.py readme`"
 
 
-@pytest.mark.parametrize("path", notebooks.list_notebooks(), ids=lambda p: p.stem)
-def test_links_between_notebooks_resolve(path):
-    prose = [c.source for c in notebooks.nbformat.read(path, 4).cells if c.cell_type == "markdown"]
-    links = re.findall(r"\]\(([^)#\s:]+\.(?:ipynb|md|svg))(?:#[^)]*)?\)", "\n".join(prose))
-    missing = [link for link in links if not (path.parent / link).exists()]
-    assert not missing, f"{path.name} links to files that do not exist: {missing}"
+def list_targets(markdown):
+    """Return the relative targets of links and pictures of a Markdown text."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", markdown, flags=re.S)
+    targets = re.findall(r"\]\(([^)\s]+)[^)]*\)|\b(?:src|srcset|href)=\"([^\"\s]+)\"", text)
+    joined = [inline or attribute for inline, attribute in targets]
+    return [t.partition("#")[0] for t in joined if not re.match(r"[a-z]+:|#", t)]
+
+
+@pytest.mark.parametrize("path", notebooks.list_notebooks(), ids=notebooks.notebook_name)
+def test_links_and_pictures_of_a_notebook_resolve(path):
+    """JupyterLab, VS Code and GitHub resolve them by path; `make lab` serves the repository."""
+    served = ROOT / re.search(r"--notebook-dir=(\S+)", (ROOT / "Makefile").read_text())[1]
+    missing = []
+    for c in notebooks.nbformat.read(path, 4).cells:
+        texts = [c.source] if c.cell_type == "markdown" else []
+        for output in c.get("outputs", ()):
+            texts += [output.get("data", {}).get("text/markdown", "")]
+        for target in list_targets("\n".join(texts)):
+            file = (path.parent / target).resolve()
+            if not file.exists() or served.resolve() not in [file, *file.parents]:
+                missing.append(target)
+    assert not missing, f"{path.name} links to files that JupyterLab does not serve: {missing}"
+
+
+@pytest.mark.parametrize("file", ["README.md", "nbs/engine/README.md", "nbs/course/chapters.md"])
+def test_links_and_pictures_of_a_page_resolve(file):
+    path = ROOT / file
+    targets = list_targets(path.read_text(encoding="utf-8"))
+    assert targets and not [t for t in targets if not (path.parent / t).exists()]
+
+
+def test_no_stored_output_is_a_warning():
+    for path in notebooks.list_notebooks():
+        for c in notebooks.nbformat.read(path, 4).cells:
+            streams = [o.name for o in c.get("outputs", ()) if o.output_type == "stream"]
+            assert "stderr" not in streams, f"{path.name}: {c.id}"

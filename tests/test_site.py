@@ -1,17 +1,27 @@
-"""Open the built site in a browser: every page at three widths, in the light and the dark theme.
+"""Open the built site and JupyterLab in a browser.
 
-`make site` builds it and checks all pages; `make docs` builds it only.
+Every page of the site is opened at three widths, in the light and the dark theme. Every notebook of
+the course and the lab is opened in JupyterLab as `make lab` starts it. `make site` builds the site
+and checks all pages and notebooks; `make docs` builds it only.
 """
 
 import functools
 import http.server
+import json
 import os
 import re
+import shlex
 import shutil
+import socket
+import subprocess
+import sys
 import threading
+import time
 from html import unescape
 from pathlib import Path
+from urllib.error import URLError
 from urllib.parse import unquote, urldefrag
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -29,6 +39,9 @@ SAMPLE_PAGES = (
     "course/15_a_fair_comparison.html",
     "lab/depth.html",
     "engine/core/index.html",
+    "engine/index.html",
+    "api/index.html",
+    "api/methods.html",
     "api/methods.lpt.html",
 )
 FIND_DEFECTS = """() => {
@@ -194,3 +207,156 @@ def test_links_and_anchors_resolve():
             if not target.is_file() or (has_anchor and unquote(anchor) not in list_anchors(target)):
                 broken.append(f"{page.relative_to(SITE)}: {href}")
     assert not broken, "\n".join(sorted(set(broken))[:40])
+
+
+# ---- JupyterLab
+
+CHECKS_ALL = os.environ.get("IDP_SITE") == "all"
+NOTEBOOKS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in ("nbs/course", "nbs/lab")
+    for path in (ROOT / folder).glob("*.ipynb")
+)
+LAB_SETTINGS = {  # all cells are rendered, not only those on the screen
+    "notebook-extension/tracker": {"windowingMode": "none"},
+    "apputils-extension/notification": {"fetchNews": "false"},
+}
+SECONDS_TO_OPEN = 120  # of a notebook, on a busy machine
+IS_RENDERED = """() => {
+    const cells = [...document.querySelectorAll('.jp-MarkdownCell')]
+    return cells.length && cells.every(c =>
+        c.querySelector('.jp-RenderedMarkdown')?.textContent.trim() || c.querySelector('img'))
+}"""
+FIND_NOTEBOOK_DEFECTS = """() => {
+    const notebook = document.querySelector('.jp-Notebook'), raw = []
+    const walker = document.createTreeWalker(notebook, NodeFilter.SHOW_TEXT)
+    const skip = 'pre, code, script, style, mjx-container, .MathJax, .cm-editor'
+    const maths = /\\\\\\(|\\\\\\[|\\$[^$\\d\\s][^$]*\\$/
+    while (walker.nextNode()) {
+        const t = walker.currentNode
+        const isVisible = t.parentElement.closest('.jp-RenderedMarkdown')
+        if (isVisible && !t.parentElement.closest(skip) && maths.test(t.data))
+            raw.push(t.data.trim().slice(0, 80))
+    }
+    const stderr = '[data-mime-type="application/vnd.jupyter.stderr"]'
+    return {
+        raw,
+        formulas: [...notebook.querySelectorAll('mjx-merror, .MathJax_Error')]
+            .map(e => e.textContent),
+        broken: [...notebook.querySelectorAll('img')]
+            .filter(i => i.complete && !i.naturalWidth).map(i => i.src.slice(0, 120)),
+        warnings: [...notebook.querySelectorAll(stderr)].map(e => e.textContent.slice(0, 200)),
+    }
+}"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """Start JupyterLab as `make lab` does, on a copy of the notebooks; return its address."""
+    if not CHECKS_ALL:
+        pytest.skip("opens all notebooks, which takes minutes: IDP_SITE=all, or `make site`")
+    pytest.importorskip("jupyterlab", reason="JupyterLab is missing: pip install jupyterlab")
+    folder = tmp_path_factory.mktemp("lab")
+    copy = folder / "repository"  # JupyterLab saves notebooks
+    ignored = shutil.ignore_patterns("_*", ".*")
+    for name in ("nbs", "docs"):
+        shutil.copytree(ROOT / name, copy / name, ignore=ignored)
+    for name, settings in LAB_SETTINGS.items():
+        file = folder / f"settings/@jupyterlab/{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(settings))
+    (recipe,) = re.findall(r"jupyter lab (.*?) \$\(or", (ROOT / "Makefile").read_text())
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    options = ["--no-browser", "--allow-root", f"--port={port}", "--IdentityProvider.token="]
+    options.append("--ServerApp.disable_check_xsrf=True")  # for `end_kernels`
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "jupyterlab", *shlex.split(recipe), *options]
+    log = folder / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, cwd=copy, env=environment, stdout=file, stderr=subprocess.STDOUT
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(SECONDS_TO_OPEN):
+            try:
+                urlopen(f"{url}/api", timeout=10).close()
+                break
+            except (URLError, OSError):
+                time.sleep(1)
+        else:
+            pytest.fail(f"JupyterLab does not start: {log.read_text()}")
+        yield url
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def end_kernels(url):
+    """End the kernels that JupyterLab has started for the opened notebooks."""
+    with urlopen(f"{url}/api/sessions", timeout=30) as response:
+        sessions = json.load(response)
+    for session in sessions:
+        urlopen(Request(f"{url}/api/sessions/{session['id']}", method="DELETE"), timeout=30).close()
+
+
+def open_in_lab(browser, url, notebook, defects):
+    """Open a notebook in JupyterLab, and return the page when all Markdown cells are rendered."""
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page.on(
+        "response",
+        lambda r: (
+            defects.append(f"{r.status}: {r.url}")
+            if r.status >= 400 and "/files/" in r.url
+            else None
+        ),
+    )
+    page.goto(f"{url}/doc/tree/{notebook}?reset", wait_until="load")
+    page.wait_for_selector(".jp-Notebook", timeout=1000 * SECONDS_TO_OPEN)
+    page.wait_for_function(IS_RENDERED, timeout=1000 * SECONDS_TO_OPEN)
+    return page
+
+
+def find_notebook_defects(page):
+    """Return the defects of an opened notebook; formulas and pictures get some seconds to load."""
+    for _ in range(30):
+        findings = page.evaluate(FIND_NOTEBOOK_DEFECTS)
+        if not any(findings.values()):
+            break
+        page.wait_for_timeout(1000)
+    return [f"{kind}: {elements}" for kind, elements in findings.items() if elements]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_a_notebook_has_no_defect_in_jupyterlab(browser, lab, notebook):
+    defects = []
+    page = open_in_lab(browser, lab, notebook, defects)
+    defects += find_notebook_defects(page)
+    page.close()
+    end_kernels(lab)
+    assert not defects, "\n".join(defects)
+
+
+def test_all_cells_of_a_notebook_run_in_jupyterlab(browser, lab):
+    page = open_in_lab(browser, lab, "nbs/course/01_frozen_model.ipynb", [])
+    page.wait_for_selector('[data-status="idle"]', timeout=1000 * SECONDS_TO_OPEN)
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    has_run = """() => [...document.querySelectorAll('.jp-CodeCell')].every(c =>
+        /\\[\\d+\\]/.test(c.querySelector('.jp-InputPrompt').textContent)
+        || !c.querySelector('.cm-content').textContent.trim())"""
+    page.wait_for_function(has_run, timeout=600_000)
+    errors = page.locator('[data-mime-type="application/vnd.jupyter.error"]').all_text_contents()
+    defects = find_notebook_defects(page)
+    page.close()
+    end_kernels(lab)
+    assert not errors and not defects, "\n".join([*errors, *defects])

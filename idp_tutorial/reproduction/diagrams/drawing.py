@@ -47,8 +47,9 @@ class Text(NamedTuple):
     def to_svg(self) -> str:
         """Return the SVG element."""
         attributes = f'x="{self.x:g}" y="{self.y:g}" text-anchor="{self.anchor}"'
+        style = f'{_attributes("text", self.kind)} font-size="{FONT_SIZES[self.kind]}"'
         content = html.escape(self.content, quote=False)
-        return f'<text class="{self.kind}" {attributes}>{content}</text>'
+        return f'<text class="{self.kind}" {attributes}{style}>{content}</text>'
 
 
 class Box(NamedTuple):
@@ -64,7 +65,8 @@ class Box(NamedTuple):
         """Return the SVG element."""
         radius = min(4, self.h / 3)
         size = f'width="{self.w:g}" height="{self.h:g}"'
-        return f'<rect class="{self.kind}" x="{self.x:g}" y="{self.y:g}" {size} rx="{radius:g}"/>'
+        place = f'x="{self.x:g}" y="{self.y:g}" {size} rx="{radius:g}"'
+        return f'<rect class="{self.kind}" {place}{_attributes("rect", self.kind)}/>'
 
 
 Point = tuple[float, float]
@@ -101,14 +103,16 @@ class Line(NamedTuple):
             u = (y - b) / 2
             v = (x - a) / 2
             tip = f"M{a + u:.1f},{b - v:.1f} {x:g},{y:g} {a - u:.1f},{b + v:.1f}z"
-            head = f'<path class="{self.kind} tip" d="{tip}"/>'
+            style = _attributes("path", self.kind, "tip")
+            head = f'<path class="{self.kind} tip" d="{tip}"{style}/>'
             points[-1] = (a, b)
         d = f"M{points[0][0]:g},{points[0][1]:g}"
         for before, corner, after in zip(points, points[1:], points[2:]):
             (s, t), (u, v) = point_towards(corner, before, 6), point_towards(corner, after, 6)
             d += f" L{s:g},{t:g} Q{corner[0]:g},{corner[1]:g} {u:g},{v:g}"
         d += f" L{points[-1][0]:g},{points[-1][1]:g}"
-        return f'<path class="{self.kind}" stroke-width="{self.width:g}" d="{d}"/>{head}'
+        style = _attributes("path", self.kind)
+        return f'<path class="{self.kind}" stroke-width="{self.width:g}" d="{d}"{style}/>{head}'
 
 
 Shape = Text | Box | Line
@@ -121,54 +125,97 @@ def translate_shape(shape: Shape, dx: float, dy: float) -> Shape:
     return shape._replace(x=shape.x + dx, y=shape.y + dy)
 
 
-LIGHT_COLOURS = (
-    "--ink:#1f2933;--soft:#52606d;--paper:#ffffff;--frozen:#e3e8ee;--edge:#9aa8b7;"
-    "--trained:#1f6fb2;--generated:#c3ddf3;--other:#a3479b;--generated-other:#f0d0ec;--grad:#d1495b"
-)
-DARK_COLOURS = (
-    "--ink:#e6eaef;--soft:#a9b4c0;--paper:#15191f;--frozen:#2d3742;--edge:#8091a3;"
-    "--trained:#66b2ee;--generated:#1d4a70;--other:#dd92d5;--generated-other:#5c2f58;--grad:#ff8090"
-)
-FONT_CSS = 'font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif'
-
-
-def _fill_style(name: str, line: str | None = None) -> str:
-    """Return the CSS of a shape with a fill colour and, if given, a line colour."""
-    return f"fill:var(--{name})" + (f";stroke:var(--{line});stroke-width:1.5" if line else "")
-
-
-def _add_fallback_colours(rule: str) -> str:
-    """Return a CSS rule with a literal colour before each variable, as a fallback."""
-    literals = dict(re.findall(r"--([\w-]+):(#\w+)", LIGHT_COLOURS))
-    return re.sub(r"(\w+):var\(--([\w-]+)\)", lambda m: f"{m[1]}:{literals[m[2]]};{m[0]}", rule)
-
-
-CSS_RULES = {
-    "path": "fill:none",
-    "text": _fill_style("ink"),
-    ".title": "font-weight:600",
-    ".note": _fill_style("soft"),
-    "text.on": _fill_style("paper") + ";font-weight:600",
-    ".paper": _fill_style("paper"),
-    ".layer": _fill_style("frozen"),
-    ".position": _fill_style("paper", "edge"),
-    ".chip": _fill_style("frozen", "edge"),
-    ".frame": "fill:none;stroke:var(--ink)",
-    ".trained": _fill_style("trained", "trained"),
-    ".generated": _fill_style("generated", "trained"),
-    ".propagated": _fill_style("paper", "trained"),
-    ".trained-q": _fill_style("other", "other"),
-    ".generated-q": _fill_style("generated-other", "other"),
-    ".propagated-q": _fill_style("paper", "other"),
-    ".trainable": "fill:none;stroke:var(--trained);stroke-width:1.6;stroke-dasharray:4 3",
-    ".read": "stroke:var(--trained)",
-    ".state": "stroke:var(--edge)",
-    ".grad": "stroke:var(--grad);stroke-linecap:round",
-    ".backward": _fill_style("grad"),
-    ".forward": _fill_style("edge"),
-    ".read.tip": _fill_style("trained"),
-    ".state.tip": _fill_style("edge"),
+LIGHT_COLOURS = {
+    "ink": "#1f2933",
+    "soft": "#52606d",
+    "paper": "#ffffff",
+    "frozen": "#e3e8ee",
+    "edge": "#9aa8b7",
+    "trained": "#1f6fb2",
+    "generated": "#c3ddf3",
+    "other": "#a3479b",
+    "generated-other": "#f0d0ec",
+    "grad": "#d1495b",
 }
+DARK_COLOURS = {
+    "ink": "#e6eaef",
+    "soft": "#a9b4c0",
+    "paper": "#15191f",
+    "frozen": "#2d3742",
+    "edge": "#8091a3",
+    "trained": "#66b2ee",
+    "generated": "#1d4a70",
+    "other": "#dd92d5",
+    "generated-other": "#5c2f58",
+    "grad": "#ff8090",
+}
+FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Noto Sans',sans-serif"
+
+
+def _filled(fill: str, stroke: str = "") -> dict[str, str]:
+    """Return the properties of a shape with a fill colour and, if given, a line colour."""
+    line = {"stroke": f"--{stroke}", "stroke-width": "1.5"} if stroke else {}
+    return {"fill": f"--{fill}", **line}
+
+
+# selector: properties; a value that begins with `--` is the name of a colour
+STYLES = {
+    "path": {"fill": "none"},
+    "text": _filled("ink"),
+    ".title": {"font-weight": "600"},
+    ".note": _filled("soft"),
+    "text.on": _filled("paper") | {"font-weight": "600"},
+    ".paper": _filled("paper"),
+    ".layer": _filled("frozen"),
+    ".position": _filled("paper", "edge"),
+    ".chip": _filled("frozen", "edge"),
+    ".trained": _filled("trained", "trained"),
+    ".generated": _filled("generated", "trained"),
+    ".propagated": _filled("paper", "trained"),
+    ".trained-q": _filled("other", "other"),
+    ".generated-q": _filled("generated-other", "other"),
+    ".propagated-q": _filled("paper", "other"),
+    ".trainable": {
+        "fill": "none",
+        "stroke": "--trained",
+        "stroke-width": "1.6",
+        "stroke-dasharray": "4 3",
+    },
+    ".read": {"stroke": "--trained"},
+    ".state": {"stroke": "--edge"},
+    ".pointer": {"stroke": "--edge"},
+    ".grad": {"stroke": "--grad", "stroke-linecap": "round"},
+    ".backward": _filled("grad"),
+    ".forward": _filled("edge"),
+    ".read.tip": _filled("trained"),
+    ".state.tip": _filled("edge"),
+    ".pointer.tip": _filled("edge"),
+}
+
+
+def _attributes(tag: str, *classes: str) -> str:
+    """Return the SVG attributes of an element in light colours, for renderers without CSS."""
+    element = {tag, *(f".{name}" for name in classes)}
+    properties: dict[str, str] = {}
+    for selector, values in STYLES.items():
+        if set(re.findall(r"\.?[\w-]+", selector)) <= element:
+            properties |= values
+    if tag == "path":  # a line has its own width
+        properties.pop("stroke-width", None)
+    return "".join(
+        f' {name}="{LIGHT_COLOURS[value[2:]] if value.startswith("--") else value}"'
+        for name, value in properties.items()
+    )
+
+
+def _dark_css() -> str:
+    """Return the CSS of the dark colours, without variables."""
+    rules = ""
+    for selector, properties in STYLES.items():
+        colours = {n: v for n, v in properties.items() if v.startswith("--")}
+        css = ";".join(f"{name}:{DARK_COLOURS[value[2:]]}" for name, value in colours.items())
+        rules += f".idp {selector}{{{css}}}" if css else ""
+    return f"@media (prefers-color-scheme:dark){{{rules}}}"
 
 
 class Picture:
@@ -180,8 +227,9 @@ class Picture:
         w: float,  # width in units
         h: float,  # height in units
         title: str = "",  # a few words
-        alt: str = "",  # alternative text: what the picture shows, in a sentence or two
+        alt: str = "",  # alternative text: what the picture shows, in one sentence
         anchors: dict | None = None,  # name: (x, y)
+        description: str = "",  # every part of the picture; '': the alternative text
     ) -> None:
         self.shapes = list(shapes)
         self.w = w
@@ -189,24 +237,21 @@ class Picture:
         self.title = title
         self.alt = alt
         self.anchors = anchors or {}
+        self.description = description or alt
 
     def __repr__(self) -> str:
-        return self.alt or self.title
+        return self.description or self.title
 
     def _repr_svg_(self) -> str:
-        css = f".idp{{{LIGHT_COLOURS};{FONT_CSS}}}"
-        for selector, rule in CSS_RULES.items():
-            css += f".idp {selector}{{{_add_fallback_colours(rule)}}}"
-        css += "".join(f".idp .{kind}{{font-size:{size}px}}" for kind, size in FONT_SIZES.items())
-        css += f"@media (prefers-color-scheme:dark){{.idp{{{DARK_COLOURS}}}}}"
         view = f'viewBox="0 0 {self.w:g} {self.h:g}"'
         size = f'width="{1.25 * self.w:g}" height="{1.25 * self.h:g}"'
         return "\n".join(
             [
-                f'<svg xmlns="http://www.w3.org/2000/svg" class="idp" role="img" {view} {size}>',
+                f'<svg xmlns="http://www.w3.org/2000/svg" class="idp" role="img" {view} {size} '
+                f'font-family="{FONT}">',
                 f"<title>{html.escape(self.title)}</title>",
-                f"<desc>{html.escape(self.alt)}</desc>",
-                f"<style>{css}</style>",
+                f"<desc>{html.escape(self.description)}</desc>",
+                f"<style>{_dark_css()}</style>",
                 Box(0, 0, self.w, self.h, "paper").to_svg(),
                 *(s.to_svg() for s in self.shapes),
                 "</svg>",
@@ -218,7 +263,7 @@ class Picture:
         """Return the picture with all shapes and anchors moved by `dx` and `dy`."""
         shapes = [translate_shape(s, dx, dy) for s in self.shapes]
         anchors = {name: (x + dx, y + dy) for name, (x, y) in self.anchors.items()}
-        return Picture(shapes, self.w, self.h, self.title, self.alt, anchors)
+        return Picture(shapes, self.w, self.h, self.title, self.alt, anchors, self.description)
 
     def save(self, path: Path | str) -> None:
         """Write the picture to an SVG file."""
@@ -233,6 +278,7 @@ LEGEND_LABELS = {
     "generated": "generated for this text",
     "propagated": "a prompt position",
     "read": "input of the generator",
+    "state": "input of the head",
     "grad": "reach of the gradient",
 }
 
@@ -241,6 +287,8 @@ def _draw_legend_mark(kind: str, x: float, y: float) -> Shape:
     """Return the small shape in front of a label of the legend."""
     if kind == "read":
         return Line(((x, y - 4), (x + 17, y - 4)))
+    if kind == "state":
+        return Line(((x, y - 4), (x + 17, y - 4)), "state")
     if kind == "grad":
         return Line(((x + 8, y - 10), (x + 8, y + 1)), "grad", False, 4)
     return Box(x + 1, y - 11, 14, 14, kind)
@@ -265,7 +313,8 @@ def draw_legend(
 
 def arrange_pictures(
     pictures: Iterable[Picture],  # of similar width
-    title: str,  # title of the whole picture, also the start of its alternative text
+    title: str,  # title of the whole picture, also the start of its description
+    alt: str = "",  # alternative text in one sentence; '': the titles of the pictures
     columns: int = 2,  # pictures side by side
     note: str = "",  # a text below the legend
     legend: bool = True,  # draw a legend below the pictures
@@ -292,8 +341,9 @@ def arrange_pictures(
     for picture in footer:
         shapes += picture.translate(0, y).shapes
         y += picture.h
-    alt = " ".join([f"{title}.", *(p.alt for p in pictures if p.alt)])
-    return Picture(shapes, w, y + 4, title, alt, anchors)
+    description = " ".join([f"{title}.", *(p.description for p in pictures if p.description)])
+    alt = alt or f"{title}: {', '.join(p.title for p in pictures)}."
+    return Picture(shapes, w, y + 4, title, alt, anchors, description)
 
 
 def wrap_text(

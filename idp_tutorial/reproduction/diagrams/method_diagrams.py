@@ -2,13 +2,16 @@
 
 The words are at the bottom, below the layers. Each layer shows the positions that it processes,
 so a prompt that enters at `layer` 2, after two layers, is drawn in the layer with two layers
-below it. What a prompt is generated from, `generator_input`, is one of these:
+below it. The prompt is in front of the first token or behind it, as in the plan. What a prompt is
+generated from, `generator_input`, is one of these:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from idp_tutorial.core.context import INPUT
+from idp_tutorial.core.steps import Insert
 from idp_tutorial.reproduction.diagrams.drawing import Box, Line, Picture, Shape, Text, wrap_text
 from idp_tutorial.utils.checks import check_choice
 
@@ -64,28 +67,48 @@ def _compute_heights(
     return heights, y + 46 + 26 * is_words_generated
 
 
-def _column_centre(i: int) -> float:
-    """Return the x coordinate of a column: 0, 1, … are the words, -2 and -1 the prompt."""
-    if i >= 0:
+@dataclass(frozen=True)
+class _Columns:
+    """The x coordinates of tokens, prompt vectors and generators."""
+
+    n_before: int  # number of tokens in front of the prompt: 0 or 1
+
+    def token(self, i: int) -> float:
+        """Return the centre of a token."""
+        if i < self.n_before:
+            return 27
         return FIRST_WORD_X + i * WORD_SPACING + WORD_SPACING / 2
-    return FIRST_WORD_X - 5 + (i + 0.5) * 22
+
+    def prompt(self, i: int) -> float:
+        """Return the centre of the first (0) or second (1) prompt vector."""
+        return (57 if self.n_before else 30) + 22 * i
+
+    @property
+    def generator(self) -> float:
+        """Return the centre of a generator, which is below the prompt."""
+        return (self.prompt(0) + self.prompt(1)) / 2 if self.n_before else 35
+
+
+GENERATOR_WIDTH = 42
 
 
 def _draw_prompt(
-    y: float, operation: str | None, kind: str, size: float = SQUARE_SIZE
+    columns: _Columns, y: float, operation: str | None, kind: str, size: float = SQUARE_SIZE
 ) -> Iterator[Shape]:
     """Draw two prompt vectors: squares, or two halves each for keys and values."""
     halves = [(y, 0.42 * size), (y + 0.58 * size, 0.42 * size)]
     parts = halves if operation == "kv" else [(y, size)]
-    for i in (-2, -1):
+    for i in (0, 1):
+        x = columns.prompt(i)
         for top, height in parts:
-            yield Box(_column_centre(i) - SQUARE_SIZE / 2, top, SQUARE_SIZE, height, kind)
+            yield Box(x - SQUARE_SIZE / 2, top, SQUARE_SIZE, height, kind)
         if operation == "add" and size == SQUARE_SIZE:
             text_kind = "label" if kind.startswith("generated") else "on"
-            yield Text(_column_centre(i), y + SQUARE_SIZE - 4.5, "+", text_kind)
+            yield Text(x, y + SQUARE_SIZE - 4.5, "+", text_kind)
 
 
 def _draw_layers(
+    columns: _Columns,
     layers: int,
     words: Sequence[str],
     operations: dict,
@@ -107,33 +130,37 @@ def _draw_layers(
         left_x = FIRST_WORD_X if "kv" in operations.values() else 14
         yield Box(left_x, heights[k], DIAGRAM_WIDTH - 16 - left_x, layer_height, "layer")
         for i in range(len(words)):
-            yield Box(_column_centre(i) - SQUARE_SIZE / 2, y, SQUARE_SIZE, size, "position")
+            yield Box(columns.token(i) - SQUARE_SIZE / 2, y, SQUARE_SIZE, size, "position")
         if operation or has_prompt:
-            yield from _draw_prompt(y, operation, kinds.get(k, "propagated" + colour_suffix), size)
+            kind = kinds.get(k, "propagated" + colour_suffix)
+            yield from _draw_prompt(columns, y, operation, kind, size)
         has_prompt = has_prompt or operation == "insert"
     y = heights["embeddings"]
     for i, word in enumerate(words):
-        yield Box(_column_centre(i) - SQUARE_SIZE / 2, y, SQUARE_SIZE, SQUARE_SIZE, "position")
-        yield Text(_column_centre(i), y + SQUARE_SIZE + 14, word)
+        x = columns.token(i)
+        yield Box(x - SQUARE_SIZE / 2, y, SQUARE_SIZE, SQUARE_SIZE, "position")
+        yield Text(x, y + SQUARE_SIZE + 14, word)
     if INPUT in operations:
-        yield from _draw_prompt(y, operations[INPUT], kinds[INPUT])
+        yield from _draw_prompt(columns, y, operations[INPUT], kinds[INPUT])
 
 
 def _draw_generator_output(
-    layer: int, generator_input: str, heights: dict, left_x: float, y: float
+    columns: _Columns, layer: int, generator_input: str, heights: dict, y: float
 ) -> Line:
     """Draw the arrow from a generator to its prompt."""
     if generator_input == "words" and layer not in (INPUT, 0):
+        left_x = columns.generator - GENERATOR_WIDTH / 2
         side = heights[layer] + heights["layer_height"] / 2
-        end = (_column_centre(-2) - SQUARE_SIZE / 2, side)
+        end = (columns.prompt(0) - SQUARE_SIZE / 2, side)
         return Line(((left_x, y + 9.5), (4, y + 9.5), (4, side), end))
-    middle = (_column_centre(-2) + _column_centre(-1)) / 2
+    middle = (columns.prompt(0) + columns.prompt(1)) / 2
     if layer == INPUT:
         return Line(((middle, y), (middle, heights["embeddings"] + SQUARE_SIZE)))
     return Line(((middle, y), (middle, heights[layer] + heights["layer_height"] - 3)))
 
 
 def _draw_generator(
+    columns: _Columns,
     layer: int,
     label: str,
     generator_input: str,
@@ -142,38 +169,64 @@ def _draw_generator(
     word_weights: Sequence[float] | None,
 ) -> Iterator[Shape]:
     """Draw the network that generates the prompt of one layer, and its arrows."""
-    left_x = 14
+    left = columns.generator - GENERATOR_WIDTH / 2
+    right = left + GENERATOR_WIDTH + 1
     if layer == INPUT:
         y = heights["word_generator"]
     else:
         y = heights["below", 0 if generator_input == "words" else layer] + 5
-    yield Box(left_x, y, 42, 19, "trained")
-    yield Text(left_x + 21, y + 14, label, "on")
-    yield _draw_generator_output(layer, generator_input, heights, left_x, y)
-    right = left_x + 43
+    middle = y + 9.5
+    yield Box(left, y, GENERATOR_WIDTH, 19, "trained")
+    yield Text(columns.generator, y + 14, label, "on")
+    yield _draw_generator_output(columns, layer, generator_input, heights, y)
     if generator_input == "first_pass" or layer == INPUT:
         input_label = "M(x)" if generator_input == "first_pass" else "words"
-        yield Box(FIRST_WORD_X + 8, y, 50, 19, "chip")
-        yield Text(FIRST_WORD_X + 33, y + 14, input_label)
-        yield Line(((FIRST_WORD_X + 8, y + 9.5), (right, y + 9.5)))
+        yield Box(right + 20, y, 50, 19, "chip")
+        yield Text(right + 45, y + 14, input_label)
+        yield Line(((right + 20, middle), (right, middle)))
         return
     reads_embeddings = layer == 0 or generator_input == "words"
     source_y = heights["embeddings"] if reads_embeddings else heights[layer - 1]
     for i in range(len(words) if generator_input in ("all_states", "words") else 1):
         width = 1.8 if word_weights is None else 0.6 + 6 * word_weights[i]
-        x = _column_centre(i)
-        yield Line(((x, source_y), (x, y + 9.5), (right + 8, y + 9.5)), "read", False, width)
-    yield Line(((right + 14, y + 9.5), (right, y + 9.5)))
+        x = columns.token(i)
+        if x < left:  # from the left
+            yield Line(((x, source_y), (x, middle), (left, middle)), "read", True, width)
+        else:
+            yield Line(((x, source_y), (x, middle), (right + 8, middle)), "read", False, width)
+    if generator_input in ("all_states", "words") or columns.token(0) > left:
+        yield Line(((right + 14, middle), (right, middle)))
+
+
+def _draw_mean(columns: _Columns, n_tokens: int, top: float, y: float) -> Iterator[Shape]:
+    """Draw the lines from all tokens that meet at a height, where their mean is taken."""
+    xs = [columns.token(i) for i in range(n_tokens)]
+    for x in xs:
+        yield Line(((x, top), (x, y)), "state", False)
+    yield Line(((xs[0] - 0.9, y), (xs[-1] + 0.9, y)), "state", False)
 
 
 def _draw_head(
-    label: str, prediction: str, position: int, top: float, y: float, is_frozen: bool
+    columns: _Columns,
+    label: str,
+    prediction: str,
+    position: int | None,  # of the token that the head reads; None: the mean of all
+    n_tokens: int,
+    top: float,
+    y: float,
+    is_frozen: bool,
 ) -> Iterator[Shape]:
-    """Draw the head above the position that it reads, and its prediction."""
-    centre = _column_centre(position)
-    is_left = position < 2
-    x = max(centre - 29, 14) if is_left else centre - 42
-    yield Line(((centre, top), (centre, y + 21)), "state")
+    """Draw the head above what it reads, and its prediction."""
+    if position is None:
+        centre = (columns.token(0) + columns.token(n_tokens - 1)) / 2
+        yield from _draw_mean(columns, n_tokens, top, y + 29)
+        yield Line(((centre, y + 29), (centre, y + 21)), "state")
+        is_left = bool(columns.n_before)
+    else:
+        centre = columns.token(position)
+        yield Line(((centre, top), (centre, y + 21)), "state")
+        is_left = position < 2
+    x = max(centre - 29, 14) if is_left or position is None else centre - 42
     yield Box(x, y, 58, 20, "chip" if is_frozen else "trained")
     yield Text(x + 29, y + 14.5, label, "label" if is_frozen else "on")
     if prediction and is_left:
@@ -182,16 +235,20 @@ def _draw_head(
         yield Text(x - 8, y + 14.5, prediction, "label", "end")
 
 
-def _draw_shared_generator(generated: list, heights: dict) -> Iterator[Shape]:
+def _draw_shared_generator(columns: _Columns, generated: list, heights: dict) -> Iterator[Shape]:
     """Draw brackets that connect generators which are one network."""
     ys = []
     for k in generated:
         y = heights["word_generator"] if k == INPUT else heights["below", k] + 5
-        ys.append(y + 9.5)
+        ys.append(y + 4)
+    side = 1 if columns.n_before else -1  # the other side has the arrows of the first token
+    edge = columns.generator + side * (GENERATOR_WIDTH / 2 - 1)
     lowest = max(ys)
     for y in ys:
         if y < lowest:
-            yield Line(((15, lowest), (9, lowest), (9, y), (15, y)), "read", False, 3)
+            outside = edge + 7 * side
+            points = ((edge, lowest), (outside, lowest), (outside, y), (edge, y))
+            yield Line(points, "read", False, 3)
 
 
 def _draw_gradient(operations: dict, heights: dict) -> Line:
@@ -215,15 +272,20 @@ def draw_prompted_model(
     words: Sequence[str] = EXAMPLE_WORDS,  # the tokens of the text
     head_label: str | None = "head",  # name of the head; None: no head is drawn
     prediction: str = "",  # text beside the head
-    head_position: int = 0,  # position of the word that the head reads; -1: the last
+    # position of the token that the head reads; -1: the last; None: the mean of all tokens
+    head_position: int | None = None,
     is_head_frozen: bool = False,  # the head is frozen, too, as the words of a vocabulary
     generator_labels: Mapping | None = None,  # {layer: name of its generator}; None: 'G'
     is_generator_shared: bool = False,  # all layers share one generator
     word_weights: Sequence[float] | None = None,  # weight of each word, drawn as width of its arrow
     colour_suffix: str = "",  # '-q': generated prompts in a second colour, for a second text
+    n_before: int | None = None,  # number of tokens in front of the prompt: 0 or 1; None: 1
 ) -> Picture:
     """Draw a frozen model with its prompts, their generators and the reach of the gradient."""
     operations = operations or {}
+    if n_before is None:
+        n_before = 1 if operations else 0
+    columns = _Columns(n_before)
     inputs: dict[int, str] = {}
     for k in operations:
         if isinstance(generator_input, str):
@@ -236,33 +298,47 @@ def draw_prompted_model(
     shapes: list[Shape] = [Text(10, 17, title, "title", "start")]
     for i, line in enumerate(note_lines):
         shapes.append(Text(10, 34 + 15 * i, line, "note", "start"))
-    shapes += _draw_layers(layers, words, operations, heights, inputs, colour_suffix)
+    shapes += _draw_layers(columns, layers, words, operations, heights, inputs, colour_suffix)
     generated = [k for k in operations if inputs[k] != "none"]
     if is_generator_shared:
-        shapes += _draw_shared_generator(generated, heights)
+        shapes += _draw_shared_generator(columns, generated, heights)
     for k in generated:
         label = (generator_labels or {}).get(k, "G")
-        shapes += _draw_generator(k, label, inputs[k], words, heights, word_weights)
+        shapes += _draw_generator(columns, k, label, inputs[k], words, heights, word_weights)
     if head_label:
-        position = head_position % len(words)
-        top = heights[layers - 1]
-        shapes += _draw_head(head_label, prediction, position, top, heights["head"], is_head_frozen)
+        position = None if head_position is None else head_position % len(words)
+        shapes += _draw_head(
+            columns,
+            head_label,
+            prediction,
+            position,
+            len(words),
+            heights[layers - 1] + (heights["layer_height"] - SQUARE_SIZE) / 2,
+            heights["head"],
+            is_head_frozen,
+        )
     is_head_trained = bool(head_label) and not is_head_frozen
     if operations or is_head_trained:
         shapes.append(_draw_gradient(operations, heights))
-    alt = _describe_diagram(layers, operations, inputs, title, is_head_trained)
+    alt = _describe_diagram(layers, operations, inputs, title, is_head_trained, n_before)
     anchors = {name: (14, y) for name, y in heights.items() if y}
     return Picture(shapes, DIAGRAM_WIDTH, total, title, alt, anchors)
 
 
 def _describe_diagram(
-    layers: int, operations: dict, generator_inputs: dict, title: str, is_head_trained: bool
+    layers: int,
+    operations: dict,
+    generator_inputs: dict,
+    title: str,
+    is_head_trained: bool,
+    n_before: int,
 ) -> str:
-    """Return the alternative text of a diagram."""
+    """Return the description of a diagram."""
     if not operations:
         head = "a trained head" if is_head_trained else "no trained head"
         return f"{title}: a frozen model of {layers} layers without a prompt, {head}."
-    places = ["among the words"] if INPUT in operations else []
+    side = "behind the first token" if n_before else "in front of the text"
+    places = [f"among the words, {side}"] if INPUT in operations else []
     upper = [k for k in operations if k != INPUT]
     if len(upper) == layers:
         places.append("before every layer")
@@ -288,8 +364,20 @@ def draw_plan(
     """Draw a frozen model with the prompts of a plan."""
     operations = {k: step.name for k, step in plan.items()}
     return draw_prompted_model(
-        backbone.n_layers, operations, generator_input, title, note, **kwargs
+        backbone.n_layers,
+        operations,
+        generator_input,
+        title,
+        note,
+        n_before=count_tokens_before(plan),
+        **kwargs,
     )
+
+
+def count_tokens_before(plan: Mapping) -> int:
+    """Return the number of tokens in front of the prompt that a plan inserts first."""
+    inserts = [plan[k] for k in sorted(plan) if isinstance(plan[k], Insert)]
+    return inserts[0].position if inserts else 0
 
 
 INSERTION_LABELS = {
@@ -360,5 +448,6 @@ def draw_methods_map(
         if method.kind in SOURCE_LABELS:
             insertion = INSERTION_LABELS[method.insertion_point]
             described.append(f"{name}: {SOURCE_LABELS[method.kind]}, {insertion}")
-    alt = f"{title}. {'; '.join(described)}. Without a prompt: {', '.join(promptless)}."
-    return Picture(shapes, w, y + 20 + 17 * len(lines), title, alt)
+    description = f"{title}. {'; '.join(described)}. Without a prompt: {', '.join(promptless)}."
+    alt = f"{title}, in rows by what a prompt is computed from, and in columns by where it enters."
+    return Picture(shapes, w, y + 20 + 17 * len(lines), title, alt, description=description)

@@ -22,7 +22,8 @@ def test_pictures_are_arranged_and_moved():
     shapes = [Box(0, 0, 10, 10, "trained"), Line(((0, 0), (5, 5))), Text(5, 5, "<s> & co")]
     p = Picture(shapes, 40, 20, "one", "One.", dict(a=(1, 2)))
     both = arrange_pictures([p, p], "two", note="a line below")
-    assert both.anchors[1, "a"][0] - both.anchors[0, "a"][0] == 40 and both.alt == "two. One. One."
+    assert both.anchors[1, "a"][0] - both.anchors[0, "a"][0] == 40
+    assert both.alt == "two: one, one." and both.description == "two. One. One."
     assert ET.fromstring(both._repr_svg_()).findall("{*}text")[0].text == "<s> & co"
     assert {
         s.content for s in draw_legend({"trained", "grad"}, 100).shapes if isinstance(s, Text)

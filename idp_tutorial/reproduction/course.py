@@ -39,6 +39,7 @@ from idp_tutorial.methods.sentence_vectors import mean_sentence_vector
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.examples import encode_for_evaluation
 from idp_tutorial.training.fit import TrainLog, fit
+from idp_tutorial.utils.records import read_records
 
 __all__ = [
     "ScoreTable",
@@ -205,8 +206,6 @@ def build_results_table(
 ) -> Any:  # a `DataFrame` to show, or a sentence if a file is missing
     """Return the stored scores of some methods on a task: mean and standard deviation in %."""
     import pandas as pd
-
-    from idp_tutorial.utils.records import read_records
 
     paths = {Path(folder, file) for file in methods.values()}
     if not all(path.is_file() for path in paths):

@@ -19,6 +19,10 @@ from idp_tutorial.utils.checks import UserError
 __all__ = ["collect_accuracies", "estimate_contrast_in_setting", "estimate_interaction"]
 
 
+def _stack_by_seed(runs: dict[int, np.ndarray]) -> np.ndarray:
+    return np.stack([runs[seed] for seed in sorted(runs)])
+
+
 def collect_accuracies(
     records: Sequence[Mapping[str, Any]],  # of several tasks, methods, settings and seeds
     method: str,
@@ -42,7 +46,7 @@ def collect_accuracies(
                 f"setting {dict(setting)}: name more options, or keep one learning rate."
             )
         runs[record["seed"]] = per_example_accuracy(dict(record), folder)
-    return {task: np.stack([runs[s] for s in sorted(runs)]) for task, runs in by_task.items()}
+    return {task: _stack_by_seed(runs) for task, runs in by_task.items()}
 
 
 def _differences(

@@ -169,33 +169,33 @@ def _draw_generator(
     word_weights: Sequence[float] | None,
 ) -> Iterator[Shape]:
     """Draw the network that generates the prompt of one layer, and its arrows."""
-    left = columns.generator - GENERATOR_WIDTH / 2
-    right = left + GENERATOR_WIDTH + 1
+    left_edge = columns.generator - GENERATOR_WIDTH / 2
+    right_edge = left_edge + GENERATOR_WIDTH + 1
     if layer == INPUT:
         y = heights["word_generator"]
     else:
         y = heights["below", 0 if generator_input == "words" else layer] + 5
     middle = y + 9.5
-    yield Box(left, y, GENERATOR_WIDTH, 19, "trained")
+    yield Box(left_edge, y, GENERATOR_WIDTH, 19, "trained")
     yield Text(columns.generator, y + 14, label, "on")
     yield _draw_generator_output(columns, layer, generator_input, heights, y)
     if generator_input == "first_pass" or layer == INPUT:
         input_label = "M(x)" if generator_input == "first_pass" else "words"
-        yield Box(right + 20, y, 50, 19, "chip")
-        yield Text(right + 45, y + 14, input_label)
-        yield Line(((right + 20, middle), (right, middle)))
+        yield Box(right_edge + 20, y, 50, 19, "chip")
+        yield Text(right_edge + 45, y + 14, input_label)
+        yield Line(((right_edge + 20, middle), (right_edge, middle)))
         return
     reads_embeddings = layer == 0 or generator_input == "words"
     source_y = heights["embeddings"] if reads_embeddings else heights[layer - 1]
     for i in range(len(words) if generator_input in ("all_states", "words") else 1):
         width = 1.8 if word_weights is None else 0.6 + 6 * word_weights[i]
         x = columns.token(i)
-        if x < left:  # from the left
-            yield Line(((x, source_y), (x, middle), (left, middle)), "read", True, width)
+        if x < left_edge:  # from the left_edge
+            yield Line(((x, source_y), (x, middle), (left_edge, middle)), "read", True, width)
         else:
-            yield Line(((x, source_y), (x, middle), (right + 8, middle)), "read", False, width)
-    if generator_input in ("all_states", "words") or columns.token(0) > left:
-        yield Line(((right + 14, middle), (right, middle)))
+            yield Line(((x, source_y), (x, middle), (right_edge + 8, middle)), "read", False, width)
+    if generator_input in ("all_states", "words") or columns.token(0) > left_edge:
+        yield Line(((right_edge + 14, middle), (right_edge, middle)))
 
 
 def _draw_mean(columns: _Columns, n_tokens: int, top: float, y: float) -> Iterator[Shape]:

@@ -71,7 +71,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # of the factorial
 }
 LANGUAGE_MODEL = "label word of SmolLM2"
 PUBLISHED = "paper, RoBERTa-large"
-TASKS = {"trec": "TREC", "subj": "Subj"}
+_TASK_NAMES = {"trec": "TREC", "subj": "Subj"}
 
 
 def read_factorial(
@@ -83,10 +83,10 @@ def read_factorial(
 
 
 def _published_difference(table: str, a: str, b: str) -> tuple[float, list[str]]:
-    """Return the mean published difference over `TASKS`, and the tasks that the table has."""
+    """Return the mean published difference over `_TASK_NAMES`, and the tasks that the table has."""
     scores = load_published_scores(table)
     scores = scores[scores.backbone == "RoBERTa-large"].set_index(["method", "task"])["mean"]
-    tasks = [task for task in TASKS.values() if (a, task) in scores and (b, task) in scores]
+    tasks = [task for task in _TASK_NAMES.values() if (a, task) in scores and (b, task) in scores]
     return mean(float(scores[a, task] - scores[b, task]) for task in tasks), tasks
 
 
@@ -105,7 +105,7 @@ def contrast_table(
             estimate = estimate_contrast_in_setting(records, a, b, setting, folder)
             if estimate:
                 numbers = {k: estimate[k] for k in ("effect", "low", "high", "detectable")}
-                names = " ".join(TASKS[task] for task in estimate["tasks"])
+                names = " ".join(_TASK_NAMES[task] for task in estimate["tasks"])
                 rows.append(dict(contrast=label, setting=name, **numbers, tasks=names))
         if claim:
             row = claims[claim]
@@ -145,7 +145,7 @@ def score_table(
             # without a prompt the head has one learning rate, its own
             wanted = {"head_init": setting["head_init"]} if method == "head-only" else setting
             for task, accuracies in collect_accuracies(records, method, wanted, folder).items():
-                cells.setdefault((TASKS[task], method), {})[name] = float(accuracies.mean())
+                cells.setdefault((_TASK_NAMES[task], method), {})[name] = float(accuracies.mean())
     table = pd.DataFrame.from_dict(cells, orient="index")
     table.index = pd.MultiIndex.from_tuples(table.index, names=["task", "method"])
     return table.sort_index(level="task", sort_remaining=False, ascending=False)

@@ -26,7 +26,7 @@ ACCURACY = {"m-idpg-phm": 0.8, "prompt-tuning": 0.7, "s-idpg-phm": 0.7, "lpt": 0
 @pytest.fixture
 def records(tmp_path):
     """Two seeds of every method in every setting; M-IDPG gains less with the probe's head."""
-    found = []
+    stored_records = []
     for method, accuracy in ACCURACY.items():
         for setting in SETTINGS.values():
             loss = 0.1 * (method == "m-idpg-phm" and setting["head_init"] == "probe")
@@ -36,8 +36,8 @@ def records(tmp_path):
                 run = f"{method}-{seed}-{setting['head_init']}-{setting['head_lr']}"
                 arrays = dict(test=logits, test_label=np.zeros(N, int))
                 stored = write_run_arrays(tmp_path / "logits/runs.npz", run, arrays)
-                found.append(dict(method=method, task="subj", seed=seed, **setting, **stored))
-    return found
+                stored_records.append(dict(method=method, task="subj", seed=seed, **setting, **stored))
+    return stored_records
 
 
 @pytest.mark.skipif(not CLAIMS.exists(), reason="results/claims.csv is not in this installation")

@@ -36,7 +36,9 @@ def records(tmp_path):
                 run = f"{method}-{seed}-{setting['head_init']}-{setting['head_lr']}"
                 arrays = dict(test=logits, test_label=np.zeros(N, int))
                 stored = write_run_arrays(tmp_path / "logits/runs.npz", run, arrays)
-                stored_records.append(dict(method=method, task="subj", seed=seed, **setting, **stored))
+                stored_records.append(
+                    dict(method=method, task="subj", seed=seed, **setting, **stored)
+                )
     return stored_records
 
 

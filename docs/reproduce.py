@@ -368,7 +368,7 @@ INTRODUCTION = """<!-- Made by `python docs/reproduce.py`: do not edit. -->
 This page lists every table and figure of the three papers that has results, the command that runs
 it, and what it costs. *Not run* means that this project has no score on the paper's backbone. The
 records in `results/` are of smaller models; [the lab](../nbs/lab/claims.ipynb) says what they show.
-The last part of [chapter 14](../nbs/course/14_counting_and_cost.ipynb) follows one row of this page.
+The last part of [chapter 14](../nbs/course/14_counting_and_cost.ipynb) follows one row.
 
 ## Before you start
 

@@ -78,6 +78,8 @@ def test_a_chapter_has_a_picture_a_score_a_summary_and_three_exercises(path):
     closing = [heading for heading in headings if heading in CLOSING_SECTIONS]
     assert closing == list(CLOSING_SECTIONS)
     assert f"](solutions/{path.name})" in course.read_markdown(path)
+    if path.stem == "17_one_file":  # it trains another task
+        return
     code = join_cells(path, "code")
     assert re.search(r"\bstore_or_compare_scores\(", code)
     assert re.search(r"""build_score_table\(["']\d\d["']\)""", code), "show the table of scores"

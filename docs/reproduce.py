@@ -1,0 +1,428 @@
+"""Write `docs/reproduce.md`: each published table with its command, estimated cost and scores."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+import pandas as pd
+
+from idp_tutorial.assembly.config import RunConfig
+from idp_tutorial.methods.method import ALL_METHODS, CONTROL_METHODS
+from idp_tutorial.reproduction.efficiency.cost_model import (
+    LPT_BACKBONE_LAYERS,
+    LPT_BACKBONE_WIDTHS,
+    LPT_PUBLISHED_SPEEDS,
+    first_backward_layer,
+    step_cost,
+)
+from idp_tutorial.reproduction.papers.protocols import plan_table_runs
+from idp_tutorial.reproduction.papers.published_scores import (
+    load_published_scores,
+    load_published_tables,
+)
+from idp_tutorial.reproduction.papers.reproduce import choose_seed_count, select_learning_rates
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = Path(__file__).with_name("reproduce.md")
+# task: training examples, as the papers print them (SuperGLUE: as on the hub)
+TRAINING_EXAMPLES = {
+    "sst2": 67349,
+    "mpqa": 8606,
+    "mr": 8662,
+    "cr": 1775,
+    "subj": 8000,
+    "trec": 5452,
+    "mnli": 392702,
+    "qnli": 104743,
+    "qqp": 363846,
+    "rte": 2490,
+    "mrpc": 3668,
+    "stsb": 5749,
+    "imdb": 25000,
+    "cb": 250,
+    "copa": 400,
+    "multirc": 27243,
+    "boolq": 9427,
+}
+# task: mean number of tokens of an example, measured with SmolLM2's byte-level BPE on up to 2,000
+# examples, of which each is cut at 256 tokens
+MEAN_TOKENS = {
+    "sst2": 13,
+    "mr": 28,
+    "cr": 24,
+    "subj": 30,
+    "trec": 14,
+    "imdb": 204,
+    "rte": 75,
+    "mrpc": 58,
+    "qqp": 32,
+    "stsb": 31,
+}
+ASSUMED_TOKENS = 64  # for a task that was not measured
+LONG_TASKS = {"multirc": 256, "boolq": 256}  # cut at ID-SPAM's limit
+TABLE_5_TOKENS = 256  # tokens of an example in LPT's Table 5
+TABLE_5_BATCH = 16
+BACKBONE_SHAPES = {  # name: number of layers, width, parameters in millions
+    "roberta-large": (24, 1024, 355),
+    "roberta-base": (12, 768, 125),
+    "deberta-large": (24, 1024, 405),
+    "gpt2": (12, 768, 124),
+    "gpt2-large": (36, 1280, 774),
+}
+HEADLINES = {  # paper or table: method whose scores the page repeats
+    "idpg": "M-IDPG-PHM",
+    "idpg-6": "M-IDPG-PHM M version m=256",
+    "idpg-7": "PHM",
+    "lpt": "LPT w/ NPG",
+    "lpt-10": "LPT w/ NPG at layer 13",
+    "id-spam": "ID-SPAM",
+    "id-spam-16": "LoRA",
+}
+MEMORY_OF_GPUS = (24, 48, 80)  # GB
+MAX_COMMAND = 120  # characters of a command that is printed in a table
+
+
+@dataclass(frozen=True)
+class Work:
+    """The runs of a table: how many they are, and what they need."""
+
+    runs: int
+    hours: float
+    memory_gb: float  # of the run that needs most
+
+
+def backbone_shape(backbone: str) -> tuple[int, int, int]:
+    """Return the number of layers, the width and the parameters in millions of a backbone."""
+    return BACKBONE_SHAPES[backbone.split("/")[-1].removesuffix("-mnli")]
+
+
+def layer_tokens_per_ms(backbone: str) -> float:
+    """Return the speed of LPT's GPU: passes of a token through a layer in a millisecond.
+
+    It is that of fine-tuning in LPT's Table 5; other backbones have that of RoBERTa-large,
+    corrected for the square of their width.
+    """
+    name = backbone.split("/")[-1]
+    name = name if name in LPT_BACKBONE_LAYERS else "roberta-large"
+    published = next(
+        row
+        for row in LPT_PUBLISHED_SPEEDS
+        if row.backbone == name and row.method == "fine-tuning" and row.table == "Table 5"
+    )
+    width = LPT_BACKBONE_WIDTHS[name]
+    cost = step_cost("fine-tuning", LPT_BACKBONE_LAYERS[name], T=TABLE_5_TOKENS, d=width)
+    return published.tokens_per_ms * cost.total * (width / backbone_shape(backbone)[1]) ** 2
+
+
+def activation_line() -> tuple[float, float]:
+    """Return memory in GB that does not depend on the depth, and GB for each layer with gradient.
+
+    A line through LPT's published memory of NPG at three depths.
+    """
+    points = [
+        (LPT_BACKBONE_LAYERS["roberta-large"] - row.layer, row.memory_gb)
+        for row in LPT_PUBLISHED_SPEEDS
+        if row.backbone == "roberta-large" and row.method == "lpt-npg" and row.layer is not None
+    ]
+    mean_x = mean(x for x, _ in points)
+    mean_y = mean(y for _, y in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points)
+    slope /= sum((x - mean_x) ** 2 for x, _ in points)
+    return mean_y - slope * mean_x, slope
+
+
+def estimate_memory(cfg: RunConfig) -> float:
+    """Return the memory of a step in GB for examples of 256 tokens."""
+    n_layers, width, millions = backbone_shape(cfg.backbone)
+    constant, slope = activation_line()
+    method = "probe" if cfg.method in CONTROL_METHODS else cfg.method
+    below = n_layers if method == "probe" else first_backward_layer(method, n_layers, layer(cfg))
+    tokens = cfg.batch_size / TABLE_5_BATCH
+    large_weights = 4e-3 * BACKBONE_SHAPES["roberta-large"][2]
+    weights = 4e-3 * millions  # float32
+    memory = constant - large_weights + weights
+    memory += slope * (n_layers - below) * tokens * width / BACKBONE_SHAPES["roberta-large"][1]
+    if method != "probe" and ALL_METHODS[method].kind in ("all weights", "entailment"):
+        memory += 3 * weights  # gradients, and AdamW's two means
+    return memory
+
+
+def layer(cfg: RunConfig) -> int | None:
+    """Return the layer of a late prompt, or None for the default."""
+    return cfg.get("layer")
+
+
+def mean_tokens(task: str) -> int:
+    """Return the mean number of tokens of an example."""
+    return MEAN_TOKENS.get(task) or LONG_TASKS.get(task) or ASSUMED_TOKENS
+
+
+def training_hours(cfg: RunConfig, steps: int, n_runs: int) -> float:
+    """Return the hours of some runs on LPT's GPU by the cost model."""
+    if cfg.method in CONTROL_METHODS:
+        return 0.0
+    n_layers, width, _ = backbone_shape(cfg.backbone)
+    tokens = mean_tokens(cfg.task)
+    t = cfg.get("prompt_length", 0) or 0
+    cost = step_cost(cfg.method, n_layers, layer(cfg), prompt_length=t, T=tokens, d=width)
+    ms = steps * cfg.batch_size * tokens * cost.total / layer_tokens_per_ms(cfg.backbone)
+    return n_runs * ms / 3.6e6
+
+
+def estimate_table(table: str) -> Work:
+    """Return the work of all runs of a table of scores at scale `full`."""
+    plan = plan_table_runs(table, "full")
+    n_runs = 0
+    hours = 0.0
+    for cfg in plan:
+        n_examples = cfg.shots or TRAINING_EXAMPLES[cfg.task]
+        n_seeds = choose_seed_count(cfg, plan)
+        # seed 0 tries each learning rate; the other seeds take the best
+        n = max(1, len(select_learning_rates(cfg, table, "full"))) + n_seeds - 1
+        n_runs += n
+        hours += training_hours(cfg, cfg.resolve_epochs(n_examples).steps, n)
+    return Work(n_runs, hours, max(map(estimate_memory, plan)))
+
+
+def read_options(command: str) -> dict[str, str]:
+    """Return the options of a command as text."""
+    return dict(re.findall(r"--(\w+) ([^-\s]\S*)", command))
+
+
+def estimate_command(command: str) -> Work | None:
+    """Return the work of `idp sweep` or `idp transfer`; None for any other command."""
+    kind = command.split()[1]
+    if kind not in ("sweep", "transfer"):
+        return None
+    options = read_options(command)
+    n = len(options["learning_rates"].split(",")) + int(options["seeds"]) - 1
+    works = []
+    for method in options["methods"].split(","):
+        fields = {"prompt_length": int(options["prompt_length"])}
+        known = {k: v for k, v in fields.items() if k in ALL_METHODS[method].options}
+        cfg = RunConfig(
+            method,
+            task=options.get("task") or options["source"],
+            backbone=options["backbone"],
+            batch_size=int(options["batch_size"]),
+            **known,
+        )
+        layers = range(backbone_shape(cfg.backbone)[0]) if kind == "sweep" else [None]
+        for k in layers:
+            placed = cfg if k is None else cfg.with_options(layer=k)
+            hours = training_hours(placed, int(options["steps"]), n)
+            works.append(Work(n, hours, estimate_memory(placed)))
+    return add_works(works)
+
+
+def add_works(works: list[Work]) -> Work:
+    """Return the sum of runs and hours, and the largest memory."""
+    return Work(
+        sum(work.runs for work in works),
+        sum(work.hours for work in works),
+        max(work.memory_gb for work in works),
+    )
+
+
+def estimate_row(table: str, kind: str, command: str) -> Work | None:
+    """Return the work of a row of the page, or None if the cost model does not cover it."""
+    if kind in ("scores", "variants", "curve"):
+        return estimate_table(table)
+    works = [estimate_command(part) for part in command.split(" && ")]
+    return add_works([work for work in works if work]) if all(works) else None
+
+
+# ---- scores
+
+
+def published_number(table: str) -> str:
+    """Return the paper's own method in a table, with the score that the paper prints."""
+    source = {"idpg-f1": "idpg-1", "idpg-f3": "idpg-6"}.get(table, table)
+    paper = re.sub(r"-f?\d+b?$", "", table)
+    scores = load_published_scores()
+    method = HEADLINES.get(source, HEADLINES[paper])
+    rows = scores[(scores.table == source) & (scores.method == method)]
+    rows = rows[rows.task == "Avg"] if (rows.task == "Avg").any() else rows
+    if rows.empty:
+        return "no number printed"
+    cells = list(dict.fromkeys(describe_cells(rows)))
+    shown = cells[:4] + ["…"] * (len(cells) > 4)
+    return f"{method}: {'; '.join(shown)}"
+
+
+def describe_cells(rows: pd.DataFrame) -> Iterator[str]:
+    """Yield a text for each cell: what tells it apart from the other cells, and the score."""
+    for cell in rows.itertuples():
+        parts = []
+        for column in ("backbone", "setting", "task", "metric"):
+            value = getattr(cell, column)
+            if rows[column].nunique() > 1:
+                parts.append(str(value).split("; ")[-1])
+        yield " ".join([*parts, f"{cell.mean:g}"])
+
+
+def our_number(table: str, kind: str) -> str:
+    """Return this project's result on the backbone of the paper."""
+    if kind == "counts":
+        return "[counted](../nbs/engine/efficiency/published_counts.ipynb)"
+    if kind == "data":
+        return "not run"
+    records = []
+    for file in sorted((ROOT / "results/reproduce").glob(f"{table}-full.jsonl")):
+        records += [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    if not records:
+        return "not run"
+    scores = [r["score"] for r in records if r.get("status") == "done"]
+    return f"{len(scores)} runs, mean {mean(scores):.1f}"
+
+
+# ---- the page
+
+
+def format_command(table: str, command: str) -> str:
+    """Return a command for a cell of the page: itself, or a link to it."""
+    if len(command) <= MAX_COMMAND and " && " not in command:
+        return f"`{command}`"
+    return f"[below](#{table})"
+
+
+def smallest_gpu(memory_gb: float) -> str:
+    """Return the memory of the smallest common GPU that is large enough."""
+    return next((f"{gb} GB" for gb in MEMORY_OF_GPUS if gb >= memory_gb), "several")
+
+
+def format_hours(hours: float) -> str:
+    """Return hours with two significant digits."""
+    if hours < 1:
+        return "< 1"
+    digits = 10 ** max(0, len(str(int(hours))) - 2)
+    return f"{round(hours / digits) * digits:,}"
+
+
+def format_work(work: Work | None, kind: str) -> list[str]:
+    """Return the cells for runs, GPU, hours and memory."""
+    if kind in ("counts", "data"):
+        return ["–", "none", "minutes on a CPU", "–"]
+    if work is None:
+        return ["–", "24 GB" if kind == "time" else "–", "not estimated", "–"]
+    return [
+        f"{work.runs:,}",
+        smallest_gpu(work.memory_gb),
+        format_hours(work.hours),
+        f"{work.memory_gb:.0f}",
+    ]
+
+
+PAPERS = {
+    "idpg": "IDPG (Wu et al. 2022)",
+    "lpt": "LPT (Liu et al. 2022)",
+    "id-spam": "ID-SPAM (Muppidi et al. 2025)",
+}
+HEADER = (
+    "| table | content | command | runs | GPU | hours | memory, GB | the paper's number | ours |"
+)
+
+
+def render_page() -> str:
+    """Return the text of `docs/reproduce.md`."""
+    constant, slope = activation_line()
+    lines = [
+        INTRODUCTION.format(
+            speed=layer_tokens_per_ms("roberta-large"),
+            constant=constant,
+            slope=slope,
+            assumed=ASSUMED_TOKENS,
+        )
+    ]
+    tables = load_published_tables()
+    long_commands = []
+    for paper, title in PAPERS.items():
+        lines += ["", f"## {title}", "", HEADER, "|---|---|---|--:|---|--:|--:|---|---|"]
+        for row in tables.itertuples():
+            if re.sub(r"-f?\d+b?$", "", row.table) != paper:
+                continue
+            work = estimate_row(row.table, row.kind, row.command)
+            cells = [
+                row.table,
+                row.what,
+                format_command(row.table, row.command),
+                *format_work(work, row.kind),
+                published_number(row.table),
+                our_number(row.table, row.kind),
+            ]
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+            if cells[2].startswith("[below]"):
+                long_commands.append((row.table, row.command))
+    lines += ["", "## Commands of several lines"]
+    for table, command in long_commands:
+        lines += ["", f"### {table}", "", "```bash", *command.split(" && "), "```"]
+    return "\n".join([*lines, ""])
+
+
+INTRODUCTION = """<!-- Made by `python docs/reproduce.py`: do not edit. -->
+# Reproduce the papers on a GPU
+
+This page lists every table and figure of the three papers that has results, the command that runs
+it, and what it costs. *Not run* means that this project has no score on the paper's backbone. The
+records in `results/` are of smaller models; [the lab](../nbs/lab/claims.ipynb) says what they show.
+The last part of [chapter 14](../nbs/course/14_counting_and_cost.ipynb) follows one row.
+
+## Before you start
+
+```bash
+pip install '.[experiments]'
+idp reproduce --table lpt-2 --scale full --plan        # print the runs and stop
+idp reproduce --table lpt-2 --scale full --steps 20    # test the whole table with short runs
+idp reproduce --table lpt-2 --scale full               # train; the same command continues
+```
+
+Data sets and models are downloaded from the Hugging Face hub, unless `--data` names a folder. Begin
+with a part of a table: `--methods fine-tuning,lpt-npg --tasks rte,trec`. A run that
+`runs/reproduce/TABLE-full.jsonl` contains is not repeated. The table that is printed at the end has
+the published score and ours side by side. Put the file into `results/reproduce/` and run
+`python docs/reproduce.py`: then this page shows your runs.
+
+## What the columns mean
+
+- **runs.** The first seed tries every learning rate of the paper, and the other seeds take the best
+  one on validation. If it is at an edge of the grid, the command tries more, so there may be more
+  runs. Controls are included.
+- **hours.** One GPU like the one in LPT's Table 5, a GTX 3090 with 24 GB, in float32. The
+  [cost model](../nbs/engine/efficiency/cost_model.ipynb) counts passes through layers, without a
+  cache. Fine-tuning's published 11.6 tokens/ms makes {speed:.0f} passes of a token through a layer
+  of RoBERTa-large in a millisecond. GPT-2 large has its own published speed, and other models that
+  of RoBERTa-large by the square of their width. Evaluations come on top. Steps of short examples
+  do not keep a GPU busy, so for these the hours are a lower bound.
+- **Lengths.** An example has the mean number of tokens of its task, measured on SST-2, MR, CR,
+  Subj, TREC, IMDB, RTE, MRPC, QQP and STS-B. {assumed} tokens are *assumed* for MNLI, QNLI, MPQA,
+  CB and COPA, and 256 for MultiRC and BoolQ. Hours are proportional to the length.
+- **memory.** The run that needs most, with 256 tokens in each example of a batch. A line through
+  LPT's published memory of NPG at three depths has {constant:.1f} GB for the model and
+  {slope:.2f} GB for each layer that has a gradient, for 16 examples. Trained weights add three
+  copies of the model. Shorter examples need less.
+- **GPU.** The smallest of 24, 48 and 80 GB that holds it.
+- **the paper's number.** The paper's own method, averaged over the tasks where the paper prints a
+  mean.
+
+## When the score differs
+
+1. Look at the plan. `full` is *one point* of each paper's search space, with all of its learning
+   rates; `idp reproduce` prints what the paper also searched.
+2. Compare fine-tuning first. If its score differs too, the cause is in the data or the split, and
+   not in the prompt.
+3. Look at the controls, which the command runs on the same data. A method below the probe has not
+   been trained long enough, or with the wrong learning rate.
+4. Look for a learning rate at the edge of its grid (`lr_at_grid_edge` in the record), and for a
+   training curve that still rises.
+5. Compute an interval over seeds before you call two scores different
+   ([chapter 15](../nbs/course/15_a_fair_comparison.ipynb)). Some published means are of three runs.
+6. Read [what the papers say and their code does](differences.md). Some numbers follow from the code
+   and not from the text.
+7. Then tell us: a record with its config is a better report than a score."""
+
+
+if __name__ == "__main__":
+    FILE.write_text(render_page(), encoding="utf-8")

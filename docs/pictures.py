@@ -530,7 +530,7 @@ def hero() -> Picture:
         scores = read_hero_runs(method) if method else read_control_scores()
         shapes += _draw_hero_column(12 + 168 * i, title, note, scores, prompt_kinds)
         described.append(f"{title} scores {scores.mean} %")
-    footer = "Predictions: one run. Bars: test accuracy, mean of five runs; line: chance. Blue: trained."
+    footer = "Predictions: one run. Bars: test accuracy, mean of five; line: chance. Blue: trained."
     shapes.append(Text(12, 219, footer, "note", "start"))
     title = "A cold soda is praise, a cold soup is blame"
     alt = f"{title}: {', '.join(described)}."

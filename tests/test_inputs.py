@@ -233,7 +233,7 @@ def test_labels_that_float32_cannot_hold_are_refused(factor):
         PromptRegressor("lpt-npg", steps=1).fit(TWELVE, [factor * i for i in range(12)])
 
 
-@pytest.mark.parametrize("name", ["../../evil.txt", "/tmp/evil.txt", "a/b", ".."])
+@pytest.mark.parametrize("name", ["../../evil.txt", "/evil.txt", "a/b", ".."])
 def test_a_pickle_cannot_name_a_file_outside_of_its_folder(name, tmp_path):
     clf = PromptClassifier("lpt-npg")
     state = {**clf.__getstate__(), "saved_": {name: b"x"}}

@@ -56,7 +56,7 @@ def call(line, monkeypatch):
 
 def test_the_commands_of_readme(small_folder, monkeypatch, capsys):
     block = re.search(
-        r"## Your own texts\n+```bash\n(.*?)```", README.read_text(encoding="utf-8"), re.S
+        r"## Your own data\n+```bash\n(.*?)```", README.read_text(encoding="utf-8"), re.S
     )[1]
     lines = block.replace("\\\n", "").strip().splitlines()
     assert [line.split()[1] for line in lines] == ["train", "predict", "compare"]

@@ -97,7 +97,7 @@ _real_score = Experiment.score
 
 
 def _fit(self, checkpoint_dir=None, *save_every):
-    if checkpoint_dir:  # `finishing` trains
+    if checkpoint_dir and "-checkpoints" not in str(checkpoint_dir):  # `finishing` trains
         return _real_fit(self, checkpoint_dir, *save_every)
     did()
     score = 50 + len(self.cfg.method) + self.cfg.seed

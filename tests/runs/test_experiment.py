@@ -201,7 +201,7 @@ def test_a_run_uses_the_split_seed(cfg, monkeypatch):
     class SeenError(Exception):
         pass
 
-    def see(self):
+    def see(self, checkpoint_dir=None):
         raise SeenError(self.task)
 
     monkeypatch.setattr(Experiment, "fit", see)

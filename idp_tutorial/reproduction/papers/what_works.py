@@ -64,12 +64,12 @@ CONTRASTS: dict[str, tuple] = {
     ),
 }
 SETTINGS: dict[str, dict[str, Any]] = {  # of the factorial
-    "random head, learning rate .001": dict(head_init="random", head_lr=1e-3),
-    "random head, the prompt's learning rate": dict(head_init="random", head_lr=None),
-    "probe's head, learning rate .001": dict(head_init="probe", head_lr=1e-3),
-    "probe's head, the prompt's learning rate": dict(head_init="probe", head_lr=None),
+    "random head, learning rate 0.001": dict(head_init="random", head_lr=1e-3),
+    "random head, prompt's learning rate": dict(head_init="random", head_lr=None),
+    "head from a probe, learning rate 0.001": dict(head_init="probe", head_lr=1e-3),
+    "head from a probe, prompt's learning rate": dict(head_init="probe", head_lr=None),
 }
-LANGUAGE_MODEL = "label word of SmolLM2"
+LANGUAGE_MODEL = "SmolLM2, label word"
 PUBLISHED = "paper, RoBERTa-large"
 _TASK_NAMES = {"trec": "TREC", "subj": "Subj"}
 

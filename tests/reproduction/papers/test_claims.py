@@ -550,6 +550,8 @@ FLOAT16_DIFFERENCES = {
 def test_records_whose_logits_give_another_score_are_listed():
     differences = {}
     for file in sorted((ROOT / "results").glob("*/*.jsonl")):
+        if file.parent.name == "hero":  # predictions for four sentences, without records
+            continue
         for r in read_records(file):
             if "logits" not in r or "logits_before" in r or r["status"] != "done":
                 continue

@@ -27,7 +27,8 @@ from idp_tutorial.reproduction.papers.reproduce import choose_seed_count, select
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = Path(__file__).with_name("reproduce.md")
-# task: training examples, as the papers print them (SuperGLUE: as on the hub)
+# task: training examples, as the papers print them (SuperGLUE: as published; of MultiRC the answers
+# to its 5,100 questions, a count that was not checked)
 TRAINING_EXAMPLES = {
     "sst2": 67349,
     "mpqa": 8606,
@@ -367,7 +368,7 @@ INTRODUCTION = """<!-- Made by `python docs/reproduce.py`: do not edit. -->
 
 This page lists every table and figure of the three papers that has results, the command that runs
 it, and what it costs. *Not run* means that this project has no score on the paper's backbone. The
-records in `results/` are of smaller models; [the lab](../nbs/lab/claims.ipynb) says what they show.
+records in `results/` are of smaller models; [the lab](../nbs/lab/claims.ipynb) says what was found.
 The last part of [chapter 14](../nbs/course/14_counting_and_cost.ipynb) follows one row.
 
 ## Before you start

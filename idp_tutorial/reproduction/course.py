@@ -102,8 +102,9 @@ def load_records(
     path = Path(folder, file)
     if not path.exists():
         return []
-    records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return [r for r in records if all(r.get(key) == value for key, value in config.items())]
+    return [
+        r for r in read_records(path) if all(r.get(key) == value for key, value in config.items())
+    ]
 
 
 def compute_prompts_and_labels(

@@ -721,6 +721,8 @@ class PromptModel(nn.Module):
         model = self.base_model
         name = "activation_checkpointing_disable"
         getattr(model, name, model.gradient_checkpointing_disable)()
+        for layer in self.backbone.layers:  # the class's own value holds again
+            vars(layer).pop("_can_checkpoint_with_cache", None)
 
     def gradient_checkpointing_enable(
         self,

@@ -552,6 +552,7 @@ def test_gradient_checkpointing_computes_layers_again(method, pooling, family):
         same(computed[name], gradient, atol=1e-6)
     model.gradient_checkpointing_disable()
     assert gradients()[0] == n_calls
+    assert not any("_can_checkpoint_with_cache" in vars(layer) for layer in model.backbone.layers)
 
 
 @needs_checkpointing

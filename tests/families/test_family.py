@@ -4,8 +4,11 @@ from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
+import transformers
 
 from idp_tutorial.families.family import FAMILIES, get_family, register_family
+from idp_tutorial.families.modernbert import ModernBertBackbone
+from idp_tutorial.utils.checks import UserError
 
 
 def test_registering_a_family():
@@ -30,3 +33,11 @@ def test_registering_a_family():
         ValueError, match="'state/mamba' is a 'mamba' model.*bert.*t5.*Add a family"
     ):
         get_family(SimpleNamespace(model_type="mamba"), "state/mamba")
+
+
+def test_modernbert_of_transformers_5_0_is_refused(monkeypatch):
+    """Its config has `local_attention` and no `sliding_window`."""
+    model = SimpleNamespace(config=SimpleNamespace(local_attention=128))
+    monkeypatch.setattr(transformers, "__version__", "5.0.0")
+    with pytest.raises(UserError, match="needs transformers 5.1 or newer, found 5.0.0: pip"):
+        ModernBertBackbone(model, None)

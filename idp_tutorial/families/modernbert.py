@@ -3,14 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-import transformers
 from torch import Tensor
 
 from idp_tutorial.core.prompt_key_values import split_heads
 from idp_tutorial.families.explicit_layer import ExplicitLayerBackbone
 from idp_tutorial.families.family import register_family
 from idp_tutorial.families.llama import apply_rotary_embedding
-from idp_tutorial.utils.checks import UserError
 
 __all__ = ["ModernBertBackbone"]
 
@@ -27,15 +25,6 @@ class ModernBertBackbone(ExplicitLayerBackbone):
     lora_target_modules = ("Wqkv",)
     sublayer_output_modules = ("attn.out_drop", "mlp.Wo")
     attention_dropout_field = "attention_dropout"
-
-    def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
-        # the layers of transformers 5.0 have other arguments, and its config has no such field
-        if not hasattr(model.config, "sliding_window"):
-            raise UserError(
-                "ModernBERT needs transformers 5.1 or newer, found "
-                f"{transformers.__version__}: pip install --upgrade transformers"
-            )
-        super().__init__(model, tokenizer, name)
 
     def in_attention_window(self, distance: Tensor) -> Tensor:
         """Return which keys are within the window, on either side of the query."""

@@ -1,13 +1,13 @@
-"""The table of families."""
+"""The table of families, and the version of transformers that they need."""
 
 from copy import deepcopy
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import transformers
 
+from idp_tutorial.families import _OLDEST_TRANSFORMERS, _check_transformers
 from idp_tutorial.families.family import FAMILIES, get_family, register_family
-from idp_tutorial.families.modernbert import ModernBertBackbone
 from idp_tutorial.utils.checks import UserError
 
 
@@ -35,9 +35,11 @@ def test_registering_a_family():
         get_family(SimpleNamespace(model_type="mamba"), "state/mamba")
 
 
-def test_modernbert_of_transformers_5_0_is_refused(monkeypatch):
-    """Its config has `local_attention` and no `sliding_window`."""
-    model = SimpleNamespace(config=SimpleNamespace(local_attention=128))
-    monkeypatch.setattr(transformers, "__version__", "5.0.0")
-    with pytest.raises(UserError, match="needs transformers 5.1 or newer, found 5.0.0: pip"):
-        ModernBertBackbone(model, None)
+def test_an_early_version_of_transformers_is_refused():
+    settings = (Path(__file__).parents[2] / "settings.ini").read_text(encoding="utf-8")
+    assert f" transformers>={_OLDEST_TRANSFORMERS} " in settings
+    for version in ("4.57.6", "5.0.0", "5.14.1"):
+        with pytest.raises(UserError, match=f"{version} is installed, but 5.15 or newer is needed"):
+            _check_transformers(version)
+    for version in ("5.15.0", "5.23.0", "6.0.0.dev0"):
+        _check_transformers(version)

@@ -160,6 +160,17 @@ def test_versions_agree():
     assert settings["version"] == in_package == in_changelog
 
 
+def test_every_test_that_the_security_policy_names_exists():
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    rows = [row for row in text.splitlines() if row.startswith("| ")][2:]
+    assert len(rows) > 8
+    for row in rows:
+        names = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row.split("|")[-2])
+        assert names, f"no test in the last column: {row[:60]}"
+        for file, function in names:
+            assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8"), function
+
+
 @pytest.mark.parametrize(
     "group",
     [
@@ -178,6 +189,35 @@ def test_every_requirement_has_a_pinned_version(group):
     assert distribution_names(settings[group].split()) <= pinned, (
         f"add to constraints.txt: {sorted(distribution_names(settings[group].split()) - pinned)}"
     )
+
+
+def test_names_in_the_notes_on_migration_exist():
+    """The sources are read, not imported, which is faster."""
+    text = (ROOT / "docs/migration.md").read_text(encoding="utf-8")
+    names = re.findall(r"`(idp_tutorial(?:\.\w+)+)`", text)
+    assert len(names) > 30
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        file = ROOT / f"{module.replace('.', '/')}.py"
+        file = file if file.exists() else ROOT / module / "__init__.pyi"
+        defined = rf"^(def|class) {attribute}\b|^{attribute}\b|\bas {attribute}\b"
+        assert re.search(defined, file.read_text(encoding="utf-8"), re.M), name
+    options = {*re.findall(r"^\| `(\w+)`", (ROOT / "docs/options.md").read_text(), re.M)}
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (`\w+`(?:, `\w+`)*) \|", text, re.M)
+    assert len(rows) == 20
+    for old, new in rows:
+        assert {*re.findall(r"\w+", new)} <= options, new
+        assert not {*re.findall(r"\w+", old)} & options, old
+    commands = {path.stem for path in (ROOT / "idp_tutorial/cli").glob("*.py")}
+    assert {*re.findall(r"`idp[ _](\w+)`", text)} - {"tutorial"} <= commands
+
+
+def test_every_requirement_has_a_lower_bound():
+    """Otherwise `uv pip install --resolution lowest-direct` installs the oldest release."""
+    groups = [key for key in settings if key.endswith("requirements")]
+    requirements = [text for key in groups for text in settings[key].split()]
+    assert len(groups) == 7
+    assert not [text for text in requirements if not re.match(r"[\w.-]+(>=|==)\d|fastgit<", text)]
 
 
 # ---- docs/notebooks.py itself

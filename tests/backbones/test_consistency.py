@@ -1,6 +1,8 @@
 """A backbone whose config, weights and tokenizer do not belong together is refused when opened."""
 
 import json
+import pathlib
+import pickle
 import time
 
 import pytest
@@ -161,3 +163,22 @@ def test_a_file_that_is_a_folder_or_a_broken_link_is_refused(file, tmp_path):
     path.unlink()
     path.symlink_to(file)
     refused(folder, f"{file} of backbone", "a link that leads to no file")
+
+
+class _Payload:
+    """Object whose unpickling creates a file."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return pathlib.Path.touch, (self.file,)
+
+
+def test_code_in_pickled_weights_is_not_run(tmp_path):
+    folder = tmp_path / "model"
+    save(backbone(), folder)
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(_Payload(tmp_path / "ran"), 2))
+    refused(folder, "cannot be read (UnpicklingError")
+    assert not (tmp_path / "ran").exists()

@@ -79,3 +79,11 @@ def test_a_class_has_one_weight(tmp_path):
     for value in ('{"rare": true}', '{"rare": [1]}', '{"rare": null}', '{"rare": {"a": 1}}'):
         with pytest.raises(ValueError, match="give balanced, or a weight for each class"):
             train_command.parse([f"--class_weight={value}"])
+
+
+def test_a_file_of_options_runs_no_code(tmp_path):
+    ran = tmp_path / "ran"
+    (tmp_path / "a.yaml").write_text(f"steps: !!python/object/apply:os.mkdir [{ran}]\n")
+    with pytest.raises(ValueError, match="a.yaml"):
+        train_command.parse(["--config", str(tmp_path / "a.yaml")])
+    assert not ran.exists()

@@ -82,7 +82,7 @@ def _card_metadata(
 
 
 def _format_interval(record: dict, score: float, n: int) -> str:
-    if record["metric"] not in _PROPORTION_METRICS or not n:
+    if record["metric"] not in _PROPORTION_METRICS or not n or not 0 <= score <= 100:
         return "–"
     low, high = wilson_interval(score, n)
     return f"{low:.1f} to {high:.1f}"

@@ -3,12 +3,25 @@
 The promises are in docs/promises.md.
 """
 
+import descriptions
+import folders
 import pytest
 import works
 from campaigns import damaged, finished_again, kills, pairs, place
 from counts import PAGE, lines, table
 
 from idp_tutorial.utils.records import read_records
+
+
+@pytest.mark.parametrize("name", descriptions.QUICK)
+def test_a_description_of_another_content_is_refused(name):
+    seen, bad = descriptions.malicious(name, 40)
+    assert not bad and sum(seen.values()) > 20
+
+
+def test_a_malicious_folder_is_no_backbone():
+    seen, bad = folders.malicious(20)
+    assert not bad and sum(seen.values()) == 20
 
 
 @pytest.fixture(autouse=True)

@@ -138,7 +138,7 @@ def pretend(monkeypatch):
     monkeypatch.setattr(results, "plot_scores", lambda r: _Picture())
 
 
-def _transfer(cfg, source, target, explicit_map, learning_rates, few_shot, records_file):
+def _transfer(cfg, source, target, explicit_map, learning_rates, few_shot, records_file, _):
     did()
     sizes = {t.name: {s: len(r) for s, r in t.splits.items()} for t in (source, target)}
     to = resolve_label_map(cfg, source, target, explicit_map)

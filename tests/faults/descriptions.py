@@ -397,7 +397,7 @@ def read_peft(folder):
 
 @cache
 def estimator():
-    task, cfg, _, model = made()
+    task, cfg, _, _ = made()
     fitted = PromptClassifier(backbone=str(small_backbone()))
     cfg = cfg.with_options(backbone=str(small_backbone()))
     bb = load_backbone(str(small_backbone()))

@@ -96,9 +96,9 @@ _real_fit = Experiment.fit
 _real_score = Experiment.score
 
 
-def _fit(self, checkpoint_dir=None, *save_every):
+def _fit(self, checkpoint_dir=None, *save_every, **options):
     if checkpoint_dir and "-checkpoints" not in str(checkpoint_dir):  # `finishing` trains
-        return _real_fit(self, checkpoint_dir, *save_every)
+        return _real_fit(self, checkpoint_dir, *save_every, **options)
     did()
     score = 50 + len(self.cfg.method) + self.cfg.seed
     history = [(1, score)]

@@ -56,7 +56,7 @@ def _stored_shapes(folder: Path) -> dict[str, list[int]]:
         for file in files:
             header = _read_header(folder / file)
             shapes |= {k: value["shape"] for k, value in header.items() if k != "__metadata__"}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}  # loading says what is wrong
     return shapes
 
@@ -142,6 +142,12 @@ def check_tokenizer_size(model: Any, tokenizer: Any, name: str) -> None:
     Raises: `UserError` for other tokens.
     """
     n_rows = model.get_input_embeddings().weight.shape[0]
+    longest = tokenizer.model_max_length
+    if isinstance(longest, bool) or not isinstance(longest, (int, float)) or longest < 1:
+        raise UserError(
+            f"tokenizer_config.json of backbone {name!r} has model_max_length={longest!r:.40}, and "
+            "needs a positive number: correct it, or download or save the model again."
+        )
     if len(tokenizer) <= n_rows:
         return
     special_ids = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}

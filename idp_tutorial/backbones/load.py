@@ -252,7 +252,7 @@ def load_pretrained(
             raise
         raise UserError(
             f"the checkpoint of backbone {name!r} cannot be read ({type(e).__name__}: "
-            f"{str(e)[:120]}). It is damaged or incomplete; download or save it again."
+            f"{' '.join(str(e).split())[:120]}). It is damaged or incomplete; download or save it again."
         ) from e
     if missing:
         raise UserError(

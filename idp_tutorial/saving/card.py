@@ -103,7 +103,7 @@ def _score_table(record: dict | None, controls: Sequence[dict]) -> str:
             )
     lines += [
         "",
-        f"Trained on {record['split_sizes']['train']:,} examples for {record['steps']:,} steps "
+        f"Trained on {record['split_sizes'].get('train', 0):,} examples for {record['steps']:,} steps "
         f"with learning rate {record['lr']:g} and seed {record['seed']}; "
         f"{record['checkpoint_selection']}. The validation score is slightly too high, because the "
         "validation split was used for selection.",

@@ -139,6 +139,7 @@ class _RunFields:
     init_from: str | None = None
     cache_dir: str | None = None
     device: str = ""
+    gradient_checkpointing: bool = False
     metric: str | None = None
     message: str = ""
     score: Finite | None = None

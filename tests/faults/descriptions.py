@@ -221,7 +221,7 @@ def read_model(folder):
         raise UserError("the record is of another run, and is not used")
     read_fingerprint(folder)
     write_model_card(folder, read_prompts(folder)[0], record)
-    return [values_of(model), str(task), str(cfg), record]
+    return [values_of(model), str(task), str(cfg), (folder / "README.md").read_text()]
 
 
 def read_stage(folder):

@@ -85,7 +85,7 @@ def _train_with_best_learning_rate(
     task: Task,
     cfg: RunConfig,
     learning_rates: Sequence[float],
-    checkpoint_dir: Path | None,  # folder of this stage
+    checkpoint_dir: Path | None = None,  # folder of this stage
 ) -> tuple[TrainLog, float]:  # the log of the best learning rate, and the rate
     """Continue training, once with each learning rate; keep the model best on validation."""
     state = {**model.trained_parameters(), **dict(model.named_buffers())}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import backbone, config, small_task
+from small import Killed, backbone, config, small_task
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
@@ -21,7 +21,8 @@ from idp_tutorial.reproduction.papers.supplementary_training import (
 from idp_tutorial.runs.experiment import Experiment, run_experiment
 from idp_tutorial.saving.first_stage import load_first_stage
 from idp_tutorial.training.cache import cache_states
-from idp_tutorial.training.fit import fit
+from idp_tutorial.training.fit import TrainingRun, fit
+from idp_tutorial.utils.tensor_files import load_tensors, save_tensors
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,47 @@ def pairs():
 def stage1(cfg, pairs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("supplementary") / "new" / "stage1"
     return folder, run_supplementary_training(cfg(), build_model, pairs, folder, lr=1e-3, epochs=1)
+
+
+def test_a_kill_loses_no_more_than_the_steps_since_an_evaluation(cfg, tmp_path, monkeypatch):
+    task = small_task("entailment", 12, 6, 6)
+    steps = []
+    original_step = TrainingRun.step
+
+    def step(run):
+        steps.append(1)
+        if len(steps) == 6:
+            raise Killed
+        original_step(run)
+
+    def train(name):
+        options = dict(lr=1e-3, epochs=2, batch_size=8)
+        return run_supplementary_training(
+            cfg(eval_every=2), build_model, task, tmp_path / name, **options
+        )
+
+    whole = train("whole")
+    monkeypatch.setattr(TrainingRun, "step", step)
+    with pytest.raises(Killed):
+        train("killed")
+    assert not (tmp_path / "killed").exists()
+    again = train("killed")
+    assert again["validation"] == whole["validation"] and again["steps"] == whole["steps"] == 6
+    assert len(steps) - 1 <= 6 + 2
+    tensors = [load_tensors(tmp_path / n / "prompts.safetensors")[1] for n in ("whole", "killed")]
+    assert all(torch.equal(tensors[0][n], t) for n, t in tensors[1].items())
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".killed-")]
+
+
+def test_a_description_of_another_content_is_refused(cfg, pairs, stage1, tmp_path):
+    folder, _ = stage1
+    file = folder / "prompts.safetensors"
+    saved, tensors = load_tensors(file)
+    for odd in (None, [], {**saved, "steps": None}, {**saved, "fingerprint": 3}):
+        save_tensors(file, tensors, odd)
+        with pytest.raises(ValueError, match="delete it to train it again"):
+            run_supplementary_training(cfg(), build_model, pairs, folder, lr=1e-3, epochs=1)
+    save_tensors(file, tensors, saved)
 
 
 def test_every_pair_in_both_orders_with_its_label(pairs):

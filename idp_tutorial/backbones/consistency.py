@@ -7,6 +7,7 @@ layers for hours, and a tokenizer of another model ends in an `IndexError` in th
 
 import copy
 import json
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +20,7 @@ from idp_tutorial.utils.checks import UserError
 
 __all__ = [
     "check_model_files",
+    "check_config_numbers",
     "check_layer_count",
     "check_tensor_shapes",
     "check_unexpected_tensors",
@@ -65,6 +67,23 @@ def _read_header(file: Path) -> dict[str, Any]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         return json.loads(stream.read(min(length, file.stat().st_size)))
+
+
+def check_config_numbers(config: Any, name: str) -> None:
+    """Check that the numbers in a config are finite, and that its dropout rates are fractions.
+
+    Raises: `UserError` for another number.
+    """
+    for key, value in config.to_dict().items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        is_rate = key.endswith(("dropout", "_dropout_prob", "_pdrop"))
+        if not math.isfinite(value) or (is_rate and not 0 <= value <= 1):
+            raise UserError(
+                f"config.json of backbone {name!r} has {key}={value!r:.40}, and needs "
+                f"{'a fraction from 0 to 1' if is_rate else 'a finite number'}: correct it, or "
+                "download or save the model again."
+            )
 
 
 def check_layer_count(folder: Path, config: Any, name: str) -> None:

@@ -174,15 +174,18 @@ SIZES = {
 }
 
 
-def cases():
-    """Yield (name, function of a folder and of the mark) of every case."""
+KINDS = (
+    *("a folder", "a dangling link", "a loop", "a pipe", "a device", "empty", "zeros", "a bomb"),
+)
+
+
+def json_cases():
+    """Yield the cases of odd values in a JSON file."""
     folder = small_backbone()
     for size, values in SIZES.items():
         for value in values:
-            yield (
-                f"config {size}={value!r:.30}",
-                partial(change_json, "config.json", (size,), value),
-            )
+            change = partial(change_json, "config.json", (size,), value)
+            yield f"config {size}={value!r:.30}", change
     for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
         tree = json.loads((folder / name).read_text())
         tree.pop("model", None)
@@ -195,17 +198,19 @@ def cases():
         for key in ("vocab", "merges", "type", "unk_token"):
             label = f"tokenizer.json model.{key}={describe(value)}"
             yield label, partial(change_json, "tokenizer.json", ("model", key), value)
-    files = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
-    kinds = "a folder,a dangling link,a loop,a pipe,a device,empty,zeros,a bomb".split(",")
-    for name in files:
-        for kind in kinds:
+
+
+def cases():
+    """Yield (name, function of a folder and of the mark) of every case."""
+    yield from json_cases()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        for kind in KINDS:
             yield f"{name} is {kind}", partial(change_kind, name, kind)
     for where in ("config.json", "known", "tokenizer_config.json"):
         yield f"code in {where}", partial(change_code, where)
-    for name in ("pytorch_model.bin", "model.pt", "tokenizer.pkl", "training_args.bin"):
-        for alone in (True, False):
-            yield f"pickle {name} alone={alone}", partial(change_pickle, name, alone)
     for alone in (True, False):
+        for name in ("pytorch_model.bin", "model.pt", "tokenizer.pkl", "training_args.bin"):
+            yield f"pickle {name} alone={alone}", partial(change_pickle, name, alone)
         yield f"torch file alone={alone}", partial(change_torch, alone)
     for target in ("../outside.safetensors", "/etc/passwd", "x" * 300, "\0", 3, None, ["x"]):
         yield f"index {target!r:.30}", partial(change_index, target)

@@ -7,8 +7,8 @@ layers for hours, and a tokenizer of another model ends in an `IndexError` in th
 
 import copy
 import json
-import math
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,8 @@ def check_config_numbers(config: Any, name: str) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue
         is_rate = key.endswith(("dropout", "_dropout_prob", "_pdrop"))
-        if not math.isfinite(value) or (is_rate and not 0 <= value <= 1):
+        is_finite = abs(value) <= sys.float_info.max
+        if not is_finite or (is_rate and not 0 <= value <= 1):
             raise UserError(
                 f"config.json of backbone {name!r} has {key}={value!r:.40}, and needs "
                 f"{'a fraction from 0 to 1' if is_rate else 'a finite number'}: correct it, or "

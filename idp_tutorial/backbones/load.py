@@ -252,9 +252,10 @@ def load_pretrained(
     except Exception as e:
         if is_out_of_memory(e):  # the checkpoint may be intact
             raise
+        reason = " ".join(str(e).split())[:120]
         raise UserError(
-            f"the checkpoint of backbone {name!r} cannot be read ({type(e).__name__}: "
-            f"{' '.join(str(e).split())[:120]}). It is damaged or incomplete; download or save it again."
+            f"the checkpoint of backbone {name!r} cannot be read ({type(e).__name__}: {reason}). "
+            "It is damaged or incomplete; download or save it again."
         ) from e
     if missing:
         raise UserError(

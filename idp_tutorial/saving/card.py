@@ -101,9 +101,10 @@ def _score_table(record: dict | None, controls: Sequence[dict]) -> str:
             lines.append(
                 f"| {name} | {n:,} {split} | {measured['metric']} {score:.1f} | {interval} |"
             )
+    n_examples = record["split_sizes"].get("train", 0)
     lines += [
         "",
-        f"Trained on {record['split_sizes'].get('train', 0):,} examples for {record['steps']:,} steps "
+        f"Trained on {n_examples:,} examples for {record['steps']:,} steps "
         f"with learning rate {record['lr']:g} and seed {record['seed']}; "
         f"{record['checkpoint_selection']}. The validation score is slightly too high, because the "
         "validation split was used for selection.",

@@ -7,8 +7,8 @@ without a default is needed. The state of an optimizer or of a random generator 
 it must have the structure of the state of the object that it is loaded into.
 """
 
-import math
 import reprlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
@@ -22,11 +22,14 @@ from idp_tutorial.utils.checks import UserError
 __all__ = ["Finite", "Count", "check_schema", "check_structure"]
 
 
+_LARGEST = sys.float_info.max  # JSON has integers beyond it
+
+
 class _FiniteNumber:
     expected = "a finite number"
 
     def accepts(self, value: Any) -> bool:
-        return math.isfinite(value)
+        return -_LARGEST <= value <= _LARGEST
 
 
 class _Count:
@@ -43,7 +46,10 @@ Count = Annotated[int, _Count()]
 def _is_number(value: Any, kind: type) -> bool:
     if kind is bool or isinstance(value, bool):
         return kind is bool and isinstance(value, bool)
-    return isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
+    if kind is float:
+        is_too_large = isinstance(value, int) and abs(value) > _LARGEST
+        return isinstance(value, (int, float)) and not is_too_large
+    return isinstance(value, kind)
 
 
 class _MismatchError(Exception):

@@ -65,6 +65,7 @@ ODD_VALUES = (
     0,
     -1,
     10**30,
+    10**400,
     1.5,
     float("nan"),
     float("inf"),

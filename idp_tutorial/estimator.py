@@ -751,7 +751,8 @@ class PromptEstimator(BaseEstimator):
                             "pickle it."
                         )
                     (Path(folder) / name).write_bytes(data)
-                backbone = self.backbone if Path(self.backbone).is_dir() else None
+                is_path = isinstance(self.backbone, (str, Path))
+                backbone = self.backbone if is_path and Path(self.backbone).is_dir() else None
                 fitted = type(self).from_pretrained(folder, backbone, self.glove)
                 vars(self).update({k: v for k, v in vars(fitted).items() if k.endswith("_")})
 

@@ -78,6 +78,11 @@ def write_model_card(
     write_atomically(file, str(card).encode())
 
 
+_CARD_FIELDS = {
+    *("validation", "metric", "steps", "lr", "params", "split_sizes", "checkpoint_selection"),
+}
+
+
 def read_run_record(
     folder: Path | str,  # folder of a saved model
     cfg: dict[str, Any],  # config of the model, as a dictionary
@@ -91,7 +96,7 @@ def read_run_record(
         record = check_record(load_record(lines[-1]), must_be_run=True)
     except ValueError as e:
         raise UserError(f"{file} has no record ({e}): delete it, or train again.") from None
-    if not {"schema", "validation", "metric", "steps", "lr"} <= record.keys():
+    if not _CARD_FIELDS <= record.keys():
         return None
     recorded = {name: record[name] for name in cfg if name in record}
     differences = describe_differences(config_fingerprint(recorded), config_fingerprint(cfg))

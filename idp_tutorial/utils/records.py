@@ -87,7 +87,7 @@ def describe_differences(
     """Describe the differences between two fingerprints."""
     saved, current = json.loads(json.dumps([saved, current]))  # a tuple is stored as a list
     return ", ".join(
-        f"{name} was {saved.get(name)!r} and is now {current.get(name)!r}"
+        f"{name} was {saved.get(name)!r:.300} and is now {current.get(name)!r:.300}"
         for name in {**saved, **current}
         if saved.get(name) != current.get(name)
     )

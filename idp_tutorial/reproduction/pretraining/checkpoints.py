@@ -94,7 +94,7 @@ def load_pretraining_checkpoint(
     saved = content["config"]
     current = asdict(cfg)
     differences = [
-        f"{name} was {saved.get(name)!r} and is now {current.get(name)!r}"
+        f"{name} was {saved.get(name)!r:.300} and is now {current.get(name)!r:.300}"
         for name in {**saved, **current}
         if saved.get(name) != current.get(name)
     ]

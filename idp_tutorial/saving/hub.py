@@ -96,7 +96,7 @@ def read_run_record(
         record = check_record(load_record(lines[-1]), must_be_run=True)
     except ValueError as e:
         raise UserError(f"{file} has no record ({e}): delete it, or train again.") from None
-    if not _CARD_FIELDS <= record.keys():
+    if not record.keys() >= _CARD_FIELDS:
         return None
     recorded = {name: record[name] for name in cfg if name in record}
     differences = describe_differences(config_fingerprint(recorded), config_fingerprint(cfg))

@@ -188,7 +188,7 @@ def list_snapshots(folder: Path | str) -> list[tuple[int, Path]]:
     steps_and_files = []
     for path in Path(folder).glob("checkpoint-*.safetensors"):
         step = path.stem.rpartition("-")[2]
-        if step.isdecimal():
+        if step.isascii() and step.isdecimal():
             steps_and_files.append((int(step), path))
     return sorted(steps_and_files, reverse=True)
 
@@ -225,8 +225,9 @@ class _Snapshot:
 
 
 def _read_snapshot(file: Path, step: int) -> Any:
+    content = read_tree(file)
     try:
-        state = check_schema(_Snapshot, read_tree(file), file)
+        state = check_schema(_Snapshot, content, file)
     except UserError as e:
         raise _DamagedFileError(str(e).rpartition(":")[0]) from None
     if state["step"] != step:

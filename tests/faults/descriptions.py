@@ -175,7 +175,7 @@ class Plain:
 
 
 @cache
-def made():
+def model_parts():
     task = small_task(train=16, validation=8, test=8)
     cfg = config("lpt-npg", prompt_length=2, bottleneck=4, steps=2, batch_size=8)
     bb = backbone(max_position_embeddings=258)
@@ -210,12 +210,12 @@ def values_of(model):
 
 
 def write_model(folder):
-    task, cfg, _, model = made()
+    task, cfg, _, model = model_parts()
     save_pretrained(model, folder, task, cfg, {**RECORD, **cfg.to_dict(), "metric": "accuracy"})
 
 
 def read_model(folder):
-    _, _, bb, _ = made()
+    _, _, bb, _ = model_parts()
     model, task, cfg = from_pretrained(folder, bb)
     record = read_run_record(folder, read_prompts(folder)[0]["cfg"])
     if record is None:
@@ -226,22 +226,22 @@ def read_model(folder):
 
 
 def read_stage(folder):
-    task, cfg, bb, _ = made()
+    task, cfg, bb, _ = model_parts()
     model = build_model(cfg, bb, task)
     return [sorted(load_first_stage(model, folder)), values_of(model)]
 
 
 def write_several(folder):
-    task, cfg, _, model = made()
+    task, cfg, _, model = model_parts()
     save_multitask_model(MultiTaskModel({"one": TaskModel(model, task, cfg)}), folder)
 
 
 def read_several(folder):
-    return values_of(load_multitask_model(folder, made()[2]))
+    return values_of(load_multitask_model(folder, model_parts()[2]))
 
 
 def read_bundle(folder):
-    return values_of(MultiTaskModel.from_pretrained([folder], made()[2]))
+    return values_of(MultiTaskModel.from_pretrained([folder], model_parts()[2]))
 
 
 @cache
@@ -263,7 +263,7 @@ def read_prompt_model(folder):
 
 
 def train(folder):
-    task, cfg, bb, _ = made()
+    task, cfg, bb, _ = model_parts()
     torch.manual_seed(0)
     log = fit(build_model(cfg, bb, task), task, cfg, checkpoint_dir=folder, save_every=1)
     return [[round(float(v), 5) for v in log.losses], log.history, log.validation]
@@ -323,8 +323,8 @@ def write_records(folder):
 def read_run_records(folder):
     records = read_records(folder / "compare.jsonl")
     store = RunStore(folder / "compare.jsonl")
-    found = store.find(dict(method="lpt-npg", seed=1, lr_selection="given"))
-    return [results_table(records).to_string(), found and found["score"]]
+    stored = store.find(dict(method="lpt-npg", seed=1, lr_selection="given"))
+    return [results_table(records).to_string(), stored and stored["score"]]
 
 
 TRANSFER = dict(
@@ -367,7 +367,7 @@ def read_logits(folder):
 
 
 def supplement(folder):
-    task, cfg, _, _ = made()
+    task, cfg, _, _ = model_parts()
     cfg = cfg.with_method("prompt-tuning").with_options(backbone=str(small_backbone()))
     return run_supplementary_training(
         cfg, build_model, task, folder, epochs=1, batch_size=16, with_swapped_pairs=False
@@ -388,17 +388,17 @@ def write_peft(folder):
     torch.manual_seed(0)
     bb = backbone("gpt2")
     cfg = config("prompt-tuning", prompt_length=2)
-    to_peft(build_model(cfg, bb, made()[0]), cfg, folder)
+    to_peft(build_model(cfg, bb, model_parts()[0]), cfg, folder)
 
 
 def read_peft(folder):
-    model, cfg = from_peft(folder, backbone("gpt2"), made()[0])
+    model, cfg = from_peft(folder, backbone("gpt2"), model_parts()[0])
     return [values_of(model), cfg.method, cfg.get("prompt_length")]
 
 
 @cache
 def estimator():
-    task, cfg, _, _ = made()
+    task, cfg, _, _ = model_parts()
     fitted = PromptClassifier(backbone=str(small_backbone()))
     cfg = cfg.with_options(backbone=str(small_backbone()))
     bb = load_backbone(str(small_backbone()))
@@ -502,12 +502,12 @@ def store_dtype():
 
 @cache
 def examples():
-    task, _, bb, _ = made()
+    task, _, bb, _ = model_parts()
     return task.encode(task.splits["train"][:4], bb.tokenizer, 60, None)
 
 
 def read_cache(folder):
-    states, _ = cache_states(made()[2], examples(), 2, folder, folder_name="b")
+    states, _ = cache_states(model_parts()[2], examples(), 2, folder, folder_name="b")
     return [[round(float(v), 4) for v in e["hidden_states"].sum(1)] for e in states]
 
 

@@ -92,6 +92,9 @@ def run_supplementary_training(
     Raises: `UserError` for a folder that was made otherwise, a method that adds weights inside
     the backbone, or a task without pairs.
     """
+    folder = Path(folder)
+    if folder.is_symlink() and not folder.exists():
+        raise UserError(f"{folder} is a link that leads to no folder: give the folder itself.")
     rows = task.splits["train"]
     if with_swapped_pairs:
         rows = append_swapped_pairs(rows)
@@ -120,7 +123,6 @@ def run_supplementary_training(
         ),
     )
     description = json.loads(json.dumps(description))  # as it will be read from the file
-    folder = Path(folder)
     with file_lock(folder):
         if folder.exists():
             return _load_matching_run(folder, description)

@@ -75,6 +75,12 @@ def test_a_kill_loses_no_more_than_the_steps_since_an_evaluation(cfg, tmp_path, 
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".killed-")]
 
 
+def test_a_link_to_no_folder_is_refused_before_training(cfg, pairs, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="is a link that leads to no folder"):
+        run_supplementary_training(cfg(), build_model, pairs, tmp_path / "link")
+
+
 def test_a_description_of_another_content_is_refused(cfg, pairs, stage1, tmp_path):
     folder, _ = stage1
     file = folder / "prompts.safetensors"

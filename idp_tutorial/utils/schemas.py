@@ -106,14 +106,15 @@ def _check_fields(schema: Any, value: Any, path: str) -> None:
 
 def _check_items(origin: Any, arguments: tuple, value: Any, path: str) -> None:
     """Check a value against `dict[K, V]`, `list[T]`, `tuple[T, ...]` or `tuple[T, U]`."""
-    # JSON has no tuples
-    if not isinstance(value, dict if origin is dict else (list, tuple)):
-        raise _MismatchError(path, {dict: "an object"}.get(origin, "a list"), value)
     if origin is dict:
+        if not isinstance(value, dict):
+            raise _MismatchError(path, "an object", value)
         for key, item in value.items():
             _check(arguments[0], key, f"{path} key")
             _check(arguments[1], item, f"{path}.{key!s:.40}")
         return
+    if not isinstance(value, (list, tuple)):  # JSON has no tuples
+        raise _MismatchError(path, "a list", value)
     types = arguments
     if origin is list or arguments[1:] == (...,):
         types = (arguments[0],) * len(value)

@@ -70,10 +70,16 @@ def _read_header(file: Path) -> dict[str, Any]:
 
 
 def check_config_numbers(config: Any, name: str) -> None:
-    """Check that the numbers in a config are finite, and that its dropout rates are fractions.
+    """Check that the numbers in a config are finite, its dropout rates fractions, its ids valid.
 
     Raises: `UserError` for another number.
     """
+    pad_id = getattr(config, "pad_token_id", None)
+    if isinstance(pad_id, int) and pad_id < -1:  # Llama's is -1: none
+        raise UserError(
+            f"config.json of backbone {name!r} has pad_token_id={pad_id}, and needs a token id: "
+            "correct it, or download or save the model again."
+        )
     for key, value in config.to_dict().items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue

@@ -114,7 +114,7 @@ def test_stage_one_trains_everything_on_the_doubled_data(cfg, pairs, tmp_path, m
 
     seen = {}
 
-    def spy(model, task, c):
+    def spy(model, task, c, checkpoint_dir=None):
         seen.update(
             rows={s: len(r) for s, r in task.splits.items()},
             cfg=c,
@@ -186,7 +186,7 @@ def test_gradients_of_stage_one_flow_through_m_of_x(cfg, pairs, tmp_path, monkey
 
     grads = []
 
-    def spy(model, task, c):
+    def spy(model, task, c, checkpoint_dir=None):
         batch = collate(task.encode(task.splits["train"][:8], model.backbone.tokenizer, 60), 1)
         model.eval()  # no dropout
         for z in (
@@ -233,7 +233,7 @@ def test_stage_one_saves_a_backbone_with_its_prompts(cfg, pairs, stage1):
     assert (
         description["steps"] == math.ceil(128 / 32)
         and 0 <= description["validation"] <= 100
-        and {p.name for p in folder.parent.iterdir()} == {"stage1"}
+        and {p.name for p in folder.parent.iterdir()} - {".stage1.lock"} == {"stage1"}
     )
     model = build_model(cfg(backbone=str(folder)), new, pairs)
     start = {n: p.clone() for n, p in model.trained_parameters().items()}
@@ -247,7 +247,7 @@ def test_the_saved_model_is_the_trained_one(cfg, pairs, tmp_path, monkeypatch):
 
     spied = {}
 
-    def spy(model, task, c):
+    def spy(model, task, c, checkpoint_dir=None):
         spied["model"] = model
         return fit(model, task, c)
 
@@ -268,7 +268,7 @@ def test_statistics_of_the_sentence_vectors_are_copied(cfg, pairs, tmp_path, mon
     spied = {}
     c = cfg(method="s-idpg-phm", pooling="cls", standardise=True)
 
-    def spy(model, task, c):
+    def spy(model, task, c, checkpoint_dir=None):
         spied["model"] = model
         return fit(model, task, c)
 
@@ -426,7 +426,8 @@ def test_a_stage_one_that_fails_leaves_nothing(cfg, pairs, tmp_path, monkeypatch
     monkeypatch.setattr(supplementary, "save_tensors", full)
     with pytest.raises(OSError):
         run_supplementary_training(cfg(), build_model, pairs, tmp_path / "a" / "s", epochs=0.1)
-    assert not any((tmp_path / "a").iterdir())
+    names = {p.name for p in (tmp_path / "a").iterdir()} - {".s.lock"}
+    assert names == {".s-checkpoints"}  # with free space, nothing is trained again
 
 
 def test_prompts_that_do_not_fit(cfg, pairs, stage1, tmp_path):

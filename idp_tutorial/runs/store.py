@@ -55,13 +55,8 @@ def _agrees(record: Mapping[str, Any], name: str, value: Any) -> bool:
 
 
 def _is_complete(record: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> bool:
-    """Return whether a record has what every run with a learning rate has, besides its settings."""
-    if "lr_selection" not in fingerprint:
-        return True
-    has_score = record.get("score", record.get("validation")) is not None
-    return {"lr", "metric", "status"} <= record.keys() and (
-        has_score or record["status"] == "diverged"
-    )
+    """Return whether a record has the result of the choice of a learning rate, if there was one."""
+    return "lr_selection" not in fingerprint or {"lr", "status"} <= record.keys()
 
 
 class RunStore:

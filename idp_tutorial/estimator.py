@@ -16,6 +16,7 @@ from functools import partial
 from inspect import Parameter, Signature, signature
 from numbers import Real
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -734,19 +735,24 @@ class PromptEstimator(BaseEstimator):
         return state
 
     def __setstate__(self, state):
+        if not isinstance(state, dict) or not isinstance(state.get("saved_"), (dict, NoneType)):
+            raise UserError("the pickled model has no state of this package: save it again.")
         saved_files = state.pop("saved_", None)
         super().__setstate__(state)
         if saved_files:
             with tempfile.TemporaryDirectory() as folder:
                 for name, data in saved_files.items():
-                    if not _FILE_NAME.fullmatch(name):  # a pickle may come from anybody
+                    is_file = isinstance(name, str) and isinstance(data, bytes)
+                    # a pickle may come from anybody
+                    if not is_file or not _FILE_NAME.fullmatch(name):
                         raise UserError(
                             f"the pickled model has a file with the name {name!r:.60}, but the "
                             "files of a model are named without folders: this package did not "
                             "pickle it."
                         )
                     (Path(folder) / name).write_bytes(data)
-                backbone = self.backbone if Path(self.backbone).is_dir() else None
+                is_path = isinstance(self.backbone, (str, Path))
+                backbone = self.backbone if is_path and Path(self.backbone).is_dir() else None
                 fitted = type(self).from_pretrained(folder, backbone, self.glove)
                 vars(self).update({k: v for k, v in vars(fitted).items() if k.endswith("_")})
 

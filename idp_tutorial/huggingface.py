@@ -39,9 +39,11 @@ from idp_tutorial.saving.descriptions import (
     PROMPT_MODEL_FORMAT,
     PROMPTS_FILE,
     SAVE_FORMAT,
+    check_prompt_sizes,
     check_save_format,
     describe_backbone,
     describe_run,
+    have_same_shapes,
     load_saved_backbone,
     parse_saved_run,
     read_prompts,
@@ -452,8 +454,9 @@ def _dtype_name(bb: Backbone) -> str:
 def _check_same_base(saved: Mapping[str, Any], bb: Backbone, folder: Path | str) -> None:
     """Raise `UserError` unless prompts were trained on the weights of this model."""
     digests = _base_digests(bb)
-    if any(saved["digests"].get(d) == digests.get(d) for d in (_dtype_name(bb), saved["dtype"])):
-        return
+    for dtype in (_dtype_name(bb), saved["dtype"]):
+        if dtype in digests and saved["digests"].get(dtype) == digests[dtype]:
+            return
     raise UserError(
         f"the prompts of {folder} belong to another model: the weights of {bb.name!r} differ. Load "
         "the model they were trained on."
@@ -480,8 +483,7 @@ def _prompt_tensors(prompted: PromptedModel) -> dict[str, Tensor]:
 
 def _read_settings(description: dict[str, Any], bb: Backbone, folder: Path | str) -> PromptSettings:
     """Return the settings of a saved prompt, of this module or of `idp train`."""
-    if description.get("format") not in (SAVE_FORMAT, PROMPT_MODEL_FORMAT):
-        check_save_format(description, folder)
+    check_save_format(description, folder, allow_prompt_model=True)
     task, cfg = parse_saved_run(description, folder, description["version"])
     saved = description.get("prompt_model")
     if saved is None:
@@ -495,13 +497,19 @@ def _read_settings(description: dict[str, Any], bb: Backbone, folder: Path | str
         head = "keep" if task.is_generation else cfg.head
         return PromptSettings(cfg, task_type, head, task.labels, token_ids)
     _check_same_base(saved["base"], bb, folder)
-    return PromptSettings(
-        cfg,
-        check_choice(saved["task_type"], TASK_TYPES, "task_type"),
-        check_choice(saved["head"], HEADS, "head"),
-        task.labels,
-        tuple(saved["label_token_ids"]),
-    )
+    task_type = check_choice(saved["task_type"], TASK_TYPES, "task_type")
+    head = check_choice(saved["head"], HEADS, "head")
+    token_ids = tuple(saved["label_token_ids"])
+    n_tokens = bb.word_embeddings.weight.shape[0]
+    n_expected = len(task.labels) if head == "verbalizer" else 0
+    is_decoder = task_type == "CAUSAL_LM"
+    fits = len(token_ids) == n_expected and all(i < n_tokens for i in token_ids)
+    if not fits or is_decoder != task.is_generation or (is_decoder and head != "keep"):
+        raise UserError(
+            f"{folder} has task_type={task_type!r}, head={head!r} and {len(token_ids)} "
+            "label_token_ids, which do not belong to its task or this model: save it again."
+        )
+    return PromptSettings(cfg, task_type, head, task.labels, token_ids)
 
 
 def _forget_frozen(model: nn.Module, incompatible_keys: Any) -> None:
@@ -935,14 +943,15 @@ class PromptModel(nn.Module):
         Raises: `UserError` if it is damaged, or was trained on another model.
         """
         description, tensors = read_prompts(resolve_model_folder(folder, **hub_options))
-        self.add_prompt(prompt_name, _read_settings(description, self.backbone, folder))
+        settings = _read_settings(description, self.backbone, folder)
+        check_prompt_sizes(settings.cfg, tensors, folder)
+        self.add_prompt(prompt_name, settings)
         self._restore(prompt_name, tensors, folder)
         self.prompts[prompt_name].requires_grad_(is_trainable and prompt_name == self.active_prompt)
 
     def _restore(self, name: str, saved: dict[str, Tensor], folder: Path | str) -> None:
         tensors = _prompt_tensors(self._prompted[name])
-        shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        if shapes != {name: tensor.shape for name, tensor in saved.items()}:
+        if not have_same_shapes(tensors, saved):
             if self.settings[name].head == "keep":
                 n_saved = len(self.settings[name].task.labels) or 1
                 raise UserError(
@@ -973,6 +982,7 @@ class PromptModel(nn.Module):
         description, tensors = read_prompts(resolve_model_folder(folder, **hub_options))
         bb = wrap_hf_model(model, tokenizer, model.config._name_or_path)
         settings = _read_settings(description, bb, folder)
+        check_prompt_sizes(settings.cfg, tensors, folder)
         loaded = cls(model, settings, prompt_name, tokenizer)
         loaded._restore(prompt_name, tensors, folder)
         loaded.set_prompt(prompt_name, is_trainable)

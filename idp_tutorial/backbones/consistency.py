@@ -8,6 +8,7 @@ layers for hours, and a tokenizer of another model ends in an `IndexError` in th
 import copy
 import json
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from idp_tutorial.utils.checks import UserError
 
 __all__ = [
     "check_model_files",
+    "check_config_numbers",
     "check_layer_count",
     "check_tensor_shapes",
     "check_unexpected_tensors",
@@ -56,7 +58,7 @@ def _stored_shapes(folder: Path) -> dict[str, list[int]]:
         for file in files:
             header = _read_header(folder / file)
             shapes |= {k: value["shape"] for k, value in header.items() if k != "__metadata__"}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}  # loading says what is wrong
     return shapes
 
@@ -65,6 +67,30 @@ def _read_header(file: Path) -> dict[str, Any]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         return json.loads(stream.read(min(length, file.stat().st_size)))
+
+
+def check_config_numbers(config: Any, name: str) -> None:
+    """Check that the numbers in a config are finite, its dropout rates fractions, its ids valid.
+
+    Raises: `UserError` for another number.
+    """
+    pad_id = getattr(config, "pad_token_id", None)
+    if isinstance(pad_id, int) and pad_id < -1:  # Llama's is -1: none
+        raise UserError(
+            f"config.json of backbone {name!r} has pad_token_id={pad_id}, and needs a token id: "
+            "correct it, or download or save the model again."
+        )
+    for key, value in config.to_dict().items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        is_rate = key.endswith(("dropout", "_dropout_prob", "_pdrop"))
+        is_finite = abs(value) <= sys.float_info.max
+        if not is_finite or (is_rate and not 0 <= value <= 1):
+            raise UserError(
+                f"config.json of backbone {name!r} has {key}={value!r:.40}, and needs "
+                f"{'a fraction from 0 to 1' if is_rate else 'a finite number'}: correct it, or "
+                "download or save the model again."
+            )
 
 
 def check_layer_count(folder: Path, config: Any, name: str) -> None:
@@ -142,6 +168,12 @@ def check_tokenizer_size(model: Any, tokenizer: Any, name: str) -> None:
     Raises: `UserError` for other tokens.
     """
     n_rows = model.get_input_embeddings().weight.shape[0]
+    longest = tokenizer.model_max_length
+    if isinstance(longest, bool) or not isinstance(longest, (int, float)) or longest < 1:
+        raise UserError(
+            f"tokenizer_config.json of backbone {name!r} has model_max_length={longest!r:.40}, and "
+            "needs a positive number: correct it, or download or save the model again."
+        )
     if len(tokenizer) <= n_rows:
         return
     special_ids = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}

@@ -232,6 +232,8 @@ def _pip_download(requirement: str, folder: Path) -> str:
     if re.search("Retrying|NewConnection|NameResolution|ConnectTimeout", process.stderr):
         return "no connection to the package registry"
     lines = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
+    if "ERROR: Exception:" in lines:  # pip's own traceback ends with the reason
+        return lines[-1]
     for line in reversed(lines):
         if "ERROR" in line or "No module named" in line:
             return line

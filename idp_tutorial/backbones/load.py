@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from idp_tutorial.backbones.consistency import (
+    check_config_numbers,
     check_layer_count,
     check_model_files,
     check_tensor_shapes,
@@ -237,6 +238,7 @@ def load_pretrained(
         check_model_files(folder, name)
     config = load_hf_config(path_or_hub_name, name, allow_hub, **hub_kwargs)
     if folder.is_dir():
+        check_config_numbers(config, name)
         check_layer_count(folder, config, name)
         check_tensor_shapes(folder, config, name)
     hub_kwargs |= dict(local_files_only=not allow_hub)
@@ -250,9 +252,10 @@ def load_pretrained(
     except Exception as e:
         if is_out_of_memory(e):  # the checkpoint may be intact
             raise
+        reason = " ".join(str(e).split())[:120]
         raise UserError(
-            f"the checkpoint of backbone {name!r} cannot be read ({type(e).__name__}: "
-            f"{str(e)[:120]}). It is damaged or incomplete; download or save it again."
+            f"the checkpoint of backbone {name!r} cannot be read ({type(e).__name__}: {reason}). "
+            "It is damaged or incomplete; download or save it again."
         ) from e
     if missing:
         raise UserError(

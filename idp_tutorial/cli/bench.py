@@ -106,7 +106,7 @@ def _read_measured_parts(options: SimpleNamespace) -> set[tuple[str, str]]:
 
     def has_same_device(record: dict) -> bool:
         # inference is always measured on the processor
-        return record["device"] == ("cpu" if record["part"] == "answers" else device)
+        return record.get("device") == ("cpu" if record["part"] == "answers" else device)
 
     def has_same_prompt(record: dict) -> bool:
         is_beside_peft = record["part"] == "beside peft"
@@ -115,7 +115,8 @@ def _read_measured_parts(options: SimpleNamespace) -> set[tuple[str, str]]:
     return {
         (r["part"], r["weights_dtype"])
         for r in read_existing_records(options.out)
-        if "part" in r
+        if isinstance(r.get("part"), str)
+        and isinstance(r.get("weights_dtype"), str)
         and settings.items() <= r.items()
         and has_same_device(r)
         and has_same_prompt(r)

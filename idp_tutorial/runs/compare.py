@@ -12,12 +12,9 @@ checkpoints in a hidden folder beside the records, so a kill loses at most the s
 evaluation, also in the search of a learning rate.
 """
 
-import json
 import logging
-import shutil
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +33,7 @@ from idp_tutorial.methods.method import ALL_METHODS
 from idp_tutorial.runs.conclusions import parse_primary_contrast
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.record import format_summary_line, make_fingerprint, run_digests
-from idp_tutorial.runs.store import RunStore
+from idp_tutorial.runs.store import RunStore, checkpoint_folder, remove_checkpoints
 from idp_tutorial.runs.tables import select_finished, write_results
 from idp_tutorial.runs.tune import (
     MAX_EXTRA_LEARNING_RATES,
@@ -54,12 +51,10 @@ from idp_tutorial.utils.checks import (
     check_writable_folder,
 )
 from idp_tutorial.utils.durable import (
-    compute_digest,
     dump_record,
     folder_lock,
     write_atomically,
 )
-from idp_tutorial.utils.process_state import process_state
 from idp_tutorial.utils.records import read_existing_records
 
 __all__ = [
@@ -154,22 +149,6 @@ def _run_seed(
     )
 
 
-def _checkpoint_folder(records_file: Path | None, fingerprint: dict) -> Path | None:
-    """Return the folder of the checkpoints of a run, or None if it has none."""
-    if records_file is None or process_state().num_processes > 1:
-        return None
-    name = compute_digest([json.dumps(fingerprint, sort_keys=True, default=str).encode()])
-    return records_file.with_name(f".{records_file.stem}-checkpoints") / name
-
-
-def _remove_checkpoints(folder: Path | None) -> None:
-    """Remove the checkpoints of a run whose record is written."""
-    if folder:
-        shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):  # other runs have checkpoints, or there is no folder
-            folder.parent.rmdir()
-
-
 def run_seeds(
     cfg: RunConfig,  # everything but the seed; `lr=None`: a learning rate is searched with seed 0
     task: Task,  # with its splits
@@ -192,7 +171,7 @@ def run_seeds(
             break  # every learning rate diverged with seed 0
         seed_cfg = replace(cfg, lr=lr if needs_lr else None, seed=seed)
         fingerprint = make_fingerprint(seed_cfg, digests, lr_selection=lr_selection)
-        checkpoint_dir = _checkpoint_folder(store.file, fingerprint)
+        checkpoint_dir = checkpoint_folder(store.file, fingerprint)
 
         def run(
             seed_cfg: RunConfig = seed_cfg, checkpoint_dir: Path | None = checkpoint_dir
@@ -216,7 +195,7 @@ def run_seeds(
             return record
 
         record = store.get_or_run(fingerprint, run)
-        _remove_checkpoints(checkpoint_dir)
+        remove_checkpoints(checkpoint_dir)
         lr = record["lr"] or lr
         records.append(record)
     return records

@@ -27,6 +27,7 @@ from idp_tutorial.training import evaluation
 from idp_tutorial.training.examples import encode_for_evaluation
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.durable import file_lock, write_atomically
+from idp_tutorial.utils.records import check_record
 
 __all__ = [
     "logits_name",
@@ -152,14 +153,31 @@ def load_logits(
 
     Raises: `UserError` that names the file if they are damaged.
     """
-    path = Path(folder) / record["logits"]
+    path = Path(folder) / check_record(record)["logits"]
     arrays = _read_runs(path.parent).get(path.name, {})
     if _digest_arrays(arrays) != record.get("logits_digest"):
         raise UserError(
             f"{path.parent} is damaged: the logits of {path.name} differ from the digest in their "
             "record. Restore the file, or remove the record and train the run again."
         )
+    _check_arrays(arrays, path)
     return dict(arrays)
+
+
+def _check_arrays(arrays: _Arrays, path: Path) -> None:
+    """Check that arrays are logits or texts of examples, with a label for each if any."""
+    for name, values in arrays.items():
+        split = name.removesuffix("_label")
+        is_label = split != name
+        kinds = "biuf" if is_label else "fU"
+        allowed = (1,) if is_label or values.dtype.kind == "U" else (2,)
+        fits = values.dtype.kind in kinds and values.ndim in allowed
+        if not fits or (is_label and len(values) != len(arrays.get(split, ()))):
+            raise UserError(
+                f"{path.parent} has an array {name!r} of {path.name} with the shape "
+                f"{values.shape} and the type {values.dtype}, which are not logits: train the run "
+                "again."
+            )
 
 
 def majority_vote_score(

@@ -10,15 +10,41 @@ Every record is written as soon as its run ends. A run that was interrupted is r
 next call, and an incomplete last line that a kill may have left is removed.
 """
 
+import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from idp_tutorial.assembly.config import recorded_option
 from idp_tutorial.runs.record import Record
+from idp_tutorial.utils.durable import compute_digest
+from idp_tutorial.utils.process_state import process_state
 from idp_tutorial.utils.records import append_record, read_existing_records
 
-__all__ = ["RunStore"]
+__all__ = ["RunStore", "checkpoint_folder", "remove_checkpoints"]
+
+
+def checkpoint_folder(
+    records_file: Path | None,  # JSONL file that gets the record of the run
+    fingerprint: Mapping[str, Any],  # from `make_fingerprint`
+) -> Path | None:
+    """Return the hidden folder of the checkpoints of a run, or None if it has none."""
+    if records_file is None or process_state().num_processes > 1:
+        return None
+    name = compute_digest([json.dumps(fingerprint, sort_keys=True, default=str).encode()])
+    return records_file.with_name(f".{records_file.stem}-checkpoints") / name
+
+
+def remove_checkpoints(
+    folder: Path | None,  # from `checkpoint_folder`
+) -> None:
+    """Remove the checkpoints of a run whose record is written."""
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # other runs have checkpoints, or there is no folder
+            folder.parent.rmdir()
 
 
 def _agrees(record: Mapping[str, Any], name: str, value: Any) -> bool:
@@ -26,6 +52,11 @@ def _agrees(record: Mapping[str, Any], name: str, value: Any) -> bool:
     if name not in record or record[name] is not None:
         return name in record and record[name] == value
     return value is None or ("method" in record and recorded_option(record, name) == value)
+
+
+def _is_complete(record: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> bool:
+    """Return whether a record has the result of the choice of a learning rate, if there was one."""
+    return "lr_selection" not in fingerprint or {"lr", "status"} <= record.keys()
 
 
 class RunStore:
@@ -45,7 +76,8 @@ class RunStore:
     ) -> dict | None:
         """Return the last record that agrees with a fingerprint, or None."""
         for record in reversed(self.records):
-            if all(_agrees(record, name, value) for name, value in fingerprint.items()):
+            agrees = all(_agrees(record, name, value) for name, value in fingerprint.items())
+            if agrees and _is_complete(record, fingerprint):
                 return record
         return None
 

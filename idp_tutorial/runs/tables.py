@@ -49,6 +49,9 @@ def _check_unique_seeds(runs: pd.DataFrame, method: str) -> None:
         )
 
 
+_RUN_COLUMNS = (  # further fields that a table shows
+    *("metric", "score", "validation", "params", "ms_per_step", "peak_memory_mb", "steps", "lr"),
+)
 _ZERO_PARAM_COUNTS = dict(prompt=0, head=0, backbone=0)  # for a method that always diverged
 
 
@@ -60,6 +63,10 @@ def _summarise_seeds(key: tuple, runs: pd.DataFrame) -> dict:
     runs = runs[~is_diverged]
     _check_unique_seeds(runs, key[-1])
     params = example.params if len(runs) else _ZERO_PARAM_COUNTS
+    if not (isinstance(params, dict) and _ZERO_PARAM_COUNTS.keys() <= params.keys()):
+        raise UserError(
+            f"a record of {key[-1]!r} has no params with prompt, head and backbone: train it again."
+        )
     row = {
         **dict(zip(GROUP_COLUMNS, key)),
         "metric": example.metric,
@@ -97,7 +104,14 @@ def results_table(records: list[dict]) -> pd.DataFrame:
     """
     if not select_finished(records):
         raise UserError("there are no records of finished runs: run idp compare first.")
-    groups = pd.DataFrame(records).groupby(GROUP_COLUMNS, sort=False, dropna=False)
+    df = pd.DataFrame(records)
+    missing = [c for c in (*GROUP_COLUMNS, *_RUN_COLUMNS) if c not in df]
+    if missing:
+        raise UserError(
+            f"no record has the field {missing[0]!r}, which a table needs: give records that idp "
+            "compare or idp train wrote."
+        )
+    groups = df.groupby(GROUP_COLUMNS, sort=False, dropna=False)
     table = pd.DataFrame([_summarise_seeds(key, runs) for key, runs in groups])
     if "diverged" in table:
         table = table.assign(diverged=table.diverged.fillna(0).astype(int))

@@ -23,7 +23,7 @@ from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.record import make_fingerprint, run_digests
-from idp_tutorial.runs.store import RunStore
+from idp_tutorial.runs.store import RunStore, checkpoint_folder, remove_checkpoints
 from idp_tutorial.training.evaluation import find_best_evaluation
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.checks import DivergenceError
@@ -230,12 +230,19 @@ def _load_or_search(
 ) -> dict:
     """Return the record of an earlier choice from `file`; if it is missing, search and store it."""
     digests = run_digests(cfg, task, include_test=False)
+    fingerprint = make_fingerprint(replace(cfg, lr=None), digests, lr_selection=lr_selection)
+    folder = checkpoint_folder(file, fingerprint)
     record = RunStore(file).get_or_run(
-        make_fingerprint(replace(cfg, lr=None), digests, lr_selection=lr_selection),
+        fingerprint,
         lambda: search_learning_rate(
-            cfg, task, learning_rates, max_extra_learning_rates=max_extra_learning_rates
+            cfg,
+            task,
+            learning_rates,
+            max_extra_learning_rates=max_extra_learning_rates,
+            checkpoint_dir=folder,
         ),
     )
+    remove_checkpoints(folder)
     if record["status"] == "diverged":
         raise DivergenceError(record["message"])
     return record

@@ -82,7 +82,7 @@ def _card_metadata(
 
 
 def _format_interval(record: dict, score: float, n: int) -> str:
-    if record["metric"] not in _PROPORTION_METRICS or not n:
+    if record["metric"] not in _PROPORTION_METRICS or not n or not 0 <= score <= 100:
         return "–"
     low, high = wilson_interval(score, n)
     return f"{low:.1f} to {high:.1f}"
@@ -101,9 +101,10 @@ def _score_table(record: dict | None, controls: Sequence[dict]) -> str:
             lines.append(
                 f"| {name} | {n:,} {split} | {measured['metric']} {score:.1f} | {interval} |"
             )
+    n_examples = record["split_sizes"].get("train", 0)
     lines += [
         "",
-        f"Trained on {record['split_sizes']['train']:,} examples for {record['steps']:,} steps "
+        f"Trained on {n_examples:,} examples for {record['steps']:,} steps "
         f"with learning rate {record['lr']:g} and seed {record['seed']}; "
         f"{record['checkpoint_selection']}. The validation score is slightly too high, because the "
         "validation split was used for selection.",

@@ -1,14 +1,16 @@
 """Descriptions of saved models: their config, their task and the digests of their backbone.
 
 A saved file may come from another machine or another person, so its content is untrusted data.
-Its config and its task are rebuilt field by field, no path in it is opened, and the weights it
-names are compared with their digest before they are used.
+The classes `Saved...` are the schemas of its description: it is compared with them before anything
+is built. Its config and its task are rebuilt field by field, no path in it is opened, and the
+weights it names are compared with their digest before they are used.
 """
 
-from collections.abc import Collection
-from dataclasses import asdict, fields, replace
+import reprlib
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,17 +23,25 @@ from idp_tutorial.methods.method import ALL_METHODS
 from idp_tutorial.saving.backbone_paths import recall_backbone_path, remember_backbone_path
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_name
 from idp_tutorial.utils.records import collect_versions, config_fingerprint
+from idp_tutorial.utils.schemas import Count, Finite, check_schema
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, deserialise_tensors
 
 __all__ = [
     "READABLE_DESCRIPTION_FILE",
     "SAVE_FORMAT",
     "PROMPT_MODEL_FORMAT",
+    "SavedTask",
+    "SavedBackbone",
+    "SavedPromptModel",
+    "SavedModel",
+    "SavedTasks",
     "read_prompts",
     "read_fingerprint",
     "describe_run",
     "parse_saved_run",
     "check_save_format",
+    "check_prompt_sizes",
+    "have_same_shapes",
     "describe_backbone",
     "remember_local_backbone",
     "check_backbone_matches",
@@ -67,13 +77,12 @@ def read_fingerprint(
     """
     try:
         description, _ = read_prompts(folder)
+        check_save_format(description, folder)
     except (ValueError, FileNotFoundError):
         return {}
-    cfg = description.get("cfg")
-    digests = description.get("digests")
-    if not (isinstance(cfg, dict) and isinstance(digests, dict)):
+    if description["digests"] is None:
         return {}
-    return {**config_fingerprint(cfg), "digests": digests}
+    return {**config_fingerprint(description["cfg"]), "digests": description["digests"]}
 
 
 SAVE_FORMAT = 2  # format of saved models
@@ -81,7 +90,125 @@ SAVE_FORMAT = 2  # format of saved models
 PROMPT_MODEL_FORMAT = "prompt model"
 # options with paths
 _MACHINE_OPTIONS: dict[str, Any] = dict(data=None, init_from=None, cache_dir=None)
-_Dataclass = TypeVar("_Dataclass")
+
+
+class _Columns:
+    expected = "two or more names of columns, of which only the first is always needed"
+
+    def accepts(self, value: Any) -> bool:
+        return len(value) >= 2 and value[0] is not None
+
+
+class _RelativeName:
+    expected = "a name of at most 300 characters without '..' or an absolute path"
+
+    def accepts(self, value: Any) -> bool:
+        path = Path(value)
+        is_short = 0 < len(value) <= 300 and "\0" not in value
+        return is_short and not path.is_absolute() and ".." not in path.parts
+
+
+@dataclass
+class SavedTask:
+    """Schema of a saved task: the fields of `Task` without its rows."""
+
+    name: Annotated[str, _RelativeName()]
+    labels: list[str] = field(default_factory=list)
+    metric: str = "accuracy"
+    pair: bool = False
+    label_words: list[str] = field(default_factory=list)
+    templates: dict[str, str] = field(default_factory=dict)
+    template_source: Literal["ours", "LPT"] = "ours"
+    label_range: tuple[Finite, Finite] = (0.0, 5.0)
+    is_generation: bool = False
+    max_answer_len: Count = 32
+    allow_empty_text: bool = False
+    hub_dataset: list[str] = field(default_factory=list)
+    columns: Annotated[list[str | None], _Columns()] = field(default_factory=list)
+    hub_labels: list[str | int | float | bool] = field(default_factory=list)
+    convert_row: None = None
+    grouping: Literal["", "choose", "each"] = ""
+    multi_label: bool = False
+    max_validation_size: Count = 0
+    splits: dict[str, list] = field(default_factory=dict)
+
+
+@dataclass
+class SavedBackbone:
+    """Schema of the weights that prompts belong to, as `describe_backbone` returns them."""
+
+    name: str
+    dtype: str
+    digests: dict[str, str]  # by dtype
+    local: bool = False
+    revision: str | None = None
+
+
+@dataclass
+class _HuggingFaceBase:
+    """Schema of the model object under a `PromptModel`."""
+
+    name: str
+    local: Literal[False] = False
+
+
+@dataclass
+class _Base:
+    dtype: str
+    digests: dict[str, str]  # by dtype
+
+
+@dataclass
+class SavedPromptModel:
+    """Schema of what only a `PromptModel` has."""
+
+    task_type: str
+    head: str
+    label_token_ids: list[Count]
+    base: _Base
+
+
+@dataclass
+class SavedModel:
+    """Schema of the description in `prompts.safetensors`."""
+
+    version: str
+    cfg: dict[str, Any]  # checked option by option when the config is built
+    task: SavedTask
+    backbone: SavedBackbone
+    glove: str | None
+    digests: dict[str, str] | None
+    formula: list[str] = field(default_factory=list)
+    prompt_model: SavedPromptModel | None = None
+
+
+@dataclass
+class _SavedHuggingFaceModel:
+    """Schema of the description of a `PromptModel` that `idp predict` cannot load."""
+
+    version: str
+    cfg: dict[str, Any]
+    task: SavedTask
+    backbone: _HuggingFaceBase
+    prompt_model: SavedPromptModel
+
+
+@dataclass
+class _SavedMember:
+    """Schema of one task of several."""
+
+    cfg: dict[str, Any]
+    task: SavedTask
+    glove: str | None = None
+
+
+@dataclass
+class SavedTasks:
+    """Schema of the description in `tasks.safetensors`."""
+
+    version: str
+    backbone: SavedBackbone
+    members: dict[str, _SavedMember]
 
 
 def _is_local_folder(backbone: str) -> bool:
@@ -113,14 +240,6 @@ def describe_run(
     return dict(cfg=options, task=fields_of_task)
 
 
-def _matches_type(value: Any, type_hint: Any) -> bool:
-    # an integer is accepted as a float, a Boolean is not accepted as a number
-    types = get_args(type_hint) or (type_hint,)
-    if isinstance(value, bool):
-        return bool in types
-    return isinstance(value, (*types, int) if float in types else types)
-
-
 def _check_field_names(
     known: Collection[str], values: dict[str, Any], source: Any, version: str
 ) -> None:
@@ -129,34 +248,22 @@ def _check_field_names(
         return
     name = unknown[0]
     raise UserError(
-        f"{source} was saved by idp_tutorial {version} and has {name}={values[name]!r}, which "
-        f"version {collect_versions()['idp_tutorial']} does not know: install that version, or "
+        f"{source} was saved by idp_tutorial {version} and has "
+        f"{name}={reprlib.repr(values[name])}, which version "
+        f"{collect_versions()['idp_tutorial']} does not know: install that version, or "
         "train the model again."
     )
 
 
-def _build_dataclass(cls: type[_Dataclass], values: Any, source: Any, version: str) -> _Dataclass:
-    """Build a dataclass from the values in a file, whose names and types are checked."""
+def _build_task(values: Any, source: Any, version: str) -> Task:
+    """Build a task from the values in a file, whose names and types are checked."""
     if not isinstance(values, dict):
-        raise UserError(f"{source} has no {cls.__name__} to build: save the model again.")
-    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
-    _check_field_names(known, values, source, version)
+        raise UserError(f"{source} has no Task to build: save the model again.")
+    _check_field_names({option.name for option in fields(Task)}, values, source, version)
+    check_schema(SavedTask, values, source, "save the model again")
     # JSON has no tuples
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    hints = get_type_hints(cls)
-    for name, value in values.items():
-        if name != "convert_row" and not _matches_type(value, hints[name]):
-            expected = getattr(hints[name], "__name__", hints[name])
-            raise UserError(
-                f"{source} has {name}={value!r}, but {cls.__name__} needs {expected}: save the "
-                "model again."
-            )
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise UserError(
-            f"{source} has a {cls.__name__} that cannot be built ({error}): save the model again."
-        ) from None
+    return Task(**{**values, "splits": {}, "convert_row": None})
 
 
 def _build_config(options: Any, source: Any, version: str) -> RunConfig:
@@ -184,39 +291,74 @@ def parse_saved_run(
 
     Raises: `UserError` for unknown fields, values of another type, or a missing task or config.
     """
-    task = _build_dataclass(Task, description.get("task"), source, version)
+    task = _build_task(description.get("task"), source, version)
     cfg = _build_config(description.get("cfg"), source, version)
-    has_column_names = all(name is None or isinstance(name, str) for name in task.columns)
-    if len(task.columns) < 2 or not has_column_names:
-        raise UserError(
-            f"{source} has columns={task.columns!r}, but two or more names of columns are needed: "
-            "save the model again."
-        )
-    task = replace(task, splits={}, convert_row=None)
     glove = cfg.get("glove")
     cfg = cfg.with_options(**_MACHINE_OPTIONS, glove=glove and Path(glove).name)
     return task, cfg
 
 
 def check_save_format(
-    description: dict[str, Any],  # description of a saved model
+    description: Any,  # description of a saved model
     source: Any,  # path of the file, for messages
+    schema: type = SavedModel,  # `SavedTasks` for a model of several tasks
+    allow_prompt_model: bool = False,  # also accept a `PromptModel` with parts of its own
 ) -> None:
-    """Check that this version can read a saved model.
+    """Check that this version can read a saved model, and that its description is complete.
 
-    Raises: `UserError` for another format.
+    Raises: `UserError` for another format, a missing field, or a value of another type.
     """
-    if description.get("format") == PROMPT_MODEL_FORMAT:
+    if not isinstance(description, dict):
+        raise UserError(f"{source} has no description of a model: save the model again.")
+    is_prompt_model = description.get("format") == PROMPT_MODEL_FORMAT
+    if is_prompt_model and not allow_prompt_model:
         raise UserError(
             f"{source} is a prompt for a Hugging Face model object: load it with "
             "PromptModel.from_pretrained(model, folder)."
         )
-    if description.get("format") != SAVE_FORMAT:
+    saved_format = description.get("format")
+    is_known = is_prompt_model or (type(saved_format) is int and saved_format == SAVE_FORMAT)
+    if not is_known:
         raise UserError(
-            f"{source} has format {description.get('format')!r} of idp_tutorial "
-            f"{description.get('version')}, and version {collect_versions()['idp_tutorial']} reads "
-            f"format {SAVE_FORMAT} only: install that version, or train the model again."
+            f"{source} has format {reprlib.repr(saved_format)} of idp_tutorial "
+            f"{reprlib.repr(description.get('version')).strip(_QUOTES)}, and version "
+            f"{collect_versions()['idp_tutorial']} reads format {SAVE_FORMAT} only: install that "
+            "version, or train the model again."
         )
+    schema = _SavedHuggingFaceModel if is_prompt_model else schema
+    check_schema(schema, description, source, "save the model again")
+
+
+_QUOTES = "'\""
+
+
+def check_prompt_sizes(
+    cfg: RunConfig,  # config in a saved file
+    tensors: Mapping[str, Tensor],  # saved tensors of its model
+    source: Any,  # path of the file, for messages
+) -> None:
+    """Check that no size in a config exceeds the number of saved parameters.
+
+    The model is built before its shapes can be compared, and a size of a billion fills the memory.
+    Raises: `UserError` for such a size.
+    """
+    n_parameters = sum(tensor.numel() for tensor in tensors.values())
+    for name in ("prompt_length", "bottleneck", "n_prompts", "update_rank"):
+        size = cfg.get(name)
+        if size is not None and size > max(n_parameters, 1000):
+            raise UserError(
+                f"{source} has {name}={size:,} and only {n_parameters:,} parameters: its config "
+                "belongs to another model. Save the model again."
+            )
+
+
+def have_same_shapes(
+    tensors: Mapping[str, Tensor],  # of a model
+    saved_tensors: Mapping[str, Tensor],  # of a file
+) -> bool:
+    """Return whether two states have the same names, shapes and kinds of numbers."""
+    state = {name: (t.shape, t.is_floating_point()) for name, t in tensors.items()}
+    return state == {name: (t.shape, t.is_floating_point()) for name, t in saved_tensors.items()}
 
 
 _DTYPE_BY_NAME = {

@@ -24,7 +24,10 @@ def _first_shape_mismatch(
 
     def shape(tensors: dict[str, Tensor], name: str) -> str:
         """Return the shape of a tensor as text."""
-        return str(tuple(tensors[name].shape)) if name in tensors else "missing"
+        if name not in tensors:
+            return "missing"
+        kind = "" if tensors[name].is_floating_point() else f" of {tensors[name].dtype}"
+        return f"{tuple(tensors[name].shape)}{kind}"
 
     for name in sorted({*saved_tensors, *model_tensors}):
         saved_shape = shape(saved_tensors, name)

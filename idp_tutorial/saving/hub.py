@@ -27,7 +27,7 @@ from idp_tutorial.saving.descriptions import (
 from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.durable import load_record, write_atomically
 from idp_tutorial.utils.hub import is_hub_reachable, split_revision
-from idp_tutorial.utils.records import config_fingerprint, describe_differences
+from idp_tutorial.utils.records import check_record, config_fingerprint, describe_differences
 from idp_tutorial.utils.tensor_files import save_tensors
 
 __all__ = [
@@ -78,16 +78,26 @@ def write_model_card(
     write_atomically(file, str(card).encode())
 
 
+_CARD_FIELDS = {
+    *("validation", "metric", "steps", "lr", "params", "split_sizes", "checkpoint_selection"),
+}
+
+
 def read_run_record(
     folder: Path | str,  # folder of a saved model
     cfg: dict[str, Any],  # config of the model, as a dictionary
 ) -> dict | None:  # None: there is no record, or it is of another run
     """Read the record of the run that trained a saved model."""
     file = Path(folder) / RECORD_FILE
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    if not lines:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        if not lines:
+            return None
+        record = check_record(load_record(lines[-1]), must_be_run=True)
+    except ValueError as e:
+        raise UserError(f"{file} has no record ({e}): delete it, or train again.") from None
+    if not record.keys() >= _CARD_FIELDS:
         return None
-    record = load_record(lines[-1])
     recorded = {name: record[name] for name in cfg if name in record}
     differences = describe_differences(config_fingerprint(recorded), config_fingerprint(cfg))
     return None if differences else record

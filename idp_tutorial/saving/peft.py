@@ -5,10 +5,13 @@ or the matrices, but not the classification head; a verbalizer has no trained he
 two implementations differ, the conversion is refused:
 """
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -17,7 +20,8 @@ from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
-from idp_tutorial.utils.checks import UserError, check_choice, require_packages
+from idp_tutorial.utils.checks import MissingFileError, UserError, check_choice, require_packages
+from idp_tutorial.utils.schemas import Count, Finite, check_schema
 
 __all__ = ["PEFT_TYPES", "to_peft", "from_peft"]
 
@@ -123,6 +127,46 @@ def to_peft(
     return folder
 
 
+@dataclass
+class _AdapterConfig:
+    """Schema of the fields of `adapter_config.json` that are used."""
+
+    peft_type: str
+    base_model_name_or_path: str | None = None
+    task_type: str | None = None
+    num_virtual_tokens: Count = 0
+    r: Count = 0
+    lora_alpha: Finite = 0
+    prefix_projection: bool = False
+    use_rslora: bool = False
+    use_dora: bool = False
+
+
+def _read_adapter(folder: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Return the config of a folder of peft, and its tensors."""
+    from peft import PeftConfig
+
+    file = folder / "adapter_config.json"
+    for path in (file, folder / _ADAPTER_FILE):
+        if not path.is_file():
+            raise MissingFileError(f"there is no {path.name} in {folder}: give a folder of peft.")
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        tensors = load_file(folder / _ADAPTER_FILE)
+    except (ValueError, RecursionError, SafetensorError) as e:
+        raise UserError(f"{folder} is damaged ({type(e).__name__}): save it again.") from None
+    check_schema(_AdapterConfig, saved, file, "save it again")
+    n_parameters = sum(tensor.numel() for tensor in tensors.values())
+    if max(saved.get("r", 0), saved.get("num_virtual_tokens", 0)) > n_parameters:
+        raise UserError(f"{file} has sizes beyond its {n_parameters:,} parameters: save it again.")
+    try:
+        return PeftConfig.from_pretrained(str(folder)), tensors
+    except Exception as e:  # peft raises many kinds for values that it does not know
+        raise UserError(
+            f"{file} is not a config of peft ({type(e).__name__}: {str(e)[:100]}): save it again."
+        ) from e
+
+
 def _config_from_peft(peft_config: Any, cfg: RunConfig) -> RunConfig:
     """Return `cfg` with the method and the sizes of a config of peft."""
     peft_type = str(getattr(peft_config.peft_type, "value", peft_config.peft_type))
@@ -199,12 +243,9 @@ def from_peft(
     Raises: `UserError` if it belongs to another model, or was trained with options that differ.
     """
     require_packages("peft")
-    from peft import PeftConfig
-
-    peft_config = PeftConfig.from_pretrained(str(folder))
+    peft_config, saved = _read_adapter(Path(folder))
     _check_peft_scaling(peft_config, folder)
     cfg = _config_from_peft(peft_config, cfg or RunConfig(backbone=bb.name))
-    saved = load_file(Path(folder) / _ADAPTER_FILE)
     _check_peft_compatible(cfg.method, bb, cfg)
     model = build_model(cfg, bb, task)
     for parameter, tensor in _pair_tensors(model, cfg, peft_config, saved, folder):

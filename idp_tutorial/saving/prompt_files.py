@@ -30,9 +30,11 @@ from idp_tutorial.saving import hub as hub_models
 from idp_tutorial.saving.descriptions import (
     PROMPTS_FILE,
     SAVE_FORMAT,
+    check_prompt_sizes,
     check_save_format,
     describe_backbone,
     describe_run,
+    have_same_shapes,
     load_saved_backbone,
     parse_saved_run,
     read_prompts,
@@ -184,6 +186,7 @@ def from_pretrained(
     description, saved_tensors = read_prompts(resolve_model_folder(folder, revision, token))
     check_save_format(description, folder)
     task, cfg = parse_saved_run(description, folder, description["version"])
+    check_prompt_sizes(cfg, saved_tensors, folder)
     if dtype is not None:
         cfg = _with_dtype(cfg, dtype, bb)
     bb = load_saved_backbone(
@@ -196,8 +199,7 @@ def from_pretrained(
     )
     model = rebuild_model(description, task, cfg, bb, glove, folder)
     tensors = trained_state(model)
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    if shapes != {name: tensor.shape for name, tensor in saved_tensors.items()}:
+    if not have_same_shapes(tensors, saved_tensors):
         raise UserError(
             f"the tensors of {folder} do not fit the model that its config describes, probably "
             "because another version saved it: train it again."

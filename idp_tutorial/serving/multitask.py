@@ -29,9 +29,12 @@ from idp_tutorial.data.task import Task, scale_labels
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.saving.descriptions import (
     SAVE_FORMAT,
+    SavedTasks,
+    check_prompt_sizes,
     check_save_format,
     describe_backbone,
     describe_run,
+    have_same_shapes,
     load_saved_backbone,
     parse_saved_run,
     read_prompts,
@@ -93,9 +96,9 @@ def _name_by_task(folders: Sequence[Path | str]) -> dict[str, Path | str]:
     """Return the folders of saved models by the name of their task; of two equal ones by folder."""
     task_names = []
     for folder in folders:
-        task = read_prompts(resolve_model_folder(folder))[0].get("task")
-        name = task.get("name") if isinstance(task, dict) else None
-        task_names.append(name if isinstance(name, str) else Path(str(folder)).name)
+        description = read_prompts(resolve_model_folder(folder))[0]
+        check_save_format(description, folder)
+        task_names.append(description["task"]["name"])
     named = {
         name if task_names.count(name) == 1 else Path(str(folder)).name: folder
         for name, folder in zip(task_names, folders)
@@ -349,8 +352,9 @@ class MultiTaskModel(nn.Module):
         named = folders if isinstance(folders, dict) else _name_by_task(folders)
         task_models = {}
         for name, folder in named.items():
-            method = read_prompts(resolve_model_folder(folder))[0]["cfg"]["method"]
-            check_name(method, METHODS, "method")
+            description = read_prompts(resolve_model_folder(folder))[0]
+            check_save_format(description, folder)
+            method = check_name(description["cfg"].get("method", ""), METHODS, "method")
             if METHODS[method].insertion_point.endswith("weights"):
                 raise UserError(
                     f"{name!r} ({method}) changes the backbone's weights, which all tasks share. "
@@ -497,7 +501,9 @@ def _read_tasks_file(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"there is no {TASKS_FILE} in {folder}. Give a folder that `save_multitask_model` made."
         )
     description, tensors = deserialise_tensors(file.read_bytes(), file)
-    check_save_format(description, file)
+    check_save_format(description, file, SavedTasks)
+    if not description["members"]:
+        raise UserError(f"{file} has no tasks: save the model again.")
     return description, tensors
 
 
@@ -519,6 +525,8 @@ def load_multitask_model(
         name: parse_saved_run(saved, folder, description["version"])
         for name, saved in descriptions.items()
     }
+    for _, cfg in runs.values():
+        check_prompt_sizes(cfg, tensors, folder)
     backbone_name = next(iter(runs.values()))[1].backbone
     backbone = load_saved_backbone(
         description["backbone"], backbone_name, bb, f"the tasks of {folder}"
@@ -529,7 +537,7 @@ def load_multitask_model(
             descriptions[name], task, cfg, backbone, glove, folder
         ),
     )
-    if _tensor_shapes(model) != {name: tuple(t.shape) for name, t in tensors.items()}:
+    if not have_same_shapes(_task_tensors(model), tensors):
         raise UserError(
             f"the tensors in {folder} do not match the models that its configs describe. The "
             f"file is damaged or "

@@ -13,7 +13,8 @@ not part of it.
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ from idp_tutorial.training.distributed import StepProfiler, all_gather_objects
 from idp_tutorial.utils.checks import UserError, check_writable_folder
 from idp_tutorial.utils.durable import compute_digest, file_digest
 from idp_tutorial.utils.records import config_fingerprint, describe_differences
+from idp_tutorial.utils.schemas import Count, check_schema, check_structure
 from idp_tutorial.utils.tensor_files import (
     PROMPTS_FILE,
     read_last_snapshot,
@@ -35,7 +37,13 @@ from idp_tutorial.utils.tensor_files import (
     write_snapshot,
 )
 
-__all__ = ["run_fingerprint", "get_random_state", "set_random_state", "Checkpoint"]
+__all__ = [
+    "run_fingerprint",
+    "get_random_state",
+    "set_random_state",
+    "check_optimizer_state",
+    "Checkpoint",
+]
 
 
 def _iterate_frozen_weights(model: PromptedModel) -> Iterator[bytes | np.ndarray]:
@@ -112,6 +120,92 @@ class _Run(Protocol):
 
 
 _CONTENT_KEYS = ("fingerprint", "progress", "random_states", "tensors")  # of every checkpoint
+_REMEDY = "delete its checkpoints to start this run again"
+
+
+@dataclass
+class _SavedProgress:
+    """Schema of a saved `TrainState`."""
+
+    step: Count
+    best_tensors: dict[str, Tensor] | None
+    history: list[tuple[int, float]]
+    validation_losses: list[float | None]
+    losses: Tensor
+
+
+@dataclass
+class _SavedProfiler:
+    """Schema of a saved `StepProfiler`."""
+
+    step_times_ms: list[float]
+    activation_bytes: Count
+    largest_batch_tokens: Count
+
+
+@dataclass
+class _SavedContent:
+    """Schema of a checkpoint."""
+
+    fingerprint: dict[str, Any]
+    progress: _SavedProgress
+    profiler: _SavedProfiler
+    random_states: list[dict[str, Any]]
+    tensors: dict[str, Tensor]
+    optimizer: dict[str, Any] | None
+    lr_scheduler: dict[str, Any] | None
+    grad_scaler: dict[str, Any] | None
+
+
+@dataclass
+class _SavedOptimizer:
+    """Schema of the state of an optimizer of PyTorch."""
+
+    state: dict[int, dict[str, Tensor | float | None]]
+    param_groups: list[dict[str, Any]]
+
+
+def check_optimizer_state(
+    saved: Any,  # what was read from a file
+    optimizer: Any,  # optimizer of PyTorch, or of Accelerate, that will get it
+    source: Any,  # name of the file, for messages
+    remedy: str = _REMEDY,  # what usually fixes it, for messages
+) -> None:
+    """Check that the state of an optimizer has its groups, and moments of its parameters' shapes.
+
+    Raises: `UserError` if it does not.
+    """
+    check_schema(_SavedOptimizer, saved, source, remedy)
+    groups = optimizer.state_dict()["param_groups"]
+    check_structure(saved["param_groups"], groups, f"{source}, optimizer,", remedy)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for i, moments in saved["state"].items():
+        shapes = {(), tuple(parameters[i].shape)} if 0 <= i < len(parameters) else set()
+        tensors = [m for m in moments.values() if isinstance(m, Tensor)]
+        if not shapes or not all(tuple(t.shape) in shapes for t in tensors):
+            raise UserError(f"{source} has moments of another shape for parameter {i}: {remedy}.")
+
+
+def _check_content(content: Mapping[str, Any], run: "_Run", source: str) -> None:
+    """Check the content of a checkpoint against the run that continues from it."""
+    trained = dict(run.trained_tensors)
+    best = content["progress"]["best_tensors"]
+    for tensors in (content["tensors"], best):
+        if tensors:
+            check_structure(tensors, trained, source, _REMEDY)
+    if content["optimizer"] and run.optimizer is not None:
+        check_optimizer_state(content["optimizer"], run.optimizer, source)
+    for name in ("lr_scheduler", "grad_scaler"):
+        component = run.lr_scheduler if name == "lr_scheduler" else run.acc.scaler
+        if content[name] and component is not None:
+            check_structure(content[name], component.state_dict(), f"{source}, {name},", _REMEDY)
+    states = content["random_states"]
+    if len(states) <= run.acc.process_index:
+        raise UserError(f"{source} has random states of {len(states)} processes only: {_REMEDY}.")
+    example = get_random_state()
+    saved = states[run.acc.process_index]
+    example["cuda"] = saved.get("cuda")  # the checkpoint may be of another device
+    check_structure(saved, example, f"{source}, random_states,", _REMEDY)
 
 
 class Checkpoint:
@@ -163,6 +257,8 @@ class Checkpoint:
         content = self._read_on_all_processes(run.acc)
         if content is None:
             return
+        source = f"the checkpoint in {self.folder}"
+        _check_content(content, run, source)
         restore_state(run.trained_tensors, content["tensors"])
         for component, name in (
             (run.optimizer, "optimizer"),
@@ -175,7 +271,12 @@ class Checkpoint:
         progress = dict(content["progress"])
         progress["losses"] = list(progress["losses"].to(run.acc.device))
         vars(run.state).update(progress)
-        set_random_state(content["random_states"][run.acc.process_index])
+        try:
+            set_random_state(content["random_states"][run.acc.process_index])
+        except (TypeError, ValueError, OverflowError, RuntimeError) as e:
+            raise UserError(
+                f"{source} has a state of a random generator that cannot be used: {_REMEDY}."
+            ) from e
 
     def _read_on_all_processes(self, acc: Any) -> dict | None:
         """Read on every process; an error of one process is raised on all, so that none waits."""
@@ -209,6 +310,7 @@ class Checkpoint:
         content = read_last_snapshot(self.folder, _CONTENT_KEYS)
         if content is None:
             return None
+        check_schema(_SavedContent, content, f"the checkpoint in {self.folder}", _REMEDY)
         differences = describe_differences(content["fingerprint"], self.run_fingerprint)
         if differences:
             raise UserError(

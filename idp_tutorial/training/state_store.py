@@ -193,7 +193,10 @@ class StateStore:
         index = footer[:-INDEX_FOOTER_BYTES].view(INDEX_DTYPE)
         if footer.tobytes() != self._dump_index(index):
             return None
-        size_of_states = int(index["end"][-1]) * self.d * self.dtype.itemsize
+        ends = index["end"]
+        if ends[0] < 1 or (np.diff(ends) < 1).any():
+            return None
+        size_of_states = int(ends[-1]) * self.d * self.dtype.itemsize
         return index if len(data) == size_of_states + n_bytes else None
 
     def _dump_index(self, index: np.ndarray) -> bytes:

@@ -95,6 +95,15 @@ def move_into_place(source: Path, destination: Path) -> None:
     _sync(destination.parent)
 
 
+def _refuse_link_to_device(file: Path) -> None:
+    """Raise `UserError` for a link to a pipe or a device in the place of a file."""
+    if file.is_symlink() and "/dev/" not in f"{file.absolute().parent}/":
+        raise UserError(
+            f"{file} is a link to {os.path.realpath(file)}, from which nothing can be read again: "
+            "remove the link."
+        )
+
+
 @contextmanager
 def open_atomically(
     file: Path | str,  # the file to write; a link is followed
@@ -104,11 +113,7 @@ def open_atomically(
     """Open a file that replaces the old one when the block ends without an error."""
     given, file = Path(file), Path(os.path.realpath(file))
     if file.exists() and not file.is_file():  # a pipe or a device cannot be replaced
-        if given.is_symlink() and "/dev/" not in f"{given.absolute().parent}/":
-            raise UserError(
-                f"{given} is a link to {file}, from which nothing can be read again: remove the "
-                "link."
-            )
+        _refuse_link_to_device(given)
         with open(file, mode, **open_kwargs) as f:
             yield f
         return
@@ -256,16 +261,20 @@ def load_record(line: str) -> dict:
     """
     try:
         record = json.loads(line)
+        stored = record.pop("digest", None) if isinstance(record, dict) else None
+        text = json.dumps(record)
+        json.dumps(record, ensure_ascii=False).encode()
     except RecursionError:
         raise UserError("its brackets are nested too deeply") from None
+    except UnicodeEncodeError:
+        raise UserError("it contains a lone surrogate, which is not a character") from None
     if not isinstance(record, dict):
         raise UserError(f"it is not a JSON object but {str(record)[:40]!r}")
-    stored = record.pop("digest", None)
     # a record without digest is accepted, unless the damage is in the key 'digest' itself
     is_key_damaged = stored is None and any(
         isinstance(v, str) and _DIGEST_PATTERN.fullmatch(v) for v in record.values()
     )
-    is_changed = stored is not None and stored != compute_digest([json.dumps(record).encode()])
+    is_changed = stored is not None and stored != compute_digest([text.encode()])
     if is_key_damaged or is_changed:
         raise UserError("its digest does not match: the line was changed after it was written")
     return record
@@ -289,6 +298,8 @@ def append_line(file: Path, line: str) -> None:
     """Append a line to a file and flush it to disk; other processes wait."""
     # a lock of its own: that of the whole file may be held for hours
     with folder_lock(file.parent, file.name + "-end", wait=True):
+        if file.exists() and not file.is_file():
+            _refuse_link_to_device(file)
         if file.exists():
             repair_last_line(file)
         with open(file, "ab") as f:
@@ -328,11 +339,20 @@ def read_manifest(folder: Path) -> dict[str, str]:  # file name: SHA-256 digest
     """Return the digests in the manifest of a folder."""
     try:
         lines = (folder / MANIFEST_NAME).read_text(encoding="utf-8").splitlines()
-        return {name: sha256 for sha256, name in (line.split("  ", 1) for line in lines)}
+        digests = {name: sha256 for sha256, name in (line.split("  ", 1) for line in lines)}
     except ValueError:
         raise UserError(
             f"{folder / MANIFEST_NAME} is damaged: download or create the folder again."
         ) from None
+    for name in digests:
+        parts = name.split("/")
+        is_odd = "" in parts or ".." in parts or "\0" in name or "\\" in name
+        if is_odd or any(len(part.encode()) > 255 for part in parts):
+            raise UserError(
+                f"{folder / MANIFEST_NAME} names the file {name!r:.60}, which is not in this "
+                "folder: download or create the folder again."
+            )
+    return digests
 
 
 def find_damaged_file(
@@ -341,7 +361,7 @@ def find_damaged_file(
 ) -> str:  # '' if no file is damaged
     """Return the first file of a folder that is missing or does not have its digest."""
     for name, sha256 in (read_manifest(folder) if digests is None else digests).items():
-        file = folder / name.replace("\0", "?")
+        file = folder / name
         if not file.is_file() or file_digest(file) != sha256:
             return name
     return ""

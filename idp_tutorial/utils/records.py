@@ -5,10 +5,12 @@ The settings of the run come first, under the names of its options.
 
 import json
 import platform
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.durable import (  # noqa: F401 (other modules import them from here)
@@ -21,6 +23,7 @@ from idp_tutorial.utils.durable import (  # noqa: F401 (other modules import the
     write_atomically,
 )
 from idp_tutorial.utils.process_state import process_state
+from idp_tutorial.utils.schemas import Count, Finite, check_schema
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -30,6 +33,7 @@ __all__ = [
     "describe_differences",
     "collect_versions",
     "append_record",
+    "check_record",
     "read_records",
     "parse_conditions",
     "read_existing_records",
@@ -83,7 +87,7 @@ def describe_differences(
     """Describe the differences between two fingerprints."""
     saved, current = json.loads(json.dumps([saved, current]))  # a tuple is stored as a list
     return ", ".join(
-        f"{name} was {saved.get(name)!r} and is now {current.get(name)!r}"
+        f"{name} was {saved.get(name)!r:.300} and is now {current.get(name)!r:.300}"
         for name in {**saved, **current}
         if saved.get(name) != current.get(name)
     )
@@ -111,14 +115,87 @@ def append_record(record: dict, file: Path | str) -> None:
         append_line(Path(file), dump_record(record))
 
 
-def _check_schema(record: dict) -> dict:
+class _LogitsName:
+    expected = "the name of logits beside the file, such as logits/NAME.npz/RUN"
+    pattern = re.compile(r"[^/\\\0]+/[^/\\\0]+\.npz/[^/\\\0]+")
+
+    def accepts(self, value: Any) -> bool:
+        return bool(self.pattern.fullmatch(value)) and ".." not in value.split("/")
+
+
+@dataclass
+class _RunFields:
+    """Schema of the record of a run: the fields that tables, comparisons and model cards read."""
+
+    schema: Literal[3]
+    status: Literal["done", "diverged"]
+    method: str
+    seed: Count
+    task: str
+    backbone: str
+    head: str = ""
+    data: str | None = None
+    glove: str | None = None
+    init_from: str | None = None
+    cache_dir: str | None = None
+    device: str = ""
+    gradient_checkpointing: bool = False
+    metric: str | None = None
+    message: str = ""
+    score: Finite | None = None
+    scores: dict[str, Finite | None] | None = None
+    validation: Finite | None = None
+    validation_loss: float | None = None
+    lr: Finite | None = None
+    head_lr: Finite | None = None
+    steps: Count | None = None
+    steps_done: Count | None = None
+    shots: Count | None = None
+    split_seed: Count | None = None
+    layer: int | None = None
+    prompt_length: Count | None = None
+    n_layers: Count | None = None
+    params: dict[str, Count] | None = None
+    digests: dict[str, str] = field(default_factory=dict)
+    split_sizes: dict[str, Count | dict[str, Count]] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    provenance: dict[str, str | float | bool | None] = field(default_factory=dict)
+    lr_selection: str = ""
+    checkpoint_selection: str = ""
+    seconds: Finite = 0.0
+    tuning_seconds: Finite = 0.0
+    ms_per_step: float = 0.0
+    peak_memory_mb: float = 0.0
+    history: list[tuple[Count, float]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    learning_rates_tried: list[tuple[Finite, float | str]] = field(default_factory=list)
+    lr_at_grid_edge: bool = False
+    logits: Annotated[str, _LogitsName()] = ""
+    logits_digest: str = ""
+    primary: str = ""
+    target: str = ""
+    setting: str = ""
+    label_map: list[int] | None = None
+    majority_score: Finite | None = None
+    source_score: Finite | None = None
+    stage_learning_rate: Finite | None = None
+
+
+def check_record(
+    record: dict,
+    must_be_run: bool = False,  # also refuse records of other things, such as timings
+) -> dict:  # `record`
     """Return a record; raise `UserError` for the record of a run that has another schema."""
-    is_run = "method" in record and "seed" in record
-    if is_run and record.get("schema") != SCHEMA_VERSION:
+    if not must_be_run and not ("method" in record and "seed" in record):
+        return record
+    if record.get("schema") != SCHEMA_VERSION:
         raise UserError(
-            f"its schema is {record.get('schema', 1)}, and this version reads schema "
+            f"its schema is {record.get('schema', 1)!s:.40}, and this version reads schema "
             f"{SCHEMA_VERSION} only"
         )
+    check_schema(_RunFields, record, "it", "create it again")
+    if record["status"] == "diverged" and "message" not in record:
+        raise UserError("it is of a run that diverged, and has no message: create it again")
     return record
 
 
@@ -131,10 +208,11 @@ def _read_lines(paths: Iterable[Path | str]) -> list[dict]:
             )
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
             try:
-                records.append(_check_schema(load_record(line.decode())))
+                records.append(check_record(load_record(line.decode())))
             except ValueError as e:
                 raise UserError(
-                    f"{path}, line {number} is not a record ({e}): remove the line, or create "
+                    f"{path}, line {number} is not a record ({str(e).rstrip('.')}): remove the "
+                    "line, or create "
                     "the file again."
                 ) from None
     return records

@@ -17,7 +17,8 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from idp_tutorial.utils.checks import UserError, explain_os_error
 from idp_tutorial.utils.durable import write_atomically
+from idp_tutorial.utils.schemas import Count, check_schema
 
 __all__ = [
     "PROMPTS_FILE",
@@ -86,7 +88,9 @@ def deserialise_tensors(
     try:
         tensors = load(data)
         text = json.loads(data[8 : 8 + header_size])["__metadata__"][METADATA_KEY]
-        return json.loads(text[65:]), tensors
+        description = json.loads(text[65:])
+        json.dumps(description, ensure_ascii=False).encode()  # without lone surrogates
+        return description, tensors
     except Exception as e:  # a valid digest of invalid content
         raise UserError(f"{name} cannot be read ({type(e).__name__}): {remedy}.") from None
 
@@ -143,9 +147,13 @@ def _unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
     ((kind, value),) = tree.items()
     if kind == "tensor":
         return tensors[value]
+    if not isinstance(value, list):
+        raise ValueError(f"{kind!r} must have a list")
     if kind == "dict":
         return {_unflatten(k, tensors): _unflatten(v, tensors) for k, v in value}
-    return tuple(_unflatten(v, tensors) for v in value)
+    if kind == "tuple":
+        return tuple(_unflatten(v, tensors) for v in value)
+    raise ValueError(f"{kind!r} is not a kind of tree")
 
 
 class _DamagedFileError(UserError):
@@ -180,7 +188,7 @@ def list_snapshots(folder: Path | str) -> list[tuple[int, Path]]:
     steps_and_files = []
     for path in Path(folder).glob("checkpoint-*.safetensors"):
         step = path.stem.rpartition("-")[2]
-        if step.isdecimal():
+        if step.isascii() and step.isdecimal():
             steps_and_files.append((int(step), path))
     return sorted(steps_and_files, reverse=True)
 
@@ -208,8 +216,20 @@ def write_snapshot(
         ) from e
 
 
+@dataclass
+class _Snapshot:
+    """Schema of the content of a snapshot."""
+
+    step: Count
+    tree: Any
+
+
 def _read_snapshot(file: Path, step: int) -> Any:
-    state = read_tree(file)
+    content = read_tree(file)
+    try:
+        state = check_schema(_Snapshot, content, file)
+    except UserError as e:
+        raise _DamagedFileError(str(e).rpartition(":")[0]) from None
     if state["step"] != step:
         raise _DamagedFileError(
             f"{file} is damaged: its name and its content (step {state['step']}) disagree"
@@ -219,7 +239,7 @@ def _read_snapshot(file: Path, step: int) -> Any:
 
 def read_last_snapshot(
     folder: Path | str,  # folder of the run
-    required_keys: Iterable[str] = (),  # keys that the tree must have
+    required_keys: Collection[str] = (),  # keys that the tree must have
 ) -> Any:  # the tree of the last `write_snapshot`; None if there is no snapshot
     """Return the state of a run in its last snapshot; a damaged one is skipped with a warning.
 
@@ -238,7 +258,7 @@ def read_last_snapshot(
                 f"the checkpoint in {folder} cannot be read: {explain_os_error(e, folder)}. "
                 "It may be intact, so do not delete it."
             ) from e
-        if not {*required_keys} <= tree.keys():
+        if required_keys and not (isinstance(tree, dict) and {*required_keys} <= tree.keys()):
             raise UserError(
                 f"{file} is a checkpoint of another kind of run, or of an older version. Use "
                 "another folder."

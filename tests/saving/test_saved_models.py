@@ -219,10 +219,10 @@ def test_a_description_of_no_task_or_no_weights_is_named(saved):
     folder, *_ = saved
     good = (folder / "prompts.safetensors").read_bytes()
     for new, words in (
-        (dict(task=dict(columns=[])), "has columns="),
-        (dict(task=dict(columns=[1, 2])), "has columns="),
-        (dict(backbone=None), "no digest of their backbone's weights"),
-        (dict(backbone=dict(digests={})), "no digest of their backbone's weights"),
+        (dict(task=dict(columns=[])), "has task.columns=.., but it must be two or more names"),
+        (dict(task=dict(columns=[1, 2])), r"has task.columns\[0\]=1, but it must be a text"),
+        (dict(backbone=None), "has backbone=None, but it must be an object"),
+        (dict(backbone=dict(dtype="x")), "no digest of their backbone's weights"),
     ):
         (folder / "prompts.safetensors").write_bytes(good)
         rewrite(folder, **new)

@@ -21,6 +21,7 @@ from idp_tutorial.utils.durable import (
     load_record,
     move_into_place,
     open_atomically,
+    read_manifest,
     repair_last_line,
     require_intact_files,
     write_atomically,
@@ -203,3 +204,24 @@ def test_a_file_of_the_package_is_compared_with_its_digest(tmp_path, monkeypatch
     for name in ("lexicons.json", "other.json"):
         with pytest.raises(UserError, match=f"{name} is damaged or missing.*Install the package"):
             asset_path(name)
+
+
+def test_a_link_to_a_device_gets_no_records(tmp_path):
+    (tmp_path / "runs.jsonl").symlink_to(os.devnull)
+    with pytest.raises(ValueError, match="is a link to /dev/null, from which nothing can be read"):
+        append_line(tmp_path / "runs.jsonl", "{}")
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "a//b", "x" * 300, "a\\b"])
+def test_a_manifest_names_files_of_its_folder_only(name, tmp_path):
+    (tmp_path / MANIFEST_NAME).write_text(f"{'0' * 64}  {name}\n")
+    with pytest.raises(ValueError, match="which is not in this folder"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line", ['{"a": "\\ud800"}', '{"a": ' + "[" * 3000 + "]" * 3000 + "}"], ids=["text", "depth"]
+)
+def test_a_record_that_cannot_be_written_is_refused(line):
+    with pytest.raises(ValueError, match="lone surrogate|nested too deeply"):
+        load_record(line)

@@ -9,10 +9,10 @@ __all__ = ['append_swapped_pairs', 'run_supplementary_training']
 import json
 import math
 import shutil
-import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 # %% ../../../nbs/engine/papers/supplementary_training.ipynb #15f1c69d
 from ...utils.checks import UserError
@@ -22,8 +22,11 @@ from ...data.task import Task
 from ...core.backbone import Backbone, backbone_fingerprint
 from ...backbones.load import load_backbone
 from ...core.prompted_model import PromptedModel, trained_state
-from ...utils.durable import move_into_place
+from ...runs.store import checkpoint_folder, remove_checkpoints
+from ...saving.descriptions import read_prompts
+from ...utils.durable import file_lock, move_into_place, write_manifest
 from ...utils.records import config_fingerprint, describe_differences
+from ...utils.schemas import Count, Finite, check_schema
 from ...utils.tensor_files import save_tensors
 from ...training.fit import TrainLog, fit
 
@@ -47,7 +50,11 @@ def append_swapped_pairs(
 
 # %% ../../../nbs/engine/papers/supplementary_training.ipynb #d5be2a3a
 def _train_all_weights(
-    cfg: RunConfig, build_model: Callable, task: Task, rows: list[dict]
+    cfg: RunConfig,
+    build_model: Callable,
+    task: Task,
+    rows: list[dict],
+    checkpoint_dir: Path | None = None,
 ) -> tuple[PromptedModel, TrainLog]:
     """Train backbone, prompts and head on the rows of the intermediate task."""
     bb = load_backbone(cfg.backbone)
@@ -61,7 +68,8 @@ def _train_all_weights(
     pooler = getattr(bb.base, "pooler", None)
     if pooler is not None:  # its output is not used, so it has no gradient
         pooler.requires_grad_(False)
-    return model, fit(model, replace(task, splits={**task.splits, "train": rows}), cfg)
+    task = replace(task, splits={**task.splits, "train": rows})
+    return model, fit(model, task, cfg, checkpoint_dir=checkpoint_dir)
 
 
 def run_supplementary_training(
@@ -79,10 +87,14 @@ def run_supplementary_training(
 ) -> dict:  # `folder`, `steps`, `validation` (score on the intermediate task), `config` and others
     """Train backbone and prompts on an intermediate task and save both (IDPG §A.4).
 
-    A folder that was made with the same settings and data is reused.
+    A folder that was made with the same settings and data is reused, and a run that was killed
+    continues from its last checkpoint.
     Raises: `UserError` for a folder that was made otherwise, a method that adds weights inside
     the backbone, or a task without pairs.
     """
+    folder = Path(folder)
+    if folder.is_symlink() and not folder.exists():
+        raise UserError(f"{folder} is a link that leads to no folder: give the folder itself.")
     rows = task.splits["train"]
     if with_swapped_pairs:
         rows = append_swapped_pairs(rows)
@@ -111,13 +123,26 @@ def run_supplementary_training(
         ),
     )
     description = json.loads(json.dumps(description))  # as it will be read from the file
-    folder = Path(folder)
-    if folder.exists():
-        return _load_matching_run(folder, description)
-    model, training_log = _train_all_weights(cfg, build_model, task, rows)
-    description |= dict(steps=training_log.steps, validation=training_log.validation)
-    _save_tuned_backbone(model, folder, description)
+    with file_lock(folder):
+        if folder.exists():
+            return _load_matching_run(folder, description)
+        checkpoints = checkpoint_folder(folder, description["fingerprint"])
+        model, training_log = _train_all_weights(cfg, build_model, task, rows, checkpoints)
+        description |= dict(steps=training_log.steps, validation=training_log.validation)
+        _save_tuned_backbone(model, folder, description)
+        remove_checkpoints(checkpoints)
     return {**description, "folder": str(folder)}
+
+
+@dataclass
+class _SavedStage:
+    """Schema of the description of stage 1."""
+
+    config: dict[str, Any]
+    rows: list[Count]
+    fingerprint: dict[str, Any]
+    steps: Count
+    validation: Finite
 
 
 def _load_matching_run(folder: Path, description: dict) -> dict:
@@ -128,19 +153,22 @@ def _load_matching_run(folder: Path, description: dict) -> dict:
             f"{folder} exists and was not written by run_supplementary_training: use another "
             f"folder."
         )
-    saved = json.loads(file.read_text())
+    saved, _ = read_prompts(folder)  # its digest is checked; the file is a copy for people
+    check_schema(_SavedStage, saved, folder, "delete it to train it again")
     differences = describe_differences(saved["fingerprint"], description["fingerprint"])
     if differences:
         raise UserError(
             f"{folder} holds another run ({differences}): give another folder, or delete this one."
         )
-    return {**saved, "folder": str(folder)}
+    return {**saved, **description, "folder": str(folder)}  # equal up to paths and the device
 
 
 def _save_tuned_backbone(model: PromptedModel, folder: Path, description: dict) -> None:
     """Save backbone, prompts, head and description; the folder appears when it is complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder.parent))
+    temporary = folder.with_name(f".{folder.name}-writing")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    temporary.mkdir()
     has_progress_bar = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:
@@ -153,7 +181,7 @@ def _save_tuned_backbone(model: PromptedModel, folder: Path, description: dict) 
         }
         save_tensors(temporary / "prompts.safetensors", tensors, description)
         (temporary / "supplementary.json").write_text(json.dumps(description))
-        temporary.chmod(0o755)
+        write_manifest(temporary)
         move_into_place(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

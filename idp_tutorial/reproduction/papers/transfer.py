@@ -81,7 +81,11 @@ def _evaluate_test_split(model: PromptedModel, task: Task, cfg: RunConfig) -> di
 
 
 def _train_with_best_learning_rate(
-    model: PromptedModel, task: Task, cfg: RunConfig, learning_rates: Sequence[float]
+    model: PromptedModel,
+    task: Task,
+    cfg: RunConfig,
+    learning_rates: Sequence[float],
+    checkpoint_dir: Path | None = None,  # folder of this stage
 ) -> tuple[TrainLog, float]:  # the log of the best learning rate, and the rate
     """Continue training, once with each learning rate; keep the model best on validation."""
     state = {**model.trained_parameters(), **dict(model.named_buffers())}
@@ -91,7 +95,8 @@ def _train_with_best_learning_rate(
         """Train from the initial state with a learning rate."""
         restore_state(state, initial_state)
         seed_random_numbers(cfg.seed)  # the same batches and dropout masks for every learning rate
-        log = fit(model, task, replace(cfg, lr=lr))
+        folder = checkpoint_dir and checkpoint_dir / f"lr-{lr:g}"
+        log = fit(model, task, replace(cfg, lr=lr), checkpoint_dir=folder)
         return copy_state(state), log
 
     trials = try_learning_rates(train, learning_rates)
@@ -225,6 +230,7 @@ def run_transfer(
     few_shot: bool = True,  # also run the few-shot stage and its control
     # JSONL file to which the caller adds the records; logits are stored beside it
     records_file: Path | None = None,
+    checkpoint_dir: Path | None = None,  # folder for checkpoints, to resume a killed transfer
 ) -> list[dict]:  # of the settings 'zero-shot', 'few-shot' and 'alone', finished or diverged
     """Train on one task and score another; then train on a few of its examples and score again.
 
@@ -251,7 +257,9 @@ def run_transfer(
         majority_score=compute_majority_score(target),
     )
     try:
-        log, lr = _train_with_best_learning_rate(model, source, cfg, source_learning_rates)
+        log, lr = _train_with_best_learning_rate(
+            model, source, cfg, source_learning_rates, checkpoint_dir and checkpoint_dir / "source"
+        )
         cfg = replace(cfg, lr=lr)
         experiment.cfg = replace(experiment.cfg, lr=lr)
         source_scores = _evaluate_test_split(model, source, cfg)
@@ -270,7 +278,11 @@ def run_transfer(
         start_time = time.time()
         try:
             log, lr = _train_with_best_learning_rate(
-                model, target, target_cfg, learning_rates or [lr]
+                model,
+                target,
+                target_cfg,
+                learning_rates or [lr],
+                checkpoint_dir and checkpoint_dir / setting,
             )
             record = stages.score(setting, model, log, lr, start_time)
         except FloatingPointError as e:

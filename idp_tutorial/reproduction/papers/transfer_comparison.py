@@ -3,11 +3,11 @@
 `run_transfer` runs one model. This module runs several methods and seeds. The results, beside
 the published scores, are in the lab: transfer.
 
-`compare_transfer` runs several methods and seeds, and writes each record as soon as it has it;
-an interrupted call can be repeated and continues. With `tune_learning_rates`, the learning rate
-of the first task is chosen on its own validation split with seed 0, as everywhere in this
-library, and those of the few-shot stages on the target's; the model that chose a learning rate
-is the one that is scored. With `tune_head_first`, every head is trained at the learning rate
+`compare_transfer` runs several methods and seeds, and writes each record as soon as it has it; an
+interrupted call can be repeated and continues from its last checkpoint. With `tune_learning_rates`,
+the learning rate of the first task is chosen on its own validation split with seed 0, as everywhere
+in this library, and those of the few-shot stages on the target's; the model that chose a learning
+rate is the one that is scored. With `tune_head_first`, every head is trained at the learning rate
 that is best for a head without a prompt on the first task (what a prompt adds).
 """
 
@@ -26,7 +26,7 @@ from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.papers.transfer import resolve_label_map, run_transfer
 from idp_tutorial.runs.record import format_summary_line, make_fingerprint, run_digests
-from idp_tutorial.runs.store import RunStore
+from idp_tutorial.runs.store import RunStore, checkpoint_folder, remove_checkpoints
 from idp_tutorial.runs.tables import check_same_settings, format_std, select_finished
 from idp_tutorial.runs.tune import choose_head_learning_rate
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_between, check_name
@@ -213,6 +213,7 @@ def _run_stages(
     target = settings.target
     store = settings.store
     records: list[dict | None] = []
+    folder = checkpoint_folder(store.file, fingerprint)
     for new_record in run_transfer(
         cfg,
         source,
@@ -221,6 +222,7 @@ def _run_stages(
         learning_rates,
         settings.target_shots > 0,
         store.file,
+        folder,
     ):
         stage = new_record["setting"]
         stored = store.find({**fingerprint, "setting": stage})
@@ -232,6 +234,7 @@ def _run_stages(
                 f"{summary}"
             )
         records.append(stored)
+    remove_checkpoints(folder)
     return records
 
 

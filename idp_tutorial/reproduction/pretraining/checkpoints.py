@@ -1,14 +1,15 @@
 """Checkpoints of pretraining runs, and initial weights from a run or from a saved backbone."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from idp_tutorial.reproduction.pretraining.master_weights import MasterWeightOptimizer
+from idp_tutorial.training.checkpoint import check_optimizer_state
 from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.durable import (
     MANIFEST_NAME,
@@ -16,6 +17,7 @@ from idp_tutorial.utils.durable import (
     require_intact_files,
     write_atomically,
 )
+from idp_tutorial.utils.schemas import Count, check_schema, check_structure
 from idp_tutorial.utils.tensor_files import list_snapshots, read_last_snapshot, write_snapshot
 
 __all__ = [
@@ -45,6 +47,34 @@ def write_pretraining_checkpoint(
 
 
 _CONTENT_KEYS = ("config", "optimizer_state", "step", "log")  # of every checkpoint
+_REMEDY = "delete its checkpoints to start this run again"
+
+
+@dataclass
+class _SavedState:
+    """Schema of a saved `MasterWeightOptimizer`."""
+
+    master_parameters: list[Tensor]
+    optimizer: dict[str, Any]
+    lr_scheduler: dict[str, Any]
+
+
+@dataclass
+class _SavedPretraining:
+    """Schema of a checkpoint of pretraining."""
+
+    config: dict[str, Any]
+    optimizer_state: _SavedState
+    step: Count
+    log: list[dict[str, float]]
+
+
+def _check_state(state: dict[str, Any], masters: MasterWeightOptimizer, source: str) -> None:
+    """Check a saved state against the optimizer that continues from it."""
+    current = masters.state_dict()
+    for name in ("master_parameters", "lr_scheduler"):
+        check_structure(state[name], current[name], f"{source}, {name},", _REMEDY)
+    check_optimizer_state(state["optimizer"], masters.optimizer, source, _REMEDY)
 
 
 def load_pretraining_checkpoint(
@@ -59,10 +89,12 @@ def load_pretraining_checkpoint(
     content = read_last_snapshot(out, _CONTENT_KEYS)
     if content is None:
         return 0, []
+    source = f"the checkpoint in {out}"
+    check_schema(_SavedPretraining, content, source, _REMEDY)
     saved = content["config"]
     current = asdict(cfg)
     differences = [
-        f"{name} was {saved.get(name)!r} and is now {current.get(name)!r}"
+        f"{name} was {saved.get(name)!r:.300} and is now {current.get(name)!r:.300}"
         for name in {**saved, **current}
         if saved.get(name) != current.get(name)
     ]
@@ -71,6 +103,7 @@ def load_pretraining_checkpoint(
             f"{out} holds another run ({', '.join(differences)}). Use another folder or the same "
             "settings."
         )
+    _check_state(content["optimizer_state"], masters, source)
     masters.load_state_dict(content["optimizer_state"])
     _write_log(out, content["log"])  # the run may have been killed before it wrote this file
     return content["step"], content["log"]
@@ -84,11 +117,14 @@ def load_master_weights(masters: MasterWeightOptimizer, cfg: Any) -> None:
             f"there is no checkpoint in init_from={cfg.init_from!r}: pass the output folder of "
             "`pretrain` or idp pretrain, or the folder of a backbone."
         )
+    check_schema(
+        _SavedPretraining, content, f"the checkpoint in {cfg.init_from}", "use another folder"
+    )
     weights = content["optimizer_state"]["master_parameters"]
     if [w.shape for w in weights] != [p.shape for p in masters.master_parameters]:
         raise UserError(
-            f"init_from={cfg.init_from!r} is a run of another shape ({content['config']}). Use the "
-            f"same family, d, n_layers, vocabulary and teacher ({cfg})."
+            f"init_from={cfg.init_from!r} is a run of another shape ({content['config']!s:.300}). "
+            f"Use the same family, d, n_layers, vocabulary and teacher ({cfg})."
         )
     masters.copy_from(weights)
 

@@ -356,20 +356,50 @@ def prepare_text(
             _write_tokenizer_and_streams(lines, out, vocab_size, seed, encode)
             write_manifest(out, "*.npy", "tokenizer/*")
             write_atomically(description_file, json.dumps(description).encode())
-    arrays = {file.stem: np.load(file, mmap_mode="r") for file in sorted(out.glob("*.npy"))}
-    return PreTrainedTokenizerFast.from_pretrained(out / "tokenizer"), arrays
+    try:
+        arrays = {file.stem: np.load(file, mmap_mode="r") for file in sorted(out.glob("*.npy"))}
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(out / "tokenizer")
+    except Exception as e:  # tokenizers and NumPy raise many kinds; the files have been compared
+        raise UserError(
+            f"the prepared text in {out} cannot be read ({type(e).__name__}): delete the folder to "
+            "prepare it again."
+        ) from e
+    _check_arrays(arrays, len(tokenizer), encode is not None, out)
+    return tokenizer, arrays
+
+
+def _check_arrays(
+    arrays: dict[str, np.ndarray], vocab_size: int, is_aligned: bool, out: Path
+) -> None:
+    """Check that the arrays of a folder are streams of token ids that the tokenizer has."""
+    stream = arrays.get("stream")
+    names = {"stream", "teacher", "start", "stop"} if is_aligned else {"stream"}
+    fits = names <= arrays.keys() and all(
+        array.ndim == 1 and array.dtype.kind in "iu" for array in arrays.values()
+    )
+    if fits and stream is not None and len(stream):
+        fits = stream.min() >= 0 and stream.max() < vocab_size
+    if fits and is_aligned and stream is not None:
+        start, stop, n = arrays["start"], arrays["stop"], len(arrays["teacher"])
+        fits = len(start) == len(stop) == len(stream)
+        fits = fits and bool((start >= 0).all() and (start < stop).all() and (stop <= n).all())
+    if not fits:
+        raise UserError(
+            f"the arrays in {out} are not streams of token ids of its tokenizer: delete the folder "
+            "to prepare the text again."
+        )
 
 
 def _check_description(file: Path, description: dict) -> None:
     """Raise `UserError` if a folder was prepared from other text or with other settings."""
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UserError(f"{file} is damaged: delete it to prepare the text again.") from None
     if saved != description:
         raise UserError(
-            f"{file.parent} holds other text ({saved}; this run has {description}). Use another "
-            "folder, or delete it."
+            f"{file.parent} holds other text ({saved!s:.300}; this run has {description}). Use "
+            "another folder, or delete it."
         )
 
 

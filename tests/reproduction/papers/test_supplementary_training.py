@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import backbone, config, small_task
+from small import Killed, backbone, config, small_task
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
@@ -21,7 +21,8 @@ from idp_tutorial.reproduction.papers.supplementary_training import (
 from idp_tutorial.runs.experiment import Experiment, run_experiment
 from idp_tutorial.saving.first_stage import load_first_stage
 from idp_tutorial.training.cache import cache_states
-from idp_tutorial.training.fit import fit
+from idp_tutorial.training.fit import TrainingRun, fit
+from idp_tutorial.utils.tensor_files import load_tensors, save_tensors
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,53 @@ def pairs():
 def stage1(cfg, pairs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("supplementary") / "new" / "stage1"
     return folder, run_supplementary_training(cfg(), build_model, pairs, folder, lr=1e-3, epochs=1)
+
+
+def test_a_kill_loses_no_more_than_the_steps_since_an_evaluation(cfg, tmp_path, monkeypatch):
+    task = small_task("entailment", 12, 6, 6)
+    steps = []
+    original_step = TrainingRun.step
+
+    def step(run):
+        steps.append(1)
+        if len(steps) == 6:
+            raise Killed
+        original_step(run)
+
+    def train(name):
+        options = dict(lr=1e-3, epochs=2, batch_size=8)
+        return run_supplementary_training(
+            cfg(eval_every=2), build_model, task, tmp_path / name, **options
+        )
+
+    whole = train("whole")
+    monkeypatch.setattr(TrainingRun, "step", step)
+    with pytest.raises(Killed):
+        train("killed")
+    assert not (tmp_path / "killed").exists()
+    again = train("killed")
+    assert again["validation"] == whole["validation"] and again["steps"] == whole["steps"] == 6
+    assert len(steps) - 1 <= 6 + 2
+    tensors = [load_tensors(tmp_path / n / "prompts.safetensors")[1] for n in ("whole", "killed")]
+    assert all(torch.equal(tensors[0][n], t) for n, t in tensors[1].items())
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".killed-")]
+
+
+def test_a_link_to_no_folder_is_refused_before_training(cfg, pairs, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="is a link that leads to no folder"):
+        run_supplementary_training(cfg(), build_model, pairs, tmp_path / "link")
+
+
+def test_a_description_of_another_content_is_refused(cfg, pairs, stage1, tmp_path):
+    folder, _ = stage1
+    file = folder / "prompts.safetensors"
+    saved, tensors = load_tensors(file)
+    for odd in (None, [], {**saved, "steps": None}, {**saved, "fingerprint": 3}):
+        save_tensors(file, tensors, odd)
+        with pytest.raises(ValueError, match="delete it to train it again"):
+            run_supplementary_training(cfg(), build_model, pairs, folder, lr=1e-3, epochs=1)
+    save_tensors(file, tensors, saved)
 
 
 def test_every_pair_in_both_orders_with_its_label(pairs):
@@ -66,7 +114,7 @@ def test_stage_one_trains_everything_on_the_doubled_data(cfg, pairs, tmp_path, m
 
     seen = {}
 
-    def spy(model, task, c):
+    def spy(model, task, c, checkpoint_dir=None):
         seen.update(
             rows={s: len(r) for s, r in task.splits.items()},
             cfg=c,
@@ -138,7 +186,7 @@ def test_gradients_of_stage_one_flow_through_m_of_x(cfg, pairs, tmp_path, monkey
 
     grads = []
 
-    def spy(model, task, c):
+    def spy(model, task, c, checkpoint_dir=None):
         batch = collate(task.encode(task.splits["train"][:8], model.backbone.tokenizer, 60), 1)
         model.eval()  # no dropout
         for z in (
@@ -185,7 +233,7 @@ def test_stage_one_saves_a_backbone_with_its_prompts(cfg, pairs, stage1):
     assert (
         description["steps"] == math.ceil(128 / 32)
         and 0 <= description["validation"] <= 100
-        and {p.name for p in folder.parent.iterdir()} == {"stage1"}
+        and {p.name for p in folder.parent.iterdir()} - {".stage1.lock"} == {"stage1"}
     )
     model = build_model(cfg(backbone=str(folder)), new, pairs)
     start = {n: p.clone() for n, p in model.trained_parameters().items()}
@@ -199,7 +247,7 @@ def test_the_saved_model_is_the_trained_one(cfg, pairs, tmp_path, monkeypatch):
 
     spied = {}
 
-    def spy(model, task, c):
+    def spy(model, task, c, checkpoint_dir=None):
         spied["model"] = model
         return fit(model, task, c)
 
@@ -220,7 +268,7 @@ def test_statistics_of_the_sentence_vectors_are_copied(cfg, pairs, tmp_path, mon
     spied = {}
     c = cfg(method="s-idpg-phm", pooling="cls", standardise=True)
 
-    def spy(model, task, c):
+    def spy(model, task, c, checkpoint_dir=None):
         spied["model"] = model
         return fit(model, task, c)
 
@@ -378,7 +426,8 @@ def test_a_stage_one_that_fails_leaves_nothing(cfg, pairs, tmp_path, monkeypatch
     monkeypatch.setattr(supplementary, "save_tensors", full)
     with pytest.raises(OSError):
         run_supplementary_training(cfg(), build_model, pairs, tmp_path / "a" / "s", epochs=0.1)
-    assert not any((tmp_path / "a").iterdir())
+    names = {p.name for p in (tmp_path / "a").iterdir()} - {".s.lock"}
+    assert names == {".s-checkpoints"}  # with free space, nothing is trained again
 
 
 def test_prompts_that_do_not_fit(cfg, pairs, stage1, tmp_path):

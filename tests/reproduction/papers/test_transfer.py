@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import backbone, batch_of, config, same, small_task
+from small import Killed, backbone, batch_of, config, same, small_task
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
@@ -25,7 +25,7 @@ from idp_tutorial.runs.contrasts import (
 )
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.logits import has_logits
-from idp_tutorial.training.fit import TrainLog, fit
+from idp_tutorial.training.fit import TrainingRun, TrainLog, fit
 from idp_tutorial.utils.records import SCHEMA_VERSION, read_records
 
 
@@ -216,7 +216,7 @@ def test_the_data_and_the_initial_state_of_each_stage(small_folder, monkeypatch)
     cfg = config(backbone=str(small_folder))
     seen = []
 
-    def spy(model, t, c):
+    def spy(model, t, c, checkpoint_dir=None):
         before = {n: p.detach().clone() for n, p in model.trained_parameters().items()}
         log = fit(model, t, c)
         seen.append(
@@ -289,7 +289,7 @@ def test_the_state_of_the_best_learning_rate_is_restored(bbs, monkeypatch):
     model.register_buffer("count", torch.zeros(1))
     start = model.sources[0].up.bias.detach().clone()
 
-    def fake(m, t, c):
+    def fake(m, t, c, checkpoint_dir=None):
         assert (
             torch.equal(m.sources[0].up.bias, start) and m.count == 0
         )  # every learning rate starts from the same state
@@ -495,6 +495,36 @@ def test_zero_shot_needs_no_training_examples_of_the_target(small_folder, tmp_pa
     assert r["split_sizes"]["imdb"]["train"] == 30 and r["setting"] == "zero-shot"
 
 
+@pytest.mark.parametrize("kill", [7, 12])
+def test_a_kill_loses_no_more_than_the_steps_since_an_evaluation(
+    kill, small_folder, tmp_path, monkeypatch
+):
+    """Killed in the few-shot stage, and in its control."""
+    tasks = small_task(train=16, validation=8, test=8), small_task("two-domains", 16, 8, 8)
+    base = config("lpt", backbone=str(small_folder), steps=4, batch_size=8, lr=1e-2)
+    steps = []
+    original_step = TrainingRun.step
+
+    def step(run):
+        steps.append(run.task.name)
+        if len(steps) == kill:
+            raise Killed
+        original_step(run)
+
+    def compare(name):
+        file = tmp_path / name / "transfer.jsonl"
+        records = R.compare_transfer(["lpt"], base, "two-domains", 8, 1, False, None, file, tasks)
+        return [(r["setting"], r["score"], r["validation"]) for r in records]
+
+    whole = compare("whole")
+    monkeypatch.setattr(TrainingRun, "step", step)
+    with pytest.raises(Killed):
+        compare("killed")
+    assert compare("killed") == whole
+    assert len(steps) - 1 <= 3 * base.steps + base.eval_every
+    assert not list(tmp_path.glob("killed/.*-checkpoints"))
+
+
 def test_an_interrupted_run_is_repeated(runs):
     go, messages, file = runs
     go(("head-only",), 1)
@@ -512,7 +542,7 @@ def test_learning_rates_are_chosen_on_validation(runs, monkeypatch):
     fitted = []
     fit = T.fit
 
-    def watched(model, task, cfg):
+    def watched(model, task, cfg, checkpoint_dir=None):
         fitted.append((cfg.seed, task.name, cfg.lr))
         log = fit(model, task, cfg)
         is_best = cfg.lr == R.METHODS["head-only"].learning_rates[2]
@@ -615,7 +645,7 @@ def test_a_stage_that_diverges(bad, lost, tuned, runs, monkeypatch):
     calls = []
     fit = T.fit
 
-    def broken(model, task, cfg):
+    def broken(model, task, cfg, checkpoint_dir=None):
         calls.append((cfg.method, task.name, cfg.seed))
         if cfg.method == "lpt" and task.name == bad:
             raise FloatingPointError("the loss is nan at step 2")
@@ -655,7 +685,9 @@ def test_given_learning_rates_are_tried_and_recorded(runs, monkeypatch):
     go, _, _ = runs
     fitted = []
     fit = T.fit
-    monkeypatch.setattr(T, "fit", lambda m, t, c: fitted.append((t.name, c.lr)) or fit(m, t, c))
+    monkeypatch.setattr(
+        T, "fit", lambda m, t, c, **_: fitted.append((t.name, c.lr)) or fit(m, t, c)
+    )
     out = go(
         ("head-only",), 1, cfg=dict(lr=None), tune_learning_rates=True, learning_rates=(1e-3, 2e-3)
     )
@@ -800,7 +832,7 @@ def test_every_stage_has_its_own_initial_state(small_folder, monkeypatch):
     b = flipped(small_task("two-domains", 16))
     seen = []
 
-    def fake(m, t, c):
+    def fake(m, t, c, checkpoint_dir=None):
         seen.append(
             (
                 c.init_from,

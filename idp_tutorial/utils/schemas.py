@@ -1,0 +1,230 @@
+"""Checks of values that were read from a file, against a dataclass or against a live object.
+
+A digest shows that a file is complete, not that its content makes sense: whoever writes a file can
+also write its digest. So what a file describes is checked before anything is built from it. A
+dataclass is the schema: its fields are the keys, their types the types of the values, and a field
+without a default is needed. The state of an optimizer or of a random generator has no dataclass;
+it must have the structure of the state of the object that it is loaded into.
+"""
+
+import reprlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import partial
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from torch import Tensor
+
+from idp_tutorial.utils.checks import UserError
+
+__all__ = ["Finite", "Count", "check_schema", "check_structure"]
+
+
+_LARGEST = sys.float_info.max  # JSON has integers beyond it
+
+
+class _FiniteNumber:
+    expected = "a finite number"
+
+    def accepts(self, value: Any) -> bool:
+        return -_LARGEST <= value <= _LARGEST
+
+
+class _Count:
+    expected = "a whole number from 0 to 10^12"
+
+    def accepts(self, value: Any) -> bool:
+        return 0 <= value <= 10**12
+
+
+Finite = Annotated[float, _FiniteNumber()]
+Count = Annotated[int, _Count()]
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    if kind is float:
+        is_too_large = isinstance(value, int) and abs(value) > _LARGEST
+        return isinstance(value, (int, float)) and not is_too_large
+    return isinstance(value, kind)
+
+
+class _MismatchError(Exception):
+    """A value that does not fit, with the path to it and what is expected."""
+
+    def __init__(self, path: str, expected: str, value: Any) -> None:
+        super().__init__(path)
+        self.path = path
+        self.expected = expected
+        self.value = value
+
+    def explain(self) -> str:
+        """Return what the file has, and what it needs."""
+        name = self.path or "its content"
+        if self.value is MISSING:
+            return f"has no {name}"
+        return f"has {name}={reprlib.repr(self.value)}, but it must be {self.expected}"
+
+
+_NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    Tensor: "a tensor",
+    NoneType: "null",
+}
+
+
+def _check_any_of(types: tuple, value: Any, path: str) -> None:
+    expected = []
+    for member in types:
+        try:
+            _check(member, value, path)
+            return
+        except _MismatchError as e:
+            if e.path != path:  # the right kind of value, with an entry that does not fit
+                raise
+            expected.append(e.expected)
+    raise _MismatchError(path, " or ".join(expected), value)
+
+
+def _check_fields(schema: Any, value: Any, path: str) -> None:
+    if not isinstance(value, Mapping):
+        raise _MismatchError(path, "an object", value)
+    hints = get_type_hints(schema, include_extras=True)
+    for field in fields(schema):
+        inner = f"{path}.{field.name}" if path else field.name
+        if field.name in value:
+            _check(hints[field.name], value[field.name], inner)
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise _MismatchError(inner, "", MISSING)
+
+
+def _check_items(origin: Any, arguments: tuple, value: Any, path: str) -> None:
+    """Check a value against `dict[K, V]`, `list[T]`, `tuple[T, ...]` or `tuple[T, U]`."""
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise _MismatchError(path, "an object", value)
+        for key, item in value.items():
+            _check(arguments[0], key, f"{path} key")
+            _check(arguments[1], item, f"{path}.{key!s:.40}")
+        return
+    if not isinstance(value, (list, tuple)):  # JSON has no tuples
+        raise _MismatchError(path, "a list", value)
+    types = arguments
+    if origin is list or arguments[1:] == (...,):
+        types = (arguments[0],) * len(value)
+    if len(types) != len(value):
+        raise _MismatchError(path, f"{len(types)} values", value)
+    for i, (kind, item) in enumerate(zip(types, value)):
+        _check(kind, item, f"{path}[{i}]")
+
+
+def _check_rules(arguments: tuple, value: Any, path: str) -> None:
+    _check(arguments[0], value, path)
+    for rule in arguments[1:]:
+        if not rule.accepts(value):
+            raise _MismatchError(path, rule.expected, value)
+
+
+def _check_choices(arguments: tuple, value: Any, path: str) -> None:
+    if not any(type(value) is type(choice) and value == choice for choice in arguments):
+        raise _MismatchError(path, " or ".join(map(repr, arguments)), value)
+
+
+_CHECKS: dict[Any, Callable] = {
+    Annotated: _check_rules,
+    Literal: _check_choices,
+    Union: _check_any_of,
+    UnionType: _check_any_of,
+    dict: partial(_check_items, dict),
+    list: partial(_check_items, list),
+    tuple: partial(_check_items, tuple),
+}
+
+
+def _check(kind: Any, value: Any, path: str) -> None:
+    """Raise `_MismatchError` unless a value has a type."""
+    if kind is Any:
+        return
+    origin = get_origin(kind)
+    if origin is not None:
+        _CHECKS[origin](get_args(kind), value, path)
+    elif is_dataclass(kind):
+        _check_fields(kind, value, path)
+    elif not (_is_number(value, kind) if kind in (bool, int, float) else isinstance(value, kind)):
+        raise _MismatchError(path, _NAMES.get(kind, f"a {kind.__name__}"), value)
+
+
+def check_schema(
+    schema: Any,  # a dataclass, or another type, such as `dict[str, int]`
+    value: Any,  # what was read from a file
+    source: Any,  # name of the file, for the message
+    remedy: str = "save it again, or download it again",  # what usually fixes it, for the message
+) -> Any:  # `value`
+    """Return a value that was read from a file, if it has the fields and types of a schema.
+
+    Fields that the schema does not have are ignored. Raises: `UserError` that names the first
+    field which is missing or has a value of another type.
+    """
+    try:
+        _check(schema, value, "")
+    except _MismatchError as e:
+        raise UserError(f"{source} {e.explain()}: {remedy}.") from None
+    return value
+
+
+def _check_tensor(value: Any, example: Tensor, path: str) -> None:
+    _check(Tensor, value, path)
+    if value.shape != example.shape or value.dtype != example.dtype:
+        expected = f"a tensor {tuple(example.shape)} of {example.dtype}"
+        raise _MismatchError(path, expected, f"{tuple(value.shape)} of {value.dtype}")
+
+
+def _check_plain(value: Any, example: Any, path: str) -> None:
+    if isinstance(example, (bool, int, float)):
+        _check(bool | None if isinstance(example, bool) else Finite, value, path)
+    elif isinstance(example, str):
+        _check(str, value, path)
+    elif value is not None and not isinstance(value, (bool, int, float, str)):
+        raise _MismatchError(path, "null or a plain value", value)
+
+
+def _check_like(value: Any, example: Any, path: str) -> None:
+    """Raise `_MismatchError` unless a value has the structure of an example."""
+    if isinstance(example, Tensor):
+        _check_tensor(value, example, path)
+    elif isinstance(example, dict):
+        if not isinstance(value, dict) or value.keys() != example.keys():
+            names = ", ".join(map(str, example)) or "nothing"
+            raise _MismatchError(path, f"an object with {names:.100}", value)
+        for key, item in example.items():
+            _check_like(value[key], item, f"{path}.{key}" if path else str(key))
+    elif isinstance(example, (list, tuple)):
+        if type(value) is not type(example) or len(value) != len(example):
+            raise _MismatchError(path, f"a list of {len(example)} values", value)
+        for i, item in enumerate(example):
+            _check_like(value[i], item, f"{path}[{i}]")
+    else:
+        _check_plain(value, example, path)
+
+
+def check_structure(
+    value: Any,  # what was read from a file
+    example: Any,  # the same state of a new object: dictionaries, lists, tensors, plain values
+    source: Any,  # name of the file, for the message
+    remedy: str = "delete it to start this run again",  # what usually fixes it, for the message
+) -> Any:  # `value`
+    """Return a value that was read from a file, if it has the keys, lengths, types and shapes.
+
+    Raises: `UserError` that names the first place where it differs from the example.
+    """
+    try:
+        _check_like(value, example, "")
+    except _MismatchError as e:
+        raise UserError(f"{source} {e.explain()}: {remedy}.") from None
+    return value

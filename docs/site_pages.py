@@ -492,6 +492,8 @@ def prepare_notebook(nb: NotebookNode, file: str, full_names: dict[str, str]) ->
         elif not cell.source:  # myst-nb drops the outputs of a cell without a source
             cell.source = "#"
             cell.metadata["tags"] = ["remove-input"]
+        elif cell.metadata.get("jupyter", {}).get("source_hidden"):
+            cell.metadata["tags"] = ["hide-input"]  # folded, as in JupyterLab
     if file == "nbs/index.ipynb":
         nb.cells.append(nbformat.v4.new_markdown_cell(render_sidebar()))
     nb.metadata["kernelspec"] = {

@@ -121,6 +121,14 @@ def is_foldable(source: str) -> bool:
     return all(map(_is_import, nodes)) or all(map(_is_check, nodes))
 
 
+def describe_folded(source: str) -> str:
+    """Return what a folded code cell contains: `imports`, `check` or `code`."""
+    nodes = ast.parse(replace_magics(source)).body
+    if nodes and all(map(_is_import, nodes)):
+        return "imports"
+    return "check" if nodes and all(map(_is_check, nodes)) else "code"
+
+
 def list_notebooks_of_course() -> list[Path]:
     """Return the notebooks of chapters and solutions."""
     return [*list_chapters(), *sorted((COURSE_FOLDER / "solutions").glob("*.ipynb"))]

@@ -210,6 +210,19 @@ def test_cells_of_imports_or_checks_are_folded(source, is_folded):
     assert course.is_foldable(source) == is_folded
 
 
+@pytest.mark.parametrize(
+    ("source", "contents"),
+    [
+        ("#| export\nimport torch", "imports"),
+        ("assert x == 1", "check"),
+        ("plt.plot(x)", "code"),
+        ("#| default_exp methods.phm", "code"),
+    ],
+)
+def test_the_site_names_what_a_folded_cell_contains(source, contents):
+    assert course.describe_folded(source) == contents
+
+
 def test_nbdev_keeps_folded_cells(tmp_path):
     """Without `allowed_cell_metadata_keys`, `nbdev_clean` removes the metadata."""
     metadata = {"jupyter": {"source_hidden": True}, "collapsed": True}

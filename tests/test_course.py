@@ -1,6 +1,7 @@
 """Each chapter has a picture, a score, a summary and exercises, and depends on no later chapter."""
 
 import ast
+import functools
 import importlib.util
 import json
 import re
@@ -241,6 +242,7 @@ def test_a_chapter_is_folded(path):
     assert course.fold_cells(path) is None, "run `python docs/course.py fold`"
 
 
+@functools.cache
 def count_visible_lines(path):
     """Return the number of lines of each code cell that a reader sees, without directives."""
     cells = course.list_visible_code(read(path))

@@ -371,7 +371,9 @@ def run_all_cells(page):
     return find_notebook_defects(page)
 
 
-@pytest.mark.parametrize("chapter", ["01_frozen_model", "05_prompt_tuning", "08_phm"])
+@pytest.mark.parametrize(
+    "chapter", ["01_frozen_model", "05_prompt_tuning", "08_phm", "12_how_deep"]
+)
 def test_all_cells_of_a_notebook_run_in_jupyterlab(browser, lab, chapter):
     page = open_in_lab(browser, lab, f"nbs/course/{chapter}.ipynb", [])
     defects = run_all_cells(page)
@@ -380,4 +382,4 @@ def test_all_cells_of_a_notebook_run_in_jupyterlab(browser, lab, chapter):
     end_kernels(lab)
     assert not defects, "\n".join(defects)
     if importlib.util.find_spec("ipywidgets"):
-        assert n_sliders == (chapter == "08_phm")
+        assert n_sliders == (chapter in ("08_phm", "12_how_deep"))

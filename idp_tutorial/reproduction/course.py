@@ -377,7 +377,7 @@ STATIC_OUTPUTS_VARIABLE = "IDP_STATIC_OUTPUTS"
 
 
 def show_slider(
-    function: Callable[..., Any],  # draws or prints; its only argument has a default
+    function: Callable[..., Any],  # draws or prints; all arguments have a default
     **values: Iterable[Any],  # name of the argument → values of the slider, the default among them
 ) -> None:
     """Show a slider that calls a function with its value.
@@ -396,4 +396,4 @@ def show_slider(
     ((name, options),) = values.items()
     default = inspect.signature(function).parameters[name].default
     slider = SelectionSlider(options=list(options), value=default, description=name)
-    interact(function, **{name: slider})
+    interact(lambda value: function(**{name: value}), value=slider)

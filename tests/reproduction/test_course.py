@@ -119,17 +119,24 @@ def test_a_slider_is_one_call_without_ipywidgets_and_in_stored_outputs(reason, m
     assert calls == [3]
 
 
-def test_a_slider_begins_at_the_default_of_the_function(monkeypatch):
+def test_a_slider_sets_one_argument_and_begins_at_its_default(monkeypatch):
     calls = []
+    sliders = []
+
+    def interact(function, value):
+        sliders.append(value)
+        function(4)
+
     widgets = SimpleNamespace(
         SelectionSlider=lambda options, value, description: (options, value, description),
-        interact=lambda function, **sliders: calls.append((function, sliders)),
+        interact=interact,
     )
     monkeypatch.setitem(sys.modules, "ipywidgets", widgets)
     monkeypatch.delenv("IDP_STATIC_OUTPUTS", raising=False)
 
-    def draw(layer=3):
-        raise AssertionError("the slider calls the function")
+    def draw(layer=3, n_layers=24):
+        calls.append((layer, n_layers))
 
     show_slider(draw, layer=range(5))
-    assert calls == [(draw, {"layer": ([0, 1, 2, 3, 4], 3, "layer")})]
+    assert sliders == [([0, 1, 2, 3, 4], 3, "layer")]
+    assert calls == [(4, 24)]

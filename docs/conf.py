@@ -25,12 +25,17 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinxcon
 nb_execution_mode = "off"
 nb_render_markdown_format = "myst"  # tables
 nb_merge_streams = True
+nb_code_prompt_show = "Show the code"
+nb_code_prompt_hide = "Hide the code"
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist", "strikethrough"]
 myst_heading_anchors = 3
 # Sphinx does not know ids in HTML, such as rows of a table; tests/test_site.py follows every link
 suppress_warnings = ["mystnb.unknown_mime_type", "myst.strikethrough", "myst.xref_missing"]
 # from _static instead of a CDN; the script comes with sphinxcontrib-katex
 katex_css_path = "katex/katex.min.css"
+
+# links to the source only where an object is defined, not from the types of constants
+viewcode_follow_imported_members = False
 
 autodoc_default_options = {"members": True, "undoc-members": True, "no-value": True}
 autodoc_member_order = "bysource"

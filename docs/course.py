@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COURSE_FOLDER = ROOT / "nbs/course"
 HOME_NOTEBOOK = ROOT / "nbs/index.ipynb"
 SECONDS_FILE = ROOT / "nbs/course/seconds.json"
+HIDDEN_CELL = re.compile(r"#\|\s*hide\b")
 WORDS_PER_MINUTE = 200  # speed of a reader
 CODE_LINES_PER_MINUTE = 25  # the formatter puts long calls on several lines
 # The other chapters are the core path.
@@ -59,13 +60,23 @@ def extract_prose(nb: NotebookNode) -> str:
     return re.sub(r"!\[.*?\]\(.*?\)|\]\([^)]*\)|\|[-: |]+\|", " ", _join_markdown(nb))
 
 
+def is_folded(cell: NotebookNode) -> bool:
+    """Return whether JupyterLab and the site show a cell as a line that a click opens."""
+    return cell.metadata.get("jupyter", {}).get("source_hidden", False)
+
+
+def list_visible_code(nb: NotebookNode) -> list[str]:
+    """Return the sources of the code cells that a reader sees without a click."""
+    return [
+        cell.source
+        for cell in nb.cells
+        if cell.cell_type == "code" and not is_folded(cell) and not is_foldable(cell.source)
+    ]
+
+
 def extract_code_lines(nb: NotebookNode) -> list[str]:
     """Return the lines of code that a reader sees, without comments and lone brackets."""
-    lines = []
-    for cell in nb.cells:
-        is_read = cell.cell_type == "code" and not is_foldable(cell.source)
-        if is_read and not re.match(r"#\|\s*hide", cell.source):
-            lines += cell.source.split("\n")
+    lines = "\n".join(list_visible_code(nb)).split("\n")
     return [line for line in lines if not re.match(r"[\s()\[\]{},:]*(#|$)", line)]
 
 
@@ -103,9 +114,19 @@ def _is_import(node: ast.stmt) -> bool:
 
 
 def is_foldable(source: str) -> bool:
-    """Return whether the source of a code cell has only imports, only checks or only comments."""
+    """Return whether a code cell has only imports, checks or comments, or is hidden on the site."""
+    if HIDDEN_CELL.match(source):
+        return True
     nodes = ast.parse(replace_magics(source)).body
     return all(map(_is_import, nodes)) or all(map(_is_check, nodes))
+
+
+def describe_folded(source: str) -> str:
+    """Return what a folded code cell contains: `imports`, `check` or `code`."""
+    nodes = ast.parse(replace_magics(source)).body
+    if nodes and all(map(_is_import, nodes)):
+        return "imports"
+    return "check" if nodes and all(map(_is_check, nodes)) else "code"
 
 
 def list_notebooks_of_course() -> list[Path]:
@@ -114,9 +135,9 @@ def list_notebooks_of_course() -> list[Path]:
 
 
 def fold_cells(path: Path) -> NotebookNode | None:
-    """Return a notebook with folded cells of imports and checks; None if nothing changes.
+    """Return a notebook with folded cells of imports, checks and options; None if nothing changes.
 
-    Cells that are already folded, such as those of a method's options, stay so.
+    Cells that are already folded, such as plots and the package's classes, stay so.
 
     JupyterLab shows a folded cell as a line that a click opens. `allowed_cell_metadata_keys` of
     `settings.ini` lets nbdev keep this metadata.
@@ -255,9 +276,9 @@ TABLE_INTRODUCTION = f"""<!-- Made by `python docs/course.py write`: do not edit
 
 The *core path* leads from the first prompt to your own experiments. The other chapters are
 *optional*: each answers one more question. A minute of reading is {WORDS_PER_MINUTE} words or
-{CODE_LINES_PER_MINUTE} lines of code. *Seconds* is the time of one core for all cells of the
-chapter. *Best score* is that of the best method that the chapter trains on the running task
-`two-domains`: accuracy in % on 500 test examples.
+{CODE_LINES_PER_MINUTE} lines of code; folded cells do not count. *Seconds* is the time of one core
+for all cells of the chapter. *Best score* is that of the best method that the chapter trains on
+the running task `two-domains`: accuracy in % on 500 test examples.
 """
 
 ONLINE_INTRODUCTION = f"""
@@ -354,15 +375,10 @@ def child_cpu_seconds() -> float:
 
 def run_chapters(numbers: Iterable[str]) -> None:
     """Run chapters in new kernels with one thread; store their outputs and their CPU seconds."""
-    os.environ.update(
-        OMP_NUM_THREADS="1",
-        PYTHONHASHSEED="0",
-        TOKENIZERS_PARALLELISM="false",
-        HF_HUB_OFFLINE="1",
-        MPLBACKEND="module://matplotlib_inline.backend_inline",
-    )
     import notebooks
 
+    os.environ.update(notebooks.STORED_OUTPUTS_ENVIRONMENT)
+    os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     selected = set(numbers)
     for path in list_chapters():
         if selected and path.stem[:2] not in selected:

@@ -147,6 +147,14 @@ def list_notebooks(names: Iterable[str] = ()) -> list[Path]:
 
 # ---- run
 
+STORED_OUTPUTS_ENVIRONMENT = {
+    "IDP_STATIC_OUTPUTS": "1",  # a picture instead of a slider
+    "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+    "PYTHONHASHSEED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",  # with ipywidgets, progress bars would be widgets
+}
+
 
 def is_skipped(cell: NotebookNode) -> bool:
     """Return whether a cell is not run: `#| eval: false`, or a test flag of `settings.ini`."""
@@ -215,11 +223,7 @@ def run_notebooks(names: Iterable[str], write: bool = True) -> int:
     """Run notebooks and return the number of failures; `write` stores the outputs."""
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    os.environ.update(
-        TOKENIZERS_PARALLELISM="false",
-        PYTHONHASHSEED="0",
-        MPLBACKEND="module://matplotlib_inline.backend_inline",
-    )
+    os.environ.update(STORED_OUTPUTS_ENVIRONMENT)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     n_failed = 0
     for path in list_notebooks(names):

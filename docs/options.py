@@ -24,7 +24,8 @@ method refuses what it does not have. `python docs/options.py` writes this page.
 
 
 def _format_cell(value: object) -> str:
-    return str(value).replace("|", "\\|")
+    # `<s>` would strike out the text behind it
+    return str(value).replace("|", "\\|").replace("<s>", "`<s>`")
 
 
 def _format_values(option: Option) -> str:

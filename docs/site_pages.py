@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from types import NoneType
 from typing import Any
 
+import course  # docs/course.py
 import nbformat
 import notebooks as nbs
 from nbformat import NotebookNode
@@ -173,6 +174,7 @@ def render_site_markdown(text: str, file: str, full_names: dict[str, str]) -> st
         name = match[1]
         return f"{{py:obj}}`{name} <{full_names[name]}>`" if name in full_names else match[0]
 
+    text = re.sub(r"^<!-- \w+ -->\n", "", text, flags=re.M)  # a comment would end a list
     with_links = nbs.rewrite_links(text, lambda target: site_link(target, file))
     parts = re.split(r"(```.*?```)", with_links, flags=re.S)
     for i in range(0, len(parts), 2):  # the odd parts are code
@@ -492,6 +494,10 @@ def prepare_notebook(nb: NotebookNode, file: str, full_names: dict[str, str]) ->
         elif not cell.source:  # myst-nb drops the outputs of a cell without a source
             cell.source = "#"
             cell.metadata["tags"] = ["remove-input"]
+        elif course.is_folded(cell):
+            cell.metadata["tags"] = ["hide-input"]  # folded, as in JupyterLab
+            prompt = f"Show the {course.describe_folded(cell.source)}"
+            cell.metadata.setdefault("mystnb", {})["code_prompt_show"] = prompt
     if file == "nbs/index.ipynb":
         nb.cells.append(nbformat.v4.new_markdown_cell(render_sidebar()))
     nb.metadata["kernelspec"] = {

@@ -254,6 +254,7 @@ def _record_output(step: Step, outputs: list[np.ndarray]) -> Step:
     """Return a step whose source also appends its prompt vectors to `outputs`."""
 
     def source(ctx: Context) -> torch.Tensor:
+        """Return the prompt of the step, and append its vectors to `outputs`."""
         prompt = step.source(ctx)
         outputs.append(prompt.detach().float().cpu().numpy())
         return prompt

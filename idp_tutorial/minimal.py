@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 from transformers import AutoModel, AutoTokenizer, logging
 
 # %% ../nbs/course/17_one_file.ipynb #17f00007
-# A generator maps states h [B,T,d], their mask [B,T] and one state z [B,d] to prompts [B,t,d].
 class StaticPrompt(nn.Module):
     """p = P, the same for every text (prompt tuning, Lester et al. 2021; LPT, static)."""
 
@@ -25,6 +24,7 @@ class StaticPrompt(nn.Module):
         self.p = nn.Parameter(std * torch.randn(t, d))
 
     def forward(self, h: Tensor, mask: Tensor, z: Tensor) -> Tensor:
+        """Return prompts [B,t,d] from states h [B,T,d], their mask [B,T] and one state z [B,d]."""
         return self.p.expand(len(h), -1, -1)
 
 # %% ../nbs/course/17_one_file.ipynb #17f0000a
@@ -37,14 +37,12 @@ class PHM(nn.Module):
         self.B = nn.Parameter(0.05 * torch.randn(n, d_in // n, d_out // n))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x W for rows x [...,d_in]."""
         return x @ sum(torch.kron(a, b) for a, b in zip(self.A, self.B))
 
 # %% ../nbs/course/17_one_file.ipynb #17f0000c
 class IDPG(nn.Module):
-    """p = W₂ Dropout(GELU(W₁ z + b₁)) + b₂, with PHM matrices W₁ and W₂ (IDPG §3.1, Eq. 4).
-
-    M-IDPG adds a p in each later layer, from the z there; layers share all but b₂ (IDPG §3.2.2).
-    """
+    """p = W₂ Dropout(GELU(W₁ z + b₁)) + b₂, with PHM matrices W₁ and W₂ (IDPG §3.1, Eq. 4)."""
 
     def __init__(self, d: int, t: int = 10, m: int = 256, n: int = 16, n_layers: int = 1) -> None:
         super().__init__()
@@ -53,6 +51,7 @@ class IDPG(nn.Module):
         self.b2 = nn.Parameter(0.02 * torch.randn(n_layers, t * d))
 
     def forward(self, h: Tensor, mask: Tensor, z: Tensor, layer: int = 0) -> Tensor:
+        """Return prompts; M-IDPG adds one in each later layer, with its own b₂ (IDPG §3.2.2)."""
         z = z if layer else F.dropout(z, 0.1, self.training)  # only M(x)
         p = self.up(F.dropout(F.gelu(self.down(z) + self.b1), 0.1, self.training))
         return (p + self.b2[layer]).view(len(z), -1, z.shape[-1])
@@ -195,6 +194,6 @@ def train_from_csv(arguments: list[str] | None = None) -> None:
     data = TensorDataset(tokens["input_ids"], tokens["attention_mask"], targets)
     train(lm.requires_grad_(False), data, len(classes), args.method, args.epochs)
 
-# %% ../nbs/course/17_one_file.ipynb #17f00021
+
 if __name__ == "__main__" and "__file__" in globals():  # not in a notebook
     train_from_csv()

@@ -37,6 +37,7 @@ HEAVY = {
     "fastapi",
     "gguf",
     "h11",
+    "ipywidgets",
     "matplotlib",
     "pandas",
     "peft",

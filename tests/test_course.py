@@ -1,9 +1,11 @@
 """Each chapter has a picture, a score, a summary and exercises, and depends on no later chapter."""
 
 import ast
+import functools
 import importlib.util
 import json
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -199,6 +201,7 @@ def test_the_table_of_chapters_marks_the_core_path():
         ("#| default_exp methods.phm", True),
         ("assert x == 1\ntorch.testing.assert_close(a, b)", True),
         ("with torch.no_grad():\n    test_close(a, b)", True),
+        ("#| hide\n#| export\nx = 1", True),
         ("x = 1\nassert x == 1", False),
         ("import torch\nx = torch.ones(2)", False),
         ("print(check_answer('00.1', ...))", False),
@@ -206,6 +209,19 @@ def test_the_table_of_chapters_marks_the_core_path():
 )
 def test_cells_of_imports_or_checks_are_folded(source, is_folded):
     assert course.is_foldable(source) == is_folded
+
+
+@pytest.mark.parametrize(
+    ("source", "contents"),
+    [
+        ("#| export\nimport torch", "imports"),
+        ("assert x == 1", "check"),
+        ("plt.plot(x)", "code"),
+        ("#| default_exp methods.phm", "code"),
+    ],
+)
+def test_the_site_names_what_a_folded_cell_contains(source, contents):
+    assert course.describe_folded(source) == contents
 
 
 def test_nbdev_keeps_folded_cells(tmp_path):
@@ -224,6 +240,45 @@ def test_nbdev_keeps_folded_cells(tmp_path):
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
 def test_a_chapter_is_folded(path):
     assert course.fold_cells(path) is None, "run `python docs/course.py fold`"
+
+
+@functools.cache
+def count_visible_lines(path):
+    """Return the number of lines of each code cell that a reader sees, without directives."""
+    cells = course.list_visible_code(read(path))
+    lines = [[line for line in c.split("\n") if line and not line.startswith("#|")] for c in cells]
+    return [len(cell) for cell in lines if cell]
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_the_code_cells_of_a_chapter_are_short(path):
+    counts = count_visible_lines(path)
+    n_long = {"17_one_file": 2}.get(path.stem, 0)  # the loops of the file that is to be copied
+    assert sum(count > 20 for count in counts) <= n_long
+    assert statistics.median(counts) <= 10
+
+
+def test_half_of_the_code_cells_of_the_course_have_at_most_seven_lines():
+    assert statistics.median([n for path in CHAPTERS for n in count_visible_lines(path)]) <= 7
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_a_chapter_shows_at_most_four_imports(path):
+    lines = "\n".join(course.list_visible_code(read(path))).split("\n")
+    assert sum(line.startswith(("import ", "from ")) for line in lines) <= 4
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_real_data_of_an_exercise_are_a_task_of_the_hub_or_stored_runs(path):
+    from idp_tutorial.data.tasks import TASKS
+
+    exercises = course.read_markdown(path).split("## Exercises")[1].replace("\n", " ")
+    assert path.stem[:2] in ("03", "15") or "Real data" in exercises or "real " in exercises
+    names = re.findall(r"load_(?:short_)?task\(\"([\w-]+)\"", exercises)
+    hub = {name: "/".join(TASKS[name].hub_dataset) for name in names}
+    assert path.stem[:2] == "15" or any("/" in dataset for dataset in hub.values())
+    for dataset in re.findall(r"`(\w+/[\w-]+)`", exercises):
+        assert dataset in hub.values()
 
 
 # ---- what chapter 00 and the exercises claim, and what the stored outputs show

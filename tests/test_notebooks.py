@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,6 +68,7 @@ def run(tmp_path_factory):
     env = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
+        "IDP_STATIC_OUTPUTS": "1",
         "MPLBACKEND": "Agg",
         "PYTHONHASHSEED": "0",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "docs")]),
@@ -121,3 +123,72 @@ def test_a_failing_cell_is_reported_with_its_source(run, tmp_path):
     assert status == 1
     assert "AssertionError: not two" in output
     assert "assert x==2" in output
+
+
+# ---- GitHub and VS Code render the stored notebooks
+
+# the commands of the formulas; GitHub, JupyterLab and the site know all of them
+COMMANDS = re.compile(
+    r"\\(?:[,{}]|alpha|big|Big|cdot|frac|in|langle|leftarrow|ln|mathbb|mathrm|otimes|partial|qquad|quad"
+    r"|rangle|sigma|sim|sqrt|sum|text|tfrac|times|to|top|varepsilon)"
+)
+UNRENDERED = {  # what GitHub shows as plain text, or removes
+    "a role of MyST": r"\{[a-z][\w:-]*\}`",
+    "a directive of MyST": r"(?m)^(?::::?|```)\s*\{",
+    "an attachment": r"\]\(attachment:",
+    "a link to a page of the site": r"\]\((?!https?:)[^)]*\.html",
+    "a formula in brackets": r"\\[\[(]",
+    "a tag": r"<(?!!--|/?s>)/?[A-Za-z][^<>]*>",
+}
+OUTPUT_TYPES = {"text/plain", "text/html", "text/markdown", "image/png"}
+
+
+def find_unrendered(cell):
+    """Return what GitHub does not render in a cell and its outputs."""
+    if cell.cell_type == "markdown":
+        text = re.sub(r"```.*?```|`[^`\n]+`", "", cell.source, flags=re.S)
+        formulas = "".join(re.findall(r"\$\$.+?\$\$|\$[^$]+\$", text, re.S))
+        commands = set(re.findall(r"\\(?:[A-Za-z]+|\S)", formulas))
+        unknown = {command for command in commands if not COMMANDS.fullmatch(command)}
+        roles = ("a role of MyST", "a directive of MyST")
+        return [
+            *(f"the command {command}" for command in sorted(unknown)),
+            *(name for name in roles if re.search(UNRENDERED[name], cell.source)),
+            *(name for name, pattern in UNRENDERED.items() if re.search(pattern, text)),
+            *(["an attachment"] if "attachments" in cell else []),
+        ]
+    defects = []
+    for output in cell.get("outputs", ()):
+        data = output.get("data", {})
+        defects += sorted(set(data) - OUTPUT_TYPES)
+        html = data.get("text/html", "")
+        defects += re.findall(r"<(?:details|script|iframe|img|svg|video)\b", html)
+        if "<table" in html and "text/plain" not in data:
+            defects.append("a table without a text")
+    return defects
+
+
+@pytest.mark.parametrize(
+    "path", NOTEBOOKS, ids=lambda p: p.relative_to(NBS).with_suffix("").as_posix()
+)
+def test_github_renders_a_notebook(path):
+    defects = {}
+    for i, cell in enumerate(nbformat.read(path, 4).cells):
+        if unrendered := find_unrendered(cell):
+            defects[i] = unrendered
+    assert not defects
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{ref}`a`", "a role of MyST"),
+        ("```{note}\nx\n```", "a directive of MyST"),
+        ("[a](../b.html#c)", "a link to a page of the site"),
+        ("\\(x\\)", "a formula in brackets"),
+        ('<span style="color:red">x</span>', "a tag"),
+        ("$\\operatorname{f}$", r"the command \operatorname"),
+    ],
+)
+def test_what_github_does_not_render_is_found(source, expected):
+    assert expected in find_unrendered(nbformat.v4.new_markdown_cell(source))

@@ -159,7 +159,7 @@ class GeneratedPrompt(PromptSource):
         """Return the prompt of each example."""
         return self.generator(self.read(ctx), self.layer)
 
-
+# %% ../../nbs/course/09_idpg.ipynb #09b00017
 def idpg_plan(
     bb: Backbone,  # frozen model that the prompt enters
     generator: PromptGenerator,  # network that generates the prompt

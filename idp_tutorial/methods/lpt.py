@@ -64,7 +64,7 @@ class NaivePromptGenerator(PromptSource):
         p = self.up(self.down(h).relu())
         return self.dropout(p).unflatten(-1, (-1, self.d))
 
-
+# %% ../../nbs/course/11_late_prompt_tuning.ipynb #11b00011
 def _summary_position(ctx: Context) -> str:
     """Return the name of the tracked position whose hidden state summarises the text.
 

@@ -88,7 +88,7 @@ def insertion_positions(
     n_between = n_special_of_pair - tokenizer.num_special_tokens_to_add(False)
     return [torch.ones_like(first), first, first + n_between, last, last + 1][position]
 
-# %% ../../nbs/course/05_prompt_tuning.ipynb #73b14b1e
+
 @dataclass(frozen=True)
 class _InsertBetweenSeparators(Insert):
     """Insert a prompt between two additional separator tokens (position 4 of IDPG)."""
@@ -103,7 +103,7 @@ class _InsertBetweenSeparators(Insert):
         ctx.insert(torch.cat([sep, p, sep], 1), first)
         ctx.prompt_span = first + 1, t
 
-
+# %% ../../nbs/course/05_prompt_tuning.ipynb #73b14b1e
 def prompt_plan(
     bb: Backbone,  # frozen model that the prompt enters
     source: Callable[..., Tensor],  # prompt source: context → prompt `[B,t,d]`

@@ -1,6 +1,8 @@
 """The scores of the course, and what its chapters share."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from idp_tutorial.reproduction.course import (
     encode_course_sentences,
     load_course_scores,
     load_short_task,
+    show_slider,
     store_or_compare_scores,
     train_and_test_plan,
 )
@@ -95,3 +98,45 @@ def test_the_table_has_the_rows_of_a_chapter_and_then_the_controls(tmp_path):
     ]
     cells = [cell.strip() for cell in table._repr_markdown_().splitlines()[2].split("|")[1:-1]]
     assert cells == ["05", "prompt tuning", "51.0 ± 1.4 (2 seeds)", "not measured"]
+
+
+@pytest.mark.parametrize("reason", ["missing", "stored outputs"])
+def test_a_slider_is_one_call_without_ipywidgets_and_in_stored_outputs(reason, monkeypatch):
+    monkeypatch.setitem(
+        sys.modules,
+        "ipywidgets",
+        None if reason == "missing" else SimpleNamespace(SelectionSlider=None, interact=None),
+    )
+    monkeypatch.setenv("IDP_STATIC_OUTPUTS", "1")
+    if reason == "missing":
+        monkeypatch.delenv("IDP_STATIC_OUTPUTS")
+    calls = []
+
+    def draw(layer=3):
+        calls.append(layer)
+
+    show_slider(draw, layer=range(5))
+    assert calls == [3]
+
+
+def test_a_slider_sets_one_argument_and_begins_at_its_default(monkeypatch):
+    calls = []
+    sliders = []
+
+    def interact(function, value):
+        sliders.append(value)
+        function(4)
+
+    widgets = SimpleNamespace(
+        SelectionSlider=lambda options, value, description: (options, value, description),
+        interact=interact,
+    )
+    monkeypatch.setitem(sys.modules, "ipywidgets", widgets)
+    monkeypatch.delenv("IDP_STATIC_OUTPUTS", raising=False)
+
+    def draw(layer=3, n_layers=24):
+        calls.append((layer, n_layers))
+
+    show_slider(draw, layer=range(5))
+    assert sliders == [([0, 1, 2, 3, 4], 3, "layer")]
+    assert calls == [(4, 24)]

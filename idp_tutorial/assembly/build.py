@@ -24,6 +24,7 @@ from idp_tutorial.methods.method import ALL_METHODS
 from idp_tutorial.utils.checks import UserError, check_name
 
 __all__ = [
+    "set_class_weights",
     "weights_dtype",
     "load_config_backbone",
     "build_model",
@@ -82,15 +83,16 @@ def _require_float32_parameters(model: PromptedModel, cfg: RunConfig) -> None:
         )
 
 
-def _set_class_weights(
-    model: PromptedModel, task: Task, class_weight: str | dict[str, float]
+def set_class_weights(
+    model: PromptedModel,  # model with a classification head
+    task: Task,  # task with classes; its training split gives their frequencies
+    class_weight: str | dict[str, float],  # 'balanced', or weights by name; 1 for other classes
 ) -> None:
     """Set the weight of each class in the loss: 'balanced' (inverse frequency), or by name."""
     if not task.labels:
         raise UserError(
             f"class_weight={class_weight!r} needs classes, but task {task.name!r} has none: "
-            f"leave it "
-            "out."
+            "leave it out."
         )
     if isinstance(model, EntailmentModel):
         raise UserError(
@@ -142,7 +144,7 @@ def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
         )
     _require_float32_parameters(model, cfg)
     if cfg.class_weight:
-        _set_class_weights(model, task, cfg.class_weight)
+        set_class_weights(model, task, cfg.class_weight)
     return model
 
 

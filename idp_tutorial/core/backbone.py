@@ -92,7 +92,6 @@ class Backbone:
         self.layer_types: list[str] = layer_types or ["full_attention"] * self.n_layers
         self.sliding_window: int | None = getattr(self.config, "sliding_window", None)
         self.uses_eager_attention: bool = self.config._attn_implementation == "eager"
-        self.first_position = 0
         # length of the table of positions; rotary and relative positions have no such limit
         self.max_tokens: int = getattr(self.config, "max_position_embeddings", 2**20)
         self.has_lm_head = bool(self.lm_head_modules) and all(

@@ -13,10 +13,16 @@ import torch
 from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.input_checks import (
+    check_cached_states,
+    check_insertion,
+    check_position_name,
+    check_right_padding,
+    embed_words,
+)
 from idp_tutorial.core.random_numbers import run_with_recomputation
-from idp_tutorial.utils.checks import UserError
 
-__all__ = ["INPUT", "to_float32", "splice", "check_right_padding", "Context"]
+__all__ = ["INPUT", "to_float32", "splice", "Context"]
 
 # The layer of a prompt among the word embeddings, before positions and LayerNorm (IDPG). Any other
 # layer is the number of layers already applied: 0 is the output of the embedding module.
@@ -48,24 +54,6 @@ def splice(
     source = torch.where(target < start, target, after_start)
     each_example = torch.arange(len(x), device=x.device)[:, None]
     return torch.cat([x, new], 1)[each_example, source]
-
-
-def check_right_padding(
-    attention_mask: Tensor,  # 1 = real token, 0 = padding `[B,T]`
-) -> None:
-    """Check that each example begins with a token, and that its padding is on the right.
-
-    Raises: UserError for padding on the left or between tokens.
-    """
-    if torch.compiler.is_compiling():  # a graph cannot depend on the values of its input
-        return
-    is_first_real = attention_mask[:, 0].bool().all()
-    if not bool(is_first_real & (attention_mask[:, 1:] <= attention_mask[:, :-1]).all()):
-        raise UserError(
-            "an example begins with padding, or has padding between its tokens. The layer loop "
-            "needs padding on the right (padding_side='right' of a tokenizer) and at least one "
-            "token in each example; `collate` does both."
-        )
 
 
 @dataclass
@@ -124,20 +112,13 @@ class Context:
         if "hidden_states" in batch:
             h = batch["hidden_states"].to(backbone.word_embeddings.weight.dtype)
             layer = int(batch["start_layer"][0])
-            _check_cached_states(backbone, attention_mask, layer, h)
+            check_cached_states(backbone, attention_mask, layer, h)
         else:
-            h = _embed_words(backbone, batch["input_ids"])
+            h = embed_words(backbone, batch["input_ids"])
             layer = INPUT
+        input_ids, token_type_ids = batch["input_ids"], batch["token_type_ids"]
         return cls(
-            backbone,
-            input_ids=batch["input_ids"],
-            attention_mask=attention_mask,
-            token_type_ids=batch["token_type_ids"],
-            word_mask=word_mask,
-            tracked_positions=tracked,
-            h=h,
-            batch=batch,
-            layer=layer,
+            backbone, input_ids, attention_mask, token_type_ids, word_mask, tracked, h, batch, layer
         )
 
     def insert(
@@ -153,7 +134,7 @@ class Context:
         """
         B, t, _ = p.shape
         first = torch.zeros_like(self.attention_mask[:, 0]) + position
-        _check_insertion(first, self.attention_mask)
+        check_insertion(first, self.attention_mask)
         zeros = self.attention_mask.new_zeros(B, t)
         self.h = splice(self.h, p, position)
         self.attention_mask = splice(self.attention_mask, zeros + 1, position)
@@ -194,12 +175,7 @@ class Context:
 
         Raises: UserError if the batch has no such position.
         """
-        if name not in self.tracked_positions:
-            raise UserError(
-                f"this batch has no {name!r} position, only {', '.join(self.tracked_positions)}. "
-                "For 'mask', encode the examples with `task.encode(..., template='code')`, since "
-                "it needs a template."
-            )
+        check_position_name(name, self.tracked_positions)
         each_example = torch.arange(self.h.shape[0], device=self.h.device)
         return to_float32(self.h[each_example, self.tracked_positions[name]])
 
@@ -213,43 +189,3 @@ class Context:
         h = self.float32_states
         weights = self.word_mask[..., None].to(h.dtype)
         return (h * weights).sum(1) / weights.sum(1)
-
-
-def _embed_words(backbone: Backbone, input_ids: Tensor) -> Tensor:
-    if torch.compiler.is_compiling():
-        return backbone.word_embeddings(input_ids)
-    try:
-        return backbone.word_embeddings(input_ids)
-    except IndexError:
-        raise UserError(
-            f"input_ids must be between 0 and {backbone.word_embeddings.weight.shape[0] - 1} for "
-            f"backbone {backbone.name!r}, got ids from {int(input_ids.min())} to "
-            f"{int(input_ids.max())}. Encode the texts with the tokenizer of the backbone, without "
-            "added tokens."
-        ) from None
-
-
-def _check_cached_states(bb: Backbone, attention_mask: Tensor, layer: int, h: Tensor) -> None:
-    if not 0 <= layer <= bb.n_layers:
-        raise UserError(
-            f"start_layer must be between 0 and {bb.n_layers} for backbone {bb.name!r}, which has "
-            f"{bb.n_layers} layers, got {layer}."
-        )
-    B, T = attention_mask.shape
-    if h.shape != (B, T, bb.d):
-        raise UserError(
-            f"hidden_states must have shape {(B, T, bb.d)} for a batch of {B} examples with {T} "
-            f"tokens, got {tuple(h.shape)}. Give hidden states without prompts."
-        )
-
-
-def _check_insertion(first: Tensor, attention_mask: Tensor) -> None:
-    if torch.compiler.is_compiling():
-        return
-    lengths = attention_mask.sum(1)
-    if bool(((first < 0) | (first > lengths)).any()):
-        raise UserError(
-            f"a prompt cannot be inserted at positions {first.tolist()}, because the examples of "
-            f"this batch have {lengths.tolist()} tokens. Use positions from 0 to the length of "
-            "each example, not inside the padding."
-        )

@@ -10,9 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 # %% ../../nbs/engine/core/loop.ipynb #778fe6b1
-from ..utils.checks import UserError
 from .backbone import Backbone
 from .context import INPUT, Context
+from idp_tutorial.core.input_checks import (
+    check_key_values_used,
+    check_max_tokens,
+    check_no_prompt_below,
+    check_stop,
+)
 from .prompt_key_values import PromptKeyValues
 from .steps import Plan, check_plan
 
@@ -33,7 +38,7 @@ def walk_layers(
     end = bb.n_layers if stop is None else stop
     ctx = begin_pass(bb, batch, plan)
     ctx.recompute = recompute
-    _check_stop(bb, ctx.layer, end)
+    check_stop(bb, ctx.layer, end)
     for layer in range(ctx.layer, end):
         ctx.layer = layer
         yield ctx
@@ -73,11 +78,12 @@ def begin_pass(
     ctx = Context.from_batch(bb, batch)
     if ctx.layer == INPUT:
         apply_step(ctx, plan)
-        _check_max_tokens(ctx)
+        n_tokens = ctx.input_ids.shape[1]
+        check_max_tokens(bb, n_tokens, ctx.h.shape[1] - n_tokens)
         ctx.h = bb.embed(ctx.h, ctx.attention_mask, ctx.token_type_ids)
         ctx.layer = 0
     else:
-        _check_no_prompt_below(ctx.layer, plan)
+        check_no_prompt_below(ctx.layer, min(plan, default=ctx.layer))
     return ctx
 
 
@@ -92,46 +98,5 @@ def run_layer(ctx: Context, prompt_key_values: PromptKeyValues | None) -> None:
     kv = prompt_key_values
     layer_kwargs = ctx.layer_kwargs(kv.t if kv else 0)
     ctx.h = ctx.call_layer(ctx.backbone.run_layer, ctx.layer, ctx.h, layer_kwargs, kv)
-    if kv and not kv.was_used:
-        backbone_class = type(ctx.backbone).__name__
-        raise UserError(
-            f"layer {ctx.layer} of a {ctx.backbone.family} backbone did not use the prompt's keys "
-            f"and values. Pass `kv` on in `{backbone_class}.run_layer`, or set "
-            f"`supports_kv_prompt = False` in {backbone_class}."
-        )
-
-# %% ../../nbs/engine/core/loop.ipynb #lp000004
-def _check_stop(bb: Backbone, start: int, stop: int) -> None:
-    if not start <= stop <= bb.n_layers:
-        raise UserError(
-            f"stop must be between {start}, the layer at which the pass starts, and "
-            f"{bb.n_layers}, the number of layers of backbone {bb.name!r}, got {stop}."
-        )
-
-
-def _check_no_prompt_below(start: int, plan: Plan) -> None:
-    """Raise `UserError` for a prompt that cached states have already passed."""
-    lowest = min(plan, default=start)
-    if lowest < start:
-        raise UserError(
-            f"the plan has a prompt at layer {'INPUT' if lowest == INPUT else lowest}, but the "
-            f"batch has hidden states that have passed {start} layers, so the prompt would be left "
-            "out. Give states of a lower layer, computed without a prompt, or none."
-        )
-
-
-def _check_max_tokens(ctx: Context) -> None:
-    """Raise `UserError` if the text and its prompt are longer than the table of positions."""
-    n_tokens = ctx.input_ids.shape[1]
-    max_tokens = ctx.backbone.max_tokens
-    t = ctx.h.shape[1] - n_tokens
-    if n_tokens + t <= max_tokens:
-        return
-    prompt = f" and the prompt {t} vectors" if t else ""
-    fixes = [f"encode with max_len={max_tokens - t} or less"] if t < max_tokens else []
-    if t:
-        fixes.append("shorten the prompt, or insert it at layer 0, after the position embeddings")
-    raise UserError(
-        f"the longest example has {n_tokens} tokens{prompt}, but backbone {ctx.backbone.name!r} "
-        f"has only {max_tokens} positions. To fix this, {'; or '.join(fixes)}."
-    )
+    if kv:
+        check_key_values_used(ctx.backbone, ctx.layer, kv.was_used)

@@ -18,16 +18,20 @@ import torch
 from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.context import INPUT, Context
+from idp_tutorial.core.context import Context
+from idp_tutorial.core.input_checks import (
+    check_key_values_possible,
+    check_layer,
+    check_prompt_exists,
+    check_prompt_length,
+    check_prompt_shape,
+    describe_layer,
+    describe_step,
+)
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
 from idp_tutorial.utils.checks import UserError
 
 __all__ = ["Step", "Insert", "Add", "Replace", "KeyValue", "Plan", "check_plan"]
-
-
-def _describe_layer(layer: int) -> str:
-    """Return the name of a plan's layer for messages."""
-    return "INPUT" if layer == INPUT else f"layer {layer}"
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,8 @@ class Step:
         `width` is None for that of the hidden states. Raises: UserError for a wrong shape.
         """
         p = self.source(ctx)
-        B = ctx.h.shape[0]
-        width = width or ctx.h.shape[2]
-        if p.dim() != 3 or (p.shape[0], p.shape[2]) != (B, width):
-            raise UserError(
-                f"{self.name!r} at {_describe_layer(ctx.layer)}: the source must return a prompt "
-                f"of shape ({B}, t, {width}) (batch, length, width), got {tuple(p.shape)}. A "
-                "static prompt needs `.expand(len(ctx.h), -1, -1)`."
-            )
+        B, _, d = ctx.h.shape
+        check_prompt_shape(p, B, width or d, describe_step(self.name, ctx.layer))
         return p.to(ctx.h.dtype)
 
 
@@ -81,22 +79,13 @@ class Insert(Step):
 @dataclass(frozen=True)
 class _ChangePrompt(Step):
     def check(self, layer: int, backbone: Backbone, has_prompt: bool) -> None:
-        if not has_prompt:
-            raise UserError(
-                f"{self.name!r} at {_describe_layer(layer)} changes a prompt, but no prompt is "
-                "inserted before it. Begin the plan with an `Insert`."
-            )
+        check_prompt_exists(has_prompt, describe_step(self.name, layer))
 
     def _prompt_and_index(self, ctx: Context) -> tuple[Tensor, Tensor]:  # `[B,t,d]` each
         p = self.compute_prompt(ctx)
         assert ctx.prompt_span is not None  # `check` requires an `Insert` below
         first, t = ctx.prompt_span
-        if p.shape[1] != t:
-            raise UserError(
-                f"{self.name!r} at {_describe_layer(ctx.layer)}: the inserted prompt has {t} "
-                f"vectors but the source gives {p.shape[1]}. Use one prompt length for the whole "
-                "plan."
-            )
+        check_prompt_length(p, t, describe_step(self.name, ctx.layer))
         positions = first[:, None] + torch.arange(t, device=p.device)
         return p, positions[..., None].expand_as(p)
 
@@ -136,15 +125,7 @@ class KeyValue(Step):
 
     def check(self, layer: int, backbone: Backbone, has_prompt: bool) -> None:
         """Raise `UserError` among the word embeddings, or if the layers take no keys and values."""
-        if not backbone.supports_kv_prompt:
-            raise UserError(
-                f"'kv' at {_describe_layer(layer)}: the attention of a {backbone.family} backbone "
-                "takes no prompt keys and values. Use `Insert` and `Replace`."
-            )
-        if layer == INPUT:
-            raise UserError(
-                "'kv' at INPUT: keys and values enter at a layer. Give a layer, or use `Insert`."
-            )
+        check_key_values_possible(backbone, layer, describe_step(self.name, layer))
 
     def apply(self, ctx: Context) -> PromptKeyValues:
         """Return the keys and values for the next layer."""
@@ -155,17 +136,12 @@ class KeyValue(Step):
 def check_plan(plan: Plan, backbone: Backbone) -> None:
     """Raise `UserError` for a plan that cannot be carried out on this backbone."""
     for layer in plan:
-        if layer not in range(INPUT, backbone.n_layers):
-            raise UserError(
-                f"a plan's layer must be INPUT or between 0 and {backbone.n_layers - 1} for "
-                f"backbone {backbone.name!r}, got {layer!r}. It is the number of layers already "
-                "applied: 0 is the embedding output."
-            )
+        check_layer(layer, backbone)
     has_prompt = False
     for layer, step in sorted(plan.items(), key=itemgetter(0)):
         if not isinstance(step, Step):
             raise UserError(
-                f"the plan has a {type(step).__name__} at {_describe_layer(layer)} instead of a "
+                f"the plan has a {type(step).__name__} at {describe_layer(layer)} instead of a "
                 "step. Write for example {0: Insert(source)}."
             )
         step.check(layer, backbone, has_prompt)

@@ -23,8 +23,7 @@ class RobertaBackbone(Backbone):
     def __init__(self, model: Any, tokenizer: Any, name: str = "") -> None:
         super().__init__(model, tokenizer, name)
         self.pad_position: int = self.base.embeddings.padding_idx
-        self.first_position = self.pad_position + 1
-        self.max_tokens -= self.first_position
+        self.max_tokens -= self.pad_position + 1
 
     def position_ids(self, attention_mask: Tensor) -> Tensor:
         """Return the position ids: tokens are counted, and padding gets the padding id `[B,T]`."""

@@ -19,7 +19,8 @@ from ..data.templates import get_eos_ids
 from ..data.task import Task
 from ..core.backbone import Backbone
 from ..core.heads import ClassificationHead
-from ..core.context import Context, check_right_padding
+from ..core.context import Context
+from ..core.input_checks import check_right_padding
 from ..core.steps import Step
 from ..core.prompted_model import PromptedModel
 from ..training.config import TrainingConfig

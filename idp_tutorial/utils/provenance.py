@@ -41,7 +41,7 @@ def git_state() -> dict:  # `commit` and `worktree_clean`; both are None outside
     unknown = dict(commit=None, worktree_clean=None)
     try:
         # the package may be installed inside a repository that does not track it
-        is_tracked = _run_git("ls-files", "--error-unmatch", "provenance.py")
+        is_tracked = _run_git("ls-files", "--error-unmatch", "__init__.py")
         commit = _run_git("rev-parse", "HEAD") if is_tracked else None
         if commit is None:
             return unknown

@@ -26,7 +26,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from idp_tutorial.utils.checks import UserError, explain_os_error
-from idp_tutorial.utils.durable import write_atomically
+from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.schemas import Count, check_schema
 
 __all__ = [

@@ -9,7 +9,7 @@ from sweeps import pretend, swept
 
 from idp_tutorial.cli.sweep import sweep_command
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.analysis.information import ProbeConfig
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.utils.records import read_records
@@ -80,7 +80,7 @@ def test_the_command_probes_with_the_sweeps_rates(monkeypatch, tmp_path):
     def curves(cfg, task, layers, seeds, lrs, out, **size):
         seen.update(method=cfg.method, seeds=seeds, lrs=lrs, out=out.name, size=ProbeConfig(**size))
 
-    monkeypatch.setattr(LIB + "information_curves.measure_information_curves", curves)
+    monkeypatch.setattr(LIB + "layer_sweep.measure_information_curves", curves)
     sweep_command(
         task="sentiment",
         methods="lpt,lpt-npg",

@@ -26,17 +26,16 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.estimator import PromptClassifier
 from idp_tutorial.huggingface import PromptModel, get_prompt_model
 from idp_tutorial.reproduction.papers.supplementary_training import run_supplementary_training
-from idp_tutorial.reproduction.papers.transfer_comparison import transfer_table
+from idp_tutorial.reproduction.papers.transfer import transfer_table
 from idp_tutorial.reproduction.pretraining.corpus import prepare_text
 from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig, pretrain
 from idp_tutorial.runs.logits import load_logits, majority_vote_score, write_run_arrays
-from idp_tutorial.runs.store import RunStore
+from idp_tutorial.runs.record import RunStore
 from idp_tutorial.runs.tables import results_table
 from idp_tutorial.saving.descriptions import read_fingerprint, read_prompts
-from idp_tutorial.saving.first_stage import load_first_stage
 from idp_tutorial.saving.hub import read_run_record, write_model_card
 from idp_tutorial.saving.peft import from_peft, to_peft
-from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.saving.prompt_files import from_pretrained, load_first_stage, save_pretrained
 from idp_tutorial.serving.multitask import (
     MultiTaskModel,
     TaskModel,
@@ -47,8 +46,8 @@ from idp_tutorial.training.cache import cache_states
 from idp_tutorial.training.fit import fit
 from idp_tutorial.training.state_store import StateStore
 from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.durable import dump_record, write_manifest
-from idp_tutorial.utils.records import read_records
+from idp_tutorial.utils.digests import write_manifest
+from idp_tutorial.utils.records import dump_record, read_records
 from idp_tutorial.utils.tensor_files import deserialise_tensors, serialise_tensors
 
 

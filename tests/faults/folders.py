@@ -23,7 +23,7 @@ from harness import REFUSALS
 from safetensors.torch import load_file, save_file
 
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.utils.durable import MANIFEST_NAME
+from idp_tutorial.utils.digests import MANIFEST_NAME
 
 SECONDS = 30  # a case that takes longer is a failure
 MEGABYTES = 1500  # and so is one that needs so much more memory

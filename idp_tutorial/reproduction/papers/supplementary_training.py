@@ -22,9 +22,10 @@ from ...data.task import Task
 from ...core.backbone import Backbone, backbone_fingerprint
 from ...backbones.load import load_backbone
 from ...core.prompted_model import PromptedModel, trained_state
-from ...runs.store import checkpoint_folder, remove_checkpoints
+from ...runs.record import checkpoint_folder, remove_checkpoints
 from ...saving.descriptions import read_prompts
-from ...utils.durable import file_lock, move_into_place, write_manifest
+from ...utils.durable_files import file_lock, move_into_place
+from ...utils.digests import write_manifest
 from ...utils.records import config_fingerprint, describe_differences
 from ...utils.schemas import Count, Finite, check_schema
 from ...utils.tensor_files import save_tensors

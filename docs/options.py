@@ -9,7 +9,7 @@ from idp_tutorial.assembly.config import (
     methods_with_option,
 )
 from idp_tutorial.cli.main import COMMAND_NAMES, load_command
-from idp_tutorial.methods.method import ALL_METHODS
+from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.utils.options import Option, declared_options
 
 FILE = Path(__file__).with_name("options.md")

@@ -16,6 +16,7 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.steps import Add, Insert, KeyValue, Plan, Replace, Step, check_plan
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.id_spam import AttentionPromptGenerator
 from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
 from idp_tutorial.methods.idpg_multilayer import multilayer_idpg_plan
@@ -23,7 +24,6 @@ from idp_tutorial.methods.lpt import NaivePromptGenerator, PoolingPromptGenerato
 from idp_tutorial.methods.p_tuning_v2 import KeyValuePrompt, deep_prompt_plan
 from idp_tutorial.methods.phm import count_phm_parameters
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
-from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.methods.sentence_vectors import mean_sentence_vector
 from idp_tutorial.reproduction.diagrams.drawing import (
     Box,

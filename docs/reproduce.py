@@ -10,7 +10,7 @@ from statistics import mean
 import pandas as pd
 
 from idp_tutorial.assembly.config import RunConfig
-from idp_tutorial.methods.method import ALL_METHODS, CONTROL_METHODS
+from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS
 from idp_tutorial.reproduction.efficiency.cost_model import (
     LPT_BACKBONE_LAYERS,
     LPT_BACKBONE_WIDTHS,

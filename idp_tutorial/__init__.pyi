@@ -2,10 +2,10 @@ from .assembly.build import build_model as build_model
 from .assembly.config import RunConfig as RunConfig
 from .backbones.load import load_backbone as load_backbone
 from .core.prompted_model import PromptedModel as PromptedModel
-from .core.sources import PromptSource as PromptSource
 from .core.steps import Add as Add
 from .core.steps import Insert as Insert
 from .core.steps import KeyValue as KeyValue
+from .core.steps import PromptSource as PromptSource
 from .core.steps import Replace as Replace
 from .data.tasks import load_task as load_task
 from .data.user_data import load_table_task as load_table_task
@@ -14,8 +14,8 @@ from .estimator import PromptRegressor as PromptRegressor
 from .families.family import register_family as register_family
 from .huggingface import PromptModel as PromptModel
 from .huggingface import get_prompt_model as get_prompt_model
-from .methods.registry import METHODS as METHODS
-from .methods.registry import register as register
+from .methods.all_methods import METHODS as METHODS
+from .methods.all_methods import register as register
 from .runs.compare import compare_methods as compare_methods
 from .runs.experiment import Experiment as Experiment
 from .runs.experiment import run_experiment as run_experiment

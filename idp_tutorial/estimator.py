@@ -42,9 +42,9 @@ from idp_tutorial.data.user_data import (
     parse_label,
     select_splits,
 )
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.runs.learning_rate_search import train_at_learning_rate, try_learning_rates
 from idp_tutorial.runs.report import Report, make_report, require_reportable, write_report
-from idp_tutorial.runs.tune import train_at_learning_rate, try_learning_rates
 from idp_tutorial.saving.descriptions import read_prompts
 from idp_tutorial.saving.hub import push_to_hub, read_run_record, resolve_model_folder
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained

@@ -30,11 +30,11 @@ from idp_tutorial.core.dtypes import DTYPES
 from idp_tutorial.core.generation import build_decoder
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state
-from idp_tutorial.core.sources import PromptSource
+from idp_tutorial.core.steps import PromptSource
 from idp_tutorial.data.task import Task
 from idp_tutorial.families.family import wrap_hf_model
-from idp_tutorial.methods.method import ALL_METHODS, METHOD_KINDS, MethodConfig
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.methods.method_registry import ALL_METHODS, METHOD_KINDS, MethodConfig
 from idp_tutorial.saving.descriptions import (
     PROMPT_MODEL_FORMAT,
     PROMPTS_FILE,

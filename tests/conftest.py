@@ -35,11 +35,11 @@ def one_thread():
 @pytest.fixture(autouse=True, scope="session")
 def path_notes_dir(tmp_path_factory):
     """Use a temporary folder for the notes that record where backbones were loaded from."""
-    from idp_tutorial.saving import backbone_paths
+    from idp_tutorial.saving import descriptions
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         folder = tmp_path_factory.mktemp("path_notes")
-        monkeypatch.setattr(backbone_paths, "path_notes_folder", lambda: folder)
+        monkeypatch.setattr(descriptions, "path_notes_folder", lambda: folder)
         yield folder
 
 

@@ -26,7 +26,7 @@ from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import make_task
 from idp_tutorial.families.family import wrap_hf_model
-from idp_tutorial.utils.progress import handle_messages
+from idp_tutorial.utils.process import handle_messages
 
 BASE_MODELS = dict(roberta="roberta-base", gpt2="gpt2", deberta="deberta-large")
 SIZES = dict(vocab_size=8192, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)

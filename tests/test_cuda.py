@@ -18,8 +18,8 @@ from small import (
 )
 
 from idp_tutorial.assembly.build import build_model
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.phm import PHMLinear
-from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.analysis.information import probe_layers, states_by_layer
 from idp_tutorial.reproduction.analysis.layer_choice import choose_prompt_layer
 from idp_tutorial.runs.experiment import run_experiment

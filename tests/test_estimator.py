@@ -25,7 +25,7 @@ from idp_tutorial.assembly.config import RunConfig, describe_all_options
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.user_data import hold_out_rows
 from idp_tutorial.estimator import ESTIMATOR_OPTIONS
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.training.examples import encode_rows
 
 TEXTS = [

@@ -13,11 +13,11 @@ import scipy.sparse
 from datasets import Dataset
 
 from idp_tutorial.cli.predict import select_text_columns
-from idp_tutorial.data.reading import iterate_rows
+from idp_tutorial.data.file_readers import iterate_rows
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import _read_labelled_rows
 from idp_tutorial.estimator import PromptClassifier, PromptRegressor, convert_to_rows
-from idp_tutorial.serving.app import parse_request
+from idp_tutorial.serving.server import parse_request
 from idp_tutorial.utils.checks import UserError
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs/data.md").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from idp_tutorial import minimal
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.prompted_model import PromptedModel
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.testing.small_models import random_batch, small_backbone
 
 SOURCE = Path(minimal.__file__).read_text(encoding="utf-8")

@@ -16,8 +16,8 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.data.synthetic import find_noun_descriptor
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.phm import PHMLinear
-from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.diagrams.drawing import (
     FONT_SIZES,
     Box,

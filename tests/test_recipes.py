@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from idp_tutorial.families.family import FAMILIES
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 
 TEXT = (Path(__file__).resolve().parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RECIPES = dict(re.findall(r"<!-- recipe: (\w+)\b[^>]*-->\n```python\n(.*?)```", TEXT, re.S))

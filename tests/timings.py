@@ -2,8 +2,8 @@
 
 import torch
 
-from idp_tutorial.reproduction.efficiency import method_times
-from idp_tutorial.reproduction.efficiency.method_times import make_benchmark_config
+from idp_tutorial.reproduction.efficiency import timing
+from idp_tutorial.reproduction.efficiency.timing import make_benchmark_config
 from idp_tutorial.training.fit import TrainLog
 
 
@@ -49,6 +49,6 @@ def replace_fit(monkeypatch):
             peak_memory_mb={"fine-tuning": 800.0}.get(cfg.method, 200.0),
         )
 
-    monkeypatch.setattr(method_times, "fit", fit)
-    monkeypatch.setattr(method_times.gc, "collect", lambda: 0)
+    monkeypatch.setattr(timing, "fit", fit)
+    monkeypatch.setattr(timing.gc, "collect", lambda: 0)
     return seen, times

@@ -8,23 +8,22 @@ parameters.
 
 import torch
 
+from idp_tutorial.assembly.class_weights import set_class_weights
 from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.assembly.controls import ControlConfig, build_control
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.dtypes import DTYPES
+from idp_tutorial.core.dtypes import DTYPES, is_quantised
 from idp_tutorial.core.heads import ClassificationHead, GenerationHead, VerbalizerHead
 from idp_tutorial.core.prompted_model import PromptedModel
-from idp_tutorial.core.quantisation import is_quantised
 from idp_tutorial.core.random_numbers import seed_random_numbers, thread_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.backbone_edits import ensure_unmodified, revert_backbone
 from idp_tutorial.methods.efl import EntailmentModel, describe_labels
-from idp_tutorial.methods.method import ALL_METHODS
-from idp_tutorial.utils.checks import UserError, check_name
+from idp_tutorial.methods.method_registry import ALL_METHODS
+from idp_tutorial.utils.checks import UserError
 
 __all__ = [
-    "set_class_weights",
     "weights_dtype",
     "load_config_backbone",
     "build_model",
@@ -81,39 +80,6 @@ def _require_float32_parameters(model: PromptedModel, cfg: RunConfig) -> None:
             f"away: load "
             "the backbone without dtype=, and use precision='bf16' for speed."
         )
-
-
-def set_class_weights(
-    model: PromptedModel,  # model with a classification head
-    task: Task,  # task with classes; its training split gives their frequencies
-    class_weight: str | dict[str, float],  # 'balanced', or weights by name; 1 for other classes
-) -> None:
-    """Set the weight of each class in the loss: 'balanced' (inverse frequency), or by name."""
-    if not task.labels:
-        raise UserError(
-            f"class_weight={class_weight!r} needs classes, but task {task.name!r} has none: "
-            "leave it out."
-        )
-    if isinstance(model, EntailmentModel):
-        raise UserError(
-            f"class_weight={class_weight!r} needs a classification head, but method 'efl' scores "
-            "pairs: leave it out."
-        )
-    if task.multi_label:
-        raise UserError(
-            f"class_weight={class_weight!r} needs one class for each row, but rows of task "
-            f"{task.name!r} may have several labels: leave it out."
-        )
-    if isinstance(class_weight, dict):
-        for name in class_weight:
-            check_name(name, task.labels, "class in class_weight")
-        model.head.class_weights = torch.tensor(
-            [float(class_weight.get(name, 1)) for name in task.labels]
-        )
-    elif rows := task.splits.get("train"):  # a loaded model has no examples, and needs no loss
-        labels = torch.tensor([row["label"] for row in rows])
-        counts = torch.bincount(labels, minlength=len(task.labels))
-        model.head.class_weights = len(rows) / (len(counts) * counts.clamp(min=1).float())
 
 
 def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:

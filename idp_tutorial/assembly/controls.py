@@ -15,7 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from idp_tutorial.assembly.probe import fit_best_probe, score_main_metric, training_targets
+from idp_tutorial.assembly.probe import (
+    fit_best_probe,
+    pool_all_layers,
+    score_main_metric,
+    training_targets,
+)
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
 from idp_tutorial.core.heads import prediction_loss
@@ -24,7 +29,12 @@ from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.core.random_numbers import current_generator, thread_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.idpg import PromptGenerator
-from idp_tutorial.methods.method import CONTROL_METHODS, BottleneckWidth, MethodConfig, register
+from idp_tutorial.methods.method_registry import (
+    CONTROL_METHODS,
+    BottleneckWidth,
+    MethodConfig,
+    register,
+)
 from idp_tutorial.methods.sentence_vectors import (
     RunningStandardiser,
     mean_sentence_vector,
@@ -41,7 +51,6 @@ from idp_tutorial.training.evaluation import (
 )
 from idp_tutorial.training.examples import encode_rows
 from idp_tutorial.training.fit import TrainLog
-from idp_tutorial.training.layer_pooling import pool_all_layers
 from idp_tutorial.utils.checks import DivergenceError
 from idp_tutorial.utils.options import Probability
 

@@ -31,14 +31,16 @@ from typing import IO
 from tokenizers import pre_tokenizers
 
 from idp_tutorial.utils.checks import UserError, check_name
-from idp_tutorial.utils.durable import (
+from idp_tutorial.utils.digests import (
     MANIFEST_NAME,
-    cache_folder,
     file_digest,
-    folder_lock,
-    move_into_place,
     require_intact_files,
     write_manifest,
+)
+from idp_tutorial.utils.durable_files import (
+    cache_folder,
+    folder_lock,
+    move_into_place,
 )
 
 __all__ = [

@@ -32,7 +32,7 @@ from idp_tutorial.utils.checks import (
     require_packages,
 )
 from idp_tutorial.utils.options import Range
-from idp_tutorial.utils.progress import MessageHandler, handle_messages
+from idp_tutorial.utils.process import MessageHandler, handle_messages
 
 __all__ = ["BenchOptions", "bench_command"]
 
@@ -68,8 +68,8 @@ def _load_benchmark_backbone(
 
 def _select_methods(options: SimpleNamespace) -> list[str]:
     """Return the methods to measure, after a check of their names."""
-    from idp_tutorial.methods.registry import METHODS, methods_with_head
-    from idp_tutorial.reproduction.efficiency.method_times import SCALING_METHODS, SCALING_VALUES
+    from idp_tutorial.methods.all_methods import METHODS, methods_with_head
+    from idp_tutorial.reproduction.efficiency.timing import SCALING_METHODS, SCALING_VALUES
 
     if options.grow:
         check_name(options.grow, SCALING_VALUES, "grow")
@@ -158,11 +158,11 @@ def _measure_methods(
     methods: Sequence[str],
 ) -> Iterator[list[dict]]:
     """Yield the records of all methods, then those of the plain training steps."""
-    from idp_tutorial.reproduction.efficiency.method_times import (
+    from idp_tutorial.reproduction.efficiency.speed_tables import time_training_steps
+    from idp_tutorial.reproduction.efficiency.timing import (
         benchmark_methods,
         list_benchmark_variants,
     )
-    from idp_tutorial.reproduction.efficiency.speed_tables import time_training_steps
 
     yield benchmark_methods(
         bb,
@@ -190,7 +190,7 @@ def _measure_scaling(
     methods: Sequence[str],
 ) -> Iterator[list[dict]]:
     """Yield the records of methods while one size grows."""
-    from idp_tutorial.reproduction.efficiency.method_times import SCALING_VALUES, time_scaling
+    from idp_tutorial.reproduction.efficiency.timing import SCALING_VALUES, time_scaling
 
     kwargs = dict(repeats=options.repeats, warmup=options.warmup)
     if options.prompt_length:
@@ -261,7 +261,7 @@ def _check_device_and_file(options: SimpleNamespace) -> None:
 
 def _prepare(options: SimpleNamespace) -> tuple[list[str], Any, Any]:
     """Check the options, and return the methods, the backbone and the configuration."""
-    from idp_tutorial.reproduction.efficiency.method_times import (
+    from idp_tutorial.reproduction.efficiency.timing import (
         SCALING_VALUES,
         make_benchmark_config,
     )
@@ -310,7 +310,7 @@ def _measure_all(
     """Return all records, with the settings of the measurement, and these settings."""
     import torch
 
-    from idp_tutorial.utils.durable import file_lock
+    from idp_tutorial.utils.durable_files import file_lock
     from idp_tutorial.utils.records import append_record, collect_versions
 
     records: list[dict] = []
@@ -350,11 +350,10 @@ def _measure_end_to_end(options: SimpleNamespace) -> list[dict]:
 
     import torch
 
-    from idp_tutorial.methods.registry import METHODS
+    from idp_tutorial.methods.all_methods import METHODS
     from idp_tutorial.reproduction.efficiency import end_to_end
-    from idp_tutorial.utils.durable import file_lock
-    from idp_tutorial.utils.provenance import processor_name
-    from idp_tutorial.utils.records import append_record, collect_versions
+    from idp_tutorial.utils.durable_files import file_lock
+    from idp_tutorial.utils.records import append_record, collect_versions, processor_name
 
     _check_device_and_file(options)
     require_packages("peft")

@@ -24,7 +24,6 @@ from idp_tutorial.utils.checks import (
     is_out_of_memory,
     parse_number,
 )
-from idp_tutorial.utils.garbage_collection import pause_garbage_collection
 from idp_tutorial.utils.options import (
     Option,
     Range,
@@ -32,6 +31,7 @@ from idp_tutorial.utils.options import (
     check_options,
     declared_options,
 )
+from idp_tutorial.utils.process import pause_garbage_collection
 
 __all__ = [
     "CommandOptions",

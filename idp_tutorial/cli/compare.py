@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar
 from idp_tutorial.cli.commands import ComparisonOptions, TableOptions, command, split_names
 from idp_tutorial.utils.checks import require_packages
 from idp_tutorial.utils.options import Range
-from idp_tutorial.utils.progress import MessageHandler, handle_messages
+from idp_tutorial.utils.process import MessageHandler, handle_messages
 
 __all__ = ["Progress", "CompareOptions", "compare_command"]
 
@@ -134,8 +134,8 @@ def compare_command(options: CompareOptions, base: Any) -> None:
     require_packages("matplotlib")
     import matplotlib
 
-    from idp_tutorial.assembly.options import refuse_unread_options
-    from idp_tutorial.methods.registry import methods_with_head
+    from idp_tutorial.assembly.config import refuse_unread_options
+    from idp_tutorial.methods.all_methods import methods_with_head
     from idp_tutorial.runs.compare import compare_and_write
 
     matplotlib.use("Agg")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from idp_tutorial.cli.commands import CommandOptions, command
-from idp_tutorial.utils.progress import MessageHandler, handle_messages
+from idp_tutorial.utils.process import MessageHandler, handle_messages
 
 __all__ = ["FetchOptions", "fetch_command"]
 

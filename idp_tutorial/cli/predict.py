@@ -24,7 +24,7 @@ from idp_tutorial.utils.checks import (
     check_writable_file,
     check_writable_folder,
 )
-from idp_tutorial.utils.durable import open_atomically
+from idp_tutorial.utils.durable_files import open_atomically
 from idp_tutorial.utils.options import Range
 
 __all__ = [
@@ -293,7 +293,7 @@ def predict_command(options: PredictOptions, base: Any) -> None:
         check_writable_file(options.out)
     import torch
 
-    from idp_tutorial.data.reading import iterate_rows
+    from idp_tutorial.data.file_readers import iterate_rows
     from idp_tutorial.runs.report import require_reportable, write_report
     from idp_tutorial.saving.prompt_files import from_pretrained
     from idp_tutorial.training.evaluation import predict

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from idp_tutorial.cli.commands import CommandOptions, command, refuse_given
 from idp_tutorial.utils.options import AllowEmpty
-from idp_tutorial.utils.progress import MessageHandler, handle_messages
+from idp_tutorial.utils.process import MessageHandler, handle_messages
 
 __all__ = ["PretrainOptions", "pretrain_command"]
 

@@ -17,7 +17,7 @@ from idp_tutorial.cli.commands import (
     refuse_given,
     split_names,
 )
-from idp_tutorial.utils.progress import MessageHandler, handle_messages
+from idp_tutorial.utils.process import MessageHandler, handle_messages
 
 __all__ = ["ReproduceOptions", "reproduce_command"]
 
@@ -55,7 +55,7 @@ def _figure_options(options: "ReproduceOptions", data: str | None) -> Any:
     from math import log
 
     from idp_tutorial.assembly.config import RunOptions
-    from idp_tutorial.methods.registry import METHODS
+    from idp_tutorial.methods.all_methods import METHODS
     from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
     from idp_tutorial.reproduction.papers.protocols import (
         build_paper_config,

@@ -2,7 +2,7 @@
 
 A fine-tuned model for each task needs a process for each task. A frozen backbone needs one
 process for all of them: requests that arrive at the same time share a forward pass, whatever
-their tasks are. The LPT paper names this advantage. The server has limits (`serving.app`) but no
+their tasks are. The LPT paper names this advantage. The server has limits (`serving.server`) but no
 accounts and no encryption, and by default it accepts connections from this machine only: for
 others, put a reverse proxy before it. FastAPI is installed with the extra `serve`.
 """
@@ -57,8 +57,8 @@ def serve_command(options: ServeOptions, base: Any) -> None:
     idp serve tickets,mood --port 8000
     """
     require_packages("fastapi", "uvicorn")
-    from idp_tutorial.serving.app import ServerLimits, create_app, run_app
     from idp_tutorial.serving.multitask import MultiTaskModel
+    from idp_tutorial.serving.server import ServerLimits, create_app, run_app
 
     names = ("max_body", "max_texts", "max_waiting", "timeout")
     limits = ServerLimits(**{name: getattr(options, name) for name in names})

@@ -50,8 +50,7 @@ def supplement_command(options: SupplementOptions, base: Any) -> None:
     """
     check_writable_folder(str(Path(options.out).parent), "out=")
     from idp_tutorial.assembly.build import build_model
-    from idp_tutorial.assembly.config import RunConfig
-    from idp_tutorial.assembly.options import refuse_control
+    from idp_tutorial.assembly.config import RunConfig, refuse_control
     from idp_tutorial.data.tasks import load_task
     from idp_tutorial.reproduction.papers.protocols import own_prompt_lengths
     from idp_tutorial.reproduction.papers.supplementary_training import run_supplementary_training

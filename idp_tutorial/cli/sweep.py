@@ -18,7 +18,7 @@ from idp_tutorial.cli.commands import (
     split_names,
 )
 from idp_tutorial.utils.checks import DivergenceError, require_packages
-from idp_tutorial.utils.progress import MessageHandler, handle_messages
+from idp_tutorial.utils.process import MessageHandler, handle_messages
 
 __all__ = ["SweepOptions", "sweep_command"]
 
@@ -27,10 +27,10 @@ def _validate(
     methods: list[str], base: Any, layers: list[int] | None, options: "SweepOptions"
 ) -> Any:
     """Check everything that can be checked before training, and return the task."""
-    from idp_tutorial.assembly.options import refuse_unread_options
+    from idp_tutorial.assembly.config import refuse_unread_options
     from idp_tutorial.data.task import require_classes
     from idp_tutorial.data.tasks import load_task
-    from idp_tutorial.methods.registry import METHODS
+    from idp_tutorial.methods.all_methods import METHODS
     from idp_tutorial.reproduction.analysis.layer_sweep import plan_layer_sweep
     from idp_tutorial.runs.compare import dry_run_comparison
 
@@ -66,7 +66,7 @@ def _prepare(
 
     from idp_tutorial.reproduction.analysis.layer_choice import try_choose_layer
     from idp_tutorial.reproduction.analysis.layer_sweep import plan_layer_sweep, sweep_file
-    from idp_tutorial.runs.tune import choose_head_learning_rate
+    from idp_tutorial.runs.learning_rate_search import choose_head_learning_rate
 
     file = sweep_file(out, base)
     if tune_head_first:
@@ -93,15 +93,13 @@ def _train_layers(
     learning_rates: tuple[float, ...],
 ) -> list[dict]:
     """Train at every layer, print the tables, and return the records."""
-    from idp_tutorial.methods.registry import late_prompt_methods
+    from idp_tutorial.methods.all_methods import late_prompt_methods
     from idp_tutorial.reproduction.analysis.layer_sweep import (
+        depth_profile_table,
+        layer_choice_regret,
         sweep_file,
         sweep_prompt_layer,
         sweep_table,
-    )
-    from idp_tutorial.reproduction.analysis.sweep_summaries import (
-        depth_profile_table,
-        layer_choice_regret,
     )
     from idp_tutorial.runs.tables import select_finished
 
@@ -141,9 +139,11 @@ def _probe_information(
     """Measure the information in every layer of models trained with `lpt`."""
     from dataclasses import asdict
 
-    from idp_tutorial.methods.registry import METHODS
-    from idp_tutorial.reproduction.analysis.information_curves import measure_information_curves
-    from idp_tutorial.reproduction.analysis.layer_sweep import sweep_file
+    from idp_tutorial.methods.all_methods import METHODS
+    from idp_tutorial.reproduction.analysis.layer_sweep import (
+        measure_information_curves,
+        sweep_file,
+    )
 
     layer_learning_rates = {
         r["layer"]: r["lr"] for r in records if r["method"] == "lpt" and r["lr"]
@@ -189,7 +189,7 @@ def sweep_command(options: SweepOptions, base: Any) -> None:
 
     from idp_tutorial.reproduction.analysis.information import ProbeConfig
     from idp_tutorial.reproduction.analysis.layer_sweep import sweep_file
-    from idp_tutorial.utils.durable import file_lock
+    from idp_tutorial.utils.durable_files import file_lock
 
     matplotlib.use("Agg")
     probe_cfg = ProbeConfig(options.probe_depth, options.probe_width, steps=options.probe_steps)

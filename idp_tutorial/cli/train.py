@@ -18,8 +18,7 @@ from idp_tutorial.cli.commands import (
 )
 from idp_tutorial.utils.checks import check_writable_folder
 from idp_tutorial.utils.options import Range
-from idp_tutorial.utils.process_state import process_state
-from idp_tutorial.utils.progress import MessageHandler, handle_messages
+from idp_tutorial.utils.process import MessageHandler, handle_messages, process_state
 
 __all__ = ["TrainOptions", "train_command"]
 
@@ -48,7 +47,7 @@ def _print_forecast(cfg: Any) -> None:
 
 def _validate(cfg: Any, options: "TrainOptions") -> None:
     """Check the options that neither a run nor its estimate accepts."""
-    from idp_tutorial.assembly.options import refuse_control, refuse_unread_options
+    from idp_tutorial.assembly.config import refuse_control, refuse_unread_options
 
     refuse_control(cfg.method)
     refuse_unread_options(
@@ -59,7 +58,7 @@ def _validate(cfg: Any, options: "TrainOptions") -> None:
 def _train_and_report(cfg: Any, learning_rates: tuple[float, ...], options: "TrainOptions") -> None:
     """Choose a learning rate if several are given, train, and print the score."""
     from idp_tutorial.runs.experiment import REPORT_FOLDER, train_and_save
-    from idp_tutorial.runs.tune import choose_learning_rate
+    from idp_tutorial.runs.learning_rate_search import choose_learning_rate
     from idp_tutorial.training.callbacks import make_log_callbacks
 
     out = options.out

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 from idp_tutorial.cli.commands import ComparisonOptions, command, split_names
 from idp_tutorial.utils.checks import UserError, check_writable_folder
 from idp_tutorial.utils.options import Range
-from idp_tutorial.utils.progress import MessageHandler, handle_messages
+from idp_tutorial.utils.process import MessageHandler, handle_messages
 
 __all__ = ["parse_label_map", "TransferOptions", "transfer_command"]
 
@@ -66,9 +66,9 @@ def transfer_command(options: TransferOptions, base: Any) -> None:
     check_writable_folder(options.out)
     grid = options.learning_rate_grid(base.lr)
     base = base.with_options(task=options.source)
-    from idp_tutorial.assembly.options import refuse_unread_options
-    from idp_tutorial.methods.registry import METHODS
-    from idp_tutorial.reproduction.papers.transfer_comparison import (
+    from idp_tutorial.assembly.config import refuse_unread_options
+    from idp_tutorial.methods.all_methods import METHODS
+    from idp_tutorial.reproduction.papers.transfer import (
         compare_transfer,
         transfer_table,
     )

@@ -14,7 +14,6 @@ from .loop import run_layers as run_layers
 from .loop import walk_layers as walk_layers
 from .prompted_model import PromptedModel as PromptedModel
 from .prompted_model import count_parameters as count_parameters
-from .sources import PromptSource as PromptSource
 from .steps import (
     Add as Add,
 )
@@ -27,6 +26,7 @@ from .steps import (
 from .steps import (
     Plan as Plan,
 )
+from .steps import PromptSource as PromptSource
 from .steps import (
     Replace as Replace,
 )

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 # %% ../../nbs/engine/core/backbone.ipynb #fa000001
 from ..utils.checks import UserError
-from .quantisation import is_quantised
+from .dtypes import is_quantised
 from .prompt_key_values import FullKeyValues, select_position, split_heads
 
 # %% ../../nbs/engine/core/backbone.ipynb #a5c3ba73

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import INPUT, Context
-from idp_tutorial.core.fast import run_for_position
-from idp_tutorial.core.sources import PromptSource
-from idp_tutorial.core.steps import Plan, check_plan
+from idp_tutorial.core.single_position import run_for_position
+from idp_tutorial.core.steps import Plan, PromptSource, check_plan
 from idp_tutorial.utils.checks import UserError
 
 __all__ = ["PromptedModel", "count_parameters", "trained_state", "copy_state", "restore_state"]

@@ -1,4 +1,4 @@
-"""Where and how the vectors of a prompt source enter a frozen model: the four steps of a plan.
+"""Prompt sources, and the four steps of a plan: where and how their vectors enter a frozen model.
 
 A method consists of two parts: a *source*, which computes `t` prompt vectors, and a *plan*, which
 says where they enter. A plan maps a layer to a step. The layer is the number of layers already
@@ -7,15 +7,18 @@ embeddings. (LPT counts from one: its "13th layer" is our 12. ID-SPAM's *m* is o
 
 A step applies itself to the context of the layer loop. Methods that need more than the four steps
 define a subclass beside their source (DePT, P-tuning v2, IDPG's position 4).
+
+`PromptSource` is the base class of prompt sources, with all that the library may ask of one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
@@ -31,7 +34,16 @@ from idp_tutorial.core.input_checks import (
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["Step", "Insert", "Add", "Replace", "KeyValue", "Plan", "check_plan"]
+__all__ = [
+    "Step",
+    "Insert",
+    "Add",
+    "Replace",
+    "KeyValue",
+    "Plan",
+    "check_plan",
+    "PromptSource",
+]
 
 
 @dataclass(frozen=True)
@@ -146,3 +158,30 @@ def check_plan(plan: Plan, backbone: Backbone) -> None:
             )
         step.check(layer, backbone, has_prompt)
         has_prompt = has_prompt or isinstance(step, Insert)
+
+
+class PromptSource(nn.Module):
+    """Module that computes prompt vectors from the context, or a part of one.
+
+    A method defines `forward`. The rest has defaults, and concerns sources whose inputs can be
+    stored (`needs`), are computed from the text beforehand (`prepare`, `state_digest`), or which
+    train parts at another learning rate (`lr_scale`).
+    """
+
+    # sentence vectors that the source reads and that a cache may store: names from
+    # `training.cache.SENTENCE_POOLINGS`
+    needs: tuple[str, ...] = ()
+    # factors on the learning rate, for parameters of this module by name
+    lr_scale: Mapping[str, float] = MappingProxyType({})
+
+    def forward(self, ctx: Context) -> Tensor:  # `[B,t,d]`
+        """Return the prompt of each example; a `KeyValue` step needs keys, then values."""
+        raise NotImplementedError
+
+    def prepare(self, examples: Sequence[dict]) -> Sequence[dict]:
+        """Return encoded examples with what the source computes from each text, once."""
+        return examples
+
+    def state_digest(self) -> str | None:
+        """Return a digest of data that is no parameter and changes the result; None: no data."""
+        return None

@@ -14,7 +14,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from idp_tutorial.utils.durable import asset_path
+from idp_tutorial.utils.digests import asset_path
 
 __all__ = [
     "load_lexicon",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from idp_tutorial.data.few_shot import sample_rows, split_few_shot
-from idp_tutorial.data.reading import ROW_HINT, detect_format, iterate_lines, iterate_rows
+from idp_tutorial.data.file_readers import ROW_HINT, detect_format, iterate_lines, iterate_rows
 from idp_tutorial.data.rows import (
     check_one_correct_candidate,
     check_row,
@@ -23,7 +23,7 @@ from idp_tutorial.data.rows import (
 from idp_tutorial.data.synthetic import SYNTHETIC_TASKS
 from idp_tutorial.data.task import Task
 from idp_tutorial.utils.checks import MissingFileError, UserError
-from idp_tutorial.utils.hub import offline_if_unreachable, split_revision
+from idp_tutorial.utils.hub_access import offline_if_unreachable, split_revision
 
 __all__ = [
     "SPLIT_NAMES",

@@ -8,12 +8,14 @@ definition.
 A masked language model predicts masked tokens. LPT therefore formulates classification as a
 masked token: *S1 . It was `<mask>` .*, where *great* means positive and *terrible* negative.
 GPT-2 has no mask token and continues the text: *S1 It was …*
+
+`TaskConfig` has the options that choose a task, its data and its examples.
 """
 
 import json
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from idp_tutorial.data.encoding import append_targets, compute_max_input_len, tokenize_rows
 from idp_tutorial.data.metrics import (
@@ -24,7 +26,8 @@ from idp_tutorial.data.metrics import (
     exact_match,
 )
 from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.durable import compute_digest
+from idp_tutorial.utils.digests import compute_digest
+from idp_tutorial.utils.options import Range
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,6 +39,7 @@ __all__ = [
     "mark_best_candidates",
     "Task",
     "scale_labels",
+    "TaskConfig",
 ]
 
 
@@ -451,3 +455,19 @@ def scale_labels(
         return batch
     low, high = task.label_range
     return {**batch, "label": (batch["label"] - low) / (high - low)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """Options that choose a task, its data and its examples."""
+
+    option_group: ClassVar[str] = "a known task"
+
+    task: str = "sentiment"  # key of `TASKS`
+    data: str | None = None  # folder of tasks: DATA/TASK/{train,validation,test}.jsonl
+    shots: int | None = None  # few-shot: number of training examples (default: all)
+    # seed of the few-shot sample and of the held-out split
+    split_seed: Annotated[int, Range(0, 2**32 - 1)] = 0
+    # few-shot samples keep the proportions of the labels (LPT); False: sample at random (IDPG)
+    stratified: bool = True
+    max_len: Annotated[int, Range(1, 10**6)] = 128  # tokens of an example; longer ones are cut

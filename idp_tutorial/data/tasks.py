@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from idp_tutorial.data.reading import detect_format
+from idp_tutorial.data.file_readers import detect_format
 from idp_tutorial.data.rows import (
     check_row,
     convert_copa_row,

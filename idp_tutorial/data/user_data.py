@@ -1,8 +1,8 @@
 """Define a task from the user's own rows: a table, a folder of splits, a dataset.
 
-A table is one file of any format of `data.reading`. A folder may contain `train`, `validation` and
-`test` in any of the formats, or a dataset that `save_to_disk` saved. A name such as `org/name` is a
-dataset of the Hugging Face hub, with an optional revision after `@`. In Python a
+A table is one file of any format of `data.file_readers`. A folder may contain `train`, `validation`
+and `test` in any of the formats, or a dataset that `save_to_disk` saved. A name such as `org/name`
+is a dataset of the Hugging Face hub, with an optional revision after `@`. In Python a
 `datasets.Dataset` or `DatasetDict` is a table too. Splits that are missing are held out from the
 training rows.
 
@@ -24,7 +24,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from idp_tutorial.data.reading import (
+from idp_tutorial.data.file_readers import (
     describe_file,
     detect_format,
     iterate_rows,

@@ -1,4 +1,4 @@
-from .method import Method as Method
-from .method import MethodConfig as MethodConfig
-from .registry import METHODS as METHODS
-from .registry import register as register
+from .all_methods import METHODS as METHODS
+from .all_methods import register as register
+from .method_registry import Method as Method
+from .method_registry import MethodConfig as MethodConfig

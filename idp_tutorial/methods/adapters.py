@@ -21,7 +21,13 @@ from .backbone_edits import BackboneEdit
 from ..core.backbone import Backbone
 from ..core.context import to_float32
 from ..training.config import TrainingConfig
-from .method import BottleneckWidth, LayerNumber, MethodConfig, Plan, register
+from idp_tutorial.methods.method_registry import (
+    BottleneckWidth,
+    LayerNumber,
+    MethodConfig,
+    Plan,
+    register,
+)
 from ..utils.options import Probability
 
 # %% ../../nbs/engine/methods/adapters.ipynb #f05ab0f6

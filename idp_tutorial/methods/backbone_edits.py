@@ -18,7 +18,7 @@ from typing import Any
 from ..utils.checks import UserError
 from ..core.backbone import Backbone
 from ..training.config import TrainingConfig
-from .method import MethodConfig, Plan, register
+from .method_registry import MethodConfig, Plan, register
 
 # %% ../../nbs/engine/methods/backbone_edits.ipynb #be2b4b1e
 def _refuse_second_edit(bb: Backbone, method: str) -> None:

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
-from idp_tutorial.core.sources import PromptSource
-from idp_tutorial.core.steps import Step
-from idp_tutorial.methods.method import Plan, register
+from idp_tutorial.core.steps import PromptSource, Step
+from idp_tutorial.methods.method_registry import Plan, register
 from idp_tutorial.methods.p_tuning_v2 import deep_prompt_plan
 from idp_tutorial.methods.text_init import TextInitConfig, text_keys_values
 from idp_tutorial.training.config import TrainingConfig

@@ -24,7 +24,7 @@ from ..core.input_checks import check_right_padding
 from ..core.steps import Step
 from ..core.prompted_model import PromptedModel
 from ..training.config import TrainingConfig
-from .method import Plan, register
+from .method_registry import Plan, register
 from .backbone_edits import FineTuningConfig
 
 # %% ../../nbs/engine/methods/efl.ipynb #030e78ed

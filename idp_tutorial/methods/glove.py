@@ -28,9 +28,14 @@ from ..data.task import Task
 from ..core.backbone import Backbone
 from ..backbones.load import load_backbone
 from ..core.context import Context
-from ..core.sources import PromptSource
+from ..core.steps import PromptSource
 from ..training.config import TrainingConfig
-from .method import BottleneckWidth, Plan, register, require_equal_widths
+from idp_tutorial.methods.method_registry import (
+    BottleneckWidth,
+    Plan,
+    register,
+    require_equal_widths,
+)
 from .idpg_multilayer import multilayer_idpg_plan
 from .sentence_vectors import SentenceVectorConfig
 from ..utils.options import Range

@@ -15,10 +15,10 @@ from typing import ClassVar, Literal
 from ..utils.checks import UserError, check_at_least, check_choice
 from .sentence_vectors import MeanPooling, token_vectors
 from ..core.context import Context
-from ..core.sources import PromptSource
+from ..core.steps import PromptSource
 from ..core.backbone import Backbone
 from ..training.config import TrainingConfig
-from idp_tutorial.methods.method import (
+from idp_tutorial.methods.method_registry import (
     BottleneckWidth,
     LatePromptConfig,
     Plan,

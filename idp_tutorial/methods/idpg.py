@@ -21,10 +21,9 @@ from .prompt_tuning import prompt_plan
 from .sentence_vectors import SecondPassConfig, SentenceVector
 from ..core.backbone import Backbone
 from ..core.context import Context
-from ..core.sources import PromptSource
-from ..core.steps import Step
+from ..core.steps import PromptSource, Step
 from ..training.config import TrainingConfig
-from .method import BottleneckWidth, Plan, register
+from .method_registry import BottleneckWidth, Plan, register
 
 # %% ../../nbs/course/09_idpg.ipynb #ecbe1fdd
 class PromptGenerator(nn.Module):

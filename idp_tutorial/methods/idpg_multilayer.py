@@ -21,7 +21,12 @@ from ..core.backbone import Backbone
 from ..core.context import Context
 from ..core.steps import Add, Insert, KeyValue, Replace, Step
 from ..training.config import TrainingConfig
-from .method import BottleneckWidth, Plan, register, require_equal_widths
+from idp_tutorial.methods.method_registry import (
+    BottleneckWidth,
+    Plan,
+    register,
+    require_equal_widths,
+)
 
 # %% ../../nbs/course/10_idpg_in_every_layer.ipynb #ecc36837
 def read_previous_layer(

@@ -19,10 +19,9 @@ from .prompt_tuning import SoftPrompt
 from .sentence_vectors import RunningStandardiser
 from ..core.backbone import Backbone
 from ..core.context import Context
-from ..core.sources import PromptSource
-from ..core.steps import Insert, Step
+from ..core.steps import Insert, PromptSource, Step
 from ..training.config import TrainingConfig
-from idp_tutorial.methods.method import (
+from idp_tutorial.methods.method_registry import (
     BottleneckWidth,
     LatePromptConfig,
     Plan,

@@ -14,10 +14,15 @@ from dataclasses import dataclass
 from ..utils.checks import check_at_least, check_choice
 from .prompt_tuning import SoftPrompt, prompt_plan
 from ..core.context import Context
-from ..core.sources import PromptSource
+from ..core.steps import PromptSource
 from ..core.backbone import Backbone
 from ..training.config import TrainingConfig
-from .method import BottleneckWidth, InputPromptConfig, Plan, register
+from idp_tutorial.methods.method_registry import (
+    BottleneckWidth,
+    InputPromptConfig,
+    Plan,
+    register,
+)
 
 # %% ../../nbs/engine/methods/p_tuning.ipynb #92d52dd6
 class ReparameterizedPrompt(PromptSource):

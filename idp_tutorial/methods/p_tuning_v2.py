@@ -16,11 +16,10 @@ from ..utils.checks import UserError, check_at_least, check_choice
 from .prompt_tuning import SoftPrompt, prompt_plan
 from ..core.backbone import Backbone
 from ..core.context import Context
-from ..core.sources import PromptSource
+from ..core.steps import Add, Insert, KeyValue, PromptSource, Replace, Step
 from ..core.prompt_key_values import PromptKeyValues
-from ..core.steps import Add, Insert, KeyValue, Replace, Step
 from ..training.config import TrainingConfig
-from .method import Plan, StandardDeviation, register
+from .method_registry import Plan, StandardDeviation, register
 from .text_init import TextInitConfig, text_keys_values
 from ..utils.options import Probability
 

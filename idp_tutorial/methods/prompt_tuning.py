@@ -17,10 +17,9 @@ from typing import ClassVar
 from ..utils.checks import UserError, check_at_least
 from ..core.backbone import Backbone
 from ..core.context import INPUT, Context
-from ..core.sources import PromptSource
-from ..core.steps import Insert, Step
+from ..core.steps import Insert, PromptSource, Step
 from ..training.config import TrainingConfig
-from idp_tutorial.methods.method import (
+from idp_tutorial.methods.method_registry import (
     InputPromptConfig,
     MethodConfig,
     Plan,

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #8132ba56
 from ..utils.checks import check_choice
-from .method import InputPromptConfig
+from .method_registry import InputPromptConfig
 from ..utils.options import Probability
 from ..core.backbone import in_eval_mode
-from ..core.fast import run_for_position
+from ..core.single_position import run_for_position
 from ..core.context import Context, to_float32
-from ..core.sources import PromptSource
+from ..core.steps import PromptSource
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #d49b3f9e
 def noisy_sentence_vector(ctx: Context) -> Tensor:  # `[B,d]`

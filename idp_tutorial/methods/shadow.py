@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context, to_float32
-from idp_tutorial.core.sources import PromptSource
-from idp_tutorial.core.steps import Step
-from idp_tutorial.methods.method import BottleneckWidth, MethodConfig, Plan, register
+from idp_tutorial.core.steps import PromptSource, Step
+from idp_tutorial.methods.method_registry import BottleneckWidth, MethodConfig, Plan, register
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.utils.checks import check_at_least, require_packages
 from idp_tutorial.utils.options import Probability

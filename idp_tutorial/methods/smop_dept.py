@@ -19,10 +19,9 @@ from .prompt_tuning import prompt_plan
 from .sentence_vectors import MeanPooling, token_vectors
 from ..core.backbone import Backbone
 from ..core.context import INPUT, Context
-from ..core.sources import PromptSource
-from ..core.steps import Insert, Step
+from ..core.steps import Insert, PromptSource, Step
 from ..training.config import TrainingConfig
-from .method import InputPromptConfig, Plan, register
+from .method_registry import InputPromptConfig, Plan, register
 from ..utils.options import Range
 
 # %% ../../nbs/engine/methods/smop_dept.ipynb #db2b890c

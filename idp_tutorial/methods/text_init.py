@@ -14,7 +14,7 @@ from torch import Tensor
 from idp_tutorial.core.backbone import Backbone, in_eval_mode
 from idp_tutorial.core.context import INPUT, to_float32
 from idp_tutorial.core.loop import walk_layers
-from idp_tutorial.methods.method import PromptConfig
+from idp_tutorial.methods.method_registry import PromptConfig
 from idp_tutorial.utils.checks import UserError
 
 __all__ = ["TextInitConfig", "prompt_token_ids", "text_word_vectors", "text_keys_values"]

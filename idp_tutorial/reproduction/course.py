@@ -29,7 +29,7 @@ from idp_tutorial.core.context import Context
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel
-from idp_tutorial.core.sources import PromptSource
+from idp_tutorial.core.steps import PromptSource
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task

@@ -26,25 +26,28 @@ import pandas as pd
 import torch
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
-from idp_tutorial.assembly.config import RunConfig, RunOptions
-from idp_tutorial.assembly.options import config_for_method, refuse_unread_options
+from idp_tutorial.assembly.config import (
+    RunConfig,
+    RunOptions,
+    config_for_method,
+    refuse_unread_options,
+)
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.methods.method import ALL_METHODS
+from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.runs.conclusions import parse_primary_contrast
 from idp_tutorial.runs.experiment import Experiment
-from idp_tutorial.runs.record import format_summary_line, make_fingerprint, run_digests
-from idp_tutorial.runs.store import RunStore
-from idp_tutorial.runs.tables import select_finished, write_results
-from idp_tutorial.runs.tune import (
+from idp_tutorial.runs.learning_rate_search import (
     MAX_EXTRA_LEARNING_RATES,
     choose_head_learning_rate,
     describe_lr_selection,
     search_learning_rate,
 )
-from idp_tutorial.saving.first_stage import load_first_stage
+from idp_tutorial.runs.record import RunStore, format_summary_line, make_fingerprint, run_digests
+from idp_tutorial.runs.tables import select_finished, write_results
+from idp_tutorial.saving.prompt_files import load_first_stage
 from idp_tutorial.training.examples import encode_rows
 from idp_tutorial.utils.checks import (
     DivergenceError,
@@ -53,14 +56,18 @@ from idp_tutorial.utils.checks import (
     check_name,
     check_writable_folder,
 )
-from idp_tutorial.utils.durable import (
+from idp_tutorial.utils.digests import (
     compute_digest,
-    dump_record,
+)
+from idp_tutorial.utils.durable_files import (
     folder_lock,
     write_atomically,
 )
-from idp_tutorial.utils.process_state import process_state
-from idp_tutorial.utils.records import read_existing_records
+from idp_tutorial.utils.process import process_state
+from idp_tutorial.utils.records import (
+    dump_record,
+    read_existing_records,
+)
 
 __all__ = [
     "OTHER_RECORDS_FILE",

@@ -16,14 +16,13 @@ from typing import Any
 from torch import Tensor
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
-from idp_tutorial.assembly.config import RunConfig
+from idp_tutorial.assembly.config import RunConfig, refuse_control
 from idp_tutorial.assembly.controls import ControlModel, fit_control
-from idp_tutorial.assembly.options import refuse_control
 from idp_tutorial.assembly.probe import initialise_head_from_probe
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.methods.method import ALL_METHODS
+from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.runs.logits import logits_name, save_logits, split_outputs
 from idp_tutorial.runs.record import (
     Record,
@@ -33,16 +32,14 @@ from idp_tutorial.runs.record import (
 )
 from idp_tutorial.runs.report import Report, require_reportable, write_report
 from idp_tutorial.saving.descriptions import read_fingerprint
-from idp_tutorial.saving.first_stage import load_first_stage
 from idp_tutorial.saving.hub import RECORD_FILE
-from idp_tutorial.saving.prompt_files import PROMPTS_FILE, save_pretrained
+from idp_tutorial.saving.prompt_files import PROMPTS_FILE, load_first_stage, save_pretrained
 from idp_tutorial.training.evaluation import format_predictions
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_at_least, check_name
-from idp_tutorial.utils.durable import dump_record, folder_lock, write_atomically
-from idp_tutorial.utils.process_state import process_state
-from idp_tutorial.utils.provenance import git_state
-from idp_tutorial.utils.records import append_record, describe_differences
+from idp_tutorial.utils.durable_files import folder_lock, write_atomically
+from idp_tutorial.utils.process import process_state
+from idp_tutorial.utils.records import append_record, describe_differences, dump_record, git_state
 
 __all__ = ["REPORT_FOLDER", "Experiment", "run_experiment", "train_and_save"]
 

@@ -26,7 +26,7 @@ from idp_tutorial.runs.record import make_fingerprint
 from idp_tutorial.training import evaluation
 from idp_tutorial.training.examples import encode_for_evaluation
 from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.durable import file_lock, write_atomically
+from idp_tutorial.utils.durable_files import file_lock, write_atomically
 
 __all__ = [
     "logits_name",

@@ -1,12 +1,22 @@
-"""The record of a run: one line of JSON with everything that is needed to trust its score.
+"""Records of runs, with everything that is needed to trust a score, and the store that finds them.
 
 The settings of the run come first, under the names of the config's fields. What a run read is
 stored as digests of the rows, the weights, the word vectors and earlier prompts, because a
 folder or file of the same name may have other contents later.
+
+`RunStore` decides whether what is stored is what a run would compute. Every run that is worth
+storing has a *fingerprint*: the fields of the config that can change its result, and the digests of
+the weights, rows and files that it reads (`make_fingerprint`). Its record contains the fingerprint,
+field by field. So a stored record is the result that is needed if it agrees with the fingerprint;
+folders, devices and times play no part. A record that lacks a field of the fingerprint is not the
+result, because nobody can tell.
+
+Every record is written as soon as its run ends. A run that was interrupted is repeated by the
+next call, and an incomplete last line that a kill may have left is removed.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -16,20 +26,27 @@ import numpy as np
 import torch
 
 from idp_tutorial.assembly.build import load_config_backbone
-from idp_tutorial.assembly.config import RunConfig, all_method_options, general_options
+from idp_tutorial.assembly.config import (
+    RunConfig,
+    all_method_options,
+    general_options,
+    recorded_option,
+)
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.glove import find_glove_file
-from idp_tutorial.methods.method import CONTROL_METHODS
+from idp_tutorial.methods.method_registry import CONTROL_METHODS
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.durable import file_digest
-from idp_tutorial.utils.provenance import collect_provenance
+from idp_tutorial.utils.digests import file_digest
 from idp_tutorial.utils.records import (
     SCHEMA_VERSION,
+    append_record,
+    collect_provenance,
     collect_versions,
     config_fingerprint,
     config_to_record,
+    read_existing_records,
 )
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE
 
@@ -40,6 +57,7 @@ __all__ = [
     "make_fingerprint",
     "build_record",
     "format_summary_line",
+    "RunStore",
 ]
 
 
@@ -212,3 +230,55 @@ def format_summary_line(
     if record["status"] == "diverged":
         return f"{lr}diverged: {record['message']}"
     return f"{lr}{record['metric']} {record['score']:.1f}"
+
+
+def _agrees(record: Mapping[str, Any], name: str, value: Any) -> bool:
+    """Return whether a record has a value; None stands for the default of an option."""
+    if name not in record or record[name] is not None:
+        return name in record and record[name] == value
+    return value is None or ("method" in record and recorded_option(record, name) == value)
+
+
+class RunStore:
+    """Records of runs in a JSONL file, which are found again by their fingerprints."""
+
+    def __init__(
+        self,
+        file: Path | str | None,  # JSONL file; None: records are kept in memory only
+        earlier_records: Iterable[dict] = (),  # records of other files, which are not written
+    ) -> None:
+        self.file = Path(file) if file else None
+        self.records: list[dict] = [*earlier_records, *read_existing_records(file)]
+
+    def find(
+        self,
+        fingerprint: Mapping[str, Any],  # from `make_fingerprint`
+    ) -> dict | None:
+        """Return the last record that agrees with a fingerprint, or None."""
+        for record in reversed(self.records):
+            if all(_agrees(record, name, value) for name, value in fingerprint.items()):
+                return record
+        return None
+
+    def add(self, record: dict) -> dict:
+        """Append a record to the file, and return it."""
+        if self.file:
+            append_record(record, self.file)
+        self.records.append(record)
+        return record
+
+    def get_or_run(
+        self,
+        fingerprint: Mapping[str, Any],  # from `make_fingerprint`
+        run: Callable[[], Record | dict],  # what to call if nothing is stored
+    ) -> dict:
+        """Return the stored record of a run; without one, run it and store its record.
+
+        The new record gets the fields of the fingerprint, so that it is found again.
+        """
+        stored = self.find(fingerprint)
+        if stored is not None:
+            return stored
+        result = run()
+        record = result.to_dict() if isinstance(result, Record) else result
+        return self.add({**record, **fingerprint})

@@ -25,7 +25,7 @@ from idp_tutorial.data.metrics import compute_metric
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.user_data import format_labels
 from idp_tutorial.utils.checks import UserError, require_packages
-from idp_tutorial.utils.durable import write_atomically
+from idp_tutorial.utils.durable_files import write_atomically
 
 __all__ = [
     "N_BINS",

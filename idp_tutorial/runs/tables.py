@@ -19,7 +19,8 @@ import pandas as pd
 from tabulate import tabulate
 
 from idp_tutorial.utils.checks import UserError, require_packages
-from idp_tutorial.utils.durable import dump_record, write_atomically
+from idp_tutorial.utils.durable_files import write_atomically
+from idp_tutorial.utils.records import dump_record
 
 __all__ = [
     "select_finished",

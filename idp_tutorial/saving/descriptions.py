@@ -3,9 +3,18 @@
 A saved file may come from another machine or another person, so its content is untrusted data.
 Its config and its task are rebuilt field by field, no path in it is opened, and the weights it
 names are compared with their digest before they are used.
+
+A path contains names of people and machines, so it does not belong in a file that is sent to
+others. A saved model therefore stores only the last part of its backbone's path and the digest
+of the weights. The user can name the folder (`--backbone`); otherwise this machine remembers it
+in a note in the cache, named by the digest and written when a model with this backbone was
+saved. A note is only a hint: the weights that are loaded from the folder are compared with the
+digest.
 """
 
+import re
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -14,16 +23,20 @@ import torch
 from torch import Tensor
 
 from idp_tutorial.assembly.config import RunConfig, general_options
+from idp_tutorial.backbones.fetch import backbone_cache_folder
 from idp_tutorial.backbones.load import find_local_backbone, load_backbone
 from idp_tutorial.core.backbone import Backbone, weights_digest
 from idp_tutorial.data.task import Task
-from idp_tutorial.methods.method import ALL_METHODS
-from idp_tutorial.saving.backbone_paths import recall_backbone_path, remember_backbone_path
+from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_name
+from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.records import collect_versions, config_fingerprint
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, deserialise_tensors
 
 __all__ = [
+    "path_notes_folder",
+    "remember_backbone_path",
+    "recall_backbone_path",
     "READABLE_DESCRIPTION_FILE",
     "SAVE_FORMAT",
     "PROMPT_MODEL_FORMAT",
@@ -37,6 +50,37 @@ __all__ = [
     "check_backbone_matches",
     "load_saved_backbone",
 ]
+
+
+def path_notes_folder() -> Path:
+    """Return the folder of the notes, below `$IDP_CACHE` or `~/.cache/idp_tutorial`."""
+    return backbone_cache_folder() / "places"
+
+
+def remember_backbone_path(
+    digest: str,  # digest of the weights, from `weights_digest`
+    folder: Path | str,  # folder from which they were loaded
+) -> None:
+    """Write a note of the folder that contains these weights.
+
+    Nothing happens if the cache cannot be written, because a note is only a hint.
+    """
+    with suppress(OSError):
+        path_notes_folder().mkdir(parents=True, exist_ok=True)
+        write_atomically(path_notes_folder() / digest, str(Path(folder).resolve()).encode())
+
+
+def recall_backbone_path(
+    digest: object,  # value from a file, which need not be a valid digest
+) -> Path | None:
+    """Return the folder that last contained these weights, or None if unknown or deleted."""
+    if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]+", digest):
+        return None
+    try:
+        folder = Path((path_notes_folder() / digest).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return folder if folder.is_dir() else None
 
 
 READABLE_DESCRIPTION_FILE = "prompts.json"  # copy of the description, for people

@@ -17,17 +17,17 @@ from typing import Any
 
 from huggingface_hub import HfApi, snapshot_download
 
-from idp_tutorial.saving.card import build_model_card
 from idp_tutorial.saving.descriptions import (
     PROMPTS_FILE,
     READABLE_DESCRIPTION_FILE,
     check_save_format,
     read_prompts,
 )
+from idp_tutorial.saving.model_card import build_model_card
 from idp_tutorial.utils.checks import MissingFileError, UserError
-from idp_tutorial.utils.durable import load_record, write_atomically
-from idp_tutorial.utils.hub import is_hub_reachable, split_revision
-from idp_tutorial.utils.records import config_fingerprint, describe_differences
+from idp_tutorial.utils.durable_files import write_atomically
+from idp_tutorial.utils.hub_access import is_hub_reachable, split_revision
+from idp_tutorial.utils.records import config_fingerprint, describe_differences, load_record
 from idp_tutorial.utils.tensor_files import save_tensors
 
 __all__ = [

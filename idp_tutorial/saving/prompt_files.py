@@ -10,6 +10,11 @@ useless with other weights; and for a model with GloVe vectors their digest. The
 under another name and then renamed, so at any moment there is a complete model. `prompts.json`
 is a copy of the description for people, which is never read. `README.md` is the model card. On
 the hub the folder is a repository.
+
+A run can start from the prompts of another task, as IDPG does with MNLI (supplementary
+training). With `init_from=folder` they are copied before training, together with the statistics
+of `RunningStandardiser` if the generator reads standardised vectors. A head is copied only if
+it has the same shape, as in fairseq: a head for three classes cannot be used for two.
 """
 
 from collections.abc import Sequence
@@ -19,8 +24,7 @@ from typing import Any
 from torch import Tensor
 
 from idp_tutorial.assembly.build import build_model, weights_dtype
-from idp_tutorial.assembly.config import RunConfig
-from idp_tutorial.assembly.options import refuse_control
+from idp_tutorial.assembly.config import RunConfig, refuse_control
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import cast_weights, resolve_dtype
@@ -44,13 +48,19 @@ from idp_tutorial.saving.hub import (
     write_model_card,
     write_readable_description,
 )
-from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.durable import dump_record, write_atomically
-from idp_tutorial.utils.process_state import process_state
-from idp_tutorial.utils.records import collect_versions
+from idp_tutorial.utils.checks import MissingFileError, UserError
+from idp_tutorial.utils.durable_files import write_atomically
+from idp_tutorial.utils.process import process_state
+from idp_tutorial.utils.records import collect_versions, dump_record
 from idp_tutorial.utils.tensor_files import serialise_tensors
 
-__all__ = ["word_vectors_digest", "save_pretrained", "rebuild_model", "from_pretrained"]
+__all__ = [
+    "word_vectors_digest",
+    "save_pretrained",
+    "rebuild_model",
+    "from_pretrained",
+    "load_first_stage",
+]
 
 
 def _describe_original_backbone(model: PromptedModel, cfg: RunConfig) -> dict[str, Any]:
@@ -208,3 +218,53 @@ def from_pretrained(
     backbone = bb.name if Path(bb.name).is_dir() else cfg.backbone
     glove_path = cfg.get("glove") if glove is None else str(glove)
     return model.eval(), task, cfg.with_options(backbone=backbone, glove=glove_path)
+
+
+def _first_shape_mismatch(
+    saved_tensors: dict[str, Tensor], model_tensors: dict[str, Tensor]
+) -> str | None:
+    """Describe the first prompt tensor whose shape differs; return None if all are equal."""
+
+    def shape(tensors: dict[str, Tensor], name: str) -> str:
+        """Return the shape of a tensor as text."""
+        return str(tuple(tensors[name].shape)) if name in tensors else "missing"
+
+    for name in sorted({*saved_tensors, *model_tensors}):
+        saved_shape = shape(saved_tensors, name)
+        model_shape = shape(model_tensors, name)
+        if not name.startswith("head.") and saved_shape != model_shape:
+            return f"{name} is {saved_shape} in the folder and {model_shape} in the model"
+    return None
+
+
+def load_first_stage(
+    model: PromptedModel,  # model of the second stage, which is changed in place
+    folder: Path | str,  # folder of the first stage
+    include_head: bool = True,  # copy the head too, if its shape fits
+) -> list[str]:  # names of the tensors that were copied
+    """Initialise a model with the trained prompts of an earlier stage.
+
+    Raises: `MissingFileError` if the folder has no prompts, `UserError` if they have other shapes.
+    """
+    if not (Path(folder) / PROMPTS_FILE).is_file():
+        raise MissingFileError(
+            f"init_from={str(folder)!r} has no {PROMPTS_FILE}: give a folder that "
+            "`run_supplementary_training` wrote."
+        )
+    _, saved_tensors = read_prompts(folder)
+    model_tensors = {
+        name: tensor for name, tensor in trained_state(model).items() if not name.startswith("lm.")
+    }
+    if mismatch := _first_shape_mismatch(saved_tensors, model_tensors):
+        raise UserError(
+            f"the prompts of {folder} do not fit this model ({mismatch}): use the same method, "
+            "prompt_length, bottleneck and backbone in both stages, or init_from=None."
+        )
+    head_names = {name for name in saved_tensors if name.startswith("head.")}
+    head_fits = include_head and all(
+        name in model_tensors and model_tensors[name].shape == saved_tensors[name].shape
+        for name in head_names
+    )
+    copied = sorted(name for name in saved_tensors if head_fits or name not in head_names)
+    restore_state(model_tensors, {name: saved_tensors[name] for name in copied})
+    return copied

@@ -26,7 +26,7 @@ from idp_tutorial.core.context import Context
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters, restore_state
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task, scale_labels
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.saving.descriptions import (
     SAVE_FORMAT,
     check_save_format,
@@ -44,7 +44,7 @@ from idp_tutorial.training.checkpoint import get_random_state, set_random_state
 from idp_tutorial.training.evaluation import format_predictions
 from idp_tutorial.training.examples import encode_rows, select_template, validate_inference_row
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_at_least, check_name
-from idp_tutorial.utils.durable import write_atomically
+from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.records import collect_versions
 from idp_tutorial.utils.tensor_files import deserialise_tensors, serialise_tensors
 

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import INPUT, Context
-from idp_tutorial.core.fast import run_for_position
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
+from idp_tutorial.core.single_position import run_for_position
 from idp_tutorial.core.steps import Insert, KeyValue, Step
 from idp_tutorial.testing.small_models import (
     EQUAL_LENGTHS,

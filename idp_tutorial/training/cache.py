@@ -16,10 +16,10 @@ from torch import Tensor
 # %% ../../nbs/engine/training/cache.ipynb #b614c8b6
 from ..utils.checks import UserError
 from .config import TrainingConfig
-from ..utils.durable import cache_folder
+from ..utils.durable_files import cache_folder
 from ..data.encoding import make_dataloader
 from ..core.backbone import Backbone, backbone_fingerprint, in_eval_mode
-from ..core.fast import run_for_position
+from ..core.single_position import run_for_position
 from ..core.loop import run_layers
 from ..core.context import Context
 from ..core.prompted_model import PromptedModel

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from idp_tutorial.utils.checks import UserError, check_choice
-from idp_tutorial.utils.durable import write_atomically
+from idp_tutorial.utils.durable_files import write_atomically
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments

@@ -26,7 +26,7 @@ from idp_tutorial.core.random_numbers import current_generator
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.distributed import StepProfiler, all_gather_objects
 from idp_tutorial.utils.checks import UserError, check_writable_folder
-from idp_tutorial.utils.durable import compute_digest, file_digest
+from idp_tutorial.utils.digests import compute_digest, file_digest
 from idp_tutorial.utils.records import config_fingerprint, describe_differences
 from idp_tutorial.utils.tensor_files import (
     PROMPTS_FILE,

@@ -8,10 +8,10 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from idp_tutorial.core.config import HeadConfig
 from idp_tutorial.core.dtypes import INT4_HINT
-from idp_tutorial.data.config import TaskConfig
+from idp_tutorial.core.heads import HeadConfig
 from idp_tutorial.data.metrics import METRICS
+from idp_tutorial.data.task import TaskConfig
 from idp_tutorial.utils.checks import UserError, check_choice, check_name, check_positive
 from idp_tutorial.utils.options import Range, check_options
 

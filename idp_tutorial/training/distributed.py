@@ -22,7 +22,7 @@ from ..utils.checks import UserError
 from .config import TrainingConfig
 from ..data.encoding import make_dataloader, collate
 from ..core.prompted_model import PromptedModel
-from ..utils.process_state import accelerate_lock
+from ..utils.process import accelerate_lock
 
 # %% ../../nbs/engine/training/distributed.ipynb #97fe1c21
 def _cycle(loader: Iterable) -> Iterator:

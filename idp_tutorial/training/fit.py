@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from ..utils.checks import DivergenceError, UserError
 from .config import TrainingConfig
 from ..data.task import Task, scale_labels
-from ..utils.durable import folder_lock
+from ..utils.durable_files import folder_lock
 from idp_tutorial.core.prompted_model import (
     PromptedModel,
     copy_state,

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from idp_tutorial.utils.checks import UserError, check_positive, parse_number
-from idp_tutorial.utils.durable import open_atomically, remove_stale_part_files
+from idp_tutorial.utils.durable_files import open_atomically, remove_stale_part_files
 
 __all__ = [
     "INDEX_DTYPE",

@@ -1,26 +1,37 @@
-"""Records of runs as lines of JSON: how they are written, read and selected.
+"""Records of runs as lines of JSON: how they are written, read and selected, and their provenance.
 
-The settings of the run come first, under the names of its options.
+The settings of the run come first, under the names of its options. A line contains its digest.
+
+A record says which code made it, with which command and on which machine: the commit and
+whether it was clean, the processor, the GPU if one was used, the number of threads, the start time
+and the seconds. A machine is named by its processor and GPU only, a file by its last path
+component.
 """
 
 import json
+import os
 import platform
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from idp_tutorial.utils.checks import MissingFileError, UserError
-from idp_tutorial.utils.durable import (  # noqa: F401 (other modules import them from here)
+from idp_tutorial.utils.digests import compute_digest
+from idp_tutorial.utils.durable_files import (
     append_line,
-    compute_digest,
-    dump_record,
     folder_lock,
-    load_record,
     repair_last_line,
-    write_atomically,
 )
-from idp_tutorial.utils.process_state import process_state
+from idp_tutorial.utils.process import process_state
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -33,7 +44,45 @@ __all__ = [
     "read_records",
     "parse_conditions",
     "read_existing_records",
+    "git_state",
+    "processor_name",
+    "gpu_name",
+    "format_command_line",
+    "collect_provenance",
+    "dump_record",
+    "load_record",
 ]
+
+
+_DIGEST_PATTERN = re.compile(r"[0-9a-f]{16}")
+
+
+def dump_record(record: dict) -> str:
+    """Return a record as a line of JSON that contains its digest."""
+    text = json.dumps(record)
+    return json.dumps({**json.loads(text), "digest": compute_digest([text.encode()])})
+
+
+def load_record(line: str) -> dict:
+    """Return the record in a line of JSON, without its digest.
+
+    Raises: `ValueError` for a line that is not an object, or that was changed after it was written.
+    """
+    try:
+        record = json.loads(line)
+    except RecursionError:
+        raise UserError("its brackets are nested too deeply") from None
+    if not isinstance(record, dict):
+        raise UserError(f"it is not a JSON object but {str(record)[:40]!r}")
+    stored = record.pop("digest", None)
+    # a record without digest is accepted, unless the damage is in the key 'digest' itself
+    is_key_damaged = stored is None and any(
+        isinstance(v, str) and _DIGEST_PATTERN.fullmatch(v) for v in record.values()
+    )
+    is_changed = stored is not None and stored != compute_digest([json.dumps(record).encode()])
+    if is_key_damaged or is_changed:
+        raise UserError("its digest does not match: the line was changed after it was written")
+    return record
 
 
 SCHEMA_VERSION = 3
@@ -176,3 +225,72 @@ def read_existing_records(
         with folder_lock(file.parent, file.name + "-end", wait=True):  # against `append_line`
             repair_last_line(file)
     return _read_lines([file])
+
+
+def _run_git(*arguments: str) -> str | None:
+    """Return the output of a git command in the folder of the package; None if it fails."""
+    folder = str(files("idp_tutorial"))
+    result = subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=20
+    )
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+@cache
+def git_state() -> dict:  # `commit` and `worktree_clean`; both are None outside of a repository
+    """Return the commit of the package, and whether its files are unchanged since."""
+    unknown = dict(commit=None, worktree_clean=None)
+    try:
+        # the package may be installed inside a repository that does not track it
+        is_tracked = _run_git("ls-files", "--error-unmatch", "__init__.py")
+        commit = _run_git("rev-parse", "HEAD") if is_tracked else None
+        if commit is None:
+            return unknown
+        is_clean = _run_git("status", "--porcelain", "--", ".") == ""
+        return dict(commit=commit, worktree_clean=is_clean)
+    except (OSError, subprocess.TimeoutExpired):
+        return unknown
+
+
+@cache
+def processor_name() -> str:
+    """Return the name of the processor, or its architecture if the name is unknown."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(l.split(":", 1)[1].strip() for l in lines if l.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _shorten_paths(argument: str) -> str:
+    """Return an argument with only the last component of a path, also in `--data=PATH`."""
+    option, equals, value = (
+        argument.rpartition("=") if argument.startswith("--") else ("", "", argument)
+    )
+    return option + equals + (Path(value).name if os.sep in value else value)
+
+
+def format_command_line() -> str:
+    """Return the command line of this process, with only the last component of each path."""
+    return " ".join(_shorten_paths(argument) for argument in sys.argv)
+
+
+def gpu_name() -> str | None:
+    """Return the name of the GPU that this process has used, or None."""
+    return torch.cuda.get_device_name() if torch.cuda.is_initialized() else None
+
+
+def collect_provenance(
+    start_time: float,  # `time.time()` when the run started
+    threads: int,  # number of threads that the run used
+) -> dict:
+    """Return the code, command, processor, start time and seconds of a run, for its record."""
+    return dict(
+        command=format_command_line(),
+        **git_state(),
+        processor=processor_name(),
+        **({"gpu": gpu} if (gpu := gpu_name()) else {}),
+        threads=threads,
+        started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start_time)),
+        seconds=round(time.time() - start_time, 1),
+    )

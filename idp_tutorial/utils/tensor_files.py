@@ -25,7 +25,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from idp_tutorial.utils.checks import UserError, explain_os_error
-from idp_tutorial.utils.durable import write_atomically
+from idp_tutorial.utils.durable_files import write_atomically
 
 __all__ = [
     "PROMPTS_FILE",

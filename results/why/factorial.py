@@ -21,10 +21,10 @@ from typing import Any
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.methods.method import ALL_METHODS
+from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.runs.compare import run_seeds
 from idp_tutorial.runs.logits import has_logits, load_logits, write_run_arrays
-from idp_tutorial.runs.store import RunStore
+from idp_tutorial.runs.record import RunStore
 from idp_tutorial.utils.records import read_existing_records
 
 HERE = Path(__file__).parent

@@ -14,7 +14,7 @@ from pathlib import Path
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.runs.compare import run_seeds
-from idp_tutorial.runs.store import RunStore
+from idp_tutorial.runs.record import RunStore
 
 HERE = Path(__file__).parent
 STATIC = (0.03, 0.1, 0.3, 1.0, 3.0, 9.0)

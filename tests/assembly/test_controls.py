@@ -23,17 +23,17 @@ from idp_tutorial.assembly.probe import (
     _expand_to_all_classes,
     fit_best_probe,
     fit_linear_model,
+    pool_all_layers,
 )
-from idp_tutorial.methods.method import ALL_METHODS, CONTROL_METHODS
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS
 from idp_tutorial.runs.compare import compare_methods
 from idp_tutorial.runs.experiment import Experiment, run_experiment
-from idp_tutorial.runs.store import RunStore
+from idp_tutorial.runs.learning_rate_search import search_learning_rate
+from idp_tutorial.runs.record import RunStore
 from idp_tutorial.runs.tables import format_table, results_table
-from idp_tutorial.runs.tune import search_learning_rate
 from idp_tutorial.training.evaluation import predict_logits
 from idp_tutorial.training.examples import encode_rows
-from idp_tutorial.training.layer_pooling import pool_all_layers
 
 
 @pytest.fixture(scope="module")

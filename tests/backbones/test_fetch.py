@@ -30,7 +30,8 @@ from idp_tutorial.backbones.fetch import (
 )
 from idp_tutorial.backbones.load import find_local_backbone, load_backbone
 from idp_tutorial.runs.experiment import run_experiment
-from idp_tutorial.utils.durable import file_digest, move_into_place, write_manifest
+from idp_tutorial.utils.digests import file_digest, write_manifest
+from idp_tutorial.utils.durable_files import move_into_place
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = b"weights" * 99

@@ -16,13 +16,13 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli import bench as bench
 from idp_tutorial.cli.bench import bench_command
 from idp_tutorial.reproduction.efficiency import end_to_end, speed_tables
-from idp_tutorial.reproduction.efficiency import method_times as turns
+from idp_tutorial.reproduction.efficiency import timing as turns
 from idp_tutorial.reproduction.efficiency.end_to_end import EndToEndSizes
-from idp_tutorial.reproduction.efficiency.method_times import (
+from idp_tutorial.reproduction.efficiency.speed_tables import time_training_steps
+from idp_tutorial.reproduction.efficiency.timing import (
     BenchmarkVariant,
     benchmark_methods,
 )
-from idp_tutorial.reproduction.efficiency.speed_tables import time_training_steps
 from idp_tutorial.utils.records import read_existing_records
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from idp_tutorial.data.synthetic import make_rows
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.utils.records import read_records
 
 SERVER = """

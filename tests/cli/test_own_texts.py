@@ -192,7 +192,7 @@ def test_refused_in_one_sentence(options, words, monkeypatch, capsys):
 
 
 def test_streams_that_are_closed_or_narrow_and_a_folder_without_a_name(monkeypatch):
-    from idp_tutorial.data.reading import iterate_rows
+    from idp_tutorial.data.file_readers import iterate_rows
     from idp_tutorial.utils.checks import check_writable_folder
 
     monkeypatch.setattr(sys, "stdin", None)

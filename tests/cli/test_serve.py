@@ -20,8 +20,8 @@ from idp_tutorial.utils import checks
 pytest.importorskip("uvicorn")
 SERVE = """
 import sys
-from idp_tutorial.serving import app
-app.run_app.__defaults__ = (1.0,)  # seconds for the head of a request
+from idp_tutorial.serving import server
+server.run_app.__defaults__ = (1.0,)  # seconds for the head of a request
 from idp_tutorial.cli.main import main
 main(["serve", *sys.argv[1:]])
 """

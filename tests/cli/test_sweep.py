@@ -9,7 +9,7 @@ from sweeps import pretend, swept
 
 from idp_tutorial.cli.sweep import sweep_command
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.analysis.information import ProbeConfig
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.utils.records import read_records

@@ -17,10 +17,10 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli.predict import PREDICTION_COLUMNS, predict_command, select_text_columns
 from idp_tutorial.cli.train import train_command
 from idp_tutorial.core.prompted_model import trained_state
-from idp_tutorial.data.reading import iterate_rows
+from idp_tutorial.data.file_readers import iterate_rows
 from idp_tutorial.data.tasks import TASKS, load_task
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.glove import backbone_word_vectors, write_glove
-from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.runs.experiment import run_experiment, train_and_save
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.training.evaluation import evaluate, predict, predict_logits

@@ -24,8 +24,8 @@ from transformers import DynamicCache
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.context import INPUT
-from idp_tutorial.core.fast import run_for_position
 from idp_tutorial.core.loop import run_layers, walk_layers
+from idp_tutorial.core.single_position import run_for_position
 from idp_tutorial.core.steps import Add, Insert, KeyValue, Replace
 from idp_tutorial.methods import sentence_vectors
 from idp_tutorial.methods.sentence_vectors import sentence_vector

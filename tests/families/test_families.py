@@ -6,8 +6,8 @@ from torch import nn
 
 from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.dtypes import cast_weights
-from idp_tutorial.core.fast import run_for_position
 from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.single_position import run_for_position
 from idp_tutorial.core.steps import KeyValue
 from idp_tutorial.methods.adapters import add_adapters, add_lora
 from idp_tutorial.testing.parity import (

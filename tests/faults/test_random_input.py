@@ -28,8 +28,7 @@ from idp_tutorial.cli.train import train_command
 from idp_tutorial.cli.transfer import transfer_command
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.reproduction.pretraining.corpus import read_lines
-from idp_tutorial.utils.durable import dump_record, load_record
-from idp_tutorial.utils.records import read_existing_records, read_records
+from idp_tutorial.utils.records import dump_record, load_record, read_existing_records, read_records
 from idp_tutorial.utils.tensor_files import read_last_snapshot
 
 MANY = pytest.mark.slow

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.reproduction.papers import reproduce, transfer_comparison
+from idp_tutorial.reproduction.papers import reproduce, transfer
 from idp_tutorial.reproduction.papers.transfer import resolve_label_map
 from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig, pretrain, save_backbone
 from idp_tutorial.runs import compare as comparison
@@ -21,8 +21,7 @@ from idp_tutorial.runs import record as run_records
 from idp_tutorial.runs import tables as results
 from idp_tutorial.runs.experiment import Experiment, train_and_save
 from idp_tutorial.runs.logits import load_logits, write_run_arrays
-from idp_tutorial.runs.record import build_record
-from idp_tutorial.runs.store import RunStore
+from idp_tutorial.runs.record import RunStore, build_record
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.serving.multitask import (
     TASKS_FILE,
@@ -33,7 +32,7 @@ from idp_tutorial.serving.multitask import (
 )
 from idp_tutorial.training.cache import cache_states
 from idp_tutorial.training.fit import TrainLog, fit
-from idp_tutorial.utils.durable import file_lock, folder_lock, open_atomically
+from idp_tutorial.utils.durable_files import file_lock, folder_lock, open_atomically
 from idp_tutorial.utils.records import (
     SCHEMA_VERSION,
     append_record,
@@ -134,7 +133,7 @@ def pretend(monkeypatch):
     monkeypatch.setattr(comparison, "dry_run_comparison", lambda *a: None)
     for module in (comparison, reproduce):
         monkeypatch.setattr(module, "load_task", lambda *a: task())
-    monkeypatch.setattr(transfer_comparison, "run_transfer", _transfer)
+    monkeypatch.setattr(transfer, "run_transfer", _transfer)
     monkeypatch.setattr(results, "plot_scores", lambda r: _Picture())
 
 
@@ -221,7 +220,7 @@ def reproducing(folder):
 
 def transferring(folder):
     both = task(), small_task("two-domains", train=16, validation=8, test=8)
-    records = transfer_comparison.compare_transfer(
+    records = transfer.compare_transfer(
         ["head-only", "lpt"],
         config(),
         both[1].name,

@@ -50,8 +50,8 @@ from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters, trained_state
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import Task
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.p_tuning_v2 import deep_prompt_plan
-from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.reproduction.efficiency.cost_model import (
     compare_published_speeds,
     ideal_speed_up,
@@ -69,7 +69,7 @@ from idp_tutorial.reproduction.efficiency.published_counts import (
     recompute_published_averages,
     recompute_published_claims,
 )
-from idp_tutorial.reproduction.papers.transfer_comparison import published_transfer_table
+from idp_tutorial.reproduction.papers.transfer import published_transfer_table
 from idp_tutorial.reproduction.pretraining import pretrain
 from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig
 from idp_tutorial.training.evaluation import predict_logits

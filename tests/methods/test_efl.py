@@ -25,7 +25,7 @@ from idp_tutorial.methods.efl import (
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
 from idp_tutorial.reproduction.papers.supplementary_training import run_supplementary_training
 from idp_tutorial.runs.compare import compare_methods
-from idp_tutorial.saving.first_stage import load_first_stage
+from idp_tutorial.saving.prompt_files import load_first_stage
 from idp_tutorial.training.cache import attach_cached_states
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.fit import fit

@@ -5,7 +5,7 @@ import torch
 from small import backbone, batch_of, config, small_task
 
 from idp_tutorial.assembly.build import build_model
-from idp_tutorial.methods.method import ALL_METHODS
+from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.utils.checks import UserError
 
 POOLINGS = {"roberta": ("cls", "mean", "last", "mask"), "gpt2": ("mean", "last", "mask")}

@@ -12,12 +12,11 @@ from small import backbone, config, small_task, topic_task, without_times
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.data.tasks import load_task
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.glove import write_glove
-from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.runs.experiment import Experiment, run_experiment, train_and_save
 from idp_tutorial.runs.logits import load_logits, split_outputs
-from idp_tutorial.runs.record import make_fingerprint
-from idp_tutorial.runs.store import RunStore
+from idp_tutorial.runs.record import RunStore, make_fingerprint
 from idp_tutorial.runs.tables import (
     results_table,
 )

@@ -16,9 +16,8 @@ from idp_tutorial import PromptClassifier
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli.predict import predict_command
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.runs.experiment import train_and_save
-from idp_tutorial.saving.card import build_model_card, wilson_interval
 from idp_tutorial.saving.descriptions import read_prompts
 from idp_tutorial.saving.hub import (
     RECORD_FILE,
@@ -26,6 +25,7 @@ from idp_tutorial.saving.hub import (
     read_run_record,
     resolve_model_folder,
 )
+from idp_tutorial.saving.model_card import build_model_card, wilson_interval
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.training.evaluation import predict
 

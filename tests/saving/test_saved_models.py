@@ -24,8 +24,7 @@ from idp_tutorial.saving.descriptions import (
     describe_backbone,
     read_prompts,
 )
-from idp_tutorial.saving.first_stage import load_first_stage
-from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.saving.prompt_files import from_pretrained, load_first_stage, save_pretrained
 from idp_tutorial.training.evaluation import predict, predict_logits
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.tensor_files import deserialise_tensors, save_tensors, serialise_tensors

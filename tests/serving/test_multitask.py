@@ -16,8 +16,8 @@ from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.core.steps import Insert
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.prompt_tuning import SoftPrompt
-from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.serving.multitask import (
     MultiTaskModel,

@@ -17,8 +17,7 @@ from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel
-from idp_tutorial.core.sources import PromptSource
-from idp_tutorial.core.steps import Add, Insert
+from idp_tutorial.core.steps import Add, Insert, PromptSource
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import TASKS
@@ -26,7 +25,7 @@ from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
 from idp_tutorial.methods.idpg_multilayer import multilayer_idpg_plan
 from idp_tutorial.methods.lpt import NaivePromptGenerator
 from idp_tutorial.methods.sentence_vectors import mean_sentence_vector, sentence_vector
-from idp_tutorial.reproduction.efficiency.component_times import time_cached_training
+from idp_tutorial.reproduction.efficiency.timing import time_cached_training
 from idp_tutorial.training import cache as caches
 from idp_tutorial.training.cache import (
     attach_cached_states,

@@ -10,12 +10,12 @@ from small import Killed, backbone, config, kill_at, model_of, numbers, small_ta
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.core import prompted_model
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.glove import write_glove
-from idp_tutorial.methods.registry import METHODS
 from idp_tutorial.training.checkpoint import Checkpoint, run_fingerprint
 from idp_tutorial.training.fit import TrainingRun, fit
-from idp_tutorial.utils import durable, tensor_files
-from idp_tutorial.utils.durable import folder_lock
+from idp_tutorial.utils import durable_files, tensor_files
+from idp_tutorial.utils.durable_files import folder_lock
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, read_last_snapshot, save_tensors
 
 
@@ -199,7 +199,7 @@ def test_a_checkpoint_contains_trained_tensors_optimizer_and_progress(tmp_path):
 )
 def test_an_interrupted_write_leaves_the_previous_checkpoint(error, tmp_path, monkeypatch):
     cfg = config(steps=5)
-    original_fsync = durable.os.fsync
+    original_fsync = durable_files.os.fsync
     log = fit(make(cfg), small_task(), cfg)
     calls = []
 
@@ -209,14 +209,14 @@ def test_an_interrupted_write_leaves_the_previous_checkpoint(error, tmp_path, mo
         calls.append(1)
         original_fsync(descriptor)
 
-    monkeypatch.setattr(durable.os, "fsync", failing_fsync)
+    monkeypatch.setattr(durable_files.os, "fsync", failing_fsync)
     disk_full = pytest.raises(
         ValueError,
         match=r"step 4 cannot be written: no space is left.*The previous checkpoint is",
     )
     with pytest.raises(Killed) if isinstance(error, Killed) else disk_full:
         fit(make(cfg), small_task(), cfg, checkpoint_dir=tmp_path, save_every=2)
-    monkeypatch.setattr(durable.os, "fsync", original_fsync)
+    monkeypatch.setattr(durable_files.os, "fsync", original_fsync)
     assert (
         visible_files(tmp_path) == ["checkpoint-2.safetensors"]
         and read_last_snapshot(tmp_path)["progress"]["step"] == 2
@@ -228,7 +228,7 @@ def test_an_interrupted_write_leaves_the_previous_checkpoint(error, tmp_path, mo
 
 def test_a_disk_that_is_full_from_the_start_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        durable.os,
+        durable_files.os,
         "fsync",
         lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )

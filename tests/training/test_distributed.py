@@ -21,7 +21,7 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli.train import train_command
 from idp_tutorial.core.prompted_model import trained_state
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.pretraining.pretrain import save_backbone
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.training import fit as training

@@ -24,7 +24,7 @@ from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, trained_state
 from idp_tutorial.core.steps import Insert, KeyValue
 from idp_tutorial.data.task import scale_labels
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.testing.small_models import (
     SMALL_CONFIGS,

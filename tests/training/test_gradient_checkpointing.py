@@ -7,7 +7,7 @@ import torch
 from small import backbone, batch_of, config, model_of, numbers, small_task
 
 from idp_tutorial.assembly.build import build_model
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.testing.small_models import (
     SMALL_CONFIGS,
     attention_implementations,

@@ -1,4 +1,10 @@
-"""Files of records: damaged lines, and paths that are stored without their folders."""
+"""Files of records: damaged lines, and paths that are stored without their folders.
+
+The provenance of a record: the commit of the package, and a command without folders.
+"""
+
+import subprocess
+from pathlib import Path
 
 import pytest
 from small import config
@@ -41,3 +47,41 @@ def test_records_name_files_without_their_folders(tmp_path):
     ]
     assert config_to_record(config(backbone=str(tmp_path)))["backbone"] == tmp_path.name
     assert config_to_record(config(backbone="org/model"))["backbone"] == "org/model"
+
+
+def test_a_repository_that_contains_the_package_is_ignored(tmp_path, monkeypatch):
+    for arguments in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "x"],
+    ):
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
+    (tmp_path / "__init__.py").write_text("")
+    monkeypatch.setattr(records, "files", lambda name: tmp_path)
+    assert records.git_state.__wrapped__() == dict(commit=None, worktree_clean=None)
+    subprocess.run(["git", "add", "__init__.py"], cwd=tmp_path, check=True)
+    assert len(records.git_state.__wrapped__()["commit"]) == 40
+
+
+def test_the_commit_of_a_clone_is_recorded():
+    root = Path(records.__file__).parents[2]
+    if not (root / ".git").exists():
+        pytest.skip("the package is not in a repository")
+    command = ["git", "rev-parse", "HEAD"]
+    head = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    assert records.git_state.__wrapped__()["commit"] == head.strip()
+
+
+def test_a_command_names_no_folder_of_this_machine(monkeypatch, tmp_path):
+    argv = [
+        tmp_path / "idp_run",
+        f"--data={tmp_path / 'data'}",
+        "--out",
+        tmp_path / "a.jsonl",
+        "--template",
+        "{s1} a=b",
+    ]
+    monkeypatch.setattr(records.sys, "argv", [*map(str, argv), "--shots", "8"])
+    assert (
+        records.format_command_line()
+        == "idp_run --data=data --out a.jsonl --template {s1} a=b --shots 8"
+    )

@@ -26,15 +26,14 @@ from idp_tutorial.reproduction.analysis.probes import (
 )
 from ...utils.checks import check_choice
 from ...assembly.config import RunOptions
-from ...methods.method import PromptConfig
+from ...methods.method_registry import PromptConfig
 from ...data.task import Task, require_classes
-from ...runs.store import RunStore
+from ...runs.record import RunStore
 from ...assembly.build import load_config_backbone
-from ...methods.registry import late_prompt_methods
+from ...methods.all_methods import late_prompt_methods
 from ...core.backbone import Backbone, backbone_fingerprint
 from ...core.heads import ClassificationHead, VerbalizerHead
-from ...utils.provenance import collect_provenance
-from ...utils.records import config_to_record, read_existing_records
+from ...utils.records import collect_provenance, config_to_record, read_existing_records
 from ...training.examples import encode_rows
 
 logger = logging.getLogger(__name__)

@@ -6,30 +6,69 @@ trained at every layer of RoBERTa-large. This module repeats them on any backbon
 A mean over seeds is meaningful only if nothing but the seed differs. Records of a sweep may
 differ in method, layer, learning rate and seed (and in the folder and the device of the
 machine). Prompts of another length, or another number of steps, are another sweep, and a table
-of both would show neither. So every function that takes records checks this first:
+of both would show neither. So every function that takes records checks this first.
+
+Tables summarise a sweep: score and cost by depth, and the regret of a layer choice. On
+RoBERTa-large, TREC and RTE, LPT finds a static prompt best after 11 to 13 of 24 layers; of
+the generators, NPG is worse in the upper half and the pooling generators are not (§4, §5.2). Is
+that general, or a property of one model? The questions become three functions of the records of
+a sweep, and are tested on synthetic records with known results. The results of the stored
+sweeps are in the lab: depth.
+
+A wiggly line always suggests a hump. So the criterion is numerical: does the mean of the middle
+third of the layers exceed the first *and* the last layer by more than two standard errors of
+that difference?
+
+Information curves are measured above a prompt that was trained at one of a few layers. LPT's
+Figure 2, right: with the prompt in the middle, information about the label grows through
+the layers above it; with the prompt at either end it "collapses". The measurement is defined
+in `analysis.information`; it is applied to trained models, with a few prompt layers and several
+seeds.
+
+A curve is complete if the file has every layer of it, measured with the same configuration,
+data and probe. If a run was killed within a curve, only the missing layers are probed.
+`idp sweep --probe` runs the measurement at full size.
 """
 
 import json
+import logging
 from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from idp_tutorial.assembly.config import RunConfig, RunOptions, general_options
+import numpy as np
+
+from idp_tutorial.assembly.config import RunConfig, RunOptions, general_options, recorded_option
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.methods.registry import METHODS, late_prompt_methods
+from idp_tutorial.methods.all_methods import METHODS, late_prompt_methods
+from idp_tutorial.reproduction.analysis.information import ProbeConfig, probe_layers
+from idp_tutorial.reproduction.analysis.layer_choice import (
+    MATCHED_SWEEP_SETTINGS,
+    choice_matches_sweep,
+)
 from idp_tutorial.runs.compare import run_seeds
-from idp_tutorial.runs.store import RunStore
+from idp_tutorial.runs.experiment import Experiment
+from idp_tutorial.runs.learning_rate_search import describe_lr_selection
+from idp_tutorial.runs.record import RunStore, build_record, make_fingerprint
 from idp_tutorial.runs.tables import select_finished
-from idp_tutorial.runs.tune import describe_lr_selection
-from idp_tutorial.utils.checks import UserError, check_at_least, check_name, require_packages
-from idp_tutorial.utils.durable import file_lock
+from idp_tutorial.utils.checks import (
+    DivergenceError,
+    UserError,
+    check_at_least,
+    check_name,
+    require_packages,
+)
+from idp_tutorial.utils.durable_files import file_lock
 from idp_tutorial.utils.records import config_to_record, read_existing_records
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from pandas.core.groupby import DataFrameGroupBy
 
 __all__ = [
     "check_single_sweep",
@@ -39,6 +78,11 @@ __all__ = [
     "plot_sweep",
     "plot_convergence",
     "sweep_file",
+    "depth_profile_table",
+    "tradeoff_table",
+    "layer_choice_regret",
+    "measure_information_curves",
+    "plot_information_curves",
 ]
 
 
@@ -334,3 +378,314 @@ def sweep_file(
         parts.append("verbalizer")
     parts.append(Path(cfg.backbone).name)
     return Path(folder) / f"{'-'.join(parts)}.jsonl"
+
+
+def _no_late_records_error(records: list[dict]) -> UserError:
+    """Return the error for records without a late method."""
+    return UserError(
+        f"none of the {len(records)} records has a late method. Sweep one of "
+        f"{', '.join(late_prompt_methods())}."
+    )
+
+
+def _group_late_records(records: list[dict]) -> "DataFrameGroupBy":
+    """Group the records of late methods of one sweep by method."""
+    import pandas as pd
+
+    late = late_prompt_methods()
+    df = pd.DataFrame([r for r in check_single_sweep(records) if r["method"] in late])
+    if not len(df):
+        raise _no_late_records_error(records)
+    return df.groupby("method", sort=False)
+
+
+def depth_profile_table(
+    records: list[dict],  # records of one sweep
+) -> "pd.DataFrame":  # one row for each late method
+    """Compare the scores of the first layer, the middle third and the last layer (LPT §4).
+
+    `error` is the standard error of such a difference; `middle_maximum` tells whether the middle
+    exceeds both ends by two of them.
+    """
+    import pandas as pd
+
+    rows = []
+    for method, group in _group_late_records(records):
+        L = group.n_layers.iloc[0]
+        scores = group.groupby("layer").score
+        means = scores.mean()
+        middle_third = [layer for layer in scores.groups if L / 3 <= layer < 2 * L / 3]
+        first = means.get(0, np.nan)
+        middle = means[middle_third].mean()
+        last = means.get(L - 1, np.nan)
+        variance = scores.var().mean() * (1 + 1 / max(1, len(middle_third))) / scores.size().min()
+        error = variance**0.5
+        rows.append(
+            dict(
+                method=method,
+                first=first,
+                middle=middle,
+                last=last,
+                error=error,
+                best_layer=int(means.idxmax()),
+                best=means.max(),
+                middle_maximum=all(middle - end > 2 * error for end in (first, last)),
+            )
+        )
+    return pd.DataFrame(rows)
+
+
+def _interpolate_speed_up(
+    timing_records: Sequence[dict], depth_fraction: float, cached: bool
+) -> float:
+    """Return the speed-up over fine-tuning at a fraction of the layers; NaN where not measured."""
+    points = sorted(
+        (r["layer"] / r["n_layers"], 1 / r["ratio"])
+        for r in timing_records
+        if r["cached"] == cached
+    )
+    if not points:
+        return np.nan
+    fractions, times = zip(*points)
+    return 1 / np.interp(depth_fraction, fractions, times, np.nan, np.nan)
+
+
+def _check_times(timing_records: Sequence[dict]) -> None:
+    """Check that all timing records are of one late method on one backbone."""
+    timed = {(r["method"], r["backbone"]) for r in timing_records}
+    if len(timed) > 1 or any(method not in late_prompt_methods() for method, _ in timed):
+        names = ", ".join(f"{method} on {backbone}" for method, backbone in sorted(timed))
+        raise UserError(
+            f"timing_records must be of one late method on one backbone, got {names}. "
+            "Leave the others out."
+        )
+
+
+def tradeoff_table(
+    records: list[dict],  # records of one sweep
+    depth_fractions: Sequence[float] = (1 / 4, 1 / 2, 3 / 4),  # layers below the prompt, 0 … 1
+    timing_records: Sequence[dict] = (),  # of `idp bench` for one late method, on any backbone
+) -> "pd.DataFrame":  # one row for each late method and depth
+    """Tabulate score, saved memory and speed-up over fine-tuning by depth (LPT, Table 10)."""
+    import pandas as pd
+
+    table = sweep_table(records)
+    late = late_prompt_methods()
+    L = next((r["n_layers"] for r in records if r["method"] in late), None)
+    if L is None:
+        raise _no_late_records_error(records)
+    _check_times(timing_records)
+    fine_tuning_ms = np.nan
+    fine_tuning_mb = np.nan
+    fine_tuning = table[table.method == "fine-tuning"]
+    if len(fine_tuning):
+        fine_tuning_ms = fine_tuning.ms_per_step.iloc[0]
+        fine_tuning_mb = fine_tuning.peak_memory_mb.iloc[0]
+    layers = [round(L * fraction) for fraction in depth_fractions]
+    table = table[table.method.isin(late) & table.layer.isin(layers)]
+
+    def measured_speed_ups(cached: bool) -> list[float]:
+        """Return the interpolated speed-up at each row's layer."""
+        return [_interpolate_speed_up(timing_records, layer / L, cached) for layer in table.layer]
+
+    return pd.DataFrame(
+        dict(
+            method=table.method,
+            layer=table.layer.astype(int),
+            score=table.score,
+            std=table["std"],
+            params=table.params,
+            memory_saved=1 - table.peak_memory_mb / fine_tuning_mb,
+            speed_up=fine_tuning_ms / table.ms_per_step,
+            ideal=3 * L / (2 * L - table.layer),
+            measured=measured_speed_ups(False),
+            ideal_cached=3 * L / (2 * (L - table.layer)),
+            measured_cached=measured_speed_ups(True),
+        )
+    ).reset_index(drop=True)
+
+
+def _check_choice(choice: dict, record: dict) -> None:
+    """Check that a choice was made with the settings of a sweep's record."""
+    if choice_matches_sweep(choice, record):
+        return
+    differences = []
+    for name in MATCHED_SWEEP_SETTINGS:
+        value = recorded_option(record, name)
+        if name in choice and choice[name] != value:
+            differences.append(f"{name}={choice[name]!r}, the sweep with {name}={value!r}")
+    raise UserError(
+        f"the choice was made with {'; '.join(differences)}. Choose again with the settings of "
+        "the sweep."
+    )
+
+
+def layer_choice_regret(
+    records: list[dict],  # records of one sweep
+    choice: dict,  # from `choose_prompt_layer`
+) -> "pd.DataFrame":  # one row for each late method
+    """Tabulate the points lost with the chosen, the middle and a random layer, and the seconds."""
+    import pandas as pd
+
+    if records:
+        _check_choice(choice, records[0])
+    chosen = choice["layer"]
+    rows = []
+    for method, group in _group_late_records(records):
+        scores = group.groupby("layer").score
+        middle = group.n_layers.iloc[0] // 2
+        means = scores.mean()
+        for layer in (chosen, middle):
+            if layer not in means.index:
+                raise UserError(
+                    f"the sweep of {method!r} has layers {list(means.index)}, but not {layer}: "
+                    "sweep every layer first."
+                )
+        best = means.max()
+        seconds = (group.seconds + group.tuning_seconds).sum()
+        rows.append(
+            dict(
+                task=group.task.iloc[0],
+                method=method,
+                best=int(means.idxmax()),
+                chosen=chosen,
+                regret=best - means[chosen],
+                middle=best - means[middle],
+                random=best - means.mean(),
+                noise=(scores.var().mean() / scores.size().min()) ** 0.5,
+                seconds=choice["seconds"],
+                sweep_seconds=seconds,
+                share_of_sweep=choice["seconds"] / seconds,
+            )
+        )
+    return pd.DataFrame(rows)
+
+
+logger = logging.getLogger(__name__)
+
+
+def _train_and_probe(
+    experiment: Experiment, layers: list[int], max_examples: int, include_prompt: bool, probe: dict
+) -> list[dict]:
+    """Train a model and probe some layers; return their records, or that of a diverged run."""
+    cfg = experiment.cfg
+    task = experiment.task
+    template = cfg.template if cfg.head == "verbalizer" else None
+    try:
+        model, log = experiment.fit()
+        measurements = probe_layers(
+            model, task, layers, max_examples, cfg.max_len, template, include_prompt, **probe
+        )
+    except FloatingPointError as e:
+        return [experiment.record_divergence(e).to_dict()]
+    records = []
+    for measurement in measurements:
+        record = build_record(
+            cfg,
+            experiment.digests(),
+            task.split_sizes(),
+            experiment.start_time,
+            model,
+            log,
+            **measurement,
+        )
+        records.append(record.to_dict())
+    return records
+
+
+def _measure_curve(
+    experiment: Experiment,
+    layers: list[int],
+    conditions: dict,
+    probe: dict,
+    store: RunStore,
+) -> list[dict]:  # a record for each layer, or the record of the run, which diverged
+    """Return the points of a curve; train and probe if the store lacks some of them."""
+    cfg = experiment.cfg
+    title = f"{cfg.method}  prompt at layer {cfg.get('layer')}  seed {cfg.seed}"
+    fingerprint = make_fingerprint(
+        cfg, experiment.digests(), prompt_layer=cfg.get("layer"), lr_selection="given", **conditions
+    )
+    del fingerprint["layer"]  # of a record it is the layer that is probed
+    diverged = store.find({**fingerprint, "status": "diverged"})
+    if diverged:
+        return [diverged]
+    points = {layer: store.find({**fingerprint, "layer": layer}) for layer in layers}
+    missing = [layer for layer, point in points.items() if point is None]
+    if missing:
+        logger.info(f"{title}: training, then probing {len(missing)} layers")
+        settings = conditions["probe"]
+        for record in _train_and_probe(
+            experiment, missing, settings["n"], settings["prompt"], probe
+        ):
+            point = store.add({**record, **fingerprint})
+            if point["status"] == "diverged":
+                logger.info(f"{title}  diverged")
+                return [point]
+            points[point["layer"]] = point
+    curve = [point for point in points.values() if point is not None]
+    if missing:
+        bits = " ".join(f"{point['bits']:.2f}" for point in curve)
+        logger.info(f"{title}  {bits}")
+    return curve
+
+
+def measure_information_curves(
+    cfg: RunConfig,  # with a learning rate, unless `layer_learning_rates` has one for each layer
+    task: Task,  # with its splits
+    prompt_layers: Sequence[int] | None = None,  # None: the first, the middle and the last layer
+    seeds: int = 3,  # number of seeds: 0 … seeds−1
+    layer_learning_rates: dict[int, float] | None = None,  # prompt layer → learning rate
+    out: Path | None = None,  # JSONL file; what it contains is not computed again
+    layers: Sequence[int] | None = None,  # layers to probe; None: after each layer
+    max_examples: int = 1000,  # maximum number of examples from each split
+    include_prompt: bool = False,  # let the probe use the prompt positions as well
+    **probe: Any,  # fields of `ProbeConfig`: depth, width, steps, …
+) -> list[dict]:  # a record for each seed, prompt layer and probed layer of the finished runs
+    """Measure the information in each layer above trained prompts (LPT §4, Figure 2 right).
+
+    Raises: `DivergenceError` if all runs diverge.
+    """
+    L = load_backbone(cfg.backbone).n_layers
+    store = RunStore(out)
+    layers = list(range(1, L + 1) if layers is None else layers)
+    prompt_layers = (0, L // 2, L - 1) if prompt_layers is None else prompt_layers
+    conditions = dict(
+        n_layers=L,
+        probe={"n": max_examples, "prompt": include_prompt, **asdict(ProbeConfig(**probe))},
+    )
+    records = []
+    for seed, prompt_layer in product(range(seeds), prompt_layers):
+        lr = (layer_learning_rates or {}).get(prompt_layer, cfg.lr)
+        experiment = Experiment(cfg.with_options(layer=prompt_layer, seed=seed, lr=lr), task)
+        records += _measure_curve(experiment, layers, conditions, probe, store)
+    finished = select_finished(records)
+    if records and not finished:
+        raise DivergenceError(records[0]["message"])
+    return finished
+
+
+def plot_information_curves(
+    records: list[dict],  # from `measure_information_curves`
+    ax: "Axes | None" = None,  # axes to draw on; None: new ones
+) -> "Axes":
+    """Plot bits about the label after each layer: thin lines for seeds, thick ones for means."""
+    import pandas as pd
+
+    require_packages("matplotlib")
+    from matplotlib import pyplot as plt
+
+    df = pd.DataFrame(check_single_sweep(records))
+    first = records[0]
+    ax = ax or plt.subplots(figsize=(5, 3))[1]
+    for i, (prompt_layer, group) in enumerate(df.groupby("prompt_layer", sort=False)):
+        bits = group.pivot(index="layer", columns="seed", values="bits")
+        ax.plot(bits, lw=0.6, alpha=0.5, color=f"C{i}")
+        ax.plot(bits.mean(axis=1), lw=2, color=f"C{i}", label=f"prompt at layer {prompt_layer}")
+    ax.set(
+        xlabel="layers applied",
+        ylabel="information about the label (bits)",
+        title=f"{first['method']}, {first['task']}, {Path(first['backbone']).name}",
+    )
+    ax.legend(fontsize=7)
+    return ax

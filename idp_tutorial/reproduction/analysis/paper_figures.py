@@ -25,16 +25,15 @@ from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.analysis.prompt_swaps import collect_prompts
 from idp_tutorial.runs.experiment import Experiment
-from idp_tutorial.runs.record import Record, build_record, make_fingerprint
-from idp_tutorial.runs.store import RunStore
+from idp_tutorial.runs.record import Record, RunStore, build_record, make_fingerprint
 from idp_tutorial.runs.tables import select_finished
 from idp_tutorial.training.evaluation import iterate_batches
 from idp_tutorial.training.examples import encode_for_model, encode_rows
 from idp_tutorial.utils.checks import DivergenceError, check_name
-from idp_tutorial.utils.durable import file_lock
+from idp_tutorial.utils.durable_files import file_lock
 
 __all__ = [
     "MeasureFunction",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 # %% ../../../nbs/engine/efficiency/cost_model.ipynb #d4dc1ae8
 from ...utils.checks import UserError, check_name
-from ...methods.registry import METHODS
+from ...methods.all_methods import METHODS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -33,7 +33,7 @@ from idp_tutorial.backbones.load import find_local_backbone, silence_transformer
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import read_records
 

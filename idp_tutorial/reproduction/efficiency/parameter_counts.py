@@ -21,7 +21,7 @@ from ...utils.checks import UserError, check_name
 from ...assembly.config import RunConfig, RunOptions
 from ...data.tasks import TASKS
 from ...assembly.build import build_model
-from ...methods.registry import METHODS
+from ...methods.all_methods import METHODS
 from ...core.backbone import Backbone
 from ...families.family import get_family
 from ...backbones.load import FULL_SCALE_CONFIGS, load_backbone

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 # %% ../../../nbs/engine/efficiency/published_counts.ipynb #1e69531d
 from ...utils.checks import UserError
-from ...utils.durable import asset_path
+from ...utils.digests import asset_path
 from idp_tutorial.reproduction.efficiency.parameter_counts import (
     COUNT_ONLY_CONFIGS,
     count_lora_parameters,

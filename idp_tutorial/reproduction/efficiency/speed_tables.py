@@ -34,14 +34,14 @@ from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
-from idp_tutorial.reproduction.efficiency.method_times import (
+from idp_tutorial.reproduction.efficiency.timing import (
     benchmark_methods,
     list_benchmark_variants,
     make_timing_task,
     restore_backbone_on_exit,
+    time_functions,
     time_scaling,
 )
-from idp_tutorial.reproduction.efficiency.timing import time_functions
 from idp_tutorial.training.evaluation import predict
 from idp_tutorial.utils.checks import require_packages
 

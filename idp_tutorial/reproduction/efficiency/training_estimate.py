@@ -11,7 +11,7 @@ from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.efficiency.cost_model import StepCost, step_cost
 from idp_tutorial.training.distributed import StepProfiler, create_accelerator
 from idp_tutorial.training.examples import encode_for_model

@@ -24,21 +24,20 @@ from idp_tutorial.assembly.config import RunConfig, RunOptions, recorded_option
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.analysis.prompt_swaps import evaluate_prompt_swaps
 from idp_tutorial.reproduction.papers.supplementary_training import run_supplementary_training
 from idp_tutorial.runs.compare import compare_methods
 from idp_tutorial.runs.contrasts import adjust_p_values_holm, estimate_contrast
 from idp_tutorial.runs.experiment import Experiment
-from idp_tutorial.runs.logits import load_logits, write_run_arrays
-from idp_tutorial.runs.record import make_fingerprint, run_digests
-from idp_tutorial.runs.store import RunStore
-from idp_tutorial.runs.tune import (
+from idp_tutorial.runs.learning_rate_search import (
     LearningRateTrials,
     train_at_learning_rate,
     try_learning_rates,
 )
-from idp_tutorial.utils.progress import MessageHandler, handle_messages
+from idp_tutorial.runs.logits import load_logits, write_run_arrays
+from idp_tutorial.runs.record import RunStore, make_fingerprint, run_digests
+from idp_tutorial.utils.process import MessageHandler, handle_messages
 from idp_tutorial.utils.records import append_record, read_existing_records, read_records
 
 __all__ = [

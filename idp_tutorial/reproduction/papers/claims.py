@@ -46,7 +46,7 @@ from idp_tutorial.runs.contrasts import (
     has_per_example_results,
 )
 from idp_tutorial.utils.checks import UserError, check_choice
-from idp_tutorial.utils.durable import write_atomically
+from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.records import parse_conditions, read_records
 
 __all__ = [

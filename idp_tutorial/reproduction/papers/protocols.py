@@ -29,7 +29,7 @@ import pandas as pd
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.sizes import DECODER_CONFIGS
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.methods.method import ALL_METHODS, CONTROL_METHODS, METHODS
+from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS, METHODS
 from idp_tutorial.reproduction.papers.published_scores import (
     METHOD_NAMES,
     TASK_NAMES,

@@ -20,7 +20,7 @@ import pandas as pd
 from idp_tutorial.assembly.build import load_config_backbone
 from idp_tutorial.assembly.config import RunConfig, recorded_option
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.methods.method import CONTROL_METHODS
+from idp_tutorial.methods.method_registry import CONTROL_METHODS
 from idp_tutorial.reproduction.papers.protocols import (
     BACKBONE_NAMES,
     FIGURE_TO_TABLE,
@@ -34,12 +34,12 @@ from idp_tutorial.reproduction.papers.protocols import (
     small_scale_learning_rates,
 )
 from idp_tutorial.runs.compare import run_seeds
+from idp_tutorial.runs.learning_rate_search import describe_lr_selection
 from idp_tutorial.runs.logits import majority_vote_score
-from idp_tutorial.runs.store import RunStore
+from idp_tutorial.runs.record import RunStore
 from idp_tutorial.runs.tables import select_finished
-from idp_tutorial.runs.tune import describe_lr_selection
 from idp_tutorial.utils.checks import UserError, check_between, check_writable_folder
-from idp_tutorial.utils.durable import file_lock
+from idp_tutorial.utils.durable_files import file_lock
 
 __all__ = [
     "reproduce_table",

@@ -22,7 +22,7 @@ from ...data.task import Task
 from ...core.backbone import Backbone, backbone_fingerprint
 from ...backbones.load import load_backbone
 from ...core.prompted_model import PromptedModel, trained_state
-from ...utils.durable import move_into_place
+from ...utils.durable_files import move_into_place
 from ...utils.records import config_fingerprint, describe_differences
 from ...utils.tensor_files import save_tensors
 from ...training.fit import TrainLog, fit

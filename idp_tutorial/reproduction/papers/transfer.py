@@ -8,42 +8,203 @@ task (Table 6). *Few-shot*, training continues on 100 of its examples (Table 11)
 The 100 examples are the training data. As in IDPG's splits, up to 1,000 further labelled rows
 of the second task choose the checkpoint and the learning rate, so a few-shot score has used
 1,100 labels, not 100.
+
+The classes of one task are mapped to those of the other. A model of QQP predicts *duplicate*, and
+MRPC needs *equivalent*. The indices of the classes do not help: class 0 of RTE is *entailment*,
+class 0 of MRPC is *not equivalent*. The map follows from the tasks if the two have the same set of
+label words, or the same set of label names. In every other case the user gives the map.
+
+`run_transfer` runs one model. The results of several methods and seeds, beside the published
+scores of ID-SPAM's Tables 6 and 11, are in the lab: transfer.
+
+`compare_transfer` runs several methods and seeds, and writes each record as soon as it has it;
+an interrupted call can be repeated and continues. With `tune_learning_rates`, the learning rate
+of the first task is chosen on its own validation split with seed 0, as everywhere in this
+library, and those of the few-shot stages on the target's; the model that chose a learning rate
+is the one that is scored. With `tune_head_first`, every head is trained at the learning rate
+that is best for a head without a prompt on the first task (what a prompt adds).
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from idp_tutorial.assembly.config import RunConfig
+from idp_tutorial.assembly.config import RunConfig, config_for_method
+from idp_tutorial.core.context import Context
 from idp_tutorial.core.prompted_model import PromptedModel, copy_state, restore_state
 from idp_tutorial.core.random_numbers import seed_random_numbers
 from idp_tutorial.data.task import Task
-from idp_tutorial.methods.registry import METHODS
-from idp_tutorial.reproduction.papers.label_maps import (
-    apply_label_map,
-    changes_class_indices,
-    make_label_map,
-)
+from idp_tutorial.data.tasks import load_task
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.runs.experiment import Experiment
+from idp_tutorial.runs.learning_rate_search import choose_head_learning_rate, try_learning_rates
 from idp_tutorial.runs.logits import logits_name, save_logits, split_outputs
-from idp_tutorial.runs.record import build_record
-from idp_tutorial.runs.tune import try_learning_rates
+from idp_tutorial.runs.record import (
+    RunStore,
+    build_record,
+    format_summary_line,
+    make_fingerprint,
+    run_digests,
+)
+from idp_tutorial.runs.tables import check_same_settings, format_std, select_finished
 from idp_tutorial.training.evaluation import evaluate, predict_logits
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.training.fit import TrainLog, fit
-from idp_tutorial.utils.checks import DivergenceError, UserError, check_name
+from idp_tutorial.utils.checks import DivergenceError, UserError, check_between, check_name
+from idp_tutorial.utils.durable_files import file_lock
 
 __all__ = [
+    "LabelMapHead",
+    "make_label_map",
+    "changes_class_indices",
+    "apply_label_map",
     "compute_headline_score",
     "compute_majority_score",
     "resolve_label_map",
     "run_transfer",
+    "ID_SPAM_TABLE_6",
+    "ID_SPAM_TABLE_11",
+    "compare_transfer",
+    "published_transfer_table",
+    "transfer_table",
 ]
+
+
+def _describe_output_kind(task: Task) -> str:
+    if task.labels:
+        return f"{len(task.labels)} classes"
+    return "a text" if task.is_generation else "a number"
+
+
+def _describe_labels(task: Task) -> str:
+    """Return the label names, each with its label word if the task has label words."""
+    with_words = [f"{name}: {word}" for name, word in zip(task.labels, task.label_words)]
+    return ", ".join(with_words or task.labels)
+
+
+def _validate_label_map(source: Task, target: Task, label_map: dict) -> tuple[int, ...]:
+    """Return the class indices of a user's map, which must use every label of both tasks."""
+    problems = (  # the tasks are named, because they may have labels of the same name
+        (f"{source.name!r} has no label", set(label_map) - set(source.labels)),
+        (f"no key is the label of {source.name!r}:", set(source.labels) - set(label_map)),
+        (f"{target.name!r} has no label", set(label_map.values()) - set(target.labels)),
+        (
+            f"no value is the label of {target.name!r}:",
+            set(target.labels) - set(label_map.values()),
+        ),
+    )
+    for problem, labels in problems:
+        if labels:
+            raise UserError(
+                f"label map {label_map}: {problem} {sorted(map(str, labels))[0]!r}. Each of "
+                f"{', '.join(source.labels)} must be a key, and each of "
+                f"{', '.join(target.labels)} must be a value."
+            )
+    return tuple(target.labels.index(label_map[label]) for label in source.labels)
+
+
+def _infer_label_map(source: Task, target: Task) -> tuple[int, ...]:
+    """Return the map that equal label words or equal label names define."""
+    class_maps = set()
+    for names, target_names in (
+        (source.label_words, target.label_words),
+        (source.labels, target.labels),
+    ):
+        if names and set(names) == set(target_names):
+            class_maps.add(tuple(target_names.index(name) for name in names))
+    if len(class_maps) == 1:
+        return class_maps.pop()
+    problem = "do not correspond"
+    if class_maps:
+        problem = "have two maps, one by their names and another by their words"
+    raise UserError(
+        f"the labels of {source.name!r} ({_describe_labels(source)}) and {target.name!r} "
+        f"({_describe_labels(target)}) {problem}. Give a label map, such as "
+        f"{{{source.labels[0]!r}: {target.labels[0]!r}, …}}."
+    )
+
+
+def make_label_map(
+    source: Task,  # the task that a model was trained on
+    target: Task,  # the task that the model is to answer
+    explicit_map: dict | None = None,  # source label → target label; None: inferred from the tasks
+) -> tuple[int, ...] | None:  # for every class of `source`, a class index of `target`
+    """Return the target class of each source class, or None for two regression tasks."""
+    if not (source.labels and target.labels):
+        if source.is_regression and target.is_regression and not explicit_map:
+            return None
+        also = ", and a label map was given" if explicit_map else ""
+        raise UserError(
+            f"a label map needs two tasks with classes, but {source.name!r} predicts "
+            f"{_describe_output_kind(source)} and {target.name!r} {_describe_output_kind(target)}"
+            f"{also}. Two regression tasks need no map."
+        )
+    if explicit_map is not None:
+        return _validate_label_map(source, target, explicit_map)
+    return _infer_label_map(source, target)
+
+
+class LabelMapHead(nn.Module):
+    """A head whose outputs are the classes of another task.
+
+    The probability of a class is the sum over all classes of the wrapped head that mean it.
+    """
+
+    def __init__(
+        self,
+        head: nn.Module,  # head of the task that the model was trained on
+        class_map: tuple[int, ...],  # from `make_label_map`
+    ):
+        super().__init__()
+        self.head: Any = head
+        self.pooling = head.pooling
+        self.source_classes = []
+        for target in range(max(class_map) + 1):
+            self.source_classes.append([i for i, c in enumerate(class_map) if c == target])
+
+    def forward(self, ctx: Context) -> Tensor:  # `[B,C]`, C classes of the other task
+        """Return logits over the classes of the other task."""
+        logits = self.head(ctx)
+        return torch.stack([logits[:, classes].logsumexp(1) for classes in self.source_classes], 1)
+
+    def loss(
+        self, ctx: Context, label: Tensor
+    ) -> Tensor:  # classes of the other task `[B]`; scalar
+        """Return the loss of the wrapped head, or cross-entropy if the map merges classes."""
+        if all(len(classes) == 1 for classes in self.source_classes):
+            to_source = [classes[0] for classes in self.source_classes]
+            return self.head.loss(ctx, torch.tensor(to_source, device=label.device)[label])
+        return F.cross_entropy(self(ctx), label)
+
+
+def changes_class_indices(class_map: tuple[int, ...] | None) -> bool:
+    """Return whether a label map changes the index of any class."""
+    return class_map is not None and class_map != tuple(range(len(class_map)))
+
+
+def apply_label_map(
+    model: PromptedModel,
+    class_map: tuple[int, ...] | None,  # from `make_label_map`
+) -> PromptedModel:  # `model`, changed in place
+    """Replace the head of a trained model by one that answers with the classes of another task."""
+    if class_map is None or not changes_class_indices(class_map):
+        return model
+    if type(model) is not PromptedModel:
+        raise UserError(
+            f"{type(model).__name__} has no head whose classes could be renamed. Choose a task "
+            "with the same labels in the same order."
+        )
+    model.head = LabelMapHead(model.head, class_map)
+    return model
 
 
 def compute_headline_score(
@@ -277,3 +438,261 @@ def run_transfer(
             record = stages.record_divergence(setting, e, start_time)
         records.append(record)
     return records
+
+
+logger = logging.getLogger(__name__)
+
+
+def _load_target_task(name: str, base: RunConfig, target_shots: int) -> Task:
+    """Load the target with `target_shots` training examples; with 0, at most 100 unused ones."""
+    if not target_shots:
+        whole = load_task(name, base.data, None, base.split_seed, base.stratified)
+        if len(whole.splits["train"]) <= 100:
+            return whole
+    return load_task(name, base.data, target_shots or 100, base.split_seed, base.stratified)
+
+
+def _limit_test_rows(task: Task, n: int | None) -> Task:
+    """Return the task with the first `n` test rows, which must contain all classes."""
+    rows = task.splits["test"][:n]
+    if task.labels:
+        missing = {r["label"] for r in task.splits["test"]} - {r["label"] for r in rows}
+        if missing:
+            raise UserError(
+                f"the first {n} test rows of {task.name!r} have no example of class "
+                f"{task.labels[min(missing)]!r}: shuffle the file, or score more rows."
+            )
+    return replace(task, splits={**task.splits, "test": rows})
+
+
+def _describe_learning_rate_choice(
+    cfg: RunConfig, tune_learning_rates: bool, learning_rates: tuple
+) -> str:  # for the records
+    """Return the text by which a record states how its learning rate was chosen."""
+    if cfg.lr:
+        return "given"
+    if not tune_learning_rates:
+        return "default"
+    grid = f"{len(learning_rates)} ({', '.join(f'{lr:g}' for lr in learning_rates)})"
+    return f"best of {grid if learning_rates else '3'} on validation"
+
+
+@dataclass
+class _TransferSettings:
+    """Settings that all methods of a comparison share."""
+
+    source: Task
+    target: Task
+    explicit_map: dict | None
+    target_shots: int
+    seeds: int
+    tune_learning_rates: bool
+    learning_rates: tuple
+    store: RunStore  # what it contains is not run again
+
+
+def compare_transfer(
+    methods: list[str],  # keys of `METHODS`
+    # config of the first task; method and seed are replaced, and the learning rate if it is None
+    base: RunConfig,
+    target: str,  # name of the second task
+    target_shots: int = 100,  # its training examples (ID-SPAM, Table 11); 0: zero-shot only
+    seeds: int = 3,  # number of seeds, from 0
+    # choose among several learning rates; False: the method's default
+    tune_learning_rates: bool = False,
+    explicit_map: dict | None = None,  # as for `make_label_map`
+    records_file: Path | None = None,  # JSONL file; the runs in it are not repeated
+    loaded_tasks: tuple[Task, Task] | None = None,  # both tasks; None: they are loaded
+    test_rows: int | None = None,  # number of rows of each test split to score; None: all
+    # train every method's head at the learning rate that is best without a prompt on the source
+    tune_head_first: bool = False,
+    # learning rates that every method tries in each stage, with `tune_learning_rates`; (): the
+    # method's own
+    learning_rates: tuple = (),
+) -> list[dict]:  # old and new records
+    """Run transfer between two tasks for several methods and seeds (ID-SPAM, Tables 6 and 11).
+
+    Raises: `UserError`, before anything is trained, for tasks or methods that cannot work.
+    """
+    for method in methods:
+        check_name(method, METHODS, "method")
+    if seeds < 1 or target_shots < 0:
+        raise UserError(
+            f"seeds must be at least 1 (2 for a standard deviation) and target_shots at least "
+            f"0, got "
+            f"seeds={seeds} and target_shots={target_shots}."
+        )
+    check_between(seeds, 1, 10**6, "seeds")
+    if loaded_tasks:
+        source_task, target_task = loaded_tasks
+    else:
+        source_task = load_task(base.task, base.data, base.shots, base.split_seed, base.stratified)
+        target_task = _load_target_task(target, base, target_shots)
+    label_maps = {
+        m: resolve_label_map(base.with_method(m), source_task, target_task, explicit_map)
+        for m in methods
+    }
+    source_task = _limit_test_rows(source_task, test_rows)
+    target_task = _limit_test_rows(target_task, test_rows)
+    with file_lock(records_file):
+        if tune_head_first:
+            head_lr = choose_head_learning_rate(base, source_task, records_file)
+            base = replace(base, head_lr=head_lr)
+        settings = _TransferSettings(
+            source_task,
+            target_task,
+            explicit_map,
+            target_shots,
+            seeds,
+            tune_learning_rates,
+            learning_rates,
+            RunStore(records_file),
+        )
+        records = []
+        for method in methods:
+            cfg = config_for_method(base, method, methods)
+            label_map = label_maps[method]
+            class_map = list(label_map) if label_map else None
+            records += _run_method(cfg, class_map, settings)
+    return records
+
+
+def _run_method(
+    base: RunConfig,  # with the method
+    class_map: list | None,
+    settings: _TransferSettings,
+) -> list[dict]:
+    """Run the seeds of one method that have no records; return the records of all seeds."""
+    source = settings.source
+    target = settings.target
+    method = METHODS[base.method]
+    learning_rates = None
+    if settings.tune_learning_rates and not base.lr:
+        learning_rates = settings.learning_rates or method.learning_rates
+    cfg = replace(
+        base,
+        task=source.name,
+        lr=base.lr or (None if settings.tune_learning_rates else method.default_learning_rate),
+        head_lr=None if method.kind == "head" else base.head_lr,
+    ).resolve_epochs(len(source.splits["train"]))
+    conditions: dict[str, Any] = dict(
+        digests={**run_digests(cfg, source), "target": target.digest()},
+        target=target.name,
+        target_shots=settings.target_shots,
+        label_map=class_map,
+        lr_selection=_describe_learning_rate_choice(
+            base, settings.tune_learning_rates, settings.learning_rates
+        ),
+    )
+    stage_names = ("zero-shot", "few-shot", "alone") if settings.target_shots else ("zero-shot",)
+    records: list[dict] = []
+    lr = cfg.lr
+    for seed in range(settings.seeds):
+        if seed and not lr:
+            break  # every learning rate diverged with seed 0
+        seed_cfg = replace(cfg, lr=lr, seed=seed)
+        fingerprint = make_fingerprint(seed_cfg, **conditions)
+        seed_records = [
+            settings.store.find({**fingerprint, "setting": name}) for name in stage_names
+        ]
+        if None in seed_records:
+            seed_records = _run_stages(seed_cfg, fingerprint, learning_rates, settings)
+        records += [record for record in seed_records if record is not None]
+        lr = lr or next((record["lr"] for record in records if record["lr"]), None)
+    return records
+
+
+def _run_stages(
+    cfg: RunConfig,  # with the seed
+    fingerprint: dict[str, Any],  # of all stages
+    learning_rates: Sequence[float] | None,
+    settings: _TransferSettings,
+) -> list[dict | None]:
+    """Run all stages, and return their records; of an interrupted run the stored ones."""
+    source = settings.source
+    target = settings.target
+    store = settings.store
+    records: list[dict | None] = []
+    for new_record in run_transfer(
+        cfg,
+        source,
+        target,
+        settings.explicit_map,
+        learning_rates,
+        settings.target_shots > 0,
+        store.file,
+    ):
+        stage = new_record["setting"]
+        stored = store.find({**fingerprint, "setting": stage})
+        if stored is None:
+            stored = store.add({**new_record, **fingerprint})
+            summary = format_summary_line({**stored, "lr": None})
+            logger.info(
+                f"{cfg.method:14} {source.name} → {target.name}  seed {cfg.seed}  {stage:9}  "
+                f"{summary}"
+            )
+        records.append(stored)
+    return records
+
+
+# ID-SPAM's LPT has a generator: 2,162,688 parameters are those of NPG with m = 256 and t = 10
+# zero-shot, RoBERTa-large, mean of three runs: QQP→MRPC, MRPC→QQP, SST-2→IMDB, IMDB→SST-2
+ID_SPAM_TABLE_6 = {
+    "fine-tuning": (64.0, 68.3, 87.1, 88.8),
+    "lora": (71.1, 66.1, 90.3, 87.6),
+    "prompt-tuning": (54.1, 54.6, 68.7, 63.5),
+    "p-tuning": (57.6, 52.7, 66.5, 66.8),
+    "smop": (67.9, 64.1, 84.5, 83.3),
+    "lpt-npg": (66.7, 64.5, 67.1, 71.1),
+    "dept": (63.3, 58.8, 69.8, 69.3),
+    "id-spam": (70.9, 69.2, 89.1, 86.0),
+}
+# few-shot with 100 examples: QQP→MRPC, MRPC→QQP
+ID_SPAM_TABLE_11 = {
+    "fine-tuning": (79.7, 81.7),
+    "lpt-npg": (69.4, 74.4),
+    "id-spam": (72.5, 73.1),
+}
+
+
+def published_transfer_table() -> pd.DataFrame:
+    """Return ID-SPAM's Tables 6 and 11 in the form of `transfer_table`."""
+    pairs = ["qqp → mrpc", "mrpc → qqp", "sst2 → imdb", "imdb → sst2"]
+    rows = {}
+    for method, zero_shot_scores in ID_SPAM_TABLE_6.items():
+        row = {(pair, "zero-shot"): score for pair, score in zip(pairs, zero_shot_scores)}
+        few_shot_scores = ID_SPAM_TABLE_11.get(method, ())
+        row |= {(pair, "few-shot"): score for pair, score in zip(pairs, few_shot_scores)}
+        rows[method] = row
+    few_shot_pairs = pairs[:2]
+    columns = [(pair, setting) for pair in few_shot_pairs for setting in ("zero-shot", "few-shot")]
+    columns += [(pair, "zero-shot") for pair in pairs[2:]]
+    return pd.DataFrame.from_dict(rows, orient="index").reindex(columns=columns)
+
+
+def transfer_table(
+    records: list[dict],  # of `compare_transfer`, with one backbone and head
+) -> pd.DataFrame:
+    """Return a row for each method and a column for each pair of tasks and setting.
+
+    A cell is mean ± std over seeds; the last row is always predicting the most frequent label.
+    Raises: `UserError` if there are no records, `DivergenceError` if all runs diverged.
+    """
+    if not records:
+        raise UserError(
+            "there are no records to make a table of: run compare_transfer(...) or idp transfer "
+            "first."
+        )
+    if not select_finished(records):
+        raise DivergenceError(records[0]["message"])
+    df = pd.DataFrame(records)
+    check_same_settings(df, ["backbone", "head"], "one table has one backbone and one head")
+    df["pair"] = df.task + " → " + df.target
+    scores = df.groupby(["method", "pair", "setting"], sort=False).score
+    cells = scores.mean().round(1).astype(str) + scores.std().round(1).map(format_std)
+    cells = cells.where(scores.count() > 0, "diverged")
+    table = cells.unstack(["pair", "setting"], sort=False)
+    majority = df.drop_duplicates("pair").set_index("pair").majority_score
+    majority_row = [f"{majority[pair]:.1f}" for pair, _ in table]
+    last = pd.DataFrame([majority_row], ["majority"], table.columns)
+    return pd.concat([table, last]).rename_axis(None)

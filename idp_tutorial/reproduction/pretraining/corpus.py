@@ -33,15 +33,17 @@ from tokenizers import (
     trainers,
 )
 
-from idp_tutorial.data.reading import iterate_lines, parse_json_object
+from idp_tutorial.data.file_readers import iterate_lines, parse_json_object
 from idp_tutorial.utils.checks import MissingFileError, UserError
-from idp_tutorial.utils.durable import (
+from idp_tutorial.utils.digests import (
     MANIFEST_NAME,
     compute_digest,
     find_damaged_file,
+    write_manifest,
+)
+from idp_tutorial.utils.durable_files import (
     folder_lock,
     write_atomically,
-    write_manifest,
 )
 
 __all__ = [

@@ -1,26 +1,43 @@
-"""Sweeps over layers: every layer and seed once, resumed when interrupted, one sweep a file."""
+"""Sweeps over layers: every layer and seed once, resumed when interrupted, one sweep a file.
+
+Summaries of a sweep: its profile over layers, score and cost, and the regret of a choice.
+
+Information curves: three prompt layers, different settings, and files that are extended.
+"""
 
 import json
+import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from small import small_task
+from small import config, setting, small_task
 from sweeps import BASE, HUMP, SETTINGS, TASK, fake, pretend, swept
 
+from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.analysis import layer_sweep as module
+from idp_tutorial.reproduction.analysis.layer_choice import choice_matches_sweep
 from idp_tutorial.reproduction.analysis.layer_sweep import (
     check_single_sweep,
+    depth_profile_table,
+    layer_choice_regret,
+    measure_information_curves,
     plot_convergence,
+    plot_information_curves,
     plot_sweep,
     sweep_file,
     sweep_prompt_layer,
     sweep_table,
+    tradeoff_table,
 )
-from idp_tutorial.utils.records import read_records
+from idp_tutorial.runs.experiment import Experiment
+from idp_tutorial.training.fit import TrainLog
+from idp_tutorial.utils.records import SCHEMA_VERSION, read_records
 
 
 def test_sweep_runs_every_layer_and_seed_once(monkeypatch):
@@ -263,3 +280,371 @@ def test_what_is_refused(make, words):
     with pytest.raises(ValueError) as e:
         make()
     assert all(w in str(e.value) for w in words), str(e.value)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        check_single_sweep,
+        sweep_table,
+        depth_profile_table,
+        plot_sweep,
+        tradeoff_table,
+        lambda r: plot_convergence(r, "lpt"),
+        lambda r: layer_choice_regret(r, dict(layer=1, seconds=1.0)),
+    ],
+    ids=["check_single_sweep", "table", "profile", "plot", "tradeoff", "convergence", "regret"],
+)
+def test_different_experiments_are_not_averaged(read):
+    for change in [
+        *SETTINGS,
+        dict(task="b"),
+        dict(backbone="b"),
+        dict(data="b"),
+        dict(split_sizes=dict(train=5)),
+        dict(compile=True),
+        dict(lr_selection="given"),
+    ]:
+        with pytest.raises(ValueError, match="several sweeps.*one sweep at a time"):
+            read(
+                HUMP
+                + [
+                    {
+                        **r,
+                        "seed": r["seed"] + 3,
+                        **({"lr_selection": "given"} if "lr" in change else change),
+                    }
+                    for r in HUMP
+                ]
+            )
+    with pytest.raises(ValueError, match="'lpt' at layer 0 with seed 0 has 2 records"):
+        read([*HUMP, {**HUMP[0], "lr": 0.7}])
+    read(HUMP + [{**r, "seed": r["seed"] + 3, "lr": 0.3, "device": "cpu"} for r in HUMP])
+
+
+STORED = sorted((Path(__file__).parents[3] / "results/depth").glob("sweep-*.jsonl"))
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda p: p.stem)
+def test_stored_sweeps_are_read(path):
+    r = read_records(path)
+    choice = path.with_name(path.name.replace("sweep", "choice"))
+    assert (
+        check_single_sweep(r) == r
+        and len(depth_profile_table(r)) > 0
+        and len(tradeoff_table(r)) > 0
+    )
+    if choice.exists():
+        c = read_records(choice)[-1]
+        assert choice_matches_sweep(c, r[0]) and (layer_choice_regret(r, c).regret >= 0).all()
+
+
+@pytest.mark.parametrize(
+    "scores,noise,is_one",
+    [
+        ([60, 63, 66, 66, 63, 60], 0.5, True),
+        ([60, 62, 63, 64, 66, 67], 0.5, False),
+        ([67, 66, 64, 63, 62, 60], 0.5, False),
+        ([60, 63, 66, 66, 63, 60], 9, False),
+        ([66, 60, 60, 60, 60, 66], 0.5, False),
+        ([60, 60.2, 60.4, 60.4, 60.2, 60], 0.5, False),
+    ],
+    ids=["hump", "rising", "falling", "noise", "valley", "too small"],
+)
+def test_middle_maximum(scores, noise, is_one):
+    (s,) = depth_profile_table(fake(scores, noise)).to_dict("records")
+    assert s["middle_maximum"] is is_one or bool(s["middle_maximum"]) == is_one
+    assert (s["first"], s["last"], s["best"]) == (scores[0], scores[-1], max(scores)) and s[
+        "middle"
+    ] == sum(scores[2:4]) / 2
+    assert s["error"] == pytest.approx(noise * (1.5 / 3) ** 0.5)
+
+
+def test_no_maximum_without_seeds_or_ends():
+    assert not depth_profile_table(fake([60, 63, 66, 66, 63, 60], seeds=1)).middle_maximum[
+        0
+    ]  # one seed has no error
+    assert not depth_profile_table([r for r in HUMP if r["layer"] not in (0,)]).middle_maximum[0]
+
+
+def test_error_is_that_of_the_layer_with_the_fewest_seeds():
+    (s,) = depth_profile_table([r for r in HUMP if (r["layer"], r["seed"]) != (2, 2)]).to_dict(
+        "records"
+    )
+    assert s["error"] == pytest.approx(((5 * 0.25 + 0.125) / 6 * 1.5 / 2) ** 0.5)
+
+
+def test_tradeoff_is_table_10():
+    full = fake(
+        [80],
+        method="fine-tuning",
+        layer=None,
+        n_layers=24,
+        ms_per_step=72.0,
+        peak_memory_mb=200.0,
+    )
+    t = tradeoff_table(fake(list(range(24)), ms_per_step=None) + full)
+    assert t.layer.tolist() == [6, 12, 18]
+    assert t.ideal.round(2).tolist() == [1.71, 2.0, 2.4] and t.ideal_cached.tolist() == [
+        2.0,
+        3.0,
+        6.0,
+    ]
+    t = tradeoff_table(fake(list(range(24))) + full)
+    assert t.speed_up.tolist() == [72 / (48 - k) for k in (6, 12, 18)]
+    assert t.memory_saved.tolist() == [1 - (100 - 5 * k) / 200 for k in (6, 12, 18)]
+    # nothing to compare with
+    assert tradeoff_table(HUMP).speed_up.isna().all() and tradeoff_table(HUMP).measured.isna().all()
+
+
+def test_tradeoff_with_measured_times():
+    """Times are interpolated linearly at the same fraction of the layers, and not extrapolated."""
+
+    def row(layer, ratio, cached=False):
+        return dict(
+            method="lpt-npg", backbone="big", n_layers=24, layer=layer, cached=cached, ratio=ratio
+        )
+
+    times = [row(6, 2.0), row(12, 4.0), row(12, 5.0, True), row(18, 10.0, True)]
+    t = tradeoff_table(fake(list(range(8))), timing_records=times)
+    assert (
+        t.layer.tolist() == [2, 4, 6]
+        and t.measured.tolist()[:2] == [2.0, 4.0]
+        and t.measured_cached.tolist()[1:] == [5.0, 10.0]
+    )
+    assert math.isnan(t.measured[2]) and math.isnan(t.measured_cached[0])
+    (third,) = tradeoff_table(
+        fake(list(range(6))), depth_fractions=[1 / 3], timing_records=times
+    ).measured
+    assert third == pytest.approx(1 / (1 / 2 - (1 / 2 - 1 / 4) / 3))
+    for mixed in ([*times, row(12, 3.0) | {"method": "lpt"}], [row(12, 3.0) | {"method": "lora"}]):
+        with pytest.raises(ValueError, match="one late method on one backbone"):
+            tradeoff_table(HUMP, timing_records=mixed)
+
+
+def test_regret():
+    (r,) = layer_choice_regret(HUMP, dict(layer=4, seconds=3.0)).to_dict("records")
+    assert (r["best"], r["chosen"], r["regret"], r["middle"], r["random"]) == (2, 4, 3, 0, 3)
+    assert r["share_of_sweep"] == 3 / 270 and r["noise"] == pytest.approx(0.5 / 3**0.5)
+    both = layer_choice_regret(
+        HUMP + fake([1, 2, 3, 4, 5, 6], method="lpt-npg"), dict(layer=5, seconds=3.0)
+    )
+    assert both.method.tolist() == ["lpt", "lpt-npg"] and both.regret.tolist() == [6, 0]
+
+
+@pytest.mark.parametrize(
+    "make,words",
+    [
+        (
+            lambda: depth_profile_table(fake([1], method="fine-tuning")),
+            ["none of the 3 records has a late method", "lpt-npg"],
+        ),
+        (lambda: depth_profile_table(HUMP + fake([1, 2, 3], task="b")), ["one sweep at a time"]),
+        (
+            lambda: tradeoff_table(fake([1], method="fine-tuning")),
+            ["none of the 3 records has a late method"],
+        ),
+        (
+            lambda: layer_choice_regret(HUMP, dict(layer=7, seconds=1.0)),
+            ["not 7", "sweep every layer first"],
+        ),
+        (
+            lambda: layer_choice_regret(HUMP, dict(layer=4, seconds=1.0, prompt_length=20)),
+            ["made with prompt_length=20", "Choose again"],
+        ),
+        (
+            lambda: layer_choice_regret(HUMP, dict(layer=4, seconds=1.0, backbone="minilm")),
+            ["made with backbone='minilm'"],
+        ),
+    ],
+)
+def test_what_is_refused_of_sweep_summaries(make, words):
+    with pytest.raises(ValueError) as e:
+        make()
+    assert all(w in str(e.value) for w in words), str(e.value)
+
+
+@pytest.fixture
+def curves_of(monkeypatch):
+    """Measure curves of a three-layer model; list the trained layers, seeds and learning rates."""
+    trained = []
+    bb = setting()[0]
+    monkeypatch.setattr(module, "load_backbone", lambda name: bb)
+    monkeypatch.setattr(Backbone, "initial_fingerprint", lambda self: "of the weights")
+
+    def quick(self, checkpoint_dir=None):
+        trained.append((self.cfg.get("layer"), self.cfg.seed, self.cfg.lr))
+        return build_model(self.cfg, bb, self.task), TrainLog(50.0, losses=[2.0, 1.0])
+
+    monkeypatch.setattr(Experiment, "fit", quick)
+
+    def call(cfg={}, rows=64, **kw):
+        return measure_information_curves(
+            config(method="lpt", lr=0.2, **cfg),
+            small_task(train=rows),
+            **{**dict(seeds=2, max_examples=24, depth=0, steps=3), **kw},
+        )
+
+    return call, trained
+
+
+def test_curves_for_three_prompt_layers(curves_of):
+    call, trained = curves_of
+    records = call(layer_learning_rates={1: 0.7})
+    assert trained == [(p, s, 0.7 if p == 1 else 0.2) for s in (0, 1) for p in (0, 1, 2)]
+    assert [(r["seed"], r["prompt_layer"], r["layer"]) for r in records] == [
+        (s, p, k) for s in (0, 1) for p in (0, 1, 2) for k in (1, 2, 3)
+    ]
+    bits = {(r["prompt_layer"], r["layer"]): r["bits"] for r in records if r["seed"] == 0}
+    assert (
+        bits[1, 1] == bits[2, 1] and bits[1, 2] != bits[2, 2] != bits[0, 2]
+    )  # below a prompt there is nothing of it
+    ax = plot_information_curves(records)
+    assert {l.get_label() for l in ax.lines if not l.get_label().startswith("_")} == {
+        f"prompt at layer {p}" for p in range(3)
+    }
+    thick = next(l for l in ax.lines if l.get_label() == "prompt at layer 1")
+    assert list(thick.get_ydata()) == pytest.approx(
+        [
+            sum(r["bits"] for r in records if (r["prompt_layer"], r["layer"]) == (1, k)) / 2
+            for k in (1, 2, 3)
+        ]
+    )
+
+
+def test_curves_are_extended(curves_of, tmp_path):
+    call, trained = curves_of
+    out = tmp_path / "i.jsonl"
+    call(prompt_layers=[1], out=out)
+    n = len(trained)
+    records = call(prompt_layers=[1, 2], out=out)
+    assert (
+        n == 2
+        and [t[0] for t in trained[2:]] == [2, 2]
+        and len(records) == 12 == len(out.read_text().splitlines())
+    )
+    assert all(
+        r["prompt_length"] == 4
+        and r["data"] is None
+        and r["cache_dir"] is None
+        and r["probe"]
+        == dict(
+            n=24,
+            prompt=False,
+            depth=0,
+            width=64,
+            heads=4,
+            steps=3,
+            lr=3e-3,
+            batch_size=64,
+            evaluations=10,
+            seed=0,
+        )
+        for r in records
+    )
+
+
+def test_other_weights_make_another_curve(curves_of, tmp_path, monkeypatch):
+    call, trained = curves_of
+    kw = dict(prompt_layers=[1], seeds=1, layers=[2], out=tmp_path / "i.jsonl")
+    call(**kw)
+    monkeypatch.setattr(Backbone, "initial_fingerprint", lambda self: "of others")
+    call(**kw)
+    assert len(trained) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(depth=1),
+        dict(width=8),
+        dict(steps=4),
+        dict(seed=1),
+        dict(max_examples=20),
+        dict(include_prompt=True),
+        dict(cfg=dict(prompt_length=5)),
+        dict(cfg=dict(steps=5)),
+        dict(cfg=dict(head_lr=0.1)),
+        dict(rows=60),
+        dict(layer_learning_rates={1: 0.7}),
+    ],
+    ids=str,
+)
+def test_other_settings_make_another_curve(curves_of, tmp_path, change):
+    call, trained = curves_of
+    out = tmp_path / "i.jsonl"
+    kw = dict(prompt_layers=[1], seeds=1, layers=[2], out=out)
+    call(**kw)
+    call(**kw)
+    assert len(trained) == 1
+    call(**{**kw, **change})
+    assert len(trained) == 2 and len(read_records(out)) == 2
+    if "layer_learning_rates" not in change:
+        with pytest.raises(ValueError, match="records of several sweeps"):
+            plot_information_curves(read_records(out))
+
+
+def test_a_record_has_its_provenance(curves_of, tmp_path):
+    """A record has its provenance, and other data make another curve."""
+    call, trained = curves_of
+    out = tmp_path / "i.jsonl"
+    kw = dict(prompt_layers=[1], seeds=1, layers=[2], out=out)
+    (r,) = call(**kw)
+    assert (r["schema"], r["status"], r["losses"], r["digests"]["weights"]) == (
+        SCHEMA_VERSION,
+        "done",
+        [2.0, 1.0],
+        "of the weights",
+    )
+    assert (
+        r["digests"]["data"] == small_task(train=64).digest()
+        and r["versions"]
+        and r["provenance"]["started_at"]
+    )
+    out.write_text(json.dumps({**r, "digests": {**r["digests"], "data": "another"}}) + "\n")
+    call(**kw)
+    assert len(trained) == 2
+
+
+@pytest.mark.parametrize("cut", [0, 30])
+def test_a_curve_cut_short_is_not_done(curves_of, tmp_path, cut):
+    """Where lines are missing or cut, only the missing layers are probed again."""
+    call, trained = curves_of
+    out = tmp_path / "i.jsonl"
+    kw = dict(prompt_layers=[1], seeds=1, out=out)
+    whole = call(**kw)
+    lines = out.read_text().splitlines(True)
+    out.write_text("".join(lines[:1]) if not cut else "".join(lines)[:-cut])
+    again = call(**kw)
+    timeless = [[{**r, "provenance": None} for r in rs] for rs in (again, whole)]
+    assert (
+        timeless[0] == timeless[1]
+        and sorted(r["layer"] for r in read_records(out)) == [1, 2, 3]
+        and len(trained) == 2
+    )
+    assert call(**{**kw, "layers": [3, 1]}) == [again[2], again[0]] and len(trained) == 2
+
+
+def test_a_curve_whose_run_diverges_leaves_a_record(curves_of, monkeypatch, tmp_path):
+    """Other runs continue, a second call trains nothing; if all diverge, the error is raised."""
+    call, trained = curves_of
+    train = Experiment.fit
+    out = tmp_path / "i.jsonl"
+
+    def wild(self):
+        if self.cfg.get("layer") == 1:
+            trained.append("wild")
+            raise FloatingPointError("the loss is not finite: lower the learning rate")
+        return train(self)
+
+    monkeypatch.setattr(Experiment, "fit", wild)
+    for _ in range(2):
+        records = call(prompt_layers=[1, 2], seeds=1, out=out)
+        assert {r["prompt_layer"] for r in records} == {2} and trained == ["wild", (2, 0, 0.2)]
+    lost, *done = read_records(out)
+    assert lost["status"] == "diverged" and lost["prompt_layer"] == 1 and len(done) == 3
+    assert plot_information_curves(read_records(out)).get_legend_handles_labels()[1] == [
+        "prompt at layer 2"
+    ]
+    with pytest.raises(FloatingPointError, match="lower the learning rate"):
+        call(prompt_layers=[1], seeds=1, out=out)

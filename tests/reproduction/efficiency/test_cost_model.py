@@ -10,7 +10,7 @@ from idp_tutorial.assembly.config import RunOptions
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.efficiency.cost_model import (
     KEY_VALUE_SHARE,
     LPT_BACKBONE_LAYERS,

@@ -10,7 +10,7 @@ from torch import nn
 
 from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.backbones.load import FULL_SCALE_CONFIGS
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.efficiency.parameter_counts import (
     COUNT_ONLY_CONFIGS,
     count_all_parameters,

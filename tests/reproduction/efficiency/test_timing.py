@@ -1,16 +1,47 @@
-"""Timing in turns with a simulated clock, memory, and a simulated GPU."""
+"""Timing in turns with a simulated clock, memory, and a simulated GPU.
 
+Times of methods through `fit`. No test depends on a measured time.
+
+Times and memory of the implementations of PHM layers.
+"""
+
+import json
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+from small import backbone
+from timings import as_it_was, replace_fit, state, tiny_base
 
+from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.cli import bench as bench
+from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.methods.phm import PHMLinear
 from idp_tutorial.reproduction.efficiency import timing
+from idp_tutorial.reproduction.efficiency import timing as turns
+from idp_tutorial.reproduction.efficiency.cost_model import (
+    KEY_VALUE_SHARE,
+    compare_published_speeds,
+    ideal_speed_up,
+)
 from idp_tutorial.reproduction.efficiency.timing import (
+    BENCHMARK_PROMPT_LENGTHS,
+    PHM_IMPLEMENTATIONS,
+    SCALING_VALUES,
+    BenchmarkVariant,
+    _LiveTensorMemory,
+    benchmark_methods,
+    list_benchmark_variants,
+    make_benchmark_config,
+    make_timing_task,
     measure_peak_memory,
+    measure_phm,
+    plot_scaling,
     summarize_times,
     time_functions,
+    time_scaling,
     tokens_per_ms,
 )
 
@@ -155,3 +186,415 @@ def test_no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="sees no GPU.*cpu"):
         time_functions({"a": int}, device="cuda")
+
+
+FAMILY = ("roberta", "bert", "gpt2", "deberta")
+
+
+ROW = {
+    "method",
+    "layer",
+    "cached",
+    "prompt_length",
+    "refused",
+    "ms",
+    "spread",
+    "ratio",
+    "tokens_per_ms",
+    "ideal",
+    "share",
+    "mb",
+    "saved",
+    "paper",
+    "paper_saved",
+    "weights_dtype",
+}
+
+
+@pytest.mark.parametrize("template", [None, "code"])
+@pytest.mark.parametrize("family", ["roberta", "gpt2"])
+def test_texts_have_the_wanted_length(family, template):
+    bb = backbone(family)
+    task = make_timing_task(5, 30)
+    assert {s: len(r) for s, r in task.splits.items()} == dict(train=5, validation=1, test=1)
+    texts = task.encode(task.splits["train"], bb.tokenizer, 30, template)
+    assert (
+        {len(e["input_ids"]) for e in texts} == {30}
+        and len({tuple(e["input_ids"]) for e in texts}) == 5
+        and {e["label"] for e in texts} == {0, 1}
+    )
+    assert make_timing_task(5, 30).splits == task.splits
+
+
+def test_variants():
+    v = list_benchmark_variants(
+        [
+            "lpt-npg",
+            "head-only",
+            "adapterdrop",
+            "prompt-tuning",
+            "lpt-npg",
+            "m-idpg-phm",
+            "m-idpg-phm-glove",
+        ],
+        24,
+        [6, 18],
+    )
+    assert [o[:3] for o in v] == [
+        ("fine-tuning", None, False),
+        ("lpt-npg", 6, False),
+        ("lpt-npg", 6, True),
+        ("lpt-npg", 18, False),
+        ("lpt-npg", 18, True),
+        ("head-only", None, False),
+        ("head-only", None, True),
+        ("adapterdrop", 12, False),
+        ("adapterdrop", 12, True),
+        ("prompt-tuning", None, False),
+        ("m-idpg-phm", None, False),
+        ("m-idpg-phm", None, True),
+        ("m-idpg-phm-glove", None, False),
+    ]
+    assert [o.layer for o in list_benchmark_variants(["lpt"], 24, cached=False)[1:]] == [
+        6,
+        12,
+        18,
+    ] and list_benchmark_variants([], 3) == [BenchmarkVariant("fine-tuning")]
+    assert [(o.layer, o.cached) for o in list_benchmark_variants(["id-spam"], 3, [0])[1:]] == [
+        (0, False)
+    ]  # nothing lies below
+    assert [o.layer for o in list_benchmark_variants(["lpt"], 1, cached=False)[1:]] == [0]
+
+
+def test_lengths_are_the_papers():
+    assert (
+        BENCHMARK_PROMPT_LENGTHS["prompt-tuning"],
+        BENCHMARK_PROMPT_LENGTHS["p-tuning-v2"],
+        BENCHMARK_PROMPT_LENGTHS["s-idpg-phm"],
+        BENCHMARK_PROMPT_LENGTHS["lpt-npg"],
+        BENCHMARK_PROMPT_LENGTHS["lpt-appg"],
+    ) == (20, 20, 5, 5, 10) and BENCHMARK_PROMPT_LENGTHS.keys() <= METHODS.keys()
+
+
+@pytest.fixture
+def fits(monkeypatch):
+    return replace_fit(monkeypatch)
+
+
+def test_turns_ratios_and_warm_up(fits, messages):
+    seen, times = fits
+    times.update(
+        {
+            "fine-tuning": [999.0, 30, 60, 90],
+            "lora": [999.0, 10, 30, 20],
+            "head-only": [999.0, 1, 2, 3],
+        }
+    )
+    rows = benchmark_methods(
+        backbone(),
+        list_benchmark_variants(["lora", "head-only"], 3, cached=False),
+        make_benchmark_config(backbone(), 2, 24),
+        repeats=3,
+    )
+    assert [c.method for c in seen] == ["fine-tuning", "lora", "head-only"] * 4 and messages == [
+        "warmed up",
+        "round 1 of 3",
+        "round 2 of 3",
+        "round 3 of 3",
+    ]
+    # of 30/10, 60/30, 90/20 the middle one
+    assert [r["ms"] for r in rows] == [60, 20, 2] and [r["ratio"] for r in rows] == [1, 3, 30]
+    assert [r["saved"] for r in rows] == [0, 0.75, 0.75] and rows[1]["tokens_per_ms"] == 2 * 24 / 20
+    assert (
+        all((c.steps, c.max_len, c.pooling) == (3, 24, "cls") for c in seen)
+        and len({c.cache_dir for c in seen}) == 1
+    )
+
+
+def test_rows_beside_model_and_paper(fits, monkeypatch):
+    monkeypatch.setattr(turns, "build_model", lambda cfg, bb, task: None)
+    bb = load_backbone("roberta-large", weights="meta")
+    rows = benchmark_methods(
+        bb,
+        list_benchmark_variants(
+            ["prompt-tuning", "lpt-npg", "adapterdrop", "head-only", "m-idpg-phm"], 24, [6, 12, 13]
+        ),
+        make_benchmark_config(bb, 4, 64),
+        repeats=1,
+        warmup=0,
+    )
+    by_variant = {(r["method"], r["layer"], r["cached"]): r for r in rows}
+    assert (
+        set(rows[0]) == ROW
+        and by_variant["fine-tuning", None, False]["paper"] == 1
+        and by_variant["fine-tuning", None, False]["prompt_length"] is None
+    )
+    p = compare_published_speeds().set_index(["backbone", "method"])
+    assert np.isclose(
+        by_variant["prompt-tuning", None, False]["paper"], 16.9 / 11.6
+    ) and np.isclose(by_variant["prompt-tuning", None, False]["paper_saved"], 1 - 17.8 / 23.5)
+    assert (
+        np.isclose(by_variant["lpt-npg", 12, False]["paper"], 2)
+        and np.isclose(by_variant["lpt-npg", 6, False]["paper"], 18.5 / 11.6)
+        and np.isclose(by_variant["adapterdrop", 12, False]["paper"], 21.6 / 11.6)
+    )
+    assert (
+        all(
+            by_variant[k]["paper"] is None
+            for k in (("lpt-npg", 12, True), ("lpt-npg", 13, False), ("m-idpg-phm", None, False))
+        )
+        and len(p) == 28
+    )
+    r = by_variant["lpt-npg", 12, True]
+    last = KEY_VALUE_SHARE if bb.supports_single_position else 1.0
+    assert (
+        np.isclose(
+            r["ideal"],
+            ideal_speed_up(
+                "lpt-npg", 24, 12, True, prompt_length=5, T=64, d=1024, last_layer_share=last
+            ),
+        )
+        and np.isclose(r["share"], r["ratio"] / r["ideal"])
+        and r["prompt_length"] == 5
+    )
+    # nothing is left to do
+    assert (
+        by_variant["head-only", None, True]["ideal"] is None
+        and by_variant["head-only", None, True]["share"] is None
+    )
+
+
+def test_a_family_that_cannot_take_a_method(fits, monkeypatch):
+    def refuse(options, bb, cfg):
+        raise ValueError("not on this one")
+
+    monkeypatch.setattr(METHODS["lora"].config_class, "plan", refuse)
+    bb = backbone()
+    rows = benchmark_methods(
+        bb,
+        list_benchmark_variants(["lora", "bitfit"], 3),
+        make_benchmark_config(bb, 2, 24),
+        repeats=2,
+    )
+    assert (
+        [r["refused"] for r in rows] == [None, "not on this one", None]
+        and "ms" not in rows[1]
+        and rows[2]["ms"] == 10
+    )
+    monkeypatch.setattr(METHODS["fine-tuning"].config_class, "plan", refuse)
+    with pytest.raises(ValueError, match="not on this one"):
+        benchmark_methods(
+            bb, list_benchmark_variants(["bitfit"], 3), make_benchmark_config(bb, 2, 24), repeats=1
+        )  # no yardstick
+
+
+@pytest.mark.parametrize("method", ["fine-tuning", "lora", "adapter", "bitfit"])
+def test_an_interrupted_turn_gives_the_backbone_back(method, monkeypatch):
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    bb = backbone()
+    before = state(bb)
+    monkeypatch.setattr(turns, "fit", stop)
+    with pytest.raises(KeyboardInterrupt):
+        benchmark_methods(
+            bb, [BenchmarkVariant(method)], make_benchmark_config(bb, 2, 24), repeats=1
+        )
+    assert as_it_was(bb, before)
+
+
+SOME = ["prompt-tuning", "p-tuning-v2", "s-idpg-phm", "lpt-npg", "id-spam", "lora", "adapterdrop"]
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_every_method_is_timed(family):
+    bb = backbone(family, max_position_embeddings=258) if family != "bert" else backbone(family)
+    before = state(bb)
+    plan = list_benchmark_variants(METHODS if family == "roberta" else SOME, 3, [1])
+    rows = benchmark_methods(bb, plan, tiny_base(bb), repeats=1, warmup=0)
+    assert [(r["method"], r["layer"], r["cached"], r["weights_dtype"]) for r in rows] == plan
+    assert all(r["refused"] is None and r["ms"] > 0 and r["ratio"] > 0 for r in rows)
+    assert as_it_was(bb, before) and json.loads(json.dumps(rows)) == rows
+    mb = {r["method"]: r["mb"] for r in rows}
+    weights = sum(p.numel() for p in bb.model.parameters()) * 4e-6
+    assert (
+        all(v > weights for v in mb.values())
+        and mb["fine-tuning"] == max(mb[m] for m in [*SOME, "fine-tuning"])
+        and rows[0]["saved"] == 0
+        and rows[0]["ratio"] == 1
+    )
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_cached_variants_really_go_on_from_states(cached, monkeypatch):
+    bb = backbone()
+    started = set()
+    inner = turns.fit
+
+    def fit(model, task, cfg):
+        context = model.compute_context
+
+        def watched(batch):
+            if model.training:
+                started.add((cfg.method, "hidden_states" in batch, "sentence" in batch))
+            return context(batch)
+
+        model.compute_context = watched
+        return inner(model, task, cfg)
+
+    monkeypatch.setattr(turns, "fit", fit)
+    benchmark_methods(
+        bb,
+        [
+            BenchmarkVariant("fine-tuning"),
+            BenchmarkVariant("lpt-npg", 2, cached),
+            BenchmarkVariant("s-idpg-phm", None, cached),
+        ],
+        tiny_base(bb),
+        repeats=1,
+        warmup=0,
+    )
+    assert started == {
+        ("fine-tuning", False, False),
+        ("lpt-npg", cached, False),
+        ("s-idpg-phm", False, cached),
+    }
+
+
+def test_a_verbalizer_head():
+    bb = backbone()
+    rows = benchmark_methods(
+        bb,
+        list_benchmark_variants(["prompt-tuning", "lpt-npg"], 3, [1]),
+        tiny_base(bb, head="verbalizer"),
+        repeats=1,
+        warmup=0,
+    )
+    assert len(rows) == 4 and all(r["ms"] > 0 for r in rows)
+
+
+@pytest.mark.parametrize(
+    "axis,values,check",
+    [
+        ("prompt_length", [2, 9], lambda c, v: c.get("prompt_length") == v),
+        ("length", [16, 40], lambda c, v: c.max_len == v),
+        ("batch", [1, 3], lambda c, v: c.batch_size == v),
+        ("depth", [0, 2], lambda c, v: c.get("layer") == v),
+    ],
+)
+def test_one_thing_grows(axis, values, check, fits):
+    bb = backbone()
+    rows = time_scaling(
+        axis,
+        bb,
+        make_benchmark_config(bb, 2, 24),
+        ["lpt-npg", "prompt-tuning"],
+        values,
+        repeats=1,
+        warmup=0,
+    )
+    seen, _ = fits
+    assert all(check(c, r["value"]) for c, r in zip(seen, rows) if c.method == "lpt-npg") and {
+        r["grow"] for r in rows
+    } == {axis}
+    late = [(r["value"], r["cached"]) for r in rows if r["method"] == "lpt-npg"]
+    assert late == (
+        [(0, False), (2, False), (2, True)]
+        if axis == "depth"
+        else [(v, c) for v in values for c in (False, True)]
+    )
+    assert {r["method"] for r in rows} == {
+        "fine-tuning",
+        "lpt-npg",
+        *(() if axis == "depth" else ("prompt-tuning",)),
+    }
+    assert {c.max_len for c in seen} == (set(values) if axis == "length" else {24}) and {
+        c.batch_size for c in seen
+    } == (set(values) if axis == "batch" else {2})
+
+
+def test_depth_goes_through_the_whole_model(fits):
+    bb = backbone()
+    rows = time_scaling("depth", bb, make_benchmark_config(bb, 2, 24), repeats=1, warmup=0)
+    assert [r["value"] for r in rows if not r["cached"] and r["method"] == "lpt-npg"] == [0, 1, 2]
+
+
+def test_plot_of_growth(capsys):
+    assert plot_scaling([]) is None and capsys.readouterr().out
+    plot_scaling([dict(method="lora", ms=1.0)])
+    out = capsys.readouterr().out  # rows of another kind are no growth
+    assert all(
+        f"idp bench --backbone roberta-large --grow {w} --out results/" in out
+        for w in SCALING_VALUES
+    )
+
+    def row(w, m, v):
+        return dict(grow=w, value=v, method=m, cached=False, ms=1.0, ratio=v / 10, ideal=v / 20)
+
+    fig = plot_scaling(
+        [
+            row(w, m, v)
+            for w in ("prompt_length", "batch")
+            for m in ("fine-tuning", "lpt-npg")
+            for v in (8, 2, 4)
+        ]
+    )
+    assert [ax.get_xlabel() for ax in fig.axes] == ["prompt length $t$", "batch size"]
+    dots, line = fig.axes[0].lines
+    assert (
+        dots.get_marker() == "o"
+        and [*dots.get_xdata()] == [2, 4, 8]
+        and np.allclose(dots.get_ydata(), (0.2, 0.4, 0.8))
+        and np.allclose(line.get_ydata(), (0.1, 0.2, 0.4))
+        and len(fig.axes[0].lines) == 2
+    )
+    plt.close(fig)
+
+
+def test_all_implementations_are_the_same_function():
+    layer = PHMLinear(8, 12, 4).double()
+    x = torch.randn(3, 8).double()
+    expected = x @ layer.weight + layer.bias  # test_phm.py checks it entry by entry
+    for way in ("auto", "factored", "materialised", "idpg", "compacter"):
+        torch.testing.assert_close(PHM_IMPLEMENTATIONS[way](layer, x), expected)
+
+
+def test_memory_is_that_of_live_tensors():
+    w = torch.ones(100, 50, requires_grad=True)
+    with _LiveTensorMemory() as memory:
+        a = w.T[:3] * 2
+        b = a.t()
+        del a, b
+    assert (memory.live_bytes, memory.peak_bytes) == (
+        0,
+        3 * 100 * 4,
+    )  # views are free, what was there before too
+    with _LiveTensorMemory() as memory:
+        (w.exp() + 1).sum().backward()
+    assert memory.live_bytes == w.grad.nbytes + 0 and memory.peak_bytes >= 2 * w.nbytes
+
+
+def test_each_implementation_is_measured_and_written(tmp_path):
+    file = tmp_path / "phm.jsonl"
+    records = measure_phm(
+        file, d=256, t=2, bottlenecks=(32,), kronecker_terms=(4, 3), batch_sizes=(1, 4), repeats=3
+    )
+    assert records == [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(r["n"], r["batch"], r["way"]) for r in records] == [
+        (4, R, w) for R in (1, 4) for w in PHM_IMPLEMENTATIONS
+    ]  # 3 does not divide
+    r = {x["way"]: x for x in records if x["batch"] == 1}
+    assert all(
+        x["forward_ms"] > 0
+        and x["backward_ms"] > 0
+        and x["turns"] == 3
+        and x["peak_mb"] >= x["kept_mb"] >= 0
+        for x in records
+    )
+    # IDPG's code stores n matrices (both layers), the materialised path one, the factored path none
+    W = (256 * 32 + 32 * 512) * 4 / 1e6
+    assert (
+        r["factored"]["kept_mb"] < 0.5 * W < W <= r["materialised"]["kept_mb"] < 1.5 * W
+        and 4 * W <= r["idpg"]["kept_mb"] < 4.5 * W
+    )
+    assert r["compacter"]["peak_mb"] > 4 * 32 * 512 * 4 / 1e6

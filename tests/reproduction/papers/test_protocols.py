@@ -5,8 +5,8 @@ from small import backbone, batch_of, small_task
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.methods.method import CONTROL_METHODS
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.methods.method_registry import CONTROL_METHODS
 from idp_tutorial.reproduction.papers import protocols as P
 from idp_tutorial.reproduction.papers import reproduce as R
 from idp_tutorial.reproduction.papers.published_scores import (

@@ -13,8 +13,8 @@ from idp_tutorial.backbones.sizes import FULL_SCALE_CONFIGS
 from idp_tutorial.cli.main import load_command
 from idp_tutorial.cli.reproduce import reproduce_command
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.methods.method import CONTROL_METHODS
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.methods.method_registry import CONTROL_METHODS
 from idp_tutorial.reproduction.analysis import paper_figures as figures
 from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
 from idp_tutorial.reproduction.papers import protocols as P
@@ -535,8 +535,8 @@ def test_a_choice_at_the_edge_of_a_grid_is_recorded(monkeypatch):
     from idp_tutorial.assembly.config import RunConfig
     from idp_tutorial.cli.commands import parse_floats
     from idp_tutorial.runs.experiment import Experiment
+    from idp_tutorial.runs.learning_rate_search import tune_learning_rate
     from idp_tutorial.runs.record import build_record
-    from idp_tutorial.runs.tune import tune_learning_rate
     from idp_tutorial.training.fit import TrainLog
 
     best = {}

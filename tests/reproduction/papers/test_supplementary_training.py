@@ -19,7 +19,7 @@ from idp_tutorial.reproduction.papers.supplementary_training import (
     run_supplementary_training,
 )
 from idp_tutorial.runs.experiment import Experiment, run_experiment
-from idp_tutorial.saving.first_stage import load_first_stage
+from idp_tutorial.saving.prompt_files import load_first_stage
 from idp_tutorial.training.cache import cache_states
 from idp_tutorial.training.fit import fit
 

@@ -15,9 +15,9 @@ from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
-from idp_tutorial.reproduction.papers import label_maps as L
+from idp_tutorial.reproduction.papers import transfer as L
+from idp_tutorial.reproduction.papers import transfer as R
 from idp_tutorial.reproduction.papers import transfer as T
-from idp_tutorial.reproduction.papers import transfer_comparison as R
 from idp_tutorial.runs.contrasts import (
     estimate_contrast,
     has_per_example_results,

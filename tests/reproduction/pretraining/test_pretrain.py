@@ -1,4 +1,9 @@
-"""Pretraining: tokenizer, windows, masks, losses; a resumed run equals an uninterrupted one."""
+"""Pretraining: tokenizer, windows, masks, losses; a resumed run equals an uninterrupted one.
+
+Checkpoints of pretraining: the same state after reading, and refusals of other runs.
+
+AdamW in float32 for a model in half precision, and its schedule.
+"""
 
 import hashlib
 from dataclasses import replace
@@ -6,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_model
 from small import call_with_messages
 
 from idp_tutorial.backbones.load import find_local_backbone, load_backbone
@@ -13,16 +19,21 @@ from idp_tutorial.core.loop import run_layers
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.reproduction.pretraining import language_modelling
 from idp_tutorial.reproduction.pretraining import pretrain as pretraining
-from idp_tutorial.reproduction.pretraining.corpus import (
-    encode_stream,
-    train_tokenizer,
+from idp_tutorial.reproduction.pretraining.corpus import encode_stream, train_tokenizer
+from idp_tutorial.reproduction.pretraining.language_modelling import create_language_model
+from idp_tutorial.reproduction.pretraining.pretrain import (
+    MasterWeightOptimizer,
+    PretrainConfig,
+    find_weights_file,
+    load_initial_weights,
+    load_master_weights,
+    load_pretraining_checkpoint,
+    pretrain,
+    save_backbone,
+    write_pretraining_checkpoint,
 )
-from idp_tutorial.reproduction.pretraining.language_modelling import (
-    create_language_model,
-)
-from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig, pretrain, save_backbone
 from idp_tutorial.utils import tensor_files
-from idp_tutorial.utils.durable import read_manifest
+from idp_tutorial.utils.digests import read_manifest, write_manifest
 from idp_tutorial.utils.records import read_records
 from idp_tutorial.utils.tensor_files import write_snapshot
 
@@ -344,3 +355,128 @@ def test_a_damaged_file_of_a_saved_backbone_is_named(tmp_path):
             load_backbone(str(tmp_path / "b"))
         (tmp_path / "b" / file).write_bytes(original)
     load_backbone(str(tmp_path / "b"))
+
+
+CFG_of_checkpoints = PretrainConfig(d=32, n_layers=1, steps=4, dtype="float32")
+LOG = [dict(step=2, lm=3.5)]
+
+
+def masters(seed, width=3):
+    torch.manual_seed(seed)
+    optimizer = MasterWeightOptimizer([torch.nn.Linear(width, width)], CFG_of_checkpoints)
+    optimizer.model_parameters[0].sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def test_a_checkpoint_restores_weights_moments_schedule_and_log(tmp_path):
+    saved = masters(0)
+    assert load_pretraining_checkpoint(tmp_path, CFG_of_checkpoints, masters(1)) == (0, [])
+    write_pretraining_checkpoint(tmp_path, CFG_of_checkpoints, saved, 2, LOG)
+    (tmp_path / "log.jsonl").unlink()  # the run was killed before it wrote this file
+    loaded = masters(1)
+    assert load_pretraining_checkpoint(tmp_path, CFG_of_checkpoints, loaded) == (2, LOG)
+    assert str(loaded.state_dict()) == str(saved.state_dict())
+    assert torch.equal(loaded.model_parameters[0], saved.master_parameters[0])
+    assert read_records(tmp_path / "log.jsonl")[0]["lm"] == 3.5
+    with pytest.raises(ValueError, match="holds another run .lr was .* and is now 0.5.*"):
+        load_pretraining_checkpoint(tmp_path, replace(CFG_of_checkpoints, lr=0.5), loaded)
+
+
+def test_another_run_starts_from_the_weights_only(tmp_path):
+    saved = masters(0)
+    cfg = replace(CFG_of_checkpoints, init_from=str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint in init_from="):
+        load_master_weights(masters(1), cfg)
+    write_pretraining_checkpoint(tmp_path, CFG_of_checkpoints, saved, 2, LOG)
+    other = masters(1)
+    moments = str(other.state_dict()["optimizer"])
+    load_master_weights(other, cfg)
+    assert torch.equal(other.master_parameters[0], saved.master_parameters[0])
+    assert str(other.state_dict()["optimizer"]) == moments
+    with pytest.raises(ValueError, match="is a run of another shape"):
+        load_master_weights(masters(1, width=4), cfg)
+
+
+def test_weights_of_a_backbone_are_used_if_intact_and_of_the_same_shape(tmp_path):
+    cfg = replace(CFG_of_checkpoints, init_from=str(tmp_path))
+    model = create_language_model(20, 32, 1)
+    assert find_weights_file(str(tmp_path)) is None
+    save_model(model, tmp_path / "model.safetensors")
+    file = find_weights_file(str(tmp_path))
+    other = create_language_model(20, 32, 1)
+    load_initial_weights(other, file, cfg)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor)
+    with pytest.raises(ValueError, match="is a model of another shape"):
+        load_initial_weights(create_language_model(20, 32, 2), file, cfg)
+    write_manifest(tmp_path)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="model.safetensors is damaged or missing: .* Download or"):
+        load_initial_weights(other, file, cfg)
+    (tmp_path / "SHA256SUMS").unlink()
+    with pytest.raises(ValueError, match="model.safetensors is damaged .*Download or save"):
+        load_initial_weights(other, file, cfg)
+    write_pretraining_checkpoint(tmp_path, CFG_of_checkpoints, masters(0), 2, LOG)
+    assert find_weights_file(str(tmp_path)) is None  # the folder of a pretraining run
+
+
+def test_the_optimizer_is_adamw_in_float32():
+    torch.manual_seed(0)
+    net = torch.nn.Linear(8, 8)
+    twin = torch.nn.Linear(8, 8)
+    twin.load_state_dict(net.state_dict())
+    cfg = PretrainConfig(lr=1e-2, warmup=2, steps=10, dtype="float32")
+    m = MasterWeightOptimizer([net], cfg)
+    opt = torch.optim.AdamW(
+        [dict(params=[twin.weight], weight_decay=0.01), dict(params=[twin.bias], weight_decay=0.0)],
+        betas=(0.9, 0.98),
+        eps=1e-6,
+    )
+    for s in range(4):
+        x = torch.randn(4, 8)
+        for o in opt.param_groups:
+            o["lr"] = 1e-2 * min((s + 1) / 2, 1.0, (10 - s) / 6)
+        for n, step in (
+            (net, m.step),
+            (
+                twin,
+                lambda: (
+                    torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0),
+                    opt.step(),
+                    opt.zero_grad(),
+                ),
+            ),
+        ):
+            n(x).square().sum().backward()
+            step()
+    torch.testing.assert_close(net.weight, twin.weight)
+    torch.testing.assert_close(net.bias, twin.bias)
+
+
+def test_master_weights_take_steps_that_half_precision_would_round_away():
+    net = torch.nn.Linear(4, 4, bias=False)
+    torch.nn.init.ones_(net.weight)
+    m = MasterWeightOptimizer([net], PretrainConfig(lr=1e-4, warmup=1, steps=100))
+    for _ in range(60):
+        net(torch.ones(1, 4, dtype=torch.bfloat16)).float().sum().backward()
+        m.step()
+    # 60 steps of 1e-4; one alone rounds away
+    assert (
+        net.weight.dtype == torch.bfloat16
+        and m.master_parameters[0].dtype == torch.float32
+        and (m.master_parameters[0] < 0.996).all()
+    )
+    assert (net.weight < 1).all()
+
+
+def test_the_learning_rate_warms_up_and_decays():
+    cfg = PretrainConfig(lr=3e-3, warmup=4, steps=12)
+    m = MasterWeightOptimizer([create_language_model(20, 32, 1)], cfg)
+    lrs = []
+    for _ in range(12):
+        lrs.append(m.optimizer.param_groups[0]["lr"])
+        m.optimizer.step()
+        m.lr_scheduler.step()
+    assert lrs == pytest.approx([cfg.lr * min((s + 1) / 4, 1, (12 - s) / 7.2) for s in range(12)])
+    assert [g["weight_decay"] for g in m.optimizer.param_groups] == [0.01, 0.0]

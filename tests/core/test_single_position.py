@@ -3,8 +3,8 @@
 import pytest
 from small_layers import backbone, d, make_batch, refused, resume, same, static
 
-from idp_tutorial.core.fast import run_for_position
 from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.single_position import run_for_position
 from idp_tutorial.core.steps import Insert, KeyValue
 
 

@@ -1,11 +1,11 @@
 """Notes of the folders of backbones: a hint that is ignored if it is missing, damaged or old."""
 
-from idp_tutorial.saving import backbone_paths
-from idp_tutorial.saving.backbone_paths import recall_backbone_path, remember_backbone_path
+from idp_tutorial.saving import descriptions
+from idp_tutorial.saving.descriptions import recall_backbone_path, remember_backbone_path
 
 
 def test_the_last_folder_of_some_weights_is_remembered(tmp_path, monkeypatch):
-    monkeypatch.setattr(backbone_paths, "path_notes_folder", lambda: tmp_path / "notes")
+    monkeypatch.setattr(descriptions, "path_notes_folder", lambda: tmp_path / "notes")
     for name in "ab":
         (tmp_path / name).mkdir()
         remember_backbone_path("0123abcd", tmp_path / name)
@@ -19,6 +19,6 @@ def test_the_last_folder_of_some_weights_is_remembered(tmp_path, monkeypatch):
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(backbone_paths, "path_notes_folder", lambda: tmp_path / "file")
+    monkeypatch.setattr(descriptions, "path_notes_folder", lambda: tmp_path / "file")
     remember_backbone_path("0123abcd", tmp_path)
     assert recall_backbone_path("0123abcd") is None

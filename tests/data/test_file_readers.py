@@ -9,7 +9,7 @@ import sys
 import pytest
 from datasets import Dataset
 
-from idp_tutorial.data.reading import (
+from idp_tutorial.data.file_readers import (
     detect_format,
     iterate_lines,
     iterate_rows,
@@ -302,7 +302,7 @@ def test_a_folder_is_not_a_file(tmp_path):
 
 def test_lines_have_a_maximum_length(tmp_path, monkeypatch):
     """A device that never ends a line does not fill the memory."""
-    monkeypatch.setattr("idp_tutorial.data.reading._MAX_LINE_BYTES", 8)
+    monkeypatch.setattr("idp_tutorial.data.file_readers._MAX_LINE_BYTES", 8)
     file = tmp_path / "x.txt"
     file.write_bytes(b"short\n1234567\n")
     assert [text for _, text in iterate_lines(file)] == ["short\n", "1234567\n"]

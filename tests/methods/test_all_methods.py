@@ -17,7 +17,7 @@ from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 
 FAMILY = ("roberta", "bert", "gpt2", "deberta")
 HEADS = ("classification", "verbalizer")

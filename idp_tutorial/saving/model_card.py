@@ -17,7 +17,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from idp_tutorial.backbones.fetch import BACKBONE_SOURCES
 from idp_tutorial.backbones.load import BACKBONE_HUB_NAMES
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 
 __all__ = ["wilson_interval", "build_model_card"]
 

@@ -22,7 +22,7 @@ from idp_tutorial.methods import (  # noqa: F401 (each registers its methods)
     shadow,
     smop_dept,
 )
-from idp_tutorial.methods.method import METHODS, MethodConfig, register
+from idp_tutorial.methods.method_registry import METHODS, MethodConfig, register
 
 __all__ = ["METHODS", "register", "HeadOnlyConfig", "late_prompt_methods", "methods_with_head"]
 

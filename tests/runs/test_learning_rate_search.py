@@ -4,17 +4,17 @@ import pytest
 from small import config, small_task, without_times
 
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.runs.compare import compare_methods
 from idp_tutorial.runs.experiment import Experiment, run_experiment
-from idp_tutorial.runs.record import build_record
-from idp_tutorial.runs.tune import (
+from idp_tutorial.runs.learning_rate_search import (
     choose_head_learning_rate,
     choose_learning_rate,
     extend_learning_rate_grid,
     try_learning_rates,
     tune_learning_rate,
 )
+from idp_tutorial.runs.record import build_record
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.records import read_records
 

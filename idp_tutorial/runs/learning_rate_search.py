@@ -20,15 +20,14 @@ from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.methods.registry import METHODS
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.runs.experiment import Experiment
-from idp_tutorial.runs.record import make_fingerprint, run_digests
-from idp_tutorial.runs.store import RunStore
+from idp_tutorial.runs.record import RunStore, make_fingerprint, run_digests
 from idp_tutorial.training.evaluation import find_best_evaluation
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.checks import DivergenceError
-from idp_tutorial.utils.durable import folder_lock
-from idp_tutorial.utils.process_state import process_state
+from idp_tutorial.utils.durable_files import folder_lock
+from idp_tutorial.utils.process import process_state
 
 __all__ = [
     "MAX_EXTRA_LEARNING_RATES",

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from idp_tutorial.data.reading import parse_json
+from idp_tutorial.data.file_readers import parse_json
 from idp_tutorial.data.rows import require_nonempty_text
 from idp_tutorial.serving.multitask import MultiTaskModel
 from idp_tutorial.utils.checks import (

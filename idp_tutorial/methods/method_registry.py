@@ -153,7 +153,7 @@ class Method:
         return self.insertion_point in ("middle", "upper weights")
 
 
-METHODS: dict[str, Method] = {}  # filled by `register`; `methods.registry` imports all of them
+METHODS: dict[str, Method] = {}  # filled by `register`; `methods.all_methods` imports all of them
 CONTROL_METHODS: dict[str, Method] = {}  # the methods of kind 'control'
 # iterates over the methods, then over the controls
 ALL_METHODS: Mapping[str, Method] = ChainMap(CONTROL_METHODS, METHODS)

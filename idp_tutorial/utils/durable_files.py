@@ -5,8 +5,8 @@ Everything that the package writes goes through this module.
 A file is replaced in three steps: the new content is written beside it under a unique name,
 brought to the disk, and renamed. The folder is brought to the disk too, so that after a power
 cut either the old file or the new one is there. A reader never sees half a file. What is read
-again is compared with a digest: that of a line of records, or that of a file in the manifest of
-its folder.
+again is compared with a digest: that of a line of records (`utils.records`), or that of a file in
+the manifest of its folder (`utils.digests`).
 
 Two commands that write the same file of records would write every record twice, and of two
 checkpoints in one folder the later one would win. So every writer takes a lock first. The
@@ -16,7 +16,6 @@ without such locks, `filelock` writes the process and the host into the file, an
 that process is gone.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -26,9 +25,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,7 +35,6 @@ from filelock import FileLock, Timeout
 from idp_tutorial.utils.checks import UserError
 
 __all__ = [
-    "MANIFEST_NAME",
     "cache_folder",
     "move_into_place",
     "open_atomically",
@@ -45,18 +42,10 @@ __all__ = [
     "remove_stale_part_files",
     "folder_lock",
     "file_lock",
-    "compute_digest",
-    "file_digest",
-    "dump_record",
-    "load_record",
     "repair_last_line",
     "append_line",
-    "write_manifest",
-    "read_manifest",
-    "find_damaged_file",
-    "require_intact_files",
-    "asset_path",
 ]
+
 
 logger = logging.getLogger(__name__)
 
@@ -232,45 +221,6 @@ def file_lock(
 # --- lines of records
 
 
-def compute_digest(chunks: Iterable) -> str:  # 16 hexadecimal digits
-    """Return the BLAKE2b digest of byte strings, one after the other."""
-    h = hashlib.blake2b(digest_size=8)
-    for chunk in chunks:
-        h.update(chunk)
-    return h.hexdigest()
-
-
-_DIGEST_PATTERN = re.compile(r"[0-9a-f]{16}")
-
-
-def dump_record(record: dict) -> str:
-    """Return a record as a line of JSON that contains its digest."""
-    text = json.dumps(record)
-    return json.dumps({**json.loads(text), "digest": compute_digest([text.encode()])})
-
-
-def load_record(line: str) -> dict:
-    """Return the record in a line of JSON, without its digest.
-
-    Raises: `ValueError` for a line that is not an object, or that was changed after it was written.
-    """
-    try:
-        record = json.loads(line)
-    except RecursionError:
-        raise UserError("its brackets are nested too deeply") from None
-    if not isinstance(record, dict):
-        raise UserError(f"it is not a JSON object but {str(record)[:40]!r}")
-    stored = record.pop("digest", None)
-    # a record without digest is accepted, unless the damage is in the key 'digest' itself
-    is_key_damaged = stored is None and any(
-        isinstance(v, str) and _DIGEST_PATTERN.fullmatch(v) for v in record.values()
-    )
-    is_changed = stored is not None and stored != compute_digest([json.dumps(record).encode()])
-    if is_key_damaged or is_changed:
-        raise UserError("its digest does not match: the line was changed after it was written")
-    return record
-
-
 def repair_last_line(file: Path) -> None:
     """Remove an incomplete last line of a JSONL file, or add the line break that it lacks."""
     data = file.read_bytes()
@@ -298,83 +248,3 @@ def append_line(file: Path, line: str) -> None:
 
 
 # --- manifests: the digests of the files of a folder
-
-MANIFEST_NAME = "SHA256SUMS"
-
-
-def file_digest(file: Path) -> str:  # 64 hexadecimal digits
-    """Return the SHA-256 digest of a file, which may be larger than memory."""
-    h = hashlib.sha256()
-    with open(file, "rb") as f:
-        while block := f.read(2**22):
-            h.update(block)
-    return h.hexdigest()
-
-
-def write_manifest(
-    folder: Path,  # the folder that gets the manifest
-    *patterns: str,  # glob patterns of the files to list (default: all)
-) -> None:
-    """Write the digests of files in a folder, in the format of `sha256sum -c SHA256SUMS`."""
-    paths = {p for pattern in patterns or ("**/*",) for p in folder.glob(pattern)}
-    lines = []
-    for path in sorted(paths):
-        if path.is_file() and path.name != MANIFEST_NAME and not path.name.startswith("."):
-            lines.append(f"{file_digest(path)}  {path.relative_to(folder).as_posix()}\n")
-    write_atomically(folder / MANIFEST_NAME, "".join(lines).encode())
-
-
-def read_manifest(folder: Path) -> dict[str, str]:  # file name: SHA-256 digest
-    """Return the digests in the manifest of a folder."""
-    try:
-        lines = (folder / MANIFEST_NAME).read_text(encoding="utf-8").splitlines()
-        return {name: sha256 for sha256, name in (line.split("  ", 1) for line in lines)}
-    except ValueError:
-        raise UserError(
-            f"{folder / MANIFEST_NAME} is damaged: download or create the folder again."
-        ) from None
-
-
-def find_damaged_file(
-    folder: Path,
-    digests: Mapping[str, str] | None = None,  # file name: SHA-256 digest; None: the manifest's
-) -> str:  # '' if no file is damaged
-    """Return the first file of a folder that is missing or does not have its digest."""
-    for name, sha256 in (read_manifest(folder) if digests is None else digests).items():
-        file = folder / name.replace("\0", "?")
-        if not file.is_file() or file_digest(file) != sha256:
-            return name
-    return ""
-
-
-def require_intact_files(
-    folder: Path,
-    remedy: str,  # what usually fixes a damaged file, as a sentence, for the message
-    digests: Mapping[str, str] | None = None,  # file name: SHA-256 digest; None: the manifest's
-) -> Path:  # `folder`
-    """Return a folder after all its files have been compared with their digests.
-
-    Raises: `UserError` that names the first file which is missing or damaged.
-    """
-    damaged = find_damaged_file(folder, digests)
-    if damaged:
-        raise UserError(
-            f"{folder / damaged} is damaged or missing: its SHA-256 digest is not the expected "
-            f"one. {remedy}"
-        )
-    return folder
-
-
-def asset_path(
-    name: str,  # name of a file in `idp_tutorial/assets`
-) -> Path:
-    """Return the path of a file of the package after its digest has been checked.
-
-    Raises: `UserError` if it is missing or differs from the manifest.
-    """
-    root = Path(str(files("idp_tutorial"))) / "assets"
-    remedy = (
-        "Install the package again. If you changed the file yourself, write the output of "
-        f"`sha256sum {name}` into {MANIFEST_NAME} beside it."
-    )
-    return require_intact_files(root, remedy, {name: read_manifest(root).get(name, "")}) / name

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.utils.hub import is_hub_reachable, offline_if_unreachable, split_revision
+from idp_tutorial.utils.hub_access import is_hub_reachable, offline_if_unreachable, split_revision
 
 
 def test_an_unreachable_hub_fails_at_once_and_quietly(unreachable, capfd):
@@ -66,7 +66,7 @@ def test_a_hub_that_does_not_respond_times_out(unreachable, monkeypatch):
         def head(self, *a, **kw):
             time.sleep(4)
 
-    monkeypatch.setattr("idp_tutorial.utils.hub.get_session", Session)
+    monkeypatch.setattr("idp_tutorial.utils.hub_access.get_session", Session)
     t = time.time()
     assert not is_hub_reachable() and time.time() - t < 2
 

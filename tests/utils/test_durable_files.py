@@ -7,24 +7,28 @@ import sys
 
 import pytest
 
-from idp_tutorial.utils import durable
+from idp_tutorial.utils import durable_files
 from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.durable import (
+from idp_tutorial.utils.digests import (
     MANIFEST_NAME,
-    append_line,
     asset_path,
-    cache_folder,
-    dump_record,
-    file_lock,
     find_damaged_file,
+    require_intact_files,
+    write_manifest,
+)
+from idp_tutorial.utils.durable_files import (
+    append_line,
+    cache_folder,
+    file_lock,
     folder_lock,
-    load_record,
     move_into_place,
     open_atomically,
     repair_last_line,
-    require_intact_files,
     write_atomically,
-    write_manifest,
+)
+from idp_tutorial.utils.records import (
+    dump_record,
+    load_record,
 )
 
 
@@ -57,7 +61,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(error, tmp_path):
 def test_content_and_folder_are_synced_before_and_after_the_rename(tmp_path, monkeypatch):
     calls = []
     replace = os.replace
-    monkeypatch.setattr(durable, "_sync", lambda path: calls.append(path.suffix or path.name))
+    monkeypatch.setattr(durable_files, "_sync", lambda path: calls.append(path.suffix or path.name))
     monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("rename"), replace(a, b)))
     write_atomically(tmp_path / "file", b"x")
     assert calls == [".part", "rename", tmp_path.name]
@@ -97,7 +101,7 @@ def test_a_link_to_a_device_is_refused(tmp_path):
 
 HOLD = """
 import sys, time
-from idp_tutorial.utils.durable import folder_lock
+from idp_tutorial.utils.durable_files import folder_lock
 with folder_lock(sys.argv[1]):
     print("held", flush=True)
     time.sleep(60)
@@ -197,7 +201,7 @@ def test_a_file_of_the_package_is_compared_with_its_digest(tmp_path, monkeypatch
     (tmp_path / "assets").mkdir()
     (tmp_path / "assets/lexicons.json").write_text("{}")
     write_manifest(tmp_path / "assets")
-    monkeypatch.setattr(durable, "files", lambda package: tmp_path)
+    monkeypatch.setattr(durable_files, "files", lambda package: tmp_path)
     assert asset_path("lexicons.json").read_text() == "{}"
     (tmp_path / "assets/lexicons.json").write_text("{ }")
     for name in ("lexicons.json", "other.json"):

@@ -4,8 +4,12 @@ A failure names the place and the better word. `docs/style.md` says why.
 """
 
 import ast
+import importlib.util
 import json
+import os
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -114,6 +118,14 @@ FRAGMENT = re.compile(
 )
 
 
+def load_docs_script(name: str):
+    """Return a script of the folder `docs` as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
 def module_name(path: Path) -> str:
     """Return the dotted name of a module inside the package: `core.steps`."""
     return ".".join(path.relative_to(LIB).with_suffix("").parts)
@@ -208,6 +220,44 @@ def test_imports_follow_the_order_of_packages(path):
         f"{module_name(path)} (package {package}) imports {upward}: "
         f"a package imports only from packages before it, {ORDER}"
     )
+
+
+def test_the_page_of_packages_lists_every_package():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## Packages")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| [\d–]+ \| (.*?) \|", table, re.M)
+    names = {name for cell in listed for name in re.findall(r"`(\w+)`", cell)}
+    beside = {p.stem for p in LIB.glob("[a-z]*.py")}
+    assert names == (set(LEVEL) - {"top"}) | beside
+
+
+def test_the_page_of_packages_names_modules_that_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    packages = "|".join(p.name for p in LIB.iterdir() if (p / "__init__.py").is_file())
+    names = set(re.findall(rf"`((?:{packages})(?:\.\w+)+)`", page))
+    missing = [n for n in names if not is_module(n) and not (LIB / n.replace(".", "/")).is_dir()]
+    assert not missing, f"docs/architecture.md names {missing}, which are not modules"
+
+
+def test_every_package_lists_its_modules():
+    script = load_docs_script("packages")
+    stale = [relative(p) for p in script.list_packages() if not script.has_current_list(p)]
+    assert not stale, f"run `python docs/packages.py`, which changes {stale}"
+
+
+def test_the_page_of_options_is_current():
+    """In a process of its own: other tests register methods."""
+    code = "import options, sys; sys.stdout.write(options.render())"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT / "docs",
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    assert page == result.stdout, "run `python docs/options.py`" + result.stderr
 
 
 def test_imports_have_no_circle():

@@ -99,16 +99,14 @@ class Context:
         """
         attention_mask = batch["attention_mask"]
         check_right_padding(attention_mask)
-        tracked = dict(cls=torch.zeros_like(attention_mask[:, 0]), last=attention_mask.sum(1) - 1)
-        if "mask_position" in batch:
-            tracked["mask"] = batch["mask_position"]
         word_mask = attention_mask
         if "answer_start" in batch:  # a prompt depends on the input, not on the target behind it
-            answer_start = batch["answer_start"]
             index = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-            word_mask = attention_mask * (index < answer_start[:, None])
-            tracked["last"] = answer_start - 1
+            word_mask = attention_mask * (index < batch["answer_start"][:, None])
             batch = {**batch, "attention_mask": word_mask}
+        tracked = dict(cls=torch.zeros_like(word_mask[:, 0]), last=word_mask.sum(1) - 1)
+        if "mask_position" in batch:
+            tracked["mask"] = batch["mask_position"]
         if "hidden_states" in batch:
             h = batch["hidden_states"].to(backbone.word_embeddings.weight.dtype)
             layer = int(batch["start_layer"][0])

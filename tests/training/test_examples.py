@@ -16,7 +16,6 @@ from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.training import examples
 from idp_tutorial.training import examples as module
-from idp_tutorial.training import examples as packed
 from idp_tutorial.training.examples import (
     PackedExamples,
     count_cut_texts,
@@ -128,7 +127,7 @@ def test_a_run_on_packed_examples_is_the_same(monkeypatch):
     c = config(steps=3)
     want = fit(model_of("lpt-npg", bb, task), task, c)
     monkeypatch.setattr(
-        examples, "pack_examples", lambda encode, rows: packed.pack_examples(encode, rows, 8)
+        examples, "pack_examples", lambda encode, rows: pack_examples(encode, rows, 8)
     )
     assert isinstance(encode_rows(task, make_rows("sentiment", "train", n=20), bb), PackedExamples)
     got = fit(model_of("lpt-npg", bb, task), task, c)

@@ -231,12 +231,34 @@ def test_the_page_of_packages_lists_every_package():
     assert names == (set(LEVEL) - {"top"}) | beside
 
 
-def test_the_page_of_packages_names_modules_that_exist():
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+def names_of_missing_modules(text: str):
+    """Yield the dotted names and paths in a text that should be modules or files, but are not."""
     packages = "|".join(p.name for p in LIB.iterdir() if (p / "__init__.py").is_file())
-    names = set(re.findall(rf"`((?:{packages})(?:\.\w+)+)`", page))
-    missing = [n for n in names if not is_module(n) and not (LIB / n.replace(".", "/")).is_dir()]
-    assert not missing, f"docs/architecture.md names {missing}, which are not modules"
+    dotted = re.findall(rf"`((?:{packages})(?:\.[a-z]\w*)+)(?:\.\w+)*`", text)
+    dotted += re.findall(rf"\bidp_tutorial\.((?:{packages})\.[a-z]\w*)", text)
+    for name in (n for n in dotted if not n.endswith((".json", ".jsonl"))):
+        parents = [name.rsplit(".", i)[0] for i in range(name.count("."))]
+        if not any(is_module(p) or (LIB / p.replace(".", "/")).is_dir() for p in parents):
+            yield name
+    for path in re.findall(r"\b((?:idp_tutorial|tests)/[a-z_/0-9]+\.py)\b", text):
+        if not (ROOT / path).is_file():
+            yield path
+
+
+FILES_WITH_NAMES = sorted(
+    [
+        *(p for p in PAGES if p.name != "CHANGELOG.md"),
+        *NOTEBOOKS,
+        *PYTHON_FILES,
+        *(ROOT / ".github").rglob("*.yml"),
+    ]
+)
+
+
+@pytest.mark.parametrize("path", FILES_WITH_NAMES, ids=relative)
+def test_modules_that_are_named_exist(path):
+    missing = sorted(set(names_of_missing_modules(path.read_text(encoding="utf-8"))))
+    assert not missing, f"{relative(path)} names {missing}"
 
 
 def test_every_package_lists_its_modules():

@@ -11,9 +11,7 @@ from idp_tutorial.data.task import Task
 from idp_tutorial.methods.efl import EntailmentModel
 from idp_tutorial.utils.checks import UserError, check_name
 
-__all__ = [
-    "set_class_weights",
-]
+__all__ = ["set_class_weights"]
 
 
 def set_class_weights(

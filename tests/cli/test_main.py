@@ -249,7 +249,7 @@ def test_a_closed_pipe_is_not_an_error():
 
 def test_modules_of_commands_import_little():
     """They import the standard library and light modules; functions import the rest."""
-    light = {"checks", "durable", "garbage_collection", "options", "process_state", "progress"}
+    light = {"checks", "durable_files", "options", "process"}
     for path in COMMAND_MODULES.glob("[a-z]*.py"):
         for n in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(n, ast.ImportFrom) and n.module.startswith("idp_tutorial."):

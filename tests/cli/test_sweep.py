@@ -80,7 +80,7 @@ def test_the_command_probes_with_the_sweeps_rates(monkeypatch, tmp_path):
     def curves(cfg, task, layers, seeds, lrs, out, **size):
         seen.update(method=cfg.method, seeds=seeds, lrs=lrs, out=out.name, size=ProbeConfig(**size))
 
-    monkeypatch.setattr(LIB + "information_curves.measure_information_curves", curves)
+    monkeypatch.setattr(LIB + "layer_sweep.measure_information_curves", curves)
     sweep_command(
         task="sentiment",
         methods="lpt,lpt-npg",

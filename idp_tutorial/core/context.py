@@ -12,14 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from idp_tutorial.core import input_checks
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.input_checks import (
-    check_cached_states,
-    check_insertion,
-    check_position_name,
-    check_right_padding,
-    embed_words,
-)
 from idp_tutorial.core.random_numbers import run_with_recomputation
 
 __all__ = ["INPUT", "to_float32", "splice", "Context"]
@@ -98,23 +92,21 @@ class Context:
         tokens (on a GPU, CUDA reports these itself).
         """
         attention_mask = batch["attention_mask"]
-        check_right_padding(attention_mask)
-        tracked = dict(cls=torch.zeros_like(attention_mask[:, 0]), last=attention_mask.sum(1) - 1)
-        if "mask_position" in batch:
-            tracked["mask"] = batch["mask_position"]
+        input_checks.check_right_padding(attention_mask)
         word_mask = attention_mask
         if "answer_start" in batch:  # a prompt depends on the input, not on the target behind it
-            answer_start = batch["answer_start"]
             index = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-            word_mask = attention_mask * (index < answer_start[:, None])
-            tracked["last"] = answer_start - 1
+            word_mask = attention_mask * (index < batch["answer_start"][:, None])
             batch = {**batch, "attention_mask": word_mask}
+        tracked = dict(cls=torch.zeros_like(word_mask[:, 0]), last=word_mask.sum(1) - 1)
+        if "mask_position" in batch:
+            tracked["mask"] = batch["mask_position"]
         if "hidden_states" in batch:
             h = batch["hidden_states"].to(backbone.word_embeddings.weight.dtype)
             layer = int(batch["start_layer"][0])
-            check_cached_states(backbone, attention_mask, layer, h)
+            input_checks.check_cached_states(backbone, attention_mask, layer, h)
         else:
-            h = embed_words(backbone, batch["input_ids"])
+            h = input_checks.embed_words(backbone, batch["input_ids"])
             layer = INPUT
         input_ids, token_type_ids = batch["input_ids"], batch["token_type_ids"]
         return cls(
@@ -134,7 +126,7 @@ class Context:
         """
         B, t, _ = p.shape
         first = torch.zeros_like(self.attention_mask[:, 0]) + position
-        check_insertion(first, self.attention_mask)
+        input_checks.check_insertion(first, self.attention_mask)
         zeros = self.attention_mask.new_zeros(B, t)
         self.h = splice(self.h, p, position)
         self.attention_mask = splice(self.attention_mask, zeros + 1, position)
@@ -175,7 +167,7 @@ class Context:
 
         Raises: UserError if the batch has no such position.
         """
-        check_position_name(name, self.tracked_positions)
+        input_checks.check_position_name(name, self.tracked_positions)
         each_example = torch.arange(self.h.shape[0], device=self.h.device)
         return to_float32(self.h[each_example, self.tracked_positions[name]])
 

@@ -14,9 +14,8 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.utils.checks import UserError
 
 __all__ = [
-    "describe_layer",
-    "describe_step",
     "check_layer",
+    "check_step",
     "check_stop",
     "check_no_prompt_below",
     "check_prompt_shape",
@@ -36,19 +35,13 @@ __all__ = [
 # ---- the plan
 
 
-def describe_layer(
-    layer: int,  # key of a plan
-) -> str:
-    """Return the name of a plan's layer, for messages; a negative one is `INPUT`."""
+def _describe_layer(layer: int) -> str:
+    """Return the name of a plan's layer; a negative one is `INPUT`."""
     return "INPUT" if layer < 0 else f"layer {layer}"
 
 
-def describe_step(
-    name: str,  # name of the step
-    layer: int,  # layer of the step, or `INPUT`
-) -> str:
-    """Return the name and the layer of a step, for messages."""
-    return f"{name!r} at {describe_layer(layer)}"
+def _describe_step(name: str, layer: int) -> str:
+    return f"{name!r} at {_describe_layer(layer)}"
 
 
 def check_layer(
@@ -61,6 +54,19 @@ def check_layer(
             f"a plan's layer must be INPUT or between 0 and {backbone.n_layers - 1} for "
             f"backbone {backbone.name!r}, got {layer!r}. It is the number of layers already "
             "applied: 0 is the embedding output."
+        )
+
+
+def check_step(
+    step: object,  # value of a plan
+    is_step: bool,  # is it a `Step`?
+    layer: int,  # its key
+) -> None:
+    """Raise `UserError` for a value of a plan that is not a step."""
+    if not is_step:
+        raise UserError(
+            f"the plan has a {type(step).__name__} at {_describe_layer(layer)} instead of a step. "
+            "Write for example {0: Insert(source)}."
         )
 
 
@@ -97,54 +103,61 @@ def check_prompt_shape(
     p: Tensor,  # prompt that a source has returned
     B: int,  # number of examples
     width: int,  # width that a vector needs
-    step: str,  # from `describe_step`
+    name: str,  # name of the step
+    layer: int,  # layer of the step, or `INPUT`
 ) -> None:
     """Raise `UserError` for a prompt that is not `[B,t,width]`."""
     if p.dim() != 3 or (p.shape[0], p.shape[2]) != (B, width):
         raise UserError(
-            f"{step}: the source must return a prompt of shape ({B}, t, {width}) (batch, length, "
-            f"width), got {tuple(p.shape)}. A static prompt needs `.expand(len(ctx.h), -1, -1)`."
+            f"{_describe_step(name, layer)}: the source must return a prompt of shape ({B}, t, "
+            f"{width}) (batch, length, width), got {tuple(p.shape)}. A static prompt needs "
+            "`.expand(len(ctx.h), -1, -1)`."
         )
 
 
 def check_prompt_length(
     p: Tensor,  # prompt that a source has returned `[B,t,d]`
     t: int,  # length of the prompt that was inserted
-    step: str,  # from `describe_step`
+    name: str,  # name of the step
+    layer: int,  # layer of the step, or `INPUT`
 ) -> None:
     """Raise `UserError` for a prompt of another length than the inserted one."""
     if p.shape[1] != t:
         raise UserError(
-            f"{step}: the inserted prompt has {t} vectors but the source gives {p.shape[1]}. Use "
-            "one prompt length for the whole plan."
+            f"{_describe_step(name, layer)}: the inserted prompt has {t} vectors but the source "
+            f"gives {p.shape[1]}. Use one prompt length for the whole plan."
         )
 
 
 def check_prompt_exists(
     has_prompt: bool,  # is a prompt inserted before the step?
-    step: str,  # from `describe_step`
+    name: str,  # name of the step
+    layer: int,  # layer of the step, or `INPUT`
 ) -> None:
     """Raise `UserError` for a change of a prompt that is not there."""
     if not has_prompt:
         raise UserError(
-            f"{step} changes a prompt, but no prompt is inserted before it. Begin the plan with "
-            "an `Insert`."
+            f"{_describe_step(name, layer)} changes a prompt, but no prompt is inserted before it. "
+            "Begin the plan with an `Insert`."
         )
 
 
 def check_key_values_possible(
     backbone: Backbone,
+    name: str,  # name of the step
     layer: int,  # layer of the step, or `INPUT`
-    step: str,  # from `describe_step`
 ) -> None:
     """Raise `UserError` among the word embeddings, or if the layers take no keys and values."""
     if not backbone.supports_kv_prompt:
         raise UserError(
-            f"{step}: the attention of a {backbone.family} backbone takes no prompt keys and "
-            "values. Use `Insert` and `Replace`."
+            f"{_describe_step(name, layer)}: the attention of a {backbone.family} backbone "
+            "takes no prompt keys and values. Use `Insert` and `Replace`."
         )
     if layer < 0:
-        raise UserError(f"{step}: keys and values enter at a layer. Give a layer, or use `Insert`.")
+        raise UserError(
+            f"{_describe_step(name, layer)}: keys and values enter at a layer. Give a layer, or "
+            "use `Insert`."
+        )
 
 
 def check_key_values_used(

@@ -12,12 +12,7 @@ from typing import Any
 # %% ../../nbs/engine/core/loop.ipynb #778fe6b1
 from .backbone import Backbone
 from .context import INPUT, Context
-from idp_tutorial.core.input_checks import (
-    check_key_values_used,
-    check_max_tokens,
-    check_no_prompt_below,
-    check_stop,
-)
+from . import input_checks
 from .prompt_key_values import PromptKeyValues
 from .steps import Plan, check_plan
 
@@ -38,7 +33,7 @@ def walk_layers(
     end = bb.n_layers if stop is None else stop
     ctx = begin_pass(bb, batch, plan)
     ctx.recompute = recompute
-    check_stop(bb, ctx.layer, end)
+    input_checks.check_stop(bb, ctx.layer, end)
     for layer in range(ctx.layer, end):
         ctx.layer = layer
         yield ctx
@@ -79,11 +74,11 @@ def begin_pass(
     if ctx.layer == INPUT:
         apply_step(ctx, plan)
         n_tokens = ctx.input_ids.shape[1]
-        check_max_tokens(bb, n_tokens, ctx.h.shape[1] - n_tokens)
+        input_checks.check_max_tokens(bb, n_tokens, ctx.h.shape[1] - n_tokens)
         ctx.h = bb.embed(ctx.h, ctx.attention_mask, ctx.token_type_ids)
         ctx.layer = 0
     else:
-        check_no_prompt_below(ctx.layer, min(plan, default=ctx.layer))
+        input_checks.check_no_prompt_below(ctx.layer, min(plan, default=ctx.layer))
     return ctx
 
 
@@ -99,4 +94,4 @@ def run_layer(ctx: Context, prompt_key_values: PromptKeyValues | None) -> None:
     layer_kwargs = ctx.layer_kwargs(kv.t if kv else 0)
     ctx.h = ctx.call_layer(ctx.backbone.run_layer, ctx.layer, ctx.h, layer_kwargs, kv)
     if kv:
-        check_key_values_used(ctx.backbone, ctx.layer, kv.was_used)
+        input_checks.check_key_values_used(ctx.backbone, ctx.layer, kv.was_used)

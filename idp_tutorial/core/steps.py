@@ -20,19 +20,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from idp_tutorial.core import input_checks
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
-from idp_tutorial.core.input_checks import (
-    check_key_values_possible,
-    check_layer,
-    check_prompt_exists,
-    check_prompt_length,
-    check_prompt_shape,
-    describe_layer,
-    describe_step,
-)
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
-from idp_tutorial.utils.checks import UserError
 
 __all__ = ["PromptSource", "Step", "Insert", "Add", "Replace", "KeyValue", "Plan", "check_plan"]
 
@@ -85,7 +76,7 @@ class Step:
         """
         p = self.source(ctx)
         B, _, d = ctx.h.shape
-        check_prompt_shape(p, B, width or d, describe_step(self.name, ctx.layer))
+        input_checks.check_prompt_shape(p, B, width or d, self.name, ctx.layer)
         return p.to(ctx.h.dtype)
 
 
@@ -109,13 +100,13 @@ class Insert(Step):
 @dataclass(frozen=True)
 class _ChangePrompt(Step):
     def check(self, layer: int, backbone: Backbone, has_prompt: bool) -> None:
-        check_prompt_exists(has_prompt, describe_step(self.name, layer))
+        input_checks.check_prompt_exists(has_prompt, self.name, layer)
 
     def _prompt_and_index(self, ctx: Context) -> tuple[Tensor, Tensor]:  # `[B,t,d]` each
         p = self.compute_prompt(ctx)
         assert ctx.prompt_span is not None  # `check` requires an `Insert` below
         first, t = ctx.prompt_span
-        check_prompt_length(p, t, describe_step(self.name, ctx.layer))
+        input_checks.check_prompt_length(p, t, self.name, ctx.layer)
         positions = first[:, None] + torch.arange(t, device=p.device)
         return p, positions[..., None].expand_as(p)
 
@@ -155,7 +146,7 @@ class KeyValue(Step):
 
     def check(self, layer: int, backbone: Backbone, has_prompt: bool) -> None:
         """Raise `UserError` among the word embeddings, or if the layers take no keys and values."""
-        check_key_values_possible(backbone, layer, describe_step(self.name, layer))
+        input_checks.check_key_values_possible(backbone, self.name, layer)
 
     def apply(self, ctx: Context) -> PromptKeyValues:
         """Return the keys and values for the next layer."""
@@ -166,13 +157,9 @@ class KeyValue(Step):
 def check_plan(plan: Plan, backbone: Backbone) -> None:
     """Raise `UserError` for a plan that cannot be carried out on this backbone."""
     for layer in plan:
-        check_layer(layer, backbone)
+        input_checks.check_layer(layer, backbone)
     has_prompt = False
     for layer, step in sorted(plan.items(), key=itemgetter(0)):
-        if not isinstance(step, Step):
-            raise UserError(
-                f"the plan has a {type(step).__name__} at {describe_layer(layer)} instead of a "
-                "step. Write for example {0: Insert(source)}."
-            )
+        input_checks.check_step(step, isinstance(step, Step), layer)
         step.check(layer, backbone, has_prompt)
         has_prompt = has_prompt or isinstance(step, Insert)

@@ -2,6 +2,40 @@
 
 The package contains the prompt sources and plans of the methods, changes of the backbone such as
 LoRA and adapters, and the registry `METHODS`.
+
+Modules:
+
+- `adapters`: Adapters, Compacter and LoRA: small trainable layers that can be added and removed.
+- `all_methods`: All methods of the three papers and their baselines, in the order of the tables.
+- `backbone_edits`: Change a backbone for a method that trains weights inside it, and restore it
+  afterwards.
+- `cartridge`: Cartridge: keys and values of every layer as parameters, begun from the cache of a
+  text.
+- `efl`: The EFL baseline: predict whether the description of each label follows from the text.
+- `glove`: IDPG's light encoder: the mean GloVe vector of the words of a text.
+- `id_spam`: ID-SPAM: weight the words by attention, and generate the prompt from their weighted
+  mean.
+- `idpg`: IDPG: a small network generates the prompt from the frozen model's sentence vector.
+- `idpg_multilayer`: A generated prompt in every layer: what is shared, what is read, and how
+  prompts enter.
+- `lpt`: Late prompt tuning: insert the prompt half-way, generated from the hidden states there.
+- `method_registry`: The registry `METHODS`: what a method is, its options, and facts such as its
+  learning rates.
+- `p_tuning`: `ReparameterizedPrompt`: a static prompt that a small network computes from a trained
+  table.
+- `p_tuning_v2`: P-tuning v2: a trainable prompt for every layer, inserted in three different ways.
+- `phm`: PHM layers: linear layers whose matrix is a sum of `n` Kronecker products, with about 1/n
+  of the parameters.
+- `prompt_tuning`: Prompt tuning: trainable prompt vectors in front of the input, the same for every
+  example.
+- `sentence_vectors`: Sentence vectors M(x) and token vectors: the inputs from which a generator
+  computes a prompt.
+- `shadow`: Shadow: a small network beside the frozen model corrects the hidden states of every
+  layer.
+- `smop_dept`: SMoP, which selects one of several prompts, and DePT, which also updates word
+  vectors.
+- `text_init`: Begin a static prompt from a text: from its word vectors, or from its keys and
+  values.
 """
 
 import lazy_loader

@@ -1,10 +1,8 @@
-"""The registry `METHODS`: the 28 methods of three papers and their baselines, one row each.
+"""All methods of the three papers and their baselines, in the order of the tables.
 
 A method is registered where its config class is defined, beside its prompt source. This module
-imports all of them, so that `METHODS` is complete, and defines the order of tables. All methods
-share the head, the training loop and the selection of checkpoints.
-
-The two extremes: train only the head, or all weights.
+imports all of them, so that `METHODS` is complete. All methods share the head, the training loop
+and the selection of checkpoints. The two extremes train only the head, or all weights.
 """
 
 from idp_tutorial.methods import (  # noqa: F401 (each registers its methods)

@@ -1,4 +1,6 @@
-"""What a method is: a config class with its options and its plan, registered with facts about it.
+"""The registry `METHODS`: what a method is, its options, and facts such as its learning rates.
+
+A method is a config class with its options and its plan, registered with facts about it:
 
     @register("lpt-npg", reference="LPT, §5.1", learning_rates=(1.5e-3, 5e-3, 1.5e-2),
               insertion_point="middle", kind="generated")

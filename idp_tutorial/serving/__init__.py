@@ -1,4 +1,13 @@
-"""Several tasks on one backbone, answered in joint batches."""
+"""Several tasks on one backbone, answered in joint batches.
+
+Modules:
+
+- `joint_batch`: Examples of several tasks in one pass through one frozen backbone; each layer runs
+  once.
+- `multitask`: One frozen backbone with a prompt and a head for each of several tasks, and its file
+  on disk.
+- `server`: The HTTP application of `idp serve`: requests, limits, a queue of texts, and errors.
+"""
 
 import lazy_loader
 

@@ -9,4 +9,11 @@ measure it on a small model with random weights, here of ERNIE (CONTRIBUTING.md 
 
 The result is the largest difference in each of eleven comparisons; the first seven should be 0. An
 entry in `small_models.SMALL_CONFIGS` adds the family to the tests of all families.
+
+Modules:
+
+- `parity`: Eleven comparisons that measure how exactly the layer loop computes what the library
+  computes.
+- `small_models`: Small models of all families with random weights, and prompts of every kind for
+  them.
 """

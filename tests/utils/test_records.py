@@ -10,7 +10,8 @@ import pytest
 from small import config
 
 from idp_tutorial.utils import records
-from idp_tutorial.utils.records import config_to_record
+from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.records import config_to_record, dump_record, load_record
 
 
 def test_a_damaged_record_file_is_refused_and_a_cut_line_removed(tmp_path):
@@ -85,3 +86,21 @@ def test_a_command_names_no_folder_of_this_machine(monkeypatch, tmp_path):
         records.format_command_line()
         == "idp_run --data=data --out a.jsonl --template {s1} a=b --shots 8"
     )
+
+
+def test_a_changed_line_is_refused():
+    line = dump_record({"score": 81.5, "name": "a"})
+    assert load_record(line) == {"score": 81.5, "name": "a"}
+    for changed in (line.replace("81.5", "91.5"), line.replace('"digest"', '"digesu"')):
+        with pytest.raises(UserError, match="its digest does not match"):
+            load_record(changed)
+    with pytest.raises(UserError, match="not a JSON object"):
+        load_record("[1]")
+
+
+@pytest.mark.parametrize(
+    "line", ['{"a": "\\ud800"}', '{"a": ' + "[" * 3000 + "]" * 3000 + "}"], ids=["text", "depth"]
+)
+def test_a_record_that_cannot_be_written_is_refused(line):
+    with pytest.raises(ValueError, match="lone surrogate|nested too deeply"):
+        load_record(line)

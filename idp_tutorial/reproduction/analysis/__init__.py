@@ -1,6 +1,17 @@
-"""Analyses of frozen and of prompted models.
+"""What the hidden states and the prompts contain.
 
-Linear probes, mutual information and prompt gradients at every layer, sweeps over the prompt layer
-and their summaries, a choice of the prompt layer without training, swaps of generated prompts, and
-measurements for figures of the papers.
+Modules:
+
+- `gradients`: The gradient of the loss with respect to the prompt vectors, at every depth, before
+  training.
+- `information`: Lower bounds on the information about the label in frozen hidden states.
+- `layer_choice`: Choose a prompt layer from one pass through the frozen model, before any training.
+- `layer_sweep`: Train a method at every layer with several seeds: LPT's pilot experiments.
+- `paper_figures`: Measurements for figures of the papers: LPT's Figure 6, and IDPG's Figures 4, 5
+  and 8.
+- `probes`: Linear classifiers on frozen hidden states at every layer: accuracy, and information in
+  bits.
+- `prompt_swaps`: Give an example the prompt that was generated for another one, and compare the
+  predictions.
+- `short_answers`: Measure the short answers of SmolLM2, for `results/writing`.
 """

@@ -1,5 +1,12 @@
-"""Pretraining of the bundled backbones on raw text.
+"""How the bundled backbones were trained.
 
-The package contains the preparation of the corpus, the losses of language modelling and of
-distillation from a teacher, the optimizer, and the resumable training loop.
+Modules:
+
+- `corpus`: The pretraining corpus: raw text without held-out text, tokenizer, stream of ids,
+  windows.
+- `distillation`: Initial word embeddings from a teacher model, and a loss that imitates its layers.
+- `language_modelling`: The losses of masked and causal language modelling, and n-gram models as
+  baselines.
+- `pretrain`: Pretraining of the bundled backbones on raw text: configuration, optimizer, loop and
+  checkpoints.
 """

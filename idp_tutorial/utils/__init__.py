@@ -15,6 +15,8 @@ Modules:
   messages.
 - `records`: Records of runs as lines of JSON: how they are written, read and selected, and their
   provenance.
+- `schemas`: Checks of values that were read from a file, against a dataclass or against a live
+  object.
 - `tensor_files`: Tensors with their description, or the state of a run, in one file with a digest
   of every byte.
 """

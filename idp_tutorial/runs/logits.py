@@ -27,7 +27,6 @@ from idp_tutorial.training import evaluation
 from idp_tutorial.training.examples import encode_for_evaluation
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.durable_files import file_lock, write_atomically
-from idp_tutorial.utils.records import check_record
 
 __all__ = [
     "logits_name",
@@ -153,7 +152,7 @@ def load_logits(
 
     Raises: `UserError` that names the file if they are damaged.
     """
-    path = Path(folder) / check_record(record)["logits"]
+    path = Path(folder) / record["logits"]
     arrays = _read_runs(path.parent).get(path.name, {})
     if _digest_arrays(arrays) != record.get("logits_digest"):
         raise UserError(
@@ -165,13 +164,14 @@ def load_logits(
 
 
 def _check_arrays(arrays: _Arrays, path: Path) -> None:
-    """Check that arrays are logits or texts of examples, with a label for each if any."""
+    """Check that arrays are logits, predicted classes or texts, with a label for each if any."""
     for name, values in arrays.items():
         split = name.removesuffix("_label")
         is_label = split != name
-        kinds = "biuf" if is_label else "fU"
-        allowed = (1,) if is_label or values.dtype.kind == "U" else (2,)
-        fits = values.dtype.kind in kinds and values.ndim in allowed
+        if is_label:
+            fits = values.dtype.kind in "biuf" and values.ndim == 1
+        else:  # logits are numbers with a fraction; classes and texts stand in one dimension
+            fits = (values.dtype.kind, values.ndim) in (("f", 2), ("i", 1), ("u", 1), ("U", 1))
         if not fits or (is_label and len(values) != len(arrays.get(split, ()))):
             raise UserError(
                 f"{path.parent} has an array {name!r} of {path.name} with the shape "

@@ -1,0 +1,45 @@
+"""Write the measured scores of `docs/neighbours.md`, from the records of `results/neighbours`.
+
+    python docs/neighbours.py
+"""
+
+import re
+from pathlib import Path
+from statistics import mean, stdev
+
+from idp_tutorial.utils.records import read_existing_records
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = Path(__file__).with_name("neighbours.md")
+MARKS = "<!-- scores -->", "<!-- end of scores -->"
+METHODS = "prompt-tuning", "p-tuning-v2", "cartridge", "lora", "shadow"
+
+
+def load_scores() -> dict[str, list[float]]:
+    """Return the scores of each method, one for each seed."""
+    scores: dict[str, list[float]] = {}
+    file = ROOT / "results/neighbours/trec-random/compare.jsonl"
+    for record in read_existing_records(file):
+        scores.setdefault(record["method"], []).append(record["score"])
+    return scores
+
+
+def render_table() -> str:
+    """Return the table in Markdown: mean and standard deviation over the seeds."""
+    scores = load_scores()
+    lines = ["| method | accuracy, % | seeds |", "|---|--:|--:|"]
+    for method in METHODS:
+        values = scores[method]
+        lines.append(f"| `{method}` | {mean(values):.1f} ± {stdev(values):.1f} | {len(values)} |")
+    return "\n".join(lines)
+
+
+def render_page() -> str:
+    """Return the page with the table of the stored records."""
+    first, last = MARKS
+    pattern = re.compile(f"{first}.*?{last}", re.DOTALL)
+    return pattern.sub(f"{first}\n{render_table()}\n{last}", FILE.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    FILE.write_text(render_page(), encoding="utf-8")

@@ -1,7 +1,4 @@
-"""Write the measured scores of `docs/neighbours.md`, from the records of `results/neighbours`.
-
-    python docs/neighbours.py
-"""
+"""Write the measured scores of `docs/neighbours.md`, from the records of `results/neighbours`."""
 
 import re
 from pathlib import Path

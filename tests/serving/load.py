@@ -1,12 +1,13 @@
 """Load test of `idp serve`: requests a second, p50, p95 and memory, as one line of JSON.
 
-    python tests/serving/load.py runs/train --clients 16 --seconds 20 --words 12
+    python tests/serving/load.py runs/train --clients 16 --out results/speed/server.jsonl
 
 The model must have one task of single texts. Nothing in the tests runs this file.
 """
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -16,6 +17,9 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+
+from idp_tutorial.utils.durable_files import append_line
+from idp_tutorial.utils.records import dump_record, read_records
 
 WORDS = ["the", "tea", "was", "cold", "where", "is", "my", "ticket", "please", "open", "early"]
 
@@ -66,6 +70,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--words", type=int, default=12, help="words of a text")
+    parser.add_argument("--out", help="JSONL file to which the result is appended")
     args, options = parser.parse_known_args()
     process, address = start_server(args.model, *options)
     try:
@@ -78,7 +83,12 @@ def main() -> None:
             measured = [pair for future in futures for pair in future.result()]
         times = [ms for ms, status in measured if status == 200]
         p50, p95 = np.percentile(times, [50, 95])
+        run = read_records(Path(args.model) / "record.jsonl")[0]
         result = dict(
+            backbone=run["backbone"],
+            method=run["method"],
+            versions=run["versions"],
+            threads=os.environ.get("OMP_NUM_THREADS"),
             clients=args.clients,
             words=args.words,
             requests_per_second=round(len(times) / args.seconds, 1),
@@ -88,6 +98,8 @@ def main() -> None:
             peak_memory_mb=round(peak_memory_mb(process)),
         )
         print(json.dumps(result))
+        if args.out:
+            append_line(Path(args.out), dump_record(result))
     finally:
         process.terminate()
         process.wait(timeout=30)

@@ -100,6 +100,7 @@ class Insert(Step):
 @dataclass(frozen=True)
 class _ChangePrompt(Step):
     def check(self, layer: int, backbone: Backbone, has_prompt: bool) -> None:
+        """Raise `UserError` if no prompt is inserted before the step."""
         input_checks.check_prompt_exists(has_prompt, self.name, layer)
 
     def _prompt_and_index(self, ctx: Context) -> tuple[Tensor, Tensor]:  # `[B,t,d]` each

@@ -33,7 +33,7 @@ from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_name
 from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.records import collect_versions, config_fingerprint
-from idp_tutorial.utils.schemas import Count, Finite, check_schema
+from idp_tutorial.utils.schemas import Count, Finite, Rule, check_schema
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, deserialise_tensors
 
 __all__ = [
@@ -136,27 +136,30 @@ PROMPT_MODEL_FORMAT = "prompt model"
 _MACHINE_OPTIONS: dict[str, Any] = dict(data=None, init_from=None, cache_dir=None)
 
 
-class _Columns:
-    expected = "two or more names of columns, of which only the first is always needed"
+def _is_relative_name(text: str) -> bool:
+    path = Path(text)
+    is_short = 0 < len(text) <= 300 and "\0" not in text
+    return is_short and not path.is_absolute() and ".." not in path.parts
 
-    def accepts(self, value: Any) -> bool:
-        return len(value) >= 2 and value[0] is not None
 
-
-class _RelativeName:
-    expected = "a name of at most 300 characters without '..' or an absolute path"
-
-    def accepts(self, value: Any) -> bool:
-        path = Path(value)
-        is_short = 0 < len(value) <= 300 and "\0" not in value
-        return is_short and not path.is_absolute() and ".." not in path.parts
+_RelativeName = Annotated[
+    str,
+    Rule("a name of at most 300 characters without '..' or an absolute path", _is_relative_name),
+]
+_Columns = Annotated[
+    list[str | None],
+    Rule(
+        "two or more names of columns, of which only the first is always needed",
+        lambda names: len(names) >= 2 and names[0] is not None,
+    ),
+]
 
 
 @dataclass
 class SavedTask:
     """Schema of a saved task: the fields of `Task` without its rows."""
 
-    name: Annotated[str, _RelativeName()]
+    name: _RelativeName
     labels: list[str] = field(default_factory=list)
     metric: str = "accuracy"
     pair: bool = False
@@ -168,7 +171,7 @@ class SavedTask:
     max_answer_len: Count = 32
     allow_empty_text: bool = False
     hub_dataset: list[str] = field(default_factory=list)
-    columns: Annotated[list[str | None], _Columns()] = field(default_factory=list)
+    columns: _Columns = field(default_factory=list)
     hub_labels: list[str | int | float | bool] = field(default_factory=list)
     convert_row: None = None
     grouping: Literal["", "choose", "each"] = ""

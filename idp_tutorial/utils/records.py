@@ -33,7 +33,7 @@ from idp_tutorial.utils.durable_files import (
     repair_last_line,
 )
 from idp_tutorial.utils.process import process_state
-from idp_tutorial.utils.schemas import Count, Finite, check_schema
+from idp_tutorial.utils.schemas import Count, Finite, Rule, check_schema
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -167,12 +167,16 @@ def append_record(record: dict, file: Path | str) -> None:
         append_line(Path(file), dump_record(record))
 
 
-class _LogitsName:
-    expected = "the name of logits beside the file, such as logits/NAME.npz/RUN"
-    pattern = re.compile(r"[^/\\\0]+/[^/\\\0]+\.npz/[^/\\\0]+")
+_LOGITS_NAME = re.compile(r"[^/\\\0]+/[^/\\\0]+\.npz/[^/\\\0]+")
 
-    def accepts(self, value: Any) -> bool:
-        return bool(self.pattern.fullmatch(value)) and ".." not in value.split("/")
+
+def _is_logits_name(text: str) -> bool:
+    return bool(_LOGITS_NAME.fullmatch(text)) and ".." not in text.split("/")
+
+
+_LogitsName = Annotated[
+    str, Rule("the name of logits beside the file, such as logits/NAME.npz/RUN", _is_logits_name)
+]
 
 
 @dataclass
@@ -222,7 +226,7 @@ class _RunFields:
     losses: list[float] = field(default_factory=list)
     learning_rates_tried: list[tuple[Finite, float | str]] = field(default_factory=list)
     lr_at_grid_edge: bool = False
-    logits: Annotated[str, _LogitsName()] = ""
+    logits: _LogitsName = ""
     logits_digest: str = ""
     primary: str = ""
     target: str = ""

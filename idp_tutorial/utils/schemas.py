@@ -10,7 +10,7 @@ it must have the structure of the state of the object that it is loaded into.
 import reprlib
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -19,28 +19,22 @@ from torch import Tensor
 
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["Finite", "Count", "check_schema", "check_structure"]
+__all__ = ["Rule", "Finite", "Count", "check_schema", "check_structure"]
 
 
 _LARGEST = sys.float_info.max  # JSON has integers beyond it
 
 
-class _FiniteNumber:
-    expected = "a finite number"
+@dataclass(frozen=True)
+class Rule:
+    """What the values of a field must be besides their type, as in `Annotated[int, Rule(...)]`."""
 
-    def accepts(self, value: Any) -> bool:
-        return -_LARGEST <= value <= _LARGEST
-
-
-class _Count:
-    expected = "a whole number from 0 to 10^12"
-
-    def accepts(self, value: Any) -> bool:
-        return 0 <= value <= 10**12
+    expected: str  # what is needed, for the message
+    accepts: Callable[[Any], bool]  # for a value of the right type
 
 
-Finite = Annotated[float, _FiniteNumber()]
-Count = Annotated[int, _Count()]
+Finite = Annotated[float, Rule("a finite number", lambda x: -_LARGEST <= x <= _LARGEST)]
+Count = Annotated[int, Rule("a whole number from 0 to 10^12", lambda x: 0 <= x <= 10**12)]
 
 
 def _is_number(value: Any, kind: type) -> bool:

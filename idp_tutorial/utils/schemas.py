@@ -27,7 +27,7 @@ _LARGEST = sys.float_info.max  # JSON has integers beyond it
 
 @dataclass(frozen=True)
 class Rule:
-    """What the values of a field must be besides their type, as in `Annotated[int, Rule(...)]`."""
+    """Restrict the values of a field beyond its type, as in `Annotated[int, Rule(...)]`."""
 
     expected: str  # what is needed, for the message
     accepts: Callable[[Any], bool]  # for a value of the right type

@@ -10,6 +10,7 @@ and heads only: a checkpoint of the `Trainer` is as small as they are.
 """
 
 import hashlib
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,7 +50,11 @@ from idp_tutorial.saving.descriptions import (
     read_prompts,
     remember_local_backbone,
 )
-from idp_tutorial.saving.hub import resolve_model_folder, write_readable_description
+from idp_tutorial.saving.hub import (
+    push_to_hub,
+    resolve_model_folder,
+    write_readable_description,
+)
 from idp_tutorial.utils.checks import UserError, check_at_least, check_choice, check_int, check_name
 from idp_tutorial.utils.records import collect_versions
 from idp_tutorial.utils.tensor_files import save_tensors
@@ -930,6 +935,20 @@ class PromptModel(nn.Module):
         if named:
             remember_local_backbone(named, bb.name)
         write_readable_description(folder, description)
+
+    def push_to_hub(
+        self,
+        repo_id: str,  # repository on the Hugging Face Hub, such as 'me/tickets'
+        prompt_name: str | None = None,  # name of the prompt; None: the active one
+        # further arguments of `saving.hub.push_to_hub`, such as `token` and `private`
+        **hub_options: Any,
+    ) -> str:  # address of the commit
+        """Send a prompt and its head, without the model, to a repository on the Hub."""
+        name = self.active_prompt if prompt_name is None else prompt_name
+        check_name(name, self.settings, "prompt")
+        with tempfile.TemporaryDirectory() as folder:
+            self._save_prompt(name, Path(folder))
+            return push_to_hub(folder, repo_id, **hub_options)
 
     def load_prompt(
         self,

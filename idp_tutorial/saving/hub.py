@@ -18,6 +18,7 @@ from typing import Any
 from huggingface_hub import HfApi, snapshot_download
 
 from idp_tutorial.saving.descriptions import (
+    PROMPT_MODEL_FORMAT,
     PROMPTS_FILE,
     READABLE_DESCRIPTION_FILE,
     check_save_format,
@@ -108,6 +109,14 @@ def read_run_record(
     return None if differences else record
 
 
+def _has_local_backbone(description: dict[str, Any]) -> bool:
+    """Return whether the config of a saved model names a folder of this machine."""
+    if description["format"] != PROMPT_MODEL_FORMAT:
+        return bool(description["backbone"]["local"])
+    name = description["cfg"]["backbone"]  # of the Hugging Face model
+    return Path(name).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
+
+
 def push_to_hub(
     folder: Path | str,  # folder of a saved model
     repo_id: str,  # name of the repository, such as 'me/tickets'; created if missing
@@ -123,8 +132,8 @@ def push_to_hub(
     Raises: `UserError` if it is damaged or of another version.
     """
     description, tensors = read_prompts(folder)
-    check_save_format(description, folder)
-    if description["backbone"]["local"]:  # do not send a path of this machine
+    check_save_format(description, folder, allow_prompt_model=True)
+    if _has_local_backbone(description):  # do not send a path of this machine
         description["cfg"] |= dict(backbone=description["backbone"]["name"])
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as tmp:

@@ -18,6 +18,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from idp_tutorial.backbones.fetch import BACKBONE_SOURCES
 from idp_tutorial.backbones.load import BACKBONE_HUB_NAMES
 from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.saving.descriptions import PROMPT_MODEL_FORMAT
 
 __all__ = ["wilson_interval", "build_model_card"]
 
@@ -54,6 +55,8 @@ def _card_metadata(
     cfg = description["cfg"]
     backbone = description["backbone"]
     name = BACKBONE_HUB_NAMES.get(backbone["name"], backbone["name"])
+    if description["format"] == PROMPT_MODEL_FORMAT:
+        name = cfg["backbone"]
     kind = "text-generation" if task["is_generation"] else "text-classification"
     results = (
         [
@@ -117,9 +120,14 @@ def _score_table(record: dict | None, controls: Sequence[dict]) -> str:
     return "\n".join(lines)
 
 
-def _loading_instructions(
-    location: Path | str, task: dict[str, Any], backbone: dict[str, Any]
-) -> str:
+def _loading_instructions(location: Path | str, description: dict[str, Any]) -> str:
+    if description["format"] == PROMPT_MODEL_FORMAT:
+        return f"""```python
+from idp_tutorial.huggingface import PromptModel
+model = PromptModel.from_pretrained(hf_model, {str(location)!r})  # around a Hugging Face model
+```"""
+    task = description["task"]
+    backbone = description["backbone"]
     row = dict(sentence1="…", sentence2="…") if task["pair"] else dict(sentence1="…")
     bb = ", 'THE FOLDER OF THE BACKBONE'" if backbone["local"] else ""
     return f"""```python
@@ -131,7 +139,16 @@ predict(model, task, cfg, [{row}])
 or `echo '…' | idp predict --model {location}{" --backbone FOLDER" if backbone["local"] else ""}`"""
 
 
-def _requirements_text(backbone: dict[str, Any]) -> str:
+def _requirements_text(description: dict[str, Any]) -> str:
+    backbone = description["backbone"]
+    if description["format"] == PROMPT_MODEL_FORMAT:
+        base = description["prompt_model"]["base"]
+        digest = f"`{base['digests'][base['dtype']]}` ({base['dtype']})"
+        return (
+            f"The frozen Hugging Face model of type **{backbone['name']}** that the prompts were "
+            f"trained on, which is not included. Its weights are compared with the digest {digest} "
+            "when the prompts are loaded."
+        )
     source = BACKBONE_SOURCES.get(backbone["name"])
     origin = f" ({source.description}; {source.licence})" if source else ""
     pinned = f", revision `{backbone['revision']}`" if backbone["revision"] else ""
@@ -174,8 +191,8 @@ def build_model_card(
     parts = {
         f"{cfg['method']} on {task['name']}": f"Predicts {labels} for {texts}.",
         "Scores": _score_table(record, controls),
-        "Requirements": _requirements_text(description["backbone"]),
-        "Usage": _loading_instructions(location, task, description["backbone"]),
+        "Requirements": _requirements_text(description),
+        "Usage": _loading_instructions(location, description),
         "Method": f"{method}:\n\n{formulas}\n{params}",
         "Licence": licence or "The author has not chosen a licence: ask before you use the model.",
     }

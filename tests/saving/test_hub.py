@@ -9,13 +9,16 @@ from pathlib import Path
 
 import hub
 import pytest
+import torch
 from huggingface_hub import ModelCard
 from small import config, small_task
+from transformers import AutoModel
 
 from idp_tutorial import PromptClassifier
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli.predict import predict_command
+from idp_tutorial.huggingface import PromptModel, get_prompt_model
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.runs.experiment import train_and_save
 from idp_tutorial.saving.descriptions import read_prompts
@@ -125,6 +128,39 @@ def test_an_estimator_goes_to_the_hub_as_it_is_saved(server, small_folder):
     assert again.predict(texts).tolist() == clf.predict(texts).tolist() and again.backbone == str(
         small_folder
     )
+
+
+def test_prompts_of_a_hugging_face_model_go_to_the_hub(server, small_folder):
+    def load_model():
+        return AutoModel.from_pretrained(small_folder, dtype=torch.float32)
+
+    model = get_prompt_model(load_model(), "id-spam", num_labels=3, prompt_length=2).eval()
+    model.add_prompt("late", "lpt", num_labels=2, prompt_length=4)
+    batch = dict(input_ids=torch.tensor([[0, 5, 6, 2]]), attention_mask=torch.ones(1, 4).long())
+    address = model.push_to_hub("me/prompts", private=True)
+    sent = server.commits[address.rpartition("/")[2]]
+    assert sorted(sent) == ["README.md", "prompts.json", "prompts.safetensors"]
+    for name, data in sent.items():
+        assert str(small_folder).encode() not in data, name
+    card = sent["README.md"].decode()
+    assert "PromptModel.from_pretrained(hf_model, 'me/prompts')" in card
+    again = PromptModel.from_pretrained(load_model(), "me/prompts")
+    assert torch.equal(again(**batch).logits, model(**batch).logits)
+    model.push_to_hub("me/late", "late")
+    again.load_prompt("me/late", "late")
+    again.set_prompt("late")
+    model.set_prompt("late")
+    assert torch.equal(again(**batch).logits, model(**batch).logits)
+    with pytest.raises(ValueError, match="prompt"):
+        model.push_to_hub("me/other", "other")
+
+
+def test_the_card_of_prompts_names_a_model_of_the_hub(server, small_folder):
+    base = AutoModel.from_pretrained(small_folder, dtype=torch.float32)
+    base.config._name_or_path = "FacebookAI/roberta-base"
+    model = get_prompt_model(base, "lpt", num_labels=2)
+    sent = server.commits[model.push_to_hub("me/prompts").rpartition("/")[2]]
+    assert "base_model: FacebookAI/roberta-base" in sent["README.md"].decode()
 
 
 def test_without_the_hub_its_cache_is_asked(saved_model, server, small_folder):

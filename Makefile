@@ -37,6 +37,8 @@ faults: .venv/.dev ## fault campaigns (an hour): kills, full disks, damaged file
 wheel: .venv/.dev ## test the wheel in an empty environment with the newest dependencies (minutes)
 	@$(BIN)/python .ci/wheel $(ARGS)
 
+# idle threads sleep, so that a chapter is several times faster where the cores are busy
+lab: export OMP_WAIT_POLICY ?= PASSIVE
 lab: .venv/.dev ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter lab --notebook-dir=. $(or $(ARGS),nbs/course/00_why.ipynb)
 

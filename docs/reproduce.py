@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pandas as pd
 
-from idp_tutorial.assembly.config import RunConfig
+from idp_tutorial.assembly.config import RunConfig, recorded_option
 from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS
 from idp_tutorial.reproduction.efficiency.cost_model import (
     LPT_BACKBONE_LAYERS,
@@ -18,15 +19,26 @@ from idp_tutorial.reproduction.efficiency.cost_model import (
     first_backward_layer,
     step_cost,
 )
-from idp_tutorial.reproduction.papers.protocols import plan_table_runs
+from idp_tutorial.reproduction.papers.protocols import (
+    FIGURE_TO_TABLE,
+    load_table_cells,
+    plan_table_runs,
+)
 from idp_tutorial.reproduction.papers.published_scores import (
     load_published_scores,
     load_published_tables,
 )
-from idp_tutorial.reproduction.papers.reproduce import choose_seed_count, select_learning_rates
+from idp_tutorial.reproduction.papers.reproduce import (
+    choose_seed_count,
+    compare_with_published,
+    select_learning_rates,
+)
+from idp_tutorial.runs.tables import select_finished
+from idp_tutorial.utils.records import config_fingerprint, read_existing_records
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = Path(__file__).with_name("reproduce.md")
+RECORDS = ROOT / "results/reproduce"  # records of `idp reproduce`, where somebody has run it
 # task: training examples, as the papers print them (SuperGLUE: as published; of MultiRC the answers
 # to its 5,100 questions, a count that was not checked)
 TRAINING_EXAMPLES = {
@@ -84,6 +96,8 @@ HEADLINES = {  # paper or table: method whose scores the page repeats
 }
 MEMORY_OF_GPUS = (24, 48, 80)  # GB
 MAX_COMMAND = 120  # characters of a command that is printed in a table
+MAX_CELLS = 4  # scores of a table that the page repeats
+SCORE_KINDS = ("scores", "variants", "curve")  # kinds of tables that `idp reproduce` trains
 
 
 @dataclass(frozen=True)
@@ -230,7 +244,7 @@ def add_works(works: list[Work]) -> Work:
 
 def estimate_row(table: str, kind: str, command: str) -> Work | None:
     """Return the work of a row of the page, or None if the cost model does not cover it."""
-    if kind in ("scores", "variants", "curve"):
+    if kind in SCORE_KINDS:
         return estimate_table(table)
     works = [estimate_command(part) for part in command.split(" && ")]
     return add_works([work for work in works if work]) if all(works) else None
@@ -239,45 +253,140 @@ def estimate_row(table: str, kind: str, command: str) -> Work | None:
 # ---- scores
 
 
-def published_number(table: str) -> str:
-    """Return the paper's own method in a table, with the score that the paper prints."""
-    source = {"idpg-f1": "idpg-1", "idpg-f3": "idpg-6"}.get(table, table)
+def headline_rows(table: str) -> pd.DataFrame:
+    """Return the printed scores of the paper's own method, at most `MAX_CELLS` and one more."""
+    source = FIGURE_TO_TABLE.get(table, table)
     paper = re.sub(r"-f?\d+b?$", "", table)
     scores = load_published_scores()
     method = HEADLINES.get(source, HEADLINES[paper])
     rows = scores[(scores.table == source) & (scores.method == method)]
     rows = rows[rows.task == "Avg"] if (rows.task == "Avg").any() else rows
+    rows = rows.drop_duplicates(["backbone", "setting", "task", "metric", "mean"])
+    return rows.head(MAX_CELLS + 1)
+
+
+def published_number(table: str) -> str:
+    """Return the paper's own method in a table, with the score that the paper prints."""
+    rows = headline_rows(table)
     if rows.empty:
         return "no number printed"
-    cells = list(dict.fromkeys(describe_cells(rows)))
-    shown = cells[:4] + ["…"] * (len(cells) > 4)
-    return f"{method}: {'; '.join(shown)}"
+    return format_cells(rows, [f"{value:g}" for value in rows["mean"]])
 
 
-def describe_cells(rows: pd.DataFrame) -> Iterator[str]:
-    """Yield a text for each cell: what tells it apart from the other cells, and the score."""
-    for cell in rows.itertuples():
+def format_cells(rows: pd.DataFrame, values: list[str]) -> str:
+    """Return the method and its first cells: what tells a cell apart from the others, a value."""
+    cells = list(describe_cells(rows, values))
+    shown = cells[:MAX_CELLS] + ["…"] * (len(cells) > MAX_CELLS)
+    return f"{rows.method.iloc[0]}: {'; '.join(shown)}"
+
+
+def describe_cells(rows: pd.DataFrame, values: list[str]) -> Iterator[str]:
+    """Yield a text for each cell: what tells it apart from the other cells, and its value."""
+    for cell, cell_value in zip(rows.itertuples(), values):
         parts = []
         for column in ("backbone", "setting", "task", "metric"):
             value = getattr(cell, column)
             if rows[column].nunique() > 1:
                 parts.append(str(value).split("; ")[-1])
-        yield " ".join([*parts, f"{cell.mean:g}"])
+        yield " ".join([*parts, cell_value])
 
 
-def our_number(table: str, kind: str) -> str:
-    """Return this project's result on the backbone of the paper."""
+def is_run_of(record: dict, cfg: RunConfig) -> bool:
+    """Return whether a record is a run of a planned config, at any learning rate and seed.
+
+    So a shorter run, or one on another backbone, is not.
+    """
+    if (record["method"], record["task"]) != (cfg.method, cfg.task):
+        return False
+    resolved = cfg.resolve_epochs(record["split_sizes"]["train"])
+    planned = json.loads(json.dumps(config_fingerprint(resolved)))
+    backbones = [Path(options["backbone"]).name for options in (record, planned)]
+    return backbones[0] == backbones[1] and all(
+        recorded_option(record, name) == recorded_option(planned, name)
+        for name in planned.keys() - {"lr", "seed", "backbone"}
+    )
+
+
+def select_learning_rate(runs: list[dict]) -> list[dict]:
+    """Return the runs of one config at its chosen learning rate, the last one of each seed.
+
+    Only the chosen learning rate is trained with further seeds. Where none or several have them,
+    the best mean score on validation decides.
+    """
+    by_lr: dict[float | None, dict[int, dict]] = {}
+    for run in runs:
+        by_lr.setdefault(run["lr"], {})[run["seed"]] = run
+
+    def preference(runs_by_seed: dict[int, dict]) -> tuple[bool, float]:
+        """Return what is greatest for the chosen learning rate."""
+        scores = [run["validation"] for run in runs_by_seed.values()]
+        return max(runs_by_seed) > 0, mean(scores)
+
+    return [*max(by_lr.values(), key=preference).values()]
+
+
+def select_planned(records: list[dict], table: str, method: str | None) -> list[dict]:
+    """Return the finished runs of a method that the plan of a table has at scale `full`.
+
+    `method` is a key of `ALL_METHODS`; None selects all but the controls.
+    """
+    finished = select_finished(records)
+    selected = []
+    for cfg in plan_table_runs(table, "full", methods=[method] if method else None):
+        runs = [record for record in finished if is_run_of(record, cfg)]
+        if runs and cfg.method not in CONTROL_METHODS:
+            selected += select_learning_rate(runs)
+    return selected
+
+
+def our_score(row: Any, comparison: pd.DataFrame) -> str:
+    """Return this project's score for a printed score, or a dash.
+
+    A printed mean over tasks has a counterpart only if every task of it was run.
+    """
+    same = comparison[
+        (comparison.setting == row.setting)
+        & (comparison.backbone == row.backbone)
+        & (comparison.method == row.method)
+    ]
+    if row.task != "Avg":
+        same = same[same.task == row.task]
+    if (same.metric == row.metric).any():
+        same = same[same.metric == row.metric]
+    scores = same["our mean"].dropna()
+    is_measured_by_bench = "speed" in row.metric or "memory" in row.metric
+    if scores.empty or is_measured_by_bench:
+        return "–"
+    if len(scores) < len(same):
+        return f"{len(scores)} of {len(same)} tasks"
+    return f"{scores.mean():.2g}" if "loss" in row.metric else f"{scores.mean():.1f}"
+
+
+def count_runs(runs: list[dict]) -> str:
+    """Return the number of runs in words of the page."""
+    return f"{len(runs):,} run{'s' * (len(runs) != 1)}"
+
+
+def our_number(table: str, kind: str, folder: Path = RECORDS) -> str:
+    """Return this project's scores in the cells of `published_number`, from runs of `full`."""
     if kind == "counts":
         return "[counted](../nbs/engine/efficiency/published_counts.ipynb)"
-    if kind == "data":
-        return "not run"
+    source = FIGURE_TO_TABLE.get(table, table)
     records = []
-    for file in sorted((ROOT / "results/reproduce").glob(f"{table}-full.jsonl")):
-        records += [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    if not records:
+    for name in dict.fromkeys((source, table)):
+        records += read_existing_records(folder / f"{name}-full.jsonl")
+    rows = headline_rows(table)
+    if kind not in SCORE_KINDS or rows.empty:  # nothing printed that a score compares with
+        runs = select_planned(records, source, None) if kind in SCORE_KINDS else records
+        return count_runs(runs) if runs else "not run"
+    cells = load_table_cells(source)
+    method = cells[cells.method == rows.method.iloc[0]].ours.iloc[0]
+    runs = select_planned(records, source, method)
+    comparison = compare_with_published([{**run, "folder": folder} for run in runs], source)
+    values = [our_score(row, comparison) for row in rows.itertuples()]
+    if set(values) == {"–"}:
         return "not run"
-    scores = [r["score"] for r in records if r.get("status") == "done"]
-    return f"{len(scores)} runs, mean {mean(scores):.1f}"
+    return f"{format_cells(rows, values)} ({count_runs(runs)})"
 
 
 # ---- the page
@@ -323,16 +432,22 @@ PAPERS = {
     "id-spam": "ID-SPAM (Muppidi et al. 2025)",
 }
 HEADER = (
-    "| table | content | command | runs | GPU | hours | memory, GB | the paper's number | ours |"
+    "| table | content | command | runs | GPU | hours | memory, GB | the paper's number "
+    "| this project |"
 )
 
 
 def render_page() -> str:
     """Return the text of `docs/reproduce.md`."""
     constant, slope = activation_line()
+    speed = layer_tokens_per_ms("roberta-large")
+    n_layers, width, _ = backbone_shape("roberta-large")
+    passes = step_cost("fine-tuning", n_layers, T=TABLE_5_TOKENS, d=width).total
     lines = [
         INTRODUCTION.format(
-            speed=layer_tokens_per_ms("roberta-large"),
+            published=speed / passes,
+            passes=passes,
+            speed=speed,
             constant=constant,
             slope=slope,
             assumed=ASSUMED_TOKENS,
@@ -376,27 +491,31 @@ The last part of [chapter 14](../nbs/course/14_counting_and_cost.ipynb) follows 
 ```bash
 pip install '.[experiments]'
 idp reproduce --table lpt-2 --scale full --plan        # print the runs and stop
-idp reproduce --table lpt-2 --scale full --steps 20    # test the whole table with short runs
+# test the whole table with short runs, in a folder of their own
+idp reproduce --table lpt-2 --scale full --steps 20 --out runs/test
 idp reproduce --table lpt-2 --scale full               # train; the same command continues
 ```
 
 Data sets and models are downloaded from the Hugging Face hub, unless `--data` names a folder. Begin
 with a part of a table: `--methods fine-tuning,lpt-npg --tasks rte,trec`. A run that
 `runs/reproduce/TABLE-full.jsonl` contains is not repeated. The table that is printed at the end has
-the published score and ours side by side. Put the file into `results/reproduce/` and run
-`python docs/reproduce.py`: then this page shows your runs.
+the published score and that of your runs side by side. Put the file into `results/reproduce/` and
+run `python docs/reproduce.py`: then this page shows your scores. The votes of `idpg-7` also need
+the folder `logits` beside the file.
 
 ## What the columns mean
 
 - **runs.** The first seed tries every learning rate of the paper, and the other seeds take the best
   one on validation. If it is at an edge of the grid, the command tries more, so there may be more
   runs. Controls are included.
-- **hours.** One GPU like the one in LPT's Table 5, a GTX 3090 with 24 GB, in float32. The
-  [cost model](../nbs/engine/efficiency/cost_model.ipynb) counts passes through layers, without a
-  cache. Fine-tuning's published 11.6 tokens/ms makes {speed:.0f} passes of a token through a layer
-  of RoBERTa-large in a millisecond. GPT-2 large has its own published speed, and other models that
-  of RoBERTa-large by the square of their width. Evaluations come on top. Steps of short examples
-  do not keep a GPU busy, so for these the hours are a lower bound.
+- **hours.** One GPU like the one in LPT's Table 5, an RTX 3090 with 24 GB (LPT writes GTX 3090), in
+  float32. The [cost model](../nbs/engine/efficiency/cost_model.ipynb) counts passes of a token
+  through a layer, without a cache. LPT publishes {published:.1f} tokens/ms for fine-tuning
+  RoBERTa-large. The cost model counts {passes:.0f} layer passes for a token of fine-tuning, so this
+  is {speed:.0f} layer passes per millisecond. GPT-2 large has its own published speed. The speed of
+  other models is that of RoBERTa-large, corrected for the square of their width. Evaluations are
+  not counted. Steps of short examples do not keep a GPU busy, so for these the hours are a lower
+  bound.
 - **Lengths.** An example has the mean number of tokens of its task, measured on SST-2, MR, CR,
   Subj, TREC, IMDB, RTE, MRPC, QQP and STS-B. {assumed} tokens are *assumed* for MNLI, QNLI, MPQA,
   CB and COPA, and 256 for MultiRC and BoolQ. Hours are proportional to the length.
@@ -407,15 +526,18 @@ the published score and ours side by side. Put the file into `results/reproduce/
 - **GPU.** The smallest of 24, 48 and 80 GB that holds it.
 - **the paper's number.** The paper's own method, averaged over the tasks where the paper prints a
   mean.
+- **this project.** The same method, settings, tasks and metric, from finished runs of the plan: on
+  the paper's backbone, with all of the plan's steps, and at the learning rate that was chosen. A
+  dash is a score without runs.
 
 ## When the score differs
 
 1. Look at the plan. `full` is *one point* of each paper's search space, with all of its learning
    rates; `idp reproduce` prints what the paper also searched.
-2. Compare fine-tuning first. If its score differs too, the cause is in the data or the split, and
-   not in the prompt.
-3. Look at the controls, which the command runs on the same data. A method below the probe has not
-   been trained long enough, or with the wrong learning rate.
+2. Compare fine-tuning first. If its score differs too, look for the cause in the data, the split or
+   the optimizer before you look at the prompt.
+3. Look at the controls, which the command runs on the same data. If a method is significantly below
+   the probe, first try more steps and other learning rates.
 4. Look for a learning rate at the edge of its grid (`lr_at_grid_edge` in the record), and for a
    training curve that still rises.
 5. Compute an interval over seeds before you call two scores different

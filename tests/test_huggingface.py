@@ -800,6 +800,8 @@ def test_the_script_of_the_page_trains_a_model(tiny, tmp_path, monkeypatch):
     assert namespace["trainer"].state.global_step == 3
     loaded = PromptModel.from_pretrained(namespace["base"], "out/prompts")
     assert loaded.config.num_labels == 6
+    _, task, _ = idp_tutorial.from_pretrained("out/prompts")  # as `idp predict` reads it
+    assert len(task.labels) == 6
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ TEXTS = [  # first cell of the page's table, value
     ("an object or bytes", {"a": 1}),
     ("an object or bytes", b"tea"),
     ("a NUL character", "tea\0"),
-    ("half a character (a lone surrogate)", "tea \ud800"),
+    ("a lone surrogate (half of a UTF-16 pair)", "tea \ud800"),
 ]
 
 
@@ -139,7 +139,7 @@ LABELS = [  # first cell of the page's table, value, the label that is read
     ("a missing value: None, null, NaN", None, None),
     ("several labels in a list", ["a", "b"], None),
     ("a NUL character", "a\0", None),
-    ("half a character (a lone surrogate)", "a\udfff", None),
+    ("a lone surrogate (half of a UTF-16 pair)", "a\udfff", None),
 ]
 NUMBERS = [
     *(

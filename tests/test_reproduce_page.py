@@ -2,9 +2,12 @@
 
 import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from idp_tutorial.utils.records import append_record, config_to_record
 
 ROOT = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location("reproduce_page", ROOT / "docs/reproduce.py")
@@ -50,3 +53,86 @@ def test_estimates_cover_sweeps_and_leave_out_other_commands():
     )
     assert page.estimate_command(command).runs == 24 * 6
     assert page.estimate_command("idp bench --backbone roberta-large") is None
+
+
+# ---- records of this project
+
+
+def planned_runs(table, method, **fields):
+    """Return the planned configs of a method that have some fields."""
+    plan = page.plan_table_runs(table, "full", methods=[method])
+    return [c for c in plan if all(c.to_dict()[name] == v for name, v in fields.items())]
+
+
+def write_run(folder, table, cfg, score, lr=1e-3, seed=0, validation=80.0, **fields):
+    """Append the record of a finished run with 640 training examples."""
+    cfg = replace(cfg.resolve_epochs(640), lr=lr, seed=seed)
+    record = dict(
+        schema=3,
+        status="done",
+        **config_to_record(cfg),
+        metric="accuracy",
+        score=score,
+        validation=validation,
+        split_sizes=dict(train=640, validation=100, test=100),
+        digests=dict(weights="0" * 16, data="0" * 16),
+    )
+    append_record({**record, **fields}, folder / f"{table}-full.jsonl")
+
+
+def test_a_mean_over_tasks_needs_runs_of_every_task(tmp_path):
+    runs = planned_runs("lpt-2", "lpt-npg")
+    assert page.our_number("lpt-2", "scores", tmp_path) == "not run"
+    for cfg in runs:
+        if cfg.task != "rte":
+            write_run(tmp_path, "lpt-2", cfg, 90.0)
+    assert page.our_number("lpt-2", "scores", tmp_path) == "LPT w/ NPG: 9 of 10 tasks (36 runs)"
+    for cfg in runs:
+        if cfg.task == "rte":  # the mean of the tasks, not of the runs
+            write_run(tmp_path, "lpt-2", cfg, 50.0)
+            write_run(tmp_path, "lpt-2", cfg, 60.0, seed=1)
+    assert page.our_number("lpt-2", "scores", tmp_path) == "LPT w/ NPG: 86.5 (44 runs)"
+
+
+def test_other_runs_of_the_file_do_not_count(tmp_path):
+    """Short runs, other methods, controls, backbones and learning rates, and diverged runs."""
+    table = "id-spam-10"
+    rte, mrpc = (planned_runs(table, "id-spam", task=task)[0] for task in ("rte", "mrpc"))
+    for seed, score in enumerate((70.0, 72.0)):
+        write_run(tmp_path, table, rte, score, seed=seed)
+        macro = {"accuracy+f1": 99.0, "accuracy+macro_f1": score + 9}
+        write_run(tmp_path, table, mrpc, 99.0, seed=seed, scores=macro, metric="accuracy+f1")
+    expected = "ID-SPAM: 75.5 (4 runs)"  # MRPC by macro F1
+    assert page.our_number(table, "scores", tmp_path) == expected
+    write_run(tmp_path, table, replace(rte, epochs=None, steps=20), 1.0)
+    write_run(tmp_path, table, planned_runs(table, "lpt-npg", task="rte")[0], 1.0)
+    write_run(tmp_path, table, planned_runs(table, "majority", task="rte")[0], 1.0)
+    write_run(tmp_path, table, replace(rte, backbone="smollm2"), 1.0)
+    write_run(tmp_path, table, rte.with_options(prompt_length=20), 1.0)
+    write_run(tmp_path, table, rte, 1.0, lr=5e-4, validation=99.0)
+    write_run(tmp_path, table, rte, 1.0, seed=2, status="diverged", message="not finite")
+    assert page.our_number(table, "scores", tmp_path) == expected
+
+
+def test_the_best_validation_score_chooses_between_runs_of_one_seed(tmp_path):
+    cfg = planned_runs("lpt-10", "lpt-npg", layer=12)[0]
+    write_run(tmp_path, "lpt-10", cfg, 60.0, lr=1e-3, validation=70.0)
+    write_run(tmp_path, "lpt-10", cfg, 50.0, lr=5e-3, validation=75.0)
+    write_run(tmp_path, "lpt-10", cfg, 55.0, lr=5e-3, validation=76.0)  # the same run again
+    assert page.our_number("lpt-10", "variants", tmp_path) == (
+        "LPT w/ NPG at layer 13: accuracy 55.0; training speed, tokens/ms –; memory cost, GB – "
+        "(1 run)"
+    )
+
+
+def test_scores_of_several_backbones_and_settings_are_cells_of_their_own(tmp_path):
+    for cfg in planned_runs("idpg-3", "m-idpg-phm", shots=500):
+        write_run(tmp_path, "idpg-3", cfg, 85.0)
+    assert page.our_number("idpg-3", "scores", tmp_path) == (
+        "M-IDPG-PHM: K=100 –; K=500 85.0; K=1000 – (10 runs)"
+    )
+    for cfg in planned_runs("lpt-4", "lpt-npg", backbone="gpt2-large"):
+        write_run(tmp_path, "lpt-4", cfg, 80.0)
+    assert page.our_number("lpt-4", "scores", tmp_path) == (
+        "LPT w/ NPG: DeBERTa-large –; GPT2-large 80.0 (4 runs)"
+    )

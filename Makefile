@@ -23,7 +23,7 @@ backbones: .venv/.dev ## fetch SmolLM2, a real language model, into the user's c
 FORMATTED := nbs idp_tutorial tests docs results configs setup.py
 CHECKED := idp_tutorial tests docs results configs setup.py
 
-test: .venv/.dev ## everything that CI runs
+test: .venv/.dev ## what CI runs, without the test of the wheel
 	@$(BIN)/ruff check --quiet --output-format=concise $(CHECKED)
 	@$(BIN)/ruff check --quiet --output-format=concise --select E501 nbs
 	@$(BIN)/ruff format --quiet --check $(FORMATTED)

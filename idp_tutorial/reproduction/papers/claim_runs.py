@@ -335,7 +335,7 @@ def write_effects(args: argparse.Namespace) -> None:
         )
     table = "\n".join(
         [
-            "| method | switch | tasks | difference from the default | detectable | seeds "
+            "| method | switch | tasks | difference from the reference | detectable | seeds "
             "| significant |",
             "|---|---|---|--:|--:|--:|---|",
             *rows,

@@ -381,6 +381,14 @@ def matching_methods(table, **r):
     return [*R.compare_with_published([r], table).dropna(subset="our mean").method]
 
 
+def test_a_score_is_not_compared_with_a_time_or_memory():
+    plan = P.plan_table_runs("lpt-10", "full")
+    records = [dict(cfg.to_dict(), status="done", n_layers=24, score=50.0) for cfg in plan]
+    table = R.compare_with_published(records, "lpt-10").dropna(subset="metric")
+    assert table.metric.nunique() == 3
+    assert {*table.metric[table["our mean"].notna()]} == {"accuracy"}
+
+
 def test_one_method_at_the_input_and_at_the_middle_layer_is_two_rows():
     assert matching_methods("lpt-1", method="lpt", layer=0, prompt_length=20) == ["Prompt Tuning"]
     assert matching_methods("lpt-1", method="lpt", layer=0, prompt_length=256) == [

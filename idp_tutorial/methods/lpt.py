@@ -30,6 +30,17 @@ from idp_tutorial.methods.method_registry import (
 )
 from ..utils.options import Probability
 
+# %% ../../nbs/course/11_late_prompt_tuning.ipynb #11b00011
+def _summary_position(ctx: Context) -> str:
+    """Return the name of the tracked position whose hidden state summarises the text.
+
+    It is 'cls' for an encoder. For a decoder it is the last context word: 'mask' with a template,
+    'last' without.
+    """
+    if ctx.backbone.causal and "mask" in ctx.tracked_positions:
+        return "mask"
+    return ctx.backbone.default_pooling
+
 # %% ../../nbs/course/11_late_prompt_tuning.ipynb #6e278673
 class NaivePromptGenerator(PromptSource):
     """Prompt source that generates a prompt from one hidden state of each example (NPG).
@@ -62,17 +73,6 @@ class NaivePromptGenerator(PromptSource):
         h = self.scale(ctx.state_at(_summary_position(ctx)))
         p = self.up(self.down(h).relu())
         return self.dropout(p).unflatten(-1, (-1, self.d))
-
-# %% ../../nbs/course/11_late_prompt_tuning.ipynb #11b00011
-def _summary_position(ctx: Context) -> str:
-    """Return the name of the tracked position whose hidden state summarises the text.
-
-    It is 'cls' for an encoder. For a decoder it is the last context word: 'mask' with a template,
-    'last' without.
-    """
-    if ctx.backbone.causal and "mask" in ctx.tracked_positions:
-        return "mask"
-    return ctx.backbone.default_pooling
 
 # %% ../../nbs/course/11_late_prompt_tuning.ipynb #5a1df1f3
 def lpt_plan(

@@ -198,6 +198,7 @@ def execute_notebook(path: Path) -> NotebookNode:
     NotebookClient(
         nbformat.v4.new_notebook(cells=cells, metadata=nb.metadata),
         timeout=300,
+        coalesce_streams=True,
         kernel_name="python3",
         extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str(path.parent)}},
@@ -518,6 +519,9 @@ def render_readme(
     from nbconvert import MarkdownExporter
 
     nb = update_index(path)
+    alternative_texts = re.findall(
+        r"^#\| fig-alt: (.+)$", "\n".join(c.source for c in nb.cells), re.M
+    )
     nb.cells = [cell for cell in map(filter_cell, nb.cells) if cell]
     for cell in nb.cells:
         if cell.cell_type == "markdown":
@@ -532,6 +536,8 @@ def render_readme(
     )
     text = re.sub(r"<style.*?</style>\s*", "", text, flags=re.S)
     text = re.sub(r"^```python\s*```$\n*", "", text, flags=re.M)  # hidden inputs
+    for alternative_text in alternative_texts:
+        text = text.replace("![png](", f"![{alternative_text}](", 1)
     names = "|".join(GENERATED_PARTS)
     text = re.sub(rf"^<!-- ({names}|end) -->\n", "", text, flags=re.M)
     text = re.sub(r"[ \t]+$", "", re.sub(r"\n{3,}", "\n\n", text), flags=re.M).strip()

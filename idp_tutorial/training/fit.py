@@ -6,6 +6,7 @@
 __all__ = ['TrainLog', 'TrainState', 'TrainingRun', 'fit']
 
 # %% ../../nbs/engine/training/fit.ipynb #2825163e
+import os
 import torch
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -154,6 +155,8 @@ class TrainingRun:
         """Return whether the progress bar is hidden; None: unless stderr is a terminal."""
         if not self.acc.is_main_process:
             return True
+        if progress is None and os.environ.get("TQDM_DISABLE", "0") not in ("", "0"):
+            return True  # tqdm reads the variable itself, but not in notebooks
         return None if progress is None else not progress
 
     def _show_progress(self, **values: str) -> None:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from small import config, small_task, stop_at
+from tqdm import tqdm
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
@@ -125,6 +126,20 @@ def test_tensorboard_writes_an_events_file(train, tmp_path):
     pytest.importorskip("tensorboard")
     train(make_log_callbacks("tensorboard", tmp_path), tmp_path)
     assert len([*tmp_path.glob("runs/*/events.out.tfevents.*")]) == 1
+
+
+def test_tqdm_disable_hides_the_bar_in_notebooks(train, monkeypatch):
+    bars = []
+
+    def make_bar(**options):
+        bars.append(options)
+        return tqdm(**options)
+
+    monkeypatch.setattr("idp_tutorial.training.fit.tqdm", make_bar)
+    for value in ("1", "0"):
+        monkeypatch.setenv("TQDM_DISABLE", value)
+        train()
+    assert [bar["disable"] for bar in bars] == [True, None]
 
 
 def test_a_progress_bar_is_shown_when_asked_for(train, capsys):

@@ -39,7 +39,7 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         shots=None,
     ),
     "task": dict(
-        methods=("prompt-tuning", "p-tuning-v2", "s-idpg-phm", "m-idpg-phm"),
+        methods=("prompt-tuning", "m-idpg-phm", "s-idpg-phm", "p-tuning-v2"),
         learning_rates=(3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
         head_learning_rates=(None,),
         shots=1000,

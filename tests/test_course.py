@@ -13,6 +13,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from idp_tutorial.utils.records import read_records
+
 ROOT = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location("course_pages", ROOT / "docs/course.py")
 course = importlib.util.module_from_spec(spec)
@@ -379,6 +381,18 @@ def test_the_first_chapter_states_what_the_stored_scores_show():
     assert max(mean[name] for name in ("head alone", "one prompt for all", "probe")) < 56
     assert mean["side network"] > generated
     assert f"{mean['side network']:.1f} %" in course.read_markdown(CHAPTERS[0])
+
+
+def test_the_first_chapter_states_the_scores_of_longer_training():
+    runs = read_records(ROOT / "results/why/toy-two-domains-tiny.jsonl")
+    assert {(r["method"], r["steps"]) for r in runs} == {("lpt", 3000)}
+    search = {r["lr"]: r["validation"] for r in runs if r["seed"] == 0}
+    best = max(search, key=search.get)
+    first, second, third = sorted(round(r["score"]) for r in runs if r["lr"] == best)
+    assert len(search) == 6
+    text = " ".join(course.read_markdown(CHAPTERS[0]).split())
+    assert "with 3,000 steps before layer 4, at the best of six learning rates" in text
+    assert f"accuracies of {first}, {second} and {third} %" in text
 
 
 def test_a_generated_prompt_beats_the_controls_on_the_task_with_word_order():

@@ -51,7 +51,7 @@ def supplement_command(options: SupplementOptions, base: Any) -> None:
     check_writable_folder(str(Path(options.out).parent), "out=")
     from idp_tutorial.assembly.build import build_model
     from idp_tutorial.assembly.config import RunConfig, refuse_control
-    from idp_tutorial.data.tasks import load_task
+    from idp_tutorial.data.tasks import load_config_task
     from idp_tutorial.reproduction.papers.protocols import own_prompt_lengths
     from idp_tutorial.reproduction.papers.supplementary_training import run_supplementary_training
 
@@ -60,7 +60,7 @@ def supplement_command(options: SupplementOptions, base: Any) -> None:
     defaults = {"prompt_length": length} if length else {}
     # an option that the method does not have is refused
     cfg = RunConfig(options.method, **{**defaults, **base.to_dict()})
-    task = load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)
+    task = load_config_task(cfg)
     assert cfg.lr and cfg.epochs  # they have defaults
     stage = run_supplementary_training(
         cfg,

@@ -29,7 +29,7 @@ def _validate(
     """Check everything that can be checked before training, and return the task."""
     from idp_tutorial.assembly.config import refuse_unread_options
     from idp_tutorial.data.task import require_classes
-    from idp_tutorial.data.tasks import load_task
+    from idp_tutorial.data.tasks import load_config_task
     from idp_tutorial.methods.all_methods import METHODS
     from idp_tutorial.reproduction.analysis.layer_sweep import plan_layer_sweep
     from idp_tutorial.runs.compare import dry_run_comparison
@@ -44,7 +44,7 @@ def _validate(
     )
     dry_run_comparison(methods, base, options.seeds, options.out)
     plan_layer_sweep(methods, base, layers, options.seeds)
-    task = load_task(base.task, base.data, base.shots)
+    task = load_config_task(base)
     if options.probe:
         require_classes(task, "probe")
     return task

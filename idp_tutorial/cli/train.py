@@ -25,10 +25,10 @@ __all__ = ["TrainOptions", "train_command"]
 
 def _print_forecast(cfg: Any) -> None:
     """Print what `--dry_run` estimates: trained parameters, memory and time."""
-    from idp_tutorial.data.tasks import load_task
+    from idp_tutorial.data.tasks import load_config_task
     from idp_tutorial.reproduction.efficiency.training_estimate import estimate_training
 
-    task = load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)
+    task = load_config_task(cfg)
     cfg = cfg.resolve_epochs(len(task.splits["train"]))
     estimate = estimate_training(cfg, task)
     counts = estimate["params"]

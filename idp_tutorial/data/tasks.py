@@ -24,10 +24,10 @@ from idp_tutorial.data.rows import (
 )
 from idp_tutorial.data.splits import load_splits_from_folder, load_splits_from_hub, make_splits
 from idp_tutorial.data.synthetic import make_rows
-from idp_tutorial.data.task import TEMPLATES, Task
+from idp_tutorial.data.task import TEMPLATES, Task, TaskConfig
 from idp_tutorial.utils.checks import UserError, check_at_least, check_name
 
-__all__ = ["TASKS", "load_task"]
+__all__ = ["TASKS", "load_task", "load_config_task"]
 
 
 _SENTIMENT: dict[str, Any] = dict(
@@ -245,3 +245,8 @@ def load_task(
         raw = load_splits_from_hub(task)
     splits = raw if is_frozen else make_splits(task, raw, shots, split_seed, stratified)
     return replace(task, splits=splits)
+
+
+def load_config_task(cfg: TaskConfig) -> Task:
+    """Load the task of a config, with the few-shot sample that the config describes."""
+    return load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)

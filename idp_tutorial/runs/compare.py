@@ -32,7 +32,7 @@ from idp_tutorial.assembly.config import (
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
-from idp_tutorial.data.tasks import load_task
+from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.runs.conclusions import parse_primary_contrast
 from idp_tutorial.runs.experiment import Experiment
@@ -123,7 +123,7 @@ def dry_run_comparison(
     validate_comparison(methods, base.head, seeds)
     refuse_unread_options(methods, base)
     check_writable_folder(folder)
-    task = load_task(base.task, base.data, base.shots, base.split_seed, base.stratified)
+    task = load_config_task(base)
     task = task.with_metric(base.metric)
     longest = None
     for method in methods:
@@ -252,7 +252,7 @@ def compare_methods(
     """
     methods = list(dict.fromkeys(methods))
     validate_comparison(methods, base.head, seeds)
-    task = load_task(base.task, base.data, base.shots, base.split_seed, base.stratified)
+    task = load_config_task(base)
     base = base.resolve_epochs(len(task.splits["train"]))
     if base.lr:
         lr_selection = "given"

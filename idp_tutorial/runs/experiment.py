@@ -21,7 +21,7 @@ from idp_tutorial.assembly.controls import ControlModel, fit_control
 from idp_tutorial.assembly.probe import initialise_head_from_probe
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
 from idp_tutorial.data.task import Task
-from idp_tutorial.data.tasks import load_task
+from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.runs.logits import logits_name, save_logits, split_outputs
 from idp_tutorial.runs.record import (
@@ -61,7 +61,7 @@ class Experiment:
         cfg: RunConfig,  # without `lr` the method's default is used
         task: Task | None = None,  # a loaded task, whose name goes into the record; None: load it
     ) -> None:
-        task = task or load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)
+        task = task or load_config_task(cfg)
         self.task = task.with_metric(cfg.metric)
         cfg = replace(_with_default_learning_rate(cfg), task=self.task.name)
         n_examples = len(self.task.splits["train"])

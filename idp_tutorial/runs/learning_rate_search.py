@@ -19,7 +19,7 @@ from typing import Any
 from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
-from idp_tutorial.data.tasks import load_task
+from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.record import (
@@ -262,7 +262,7 @@ def choose_learning_rate(
 
     Raises: `DivergenceError` if training diverges with every learning rate.
     """
-    task = load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)
+    task = load_config_task(cfg)
     task = task.with_metric(cfg.metric)
     cfg = cfg.resolve_epochs(len(task.splits["train"]))
     with folder_lock(folder if process_state().is_main_process else None):

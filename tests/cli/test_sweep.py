@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from sweeps import pretend, swept
+from sweeps import fake, pretend, swept
 
 from idp_tutorial.cli.sweep import sweep_command
-from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.analysis.information import ProbeConfig
 from idp_tutorial.runs.experiment import Experiment
@@ -300,3 +300,19 @@ def test_the_bottleneck_reaches_the_sweep(monkeypatch, tmp_path):
         task="sentiment", methods="lpt-npg", layers="0", seeds=1, bottleneck=32, out=str(tmp_path)
     )
     assert {r["bottleneck"] for r in read_records(tmp_path / "sweep-sentiment-tiny.jsonl")} == {32}
+
+
+def test_the_command_trains_on_the_sample_of_its_options(monkeypatch, small_folder, tmp_path):
+    choose_at_once(monkeypatch)
+    monkeypatch.setattr("idp_tutorial.runs.compare.dry_run_comparison", lambda *a: None)
+    tasks = []
+    monkeypatch.setattr(
+        LIB + "layer_sweep.sweep_prompt_layer",
+        lambda methods, base, layers, seeds, tune, file, task, *a: (
+            tasks.append(task) or fake([60, 63])
+        ),
+    )
+    sample = dict(shots=8, split_seed=3, stratified=False)
+    options = dict(backbone=str(small_folder), methods="lpt", layers="1", out=str(tmp_path))
+    sweep_command(task="sentiment", **options, **sample)
+    assert tasks[0].digest() == load_task("sentiment", None, *sample.values()).digest()

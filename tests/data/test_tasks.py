@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from small import YES_NO, YES_NO_ROWS, config, sentences_of, write_splits
@@ -9,8 +10,8 @@ from superglue import groups_of
 
 from idp_tutorial.data.rows import check_one_correct_candidate
 from idp_tutorial.data.synthetic import SYNTHETIC_TASKS
-from idp_tutorial.data.task import Task
-from idp_tutorial.data.tasks import TASKS, load_task
+from idp_tutorial.data.task import Task, TaskConfig
+from idp_tutorial.data.tasks import TASKS, load_config_task, load_task
 from idp_tutorial.runs.experiment import run_experiment
 
 # ---- the registry
@@ -239,3 +240,11 @@ def test_a_run_on_multirc_reports_the_mean_of_both_metrics(superglue_folder, sma
         (r["scores"]["f1"] + r["scores"]["exact"]) / 2
     )
     json.dumps(r)
+
+
+def test_the_task_of_a_config_has_its_sample():
+    cfg = TaskConfig(task="sentiment", shots=8, split_seed=3, stratified=False)
+    task = load_config_task(cfg)
+    assert task.digest() == load_task("sentiment", None, 8, 3, False).digest()
+    others = (dict(shots=9), dict(split_seed=2), dict(stratified=True))
+    assert all(load_config_task(replace(cfg, **o)).digest() != task.digest() for o in others)

@@ -147,7 +147,7 @@ def pretend(monkeypatch):
         monkeypatch.setattr(module, "load_config_backbone", lambda cfg: _Weights())
     monkeypatch.setattr(comparison, "dry_run_comparison", lambda *a: None)
     for module in (comparison, reproduce):
-        monkeypatch.setattr(module, "load_task", lambda *a: task())
+        monkeypatch.setattr(module, "load_config_task", lambda cfg: task())
     monkeypatch.setattr(transfer, "run_transfer", _transfer)
     monkeypatch.setattr(results, "plot_scores", lambda r: _Picture())
 

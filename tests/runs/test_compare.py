@@ -148,7 +148,7 @@ def test_other_data_of_the_same_name_are_another_task(cfg, fakes, tmp_path, monk
     out = tmp_path / "r.jsonl"
 
     def go(n):
-        monkeypatch.setattr(comparison, "load_task", lambda *a: small_task(train=n))
+        monkeypatch.setattr(comparison, "load_config_task", lambda cfg: small_task(train=n))
         return compare_methods(["lpt"], cfg(), 1, False, out)
 
     trained, _ = fakes(lambda c: 1.0)

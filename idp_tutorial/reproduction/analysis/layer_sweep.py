@@ -43,7 +43,7 @@ import numpy as np
 from idp_tutorial.assembly.config import RunConfig, RunOptions, general_options, recorded_option
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.data.task import Task
-from idp_tutorial.data.tasks import load_task
+from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.all_methods import METHODS, late_prompt_methods
 from idp_tutorial.reproduction.analysis.information import ProbeConfig, probe_layers
 from idp_tutorial.reproduction.analysis.layer_choice import (
@@ -250,7 +250,7 @@ def sweep_prompt_layer(
     learning_rates: tuple = (),  # learning rates to try, extended at an edge; (): the method's
 ) -> list[dict]:  # records, old and new, with `n_layers`, `seconds` and `tuning_seconds`
     """Train methods at every layer with every seed (LPT §4 and §5.2, Figures 2, 4 and 5)."""
-    task = task or load_task(base.task, base.data, base.shots, base.split_seed, base.stratified)
+    task = task or load_config_task(base)
     cfgs, lr_selection = plan_layer_sweep(
         methods, base, layers, seeds, tune_learning_rate, out, task, learning_rates
     )

@@ -24,7 +24,7 @@ from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
-from idp_tutorial.data.tasks import load_task
+from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.analysis.prompt_swaps import collect_prompts
 from idp_tutorial.runs.experiment import Experiment
@@ -278,8 +278,7 @@ def _figure_runs(
     runs = []
     for cfg in plan_figure_runs(name, base_config, seeds):
         if cfg.task not in tasks:
-            sample = (cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)
-            tasks[cfg.task] = load_task(cfg.task, *sample)
+            tasks[cfg.task] = load_config_task(cfg)
         task = tasks[cfg.task]
         runs.append((cfg.resolve_epochs(len(task.splits["train"])), task))
     return runs

@@ -23,7 +23,7 @@ from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig, RunOptions, recorded_option
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
-from idp_tutorial.data.tasks import TASKS, load_task
+from idp_tutorial.data.tasks import TASKS, load_config_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.analysis.prompt_swaps import evaluate_prompt_swaps
 from idp_tutorial.reproduction.papers.supplementary_training import run_supplementary_training
@@ -124,11 +124,6 @@ def make_method_config(args: argparse.Namespace, task_name: str, method: str) ->
         head_init=args.head_init,
         head_lr=args.head_lr or None,
     )
-
-
-def load_config_task(cfg: RunOptions) -> Task:
-    """Load the task of a config."""
-    return load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed)
 
 
 def parse_options(options: str) -> dict:

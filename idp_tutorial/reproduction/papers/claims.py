@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from idp_tutorial.data.task import Task
-from idp_tutorial.data.tasks import load_task
+from idp_tutorial.data.task import Task, TaskConfig
+from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.reproduction.papers.protocols import (
     paper_head,
     paper_method_fields,
@@ -198,8 +198,14 @@ def load_tasks_for_labels(
         if r["task"] in tasks or has_per_example_results(r, r["folder"]):
             continue
         if has_per_example_results(r, r["folder"], has_labels=True):
-            tasks[r["task"]] = load_task(
-                r["task"], data_folder, r.get("shots"), r.get("split_seed") or 0
+            tasks[r["task"]] = load_config_task(
+                TaskConfig(
+                    task=r["task"],
+                    data=data_folder,
+                    shots=r.get("shots"),
+                    split_seed=r.get("split_seed") or 0,
+                    stratified=r.get("stratified", True),
+                )
             )
     return tasks
 

@@ -19,7 +19,7 @@ import pandas as pd
 
 from idp_tutorial.assembly.build import load_config_backbone
 from idp_tutorial.assembly.config import RunConfig, recorded_option
-from idp_tutorial.data.tasks import load_task
+from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.method_registry import CONTROL_METHODS
 from idp_tutorial.reproduction.papers.protocols import (
     BACKBONE_NAMES,
@@ -95,7 +95,7 @@ def _run_plan(
     store = RunStore(file)
     records = []
     for i, cfg in enumerate(plan):
-        task = load_task(cfg.task, cfg.data, cfg.shots, cfg.split_seed, cfg.stratified)
+        task = load_config_task(cfg)
         learning_rates = select_learning_rates(cfg, table, scale, given_learning_rates)
         n_seeds = choose_seed_count(cfg, plan, seeds)
         cfg = cfg.resolve_epochs(len(task.splits["train"]))
@@ -124,7 +124,7 @@ def _check_inputs_exist(plan: list[RunConfig], scale: str) -> None:
             "glove.6B.300d.txt. Give the file or its folder, or leave the method out with methods=."
         )
     for c in {(c.task, c.shots, c.split_seed): c for c in plan}.values():
-        load_task(c.task, c.data, c.shots, c.split_seed, c.stratified)
+        load_config_task(c)
     for c in {c.backbone: c for c in plan}.values():
         load_config_backbone(c)
 

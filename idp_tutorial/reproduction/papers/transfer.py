@@ -43,7 +43,7 @@ from idp_tutorial.core.context import Context
 from idp_tutorial.core.prompted_model import PromptedModel, copy_state, restore_state
 from idp_tutorial.core.random_numbers import seed_random_numbers
 from idp_tutorial.data.task import Task
-from idp_tutorial.data.tasks import load_task
+from idp_tutorial.data.tasks import load_config_task, load_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.learning_rate_search import choose_head_learning_rate, try_learning_rates
@@ -540,7 +540,7 @@ def compare_transfer(
     if loaded_tasks:
         source_task, target_task = loaded_tasks
     else:
-        source_task = load_task(base.task, base.data, base.shots, base.split_seed, base.stratified)
+        source_task = load_config_task(base)
         target_task = _load_target_task(target, base, target_shots)
     label_maps = {
         m: resolve_label_map(base.with_method(m), source_task, target_task, explicit_map)

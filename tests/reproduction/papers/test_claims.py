@@ -171,7 +171,7 @@ def test_idp_reproduce_updates_verdicts_from_records(results, monkeypatch, capsy
     from idp_tutorial.reproduction.papers import claims
 
     folder, task = results
-    monkeypatch.setattr(claims, "load_task", lambda *a: task)
+    monkeypatch.setattr(claims, "load_config_task", lambda cfg: task)
     text = (folder / "claims/runs.jsonl").read_text()
     text = text.replace('"a"', '"lpt-npg"').replace('"b", "seed"', '"lpt", "seed"')
     text = text.replace('"task": "t"', '"task": "trec"').replace(
@@ -581,3 +581,17 @@ def test_a_file_without_claims_is_not_overwritten(text, tmp_path, capsys):
         and "holds no claims" in capsys.readouterr().err
         and (tmp_path / "f").read_text() == text
     )
+
+
+def test_labels_of_logits_are_those_of_the_recorded_sample(monkeypatch):
+    record = dict(task="sentiment", folder="x", shots=8, split_seed=3, stratified=False)
+    loaded = []
+    monkeypatch.setattr(claims, "load_config_task", loaded.append)
+    monkeypatch.setattr(
+        claims, "has_per_example_results", lambda r, f, has_labels=False: has_labels
+    )
+    claims.load_tasks_for_labels([record, {"task": "trec", "folder": "x"}], "folder")
+    assert [(c.data, c.shots, c.split_seed, c.stratified) for c in loaded] == [
+        ("folder", 8, 3, False),
+        ("folder", None, 0, True),
+    ]

@@ -38,8 +38,8 @@ TABLES = load_published_tables()
 def small_tasks(monkeypatch):
     """Every task has forty rows."""
 
-    def load_task(name, *sample):
-        task = TASKS[name]
+    def load_config_task(cfg):
+        task = TASKS[cfg.task]
 
         def rows(n):
             labels = [*range(len(task.labels))] or [0.0, 2.5, 5.0]
@@ -52,7 +52,7 @@ def small_tasks(monkeypatch):
 
         return replace(task, splits=dict(train=rows(24), validation=rows(8), test=rows(8)))
 
-    monkeypatch.setattr(R, "load_task", load_task)
+    monkeypatch.setattr(R, "load_config_task", load_config_task)
 
 
 @pytest.mark.parametrize("table", ["idpg-7", "lpt-10", "id-spam-3", "id-spam-16"])
@@ -184,7 +184,7 @@ def test_a_figure_writes_a_record_for_each_method(
 ):
     """A second call runs nothing."""
     bundled = dict(subj="questions", stsb="similarity", mnli="entailment", mrpc="entailment")
-    monkeypatch.setattr(figures, "load_task", lambda t, *sample: small_task(bundled[t]))
+    monkeypatch.setattr(figures, "load_config_task", lambda cfg: small_task(bundled[cfg.task]))
     for _ in range(2):
         reproduce_command(
             table=name, backbone=str(small_folder), out=str(tmp_path), steps=1, seeds=1
@@ -269,7 +269,9 @@ def test_full_tries_the_papers_learning_rates(monkeypatch, tmp_path):
 
     monkeypatch.setattr(R, "run_seeds", run_seeds)
     monkeypatch.setattr(R, "load_config_backbone", lambda c: None)
-    monkeypatch.setattr(R, "load_task", lambda *a: SimpleNamespace(splits=dict(train=[0] * 100)))
+    monkeypatch.setattr(
+        R, "load_config_task", lambda cfg: SimpleNamespace(splits=dict(train=[0] * 100))
+    )
 
     def run(table, **kw):
         tried.clear()
@@ -523,7 +525,7 @@ def test_a_part_of_a_table_reports_progress_and_scores(monkeypatch, tmp_path, me
 
     monkeypatch.setattr(R, "run_seeds", run_seeds)
     monkeypatch.setattr(R, "load_config_backbone", lambda c: None)
-    monkeypatch.setattr(R, "load_task", lambda *a: SimpleNamespace(splits=dict(train=[])))
+    monkeypatch.setattr(R, "load_config_task", lambda cfg: SimpleNamespace(splits=dict(train=[])))
     t = R.reproduce_table("lpt-2", methods=["lpt-npg"], tasks=["sst2"], out=tmp_path)
     row = t.dropna(subset="our mean").iloc[0]
     assert (
@@ -606,13 +608,15 @@ def test_invalid_numbers_and_names_are_refused(kw, tmp_path):
 def test_a_figure_uses_the_sample_that_its_config_states(monkeypatch, small_folder):
     loaded = []
     monkeypatch.setattr(
-        figures, "load_task", lambda *args: loaded.append(args) or small_task("questions")
+        figures, "load_config_task", lambda cfg: loaded.append(cfg) or small_task("questions")
     )
     base = config(
         backbone=str(small_folder), shots=8, split_seed=3, stratified=False, lr=1e-4, steps=1
     )
     (r,) = figures.reproduce_figure("lpt-f6", base, 1)
-    assert loaded == [("subj", None, 8, 3, False)] and r["lr"] == 1e-4
+    (cfg,) = loaded
+    assert (cfg.task, cfg.data, cfg.shots) == ("subj", None, 8) and r["lr"] == 1e-4
+    assert (cfg.split_seed, cfg.stratified) == (3, False)
 
 
 def test_a_figure_has_enough_seeds_for_a_verdict(monkeypatch, small_folder, tmp_path):

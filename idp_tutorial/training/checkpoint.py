@@ -132,6 +132,7 @@ class _SavedProgress:
     history: list[tuple[int, float]]
     validation_losses: list[float | None]
     losses: Tensor
+    is_ended: bool = False
 
 
 @dataclass
@@ -270,6 +271,7 @@ class Checkpoint:
         run.profiler.load_state_dict(content["profiler"])
         progress = dict(content["progress"])
         progress["losses"] = list(progress["losses"].to(run.acc.device))
+        progress.setdefault("is_ended", not content["tensors"])  # earlier versions do not state it
         vars(run.state).update(progress)
         try:
             set_random_state(content["random_states"][run.acc.process_index])

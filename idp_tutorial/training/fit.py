@@ -78,6 +78,7 @@ class TrainState:
     history: list[tuple[int, float]] = field(default_factory=list)  # (step, validation score)
     validation_losses: list[float | None] = field(default_factory=list)  # of each of `history`
     losses: list[Tensor] = field(default_factory=list)  # of every step, on the device
+    is_ended: bool = False  # the last step is taken, or `patience` or a callback has ended the run
 
 
 class TrainingRun:
@@ -202,7 +203,8 @@ class TrainingRun:
         """True if all steps are taken, or if `patience` or a callback ends the run early."""
         state = self.state
         return (
-            state.step >= self.cfg.steps
+            state.is_ended
+            or state.step >= self.cfg.steps
             or self.callbacks.should_stop
             or should_stop_early(state.history, state.validation_losses, self.cfg.patience)
         )
@@ -313,6 +315,7 @@ class TrainingRun:
     def save_if_due(self) -> None:
         """Write a checkpoint if one is due."""
         if self.checkpoint and self.is_due(self.checkpoint.interval):
+            self.state.is_ended = self.is_finished
             self.checkpoint.save(self)
             self.callbacks.notify("on_save")
 

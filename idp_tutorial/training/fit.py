@@ -127,7 +127,7 @@ class TrainingRun:
                 f"no learning rate for method {self.cfg.run_name!r}: "
                 "pass RunConfig(lr=...) or fit(..., lr=...)."
             )
-        if checkpoint_dir:
+        if checkpoint_dir and save_every != 0:
             self.checkpoint = self._open_checkpoint(checkpoint_dir, save_every, self.lr)
         self._create_optimizer(self.lr)
         self.trained_tensors = trained_state(self.model)
@@ -350,7 +350,8 @@ def fit(
     cfg: TrainingConfig,
     lr: float | None = None,  # learning rate; None: `cfg.lr`
     checkpoint_dir: Path | str | None = None,  # folder for checkpoints, to resume a killed run
-    save_every: int | None = None,  # steps between two checkpoints; None: `cfg.eval_every`
+    # steps between two checkpoints; None: `cfg.eval_every`; 0: no checkpoints
+    save_every: int | None = None,
     callbacks: Iterable = (),  # `transformers.TrainerCallback` objects, as of `Trainer`
     progress: bool | None = None,  # show a progress bar; None: if stderr is a terminal
 ) -> TrainLog:

@@ -132,7 +132,8 @@ def remove_stale_part_files(
     name: str = "",  # file whose part files are removed; '': all part files of the folder
 ) -> None:
     """Remove incomplete files of killed processes, which are named by `open_atomically`."""
-    pattern = rf"\.{re.escape(name[:40])}\.\d+-[0-9a-f]{{8}}\.part" if name else r"\..*\.part"
+    stem = re.escape(name[:40]) if name else ".*"
+    pattern = rf"\.{stem}\.\d+-[0-9a-f]{{8}}\.part"
     for part in folder.glob(".*.part"):
         if not re.fullmatch(pattern, part.name, re.DOTALL):
             continue
@@ -228,9 +229,13 @@ def file_lock(
 
 def repair_last_line(file: Path) -> None:
     """Remove an incomplete last line of a JSONL file, or add the line break that it lacks."""
+    with open(file, "rb") as f:  # of a complete file, only the last byte is read
+        if not f.seek(0, os.SEEK_END):
+            return
+        f.seek(-1, os.SEEK_END)
+        if f.read(1) == b"\n":
+            return
     data = file.read_bytes()
-    if not data or data.endswith(b"\n"):
-        return
     start = data.rfind(b"\n") + 1
     try:
         json.loads(data[start:])

@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -255,22 +255,17 @@ def check_record(
     return record
 
 
-def _read_lines(paths: Iterable[Path | str]) -> list[dict]:
+def _parse_records(data: bytes, path: Path) -> list[dict]:
+    """Return the records in the content of a file, whose path is for messages."""
     records = []
-    for path in map(Path, paths):
-        if not path.is_file():
-            raise MissingFileError(
-                f"{path} does not exist: a comparison writes its records to OUT/compare.jsonl."
-            )
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
-            try:
-                records.append(check_record(load_record(line.decode())))
-            except ValueError as e:
-                raise UserError(
-                    f"{path}, line {number} is not a record ({str(e).rstrip('.')}): remove the "
-                    "line, or create "
-                    "the file again."
-                ) from None
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            records.append(check_record(load_record(line.decode())))
+        except ValueError as e:
+            raise UserError(
+                f"{path}, line {number} is not a record ({str(e).rstrip('.')}): remove the line, "
+                "or create the file again."
+            ) from None
     return records
 
 
@@ -281,7 +276,14 @@ def read_records(
 
     Raises: `UserError` for a missing file, a line that is not a record, or another schema.
     """
-    return _read_lines(paths)
+    records = []
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise MissingFileError(
+                f"{path} does not exist: a comparison writes its records to OUT/compare.jsonl."
+            )
+        records += _parse_records(path.read_bytes(), path)
+    return records
 
 
 def parse_conditions(
@@ -306,10 +308,12 @@ def read_existing_records(
     if file is None or not Path(file).exists():
         return []
     file = Path(file)
-    if not file.read_bytes().endswith(b"\n"):
+    data = file.read_bytes()
+    if not data.endswith(b"\n"):  # perhaps another process is writing the line
         with folder_lock(file.parent, file.name + "-end", wait=True):  # against `append_line`
             repair_last_line(file)
-    return _read_lines([file])
+            data = file.read_bytes()
+    return _parse_records(data, file)
 
 
 def _run_git(*arguments: str) -> str | None:

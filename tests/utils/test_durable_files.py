@@ -160,3 +160,20 @@ def test_a_link_to_a_device_gets_no_records(tmp_path):
     (tmp_path / "runs.jsonl").symlink_to(os.devnull)
     with pytest.raises(ValueError, match="is a link to /dev/null, from which nothing can be read"):
         append_line(tmp_path / "runs.jsonl", "{}")
+
+
+def test_a_lock_of_a_folder_leaves_part_files_of_other_programs(tmp_path):
+    names = [".film.mkv.part", ".file.123-0123abcd.part", ".file.1-0123abcd.part.part"]
+    for name in names:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    with folder_lock(tmp_path):
+        assert [name for name in names if (tmp_path / name).exists()] == [names[0], names[2]]
+
+
+def test_of_a_complete_file_only_the_last_byte_is_read(tmp_path, monkeypatch):
+    file = tmp_path / "a.jsonl"
+    file.write_text("{}\n")
+    monkeypatch.setattr(type(file), "read_bytes", lambda self: pytest.fail("read as a whole"))
+    append_line(file, "{}")
+    assert file.read_text() == "{}\n{}\n"

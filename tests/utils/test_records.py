@@ -11,7 +11,12 @@ from small import config
 
 from idp_tutorial.utils import records
 from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.records import config_to_record, dump_record, load_record
+from idp_tutorial.utils.records import (
+    config_to_record,
+    dump_record,
+    load_record,
+    read_existing_records,
+)
 
 
 def test_a_damaged_record_file_is_refused_and_a_cut_line_removed(tmp_path):
@@ -104,3 +109,15 @@ def test_a_changed_line_is_refused():
 def test_a_record_that_cannot_be_written_is_refused(line):
     with pytest.raises(ValueError, match="lone surrogate|nested too deeply"):
         load_record(line)
+
+
+def test_existing_records_are_read_once(tmp_path, monkeypatch):
+    """A line that another process is still writing is left to the lock."""
+    file = tmp_path / "a.jsonl"
+    records.append_record(dict(size=1), file)
+    whole = file.read_bytes()
+    contents = [whole, whole + b'{"si', whole]
+    monkeypatch.setattr(type(file), "read_bytes", lambda self: contents.pop(0))
+    monkeypatch.setattr(records, "repair_last_line", lambda file: None)
+    assert [r["size"] for r in read_existing_records(file)] == [1] and len(contents) == 2
+    assert [r["size"] for r in read_existing_records(file)] == [1] and not contents

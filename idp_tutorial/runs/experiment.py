@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
@@ -37,9 +38,11 @@ from idp_tutorial.saving.prompt_files import PROMPTS_FILE, load_first_stage, sav
 from idp_tutorial.training.evaluation import format_predictions
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_at_least, check_name
+from idp_tutorial.utils.digests import compute_digest
 from idp_tutorial.utils.durable_files import folder_lock, write_atomically
 from idp_tutorial.utils.process import process_state
 from idp_tutorial.utils.records import append_record, describe_differences, dump_record, git_state
+from idp_tutorial.utils.tensor_files import remove_snapshots
 
 __all__ = ["REPORT_FOLDER", "Experiment", "run_experiment", "train_and_save"]
 
@@ -118,6 +121,10 @@ class Experiment:
                     "method and the head, or warm_start=False."
                 )
             restore_state(state, initial_state)
+            if checkpoint_dir:  # a run from other tensors is another run
+                tensors = (t.detach().cpu().contiguous() for t in initial_state.values())
+                blocks = (t.reshape(-1).view(torch.uint8).numpy() for t in tensors)
+                checkpoint_dir = Path(checkpoint_dir) / f"from-{compute_digest(blocks)}"
         if isinstance(model, ControlModel):
             return model, fit_control(self.cfg.method_config, model, self.task, self.cfg)
         return model, fit(
@@ -239,6 +246,8 @@ class Experiment:
             except FloatingPointError as e:
                 # The folder stays free for a run with another learning rate, whose record replaces
                 # this one. If it has an earlier model, that model's record stays.
+                if is_main_process:
+                    remove_snapshots(folder)
                 if is_main_process and not (folder / PROMPTS_FILE).exists():
                     line = dump_record(self.record_divergence(e, **details).to_dict()) + "\n"
                     write_atomically(folder / RECORD_FILE, line.encode())

@@ -117,15 +117,19 @@ def read_fingerprint(
 ) -> dict[str, Any]:  # the fields of the config that can change a result, and `digests`
     """Return what determined the run of a saved model, from the file of the model itself.
 
-    It is empty without a model, and for a damaged one or one that was saved without a record.
+    It is empty without a model and for a damaged one. Raises: `UserError` for a model whose run is
+    unknown, since it was saved without a record, or by another version.
     """
     try:
         description, _ = read_prompts(folder)
-        check_save_format(description, folder)
-    except (ValueError, FileNotFoundError):
+    except ValueError:  # no model, or a damaged one, which is trained again
         return {}
+    check_save_format(description, folder)
     if description["digests"] is None:
-        return {}
+        raise UserError(
+            f"{folder} has a model that was saved without the record of its run: use another "
+            f"folder, or delete its {PROMPTS_FILE}."
+        )
     return {**config_fingerprint(description["cfg"]), "digests": description["digests"]}
 
 

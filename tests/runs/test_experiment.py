@@ -14,16 +14,18 @@ from idp_tutorial.assembly.build import build_model
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.glove import write_glove
+from idp_tutorial.runs import experiment
 from idp_tutorial.runs.experiment import Experiment, run_experiment, train_and_save
 from idp_tutorial.runs.logits import load_logits, split_outputs
 from idp_tutorial.runs.record import RunStore, make_fingerprint
 from idp_tutorial.runs.tables import (
     results_table,
 )
-from idp_tutorial.saving.prompt_files import from_pretrained
+from idp_tutorial.saving.prompt_files import PROMPTS_FILE, from_pretrained, save_pretrained
 from idp_tutorial.training.evaluation import predict
 from idp_tutorial.training.fit import fit
 from idp_tutorial.utils import records
+from idp_tutorial.utils.checks import DivergenceError, UserError
 from idp_tutorial.utils.records import read_records
 
 
@@ -354,3 +356,26 @@ def test_a_report_of_generated_text_is_refused_before_training(tmp_path):
     with pytest.raises(ValueError, match="generates texts, and a report needs"):
         train_and_save(cfg, tmp_path / "run", report=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_of_an_unknown_run_is_not_replaced(cfg, task, tmp_path):
+    c = cfg()
+    model = build_model(c, backbone(), task)
+    save_pretrained(model, tmp_path, task, c)
+    before = (tmp_path / PROMPTS_FILE).read_bytes()
+    with pytest.raises(UserError, match="saved without the record of its run: use another"):
+        train_and_save(c, tmp_path, task)
+    assert (tmp_path / PROMPTS_FILE).read_bytes() == before
+
+
+def test_a_run_whose_test_outputs_are_not_finite_leaves_its_folder_free(
+    cfg, task, tmp_path, monkeypatch
+):
+    def fail(*args):
+        raise DivergenceError("the outputs are not finite")
+
+    with monkeypatch.context() as m:
+        m.setattr(experiment, "split_outputs", fail)
+        with pytest.raises(DivergenceError):
+            train_and_save(cfg(lr=1e-2), tmp_path, task)
+    assert train_and_save(cfg(lr=1e-3), tmp_path, task)["lr"] == 1e-3

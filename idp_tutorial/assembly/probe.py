@@ -94,6 +94,7 @@ def pool_all_layers(
         store_folder / f"pooled-{'-'.join(poolings)}", shape[1] * shape[2] * bb.d, "float16"
     )
     keys = [_pooled_key(e, poolings) for e in examples]
+    store.verify(keys)
     missing = {k: e for k, e in zip(keys, examples) if k not in store}
     if missing:
         order = sorted(missing, key=lambda k: -len(missing[k]["input_ids"]))
@@ -284,6 +285,12 @@ def fit_best_probe(
         for candidate in _iterate_candidates(bb, cfg, task)
         if accept_layer_and_pooling(candidate.layer, candidate.pooling)
     ]
+    if not fitted:
+        raise UserError(
+            f"no probe fits task {task.name!r} on {bb.name!r}: a probe at the mask token needs a "
+            "task with a template, and a backbone with a mask token. Use head_init='random' or "
+            "another pooling."
+        )
     fitted.sort(key=lambda pair: -pair[0].score)  # stable: of equal scores the lower layer first
     probes = [probe for probe, _ in fitted]
     for _, candidate in fitted[:4]:

@@ -34,6 +34,7 @@ from idp_tutorial.runs.record import RunStore
 from idp_tutorial.runs.tables import format_table, results_table
 from idp_tutorial.training.evaluation import predict_logits
 from idp_tutorial.training.examples import encode_rows
+from idp_tutorial.utils.checks import UserError
 
 
 @pytest.fixture(scope="module")
@@ -283,3 +284,24 @@ def test_what_cannot_predict_several_labels_is_refused(options, words):
     cfg = config(**{"method": "head-only", **options})
     with pytest.raises(ValueError, match=words):
         build_model(cfg, backbone(), topic_task())
+
+
+def test_damaged_cached_representations_are_computed_again(tmp_path):
+    bb = backbone()
+    task = small_task(train=12)
+    examples = encode_rows(task, task.splits["train"], bb, 32)
+    want = pool_all_layers(bb, examples, folder=tmp_path)
+    part = max((p for p in tmp_path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 64
+    part.write_bytes(content)
+    assert torch.equal(pool_all_layers(bb, examples, folder=tmp_path), want)
+
+
+def test_a_task_without_a_probe_is_refused(cfg):
+    """There is no probe at the mask token without a template."""
+    task = replace(small_task(train=12), templates={})
+    with pytest.raises(UserError, match="no probe fits task 'sentiment'"):
+        fit_best_probe(
+            backbone(), task, cfg(), accept_layer_and_pooling=lambda layer, name: name == "mask"
+        )

@@ -54,7 +54,7 @@ class RunOptions(TrainingConfig):
 
     backbone: str = "tiny"  # 'tiny', 'minilm', a folder, or a name on the Hugging Face hub
     # options of methods that were given; a method gets those which it has
-    method_options: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    method_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __init__(self, **options: Any) -> None:
         given = dict(options.pop("method_options", {}))
@@ -110,11 +110,13 @@ class RunConfig(RunOptions):
     """Settings of a run: everything that can change its result."""
 
     method: str = "prompt-tuning"  # key of `ALL_METHODS`
-    method_config: MethodConfig = field(default_factory=MethodConfig)  # the method's own options
+    # not compared, since `method_config` has the values that are used
+    method_options: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    # the method's own options, built from `method_options`
+    method_config: MethodConfig = field(init=False, default_factory=MethodConfig)
 
     def __init__(self, method: str = "prompt-tuning", **options: Any) -> None:
         own_options = ALL_METHODS[check_name(method, ALL_METHODS, "method")].options
-        options.pop("method_config", None)  # built again from `method_options`
         method_options = dict(options.pop("method_options", {}))
         for name in options.keys() - general_options().keys():
             if name not in own_options:

@@ -70,7 +70,7 @@ def params_command(options: ParamsOptions, base: Any) -> None:
 
     if options.published:
         refuse_given(options, "backbone methods", "with published")
-        if base.to_dict() != RunOptions().to_dict():
+        if base != RunOptions():
             raise UserError("options of methods and of the head are not used with published.")
         rows = published_counts()
         columns = ["paper", "table", "backbone", "method", "reported", "exact", "ours", "status"]

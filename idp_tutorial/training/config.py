@@ -32,7 +32,9 @@ class _ClassWeights:
         """Check a mapping of class weights, or `balanced`."""
         if isinstance(value, dict):
             for label, weight in value.items():
-                check_positive(weight, f"{name}[{label!r}]")
+                key = f"{name}[{label!r}]"
+                if check_positive(weight, key) is None:
+                    raise UserError(f"{key} must be a positive number, got None.")
         else:
             hint = "or a weight for each class, such as {'rare': 5}"
             check_choice(value, (None, "balanced"), name, hint)

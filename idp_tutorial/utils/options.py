@@ -125,14 +125,20 @@ class Option:
         """Return whether an empty text is a value of the option."""
         return any(isinstance(check, AllowEmpty) for check in self.checks)
 
-    def check(self, value: Any) -> Any:  # `value`, without NumPy's wrapper
+    def _convert_for_json(self, value: Any) -> Any:
+        """Return a NumPy scalar, such as one from a row of pandas, or a path as Python's type."""
+        if type(value).__module__ == "numpy" and value.ndim == 0:
+            return value.item()
+        if self.kind is str and isinstance(value, os.PathLike):
+            return os.fspath(value)
+        return value
+
+    def check(self, value: Any) -> Any:  # `value` as JSON has it: no NumPy scalar, no path
         """Check a value of the option.
 
         Raises: `UserError` for a value that the type does not allow.
         """
-        # a NumPy scalar, for example from a row of pandas, cannot be written as JSON
-        if type(value).__module__ == "numpy" and value.ndim == 0:
-            value = value.item()
+        value = self._convert_for_json(value)
         if value is None and self.is_optional:
             return None
         if self.choices:
@@ -144,7 +150,7 @@ class Option:
             check_int(value, self.name)
         elif self.kind is float and not self.checks:
             _check_number(value, self.name, "", "a number")
-        elif self.kind is str and not self.checks and not isinstance(value, (str, os.PathLike)):
+        elif self.kind is str and not self.checks and not isinstance(value, str):
             raise UserError(f"{self.name} must be a string, got {value!r:.40}.")
         if isinstance(value, str) and not value.strip() and not self.may_be_empty:
             raise UserError(f"{self.name} is empty: give a value, or leave it out.")

@@ -4,6 +4,7 @@ Options that no method of a comparison has, or that change nothing, are refused.
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from idp_tutorial.assembly.config import (
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import ALL_METHODS, LatePromptConfig, register
+from idp_tutorial.runs.record import make_fingerprint
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.records import config_to_record
@@ -364,3 +366,33 @@ def test_an_option_goes_to_the_methods_that_have_it():
     assert options.with_method("head-only").steps == 7
     assert "lpt" not in methods_with_option("bottleneck")
     assert {*methods_with_option("glove")} == {"m-idpg-phm-glove"} < {*ALL_METHODS}
+
+
+def test_the_config_of_a_method_cannot_be_given_as_an_object():
+    cfg = RunConfig("lpt-npg", bottleneck=64)
+    with pytest.raises(ValueError, match="unknown option of 'lpt-npg' 'method_config'"):
+        RunConfig("lpt-npg", method_config=cfg.method_config)
+    with pytest.raises(ValueError, match="method_config"):
+        replace(cfg, method_config=RunConfig("lpt-npg").method_config)
+    assert replace(cfg, steps=5).method_config == cfg.method_config
+
+
+def test_options_of_methods_are_compared():
+    assert RunOptions(bottleneck=64) == RunOptions(bottleneck=64) != RunOptions(bottleneck=128)
+    assert hash(RunOptions(bottleneck=64)) == hash(RunOptions(bottleneck=64))
+    default = RunConfig("lpt-npg")
+    assert default == RunConfig("lpt-npg", bottleneck=default.get("bottleneck"))
+    assert default != RunConfig("lpt-npg", bottleneck=default.get("bottleneck") + 1)
+
+
+def test_a_class_weight_is_a_number():
+    with pytest.raises(
+        ValueError, match=r"class_weight\['a'\] must be a positive number, got None"
+    ):
+        RunConfig(class_weight={"a": None})
+
+
+def test_a_path_becomes_a_string():
+    cfg = RunConfig(backbone=Path("tiny"))
+    assert cfg.backbone == "tiny" and cfg == RunConfig(backbone="tiny")
+    assert make_fingerprint(cfg, {})["backbone"] == "tiny"

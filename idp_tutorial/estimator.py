@@ -422,7 +422,7 @@ class PromptEstimator(BaseEstimator):
                 "warm_start=True continues from a model of another kind of texts or labels: give "
                 "them in the same form, or warm_start=False."
             )
-        if self.backbone != self.config_.backbone or self.method != self.config_.method:
+        if str(self.backbone) != self.config_.backbone or self.method != self.config_.method:
             raise UserError(
                 f"warm_start=True continues from {self.config_.method!r} on backbone "
                 f"{self.config_.backbone!r}, but the estimator has {self.method!r} on "
@@ -462,9 +462,9 @@ class PromptEstimator(BaseEstimator):
         return {}
 
     def _check_rows_and_labels(
-        self, X: Any, y: Any, skip_empty: bool = False
+        self, X: Any, y: Any, skip_empty: bool = False, columns: tuple | None = None
     ) -> tuple[list[dict], list]:
-        text, text2, label = self._fit_columns
+        text, text2, label = self._fit_columns if columns is None else columns
         _check_columns(X, dict(text=text, text2=text2, label=label if y is None else None))
         if y is None and (label or "label") in _column_names(X):
             y = _read_label_column(X, label or "label")
@@ -495,10 +495,15 @@ class PromptEstimator(BaseEstimator):
         return [row for row, _ in pairs], [label for _, label in pairs]
 
     def _make_labelled_rows(
-        self, X: Any, y: Any, is_training_data: bool = False, skip_empty: bool = False
+        self,
+        X: Any,
+        y: Any,
+        is_training_data: bool = False,
+        skip_empty: bool = False,
+        columns: tuple | None = None,  # of texts and labels; None: those of `fit`
     ) -> list[dict]:
         """Return rows with the labels that `make_task` accepts."""
-        rows, y = self._check_rows_and_labels(X, y, skip_empty)
+        rows, y = self._check_rows_and_labels(X, y, skip_empty, columns)
         labels = self._validate_labels(y, is_training_data)
         return [{**row, "label": label} for row, label in zip(rows, labels)]
 
@@ -519,8 +524,8 @@ class PromptEstimator(BaseEstimator):
             if name not in {"lr", "class_weight", *_OWN_OPTIONS}
         }
         for name in all_method_options():
-            if options[name] is None:
-                del options[name]
+            if options.get(name) is None:
+                options.pop(name, None)
         weights = self.class_weight
         if isinstance(weights, Mapping):  # the task has the labels as strings
             weights = _name_class_weights(weights)
@@ -594,9 +599,8 @@ class PromptEstimator(BaseEstimator):
     def _validate_rows(self, X: Any) -> list[dict]:
         """Return rows to predict, which must be pairs if the training texts were pairs."""
         check_is_fitted(self, "model_")
-        names = [(c or "").strip("{}") for c in self.task_.columns[: 1 + self.task_.pair]]
-        has_columns = not {*names} & {*TEXT_COLUMNS} and {*names} <= {*_column_names(X)}
-        rows: list[dict] = [*convert_to_rows(X, names if has_columns else ())]
+        columns = [column for column in self._columns_in(X)[:2] if column]
+        rows: list[dict] = [*convert_to_rows(X, columns)]
         form = {False: "single texts", True: "pairs of texts"}
         is_pair = len(rows[0]) == 2
         if is_pair != self.task_.pair:
@@ -605,6 +609,14 @@ class PromptEstimator(BaseEstimator):
                 "Give X in the same form."
             )
         return rows
+
+    def _columns_in(self, X: Any) -> tuple[str | None, str | None, str | None]:
+        """Return the columns of texts and labels that training read, if X has them."""
+        text, text2, label = [(c or "").strip("{}") or None for c in self.task_.columns[:3]]
+        texts = [text, text2][: 1 + self.task_.pair]
+        if {*texts} & {*TEXT_COLUMNS} or not {*texts} <= {*_column_names(X)}:
+            return None, None, None
+        return text, text2 if self.task_.pair else None, label
 
     def _labels_or_column(self, X: Any, y: Any) -> Any:
         """Return the labels, or those in the column of a table that `fit` read."""
@@ -617,7 +629,8 @@ class PromptEstimator(BaseEstimator):
     def report(
         self,
         X: Any,  # texts, as for `convert_to_rows`
-        y: Any,  # their labels, in the form of the labels that `fit` was given
+        # their labels, in the form of the labels that `fit` was given; None: the column of X
+        y: Any = None,
         folder: Path | str | None = None,  # where to write the report; None: nothing is written
     ) -> Report:
         """Return scores, tables and misclassified texts; print the result to read it.
@@ -626,7 +639,7 @@ class PromptEstimator(BaseEstimator):
         """
         check_is_fitted(self, "model_")
         require_reportable(self.task_)
-        names = self._make_labelled_rows(X, y)
+        names = self._make_labelled_rows(X, y, columns=self._columns_in(X))
         rows = [{**row, "label": self._label_of_task(row["label"])} for row in names]
         predictions = self._predict_rows(X)
         title = f"{self.method}, {len(rows):,} texts"
@@ -728,7 +741,9 @@ class PromptEstimator(BaseEstimator):
         """Set what `fit` learns about the labels, from the task of a saved model."""
 
     def __getstate__(self):
-        state = {k: v for k, v in super().__getstate__().items() if not k.endswith("_")}
+        state = super().__getstate__()
+        kept_attributes = ("log_", "cut_share_")  # a saved model does not have them
+        state = {k: v for k, v in state.items() if not k.endswith("_") or k in kept_attributes}
         if hasattr(self, "model_"):
             with tempfile.TemporaryDirectory() as folder:
                 self.save_pretrained(folder)
@@ -916,7 +931,7 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
         y = self._labels_or_column(X, y)
         if getattr(self, "label_form_", "single") == "single":
             return super().score(X, y, sample_weight)
-        rows, y = self._check_rows_and_labels(X, y)
+        rows, y = self._check_rows_and_labels(X, y, columns=self._columns_in(X))
         predictions = self._predict_rows(rows)
         labels = self._validate_labels(y, False)
         is_correct = [{*p["label"]} == {*names} for p, names in zip(predictions, labels)]

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import warnings
 from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -26,6 +28,7 @@ from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.user_data import hold_out_rows
 from idp_tutorial.estimator import ESTIMATOR_OPTIONS
 from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.methods.method_registry import LatePromptConfig, register
 from idp_tutorial.training.examples import encode_rows
 
 TEXTS = [
@@ -770,3 +773,63 @@ def test_verbose_shows_a_progress_bar_and_callbacks_are_called(quick, capsys):
     assert counter.n == 2 and capsys.readouterr().err == ""
     quick(verbose=True).fit(TEXTS, LABELS)
     assert "2/2" in capsys.readouterr().err
+
+
+def test_a_resumed_warm_start_trains(quick, tmp_path):
+    """Each start has checkpoints of its own, so that the finished one is not loaded again."""
+    clf = quick(lr=1e-2).fit(TEXTS, LABELS, resume=tmp_path)
+    probabilities = [clf.predict_proba(TEXTS)]
+    for _ in range(2):
+        clf.fit(TEXTS, LABELS, resume=tmp_path, warm_start=True)
+        probabilities.append(clf.predict_proba(TEXTS))
+    first, second, third = probabilities
+    assert not (first == second).all() and not (second == third).all()
+
+
+def test_a_method_that_is_registered_later_does_not_concern_others(quick):
+    rows = dict(METHODS)
+
+    @register(
+        "late",
+        reference="this test",
+        learning_rates=(1e-3, 1e-2, 1e-1),
+        insertion_point="middle",
+        kind="generated",
+    )
+    @dataclass(frozen=True, kw_only=True)
+    class LateConfig(LatePromptConfig):
+        """Options of a method that is registered after the estimators were imported."""
+
+        late_width: int = 4  # width of a layer
+
+    try:
+        assert quick("head-only").fit(TEXTS, LABELS).predict(TEXTS).shape == (24,)
+    finally:
+        METHODS.clear()
+        METHODS.update(rows)
+
+
+def test_a_report_and_a_score_accept_what_predict_accepts(quick, tmp_path):
+    frame = pd.DataFrame(dict(message=TEXTS, topic=LABELS))
+    clf = quick().fit(frame, text="message", label="topic")
+    clf.save_pretrained(tmp_path)
+    loaded = PromptClassifier.from_pretrained(tmp_path)
+    want = clf.report(frame, LABELS).scores
+    assert clf.report(TEXTS, LABELS).scores == want
+    for report in (loaded.report(frame, LABELS), loaded.report(frame)):
+        assert report.scores == want and "topic" not in str(report.errors)
+    frame = pd.DataFrame(dict(message=TEXTS, topic=SEVERAL))
+    several = quick().fit(frame, text="message", label="topic")
+    score = several.score(TEXTS, SEVERAL)
+    assert several.score(frame) == pickle.loads(pickle.dumps(several)).score(frame) == score
+
+
+def test_a_copy_has_the_log_and_the_share_of_cut_texts(quick):
+    clf = quick(max_len=4).fit(TEXTS, LABELS, validation=(TEXTS, LABELS))
+    for copied in (pickle.loads(pickle.dumps(clf)), deepcopy(clf)):
+        assert copied.cut_share_ == 1 and copied.log_.history == clf.log_.history
+
+
+def test_a_warm_start_has_the_backbone_of_a_path(quick, small_folder):
+    clf = pickle.loads(pickle.dumps(quick(backbone=Path(small_folder)).fit(TEXTS, LABELS)))
+    assert clf.fit(TEXTS, LABELS, warm_start=True).record_["warm_start"] is True

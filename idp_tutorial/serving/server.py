@@ -267,7 +267,8 @@ class Batcher:
         """Predict for the rows in the queue until the task is cancelled."""
         while True:
             batch = [await self.queue.get()]
-            await asyncio.sleep(self.max_wait)
+            if self.queue.qsize() + 1 < self.batch_size:  # else the batch is full already
+                await asyncio.sleep(self.max_wait)
             while len(batch) < self.batch_size and not self.queue.empty():
                 batch.append(self.queue.get_nowait())
             batch = [item for item in batch if not item[1].done()]  # whose request has not ended
@@ -303,7 +304,7 @@ def _make_predict(model: MultiTaskModel) -> Callable[[list[dict]], list]:
             max_len = min(model.task_models[row["task"]].cfg.max_len, model.backbone.max_tokens)
             columns = [c for c in ("sentence1", "sentence2") if c in row]
             cut_rows.append(row | {c: cut_text(row[c], tokenizer, max_len) for c in columns})
-        return model.predict(cut_rows, probabilities=True)
+        return model.predict(cut_rows, batch_size=len(cut_rows), probabilities=True)
 
     return predict_rows
 

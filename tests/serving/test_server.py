@@ -5,6 +5,7 @@ import json
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from small import backbone, config, small_task
@@ -13,7 +14,7 @@ from idp_tutorial.assembly.build import build_model
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.saving.prompt_files import save_pretrained
 from idp_tutorial.serving.multitask import MultiTaskModel, TaskModel
-from idp_tutorial.serving.server import Batcher, ServerLimits, create_app, cut_text
+from idp_tutorial.serving.server import Batcher, ServerLimits, _make_predict, create_app, cut_text
 
 pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
@@ -279,3 +280,41 @@ def test_a_task_that_chooses_among_rows_is_not_served():
     member = TaskModel(build_model(cfg, backbone(), task), task, cfg)
     with pytest.raises(ValueError, match="a request has one row"):
         create_app(MultiTaskModel({"copa": member}))
+
+
+def test_a_full_batch_is_predicted_at_once(monkeypatch):
+    """The batcher waits for more rows only if the batch has room for them."""
+    batches = []
+    waits = []
+    sleep = asyncio.sleep
+
+    async def count_wait(seconds):
+        waits.append(seconds)
+        await sleep(0)
+
+    def answer(rows):
+        batches.append(list(rows))
+        return rows
+
+    async def submit_all():
+        batcher = Batcher(answer, 2, max_wait=60)
+        at_work = asyncio.create_task(batcher.run())
+        await asyncio.gather(*map(batcher.submit, range(5)))
+        at_work.cancel()
+
+    monkeypatch.setattr(asyncio, "sleep", count_wait)
+    asyncio.run(submit_all())
+    assert batches == [[0, 1], [2, 3], [4]] and waits == [60]
+
+
+def test_a_batch_of_the_server_is_a_batch_of_the_model(one):
+    """A model that splits its rows in batches of 16 by default gets the size of the batch."""
+    batches = []
+
+    def predict(rows, batch_size=16, probabilities=False):
+        batches.extend(rows[i : i + batch_size] for i in range(0, len(rows), batch_size))
+        return rows
+
+    model = SimpleNamespace(backbone=one.backbone, task_models=one.task_models, predict=predict)
+    rows = [dict(task="mood", sentence1=f"tea {i}") for i in range(40)]
+    assert _make_predict(model)(rows) == rows and len(batches) == 1

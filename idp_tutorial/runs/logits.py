@@ -11,7 +11,6 @@ kill loses the run in progress and no other.
 import hashlib
 import io
 import json
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from idp_tutorial.training import evaluation
 from idp_tutorial.training.examples import encode_for_evaluation
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.durable_files import file_lock, write_atomically
+from idp_tutorial.utils.process import process_state
 
 __all__ = [
     "logits_name",
@@ -63,9 +63,8 @@ def split_outputs(
     return evaluation.model_outputs(model, examples, task, 4 * cfg.batch_size, device), examples
 
 
-@lru_cache(maxsize=32)
-def _read_archive(file: Path, *version: int) -> dict[str, _Arrays]:  # run: its arrays
-    """Return the arrays of all runs of a file, read again only after the file was replaced."""
+def _read_archive(file: Path) -> dict[str, _Arrays]:  # run: its arrays
+    """Return the arrays of all runs of a file."""
     runs: dict[str, _Arrays] = {}
     try:
         with np.load(file) as archive:
@@ -80,9 +79,22 @@ def _read_archive(file: Path, *version: int) -> dict[str, _Arrays]:  # run: its 
     return runs
 
 
+_MAX_ARCHIVES = 32  # files that are kept in memory
+_ARCHIVES: dict[Path, tuple[tuple[int, ...], dict[str, _Arrays]]] = {}  # version and runs
+
+
 def _read_runs(file: Path) -> dict[str, _Arrays]:
+    """Return the arrays of all runs of a file, read again only after the file was replaced."""
+    file = file.resolve()
     stat = file.stat()
-    return _read_archive(file.resolve(), stat.st_ino, stat.st_mtime_ns, stat.st_size)
+    version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+    archive = _ARCHIVES.get(file)
+    if archive is None or archive[0] != version:
+        archive = (version, _read_archive(file))
+        _ARCHIVES[file] = archive
+        while len(_ARCHIVES) > _MAX_ARCHIVES:
+            _ARCHIVES.pop(next(iter(_ARCHIVES)), None)
+    return archive[1]
 
 
 def _digest_arrays(arrays: _Arrays) -> str:
@@ -91,6 +103,12 @@ def _digest_arrays(arrays: _Arrays) -> str:
     for name, values in sorted(arrays.items()):
         digest.update(f"{name} {values.dtype.str} {values.shape} ".encode() + values.tobytes())
     return digest.hexdigest()
+
+
+def _describe_arrays(file: Path, run: str, arrays: _Arrays) -> dict[str, str]:
+    """Return the fields `logits` and `logits_digest` of the record of a run."""
+    reference = f"{file.parent.name}/{file.name}/{run}"
+    return dict(logits=reference, logits_digest=_digest_arrays(arrays))
 
 
 def write_run_arrays(
@@ -108,8 +126,7 @@ def write_run_arrays(
         content = io.BytesIO()
         np.savez_compressed(content, **members)
         write_atomically(file, content.getvalue())
-    reference = f"{file.parent.name}/{file.name}/{run}"
-    return dict(logits=reference, logits_digest=_digest_arrays(arrays))
+    return _describe_arrays(file, run, arrays)
 
 
 def _to_array(outputs: torch.Tensor | list[str], split: str) -> np.ndarray:
@@ -125,7 +142,10 @@ def save_logits(
     outputs: dict[str, tuple],  # split → outputs and examples, as `split_outputs` returns them
     task: Task,  # with the splits of `outputs`
 ) -> dict[str, str]:  # the fields `logits` and `logits_digest` of the record
-    """Write the logits of some splits, with the labels that a comparison needs."""
+    """Write the logits of some splits, with the labels that a comparison needs.
+
+    Of several processes only the main one writes, since the digest in the record is of its logits.
+    """
     arrays = {split: _to_array(logits, split) for split, (logits, _) in outputs.items()}
     for split in outputs:
         labels = [row.get("label") for row in task.splits[split]]
@@ -133,6 +153,8 @@ def save_logits(
             arrays[f"{split}_label"] = np.array(labels)
     records_file = Path(records_file)
     file = records_file.parent / "logits" / f"{records_file.stem}.npz"
+    if not process_state().is_main_process:
+        return _describe_arrays(file, name, arrays)
     return write_run_arrays(file, name, arrays)
 
 

@@ -1,13 +1,17 @@
 """Logits: one file for all runs of a comparison, a digest for each, and nothing lost by a kill."""
 
 import errno
+import gc
 import os
+import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from small import config, small_task
 
+from idp_tutorial.runs import logits
 from idp_tutorial.runs.logits import (
     has_logits,
     load_logits,
@@ -123,3 +127,31 @@ def test_runs_vote_only_if_all_have_logits_with_labels(tmp_path):
     assert majority_vote_score(runs) == 100.0
     assert majority_vote_score([*runs[:2], dict(runs[2], folder="elsewhere")]) is None
     assert majority_vote_score([]) is None
+
+
+def test_only_the_last_version_of_a_file_stays_in_memory(records, tmp_path):
+    """Each run that is written replaces the file."""
+    old = weakref.ref(load_logits(records[0], tmp_path)["test"])
+    write_run_arrays(tmp_path / "logits/c.npz", "run3", arrays(3))
+    load_logits(records[0], tmp_path)
+    gc.collect()
+    assert old() is None
+
+
+def test_the_number_of_files_in_memory_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(logits, "_MAX_ARCHIVES", 2)
+    for i in range(4):
+        record = write_run_arrays(tmp_path / f"logits/{i}.npz", "run", arrays(i))
+        load_logits(record, tmp_path)
+    assert len(logits._ARCHIVES) == 2
+    assert (load_logits(record, tmp_path)["test"] == arrays(3)["test"]).all()
+
+
+def test_of_several_processes_only_the_main_one_writes(tmp_path, monkeypatch):
+    task = small_task(test=4)
+    outputs = dict(test=(torch.rand(4, 2), None))
+    with monkeypatch.context() as m:
+        m.setattr(logits, "process_state", lambda: SimpleNamespace(is_main_process=False))
+        fields = save_logits(tmp_path / "a.jsonl", "run", outputs, task)
+    assert not [*tmp_path.iterdir()]
+    assert save_logits(tmp_path / "a.jsonl", "run", outputs, task) == fields

@@ -131,14 +131,11 @@ def compare_command(options: CompareOptions, base: Any) -> None:
     idp compare tickets.csv --text message --label topic --methods head-only,lpt-npg,fine-tuning
     """
     grid = options.learning_rate_grid(base.lr)
-    require_packages("matplotlib")
-    import matplotlib
-
+    require_packages("matplotlib", "adjustText", "tabulate")
     from idp_tutorial.assembly.config import refuse_unread_options
     from idp_tutorial.methods.all_methods import methods_with_head
     from idp_tutorial.runs.compare import compare_and_write
 
-    matplotlib.use("Agg")
     is_all = options.methods == "all"
     methods = methods_with_head(base.head) if is_all else split_names(options.methods)
     refuse_unread_options(

@@ -59,6 +59,7 @@ from idp_tutorial.utils.checks import (
     check_between,
     check_name,
     check_writable_folder,
+    require_packages,
 )
 from idp_tutorial.utils.durable_files import (
     folder_lock,
@@ -336,6 +337,7 @@ def compare_and_write(
     extra_fields: dict[str, Any] = {}
     if primary_contrast:
         sides = parse_primary_contrast(primary_contrast, methods)
+    require_packages("matplotlib", "adjustText")  # `write_results` needs them after the training
         extra_fields = {"primary": " - ".join(sides)}
     configs = _configs_per_split_seed(base, split_seeds)
     dry_run_comparison(methods, base, seeds, folder)

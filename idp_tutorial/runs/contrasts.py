@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 # %% ../../nbs/engine/runs/contrasts.ipynb #488b852d
-from ..utils.checks import UserError
+from ..utils.checks import UserError, require_packages
 from ..data.task import Task
 from ..data.tasks import TASKS
 from .logits import has_logits, load_logits
@@ -112,6 +112,7 @@ def adjust_p_values_holm(
     p_values: Sequence[float],  # of a family of comparisons
 ) -> list[float]:  # corrected p-values, in the same order
     """Correct the p-values of a family of comparisons by Holm's method."""
+    require_packages("statsmodels")
     from statsmodels.stats.multitest import multipletests
 
     return multipletests(p_values, method="holm")[1].tolist()

@@ -298,6 +298,11 @@ def write_results(
     table = results_table(records)
     write_atomically(file("csv"), table.to_csv(index=False).encode())
     picture = io.BytesIO()
-    plot_scores(records).figure.savefig(picture, dpi=150, bbox_inches="tight")
+    require_packages("matplotlib", "adjustText")
+    from matplotlib.figure import Figure  # unlike a figure of pyplot it needs no `close`
+
+    figure = Figure(figsize=(5.5, 3.5))
+    plot_scores(records, figure.add_subplot())
+    figure.savefig(picture, format="png", dpi=150, bbox_inches="tight")
     write_atomically(file("png"), picture.getvalue())
     return table

@@ -1,5 +1,6 @@
 """Comparisons: every method is tuned alike, and what is stored is not run again."""
 
+import importlib.util
 import json
 import shutil
 from dataclasses import replace
@@ -488,3 +489,13 @@ def test_several_splits_of_the_same_examples_are_refused(cfg, tmp_path):
     with pytest.raises(ValueError, match="split_seeds"):
         compare_and_write(["majority"], cfg(shots=24), 1, False, tmp_path / "out", split_seeds=0)
     assert not (tmp_path / "out").exists()
+
+
+def test_packages_of_the_picture_are_looked_for_before_training(cfg, tmp_path, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "adjustText" else find_spec(name)
+    )
+    monkeypatch.setattr(comparison, "dry_run_comparison", lambda *a: pytest.fail("was started"))
+    with pytest.raises(ValueError, match=r"adjustText is not installed.*idp_tutorial\[experiments"):
+        compare_and_write(["lpt"], cfg(), 1, False, tmp_path)

@@ -1,5 +1,7 @@
 """Effects and their intervals."""
 
+import importlib.util
+
 import numpy as np
 import pytest
 from claim_records import record
@@ -207,3 +209,9 @@ def test_an_extra_seed_of_one_task_is_left_out():
     ]
     estimate = estimate_contrast(rs, "a", "b")
     assert estimate["runs"] == 5 and [s[0] for s in estimate["settings"]] == ["x", "y"]
+
+
+def test_a_missing_package_for_corrected_p_values_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"statsmodels is not installed.*\[experiments\]"):
+        adjust_p_values_holm([0.1])

@@ -2,6 +2,7 @@
 
 from itertools import combinations
 
+import matplotlib.pyplot as plt
 import pytest
 from claim_records import finished_record
 
@@ -128,3 +129,9 @@ def test_a_table_needs_a_finished_run():
     for table in (results_table, pivot_methods_by_task):
         with pytest.raises(ValueError, match="finished runs"):
             table([dict(status="diverged", method="lpt", task="t")])
+
+
+def test_a_written_picture_leaves_no_figure_open(tmp_path):
+    before = plt.get_fignums()
+    write_results(RECORDS, tmp_path / "compare")
+    assert plt.get_fignums() == before

@@ -34,9 +34,11 @@ class Progress(MessageHandler):
         interval: float = 55.0,  # seconds without a message after which one is printed
     ) -> None:
         super().__init__(sys.stderr)
+        self.setLevel(logging.DEBUG)  # stored runs are reported at this level
         self.n_runs = n_runs
         self.interval = interval
-        self.n_done = 0
+        self.n_stored = 0  # runs whose records were read
+        self.n_trained = 0
         self.start_time = time.monotonic()
         self.stop_event = Event()
         self.last_print_time = self.start_time
@@ -44,17 +46,24 @@ class Progress(MessageHandler):
     def _format_status(self) -> str:
         seconds = time.monotonic() - self.start_time
         remaining = ""
-        if 0 < self.n_done < self.n_runs:
-            seconds_left = seconds / self.n_done * (self.n_runs - self.n_done)
+        n_done = self.n_stored + self.n_trained
+        if self.n_trained and n_done < self.n_runs:
+            seconds_left = seconds / self.n_trained * (self.n_runs - n_done)
             remaining = f", about {seconds_left:.0f} s left"
-        return f"[{self.n_done} of {self.n_runs} runs, {seconds:.0f} s{remaining}]"
+        return f"[{n_done} of {self.n_runs} runs, {seconds:.0f} s{remaining}]"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count the runs that `run_seeds` reports; print all but the stored ones."""
+        run_status = getattr(record, "run_status", None)
+        self.n_stored += run_status == "stored"
+        self.n_trained += run_status == "trained"
+        if record.levelno >= logging.INFO:
+            super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a line with the status; a line with 'seed' counts as a finished run."""
-        line = record.getMessage()
-        self.n_done += "seed " in line  # runs that choose a learning rate are not counted
+        """Return the message with the status."""
         self.last_print_time = time.monotonic()
-        return f"{line}  {self._format_status()}"
+        return f"{record.getMessage()}  {self._format_status()}"
 
     def _print_when_silent(self) -> None:
         while True:

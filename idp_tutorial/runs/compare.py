@@ -204,10 +204,15 @@ def run_seeds(
                 tuning_seconds=seconds if is_search else 0.0,
             )
             summary = format_summary_line(record)
-            logger.info(f"{cfg.method:16} {layer}seed {seed_cfg.seed}  {summary}")
+            line = f"{cfg.method:16} {layer}seed {seed_cfg.seed}  {summary}"
+            logger.info(line, extra={"run_status": "trained"})
             return record
 
-        record = store.get_or_run(fingerprint, run)
+        stored = store.find(fingerprint)
+        if stored:
+            line = f"{cfg.method:16} {layer}seed {seed_cfg.seed}  stored"
+            logger.debug(line, extra={"run_status": "stored"})
+        record = stored or store.get_or_run(fingerprint, run)
         remove_checkpoints(checkpoint_dir)
         lr = record["lr"] or lr
         records.append(record)
@@ -332,12 +337,12 @@ def compare_and_write(
     A comparison that was interrupted continues from its records in the folder. Raises
     `DivergenceError` if every run diverged.
     """
+    require_packages("matplotlib", "adjustText")  # `write_results` needs them after the training
     folder = Path(folder)
     part = folder / "compare.jsonl.part"
     extra_fields: dict[str, Any] = {}
     if primary_contrast:
         sides = parse_primary_contrast(primary_contrast, methods)
-    require_packages("matplotlib", "adjustText")  # `write_results` needs them after the training
         extra_fields = {"primary": " - ".join(sides)}
     configs = _configs_per_split_seed(base, split_seeds)
     dry_run_comparison(methods, base, seeds, folder)

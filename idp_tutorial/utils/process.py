@@ -65,13 +65,13 @@ class MessageHandler(logging.StreamHandler):
 
 @contextmanager
 def handle_messages(
-    handler: logging.Handler,  # such as `MessageHandler(sys.stdout)`
+    handler: logging.Handler,  # such as `MessageHandler(sys.stdout)`; its level, or INFO, is used
 ) -> Iterator[None]:
     """Pass the progress messages of the package to a handler while the block runs."""
     logger = logging.getLogger("idp_tutorial")
     level = logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(handler.level or logging.INFO)
     try:
         yield
     finally:

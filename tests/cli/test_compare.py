@@ -1,6 +1,7 @@
 """`idp compare` on the command line: an error as one line and status 2, or three files."""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -13,8 +14,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from idp_tutorial.cli.compare import Progress
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.utils.process import handle_messages
 from idp_tutorial.utils.records import read_records
 
 SERVER = """
@@ -642,3 +645,23 @@ def test_real_tasks(name, k, command, data_dir, small_folder, tmp_path):
     (r,) = three_files(tmp_path, ["lpt-npg"], 1)
     assert r["task"] == name and r["shots"] == k and r["data"] == data_dir.name
     assert r["split_sizes"]["train"] == k and r["split_sizes"]["test"] >= 400
+
+
+def test_stored_runs_count_as_done_and_not_for_the_time_left(capsys, monkeypatch):
+    """A message of another kind that has the word seed is not a run."""
+    progress = Progress(10)
+    progress.start_time = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: 60.0)
+    package_logger = logging.getLogger("idp_tutorial.runs.compare")
+    with handle_messages(progress):
+        for _ in range(4):
+            package_logger.debug("lpt seed 0 stored", extra=dict(run_status="stored"))
+        package_logger.info("the seed 0 of a search")
+        for _ in range(2):
+            package_logger.info("lpt seed 1", extra=dict(run_status="trained"))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("[")[1] for line in lines] == [
+        "4 of 10 runs, 60 s]",
+        "5 of 10 runs, 60 s, about 300 s left]",
+        "6 of 10 runs, 60 s, about 120 s left]",
+    ]

@@ -12,7 +12,7 @@ and heads only: a checkpoint of the `Trainer` is as small as they are.
 import hashlib
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass
@@ -268,6 +268,23 @@ def _choose_head(model: Any, num_labels: int | None, head: str | None) -> str:
     return head or ("keep" if fits else "classification")
 
 
+def _unused_head_options(cfg: RunConfig, head: str) -> list[str]:
+    """Return the options of a head that a head, or a generator with M(x), does not use."""
+    if head == "classification":
+        return ["loss_vocab"]
+    unused = ["two_layer_head"]
+    if "sentence_pooling" not in METHODS[cfg.method].options:
+        unused.append("pooling")
+    return unused if head == "verbalizer" else [*unused, "loss_vocab"]
+
+
+def _refuse_unused_options(setting: str, unused: Iterable[str], options: Mapping[str, Any]) -> None:
+    """Raise `UserError` for an option that is given and has no effect."""
+    for name in unused:
+        if options.get(name) is not None:
+            raise UserError(f"{name} has no effect with {setting}: leave it out.")
+
+
 def _make_settings(
     bb: Backbone,
     method: str | MethodConfig,
@@ -281,6 +298,16 @@ def _make_settings(
     """Return the settings of a prompt; the arguments are those of `get_prompt_model`."""
     model = bb.model
     cfg = _make_config(method, bb.name, options)
+    if label_words and head not in (None, "verbalizer"):
+        raise UserError(
+            f"label_words belong to head='verbalizer', but head={head!r}: give one of them."
+        )
+    class_options = dict(
+        num_labels=num_labels,
+        head=None if head == "keep" else head,
+        id2label=id2label,
+        label_words=label_words or None,
+    )
     if label_words:
         num_labels = num_labels or len(label_words)
         head = head or "verbalizer"
@@ -294,6 +321,8 @@ def _make_settings(
                 f"task_type='CAUSAL_LM' needs a decoder with its language-model head, got "
                 f"{type(model).__name__}: load it with AutoModelForCausalLM."
             )
+        _refuse_unused_options("task_type='CAUSAL_LM'", class_options, class_options)
+        _refuse_unused_options("task_type='CAUSAL_LM'", _unused_head_options(cfg, "keep"), options)
         return PromptSettings(cfg, task_type, "keep")
     if num_labels is None and id2label is None and not _has_own_classifier(model):
         raise UserError(
@@ -302,6 +331,7 @@ def _make_settings(
         )
     labels = _class_names(model.config, num_labels, id2label)
     head = _choose_head(model, len(labels) or 1, head)
+    _refuse_unused_options(f"head={head!r}", _unused_head_options(cfg, head), options)
     if head != "verbalizer":
         return PromptSettings(cfg, task_type, head, labels)
     task = Task("own", labels=labels, label_words=tuple(label_words))

@@ -804,5 +804,51 @@ def test_the_script_of_the_page_trains_a_model(tiny, tmp_path, monkeypatch):
     assert len(task.labels) == 6
 
 
+@pytest.mark.parametrize(
+    "class_name,options,message",
+    [
+        (
+            "AutoModel",
+            dict(head="classification", label_words=("a", "b")),
+            "label_words belong to head='verbalizer', but head='classification'",
+        ),
+        (
+            "AutoModel",
+            dict(num_labels=2, loss_vocab="labels"),
+            "loss_vocab has no effect with head",
+        ),
+        (
+            "AutoModelForSequenceClassification",
+            dict(pooling="mean"),
+            "pooling has no effect with head='keep'",
+        ),
+        (
+            "AutoModelForSequenceClassification",
+            dict(two_layer_head=True),
+            "two_layer_head has no effect with head='keep'",
+        ),
+        *(
+            (
+                "AutoModelForCausalLM",
+                dict(task_type="CAUSAL_LM", **{name: value}),
+                f"{name} has no effect with task_type='CAUSAL_LM'",
+            )
+            for name, value in dict(
+                num_labels=3, head="classification", id2label={0: "a"}, pooling="mean"
+            ).items()
+        ),
+    ],
+)
+def test_an_option_without_an_effect_is_refused(class_name, options, message):
+    family = "gpt2" if class_name == "AutoModelForCausalLM" else None
+    with pytest.raises(UserError, match=message):
+        get_prompt_model(model_object(class_name, family), "lpt-npg", **options)
+
+
+def test_the_pooling_of_a_generator_has_an_effect_on_a_language_model():
+    model = model_object("AutoModelForCausalLM", "gpt2")
+    get_prompt_model(model, "s-idpg-phm", task_type="CAUSAL_LM", pooling="mean", head="keep")
+
+
 if __name__ == "__main__":
     run_process(Path(sys.argv[1]))

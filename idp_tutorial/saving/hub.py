@@ -187,8 +187,11 @@ def resolve_model_folder(
             )
         )
     except Exception as error:
+        if isinstance(error, OSError) and error.errno:  # of this machine, such as a full disk
+            raise
         reason = (
-            f"does not provide a repository of this name ({type(error).__name__})"
+            f"does not provide a repository of this name ({type(error).__name__}); a private one "
+            "needs token="
             if online
             else "cannot be reached, and its cache does not have it"
         )

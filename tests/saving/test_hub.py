@@ -3,6 +3,7 @@
 The hub here is of this process.
 """
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -21,6 +22,7 @@ from idp_tutorial.cli.predict import predict_command
 from idp_tutorial.huggingface import PromptModel, get_prompt_model
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.runs.experiment import train_and_save
+from idp_tutorial.saving import hub as hub_module
 from idp_tutorial.saving.descriptions import read_prompts
 from idp_tutorial.saving.hub import (
     RECORD_FILE,
@@ -266,3 +268,18 @@ def test_an_empty_record_is_none(tmp_path):
     (tmp_path / RECORD_FILE).write_text("")
     cfg = dict.fromkeys(("method", "task", "backbone", "lr", "steps", "seed"), 1)
     assert read_run_record(tmp_path, cfg) is read_run_record(tmp_path / "nowhere", cfg) is None
+
+
+def test_an_error_of_this_machine_is_not_a_missing_repository(monkeypatch):
+    def fill_disk(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(hub_module, "is_hub_reachable", lambda: True)
+    monkeypatch.setattr(hub_module, "snapshot_download", fill_disk)
+    with pytest.raises(OSError, match="No space left"):
+        resolve_model_folder("me/tickets")
+
+
+def test_a_missing_repository_may_be_a_private_one(server):
+    with pytest.raises(FileNotFoundError, match="of this name .*; a private one needs token="):
+        resolve_model_folder("me/secret")

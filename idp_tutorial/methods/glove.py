@@ -24,6 +24,7 @@ from typing import Annotated, Any
 
 # %% ../../nbs/engine/methods/glove.ipynb #1c56d458
 from ..utils.checks import MissingFileError, UserError
+from ..utils.durable_files import open_atomically
 from ..data.task import Task
 from ..core.backbone import Backbone
 from ..backbones.load import load_backbone
@@ -279,7 +280,7 @@ def write_glove(
     path: Path | str,  # file to write
 ) -> None:
     """Write vectors in GloVe's text format."""
-    with open(path, "w", encoding="utf-8") as file:
+    with open_atomically(path, "w", encoding="utf-8") as file:
         for word, row in index.items():
             numbers = " ".join(f"{value:.6f}" for value in vectors[row])
             file.write(f"{word} {numbers}\n")

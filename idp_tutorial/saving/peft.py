@@ -6,13 +6,14 @@ two implementations differ, the conversion is refused:
 """
 
 import json
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from idp_tutorial.assembly.build import build_model
@@ -20,7 +21,9 @@ from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
+from idp_tutorial.methods.backbone_edits import revert_backbone
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_choice, require_packages
+from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.schemas import Count, Finite, check_schema
 
 __all__ = ["PEFT_TYPES", "to_peft", "from_peft"]
@@ -33,6 +36,7 @@ PEFT_TYPES = {  # method → type of peft
     "lora-all": "LORA",
 }
 _ADAPTER_FILE = "adapter_model.safetensors"
+_CONFIG_FILE = "adapter_config.json"
 _PROMPT_TENSOR_NAME = "prompt_embeddings"
 
 
@@ -122,8 +126,11 @@ def to_peft(
     _check_peft_compatible(cfg.method, model.backbone, cfg)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _build_peft_config(model, cfg).save_pretrained(folder)
-    save_file(_peft_tensors(model, cfg), folder / _ADAPTER_FILE, {"format": "pt"})
+    with tempfile.TemporaryDirectory() as temporary_folder:  # peft does not write atomically
+        _build_peft_config(model, cfg).save_pretrained(temporary_folder)
+        config = (Path(temporary_folder) / _CONFIG_FILE).read_bytes()
+    write_atomically(folder / _CONFIG_FILE, config)
+    write_atomically(folder / _ADAPTER_FILE, save(_peft_tensors(model, cfg), {"format": "pt"}))
     return folder
 
 
@@ -146,7 +153,7 @@ def _read_adapter(folder: Path) -> tuple[Any, dict[str, Tensor]]:
     """Return the config of a folder of peft, and its tensors."""
     from peft import PeftConfig
 
-    file = folder / "adapter_config.json"
+    file = folder / _CONFIG_FILE
     for path in (file, folder / _ADAPTER_FILE):
         if not path.is_file():
             raise MissingFileError(f"there is no {path.name} in {folder}: give a folder of peft.")
@@ -248,11 +255,15 @@ def from_peft(
     cfg = _config_from_peft(peft_config, cfg or RunConfig(backbone=bb.name))
     _check_peft_compatible(cfg.method, bb, cfg)
     model = build_model(cfg, bb, task)
-    for parameter, tensor in _pair_tensors(model, cfg, peft_config, saved, folder):
-        if parameter.shape != tensor.shape:
-            raise UserError(
-                f"{folder} has a tensor of shape {tuple(tensor.shape)} where {bb.name!r} needs "
-                f"{tuple(parameter.shape)}: it belongs to another model."
-            )
-        parameter.copy_(tensor)
+    try:
+        for parameter, tensor in _pair_tensors(model, cfg, peft_config, saved, folder):
+            if parameter.shape != tensor.shape:
+                raise UserError(
+                    f"{folder} has a tensor of shape {tuple(tensor.shape)} where {bb.name!r} needs "
+                    f"{tuple(parameter.shape)}: it belongs to another model."
+                )
+            parameter.copy_(tensor)
+    except BaseException:  # leave the caller's backbone as it was
+        revert_backbone(bb)
+        raise
     return model.eval(), cfg

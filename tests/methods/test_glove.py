@@ -505,3 +505,12 @@ def test_word_vectors_are_checked(tmp_path):
         read(b"the 1 2\na 1_0 3\n")
     with pytest.raises(ValueError, match="line 2 has more numbers than the 2 of line 1"):
         read(b"the 1 2\na 1 2 3\n")
+
+
+def test_an_interrupted_file_of_vectors_is_not_left_behind(tmp_path):
+    file = tmp_path / "glove.txt"
+    write_glove(dict(a=0), np.zeros((1, 2)), file)
+    before = file.read_text()
+    with pytest.raises(IndexError):
+        write_glove(dict(a=0, b=1), np.ones((1, 2)), file)
+    assert file.read_text() == before

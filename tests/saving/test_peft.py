@@ -3,8 +3,11 @@
 What means something else there is refused.
 """
 
+import os
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from small import backbone, config, model_of, small_task
 
 pytest.importorskip("peft")
@@ -135,3 +138,31 @@ def test_what_means_something_else_is_refused(tmp_path):
         from_peft(tmp_path / "rs", gpt, small_task())
     with pytest.raises(ValueError, match="save it without"):
         from_peft(tmp_path / "mlp", gpt, small_task())
+
+
+def test_a_refused_adapter_leaves_the_backbone_as_it_was(tmp_path):
+    cfg = config(method="lora", bottleneck=4)
+    to_peft(model_of("lora", fresh("gpt2"), bottleneck=4), cfg, tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = {name: tensor[..., :-1] for name, tensor in load_file(file).items()}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    bb = fresh("gpt2")
+    with pytest.raises(ValueError, match="belongs to another model"):
+        from_peft(tmp_path, bb, small_task())
+    assert model_of("lora", bb, bottleneck=4).trained_parameters()
+
+
+def test_an_interrupted_conversion_leaves_the_earlier_files(tmp_path, monkeypatch):
+    cfg = config(method="prompt-tuning", prompt_length=3)
+    model = model_of("prompt-tuning", fresh("gpt2"), prompt_length=3)
+    to_peft(model, cfg, tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def fail(source, destination):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", fail)
+    with torch.no_grad(), pytest.raises(KeyboardInterrupt):
+        next(iter(model.trained_parameters().values())).add_(1)
+        to_peft(model, cfg, tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

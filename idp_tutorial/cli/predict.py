@@ -95,8 +95,13 @@ def select_text_columns(
         for name, (given, candidates) in columns.items():
             column = _choose_column(row, where, given, candidates)
             if column and (task.pair or name == "sentence1"):
-                is_empty = is_empty or is_empty_text(row[column])
-                texts[name] = "" if is_empty else require_nonempty_text(row, column, where)
+                is_refused = is_empty_text(row[column]) and not task.allow_empty_text
+                is_empty = is_empty or is_refused
+                texts[name] = (
+                    ""
+                    if is_empty
+                    else require_nonempty_text(row, column, where, task.allow_empty_text)
+                )
         if is_empty:
             empty.append(where)
         elif not empty or skip_empty:  # otherwise the remaining rows are only counted

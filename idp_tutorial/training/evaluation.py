@@ -227,7 +227,7 @@ def require_text_columns(task: Task, row: dict, where: str = "this row") -> dict
     """Return the row if it has the columns that the task reads; raise `UserError` if not."""
     for column in ("sentence1", "sentence2")[: 1 + task.pair]:
         text = row.get(column) if isinstance(row, dict) else None
-        if not isinstance(text, str) or not text.strip():
+        if not isinstance(text, str) or not (text.strip() or task.allow_empty_text):
             hint = 'pass {"sentence1": ...}, or a line of text'
             if task.pair:
                 hint = 'pass {"sentence1": ..., "sentence2": ...}, or two texts separated by a tab'

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,12 @@ from small import config, small_task
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.cli import predict as predict_module
-from idp_tutorial.cli.predict import _output_format, make_row_writer, predict_command
+from idp_tutorial.cli.predict import (
+    _output_format,
+    make_row_writer,
+    predict_command,
+    select_text_columns,
+)
 from idp_tutorial.cli.transfer import parse_label_map
 from idp_tutorial.saving.prompt_files import save_pretrained
 from idp_tutorial.training import evaluation
@@ -139,3 +145,12 @@ def test_windows_change_neither_predictions_nor_the_order_of_rows(
     assert sizes == [30, 8, 8, 8, 6]
     assert results[0] == results[1]
     assert [r["sentence1"] for r in results[0]] == (tmp_path / "in").read_text().splitlines()
+
+
+def test_an_empty_text_of_a_table_is_predicted_if_the_task_allows_it():
+    rows = [("line 1", dict(text="good")), ("line 2", dict(text=""))]
+    task = replace(small_task(), allow_empty_text=True)
+    texts = [texts for _, texts in select_text_columns(rows, task)]
+    assert texts == [dict(sentence1="good"), dict(sentence1="")]
+    with pytest.raises(ValueError, match="line 2"):
+        [*select_text_columns(rows, small_task())]

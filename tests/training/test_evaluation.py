@@ -131,3 +131,14 @@ def test_a_limit_of_tokens_changes_neither_predictions_nor_their_order(monkeypat
     assert [p["label"] for p in limited] == [p["label"] for p in expected]
     for prediction, reference in zip(limited, expected, strict=True):
         assert prediction["probabilities"] == pytest.approx(reference["probabilities"], abs=1e-5)
+
+
+@pytest.mark.parametrize("allow_empty_text", [True, False])
+def test_an_empty_text_is_predicted_if_the_task_allows_it(allow_empty_text):
+    task = replace(small_task(), allow_empty_text=allow_empty_text)
+    model = model_of("head-only", backbone(), task)
+    if allow_empty_text:
+        assert len(predict(model, task, config(), [dict(sentence1=""), dict(sentence1=" ")])) == 2
+    else:
+        with pytest.raises(ValueError, match="sentence1"):
+            predict(model, task, config(), [dict(sentence1="")])

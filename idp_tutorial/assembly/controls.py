@@ -379,7 +379,8 @@ class SideNetworkConfig(ControlConfig):
 
     bottleneck: BottleneckWidth = 256  # width of the network
     prompt_dropout: Probability = 0.1  # dropout on M(x) and in the network
-    # M(x): 'mean' over the words, or 'cls' (the papers' <s>); None: as pooling
+    # M(x): 'mean' over the words, or 'cls' (the papers' <s>); 'noisy' is computed as 'cls'; None:
+    # as pooling
     sentence_pooling: Literal["mean", "cls", "noisy"] | None = None
 
     def build_head(self, bb: Backbone, cfg: TrainingConfig, n_out: int) -> nn.Module:

@@ -8,7 +8,7 @@ scores it runs the experiment that decides the figure's claim.
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from idp_tutorial.cli.commands import (
     CommandOptions,
@@ -17,6 +17,8 @@ from idp_tutorial.cli.commands import (
     refuse_given,
     split_names,
 )
+from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.options import Range
 from idp_tutorial.utils.process import MessageHandler, handle_messages
 
 __all__ = ["ReproduceOptions", "reproduce_command"]
@@ -107,6 +109,12 @@ def _reproduce_figure(options: "ReproduceOptions", data: str | None) -> None:
     print(f"\nwritten: {file}")
 
 
+def _refuse_glove(base: Any, reason: str) -> None:
+    """Raise `UserError` if word vectors are given that are not used."""
+    if base.get("glove"):
+        raise UserError(f"glove={base.get('glove')} is not used {reason}: leave it out.")
+
+
 def _print_plan(runs: Iterable[Any]) -> None:
     """Print the settings of the runs of a table."""
     for cfg in runs:
@@ -129,9 +137,9 @@ class ReproduceOptions(CommandOptions):
     methods: str | None = None  # some of the methods of the table and of the controls
     tasks: str | None = None  # some of the tasks of the table, comma-separated
     # optimizer steps of a run (default: 200; for 'full': the paper's); a few test the whole table
-    steps: int | None = None
+    steps: Annotated[int, Range(1, 10**9)] | None = None
     # number of seeds (default: 2 if the table has several few-shot samples; else 5)
-    seeds: int | None = None
+    seeds: Annotated[int, Range(1, 10**6)] | None = None
     # learning rates that every method tries, comma-separated; more if the best is an end (default:
     # the method's own; for 'full': the paper's)
     learning_rates: str | None = None
@@ -152,6 +160,7 @@ def reproduce_command(options: ReproduceOptions, base: Any) -> None:
     if options.claims:
         unused = "table scale backbone methods tasks steps seeds learning_rates out plan"
         refuse_given(options, unused, "with claims")
+        _refuse_glove(base, "with claims")
         _update_claims(options.claims, base.data)
         return
     from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
@@ -162,6 +171,7 @@ def reproduce_command(options: ReproduceOptions, base: Any) -> None:
     if table in FIGURE_EXPERIMENTS:
         unused = "methods tasks learning_rates"
         refuse_given(options, unused, f"by the figure {table}")
+        _refuse_glove(base, f"by the figure {table}")
         _reproduce_figure(options, base.data)
         return
     methods = split_names(options.methods) if options.methods else None

@@ -626,3 +626,20 @@ def test_a_figure_has_enough_seeds_for_a_verdict(monkeypatch, small_folder, tmp_
     )
     reproduce_command(table="lpt-f6", backbone=str(small_folder), out=str(tmp_path))
     assert seed_counts == [5] and has_enough_runs(dict(runs=5))
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        (dict(table="lpt-f6", seeds=0), "seeds must be at least 1, got 0"),
+        (dict(table="lpt-f6", steps=0), "steps must be at least 1, got 0"),
+        (dict(table="lpt-f6", glove="g.txt"), "glove=g.txt is not used by the figure lpt-f6"),
+        (dict(claims="claims.csv", glove="g.txt"), "glove=g.txt is not used with claims"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(options, message, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        reproduce_command(**options) if "claims" in options else reproduce_command(
+            out=str(tmp_path / "out"), **options
+        )
+    assert message in capsys.readouterr().err and not (tmp_path / "out").exists()

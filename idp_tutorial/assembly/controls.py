@@ -121,11 +121,10 @@ class ProbeHead(_ControlHead):
         d: int,  # width of the backbone
         n_out: int,  # number of classes; 1 for regression
         layer: int,  # number of layers below the hidden states
-        pooling: str = "mean",  # pooled representation: 'mean', 'cls', 'last' or 'mask'
     ) -> None:
         super().__init__()
         self.layer = layer
-        self.pooling = pooling
+        self.pooling = "mean"  # or 'cls', 'last' or 'mask', which the fit selects
         self.net = nn.Linear(d, n_out)
 
     def forward(self, ctx: Context) -> Tensor:  # `[B,n_out]`

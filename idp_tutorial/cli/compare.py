@@ -28,15 +28,15 @@ logger = logging.getLogger(__name__)
 class Progress(MessageHandler):
     """Handler that prints messages with the estimated time left; at least one a minute."""
 
+    interval = 55.0  # seconds without a message after which one is printed
+
     def __init__(
         self,
         n_runs: int,  # number of runs
-        interval: float = 55.0,  # seconds without a message after which one is printed
     ) -> None:
         super().__init__(sys.stderr)
         self.setLevel(logging.DEBUG)  # stored runs are reported at this level
         self.n_runs = n_runs
-        self.interval = interval
         self.n_stored = 0  # runs whose records were read
         self.n_trained = 0
         self.start_time = time.monotonic()

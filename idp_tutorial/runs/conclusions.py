@@ -145,9 +145,11 @@ MAX_FEW_SHOT_EXAMPLES = 500
 
 def has_enough_runs(
     estimate: dict | None,  # from `estimate_contrast`
-    min_runs: int = 5,  # with few-shot samples, 8 runs of 4 samples are needed instead
 ) -> bool:
-    """Return whether a contrast has enough runs for a verdict."""
+    """Return whether a contrast has enough runs for a verdict.
+
+    Five runs are enough, and with few-shot samples 8 runs of 4 samples.
+    """
     if estimate is None:
         return False
     is_few_shot = estimate.get("draws", 1) > 1 or any(
@@ -155,7 +157,7 @@ def has_enough_runs(
     )
     if is_few_shot:
         return estimate["draws"] >= 4 and estimate["runs"] >= 8
-    return estimate["runs"] >= min_runs
+    return estimate["runs"] >= 5
 
 
 def _decide_equality(low: float, high: float, is_significant: bool) -> str:

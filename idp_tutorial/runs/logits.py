@@ -205,9 +205,8 @@ def _check_arrays(arrays: _Arrays, path: Path) -> None:
 def majority_vote_score(
     # records of one setting, each with the `folder` of its logits; an odd number avoids ties
     records: list[dict],
-    split: str = "test",
 ) -> float | None:  # in percent
-    """Return the score of the class that most runs predict (IDPG, Table 7).
+    """Return the test score of the class that most runs predict (IDPG, Table 7).
 
     In a tie the first class counts. Of a regression, the mean of the predictions is scored. The
     result is None where a record has no logits with labels, and for a metric over groups of rows
@@ -223,15 +222,15 @@ def majority_vote_score(
     if {"exact", "f1_m", "neg_log_loss"} & set(metric.split("+")) or not has_all:
         return None
     runs = [load_logits(r, folder) for r, folder in zip(records, folders)]
-    logits = [arrays[split].astype(np.float32) for arrays in runs]
-    has_labels = all(f"{split}_label" in arrays for arrays in runs)
+    logits = [arrays["test"].astype(np.float32) for arrays in runs]
+    has_labels = all("test_label" in arrays for arrays in runs)
     if not has_labels or any(values.ndim != 2 for values in logits):
         return None
-    labels = runs[0][f"{split}_label"]
+    labels = runs[0]["test_label"]
     sizes = [len(values) for values in logits]
     if any(size != len(labels) for size in sizes):
         raise UserError(
-            f"runs on {records[0]['task']!r} cannot vote, because their {split} splits have "
+            f"runs on {records[0]['task']!r} cannot vote, because their test splits have "
             f"{sizes} examples. Give records of one and the same split."
         )
     if logits[0].shape[1] == 1:

@@ -184,10 +184,9 @@ def make_fingerprint(
 
 def _downsample_losses(
     losses: list[float],  # one training loss per step
-    n_points: int = 50,  # largest number of means to return
 ) -> list[float]:
-    """Return means of the loss over equally many steps each, rounded to four digits."""
-    width = max(1, -(-len(losses) // n_points))
+    """Return at most 50 means of the loss over equally many steps each, with four digits."""
+    width = max(1, -(-len(losses) // 50))
     return [float(f"{np.mean(losses[i : i + width]):.4g}") for i in range(0, len(losses), width)]
 
 

@@ -409,7 +409,7 @@ STOP_TIMEOUT = 5  # seconds in which requests may end after SIGTERM or Ctrl-C
 MAX_CONNECTIONS = 1000
 
 
-def _make_protocol(head_timeout: float) -> type:
+def _make_protocol() -> type:
     """Return uvicorn's class of HTTP/1.1 connections, with a timeout for the head of a request."""
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -421,14 +421,14 @@ def _make_protocol(head_timeout: float) -> type:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.head_timer = self.loop.call_later(head_timeout, self.close_incomplete)
+            self.head_timer = self.loop.call_later(HEAD_TIMEOUT, self.close_incomplete)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:
                 self.stop_timer()
             elif self.head_timer is None:
-                self.head_timer = self.loop.call_later(head_timeout, self.close_incomplete)
+                self.head_timer = self.loop.call_later(HEAD_TIMEOUT, self.close_incomplete)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self.stop_timer()
@@ -450,7 +450,6 @@ def _make_protocol(head_timeout: float) -> type:
 def run_app(
     app: Any,  # from `create_app`
     server_socket: Any,  # a socket that listens
-    head_timeout: float = HEAD_TIMEOUT,  # seconds in which the head of a request must arrive
 ) -> None:
     """Serve an application until SIGTERM or Ctrl-C; requests then have `STOP_TIMEOUT` seconds.
 
@@ -460,7 +459,7 @@ def run_app(
 
     config = uvicorn.Config(
         app,
-        http=_make_protocol(head_timeout),
+        http=_make_protocol(),
         ws="none",
         access_log=False,
         server_header=False,

@@ -160,12 +160,9 @@ def evaluate(
     task: Task,
     batch_size: int = 128,
     device: torch.device | str = "cpu",
-    all_metrics: bool = True,  # False: only the task's main metric
 ) -> tuple[dict[str, float], list]:
     """Return the scores in percent, the main metric first, and the predictions in order."""
-    return task.score_outputs(
-        model_outputs(model, examples, task, batch_size, device), examples, all_metrics
-    )
+    return task.score_outputs(model_outputs(model, examples, task, batch_size, device), examples)
 
 
 def compute_output_loss(

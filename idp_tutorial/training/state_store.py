@@ -68,15 +68,17 @@ def cache_size_bytes(
     return states + len(lengths) * INDEX_DTYPE.itemsize + INDEX_FOOTER_BYTES
 
 
+_RESERVED_BYTES = 2**26  # that must stay free: 64 MiB
+
+
 def check_disk_space(
     folder: Path,
     required_bytes: int,
     description: str = "this cache",  # for the message
-    reserved_bytes: int = 2**26,  # that must stay free: 64 MiB
 ) -> None:
     """Raise `UserError` if a part does not fit on the disk of a folder."""
     free = shutil.disk_usage(folder).free
-    if required_bytes + reserved_bytes > free:
+    if required_bytes + _RESERVED_BYTES > free:
         raise UserError(
             f"{description} needs {required_bytes / 1e6:,.1f} MB in {folder}, where "
             f"{free / 1e6:,.1f} MB are free; nothing is written. Set cache_dir to a larger "

@@ -101,13 +101,12 @@ def check_at_least(
 def check_int(
     value: Any,  # the value to check
     name: str,  # name of the argument
-    allow_none: bool = False,  # accept None too
 ) -> Any:  # `value`
     """Return `value` if it is an integer.
 
     Raises: `UserError` for anything else, `True` and `2.0` included.
     """
-    if not (_is_number(value, Integral) or (allow_none and value is None)):
+    if not _is_number(value, Integral):
         raise UserError(f"{name} must be a whole number, got {value!r:.40}.")
     return value
 
@@ -280,15 +279,14 @@ def check_writable_folder(
 
 def check_writable_file(
     path: Path | str,  # its folder must exist
-    argument: str = "out=",  # start of the message: the argument or option that gave the path
 ) -> None:
-    """Check that a file can be written.
+    """Check that a file of the option `out` can be written.
 
     Raises: `UserError` for a folder, a missing folder, or a folder without write permission.
     """
     file = Path(os.path.realpath(path))
     folder = Path(path).parent
-    given = f"{argument}{path or repr('')}"
+    given = f"out={path or repr('')}"
     if file.is_dir():
         raise UserError(f"{given} is a folder: give a file in it.")
     if not file.parent.is_dir():

@@ -257,6 +257,3 @@ def append_line(file: Path, line: str) -> None:
             f.write(line.encode() + b"\n")
         _sync(file)
         _sync(file.parent)
-
-
-# --- manifests: the digests of the files of a folder

@@ -37,12 +37,10 @@ def is_hub_reachable() -> bool:
 
 
 @contextmanager
-def offline_if_unreachable(
-    may_use_network: bool = True,  # False: do not ask the hub, load from the caches
-) -> Iterator[bool]:  # whether the hub can be reached
+def offline_if_unreachable() -> Iterator[bool]:  # whether the hub can be reached
     """Switch the hub's clients to offline mode inside the block if the hub cannot be reached."""
     before = constants.HF_HUB_OFFLINE
-    online = may_use_network and is_hub_reachable()
+    online = is_hub_reachable()
     constants.HF_HUB_OFFLINE = not online
     try:
         yield online

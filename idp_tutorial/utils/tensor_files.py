@@ -33,12 +33,8 @@ __all__ = [
     "PROMPTS_FILE",
     "METADATA_KEY",
     "serialise_tensors",
-    "has_description",
     "deserialise_tensors",
     "save_tensors",
-    "load_tensors",
-    "write_tree",
-    "read_tree",
     "list_snapshots",
     "write_snapshot",
     "read_last_snapshot",
@@ -62,11 +58,6 @@ def serialise_tensors(
     assert match, "the metadata were just written"
     start = match.start(1)
     return blank[:start] + hashlib.sha256(blank).hexdigest().encode() + blank[start + 64 :]
-
-
-def has_description(data: bytes) -> bool:
-    """Return whether the bytes of a safetensors file contain a description of this package."""
-    return bool(_DIGEST_IN_HEADER.search(data))
 
 
 def deserialise_tensors(
@@ -110,17 +101,6 @@ def save_tensors(
     write_atomically(Path(file), serialise_tensors(tensors, description))
 
 
-def load_tensors(
-    file: Path | str,  # written by `save_tensors`
-    remedy: str = "save it again, or download it again",  # what usually fixes it, for messages
-) -> tuple[Any, dict[str, Tensor]]:  # the description and the tensors
-    """Return the description and the tensors in a file of `save_tensors`.
-
-    Raises: `UserError` for a damaged file.
-    """
-    return deserialise_tensors(Path(file).read_bytes(), file, remedy)
-
-
 def _flatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
     """Return a tree as values that JSON can express; its tensors are added to `tensors`."""
     if isinstance(tree, Tensor):
@@ -160,7 +140,7 @@ class _DamagedFileError(UserError):
     """Error for a file whose content differs from what was written."""
 
 
-def write_tree(
+def _write_tree(
     file: Path | str,  # replaced as a whole
     tree: Any,  # dictionaries, lists, tuples, tensors and plain values
 ) -> None:
@@ -170,8 +150,8 @@ def write_tree(
     save_tensors(file, tensors, description)
 
 
-def read_tree(file: Path | str) -> Any:
-    """Return the tree that `write_tree` wrote.
+def _read_tree(file: Path | str) -> Any:
+    """Return the tree that `_write_tree` wrote.
 
     Raises: `UserError` for a damaged file, `OSError` for one that cannot be read.
     """
@@ -204,7 +184,7 @@ def write_snapshot(
     """
     folder = Path(folder)
     try:
-        write_tree(folder / f"checkpoint-{step}.safetensors", dict(step=step, tree=tree))
+        _write_tree(folder / f"checkpoint-{step}.safetensors", dict(step=step, tree=tree))
         up_to_now = [path for s, path in list_snapshots(folder) if s <= step]
         for old in up_to_now[2:]:
             old.unlink(missing_ok=True)
@@ -225,7 +205,7 @@ class _Snapshot:
 
 
 def _read_snapshot(file: Path, step: int) -> Any:
-    content = read_tree(file)
+    content = _read_tree(file)
     try:
         state = check_schema(_Snapshot, content, file)
     except UserError as e:

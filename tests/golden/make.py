@@ -75,7 +75,7 @@ from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig
 from idp_tutorial.training.evaluation import predict_logits
 from idp_tutorial.training.fit import fit
 from idp_tutorial.utils.records import read_records
-from idp_tutorial.utils.tensor_files import load_tensors
+from idp_tutorial.utils.tensor_files import deserialise_tensors
 
 METHOD_ORDER = [  # order of the methods in `counts.json`
     "head-only",
@@ -514,7 +514,7 @@ def _run_train_and_predict(folder: Path) -> dict[str, Any]:
     predictions = _capture_output(
         predict_command, folder, model=folder / "run", texts=folder / "in", proba=True
     )
-    description, tensors = load_tensors(folder / "run/prompts.safetensors")
+    description, tensors = deserialise_tensors((folder / "run/prompts.safetensors").read_bytes())
     return {
         "text": output.splitlines(),
         "record": _masked_records(folder / "run/record.jsonl"),

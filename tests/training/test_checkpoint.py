@@ -470,7 +470,7 @@ def test_a_checkpoint_without_read_permission_is_not_called_damaged(tmp_path, mo
     def read_without_permission(file):
         raise PermissionError(13, "Permission denied", str(file))
 
-    monkeypatch.setattr(tensor_files, "read_tree", read_without_permission)
+    monkeypatch.setattr(tensor_files, "_read_tree", read_without_permission)
     with pytest.raises(
         ValueError, match="no permission to read or write .*checkpoint-4.*do not delete it"
     ) as e:

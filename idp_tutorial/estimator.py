@@ -71,7 +71,7 @@ __all__ = [
 ]
 
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TEXT_COLUMNS = ("sentence1", "sentence2")
 
@@ -488,7 +488,7 @@ class PromptEstimator(BaseEstimator):
         if not skip_empty:
             refuse_empty_texts(empty, len(rows), "X")
         elif empty:
-            _logger.warning("skip_empty left out %d of %d rows", len(empty), len(rows))
+            logger.warning("skip_empty left out %d of %d rows", len(empty), len(rows))
         if len(empty) == len(rows):
             raise UserError("X has no row with a text: at least one of each class is needed.")
         pairs = [(row, label) for row, label in zip(rows, y) if row is not None]

@@ -45,6 +45,7 @@ __all__ = [
     "parse_floats",
     "refuse_given",
     "print_report",
+    "exit_with_message",
 ]
 
 

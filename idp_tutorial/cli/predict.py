@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PREDICTION_COLUMNS = "prediction", "probabilities", "generated"  # columns that are added to a row
 # Rows that are read, sorted by length and predicted together. With 1,024 rows and batches of 128,
@@ -110,7 +110,7 @@ def select_text_columns(
     if not skip_empty:
         refuse_empty_texts(empty, n_rows, "the column of texts")
     elif empty:
-        _logger.warning("skip_empty left out %d of %d rows", len(empty), n_rows)
+        logger.warning("skip_empty left out %d of %d rows", len(empty), n_rows)
 
 
 def _output_format(out: str, given: str | None) -> str:

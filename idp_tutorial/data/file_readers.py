@@ -44,7 +44,7 @@ __all__ = [
     "iterate_rows",
 ]
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 # ---- lines
@@ -329,7 +329,7 @@ def _detect_delimiter(first_line: str, default: str, where: str) -> str:
     delimiter = max(_DELIMITERS, key=unquoted.count)
     if delimiter not in unquoted:
         return default
-    _logger.warning(
+    logger.warning(
         "%s: columns are separated by %r, as in its first line (sep= names another character)",
         where,
         delimiter,
@@ -404,7 +404,7 @@ def _read_excel_cells(path: str | Path) -> Any:
     try:
         with pandas.ExcelFile(path, engine="openpyxl") as book:
             if len(book.sheet_names) > 1:
-                _logger.warning(
+                logger.warning(
                     "%s has %d sheets: %r, the first, is read",
                     path,
                     len(book.sheet_names),

@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 # ---- where the splits are
@@ -339,7 +339,7 @@ def _read_labelled_rows(
         for column, empty_places in empty.items():
             refuse_empty_texts(empty_places, n_rows, f"column {column!r}")
     elif n_empty:
-        _logger.warning(
+        logger.warning(
             "%s: skip_empty left out %d of %d rows", _name_source(source), n_empty, n_rows
         )
     if not rows:

@@ -19,6 +19,7 @@ from idp_tutorial.utils.checks import UserError
 
 __all__ = [
     "VERDICT_MEANINGS",
+    "EQUIVALENCE_MARGIN",
     "summarise_comparison",
     "parse_primary_contrast",
     "describe_primary_contrast",
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 
-MIN_NOTABLE_DIFFERENCE = 5.0  # in points; smaller differences between means are not mentioned
+_MIN_NOTABLE_DIFFERENCE = 5.0  # in points; smaller differences between means are not mentioned
 
 
 def _describe_difference(
@@ -36,7 +37,7 @@ def _describe_difference(
     description: str,  # what the method of `b` is
 ) -> str:
     difference = a.score - b.score
-    if abs(difference) < MIN_NOTABLE_DIFFERENCE:
+    if abs(difference) < _MIN_NOTABLE_DIFFERENCE:
         relation = "level with"
     else:
         relation = f"{abs(difference):.1f} points {'above' if difference > 0 else 'below'}"
@@ -71,7 +72,7 @@ def summarise_comparison(
             "The table needs a prompt that reads the text and a static prompt: there is nothing "
             "to conclude."
         )
-    helps = input_dependent.score - static.score >= MIN_NOTABLE_DIFFERENCE
+    helps = input_dependent.score - static.score >= _MIN_NOTABLE_DIFFERENCE
     summary = (
         f"Reading the text {'helps' if helps else 'does not help'}: {input_dependent.method} "
         f"({input_dependent.score:.1f}) is "
@@ -83,7 +84,7 @@ def summarise_comparison(
         )
         summary += f", and {difference}"
     return (
-        f"{summary}; {_describe_seeds(table)}. Differences below {MIN_NOTABLE_DIFFERENCE:g} points "
+        f"{summary}; {_describe_seeds(table)}. Differences below {_MIN_NOTABLE_DIFFERENCE:g} points "
         "are not counted."
     )
 
@@ -135,12 +136,11 @@ VERDICT_MEANINGS = {
     "significant; one as large as published would have been detected",
     "open": "not decided",
 }
-DEFAULT_CLAIMED_DIFFERENCE = (
-    2.0  # points: the size of a claim's difference if the paper states none
-)
+# points: the size of a claim's difference if the paper states none
+_DEFAULT_CLAIMED_DIFFERENCE = 2.0
 EQUIVALENCE_MARGIN = 1.0  # points: the largest difference of two methods that count as equal
 # training examples up to which another few-shot sample is another experiment
-MAX_FEW_SHOT_EXAMPLES = 500
+_MAX_FEW_SHOT_EXAMPLES = 500
 
 
 def has_enough_runs(
@@ -153,7 +153,7 @@ def has_enough_runs(
     if estimate is None:
         return False
     is_few_shot = estimate.get("draws", 1) > 1 or any(
-        shots and shots <= MAX_FEW_SHOT_EXAMPLES for shots in estimate.get("shots", ())
+        shots and shots <= _MAX_FEW_SHOT_EXAMPLES for shots in estimate.get("shots", ())
     )
     if is_few_shot:
         return estimate["draws"] >= 4 and estimate["runs"] >= 8
@@ -189,8 +189,7 @@ def decide_verdict(
         return "seen" if sign * estimate["effect"] > 0 else "opposite"
     size = 0.0  # a score that is not a percentage has no typical difference
     if published_difference or estimate.get("points", True):
-        size = abs(published_difference or DEFAULT_CLAIMED_DIFFERENCE)
-    supports_claim = (
-        min(sign * low, sign * high) > 0
-    )  # even if it is not significant after correction
+        size = abs(published_difference or _DEFAULT_CLAIMED_DIFFERENCE)
+    # even if it is not significant after correction
+    supports_claim = min(sign * low, sign * high) > 0
     return "not seen" if not supports_claim and estimate["detectable"] <= size else "open"

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-GROUP_COLUMNS = ["task", "shots", "backbone", "head", "method"]  # fields that define a row
+_GROUP_COLUMNS = ["task", "shots", "backbone", "head", "method"]  # fields that define a row
 
 
 def _check_unique_seeds(runs: pd.DataFrame, method: str) -> None:
@@ -69,7 +69,7 @@ def _summarise_seeds(key: tuple, runs: pd.DataFrame) -> dict:
             f"a record of {key[-1]!r} has no params with prompt, head and backbone: train it again."
         )
     row = {
-        **dict(zip(GROUP_COLUMNS, key)),
+        **dict(zip(_GROUP_COLUMNS, key)),
         "metric": example.metric,
         "score": runs.score.mean(),
         "std": runs.score.std(),
@@ -106,13 +106,13 @@ def results_table(records: list[dict]) -> pd.DataFrame:
     if not select_finished(records):
         raise UserError("there are no records of finished runs: run idp compare first.")
     df = pd.DataFrame(records)
-    missing = [c for c in (*GROUP_COLUMNS, *_RUN_COLUMNS) if c not in df]
+    missing = [c for c in (*_GROUP_COLUMNS, *_RUN_COLUMNS) if c not in df]
     if missing:
         raise UserError(
             f"no record has the field {missing[0]!r}, which a table needs: give records that idp "
             "compare or idp train wrote."
         )
-    groups = df.groupby(GROUP_COLUMNS, sort=False, dropna=False)
+    groups = df.groupby(_GROUP_COLUMNS, sort=False, dropna=False)
     table = pd.DataFrame([_summarise_seeds(key, runs) for key, runs in groups])
     if "diverged" in table:
         table = table.assign(diverged=table.diverged.fillna(0).astype(int))
@@ -250,7 +250,7 @@ def plot_scores(
     table = results_table(select_finished(records))
     df = pd.DataFrame(select_finished(records))
     check_same_settings(
-        table, GROUP_COLUMNS[:-1], "one picture has one task, number of shots, backbone and head"
+        table, _GROUP_COLUMNS[:-1], "one picture has one task, number of shots, backbone and head"
     )
     ax = ax or plt.subplots(figsize=(5.5, 3.5))[1]
     labels = []

@@ -29,9 +29,9 @@ from idp_tutorial.utils.checks import (
 
 __all__ = ["ServerLimits", "Batcher", "cut_text", "parse_request", "create_app", "run_app"]
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-REQUEST_HINT = (
+_REQUEST_HINT = (
     'send an object such as {"text": "…"} or {"text": ["…", "…"]}, with "text2" for pairs, and '
     '"task" if the server has several'
 )
@@ -56,7 +56,7 @@ class ServerLimits:
             )
 
 
-class RequestError(Exception):
+class _RequestError(Exception):
     """An error that a client receives, with its HTTP status."""
 
     def __init__(self, status: int, detail: str, **headers: str) -> None:
@@ -130,7 +130,7 @@ def _get_texts(request: dict, names: tuple[str, str], task: str) -> Any:
     if not given:
         raise UserError(
             f"the request has no field {names[0]!r}{_find_misspelt(request, names)}, which task "
-            f"{task!r} needs: {REQUEST_HINT}."
+            f"{task!r} needs: {_REQUEST_HINT}."
         )
     texts = request[given[0]]
     if not isinstance(texts, (str, list)):
@@ -145,16 +145,16 @@ def parse_request(
 ) -> tuple[list[dict], bool]:  # rows of `MultiTaskModel`, and whether the texts were a list
     """Return the rows of a request.
 
-    Raises: `UserError` for a request that has another form, `RequestError` for too many texts.
+    Raises: `UserError` for a request that has another form, `_RequestError` for too many texts.
     """
     try:
         content = body.decode()
     except UnicodeDecodeError as e:
         raise UserError(f"the request is not valid UTF-8 (byte {e.start + 1}).") from None
-    request = parse_json(content, "the request", REQUEST_HINT)
+    request = parse_json(content, "the request", _REQUEST_HINT)
     if not isinstance(request, dict):
         shown = json.dumps(request, ensure_ascii=False)[:60]
-        raise UserError(f"the request is {shown!r}, but must be an object: {REQUEST_HINT}.")
+        raise UserError(f"the request is {shown!r}, but must be an object: {_REQUEST_HINT}.")
     name = _choose_task(request, model.task_names)
     task = model.task_models[name].task
     columns = {"sentence1": _get_texts(request, ("text", "sentence1"), name)}
@@ -168,7 +168,7 @@ def parse_request(
     lists = {column: t if isinstance(t, list) else [t] for column, t in columns.items()}
     lengths = [len(texts) for texts in lists.values()]
     if max(lengths) > max_texts:
-        raise RequestError(
+        raise _RequestError(
             413, f"the request has {max(lengths)} texts, and this server takes {max_texts} at once."
         )
     if not max(lengths) or min(lengths) < max(lengths):
@@ -186,8 +186,8 @@ def parse_request(
 
 
 async def _read_body(request: Any, limits: ServerLimits) -> bytes:
-    """Return the body of a request, and raise `RequestError` for one that is too large or slow."""
-    too_large = RequestError(
+    """Return the body of a request, and raise `_RequestError` for one that is too large or slow."""
+    too_large = _RequestError(
         413,
         f"the request has more than {limits.max_body:,} bytes: send less at once.",
         Connection="close",
@@ -206,7 +206,7 @@ async def _read_body(request: Any, limits: ServerLimits) -> bytes:
     try:
         await asyncio.wait_for(read(), limits.timeout)
     except asyncio.TimeoutError:
-        raise RequestError(
+        raise _RequestError(
             408,
             f"the request did not arrive within {limits.timeout:g} seconds.",
             Connection="close",
@@ -217,7 +217,7 @@ async def _read_body(request: Any, limits: ServerLimits) -> bytes:
 def _check_content_type(request: Any) -> None:
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given != "application/json" and not given.endswith("+json"):
-        raise RequestError(
+        raise _RequestError(
             415,
             f"the content type is {given[:60]!r}: send JSON, with Content-Type: application/json.",
         )
@@ -316,7 +316,7 @@ async def _predict_request(
     _check_content_type(request)
     body = await _read_body(request, limits)
     rows, is_list = parse_request(body, model, limits.max_texts)
-    busy = RequestError(
+    busy = _RequestError(
         503, "the server is busy: send the request again later.", **{"Retry-After": "1"}
     )
     if batcher.n_waiting + len(rows) > limits.max_waiting:
@@ -334,14 +334,14 @@ def _describe_error(error: Exception) -> tuple[int, str, dict[str, str]]:
     from starlette.requests import ClientDisconnect
 
     headers: dict[str, str] = {}
-    if isinstance(error, RequestError):
+    if isinstance(error, _RequestError):
         status, detail, headers = error.status, str(error), error.headers
     elif isinstance(error, UserError):
         status, detail = 422, str(error)
     elif isinstance(error, ClientDisconnect):
         status, detail = 400, "the request was not complete."
     else:
-        _logger.error("a prediction failed", exc_info=error)
+        logger.error("a prediction failed", exc_info=error)
         status, detail = 500, "the prediction failed; the log of the server says why."
     # a lone surrogate cannot be encoded
     return status, detail[:_MAX_ERROR_LENGTH].encode(errors="backslashreplace").decode(), headers
@@ -404,9 +404,9 @@ def create_app(
 
 # ---- the server
 
-HEAD_TIMEOUT = 10.0  # seconds in which the head of a request must arrive
-STOP_TIMEOUT = 5  # seconds in which requests may end after SIGTERM or Ctrl-C
-MAX_CONNECTIONS = 1000
+_HEAD_TIMEOUT = 10.0  # seconds in which the head of a request must arrive
+_STOP_TIMEOUT = 5  # seconds in which requests may end after SIGTERM or Ctrl-C
+_MAX_CONNECTIONS = 1000
 
 
 def _make_protocol() -> type:
@@ -421,14 +421,14 @@ def _make_protocol() -> type:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.head_timer = self.loop.call_later(HEAD_TIMEOUT, self.close_incomplete)
+            self.head_timer = self.loop.call_later(_HEAD_TIMEOUT, self.close_incomplete)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:
                 self.stop_timer()
             elif self.head_timer is None:
-                self.head_timer = self.loop.call_later(HEAD_TIMEOUT, self.close_incomplete)
+                self.head_timer = self.loop.call_later(_HEAD_TIMEOUT, self.close_incomplete)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self.stop_timer()
@@ -451,7 +451,7 @@ def run_app(
     app: Any,  # from `create_app`
     server_socket: Any,  # a socket that listens
 ) -> None:
-    """Serve an application until SIGTERM or Ctrl-C; requests then have `STOP_TIMEOUT` seconds.
+    """Serve an application until SIGTERM or Ctrl-C; requests then have 5 seconds to end.
 
     There is no access log: a pipe that nobody reads would block the server.
     """
@@ -463,9 +463,9 @@ def run_app(
         ws="none",
         access_log=False,
         server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
+        limit_concurrency=_MAX_CONNECTIONS,
         timeout_keep_alive=5,
-        timeout_graceful_shutdown=STOP_TIMEOUT,
+        timeout_graceful_shutdown=_STOP_TIMEOUT,
         h11_max_incomplete_event_size=2**14,
     )
     uvicorn.Server(config).run(sockets=[server_socket])

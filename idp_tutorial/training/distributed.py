@@ -22,7 +22,7 @@ from ..utils.checks import UserError
 from .config import TrainingConfig
 from ..data.encoding import make_dataloader, collate
 from ..core.prompted_model import PromptedModel
-from ..utils.process import accelerate_lock
+from ..utils.process import ACCELERATE_LOCK
 
 # %% ../../nbs/engine/training/distributed.ipynb #97fe1c21
 def _cycle(loader: Iterable) -> Iterator:
@@ -114,7 +114,7 @@ def create_accelerator(
             "precision='fp16' needs a GPU: on a CPU the run would compute in float32. "
             "Use 'bf16' or 'no'."
         )
-    with accelerate_lock:
+    with ACCELERATE_LOCK:
         _reset_accelerate(cfg.device == "cpu")
         acc = Accelerator(
             cpu=cfg.device == "cpu",

@@ -123,7 +123,7 @@ def pack_examples(
     return PackedExamples(names, token_arrays, columns, np.cumsum(lengths))
 
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def encode_rows(
@@ -239,7 +239,7 @@ def count_cut_texts(
 @lru_cache
 def _log_cut_texts_once(task_name: str, n_cut: int, n_rows: int, max_len: int) -> None:
     """Log how many training texts are cut; once, although a search trains many times."""
-    _logger.warning(
+    logger.warning(
         "%d of %d training texts of %s (%.0f %%) are longer than max_len=%d tokens and are cut",
         *(n_cut, n_rows, task_name, max(1, 100 * n_cut / n_rows), max_len),
     )

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import Any
 
 __all__ = [
-    "accelerate_lock",
+    "ACCELERATE_LOCK",
     "process_state",
     "pause_garbage_collection",
     "MessageHandler",
@@ -30,14 +30,14 @@ __all__ = [
 ]
 
 
-accelerate_lock = threading.Lock()  # held while objects of accelerate are created
+ACCELERATE_LOCK = threading.Lock()  # held while objects of accelerate are created
 
 
 def process_state() -> Any:
     """Return accelerate's `PartialState`: the rank of this process and the number of processes."""
     from accelerate import PartialState
 
-    with accelerate_lock:
+    with ACCELERATE_LOCK:
         state = PartialState()
         state.__dict__ = dict(state.__dict__)  # another thread may reset the shared ones
         return state

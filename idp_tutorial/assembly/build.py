@@ -71,10 +71,10 @@ def _require_float32_parameters(model: PromptedModel, cfg: RunConfig) -> None:
     if low_precision:
         raise UserError(
             f"{cfg.method!r} trains weights of backbone {model.backbone.name!r} "
-            f"({low_precision[0]}, …), which are in bfloat16 and would round small updates "
-            f"away: load "
-            "the backbone without dtype=, and use precision='bf16' for speed."
+            f"({low_precision[0]}, …), which are in bfloat16 and would round small updates away: "
+            "load the backbone without dtype=, and use precision='bf16' for speed."
         )
+
 
 def _set_class_weights(model: PromptedModel, task: Task, cfg: RunConfig) -> None:
     """Set the weight of each class in the loss: inverse frequency for 'balanced', or by name."""
@@ -103,7 +103,6 @@ def _set_class_weights(model: PromptedModel, task: Task, cfg: RunConfig) -> None
         labels = torch.tensor([row["label"] for row in rows])
         counts = torch.bincount(labels, minlength=len(task.labels))
         model.head.class_weights = len(rows) / (len(counts) * counts.clamp(min=1).float())
-
 
 
 def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:

@@ -1,10 +1,11 @@
 """Controls without a prompt: the majority class, a linear probe, and a side network.
 
 A prompt is useful if it scores higher than three controls, which are trained to convergence in
-minutes:
+minutes: the most frequent label (`majority`), a linear model of frozen hidden states (`probe`),
+and a network on the sentence vector (`side-network`).
 
-They have the same examples, scores and records as all methods. They are
-registered in `CONTROL_METHODS`.
+They have the same examples, scores and records as all methods. They are registered in
+`CONTROL_METHODS`.
 """
 
 from collections.abc import Iterator

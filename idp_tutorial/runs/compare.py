@@ -275,9 +275,8 @@ def compare_methods(
     records: dict[str, list[dict]] = {}
     tunes_every_head = tune_learning_rates and not base.lr and base.head != "verbalizer"
     if tune_head_first and tunes_every_head and "head-only" in methods:
-        records["head-only"] = run_method(
-            "head-only"
-        )  # its learning rate is the head's for every method
+        # its learning rate is the head's for every method
+        records["head-only"] = run_method("head-only")
         first = records["head-only"][0]
         head_lr = first["lr"]
         if head_lr is None:

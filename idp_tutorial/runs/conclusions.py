@@ -4,8 +4,8 @@ A table of many methods has many differences, and the largest of them is large p
 So one of them, the primary contrast, is chosen before the comparison runs, and is stated first.
 
 A table is read for one question: does a prompt gain by reading the input text? If it does,
-would a small network on the same hidden states do as well without a prompt? One sentence
-answers from the rows of the table:
+would a small network on the same hidden states do as well without a prompt?
+`summarise_comparison` answers from the rows of the table, in one sentence.
 """
 
 from pathlib import Path
@@ -84,8 +84,8 @@ def summarise_comparison(
         )
         summary += f", and {difference}"
     return (
-        f"{summary}; {_describe_seeds(table)}. Differences below {_MIN_NOTABLE_DIFFERENCE:g} points "
-        "are not counted."
+        f"{summary}; {_describe_seeds(table)}. Differences below {_MIN_NOTABLE_DIFFERENCE:g} "
+        "points are not counted."
     )
 
 

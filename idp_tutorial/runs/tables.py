@@ -2,8 +2,7 @@
 
 A record is one line of JSON with everything that determined a run. This module reads records,
 reduces them to a table of means and standard deviations over seeds, and plots them. It trains
-nothing. The results of our own records are in the lab: what a prompt adds; the sentence below a
-table is made in conclusions.
+nothing. `runs.conclusions` writes the sentence below a table.
 
 The table has a row for each method, in the order in which the methods were run. It contains the
 sample standard deviation over seeds, which is undefined for one seed. The parameters of prompt,
@@ -51,7 +50,14 @@ def _check_unique_seeds(runs: pd.DataFrame, method: str) -> None:
 
 
 _RUN_COLUMNS = (  # further fields that a table shows
-    *("metric", "score", "validation", "params", "ms_per_step", "peak_memory_mb", "steps", "lr"),
+    "metric",
+    "score",
+    "validation",
+    "params",
+    "ms_per_step",
+    "peak_memory_mb",
+    "steps",
+    "lr",
 )
 _ZERO_PARAM_COUNTS = dict(prompt=0, head=0, backbone=0)  # for a method that always diverged
 

@@ -85,7 +85,13 @@ def write_model_card(
 
 
 _CARD_FIELDS = {
-    *("validation", "metric", "steps", "lr", "params", "split_sizes", "checkpoint_selection"),
+    "validation",
+    "metric",
+    "steps",
+    "lr",
+    "params",
+    "split_sizes",
+    "checkpoint_selection",
 }
 
 

@@ -2,7 +2,8 @@
 
 Prompt tuning, P-tuning v2 and LoRA exist in both libraries. A file of peft contains the prompt
 or the matrices, but not the classification head; a verbalizer has no trained head. Where the
-two implementations differ, the conversion is refused:
+two implementations differ, such as a prompt of an encoder or a prefix with an MLP, the conversion
+is refused.
 """
 
 import json
@@ -45,8 +46,7 @@ def _check_peft_compatible(method: str, bb: Backbone, cfg: RunConfig) -> None:
     if method not in PEFT_TYPES:
         raise UserError(
             f"method {method!r} cannot be converted to peft, which has no generated or late "
-            f"prompts: "
-            f"use {', '.join(map(repr, PEFT_TYPES))}."
+            f"prompts: use {', '.join(map(repr, PEFT_TYPES))}."
         )
     if method in ("prompt-tuning", "p-tuning-v2") and not bb.causal:
         raise UserError(
@@ -196,8 +196,7 @@ def _check_peft_scaling(peft_config: Any, folder: Path | str) -> None:
     if unsupported:
         raise UserError(
             f"{folder} was trained with {unsupported[0]}, which this package does not support, "
-            f"so the "
-            "predictions would differ: train the prompt again with this package."
+            "so the predictions would differ: train the prompt again with this package."
         )
 
 

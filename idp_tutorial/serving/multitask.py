@@ -539,9 +539,8 @@ def load_multitask_model(
     )
     if not have_same_shapes(_task_tensors(model), tensors):
         raise UserError(
-            f"the tensors in {folder} do not match the models that its configs describe. The "
-            f"file is damaged or "
-            "of another version: save the model again."
+            f"the tensors in {folder} do not match the models that its configs describe. The file "
+            "is damaged or of another version: save the model again."
         )
     restore_state(_task_tensors(model), tensors)
     return model.eval()

@@ -284,9 +284,8 @@ def predict(
     model: PromptedModel,
     task: Task,
     cfg: TrainingConfig,  # `max_len`, `head` and `template` determine how texts are encoded
-    rows: list[
-        dict
-    ],  # `sentence1`, for pairs `sentence2`; `group` where the task chooses among rows
+    # `sentence1`, for pairs `sentence2`; `group` where the task chooses among rows
+    rows: list[dict],
     batch_size: int = 128,  # largest number of texts in a batch; long texts make smaller batches
     **generation_kwargs: Any,  # arguments of `generate_ids`, for a task that generates text
 ) -> list[dict]:

@@ -65,13 +65,13 @@ class MessageHandler(logging.StreamHandler):
 
 @contextmanager
 def handle_messages(
-    handler: logging.Handler,  # such as `MessageHandler(sys.stdout)`; its level, or INFO, is used
+    handler: logging.Handler,  # such as `MessageHandler(sys.stdout)`; its level may be below INFO
 ) -> Iterator[None]:
     """Pass the progress messages of the package to a handler while the block runs."""
     logger = logging.getLogger("idp_tutorial")
     level = logger.level
     logger.addHandler(handler)
-    logger.setLevel(handler.level or logging.INFO)
+    logger.setLevel(min(handler.level or logging.INFO, logging.INFO))
     try:
         yield
     finally:

@@ -17,6 +17,7 @@ from idp_tutorial.core.steps import Insert
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.methods.glove import write_glove
 from idp_tutorial.methods.prompt_tuning import SoftPrompt
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.serving.multitask import (
@@ -737,3 +738,17 @@ def test_a_task_of_several_labels_is_served_beside_others():
     assert answers[0]["probabilities"] == pytest.approx(alone["probabilities"], abs=1e-5)
     with pytest.raises(ValueError, match="can be trained only by itself"):
         model.encode([{**rows[0], "label": ["food"]}])
+
+
+def test_moved_word_vectors_of_a_task_can_be_given(tmp_path):
+    file = tmp_path / "glove.txt"
+    write_glove(dict(tea=0, rain=1), torch.randn(2, 8).numpy(), file)
+    task = task_model("m-idpg-phm-glove", backbone(), glove=str(file))
+    model = MultiTaskModel({"mood": task}).eval()
+    save_multitask_model(model, tmp_path / "tasks")
+    moved = file.rename(tmp_path / "moved.txt")
+    with pytest.raises(ValueError, match="not saved with them: give its path"):
+        load_multitask_model(tmp_path / "tasks", backbone())
+    loaded = load_multitask_model(tmp_path / "tasks", backbone(), glove=moved)
+    rows = [dict(task="mood", sentence1="tea and rain")]
+    assert loaded.predict(rows, probabilities=True) == model.predict(rows, probabilities=True)

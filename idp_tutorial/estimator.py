@@ -295,7 +295,10 @@ def _choose_columns(
 
 
 class PromptEstimator(BaseEstimator):
-    """Base class of the two estimators, with their options, training, prompts and files."""
+    """Base class of the two estimators, with their options, training, prompts and files.
+
+    An option of a method that is registered after this module was imported keeps its default.
+    """
 
     method: str
     backbone: str | Path

@@ -88,12 +88,12 @@ def _read_runs(file: Path) -> dict[str, _Arrays]:
     file = file.resolve()
     stat = file.stat()
     version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-    archive = _ARCHIVES.get(file)
+    archive = _ARCHIVES.pop(file, None)
     if archive is None or archive[0] != version:
         archive = (version, _read_archive(file))
-        _ARCHIVES[file] = archive
-        while len(_ARCHIVES) > _MAX_ARCHIVES:
-            _ARCHIVES.pop(next(iter(_ARCHIVES)), None)
+    _ARCHIVES[file] = archive  # at the end: the first one is the least recently used
+    while len(_ARCHIVES) > _MAX_ARCHIVES:
+        _ARCHIVES.pop(next(iter(_ARCHIVES)), None)
     return archive[1]
 
 

@@ -366,7 +366,8 @@ def describe_help(name: str) -> dict[str, Any]:
     return {"about": command.function.__doc__, **options}
 
 
-VARYING_KEYS = {  # their values differ from run to run
+VARYING_KEYS = {  # their values differ from run to run, or between processors
+    "logits_digest",
     "ms_per_step",
     "peak_memory_mb",
     "seconds",

@@ -91,10 +91,15 @@ def run(tmp_path_factory):
         server.stdin.close()
 
 
+def mark_solutions(path):
+    """Return the parameters of a test of a notebook; solutions take minutes and run weekly."""
+    name = path.relative_to(NBS).with_suffix("").as_posix()
+    marks = [pytest.mark.slow] if path.parent.name == "solutions" else []
+    return pytest.param(path, id=name, marks=marks)
+
+
 @pytest.mark.notebook
-@pytest.mark.parametrize(
-    "path", NOTEBOOKS, ids=lambda p: p.relative_to(NBS).with_suffix("").as_posix()
-)
+@pytest.mark.parametrize("path", map(mark_solutions, NOTEBOOKS))
 def test_a_notebook_runs_and_is_unchanged(path, run):
     before = path.read_bytes()
     status, output = run(path)

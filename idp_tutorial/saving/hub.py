@@ -18,7 +18,6 @@ from typing import Any
 from huggingface_hub import HfApi, snapshot_download
 
 from idp_tutorial.saving.descriptions import (
-    PROMPT_MODEL_FORMAT,
     PROMPTS_FILE,
     READABLE_DESCRIPTION_FILE,
     check_save_format,
@@ -115,14 +114,6 @@ def read_run_record(
     return None if differences else record
 
 
-def _has_local_backbone(description: dict[str, Any]) -> bool:
-    """Return whether the config of a saved model names a folder of this machine."""
-    if description["format"] != PROMPT_MODEL_FORMAT:
-        return bool(description["backbone"]["local"])
-    name = description["cfg"]["backbone"]  # of the Hugging Face model
-    return Path(name).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
-
-
 def push_to_hub(
     folder: Path | str,  # folder of a saved model
     repo_id: str,  # name of the repository, such as 'me/tickets'; created if missing
@@ -139,7 +130,7 @@ def push_to_hub(
     """
     description, tensors = read_prompts(folder)
     check_save_format(description, folder, allow_prompt_model=True)
-    if _has_local_backbone(description):  # do not send a path of this machine
+    if description["backbone"]["local"]:  # do not send a path of this machine
         description["cfg"] |= dict(backbone=description["backbone"]["name"])
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as tmp:

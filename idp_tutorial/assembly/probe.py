@@ -267,6 +267,7 @@ def fit_best_probe(
     n_classes = len(task.labels) or None
 
     def fit(C: float, candidate: _Candidate) -> _FittedProbe:
+        """Fit a probe with the regularisation `C`, and score it on the validation split."""
         W, b, converged = fit_linear_model(candidate.train, targets, C, n_classes)
         outputs = candidate.validation @ W.T + b
         score = score_main_metric(task, outputs, task.splits["validation"])

@@ -105,10 +105,12 @@ def _read_measured_parts(options: SimpleNamespace) -> set[tuple[str, str]]:
     prompt_length = options.prompt_length or 20
 
     def has_same_device(record: dict) -> bool:
+        """Return whether a record was measured on the device of this command."""
         # inference is always measured on the processor
         return record.get("device") == ("cpu" if record["part"] == "answers" else device)
 
     def has_same_prompt(record: dict) -> bool:
+        """Return whether a comparison with peft had the same prompt length."""
         is_beside_peft = record["part"] == "beside peft"
         return not is_beside_peft or record.get("prompt_length", 20) == prompt_length
 

@@ -172,6 +172,7 @@ def _make_csv_writer(file: IO) -> Callable[[dict], None]:
     columns: list[str] = []
 
     def write_row(row: dict) -> None:
+        """Write a row, after the header if it is the first one."""
         added = {f"probability {label}": p for label, p in row.get("probabilities", {}).items()}
         for column in added:
             if column in row:
@@ -205,6 +206,7 @@ def make_row_writer(
         return _make_csv_writer(file)
 
     def write_row(row: dict) -> None:
+        """Write a row as a line of JSON."""
         values = _to_json_value(row)
         text = json.dumps(values, ensure_ascii=False, allow_nan=False, default=_json_default)
         print(text, file=file)

@@ -366,9 +366,11 @@ def _read_csv(
     header: list[str] = []
 
     def locate() -> str:
+        """Return the file and the current line, for messages."""
         return f"{where}, line {reader.line_num + n_skipped}"
 
     def fail(problem: str) -> UserError:
+        """Return the error for a row that cannot be read."""
         advice = suggest_delimiter(header, delimiter) or (
             "put a text that contains a separator or a line break in double quotes, and double "
             "the quotation marks inside it"

@@ -299,6 +299,7 @@ def _make_predict(model: MultiTaskModel) -> Callable[[list[dict]], list]:
     tokenizer = model.backbone.tokenizer
 
     def predict_rows(rows: list[dict]) -> list:
+        """Return a prediction for each row, in one batch."""
         cut_rows = []
         for row in rows:
             max_len = min(model.task_models[row["task"]].cfg.max_len, model.backbone.max_tokens)
@@ -420,10 +421,12 @@ def _make_protocol() -> type:
         head_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
+            """Start the timer of the request head."""
             super().connection_made(transport)
             self.head_timer = self.loop.call_later(_HEAD_TIMEOUT, self.close_incomplete)
 
         def data_received(self, data: bytes) -> None:
+            """Stop the timer once the head is complete, and start it before the next request."""
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:
                 self.stop_timer()
@@ -431,15 +434,18 @@ def _make_protocol() -> type:
                 self.head_timer = self.loop.call_later(_HEAD_TIMEOUT, self.close_incomplete)
 
         def connection_lost(self, exc: Exception | None) -> None:
+            """Stop the timer."""
             self.stop_timer()
             super().connection_lost(exc)
 
         def stop_timer(self) -> None:
+            """Stop the timer if it runs."""
             if self.head_timer is not None:
                 self.head_timer.cancel()
                 self.head_timer = None
 
         def close_incomplete(self) -> None:
+            """Close the connection if its head is still incomplete."""
             self.head_timer = None
             if self.conn.their_state is h11.IDLE:
                 self.transport.close()

@@ -195,6 +195,7 @@ def find_best_evaluation(
     """
 
     def rank(index: int) -> tuple[float, float]:
+        """Return what is greatest for the best evaluation."""
         loss = losses[index]
         return history[index][1], -math.inf if loss is None else -loss
 

@@ -2,9 +2,9 @@
 
     python results/why/toy.py
 
-The course's static prompts train for 50 to 120 steps. Here each gets 3,000 steps of 16 examples and
-six learning rates, of which the best on validation with seed 0 is used with seeds 0 to 2. Each run
-is appended to `results/why/toy-TASK-BACKBONE.jsonl`; a second call continues.
+The static prompts of the course train for at most 300 steps. Here each gets 3,000 steps of 16
+examples and six learning rates, of which the best on validation with seed 0 is used with seeds 0 to
+2. Each run is appended to `results/why/toy-TASK-BACKBONE.jsonl`; a second call continues.
 """
 
 import argparse

@@ -188,6 +188,14 @@ def select_claim_records(
     return [r for r in records if all(str(r.get(k)) in v for k, v in conditions.items())]
 
 
+def _prefer_logits(records: list[dict]) -> list[dict]:
+    """Return the records with logits, which can be paired by example; all if none has them.
+
+    Runs that only served to choose a learning rate have none.
+    """
+    return [r for r in records if "logits" in r] or records
+
+
 def load_tasks_for_labels(
     records: list[dict],  # each with its `folder`
     data_folder: str | None,  # folder of the tasks; None: no task is loaded
@@ -224,8 +232,7 @@ def measure_claim(
     heads = {paper_head(_paper_key(claim), side.split()[0]) for side in (a, b)}
     if len(heads) > 1:  # the paper itself compares methods with different heads
         setting_fields = tuple(f for f in SETTING_FIELDS if f != "head")
-    with_logits = [r for r in records if "logits" in r]  # preferred: they allow pairing by example
-    for selected in (with_logits, records):
+    for selected in (_prefer_logits(records), records):
         estimate = estimate_contrast(
             selected,
             a,
@@ -239,7 +246,7 @@ def measure_claim(
     if not estimate:
         return None, None
     controls = select_claim_records(dict(records=CONTROL_RECORDS_GLOB, keep=""), results_folder)
-    return estimate, _contrast_with_best_control(a, records, controls, tasks, shared_fields)
+    return estimate, _contrast_with_best_control(a, selected, controls, tasks, shared_fields)
 
 
 def _best_control_per_setting(
@@ -528,7 +535,7 @@ def judge_claims(
     for claim in claims:
         computed = dict.fromkeys(COMPUTED_COLUMNS, "")
         if claim["a"]:
-            records = select_claim_records(claim, results_folder)
+            records = _prefer_logits(select_claim_records(claim, results_folder))
             computed = _judge_measured(
                 claim, *measured[claim["id"]], p_values.get(claim["id"]), records
             )

@@ -170,10 +170,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the records")
     args = parser.parse_args()
     file = args.out / f"rates-{'clipped-' * args.clip}{args.task}.jsonl"
+    cells = list_runs(args.seeds, args.learning_rates)
+    if args.workers == 1:
+        for cell in cells:
+            run_one(args, *cell, file)
+        return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.workers, mp_context=context) as pool:
-        cells = list_runs(args.seeds, args.learning_rates)
-        runs = [pool.submit(run_one, args, *run, file) for run in cells]
+        runs = [pool.submit(run_one, args, *cell, file) for cell in cells]
         for run in runs:
             run.result()
 

@@ -5,6 +5,10 @@ factorial with MiniLM on TREC and Subj (`results/why/PLAN.md`): the head begins 
 converged linear probe, and learns at .001 or at the learning rate of the prompt. In the fourth a
 language model predicts a label word; its differences are read from `results/claims.csv`.
 
+Two further sets of runs answer narrower questions. One repeats the comparison on IDPG's own
+samples of 1,000 examples; the other trains a static prompt of the language model at two layers
+with six learning rates.
+
 A gain that a paper reports may belong to the method or to the setting in which it was measured,
 such as a head that begins at random. The contrast of two methods is measured in both settings; the
 *interaction* is the difference between the two contrasts, paired by seed and by test example. Its
@@ -40,6 +44,10 @@ __all__ = [
     "interaction_table",
     "score_table",
     "draw_contrasts",
+    "few_shot_contrast_table",
+    "few_shot_score_table",
+    "learning_rate_table",
+    "draw_learning_rates",
 ]
 
 
@@ -169,15 +177,24 @@ _TASK_NAMES = {"trec": "TREC", "subj": "Subj"}
 def read_factorial(
     folder: Path | str,  # `results/why`
     steps: int = 310,
+    name: str = "head",  # 'head', or 'task' for the samples of 1,000 examples
 ) -> list[dict]:
-    """Read the records of the factorial on all tasks."""
-    return read_records(*sorted(Path(folder).glob(f"head-*-{steps}.jsonl")))
+    """Read the records of a factorial on all tasks."""
+    return read_records(*sorted(Path(folder).glob(f"{name}-*-{steps}.jsonl")))
+
+
+def _published_scores(table: str, setting: str | None = None) -> "pd.Series":
+    """Return the scores of RoBERTa-large in a table by method and task, in one of its settings."""
+    scores = load_published_scores(table)
+    scores = scores[scores.backbone == "RoBERTa-large"]
+    if setting:
+        scores = scores[scores.setting == setting]
+    return scores.set_index(["method", "task"])["mean"]
 
 
 def _published_difference(table: str, a: str, b: str) -> tuple[float, list[str]]:
     """Return the mean published difference over `_TASK_NAMES`, and the tasks that the table has."""
-    scores = load_published_scores(table)
-    scores = scores[scores.backbone == "RoBERTa-large"].set_index(["method", "task"])["mean"]
+    scores = _published_scores(table)
     tasks = [task for task in _TASK_NAMES.values() if (a, task) in scores and (b, task) in scores]
     return mean(float(scores[a, task] - scores[b, task]) for task in tasks), tasks
 
@@ -266,5 +283,124 @@ def draw_contrasts(
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_yticks([-i for i in range(len(names))], names, fontsize=8)
+    figure.tight_layout()
+    return figure
+
+
+HEADS: dict[str, dict[str, Any]] = {  # of the runs on IDPG's samples
+    "random head": dict(head_init="random"),
+    "head from a probe": dict(head_init="probe"),
+}
+FEW_SHOT_TASKS = {"cr": "CR", "mr": "MR", "sst2": "SST-2"}
+# label: two methods, and their names in IDPG's Table 3; None: the table has no such row
+FEW_SHOT_CONTRASTS: dict[str, tuple] = {
+    "M-IDPG − prompt tuning": ("m-idpg-phm", "prompt-tuning", "M-IDPG-PHM", "prompt tuning"),
+    "M-IDPG − S-IDPG": ("m-idpg-phm", "s-idpg-phm", "M-IDPG-PHM", "S-IDPG-PHM"),
+    "S-IDPG − prompt tuning": ("s-idpg-phm", "prompt-tuning", "S-IDPG-PHM", "prompt tuning"),
+    "M-IDPG − P-tuning v2": ("m-idpg-phm", "p-tuning-v2", "M-IDPG-PHM", "P-Tuningv2"),
+    "prompt tuning − head alone": ("prompt-tuning", "head-only", None, None),
+}
+_FEW_SHOT_METHODS = {  # method: its name in IDPG's Table 3
+    "head-only": None,
+    "prompt-tuning": "prompt tuning",
+    "s-idpg-phm": "S-IDPG-PHM",
+    "m-idpg-phm": "M-IDPG-PHM",
+    "p-tuning-v2": "P-Tuningv2",
+}
+
+
+def few_shot_contrast_table(
+    records: Sequence[dict],  # of `read_factorial` with `name='task'`
+    folder: Path | str,  # folder of the records
+) -> pd.DataFrame:  # columns: contrast, head, paper, effect, low, high, p and detectable
+    """Return differences on IDPG's samples of 1,000 examples, a row for each contrast and head."""
+    published = _published_scores("idpg-3", "K=1000")
+    rows = []
+    for label, (a, b, paper_a, paper_b) in FEW_SHOT_CONTRASTS.items():
+        for head, setting in HEADS.items():
+            estimate = estimate_contrast_in_setting(records, a, b, setting, folder)
+            if estimate is None:
+                continue
+            tasks = [FEW_SHOT_TASKS[task] for task in estimate["tasks"]]
+            paper = None
+            if paper_a:
+                paper = mean(float(published[paper_a, t] - published[paper_b, t]) for t in tasks)
+            columns = ("effect", "low", "high", "p", "detectable")
+            numbers = {column: float(estimate[column]) for column in columns}
+            rows.append(dict(contrast=label, head=head, paper=paper, **numbers))
+    return pd.DataFrame(rows)
+
+
+def few_shot_score_table(
+    records: Sequence[dict],  # of `read_factorial` with `name='task'`
+    folder: Path | str,  # folder of the records
+) -> pd.DataFrame:  # index: task and method; a column for each head, and the paper's scores
+    """Return mean test accuracies on IDPG's samples of 1,000 examples, over the seeds."""
+    published = _published_scores("idpg-3", "K=1000")
+    cells: dict[tuple[str, str], dict[str, float]] = {}
+    for method, paper_name in _FEW_SHOT_METHODS.items():
+        for head, setting in HEADS.items():
+            for task, accuracies in collect_accuracies(records, method, setting, folder).items():
+                name = FEW_SHOT_TASKS[task]
+                row = cells.setdefault((name, method), {})
+                row[head] = float(accuracies.mean())
+                if paper_name:
+                    row[PUBLISHED] = float(published[paper_name, name])
+    table = pd.DataFrame.from_dict(cells, orient="index")
+    table.index = pd.MultiIndex.from_tuples(table.index, names=["task", "method"])
+    return table.sort_index(level="task", sort_remaining=False)
+
+
+def learning_rate_table(
+    records: Sequence[dict],  # of `results/why/rates-TASK.jsonl`
+) -> pd.DataFrame:  # a row for each learning rate; for each layer mean accuracy and its seeds
+    """Return the mean test accuracy of a static prompt by learning rate and layer.
+
+    A seed that only one of the layers has is left out.
+    """
+    scores: dict[float, dict[int, dict[int, float]]] = {}
+    for record in records:
+        layers = scores.setdefault(record["lr"], {})
+        layers.setdefault(record["layer"], {})[record["seed"]] = record["score"]
+    rows = []
+    for lr, layers in sorted(scores.items()):
+        seeds = set.intersection(*(set(by_seed) for by_seed in layers.values()))
+        row: dict[str, float] = {"learning rate": lr, "seeds": len(seeds)}
+        for layer, by_seed in sorted(layers.items()):
+            row[f"layer {layer}"] = mean(by_seed[seed] for seed in seeds)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def draw_learning_rates(
+    records: Sequence[dict],  # of `results/why/rates-TASK.jsonl`
+) -> "Figure":
+    """Draw accuracies by learning rate, and how long a prompt keeps its direction."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.8))
+    table = learning_rate_table(records)
+    layers = sorted({record["layer"] for record in records})
+    colors = dict(zip(layers, ("C0", "C1"), strict=True))
+    for layer, color in colors.items():
+        name = f"before layer {layer}"
+        left.plot(table["learning rate"], table[f"layer {layer}"], color=color, label=name)
+        runs = [record for record in records if record["layer"] == layer]
+        points = [(record["lr"], record["score"]) for record in runs]
+        left.plot(*zip(*points), "o", color=color, markersize=4)
+        rates = sorted({record["lr"] for record in runs})
+        for lr, style in ((rates[0], "-"), (rates[-1], "--")):
+            cosines = np.mean([r["prompt_cosines"] for r in runs if r["lr"] == lr], axis=0)
+            depth = range(layer + 1, layer + 1 + len(cosines))
+            right.plot(depth, cosines, style, color=color, label=f"{name}, rate {lr:g}")
+    left.set_xscale("log")
+    left.set_xlabel("learning rate")
+    left.set_ylabel("test accuracy (%)")
+    right.set_xlabel("layer")
+    right.set_ylabel("cosine with the inserted vector")
+    right.set_ylim(0, 1)
+    for axis in (left, right):
+        axis.legend(fontsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     return figure

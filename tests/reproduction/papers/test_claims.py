@@ -280,7 +280,7 @@ def test_a_control_counts_only_with_the_same_few_shot_samples(tmp_path):
 
 
 def test_p_values_of_a_family_are_corrected(tmp_path):
-    write_runs(tmp_path)
+    write_runs(tmp_path, a=65.0)
     (alone,) = judge_claims([claim_row(id="0")], tmp_path)
     many = judge_claims([claim_row(id=str(i)) for i in range(4)], tmp_path)
     assert float(many[0]["p"]) == pytest.approx(4 * float(alone["p"]), rel=0.2)

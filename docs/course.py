@@ -14,6 +14,7 @@ import os
 import re
 import resource
 import statistics
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterable
 from configparser import ConfigParser
@@ -374,7 +375,10 @@ def child_cpu_seconds() -> float:
 
 
 def run_chapters(numbers: Iterable[str]) -> None:
-    """Run chapters in new kernels with one thread; store their outputs and their CPU seconds."""
+    """Run chapters in new kernels with one thread; store their outputs and their CPU seconds.
+
+    The cache of hidden states is empty, as in a reader's first run.
+    """
     import notebooks
 
     os.environ.update(notebooks.STORED_OUTPUTS_ENVIRONMENT)
@@ -384,7 +388,9 @@ def run_chapters(numbers: Iterable[str]) -> None:
         if selected and path.stem[:2] not in selected:
             continue
         before = child_cpu_seconds()
-        nb = notebooks.execute_notebook(path)
+        with tempfile.TemporaryDirectory() as cache:
+            os.environ["IDP_CACHE"] = cache
+            nb = notebooks.execute_notebook(path)
         seconds = load_seconds() | {path.stem: round(child_cpu_seconds() - before)}
         nbformat.write(nb, path)
         notebooks.run_nbdev("nbdev_clean", fname=str(path))

@@ -13,6 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from idp_tutorial.reproduction.papers.published_scores import load_published_scores
 from idp_tutorial.utils.records import read_records
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -399,6 +400,115 @@ def test_the_first_chapter_states_the_scores_of_longer_training():
     assert "with 3,000 steps before layer 4, at the best of six learning rates" in text
     assert f"accuracies of {first}, {second} and {third} %" in text
     assert f"a head alone has {lowest} to {highest} % then" in text
+
+
+def final_runs(method, task, metric="accuracy"):
+    """Return the scores of a method as published: at the learning rate with several seeds."""
+    records = read_records(ROOT / "results/why/as-published.jsonl")
+    runs = [r for r in records if (r["method"], r["task"]) == (method, task)]
+    rates = [r["lr"] for r in runs]
+    final = max(set(rates), key=rates.count)
+    return [r["scores"][metric] for r in runs if r["lr"] == final]
+
+
+def published_score(table, method, task, setting=""):
+    """Return the mean that a paper prints for RoBERTa-large."""
+    rows = load_published_scores(table)
+    rows = rows[
+        (rows.method == method) & (rows.task == task) & rows.setting.str.startswith(setting)
+    ]
+    return rows[rows.backbone == "RoBERTa-large"]["mean"].item()
+
+
+def prose(number):
+    """Return the text of a chapter on one line."""
+    return " ".join(course.read_markdown(CHAPTERS[number]).split())
+
+
+def test_the_runs_as_published_have_the_settings_that_chapters_state():
+    records = read_records(ROOT / "results/why/as-published.jsonl")
+    trained = [r for r in records if r["lr"] is not None]
+    subj = [r for r in trained if r["task"] == "subj"]
+    mrpc = [r for r in trained if r["task"] == "mrpc"]
+    assert {r["method"] for r in subj} == {"prompt-tuning", "s-idpg-phm", "m-idpg-phm"}
+    for r in subj:
+        sizes = r["split_sizes"]
+        assert (sizes["train"], sizes["test"], r["prompt_length"]) == (500, 2000, 5)
+        assert round(r["steps"] * r["batch_size"] / 500) == 50
+        assert r["two_layer_head"] and r["pooling"] == "cls" and not r.get("standardise")
+    for r in mrpc:
+        assert (r["split_sizes"]["test"], r["prompt_length"], r["batch_size"]) == (408, 10, 32)
+        assert (r["epochs"], r["two_layer_head"], r["pooling"]) == (10, False, "cls")
+        assert r["metric"] == "accuracy+f1"
+    for runs, n_rates in ((subj, 4), (mrpc, 5)):
+        for method in {r["method"] for r in runs}:
+            of_method = [r for r in runs if r["method"] == method]
+            assert len({r["lr"] for r in of_method}) == n_rates
+            assert len(final_runs(method, of_method[0]["task"])) == 5
+    probes = {r["task"]: r["probe"]["pooling"] for r in records if r["method"] == "probe"}
+    assert probes == {"subj": "mean", "mrpc": "mean"}
+
+
+def test_chapters_on_idpg_state_the_scores_as_published():
+    mean = {
+        method: statistics.mean(final_runs(method, "subj"))
+        for method in ("prompt-tuning", "s-idpg-phm", "m-idpg-phm", "majority", "probe")
+    }
+    probe = f"{mean['probe']:.1f}"
+    tuned = f"{mean['prompt-tuning']:.1f}"
+    assert f"Prompt tuning has {tuned} % and the probe, without a prompt, {probe} %." in prose(5)
+
+    def published(method):
+        return published_score("idpg-3", method, "Subj", "K=500")
+
+    gain = mean["s-idpg-phm"] - mean["prompt-tuning"]
+    published_gain = published("S-IDPG-PHM") - published("prompt tuning")
+    assert f"{gain:.1f}" == f"{published_gain:.1f}" == "0.2"
+    assert gain < statistics.stdev(final_runs("s-idpg-phm", "subj"))
+    assert "S-IDPG is 0.2 points above prompt tuning, in these runs as in the paper" in prose(9)
+    trained = sorted(f"{mean[m]:.1f}" for m in ("prompt-tuning", "s-idpg-phm", "m-idpg-phm"))
+    sentence = f"have between {trained[0]} and {trained[-1]} %, and the probe {probe}."
+    assert f"The three methods {sentence}" in prose(10)
+    multi = published("M-IDPG-PHM") - published("prompt tuning")
+    assert f"In the paper M-IDPG is {multi:.1f} points above prompt tuning" in prose(10)
+
+
+def test_the_chapter_on_id_spam_states_the_scores_as_published():
+    metric = "accuracy+macro_f1"
+    mean = {
+        method: statistics.mean(final_runs(method, "mrpc", metric))
+        for method in ("prompt-tuning", "id-spam", "probe")
+    }
+    assert mean["id-spam"] < mean["prompt-tuning"] < mean["probe"]
+    accuracy = {
+        method: f"{statistics.mean(final_runs(method, 'mrpc')):.1f} %"
+        for method in ("prompt-tuning", "id-spam", "majority")
+    }
+    assert (
+        f"In accuracy ID-SPAM has {accuracy['id-spam']} and prompt tuning "
+        f"{accuracy['prompt-tuning']}, hardly more than the {accuracy['majority']} of the most "
+        "frequent class."
+    ) in prose(13)
+
+
+def test_the_chapter_on_late_prompts_states_the_stored_runs():
+    runs = {}
+    for name, method in (("static", "lpt"), ("npg", "lpt-npg")):
+        records = read_records(ROOT / f"results/claims/layers-trec-smollm2-{name}.jsonl")
+        runs[method] = [r for r in records if r["layer"] == 15]
+        assert {(r["lr"], r["prompt_length"], r["steps"]) for r in runs[method]} == {
+            (runs[method][0]["lr"], 5, 300)
+        }
+        assert {r["n_layers"] for r in runs[method]} == {30}
+    assert all(r["standardise"] for r in runs["lpt-npg"])
+    static, npg = ({r["seed"]: r["score"] for r in runs[m]} for m in ("lpt", "lpt-npg"))
+    both = static.keys() & npg.keys()
+    gain = statistics.mean(npg[seed] - static[seed] for seed in both)
+    assert len(both) == 5
+    assert f"on the five seeds that both have, by [{gain:.1f} points]" in prose(11)
+    controls = read_records(ROOT / "results/claims/controls-smollm2.jsonl")
+    probe = [r["score"] for r in controls if (r["method"], r["task"]) == ("probe", "trec")]
+    assert statistics.mean(npg.values()) < statistics.mean(probe)
 
 
 def test_a_generated_prompt_beats_the_controls_on_the_task_with_word_order():

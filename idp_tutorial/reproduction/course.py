@@ -37,6 +37,12 @@ from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
 from idp_tutorial.methods.prompt_tuning import SoftPrompt
 from idp_tutorial.methods.sentence_vectors import mean_sentence_vector
+from idp_tutorial.reproduction.papers.published_scores import (
+    METHOD_NAMES,
+    TASK_NAMES,
+    load_published_scores,
+)
+from idp_tutorial.runs.tables import format_std
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.examples import encode_for_evaluation
 from idp_tutorial.training.fit import TrainLog, fit
@@ -45,6 +51,7 @@ from idp_tutorial.utils.records import read_records
 __all__ = [
     "ScoreTable",
     "build_results_table",
+    "build_published_table",
     "COURSE_SENTENCES",
     "encode_course_sentences",
     "encode_with_template",
@@ -210,9 +217,8 @@ def build_results_table(
     """Return the stored scores of some methods on a task: mean and standard deviation in %."""
     import pandas as pd
 
-    paths = {Path(folder, file) for file in methods.values()}
-    if not all(path.is_file() for path in paths):
-        return "not stored here: the records are in the folder results/ of the repository"
+    if not _are_stored(methods, folder):
+        return _NOT_STORED
     rows = {}
     for method, file in methods.items():
         runs = [
@@ -225,6 +231,64 @@ def build_results_table(
         rows[method] = f"{n_prompt:,}", _format_mean_and_std(scores)
     columns = ["prompt parameters", "test accuracy, %"]
     return pd.DataFrame(rows, columns).T.rename_axis("method")
+
+
+_NOT_STORED = "not stored here: the records are in the folder results/ of the repository"
+
+
+def _are_stored(methods: dict[str, str], folder: Path | str) -> bool:
+    return all(Path(folder, file).is_file() for file in methods.values())
+
+
+def _select_final_runs(records: list[dict]) -> list[dict]:
+    """Return the runs at the learning rate with the most seeds; the others were tried with one."""
+    by_learning_rate: dict[float | None, list[dict]] = {}
+    for record in records:
+        by_learning_rate.setdefault(record["lr"], []).append(record)
+    return max(by_learning_rate.values(), key=len)
+
+
+def build_published_table(
+    methods: dict[str, str],  # method → file of records, such as 'why/as-published.jsonl'
+    published: str,  # table of published scores, such as 'idpg-3'
+    task: str,  # name of the task in the records
+    setting: str = "",  # beginning of the published setting, such as 'K=500'; '': the only one
+    layer: int | None = None,  # layer that the prompt enters, where the files have several
+    folder: Path | str = "../../results",  # the folder of records in the repository
+) -> Any:  # a `DataFrame` to show, or a sentence if a file is missing
+    """Return stored scores beside the published ones: mean and standard deviation over seeds in %.
+
+    Of each method the runs at its final learning rate count. Controls were not published.
+    """
+    import pandas as pd
+
+    if not _are_stored(methods, folder):
+        return _NOT_STORED
+    scores = load_published_scores(published)
+    is_shown = (scores.task.map(TASK_NAMES) == task) & scores.setting.str.startswith(setting)
+    scores = scores[is_shown].assign(method=scores.method.map(METHOD_NAMES))
+    (metric,) = scores.metric.unique()
+    rows = {}
+    for method, file in methods.items():
+        records = load_records(file, folder, method=method, task=task, status="done")
+        # a control has no layer
+        runs = [r for r in records if layer is None or r.get("layer") in (None, layer)]
+        runs = _select_final_runs(runs)
+        # a record's score has the F1 of class 1; ID-SPAM publishes the macro F1
+        key = "accuracy+macro_f1" if "macro" in metric else runs[0]["metric"]
+        row = {
+            "prompt parameters": f"{runs[0]['params']['prompt']:,}",
+            f"{metric}, %: {runs[0]['backbone']}": _format_mean_and_std(
+                [r["scores"][key] for r in runs]
+            ),
+        }
+        for backbone in scores.backbone.unique():
+            cell = scores[(scores.backbone == backbone) & (scores.method == method)]
+            row[f"published: {backbone}"] = "–"
+            for mean, std in zip(cell["mean"], cell["std"]):
+                row[f"published: {backbone}"] = f"{mean}{format_std(std)}"
+        rows[method] = row
+    return pd.DataFrame(rows).T.rename_axis("method")
 
 
 def load_course_scores(

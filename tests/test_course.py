@@ -449,6 +449,24 @@ def test_the_runs_as_published_have_the_settings_that_chapters_state():
     assert probes == {"subj": "mean", "mrpc": "mean"}
 
 
+def test_the_chapter_on_prompt_tuning_compares_it_with_a_probe_of_the_same_position():
+    records = read_records(ROOT / "results/why/as-published.jsonl")
+    subj = [r for r in records if r["task"] == "subj"]
+    (probe,) = [r["probe"] for r in subj if r["method"] == "probe"]
+    (at_the_head,) = [
+        c["validation"]
+        for c in probe["candidates"]
+        if (c["layer"], c["pooling"]) == (6, "cls")  # the last layer of MiniLM
+    ]
+    runs = [r for r in subj if r["method"] == "prompt-tuning"]
+    rates = [r["lr"] for r in runs]
+    final = max(set(rates), key=rates.count)
+    validation = statistics.mean(r["validation"] for r in runs if r["lr"] == final)
+    sentence = f"has {at_the_head:.1f} % on the validation texts, where prompt tuning has "
+    assert f"{sentence}{validation:.1f} %" in prose(5)
+    assert round(validation - at_the_head) == 4
+
+
 def test_chapters_on_idpg_state_the_scores_as_published():
     mean = {
         method: statistics.mean(final_runs(method, "subj"))

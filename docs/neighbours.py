@@ -12,10 +12,12 @@ MARKS = "<!-- scores -->", "<!-- end of scores -->"
 METHODS = "prompt-tuning", "p-tuning-v2", "cartridge", "lora", "shadow"
 
 
-def load_scores() -> dict[str, list[float]]:
+def load_scores(
+    initial_values: str,  # 'random' or 'text'
+) -> dict[str, list[float]]:
     """Return the scores of each method, one for each seed."""
     scores: dict[str, list[float]] = {}
-    file = ROOT / "results/neighbours/trec-random/compare.jsonl"
+    file = ROOT / f"results/neighbours/trec-{initial_values}/compare.jsonl"
     for record in read_existing_records(file):
         scores.setdefault(record["method"], []).append(record["score"])
     return scores
@@ -23,11 +25,15 @@ def load_scores() -> dict[str, list[float]]:
 
 def render_table() -> str:
     """Return the table in Markdown: mean and standard deviation over the seeds."""
-    scores = load_scores()
-    lines = ["| method | accuracy, % | seeds |", "|---|--:|--:|"]
+    columns = [load_scores("random"), load_scores("text")]
+    lines = [
+        "| method | random initial values: accuracy, % | from a text: accuracy, % | seeds |",
+        "|---|--:|--:|--:|",
+    ]
     for method in METHODS:
-        values = scores[method]
-        lines.append(f"| `{method}` | {mean(values):.1f} ± {stdev(values):.1f} | {len(values)} |")
+        values = [scores.get(method) for scores in columns]
+        cells = [f"{mean(v):.1f} ± {stdev(v):.1f}" if v else "–" for v in values]
+        lines.append(f"| `{method}` | {' | '.join(cells)} | {len(columns[0][method])} |")
     return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ which verdicts changed.
 import csv
 import io
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,18 @@ def _parse_conditions(conditions: str) -> tuple[dict[str, list[str]], tuple[str,
     return parsed, tuple(parsed.pop("by", ()))
 
 
+@lru_cache
+def _read_version(file: Path, modified: int, size: int) -> list[dict]:
+    """Return the records of a file, read again only after its time or size has changed."""
+    return read_records(file)
+
+
+def _read_once(file: Path) -> list[dict]:
+    """Return the records of a file, which many claims name."""
+    stat = file.stat()
+    return _read_version(file.resolve(), stat.st_mtime_ns, stat.st_size)
+
+
 def select_claim_records(
     claim: dict[str, str],  # its columns `records` and `keep` are used
     results_folder: Path | str,
@@ -184,7 +197,7 @@ def select_claim_records(
     files: set[Path] = set()
     for pattern in claim["records"].split():
         files.update(Path(results_folder).glob(pattern))
-    records = [{**r, "folder": f.parent} for f in sorted(files) for r in read_records(f)]
+    records = [{**r, "folder": f.parent} for f in sorted(files) for r in _read_once(f)]
     return [r for r in records if all(str(r.get(k)) in v for k, v in conditions.items())]
 
 

@@ -363,10 +363,9 @@ def _measure_end_to_end(options: SimpleNamespace) -> list[dict]:
     methods = [*end_to_end.END_TO_END_METHODS]
     if options.methods != "all":
         methods = [check_name(m, METHODS, "method") for m in split_names(options.methods)]
-    is_default = options.backbone == BenchOptions.backbone
     use_gpu = options.device != "cpu" and torch.cuda.is_available()
     run = end_to_end.EndToEndSettings(
-        backbone=end_to_end.default_backbone() if is_default else options.backbone,
+        backbone=options.backbone or end_to_end.default_backbone(),
         methods=methods,
         data=options.data,
         device="auto" if use_gpu else "cpu",
@@ -421,9 +420,9 @@ def _print_end_to_end(records: list[dict]) -> None:
 class BenchOptions(CommandOptions):
     """Options of `idp bench`."""
 
-    # a published configuration (with random weights), 'tiny', 'minilm', or a folder
-    # (with end_to_end: 'minilm' if it is installed, else 'tiny')
-    backbone: str = "roberta-large"
+    # a published configuration (with random weights), 'tiny', 'minilm', or a folder (default:
+    # roberta-large; with end_to_end: 'minilm' if it is installed, else 'tiny')
+    backbone: str | None = None
     # comma-separated, besides fine-tuning (with grow: prompt-tuning, s-idpg-phm, lpt-npg; with
     # end_to_end: prompt-tuning, lora, lpt-npg)
     methods: str = "all"
@@ -466,6 +465,7 @@ def bench_command(options: BenchOptions, base: Any) -> None:
         records = _measure_end_to_end(parsed)
         _print_records(records, options.json, _print_end_to_end)
         return
+    parsed.backbone = options.backbone or "roberta-large"
     parsed.layers = parse_ints(options.layers, "layers")
     parsed.values = parse_ints(options.values, "values")
     selected, bb, benchmark_config = _prepare(parsed)

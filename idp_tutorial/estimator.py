@@ -6,7 +6,6 @@ Texts can be a list, a list of pairs, columns of pandas, or a `datasets.Dataset`
     PromptClassifier("lpt-npg").fit(dataset, text="message", label="topic")
 """
 
-import logging
 import re
 import tempfile
 import time
@@ -35,9 +34,11 @@ from idp_tutorial.data.rows import (
     refuse_empty_texts,
     require_text,
     require_utf8,
+    skip_empty_texts,
 )
-from idp_tutorial.data.task import Task
+from idp_tutorial.data.task import TEXT_COLUMNS, Task, make_column_templates
 from idp_tutorial.data.user_data import (
+    find_text_column,
     hold_out_rows,
     make_task,
     parse_label,
@@ -62,18 +63,12 @@ from idp_tutorial.utils.checks import (
 from idp_tutorial.utils.options import check_option_name
 
 __all__ = [
-    "TEXT_COLUMNS",
     "ESTIMATOR_OPTIONS",
     "convert_to_rows",
     "PromptEstimator",
     "PromptClassifier",
     "PromptRegressor",
 ]
-
-
-logger = logging.getLogger(__name__)
-
-TEXT_COLUMNS = ("sentence1", "sentence2")
 
 
 def _column_names(X: Any) -> list:
@@ -289,8 +284,7 @@ def _choose_columns(
     if text2 and not text:
         raise UserError(f"text2={text2!r} needs the column of the first texts: pass text= too.")
     if label and not text:
-        usual_names = (c for c in ("text", "sentence1", "sentence") if c in _column_names(X))
-        text = next(usual_names, None)
+        text = find_text_column(_column_names(X))
     return text, text2, label
 
 
@@ -442,8 +436,7 @@ class PromptEstimator(BaseEstimator):
         text, text2, label = self._fit_columns
         columns: dict[str, Any] = {}
         if text:
-            second = "{" + text2 + "}" if text2 else None
-            columns = dict(columns=("{" + text + "}", second, label or "label"))
+            columns = dict(columns=make_column_templates(text, text2, label or "label"))
         if not text_targets:
             return make_task("own", splits, **self._label_fields(), **columns)
         for row in splits["train"] + splits["validation"]:
@@ -488,10 +481,7 @@ class PromptEstimator(BaseEstimator):
                 f"X has {len(rows)} texts and y has {len(y)} labels. Give one label per text."
             )
         empty = [f"row {i}" for i, row in enumerate(rows) if row is None]
-        if not skip_empty:
-            refuse_empty_texts(empty, len(rows), "X")
-        elif empty:
-            logger.warning("skip_empty left out %d of %d rows", len(empty), len(rows))
+        skip_empty_texts(empty, len(rows), "X", skip_empty)
         if len(empty) == len(rows):
             raise UserError("X has no row with a text: at least one of each class is needed.")
         pairs = [(row, label) for row, label in zip(rows, y) if row is not None]
@@ -615,7 +605,7 @@ class PromptEstimator(BaseEstimator):
 
     def _columns_in(self, X: Any) -> tuple[str | None, str | None, str | None]:
         """Return the columns of texts and labels that training read, if X has them."""
-        text, text2, label = [(c or "").strip("{}") or None for c in self.task_.columns[:3]]
+        text, text2, label = self.task_.source_columns
         texts = [text, text2][: 1 + self.task_.pair]
         if {*texts} & {*TEXT_COLUMNS} or not {*texts} <= {*_column_names(X)}:
             return None, None, None

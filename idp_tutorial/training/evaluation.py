@@ -223,7 +223,7 @@ def iterate_batches(bb: Backbone, examples: Sequence[dict], batch_size: int) -> 
 
 def require_text_columns(task: Task, row: dict, where: str = "this row") -> dict:
     """Return the row if it has the columns that the task reads; raise `UserError` if not."""
-    for column in ("sentence1", "sentence2")[: 1 + task.pair]:
+    for column in task.text_columns:
         text = row.get(column) if isinstance(row, dict) else None
         if not isinstance(text, str) or not (text.strip() or task.allow_empty_text):
             hint = 'pass {"sentence1": ...}, or a line of text'
@@ -299,8 +299,7 @@ def predict(
         return []
     for i, row in enumerate(rows):
         require_text_columns(task, row, f"row {i}")
-    columns = ("sentence1", "sentence2")[: 1 + task.pair]
-    texts = [dict(zip(columns, map(row.get, columns))) for row in rows]
+    texts = [dict(zip(task.text_columns, map(row.get, task.text_columns))) for row in rows]
     examples = encode_for_model(model, task, cfg, texts)
     if task.is_generation:
         answers = generate_answers(model, examples, task, batch_size, **generation_kwargs)

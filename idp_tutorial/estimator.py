@@ -47,9 +47,8 @@ from idp_tutorial.data.user_data import (
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.runs.learning_rate_search import train_at_learning_rate, try_learning_rates
 from idp_tutorial.runs.report import Report, make_report, require_reportable, write_report
-from idp_tutorial.saving.descriptions import read_prompts
-from idp_tutorial.saving.hub import push_to_hub, read_run_record, resolve_model_folder
-from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.saving.hub import push_to_hub, read_run_record, read_saved_prompts
+from idp_tutorial.saving.prompt_files import build_saved_model, save_pretrained
 from idp_tutorial.training.evaluation import generate, iterate_batches, predict
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.training.fit import TrainLog
@@ -710,11 +709,11 @@ class PromptEstimator(BaseEstimator):
     ) -> "PromptEstimator":
         """Return a fitted estimator from a saved model."""
         self = cls()
-        folder = resolve_model_folder(folder, **hub_options)
-        self.model_, self.task_, self.config_ = from_pretrained(
-            folder, backbone, glove, token=hub_options.get("token"), dtype=dtype
+        saved = read_saved_prompts(folder, **hub_options)
+        self.model_, self.task_, self.config_ = build_saved_model(
+            saved, backbone, glove, hub_options.get("token"), dtype
         )
-        self.record_ = read_run_record(folder, read_prompts(folder)[0]["cfg"])
+        self.record_ = read_run_record(saved.folder, saved.description["cfg"])
         if self.task_.is_regression == isinstance(self, ClassifierMixin):
             kind, other = "classification", "PromptClassifier"
             if self.task_.is_regression:

@@ -41,18 +41,17 @@ from idp_tutorial.saving.descriptions import (
     PROMPTS_FILE,
     SAVE_FORMAT,
     check_prompt_sizes,
-    check_save_format,
     describe_backbone,
     describe_run,
     have_same_shapes,
     load_saved_backbone,
     parse_saved_run,
-    read_prompts,
     remember_local_backbone,
 )
 from idp_tutorial.saving.hub import (
+    SavedPrompts,
     push_to_hub,
-    resolve_model_folder,
+    read_saved_prompts,
     write_readable_description,
 )
 from idp_tutorial.utils.checks import UserError, check_at_least, check_choice, check_int, check_name
@@ -516,10 +515,11 @@ def _prompt_tensors(prompted: PromptedModel) -> dict[str, Tensor]:
     return {n: x for n, x in tensors.items() if n in persistent and not n.startswith("lm.")}
 
 
-def _read_settings(description: dict[str, Any], bb: Backbone, folder: Path | str) -> PromptSettings:
+def _read_settings(saved_prompts: SavedPrompts, bb: Backbone) -> PromptSettings:
     """Return the settings of a saved prompt, of this module or of `idp train`."""
-    check_save_format(description, folder, allow_prompt_model=True)
+    folder, _, description, tensors = saved_prompts
     task, cfg = parse_saved_run(description, folder, description["version"])
+    check_prompt_sizes(cfg, tensors, folder)
     saved = description.get("prompt_model")
     if saved is None:
         named = load_saved_backbone(
@@ -991,11 +991,10 @@ class PromptModel(nn.Module):
 
         Raises: `UserError` if it is damaged, or was trained on another model.
         """
-        description, tensors = read_prompts(resolve_model_folder(folder, **hub_options))
-        settings = _read_settings(description, self.backbone, folder)
-        check_prompt_sizes(settings.cfg, tensors, folder)
+        saved = read_saved_prompts(folder, **hub_options, allow_prompt_model=True)
+        settings = _read_settings(saved, self.backbone)
         self.add_prompt(prompt_name, settings)
-        self._restore(prompt_name, tensors, folder)
+        self._restore(prompt_name, saved.tensors, folder)
         self.prompts[prompt_name].requires_grad_(is_trainable and prompt_name == self.active_prompt)
 
     def _restore(self, name: str, saved: dict[str, Tensor], folder: Path | str) -> None:
@@ -1028,12 +1027,10 @@ class PromptModel(nn.Module):
         Raises: `UserError` if it is damaged, or was trained on another model.
         """
         _check_model(model)
-        description, tensors = read_prompts(resolve_model_folder(folder, **hub_options))
+        saved = read_saved_prompts(folder, **hub_options, allow_prompt_model=True)
         bb = wrap_hf_model(model, tokenizer, model.config._name_or_path)
-        settings = _read_settings(description, bb, folder)
-        check_prompt_sizes(settings.cfg, tensors, folder)
-        loaded = cls(model, settings, prompt_name, tokenizer)
-        loaded._restore(prompt_name, tensors, folder)
+        loaded = cls(model, _read_settings(saved, bb), prompt_name, tokenizer)
+        loaded._restore(prompt_name, saved.tensors, folder)
         loaded.set_prompt(prompt_name, is_trainable)
         return loaded.eval()
 

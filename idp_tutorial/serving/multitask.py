@@ -37,11 +37,10 @@ from idp_tutorial.saving.descriptions import (
     have_same_shapes,
     load_saved_backbone,
     parse_saved_run,
-    read_prompts,
     remember_local_backbone,
 )
-from idp_tutorial.saving.hub import resolve_model_folder
-from idp_tutorial.saving.prompt_files import from_pretrained, rebuild_model, word_vectors_digest
+from idp_tutorial.saving.hub import SavedPrompts, read_saved_prompts
+from idp_tutorial.saving.prompt_files import build_saved_model, rebuild_model, word_vectors_digest
 from idp_tutorial.serving.joint_batch import run_joint_batch, validate_shared_backbone
 from idp_tutorial.training.checkpoint import get_random_state, set_random_state
 from idp_tutorial.training.evaluation import format_predictions
@@ -92,16 +91,17 @@ class _AnyNameModuleDict(nn.ModuleDict):
         return self._modules[_escape_dots(name)]
 
 
-def _name_by_task(folders: Sequence[Path | str]) -> dict[str, Path | str]:
-    """Return the folders of saved models by the name of their task; of two equal ones by folder."""
-    task_names = []
-    for folder in folders:
-        description = read_prompts(resolve_model_folder(folder))[0]
-        check_save_format(description, folder)
-        task_names.append(description["task"]["name"])
+def _read_by_name(
+    folders: Sequence[Path | str] | dict[str, Path | str],
+) -> dict[str, SavedPrompts]:
+    """Read saved models, by the name of their task; those of equal tasks by the name of folder."""
+    if isinstance(folders, dict):
+        return {name: read_saved_prompts(folder) for name, folder in folders.items()}
+    models = [read_saved_prompts(folder) for folder in folders]
+    task_names = [saved.description["task"]["name"] for saved in models]
     named = {
-        name if task_names.count(name) == 1 else Path(str(folder)).name: folder
-        for name, folder in zip(task_names, folders)
+        name if task_names.count(name) == 1 else Path(str(saved.source)).name: saved
+        for name, saved in zip(task_names, models)
     }
     if len(named) < len(folders):
         raise UserError(
@@ -349,20 +349,16 @@ class MultiTaskModel(nn.Module):
         glove: Path | str | None = None,  # GloVe vectors, if a model was trained with a file
     ) -> "MultiTaskModel":  # in evaluation mode
         """Load several saved models onto one backbone."""
-        named = folders if isinstance(folders, dict) else _name_by_task(folders)
         task_models = {}
-        for name, folder in named.items():
-            description = read_prompts(resolve_model_folder(folder))[0]
-            check_save_format(description, folder)
-            method = check_name(description["cfg"].get("method", ""), METHODS, "method")
+        for name, saved in _read_by_name(folders).items():
+            method = check_name(saved.description["cfg"].get("method", ""), METHODS, "method")
             if METHODS[method].insertion_point.endswith("weights"):
                 raise UserError(
                     f"{name!r} ({method}) changes the backbone's weights, which all tasks share. "
                     "Use prompt methods only, or a separate backbone for this task."
                 )
-            model, task, cfg = from_pretrained(
-                folder, bb, glove if method == "m-idpg-phm-glove" else None
-            )
+            has_glove = "glove" in METHODS[method].options
+            model, task, cfg = build_saved_model(saved, bb, glove if has_glove else None)
             task_models[name] = TaskModel(model, task, cfg)
             bb = model.backbone
         return cls(task_models).eval()

@@ -18,7 +18,7 @@ from numbers import Real
 from typing import Any
 
 from idp_tutorial.data.task import Task
-from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.checks import UserError, is_number
 
 __all__ = [
     "require_text",
@@ -63,8 +63,7 @@ def _convert_label(task: Task, label: Any, where: str) -> float | int | list[int
         return _convert_several_labels(task, label, where)
     if task.is_regression:
         low, high = task.label_range
-        is_number = isinstance(label, (int, float)) and not isinstance(label, bool)
-        if not is_number or not low <= label <= high:
+        if not is_number(label) or not low <= label <= high:
             raise UserError(
                 f"{where}: label must be a number from {low} to {high} for task {task.name!r}, "
                 f"got {label!r}."

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from torch import Tensor
 
-from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.checks import UserError, is_number
 
 __all__ = ["Rule", "Finite", "Count", "check_schema", "check_structure"]
 
@@ -37,13 +37,11 @@ Finite = Annotated[float, Rule("a finite number", lambda x: -_LARGEST <= x <= _L
 Count = Annotated[int, Rule("a whole number from 0 to 10^12", lambda x: 0 <= x <= 10**12)]
 
 
-def _is_number(value: Any, kind: type) -> bool:
-    if kind is bool or isinstance(value, bool):
-        return kind is bool and isinstance(value, bool)
+def _has_type(value: Any, kind: type) -> bool:
     if kind is float:
         is_too_large = isinstance(value, int) and abs(value) > _LARGEST
-        return isinstance(value, (int, float)) and not is_too_large
-    return isinstance(value, kind)
+        return is_number(value) and not is_too_large
+    return is_number(value, int) if kind is int else isinstance(value, kind)
 
 
 class _MismatchError(Exception):
@@ -150,7 +148,7 @@ def _check(kind: Any, value: Any, path: str) -> None:
         _CHECKS[origin](get_args(kind), value, path)
     elif is_dataclass(kind):
         _check_fields(kind, value, path)
-    elif not (_is_number(value, kind) if kind in (bool, int, float) else isinstance(value, kind)):
+    elif not _has_type(value, kind):
         raise _MismatchError(path, _NAMES.get(kind, f"a {kind.__name__}"), value)
 
 

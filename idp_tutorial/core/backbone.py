@@ -99,6 +99,16 @@ class Backbone:
         )
 
     @property
+    def device(self) -> torch.device:
+        """Device of the weights, and of the batches that the model takes."""
+        return self.word_embeddings.weight.device
+
+    @property
+    def pad_id(self) -> int:
+        """Token id of the padding, which is masked."""
+        return self.tokenizer.pad_token_id or 0
+
+    @property
     def dtype_name(self) -> str:
         """Name of the dtype of the weights that are not quantised, such as 'float32'."""
         return str(self.word_embeddings.weight.dtype).removeprefix("torch.")

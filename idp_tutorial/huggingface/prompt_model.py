@@ -300,7 +300,7 @@ class PromptModel(nn.Module):
     @property
     def device(self) -> torch.device:
         """Device of the model."""
-        return self.backbone.word_embeddings.weight.device
+        return self.backbone.device
 
     @property
     def dtype(self) -> torch.dtype:

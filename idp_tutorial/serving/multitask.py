@@ -43,7 +43,7 @@ from idp_tutorial.saving.hub import SavedPrompts, read_saved_prompts
 from idp_tutorial.saving.prompt_files import build_saved_model, rebuild_model, word_vectors_digest
 from idp_tutorial.serving.joint_batch import run_joint_batch, validate_shared_backbone
 from idp_tutorial.training.checkpoint import get_random_state, set_random_state
-from idp_tutorial.training.evaluation import format_predictions
+from idp_tutorial.training.evaluation import batch_by_length, format_predictions
 from idp_tutorial.training.examples import encode_rows, select_template, validate_inference_row
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_at_least, check_name
 from idp_tutorial.utils.durable_files import write_atomically
@@ -201,7 +201,7 @@ class MultiTaskModel(nn.Module):
 
     def _collate_examples(self, examples: list[dict]) -> dict[str, Tensor]:
         task_indices = torch.tensor([example["task"] for example in examples])
-        batch = collate(examples, self.backbone.tokenizer.pad_token_id or 0)
+        batch = collate(examples, self.backbone.pad_id)
         return {**batch, "task": task_indices}
 
     def run_tasks(
@@ -303,10 +303,9 @@ class MultiTaskModel(nn.Module):
         examples = self._encode_rows_by_task(rows)
         for example in examples:
             example.pop("label", None)
-        order = sorted(range(len(rows)), key=lambda i: len(examples[i]["input_ids"]))
+        lengths = [len(example["input_ids"]) for example in examples]
         outputs: list[Any] = [None] * len(rows)
-        for start in range(0, len(rows), batch_size):
-            indices = order[start : start + batch_size]
+        for indices in batch_by_length(lengths, batch_size):
             batch = self._collate_examples([examples[i] for i in indices])
             batch = {k: v.to(device) for k, v in batch.items()}
             for i, output in zip(indices, self(batch)):

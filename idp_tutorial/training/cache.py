@@ -56,10 +56,9 @@ def iterate_states(
 
     Raises: `UserError` for a state that is beyond the range of `dtype`.
     """
-    pad_id = bb.tokenizer.pad_token_id or 0
     with in_eval_mode(bb):
-        for batch in make_dataloader(examples, batch_size, pad_id, group_by_length=False):
-            batch = {k: v.to(bb.word_embeddings.weight.device) for k, v in batch.items()}
+        for batch in make_dataloader(examples, batch_size, bb.pad_id, group_by_length=False):
+            batch = {k: v.to(bb.device) for k, v in batch.items()}
             states = compute_states(batch).float().cpu().numpy()
             with np.errstate(over="ignore"):
                 converted = states.astype(dtype)
@@ -177,7 +176,7 @@ def attach_cached_states(
         states_to_cache += required_sentence_vectors(model)
     name = None
     if states_to_cache:
-        name = backbone_fingerprint(bb, bb.word_embeddings.weight.device.type, cfg.precision)
+        name = backbone_fingerprint(bb, bb.device.type, cfg.precision)
     for layer_or_pooling in states_to_cache:
         for i, examples in enumerate(splits):
             splits[i], split_cost = cache_states(

@@ -79,7 +79,7 @@ def batch_by_length(
         if is_full and n_examples:
             batches.append([])
         batches[-1].append(i)
-    return batches
+    return batches if lengths else []
 
 
 @torch.inference_mode()
@@ -102,10 +102,9 @@ def predict_logits(
     model.eval()
     lengths = [len(example["input_ids"]) for example in examples]
     batches = batch_by_length(lengths, batch_size, max_tokens)
-    pad_id = model.backbone.tokenizer.pad_token_id or 0
     outputs = []
     for indices in batches:
-        batch = collate([examples[i] for i in indices], pad_id)
+        batch = collate([examples[i] for i in indices], model.backbone.pad_id)
         outputs.append(model({k: v.to(device) for k, v in batch.items()}).float().cpu())
     logits = torch.cat(outputs)
     if not logits.isfinite().all():
@@ -126,10 +125,8 @@ def generate_answers(
     tokenizer = model.backbone.tokenizer
     answers = {}
     inputs = [e["input_ids"][: e["answer_start"]] for e in examples]
-    order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
     generation_kwargs = dict(max_new_tokens=task.max_answer_len) | generation_kwargs
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size]
+    for indices in batch_by_length([len(ids) for ids in inputs], batch_size):
         generated = generate_ids(model, [inputs[i] for i in indices], **generation_kwargs)
         if len(generated) != len(indices):
             raise UserError(
@@ -215,10 +212,8 @@ def should_stop_early(
 
 def iterate_batches(bb: Backbone, examples: Sequence[dict], batch_size: int) -> Iterator[dict]:
     """Yield batches of the examples in the given order, on the backbone's device."""
-    device = bb.word_embeddings.weight.device
-    pad_id = bb.tokenizer.pad_token_id or 0
-    for batch in make_dataloader(examples, batch_size, pad_id, group_by_length=False):
-        yield {k: v.to(device) for k, v in batch.items()}
+    for batch in make_dataloader(examples, batch_size, bb.pad_id, group_by_length=False):
+        yield {k: v.to(bb.device) for k, v in batch.items()}
 
 
 def require_text_columns(task: Task, row: dict, where: str = "this row") -> dict:

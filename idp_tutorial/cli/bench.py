@@ -85,6 +85,14 @@ def _check_output_file(out: str) -> None:
     check_writable_folder(Path(out).absolute().parent)
 
 
+def _find_device(options: SimpleNamespace) -> str:
+    """Return the name of the GPU, if one is used, or 'cpu'."""
+    import torch
+
+    uses_gpu = options.device != "cpu" and torch.cuda.is_available()
+    return torch.cuda.get_device_name() if uses_gpu else "cpu"
+
+
 def _read_measured_parts(options: SimpleNamespace) -> set[tuple[str, str]]:
     """Return the parts of the tables that the file contains, measured with the same settings."""
     import torch
@@ -100,8 +108,7 @@ def _read_measured_parts(options: SimpleNamespace) -> set[tuple[str, str]]:
         precision=options.precision,
         threads=torch.get_num_threads(),
     )
-    use_gpu = options.device != "cpu" and torch.cuda.is_available()
-    device = torch.cuda.get_device_name() if use_gpu else "cpu"
+    device = _find_device(options)
     prompt_length = options.prompt_length or 20
 
     def has_same_device(record: dict) -> bool:
@@ -363,12 +370,12 @@ def _measure_end_to_end(options: SimpleNamespace) -> list[dict]:
     methods = [*end_to_end.END_TO_END_METHODS]
     if options.methods != "all":
         methods = [check_name(m, METHODS, "method") for m in split_names(options.methods)]
-    use_gpu = options.device != "cpu" and torch.cuda.is_available()
+    device = _find_device(options)
     run = end_to_end.EndToEndSettings(
         backbone=options.backbone or end_to_end.default_backbone(),
         methods=methods,
         data=options.data,
-        device="auto" if use_gpu else "cpu",
+        device="cpu" if device == "cpu" else "auto",
         threads=options.threads,
         sizes=end_to_end.DEFAULT_SIZES,
     )
@@ -380,7 +387,7 @@ def _measure_end_to_end(options: SimpleNamespace) -> list[dict]:
         threads=options.threads or torch.get_num_threads(),
         repeats=options.repeats,
         versions={**collect_versions(), "peft": version("peft")},
-        device=torch.cuda.get_device_name() if use_gpu else "cpu",
+        device=device,
         processor=processor_name(),
         load_before=end_to_end.warn_if_busy(report),
     )

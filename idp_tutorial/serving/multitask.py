@@ -413,10 +413,10 @@ def _describe_structure(task_model: TaskModel) -> tuple:
     return type(task_model.model.head), plan, shapes
 
 
-def _make_probe_row(name: str, is_pair: bool) -> dict:
-    """Return a row that a model of any task accepts."""
-    row = dict(task=name, group=0, sentence1="it was here")
-    return {**row, "sentence2": "it was there"} if is_pair else row
+def _make_probe_row(name: str, task: Task) -> dict:
+    """Return a row that the model of a task accepts."""
+    texts = dict(zip(task.text_columns, ("it was here", "it was there")))
+    return dict(task=name, group=0, **texts)
 
 
 def _find_mismatched_tasks(model: MultiTaskModel, rebuilt: MultiTaskModel) -> set[str]:
@@ -424,7 +424,7 @@ def _find_mismatched_tasks(model: MultiTaskModel, rebuilt: MultiTaskModel) -> se
     device = next(model.lm.parameters()).device
     modes = [(module, module.training) for module in model.modules()]
     restore_state(_task_tensors(rebuilt.to(device)), _task_tensors(model))
-    rows = [_make_probe_row(name, m.task.pair) for name, m in model.task_models.items()]
+    rows = [_make_probe_row(name, m.task) for name, m in model.task_models.items()]
     batch = {k: v.to(device) for k, v in model.encode(rows).items()}
     with torch.no_grad():
         outputs = model.eval()(batch)

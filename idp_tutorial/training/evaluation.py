@@ -20,7 +20,7 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.generation import generate_ids
 from idp_tutorial.core.heads import prediction_loss
 from idp_tutorial.core.prompted_model import PromptedModel
-from idp_tutorial.data.encoding import collate, make_dataloader
+from idp_tutorial.data.encoding import check_batching, collate, make_dataloader
 from idp_tutorial.data.rows import require_utf8
 from idp_tutorial.data.task import Task, scale_labels
 from idp_tutorial.training.config import TrainingConfig
@@ -94,11 +94,7 @@ def predict_logits(
 
     Raises: `DivergenceError` if an output is not finite.
     """
-    if not examples or batch_size < 1:
-        raise UserError(
-            "batch_size and the number of examples must be at least 1, "
-            f"got batch_size={batch_size} and {len(examples)} examples."
-        )
+    check_batching(examples, batch_size)
     model.eval()
     lengths = [len(example["input_ids"]) for example in examples]
     batches = batch_by_length(lengths, batch_size, max_tokens)

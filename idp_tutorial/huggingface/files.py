@@ -153,12 +153,8 @@ def save_prompt(
             base=dict(dtype=bb.dtype_name, digests=_base_digests(bb)),
         ),
     )
-    tensors = {
-        name: tensor.detach().cpu().contiguous()
-        for name, tensor in prompt_tensors(prompted).items()
-    }
     folder.mkdir(parents=True, exist_ok=True)
-    save_tensors(folder / PROMPTS_FILE, tensors, description)
+    save_tensors(folder / PROMPTS_FILE, prompt_tensors(prompted), description)
     if named:
         remember_local_backbone(named, bb.name)
     write_readable_description(folder, description)

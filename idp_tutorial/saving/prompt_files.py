@@ -83,9 +83,10 @@ def word_vectors_digest(
 
 
 def _gather_full_tensor(tensor: Tensor) -> Tensor:
-    if hasattr(tensor, "full_tensor"):  # FSDP: a part is on each process
+    """Return a whole tensor on the CPU; with FSDP a part of it is on each process."""
+    if hasattr(tensor, "full_tensor"):
         tensor = tensor.full_tensor()
-    return tensor.detach().cpu().contiguous()
+    return tensor.detach().cpu()
 
 
 def _source_formulas(model: PromptedModel) -> list[str]:

@@ -481,8 +481,7 @@ def save_multitask_model(
             for name, m in model.task_models.items()
         },
     )
-    tensors = {n: t.detach().cpu().contiguous() for n, t in _task_tensors(model).items()}
-    data = serialise_tensors(tensors, description)
+    data = serialise_tensors(_task_tensors(model), description)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / TASKS_FILE, data)
     remember_local_backbone(description["backbone"], bb.name)

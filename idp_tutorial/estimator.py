@@ -6,7 +6,6 @@ Texts can be a list, a list of pairs, columns of pandas, or a `datasets.Dataset`
     PromptClassifier("lpt-npg").fit(dataset, text="message", label="topic")
 """
 
-import logging
 import re
 import tempfile
 import time
@@ -35,9 +34,11 @@ from idp_tutorial.data.rows import (
     refuse_empty_texts,
     require_text,
     require_utf8,
+    skip_empty_texts,
 )
-from idp_tutorial.data.task import Task
+from idp_tutorial.data.task import TEXT_COLUMNS, Task, make_column_templates
 from idp_tutorial.data.user_data import (
+    find_text_column,
     hold_out_rows,
     make_task,
     parse_label,
@@ -46,9 +47,8 @@ from idp_tutorial.data.user_data import (
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.runs.learning_rate_search import train_at_learning_rate, try_learning_rates
 from idp_tutorial.runs.report import Report, make_report, require_reportable, write_report
-from idp_tutorial.saving.descriptions import read_prompts
-from idp_tutorial.saving.hub import push_to_hub, read_run_record, resolve_model_folder
-from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.saving.hub import push_to_hub, read_run_record, read_saved_prompts
+from idp_tutorial.saving.prompt_files import build_saved_model, save_pretrained
 from idp_tutorial.training.evaluation import generate, iterate_batches, predict
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.training.fit import TrainLog
@@ -62,18 +62,12 @@ from idp_tutorial.utils.checks import (
 from idp_tutorial.utils.options import check_option_name
 
 __all__ = [
-    "TEXT_COLUMNS",
     "ESTIMATOR_OPTIONS",
     "convert_to_rows",
     "PromptEstimator",
     "PromptClassifier",
     "PromptRegressor",
 ]
-
-
-logger = logging.getLogger(__name__)
-
-TEXT_COLUMNS = ("sentence1", "sentence2")
 
 
 def _column_names(X: Any) -> list:
@@ -289,8 +283,7 @@ def _choose_columns(
     if text2 and not text:
         raise UserError(f"text2={text2!r} needs the column of the first texts: pass text= too.")
     if label and not text:
-        usual_names = (c for c in ("text", "sentence1", "sentence") if c in _column_names(X))
-        text = next(usual_names, None)
+        text = find_text_column(_column_names(X))
     return text, text2, label
 
 
@@ -442,8 +435,7 @@ class PromptEstimator(BaseEstimator):
         text, text2, label = self._fit_columns
         columns: dict[str, Any] = {}
         if text:
-            second = "{" + text2 + "}" if text2 else None
-            columns = dict(columns=("{" + text + "}", second, label or "label"))
+            columns = dict(columns=make_column_templates(text, text2, label or "label"))
         if not text_targets:
             return make_task("own", splits, **self._label_fields(), **columns)
         for row in splits["train"] + splits["validation"]:
@@ -488,10 +480,7 @@ class PromptEstimator(BaseEstimator):
                 f"X has {len(rows)} texts and y has {len(y)} labels. Give one label per text."
             )
         empty = [f"row {i}" for i, row in enumerate(rows) if row is None]
-        if not skip_empty:
-            refuse_empty_texts(empty, len(rows), "X")
-        elif empty:
-            logger.warning("skip_empty left out %d of %d rows", len(empty), len(rows))
+        skip_empty_texts(empty, len(rows), "X", skip_empty)
         if len(empty) == len(rows):
             raise UserError("X has no row with a text: at least one of each class is needed.")
         pairs = [(row, label) for row, label in zip(rows, y) if row is not None]
@@ -615,7 +604,7 @@ class PromptEstimator(BaseEstimator):
 
     def _columns_in(self, X: Any) -> tuple[str | None, str | None, str | None]:
         """Return the columns of texts and labels that training read, if X has them."""
-        text, text2, label = [(c or "").strip("{}") or None for c in self.task_.columns[:3]]
+        text, text2, label = self.task_.source_columns
         texts = [text, text2][: 1 + self.task_.pair]
         if {*texts} & {*TEXT_COLUMNS} or not {*texts} <= {*_column_names(X)}:
             return None, None, None
@@ -720,11 +709,11 @@ class PromptEstimator(BaseEstimator):
     ) -> "PromptEstimator":
         """Return a fitted estimator from a saved model."""
         self = cls()
-        folder = resolve_model_folder(folder, **hub_options)
-        self.model_, self.task_, self.config_ = from_pretrained(
-            folder, backbone, glove, token=hub_options.get("token"), dtype=dtype
+        saved = read_saved_prompts(folder, **hub_options)
+        self.model_, self.task_, self.config_ = build_saved_model(
+            saved, backbone, glove, hub_options.get("token"), dtype
         )
-        self.record_ = read_run_record(folder, read_prompts(folder)[0]["cfg"])
+        self.record_ = read_run_record(saved.folder, saved.description["cfg"])
         if self.task_.is_regression == isinstance(self, ClassifierMixin):
             kind, other = "classification", "PromptClassifier"
             if self.task_.is_regression:

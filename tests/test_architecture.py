@@ -27,7 +27,7 @@ ORDER = [
     ["assembly"],
     ["saving"],
     ["runs"],
-    ["top", "serving"],
+    ["top", "huggingface", "serving"],
     ["cli"],
     ["reproduction"],
     ["testing"],

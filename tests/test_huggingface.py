@@ -26,7 +26,7 @@ from idp_tutorial.core.generation import generate_ids
 from idp_tutorial.core.prompted_model import restore_state
 from idp_tutorial.estimator import PromptClassifier
 from idp_tutorial.families.family import resolve_attention
-from idp_tutorial.huggingface import _prompt_tensors
+from idp_tutorial.huggingface.files import prompt_tensors
 from idp_tutorial.methods.id_spam import AttentionLateConfig
 from idp_tutorial.testing.small_models import SMALL_CONFIGS, random_batch
 from idp_tutorial.utils.checks import UserError
@@ -100,7 +100,7 @@ def test_logits_are_those_of_the_package(class_name, method):
         **({"bottleneck": 8} if "bottleneck" in METHODS[method].options else {}),
     )
     before = state_of(model.base_model)
-    restore_state(_prompt_tensors(model.prompted_model), _prompt_tensors(expected))
+    restore_state(prompt_tensors(model.prompted_model), prompt_tensors(expected))
     batch = batch_of(bb, task)
     output = model(
         batch["input_ids"],
@@ -297,7 +297,7 @@ def test_label_words_are_those_of_the_package(class_name):
     assert model.get_nb_trainable_parameters()[0] == sum(
         p.numel() for p in expected.sources.parameters()
     )
-    restore_state(_prompt_tensors(model.prompted_model), _prompt_tensors(expected))
+    restore_state(prompt_tensors(model.prompted_model), prompt_tensors(expected))
     batch = batch_of(bb, task, template="code")
     output = model(batch["input_ids"], batch["attention_mask"], labels=batch["label"])
     same(output.logits, expected(batch))

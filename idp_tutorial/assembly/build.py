@@ -22,7 +22,7 @@ from idp_tutorial.methods.efl import EntailmentModel, describe_labels
 from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.utils.checks import UserError, check_name
 
-__all__ = ["weights_dtype", "load_config_backbone", "build_model"]
+__all__ = ["resolve_pooling", "weights_dtype", "load_config_backbone", "build_model"]
 
 
 def _build_head(
@@ -40,12 +40,16 @@ def _build_head(
     return ClassificationHead(
         bb.d,
         1 if task.is_regression else len(task.labels),
-        _resolve_pooling(cfg, bb),
+        resolve_pooling(cfg, bb),
         cfg.two_layer_head,
     )
 
 
-def _resolve_pooling(cfg: RunConfig, bb: Backbone) -> str:
+def resolve_pooling(
+    cfg: RunConfig,  # its `pooling` is read
+    bb: Backbone,  # the backbone
+) -> str:
+    """Return the pooling of a config; 'cls' is the last token for a decoder."""
     # the first token of a decoder has seen no other token
     return bb.default_pooling if cfg.pooling == "cls" else cfg.pooling
 
@@ -119,7 +123,7 @@ def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
             bb,
             describe_labels(task),
             dict(plan),
-            _resolve_pooling(cfg, bb),
+            resolve_pooling(cfg, bb),
             cfg.dropout_below_prompt,
             gradient_checkpointing=cfg.gradient_checkpointing,
         )

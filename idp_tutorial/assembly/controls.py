@@ -273,7 +273,7 @@ def fit_side_network(
         if best == len(history) - 1:
             best_state = {name: tensor.clone() for name, tensor in head.state_dict().items()}
     head.load_state_dict(best_state)
-    model.to(model.backbone.word_embeddings.weight.device)
+    model.to(model.backbone.device)
     return TrainLog(
         history[best][1],
         history,

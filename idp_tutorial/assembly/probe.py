@@ -14,19 +14,19 @@ token `<s>`, the last token, and with a template the mask.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from idp_tutorial.core.backbone import Backbone, backbone_fingerprint, in_eval_mode
+from idp_tutorial.core.backbone import Backbone, backbone_fingerprint
 from idp_tutorial.core.loop import walk_layers
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
+from idp_tutorial.training.cache import add_missing_states, iterate_states
 from idp_tutorial.training.config import TrainingConfig
-from idp_tutorial.training.evaluation import iterate_batches
 from idp_tutorial.training.examples import encode_rows
 from idp_tutorial.training.state_store import StateStore, example_key
 from idp_tutorial.utils.checks import UserError
@@ -43,26 +43,21 @@ __all__ = [
 ]
 
 
-def _pool_batch(bb: Backbone, batch: dict, poolings: Sequence[str]) -> Tensor:
-    """Return pooled states before every layer and after the final norm `[B,n_layers+1,n,d]`."""
+_FLOAT16_MAX = 65504
+
+
+def _pool_batch(batch: dict, bb: Backbone, poolings: Sequence[str]) -> Tensor:
+    """Return pooled states before every layer and after the final norm `[B,(n_layers+1)·n·d]`.
+
+    They are clamped to the range of float16.
+    """
     by_layer = []
     for ctx in walk_layers(bb, batch):
         if ctx.layer == bb.n_layers:
             ctx.h = bb.norm(ctx.h)
         pooled = [ctx.mean_state() if p == "mean" else ctx.state_at(p) for p in poolings]
         by_layer.append(torch.stack(pooled, 1))
-    return torch.stack(by_layer, 1)
-
-
-@torch.no_grad()
-def _iterate_pooled_batches(
-    bb: Backbone, examples: Sequence[dict], poolings: Sequence[str], batch_size: int
-) -> Iterator[np.ndarray]:
-    float16_max = 65504
-    with in_eval_mode(bb):
-        for batch in iterate_batches(bb, examples, batch_size):
-            pooled = _pool_batch(bb, batch, poolings).clamp(-float16_max, float16_max)
-            yield pooled.half().flatten(1).cpu().numpy()
+    return torch.stack(by_layer, 1).clamp(-_FLOAT16_MAX, _FLOAT16_MAX).flatten(1)
 
 
 def _pooled_key(example: dict, poolings: Sequence[str]) -> bytes:
@@ -86,25 +81,24 @@ def pool_all_layers(
     last one after the final norm.
     """
     shape = len(examples), bb.n_layers + 1, len(poolings), bb.d
+    pool_batch = partial(_pool_batch, bb=bb, poolings=poolings)
     if not folder:
-        batches = _iterate_pooled_batches(bb, examples, poolings, batch_size)
+        batches = iterate_states(bb, examples, pool_batch, "float16", batch_size)
         return torch.cat([torch.from_numpy(states) for states in batches]).view(shape)
     store_folder = cache_folder(folder) / backbone_fingerprint(bb)
     store = StateStore(
         store_folder / f"pooled-{'-'.join(poolings)}", shape[1] * shape[2] * bb.d, "float16"
     )
     keys = [_pooled_key(e, poolings) for e in examples]
-    store.verify(keys)
-    missing = {k: e for k, e in zip(keys, examples) if k not in store}
-    if missing:
-        order = sorted(missing, key=lambda k: -len(missing[k]["input_ids"]))
-        batches = _iterate_pooled_batches(bb, [missing[k] for k in order], poolings, batch_size)
-        store.add(
-            order,
-            [1] * len(order),
-            batches,
-            f"the cache of pooled representations of {len(order):,} texts",
-        )
+    add_missing_states(
+        store,
+        bb,
+        dict(zip(keys, examples)),
+        dict.fromkeys(keys, 1),
+        pool_batch,
+        batch_size,
+        "pooled representations",
+    )
     return torch.stack([torch.from_numpy(store[k][0].copy()) for k in keys]).view(shape)
 
 

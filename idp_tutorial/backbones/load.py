@@ -46,7 +46,7 @@ from idp_tutorial.families.family import (
     resolve_attention,
     wrap_hf_model,
 )
-from idp_tutorial.utils.checks import UserError, closest_match, is_out_of_memory
+from idp_tutorial.utils.checks import UserError, closest_match, is_number, is_out_of_memory
 from idp_tutorial.utils.digests import MANIFEST_NAME, require_intact_files
 from idp_tutorial.utils.hub_access import is_hub_reachable, split_revision
 from idp_tutorial.utils.process import pause_garbage_collection
@@ -123,7 +123,7 @@ def check_config_numbers(config: Any, name: str) -> None:
             "correct it, or download or save the model again."
         )
     for key, value in config.to_dict().items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if not is_number(value):
             continue
         is_rate = key.endswith(("dropout", "_dropout_prob", "_pdrop"))
         is_finite = abs(value) <= sys.float_info.max
@@ -211,7 +211,7 @@ def check_tokenizer_size(model: Any, tokenizer: Any, name: str) -> None:
     """
     n_rows = model.get_input_embeddings().weight.shape[0]
     longest = tokenizer.model_max_length
-    if isinstance(longest, bool) or not isinstance(longest, (int, float)) or longest < 1:
+    if not is_number(longest) or longest < 1:
         raise UserError(
             f"tokenizer_config.json of backbone {name!r} has model_max_length={longest!r:.40}, and "
             "needs a positive number: correct it, or download or save the model again."

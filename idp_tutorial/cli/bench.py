@@ -85,6 +85,14 @@ def _check_output_file(out: str) -> None:
     check_writable_folder(Path(out).absolute().parent)
 
 
+def _find_device(options: SimpleNamespace) -> str:
+    """Return the name of the GPU, if one is used, or 'cpu'."""
+    import torch
+
+    uses_gpu = options.device != "cpu" and torch.cuda.is_available()
+    return torch.cuda.get_device_name() if uses_gpu else "cpu"
+
+
 def _read_measured_parts(options: SimpleNamespace) -> set[tuple[str, str]]:
     """Return the parts of the tables that the file contains, measured with the same settings."""
     import torch
@@ -100,8 +108,7 @@ def _read_measured_parts(options: SimpleNamespace) -> set[tuple[str, str]]:
         precision=options.precision,
         threads=torch.get_num_threads(),
     )
-    use_gpu = options.device != "cpu" and torch.cuda.is_available()
-    device = torch.cuda.get_device_name() if use_gpu else "cpu"
+    device = _find_device(options)
     prompt_length = options.prompt_length or 20
 
     def has_same_device(record: dict) -> bool:
@@ -363,13 +370,12 @@ def _measure_end_to_end(options: SimpleNamespace) -> list[dict]:
     methods = [*end_to_end.END_TO_END_METHODS]
     if options.methods != "all":
         methods = [check_name(m, METHODS, "method") for m in split_names(options.methods)]
-    is_default = options.backbone == BenchOptions.backbone
-    use_gpu = options.device != "cpu" and torch.cuda.is_available()
+    device = _find_device(options)
     run = end_to_end.EndToEndSettings(
-        backbone=end_to_end.default_backbone() if is_default else options.backbone,
+        backbone=options.backbone or end_to_end.default_backbone(),
         methods=methods,
         data=options.data,
-        device="auto" if use_gpu else "cpu",
+        device="cpu" if device == "cpu" else "auto",
         threads=options.threads,
         sizes=end_to_end.DEFAULT_SIZES,
     )
@@ -381,7 +387,7 @@ def _measure_end_to_end(options: SimpleNamespace) -> list[dict]:
         threads=options.threads or torch.get_num_threads(),
         repeats=options.repeats,
         versions={**collect_versions(), "peft": version("peft")},
-        device=torch.cuda.get_device_name() if use_gpu else "cpu",
+        device=device,
         processor=processor_name(),
         load_before=end_to_end.warn_if_busy(report),
     )
@@ -421,9 +427,9 @@ def _print_end_to_end(records: list[dict]) -> None:
 class BenchOptions(CommandOptions):
     """Options of `idp bench`."""
 
-    # a published configuration (with random weights), 'tiny', 'minilm', or a folder
-    # (with end_to_end: 'minilm' if it is installed, else 'tiny')
-    backbone: str = "roberta-large"
+    # a published configuration (with random weights), 'tiny', 'minilm', or a folder (default:
+    # roberta-large; with end_to_end: 'minilm' if it is installed, else 'tiny')
+    backbone: str | None = None
     # comma-separated, besides fine-tuning (with grow: prompt-tuning, s-idpg-phm, lpt-npg; with
     # end_to_end: prompt-tuning, lora, lpt-npg)
     methods: str = "all"
@@ -466,6 +472,7 @@ def bench_command(options: BenchOptions, base: Any) -> None:
         records = _measure_end_to_end(parsed)
         _print_records(records, options.json, _print_end_to_end)
         return
+    parsed.backbone = options.backbone or "roberta-large"
     parsed.layers = parse_ints(options.layers, "layers")
     parsed.values = parse_ints(options.values, "values")
     selected, bb, benchmark_config = _prepare(parsed)

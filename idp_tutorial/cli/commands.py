@@ -211,6 +211,29 @@ class ComparisonOptions(TrainingRunOptions):
     # choose the head's learning rate from three without a prompt, and use it for every method
     tune_head_first: bool = False
 
+    def refuse_unread(
+        self,
+        methods: list[str],  # methods to train
+        base: Any,  # the `RunOptions` that were given
+        allow_controls: bool = False,  # controls may be trained, too
+    ) -> None:
+        """Refuse an unknown method, and options that none of the methods reads.
+
+        Raises: `UserError` that names the method or the option.
+        """
+        from idp_tutorial.assembly.config import refuse_unread_options
+        from idp_tutorial.methods.all_methods import METHODS
+        from idp_tutorial.methods.method_registry import ALL_METHODS
+
+        refuse_unread_options(
+            methods,
+            base,
+            ALL_METHODS if allow_controls else METHODS,
+            learning_rates=self.learning_rates,
+            tune=self.tune,
+            tune_head_first=self.tune_head_first,
+        )
+
 
 @dataclass(frozen=True)
 class Command:

@@ -141,19 +141,12 @@ def compare_command(options: CompareOptions, base: Any) -> None:
     """
     grid = options.learning_rate_grid(base.lr)
     require_packages("matplotlib", "adjustText", "tabulate")
-    from idp_tutorial.assembly.config import refuse_unread_options
     from idp_tutorial.methods.all_methods import methods_with_head
     from idp_tutorial.runs.compare import compare_and_write
 
     is_all = options.methods == "all"
     methods = methods_with_head(base.head) if is_all else split_names(options.methods)
-    refuse_unread_options(
-        methods,
-        base,
-        learning_rates=options.learning_rates,
-        tune=options.tune,
-        tune_head_first=options.tune_head_first,
-    )
+    options.refuse_unread(methods, base, allow_controls=True)
     n_runs = len(methods) * options.seeds * max(1, options.split_seeds)
     with Progress(n_runs) as progress, handle_messages(progress):
         results = compare_and_write(

@@ -7,7 +7,6 @@ columns, and the prediction is added to it.
 
 import csv
 import json
-import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -37,8 +36,6 @@ __all__ = [
 ]
 
 
-logger = logging.getLogger(__name__)
-
 PREDICTION_COLUMNS = "prediction", "probabilities", "generated"  # columns that are added to a row
 # Rows that are read, sorted by length and predicted together. With 1,024 rows and batches of 128,
 # a tenth of the computed positions is padding; with 4,096 rows, three in a hundred.
@@ -55,7 +52,7 @@ def _refuse_prediction_columns(row: dict, where: str) -> None:
 
 
 def _choose_column(
-    row: dict, where: str, given: str | None, candidates: Iterable[str]
+    row: dict, where: str, given: str | None, candidates: Iterable[str | None]
 ) -> str | None:
     """Return the column that was given, or the first candidate in the row."""
     if given and given not in row:
@@ -63,7 +60,7 @@ def _choose_column(
             f"{where}: no column {given!r} among {', '.join(row)}: name another with text= or "
             "text2=."
         )
-    return given or next((c for c in candidates if c in row), None)
+    return given or next((c for c in candidates if c and c in row), None)
 
 
 def select_text_columns(
@@ -77,10 +74,10 @@ def select_text_columns(
 
     Raises: `UserError` that counts the rows without a text, after all rows are read.
     """
-    from idp_tutorial.data.rows import is_empty_text, refuse_empty_texts, require_nonempty_text
+    from idp_tutorial.data.rows import is_empty_text, require_nonempty_text, skip_empty_texts
     from idp_tutorial.training.evaluation import require_text_columns
 
-    trained = [(c or "").strip("{}") for c in task.columns[:2]]
+    trained = task.source_columns
     columns = {
         "sentence1": (text, ("sentence1", trained[0], "text")),
         "sentence2": (text2, ("sentence2", trained[1])),
@@ -107,10 +104,7 @@ def select_text_columns(
         elif not empty or skip_empty:  # otherwise the remaining rows are only counted
             require_text_columns(task, texts if "sentence1" in texts else row, where)
             yield row, texts
-    if not skip_empty:
-        refuse_empty_texts(empty, n_rows, "the column of texts")
-    elif empty:
-        logger.warning("skip_empty left out %d of %d rows", len(empty), n_rows)
+    skip_empty_texts(empty, n_rows, "the column of texts", skip_empty)
 
 
 def _output_format(out: str, given: str | None) -> str:

@@ -27,21 +27,12 @@ def _validate(
     methods: list[str], base: Any, layers: list[int] | None, options: "SweepOptions"
 ) -> Any:
     """Check everything that can be checked before training, and return the task."""
-    from idp_tutorial.assembly.config import refuse_unread_options
     from idp_tutorial.data.task import require_classes
     from idp_tutorial.data.tasks import load_config_task
-    from idp_tutorial.methods.all_methods import METHODS
     from idp_tutorial.reproduction.analysis.layer_sweep import plan_layer_sweep
     from idp_tutorial.runs.compare import dry_run_comparison
 
-    refuse_unread_options(
-        methods,
-        base,
-        METHODS,
-        tune=options.tune,
-        tune_head_first=options.tune_head_first,
-        learning_rates=options.learning_rates,
-    )
+    options.refuse_unread(methods, base)
     dry_run_comparison(methods, base, options.seeds, options.out)
     plan_layer_sweep(methods, base, layers, options.seeds)
     task = load_config_task(base)

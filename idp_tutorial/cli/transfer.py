@@ -66,22 +66,13 @@ def transfer_command(options: TransferOptions, base: Any) -> None:
     check_writable_folder(options.out)
     grid = options.learning_rate_grid(base.lr)
     base = base.with_options(task=options.source)
-    from idp_tutorial.assembly.config import refuse_unread_options
-    from idp_tutorial.methods.all_methods import METHODS
     from idp_tutorial.reproduction.papers.transfer import (
         compare_transfer,
         transfer_table,
     )
 
     methods = split_names(options.methods)
-    refuse_unread_options(
-        methods,
-        base,
-        METHODS,
-        tune=options.tune,
-        tune_head_first=options.tune_head_first,
-        learning_rates=options.learning_rates,
-    )
+    options.refuse_unread(methods, base)
     few_shot = f"-k{base.shots}" if base.shots else ""
     verbalizer = "-verbalizer" if base.head == "verbalizer" else ""
     tasks = f"{options.source}{few_shot}-{options.target}{verbalizer}"

@@ -99,11 +99,24 @@ class Backbone:
         )
 
     @property
+    def device(self) -> torch.device:
+        """Device of the weights, and of the batches that the model takes."""
+        return self.word_embeddings.weight.device
+
+    @property
+    def pad_id(self) -> int:
+        """Token id of the padding, which is masked."""
+        return self.tokenizer.pad_token_id or 0
+
+    @property
+    def dtype_name(self) -> str:
+        """Name of the dtype of the weights that are not quantised, such as 'float32'."""
+        return str(self.word_embeddings.weight.dtype).removeprefix("torch.")
+
+    @property
     def weights_info(self) -> dict[str, str]:
         """Origin and dtype of the weights, for records."""
-        weights_dtype = str(self.word_embeddings.weight.dtype).removeprefix("torch.")
-        if is_quantised(self.layers):
-            weights_dtype = "int8"
+        weights_dtype = "int8" if is_quantised(self.layers) else self.dtype_name
         origin = {"origin": self.weights_origin} if self.weights_origin else {}
         return {**origin, "weights_dtype": weights_dtype}
 

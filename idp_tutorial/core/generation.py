@@ -302,9 +302,7 @@ def generate_ids(
             "the text."
         )
     end = bb.tokenizer.eos_token_id
-    pad_token_id = bb.tokenizer.pad_token_id or 0
-    device = bb.word_embeddings.weight.device
-    input_ids, attention_mask = _pad_on_the_left(texts, pad_token_id, device)
+    input_ids, attention_mask = _pad_on_the_left(texts, bb.pad_id, bb.device)
     sampling = dict(temperature=temperature, top_p=top_p, top_k=0) if do_sample else {}
     mode = model.training
     try:
@@ -315,7 +313,7 @@ def generate_ids(
                 max_new_tokens=max_new_tokens,
                 do_sample=do_sample,
                 eos_token_id=end,
-                pad_token_id=pad_token_id,
+                pad_token_id=bb.pad_id,
                 **sampling,
                 **generate_kwargs,
             )

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['tokenize_rows', 'compute_max_input_len', 'append_targets', 'collate', 'get_length_grouped_indices',
-           'LengthGroupedSampler', 'make_dataloader']
+           'LengthGroupedSampler', 'check_batching', 'make_dataloader']
 
 # %% ../../nbs/engine/data/encoding.ipynb #3308a3f3
 import numpy as np
@@ -199,6 +199,18 @@ class LengthGroupedSampler(Sampler):
         return iter(get_length_grouped_indices(self.lengths, self.batch_size, self.generator))
 
 # %% ../../nbs/engine/data/encoding.ipynb #2f828851
+def check_batching(
+    examples: Sequence[dict],
+    batch_size: int,  # number of examples in a batch
+) -> None:
+    """Raise `UserError` unless there is an example, and a batch has at least one."""
+    if not examples or batch_size < 1:
+        raise UserError(
+            "batch_size and the number of examples must be at least 1, "
+            f"got batch_size={batch_size} and {len(examples)} examples."
+        )
+
+
 def make_dataloader(
     examples: Sequence[dict],  # output of `tokenize_rows`
     batch_size: int,  # number of examples in a batch; the last batch may be smaller
@@ -209,11 +221,7 @@ def make_dataloader(
     group_by_length: bool = True,
 ) -> DataLoader:  # yields dictionaries of tensors from `collate`
     """Build a loader that yields every example once per epoch, in an order fixed by the seed."""
-    if not examples or batch_size < 1:
-        raise UserError(
-            "batch_size and the number of examples must be at least 1, "
-            f"got batch_size={batch_size} and {len(examples)} examples."
-        )
+    check_batching(examples, batch_size)
     generator = torch.Generator().manual_seed(seed)
     lengths = [len(e["input_ids"]) for e in examples]
     order: Iterable[int]

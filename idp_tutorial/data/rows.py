@@ -11,13 +11,14 @@ third, MultiRC asks several questions about a paragraph with several answers eac
 word inside its sentences. Rows of one question have the same `group`.
 """
 
+import logging
 import re
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
 from idp_tutorial.data.task import Task
-from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.checks import UserError, is_number
 
 __all__ = [
     "require_text",
@@ -25,6 +26,7 @@ __all__ = [
     "is_empty_text",
     "describe_places",
     "refuse_empty_texts",
+    "skip_empty_texts",
     "require_nonempty_text",
     "check_row",
     "convert_copa_row",
@@ -35,6 +37,8 @@ __all__ = [
     "group_by_question",
     "check_one_correct_candidate",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 def _convert_several_labels(task: Task, label: Any, where: str) -> list[int]:
@@ -59,8 +63,7 @@ def _convert_label(task: Task, label: Any, where: str) -> float | int | list[int
         return _convert_several_labels(task, label, where)
     if task.is_regression:
         low, high = task.label_range
-        is_number = isinstance(label, (int, float)) and not isinstance(label, bool)
-        if not is_number or not low <= label <= high:
+        if not is_number(label) or not low <= label <= high:
             raise UserError(
                 f"{where}: label must be a number from {low} to {high} for task {task.name!r}, "
                 f"got {label!r}."
@@ -147,6 +150,19 @@ def refuse_empty_texts(
         )
 
 
+def skip_empty_texts(
+    places: Sequence[str],  # file and line of the rows with an empty text
+    n_rows: int,  # number of all rows
+    column: str,  # name of the column, or of the argument
+    skip_empty: bool,  # were these rows left out on purpose?
+) -> None:
+    """Log how many rows with an empty text are left out; raise `UserError` without `skip_empty`."""
+    if not skip_empty:
+        refuse_empty_texts(places, n_rows, column)
+    elif places:
+        logger.warning("skip_empty left out %d of %d rows", len(places), n_rows)
+
+
 def require_nonempty_text(
     row: dict,  # a row of a table
     column: str,  # name of the column
@@ -171,7 +187,7 @@ def check_row(
     hint: str = "",  # text that is added to the message about missing columns
 ) -> dict:  # the columns of the task; a class name is replaced by its index
     """Check a row and keep the columns of its task; raise `UserError` if it is invalid."""
-    texts = ["sentence1", "sentence2"] if task.pair else ["sentence1"]
+    texts = [*task.text_columns]
     group = ["group"] if task.grouping else []
     required = [*texts, *group, "target" if task.is_generation else "label"]
     if not isinstance(row, dict):

@@ -33,14 +33,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = [
+    "TEXT_COLUMNS",
     "TEMPLATES",
     "check_task",
     "require_classes",
     "mark_best_candidates",
     "Task",
+    "make_column_templates",
     "scale_labels",
     "TaskConfig",
 ]
+
+
+TEXT_COLUMNS = ("sentence1", "sentence2")  # columns of a row with its texts
 
 
 def _template_variants(
@@ -178,7 +183,7 @@ _DIGESTED_FIELDS = (  # fields of `Task` that can change a result
     "max_answer_len",
     "grouping",
 )
-_DIGESTED_COLUMNS = ("sentence1", "sentence2", "label", "target")
+_DIGESTED_COLUMNS = (*TEXT_COLUMNS, "label", "target")
 
 
 def _contents_of_rows(rows: Sequence[dict]) -> list[dict]:
@@ -275,6 +280,17 @@ class Task:
         return self if metric in (None, self.metric) else replace(self, metric=metric)
 
     @property
+    def text_columns(self) -> tuple[str, ...]:
+        """Names of the one or two columns of a row with its texts."""
+        return TEXT_COLUMNS[: 1 + self.pair]
+
+    @property
+    def source_columns(self) -> tuple[str | None, str | None, str | None]:
+        """Names of the columns of text, second text and label in the table of the rows."""
+        text, text2, label = [(column or "").strip("{}") or None for column in self.columns[:3]]
+        return text, text2, label
+
+    @property
     def is_regression(self) -> bool:
         """True for a task whose labels are numbers."""
         return not self.labels and not self.is_generation
@@ -327,8 +343,6 @@ class Task:
     def word_ids(
         self,
         tokenizer: "PreTrainedTokenizerBase",  # tokenizer of the model
-        # ignored: the label words are the same for every variant
-        template_variant: str | None = None,
     ) -> list[int]:  # one token id for each class, in index order
         """Return the token ids of the label words, as they are encoded after a space."""
         if not self.label_words:
@@ -444,6 +458,15 @@ class Task:
         labels = [e["target" if self.is_generation else "label"] for e in examples]
         probabilities = self.to_probabilities(outputs) if self.metric == "neg_log_loss" else None
         return self.score(predictions, labels, groups, all_metrics, probabilities), predictions
+
+
+def make_column_templates(
+    text: str,  # column of the texts in a table
+    text2: str | None,  # column of the second texts; None: the texts are no pairs
+    label: str,  # column of the labels
+) -> tuple[str, str | None, str]:
+    """Return the `columns` of a task whose rows come from these columns of a table."""
+    return "{" + text + "}", "{" + text2 + "}" if text2 else None, label
 
 
 def scale_labels(

@@ -18,7 +18,7 @@ import math
 import random
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -38,7 +38,7 @@ from idp_tutorial.data.rows import (
     require_utf8,
 )
 from idp_tutorial.data.splits import SPLIT_NAMES, find_split_files, load_hub_dataset
-from idp_tutorial.data.task import Task
+from idp_tutorial.data.task import TEXT_COLUMNS, Task, make_column_templates
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.utils.checks import MissingFileError, UserError, parse_number
 
@@ -47,6 +47,7 @@ MIN_LABEL_RANGE, MAX_LABEL = 1e-30, 1e30  # of a regression, which is computed i
 __all__ = [
     "is_saved_dataset",
     "select_splits",
+    "find_text_column",
     "parse_label",
     "parse_labels",
     "format_labels",
@@ -144,11 +145,18 @@ def _find_sources(data: Any) -> dict[str, Any]:
 # ---- texts and labels
 
 
+def find_text_column(
+    names: Container[str],  # names of the columns of a table
+) -> str | None:  # None: no column has a usual name
+    """Return the column of texts by its usual name."""
+    return next((name for name in ("text", "sentence1", "sentence") if name in names), None)
+
+
 def _resolve_columns(
     row: dict, where: str, text: str | None, text2: str | None, label: str | None
 ) -> tuple:
     """Return the columns of text, second text (or None) and label; None: the usual names."""
-    text = text or next((c for c in ("text", "sentence1", "sentence") if c in row), None)
+    text = text or find_text_column(row)
     text2 = text2 or ("sentence2" if text == "sentence1" and "sentence2" in row else None)
     label = label or "label"
     for argument, column in (("text", text), ("text2", text2), ("label", label)):
@@ -330,7 +338,7 @@ def _read_labelled_rows(
             empty.setdefault(empty_column, []).append(where)
             continue
         values = [require_nonempty_text(row, column, where) for column in used]
-        texts = dict(zip(("sentence1", "sentence2"), values))
+        texts = dict(zip(TEXT_COLUMNS, values))
         label = _decode_hub_label(row[label_column], features.get(label_column))
         rows.append({**texts, "label": label})
         places.append(where)
@@ -576,8 +584,7 @@ def load_table_task(
         held_out.append(split)
     splits.setdefault("test", splits["validation"])
     name = _name_table_task(data)
-    templates = tuple("{" + c + "}" if c else c for c in columns[:2])
-    return make_task(name, splits, columns=templates + columns[2:]), held_out
+    return make_task(name, splits, columns=make_column_templates(*columns)), held_out
 
 
 def _name_table_task(data: Any) -> str:

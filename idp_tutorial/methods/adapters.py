@@ -79,7 +79,7 @@ def _insert_after_sublayers(
             for path in bb.sublayer_output_modules:
                 parent_path, _, attribute = path.rpartition(".")
                 parent = layer.get_submodule(parent_path)
-                with bb.word_embeddings.weight.device:
+                with bb.device:
                     new_module = make_module()
                 old_module = getattr(parent, attribute)
                 setattr(parent, attribute, nn.Sequential(old_module, new_module))

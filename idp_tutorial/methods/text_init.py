@@ -72,7 +72,7 @@ def prompt_token_ids(
     if not ids:
         raise UserError(f"init_text={text!r} has no tokens. Give a text with at least one word.")
     n_copies = -(-t // len(ids))
-    device = bb.word_embeddings.weight.device
+    device = bb.device
     return torch.tensor((ids * n_copies)[:t], device=device)
 
 

@@ -136,7 +136,7 @@ def dry_run_comparison(
         if longest is None:
             longest = _encode_longest_row(base, bb, task)
         with torch.no_grad():  # fails if example and prompt do not fit
-            model(collate([longest], bb.tokenizer.pad_token_id or 0))
+            model(collate([longest], bb.pad_id))
 
 
 def _run_seed(

@@ -32,7 +32,7 @@ from idp_tutorial.runs.record import (
     run_digests,
 )
 from idp_tutorial.runs.report import Report, require_reportable, write_report
-from idp_tutorial.saving.descriptions import read_fingerprint
+from idp_tutorial.saving.descriptions import have_same_shapes, read_fingerprint
 from idp_tutorial.saving.hub import RECORD_FILE
 from idp_tutorial.saving.prompt_files import PROMPTS_FILE, load_first_stage, save_pretrained
 from idp_tutorial.training.evaluation import format_predictions
@@ -113,9 +113,7 @@ class Experiment:
         model = self.build_model()
         if initial_state:
             state = trained_state(model)
-            if {n: t.shape for n, t in state.items()} != {
-                n: t.shape for n, t in initial_state.items()
-            }:
+            if not have_same_shapes(state, initial_state):
                 raise UserError(
                     "the earlier model has other trained tensors: use the same options of the "
                     "method and the head, or warm_start=False."

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ from idp_tutorial.utils.digests import compute_digest, file_digest
 from idp_tutorial.utils.process import process_state
 from idp_tutorial.utils.records import (
     SCHEMA_VERSION,
+    RecordFields,
     append_record,
     collect_provenance,
     collect_versions,
@@ -66,27 +67,15 @@ __all__ = [
 ]
 
 
-@dataclass
-class Record:
+@dataclass(kw_only=True)
+class Record(RecordFields):
     """Settings, inputs and results of a run; further fields are kept in `details`."""
 
     config: dict[str, Any]  # fields of the config; files by name only
-    digests: dict[str, str]  # of `weights`, `data`, and perhaps `glove` and `init_from`
-    split_sizes: dict[str, Any]  # number of rows of each split
-    status: str = "done"  # or 'diverged'
-    message: str | None = None  # why the run diverged
-    metric: str | None = None  # main metric of the task
-    score: float | None = None  # on the test split, in percent
-    scores: dict[str, float | None] | None = None  # all metrics on the test split
-    validation: float | None = None  # score of the best evaluation on the validation split
-    validation_loss: float | None = None  # loss of that evaluation
-    checkpoint_selection: str | None = None  # how the checkpoint was chosen
-    n_layers: int | None = None
-    params: dict[str, int] | None = None  # trained parameters of prompt, head and backbone
+    schema: Literal[3] = SCHEMA_VERSION
+    status: Literal["done", "diverged"] = "done"
     versions: dict[str, str] = field(default_factory=collect_versions)
-    provenance: dict[str, Any] = field(default_factory=dict)  # code, command, machine and time
     details: dict[str, Any] = field(default_factory=dict)  # further fields, such as `losses`
-    schema: int = SCHEMA_VERSION
 
     @property
     def is_finished(self) -> bool:
@@ -98,7 +87,7 @@ class Record:
         own_fields = {f.name: getattr(self, f.name) for f in fields(self)}
         details = own_fields.pop("details")
         config = own_fields.pop("config")
-        known = {name: value for name, value in own_fields.items() if value is not None}
+        known = {name: value for name, value in own_fields.items() if value not in (None, "")}
         head = {name: known.pop(name) for name in ("schema", "status")}
         return {**head, **config, **known, **details}
 

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from idp_tutorial.data.metrics import compute_metric
-from idp_tutorial.data.task import Task
+from idp_tutorial.data.task import TEXT_COLUMNS, Task
 from idp_tutorial.data.user_data import format_labels
 from idp_tutorial.utils.checks import UserError, require_packages
 from idp_tutorial.utils.durable_files import write_atomically
@@ -211,12 +211,13 @@ def _picture(name: str, pictures: Sequence[str], text: str) -> list[str]:
 
 def _text_columns(rows: Sequence[dict]) -> dict[str, list]:
     """Return the number and the texts of the rows, under the names of their columns."""
-    names = ["sentence1", *(["sentence2"] if "sentence2" in rows[0] else [])]
     texts: dict[str, list] = {}
-    for name in names:
-        texts[name] = [row[name] for row in rows]
-    if len(names) == 1:
-        texts = {"text": texts["sentence1"]}
+    for name in TEXT_COLUMNS:
+        if name in rows[0]:
+            texts[name] = [row[name] for row in rows]
+    if len(texts) == 1:
+        (single,) = texts.values()
+        texts = {"text": single}
     return {"row": [*range(1, len(rows) + 1)], **texts}
 
 

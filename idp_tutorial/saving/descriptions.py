@@ -418,21 +418,17 @@ _DTYPE_BY_NAME = {
 }
 
 
-def _weights_dtype_name(bb: Backbone) -> str:
-    return str(bb.word_embeddings.weight.dtype).removeprefix("torch.")
-
-
 def describe_backbone(
     bb: Backbone,  # the backbone that the prompts were trained on
     name: str,  # its name or folder in the config
 ) -> dict[str, Any]:
     """Describe the weights that prompts belong to: name, revision, dtype, and digests."""
-    dtypes = {_weights_dtype_name(bb), "float32", "bfloat16", "float16"}
+    dtypes = {bb.dtype_name, "float32", "bfloat16", "float16"}
     return dict(
         name=_portable_name(name),
         local=_is_local_folder(name),
         revision=getattr(bb.config, "_commit_hash", None),
-        dtype=_weights_dtype_name(bb),
+        dtype=bb.dtype_name,
         digests={dtype: weights_digest(bb, _DTYPE_BY_NAME[dtype]) for dtype in sorted(dtypes)},
     )
 
@@ -459,7 +455,7 @@ def _check_digests(saved_backbone: Any, dependent: str) -> None:
 
 def _has_described_weights(saved_backbone: dict[str, Any], bb: Backbone) -> bool:
     digests = saved_backbone["digests"]
-    if digests.get(_weights_dtype_name(bb)) == weights_digest(bb):
+    if digests.get(bb.dtype_name) == weights_digest(bb):
         return True
     saved_dtype = saved_backbone["dtype"]  # the weights may have been rounded to it
     if saved_dtype not in _DTYPE_BY_NAME:

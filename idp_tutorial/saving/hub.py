@@ -13,9 +13,10 @@ import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import HfApi, snapshot_download
+from torch import Tensor
 
 from idp_tutorial.saving.descriptions import (
     PROMPTS_FILE,
@@ -44,6 +45,8 @@ __all__ = [
     "read_run_record",
     "push_to_hub",
     "resolve_model_folder",
+    "SavedPrompts",
+    "read_saved_prompts",
 ]
 
 
@@ -196,3 +199,29 @@ def resolve_model_folder(
             f"no {PROMPTS_FILE} in {name}: there is no such folder, and the hub {reason}; give a "
             "folder that `save_pretrained` or idp train wrote, or a repository 'NAME/MODEL'."
         ) from None
+
+
+class SavedPrompts(NamedTuple):
+    """Content of the folder of a saved model, which is read once."""
+
+    source: Path | str  # folder or repository as the user gave it, for messages
+    folder: Path  # folder on this machine
+    description: dict[str, Any]  # its format and its fields are checked
+    tensors: dict[str, Tensor]  # by name
+
+
+def read_saved_prompts(
+    source: Path | str,  # as for `resolve_model_folder`
+    revision: str | None = None,  # branch, tag or commit; None: main
+    token: str | None = None,  # access token of the hub
+    allow_prompt_model: bool = False,  # as for `check_save_format`
+) -> SavedPrompts:
+    """Find and read a saved model, and check its format.
+
+    Raises: `MissingFileError` if there is no model, `UserError` if it is damaged or of another
+    version.
+    """
+    folder = resolve_model_folder(source, revision, token)
+    description, tensors = read_prompts(folder)
+    check_save_format(description, source, allow_prompt_model=allow_prompt_model)
+    return SavedPrompts(source, folder, description, tensors)

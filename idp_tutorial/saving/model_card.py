@@ -17,6 +17,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from idp_tutorial.backbones.fetch import BACKBONE_SOURCES
 from idp_tutorial.backbones.load import BACKBONE_HUB_NAMES
+from idp_tutorial.data.task import TEXT_COLUMNS
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.saving.descriptions import PROMPT_MODEL_FORMAT
 
@@ -128,7 +129,7 @@ model = PromptModel.from_pretrained(hf_model, {str(location)!r})  # around a Hug
 ```"""
     task = description["task"]
     backbone = description["backbone"]
-    row = dict(sentence1="…", sentence2="…") if task["pair"] else dict(sentence1="…")
+    row = dict.fromkeys(TEXT_COLUMNS[: 1 + task["pair"]], "…")
     bb = ", 'THE FOLDER OF THE BACKBONE'" if backbone["local"] else ""
     return f"""```python
 from idp_tutorial.saving.prompt_files import from_pretrained

@@ -35,7 +35,6 @@ from idp_tutorial.saving.descriptions import (
     PROMPTS_FILE,
     SAVE_FORMAT,
     check_prompt_sizes,
-    check_save_format,
     describe_backbone,
     describe_run,
     have_same_shapes,
@@ -46,7 +45,8 @@ from idp_tutorial.saving.descriptions import (
 )
 from idp_tutorial.saving.hub import (
     RECORD_FILE,
-    resolve_model_folder,
+    SavedPrompts,
+    read_saved_prompts,
     write_model_card,
     write_readable_description,
 )
@@ -60,6 +60,7 @@ __all__ = [
     "word_vectors_digest",
     "save_pretrained",
     "rebuild_model",
+    "build_saved_model",
     "from_pretrained",
     "load_first_stage",
 ]
@@ -82,9 +83,10 @@ def word_vectors_digest(
 
 
 def _gather_full_tensor(tensor: Tensor) -> Tensor:
-    if hasattr(tensor, "full_tensor"):  # FSDP: a part is on each process
+    """Return a whole tensor on the CPU; with FSDP a part of it is on each process."""
+    if hasattr(tensor, "full_tensor"):
         tensor = tensor.full_tensor()
-    return tensor.detach().cpu().contiguous()
+    return tensor.detach().cpu()
 
 
 def _source_formulas(model: PromptedModel) -> list[str]:
@@ -193,8 +195,21 @@ def from_pretrained(
     Raises: `MissingFileError` if there is no model, `UserError` if it is damaged or of another
     version, or if the backbone or the word vectors are not those of training.
     """
-    description, saved_tensors = read_prompts(resolve_model_folder(folder, revision, token))
-    check_save_format(description, folder)
+    return build_saved_model(read_saved_prompts(folder, revision, token), bb, glove, token, dtype)
+
+
+def build_saved_model(
+    saved: SavedPrompts,  # from `read_saved_prompts`
+    bb: Backbone | Path | str | None = None,  # as for `from_pretrained`
+    glove: Path | str | None = None,  # as for `from_pretrained`
+    token: str | None = None,  # access token of the hub, for the backbone
+    dtype: str | None = None,  # as for `from_pretrained`
+) -> tuple[PromptedModel, Task, RunConfig]:  # the model is in eval mode
+    """Build a saved model that is already read, and load its backbone.
+
+    Raises: `UserError` if the backbone or the word vectors are not those of training.
+    """
+    folder, _, description, saved_tensors = saved
     task, cfg = parse_saved_run(description, folder, description["version"])
     check_prompt_sizes(cfg, saved_tensors, folder)
     if dtype is not None:

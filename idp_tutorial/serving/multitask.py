@@ -37,14 +37,13 @@ from idp_tutorial.saving.descriptions import (
     have_same_shapes,
     load_saved_backbone,
     parse_saved_run,
-    read_prompts,
     remember_local_backbone,
 )
-from idp_tutorial.saving.hub import resolve_model_folder
-from idp_tutorial.saving.prompt_files import from_pretrained, rebuild_model, word_vectors_digest
+from idp_tutorial.saving.hub import SavedPrompts, read_saved_prompts
+from idp_tutorial.saving.prompt_files import build_saved_model, rebuild_model, word_vectors_digest
 from idp_tutorial.serving.joint_batch import run_joint_batch, validate_shared_backbone
 from idp_tutorial.training.checkpoint import get_random_state, set_random_state
-from idp_tutorial.training.evaluation import format_predictions
+from idp_tutorial.training.evaluation import batch_by_length, format_predictions
 from idp_tutorial.training.examples import encode_rows, select_template, validate_inference_row
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_at_least, check_name
 from idp_tutorial.utils.durable_files import write_atomically
@@ -92,16 +91,17 @@ class _AnyNameModuleDict(nn.ModuleDict):
         return self._modules[_escape_dots(name)]
 
 
-def _name_by_task(folders: Sequence[Path | str]) -> dict[str, Path | str]:
-    """Return the folders of saved models by the name of their task; of two equal ones by folder."""
-    task_names = []
-    for folder in folders:
-        description = read_prompts(resolve_model_folder(folder))[0]
-        check_save_format(description, folder)
-        task_names.append(description["task"]["name"])
+def _read_by_name(
+    folders: Sequence[Path | str] | dict[str, Path | str],
+) -> dict[str, SavedPrompts]:
+    """Read saved models, by the name of their task; those of equal tasks by the name of folder."""
+    if isinstance(folders, dict):
+        return {name: read_saved_prompts(folder) for name, folder in folders.items()}
+    models = [read_saved_prompts(folder) for folder in folders]
+    task_names = [saved.description["task"]["name"] for saved in models]
     named = {
-        name if task_names.count(name) == 1 else Path(str(folder)).name: folder
-        for name, folder in zip(task_names, folders)
+        name if task_names.count(name) == 1 else Path(str(saved.source)).name: saved
+        for name, saved in zip(task_names, models)
     }
     if len(named) < len(folders):
         raise UserError(
@@ -201,7 +201,7 @@ class MultiTaskModel(nn.Module):
 
     def _collate_examples(self, examples: list[dict]) -> dict[str, Tensor]:
         task_indices = torch.tensor([example["task"] for example in examples])
-        batch = collate(examples, self.backbone.tokenizer.pad_token_id or 0)
+        batch = collate(examples, self.backbone.pad_id)
         return {**batch, "task": task_indices}
 
     def run_tasks(
@@ -303,10 +303,9 @@ class MultiTaskModel(nn.Module):
         examples = self._encode_rows_by_task(rows)
         for example in examples:
             example.pop("label", None)
-        order = sorted(range(len(rows)), key=lambda i: len(examples[i]["input_ids"]))
+        lengths = [len(example["input_ids"]) for example in examples]
         outputs: list[Any] = [None] * len(rows)
-        for start in range(0, len(rows), batch_size):
-            indices = order[start : start + batch_size]
+        for indices in batch_by_length(lengths, batch_size):
             batch = self._collate_examples([examples[i] for i in indices])
             batch = {k: v.to(device) for k, v in batch.items()}
             for i, output in zip(indices, self(batch)):
@@ -349,20 +348,16 @@ class MultiTaskModel(nn.Module):
         glove: Path | str | None = None,  # GloVe vectors, if a model was trained with a file
     ) -> "MultiTaskModel":  # in evaluation mode
         """Load several saved models onto one backbone."""
-        named = folders if isinstance(folders, dict) else _name_by_task(folders)
         task_models = {}
-        for name, folder in named.items():
-            description = read_prompts(resolve_model_folder(folder))[0]
-            check_save_format(description, folder)
-            method = check_name(description["cfg"].get("method", ""), METHODS, "method")
+        for name, saved in _read_by_name(folders).items():
+            method = check_name(saved.description["cfg"].get("method", ""), METHODS, "method")
             if METHODS[method].insertion_point.endswith("weights"):
                 raise UserError(
                     f"{name!r} ({method}) changes the backbone's weights, which all tasks share. "
                     "Use prompt methods only, or a separate backbone for this task."
                 )
-            model, task, cfg = from_pretrained(
-                folder, bb, glove if method == "m-idpg-phm-glove" else None
-            )
+            has_glove = "glove" in METHODS[method].options
+            model, task, cfg = build_saved_model(saved, bb, glove if has_glove else None)
             task_models[name] = TaskModel(model, task, cfg)
             bb = model.backbone
         return cls(task_models).eval()
@@ -418,10 +413,10 @@ def _describe_structure(task_model: TaskModel) -> tuple:
     return type(task_model.model.head), plan, shapes
 
 
-def _make_probe_row(name: str, is_pair: bool) -> dict:
-    """Return a row that a model of any task accepts."""
-    row = dict(task=name, group=0, sentence1="it was here")
-    return {**row, "sentence2": "it was there"} if is_pair else row
+def _make_probe_row(name: str, task: Task) -> dict:
+    """Return a row that the model of a task accepts."""
+    texts = dict(zip(task.text_columns, ("it was here", "it was there")))
+    return dict(task=name, group=0, **texts)
 
 
 def _find_mismatched_tasks(model: MultiTaskModel, rebuilt: MultiTaskModel) -> set[str]:
@@ -429,7 +424,7 @@ def _find_mismatched_tasks(model: MultiTaskModel, rebuilt: MultiTaskModel) -> se
     device = next(model.lm.parameters()).device
     modes = [(module, module.training) for module in model.modules()]
     restore_state(_task_tensors(rebuilt.to(device)), _task_tensors(model))
-    rows = [_make_probe_row(name, m.task.pair) for name, m in model.task_models.items()]
+    rows = [_make_probe_row(name, m.task) for name, m in model.task_models.items()]
     batch = {k: v.to(device) for k, v in model.encode(rows).items()}
     with torch.no_grad():
         outputs = model.eval()(batch)
@@ -486,8 +481,7 @@ def save_multitask_model(
             for name, m in model.task_models.items()
         },
     )
-    tensors = {n: t.detach().cpu().contiguous() for n, t in _task_tensors(model).items()}
-    data = serialise_tensors(tensors, description)
+    data = serialise_tensors(_task_tensors(model), description)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / TASKS_FILE, data)
     remember_local_backbone(description["backbone"], bb.name)

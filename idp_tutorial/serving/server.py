@@ -303,7 +303,7 @@ def _make_predict(model: MultiTaskModel) -> Callable[[list[dict]], list]:
         cut_rows = []
         for row in rows:
             max_len = min(model.task_models[row["task"]].cfg.max_len, model.backbone.max_tokens)
-            columns = [c for c in ("sentence1", "sentence2") if c in row]
+            columns = model.task_models[row["task"]].task.text_columns
             cut_rows.append(row | {c: cut_text(row[c], tokenizer, max_len) for c in columns})
         return model.predict(cut_rows, batch_size=len(cut_rows), probabilities=True)
 

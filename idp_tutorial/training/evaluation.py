@@ -20,7 +20,7 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.generation import generate_ids
 from idp_tutorial.core.heads import prediction_loss
 from idp_tutorial.core.prompted_model import PromptedModel
-from idp_tutorial.data.encoding import collate, make_dataloader
+from idp_tutorial.data.encoding import check_batching, collate, make_dataloader
 from idp_tutorial.data.rows import require_utf8
 from idp_tutorial.data.task import Task, scale_labels
 from idp_tutorial.training.config import TrainingConfig
@@ -79,7 +79,7 @@ def batch_by_length(
         if is_full and n_examples:
             batches.append([])
         batches[-1].append(i)
-    return batches
+    return batches if lengths else []
 
 
 @torch.inference_mode()
@@ -94,18 +94,13 @@ def predict_logits(
 
     Raises: `DivergenceError` if an output is not finite.
     """
-    if not examples or batch_size < 1:
-        raise UserError(
-            "batch_size and the number of examples must be at least 1, "
-            f"got batch_size={batch_size} and {len(examples)} examples."
-        )
+    check_batching(examples, batch_size)
     model.eval()
     lengths = [len(example["input_ids"]) for example in examples]
     batches = batch_by_length(lengths, batch_size, max_tokens)
-    pad_id = model.backbone.tokenizer.pad_token_id or 0
     outputs = []
     for indices in batches:
-        batch = collate([examples[i] for i in indices], pad_id)
+        batch = collate([examples[i] for i in indices], model.backbone.pad_id)
         outputs.append(model({k: v.to(device) for k, v in batch.items()}).float().cpu())
     logits = torch.cat(outputs)
     if not logits.isfinite().all():
@@ -126,10 +121,8 @@ def generate_answers(
     tokenizer = model.backbone.tokenizer
     answers = {}
     inputs = [e["input_ids"][: e["answer_start"]] for e in examples]
-    order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
     generation_kwargs = dict(max_new_tokens=task.max_answer_len) | generation_kwargs
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size]
+    for indices in batch_by_length([len(ids) for ids in inputs], batch_size):
         generated = generate_ids(model, [inputs[i] for i in indices], **generation_kwargs)
         if len(generated) != len(indices):
             raise UserError(
@@ -215,15 +208,13 @@ def should_stop_early(
 
 def iterate_batches(bb: Backbone, examples: Sequence[dict], batch_size: int) -> Iterator[dict]:
     """Yield batches of the examples in the given order, on the backbone's device."""
-    device = bb.word_embeddings.weight.device
-    pad_id = bb.tokenizer.pad_token_id or 0
-    for batch in make_dataloader(examples, batch_size, pad_id, group_by_length=False):
-        yield {k: v.to(device) for k, v in batch.items()}
+    for batch in make_dataloader(examples, batch_size, bb.pad_id, group_by_length=False):
+        yield {k: v.to(bb.device) for k, v in batch.items()}
 
 
 def require_text_columns(task: Task, row: dict, where: str = "this row") -> dict:
     """Return the row if it has the columns that the task reads; raise `UserError` if not."""
-    for column in ("sentence1", "sentence2")[: 1 + task.pair]:
+    for column in task.text_columns:
         text = row.get(column) if isinstance(row, dict) else None
         if not isinstance(text, str) or not (text.strip() or task.allow_empty_text):
             hint = 'pass {"sentence1": ...}, or a line of text'
@@ -299,8 +290,7 @@ def predict(
         return []
     for i, row in enumerate(rows):
         require_text_columns(task, row, f"row {i}")
-    columns = ("sentence1", "sentence2")[: 1 + task.pair]
-    texts = [dict(zip(columns, map(row.get, columns))) for row in rows]
+    texts = [dict(zip(task.text_columns, map(row.get, task.text_columns))) for row in rows]
     examples = encode_for_model(model, task, cfg, texts)
     if task.is_generation:
         answers = generate_answers(model, examples, task, batch_size, **generation_kwargs)

@@ -137,7 +137,7 @@ def encode_rows(
 
     An example has `input_ids`, `token_type_ids`, `label` and, with a template, `mask_position`.
     """
-    max_tokens = min(max_len or bb.max_tokens, bb.max_tokens)
+    max_tokens = bb.max_tokens if max_len is None else min(max_len, bb.max_tokens)
     return pack_examples(
         lambda chunk: task.encode(chunk, bb.tokenizer, max_tokens, template, bb.causal), rows
     )
@@ -153,7 +153,7 @@ def validate_inference_row(
     The group is optional too, unless the task chooses among the rows of a group.
     """
     has_label = row.get("label") is not None
-    if all(row.get(c) is not None for c in ("sentence1", "sentence2")[: 1 + task.pair]):
+    if all(row.get(column) is not None for column in task.text_columns):
         defaults = {} if task.grouping == "choose" else {"group": 0}
         row = {**defaults, **row}
         if not has_label:  # any valid label, removed below
@@ -225,7 +225,7 @@ def count_cut_texts(
     if len(examples) != len(rows):  # a method that makes several examples of a row
         return 0
     bb = model.backbone
-    max_tokens = min(cfg.max_len or bb.max_tokens, bb.max_tokens)
+    max_tokens = min(cfg.max_len, bb.max_tokens)
     lengths = _input_lengths(examples)
     largest = max_tokens - (task.max_answer_len if task.is_generation else 0)
     full = np.flatnonzero(lengths >= largest)

@@ -146,7 +146,7 @@ class TrainingRun:
             self.acc,
             self.train_examples,
             self.cfg,
-            self.model.backbone.tokenizer.pad_token_id or 0,
+            self.model.backbone.pad_id,
             self.state.step,
             self.model.head,
         )

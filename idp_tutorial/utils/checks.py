@@ -10,6 +10,7 @@ and keeps its traceback.
 import difflib
 import errno
 import importlib.util
+import math
 import os
 import re
 from collections.abc import Collection, Iterable
@@ -23,6 +24,10 @@ __all__ = [
     "MissingFileError",
     "DivergenceError",
     "check_choice",
+    "is_number",
+    "describe_lower_limit",
+    "describe_upper_limit",
+    "check_number",
     "check_at_least",
     "check_int",
     "check_positive",
@@ -77,8 +82,62 @@ def check_choice(
     raise UserError(f"{kind} must be {listed}, got {value!r:.60}{_in_brackets(hint)}.")
 
 
-def _is_number(value: Any, kind: type = Real) -> bool:
+def is_number(
+    value: Any,
+    kind: type = Real,  # `Integral`: a whole number
+) -> bool:
+    """Return whether a value is a number, which True and False are not."""
     return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _format_number(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) and number < 10**15 else f"{number:g}"
+
+
+def describe_lower_limit(
+    low: float,  # smallest allowed number
+    is_excluded: bool = False,  # the number must be greater than `low`
+) -> str:
+    """Return which numbers are large enough, such as 'at least 1'."""
+    if low == -math.inf:
+        return "a number"
+    if is_excluded and low == 0:
+        return "a positive number"
+    return f"{'greater than' if is_excluded else 'at least'} {_format_number(low)}"
+
+
+def describe_upper_limit(
+    high: float,  # largest allowed number
+    is_excluded: bool = False,  # the number must be smaller than `high`
+) -> str:
+    """Return which numbers are small enough, such as 'at most 100'."""
+    return f"{'below' if is_excluded else 'at most'} {_format_number(high)}"
+
+
+def check_number(
+    value: Any,  # the value to check
+    name: str,  # name of the argument
+    low: float = -math.inf,  # smallest allowed number
+    high: float = math.inf,  # largest allowed number
+    hint: str = "",  # what the number is, or what usually fixes it, added to the message
+    is_low_excluded: bool = False,  # the number must be greater than `low`
+    is_high_excluded: bool = False,  # the number must be smaller than `high`
+) -> Any:  # `value`
+    """Return `value` if it is a number between two limits.
+
+    Raises: `UserError` for another number, NaN or something that is not a number.
+    """
+    if not is_number(value):
+        needed = "a positive number" if is_low_excluded else "a number"
+        raise UserError(f"{name} must be {needed}, got {value!r:.40}{_in_brackets(hint)}.")
+    is_above = value > low if is_low_excluded else value >= low  # false for NaN
+    is_below = value < high if is_high_excluded else value <= high
+    if is_above and is_below:
+        return value
+    needed = describe_lower_limit(low, is_low_excluded)
+    if is_above:
+        needed = describe_upper_limit(high, is_high_excluded)
+    raise UserError(f"{name} must be {needed}, got {value!s:.30}{_in_brackets(hint)}.")
 
 
 def check_at_least(
@@ -91,11 +150,7 @@ def check_at_least(
 
     Raises: `UserError` for a smaller number, NaN or something that is not a number.
     """
-    if not _is_number(value):
-        raise UserError(f"{name} must be a number, got {value!r:.40}{_in_brackets(hint)}.")
-    if not value >= low:  # also true for NaN
-        raise UserError(f"{name} must be at least {low}, got {value}{_in_brackets(hint)}.")
-    return value
+    return check_number(value, name, low, hint=hint)
 
 
 def check_int(
@@ -106,7 +161,7 @@ def check_int(
 
     Raises: `UserError` for anything else, `True` and `2.0` included.
     """
-    if not _is_number(value, Integral):
+    if not is_number(value, Integral):
         raise UserError(f"{name} must be a whole number, got {value!r:.40}.")
     return value
 
@@ -116,13 +171,11 @@ def check_positive(
     name: str,  # name of the argument
     hint: str = "",  # what the argument is, and a usual value
 ) -> Any:  # `value`
-    """Return `value` if it is a positive finite number or None.
+    """Return `value` if it is None or a positive number up to 1e40, beyond float32.
 
     Raises: `UserError` for anything else.
     """
-    if value is not None and not (_is_number(value) and 0 < value < float("inf")):
-        raise UserError(f"{name} must be a positive number, got {value!r:.40}{_in_brackets(hint)}.")
-    return value
+    return value if value is None else check_number(value, name, 0, 1e40, hint, True)
 
 
 def check_between(
@@ -136,12 +189,7 @@ def check_between(
 
     Raises: `UserError` for anything else.
     """
-    if value is None:
-        return value
-    check_at_least(value, low, name, hint)
-    if value > high:
-        raise UserError(f"{name} must be at most {high:,}, got {value!s:.30}{_in_brackets(hint)}.")
-    return value
+    return value if value is None else check_number(value, name, low, high, hint)
 
 
 def check_bool(

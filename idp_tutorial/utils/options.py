@@ -17,7 +17,7 @@ import os
 import textwrap
 import tokenize
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -28,7 +28,10 @@ from idp_tutorial.utils.checks import (
     check_choice,
     check_int,
     check_name,
+    check_number,
     closest_match,
+    describe_lower_limit,
+    describe_upper_limit,
 )
 
 __all__ = [
@@ -55,42 +58,17 @@ class Range:
     is_high_excluded: bool = False  # the number must be smaller than `high`
 
     def __str__(self) -> str:
-        upper_limit = "" if self.high == math.inf else f" and {self._upper_limit()}"
-        return self._lower_limit() + upper_limit
-
-    def _lower_limit(self) -> str:
-        if self.is_low_excluded and self.low == 0:
-            return "a positive number"
-        word = "greater than" if self.is_low_excluded else "at least"
-        return f"{word} {_format_number(self.low)}"
-
-    def _upper_limit(self) -> str:
-        word = "below" if self.is_high_excluded else "at most"
-        return f"{word} {_format_number(self.high)}"
+        lower = describe_lower_limit(self.low, self.is_low_excluded)
+        if self.high == math.inf:
+            return lower
+        return f"{lower} and {describe_upper_limit(self.high, self.is_high_excluded)}"
 
     def check(self, value: Any, name: str) -> None:
         """Check that a number is in the range.
 
         Raises: `UserError` for another number, NaN, or something that is not a number.
         """
-        hint = f" ({self.hint})" if self.hint else ""
-        _check_number(
-            value, name, hint, "a positive number" if self.is_low_excluded else "a number"
-        )
-        is_above = value > self.low if self.is_low_excluded else value >= self.low
-        is_below = value < self.high if self.is_high_excluded else value <= self.high
-        needed = self._lower_limit() if not is_above else self._upper_limit()
-        if not (is_above and is_below):
-            raise UserError(f"{name} must be {needed}, got {value!s:.30}{hint}.")
-
-
-def _check_number(value: Any, name: str, hint: str, needed: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UserError(f"{name} must be {needed}, got {value!r:.40}{hint}.")
-
-
-def _format_number(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) and number < 10**15 else f"{number:g}"
+        check_number(value, name, *astuple(self))
 
 
 @dataclass(frozen=True)
@@ -149,7 +127,7 @@ class Option:
         elif self.kind is int:
             check_int(value, self.name)
         elif self.kind is float and not self.checks:
-            _check_number(value, self.name, "", "a number")
+            check_number(value, self.name)
         elif self.kind is str and not self.checks and not isinstance(value, str):
             raise UserError(f"{self.name} must be a string, got {value!r:.40}.")
         if isinstance(value, str) and not value.strip() and not self.may_be_empty:

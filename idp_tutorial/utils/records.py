@@ -43,6 +43,7 @@ __all__ = [
     "describe_differences",
     "collect_versions",
     "append_record",
+    "RecordFields",
     "check_record",
     "read_records",
     "parse_conditions",
@@ -92,7 +93,7 @@ def load_record(line: str) -> dict:
     return record
 
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION: Literal[3] = 3
 
 
 class _Config(Protocol):
@@ -179,12 +180,34 @@ _LogitsName = Annotated[
 ]
 
 
-@dataclass
-class _RunFields:
-    """Schema of the record of a run: the fields that tables, comparisons and model cards read."""
+@dataclass(kw_only=True)
+class RecordFields:
+    """Fields of the record of a run besides its config: what was read, and the results."""
 
     schema: Literal[3]
     status: Literal["done", "diverged"]
+    # digests of `weights`, `data`, and perhaps `glove` and `init_from`
+    digests: dict[str, str] = field(default_factory=dict)
+    # number of rows of each split
+    split_sizes: dict[str, Count | dict[str, Count]] = field(default_factory=dict)
+    message: str = ""  # why the run diverged
+    metric: str | None = None  # main metric of the task
+    score: Finite | None = None  # on the test split, in percent
+    scores: dict[str, Finite | None] | None = None  # all metrics on the test split
+    validation: Finite | None = None  # score of the best evaluation on the validation split
+    validation_loss: float | None = None  # loss of that evaluation
+    checkpoint_selection: str = ""  # how the checkpoint was chosen
+    n_layers: Count | None = None
+    params: dict[str, Count] | None = None  # trained parameters of prompt, head and backbone
+    versions: dict[str, str] = field(default_factory=dict)
+    # code, command, machine and time
+    provenance: dict[str, str | float | bool | None] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class _RunFields(RecordFields):
+    """Schema of the record of a run: the fields that tables, comparisons and model cards read."""
+
     method: str
     seed: Count
     task: str
@@ -196,12 +219,6 @@ class _RunFields:
     cache_dir: str | None = None
     device: str = ""
     gradient_checkpointing: bool = False
-    metric: str | None = None
-    message: str = ""
-    score: Finite | None = None
-    scores: dict[str, Finite | None] | None = None
-    validation: Finite | None = None
-    validation_loss: float | None = None
     lr: Finite | None = None
     head_lr: Finite | None = None
     steps: Count | None = None
@@ -210,14 +227,7 @@ class _RunFields:
     split_seed: Count | None = None
     layer: int | None = None
     prompt_length: Count | None = None
-    n_layers: Count | None = None
-    params: dict[str, Count] | None = None
-    digests: dict[str, str] = field(default_factory=dict)
-    split_sizes: dict[str, Count | dict[str, Count]] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    provenance: dict[str, str | float | bool | None] = field(default_factory=dict)
     lr_selection: str = ""
-    checkpoint_selection: str = ""
     seconds: Finite = 0.0
     tuning_seconds: Finite = 0.0
     ms_per_step: float = 0.0

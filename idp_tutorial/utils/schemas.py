@@ -11,13 +11,13 @@ import reprlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import partial
+from functools import lru_cache, partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.checks import UserError, is_number
 
 __all__ = ["Rule", "Finite", "Count", "check_schema", "check_structure"]
 
@@ -37,13 +37,11 @@ Finite = Annotated[float, Rule("a finite number", lambda x: -_LARGEST <= x <= _L
 Count = Annotated[int, Rule("a whole number from 0 to 10^12", lambda x: 0 <= x <= 10**12)]
 
 
-def _is_number(value: Any, kind: type) -> bool:
-    if kind is bool or isinstance(value, bool):
-        return kind is bool and isinstance(value, bool)
+def _has_type(value: Any, kind: type) -> bool:
     if kind is float:
         is_too_large = isinstance(value, int) and abs(value) > _LARGEST
-        return isinstance(value, (int, float)) and not is_too_large
-    return isinstance(value, kind)
+        return is_number(value) and not is_too_large
+    return is_number(value, int) if kind is int else isinstance(value, kind)
 
 
 class _MismatchError(Exception):
@@ -86,10 +84,16 @@ def _check_any_of(types: tuple, value: Any, path: str) -> None:
     raise _MismatchError(path, " or ".join(expected), value)
 
 
+@lru_cache
+def _type_hints(schema: Any) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass; a record has thousands of them to check."""
+    return get_type_hints(schema, include_extras=True)
+
+
 def _check_fields(schema: Any, value: Any, path: str) -> None:
     if not isinstance(value, Mapping):
         raise _MismatchError(path, "an object", value)
-    hints = get_type_hints(schema, include_extras=True)
+    hints = _type_hints(schema)
     for field in fields(schema):
         inner = f"{path}.{field.name}" if path else field.name
         if field.name in value:
@@ -150,7 +154,7 @@ def _check(kind: Any, value: Any, path: str) -> None:
         _CHECKS[origin](get_args(kind), value, path)
     elif is_dataclass(kind):
         _check_fields(kind, value, path)
-    elif not (_is_number(value, kind) if kind in (bool, int, float) else isinstance(value, kind)):
+    elif not _has_type(value, kind):
         raise _MismatchError(path, _NAMES.get(kind, f"a {kind.__name__}"), value)
 
 

@@ -17,7 +17,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,11 @@ _DIGEST_IN_HEADER = re.compile(rb'"idp_tutorial":"([0-9a-f]{64}) ')
 
 
 def serialise_tensors(
-    tensors: dict[str, Tensor],  # name: tensor
+    tensors: Mapping[str, Tensor],  # name: tensor, on any device
     description: Any,  # anything that JSON can express
 ) -> bytes:  # content of a safetensors file
     """Return tensors and their description as bytes that contain a digest of both."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     blank = save(tensors, {METADATA_KEY: f"{_ZERO_DIGEST.decode()} {json.dumps(description)}"})
     match = _DIGEST_IN_HEADER.search(blank)
     assert match, "the metadata were just written"
@@ -94,7 +95,7 @@ def _digest_without_digest(data: bytes, match: re.Match) -> bytes:
 
 def save_tensors(
     file: Path | str,  # replaced as a whole
-    tensors: dict[str, Tensor],  # name: tensor
+    tensors: Mapping[str, Tensor],  # name: tensor, on any device
     description: Any,  # anything that JSON can express
 ) -> None:
     """Write tensors and their description to a file, as a whole or not at all."""

@@ -8,7 +8,12 @@ import torch
 from small import YES_NO
 
 from idp_tutorial.data.metrics import compute_metric, question_exact_match
-from idp_tutorial.data.task import Task, mark_best_candidates, require_classes
+from idp_tutorial.data.task import (
+    Task,
+    make_column_templates,
+    mark_best_candidates,
+    require_classes,
+)
 from idp_tutorial.data.tasks import TASKS
 
 # ---- definition
@@ -243,3 +248,11 @@ def test_what_needs_one_class_a_row_refuses_several_labels():
 def test_indicators_and_names_are_two_forms_of_one_label():
     assert LETTERS.label_indicators(["c", "a"]) == [1, 0, 1]
     assert LETTERS.label_names(LETTERS.label_indicators(["b"])) == ["b"]
+
+
+@pytest.mark.parametrize("text2", [None, "answer"])
+def test_the_columns_of_a_table_are_read_from_their_templates(text2):
+    columns = make_column_templates("question", text2, "topic")
+    task = replace(YES_NO, pair=text2 is not None, columns=columns)
+    assert task.source_columns == ("question", text2, "topic")
+    assert task.text_columns == ("sentence1", "sentence2")[: 2 if text2 else 1]

@@ -19,6 +19,7 @@ from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.glove import write_glove
 from idp_tutorial.methods.prompt_tuning import SoftPrompt
+from idp_tutorial.saving import descriptions
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.serving.multitask import (
     MultiTaskModel,
@@ -673,7 +674,7 @@ def test_batches_of_similar_length_predict_as_one_batch(three):
         three.predict(rows, batch_size=0)
 
 
-def test_one_constructor_from_saved_folders(tmp_path, small_folder):
+def test_one_constructor_from_saved_folders(tmp_path, small_folder, monkeypatch):
     task = small_task()
     tasks = small_task("similarity")
     for name, method, t in (
@@ -683,7 +684,15 @@ def test_one_constructor_from_saved_folders(tmp_path, small_folder):
     ):
         cfg = config(backbone=str(small_folder), method=method, task=t.name)
         save_pretrained(build_model(cfg, load_backbone(cfg.backbone), t), tmp_path / name, t, cfg)
+    reads = []
+    deserialise = descriptions.deserialise_tensors
+    monkeypatch.setattr(
+        descriptions,
+        "deserialise_tensors",
+        lambda data, file: reads.append(file.parent.name) or deserialise(data, file),
+    )
     model = MultiTaskModel.from_pretrained([tmp_path / "mood", tmp_path / "close"])
+    assert reads == ["mood", "close"]  # each file once
     assert model.task_names == ["sentiment", "similarity"] and not model.training
     rows = [
         dict(task="sentiment", sentence1="tea"),

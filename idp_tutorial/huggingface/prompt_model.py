@@ -9,13 +9,10 @@ The model object is not changed, except that its parameters are frozen. `state_d
 and heads only: a checkpoint of the `Trainer` is as small as they are.
 """
 
-import hashlib
 import tempfile
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy, deepcopy
-from dataclasses import dataclass
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -23,326 +20,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from idp_tutorial.assembly.config import RunConfig
-from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.context import Context, to_float32
 from idp_tutorial.core.dtypes import DTYPES
 from idp_tutorial.core.generation import build_decoder
-from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.core.prompted_model import PromptedModel, restore_state
-from idp_tutorial.core.steps import PromptSource
-from idp_tutorial.data.task import Task
+from idp_tutorial.core.heads import VerbalizerHead
+from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.families.family import wrap_hf_model
+from idp_tutorial.huggingface.build import build_prompted_model
+from idp_tutorial.huggingface.files import read_prompt_settings, restore_prompt, save_prompt
+from idp_tutorial.huggingface.settings import PromptSettings, make_prompt_settings
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.methods.method_registry import ALL_METHODS, METHOD_KINDS, MethodConfig
-from idp_tutorial.saving.descriptions import (
-    PROMPT_MODEL_FORMAT,
-    PROMPTS_FILE,
-    SAVE_FORMAT,
-    check_prompt_sizes,
-    check_save_format,
-    describe_backbone,
-    describe_run,
-    have_same_shapes,
-    load_saved_backbone,
-    parse_saved_run,
-    read_prompts,
-    remember_local_backbone,
-)
-from idp_tutorial.saving.hub import (
-    push_to_hub,
-    resolve_model_folder,
-    write_readable_description,
-)
-from idp_tutorial.utils.checks import UserError, check_at_least, check_choice, check_int, check_name
-from idp_tutorial.utils.records import collect_versions
-from idp_tutorial.utils.tensor_files import save_tensors
+from idp_tutorial.methods.method_registry import MethodConfig
+from idp_tutorial.saving.hub import push_to_hub, read_saved_prompts
+from idp_tutorial.utils.checks import UserError, check_name
 
-__all__ = ["HEADS", "TASK_TYPES", "PromptSettings", "PromptModel", "get_prompt_model"]
+__all__ = ["PromptModel", "get_prompt_model"]
 
-HEADS = {
-    "keep": "the model's own classifier",
-    "classification": "a new one",
-    "verbalizer": "label words at a mask token",
-}
-TASK_TYPES = {"SEQ_CLS": "classes or a number for each text", "CAUSAL_LM": "text generation"}
-_HEAD_OPTIONS = ("pooling", "two_layer_head", "loss_vocab", "dropout_below_prompt")
-_REFUSED_KINDS = ("weights", "all weights", "entailment", "control")
 # arguments of a Hugging Face model that change nothing, or nothing while they are false
 _HARMLESS_ARGUMENTS = ("return_dict", "use_cache")
-
-
-@dataclass(frozen=True)
-class PromptSettings:
-    """Everything from which a prompt and its head are built on a model."""
-
-    cfg: RunConfig  # the method and its options, and those of the head
-    task_type: str  # a key of `TASK_TYPES`
-    head: str  # a key of `HEADS`; 'keep' for the language-model head of a 'CAUSAL_LM' model
-    labels: tuple[str, ...] = ()  # names of the classes; empty for a regression and for generation
-    label_token_ids: tuple[int, ...] = ()  # of the verbalizer
-
-    @property
-    def num_labels(self) -> int:
-        """Number of outputs of the head: the classes, or 1 for a regression."""
-        return len(self.labels) or 1
-
-    @property
-    def task(self) -> Task:
-        """The task in the package's own terms, without examples."""
-        if self.task_type == "CAUSAL_LM":
-            return Task("own", is_generation=True, metric="exact_match")
-        if not self.labels:
-            return Task("own", metric="pearson+spearman", label_range=(0.0, 1.0))
-        return Task("own", labels=self.labels)
-
-
-# ---- heads that read all words
-
-
-def _word_states(ctx: Context) -> Tensor:  # `[B,T,d]`
-    """Return the hidden states of the words, in their order and without prompts.
-
-    States at the padding are arbitrary.
-    """
-    words = ctx.word_mask
-    if "answer_start" in ctx.batch:  # the tokens of the answer come after all others
-        index = torch.arange(ctx.h.shape[1], device=ctx.h.device)
-        words = words + ctx.attention_mask * (index > ctx.tracked_positions["last"][:, None])
-    order = (1 - words).argsort(dim=1, stable=True)[:, : ctx.input_ids.shape[1]]
-    return ctx.h.gather(1, order[..., None].expand(-1, -1, ctx.h.shape[2]))
-
-
-def _copy_as_buffers(module: nn.Module) -> nn.Module:
-    """Return a float32 copy of a module, whose parameters are buffers: saved, but not trained."""
-    copied = deepcopy(module).float()
-    for part in copied.modules():
-        for name, parameter in [*part._parameters.items()]:
-            del part._parameters[name]
-            part.register_buffer(name, None if parameter is None else parameter.detach())
-    return copied
-
-
-class _FinalStates(nn.Module):
-    """Stand-in for the base of a model: it returns the hidden states that it gets."""
-
-    def __init__(self, base: Any) -> None:
-        super().__init__()
-        pooler = getattr(base, "pooler", None)
-        # saved with the head: `transformers` initialises a pooler that the checkpoint of the model
-        # does not have, with other random weights each time it loads the model
-        self.pooler = None if pooler is None else _copy_as_buffers(pooler)
-
-    def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> Any:
-        """Return the states as the output of a base model, with its frozen pooler's if any."""
-        from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
-
-        pooled = None if self.pooler is None else self.pooler(inputs_embeds)
-        return BaseModelOutputWithPoolingAndCrossAttentions(
-            last_hidden_state=inputs_embeds, pooler_output=pooled
-        )
-
-
-class _OwnClassifier(nn.Module):
-    """Trainable copy of the classifier of a Hugging Face model, on the prompted hidden states.
-
-    It is the model's own forward pass, in which the base returns the states of the layer loop.
-    """
-
-    pooling: ClassVar[str] = "all"
-
-    def __init__(self, bb: Backbone, config: Any) -> None:
-        super().__init__()
-        model = bb.model
-        self.model = copy(model)
-        self.model._modules = {
-            name: _FinalStates(module) if module is bb.base else deepcopy(module).float()
-            for name, module in model._modules.items()
-        }
-        self.model.config = config
-        self.model.requires_grad_(True)
-
-    def forward(self, ctx: Context) -> Tensor:
-        """Return the logits `[B,C]`."""
-        return self.model(
-            input_ids=ctx.input_ids,
-            attention_mask=ctx.batch["attention_mask"],
-            inputs_embeds=to_float32(_word_states(ctx)),
-            return_dict=True,
-        ).logits
-
-
-class _LanguageModelHead(nn.Module):
-    """Frozen language-model head of a decoder at every word."""
-
-    pooling: ClassVar[str] = "all"
-
-    def __init__(self, bb: Backbone) -> None:
-        super().__init__()
-        self.lm_logits = bb.lm_logits
-
-    def forward(self, ctx: Context) -> Tensor:
-        """Return the logits of the token after each word `[B,T,V]`."""
-        return self.lm_logits(to_float32(_word_states(ctx)))
-
-
-def _build_head(settings: PromptSettings, bb: Backbone, config: Any) -> nn.Module:
-    cfg = settings.cfg
-    if settings.task_type == "CAUSAL_LM":
-        return _LanguageModelHead(bb)
-    if settings.head == "keep":
-        return _OwnClassifier(bb, config)
-    if settings.head == "verbalizer":
-        return VerbalizerHead(bb, list(settings.label_token_ids), cfg.loss_vocab)
-    pooling = bb.default_pooling if cfg.pooling == "cls" else cfg.pooling
-    return ClassificationHead(bb.d, settings.num_labels, pooling, cfg.two_layer_head)
-
-
-# ---- what the arguments of a prompt mean
-
-
-def _find_method(method: str | MethodConfig) -> tuple[str, dict[str, Any]]:
-    """Return the name of a method and the options that its config object has."""
-    if not isinstance(method, MethodConfig):
-        return check_name(method, METHODS, "method"), {}
-    for name, row in METHODS.items():
-        if row.config_class is type(method):
-            return name, dict(vars(method))
-    raise UserError(
-        f"{type(method).__name__} belongs to no method: register it with "
-        "idp_tutorial.register, or give the name of a method."
-    )
-
-
-def _make_config(method: str | MethodConfig, backbone: str, options: dict[str, Any]) -> RunConfig:
-    name, own_options = _find_method(method)
-    row = METHODS[name]
-    for option in options:
-        check_name(option, [*_HEAD_OPTIONS, *row.options], f"option of get_prompt_model({name!r})")
-    return RunConfig(name, backbone=backbone, **{**own_options, **options})
-
-
-def _class_names(
-    config: Any, num_labels: int | None, id2label: Mapping[int, str] | None
-) -> tuple[str, ...]:
-    """Return the names of the classes, those of the model's config by default; () for numbers."""
-    if num_labels is None:
-        num_labels = len(id2label) if id2label else config.num_labels
-    check_at_least(check_int(num_labels, "num_labels"), 1, "num_labels")
-    if id2label is None and num_labels == config.num_labels:
-        id2label = config.id2label
-    if id2label is None:
-        id2label = {i: f"LABEL_{i}" for i in range(num_labels)}
-    if sorted(id2label) != list(range(num_labels)):
-        raise UserError(
-            f"id2label must name the {num_labels} classes 0 to {num_labels - 1}, got {id2label}."
-        )
-    return tuple(id2label[i] for i in range(num_labels)) if num_labels > 1 else ()
-
-
-def _has_own_classifier(model: Any) -> bool:
-    is_classifier = type(model).__name__.endswith("ForSequenceClassification")
-    return is_classifier and not model.config.is_encoder_decoder
-
-
-def _choose_head(model: Any, num_labels: int | None, head: str | None) -> str:
-    """Return the head of a classifier, and say so if it replaces the model's own."""
-    if head is not None:
-        check_choice(head, HEADS, "head")
-    has_own = _has_own_classifier(model)
-    fits = has_own and num_labels in (None, model.config.num_labels)
-    if head == "keep" and not fits:
-        reason = f"has {model.config.num_labels} labels" if has_own else "has no classifier"
-        raise UserError(
-            f"head='keep' needs a model with a classifier of num_labels={num_labels} labels, but "
-            f"this {type(model).__name__} {reason}: leave head out for a new one."
-        )
-    if head is None and has_own and not fits:
-        warnings.warn(
-            f"num_labels={num_labels}, but the classifier of this {type(model).__name__} has "
-            f"{model.config.num_labels} labels, so a new head is trained instead. Use "
-            "head='classification' to choose this without a warning.",
-            stacklevel=2,
-        )
-    return head or ("keep" if fits else "classification")
-
-
-def _unused_head_options(cfg: RunConfig, head: str) -> list[str]:
-    """Return the options of a head that a head, or a generator with M(x), does not use."""
-    if head == "classification":
-        return ["loss_vocab"]
-    unused = ["two_layer_head"]
-    if "sentence_pooling" not in METHODS[cfg.method].options:
-        unused.append("pooling")
-    return unused if head == "verbalizer" else [*unused, "loss_vocab"]
-
-
-def _refuse_unused_options(setting: str, unused: Iterable[str], options: Mapping[str, Any]) -> None:
-    """Raise `UserError` for an option that is given and has no effect."""
-    for name in unused:
-        if options.get(name) is not None:
-            raise UserError(f"{name} has no effect with {setting}: leave it out.")
-
-
-def _make_settings(
-    bb: Backbone,
-    method: str | MethodConfig,
-    num_labels: int | None = None,
-    task_type: str | None = None,
-    head: str | None = None,
-    id2label: Mapping[int, str] | None = None,
-    label_words: Sequence[str] = (),
-    **options: Any,
-) -> PromptSettings:
-    """Return the settings of a prompt; the arguments are those of `get_prompt_model`."""
-    model = bb.model
-    cfg = _make_config(method, bb.name, options)
-    if label_words and head not in (None, "verbalizer"):
-        raise UserError(
-            f"label_words belong to head='verbalizer', but head={head!r}: give one of them."
-        )
-    class_options = dict(
-        num_labels=num_labels,
-        head=None if head == "keep" else head,
-        id2label=id2label,
-        label_words=label_words or None,
-    )
-    if label_words:
-        num_labels = num_labels or len(label_words)
-        head = head or "verbalizer"
-    if task_type is None:
-        is_language_model = bb.causal and bb.has_lm_head and num_labels is None and not id2label
-        task_type = "CAUSAL_LM" if is_language_model else "SEQ_CLS"
-    check_choice(task_type, TASK_TYPES, "task_type")
-    if task_type == "CAUSAL_LM":
-        if not (bb.causal and bb.has_lm_head):
-            raise UserError(
-                f"task_type='CAUSAL_LM' needs a decoder with its language-model head, got "
-                f"{type(model).__name__}: load it with AutoModelForCausalLM."
-            )
-        _refuse_unused_options("task_type='CAUSAL_LM'", class_options, class_options)
-        _refuse_unused_options("task_type='CAUSAL_LM'", _unused_head_options(cfg, "keep"), options)
-        return PromptSettings(cfg, task_type, "keep")
-    if num_labels is None and id2label is None and not _has_own_classifier(model):
-        raise UserError(
-            f"num_labels is needed, because this {type(model).__name__} has no classifier: give "
-            "the number of classes, or 1 for a regression."
-        )
-    labels = _class_names(model.config, num_labels, id2label)
-    head = _choose_head(model, len(labels) or 1, head)
-    _refuse_unused_options(f"head={head!r}", _unused_head_options(cfg, head), options)
-    if head != "verbalizer":
-        return PromptSettings(cfg, task_type, head, labels)
-    task = Task("own", labels=labels, label_words=tuple(label_words))
-    cfg = cfg.with_options(head="verbalizer")
-    return PromptSettings(cfg, task_type, head, labels, _label_token_ids(task, bb))
-
-
-def _label_token_ids(task: Task, bb: Backbone) -> tuple[int, ...]:
-    if bb.tokenizer is None:
-        raise UserError("label words need the tokenizer of the model: give tokenizer=.")
-    return tuple(task.word_ids(bb.tokenizer))
 
 
 def _check_model(model: Any) -> None:
@@ -462,89 +157,7 @@ def _refuse_arguments(arguments: Mapping[str, Any]) -> None:
         raise UserError(f"{name} was given, but a PromptModel {reason}: leave {name} out.")
 
 
-# ---- files
-
-
-def _base_digests(bb: Backbone) -> dict[str, str]:
-    """Return the SHA-256 digests of the weights that the layers use, by dtype.
-
-    They are the same for every class of a model: heads and poolers are left out. A head that uses
-    the pooler has a copy.
-    """
-    hashes = {name: hashlib.sha256() for name in DTYPES}
-    for name, tensor in sorted(bb.base.state_dict().items()):
-        if "pooler." in name or name.startswith("decoder."):
-            continue
-        for dtype, digest in hashes.items():
-            value = tensor.detach().cpu().to(DTYPES[dtype]).contiguous()
-            digest.update(f"{name} {tuple(value.shape)}".encode())
-            digest.update(value.reshape(-1).view(torch.uint8).numpy())
-    return {dtype: digest.hexdigest() for dtype, digest in hashes.items()}
-
-
-def _dtype_name(bb: Backbone) -> str:
-    return str(bb.word_embeddings.weight.dtype).removeprefix("torch.")
-
-
-def _check_same_base(saved: Mapping[str, Any], bb: Backbone, folder: Path | str) -> None:
-    """Raise `UserError` unless prompts were trained on the weights of this model."""
-    digests = _base_digests(bb)
-    for dtype in (_dtype_name(bb), saved["dtype"]):
-        if dtype in digests and saved["digests"].get(dtype) == digests[dtype]:
-            return
-    raise UserError(
-        f"the prompts of {folder} belong to another model: the weights of {bb.name!r} differ. Load "
-        "the model they were trained on."
-    )
-
-
-def _describe_named_backbone(bb: Backbone) -> dict[str, Any] | None:
-    """Describe the model as `idp predict` loads it by name; None if it cannot."""
-    if bb.tokenizer is None or bb.causal:  # a decoder's texts are encoded in another way
-        return None
-    try:
-        named = load_backbone(bb.name, dtype=_dtype_name(bb))
-    except UserError:
-        return None
-    return describe_backbone(named, bb.name) if _base_digests(named) == _base_digests(bb) else None
-
-
-def _prompt_tensors(prompted: PromptedModel) -> dict[str, Tensor]:
-    """Return the tensors of a prompt and its head, each once, whether they are trained or not."""
-    persistent = prompted.state_dict().keys()
-    tensors = {**dict(prompted.named_parameters()), **dict(prompted.named_buffers())}
-    return {n: x for n, x in tensors.items() if n in persistent and not n.startswith("lm.")}
-
-
-def _read_settings(description: dict[str, Any], bb: Backbone, folder: Path | str) -> PromptSettings:
-    """Return the settings of a saved prompt, of this module or of `idp train`."""
-    check_save_format(description, folder, allow_prompt_model=True)
-    task, cfg = parse_saved_run(description, folder, description["version"])
-    saved = description.get("prompt_model")
-    if saved is None:
-        named = load_saved_backbone(
-            description["backbone"], cfg.backbone, None, f"the prompts of {folder}"
-        )
-        _check_same_base(dict(digests=_base_digests(named), dtype=_dtype_name(named)), bb, folder)
-        task_type = "CAUSAL_LM" if task.is_generation else "SEQ_CLS"
-        is_verbalizer = cfg.head == "verbalizer" and task_type == "SEQ_CLS"
-        token_ids = _label_token_ids(task, bb) if is_verbalizer else ()
-        head = "keep" if task.is_generation else cfg.head
-        return PromptSettings(cfg, task_type, head, task.labels, token_ids)
-    _check_same_base(saved["base"], bb, folder)
-    task_type = check_choice(saved["task_type"], TASK_TYPES, "task_type")
-    head = check_choice(saved["head"], HEADS, "head")
-    token_ids = tuple(saved["label_token_ids"])
-    n_tokens = bb.word_embeddings.weight.shape[0]
-    n_expected = len(task.labels) if head == "verbalizer" else 0
-    is_decoder = task_type == "CAUSAL_LM"
-    fits = len(token_ids) == n_expected and all(i < n_tokens for i in token_ids)
-    if not fits or is_decoder != task.is_generation or (is_decoder and head != "keep"):
-        raise UserError(
-            f"{folder} has task_type={task_type!r}, head={head!r} and {len(token_ids)} "
-            "label_token_ids, which do not belong to its task or this model: save it again."
-        )
-    return PromptSettings(cfg, task_type, head, task.labels, token_ids)
+# ---- the module
 
 
 def _forget_frozen(model: nn.Module, incompatible_keys: Any) -> None:
@@ -612,14 +225,14 @@ class PromptModel(nn.Module):
         bb = self.backbone
         settings = method
         if not isinstance(settings, PromptSettings):
-            settings = _make_settings(bb, settings, **options)
+            settings = make_prompt_settings(bb, settings, **options)
         config = deepcopy(bb.config)
         if settings.task_type == "SEQ_CLS":
             config.num_labels = settings.num_labels
             if settings.labels:
                 config.id2label = dict(enumerate(settings.labels))
                 config.label2id = {label: i for i, label in enumerate(settings.labels)}
-        prompted = _build_prompted_model(bb, settings, config)
+        prompted = build_prompted_model(bb, settings, config)
         self.prompts[prompt_name] = nn.ModuleDict(
             dict(sources=prompted.sources, head=prompted.head)
         ).to(self.device)
@@ -687,7 +300,7 @@ class PromptModel(nn.Module):
     @property
     def device(self) -> torch.device:
         """Device of the model."""
-        return self.backbone.word_embeddings.weight.device
+        return self.backbone.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -935,36 +548,8 @@ class PromptModel(nn.Module):
         for name in self.settings if selected_prompts is None else selected_prompts:
             check_name(name, self.settings, "prompt")
             folder = Path(save_directory)
-            self._save_prompt(name, folder if name == "default" else folder / name)
-
-    def _save_prompt(self, name: str, folder: Path) -> None:
-        settings = self.settings[name]
-        bb = self.backbone
-        named = _describe_named_backbone(bb) if settings.head == "classification" else None
-        description = dict(
-            format=SAVE_FORMAT if named else PROMPT_MODEL_FORMAT,
-            version=collect_versions()["idp_tutorial"],
-            **describe_run(settings.task, settings.cfg),
-            backbone=named or dict(name=bb.config.model_type, local=False),
-            glove=None,
-            digests=None,
-            formula=[],
-            prompt_model=dict(
-                task_type=settings.task_type,
-                head=settings.head,
-                label_token_ids=settings.label_token_ids,
-                base=dict(dtype=_dtype_name(bb), digests=_base_digests(bb)),
-            ),
-        )
-        tensors = {
-            name: tensor.detach().cpu().contiguous()
-            for name, tensor in _prompt_tensors(self._prompted[name]).items()
-        }
-        folder.mkdir(parents=True, exist_ok=True)
-        save_tensors(folder / PROMPTS_FILE, tensors, description)
-        if named:
-            remember_local_backbone(named, bb.name)
-        write_readable_description(folder, description)
+            folder = folder if name == "default" else folder / name
+            save_prompt(self._prompted[name], self.settings[name], folder)
 
     def push_to_hub(
         self,
@@ -977,7 +562,7 @@ class PromptModel(nn.Module):
         name = self.active_prompt if prompt_name is None else prompt_name
         check_name(name, self.settings, "prompt")
         with tempfile.TemporaryDirectory() as folder:
-            self._save_prompt(name, Path(folder))
+            save_prompt(self._prompted[name], self.settings[name], Path(folder))
             return push_to_hub(folder, repo_id, **hub_options)
 
     def load_prompt(
@@ -991,27 +576,11 @@ class PromptModel(nn.Module):
 
         Raises: `UserError` if it is damaged, or was trained on another model.
         """
-        description, tensors = read_prompts(resolve_model_folder(folder, **hub_options))
-        settings = _read_settings(description, self.backbone, folder)
-        check_prompt_sizes(settings.cfg, tensors, folder)
+        saved = read_saved_prompts(folder, **hub_options, allow_prompt_model=True)
+        settings = read_prompt_settings(saved, self.backbone)
         self.add_prompt(prompt_name, settings)
-        self._restore(prompt_name, tensors, folder)
+        restore_prompt(self._prompted[prompt_name], settings, saved)
         self.prompts[prompt_name].requires_grad_(is_trainable and prompt_name == self.active_prompt)
-
-    def _restore(self, name: str, saved: dict[str, Tensor], folder: Path | str) -> None:
-        tensors = _prompt_tensors(self._prompted[name])
-        if not have_same_shapes(tensors, saved):
-            if self.settings[name].head == "keep":
-                n_saved = len(self.settings[name].task.labels) or 1
-                raise UserError(
-                    f"{folder} has a trained copy of a classifier for num_labels={n_saved}, which "
-                    "does not fit the classifier of this model: load the model with this number."
-                )
-            raise UserError(
-                f"the tensors of {folder} do not fit the model that its config describes: save it "
-                "again with this version."
-            )
-        restore_state(tensors, saved)
 
     @classmethod
     def from_pretrained(
@@ -1028,37 +597,13 @@ class PromptModel(nn.Module):
         Raises: `UserError` if it is damaged, or was trained on another model.
         """
         _check_model(model)
-        description, tensors = read_prompts(resolve_model_folder(folder, **hub_options))
+        saved = read_saved_prompts(folder, **hub_options, allow_prompt_model=True)
         bb = wrap_hf_model(model, tokenizer, model.config._name_or_path)
-        settings = _read_settings(description, bb, folder)
-        check_prompt_sizes(settings.cfg, tensors, folder)
+        settings = read_prompt_settings(saved, bb)
         loaded = cls(model, settings, prompt_name, tokenizer)
-        loaded._restore(prompt_name, tensors, folder)
+        restore_prompt(loaded._prompted[prompt_name], settings, saved)
         loaded.set_prompt(prompt_name, is_trainable)
         return loaded.eval()
-
-
-def _build_prompted_model(bb: Backbone, settings: PromptSettings, config: Any) -> PromptedModel:
-    cfg = settings.cfg
-    kind = ALL_METHODS[cfg.method].kind
-    if kind in _REFUSED_KINDS:
-        raise UserError(
-            f"method {cfg.method!r} trains {METHOD_KINDS[kind]}, but a PromptModel leaves the "
-            "model as it is: use a method with prompts, or LoRA from peft, or idp train."
-        )
-    if cfg.get("position") in (2, 3, 4) and bb.tokenizer is None:
-        raise UserError(
-            f"position={cfg.get('position')} is found by separator tokens: give tokenizer=."
-        )
-    plan = cfg.method_config.plan(bb, cfg)
-    head = _build_head(settings, bb, config)
-    prompted = PromptedModel(bb, head, plan, cfg.dropout_below_prompt)
-    if any(type(s).prepare is not PromptSource.prepare for s in prompted.prompt_sources()):
-        raise UserError(
-            f"method {cfg.method!r} reads the texts themselves, and a model gets tokens only: use "
-            "another method, or idp train."
-        )
-    return prompted
 
 
 def get_prompt_model(

@@ -1,0 +1,205 @@
+"""Settings of a prompt on a Hugging Face model: the method, the task and the head.
+
+They are made of the arguments of `get_prompt_model` and of the model itself, whose classes and
+language-model head decide what is not given.
+"""
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from idp_tutorial.assembly.config import RunConfig
+from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.data.task import Task
+from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.methods.method_registry import MethodConfig
+from idp_tutorial.utils.checks import UserError, check_at_least, check_choice, check_int, check_name
+
+__all__ = ["HEADS", "TASK_TYPES", "PromptSettings", "find_label_token_ids", "make_prompt_settings"]
+
+HEADS = {
+    "keep": "the model's own classifier",
+    "classification": "a new one",
+    "verbalizer": "label words at a mask token",
+}
+TASK_TYPES = {"SEQ_CLS": "classes or a number for each text", "CAUSAL_LM": "text generation"}
+_HEAD_OPTIONS = ("pooling", "two_layer_head", "loss_vocab", "dropout_below_prompt")
+
+
+@dataclass(frozen=True)
+class PromptSettings:
+    """Everything from which a prompt and its head are built on a model."""
+
+    cfg: RunConfig  # the method and its options, and those of the head
+    task_type: str  # a key of `TASK_TYPES`
+    head: str  # a key of `HEADS`; 'keep' for the language-model head of a 'CAUSAL_LM' model
+    labels: tuple[str, ...] = ()  # names of the classes; empty for a regression and for generation
+    label_token_ids: tuple[int, ...] = ()  # of the verbalizer
+
+    @property
+    def num_labels(self) -> int:
+        """Number of outputs of the head: the classes, or 1 for a regression."""
+        return len(self.labels) or 1
+
+    @property
+    def task(self) -> Task:
+        """The task in the package's own terms, without examples."""
+        if self.task_type == "CAUSAL_LM":
+            return Task("own", is_generation=True, metric="exact_match")
+        if not self.labels:
+            return Task("own", metric="pearson+spearman", label_range=(0.0, 1.0))
+        return Task("own", labels=self.labels)
+
+
+def _find_method(method: str | MethodConfig) -> tuple[str, dict[str, Any]]:
+    """Return the name of a method and the options that its config object has."""
+    if not isinstance(method, MethodConfig):
+        return check_name(method, METHODS, "method"), {}
+    for name, row in METHODS.items():
+        if row.config_class is type(method):
+            return name, dict(vars(method))
+    raise UserError(
+        f"{type(method).__name__} belongs to no method: register it with "
+        "idp_tutorial.register, or give the name of a method."
+    )
+
+
+def _make_config(method: str | MethodConfig, backbone: str, options: dict[str, Any]) -> RunConfig:
+    name, own_options = _find_method(method)
+    row = METHODS[name]
+    for option in options:
+        check_name(option, [*_HEAD_OPTIONS, *row.options], f"option of get_prompt_model({name!r})")
+    return RunConfig(name, backbone=backbone, **{**own_options, **options})
+
+
+def _class_names(
+    config: Any, num_labels: int | None, id2label: Mapping[int, str] | None
+) -> tuple[str, ...]:
+    """Return the names of the classes, those of the model's config by default; () for numbers."""
+    if num_labels is None:
+        num_labels = len(id2label) if id2label else config.num_labels
+    check_at_least(check_int(num_labels, "num_labels"), 1, "num_labels")
+    if id2label is None and num_labels == config.num_labels:
+        id2label = config.id2label
+    if id2label is None:
+        id2label = {i: f"LABEL_{i}" for i in range(num_labels)}
+    if sorted(id2label) != list(range(num_labels)):
+        raise UserError(
+            f"id2label must name the {num_labels} classes 0 to {num_labels - 1}, got {id2label}."
+        )
+    return tuple(id2label[i] for i in range(num_labels)) if num_labels > 1 else ()
+
+
+def _has_own_classifier(model: Any) -> bool:
+    is_classifier = type(model).__name__.endswith("ForSequenceClassification")
+    return is_classifier and not model.config.is_encoder_decoder
+
+
+def _choose_head(model: Any, num_labels: int | None, head: str | None) -> str:
+    """Return the head of a classifier, and say so if it replaces the model's own."""
+    if head is not None:
+        check_choice(head, HEADS, "head")
+    has_own = _has_own_classifier(model)
+    fits = has_own and num_labels in (None, model.config.num_labels)
+    if head == "keep" and not fits:
+        reason = f"has {model.config.num_labels} labels" if has_own else "has no classifier"
+        raise UserError(
+            f"head='keep' needs a model with a classifier of num_labels={num_labels} labels, but "
+            f"this {type(model).__name__} {reason}: leave head out for a new one."
+        )
+    if head is None and has_own and not fits:
+        warnings.warn(
+            f"num_labels={num_labels}, but the classifier of this {type(model).__name__} has "
+            f"{model.config.num_labels} labels, so a new head is trained instead. Use "
+            "head='classification' to choose this without a warning.",
+            stacklevel=2,
+        )
+    return head or ("keep" if fits else "classification")
+
+
+def _unused_head_options(cfg: RunConfig, head: str) -> list[str]:
+    """Return the options of a head that a head, or a generator with M(x), does not use."""
+    if head == "classification":
+        return ["loss_vocab"]
+    unused = ["two_layer_head"]
+    if "sentence_pooling" not in METHODS[cfg.method].options:
+        unused.append("pooling")
+    return unused if head == "verbalizer" else [*unused, "loss_vocab"]
+
+
+def _refuse_unused_options(setting: str, unused: Iterable[str], options: Mapping[str, Any]) -> None:
+    """Raise `UserError` for an option that is given and has no effect."""
+    for name in unused:
+        if options.get(name) is not None:
+            raise UserError(f"{name} has no effect with {setting}: leave it out.")
+
+
+def find_label_token_ids(
+    task: Task,  # with label words
+    bb: Backbone,  # the model
+) -> tuple[int, ...]:  # one id for each class
+    """Return the tokens of the label words.
+
+    Raises: `UserError` if the model has no tokenizer.
+    """
+    if bb.tokenizer is None:
+        raise UserError("label words need the tokenizer of the model: give tokenizer=.")
+    return tuple(task.word_ids(bb.tokenizer))
+
+
+def make_prompt_settings(
+    bb: Backbone,  # the model
+    method: str | MethodConfig,  # this and the other arguments as for `get_prompt_model`
+    num_labels: int | None = None,  # number of classes, 1 for a regression
+    task_type: str | None = None,  # a key of `TASK_TYPES`
+    head: str | None = None,  # a key of `HEADS`
+    id2label: Mapping[int, str] | None = None,  # names of the classes
+    label_words: Sequence[str] = (),  # one word for each class
+    **options: Any,  # options of the method and of the head
+) -> PromptSettings:
+    """Return the settings of a prompt from the arguments of `get_prompt_model`.
+
+    Raises: `UserError` for arguments that cannot be combined.
+    """
+    model = bb.model
+    cfg = _make_config(method, bb.name, options)
+    if label_words and head not in (None, "verbalizer"):
+        raise UserError(
+            f"label_words belong to head='verbalizer', but head={head!r}: give one of them."
+        )
+    class_options = dict(
+        num_labels=num_labels,
+        head=None if head == "keep" else head,
+        id2label=id2label,
+        label_words=label_words or None,
+    )
+    if label_words:
+        num_labels = num_labels or len(label_words)
+        head = head or "verbalizer"
+    if task_type is None:
+        is_language_model = bb.causal and bb.has_lm_head and num_labels is None and not id2label
+        task_type = "CAUSAL_LM" if is_language_model else "SEQ_CLS"
+    check_choice(task_type, TASK_TYPES, "task_type")
+    if task_type == "CAUSAL_LM":
+        if not (bb.causal and bb.has_lm_head):
+            raise UserError(
+                f"task_type='CAUSAL_LM' needs a decoder with its language-model head, got "
+                f"{type(model).__name__}: load it with AutoModelForCausalLM."
+            )
+        _refuse_unused_options("task_type='CAUSAL_LM'", class_options, class_options)
+        _refuse_unused_options("task_type='CAUSAL_LM'", _unused_head_options(cfg, "keep"), options)
+        return PromptSettings(cfg, task_type, "keep")
+    if num_labels is None and id2label is None and not _has_own_classifier(model):
+        raise UserError(
+            f"num_labels is needed, because this {type(model).__name__} has no classifier: give "
+            "the number of classes, or 1 for a regression."
+        )
+    labels = _class_names(model.config, num_labels, id2label)
+    head = _choose_head(model, len(labels) or 1, head)
+    _refuse_unused_options(f"head={head!r}", _unused_head_options(cfg, head), options)
+    if head != "verbalizer":
+        return PromptSettings(cfg, task_type, head, labels)
+    task = Task("own", labels=labels, label_words=tuple(label_words))
+    cfg = cfg.with_options(head="verbalizer")
+    return PromptSettings(cfg, task_type, head, labels, find_label_token_ids(task, bb))

@@ -86,7 +86,7 @@ def _check_any_of(types: tuple, value: Any, path: str) -> None:
 
 @lru_cache
 def _type_hints(schema: Any) -> dict[str, Any]:
-    """Return the types of the fields of a dataclass; a record has thousands of them to check."""
+    """Return the types of the fields of a dataclass; every line of a file is checked against it."""
     return get_type_hints(schema, include_extras=True)
 
 

@@ -2,13 +2,26 @@
 
 import importlib.util
 from pathlib import Path
+from statistics import mean
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_the_scores_are_those_of_the_records():
+def load_page():
     spec = importlib.util.spec_from_file_location("neighbours", ROOT / "docs/neighbours.py")
     page = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(page)
+    return page
+
+
+def test_the_gain_of_a_text_is_that_of_the_records():
+    page = load_page()
+    random, text = page.load_scores("random"), page.load_scores("text")
+    gains = sorted(mean(scores) - mean(random[method]) for method, scores in text.items())
+    assert f"score {gains[0]:.1f} to {gains[-1]:.1f} points more" in page.FILE.read_text("utf-8")
+
+
+def test_the_scores_are_those_of_the_records():
+    page = load_page()
     assert page.render_page() == page.FILE.read_text(encoding="utf-8")
     assert "| `shadow` |" in page.render_table()

@@ -529,6 +529,40 @@ def test_the_chapter_on_late_prompts_states_the_stored_runs():
     assert statistics.mean(npg.values()) < statistics.mean(probe)
 
 
+def test_chapters_state_how_many_stored_runs_learn_the_task():
+    scores = {(row["chapter"], row["method"]): row["scores"] for row in load_scores()}
+    late = {
+        method.removesuffix(", before layer 6"): sum(score > 70 for score in row)
+        for (chapter, method), row in scores.items()
+        if chapter == "11"
+    }
+    none = dict.fromkeys(("LPT without a generator", "NPG", "MPPG"), 0)
+    assert late == none | {"NPG, standardised": 5, "APPG": 3}
+    assert "NPG learns the task in all five; APPG learns it in three" in prose(11)
+    four_terms = scores["08", "PHM, n=4"]
+    assert len(four_terms) == 5 and sum(score < 70 for score in four_terms) == 3
+    late_runs, early_runs = (scores["14", f"ID-SPAM, layer {layer}, 200 steps"] for layer in (6, 0))
+    assert [sum(score > 90 for score in row) for row in (late_runs, early_runs)] == [4, 3]
+    assert [sum(score < 55 for score in row) for row in (late_runs, early_runs)] == [1, 1]
+    assert f"prompt has {late_runs[0]} and the early one {early_runs[0]}:" in prose(14)
+    two_layers = [scores["10", f"IDPG in two layers, {sharing}"] for sharing in "SML"]
+    assert all(len(row) == 5 and 5.95 < statistics.stdev(row) < 10.55 for row in two_layers)
+    s, m, ell = two_layers
+    assert statistics.mean(ell) > max(statistics.mean(s), statistics.mean(m)) and s[0] > ell[0]
+    by_layer = {
+        6: scores["11", "NPG, standardised, before layer 6"],
+        7: scores["12", "NPG, standardised, layer 7"],
+        4: scores["12", "NPG, standardised, layer 4"],
+    }
+    at_6, at_7, at_4 = (f"{statistics.mean(row):.1f}" for row in by_layer.values())
+    assert f"had {at_6} %, before layer 7 it has {at_7} and before layer 4 {at_4}" in prose(12)
+    attention = scores["13", "ID-SPAM, before layer 6"]
+    of_the_mean = scores["13", "ID-SPAM with the mean, before layer 6"]
+    assert len(attention) == len(of_the_mean) == 5
+    assert f"{min(attention)} % with attention and {min(of_the_mean)} %" in prose(13)
+    assert sorted(attention)[1] > 90 and sorted(of_the_mean)[1] > 85
+
+
 def test_a_generated_prompt_beats_the_controls_on_the_task_with_word_order():
     """A network on the mean of the words has chance accuracy there, and a probe hardly more."""
     mean = {

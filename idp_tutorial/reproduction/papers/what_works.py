@@ -287,7 +287,7 @@ def draw_contrasts(
     return figure
 
 
-HEADS: dict[str, dict[str, Any]] = {  # of the runs on IDPG's samples
+HEAD_SETTINGS: dict[str, dict[str, Any]] = {  # of the runs on IDPG's samples
     "random head": dict(head_init="random"),
     "head from a probe": dict(head_init="probe"),
 }
@@ -317,7 +317,7 @@ def few_shot_contrast_table(
     published = _published_scores("idpg-3", "K=1000")
     rows = []
     for label, (a, b, paper_a, paper_b) in FEW_SHOT_CONTRASTS.items():
-        for head, setting in HEADS.items():
+        for head, setting in HEAD_SETTINGS.items():
             estimate = estimate_contrast_in_setting(records, a, b, setting, folder)
             if estimate is None:
                 continue
@@ -339,7 +339,7 @@ def few_shot_score_table(
     published = _published_scores("idpg-3", "K=1000")
     cells: dict[tuple[str, str], dict[str, float]] = {}
     for method, paper_name in _FEW_SHOT_METHODS.items():
-        for head, setting in HEADS.items():
+        for head, setting in HEAD_SETTINGS.items():
             for task, accuracies in collect_accuracies(records, method, setting, folder).items():
                 name = FEW_SHOT_TASKS[task]
                 row = cells.setdefault((name, method), {})
@@ -378,28 +378,28 @@ def draw_learning_rates(
     """Draw accuracies by learning rate, and how long a prompt keeps its direction."""
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.8))
+    figure, (accuracy_axis, cosine_axis) = plt.subplots(1, 2, figsize=(9, 2.8))
     table = learning_rate_table(records)
     layers = sorted({record["layer"] for record in records})
     colors = dict(zip(layers, ("C0", "C1"), strict=True))
     for layer, color in colors.items():
         name = f"before layer {layer}"
-        left.plot(table["learning rate"], table[f"layer {layer}"], color=color, label=name)
+        accuracy_axis.plot(table["learning rate"], table[f"layer {layer}"], color=color, label=name)
         runs = [record for record in records if record["layer"] == layer]
         points = [(record["lr"], record["score"]) for record in runs]
-        left.plot(*zip(*points), "o", color=color, markersize=4)
+        accuracy_axis.plot(*zip(*points), "o", color=color, markersize=4)
         rates = sorted({record["lr"] for record in runs})
         for lr, style in ((rates[0], "-"), (rates[-1], "--")):
             cosines = np.mean([r["prompt_cosines"] for r in runs if r["lr"] == lr], axis=0)
             depth = range(layer + 1, layer + 1 + len(cosines))
-            right.plot(depth, cosines, style, color=color, label=f"{name}, rate {lr:g}")
-    left.set_xscale("log")
-    left.set_xlabel("learning rate")
-    left.set_ylabel("test accuracy (%)")
-    right.set_xlabel("layer")
-    right.set_ylabel("cosine with the inserted vector")
-    right.set_ylim(0, 1)
-    for axis in (left, right):
+            cosine_axis.plot(depth, cosines, style, color=color, label=f"{name}, rate {lr:g}")
+    accuracy_axis.set_xscale("log")
+    accuracy_axis.set_xlabel("learning rate")
+    accuracy_axis.set_ylabel("test accuracy (%)")
+    cosine_axis.set_xlabel("layer")
+    cosine_axis.set_ylabel("cosine with the inserted vector")
+    cosine_axis.set_ylim(0, 1)
+    for axis in (accuracy_axis, cosine_axis):
         axis.legend(fontsize=8)
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

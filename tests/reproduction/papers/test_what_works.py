@@ -13,7 +13,7 @@ from idp_tutorial.reproduction.papers.what_works import (
     CONTRASTS,
     FEW_SHOT_CONTRASTS,
     FEW_SHOT_TASKS,
-    HEADS,
+    HEAD_SETTINGS,
     LANGUAGE_MODEL,
     PUBLISHED,
     SETTINGS,
@@ -155,7 +155,7 @@ def few_shot_records(tmp_path):
     stored_records = []
     for method, accuracy in methods.items():
         for task in FEW_SHOT_TASKS:
-            for setting in HEADS.values():
+            for setting in HEAD_SETTINGS.values():
                 logits = np.zeros((N, 2), np.float32)
                 logits[:, 1] = np.where(np.arange(N) < accuracy * N - 0.5, -1, 1)
                 for seed in range(2):
@@ -170,7 +170,7 @@ def few_shot_records(tmp_path):
 
 def test_few_shot_contrasts_stand_beside_the_mean_of_the_same_tasks(few_shot_records, tmp_path):
     table = few_shot_contrast_table(few_shot_records, tmp_path).set_index(["contrast", "head"])
-    assert len(table) == len(FEW_SHOT_CONTRASTS) * len(HEADS)
+    assert len(table) == len(FEW_SHOT_CONTRASTS) * len(HEAD_SETTINGS)
     effect = table.effect.xs("random head", level="head")
     assert effect["M-IDPG − S-IDPG"] == pytest.approx(10)
     assert effect["M-IDPG − prompt tuning"] == 0
@@ -203,7 +203,10 @@ def test_learning_rate_table_leaves_out_a_seed_that_one_layer_lacks():
 
 
 def test_learning_rate_plot_has_a_line_for_each_layer_and_the_outer_rates():
-    left, right = draw_learning_rates(RATE_RECORDS).axes
-    assert [line.get_label() for line in left.lines[::2]] == ["before layer 0", "before layer 2"]
-    assert len(right.lines) == 4 and list(right.lines[2].get_xdata()) == [3, 4]
+    accuracy_axis, cosine_axis = draw_learning_rates(RATE_RECORDS).axes
+    assert [line.get_label() for line in accuracy_axis.lines[::2]] == [
+        "before layer 0",
+        "before layer 2",
+    ]
+    assert len(cosine_axis.lines) == 4 and list(cosine_axis.lines[2].get_xdata()) == [3, 4]
     plt.close("all")

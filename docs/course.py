@@ -21,6 +21,7 @@ from configparser import ConfigParser
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import nbformat
 from nbformat import NotebookNode
@@ -388,8 +389,7 @@ def run_chapters(numbers: Iterable[str]) -> None:
         if selected and path.stem[:2] not in selected:
             continue
         before = child_cpu_seconds()
-        with tempfile.TemporaryDirectory() as cache:
-            os.environ["IDP_CACHE"] = cache
+        with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, IDP_CACHE=cache):
             nb = notebooks.execute_notebook(path)
         seconds = load_seconds() | {path.stem: round(child_cpu_seconds() - before)}
         nbformat.write(nb, path)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from idp_tutorial.reproduction.papers.claims import read_claims
+
 ROOT = Path(__file__).resolve().parents[1]
 MACHINE_PATH = re.compile(r"(?<![\w.~$}\])/])/(?:home|root|work|tmp|Users)/[\w.-]+")
 
@@ -426,6 +428,17 @@ def test_no_paragraph_of_the_front_page_has_more_than_two_numbers():
     for paragraph in re.split(r"\n\n|\n- ", prose_of(read_readme())):
         numbers = re.findall(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w-])", paragraph)
         assert len(numbers) <= 2, paragraph
+
+
+def test_the_front_page_states_the_effects_and_seeds_of_the_claims():
+    claims = {row["id"]: row for row in read_claims(ROOT / "results/claims.csv")}
+    text = read_readme()
+    numbers = {5: "five", 10: "ten"}
+    npg, late = claims["lpt-npg-lm"], claims["lpt-late-lm"]
+    assert f"[{float(npg['effect']):.1f} points](" in text
+    assert f"more than a static one ({numbers[int(npg['runs'])]} seeds)" in text
+    assert f"[{-float(late['effect']):.1f}](" in text
+    assert f"less there than at the input ({numbers[int(late['runs'])]} seeds)" in text
 
 
 def test_the_front_page_says_what_was_not_run_and_how_to_begin():

@@ -8,6 +8,7 @@ parameters.
 
 import torch
 
+from idp_tutorial.assembly.class_weights import set_class_weights
 from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.assembly.controls import ControlConfig, build_control
 from idp_tutorial.backbones.load import load_backbone
@@ -20,7 +21,7 @@ from idp_tutorial.data.task import Task
 from idp_tutorial.methods.backbone_edits import ensure_unmodified, revert_backbone
 from idp_tutorial.methods.efl import EntailmentModel, describe_labels
 from idp_tutorial.methods.method_registry import ALL_METHODS
-from idp_tutorial.utils.checks import UserError, check_name
+from idp_tutorial.utils.checks import UserError
 
 __all__ = ["resolve_pooling", "weights_dtype", "load_config_backbone", "build_model"]
 
@@ -80,35 +81,6 @@ def _require_float32_parameters(model: PromptedModel, cfg: RunConfig) -> None:
         )
 
 
-def _set_class_weights(model: PromptedModel, task: Task, cfg: RunConfig) -> None:
-    """Set the weight of each class in the loss: inverse frequency for 'balanced', or by name."""
-    class_weight = cfg.class_weight
-    if not task.labels:
-        raise UserError(
-            f"class_weight={class_weight!r} needs classes, but task {task.name!r} has none: "
-            "leave it out."
-        )
-    if isinstance(model, EntailmentModel):
-        raise UserError(
-            f"class_weight={class_weight!r} needs a classification head, but method "
-            f"{cfg.method!r} scores pairs: leave it out."
-        )
-    if task.multi_label:
-        raise UserError(
-            f"class_weight={class_weight!r} needs one class for each row, but rows of task "
-            f"{task.name!r} may have several labels: leave it out."
-        )
-    if isinstance(class_weight, dict):
-        for name in class_weight:
-            check_name(name, task.labels, "class in class_weight")
-        weights = [float(class_weight.get(name, 1)) for name in task.labels]
-        model.head.class_weights = torch.tensor(weights)
-    elif rows := task.splits.get("train"):  # a loaded model has no examples, and needs no loss
-        labels = torch.tensor([row["label"] for row in rows])
-        counts = torch.bincount(labels, minlength=len(task.labels))
-        model.head.class_weights = len(rows) / (len(counts) * counts.clamp(min=1).float())
-
-
 def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
     plan = cfg.method_config.plan(bb, cfg)
     model: PromptedModel
@@ -137,7 +109,7 @@ def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
         )
     _require_float32_parameters(model, cfg)
     if cfg.class_weight:
-        _set_class_weights(model, task, cfg)
+        set_class_weights(model, task, cfg)
     return model
 
 

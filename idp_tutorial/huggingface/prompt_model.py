@@ -26,8 +26,8 @@ from idp_tutorial.core.generation import build_decoder
 from idp_tutorial.core.heads import VerbalizerHead
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.families.family import wrap_hf_model
-from idp_tutorial.huggingface.build import build_prompted_model
 from idp_tutorial.huggingface.files import read_prompt_settings, restore_prompt, save_prompt
+from idp_tutorial.huggingface.heads import build_prompted_model
 from idp_tutorial.huggingface.settings import PromptSettings, make_prompt_settings
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import MethodConfig

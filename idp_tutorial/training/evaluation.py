@@ -9,7 +9,6 @@ A regression is trained on labels scaled to 0…1, and its predictions are conve
 own units.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,8 +35,6 @@ __all__ = [
     "model_outputs",
     "evaluate",
     "compute_output_loss",
-    "find_best_evaluation",
-    "should_stop_early",
     "iterate_batches",
     "require_text_columns",
     "generate",
@@ -178,34 +175,6 @@ def compute_output_loss(
     return prediction_loss(outputs.double(), labels).item()
 
 
-def find_best_evaluation(
-    history: Sequence[tuple[int, float]],  # (step, score) of every evaluation, at least one
-    losses: Sequence[float | None],  # loss of every evaluation; None: not known
-) -> int:  # index of the evaluation
-    """Return the evaluation with the best score; of equal scores the one with the lowest loss.
-
-    Of equal losses it is the first one.
-    """
-
-    def rank(index: int) -> tuple[float, float]:
-        """Return what is greatest for the best evaluation."""
-        loss = losses[index]
-        return history[index][1], -math.inf if loss is None else -loss
-
-    return max(range(len(history)), key=rank)
-
-
-def should_stop_early(
-    history: Sequence[tuple[int, float]],  # (step, score) of every evaluation
-    losses: Sequence[float | None],  # loss of every evaluation; it decides between equal scores
-    patience: int | None,  # evaluations without a better one before stopping; None: never stop
-) -> bool:
-    """Return whether the last `patience` evaluations were no better than the best before them."""
-    if not patience or not history:
-        return False
-    return len(history) - 1 - find_best_evaluation(history, losses) >= patience
-
-
 def iterate_batches(bb: Backbone, examples: Sequence[dict], batch_size: int) -> Iterator[dict]:
     """Yield batches of the examples in the given order, on the backbone's device."""
     for batch in make_dataloader(examples, batch_size, bb.pad_id, group_by_length=False):
@@ -264,8 +233,7 @@ def format_predictions(
     if task.is_regression:
         return [dict(value=v) for v in predictions]
     formatted: list[dict] = []
-    all_probabilities = outputs.sigmoid() if task.multi_label else outputs.softmax(-1)
-    for label, probabilities in zip(predictions, all_probabilities.tolist()):
+    for label, probabilities in zip(predictions, task.to_probabilities(outputs).tolist()):
         names: Any = task.labels[label] if not task.multi_label else task.label_names(label)
         by_label = dict(zip(task.labels, probabilities))
         formatted.append(dict(label=names, probabilities=by_label))

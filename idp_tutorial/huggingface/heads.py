@@ -1,4 +1,4 @@
-"""Build the prompts and the head of a `PromptModel`, as its settings describe them.
+"""Heads of a `PromptModel`, and the model of prompts and head that its settings describe.
 
 Two of the heads read all words: the trainable copy of a classifier, and the frozen language-model
 head. The other two are those of the package's own models.

@@ -10,7 +10,7 @@ from typing import Any
 def train_with_peft() -> None:
     """Train on `train.csv` of a folder, and write the accuracy on its `test.csv`."""
     parser = ArgumentParser()
-    for name in ("data", "backbone", "method", "out", "device"):
+    for name in ("data", "backbone", "method", "out", "device", "precision"):
         parser.add_argument(f"--{name}")
     for name in ("prompt_length", "batch_size", "max_len", "lr"):
         parser.add_argument(f"--{name}", type=float if name == "lr" else int)
@@ -30,7 +30,7 @@ def train_with_peft() -> None:
         tokens["labels"] = [labels.index(row["label"]) for row in rows]
         data[split] = [dict(zip(tokens, example)) for example in zip(*tokens.values())]
     auto = hf.AutoModelForSequenceClassification
-    model = auto.from_pretrained(args.backbone, num_labels=len(labels))
+    model = auto.from_pretrained(args.backbone, num_labels=len(labels), dtype="float32")
     lora = LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16)
     prompt = PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=args.prompt_length)
     model = get_peft_model(model, lora if args.method == "lora" else prompt)
@@ -45,6 +45,7 @@ def train_with_peft() -> None:
         eval_strategy="epoch",
         save_strategy="no",
         use_cpu=args.device == "cpu",
+        bf16=args.precision == "bf16",
     )
     pad = hf.DataCollatorWithPadding(tokenizer)
     trainer = hf.Trainer(model, arguments, pad, data["train"], data["validation"])

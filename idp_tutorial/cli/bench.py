@@ -411,11 +411,10 @@ def _print_end_to_end(records: list[dict]) -> None:
         f"{first['backbone']}, {first['task']}, {first['sizes']}, one epoch, batches of "
         f"{first['batch_size']}, up to {first['max_len']} tokens, {first['device']} "
         f"({first['threads']} threads of {first['processor']}), {first['repeats']} rounds in "
-        "turns; ratio: time of the other command, with the same method and dtype, over this time; "
-        "over_peft, over_pipeline: with float32 instead of the same dtype\n"
+        "turns; ratio: time of the other command, with the same method and dtype, over this time\n"
     )
     columns = ["name", "method", "dtype", "seconds_min", "seconds_median", "cpu_seconds", "score"]
-    columns += ["as_float32", "ratio", "over_peft", "over_pipeline"]
+    columns += ["as_float32", "ratio", "over_pipeline"]
     for part in ("training", "answering"):
         rows = []
         for record in records:

@@ -311,10 +311,8 @@ def test_whole_commands_are_timed_beside_those_of_others(tmp_path, monkeypatch, 
     captured = capsys.readouterr()
     rows = read_existing_records(out)
     assert [(r["part"], r["name"], r.get("dtype")) for r in rows] == [
-        ("training", "idp train", "float32"),
-        ("training", "peft + Trainer", "float32"),
-        ("training", "idp train", "bfloat16"),
-        ("training", "peft + Trainer", "bfloat16"),
+        ("training", "idp train", None),
+        ("training", "peft + Trainer", None),
         ("answering", "idp predict", "float32"),
         ("answering", "pipeline", "float32"),
         ("answering", "idp predict", "bfloat16"),
@@ -322,14 +320,10 @@ def test_whole_commands_are_timed_beside_those_of_others(tmp_path, monkeypatch, 
     ]
     assert all(len(r["seconds"]) == 1 and r["cpu_seconds"] >= 0 and r["processor"] for r in rows)
     assert rows[0]["sizes"] == dict(train=48, validation=12, test=12, predict=24)
-    training, answering = rows[:4], rows[4:]
-    assert all(0 < r["score"] <= 100 for r in training) and "score" not in answering[0]
-    seconds = [r["seconds"][0] for r in training]
-    assert training[0]["ratio"] == training[0]["over_peft"]
-    assert training[2]["ratio"] == pytest.approx(seconds[3] / seconds[2], 0.01)
-    assert training[2]["over_peft"] == pytest.approx(seconds[1] / seconds[2], 0.01)
-    assert [r["ratio"] for r in rows if r["name"] in ("pipeline", "peft + Trainer")] == [None] * 4
-    assert answering[1]["over_pipeline"] == 1 and answering[0]["as_float32"] == 100
+    assert all(0 < r["score"] <= 100 for r in rows[:2]) and "score" not in rows[2]
+    assert rows[0]["ratio"] == pytest.approx(rows[1]["seconds"][0] / rows[0]["seconds"][0], 0.01)
+    assert [r["ratio"] for r in rows if r["name"] in ("pipeline", "peft + Trainer")] == [None] * 3
+    assert rows[3]["over_pipeline"] == 1 and rows[2]["as_float32"] == 100
     assert str(tmp_path) not in out.read_text()  # no path of this machine
     assert len(Path(end_to_end.__file__).with_name("peft_script.py").read_text().splitlines()) <= 60
     for words in ("tiny, questions", "training", "answering", "as_float32", "seconds_median"):

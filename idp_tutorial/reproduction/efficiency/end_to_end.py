@@ -9,13 +9,12 @@ seconds that each process spent on the processor.
 
 Training is one epoch with the same examples, batch size, learning rate, schedule and number of
 evaluations: one on the validation split, and one on the test split. Neither side writes
-checkpoints, and both save what they trained. Both train in float32, and with bfloat16 autocast. For answers, the pipeline gets the backbone with an
+checkpoints, and both save what they trained. For answers, the pipeline gets the backbone with an
 untrained head, and this package the model that it trained last, whose prompts are further
 positions. Both write each text with its class.
 """
 
 import csv
-import itertools
 import os
 import random
 import resource
@@ -51,7 +50,6 @@ __all__ = [
 
 END_TO_END_METHODS = ("prompt-tuning", "lora", "lpt-npg")
 PEFT_METHODS = ("prompt-tuning", "lora")  # those that the script for `peft` knows
-_PRECISIONS = {"float32": "no", "bfloat16": "bf16"}  # dtype of the computation: option of training
 _SCRIPTS = "idp_tutorial.reproduction.efficiency"
 
 
@@ -183,18 +181,17 @@ def _format_options(**options: Any) -> list[str]:
 def _training_commands(settings: EndToEndSettings, folder: Path) -> list[_Command]:
     """Return `idp train` for each method, and the script for `peft` where it has the method."""
     commands = []
-    for method, dtype in itertools.product(settings.methods, _PRECISIONS):
+    for method in settings.methods:
         lr = METHODS[method].default_learning_rate
-        details = dict(method=method, dtype=dtype, lr=lr)
+        details = dict(method=method, lr=lr)
         common = dict(
             method=method,
             lr=lr,
             batch_size=settings.batch_size,
             max_len=settings.max_len,
             device=settings.device,
-            precision=_PRECISIONS[dtype],
         )
-        idp_folder = str(folder / f"{method}-{dtype}-{{round}}")
+        idp_folder = str(folder / f"{method}-{{round}}")
         arguments = ["-m", "idp_tutorial.cli.main", "train", str(folder / "task")]
         arguments += _format_options(text="text", label="label", backbone=settings.backbone)
         arguments += _format_options(**common, epochs=1, evaluations=1, save_every=0)
@@ -203,7 +200,7 @@ def _training_commands(settings: EndToEndSettings, folder: Path) -> list[_Comman
         baseline = "peft + Trainer" if has_peft else None
         commands.append(_Command("idp train", arguments, baseline, details, idp_folder))
         if has_peft:
-            peft_folder = str(folder / f"peft-{method}-{dtype}-{{round}}")
+            peft_folder = str(folder / f"peft-{method}-{{round}}")
             options = METHODS[method].options
             length = options["prompt_length"].default if "prompt_length" in options else 0
             arguments = ["-m", f"{_SCRIPTS}.peft_script"]
@@ -223,7 +220,7 @@ def _answering_commands(settings: EndToEndSettings, folder: Path) -> list[_Comma
         common = dict(texts=texts, device=settings.device, dtype=dtype)
         arguments = ["-m", "idp_tutorial.cli.main", "predict"]
         arguments += _format_options(
-            model=folder / f"{method}-float32-0",
+            model=folder / f"{method}-0",
             text="text",
             out=folder / f"idp-{dtype}.csv",
             **common,
@@ -281,16 +278,6 @@ def _find_baseline(command: _Command, commands: Sequence[_Command]) -> _Command 
         same = all(command.details[name] == other.details[name] for name in shared)
         if other.name == command.baseline and same:
             return other
-    return None
-
-
-def _speed_up_over(command: _Command, commands: Sequence[_Command], other: str) -> float | None:
-    """Return how many times as fast a command is as another one in float32, its default."""
-    details = {**command.details, "dtype": "float32"}
-    for baseline in commands:
-        if baseline.name == other and baseline.details.items() <= details.items():
-            ratios = [b / s for b, s in zip(baseline.seconds, command.seconds)]
-            return round(median(ratios), 3)
     return None
 
 
@@ -356,10 +343,7 @@ def measure_end_to_end(
         records.append(
             dict(part="training", **common, **_make_record(command, training), score=score)
         )
-    yield [
-        {**record, "over_peft": _speed_up_over(command, training, "peft + Trainer")}
-        for record, command in zip(records, training)
-    ]
+    yield records
     answering = _answering_commands(settings, folder)
     _run_in_turns(answering, repeats, settings.threads, report)
     records = []
@@ -367,6 +351,7 @@ def measure_end_to_end(
         prefix = "idp" if command.name == "idp predict" else "pipeline"
         equal = _share_of_equal_answers(folder, prefix, command.details["dtype"])
         record = dict(part="answering", **common, **_make_record(command, answering))
-        record["over_pipeline"] = _speed_up_over(command, answering, "pipeline")
-        records.append({**record, "as_float32": equal})
+        as_it_comes = next(c for c in answering if c.name == "pipeline")  # in float32
+        over = [b / s for b, s in zip(as_it_comes.seconds, command.seconds)]
+        records.append({**record, "over_pipeline": round(median(over), 3), "as_float32": equal})
     yield records

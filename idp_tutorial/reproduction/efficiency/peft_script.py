@@ -10,7 +10,7 @@ from typing import Any
 def train_with_peft() -> None:
     """Train on `train.csv` of a folder, and write the accuracy on its `test.csv`."""
     parser = ArgumentParser()
-    for name in ("data", "backbone", "method", "out", "device", "precision"):
+    for name in ("data", "backbone", "method", "out", "device"):
         parser.add_argument(f"--{name}")
     for name in ("prompt_length", "batch_size", "max_len", "lr"):
         parser.add_argument(f"--{name}", type=float if name == "lr" else int)
@@ -45,7 +45,6 @@ def train_with_peft() -> None:
         eval_strategy="epoch",
         save_strategy="no",
         use_cpu=args.device == "cpu",
-        bf16=args.precision == "bf16",
     )
     pad = hf.DataCollatorWithPadding(tokenizer)
     trainer = hf.Trainer(model, arguments, pad, data["train"], data["validation"])

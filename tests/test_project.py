@@ -435,17 +435,19 @@ def test_the_front_page_states_the_effects_and_seeds_of_the_claims():
     text = read_readme()
     numbers = {5: "five", 10: "ten"}
     npg, late = claims["lpt-npg-lm"], claims["lpt-late-lm"]
+    assert late["verdict"] == "opposite" and "the opposite of LPT's claim" in text
+    assert claims["idpg-k1000"]["verdict"] == "not seen"
     assert f"[{float(npg['effect']):.1f} points](" in text
     assert f"more than a static one ({numbers[int(npg['runs'])]} seeds)" in text
     assert f"[{-float(late['effect']):.1f}](" in text
-    assert f"less there than at the input ({numbers[int(late['runs'])]} seeds)" in text
+    assert f"less half-way than at the input ({numbers[int(late['runs'])]} seeds)" in text
 
 
 def test_the_front_page_says_what_was_not_run_and_how_to_begin():
     text = read_readme()
     required = ("git clone", "make compare", "make lab", "make test", "idp reproduce")
     assert not [words for words in required if words not in text]
-    assert "No score on RoBERTa-large exists here" in text
+    assert "No result on RoBERTa-large, the papers' model, exists here" in text
     assert "lab/what_works.ipynb" in text
 
 

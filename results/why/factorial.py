@@ -29,6 +29,7 @@ from idp_tutorial.utils.records import read_existing_records
 
 HERE = Path(__file__).parent
 HEAD_LEARNING_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+FINE_TUNING_LEARNING_RATES = (5e-5, 1.5e-4, 5e-4)
 TUNING_SEEDS, SEEDS = 2, 5
 PROMPT_LENGTH = 5
 FACTORIALS: dict[str, dict[str, Any]] = {
@@ -52,6 +53,8 @@ def list_cells(name: str) -> Iterator[Cell]:
     """Yield the cells of a factorial; None as `head_lr` is the learning rate of the prompt."""
     for head_init in ("random", "probe"):
         yield "head-only", head_init, None
+    if name == "task":  # the upper end of what a prompt can gain
+        yield "fine-tuning", "random", None
     for method in FACTORIALS[name]["methods"]:
         for head_init in ("random", "probe"):
             for head_lr in FACTORIALS[name]["head_learning_rates"]:
@@ -65,6 +68,9 @@ def run_cell(store: RunStore, name: str, task: Task, common: dict, cell: Cell) -
     options = {**common, "head_init": head_init, "head_lr": head_lr}
     if method == "head-only":
         rates = HEAD_LEARNING_RATES
+    elif method == "fine-tuning":
+        rates = FINE_TUNING_LEARNING_RATES
+        options |= dict(cache="none", cache_dir=None)
     else:
         options["prompt_length"] = PROMPT_LENGTH
     if "standardise" in ALL_METHODS[method].options:  # MiniLM's sentence vectors are small

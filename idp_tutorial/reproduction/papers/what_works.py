@@ -306,6 +306,7 @@ _FEW_SHOT_METHODS = {  # method: its name in IDPG's Table 3
     "s-idpg-phm": "S-IDPG-PHM",
     "m-idpg-phm": "M-IDPG-PHM",
     "p-tuning-v2": "P-Tuningv2",
+    "fine-tuning": None,
 }
 
 

@@ -3,9 +3,9 @@
     python results/why/factorial.py head --data FOLDER --task trec --steps 310
     python results/why/factorial.py task --data FOLDER --task cr --workers 8
 
-Each run is appended to `results/why/NAME-TASK-STEPS.jsonl`; a second call continues. With several
-workers, a process runs one cell at a time and stores it in a folder of its own; the parts are
-joined at the end, and at the start of the next call.
+Each run is appended to `results/why/NAME-TASK-STEPS.jsonl`; a second call continues. A process
+runs one cell at a time and stores it in a folder of its own; the parts are joined at the end, and
+at the start of the next call.
 """
 
 import argparse
@@ -144,17 +144,14 @@ def main() -> None:
     parser.add_argument("--task", default="trec")
     parser.add_argument("--backbone", default="minilm")
     parser.add_argument("--steps", type=int, default=310)
+    parser.add_argument("--methods", nargs="+", help="names of methods (default: all)")
     parser.add_argument("--workers", type=int, default=1, help="number of processes")
     parser.add_argument("--cache", help="folder of cached states (default: the user's cache)")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the records")
     args = parser.parse_args()
     file = records_file(args)
     join_parts(file)
-    cells = list(list_cells(args.name))
-    if args.workers == 1:
-        for cell in cells:
-            run_in_process(args, cell, file)
-        return
+    cells = [c for c in list_cells(args.name) if not args.methods or c[0] in args.methods]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.workers, mp_context=context) as pool:
         folder = file.with_suffix("")

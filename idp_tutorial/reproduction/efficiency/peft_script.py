@@ -29,6 +29,7 @@ def train_with_peft() -> None:
         tokens = tokenizer(texts, truncation=True, max_length=args.max_len)
         tokens["labels"] = [labels.index(row["label"]) for row in rows]
         data[split] = [dict(zip(tokens, example)) for example in zip(*tokens.values())]
+    hf.set_seed(0)
     auto = hf.AutoModelForSequenceClassification
     model = auto.from_pretrained(args.backbone, num_labels=len(labels), dtype="float32")
     lora = LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16)

@@ -70,7 +70,7 @@ def run_cell(store: RunStore, name: str, task: Task, common: dict, cell: Cell) -
         rates = HEAD_LEARNING_RATES
     elif method == "fine-tuning":
         rates = FINE_TUNING_LEARNING_RATES
-        options |= dict(cache="none", cache_dir=None)
+        options |= dict(cache="none", cache_dir=None, precision="no")
     else:
         options["prompt_length"] = PROMPT_LENGTH
     if "standardise" in ALL_METHODS[method].options:  # MiniLM's sentence vectors are small

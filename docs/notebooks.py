@@ -186,6 +186,16 @@ def compress_pictures(nb: NotebookNode) -> NotebookNode:
     return nb
 
 
+def number_tables(nb: NotebookNode) -> NotebookNode:
+    """Replace the random names in styled tables of pandas, which differ in every run."""
+    for index, cell in enumerate(nb.cells):
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "text/html" in data:
+                data["text/html"] = re.sub(r"T_[0-9a-f]{5}", f"T_{index:05x}", data["text/html"])
+    return nb
+
+
 def execute_notebook(path: Path) -> NotebookNode:
     """Run a notebook in a new kernel, in its folder; return it with the new outputs.
 
@@ -207,7 +217,7 @@ def execute_notebook(path: Path) -> NotebookNode:
     nb.metadata = {
         "kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}
     }
-    return compress_pictures(nb)
+    return number_tables(compress_pictures(nb))
 
 
 def _run_and_describe(path: Path, write: bool) -> str:

@@ -554,6 +554,19 @@ def test_pictures_are_stored_with_at_most_128_colours():
     assert notebooks.compress_pictures(nb).cells[0].outputs[2].data["image/png"] == pictures[2]
 
 
+def test_styled_tables_have_the_same_names_in_every_run():
+    def notebook(name):
+        html = f'<style>#{name}_row0 {{}}</style><table id="{name}"></table>'
+        output = v4.new_output("display_data", {"text/html": html})
+        return v4.new_notebook(cells=[v4.new_code_cell(outputs=[output])])
+
+    tables = [
+        notebooks.number_tables(notebook(name)).cells[0].outputs[0].data["text/html"]
+        for name in ("T_01fed", "T_9a8bc")
+    ]
+    assert tables[0] == tables[1] and tables[0].count("T_00000") == 2
+
+
 def test_stored_outputs_are_small():
     def outputs(p):
         return (o for c in notebooks.nbformat.read(p, 4).cells for o in c.get("outputs", ()))

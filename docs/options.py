@@ -24,7 +24,7 @@ method refuses what it does not have. `python docs/options.py` writes this page.
 
 
 def _format_cell(value: object) -> str:
-    # `<s>` would strike out the text behind it
+    # `<s>` would strike out the text after it
     return str(value).replace("|", "\\|").replace("<s>", "`<s>`")
 
 

@@ -166,7 +166,7 @@ def prompt_tuning() -> Picture:
             draw(plan, title="another text", note="the same two vectors", words=SOUP),
         ],
         "Prompt tuning",
-        "Two texts go through a frozen model with the same two trained vectors behind "
+        "Two texts go through a frozen model with the same two trained vectors after "
         "their first token.",
     )
 

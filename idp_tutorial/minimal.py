@@ -111,9 +111,9 @@ PROMPTS: dict[str, Any] = {  # method: generator, does its prompt enter half-way
 
 # %% ../nbs/course/17_one_file.ipynb #17f00018
 def run(lm: Any, ids: Tensor, mask: Tensor, generator: Any = None, layer: int = -1) -> Tensor:
-    """Return z behind the last layer, with a prompt after `layer` layers (-1: among the words)."""
+    """Return z after the last layer, with a prompt after `layer` layers (-1: among the words)."""
     is_encoder = lm.config.model_type in ENCODERS
-    first = int(is_encoder)  # behind `<s>` (a late prompt may be anywhere), or in front
+    first = int(is_encoder)  # after `<s>` (a late prompt may be anywhere), or in front
     blocks = next(module for module in lm.modules() if isinstance(module, nn.ModuleList))
     words = h = lm.get_input_embeddings()(ids)
     z = run(lm, ids, mask) if isinstance(generator, IDPG) else words[:, 0]  # IDPG's M(x)

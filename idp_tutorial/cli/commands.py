@@ -312,7 +312,7 @@ class Command:
     @pause_garbage_collection()
     def parse(
         self,
-        argv: list[str],  # arguments behind the name of the command
+        argv: list[str],  # arguments after the name of the command
     ) -> dict[str, Any]:  # the options that were given, on the command line or in a file
         """Return the options of a command line."""
         options = self.options()
@@ -325,7 +325,7 @@ class Command:
 
     def main(
         self,
-        argv: list[str],  # arguments behind the name of the command
+        argv: list[str],  # arguments after the name of the command
     ) -> None:
         """Run the command with the arguments of a command line."""
         for stream in (sys.stdout, sys.stderr):

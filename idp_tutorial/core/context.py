@@ -94,7 +94,7 @@ class Context:
         attention_mask = batch["attention_mask"]
         input_checks.check_right_padding(attention_mask)
         word_mask = attention_mask
-        if "answer_start" in batch:  # a prompt depends on the input, not on the target behind it
+        if "answer_start" in batch:  # a prompt depends on the input, not on the target after it
             index = torch.arange(attention_mask.shape[1], device=attention_mask.device)
             word_mask = attention_mask * (index < batch["answer_start"][:, None])
             batch = {**batch, "attention_mask": word_mask}

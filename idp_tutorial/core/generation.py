@@ -78,7 +78,7 @@ def _with_cached_source(layer: int, step: Step, prompts: dict[int, Tensor]) -> S
 
 
 def _append_at(x: Tensor, lengths: Tensor, values: Tensor) -> Tensor:  # `[B,T+1]`
-    """Write one value behind each example of a right-padded tensor `[B,T]`."""
+    """Write one value after each example of a right-padded tensor `[B,T]`."""
     return torch.cat([x, torch.zeros_like(lengths)], 1).scatter(1, lengths, values)
 
 

@@ -99,13 +99,13 @@ def _make_batch(
             f"{tuple(attention_mask.shape)}."
         )
     attention_mask = (attention_mask != 0).long()
-    start = attention_mask.argmax(1, keepdim=True)  # of the text, behind padding on the left
+    start = attention_mask.argmax(1, keepdim=True)  # of the text, after padding on the left
     index = _shifted_index(input_ids.shape[1], start)
     attention_mask = attention_mask.gather(1, index)
     if not torch.compiler.is_compiling() and bool((attention_mask.diff(dim=1) > 0).any()):
         raise UserError(
             "attention_mask must be 1 for all tokens of a text and 0 for the padding before or "
-            "behind it, but it has a 0 between two tokens."
+            "after it, but it has a 0 between two tokens."
         )
     batch = dict(input_ids=input_ids.gather(1, index), attention_mask=attention_mask)
     if token_type_ids is None:

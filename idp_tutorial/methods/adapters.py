@@ -74,7 +74,7 @@ def _insert_after_sublayers(
         )
 
     def insert_modules(edit: BackboneEdit) -> None:
-        """Put an adapter behind each output module."""
+        """Put an adapter after each output module."""
         for layer in bb.layers[first_layer:]:
             for path in bb.sublayer_output_modules:
                 parent_path, _, attribute = path.rpartition(".")

@@ -75,7 +75,7 @@ def cut_text(
 ) -> str:  # the text, or its beginning
     """Cut a text so that its first `max_tokens` tokens stay the same.
 
-    It is cut at a space behind these tokens, so that the tokenizer need not read all of it. (Of two
+    It is cut at a space after these tokens, so that the tokenizer need not read all of it. (Of two
     texts of a pair that are both too long, one may lose a token more than the other, since the
     tokenizer gives the odd token to the longer one.)
     """

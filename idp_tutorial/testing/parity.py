@@ -145,7 +145,7 @@ def _compare_kv_cache(bb: Backbone) -> float | None:
         plan[layer] = KeyValue(_constant_source(p))
     mask = F.pad(b["attention_mask"], (3, 0), value=1)
     output = bb.base(input_ids=b["input_ids"], attention_mask=mask, past_key_values=cache)
-    # the library gives the words the positions behind the cache
+    # the library gives the words the positions after the cache
     padded_words = F.pad(bb.word_embeddings(b["input_ids"]), (0, 0, 3, 0))
     h = bb.embed(padded_words, mask, 0 * mask)[:, 3:]
     resumed = dict(b, hidden_states=h, start_layer=torch.zeros(len(h)))

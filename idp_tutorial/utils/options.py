@@ -5,7 +5,7 @@ An option is declared once, as a field of a dataclass:
     steps: Annotated[int, Range(1, 10**9)] = 300  # number of optimizer steps
 
 Its type says which values are allowed: `Literal` lists choices, `Range` limits a number, `| None`
-allows None. The comment behind the field, or in the lines above it, is the help text. The
+allows None. The comment after the field, or in the lines above it, is the help text. The
 attribute `option_group` of the class that declares it is the heading in `--help`.
 """
 
@@ -152,7 +152,7 @@ def _split_type(hint: Any) -> tuple[type, bool, tuple, tuple]:
 
 
 def _field_comments(cls: type) -> dict[str, str]:  # field: its comment
-    """Return the comments behind the fields that a class declares, or in the lines above them."""
+    """Return the comments after the fields that a class declares, or in the lines above them."""
     try:
         source = textwrap.dedent(inspect.getsource(cls))
     except (OSError, TypeError):  # a class that was typed into an interpreter

@@ -2,7 +2,7 @@
 
 The words are at the bottom, below the layers. Each layer shows the positions that it processes,
 so a prompt that enters at `layer` 2, after two layers, is drawn in the layer with two layers
-below it. The prompt is in front of the first token or behind it, as in the plan. What a prompt is
+below it. The prompt is in front of the first token or after it, as in the plan. What a prompt is
 generated from, `generator_input`, is one of these:
 """
 
@@ -337,7 +337,7 @@ def _describe_diagram(
     if not operations:
         head = "a trained head" if is_head_trained else "no trained head"
         return f"{title}: a frozen model of {layers} layers without a prompt, {head}."
-    side = "behind the first token" if n_before else "in front of the text"
+    side = "after the first token" if n_before else "in front of the text"
     places = [f"among the words, {side}"] if INPUT in operations else []
     upper = [k for k in operations if k != INPUT]
     if len(upper) == layers:

@@ -16,7 +16,7 @@ def load_page():
 
 def test_the_gain_of_a_text_is_that_of_the_records():
     page = load_page()
-    random, text = page.load_scores("random"), page.load_scores("text")
+    random, text = page.load_scores("trec-random"), page.load_scores("trec-text")
     gains = sorted(mean(scores) - mean(random[method]) for method, scores in text.items())
     assert f"score {gains[0]:.1f} to {gains[-1]:.1f} points more" in page.FILE.read_text("utf-8")
 

@@ -25,3 +25,11 @@ def test_the_scores_are_those_of_the_records():
     page = load_page()
     assert page.render_page() == page.FILE.read_text(encoding="utf-8")
     assert "| `shadow` |" in page.render_table()
+
+
+def test_only_static_prompts_stay_at_chance_on_two_domains():
+    scores = load_page().load_scores("two-domains")
+    static = {"prompt-tuning", "p-tuning-v2", "cartridge"}
+    assert {method for method, values in scores.items() if mean(values) < 55} == static
+    assert all(min(scores[method]) > 85 for method in {*scores} - static)
+    assert {len(values) for values in scores.values()} == {5}

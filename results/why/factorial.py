@@ -136,6 +136,16 @@ def join_parts(file: Path) -> None:
     shutil.rmtree(file.with_suffix(""), ignore_errors=True)
 
 
+def is_complete(cell: Cell, records: list[dict]) -> bool:
+    """Return whether the joined records have all seeds of a cell at its final learning rate."""
+    seeds = {
+        r["seed"]
+        for r in records
+        if (r["method"], r["head_init"], r["head_lr"]) == cell and "logits" in r
+    }
+    return len(seeds) == SEEDS
+
+
 def main() -> None:
     """Run all cells of a factorial on one task."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -152,6 +162,8 @@ def main() -> None:
     file = records_file(args)
     join_parts(file)
     cells = [c for c in list_cells(args.name) if not args.methods or c[0] in args.methods]
+    done = read_existing_records(file)
+    cells = [cell for cell in cells if not is_complete(cell, done)]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.workers, mp_context=context) as pool:
         folder = file.with_suffix("")

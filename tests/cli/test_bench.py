@@ -10,6 +10,7 @@ import pytest
 import torch
 from small import backbone
 from timings import replace_fit, tiny_base
+from transformers import AutoModelForSequenceClassification
 
 from idp_tutorial.backbones import load as pretrained
 from idp_tutorial.backbones.load import load_backbone
@@ -305,6 +306,18 @@ def test_whole_commands_are_timed_beside_those_of_others(tmp_path, monkeypatch, 
     pytest.importorskip("peft")
     monkeypatch.setattr(end_to_end, "DEFAULT_SIZES", SMALL_SIZES)
     monkeypatch.setattr(end_to_end, "subprocess", SimpleNamespace(run=run_in_this_process))
+    peft_dtypes = []  # of the models that the script for peft loads
+
+    def load_and_note_dtype(*args, **kwargs):
+        """Load a model, and note its dtype if the script for peft asks for it."""
+        model = load(*args, **kwargs)
+        if sys.argv[0].endswith("peft_script"):
+            peft_dtypes.append(model.dtype)
+        return model
+
+    load = AutoModelForSequenceClassification.from_pretrained
+    loader = "transformers.AutoModelForSequenceClassification.from_pretrained"
+    monkeypatch.setattr(loader, load_and_note_dtype)
     out = tmp_path / "end.jsonl"
     kwargs = dict(end_to_end=True, backbone="tiny", methods="lora", repeats=1, device="cpu")
     bench_command(**kwargs, threads=1, out=str(out))
@@ -325,6 +338,7 @@ def test_whole_commands_are_timed_beside_those_of_others(tmp_path, monkeypatch, 
     assert [r["ratio"] for r in rows if r["name"] in ("pipeline", "peft + Trainer")] == [None] * 3
     assert rows[3]["over_pipeline"] == 1 and rows[2]["as_float32"] == 100
     assert str(tmp_path) not in out.read_text()  # no path of this machine
+    assert peft_dtypes == [torch.float32]  # the bundled checkpoint is in float16
     assert len(Path(end_to_end.__file__).with_name("peft_script.py").read_text().splitlines()) <= 60
     for words in ("tiny, questions", "training", "answering", "as_float32", "seconds_median"):
         assert words in captured.out

@@ -1,5 +1,6 @@
 """Evaluation of the tasks of SuperGLUE: candidates, questions, batches."""
 
+import math
 import random
 from dataclasses import replace
 
@@ -15,7 +16,12 @@ from idp_tutorial.data.metrics import compute_metric
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.training import evaluation
-from idp_tutorial.training.evaluation import batch_by_length, evaluate, predict
+from idp_tutorial.training.evaluation import (
+    batch_by_length,
+    evaluate,
+    format_predictions,
+    predict,
+)
 from idp_tutorial.training.fit import fit
 
 
@@ -142,3 +148,15 @@ def test_an_empty_text_is_predicted_if_the_task_allows_it(allow_empty_text):
     else:
         with pytest.raises(ValueError, match="sentence1"):
             predict(model, task, config(), [dict(sentence1="")])
+
+
+@pytest.mark.parametrize("multi_label", [True, False])
+def test_only_labels_of_one_class_share_their_probability(multi_label):
+    metric = "micro_f1" if multi_label else "accuracy"
+    task = Task("a task", labels=("a", "b"), multi_label=multi_label, metric=metric)
+    (prediction,) = format_predictions(task, torch.tensor([[2.0, 1.0]]), [None])
+    a, b = prediction["probabilities"].values()
+    assert prediction["label"] == (["a", "b"] if multi_label else "a")
+    expected = 1 / (1 + math.exp(-2 if multi_label else -1))
+    assert a == pytest.approx(expected, abs=1e-12)
+    assert (a + b == pytest.approx(1)) is not multi_label

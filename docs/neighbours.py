@@ -12,7 +12,7 @@ MARKS = "<!-- scores -->", "<!-- end of scores -->"
 METHODS = "prompt-tuning", "p-tuning-v2", "cartridge", "lora", "shadow", "s-idpg-phm"
 COLUMNS = {  # folder of records: heading
     "trec-random": "TREC, MiniLM",
-    "trec-text": "from a text",
+    "trec-text": "TREC, from a text",
     "two-domains": "`two-domains`, tiny",
 }
 

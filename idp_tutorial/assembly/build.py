@@ -8,7 +8,7 @@ parameters.
 
 import torch
 
-from idp_tutorial.assembly.class_weights import set_class_weights
+from idp_tutorial.assembly.class_weights import compute_class_weights
 from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.assembly.controls import ControlConfig, build_control
 from idp_tutorial.backbones.load import load_backbone
@@ -91,6 +91,11 @@ def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
             f"{task.name!r} may have several labels: use another method."
         )
     if is_entailment and not task.pair:  # a pair has premise and hypothesis already
+        if cfg.class_weight:
+            raise UserError(
+                f"class_weight={cfg.class_weight!r} needs a classification head, but method "
+                f"{cfg.method!r} scores pairs: leave it out."
+            )
         model = EntailmentModel(
             bb,
             describe_labels(task),
@@ -109,7 +114,7 @@ def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
         )
     _require_float32_parameters(model, cfg)
     if cfg.class_weight:
-        set_class_weights(model, task, cfg)
+        model.head.class_weights = compute_class_weights(cfg.class_weight, task)
     return model
 
 

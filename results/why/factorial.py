@@ -2,6 +2,7 @@
 
     python results/why/factorial.py head --data FOLDER --task trec --steps 310
     python results/why/factorial.py task --data FOLDER --task cr --workers 8
+    python results/why/factorial.py readout --data FOLDER --task trec
 
 Each run is appended to `results/why/NAME-TASK-STEPS.jsonl`; a second call continues. A process
 runs one cell at a time and stores it in a folder of its own; the parts are joined at the end, and
@@ -32,12 +33,12 @@ HEAD_LEARNING_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 FINE_TUNING_LEARNING_RATES = (5e-5, 1.5e-4, 5e-4)
 TUNING_SEEDS, SEEDS = 2, 5
 PROMPT_LENGTH = 5
+HEAD_METHODS = ("prompt-tuning", "lpt-npg", "m-idpg-phm", "s-idpg-phm", "lpt")
 FACTORIALS: dict[str, dict[str, Any]] = {
     "head": dict(
-        methods=("prompt-tuning", "lpt-npg", "m-idpg-phm", "s-idpg-phm", "lpt"),
+        methods=HEAD_METHODS,
         learning_rates=(3e-3, 1e-2, 3e-2, 1e-1),
         head_learning_rates=(1e-3, None),
-        shots=None,
     ),
     "task": dict(
         methods=("prompt-tuning", "m-idpg-phm", "s-idpg-phm", "p-tuning-v2"),
@@ -45,18 +46,26 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         head_learning_rates=(None,),
         shots=1000,
     ),
+    "readout": dict(  # the head reads `<s>`, and IDPG's generators the mean of the words as before
+        methods=HEAD_METHODS,
+        learning_rates=(3e-3, 1e-2, 3e-2, 1e-1),
+        head_learning_rates=(None,),
+        initial_heads=("probe",),
+        pooling="cls",
+    ),
 }
 Cell = tuple[str, str, float | None]  # method, `head_init`, `head_lr`
 
 
 def list_cells(name: str) -> Iterator[Cell]:
     """Yield the cells of a factorial; None as `head_lr` is the learning rate of the prompt."""
-    for head_init in ("random", "probe"):
+    initial_heads = FACTORIALS[name].get("initial_heads", ("random", "probe"))
+    for head_init in initial_heads:
         yield "head-only", head_init, None
     if name == "task":  # the upper end of what a prompt can gain
         yield "fine-tuning", "random", None
     for method in FACTORIALS[name]["methods"]:
-        for head_init in ("random", "probe"):
+        for head_init in initial_heads:
             for head_lr in FACTORIALS[name]["head_learning_rates"]:
                 yield method, head_init, head_lr
 
@@ -75,6 +84,8 @@ def run_cell(store: RunStore, name: str, task: Task, common: dict, cell: Cell) -
         options["prompt_length"] = PROMPT_LENGTH
     if "standardise" in ALL_METHODS[method].options:  # MiniLM's sentence vectors are small
         options["standardise"] = True
+    if name == "readout" and "sentence_pooling" in ALL_METHODS[method].options:
+        options["sentence_pooling"] = "mean"
     if method == "p-tuning-v2":
         options["insertion"] = "add"
     selection = f"best of {len(rates)} (equal for all methods) on validation, seeds 0 and 1"
@@ -98,11 +109,12 @@ def records_file(args: argparse.Namespace) -> Path:
 def run_in_process(args: argparse.Namespace, cell: Cell, file: Path) -> None:
     """Run one cell, whose records go to a file."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    task = load_task(args.task, args.data, FACTORIALS[args.name]["shots"])
+    task = load_task(args.task, args.data, FACTORIALS[args.name].get("shots"))
     common = dict(
         backbone=args.backbone,
         data=args.data,
-        shots=FACTORIALS[args.name]["shots"],
+        shots=FACTORIALS[args.name].get("shots"),
+        pooling=FACTORIALS[args.name].get("pooling", "mean"),
         steps=args.steps,
         batch_size=16,
         eval_every=args.steps // 5,

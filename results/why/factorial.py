@@ -52,6 +52,14 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         head_learning_rates=(None,),
         initial_heads=("probe",),
         pooling="cls",
+        sentence_pooling="mean",
+    ),
+    "same-readout": dict(  # as the papers: the generators read `<s>` too
+        methods=("m-idpg-phm", "s-idpg-phm"),
+        learning_rates=(3e-3, 1e-2, 3e-2, 1e-1),
+        head_learning_rates=(None,),
+        initial_heads=("probe",),
+        pooling="cls",
     ),
 }
 Cell = tuple[str, str, float | None]  # method, `head_init`, `head_lr`
@@ -60,8 +68,9 @@ Cell = tuple[str, str, float | None]  # method, `head_init`, `head_lr`
 def list_cells(name: str) -> Iterator[Cell]:
     """Yield the cells of a factorial; None as `head_lr` is the learning rate of the prompt."""
     initial_heads = FACTORIALS[name].get("initial_heads", ("random", "probe"))
-    for head_init in initial_heads:
-        yield "head-only", head_init, None
+    if name != "same-readout":  # `readout` has the head alone
+        for head_init in initial_heads:
+            yield "head-only", head_init, None
     if name == "task":  # the upper end of what a prompt can gain
         yield "fine-tuning", "random", None
     for method in FACTORIALS[name]["methods"]:
@@ -84,8 +93,8 @@ def run_cell(store: RunStore, name: str, task: Task, common: dict, cell: Cell) -
         options["prompt_length"] = PROMPT_LENGTH
     if "standardise" in ALL_METHODS[method].options:  # MiniLM's sentence vectors are small
         options["standardise"] = True
-    if name == "readout" and "sentence_pooling" in ALL_METHODS[method].options:
-        options["sentence_pooling"] = "mean"
+    if "sentence_pooling" in ALL_METHODS[method].options:
+        options["sentence_pooling"] = FACTORIALS[name].get("sentence_pooling")
     if method == "p-tuning-v2":
         options["insertion"] = "add"
     selection = f"best of {len(rates)} (equal for all methods) on validation, seeds 0 and 1"

@@ -5,9 +5,10 @@ factorial with MiniLM on TREC and Subj (`results/why/PLAN.md`): the head begins 
 converged linear probe, and learns at .001 or at the learning rate of the prompt. In the fourth a
 language model predicts a label word; its differences are read from `results/claims.csv`.
 
-Two further sets of runs answer narrower questions. One repeats the comparison on IDPG's own
-samples of 1,000 examples; the other trains a static prompt of the language model at two layers
-with six learning rates.
+Three further sets of runs answer narrower questions. One repeats the comparison with a head that
+reads the first token, as the papers' heads do, instead of the mean of the words; one on IDPG's own
+samples of 1,000 examples. The last trains a static prompt of the language model at two layers with
+six learning rates.
 
 A gain that a paper reports may belong to the method or to the setting in which it was measured,
 such as a head that begins at random. The contrast of two methods is measured in both settings; the
@@ -44,6 +45,7 @@ __all__ = [
     "interaction_table",
     "score_table",
     "draw_contrasts",
+    "readout_table",
     "few_shot_contrast_table",
     "few_shot_score_table",
     "learning_rate_table",
@@ -177,7 +179,8 @@ _TASK_NAMES = {"trec": "TREC", "subj": "Subj"}
 def read_factorial(
     folder: Path | str,  # `results/why`
     steps: int = 310,
-    name: str = "head",  # 'head', or 'task' for the samples of 1,000 examples
+    # 'head'; 'readout' for a head that reads `<s>`; 'task' for the samples of 1,000 examples
+    name: str = "head",
 ) -> list[dict]:
     """Read the records of a factorial on all tasks."""
     return read_records(*sorted(Path(folder).glob(f"{name}-*-{steps}.jsonl")))
@@ -285,6 +288,42 @@ def draw_contrasts(
     axes[0].set_yticks([-i for i in range(len(names))], names, fontsize=8)
     figure.tight_layout()
     return figure
+
+
+READOUTS: dict[str, dict[str, Any]] = {  # what the head reads; it begins at a probe of that
+    "mean of the words": dict(pooling="mean", head_init="probe", head_lr=None),
+    "first token": dict(pooling="cls", head_init="probe", head_lr=None),
+}
+READOUT_CONTRASTS: dict[str, tuple[str, str]] = {  # label: two methods
+    "prompt tuning − head alone": ("prompt-tuning", "head-only"),
+    "S-IDPG − head alone": ("s-idpg-phm", "head-only"),
+    "M-IDPG − head alone": ("m-idpg-phm", "head-only"),
+    "late static prompt − head alone": ("lpt", "head-only"),
+    "NPG − head alone": ("lpt-npg", "head-only"),
+    **{label: pair for label, (pair, _, _) in CONTRASTS.items()},
+}
+
+
+def readout_table(
+    # of `read_factorial` with the names 'head' and 'readout', on the tasks that both have
+    records: Sequence[dict],
+    folder: Path | str,  # folder of the records
+) -> pd.DataFrame:  # columns: contrast, those of `READOUTS`, difference, low, high, p, detectable
+    """Return each contrast with both read-outs, and by how much it is larger at the first token."""
+    mean_setting, first_setting = READOUTS.values()
+    rows = []
+    for label, (a, b) in READOUT_CONTRASTS.items():
+        row: dict[str, Any] = dict(contrast=label)
+        for name, setting in READOUTS.items():
+            estimate = estimate_contrast_in_setting(records, a, b, setting, folder)
+            if estimate:
+                row[name] = float(estimate["effect"])
+        interaction = estimate_interaction(records, a, b, first_setting, mean_setting, folder)
+        if interaction:
+            row["difference"] = float(interaction["effect"])
+            row |= {k: float(interaction[k]) for k in ("low", "high", "p", "detectable")}
+            rows.append(row)
+    return pd.DataFrame(rows)
 
 
 HEAD_SETTINGS: dict[str, dict[str, Any]] = {  # of the runs on IDPG's samples

@@ -16,6 +16,8 @@ from idp_tutorial.reproduction.papers.what_works import (
     HEAD_SETTINGS,
     LANGUAGE_MODEL,
     PUBLISHED,
+    READOUT_CONTRASTS,
+    READOUTS,
     SETTINGS,
     collect_accuracies,
     contrast_table,
@@ -27,6 +29,7 @@ from idp_tutorial.reproduction.papers.what_works import (
     few_shot_score_table,
     interaction_table,
     learning_rate_table,
+    readout_table,
     score_table,
 )
 from idp_tutorial.runs.logits import write_run_arrays
@@ -186,6 +189,30 @@ def test_few_shot_scores_have_a_row_for_each_task_and_method(few_shot_records, t
     assert scores.loc[("MR", "prompt-tuning"), PUBLISHED] == 86.7
     assert np.isnan(scores.loc[("MR", "head-only"), PUBLISHED])
     assert len(scores) == 15
+
+
+def test_a_readout_table_says_where_a_contrast_is_larger(tmp_path):
+    """Every prompt adds 10 points to the head alone at the mean; M-IDPG adds 30 at `<s>`."""
+    records = []
+    for pooling, setting in READOUTS.items():
+        for method in ("head-only", *ACCURACY):
+            accuracy = 0.6 if method == "head-only" else 0.7
+            if method == "m-idpg-phm" and setting["pooling"] == "cls":
+                accuracy = 0.9
+            logits = np.zeros((N, 2), np.float32)
+            logits[:, 1] = np.where(np.arange(N) < accuracy * N - 0.5, -1, 1)
+            arrays = dict(test=logits, test_label=np.zeros(N, int))
+            for seed in range(2):
+                run = f"{method}-{pooling}-{seed}"
+                stored = write_run_arrays(tmp_path / "logits/runs.npz", run, arrays)
+                records.append(dict(method=method, task="trec", seed=seed, **setting, **stored))
+    table = readout_table(records, tmp_path).set_index("contrast")
+    assert [*table.index] == [*READOUT_CONTRASTS]
+    m_idpg = table.loc["M-IDPG − head alone"]
+    assert [m_idpg[name] for name in READOUTS] == pytest.approx([10, 30])
+    assert m_idpg.difference == pytest.approx(20)
+    assert table.difference["M-IDPG − prompt tuning"] == pytest.approx(20)
+    assert table.difference["NPG − head alone"] == pytest.approx(0)
 
 
 RATE_RECORDS = [

@@ -1,14 +1,14 @@
 """Five differences of methods in several settings, beside those that the papers print.
 
-The data of the lab's first page and of its picture. The first three settings are those of a
-factorial with MiniLM on TREC and Subj (`results/why/PLAN.md`): the head begins at random or at a
-converged linear probe, and learns at .001 or at the learning rate of the prompt. In the fourth a
+The data of the lab's first page and of its picture. The first four settings are those of a
+factorial with MiniLM on TREC and Subj (`results/why/PLAN.md`): the head reads the mean of the
+words, begins at random or at a converged linear probe, and learns at .001 or at the learning rate
+of the prompt. In the fifth the head reads the first token, as in the papers. In the sixth a
 language model predicts a label word; its differences are read from `results/claims.csv`.
 
-Three further sets of runs answer narrower questions. One repeats the comparison with a head that
-reads the first token, as the papers' heads do, instead of the mean of the words; one on IDPG's own
-samples of 1,000 examples. The last trains a static prompt of the language model at two layers with
-six learning rates.
+Two further sets of runs answer narrower questions. One repeats the comparison on IDPG's own
+samples of 1,000 examples; the other trains a static prompt of the language model at two layers
+with six learning rates.
 
 A gain that a paper reports may belong to the method or to the setting in which it was measured,
 such as a head that begins at random. The contrast of two methods is measured in both settings; the
@@ -165,11 +165,15 @@ CONTRASTS: dict[str, tuple] = {
         "lpt-124",
     ),
 }
-SETTINGS: dict[str, dict[str, Any]] = {  # of the factorial
-    "random head, learning rate 0.001": dict(head_init="random", head_lr=1e-3),
-    "random head, prompt's learning rate": dict(head_init="random", head_lr=None),
-    "head from a probe, learning rate 0.001": dict(head_init="probe", head_lr=1e-3),
-    "head from a probe, prompt's learning rate": dict(head_init="probe", head_lr=None),
+_MEAN = dict(pooling="mean")
+CONVERGED = "head from a probe, prompt's learning rate"
+FIRST_TOKEN = "the same, head at the first token"
+SETTINGS: dict[str, dict[str, Any]] = {  # of the factorials
+    "random head, learning rate 0.001": dict(_MEAN, head_init="random", head_lr=1e-3),
+    "random head, prompt's learning rate": dict(_MEAN, head_init="random", head_lr=None),
+    "head from a probe, learning rate 0.001": dict(_MEAN, head_init="probe", head_lr=1e-3),
+    CONVERGED: dict(_MEAN, head_init="probe", head_lr=None),
+    FIRST_TOKEN: dict(pooling="cls", head_init="probe", head_lr=None),
 }
 LANGUAGE_MODEL = "SmolLM2, label word"
 PUBLISHED = "paper, RoBERTa-large"
@@ -203,7 +207,7 @@ def _published_difference(table: str, a: str, b: str) -> tuple[float, list[str]]
 
 
 def contrast_table(
-    records: Sequence[dict],  # of `read_factorial`
+    records: Sequence[dict],  # of `read_factorial`, with the names 'head' and 'readout'
     folder: Path | str,  # folder of the records
     claims_file: Path | str,  # `results/claims.csv`
 ) -> pd.DataFrame:  # columns: contrast, setting, effect, low, high, detectable and tasks
@@ -236,7 +240,8 @@ def interaction_table(
     rows = []
     for label, ((a, b), _, _) in CONTRASTS.items():
         for head_lr, name in ((1e-3, ".001"), (None, "the prompt's")):
-            first, second = (dict(head_init=h, head_lr=head_lr) for h in ("random", "probe"))
+            setting = dict(_MEAN, head_lr=head_lr)
+            first, second = (dict(setting, head_init=h) for h in ("random", "probe"))
             estimate = estimate_interaction(records, a, b, first, second, folder)
             if estimate:
                 columns = ("effect", "low", "high", "p", "detectable")
@@ -255,7 +260,7 @@ def score_table(
     for method in methods:
         for name, setting in SETTINGS.items():
             # without a prompt the head has one learning rate, its own
-            wanted = {"head_init": setting["head_init"]} if method == "head-only" else setting
+            wanted = dict(setting, head_lr=None) if method == "head-only" else setting
             for task, accuracies in collect_accuracies(records, method, wanted, folder).items():
                 cells.setdefault((_TASK_NAMES[task], method), {})[name] = float(accuracies.mean())
     table = pd.DataFrame.from_dict(cells, orient="index")
@@ -269,8 +274,10 @@ def draw_contrasts(
     """Draw a dot for each contrast and setting, with its interval; hollow: the papers' value."""
     import matplotlib.pyplot as plt
 
-    colors = dict(zip([*SETTINGS, LANGUAGE_MODEL], ("C3", "C1", "C0", "C9", "C4"), strict=True))
-    figure, axes = plt.subplots(1, len(CONTRASTS), figsize=(10, 2.6), sharey=True)
+    colors = dict(
+        zip([*SETTINGS, LANGUAGE_MODEL], ("C3", "C1", "C0", "C9", "C2", "C4"), strict=True)
+    )
+    figure, axes = plt.subplots(1, len(CONTRASTS), figsize=(10, 2.9), sharey=True)
     names = [PUBLISHED, *colors]
     for axis, contrast in zip(axes, CONTRASTS, strict=True):
         axis.axvline(0, color="grey", linewidth=0.8)
@@ -291,8 +298,8 @@ def draw_contrasts(
 
 
 READOUTS: dict[str, dict[str, Any]] = {  # what the head reads; it begins at a probe of that
-    "mean of the words": dict(pooling="mean", head_init="probe", head_lr=None),
-    "first token": dict(pooling="cls", head_init="probe", head_lr=None),
+    "mean of the words": SETTINGS[CONVERGED],
+    "first token": SETTINGS[FIRST_TOKEN],
 }
 READOUT_CONTRASTS: dict[str, tuple[str, str]] = {  # label: two methods
     "prompt tuning − head alone": ("prompt-tuning", "head-only"),

@@ -50,7 +50,7 @@ def records(tmp_path):
             logits = np.zeros((N, 2), np.float32)
             logits[:, 1] = np.where(np.arange(N) < (accuracy - loss) * N - 0.5, -1, 1)
             for seed in range(2):
-                run = f"{method}-{seed}-{setting['head_init']}-{setting['head_lr']}"
+                run = "-".join(map(str, [method, seed, *setting.values()]))
                 arrays = dict(test=logits, test_label=np.zeros(N, int))
                 stored = write_run_arrays(tmp_path / "logits/runs.npz", run, arrays)
                 stored_records.append(
@@ -66,7 +66,7 @@ def test_contrasts_stand_beside_the_published_ones(records, tmp_path):
     # IDPG's Table 1 has Subj alone, LPT's Table 1 TREC and Subj
     assert published["M-IDPG − prompt tuning"] == pytest.approx(97.5 - 95.5)
     assert published["late − input (static)"] == pytest.approx((95.1 - 93.9 + 89.7 - 86.4) / 2)
-    random, _, probe, _ = SETTINGS
+    random, _, probe, *_ = SETTINGS
     assert table.effect["M-IDPG − prompt tuning", random] == pytest.approx(10)
     assert table.effect["M-IDPG − prompt tuning", probe] == pytest.approx(0)
     assert table.effect["NPG − static (both late)", LANGUAGE_MODEL] == pytest.approx(7.32)
@@ -79,19 +79,19 @@ def test_interactions_and_scores_of_a_factorial(records, tmp_path):
     assert [*interactions["M-IDPG − prompt tuning"]] == pytest.approx([10, 10])
     assert [*interactions["NPG − prompt tuning"]] == pytest.approx([0, 0])
     scores = score_table(records, tmp_path)
-    assert [*scores.loc[("Subj", "m-idpg-phm")]] == pytest.approx([80, 80, 70, 70])
-    assert [*scores.loc[("Subj", "lpt")]] == pytest.approx([60] * 4)
+    assert [*scores.loc[("Subj", "m-idpg-phm")]] == pytest.approx([80, 80, 70, 70, 70])
+    assert [*scores.loc[("Subj", "lpt")]] == pytest.approx([60] * 5)
 
 
-N_of_interactions, SEEDS = 400, 4
+N_LONG, SEEDS = 400, 4
 RANDOM, PROBE = dict(head_init="random"), dict(head_init="probe")
 
 
 def write_record(folder, method, setting, seed, accuracy, task="toy", **fields):
     """Store a run that is correct on the first `accuracy` of the examples."""
-    labels = np.zeros(N_of_interactions, int)
-    logits = np.zeros((N_of_interactions, 2), np.float32)
-    logits[:, 1] = np.where(np.arange(N_of_interactions) < accuracy * N_of_interactions, -1, 1)
+    labels = np.zeros(N_LONG, int)
+    logits = np.zeros((N_LONG, 2), np.float32)
+    logits[:, 1] = np.where(np.arange(N_LONG) < accuracy * N_LONG, -1, 1)
     run = f"{method}-{task}-{setting['head_init']}-{seed}"
     stored = write_run_arrays(
         folder / "logits" / "runs.npz", run, dict(test=logits, test_label=labels)
@@ -126,9 +126,8 @@ def test_runs_without_logits_are_left_out(runs):
     records, folder = runs
     search = dict(method="a", task="toy", seed=0, head_init="random", lr=9.0)
     accuracies = collect_accuracies([*records, search], "a", RANDOM, folder)
-    assert accuracies["toy"].shape == (SEEDS, N_of_interactions) and accuracies[
-        "toy"
-    ].mean() == pytest.approx(80)
+    assert accuracies["toy"].shape == (SEEDS, N_LONG)
+    assert accuracies["toy"].mean() == pytest.approx(80)
 
 
 def test_two_learning_rates_of_one_seed_are_refused(runs):

@@ -38,6 +38,7 @@ from idp_tutorial.data.rows import (
 )
 from idp_tutorial.data.task import TEXT_COLUMNS, Task, make_column_templates
 from idp_tutorial.data.user_data import (
+    decode_hub_label,
     find_text_column,
     hold_out_rows,
     make_task,
@@ -97,17 +98,15 @@ def _check_columns(X: Any, columns: Mapping[str, str | None]) -> None:
 
 
 def _select_text_columns(X: Any, columns: Sequence[str]) -> Any:
-    """Return a table with its text columns only; anything else is returned unchanged."""
-    if columns:
-        if isinstance(X, Sequence):
-            return [tuple(row.get(c) for c in columns) for row in X]
-        return list(zip(*(list(X[c]) for c in columns)))
-    if "label" in getattr(X, "column_names", ()):
-        X = X.remove_columns("label")
-    elif "label" in getattr(X, "columns", ()):
-        X = X.drop(columns="label")
-    named = [c for c in TEXT_COLUMNS if c in getattr(X, "columns", ())]
-    return X[named] if named else X
+    """Return the texts of each row of a table; anything else is returned unchanged."""
+    if not columns and hasattr(X, "columns"):
+        named = [c for c in TEXT_COLUMNS if c in X.columns]
+        columns = named or [c for c in X.columns if c != "label"]
+    elif not columns:
+        return X
+    if isinstance(X, Sequence):
+        return [tuple(row.get(c) for c in columns) for row in X]
+    return list(zip(*(list(X[c]) for c in columns)))
 
 
 def _get_texts(example: Any) -> Any:
@@ -171,7 +170,7 @@ def _convert_rows(X: Any, columns: Sequence[str]) -> list[dict[str, str] | None]
     X = _select_text_columns(X, columns)
     rows: list[dict[str, str] | None] = []
     n_texts = 0  # 1, or 2 for pairs
-    for i, example in enumerate(X.to_numpy() if hasattr(X, "to_numpy") else X):
+    for i, example in enumerate(X):
         texts = _get_texts(example)
         is_missing = texts is not None and any(map(is_empty_text, texts))
         if texts is None or (not is_missing and n_texts and len(texts) != n_texts):
@@ -218,12 +217,8 @@ def _read_label_column(X: Any, label: str) -> list:
     """Return the labels in a column of a table; those of a `ClassLabel` are its names."""
     if isinstance(X, Sequence):
         return [row.get(label) for row in X]
-    values = list(X[label])
     feature = (getattr(X, "features", None) or {}).get(label)
-    names = getattr(feature, "names", None)
-    if not names:
-        return values
-    return [None if value in (None, -1) else names[value] for value in values]
+    return [decode_hub_label(value, feature) for value in X[label]]
 
 
 def _is_table(X: Any) -> bool:
@@ -592,7 +587,7 @@ class PromptEstimator(BaseEstimator):
         """Return rows to predict, which must be pairs if the training texts were pairs."""
         check_is_fitted(self, "model_")
         columns = [column for column in self._columns_in(X)[:2] if column]
-        rows: list[dict] = [*convert_to_rows(X, columns)]
+        rows = convert_to_rows(X, columns)
         form = {False: "single texts", True: "pairs of texts"}
         is_pair = len(rows[0]) == 2
         if is_pair != self.task_.pair:
@@ -633,7 +628,7 @@ class PromptEstimator(BaseEstimator):
         require_reportable(self.task_)
         names = self._make_labelled_rows(X, y, columns=self._columns_in(X))
         rows = [{**row, "label": self._label_of_task(row["label"])} for row in names]
-        predictions = self._predict_rows(X)
+        predictions = self._predict_rows(names)
         title = f"{self.method}, {len(rows):,} texts"
         if folder is None:
             return make_report(self.task_, rows, predictions, title)
@@ -836,7 +831,7 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
                 self.classes_ = np.arange(n)
             return [[*map(str, np.flatnonzero(v))] for v in y]
         y = [[*v] if isinstance(v, _COLLECTIONS) else [v] for v in y]
-        values = [getattr(value, "item", lambda value=value: value)() for v in y for value in v]
+        values = [value.item() if hasattr(value, "item") else value for v in y for value in v]
         if any(not isinstance(v, (str, int, float)) or isna(v) for v in values):
             raise UserError("every label must be a text or a number; give [] for no label.")
         if len({isinstance(v, str) for v in values}) > 1:

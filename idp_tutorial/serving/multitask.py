@@ -23,7 +23,7 @@ from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters, restore_state
+from idp_tutorial.core.prompted_model import PromptedModel, restore_state
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task, scale_labels
 from idp_tutorial.methods.all_methods import METHODS
@@ -148,12 +148,8 @@ class MultiTaskModel(nn.Module):
             )
         return self._collate_examples(examples)
 
-    def validate_task_row(
-        self,
-        row: dict,
-        index: int = 0,  # position of the row, for messages
-    ) -> dict:  # the columns of the task
-        """Return a row as its task needs it, and raise `UserError` for one that is not complete."""
+    def _validate_row(self, row: dict, index: int) -> dict:
+        """Return the columns that a task needs; raise `UserError` if the row is not complete."""
         if not isinstance(row, dict):
             raise UserError(
                 f"row {index}: {row!r:.60} is not a row. Give dictionaries such as "
@@ -169,7 +165,7 @@ class MultiTaskModel(nn.Module):
                 "there are no rows to predict. Give at least one, such as "
                 "{'task': …, 'sentence1': …}."
             )
-        checked = [self.validate_task_row(row, i) for i, row in enumerate(rows)]
+        checked = [self._validate_row(row, i) for i, row in enumerate(rows)]
         groups: dict[tuple[str, bool], list[int]] = {}  # task, has labels → positions of its rows
         for i, (row, columns) in enumerate(zip(rows, checked)):
             groups.setdefault((str(row["task"]), "label" in columns), []).append(i)
@@ -365,14 +361,6 @@ class MultiTaskModel(nn.Module):
     def trained_parameters(self) -> dict[str, Tensor]:
         """Return the trainable parameters of all tasks by name."""
         return {n: p for n, p in self.tasks.named_parameters() if p.requires_grad}
-
-    def count_parameters_per_task(self) -> dict[str, dict[str, int]]:  # task → prompt, head → count
-        """Return the number of trainable parameters of each task's prompt and head."""
-        counts = {}
-        for name, m in self.task_models.items():
-            groups = count_parameters(m.model)
-            counts[name] = {group: n for group, n in groups.items() if group != "backbone"}
-        return counts
 
 
 TASKS_FILE = "tasks.safetensors"

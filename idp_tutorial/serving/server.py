@@ -141,7 +141,7 @@ def _get_texts(request: dict, names: tuple[str, str], task: str) -> Any:
 def parse_request(
     body: bytes,  # JSON
     model: MultiTaskModel,
-    max_texts: int = 256,  # largest number of texts
+    max_texts: int,  # largest number of texts
 ) -> tuple[list[dict], bool]:  # rows of `MultiTaskModel`, and whether the texts were a list
     """Return the rows of a request.
 
@@ -232,8 +232,8 @@ class Batcher:
     def __init__(
         self,
         predict_rows: Callable[[list[dict]], list],  # rows → predictions
-        batch_size: int = 32,  # largest number of rows in a batch
-        max_wait: float = 0.005,  # seconds that the first row waits for others
+        batch_size: int,  # largest number of rows in a batch
+        max_wait: float,  # seconds that the first row waits for others
     ) -> None:
         self.predict_rows = predict_rows
         self.batch_size = check_at_least(batch_size, 1, "batch_size")
@@ -392,6 +392,7 @@ def create_app(
             for name, m in model.task_models.items()
         }
 
+    @app.post("/answer", response_model=None)
     async def answer(request: Request) -> Any:
         try:
             return await _predict_request(request, model, batcher, checked_limits)
@@ -399,7 +400,6 @@ def create_app(
             status, detail, headers = _describe_error(e)
             return JSONResponse({"detail": detail}, status, headers)
 
-    app.post("/answer", response_model=None)(answer)
     return app
 
 

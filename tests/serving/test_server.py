@@ -248,7 +248,7 @@ def test_an_error_is_that_of_its_own_row():
         return [1 / r for r in rows]
 
     async def submit_all():
-        batcher = Batcher(answer, 8)
+        batcher = Batcher(answer, 8, max_wait=0.005)
         at_work = asyncio.create_task(batcher.run())
         outcomes = await asyncio.gather(*map(batcher.submit, (2, 0, 4)), return_exceptions=True)
         at_work.cancel()

@@ -172,10 +172,10 @@ def restore_prompt(
     tensors = prompt_tensors(prompted)
     if not have_same_shapes(tensors, saved.tensors):
         if settings.head == "keep":
-            n_saved = len(settings.task.labels) or 1
             raise UserError(
-                f"{saved.source} has a trained copy of a classifier for num_labels={n_saved}, "
-                "which does not fit the classifier of this model: load the model with this number."
+                f"{saved.source} has a trained copy of a classifier for "
+                f"num_labels={settings.num_labels}, which does not fit the classifier of this "
+                "model: load the model with this number."
             )
         raise UserError(
             f"the tensors of {saved.source} do not fit the model that its config describes: save "

@@ -109,7 +109,7 @@ def _make_batch(
         )
     batch = dict(input_ids=input_ids.gather(1, index), attention_mask=attention_mask)
     if token_type_ids is None:
-        return {**batch, "token_type_ids": torch.zeros_like(input_ids)}, index
+        token_type_ids = torch.zeros_like(input_ids)
     return {**batch, "token_type_ids": token_type_ids.gather(1, index)}, index
 
 
@@ -200,7 +200,6 @@ class PromptModel(nn.Module):
         self._configs: dict[str, Any] = {}
         self._is_disabled = False
         self.add_prompt(prompt_name, method, **options)
-        self.active_prompt = prompt_name
         self.set_prompt(prompt_name)
         self.register_load_state_dict_post_hook(_forget_frozen)
         self.train(mode)
@@ -310,12 +309,7 @@ class PromptModel(nn.Module):
     @property
     def loss_type(self) -> str:
         """Name of the loss, from which the `Trainer` knows whether it shifts the labels."""
-        is_causal = self.settings[self.active_prompt].task_type == "CAUSAL_LM"
-        return "ForCausalLM" if is_causal else "ForSequenceClassification"
-
-    def get_base_model(self) -> Any:
-        """Return the frozen model."""
-        return self.base_model
+        return "ForCausalLM" if self.can_generate() else "ForSequenceClassification"
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the word embeddings of the model."""

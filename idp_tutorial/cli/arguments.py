@@ -2,8 +2,8 @@
 
 The parser is built here, with `argparse`, because an option may belong to several methods with
 different defaults, and methods may be registered at run time: `tyro` and `jsonargparse` describe
-one dataclass, so each of 29 methods would be a subcommand. Options that are not given are left
-out, so that the config classes decide about defaults and check all values.
+one dataclass, so each method would be a subcommand. Options that are not given are left out, so
+that the config classes decide about defaults and check all values.
 """
 
 import json

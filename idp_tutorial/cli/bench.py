@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -314,16 +314,29 @@ def _refuse_unused(options: "BenchOptions") -> None:
         refuse_given(options, "values", "without grow")
 
 
+def _collect_records(parts: Iterable[list[dict]], out: str | None) -> list[dict]:
+    """Return all records, and append those of each part to a file as soon as it is measured."""
+    from idp_tutorial.utils.durable_files import file_lock
+    from idp_tutorial.utils.records import append_record
+
+    records = []
+    with file_lock(out):
+        for part in parts:
+            for record in part:
+                records.append(record)
+                if out:
+                    append_record(record, out)
+    return records
+
+
 def _measure_all(
     options: SimpleNamespace, bb: Any, base: Any, methods: Sequence[str]
 ) -> tuple[list[dict], dict]:
     """Return all records, with the settings of the measurement, and these settings."""
     import torch
 
-    from idp_tutorial.utils.durable_files import file_lock
-    from idp_tutorial.utils.records import append_record, collect_versions
+    from idp_tutorial.utils.records import collect_versions
 
-    records: list[dict] = []
     grown_field = {"length": "length", "batch": "batch_size"}.get(options.grow)
     settings = dict(
         backbone=Path(options.backbone).name,
@@ -339,19 +352,20 @@ def _measure_all(
         device="cpu",
         **bb.weights_info,
     )
-    with (
-        handle_messages(MessageHandler(sys.stderr)),
-        file_lock(Path(options.out) if options.out else None),
-    ):
+
+    def measure() -> Iterator[list[dict]]:
+        """Yield the records of each part with the settings."""
         for part in _measure_parts(options, bb, base, methods):
             is_on_gpu = bb.word_embeddings.weight.is_cuda
             settings["device"] = torch.cuda.get_device_name() if is_on_gpu else "cpu"
+            described = []
             for r in part:
                 grown = {grown_field: r["value"]} if grown_field else {}
-                records.append({**settings, **r, **grown})
-                if options.out:
-                    append_record(records[-1], options.out)
-    return records, settings
+                described.append({**settings, **r, **grown})
+            yield described
+
+    with handle_messages(MessageHandler(sys.stderr)):
+        return _collect_records(measure(), options.out), settings
 
 
 def _measure_end_to_end(options: SimpleNamespace) -> list[dict]:
@@ -362,8 +376,7 @@ def _measure_end_to_end(options: SimpleNamespace) -> list[dict]:
 
     from idp_tutorial.methods.all_methods import METHODS
     from idp_tutorial.reproduction.efficiency import end_to_end
-    from idp_tutorial.utils.durable_files import file_lock
-    from idp_tutorial.utils.records import append_record, collect_versions, processor_name
+    from idp_tutorial.utils.records import collect_versions, processor_name
 
     _check_device_and_file(options)
     require_packages("peft")
@@ -391,17 +404,10 @@ def _measure_end_to_end(options: SimpleNamespace) -> list[dict]:
         processor=processor_name(),
         load_before=end_to_end.warn_if_busy(report),
     )
-    records = []
-    with (
-        file_lock(Path(options.out) if options.out else None),
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        for part in end_to_end.measure_end_to_end(run, Path(folder), options.repeats, report):
-            for record in part:
-                records.append({**settings, **record})
-                if options.out:
-                    append_record(records[-1], options.out)
-    return records
+    with tempfile.TemporaryDirectory() as folder:
+        parts = end_to_end.measure_end_to_end(run, Path(folder), options.repeats, report)
+        described = ([{**settings, **record} for record in part] for part in parts)
+        return _collect_records(described, options.out)
 
 
 def _print_end_to_end(records: list[dict]) -> None:

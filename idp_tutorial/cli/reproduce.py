@@ -7,7 +7,9 @@ scores it runs the experiment that decides the figure's claim.
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import log
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from idp_tutorial.cli.commands import (
@@ -17,7 +19,7 @@ from idp_tutorial.cli.commands import (
     refuse_given,
     split_names,
 )
-from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.checks import UserError, check_writable_folder
 from idp_tutorial.utils.options import Range
 from idp_tutorial.utils.process import MessageHandler, handle_messages
 
@@ -26,8 +28,6 @@ __all__ = ["ReproduceOptions", "reproduce_command"]
 
 def _update_claims(file: str, data: str | None) -> None:
     """Compute effects and verdicts of claims from the records, and write and print them."""
-    from pathlib import Path
-
     from idp_tutorial.reproduction.papers.claims import (
         count_verdicts,
         format_claim_effect,
@@ -53,9 +53,6 @@ def _update_claims(file: str, data: str | None) -> None:
 
 def _figure_options(options: "ReproduceOptions", data: str | None) -> Any:
     """Return the options that all runs of a figure share."""
-    from dataclasses import replace
-    from math import log
-
     from idp_tutorial.assembly.config import RunOptions
     from idp_tutorial.methods.all_methods import METHODS
     from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
@@ -87,13 +84,10 @@ def _figure_options(options: "ReproduceOptions", data: str | None) -> Any:
 
 def _reproduce_figure(options: "ReproduceOptions", data: str | None) -> None:
     """Run the experiment of a figure, and print its measurements for each seed."""
-    from pathlib import Path
-
     from idp_tutorial.reproduction.analysis.paper_figures import (
         plan_figure_runs,
         reproduce_figure,
     )
-    from idp_tutorial.utils.checks import check_writable_folder
 
     base = _figure_options(options, data)
     seeds = options.seeds or 5

@@ -6,7 +6,7 @@ head is searched. After a kill the same command continues the sweep.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from idp_tutorial.cli.commands import (
@@ -41,70 +41,18 @@ def _validate(
     return task
 
 
-def _prepare(
-    methods: list[str],
-    base: Any,
-    layers: list[int] | None,
-    seeds: int,
-    tune: bool,
-    tune_head_first: bool,
-    out: str,
-    task: Any,
-    learning_rates: tuple[float, ...],
-) -> tuple[Any, Any]:
-    """Return the config with the head's learning rate, and the layer chosen without training."""
-    from dataclasses import replace
-
-    from idp_tutorial.reproduction.analysis.layer_choice import try_choose_layer
-    from idp_tutorial.reproduction.analysis.layer_sweep import plan_layer_sweep, sweep_file
-    from idp_tutorial.runs.learning_rate_search import choose_head_learning_rate
-
-    file = sweep_file(out, base)
-    if tune_head_first:
-        head_lr = choose_head_learning_rate(base, task, records_file=file)
-        base = replace(base, head_lr=head_lr)
-    # an error, such as another sweep in the file, is raised before anything is written
-    plan_layer_sweep(
-        methods, base, layers, seeds, tune, sweep_file(out, base), task, learning_rates
-    )
-    with handle_messages(MessageHandler(sys.stdout)):
-        choice = try_choose_layer(methods, base, task, sweep_file(out, base, "choice"))
-    return base, choice
-
-
-def _train_layers(
-    methods: list[str],
-    base: Any,
-    layers: list[int] | None,
-    seeds: int,
-    tune: bool,
-    out: str,
-    task: Any,
-    choice: Any,
-    learning_rates: tuple[float, ...],
-) -> list[dict]:
-    """Train at every layer, print the tables, and return the records."""
+def _print_tables(
+    records: list[dict], methods: list[str], layers: list[int] | None, choice: Any
+) -> None:
+    """Print the tables of a sweep, and which of its runs diverged."""
     from idp_tutorial.methods.all_methods import late_prompt_methods
     from idp_tutorial.reproduction.analysis.layer_sweep import (
         depth_profile_table,
         layer_choice_regret,
-        sweep_file,
-        sweep_prompt_layer,
         sweep_table,
     )
     from idp_tutorial.runs.tables import select_finished
 
-    with handle_messages(MessageHandler(sys.stdout)):
-        records = sweep_prompt_layer(
-            methods,
-            base,
-            layers,
-            seeds,
-            tune,
-            sweep_file(out, base),
-            task,
-            learning_rates,
-        )
     if not select_finished(records):
         raise DivergenceError(records[0]["message"])
     print("\n" + sweep_table(records).round(4).to_string(index=False))
@@ -115,21 +63,12 @@ def _train_layers(
         print("\n" + depth_profile_table(records).round(2).to_string(index=False))
         if choice:
             print("\n" + layer_choice_regret(records, choice).round(2).to_string(index=False))
-    return records
 
 
 def _probe_information(
-    base: Any,
-    lr: float | None,
-    seeds: int,
-    out: str,
-    task: Any,
-    records: list[dict],
-    probe: Any,
+    base: Any, seeds: int, out: str, task: Any, records: list[dict], probe: Any
 ) -> None:
     """Measure the information in every layer of models trained with `lpt`."""
-    from dataclasses import asdict
-
     from idp_tutorial.methods.all_methods import METHODS
     from idp_tutorial.reproduction.analysis.layer_sweep import (
         measure_information_curves,
@@ -139,7 +78,7 @@ def _probe_information(
     layer_learning_rates = {
         r["layer"]: r["lr"] for r in records if r["method"] == "lpt" and r["lr"]
     }
-    cfg = base.with_method("lpt", lr=lr or METHODS["lpt"].default_learning_rate)
+    cfg = base.with_method("lpt", lr=base.lr or METHODS["lpt"].default_learning_rate)
     file = sweep_file(out, base, "information")
     with handle_messages(MessageHandler(sys.stdout)):
         measure_information_curves(
@@ -179,7 +118,13 @@ def sweep_command(options: SweepOptions, base: Any) -> None:
     import matplotlib
 
     from idp_tutorial.reproduction.analysis.information import ProbeConfig
-    from idp_tutorial.reproduction.analysis.layer_sweep import sweep_file
+    from idp_tutorial.reproduction.analysis.layer_choice import try_choose_layer
+    from idp_tutorial.reproduction.analysis.layer_sweep import (
+        plan_layer_sweep,
+        sweep_file,
+        sweep_prompt_layer,
+    )
+    from idp_tutorial.runs.learning_rate_search import choose_head_learning_rate
     from idp_tutorial.utils.durable_files import file_lock
 
     matplotlib.use("Agg")
@@ -190,13 +135,18 @@ def sweep_command(options: SweepOptions, base: Any) -> None:
     out = options.out
     task = _validate(methods, base, layers, options)
     file = sweep_file(out, base)
-    tune = options.tune or bool(grid)
     with file_lock(file):
-        base, choice = _prepare(
-            methods, base, layers, seeds, tune, options.tune_head_first, out, task, grid
-        )
-        records = _train_layers(methods, base, layers, seeds, tune, out, task, choice, grid)
+        if options.tune_head_first:
+            head_lr = choose_head_learning_rate(base, task, records_file=file)
+            base = replace(base, head_lr=head_lr)
+        sweep = (methods, base, layers, seeds, options.tune or bool(grid), file, task, grid)
+        # an error, such as another sweep in the file, is raised before anything is written
+        plan_layer_sweep(*sweep)
+        with handle_messages(MessageHandler(sys.stdout)):
+            choice = try_choose_layer(methods, base, task, sweep_file(out, base, "choice"))
+            records = sweep_prompt_layer(*sweep)
+        _print_tables(records, methods, layers, choice)
         if options.probe:
-            _probe_information(base, base.lr, seeds, out, task, records, probe_cfg)
+            _probe_information(base, seeds, out, task, records, probe_cfg)
     choice_file = f" and {sweep_file(out, base, 'choice').name}" if choice else ""
     print(f"\nwritten: {file}{choice_file}")

@@ -45,16 +45,6 @@ def _print_forecast(cfg: Any) -> None:
     )
 
 
-def _validate(cfg: Any, options: "TrainOptions") -> None:
-    """Check the options that neither a run nor its estimate accepts."""
-    from idp_tutorial.assembly.config import refuse_control, refuse_unread_options
-
-    refuse_control(cfg.method)
-    refuse_unread_options(
-        [cfg.method], cfg, learning_rates=options.learning_rates, save_every=options.save_every
-    )
-
-
 def _train_and_report(cfg: Any, learning_rates: tuple[float, ...], options: "TrainOptions") -> None:
     """Choose a learning rate if several are given, train, and print the score."""
     from idp_tutorial.runs.experiment import REPORT_FOLDER, train_and_save
@@ -125,12 +115,15 @@ def train_command(options: TrainOptions, base: Any) -> None:
 
     idp train tickets.csv --text message --label topic --method lpt-npg --out tickets
     """
-    from idp_tutorial.assembly.config import RunConfig
+    from idp_tutorial.assembly.config import RunConfig, refuse_control, refuse_unread_options
 
     # an option that the method does not have is refused
     cfg = RunConfig(options.method, **base.to_dict())
     grid = options.learning_rate_grid(cfg.lr)
-    _validate(cfg, options)
+    refuse_control(cfg.method)
+    refuse_unread_options(
+        [cfg.method], cfg, learning_rates=options.learning_rates, save_every=options.save_every
+    )
     if options.dry_run:
         _print_forecast(cfg)
     else:

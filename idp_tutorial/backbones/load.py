@@ -319,32 +319,6 @@ def load_hf_config(
     return config
 
 
-def _load_weights(
-    cls: Any,
-    path_or_hub_name: str | Path,
-    config: Any,
-    attn: str,
-    dtype: torch.dtype,
-    hub_kwargs: dict[str, Any],
-) -> tuple[Any, list[str], list[str]]:
-    """Load a model; return it, and the tensors that the checkpoint lacks and has in addition."""
-    # the library passes these to its search for adapters, which ignores `local_files_only`
-    # otherwise
-    adapter_kwargs = {k: v for k, v in hub_kwargs.items() if k == "local_files_only"}
-    model, info = cls.from_pretrained(
-        path_or_hub_name,
-        config=config,
-        attn_implementation=resolve_attention(config, attn),
-        dtype=dtype,
-        output_loading_info=True,
-        trust_remote_code=False,
-        **hub_kwargs,
-        adapter_kwargs=adapter_kwargs,
-    )
-    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
-    return model, missing, sorted(info["unexpected_keys"])
-
-
 def _lm_head_tensor_names(model: Any) -> set[str]:
     """Return the tensors of the language-model head that are not shared with the embeddings."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
@@ -361,22 +335,36 @@ def _load_with_lm_head(
 ) -> tuple[Any, list[str], list[str]]:
     """Load a model with its language-model head if the checkpoint has one.
 
-    The head can have another name (Microsoft's DeBERTa) or be absent (MPNet). Return what
-    `_load_weights` returns.
+    The head can have another name (Microsoft's DeBERTa) or be absent (MPNet). Return the model, and
+    the tensors that the checkpoint lacks and has in addition.
     """
     from transformers import AutoModel
 
+    def load(cls: Any) -> tuple[Any, list[str], list[str]]:
+        """Load the model with a class of transformers."""
+        model, info = cls.from_pretrained(
+            path_or_hub_name,
+            config=config,
+            attn_implementation=resolve_attention(config, attn),
+            dtype=dtype,
+            output_loading_info=True,
+            trust_remote_code=False,
+            **hub_kwargs,
+            # the library's search for adapters ignores `local_files_only` otherwise
+            adapter_kwargs=dict(local_files_only=hub_kwargs["local_files_only"]),
+        )
+        missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
+        return model, missing, sorted(info["unexpected_keys"])
+
     cls = get_auto_class(config)
-    loaded = _load_weights(cls, path_or_hub_name, config, attn, dtype, hub_kwargs)
-    model, missing, _ = loaded
+    model, missing, unexpected = load(cls)
     if config.model_type.startswith("deberta") and any("cls." in name for name in missing):
         config.legacy = False
-        loaded = _load_weights(cls, path_or_hub_name, config, attn, dtype, hub_kwargs)
-        model, missing, _ = loaded
+        model, missing, unexpected = load(cls)
     head_names = _lm_head_tensor_names(model)
     if head_names and head_names <= set(missing):
-        return _load_weights(AutoModel, path_or_hub_name, config, attn, dtype, hub_kwargs)
-    return loaded
+        return load(AutoModel)
+    return model, missing, unexpected
 
 
 def ensure_pad_token(tokenizer: Any) -> Any:  # the same tokenizer

@@ -72,7 +72,7 @@ def _check_same_base(saved: Mapping[str, Any], bb: Backbone, folder: Path | str)
     )
 
 
-def _describe_named_backbone(bb: Backbone) -> dict[str, Any] | None:
+def _describe_named_backbone(bb: Backbone, digests: dict[str, str]) -> dict[str, Any] | None:
     """Describe the model as `idp predict` loads it by name; None if it cannot."""
     if bb.tokenizer is None or bb.causal:  # a decoder's texts are encoded in another way
         return None
@@ -80,7 +80,7 @@ def _describe_named_backbone(bb: Backbone) -> dict[str, Any] | None:
         named = load_backbone(bb.name, dtype=bb.dtype_name)
     except UserError:
         return None
-    return describe_backbone(named, bb.name) if _base_digests(named) == _base_digests(bb) else None
+    return describe_backbone(named, bb.name) if _base_digests(named) == digests else None
 
 
 def prompt_tensors(
@@ -137,7 +137,8 @@ def save_prompt(
 ) -> None:
     """Save a prompt and its head, with a description from which they can be built again."""
     bb = prompted.backbone
-    named = _describe_named_backbone(bb) if settings.head == "classification" else None
+    digests = _base_digests(bb)
+    named = _describe_named_backbone(bb, digests) if settings.head == "classification" else None
     description = dict(
         format=SAVE_FORMAT if named else PROMPT_MODEL_FORMAT,
         version=collect_versions()["idp_tutorial"],
@@ -150,7 +151,7 @@ def save_prompt(
             task_type=settings.task_type,
             head=settings.head,
             label_token_ids=settings.label_token_ids,
-            base=dict(dtype=bb.dtype_name, digests=_base_digests(bb)),
+            base=dict(dtype=bb.dtype_name, digests=digests),
         ),
     )
     folder.mkdir(parents=True, exist_ok=True)

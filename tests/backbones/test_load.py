@@ -87,7 +87,7 @@ def test_a_longest_text_that_is_no_number_is_refused(tmp_path):
 def test_other_sizes_are_refused_before_a_model_is_built(field, value, tmp_path, monkeypatch):
     save(backbone(), tmp_path)
     change_config(tmp_path, **{field: value})
-    monkeypatch.setattr("idp_tutorial.backbones.load._load_weights", None)  # is not called
+    monkeypatch.setattr("idp_tutorial.backbones.load._load_with_lm_head", None)  # is not called
     refused(tmp_path, "describes a tensor roberta.", f"{value}", "but its weights have")
 
 

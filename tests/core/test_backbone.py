@@ -525,7 +525,7 @@ def test_a_lack_of_memory_is_not_reported_as_damage(short, monkeypatch):
     def out_of_memory(*args, **kw):
         raise short
 
-    monkeypatch.setattr("idp_tutorial.backbones.load._load_weights", out_of_memory)
+    monkeypatch.setattr("idp_tutorial.backbones.load._load_with_lm_head", out_of_memory)
     with pytest.raises(type(short)) as e:
         load_backbone("tiny")
     assert e.value is short

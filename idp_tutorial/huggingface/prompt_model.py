@@ -563,10 +563,9 @@ class PromptModel(nn.Module):
         self,
         folder: Path | str,  # folder of `save_pretrained` or `idp train`, or a hub repository
         prompt_name: str,  # name of the new prompt
-        is_trainable: bool = False,  # False: its parameters are frozen
         **hub_options: Any,  # `revision` and `token` of the repository
     ) -> None:
-        """Load a saved prompt and its head under a name; `set_prompt` makes it the active one.
+        """Load a saved prompt and its head, frozen, under a name; `set_prompt` makes it active.
 
         Raises: `UserError` if it is damaged, or was trained on another model.
         """
@@ -574,7 +573,6 @@ class PromptModel(nn.Module):
         settings = read_prompt_settings(saved, self.backbone)
         self.add_prompt(prompt_name, settings)
         restore_prompt(self._prompted[prompt_name], settings, saved)
-        self.prompts[prompt_name].requires_grad_(is_trainable and prompt_name == self.active_prompt)
 
     @classmethod
     def from_pretrained(

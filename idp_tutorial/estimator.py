@@ -611,7 +611,8 @@ class PromptEstimator(BaseEstimator):
         return _read_label_column(X, label) if y is None and label in _column_names(X) else y
 
     def _predict_rows(self, X: Any) -> list[dict]:
-        return predict(self.model_, self.task_, self.config_, self._validate_rows(X))
+        rows = self._validate_rows(X)
+        return predict(self.model_, self.task_, self.config_, rows)
 
     def report(
         self,
@@ -666,10 +667,8 @@ class PromptEstimator(BaseEstimator):
         **generation_options,  # `max_new_tokens`, `do_sample`, `seed` …, as for `generate_ids`
     ) -> list[str]:  # one text for each text in `X`
         """Return the texts that a decoder generates after `fit(..., text_targets=True)`."""
-        check_is_fitted(self, "model_")
-        return generate(
-            self.model_, self._validate_rows(X), self.task_, self.config_, **generation_options
-        )
+        rows = self._validate_rows(X)
+        return generate(self.model_, rows, self.task_, self.config_, **generation_options)
 
     def save_pretrained(
         self,

@@ -224,10 +224,12 @@ def test_an_option_with_a_bad_value_is_refused_by_name(option, value, quick):
         quick("head-only", **{option: value}).fit(TEXTS, LABELS)
 
 
-def test_an_estimator_that_is_not_fitted_cannot_predict(quick):
-    for name in ("predict", "predict_proba", "compute_prompts", "save_pretrained"):
-        with pytest.raises(NotFittedError):
-            getattr(quick(), name)(TEXTS)
+@pytest.mark.parametrize("cls", [PromptClassifier, PromptRegressor])
+def test_an_estimator_that_is_not_fitted_cannot_predict(cls, quick):
+    for name in ("predict", "predict_proba", "generate", "compute_prompts", "save_pretrained"):
+        if hasattr(cls, name):
+            with pytest.raises(NotFittedError):
+                getattr(quick(cls=cls), name)(TEXTS)
 
 
 def test_held_out_rows_are_in_proportion_to_the_classes():

@@ -62,7 +62,6 @@ __all__ = [
     "BUNDLED_BACKBONES",
     "BACKBONE_HUB_NAMES",
     "find_local_backbone",
-    "load_hf_config",
     "silence_transformers",
     "ensure_pad_token",
     "load_pretrained",
@@ -296,29 +295,6 @@ def _explain_missing_backbone(
     )
 
 
-def load_hf_config(
-    path_or_hub_name: str | Path,  # a folder, or a name on the hub
-    name: str,  # as the user wrote it, for messages
-    allow_hub: bool,  # may the config be downloaded?
-    **hub_kwargs: Any,  # `revision`, `token`
-) -> Any:  # a Hugging Face config
-    """Read the config of a model from a folder or the hub.
-
-    Raises: `UserError` if it cannot be read or its family is not supported.
-    """
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(
-            path_or_hub_name, local_files_only=not allow_hub, trust_remote_code=False, **hub_kwargs
-        )
-    except Exception as e:
-        message = _explain_missing_backbone(path_or_hub_name, name, allow_hub, e)
-        raise UserError(message) from e
-    get_family(config, name)  # raises if the family is not supported
-    return config
-
-
 def _lm_head_tensor_names(model: Any) -> set[str]:
     """Return the tensors of the language-model head that are not shared with the embeddings."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
@@ -387,21 +363,26 @@ def load_pretrained(
 ) -> tuple[Any, Any]:
     """Load a Hugging Face model and its tokenizer.
 
-    Raises: `UserError` if the model does not exist, its checkpoint is damaged or incomplete, or
-    config, weights and tokenizer do not belong together.
+    Raises: `UserError` if the model does not exist, its family is not supported, its checkpoint is
+    damaged or incomplete, or config, weights and tokenizer do not belong together.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
+    hub_kwargs["local_files_only"] = not allow_hub
     folder = Path(path_or_hub_name)
     if folder.is_dir():
         check_model_files(folder, name)
-    config = load_hf_config(path_or_hub_name, name, allow_hub, **hub_kwargs)
+    try:
+        config = AutoConfig.from_pretrained(path_or_hub_name, trust_remote_code=False, **hub_kwargs)
+    except Exception as e:
+        message = _explain_missing_backbone(path_or_hub_name, name, allow_hub, e)
+        raise UserError(message) from e
+    get_family(config, name)  # raises if the family is not supported
     if folder.is_dir():
         check_config_numbers(config, name)
         stored = _stored_shapes(folder)
         check_layer_count(stored, config, name)
         check_tensor_shapes(stored, config, name)
-    hub_kwargs |= dict(local_files_only=not allow_hub)
     try:
         model, missing, unexpected = _load_with_lm_head(
             path_or_hub_name, config, attn, dtype, hub_kwargs

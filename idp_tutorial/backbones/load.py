@@ -8,8 +8,8 @@ published config without its weights, to count parameters (`weights='meta'`) or 
 
 The files of a backbone are checked: its config, its weights and its tokenizer must belong together.
 A folder can be put together from several models, or its config edited. Without these checks, a
-config with fewer layers than the weights gives another model in silence, one with far more builds
-layers for hours, and a tokenizer of another model ends in an `IndexError` in the first batch.
+config with fewer layers than the weights silently gives another model, one with far more layers
+takes hours to build, and a tokenizer of another model ends in an `IndexError` in the first batch.
 """
 
 import copy

@@ -40,7 +40,7 @@ class ServeOptions(CommandOptions):
     # saved models, comma-separated: folders, or names on the hub; a request names one by its task
     models: str
     backbone: str | None = None  # folder of the backbone, if it has moved since training
-    batch_size: int = 32  # largest number of requests in a batch
+    batch_size: int = 32  # largest number of texts in a batch
     # milliseconds that a request waits for others
     wait_ms: Annotated[float, Range(0, 60_000)] = 5.0
     max_body: Annotated[int, Range(1, 10**9)] = 2**20  # bytes of a request

@@ -3,7 +3,7 @@
 `get_prompt_model(model, "id-spam", num_labels=7, prompt_length=10)` returns a `PromptModel`: the
 frozen model with trained prompts and a head. Its `forward` takes the tokens of a tokenizer and
 returns a `ModelOutput`, so that `transformers.Trainer`, `accelerate` and plain PyTorch train it as
-they train any model. Names and habits are those of `peft.PeftModel` where the meaning is the same.
+they train any model. Names and conventions are those of `peft.PeftModel` where they mean the same.
 
 The model object is not changed, except that its parameters are frozen. `state_dict` has the prompts
 and heads only: a checkpoint of the `Trainer` is as small as they are.
@@ -535,7 +535,7 @@ class PromptModel(nn.Module):
     ) -> None:
         """Save prompts and heads: 'default' in the folder, others in subfolders of their name.
 
-        A classifier of a named encoder with its tokenizer is a model of `idp predict`, too.
+        `idp predict` reads a classifier too, if its model is a named encoder with its tokenizer.
         """
         if not is_main_process:
             return

@@ -3,8 +3,7 @@
 Prompt tuning "facilitates mixed-task inference" (LPT, §1): the model in memory is the same for
 all tasks, and only a few prompt vectors differ. Examples of ten tasks can share one queue and
 one batch. With fine-tuned weights this is not possible, because each task has its own.
-(Adapters and LoRA could be mixed with more work; this implementation refuses them.) The papers
-state this; here is the code.
+(Adapters and LoRA could be mixed with more work; this implementation refuses them.)
 
 Prompts differ in length, depth and kind: one task inserts ten vectors among the words, the next
 adds keys to every layer, a third inserts five vectors in a middle layer. `run_joint_batch`

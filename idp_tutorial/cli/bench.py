@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -314,8 +314,10 @@ def _refuse_unused(options: "BenchOptions") -> None:
         refuse_given(options, "values", "without grow")
 
 
-def _collect_records(parts: Iterable[list[dict]], out: str | None) -> list[dict]:
-    """Return all records, and append those of each part to a file as soon as it is measured."""
+def _collect_records(
+    parts: Iterable[list[dict]], settings: Mapping[str, Any], out: str | None
+) -> list[dict]:
+    """Return all records with the settings; append each part to a file when it is measured."""
     from idp_tutorial.utils.durable_files import file_lock
     from idp_tutorial.utils.records import append_record
 
@@ -323,9 +325,9 @@ def _collect_records(parts: Iterable[list[dict]], out: str | None) -> list[dict]
     with file_lock(out):
         for part in parts:
             for record in part:
-                records.append(record)
+                records.append({**settings, **record})
                 if out:
-                    append_record(record, out)
+                    append_record(records[-1], out)
     return records
 
 
@@ -354,18 +356,14 @@ def _measure_all(
     )
 
     def measure() -> Iterator[list[dict]]:
-        """Yield the records of each part with the settings."""
+        """Yield the records of each part, and set the device on which it was measured."""
         for part in _measure_parts(options, bb, base, methods):
             is_on_gpu = bb.word_embeddings.weight.is_cuda
             settings["device"] = torch.cuda.get_device_name() if is_on_gpu else "cpu"
-            described = []
-            for r in part:
-                grown = {grown_field: r["value"]} if grown_field else {}
-                described.append({**settings, **r, **grown})
-            yield described
+            yield [{**r, grown_field: r["value"]} for r in part] if grown_field else part
 
     with handle_messages(MessageHandler(sys.stderr)):
-        return _collect_records(measure(), options.out), settings
+        return _collect_records(measure(), settings, options.out), settings
 
 
 def _measure_end_to_end(options: SimpleNamespace) -> list[dict]:
@@ -406,8 +404,7 @@ def _measure_end_to_end(options: SimpleNamespace) -> list[dict]:
     )
     with tempfile.TemporaryDirectory() as folder:
         parts = end_to_end.measure_end_to_end(run, Path(folder), options.repeats, report)
-        described = ([{**settings, **record} for record in part] for part in parts)
-        return _collect_records(described, options.out)
+        return _collect_records(parts, settings, options.out)
 
 
 def _print_end_to_end(records: list[dict]) -> None:

@@ -345,7 +345,7 @@ class PromptEstimator(BaseEstimator):
         text2: str | None = None,  # column of the second texts, for pairs
         label: str | None = None,  # column of the labels; None: label
         skip_empty: bool = False,  # leave out rows without a text, and log how many they are
-        warm_start: bool | None = None,  # None: the option `warm_start`
+        warm_start: bool | None = None,  # None: that of the estimator
         callbacks: Iterable = (),  # `transformers.TrainerCallback` objects, as of `Trainer`
     ) -> "PromptEstimator":
         """Train the method, and use the model that is best on the validation texts.

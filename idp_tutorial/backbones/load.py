@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from idp_tutorial.backbones.fetch import BACKBONE_SOURCES, describe_origin, find_fetched_backbone
 from idp_tutorial.backbones.sizes import (
@@ -101,7 +101,15 @@ def _stored_shapes(folder: Path) -> dict[str, list[int]]:
             with safe_open(folder / name, "pt") as file:
                 keys = file.keys()  # the file itself cannot be iterated
                 shapes |= {key: file.get_slice(key).get_shape() for key in keys}
-    except Exception:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        SafetensorError,
+    ):
         return {}  # loading says what is wrong
     return shapes
 

@@ -1,7 +1,6 @@
 """The command `idp bench`: time and memory of every method, of `peft`, and how they scale.
 
-A measurement should be easy to repeat. All methods in turns, `peft` beside them and scaling are
-combined in one command. It runs on RoBERTa-large without a download: times do not depend on the
+One command times all methods, `peft` beside them, and how they scale. It runs on RoBERTa-large without a download: times do not depend on the
 weights, so they are random. Whole commands, from start to exit, are timed with trained weights.
 
 The results on RoBERTa-large are in the notebook `nbs/lab/speed.ipynb`.
@@ -450,7 +449,7 @@ class BenchOptions(CommandOptions):
     values: str | None = None  # values of grow, comma-separated
     # measure all tables of the lab instead, also in bfloat16 and beside `pipeline`
     tables: bool = False
-    minutes: float = 6.0  # with tables: no further part is started after this time
+    minutes: float = 6.0  # with tables: start no further part after this time
     # measure whole commands instead: `idp train` beside `peft` with Trainer, `idp predict` beside
     # `pipeline`, in turns; other work on the machine falsifies the times
     end_to_end: bool = False

@@ -121,7 +121,7 @@ class CompareOptions(TableOptions, ComparisonOptions):
     split_seeds: int = 1
     # evaluations on the validation split in a run; the best one is kept
     evaluations: Annotated[int, Range(0, 10**9)] = 4
-    # the contrast that counts, named before the runs, such as 'lpt-npg - prompt-tuning'
+    # primary contrast, named before the runs, such as 'lpt-npg - prompt-tuning'
     primary: str | None = None
     out: str = "runs/compare"  # folder for compare.jsonl, compare.csv and compare.png
 

@@ -30,11 +30,7 @@ from idp_tutorial.reproduction.papers.supplementary_training import run_suppleme
 from idp_tutorial.runs.compare import compare_methods
 from idp_tutorial.runs.contrasts import adjust_p_values_holm, estimate_contrast
 from idp_tutorial.runs.experiment import Experiment
-from idp_tutorial.runs.learning_rate_search import (
-    LearningRateTrials,
-    train_at_learning_rate,
-    try_learning_rates,
-)
+from idp_tutorial.runs.learning_rate_search import train_at_learning_rate, try_learning_rates
 from idp_tutorial.runs.logits import load_logits, write_run_arrays
 from idp_tutorial.runs.record import RunStore, make_fingerprint, run_digests
 from idp_tutorial.utils.process import MessageHandler, handle_messages
@@ -165,7 +161,7 @@ def run_methods(args: argparse.Namespace) -> None:
             cfg = make_method_config(args, task_name, method).with_options(**args.set)
             if method == "head-only":
                 cfg = replace(cfg, head_lr=None)
-            run_all_seeds(args, cfg, load_config_task(cfg))
+            run_all_seeds(args, cfg)
 
 
 def run_few_shot(args: argparse.Namespace) -> None:
@@ -197,9 +193,7 @@ def run_few_shot(args: argparse.Namespace) -> None:
             lr = first_split_records[0]["lr"] if args.only else None
             for split_seed in args.only or range(args.split_seeds or 4):
                 split_cfg = replace(cfg, split_seed=split_seed)
-                lr = run_all_seeds(
-                    args, split_cfg, load_config_task(split_cfg), with_swaps=False, chosen_lr=lr
-                )
+                lr = run_all_seeds(args, split_cfg, with_swaps=False, chosen_lr=lr)
 
 
 def run_supplemented(args: argparse.Namespace) -> None:
@@ -229,7 +223,7 @@ def run_supplemented(args: argparse.Namespace) -> None:
             )
             tuned = replace(plain, backbone=str(folder), init_from=str(folder))
             for cfg in (plain, tuned):
-                run_all_seeds(args, cfg, load_config_task(cfg), with_swaps=False)
+                run_all_seeds(args, cfg, with_swaps=False)
     file = args.out.with_name(f"gains-{args.out.name}")
     file.unlink(missing_ok=True)
     for record in compute_gains(read_existing_records(args.out), args.backbone):
@@ -273,7 +267,7 @@ def run_differences(args: argparse.Namespace) -> None:
                     cfg = replace(cfg, cache="none")
                 cfg = cfg.with_options(**change)
                 args.lr = METHODS[method].default_learning_rate
-                run_all_seeds(args, cfg, load_config_task(cfg), with_swaps=False)
+                run_all_seeds(args, cfg, with_swaps=False)
 
 
 def run_prompt_layers(args: argparse.Namespace) -> None:
@@ -282,7 +276,7 @@ def run_prompt_layers(args: argparse.Namespace) -> None:
         for method in args.methods:
             for layer in args.layers:
                 cfg = make_method_config(args, task_name, method).with_options(layer=layer)
-                run_all_seeds(args, cfg, load_config_task(cfg), with_swaps=False)
+                run_all_seeds(args, cfg, with_swaps=False)
 
 
 def estimate_effect(
@@ -348,14 +342,6 @@ def steps_to_fraction(history: Sequence[tuple[int, float]], fraction: float) -> 
     return next(step for step, score in history if score >= fraction * best)
 
 
-def search_best_run(
-    cfg: RunConfig, task: Task, learning_rates: Sequence[float]
-) -> LearningRateTrials:  # `trained` is the experiment and the model of the best run
-    """Train with every learning rate; try up to two more while the best is at an edge."""
-    title = f"{cfg.task} {cfg.method} seed {cfg.seed}"
-    return try_learning_rates(partial(train_at_learning_rate, cfg, task), learning_rates, 2, title)
-
-
 def run_seed(
     args: argparse.Namespace,
     cfg: RunConfig,  # with the seed
@@ -366,7 +352,12 @@ def run_seed(
 ) -> dict:
     """Train one seed with the chosen learning rate or the best one; return its record."""
     start_time = time.time()
-    trials = search_best_run(cfg, task, [chosen_lr] if chosen_lr else learning_rates)
+    trials = try_learning_rates(
+        partial(train_at_learning_rate, cfg, task),
+        [chosen_lr] if chosen_lr else learning_rates,
+        2,  # more learning rates while the best one is at an edge
+        f"{cfg.task} {cfg.method} seed {cfg.seed}",
+    )
     if trials.trained:
         experiment, model = trials.trained
         experiment.start_time = start_time
@@ -386,11 +377,11 @@ def run_seed(
 def run_all_seeds(
     args: argparse.Namespace,
     cfg: RunConfig,
-    task: Task,
     with_swaps: bool = True,  # also score exchanged prompts
     chosen_lr: float | None = None,  # a learning rate that an earlier split has chosen
 ) -> float | None:  # the learning rate
     """Run the seeds that the file lacks; seed 0 chooses the learning rate of all."""
+    task = load_config_task(cfg)
     learning_rates = (
         args.learning_rates or LEARNING_RATE_GRIDS[METHODS[cfg.method].learning_rates[0]]
     )

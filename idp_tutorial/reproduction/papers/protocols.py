@@ -47,7 +47,7 @@ __all__ = [
     "build_paper_config",
     "describe_search_space",
     "select_paper_learning_rates",
-    "small_scale_learning_rates",
+    "STATIC_PROMPT_LEARNING_RATES",
     "FIGURE_TO_TABLE",
     "N_LAYERS_BY_BACKBONE",
     "load_table_cells",
@@ -230,15 +230,6 @@ def describe_search_space(
 
 
 STATIC_PROMPT_LEARNING_RATES = (0.1, 0.3, 1.0, 3.0, 9.0)  # for static prompts with a verbalizer
-
-
-def small_scale_learning_rates(cfg: RunConfig) -> tuple:  # (): the learning rates of a control
-    """Return the learning rates that a run of scale 'small' tries."""
-    if cfg.method in CONTROL_METHODS:
-        return ()
-    if cfg.head == "verbalizer" and cfg.method in ("prompt-tuning", "lpt"):
-        return STATIC_PROMPT_LEARNING_RATES
-    return ALL_METHODS[cfg.method].learning_rates
 
 
 def _max_text_length(paper: str, method: str, backbone: str, fields: dict) -> int:

@@ -20,18 +20,18 @@ import pandas as pd
 from idp_tutorial.assembly.build import load_config_backbone
 from idp_tutorial.assembly.config import RunConfig, recorded_option
 from idp_tutorial.data.tasks import load_config_task
-from idp_tutorial.methods.method_registry import CONTROL_METHODS
+from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS
 from idp_tutorial.reproduction.papers.protocols import (
     BACKBONE_NAMES,
     FIGURE_TO_TABLE,
     N_LAYERS_BY_BACKBONE,
+    STATIC_PROMPT_LEARNING_RATES,
     load_table_cells,
     paper_backbone,
     parse_shots,
     plan_table_runs,
     scale_to_backbone,
     select_paper_learning_rates,
-    small_scale_learning_rates,
 )
 from idp_tutorial.runs.compare import run_seeds
 from idp_tutorial.runs.learning_rate_search import describe_lr_selection
@@ -56,8 +56,8 @@ def select_learning_rates(
 ) -> tuple:  # (): the learning rates of a control
     """Return the learning rates that a run tries.
 
-    They are the given ones, else the paper's in `full` and those of `small_scale_learning_rates`
-    in `small`.
+    They are the given ones, else the paper's in `full`. In `small` they are the method's own, and
+    larger ones for a static prompt with a verbalizer.
     """
     if cfg.method in CONTROL_METHODS:
         return ()
@@ -65,7 +65,9 @@ def select_learning_rates(
         return tuple(given_learning_rates)
     if scale == "full":
         return select_paper_learning_rates(FIGURE_TO_TABLE.get(table, table), cfg.method)
-    return small_scale_learning_rates(cfg)
+    if cfg.head == "verbalizer" and cfg.method in ("prompt-tuning", "lpt"):
+        return STATIC_PROMPT_LEARNING_RATES
+    return ALL_METHODS[cfg.method].learning_rates
 
 
 def choose_seed_count(

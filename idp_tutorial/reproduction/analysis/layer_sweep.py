@@ -82,7 +82,6 @@ __all__ = [
     "tradeoff_table",
     "layer_choice_regret",
     "measure_information_curves",
-    "plot_information_curves",
 ]
 
 
@@ -663,29 +662,3 @@ def measure_information_curves(
     if records and not finished:
         raise DivergenceError(records[0]["message"])
     return finished
-
-
-def plot_information_curves(
-    records: list[dict],  # from `measure_information_curves`
-    ax: "Axes | None" = None,  # axes to draw on; None: new ones
-) -> "Axes":
-    """Plot bits about the label after each layer: thin lines for seeds, thick ones for means."""
-    import pandas as pd
-
-    require_packages("matplotlib")
-    from matplotlib import pyplot as plt
-
-    df = pd.DataFrame(check_single_sweep(records))
-    first = records[0]
-    ax = ax or plt.subplots(figsize=(5, 3))[1]
-    for i, (prompt_layer, group) in enumerate(df.groupby("prompt_layer", sort=False)):
-        bits = group.pivot(index="layer", columns="seed", values="bits")
-        ax.plot(bits, lw=0.6, alpha=0.5, color=f"C{i}")
-        ax.plot(bits.mean(axis=1), lw=2, color=f"C{i}", label=f"prompt at layer {prompt_layer}")
-    ax.set(
-        xlabel="layers applied",
-        ylabel="information about the label (bits)",
-        title=f"{first['method']}, {first['task']}, {Path(first['backbone']).name}",
-    )
-    ax.legend(fontsize=7)
-    return ax

@@ -221,11 +221,7 @@ def build_results_table(
         return _NOT_STORED
     rows = {}
     for method, file in methods.items():
-        runs = [
-            record
-            for record in read_records(Path(folder, file))
-            if (record["method"], record["task"], record["status"]) == (method, task, "done")
-        ]
+        runs = load_records(file, folder, method=method, task=task, status="done")
         scores = [record["score"] for record in runs]
         n_prompt = runs[0]["params"]["prompt"]
         rows[method] = f"{n_prompt:,}", _format_mean_and_std(scores)

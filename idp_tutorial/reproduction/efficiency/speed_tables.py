@@ -62,7 +62,6 @@ PEFT_CONFIGS: dict[str, tuple[str, dict]] = {  # our method → class of `peft`,
 
 def _peft_prompt_config(method: str, prompt_length: int) -> Any:
     """Return `peft`'s configuration of a prompt method."""
-    require_packages("peft")
     import peft
 
     class_name, options = PEFT_CONFIGS[method]
@@ -72,7 +71,6 @@ def _peft_prompt_config(method: str, prompt_length: int) -> Any:
 
 def _peft_lora_config(bb: Backbone) -> Any:
     """Return `peft`'s configuration of LoRA on queries and values."""
-    require_packages("peft")
     from peft import LoraConfig
 
     return LoraConfig(
@@ -87,7 +85,7 @@ def build_hf_classifier(bb: Backbone) -> nn.Module:
     config = copy(bb.config)
     config.num_labels = 2
     if config.pad_token_id is None:
-        config.pad_token_id = bb.tokenizer.pad_token_id or 0
+        config.pad_token_id = bb.pad_id
     if hasattr(config, "pooler_hidden_size"):
         config.pooler_hidden_size = bb.d
     with torch.device("meta"):
@@ -110,9 +108,9 @@ def _make_training_step(
     fine_tuned: Backbone | None = None,  # a backbone whose weights are trained as well
 ) -> Callable[[], None]:
     """Return a function that runs one training step."""
-    if fine_tuned:
-        fine_tuned.base.requires_grad_(True)
     parameters = [p for p in model.parameters() if p.requires_grad]
+    if fine_tuned:
+        parameters += fine_tuned.base.parameters()
     optimizer = torch.optim.AdamW(parameters, lr=1e-8, fused=True)
 
     def step() -> None:
@@ -127,8 +125,6 @@ def _make_training_step(
         if fine_tuned:
             fine_tuned.base.requires_grad_(False)
 
-    if fine_tuned:
-        fine_tuned.base.requires_grad_(False)
     return step
 
 
@@ -233,7 +229,7 @@ def time_training_steps(
     task = make_timing_task(base.batch_size, base.max_len)
     bb.model.to(device)
     examples = task.encode(task.splits["train"], bb.tokenizer, base.max_len, causal=bb.causal)
-    cpu_batch = collate(examples, bb.tokenizer.pad_token_id or 0)
+    cpu_batch = collate(examples, bb.pad_id)
     batch = {name: tensor.to(device) for name, tensor in cpu_batch.items()}
     fine_tuned = PromptedModel(bb, ClassificationHead(bb.d, 2, bb.default_pooling), {}).to(device)
     hugging_face, layer_loop = _make_forward_pair(bb, batch)

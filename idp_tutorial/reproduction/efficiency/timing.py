@@ -609,16 +609,14 @@ def _iterate_training_steps(
 ) -> Iterator[None]:
     """Run training steps, and yield after each of them."""
     bb = model.backbone
-    device = bb.word_embeddings.weight.device
+    device = bb.device
     parameters = list(model.trained_parameters().values())
     if trains_backbone:
         parameters += bb.base.parameters()
     # a learning rate of 0: the work of a step, and the same weights after it
     optimizer = torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.0, fused=True)
     while True:
-        for batch in make_dataloader(
-            examples, batch_size, bb.tokenizer.pad_token_id or 0, shuffle=True
-        ):
+        for batch in make_dataloader(examples, batch_size, bb.pad_id, shuffle=True):
             bb.base.requires_grad_(trains_backbone)
             model.train().loss({name: x.to(device) for name, x in batch.items()}).backward()
             optimizer.step()
@@ -643,7 +641,7 @@ def _make_cache_variants(
         for cache in ("none",) if make_plan is None else ("none", "both"):
             plan = make_plan(bb) if make_plan else {}
             head = ClassificationHead(bb.d, n_classes, "mean")
-            model = PromptedModel(bb, head, plan).to(bb.word_embeddings.weight.device)
+            model = PromptedModel(bb, head, plan).to(bb.device)
             inputs: Sequence[dict] = examples
             mb = 0.0
             if cache == "both":

@@ -41,10 +41,9 @@ def _typical_and_longest_batch(
     )
     middle = max(0, (len(examples) - cfg.batch_size) // 2)
     selections = (examples[middle : middle + cfg.batch_size], examples[-cfg.batch_size :])
-    pad_token_id = model.backbone.tokenizer.pad_token_id or 0
     batches = []
     for selection in selections:
-        batch = collate(selection, pad_token_id)
+        batch = collate(selection, model.backbone.pad_id)
         batches.append({name: tensor.to(device) for name, tensor in batch.items()})
     typical, longest = batches
     return typical, longest

@@ -430,7 +430,7 @@ def id_spam() -> Picture:
 
 def map_of_methods() -> Picture:
     """Draw the map of all methods."""
-    return draw_methods_map(METHODS, "The map of all methods")
+    return draw_methods_map(METHODS)
 
 
 # ---- pictures of measurements and counts

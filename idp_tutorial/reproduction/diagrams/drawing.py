@@ -172,9 +172,7 @@ STYLES = {
     ".trained": _filled("trained", "trained"),
     ".generated": _filled("generated", "trained"),
     ".propagated": _filled("paper", "trained"),
-    ".trained-q": _filled("other", "other"),
     ".generated-q": _filled("generated-other", "other"),
-    ".propagated-q": _filled("paper", "other"),
     ".trainable": {
         "fill": "none",
         "stroke": "--trained",
@@ -315,19 +313,17 @@ def arrange_pictures(
     pictures: Iterable[Picture],  # of similar width
     title: str,  # title of the whole picture, also the start of its description
     alt: str = "",  # alternative text in one sentence; '': the titles of the pictures
-    columns: int = 2,  # pictures side by side
     note: str = "",  # a text below the legend
-    legend: bool = True,  # draw a legend below the pictures
 ) -> Picture:  # its anchors are (number of the picture, name)
-    """Arrange several pictures in rows, aligned at the bottom."""
+    """Arrange pictures in rows of two, aligned at the bottom, above a legend."""
     pictures = list(pictures)
     shapes: list[Shape] = []
     anchors = {}
     y: float = 6
     column_width = max(p.w for p in pictures)
-    w = columns * column_width + 16
-    for first in range(0, len(pictures), columns):
-        row = pictures[first : first + columns]
+    w = 2 * column_width + 16
+    for first in range(0, len(pictures), 2):
+        row = pictures[first : first + 2]
         height = max(p.h for p in row)
         for i, picture in enumerate(row):
             moved = picture.translate(8 + i * column_width, y + height - picture.h)
@@ -335,8 +331,8 @@ def arrange_pictures(
             for name, point in moved.anchors.items():
                 anchors[first + i, name] = point
         y += height + 10
-    footer = [draw_legend({s.kind for s in shapes}, w)] if legend else []
-    for line in wrap_text(note, w - 20, "note"):
+    footer = [draw_legend({s.kind for s in shapes}, w)]
+    for line in wrap_text(note, w - 20):
         footer.append(Picture([Text(10, 14, line, "note", "start")], w, 20))
     for picture in footer:
         shapes += picture.translate(0, y).shapes
@@ -349,12 +345,11 @@ def arrange_pictures(
 def wrap_text(
     text: str,  # the text to wrap
     w: float,  # width in units
-    kind: str,  # kind of text, which gives the font size
 ) -> list[str]:
-    """Return the lines of a text that is wrapped to a width."""
+    """Return the lines of a text that is wrapped to a width, in the font of a note."""
     lines: list[str] = []
     for word in text.split():
-        if lines and Text(0, 0, f"{lines[-1]} {word}", kind).bounding_box()[2] <= w:
+        if lines and Text(0, 0, f"{lines[-1]} {word}", "note").bounding_box()[2] <= w:
             lines[-1] += f" {word}"
         else:
             lines.append(word)

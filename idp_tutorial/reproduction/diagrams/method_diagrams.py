@@ -103,7 +103,7 @@ def _draw_prompt(
         for top, height in parts:
             yield Box(x - SQUARE_SIZE / 2, top, SQUARE_SIZE, height, kind)
         if operation == "add" and size == SQUARE_SIZE:
-            text_kind = "label" if kind.startswith("generated") else "on"
+            text_kind = "label" if kind == "generated" else "on"
             yield Text(x, y + SQUARE_SIZE - 4.5, "+", text_kind)
 
 
@@ -114,16 +114,12 @@ def _draw_layers(
     operations: dict,
     heights: dict,
     generator_inputs: dict,
-    colour_suffix: str,
 ) -> Iterator[Shape]:
     """Draw the layers with their positions, and the words below them."""
     has_prompt = INPUT in operations
     layer_height = heights["layer_height"]
     size = min(SQUARE_SIZE, layer_height - 4)
-    kinds = {
-        k: "trained" if generator_inputs[k] == "none" else "generated" + colour_suffix
-        for k in operations
-    }
+    kinds = {k: "trained" if generator_inputs[k] == "none" else "generated" for k in operations}
     for k in range(layers):
         y = heights[k] + (layer_height - size) / 2
         operation = operations.get(k)
@@ -132,7 +128,7 @@ def _draw_layers(
         for i in range(len(words)):
             yield Box(columns.token(i) - SQUARE_SIZE / 2, y, SQUARE_SIZE, size, "position")
         if operation or has_prompt:
-            kind = kinds.get(k, "propagated" + colour_suffix)
+            kind = kinds.get(k, "propagated")
             yield from _draw_prompt(columns, y, operation, kind, size)
         has_prompt = has_prompt or operation == "insert"
     y = heights["embeddings"]
@@ -190,7 +186,7 @@ def _draw_generator(
     for i in range(len(words) if generator_input in ("all_states", "words") else 1):
         width = 1.8 if word_weights is None else 0.6 + 6 * word_weights[i]
         x = columns.token(i)
-        if x < left_edge:  # from the left_edge
+        if x < left_edge:  # from the left
             yield Line(((x, source_y), (x, middle), (left_edge, middle)), "read", True, width)
         else:
             yield Line(((x, source_y), (x, middle), (right_edge + 8, middle)), "read", False, width)
@@ -278,7 +274,6 @@ def draw_prompted_model(
     generator_labels: Mapping | None = None,  # {layer: name of its generator}; None: 'G'
     is_generator_shared: bool = False,  # all layers share one generator
     word_weights: Sequence[float] | None = None,  # weight of each word, drawn as width of its arrow
-    colour_suffix: str = "",  # '-q': generated prompts in a second colour, for a second text
     n_before: int | None = None,  # number of tokens in front of the prompt: 0 or 1; None: 1
 ) -> Picture:
     """Draw a frozen model with its prompts, their generators and the reach of the gradient."""
@@ -293,12 +288,12 @@ def draw_prompted_model(
         else:
             inputs[k] = generator_input.get(k, "none")
         check_choice(inputs[k], GENERATOR_INPUTS, "generator_input")
-    note_lines = wrap_text(note, DIAGRAM_WIDTH - 10, "note")
+    note_lines = wrap_text(note, DIAGRAM_WIDTH - 10)
     heights, total = _compute_heights(layers, operations, inputs, 31 + 15 * len(note_lines))
     shapes: list[Shape] = [Text(10, 17, title, "title", "start")]
     for i, line in enumerate(note_lines):
         shapes.append(Text(10, 34 + 15 * i, line, "note", "start"))
-    shapes += _draw_layers(columns, layers, words, operations, heights, inputs, colour_suffix)
+    shapes += _draw_layers(columns, layers, words, operations, heights, inputs)
     generated = [k for k in operations if inputs[k] != "none"]
     if is_generator_shared:
         shapes += _draw_shared_generator(columns, generated, heights)
@@ -425,9 +420,9 @@ def _draw_map_row(
 
 def draw_methods_map(
     methods: Mapping,  # {name: a row with `insertion_point` and `kind`}, such as `METHODS`
-    title: str = "All methods on two axes",  # title of the picture
 ) -> Picture:
     """Draw a table of methods: their sources (rows) and where their prompts enter (columns)."""
+    title = "The map of all methods"
     w = 424
     columns = {c: 14 + i * 136 for i, c in enumerate(dict.fromkeys(INSERTION_LABELS.values()))}
     shapes: list[Shape] = []
@@ -440,7 +435,7 @@ def draw_methods_map(
         shapes += row
         y += height
     promptless = [name for name, method in methods.items() if method.kind not in SOURCE_LABELS]
-    lines = wrap_text("no prompt: " + ", ".join(promptless), w - 28, "note")
+    lines = wrap_text("no prompt: " + ", ".join(promptless), w - 28)
     for i, line in enumerate(lines):
         shapes.append(Text(14, y + 14 + 17 * i, line, "note", "start"))
     described = []

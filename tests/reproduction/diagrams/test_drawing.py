@@ -31,7 +31,7 @@ def test_pictures_are_arranged_and_moved():
         "trained",
         "reach of the gradient",
     }
-    assert wrap_text("", 100, "note") == [] and len(wrap_text("a word or two more", 60, "note")) > 1
+    assert wrap_text("", 100) == [] and len(wrap_text("a word or two more", 60)) > 1
 
 
 def test_a_picture_can_be_saved(tmp_path):

@@ -462,16 +462,12 @@ def render_lab_list() -> str:
 
 def render_online_links() -> str:
     """Return links to Colab and Binder, if `settings.ini` says that the repository is public."""
-    settings = read_settings()
-    if not settings.getboolean("is_public", fallback=False):
+    if not read_settings().getboolean("is_public", fallback=False):
         return ""
-    repository = settings["git_url"].removeprefix("https://github.com/")
-    chapter = "nbs/course/00_why.ipynb"
-    colab = f"https://colab.research.google.com/github/{repository}/blob/{settings['branch']}"
-    binder = f"https://mybinder.org/v2/gh/{repository}/{settings['branch']}?labpath="
+    course = _load_course()
     return (
-        f"Without an installation: [in Colab]({colab}/{chapter}) or "
-        f"[on Binder]({binder}{chapter.replace('/', '%2F')})."
+        f"Without an installation: [in Colab]({course.COLAB_URL}/00_why.ipynb) or "
+        f"[on Binder]({course.BINDER_URL})."
     )
 
 

@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import linear_regression, mean
 from typing import Any
 
 import pandas as pd
 
-from idp_tutorial.assembly.config import RunConfig, recorded_option
+from idp_tutorial.assembly.config import RunConfig, RunOptions, recorded_option
 from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS
 from idp_tutorial.reproduction.efficiency.cost_model import (
     LPT_BACKBONE_LAYERS,
@@ -22,6 +22,7 @@ from idp_tutorial.reproduction.efficiency.cost_model import (
 from idp_tutorial.reproduction.papers.protocols import (
     FIGURE_TO_TABLE,
     load_table_cells,
+    parse_paper_name,
     plan_table_runs,
 )
 from idp_tutorial.reproduction.papers.published_scores import (
@@ -142,32 +143,25 @@ def activation_line() -> tuple[float, float]:
         for row in LPT_PUBLISHED_SPEEDS
         if row.backbone == "roberta-large" and row.method == "lpt-npg" and row.layer is not None
     ]
-    mean_x = mean(x for x, _ in points)
-    mean_y = mean(y for _, y in points)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    slope /= sum((x - mean_x) ** 2 for x, _ in points)
-    return mean_y - slope * mean_x, slope
+    slope, intercept = linear_regression(*zip(*points))
+    return intercept, slope
 
 
 def estimate_memory(cfg: RunConfig) -> float:
     """Return the memory of a step in GB for examples of 256 tokens."""
     n_layers, width, millions = backbone_shape(cfg.backbone)
     constant, slope = activation_line()
-    method = "probe" if cfg.method in CONTROL_METHODS else cfg.method
-    below = n_layers if method == "probe" else first_backward_layer(method, n_layers, layer(cfg))
+    below = n_layers  # of a control, which has no gradient in the backbone
+    if cfg.method not in CONTROL_METHODS:
+        below = first_backward_layer(cfg.method, n_layers, cfg.get("layer"))
     tokens = cfg.batch_size / TABLE_5_BATCH
     large_weights = 4e-3 * BACKBONE_SHAPES["roberta-large"][2]
     weights = 4e-3 * millions  # float32
     memory = constant - large_weights + weights
     memory += slope * (n_layers - below) * tokens * width / BACKBONE_SHAPES["roberta-large"][1]
-    if method != "probe" and ALL_METHODS[method].kind in ("all weights", "entailment"):
+    if ALL_METHODS[cfg.method].kind in ("all weights", "entailment"):
         memory += 3 * weights  # gradients, and AdamW's two means
     return memory
-
-
-def layer(cfg: RunConfig) -> int | None:
-    """Return the layer of a late prompt, or None for the default."""
-    return cfg.get("layer")
 
 
 def mean_tokens(task: str) -> int:
@@ -182,7 +176,7 @@ def training_hours(cfg: RunConfig, steps: int, n_runs: int) -> float:
     n_layers, width, _ = backbone_shape(cfg.backbone)
     tokens = mean_tokens(cfg.task)
     t = cfg.get("prompt_length", 0) or 0
-    cost = step_cost(cfg.method, n_layers, layer(cfg), prompt_length=t, T=tokens, d=width)
+    cost = step_cost(cfg.method, n_layers, cfg.get("layer"), prompt_length=t, T=tokens, d=width)
     ms = steps * cfg.batch_size * tokens * cost.total / layer_tokens_per_ms(cfg.backbone)
     return n_runs * ms / 3.6e6
 
@@ -214,17 +208,15 @@ def estimate_command(command: str) -> Work | None:
         return None
     options = read_options(command)
     n = len(options["learning_rates"].split(",")) + int(options["seeds"]) - 1
+    base = RunOptions(
+        task=options.get("task") or options["source"],
+        backbone=options["backbone"],
+        batch_size=int(options["batch_size"]),
+        prompt_length=int(options["prompt_length"]),
+    )
     works = []
     for method in options["methods"].split(","):
-        fields = {"prompt_length": int(options["prompt_length"])}
-        known = {k: v for k, v in fields.items() if k in ALL_METHODS[method].options}
-        cfg = RunConfig(
-            method,
-            task=options.get("task") or options["source"],
-            backbone=options["backbone"],
-            batch_size=int(options["batch_size"]),
-            **known,
-        )
+        cfg = base.with_method(method)
         layers = range(backbone_shape(cfg.backbone)[0]) if kind == "sweep" else [None]
         for k in layers:
             placed = cfg if k is None else cfg.with_options(layer=k)
@@ -256,9 +248,8 @@ def estimate_row(table: str, kind: str, command: str) -> Work | None:
 def headline_rows(table: str) -> pd.DataFrame:
     """Return the printed scores of the paper's own method, at most `MAX_CELLS` and one more."""
     source = FIGURE_TO_TABLE.get(table, table)
-    paper = re.sub(r"-f?\d+b?$", "", table)
     scores = load_published_scores()
-    method = HEADLINES.get(source, HEADLINES[paper])
+    method = HEADLINES.get(source, HEADLINES[parse_paper_name(table)])
     rows = scores[(scores.table == source) & (scores.method == method)]
     rows = rows[rows.task == "Avg"] if (rows.task == "Avg").any() else rows
     rows = rows.drop_duplicates(["backbone", "setting", "task", "metric", "mean"])
@@ -458,7 +449,7 @@ def render_page() -> str:
     for paper, title in PAPERS.items():
         lines += ["", f"## {title}", "", HEADER, "|---|---|---|--:|---|--:|--:|---|---|"]
         for row in tables.itertuples():
-            if re.sub(r"-f?\d+b?$", "", row.table) != paper:
+            if parse_paper_name(row.table) != paper:
                 continue
             work = estimate_row(row.table, row.kind, row.command)
             cells = [

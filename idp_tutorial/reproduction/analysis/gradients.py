@@ -48,27 +48,23 @@ def prompt_gradient_statistics(
     head: ClassificationHead | VerbalizerHead,
     examples: Sequence[dict],  # from `task.encode`
     features: Tensor,  # from `layer_features` `[n_layers+1,N,d]`
-    layers: Sequence[int] | None = None,  # prompt layers to measure; None: all
     prompt_length: int = 10,  # number of prompt vectors
     batch_size: int = 32,  # examples in a batch
 ) -> list[dict]:  # for each layer: `norm`, `signal` and `agreement`
     """Measure the gradient of the loss at a neutral prompt for each prompt layer."""
     bb.model.eval()
-    layers = list(range(bb.n_layers) if layers is None else layers)
-    gradients: dict[int, list[Tensor]] = {layer: [] for layer in layers}
-    state_norms: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+    gradients: list[list[Tensor]] = [[] for _ in range(bb.n_layers)]
+    state_norms: list[list[Tensor]] = [[] for _ in range(bb.n_layers)]
     for batch in iterate_batches(bb, examples, batch_size):
-        for ctx in walk_layers(bb, batch, stop=max(layers)):
+        for ctx in walk_layers(bb, batch, stop=bb.n_layers - 1):
             layer = ctx.layer
-            if layer not in gradients:
-                continue
             neutral = features[layer].mean(0).expand(prompt_length, -1)
             G = prompt_gradients(bb, head, batch, layer, neutral, ctx.h)
             gradients[layer].append(G.flatten(1))
             state_norms[layer].append(ctx.float32_states.norm(dim=-1)[batch["attention_mask"] == 1])
     return [
         {"layer": layer, **_summarize(gradients[layer], state_norms[layer], prompt_length)}
-        for layer in layers
+        for layer in range(bb.n_layers)
     ]
 
 

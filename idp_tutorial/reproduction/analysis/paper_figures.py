@@ -235,12 +235,12 @@ def reproduce_figure(
 
     Raises: `DivergenceError` if all runs diverge.
     """
-    check_name(name, FIGURE_EXPERIMENTS, "figure")
+    runs = _figure_runs(name, base_config, seeds, tasks or {})
     experiment = FIGURE_EXPERIMENTS[name]
     records = []
     with file_lock(out):
         store = RunStore(out)
-        for cfg, task in _figure_runs(name, base_config, seeds, tasks or {}):
+        for cfg, task in runs:
             run = Experiment(cfg, task)
             fingerprint = make_fingerprint(cfg, run.digests(), figure=name, texts=max_examples)
             measure_run = partial(_run_and_record, run, experiment.measure, max_examples)

@@ -192,8 +192,8 @@ def _count_lpt(make_source: Callable[..., nn.Module]) -> CountFunction:
     return _count_prompt_sources(lambda bb, **s: lpt_plan(bb, make_source(bb, **s)))
 
 
-# recipe of a row → its count without the head; None: there is no module, only the formula
-COUNT_FUNCTIONS: dict[str, CountFunction | None] = {
+# recipe of a row → its count without the head
+COUNT_FUNCTIONS: dict[str, CountFunction] = {
     "backbone": lambda row, bb, **s: count_all_parameters(
         meta_model(row["backbone"].lower(), _model_kind(row))
     ),
@@ -224,13 +224,10 @@ COUNT_FUNCTIONS: dict[str, CountFunction | None] = {
 }
 
 # %% ../../../nbs/engine/efficiency/published_counts.ipynb #e64bc214
-def _count_parameters_of_row(row: dict) -> int | None:
+def _count_parameters_of_row(row: dict) -> int:
     """Return the count of this package's module, with the head where the paper counts it."""
-    count = COUNT_FUNCTIONS[row["recipe"]]
     bb = _load_meta_backbone(row["backbone"].lower())
-    if count is None:
-        return None
-    n = count(row, bb, **row["sizes"], A_shared=row["A_shared"])
+    n = COUNT_FUNCTIONS[row["recipe"]](row, bb, **row["sizes"], A_shared=row["A_shared"])
     if not row["head"] or row["recipe"] in ("backbone", "backbone+lora-all", "lora-all"):
         return n  # in these recipes the classifier is part of the model
     head = ClassificationHead(bb.d, 2)

@@ -53,7 +53,6 @@ __all__ = [
     "encode_stream",
     "draw_windows",
     "gather_windows",
-    "draw_batch",
     "prepare_text",
 ]
 
@@ -280,23 +279,11 @@ def draw_windows(
 def gather_windows(
     stream: np.ndarray,  # token ids `[N]`
     positions: np.ndarray,  # positions of windows in the stream `[B,T]`
-    bos: int = 0,  # id of `<s>`
 ) -> torch.Tensor:
     """Return the token ids of windows `[B,T]`, the first of each replaced by `<s>`."""
     ids = torch.from_numpy(stream[positions].astype(np.int64))
-    ids[:, 0] = bos
+    ids[:, 0] = SPECIAL_TOKENS.index("<s>")
     return ids
-
-
-def draw_batch(
-    stream: np.ndarray,  # token ids `[N]`
-    tokens: int,  # token ids in a batch, B·T
-    rng: np.random.Generator,
-    bos: int = 0,  # id of `<s>`
-    **draw_kwargs: Any,  # arguments of `draw_windows`: `lengths` and `p`
-) -> torch.Tensor:
-    """Return the token ids of random windows of a stream `[B,T]`."""
-    return gather_windows(stream, draw_windows(len(stream), tokens, rng, **draw_kwargs), bos)
 
 
 EncodeFunction = Callable[[list[str], Any], dict[str, np.ndarray]]

@@ -90,13 +90,12 @@ def create_language_model(
     vocab_size: int,
     d: int = 192,  # hidden size, a multiple of 32
     n_layers: int = 8,
-    max_len: int = 256,  # maximum number of tokens
-    dropout: float = 0.0,
     family: str = "roberta",  # or 'gpt2'
 ) -> Any:
     """Return a RoBERTa or GPT-2 of Transformers with random weights.
 
-    Its attention heads have 32 dimensions, its feed-forward layers four times the hidden size.
+    Its attention heads have 32 dimensions, its feed-forward layers four times the hidden size. It
+    has 256 positions and no dropout.
     """
     from transformers import GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForMaskedLM
 
@@ -112,10 +111,10 @@ def create_language_model(
             n_embd=d,
             n_layer=n_layers,
             n_head=d // 32,
-            n_positions=max_len,
-            resid_pdrop=dropout,
-            embd_pdrop=dropout,
-            attn_pdrop=dropout,
+            n_positions=256,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
             **special_ids,
         )
         return GPT2LMHeadModel._from_config(gpt2_config, attn_implementation="eager")
@@ -125,10 +124,10 @@ def create_language_model(
         num_hidden_layers=n_layers,
         num_attention_heads=d // 32,
         intermediate_size=4 * d,
-        max_position_embeddings=max_len + 2,
+        max_position_embeddings=258,  # RoBERTa's positions begin at 2
         type_vocab_size=1,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
         **special_ids,
     )
     return RobertaForMaskedLM._from_config(roberta_config, attn_implementation="eager")

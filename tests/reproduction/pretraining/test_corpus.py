@@ -12,9 +12,10 @@ from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.reproduction.pretraining import corpus
 from idp_tutorial.reproduction.pretraining.corpus import (
     LABEL_WORDS,
-    draw_batch,
+    draw_windows,
     encode_stream,
     exclude_overlapping_lines,
+    gather_windows,
     prepare_text,
     read_corpus,
     read_lines,
@@ -90,8 +91,9 @@ def test_lines_are_read_and_encoded_as_a_stream(tok, tmp_path):
 
 
 def test_windows_are_random_parts_of_the_stream(stream):
-    def draw(seed, **kw):
-        return draw_batch(stream, 2048, np.random.default_rng(seed), **kw)
+    def draw(seed, stream=stream, **kw):
+        positions = draw_windows(len(stream), 2048, np.random.default_rng(seed), **kw)
+        return gather_windows(stream, positions)
 
     x = draw(0, lengths=(64,), p=(1.0,))
     assert x.shape == (32, 64) and (x[:, 0] == 0).all() and x.dtype == torch.int64
@@ -101,9 +103,7 @@ def test_windows_are_random_parts_of_the_stream(stream):
     text = stream.tolist()
     row = x[3, 1:].tolist()
     assert any(text[i : i + 63] == row for i in range(len(text)))
-    assert (
-        draw_batch(stream[:20], 2048, np.random.default_rng(0)).shape[1] == 20
-    )  # a short stream is one window
+    assert draw(0, stream[:20]).shape[1] == 20  # a short stream is one window
 
 
 def test_task_rows_are_read_as_sentences(tmp_path):

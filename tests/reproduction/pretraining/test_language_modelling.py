@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from idp_tutorial.reproduction.pretraining.corpus import (
-    draw_batch,
-)
+from idp_tutorial.reproduction.pretraining.corpus import draw_windows, gather_windows
 from idp_tutorial.reproduction.pretraining.language_modelling import (
     create_language_model,
     evaluate_held_out,
@@ -59,7 +57,7 @@ def test_the_loss_equals_that_of_transformers(family, stream, tok):
     for p in model.parameters():
         if p.dim() > 1:
             torch.nn.init.normal_(p, std=0.2)
-    ids = draw_batch(stream, 1024, rng)
+    ids = gather_windows(stream, draw_windows(len(stream), 1024, rng))
     inputs, positions, targets = (
         mask_tokens(ids, 4, len(tok), rng)
         if family == "roberta"

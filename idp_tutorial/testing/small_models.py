@@ -204,15 +204,16 @@ def random_prompt(
     bb: Backbone,
     step_class: type[Step],  # class of the step
     layer: int,  # layer at which the prompt enters
-    n: int = 3,  # number of examples
-    t: int = 3,  # prompt length
-) -> Tensor:  # `[n,t,width]`
-    """Return a random prompt that requires a gradient, the same in each call."""
+) -> Tensor:  # `[3,3,width]`
+    """Return random prompts of three vectors for three examples, the same in each call.
+
+    They require a gradient.
+    """
     generator = torch.Generator().manual_seed(3)
     width = bb.d_embedding if layer == INPUT else bb.d
     if step_class is KeyValue:
         width = bb.d_kv_prompt
-    p = torch.randn(n, t, width, generator=generator)
+    p = torch.randn(3, 3, width, generator=generator)
     return (0.5 * p).requires_grad_()
 
 

@@ -55,7 +55,7 @@ def _train_all_weights(
     build_model: Callable,
     task: Task,
     rows: list[dict],
-    checkpoint_dir: Path | None = None,
+    checkpoint_dir: Path | None,
 ) -> tuple[PromptedModel, TrainLog]:
     """Train backbone, prompts and head on the rows of the intermediate task."""
     bb = load_backbone(cfg.backbone)

@@ -235,15 +235,20 @@ def reproduce_figure(
 
     Raises: `DivergenceError` if all runs diverge.
     """
-    runs = _figure_runs(name, base_config, seeds, tasks or {})
-    experiment = FIGURE_EXPERIMENTS[name]
+    plan = plan_figure_runs(name, base_config, seeds)
+    measure = FIGURE_EXPERIMENTS[name].measure
+    loaded_tasks = dict(tasks or {})
     records = []
     with file_lock(out):
         store = RunStore(out)
-        for cfg, task in runs:
+        for cfg in plan:
+            if cfg.task not in loaded_tasks:
+                loaded_tasks[cfg.task] = load_config_task(cfg)
+            task = loaded_tasks[cfg.task]
+            cfg = cfg.resolve_epochs(len(task.splits["train"]))
             run = Experiment(cfg, task)
             fingerprint = make_fingerprint(cfg, run.digests(), figure=name, texts=max_examples)
-            measure_run = partial(_run_and_record, run, experiment.measure, max_examples)
+            measure_run = partial(_run_and_record, run, measure, max_examples)
             records.append(store.get_or_run(fingerprint, measure_run))
     finished = select_finished(records)
     if not finished:
@@ -265,23 +270,6 @@ def plan_figure_runs(
         for task in experiment.tasks
         for seed in range(seeds if method else 1)
     ]
-
-
-def _figure_runs(
-    name: str,
-    base_config: RunOptions,
-    seeds: int,
-    loaded_tasks: Mapping[str, Task],
-) -> list[tuple[RunConfig, Task]]:
-    """List the configurations and the tasks of an experiment's runs."""
-    tasks = dict(loaded_tasks)
-    runs = []
-    for cfg in plan_figure_runs(name, base_config, seeds):
-        if cfg.task not in tasks:
-            tasks[cfg.task] = load_config_task(cfg)
-        task = tasks[cfg.task]
-        runs.append((cfg.resolve_epochs(len(task.splits["train"])), task))
-    return runs
 
 
 def _run_and_record(

@@ -54,6 +54,7 @@ METHOD_NAMES = {  # published name: key of `METHODS`
     "RoBERTa": "fine-tuning",
     "Model Tuning": "fine-tuning",
     "Fine-tuning": "fine-tuning",
+    "Fine-Tuning": "fine-tuning",
     "EFL": "efl",
     "Fine-tuning (EFL)": "efl",
     "Adapter": "adapter",

@@ -45,6 +45,8 @@ from idp_tutorial.core.random_numbers import seed_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_config_task, load_task
 from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.reproduction.papers.published_scores import METHOD_NAMES, load_published_scores
+from idp_tutorial.reproduction.papers.statements import task_key
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.learning_rate_search import choose_head_learning_rate, try_learning_rates
 from idp_tutorial.runs.logits import logits_name, save_logits, split_outputs
@@ -73,8 +75,6 @@ __all__ = [
     "compute_majority_score",
     "resolve_label_map",
     "run_transfer",
-    "ID_SPAM_TABLE_6",
-    "ID_SPAM_TABLE_11",
     "compare_transfer",
     "published_transfer_table",
     "transfer_table",
@@ -652,39 +652,19 @@ def _run_stages(
     return records
 
 
-# ID-SPAM's LPT has a generator: 2,162,688 parameters are those of NPG with m = 256 and t = 10
-# zero-shot, RoBERTa-large, mean of three runs: QQP→MRPC, MRPC→QQP, SST-2→IMDB, IMDB→SST-2
-ID_SPAM_TABLE_6 = {
-    "fine-tuning": (64.0, 68.3, 87.1, 88.8),
-    "lora": (71.1, 66.1, 90.3, 87.6),
-    "prompt-tuning": (54.1, 54.6, 68.7, 63.5),
-    "p-tuning": (57.6, 52.7, 66.5, 66.8),
-    "smop": (67.9, 64.1, 84.5, 83.3),
-    "lpt-npg": (66.7, 64.5, 67.1, 71.1),
-    "dept": (63.3, 58.8, 69.8, 69.3),
-    "id-spam": (70.9, 69.2, 89.1, 86.0),
-}
-# few-shot with 100 examples: QQP→MRPC, MRPC→QQP
-ID_SPAM_TABLE_11 = {
-    "fine-tuning": (79.7, 81.7),
-    "lpt-npg": (69.4, 74.4),
-    "id-spam": (72.5, 73.1),
-}
-
-
 def published_transfer_table() -> pd.DataFrame:
-    """Return ID-SPAM's Tables 6 and 11 in the form of `transfer_table`."""
-    pairs = ["qqp → mrpc", "mrpc → qqp", "sst2 → imdb", "imdb → sst2"]
-    rows = {}
-    for method, zero_shot_scores in ID_SPAM_TABLE_6.items():
-        row = {(pair, "zero-shot"): score for pair, score in zip(pairs, zero_shot_scores)}
-        few_shot_scores = ID_SPAM_TABLE_11.get(method, ())
-        row |= {(pair, "few-shot"): score for pair, score in zip(pairs, few_shot_scores)}
-        rows[method] = row
-    few_shot_pairs = pairs[:2]
-    columns = [(pair, setting) for pair in few_shot_pairs for setting in ("zero-shot", "few-shot")]
-    columns += [(pair, "zero-shot") for pair in pairs[2:]]
-    return pd.DataFrame.from_dict(rows, orient="index").reindex(columns=columns)
+    """Return ID-SPAM's Tables 6 and 11 in the form of `transfer_table`.
+
+    Its LPT has a generator: 2,162,688 parameters are those of NPG with m = 256 and t = 10.
+    """
+    scores: dict[tuple[str, str], dict[str, float]] = {}
+    for table, setting in (("id-spam-6", "zero-shot"), ("id-spam-11", "few-shot")):
+        for cell in load_published_scores(table).itertuples():
+            pair = task_key(str(cell.task)).replace("→", " → ")
+            scores.setdefault((pair, setting), {})[METHOD_NAMES[str(cell.method)]] = cell.mean
+    pairs = dict.fromkeys(pair for pair, _ in scores)
+    columns = [(pair, name) for pair in pairs for name in ("zero-shot", "few-shot")]
+    return pd.DataFrame(scores).reindex(columns=[c for c in columns if c in scores])
 
 
 def transfer_table(

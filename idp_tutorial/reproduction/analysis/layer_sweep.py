@@ -262,17 +262,21 @@ def sweep_prompt_layer(
     return records
 
 
+def _select_sweep(records: list[dict]) -> list[dict]:
+    """Return the finished records of one sweep, of which there must be at least one."""
+    finished = check_single_sweep(records)
+    if not finished:
+        raise UserError("there are no finished records: run sweep_prompt_layer or idp sweep first.")
+    return finished
+
+
 def sweep_table(
     records: list[dict],  # records of one sweep
 ) -> "pd.DataFrame":  # one row for each method and layer
     """Tabulate mean and standard deviation over seeds, cost and learning rate by layer."""
     import pandas as pd
 
-    finished = check_single_sweep(records)
-    if not finished:
-        raise UserError(
-            "there are no finished records to tabulate: run sweep_prompt_layer or idp sweep first."
-        )
+    finished = _select_sweep(records)
     df = pd.DataFrame(finished)
     layers = [record.get("layer") for record in finished]  # some methods have no layer
     df = df.assign(params=[sum(p.values()) for p in df.params], layer=layers)
@@ -303,8 +307,9 @@ def plot_sweep(
     """Plot test score by prompt layer: dots for seeds, lines for means (LPT, Figures 2, 4, 5)."""
     import pandas as pd
 
-    df = pd.DataFrame(check_single_sweep(records))
-    first = select_finished(records)[0]
+    finished = _select_sweep(records)
+    df = pd.DataFrame(finished)
+    first = finished[0]
     ax = _get_axes(ax)
     for i, (method, group) in enumerate(df.groupby("method", sort=False)):
         if method not in late_prompt_methods():

@@ -268,6 +268,7 @@ def test_sweep_file_names():
         (lambda: swept(seeds=0), ["seeds must be at least 1, got 0"]),
         (lambda: swept(layers=[99]), ["layers must be between 0 and", "'tiny'", "got 99"]),
         (lambda: sweep_table([]), ["no finished records", "sweep_prompt_layer"]),
+        (lambda: plot_sweep([]), ["no finished records", "sweep_prompt_layer"]),
         (lambda: plot_convergence(HUMP, "lpt-npg"), ["'lpt-npg'", "choose one of lpt"]),
         (
             lambda: plot_convergence([{**HUMP[0], "layer": None}], "lpt"),

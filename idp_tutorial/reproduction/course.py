@@ -417,12 +417,9 @@ def answer_digest(exercise: str, answer: object) -> str:
 def check_answer(
     exercise: str,  # chapter and number of the exercise, such as '00.1'
     answer: Any = None,  # a number, a word or a tuple of them; None if there is no answer yet
-    expected: str | tuple[float, float] | None = None,  # a digest, or the smallest and the largest
-    # accepted value; by default that of `EXERCISE_ANSWERS`
 ) -> str:  # one line to print
     """Say whether the answer to an exercise is correct; the solutions give the reasons."""
-    if expected is None:
-        expected = EXERCISE_ANSWERS[exercise]
+    expected = EXERCISE_ANSWERS[exercise]
     if answer is None or answer is Ellipsis:
         return f"Exercise {exercise}: replace `...` by your answer, and run the cell again."
     if isinstance(expected, str):

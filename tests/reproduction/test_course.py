@@ -8,6 +8,7 @@ import pytest
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.reproduction.course import (
+    EXERCISE_ANSWERS,
     answer_digest,
     build_published_table,
     build_results_table,
@@ -113,15 +114,17 @@ def test_a_score_far_from_the_stored_one_gives_a_hint(tmp_path, score):
     ("answer", "verdict"),
     [(960, "correct"), (960.0, "correct"), (961, "not yet"), (..., "replace"), (None, "replace")],
 )
-def test_an_answer_with_a_digest_is_checked(answer, verdict):
+def test_an_answer_with_a_digest_is_checked(answer, verdict, monkeypatch):
     digest = answer_digest("99.1", 960)
     assert digest != answer_digest("99.2", 960)
-    assert check_answer("99.1", answer, digest).startswith(f"Exercise 99.1: {verdict}")
+    monkeypatch.setitem(EXERCISE_ANSWERS, "99.1", digest)
+    assert check_answer("99.1", answer).startswith(f"Exercise 99.1: {verdict}")
 
 
-def test_an_answer_within_a_range_is_correct():
-    assert "correct" in check_answer("99.2", 70, (65, 100))
-    assert "not yet" in check_answer("99.2", 60.0, (65, 100))
+def test_an_answer_within_a_range_is_correct(monkeypatch):
+    monkeypatch.setitem(EXERCISE_ANSWERS, "99.2", (65, 100))
+    assert "correct" in check_answer("99.2", 70)
+    assert "not yet" in check_answer("99.2", 60.0)
 
 
 def test_the_table_has_the_rows_of_a_chapter_and_then_the_controls(tmp_path):

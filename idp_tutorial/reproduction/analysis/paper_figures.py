@@ -62,10 +62,9 @@ def _pairwise_cosines(x: Tensor) -> Tensor:
 def embed_examples(
     model: PromptedModel,
     examples: Sequence[dict],  # from `task.encode`
-    batch_size: int = 64,  # examples in a batch
 ) -> Tensor:  # `[N,d]`
     """Return the last layer's hidden states, averaged over words, with the model's prompts."""
-    batches = iterate_batches(model.backbone, examples, batch_size)
+    batches = iterate_batches(model.backbone, examples, 64)
     return torch.cat([model.eval().compute_context(b).mean_state().float().cpu() for b in batches])
 
 
@@ -112,7 +111,6 @@ def bootstrap_precision_error(
     b: Tensor,  # cosines of the second model on the same pairs `[N]`
     is_similar: Tensor,  # bool `[N]`
     n: int,  # number of pairs at the top
-    n_resamples: int = 1000,  # bootstrap samples
 ) -> float:  # percentage points
     """Return the bootstrap standard error of the difference between two `precision_at_n` scores."""
 
@@ -125,7 +123,7 @@ def bootstrap_precision_error(
         bootstrap(
             [range(len(a))],
             difference,
-            n_resamples=n_resamples,
+            n_resamples=1000,
             vectorized=False,
             method="percentile",
             rng=0,

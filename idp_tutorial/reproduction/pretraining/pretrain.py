@@ -62,6 +62,56 @@ __all__ = [
 ]
 
 
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """Options that determine the result of a pretraining run."""
+
+    family: str = "roberta"  # 'roberta' predicts masked tokens, 'gpt2' the next token
+    d: int = 192  # hidden size, a multiple of 32
+    n_layers: int = 8
+    vocab_size: int = 8192  # tokens of the tokenizer
+    steps: int = 12_000  # optimizer steps
+    tokens_per_step: int = 2048  # token ids in a batch
+    lr: float = 1.5e-3  # peak learning rate of AdamW
+    warmup: int = 300  # steps until the peak learning rate
+    decay_fraction: float = 0.6  # fraction of the steps, at the end, in which it decays to zero
+    seed: int = 0
+    held_out_tokens: int = 200_000  # ids at the end of the stream that are not trained on
+    dtype: str = "bfloat16"  # of the forward and backward pass: 'bfloat16' or 'float32'
+    distillation_weight: float = 3.0  # weight of the distillation loss, if there is a teacher
+    # folder of a run or of a backbone of the same shape, whose weights are the initial weights
+    init_from: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice(self.family, ("roberta", "gpt2"), "family")
+        check_choice(self.dtype, ("float32", "bfloat16"), "dtype")
+        for name, low, high in (
+            ("d", 32, 2**14),
+            ("n_layers", 1, 1000),
+            ("vocab_size", 261, 2**16),
+            ("steps", 1, 10**9),
+            ("tokens_per_step", 32, 2**24),
+            ("warmup", 1, 10**9),
+            ("seed", 0, 2**32 - 1),
+            ("held_out_tokens", 0, 2**40),
+        ):
+            check_between(getattr(self, name), low, high, name)
+        if self.d % 32:
+            raise UserError(f"d must be a multiple of 32, such as 192, got {self.d}.")
+        check_positive(self.lr, "lr", "a learning rate, such as 1.5e-3")
+        check_between(self.decay_fraction, 0, 1, "decay_fraction", "a fraction of the steps")
+        check_between(
+            self.distillation_weight,
+            0,
+            10**6,
+            "distillation_weight",
+            "the weight of the distillation loss",
+        )
+
+
 class MasterWeightOptimizer:
     """AdamW on float32 master weights, with linear warm-up, a plateau and linear decay to 0.
 
@@ -71,7 +121,7 @@ class MasterWeightOptimizer:
     def __init__(
         self,
         modules: Sequence[nn.Module],  # modules to train; they are converted to `cfg.dtype`
-        cfg: Any,  # `lr`, `warmup`, `steps`, `decay_fraction` and `dtype`, as in `PretrainConfig`
+        cfg: PretrainConfig,  # `lr`, `warmup`, `steps`, `decay_fraction` and `dtype` are used
     ) -> None:
         self.model_parameters = [p for module in modules for p in module.parameters()]
         self.master_parameters = [
@@ -144,7 +194,7 @@ def _write_log(out: Path, log: list[dict]) -> None:
 
 def write_pretraining_checkpoint(
     out: Path,
-    cfg: Any,  # a `PretrainConfig`
+    cfg: PretrainConfig,
     masters: MasterWeightOptimizer,
     step: int,
     log: list[dict],
@@ -188,7 +238,7 @@ def _check_state(state: dict[str, Any], masters: MasterWeightOptimizer, source: 
 
 def load_pretraining_checkpoint(
     out: Path,
-    cfg: Any,  # the `PretrainConfig` of this run
+    cfg: PretrainConfig,  # of this run
     masters: MasterWeightOptimizer,  # gets the saved weights, moments and schedule
 ) -> tuple[int, list[dict]]:
     """Return step and log of the last checkpoint after loading it; 0 and [] without one.
@@ -218,7 +268,7 @@ def load_pretraining_checkpoint(
     return content["step"], content["log"]
 
 
-def load_master_weights(masters: MasterWeightOptimizer, cfg: Any) -> None:
+def load_master_weights(masters: MasterWeightOptimizer, cfg: PretrainConfig) -> None:
     """Copy the weights of the run in `cfg.init_from`, without its optimizer and schedule."""
     content = read_last_snapshot(cfg.init_from, _CONTENT_KEYS)
     if content is None:
@@ -247,7 +297,7 @@ def find_weights_file(folder: str) -> Path | None:
 def load_initial_weights(
     model: nn.Module,
     file: Path,  # from `find_weights_file`
-    cfg: Any,  # a `PretrainConfig`, for messages
+    cfg: PretrainConfig,  # for messages
 ) -> None:
     """Load a backbone's saved weights into a model of the same shape."""
     if (file.parent / MANIFEST_NAME).is_file():
@@ -267,61 +317,11 @@ def load_initial_weights(
     model.load_state_dict(weights, strict=False)
 
 
-def _shape_error(reason: str, cfg: Any) -> UserError:
+def _shape_error(reason: str, cfg: PretrainConfig) -> UserError:
     return UserError(
         f"init_from={cfg.init_from!r} is a model of another shape ({reason}). Use the same family, "
         f"d, n_layers and vocabulary ({cfg})."
     )
-
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PretrainConfig:
-    """Options that determine the result of a pretraining run."""
-
-    family: str = "roberta"  # 'roberta' predicts masked tokens, 'gpt2' the next token
-    d: int = 192  # hidden size, a multiple of 32
-    n_layers: int = 8
-    vocab_size: int = 8192  # tokens of the tokenizer
-    steps: int = 12_000  # optimizer steps
-    tokens_per_step: int = 2048  # token ids in a batch
-    lr: float = 1.5e-3  # peak learning rate of AdamW
-    warmup: int = 300  # steps until the peak learning rate
-    decay_fraction: float = 0.6  # fraction of the steps, at the end, in which it decays to zero
-    seed: int = 0
-    held_out_tokens: int = 200_000  # ids at the end of the stream that are not trained on
-    dtype: str = "bfloat16"  # of the forward and backward pass: 'bfloat16' or 'float32'
-    distillation_weight: float = 3.0  # weight of the distillation loss, if there is a teacher
-    # folder of a run or of a backbone of the same shape, whose weights are the initial weights
-    init_from: str = ""
-
-    def __post_init__(self) -> None:
-        check_choice(self.family, ("roberta", "gpt2"), "family")
-        check_choice(self.dtype, ("float32", "bfloat16"), "dtype")
-        for name, low, high in (
-            ("d", 32, 2**14),
-            ("n_layers", 1, 1000),
-            ("vocab_size", 261, 2**16),
-            ("steps", 1, 10**9),
-            ("tokens_per_step", 32, 2**24),
-            ("warmup", 1, 10**9),
-            ("seed", 0, 2**32 - 1),
-            ("held_out_tokens", 0, 2**40),
-        ):
-            check_between(getattr(self, name), low, high, name)
-        if self.d % 32:
-            raise UserError(f"d must be a multiple of 32, such as 192, got {self.d}.")
-        check_positive(self.lr, "lr", "a learning rate, such as 1.5e-3")
-        check_between(self.decay_fraction, 0, 1, "decay_fraction", "a fraction of the steps")
-        check_between(
-            self.distillation_weight,
-            0,
-            10**6,
-            "distillation_weight",
-            "the weight of the distillation loss",
-        )
 
 
 def _create_log_entry(

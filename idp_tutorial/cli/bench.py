@@ -1,7 +1,8 @@
 """The command `idp bench`: time and memory of every method, of `peft`, and how they scale.
 
-One command times all methods, `peft` beside them, and how they scale. It runs on RoBERTa-large without a download: times do not depend on the
-weights, so they are random. Whole commands, from start to exit, are timed with trained weights.
+One command times all methods, `peft` beside them, and how they scale. It runs on RoBERTa-large
+without a download: times do not depend on the weights, so they are random. Whole commands, from
+start to exit, are timed with trained weights.
 
 The results on RoBERTa-large are in the notebook `nbs/lab/speed.ipynb`.
 """

@@ -167,7 +167,8 @@ def write_claims(rows: list[dict[str, str]], file: Path | str) -> None:
 
 
 CONTROL_RECORDS_GLOB = "claims/controls-*.jsonl"  # below the folder of the results
-REFERENCE_CONTROLS = "probe", "side-network"  # a prompt must exceed the better one to add something
+# a prompt adds something only if it scores more than the better one
+REFERENCE_CONTROLS = "probe", "side-network"
 
 
 def _parse_conditions(conditions: str) -> tuple[dict[str, list[str]], tuple[str, ...]]:

@@ -513,7 +513,7 @@ def scale_to_backbone(
     backbone: str,  # name or folder
     n_layers: int | None = None,  # layers of the backbone; None: looked up
 ) -> dict:
-    """Return the fields with a layer and a prompt position that suit the backbone.
+    """Return the fields with a layer and a prompt position that fit the backbone.
 
     A layer of 24 is mapped to the same fraction of the depth, and to the last layer at most. The
     prompt of a decoder is put in front, where every later position can attend to it.

@@ -22,7 +22,7 @@ interrupted call can be repeated and continues from its last checkpoint. With `t
 the learning rate of the first task is chosen on its own validation split with seed 0, as everywhere
 in this library, and those of the few-shot stages on the target's; the model that chose a learning
 rate is the one that is scored. With `tune_head_first`, every head is trained at the learning rate
-that is best for a head without a prompt on the first task (what a prompt adds).
+that is best for a head without a prompt on the first task (as in `nbs/lab/what_a_prompt_adds`).
 """
 
 import logging

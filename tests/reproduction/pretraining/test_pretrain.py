@@ -357,13 +357,13 @@ def test_a_damaged_file_of_a_saved_backbone_is_named(tmp_path):
     load_backbone(str(tmp_path / "b"))
 
 
-CFG_of_checkpoints = PretrainConfig(d=32, n_layers=1, steps=4, dtype="float32")
+CHECKPOINT_CONFIG = PretrainConfig(d=32, n_layers=1, steps=4, dtype="float32")
 LOG = [dict(step=2, lm=3.5)]
 
 
 def masters(seed, width=3):
     torch.manual_seed(seed)
-    optimizer = MasterWeightOptimizer([torch.nn.Linear(width, width)], CFG_of_checkpoints)
+    optimizer = MasterWeightOptimizer([torch.nn.Linear(width, width)], CHECKPOINT_CONFIG)
     optimizer.model_parameters[0].sum().backward()
     optimizer.step()
     return optimizer
@@ -371,24 +371,24 @@ def masters(seed, width=3):
 
 def test_a_checkpoint_restores_weights_moments_schedule_and_log(tmp_path):
     saved = masters(0)
-    assert load_pretraining_checkpoint(tmp_path, CFG_of_checkpoints, masters(1)) == (0, [])
-    write_pretraining_checkpoint(tmp_path, CFG_of_checkpoints, saved, 2, LOG)
+    assert load_pretraining_checkpoint(tmp_path, CHECKPOINT_CONFIG, masters(1)) == (0, [])
+    write_pretraining_checkpoint(tmp_path, CHECKPOINT_CONFIG, saved, 2, LOG)
     (tmp_path / "log.jsonl").unlink()  # the run was killed before it wrote this file
     loaded = masters(1)
-    assert load_pretraining_checkpoint(tmp_path, CFG_of_checkpoints, loaded) == (2, LOG)
+    assert load_pretraining_checkpoint(tmp_path, CHECKPOINT_CONFIG, loaded) == (2, LOG)
     assert str(loaded.state_dict()) == str(saved.state_dict())
     assert torch.equal(loaded.model_parameters[0], saved.master_parameters[0])
     assert read_records(tmp_path / "log.jsonl")[0]["lm"] == 3.5
     with pytest.raises(ValueError, match="holds another run .lr was .* and is now 0.5.*"):
-        load_pretraining_checkpoint(tmp_path, replace(CFG_of_checkpoints, lr=0.5), loaded)
+        load_pretraining_checkpoint(tmp_path, replace(CHECKPOINT_CONFIG, lr=0.5), loaded)
 
 
 def test_another_run_starts_from_the_weights_only(tmp_path):
     saved = masters(0)
-    cfg = replace(CFG_of_checkpoints, init_from=str(tmp_path))
+    cfg = replace(CHECKPOINT_CONFIG, init_from=str(tmp_path))
     with pytest.raises(FileNotFoundError, match="there is no checkpoint in init_from="):
         load_master_weights(masters(1), cfg)
-    write_pretraining_checkpoint(tmp_path, CFG_of_checkpoints, saved, 2, LOG)
+    write_pretraining_checkpoint(tmp_path, CHECKPOINT_CONFIG, saved, 2, LOG)
     other = masters(1)
     moments = str(other.state_dict()["optimizer"])
     load_master_weights(other, cfg)
@@ -399,7 +399,7 @@ def test_another_run_starts_from_the_weights_only(tmp_path):
 
 
 def test_weights_of_a_backbone_are_used_if_intact_and_of_the_same_shape(tmp_path):
-    cfg = replace(CFG_of_checkpoints, init_from=str(tmp_path))
+    cfg = replace(CHECKPOINT_CONFIG, init_from=str(tmp_path))
     model = create_language_model(20, 32, 1)
     assert find_weights_file(str(tmp_path)) is None
     save_model(model, tmp_path / "model.safetensors")
@@ -417,7 +417,7 @@ def test_weights_of_a_backbone_are_used_if_intact_and_of_the_same_shape(tmp_path
     (tmp_path / "SHA256SUMS").unlink()
     with pytest.raises(ValueError, match="model.safetensors is damaged .*Download or save"):
         load_initial_weights(other, file, cfg)
-    write_pretraining_checkpoint(tmp_path, CFG_of_checkpoints, masters(0), 2, LOG)
+    write_pretraining_checkpoint(tmp_path, CHECKPOINT_CONFIG, masters(0), 2, LOG)
     assert find_weights_file(str(tmp_path)) is None  # the folder of a pretraining run
 
 

@@ -317,6 +317,15 @@ class Backbone:
         values = split_heads(attention.value(h), self.n_kv_heads)
         return keys, values
 
+    def check_lm_head(self) -> None:
+        """Raise `UserError` if the model has no language-model head."""
+        if not self.has_lm_head:
+            raise UserError(
+                f"backbone {self.name!r} ({type(self.model).__name__}) has no language-model head, "
+                "so it cannot fill in a template. Use the classification head, or a backbone such "
+                "as 'tiny' or 'roberta-large'."
+            )
+
     def get_lm_head(self) -> nn.Module:  # `[...,d]` → `[...,V]`
         """Return the language-model head as one module.
 
@@ -324,12 +333,7 @@ class Backbone:
 
         Raises: UserError if the model has no language-model head.
         """
-        if not self.has_lm_head:
-            raise UserError(
-                f"backbone {self.name!r} ({type(self.model).__name__}) has no language-model head, "
-                "so it cannot fill in a template. Use the classification head, or a backbone such "
-                "as 'tiny' or 'roberta-large'."
-            )
+        self.check_lm_head()
         parts = [self.model.get_submodule(path) for path in self.lm_head_modules]
         return parts[0] if len(parts) == 1 else nn.Sequential(*parts)
 
@@ -408,10 +412,9 @@ def _config_dict(bb: Backbone, *excluded: str) -> dict[str, Any]:
 def backbone_fingerprint(
     bb: Backbone,
     *dependencies: object,  # anything else on which the stored hidden states depend
-    attn: str | None = None,  # fingerprint for this attention implementation; None: the current one
 ) -> str:  # 16 hex digits
     """Return a digest of the encoder's weights, config, attention implementation and tokenizer."""
-    attention = attn or bb.config._attn_implementation
+    attention = bb.config._attn_implementation
     description = [_config_dict(bb), attention, _tokenizer_state(bb.tokenizer), dependencies]
     return _hash_weights(bb, description)
 

@@ -97,8 +97,7 @@ class VerbalizerHead(nn.Module):
     ) -> None:
         super().__init__()
         self.loss_vocab = check_choice(loss_vocab, ("full", "labels"), "loss_vocab")
-        if not backbone.has_lm_head:
-            backbone.get_lm_head()  # raises `UserError`: the backbone has no such head
+        backbone.check_lm_head()
         self.lm_logits = backbone.lm_logits
         self.lm_logits_for_tokens = backbone.lm_logits_for_tokens
         self.register_buffer("label_token_ids", torch.tensor(label_token_ids), persistent=False)

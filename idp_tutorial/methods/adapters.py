@@ -202,7 +202,7 @@ def add_lora(
     check_choice(target_modules, choices, "target_modules")
     check_at_least(r, 1, "LoRA: r")
     if include_lm_head:
-        bb.get_lm_head()  # raises `UserError` if it is missing
+        bb.check_lm_head()
     config = LoraConfig(
         r=r,
         lora_alpha=2 * r if alpha is None else alpha,

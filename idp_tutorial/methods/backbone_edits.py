@@ -140,7 +140,7 @@ def _select_backbone_parameters(
 ) -> list[Tensor]:
     """Return parameters of the backbone without its pooler, whose output is not used."""
     if include_lm_head:
-        bb.get_lm_head()  # raises `UserError` if it is missing
+        bb.check_lm_head()
     root = bb.model if include_lm_head else bb.base
     return [
         parameter

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from small import backbone, batch_of, config, one, same, small_task, text_of
 from torch import nn
+from transformers import DebertaV2Config
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
@@ -18,6 +19,7 @@ from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.families.family import build_hf_model, wrap_hf_model
 from idp_tutorial.methods.adapters import add_adapters, add_compacters, add_lora
 from idp_tutorial.methods.backbone_edits import (
     BackboneEdit,
@@ -789,7 +791,7 @@ def test_what_is_refused(make, words):
     assert_same(picture(bb), before)
 
 
-@pytest.mark.parametrize(
+changes_of_the_head = pytest.mark.parametrize(
     "make",
     [
         lambda b: add_lora(b, include_lm_head=True),
@@ -797,11 +799,30 @@ def test_what_is_refused(make, words):
         lambda b: unfreeze(b, True),
     ],
 )
+
+
+@changes_of_the_head
 def test_no_head_to_change(make, monkeypatch):
     bb = backbone()
     monkeypatch.setattr(bb, "has_lm_head", False)
     with pytest.raises(ValueError, match="no language-model head"):
         make(bb)
+
+
+@changes_of_the_head
+def test_microsofts_head_of_deberta_can_be_changed(make):
+    config = DebertaV2Config(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        legacy=False,
+    )
+    bb = wrap_hf_model(build_hf_model(config))
+    with make(bb):
+        head = bb.model.lm_predictions
+        assert any(p.requires_grad for p in head.parameters())
 
 
 # --- options that reach every changed layer

@@ -6,13 +6,14 @@ instruction in front of every example.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone, in_eval_mode
 from idp_tutorial.core.context import INPUT, to_float32
+from idp_tutorial.core.generation import LayerCache
 from idp_tutorial.core.loop import walk_layers
 from idp_tutorial.methods.method_registry import PromptConfig
 from idp_tutorial.utils.checks import UserError
@@ -85,22 +86,6 @@ def text_word_vectors(
     return to_float32(bb.word_embeddings(ids)).clone()
 
 
-class _KeyValueRecorder:
-    """Cache that stores the keys and values of a layer, and adds none."""
-
-    def __init__(self) -> None:
-        self.keys_values: tuple[Tensor, Tensor] | None = None
-
-    def update(self, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Store the keys and values `[1,n_kv_heads,T,d_head]`, and return them unchanged."""
-        self.keys_values = k, v
-        return k, v
-
-    def get_seq_length(self, *args: Any) -> int:
-        """Return the number of earlier positions, 0."""
-        return 0
-
-
 @torch.no_grad()
 def text_keys_values(
     bb: Backbone,
@@ -124,9 +109,9 @@ def text_keys_values(
         for ctx in walk_layers(bb, batch):
             if ctx.layer in (INPUT, bb.n_layers):
                 continue
-            recorder = _KeyValueRecorder()
-            bb.run_layer(ctx.layer, ctx.h, ctx.layer_kwargs(), recorder)
-            assert recorder.keys_values is not None  # `supports_kv_prompt`
-            heads = [x.transpose(1, 2).flatten(2)[0] for x in recorder.keys_values]
+            cache = LayerCache()
+            bb.run_layer(ctx.layer, ctx.h, ctx.layer_kwargs(), cache)
+            assert cache.k is not None and cache.v is not None  # `supports_kv_prompt`
+            heads = [x.transpose(1, 2).flatten(2)[0] for x in (cache.k, cache.v)]
             recorded.append(to_float32(torch.cat(heads, 1)))
     return recorded

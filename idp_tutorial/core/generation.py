@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cache
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from typing import Any
 
 # %% ../../nbs/engine/core/generation.ipynb #77953d34
@@ -260,19 +261,6 @@ def build_decoder(
     return _decoder_class()(model)
 
 
-def _pad_on_the_left(
-    texts: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return token ids and attention mask `[B,T]`, as `generate` needs them."""
-    T = max(map(len, texts))
-    input_ids = [[pad_token_id] * (T - len(ids)) + list(ids) for ids in texts]
-    attention_mask = [[0] * (T - len(ids)) + [1] * len(ids) for ids in texts]
-    return (
-        torch.tensor(input_ids, device=device),
-        torch.tensor(attention_mask, device=device),
-    )
-
-
 @torch.no_grad()
 def generate_ids(
     model: PromptedModel,  # prompted model of a decoder
@@ -302,14 +290,15 @@ def generate_ids(
             "the text."
         )
     end = bb.tokenizer.eos_token_id
-    input_ids, attention_mask = _pad_on_the_left(texts, bb.pad_id, bb.device)
+    ids = [torch.tensor(text, device=bb.device) for text in texts]
+    ones = [torch.ones_like(text) for text in ids]
     sampling = dict(temperature=temperature, top_p=top_p, top_k=0) if do_sample else {}
     mode = model.training
     try:
         with forked_random_numbers(seed):
             output = build_decoder(model.eval()).generate(
-                input_ids,
-                attention_mask=attention_mask,
+                pad_sequence(ids, True, bb.pad_id, "left"),
+                attention_mask=pad_sequence(ones, True, 0, "left"),
                 max_new_tokens=max_new_tokens,
                 do_sample=do_sample,
                 eos_token_id=end,

@@ -24,7 +24,7 @@ from idp_tutorial.assembly.probe import (
 )
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
-from idp_tutorial.core.heads import prediction_loss
+from idp_tutorial.core.heads import ClassificationHead, prediction_loss
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.core.random_numbers import current_generator, thread_random_numbers
@@ -58,8 +58,6 @@ __all__ = [
     "MajorityHead",
     "ProbeHead",
     "SideNetwork",
-    "fit_majority",
-    "fit_probe",
     "fit_side_network",
     "ControlConfig",
     "MajorityConfig",
@@ -83,13 +81,7 @@ class ControlModel(PromptedModel):
         )
 
 
-class _ControlHead(nn.Module):
-    def loss(self, ctx: Context, label: Tensor) -> Tensor:
-        """Return the cross-entropy for classes, or the mean squared error for numbers."""
-        return prediction_loss(self(ctx), label)
-
-
-class MajorityHead(_ControlHead):
+class MajorityHead(nn.Module):
     """A head with the same output for every example."""
 
     pooling = "mean"
@@ -108,8 +100,8 @@ class MajorityHead(_ControlHead):
         return self.out.expand(len(ctx.input_ids), -1)
 
 
-class ProbeHead(_ControlHead):
-    """A linear head on the pooled representation h of one layer.
+class ProbeHead(ClassificationHead):
+    """A linear head on the pooled representation h of one layer, which the fit selects.
 
     y = W h + b
     """
@@ -120,17 +112,11 @@ class ProbeHead(_ControlHead):
         n_out: int,  # number of classes; 1 for regression
         layer: int,  # number of layers below the hidden states
     ) -> None:
-        super().__init__()
+        super().__init__(d, n_out, "mean")
         self.layer = layer
-        self.pooling = "mean"  # or 'cls', 'last' or 'mask', which the fit selects
-        self.net = nn.Linear(d, n_out)
-
-    def forward(self, ctx: Context) -> Tensor:  # `[B,n_out]`
-        """Return the linear function of the pooled representation."""
-        return self.net(ctx.mean_state() if self.pooling == "mean" else ctx.state_at(self.pooling))
 
 
-class SideNetwork(_ControlHead):
+class SideNetwork(nn.Module):
     """IDPG's bottleneck from the standardised sentence vector z = M(x) directly to the labels.
 
     y = W₂ Dropout(GELU(W₁ z + b₁)) + b₂
@@ -160,45 +146,6 @@ class SideNetwork(_ControlHead):
         """Return the outputs for the sentence vectors of a batch."""
         z = mean_sentence_vector(ctx) if self.pooling == "mean" else sentence_vector(ctx)
         return self.classify_vectors(z)
-
-
-def fit_majority(
-    model: ControlModel,  # model with a `MajorityHead`, which is changed in place
-    task: Task,  # task with its splits
-) -> TrainLog:
-    """Set the output of the head to the class frequencies or mean label of the training split.
-
-    Where a row may have several labels, those of more than half of the rows are predicted.
-    """
-    targets = torch.tensor(training_targets(task, task.splits["train"]))
-    if task.is_regression:
-        outputs = targets.double().mean()[None]
-    elif task.multi_label:
-        outputs = targets.double().mean(0).logit()
-    else:
-        outputs = torch.bincount(targets, minlength=len(task.labels)).log()
-    model.head.out.copy_(outputs.clamp(-1e4, 1e4))
-    rows = task.splits["validation"]
-    validation_outputs = model.head.out.cpu().expand(len(rows), -1)
-    return TrainLog(
-        score_main_metric(task, validation_outputs, rows),
-        validation_loss=compute_output_loss(task, validation_outputs, rows),
-    )
-
-
-@torch.no_grad()
-def fit_probe(
-    model: ControlModel,  # model with a `ProbeHead`, which is changed in place
-    task: Task,  # task with its splits
-    cfg: TrainingConfig,  # config with the options of `fit_best_probe`
-) -> TrainLog:  # its `probe` describes the selected probe
-    """Select the best probe on the validation split, and make it the head."""
-    W, b, selected = fit_best_probe(model.backbone, task, cfg)
-    head = model.head
-    head.layer = selected["layer"]
-    head.pooling = selected["pooling"]
-    head.net.load_state_dict(dict(weight=W, bias=b))
-    return TrainLog(selected["validation"], probe=selected)
 
 
 SIDE_NETWORK_PATIENCE = 15  # evaluations without improvement after which training stops
@@ -336,8 +283,24 @@ class MajorityConfig(ControlConfig):
         return MajorityHead(n_out)
 
     def fit(self, model: ControlModel, task: Task, cfg: TrainingConfig) -> TrainLog:
-        """Set the output to the class frequencies or the mean label."""
-        return fit_majority(model, task)
+        """Set the output to the class frequencies or the mean label of the training split.
+
+        Where a row may have several labels, those of more than half of the rows are predicted.
+        """
+        targets = torch.tensor(training_targets(task, task.splits["train"]))
+        if task.is_regression:
+            outputs = targets.double().mean()[None]
+        elif task.multi_label:
+            outputs = targets.double().mean(0).logit()
+        else:
+            outputs = torch.bincount(targets, minlength=len(task.labels)).log()
+        model.head.out.copy_(outputs.clamp(-1e4, 1e4))
+        rows = task.splits["validation"]
+        validation_outputs = model.head.out.cpu().expand(len(rows), -1)
+        return TrainLog(
+            score_main_metric(task, validation_outputs, rows),
+            validation_loss=compute_output_loss(task, validation_outputs, rows),
+        )
 
 
 @register(
@@ -357,8 +320,13 @@ class ProbeControlConfig(ControlConfig):
         return ProbeHead(bb.d, n_out, bb.n_layers)
 
     def fit(self, model: ControlModel, task: Task, cfg: TrainingConfig) -> TrainLog:
-        """Select the best probe on the validation split."""
-        return fit_probe(model, task, cfg)
+        """Select the best probe on the validation split, and make it the head."""
+        W, b, selected = fit_best_probe(model.backbone, task, cfg)
+        head = model.head
+        head.layer = selected["layer"]
+        head.pooling = selected["pooling"]
+        head.net.load_state_dict(dict(weight=W, bias=b))
+        return TrainLog(selected["validation"], probe=selected)
 
 
 @register(

@@ -295,3 +295,9 @@ def toy_tokenizer(causal=False):
         unk_token="<unk>",
         mask_token="<mask>",
     )
+
+
+def write_glove(index, vectors, file):
+    """Write vectors `[N,d]` in GloVe's text format; `index` has the row of each word."""
+    lines = [" ".join([word, *map(str, vectors[row].tolist())]) for word, row in index.items()]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PUNCTUATION_TABLE', 'split_words', 'decode_text', 'find_glove_file', 'read_glove', 'GloveEncoder',
-           'backbone_word_vectors', 'write_glove', 'collect_vocabulary', 'load_glove_encoder', 'GloveIDPGConfig']
+           'backbone_word_vectors', 'load_glove_encoder', 'GloveIDPGConfig']
 
 # %% ../../nbs/engine/methods/glove.ipynb #385ffe82
 import math
@@ -24,8 +24,6 @@ from typing import Annotated, Any
 
 # %% ../../nbs/engine/methods/glove.ipynb #1c56d458
 from ..utils.checks import MissingFileError, UserError
-from ..utils.durable_files import open_atomically
-from ..data.task import Task
 from ..core.backbone import Backbone
 from ..backbones.load import load_backbone
 from ..core.context import Context
@@ -274,43 +272,14 @@ def backbone_word_vectors(
     return index, embeddings[list(single.values())]
 
 
-def write_glove(
-    index: dict[str, int],  # word → row of `vectors`
-    vectors: np.ndarray,  # vectors `[N,d']`
-    path: Path | str,  # file to write
-) -> None:
-    """Write vectors in GloVe's text format."""
-    with open_atomically(path, "w", encoding="utf-8") as file:
-        for word, row in index.items():
-            numbers = " ".join(f"{value:.6f}" for value in vectors[row])
-            file.write(f"{word} {numbers}\n")
-
-
-def collect_vocabulary(
-    task: Task,  # task with its splits
-    tokenizer: Any,  # Hugging Face tokenizer of the backbone
-    max_len: int = 10_000,  # largest number of tokens of an example
-    template: str | None = None,  # template of a verbalizer, as for `Task.encode`
-) -> set[str]:
-    """Return all words in the splits of a task, for the argument `words` of `read_glove`."""
-    rows = [row for split in task.splits.values() for row in split]
-    words: set[str] = set()
-    for example in task.encode(rows, tokenizer, max_len, template):
-        words.update(split_words(decode_text(example["input_ids"], tokenizer)))
-    return words
-
-
 @lru_cache(1)
-def _read_glove_cached(
-    file: Path, mtime_ns: int, size: int, words: frozenset[str] | None
-) -> tuple[dict[str, int], np.ndarray]:
-    return read_glove(file, words)
+def _read_glove_cached(file: Path, mtime_ns: int, size: int) -> tuple[dict[str, int], np.ndarray]:
+    return read_glove(file)
 
 
 def load_glove_encoder(
     path: Path | str | None,  # file or folder of vectors; None: those of the bundled backbone
     tokenizer: Any,  # tokenizer of the backbone of the model
-    words: Collection[str] | None = None,  # words to load, see `collect_vocabulary`; None: all
     noise: float = 0.0,  # as for `GloveEncoder`
 ) -> GloveEncoder:
     """Load an encoder from a file of GloVe vectors, or from the bundled backbone.
@@ -322,8 +291,7 @@ def load_glove_encoder(
         return GloveEncoder(index, vectors, tokenizer, noise)
     file = find_glove_file(path).resolve()
     status = file.stat()
-    selected = None if words is None else frozenset(words)
-    index, vectors = _read_glove_cached(file, status.st_mtime_ns, status.st_size, selected)
+    index, vectors = _read_glove_cached(file, status.st_mtime_ns, status.st_size)
     return GloveEncoder(index, vectors, tokenizer, noise)
 
 # %% ../../nbs/engine/methods/glove.ipynb #bdbf8a46

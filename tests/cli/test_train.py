@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors import safe_open
-from small import backbone, config, small_task, stop_at
+from small import backbone, config, small_task, stop_at, write_glove
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
@@ -20,7 +20,7 @@ from idp_tutorial.core.prompted_model import trained_state
 from idp_tutorial.data.file_readers import iterate_rows
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.methods.glove import backbone_word_vectors, write_glove
+from idp_tutorial.methods.glove import backbone_word_vectors
 from idp_tutorial.runs.experiment import run_experiment, train_and_save
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.training.evaluation import evaluate, predict, predict_logits

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small import backbone, batch_of, config, one, small_task
+from small import backbone, batch_of, config, one, small_task, write_glove
 from torch import nn
 
 from idp_tutorial.assembly.build import build_model
@@ -22,13 +22,11 @@ from idp_tutorial.data.encoding import collate
 from idp_tutorial.methods.glove import (
     GloveEncoder,
     backbone_word_vectors,
-    collect_vocabulary,
     decode_text,
     find_glove_file,
     load_glove_encoder,
     read_glove,
     split_words,
-    write_glove,
 )
 from idp_tutorial.methods.idpg import PromptGenerator
 from idp_tutorial.methods.idpg_multilayer import multilayer_idpg_plan
@@ -296,20 +294,6 @@ def test_a_run_says_what_such_a_text_gets(noise, folder, bbs):
     )
 
 
-def test_restricted_to_a_task_it_gives_the_same(folder, bbs):
-    bb = bbs["roberta"]
-    task = small_task()
-    words = collect_vocabulary(task, bb.tokenizer)
-    full = glove_of(bb, folder)
-    small = glove_of(bb, folder, words=words)
-    assert 0 < len(small.index) < len(full.index) and set(small.index) == words & set(WORDS)
-    for rows in task.splits.values():
-        for e in task.encode(rows, bb.tokenizer, 200):
-            np.testing.assert_array_equal(
-                *[g.embed_text(decode_text(e["input_ids"], bb.tokenizer)) for g in (full, small)]
-            )
-
-
 def test_the_last_file_is_read_once(folder, tmp_path, monkeypatch):
     from idp_tutorial.methods import glove
 
@@ -331,11 +315,8 @@ def test_the_last_file_is_read_once(folder, tmp_path, monkeypatch):
     assert (
         load_glove_encoder(tmp_path, bb.tokenizer).vectors is first[0].vectors and len(reads) == 1
     )
-    assert (
-        set(load_glove_encoder(file, bb.tokenizer, {"film"}).index) == {"film"} and len(reads) == 2
-    )
     file.write_bytes(file.read_bytes().split(b"\n", 1)[1])
-    assert "the" not in encoder(cfg).index and len(reads) == 3  # the file has changed
+    assert "the" not in encoder(cfg).index and len(reads) == 2  # the file has changed
     file.write_text("damaged\n")
     for _ in range(2):
         with pytest.raises(ValueError, match="not GloVe's text format"):
@@ -505,12 +486,3 @@ def test_word_vectors_are_checked(tmp_path):
         read(b"the 1 2\na 1_0 3\n")
     with pytest.raises(ValueError, match="line 2 has more numbers than the 2 of line 1"):
         read(b"the 1 2\na 1 2 3\n")
-
-
-def test_an_interrupted_file_of_vectors_is_not_left_behind(tmp_path):
-    file = tmp_path / "glove.txt"
-    write_glove(dict(a=0), np.zeros((1, 2)), file)
-    before = file.read_text()
-    with pytest.raises(IndexError):
-        write_glove(dict(a=0, b=1), np.ones((1, 2)), file)
-    assert file.read_text() == before

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from small import Killed, backbone, small_task
+from small import Killed, backbone, small_task, write_glove
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.core.prompted_model import trained_state
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.methods.glove import write_glove
 from idp_tutorial.reproduction.analysis.layer_sweep import plot_sweep, sweep_table
 from idp_tutorial.runs import compare as comparison
 from idp_tutorial.runs.compare import compare_and_write, compare_methods, run_seeds

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from small import backbone, config, small_task, topic_task, without_times
+from small import backbone, config, small_task, topic_task, without_times, write_glove
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.methods.glove import write_glove
 from idp_tutorial.runs import experiment
 from idp_tutorial.runs.experiment import Experiment, run_experiment, train_and_save
 from idp_tutorial.runs.logits import load_logits, split_outputs

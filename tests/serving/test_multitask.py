@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from small import backbone, config, model_of, same, small_task, topic_task
+from small import backbone, config, model_of, same, small_task, topic_task, write_glove
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
@@ -17,7 +17,6 @@ from idp_tutorial.core.steps import Insert
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.methods.glove import write_glove
 from idp_tutorial.methods.prompt_tuning import SoftPrompt
 from idp_tutorial.saving import descriptions
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained

@@ -6,12 +6,11 @@ import threading
 import numpy as np
 import pytest
 import torch
-from small import Killed, backbone, config, kill_at, model_of, numbers, small_task
+from small import Killed, backbone, config, kill_at, model_of, numbers, small_task, write_glove
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.core import prompted_model
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.methods.glove import write_glove
 from idp_tutorial.training.checkpoint import Checkpoint, run_fingerprint
 from idp_tutorial.training.fit import TrainingRun, fit
 from idp_tutorial.utils import durable_files, tensor_files

@@ -83,13 +83,13 @@ def measure_bfloat16_speedup(
     device: str,  # 'cpu' or 'cuda'
     n_in: int,  # columns of the matrix
     n_out: int,  # rows of the matrix
-    rows: int = 512,  # batch size times sequence length
 ) -> float:
     """Return how many times faster a matrix product is in bfloat16 than in float32.
 
     The two are timed alternately, and the best of five repetitions counts. No random number is
     drawn, so a run that measures has the same random state as one that does not.
     """
+    rows = 512  # batch size times sequence length
     seconds: dict[torch.dtype, list[float]] = {dtype: [] for dtype in DTYPES.values()}
     for _ in range(6):  # the first repetition is a warm-up
         for dtype, times in seconds.items():
@@ -104,13 +104,12 @@ MIN_SPEEDUP = 1.2  # smallest speed-up for which bfloat16 is chosen
 
 def choose_faster_dtype(
     model: Any,  # a Hugging Face model
-    device: str | None = None,  # device of the run; None: a GPU if there is one
 ) -> torch.dtype:  # bfloat16 or float32
     """Return bfloat16 if a product with the model's largest matrix is clearly faster in it.
 
-    The tables of word embeddings are not considered.
+    It is measured on a GPU if there is one. The tables of word embeddings are not considered.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     vocab_size = model.get_input_embeddings().num_embeddings
     matrices = [p for p in model.parameters() if p.dim() == 2 and vocab_size not in p.shape]
     n_in, n_out = sorted(max(matrices, key=Tensor.numel).shape)

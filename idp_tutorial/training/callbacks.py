@@ -59,9 +59,6 @@ class CSVCallback:
         write_atomically(self.file, text.getvalue().encode())
 
 
-_PACKAGES = dict(tensorboard="tensorboard", wandb="wandb")
-
-
 def make_log_callbacks(
     log_with: LogFormat | None,  # None: no log
     folder: Path | str,  # folder of the run; a CSV log is its `log.csv`
@@ -81,8 +78,8 @@ def make_log_callbacks(
         return [TensorBoardCallback() if log_with == "tensorboard" else WandbCallback()]
     except (ImportError, RuntimeError) as e:
         raise UserError(
-            f"log_with={log_with!r} needs the package {_PACKAGES[log_with]}: "
-            f"pip install {_PACKAGES[log_with]}, or use log_with='csv'."
+            f"log_with={log_with!r} needs the package {log_with}: "
+            f"pip install {log_with}, or use log_with='csv'."
         ) from e
 
 

@@ -1,4 +1,4 @@
-"""Predictions and scores of trained models: logits, generated answers, metrics, early stopping.
+"""Predictions and scores of trained models: logits, generated answers and metrics.
 
 A trained model is used in two ways: it is scored on a split, and it predicts for texts without
 labels.

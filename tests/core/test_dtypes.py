@@ -45,16 +45,16 @@ def test_each_size_is_measured_once(monkeypatch):
         measure_bfloat16_speedup("cpu", 8, 16) == measure_bfloat16_speedup("cpu", 8, 16) == 2.0
         and len(calls) == 12
     )
-    assert choose_faster_dtype(backbone().model, "cpu") == torch.bfloat16 and len(calls) == 24
+    assert choose_faster_dtype(backbone().model) == torch.bfloat16 and len(calls) == 24
     measure_bfloat16_speedup.cache_clear()
     monkeypatch.setattr(dtypes, "_time_product", lambda x, w: 1.0)
-    assert choose_faster_dtype(backbone().model, "cpu") == torch.float32
+    assert choose_faster_dtype(backbone().model) == torch.float32
     measure_bfloat16_speedup.cache_clear()
 
 
 def test_auto_uses_the_faster_dtype(monkeypatch):
     for dtype in (torch.bfloat16, torch.float32):
-        monkeypatch.setattr(dtypes, "choose_faster_dtype", lambda model, device=None: dtype)
+        monkeypatch.setattr(dtypes, "choose_faster_dtype", lambda model: dtype)
         assert load_backbone("tiny", dtype="auto").word_embeddings.weight.dtype == dtype
     assert load_backbone("tiny").word_embeddings.weight.dtype == torch.float32  # whatever is faster
     with pytest.raises(

@@ -129,7 +129,7 @@ class SideNetwork(nn.Module):
         d: int,  # width of the backbone
         n_out: int,  # number of classes; 1 for regression
         m: int = 256,  # width of the bottleneck, as in S-IDPG
-        pooling: str = "mean",  # M(x): the 'mean', or with any other value the papers' `<s>`
+        pooling: str = "mean",  # M(x): the 'mean', or the state at `<s>` (decoders: 'last')
         dropout: float = 0.1,  # dropout on z and after GELU
     ) -> None:
         super().__init__()
@@ -158,13 +158,12 @@ def _encode_sentence_vectors(
 ) -> Tensor:  # `[N,d]`
     """Compute the sentence vectors M(x) of a split as a generator reads them."""
     bb = model.backbone
-    is_mean = model.head.pooling == "mean"
+    pooling = model.head.pooling
     examples = encode_rows(task, task.splits[split], bb, cfg.max_len)
     batch_size = 4 * cfg.batch_size
     if cfg.cache == "none":
-        poolings = ("mean" if is_mean else bb.default_pooling,)
-        return pool_all_layers(bb, examples, poolings, None, batch_size)[:, -1, 0].float()
-    kind = "mean_sentence" if is_mean else "sentence"
+        return pool_all_layers(bb, examples, (pooling,), None, batch_size)[:, -1, 0].float()
+    kind = "mean_sentence" if pooling == "mean" else "sentence"
     cached, _ = cache_states(bb, examples, kind, cfg.cache_dir, batch_size=batch_size)
     return torch.tensor(np.stack([example[kind] for example in cached])).float()
 

@@ -2,9 +2,9 @@
 
 A frozen model is never updated, so its weights need fewer bits: no small update is ever added
 to them. bfloat16 halves the memory, and newer processors and GPUs have instructions for
-products in bfloat16. Others do not, and convert every number. Which kind this machine is, we
-measure. Prompts, heads and losses are float32 in either case: the layer loop passes them
-float32 states and converts their vectors to the dtype of the layers.
+products in bfloat16. Others do not, and convert every number. `measure_bfloat16_speedup` finds
+out which kind this machine has. Prompts, heads and losses are float32 in either case: the layer
+loop passes them float32 states and converts their vectors to the dtype of the layers.
 
 `RunConfig(dtype='auto')` uses the measurement. The default is `'float32'`, because with
 `'auto'` equal configs would give different results on another machine. A record states the

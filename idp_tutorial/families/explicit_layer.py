@@ -3,8 +3,7 @@
 The layers of DistilBERT, MPNet and ModernBERT have no argument for keys and values.
 `ExplicitLayerBackbone` calls the library's layer if no keys and values are added, so that the
 loop equals the library exactly. Otherwise it calls `_compute_layer`: the same layer, written
-out, at the positions `x`, which attend to all positions `h`. The parity table in all families
-compares the two.
+out, at the positions `x`, which attend to all positions `h`. The parity tests compare the two.
 """
 
 from collections.abc import Callable

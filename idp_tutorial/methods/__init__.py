@@ -9,8 +9,7 @@ Modules:
 - `all_methods`: All methods of the three papers and their baselines, in the order of the tables.
 - `backbone_edits`: Change a backbone for a method that trains weights inside it, and restore it
   afterwards.
-- `cartridge`: Cartridge: keys and values of every layer as parameters, begun from the cache of a
-  text.
+- `cartridge`: Cartridge: keys and values of every layer as parameters, initialised from a text.
 - `efl`: The EFL baseline: predict whether the description of each label follows from the text.
 - `glove`: IDPG's light encoder: the mean GloVe vector of the words of a text.
 - `id_spam`: ID-SPAM: weight the words by attention, and generate the prompt from their weighted
@@ -34,7 +33,7 @@ Modules:
   layer.
 - `smop_dept`: SMoP, which selects one of several prompts, and DePT, which also updates word
   vectors.
-- `text_init`: Begin a static prompt from a text: from its word vectors, or from its keys and
+- `text_init`: Initialise a static prompt from a text: from its word vectors, or from its keys and
   values.
 """
 

@@ -1,4 +1,4 @@
-"""Cartridge: keys and values of every layer as parameters, begun from the cache of a text.
+"""Cartridge: keys and values of every layer as parameters, initialised from a text.
 
 The parameters are those of `peft`'s `CartridgeEncoder`, and the steps of P-tuning v2 give them to
 the layers. So it differs from P-tuning v2 in three respects: the first token is frozen, since a

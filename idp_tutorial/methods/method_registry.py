@@ -141,7 +141,7 @@ class Method:
 
     @property
     def options(self) -> Mapping[str, Option]:
-        """The options that only some methods have, and this one among them."""
+        """The options of the method itself, which are the fields of its config class."""
         return declared_options(self.config_class)
 
     @property

@@ -85,7 +85,7 @@ class _ShiftedInsert(Insert):
     shift: int = field(kw_only=True)
 
     def apply(self, ctx: Context) -> None:
-        """Embed the text after the prompt, then insert or add keys and values."""
+        """Embed the text after the prompt, then insert the prompt."""
         ctx.h = _embed_shifted(ctx, self.shift)
         super().apply(ctx)
 
@@ -97,7 +97,7 @@ class _ShiftedKeyValue(KeyValue):
     shift: int = field(kw_only=True)
 
     def apply(self, ctx: Context) -> PromptKeyValues:
-        """Embed the text after the prompt, then insert or add keys and values."""
+        """Embed the text after the prompt, and return the keys and values for layer 0."""
         ctx.h = _embed_shifted(ctx, self.shift)
         return super().apply(ctx)
 

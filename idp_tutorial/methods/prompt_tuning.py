@@ -173,9 +173,8 @@ class LongPromptConfig(MethodConfig):
     """Options of prompt tuning with as many parameters as IDPG's generator."""
 
     prompt_length: ClassVar[int] = 134  # not an option
-    position: PromptPosition = (
-        0  # position of the prompt among the words: IDPG's insertion positions 0-4
-    )
+    # position of the prompt among the words: IDPG's insertion positions 0-4
+    position: PromptPosition = 0
     init_std: StandardDeviation = 0.02  # standard deviation of the initial values of the prompt
 
     def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:

@@ -104,7 +104,8 @@ class SentenceVectorConfig(InputPromptConfig):
 
     prompt_dropout: Probability = 0.1  # dropout on the sentence vector and in the generator
     sentence_dropout: Probability | None = None  # dropout on M(x); None: as prompt_dropout
-    generator_dropout: Probability | None = None  # dropout in the generator; None: as above
+    # dropout in the generator; None: as prompt_dropout
+    generator_dropout: Probability | None = None
     # standardise the generator's input to standard deviation 1 (not in the papers)
     standardise: bool = False
 

@@ -54,7 +54,6 @@ class ShadowNetwork(PromptSource):
         bb: Backbone,
         rank: int = 8,  # width of the bottlenecks
         dropout: float = 0.2,  # dropout on the difference h − s
-        alpha: float = 0.1,  # strength α of the correction
     ) -> None:
         super().__init__()
         require_packages("peft")
@@ -62,7 +61,7 @@ class ShadowNetwork(PromptSource):
         from peft.tuners.shadow.layers import ShadowLayer
 
         check_at_least(rank, 1, "shadow: bottleneck")
-        config = ShadowConfig(r=rank, shadow_dropout=dropout, shadow_alpha=alpha)
+        config = ShadowConfig(r=rank, shadow_dropout=dropout, shadow_alpha=0.1)
         self.initial = _build_initial_network(bb)
         self.layers = nn.ModuleList(
             ShadowLayer(nn.Identity(), _ADAPTER, config, bb.d) for _ in range(bb.n_layers)

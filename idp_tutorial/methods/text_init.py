@@ -1,6 +1,6 @@
-"""Begin a static prompt from a text: from its word vectors, or from its keys and values.
+"""Initialise a static prompt from a text: from its word vectors, or from its keys and values.
 
-`peft` has the first as `prompt_tuning_init='TEXT'`, and the second as the usual beginning of a
+`peft` has the first as `prompt_tuning_init='TEXT'`, and the second as the usual initialisation of a
 cartridge. A prompt with keys and values from the text of an instruction is, before training, that
 instruction in front of every example.
 """
@@ -23,7 +23,7 @@ __all__ = ["TextInitConfig", "prompt_token_ids", "text_word_vectors", "text_keys
 
 @dataclass(frozen=True, kw_only=True)
 class TextInitConfig(PromptConfig):
-    """Options of a static prompt that can begin from a text."""
+    """Options of a static prompt that can be initialised from a text."""
 
     # initial prompt: 'random', or from a 'text': the word vectors of init_text, or its keys and
     # values
@@ -48,7 +48,7 @@ class TextInitConfig(PromptConfig):
         self,
         bb: Backbone,
     ) -> Tensor | None:  # `[t]`; None: the initial prompt is random
-        """Return the tokens that the prompt begins from."""
+        """Return the tokens from which the prompt is initialised."""
         if self.init == "random":
             return None
         assert self.init_text is not None  # checked above

@@ -260,7 +260,7 @@ class StepProfiler:
             """Return a tensor that autograd keeps, and count its storage."""
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in weights:
-                # keeping a reference prevents that another tensor gets the same address
+                # a reference prevents another tensor from getting the same address
                 storages[storage.data_ptr()] = storage
                 self.activation_bytes = sum(s.nbytes() for s in storages.values())
             return tensor

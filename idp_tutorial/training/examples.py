@@ -43,7 +43,8 @@ __all__ = [
 ]
 
 
-TOKEN_DTYPES = {"input_ids": np.int32, "token_type_ids": np.int16}  # columns with a value a token
+# columns with one value per token
+TOKEN_DTYPES = {"input_ids": np.int32, "token_type_ids": np.int16}
 
 
 class PackedExamples(Sequence):
@@ -53,7 +54,7 @@ class PackedExamples(Sequence):
         self,
         names: list[str],  # column names of an example, in their order
         flat: dict[str, np.ndarray],  # column name → values of all tokens of all examples
-        columns: dict[str, list],  # column name → one value an example
+        columns: dict[str, list],  # column name → one value per example
         ends: np.ndarray,  # index after the last token of each example
     ):
         self.column_names = names

@@ -396,3 +396,8 @@ def test_a_path_becomes_a_string():
     cfg = RunConfig(backbone=Path("tiny"))
     assert cfg.backbone == "tiny" and cfg == RunConfig(backbone="tiny")
     assert make_fingerprint(cfg, {})["backbone"] == "tiny"
+
+
+@pytest.mark.parametrize("method", ALL_METHODS)
+def test_every_option_of_a_method_has_a_help_text(method):
+    assert all(option.help for option in ALL_METHODS[method].options.values())

@@ -98,7 +98,7 @@ class MethodConfig:
 class PromptConfig(MethodConfig):
     """Options of a method with prompt vectors."""
 
-    prompt_length: Annotated[int, Range(0, 10**5)] = 10  # number of prompt vectors (t)
+    prompt_length: Annotated[int, Range(1, 10**5)] = 10  # number of prompt vectors (t)
 
 
 @dataclass(frozen=True, kw_only=True)

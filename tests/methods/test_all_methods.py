@@ -398,7 +398,7 @@ def test_idpgs_head():
         (dict(head="verbaliser"), ["head must be ", "got 'verbaliser'", "'verbalizer'"]),
         (dict(layer=3), ["between 0 and 2", "got 3"]),
         (dict(layer=-1), ["between 0 and 2", "got -1"]),
-        (dict(prompt_length=0), ["t must be at least 1, got 0"]),
+        (dict(prompt_length=0), ["prompt_length must be at least 1, got 0"]),
         (dict(bottleneck=0), ["bottleneck must be at least 1, got 0"]),
         (dict(method="prompt-tuning", position=5), ["between 0 and 4", "got 5"]),
         (

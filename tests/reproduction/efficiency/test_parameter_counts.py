@@ -222,7 +222,6 @@ def test_the_reason_of_a_refused_method_is_in_the_table():
             ["'flan-t5-xl'", "only the size is known", "published_counts()"],
         ),
         (dict(methods=["lpt-ngp"]), ["unknown method 'lpt-ngp'", "'lpt-npg'"]),
-        (dict(base=RunConfig(prompt_length=0), methods=["lpt"]), ["at least 1", "got 0"]),
         (dict(backbone="roberta-larg"), ["'roberta-larg'", "Did you mean 'roberta-large'"]),
     ],
 )

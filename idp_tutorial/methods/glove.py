@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 # %% ../../nbs/engine/methods/glove.ipynb #1c56d458
-from ..utils.checks import MissingFileError, UserError
+from ..utils.checks import MissingFileError, UserError, parse_number
 from ..core.backbone import Backbone
 from ..backbones.load import load_backbone
 from ..core.context import Context
@@ -171,10 +171,8 @@ def _decode_word(word: bytes, place: str) -> str:
 
 
 def _is_number(text: bytes) -> bool:
-    if b"_" in text:  # Python accepts 1_0 as a number
-        return False
     try:
-        float(text)
+        parse_number(text.decode())
     except ValueError:
         return False
     return True
@@ -182,7 +180,7 @@ def _is_number(text: bytes) -> bool:
 
 def _parse_vector(text: bytes, d: int, place: str) -> np.ndarray:
     vector = np.zeros(0, np.float32)
-    if b"_" not in text:
+    if b"_" not in text:  # NumPy accepts 1_0 as a number
         with suppress(ValueError):
             vector = np.array(text.split(), np.float32)
     if len(vector) != d or not np.isfinite(vector).all():

@@ -138,7 +138,8 @@ def build_model(
             f"{cfg.method!r} predicts a label, and task {task.name!r} is answered with generated "
             "text: use another method."
         )
-    if ALL_METHODS[cfg.method].kind in ("weights", "all weights") and is_quantised(bb.layers):
+    changes_layers = ALL_METHODS[cfg.method].insertion_point in ("weights", "upper weights")
+    if changes_layers and is_quantised(bb.layers):
         raise UserError(
             f"{cfg.method!r} changes the linear layers of the backbone, which is not possible in "
             "int8: use dtype='bfloat16' or 'float32'."

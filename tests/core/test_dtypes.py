@@ -165,9 +165,19 @@ def test_methods_that_change_the_linear_layers_are_refused():
     cfg = config(method="lora", backbone="tiny", dtype="int8", lr=1e-3)
     with pytest.raises(UserError, match="'lora' changes the linear layers .* use dtype='bfloat16'"):
         Experiment(cfg, small_task()).build_model()
+    int8_backbone = load_backbone("tiny", dtype="int8")
+    with pytest.raises(UserError, match="'efl' changes the linear layers"):
+        build_model(config(method="efl"), int8_backbone, small_task())
     cfg = config(method="fine-tuning", backbone="tiny", dtype="int8", lr=1e-3)
     model = build_model(cfg, load_config_backbone(cfg), small_task())
     assert not is_quantised(model.backbone.layers)  # it trains the weights in float32
+
+
+def test_a_network_beside_a_backbone_in_int8_is_trained():
+    pytest.importorskip("peft")
+    cfg = config(method="shadow", backbone="tiny", dtype="int8", steps=2, lr=1e-3)
+    record = run_experiment(cfg, small_task())
+    assert (record["weights_dtype"], record["params"]["backbone"]) == ("int8", 0)
 
 
 def test_four_bits_are_refused_in_a_sentence():

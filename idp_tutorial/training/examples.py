@@ -79,13 +79,6 @@ class PackedExamples(Sequence):
                 example[name] = self.columns[name][i]
         return example
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Sequence)
-            and len(self) == len(other)
-            and all(a == b for a, b in zip(self, other))
-        )
-
 
 def _can_be_packed(example: dict, names: list[str]) -> bool:
     """Return whether an example has the given columns and only values that arrays can store."""

@@ -88,7 +88,7 @@ def encode(rows):
 def test_values_and_their_types_are_preserved():
     rows = [5, 0, 9, 1] * 3
     got = pack_examples(encode, rows, 4)
-    assert isinstance(got, PackedExamples) and got == encode(rows) and len(got) == 12
+    assert isinstance(got, PackedExamples) and [*got] == encode(rows) and len(got) == 12
     assert (
         got[-1] == encode(rows)[-1]
         and got[2:4] == encode(rows)[2:4]

@@ -29,7 +29,7 @@ from .state_store import StateStore, cache_size_bytes, example_key
 
 # %% ../../nbs/engine/training/cache.ipynb #1a080ec0
 # vectors of a whole text, computed from the context after the last layer
-SENTENCE_POOLINGS: dict[str | int, Callable[[Context], Tensor]] = {
+SENTENCE_POOLINGS: dict[str, Callable[[Context], Tensor]] = {
     "sentence": lambda ctx: ctx.state_at(ctx.backbone.default_pooling),
     "mean_sentence": lambda ctx: ctx.mean_state(),
 }
@@ -197,4 +197,4 @@ def required_sentence_vectors(model: PromptedModel) -> list[str]:
     if any(p.requires_grad for p in model.lm.parameters()):
         return []  # they change with the backbone
     needs = {name for source in model.prompt_sources() for name in source.needs}
-    return [str(name) for name in SENTENCE_POOLINGS if name in needs]
+    return [name for name in SENTENCE_POOLINGS if name in needs]

@@ -316,11 +316,12 @@ def convert_benchmark_row(
     if task.convert_row:
         return task.convert_row(record, number)
     first, second, label_column = task.columns
-    for column in re.findall(r"{(\w+)}", first + (second if task.pair else "")):
+    texts = [first, second or ""] if task.pair else [first]
+    for column in re.findall(r"{(\w+)}", "".join(texts)):
         require_text(record, column)
-    row = dict(sentence1=first.format(**record))
-    if task.pair:
-        row["sentence2"] = second.format(**record)
+    row: dict[str, Any] = {
+        name: text.format(**record) for name, text in zip(task.text_columns, texts)
+    }
     label = record[label_column]
     row["label"] = task.hub_labels.index(label) if label in task.hub_labels else label
     return [row]

@@ -15,7 +15,8 @@ GPT-2 has no mask token and continues the text: *S1 It was …*
 import json
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from idp_tutorial.data.encoding import append_targets, compute_max_input_len, tokenize_rows
 from idp_tutorial.data.metrics import (
@@ -28,6 +29,7 @@ from idp_tutorial.data.metrics import (
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.digests import compute_digest
 from idp_tutorial.utils.options import Range
+from idp_tutorial.utils.schemas import Count, Finite, Rule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -210,38 +212,54 @@ def mark_best_candidates(
     return [int(best[group] == i) for i, group in enumerate(groups)]
 
 
+def _is_relative_name(text: str) -> bool:
+    path = Path(text)
+    is_short = 0 < len(text) <= 300 and "\0" not in text
+    return is_short and not path.is_absolute() and ".." not in path.parts
+
+
+_RelativeName = Annotated[
+    str,
+    Rule("a name of at most 300 characters without '..' or an absolute path", _is_relative_name),
+]
+
+
 @dataclass(frozen=True)
 class Task:
-    """Definition of a task: how rows are encoded, and how predictions are scored."""
+    """Definition of a task: how rows are encoded, and how predictions are scored.
 
-    name: str  # name of the task, and of its folder in `data`
-    labels: tuple = ()  # class names in index order; empty for regression
+    The types of its fields are also the schema with which a saved task is compared.
+    """
+
+    name: _RelativeName  # name of the task, and of its folder in `data`
+    labels: tuple[str, ...] = ()  # class names in index order; empty for regression
     metric: str = "accuracy"  # main metric, as in `compute_metric`
     pair: bool = False  # whether a row has `sentence1` and `sentence2`
-    label_words: tuple = ()  # one word for each class, for a language-model head
+    label_words: tuple[str, ...] = ()  # one word for each class, for a language-model head
     # template by variant: code, paper, causal code, causal paper
-    templates: dict = field(default_factory=dict, repr=False)
+    templates: dict[str, str] = field(default_factory=dict, repr=False)
     # 'LPT' if template and label words are those of LPT; 'ours' if this project chose them
-    template_source: str = "ours"
-    label_range: tuple = (0.0, 5.0)  # lowest and highest label of a regression
+    template_source: Literal["ours", "LPT"] = "ours"
+    label_range: tuple[Finite, Finite] = (0.0, 5.0)  # lowest and highest label of a regression
     is_generation: bool = False  # whether a decoder generates the answer, the `target` of a row
-    max_answer_len: int = 32  # generation: maximum number of tokens of an answer, EOS included
+    max_answer_len: Count = 32  # generation: maximum number of tokens of an answer, EOS included
     allow_empty_text: bool = False  # accept empty sentences (four of CR's 3,775 published rows are)
     # dataset id on the Hugging Face hub, and configuration; ('bundled',) for the bundled tasks
-    hub_dataset: tuple = ()
+    hub_dataset: tuple[str, ...] = ()
     # columns on the hub: format strings of the sentences, name of the label column
-    columns: tuple = ("{sentence1}", "{sentence2}", "label")
-    hub_labels: tuple = ()  # label values on the hub in index order, if they are not the indices
+    columns: tuple[str, str | None, str] = ("{sentence1}", "{sentence2}", "label")
+    # label values on the hub in index order, if they are not the indices
+    hub_labels: tuple[str | int | float | bool, ...] = ()
     # `(record, its number) → rows`, where format strings are not enough
     convert_row: Callable | None = field(default=None, repr=False)
     # rows of a `group` form a question: 'choose' one (COPA), 'each' may be true (MultiRC)
-    grouping: str = ""
+    grouping: Literal["", "choose", "each"] = ""
     # a row may have any number of the labels, and its `label` is an indicator for each, 0 or 1
     multi_label: bool = False
     # number of training rows held out to select the checkpoint; 0: a tenth, at most 1,000
-    max_validation_size: int = 0
+    max_validation_size: Count = 0
     # rows by split: train, validation (selects the checkpoint), test (reports the score)
-    splits: dict = field(default_factory=dict, repr=False, compare=False)
+    splits: dict[str, list] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("labels", "label_words"):
@@ -287,7 +305,7 @@ class Task:
     @property
     def source_columns(self) -> tuple[str | None, str | None, str | None]:
         """Names of the columns of text, second text and label in the table of the rows."""
-        text, text2, label = [(column or "").strip("{}") or None for column in self.columns[:3]]
+        text, text2, label = [(column or "").strip("{}") or None for column in self.columns]
         return text, text2, label
 
     @property

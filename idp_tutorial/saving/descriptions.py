@@ -1,8 +1,8 @@
 """Descriptions of saved models: their config, their task and the digests of their backbone.
 
 A saved file may come from another machine or another person, so its content is untrusted data.
-The classes `Saved...` are the schemas of its description: it is compared with them before anything
-is built. Its config and its task are rebuilt field by field, no path in it is opened, and the
+Its description is compared with a schema before anything is built: the classes `Saved...`, and
+`Task` itself. Its config and its task are rebuilt field by field, no path in it is opened, and the
 weights it names are compared with their digest before they are used.
 
 A path contains names of people and machines, so it does not belong in a file that is sent to
@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_name
 from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.records import collect_versions, config_fingerprint
-from idp_tutorial.utils.schemas import Count, Finite, Rule, check_schema
+from idp_tutorial.utils.schemas import Count, check_schema
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, deserialise_tensors
 
 __all__ = [
@@ -43,7 +43,6 @@ __all__ = [
     "READABLE_DESCRIPTION_FILE",
     "SAVE_FORMAT",
     "PROMPT_MODEL_FORMAT",
-    "SavedTask",
     "SavedBackbone",
     "SavedPromptModel",
     "SavedModel",
@@ -140,50 +139,6 @@ PROMPT_MODEL_FORMAT = "prompt model"
 _MACHINE_OPTIONS: dict[str, Any] = dict(data=None, init_from=None, cache_dir=None)
 
 
-def _is_relative_name(text: str) -> bool:
-    path = Path(text)
-    is_short = 0 < len(text) <= 300 and "\0" not in text
-    return is_short and not path.is_absolute() and ".." not in path.parts
-
-
-_RelativeName = Annotated[
-    str,
-    Rule("a name of at most 300 characters without '..' or an absolute path", _is_relative_name),
-]
-_Columns = Annotated[
-    list[str | None],
-    Rule(
-        "two or more names of columns, of which only the first is always needed",
-        lambda names: len(names) >= 2 and names[0] is not None,
-    ),
-]
-
-
-@dataclass
-class SavedTask:
-    """Schema of a saved task: the fields of `Task` without its rows."""
-
-    name: _RelativeName
-    labels: list[str] = field(default_factory=list)
-    metric: str = "accuracy"
-    pair: bool = False
-    label_words: list[str] = field(default_factory=list)
-    templates: dict[str, str] = field(default_factory=dict)
-    template_source: Literal["ours", "LPT"] = "ours"
-    label_range: tuple[Finite, Finite] = (0.0, 5.0)
-    is_generation: bool = False
-    max_answer_len: Count = 32
-    allow_empty_text: bool = False
-    hub_dataset: list[str] = field(default_factory=list)
-    columns: _Columns = field(default_factory=list)
-    hub_labels: list[str | int | float | bool] = field(default_factory=list)
-    convert_row: None = None
-    grouping: Literal["", "choose", "each"] = ""
-    multi_label: bool = False
-    max_validation_size: Count = 0
-    splits: dict[str, list] = field(default_factory=dict)
-
-
 @dataclass
 class SavedBackbone:
     """Schema of the weights that prompts belong to, as `describe_backbone` returns them."""
@@ -225,7 +180,7 @@ class SavedModel:
 
     version: str
     cfg: dict[str, Any]  # checked option by option when the config is built
-    task: SavedTask
+    task: Task
     backbone: SavedBackbone
     glove: str | None
     digests: dict[str, str] | None
@@ -239,7 +194,7 @@ class _SavedHuggingFaceModel:
 
     version: str
     cfg: dict[str, Any]
-    task: SavedTask
+    task: Task
     backbone: _HuggingFaceBase
     prompt_model: SavedPromptModel
 
@@ -249,7 +204,7 @@ class _SavedMember:
     """Schema of one task of several."""
 
     cfg: dict[str, Any]
-    task: SavedTask
+    task: Task
     glove: str | None = None
 
 
@@ -306,21 +261,16 @@ def _check_field_names(
     )
 
 
-def _build_task(values: Any, source: Any, version: str) -> Task:
-    """Build a task from the values in a file, whose names and types are checked."""
-    if not isinstance(values, dict):
-        raise UserError(f"{source} has no Task to build: save the model again.")
+def _build_task(values: dict[str, Any], source: Any, version: str) -> Task:
+    """Build a task from the values in a file, whose names are checked."""
     _check_field_names({option.name for option in fields(Task)}, values, source, version)
-    check_schema(SavedTask, values, source, "save the model again")
     # JSON has no tuples
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
     return Task(**{**values, "splits": {}, "convert_row": None})
 
 
-def _build_config(options: Any, source: Any, version: str) -> RunConfig:
+def _build_config(options: dict[str, Any], source: Any, version: str) -> RunConfig:
     """Build a config from the options in a file, whose names and values are checked."""
-    if not isinstance(options, dict):
-        raise UserError(f"{source} has no RunConfig to build: save the model again.")
     method = check_name(options.get("method", ""), ALL_METHODS, "method")
     known = {"method", *general_options(), *ALL_METHODS[method].options}
     _check_field_names(known, options, source, version)
@@ -334,16 +284,18 @@ def _build_config(options: Any, source: Any, version: str) -> RunConfig:
 
 
 def parse_saved_run(
-    description: dict[str, Any],  # a description that `describe_run` returned, read from a file
+    description: dict[
+        str, Any
+    ],  # from a file, with `cfg` and `task`; checked by `check_save_format`
     source: Any,  # path of the file, for messages
-    version: str = "of another release",  # version that wrote the file
+    version: str,  # version that wrote the file
 ) -> tuple[Task, RunConfig]:
     """Build the task and the config that a file describes; paths in the file are discarded.
 
-    Raises: `UserError` for unknown fields, values of another type, or a missing task or config.
+    Raises: `UserError` for unknown fields, and for options that `RunConfig` refuses.
     """
-    task = _build_task(description.get("task"), source, version)
-    cfg = _build_config(description.get("cfg"), source, version)
+    task = _build_task(description["task"], source, version)
+    cfg = _build_config(description["cfg"], source, version)
     glove = cfg.get("glove")
     cfg = cfg.with_options(**_MACHINE_OPTIONS, glove=glove and Path(glove).name)
     return task, cfg

@@ -218,8 +218,11 @@ def test_a_description_of_no_task_or_no_weights_is_named(saved):
     folder, *_ = saved
     good = (folder / "prompts.safetensors").read_bytes()
     for new, words in (
-        (dict(task=dict(columns=[])), "has task.columns=.., but it must be two or more names"),
-        (dict(task=dict(columns=[1, 2])), r"has task.columns\[0\]=1, but it must be a text"),
+        (dict(task=dict(columns=[])), "has task.columns=.., but it must be 3 values"),
+        (
+            dict(task=dict(columns=[1, None, "y"])),
+            r"has task.columns\[0\]=1, but it must be a text",
+        ),
         (dict(backbone=None), "has backbone=None, but it must be an object"),
         (dict(backbone=dict(dtype="x")), "no digest of their backbone's weights"),
     ):

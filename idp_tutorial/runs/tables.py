@@ -27,7 +27,6 @@ __all__ = [
     "format_table",
     "check_same_settings",
     "format_std",
-    "pivot_methods_by_task",
     "plot_scores",
     "write_results",
 ]
@@ -37,7 +36,7 @@ _GROUP_COLUMNS = ["task", "shots", "backbone", "head", "method"]  # fields that 
 
 
 def _check_unique_seeds(runs: pd.DataFrame, method: str) -> None:
-    """Check that no seed of a split occurs twice among the runs of one row or cell."""
+    """Check that no seed of a split occurs twice among the runs of one row."""
     if "seed" not in runs:
         return
     duplicated = runs.seed[runs.duplicated([c for c in ("split_seed", "seed") if c in runs])]
@@ -152,8 +151,6 @@ def _format_row(row: pd.Series) -> tuple[str, ...]:
 
 def format_table(
     table: pd.DataFrame,  # from `results_table`
-    with_time: bool = True,  # with the time of a step; it means nothing on a busy machine
-    style: str = "simple",  # a format of `tabulate`, such as 'pipe' for Markdown
 ) -> str:
     """Return a table as text: score ± std over seeds, trained parameters, time and memory.
 
@@ -162,10 +159,8 @@ def format_table(
     metric = table.metric.iloc[0]
     header = ("method", metric, "prompt", "head", "backbone", "ms/step", "memory MB", "lr")
     rows = [header, *(_format_row(row) for _, row in table.iterrows())]
-    if not with_time:
-        rows = [(*row[:5], *row[6:]) for row in rows]
     alignment = ("left", *["right"] * (len(rows[0]) - 1))
-    return tabulate(rows, "firstrow", style, disable_numparse=True, colalign=alignment)
+    return tabulate(rows, "firstrow", disable_numparse=True, colalign=alignment)
 
 
 def check_same_settings(
@@ -190,47 +185,6 @@ def format_std(
 ) -> str:
     """Return ` ± std`, or an empty string where there is no standard deviation."""
     return "" if pd.isna(std) else f" ± {std}"
-
-
-def pivot_methods_by_task(
-    records: list[dict],  # of one backbone and head
-    baseline: str | None = None,  # a method that all others are compared with
-) -> pd.DataFrame:
-    """Return a row for each method and a column for each task, and the size of the prompt.
-
-    A cell is `mean ± std` over its seeds; with a baseline, the mean minus that of the baseline.
-    Raises: `UserError` if no run finished, if records do not belong together, or for an unknown
-    baseline.
-    """
-    finished = select_finished(records)
-    if not finished:
-        raise UserError(
-            "there are no records of finished runs: run compare_methods(...) first, or give the "
-            "file that it wrote."
-        )
-    df = pd.DataFrame(finished)
-    check_same_settings(df, ["backbone", "head"], "one table has one backbone and one head")
-    df["task"] = [
-        task if pd.isna(shots) else f"{task} shots={shots:.0f}"
-        for task, shots in zip(df.task, df.shots)
-    ]
-    groups = df.groupby(["method", "task"], sort=False)
-    for (method, _), runs in groups:
-        _check_unique_seeds(runs, method)
-    mean = groups.score.mean().unstack(sort=False)
-    if baseline is None:
-        std = groups.score.std().unstack(sort=False)
-        cells = mean.round(1).astype(str) + std.round(1).map(format_std)
-    elif baseline in mean.index:
-        cells = (mean - mean.loc[baseline]).round(1)
-    else:
-        raise UserError(
-            f"there are no records of the baseline {baseline!r}, only of "
-            f"{', '.join(mean.index)}: choose one of these."
-        )
-    # parameters of the prompt on the first task of each method
-    prompt_sizes = [df[df.method == m].params.iloc[0]["prompt"] for m in mean.index]
-    return cells.assign(prompt=prompt_sizes).rename_axis(None, axis=1)
 
 
 def _describe_seed_count(row: pd.Series) -> str:

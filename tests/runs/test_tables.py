@@ -8,7 +8,6 @@ from claim_records import finished_record
 
 from idp_tutorial.runs.tables import (
     format_table,
-    pivot_methods_by_task,
     plot_scores,
     results_table,
     write_results,
@@ -39,23 +38,6 @@ def test_a_table_states_diverged_seeds_and_edges_of_grids():
     lines = format_table(results_table(records)).splitlines()
     assert "80.0 ± 2.8 (1 diverged)" in lines[3] and lines[2].endswith("1.0e-02*")
     assert lines[-1].split()[:3] == ["lora", "diverged", "–"]
-
-
-def test_a_table_can_be_markdown_and_without_time():
-    lines = format_table(results_table(RECORDS), with_time=False, style="pipe").splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    assert rows[0] == ["method", "accuracy", "prompt", "head", "backbone", "memory MB", "lr"]
-    assert rows[3] == ["lpt", "80.0 ± 2.8", "1,280", "258", "0", "20", "1.0e-02"]
-    assert rows[1][0].startswith(":--") and all(cell.endswith("--:") for cell in rows[1][1:])
-
-
-def test_methods_are_compared_by_task():
-    other = dict(task="other", shots=100, prompt=1280)
-    records = [*RECORDS, *(finished_record("lpt", seed, 60.0 + seed, **other) for seed in (0, 1))]
-    assert pivot_methods_by_task(records).loc["lpt"].tolist() == ["80.0 ± 2.8", "60.5 ± 0.7", 1280]
-    assert pivot_methods_by_task(records, "head-only").loc["lpt", "t"] == 10.0
-    with pytest.raises(ValueError, match="no records of the baseline 'lptt'"):
-        pivot_methods_by_task(records, "lptt")
 
 
 def test_a_picture_labels_each_method_once_and_labels_do_not_overlap():
@@ -102,23 +84,11 @@ def rec(**kw):
     }
 
 
-def test_standard_deviation_over_seeds_and_gain():
-    two = [rec(score=s, seed=i) for i, s in enumerate((70.0, 80.0))]
-    t = results_table(two)
-    assert (t.score[0], t.seeds[0]) == (75.0, 2) and t["std"][0] == pytest.approx(50**0.5)
-    assert (
-        pivot_methods_by_task([*two, rec(method="base", score=65.0, seed=0)], "base").loc["m", "a"]
-        == 10.0
-        and pivot_methods_by_task(two).loc["m", "a"] == "75.0 ± 7.1"
-    )
-
-
-def test_a_cell_has_records_of_one_comparison():
+def test_a_row_has_records_of_one_comparison():
     one = rec(score=70.0, seed=0)
     two = rec(score=60.0, seed=0, method="n")
-    for f in (results_table, pivot_methods_by_task):
-        with pytest.raises(ValueError, match="'m' has more than one record with seed 0"):
-            f([one, two, {**one, "layer": 3}])
+    with pytest.raises(ValueError, match="'m' has more than one record with seed 0"):
+        results_table([one, two, {**one, "layer": 3}])
     with pytest.raises(ValueError, match="2 different settings"):
         plot_scores([one, {**one, "task": "b"}])
     t = results_table([one, two])
@@ -126,9 +96,8 @@ def test_a_cell_has_records_of_one_comparison():
 
 
 def test_a_table_needs_a_finished_run():
-    for table in (results_table, pivot_methods_by_task):
-        with pytest.raises(ValueError, match="finished runs"):
-            table([dict(status="diverged", method="lpt", task="t")])
+    with pytest.raises(ValueError, match="finished runs"):
+        results_table([dict(status="diverged", method="lpt", task="t")])
 
 
 def test_a_written_picture_leaves_no_figure_open(tmp_path):

@@ -185,14 +185,14 @@ def run_seeds(
         seed_cfg = replace(cfg, lr=lr if needs_lr else None, seed=seed)
         fingerprint = make_fingerprint(seed_cfg, digests, lr_selection=lr_selection)
         checkpoint_dir = checkpoint_folder(store.file, fingerprint)
-
-        def run(
-            seed_cfg: RunConfig = seed_cfg, checkpoint_dir: Path | None = checkpoint_dir
-        ) -> dict:
-            """Train the seed, or copy the record of a control that needs no seed."""
+        title = f"{cfg.method:16} {layer}seed {seed}"
+        record = store.find(fingerprint)
+        if record:
+            logger.debug(f"{title}  stored", extra={"run_status": "stored"})
+        else:
             start = time.perf_counter()
             if records and not needs_lr:  # a control, which does not depend on the seed
-                record = {**records[0], "seed": seed_cfg.seed}
+                record = {**records[0], "seed": seed}
             else:
                 record = _run_seed(seed_cfg, task, store.file, learning_rates, checkpoint_dir)
             seconds = round(time.perf_counter() - start, 1)
@@ -204,15 +204,8 @@ def run_seeds(
                 tuning_seconds=seconds if is_search else 0.0,
             )
             summary = format_summary_line(record)
-            line = f"{cfg.method:16} {layer}seed {seed_cfg.seed}  {summary}"
-            logger.info(line, extra={"run_status": "trained"})
-            return record
-
-        stored = store.find(fingerprint)
-        if stored:
-            line = f"{cfg.method:16} {layer}seed {seed_cfg.seed}  stored"
-            logger.debug(line, extra={"run_status": "stored"})
-        record = stored or store.get_or_run(fingerprint, run)
+            logger.info(f"{title}  {summary}", extra={"run_status": "trained"})
+            record = store.add({**record, **fingerprint})
         remove_checkpoints(checkpoint_dir)
         lr = record["lr"] or lr
         records.append(record)

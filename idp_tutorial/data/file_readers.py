@@ -232,7 +232,7 @@ def _reject_json_constant(name: str) -> None:
 def parse_json(
     text: str,  # one JSON document
     where: str,  # its location, for error messages
-    hint: str = ROW_HINT,  # advice that ends an error message
+    hint: str,  # advice that ends an error message
 ) -> Any:
     """Parse JSON strictly: no duplicate keys, no NaN, no lone surrogates."""
     try:
@@ -394,12 +394,10 @@ def _read_csv(
 
 def _read_excel_cells(path: str | Path) -> Any:
     """Return the cells of the first sheet of an Excel file as strings, `[rows, columns]`."""
-    missing = [p for p in ("pandas", "openpyxl") if importlib.util.find_spec(p) is None]
-    if missing:
-        packages = " ".join(missing)
+    if importlib.util.find_spec("openpyxl") is None:
         raise UserError(
-            f"{path}: reading an Excel file needs {' and '.join(missing)}: pip install {packages}, "
-            "or save the sheet as CSV UTF-8."
+            f"{path}: reading an Excel file needs openpyxl: pip install openpyxl, or save the "
+            "sheet as CSV UTF-8."
         )
     import pandas
 

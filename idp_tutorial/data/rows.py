@@ -127,12 +127,11 @@ def is_empty_text(
 
 def describe_places(
     places: Sequence[str],  # file and line of some rows
-    limit: int = 5,  # largest number of places to name
 ) -> str:  # such as 'tickets.csv, line 5, line 17, line 300 …'
-    """Return the location of the first rows of a list, for a message."""
-    first, *others = places[:limit]
+    """Return the location of the first five rows of a list, for a message."""
+    first, *others = places[:5]
     parts = [first, *(place.rpartition(", ")[2] for place in others)]
-    return ", ".join(parts) + (" …" if len(places) > limit else "")
+    return ", ".join(parts) + (" …" if len(places) > 5 else "")
 
 
 def refuse_empty_texts(

@@ -371,7 +371,7 @@ def _read_splits(
     columns: Sequence[str | None],
     regression: bool,
     skip_empty: bool,
-    multi_label: bool = False,
+    multi_label: bool,
 ) -> tuple[dict[str, list], tuple]:
     """Read the splits of a table that have labels, and the columns of the last split read."""
     splits = {}

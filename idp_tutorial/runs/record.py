@@ -248,9 +248,12 @@ def remove_checkpoints(
 
 def _agrees(record: Mapping[str, Any], name: str, value: Any) -> bool:
     """Return whether a record has a value; None stands for the default of an option."""
-    if name not in record or record[name] is not None:
-        return name in record and record[name] == value
-    return value is None or ("method" in record and recorded_option(record, name) == value)
+    if name not in record:
+        return False
+    recorded = record[name]
+    if recorded is None and value is not None and "method" in record:
+        recorded = recorded_option(record, name)
+    return recorded == value
 
 
 def _is_complete(record: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> bool:

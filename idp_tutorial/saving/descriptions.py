@@ -394,17 +394,6 @@ def remember_local_backbone(
         remember_backbone_path(saved_backbone["digests"][saved_backbone["dtype"]], name)
 
 
-def _check_digests(saved_backbone: Any, dependent: str) -> None:
-    """Check that a description has the digest of the backbone's weights."""
-    description = saved_backbone if isinstance(saved_backbone, dict) else {}
-    digests = description.get("digests")
-    dtype = description.get("dtype")
-    if not (isinstance(digests, dict) and isinstance(dtype, str) and dtype in digests):
-        raise UserError(
-            f"{dependent} have no digest of their backbone's weights: save the model again."
-        )
-
-
 def _has_described_weights(saved_backbone: dict[str, Any], bb: Backbone) -> bool:
     digests = saved_backbone["digests"]
     if digests.get(bb.dtype_name) == weights_digest(bb):
@@ -423,9 +412,8 @@ def check_backbone_matches(
 ) -> None:
     """Check that a backbone has the weights that prompts were trained on.
 
-    Raises: `UserError` for other weights, or a description without digests.
+    Raises: `UserError` for other weights.
     """
-    _check_digests(saved_backbone, dependent)
     if not _has_described_weights(saved_backbone, bb):
         raise UserError(
             f"{dependent} belong to another backbone: they need {name!r}, and the weights of "
@@ -437,8 +425,7 @@ def _locate_backbone(saved_backbone: dict[str, Any], name: str) -> str | None:
     """Return the name or the path to load; return None for a folder that is not known."""
     if not saved_backbone.get("local"):
         return name
-    digest = saved_backbone["digests"].get(saved_backbone["dtype"])
-    remembered_path = recall_backbone_path(digest)
+    remembered_path = recall_backbone_path(saved_backbone["digests"][saved_backbone["dtype"]])
     if remembered_path:
         return str(remembered_path)
     if Path(name, "config.json").is_file() or find_local_backbone(name):
@@ -456,10 +443,14 @@ def load_saved_backbone(
 ) -> Backbone:
     """Load the backbone of a saved model, and compare its weights with the saved digest.
 
-    Raises: `MissingFileError` if its folder is not known, `UserError` if its weights differ.
+    Raises: `MissingFileError` if its folder is not known, `UserError` if its weights differ or have
+    no digest.
     """
     hint = "give its folder or name (bb=…)"
-    _check_digests(saved_backbone, dependent)
+    if saved_backbone["dtype"] not in saved_backbone["digests"]:
+        raise UserError(
+            f"{dependent} have no digest of their backbone's weights: save the model again."
+        )
     location = _locate_backbone(saved_backbone, name) if bb is None else bb
     if location is None:
         raise MissingFileError(

@@ -41,8 +41,9 @@ _CONFIG_FILE = "adapter_config.json"
 _PROMPT_TENSOR_NAME = "prompt_embeddings"
 
 
-def _check_peft_compatible(method: str, bb: Backbone, cfg: RunConfig) -> None:
+def _check_peft_compatible(cfg: RunConfig, bb: Backbone) -> None:
     """Check that peft's implementation of a method computes the same."""
+    method = cfg.method
     if method not in PEFT_TYPES:
         raise UserError(
             f"method {method!r} cannot be converted to peft, which has no generated or late "
@@ -123,7 +124,7 @@ def to_peft(
     Raises: `UserError` for a method that peft does not have, or implements in another way.
     """
     require_packages("peft")
-    _check_peft_compatible(cfg.method, model.backbone, cfg)
+    _check_peft_compatible(cfg, model.backbone)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary_folder:  # peft does not write atomically
@@ -252,7 +253,7 @@ def from_peft(
     peft_config, saved = _read_adapter(Path(folder))
     _check_peft_scaling(peft_config, folder)
     cfg = _config_from_peft(peft_config, cfg or RunConfig(backbone=bb.name))
-    _check_peft_compatible(cfg.method, bb, cfg)
+    _check_peft_compatible(cfg, bb)
     model = build_model(cfg, bb, task)
     try:
         for parameter, tensor in _pair_tensors(model, cfg, peft_config, saved, folder):

@@ -260,9 +260,8 @@ def _first_shape_mismatch(
 def load_first_stage(
     model: PromptedModel,  # model of the second stage, which is changed in place
     folder: Path | str,  # folder of the first stage
-    include_head: bool = True,  # copy the head too, if its shape fits
 ) -> list[str]:  # names of the tensors that were copied
-    """Initialise a model with the trained prompts of an earlier stage.
+    """Initialise a model with the trained prompts of an earlier stage, and its head if it fits.
 
     Raises: `MissingFileError` if the folder has no prompts, `UserError` if they have other shapes.
     """
@@ -281,7 +280,7 @@ def load_first_stage(
             "prompt_length, bottleneck and backbone in both stages, or init_from=None."
         )
     head_names = {name for name in saved_tensors if name.startswith("head.")}
-    head_fits = include_head and all(
+    head_fits = all(
         name in model_tensors and model_tensors[name].shape == saved_tensors[name].shape
         for name in head_names
     )

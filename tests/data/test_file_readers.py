@@ -281,7 +281,7 @@ def test_an_excel_sheet_is_a_table(tmp_path, caplog):
 
 def test_an_excel_file_without_its_package_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="needs pandas and openpyxl: pip install pandas openpyxl"):
+    with pytest.raises(ValueError, match="needs openpyxl: pip install openpyxl"):
         read_rows(tmp_path / "a.xlsx")
 
 

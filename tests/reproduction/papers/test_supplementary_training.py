@@ -328,7 +328,7 @@ def test_fit_starts_from_the_prompts_of_stage_one(cfg, pairs, stage1):
         torch.testing.assert_close(p, fresh.trained_parameters()[n], atol=1e-7, rtol=0)
 
 
-def test_a_head_is_copied_only_if_it_fits(cfg, pairs, stage1):
+def test_a_head_is_copied_only_if_it_fits(cfg, stage1):
     folder, _ = stage1
     bb = load_backbone(str(folder))
     for task, fits in (
@@ -342,10 +342,6 @@ def test_a_head_is_copied_only_if_it_fits(cfg, pairs, stage1):
         assert any(n.startswith("head.") for n in names) == fits != torch.equal(
             head, model.head.net.weight
         ) and any(n.startswith("sources.") for n in names)
-    model = build_model(cfg(), bb, pairs)
-    head = model.head.net.weight.clone()
-    load_first_stage(model, folder, include_head=False)
-    assert torch.equal(head, model.head.net.weight)
 
 
 def test_m_of_x_is_computed_with_the_backbone_of_stage_one(cfg, pairs, stage1, tmp_path):

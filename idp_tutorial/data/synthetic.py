@@ -145,7 +145,6 @@ class SyntheticTask:
 
     make_row: Callable  # `(rng, label, split) → row`
     labels: tuple = ()  # class names in index order, balanced in every split; () for regression
-    pair: bool = False  # whether a row has a `sentence2`
 
 
 _SENTIMENT_LABELS = ("negative", "positive")
@@ -153,8 +152,8 @@ _QUESTION_LABELS = ("abbreviation", "entity", "description", "human", "location"
 SYNTHETIC_TASKS = {  # name → task
     "sentiment": SyntheticTask(make_sentiment_row, _SENTIMENT_LABELS),
     "questions": SyntheticTask(make_question_row, _QUESTION_LABELS),
-    "entailment": SyntheticTask(make_entailment_row, ("entailment", "not_entailment"), pair=True),
-    "similarity": SyntheticTask(make_similarity_row, pair=True),
+    "entailment": SyntheticTask(make_entailment_row, ("entailment", "not_entailment")),
+    "similarity": SyntheticTask(make_similarity_row),
     "domains": SyntheticTask(make_domain_row, _SENTIMENT_LABELS),
     "two-domains": SyntheticTask(
         partial(make_domain_row, two_domains_only=True), _SENTIMENT_LABELS

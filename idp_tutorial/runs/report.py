@@ -550,11 +550,10 @@ def write_report(
     except UserError as error:  # matplotlib is not installed
         note = f"No pictures: {error}"
     text = report.to_markdown([*files], note=note)
-    scores = pd.DataFrame(report.scores.items(), columns=["score", "value"])
-    tables = dict.fromkeys(_TABLE_FILES) | dict(scores=scores)
-    for name in ("classes", "confusion", "calibration", "errors"):
-        tables[name] = getattr(report, name)
-    for name, table in tables.items():
+    for name in _TABLE_FILES:
+        table = getattr(report, name)
+        if name == "scores":
+            table = pd.DataFrame(table.items(), columns=["score", "value"])
         if table is not None:
             csv = table.to_csv(index=name == "confusion", index_label="label", float_format="%.6g")
             files[f"{name}.csv"] = csv.encode()

@@ -149,11 +149,8 @@ def _read_encoded_lines(file: IO, where: str, encoding: str) -> Iterator[tuple[i
     text_file = TextIOWrapper(file, encoding, newline="\n")
     line_number = 0
     try:
-        while line := text_file.readline(_MAX_LINE_BYTES + 1):
-            line_number += 1
-            if len(line) > _MAX_LINE_BYTES:
-                raise _line_too_long(where, line_number)
-            yield line_number, _check_line(line.removeprefix("\ufeff"), line_number, where)
+        for line_number, text in _read_lines(text_file, where):
+            yield line_number, text
     except UnicodeError as e:
         raise UserError(
             f"{where} is not {encoding} ({e}, after line {line_number}): pass the encoding of the "
@@ -163,21 +160,17 @@ def _read_encoded_lines(file: IO, where: str, encoding: str) -> Iterator[tuple[i
         text_file.detach()  # whoever opened the file closes it
 
 
-def _line_too_long(where: str, line_number: int) -> UserError:
-    return UserError(
-        f"{where}, line {line_number} is longer than {_MAX_LINE_BYTES:,} bytes: "
-        "pass a text file with one example a line."
-    )
-
-
 def _read_lines(file: IO, where: str) -> Iterator[tuple[int, str]]:
     """Yield the numbered lines of an open file; raise `UserError` for one that is too long."""
     line_number = 0
     while line := file.readline(_MAX_LINE_BYTES + 1):
         line_number += 1
         if len(line) > _MAX_LINE_BYTES:
-            raise _line_too_long(where, line_number)
-        if isinstance(line, str):  # standard input that was replaced by a text stream
+            raise UserError(
+                f"{where}, line {line_number} is longer than {_MAX_LINE_BYTES:,} bytes: "
+                "pass a text file with one example a line."
+            )
+        if isinstance(line, str):  # of another encoding, or from a replaced standard input
             text = line.removeprefix("\ufeff")
         else:
             text = _decode_line(line, line_number, where)

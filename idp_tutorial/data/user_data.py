@@ -93,9 +93,16 @@ def select_splits(
     """Return the splits of a dataset; a dataset without splits is a training split."""
     if not isinstance(data, Mapping):
         return {"train": data}
-    splits = {
-        split: data[name] for split, names in SPLIT_NAMES.items() for name in names if name in data
-    }
+    splits = {}
+    for split, names in SPLIT_NAMES.items():
+        matches = [name for name in names if name in data]
+        if len(matches) > 1:
+            raise UserError(
+                f"the dataset has several splits for {split!r} ({', '.join(matches)}): keep one of "
+                "them."
+            )
+        if matches:
+            splits[split] = data[matches[0]]
     if "train" not in splits:
         raise UserError(
             f"the dataset has the splits {', '.join(map(str, data)) or 'none'}, but a split "
@@ -499,17 +506,26 @@ def _compute_quotas(class_sizes: list[int], fraction: float) -> list[int]:
     return quotas
 
 
+def _check_fractions(fractions: dict[str, float]) -> None:
+    """Raise `UserError` unless the fractions to hold out leave rows for training."""
+    for split, fraction in fractions.items():
+        if not (isinstance(fraction, Real) and 0 < fraction < 1):
+            raise UserError(
+                f"{split} must be a fraction of the rows between 0 and 1, such as 0.1"
+                f"{', or 0 for no test split' if split == 'test' else ''}, got {fraction}."
+            )
+    if sum(fractions.values()) >= 1:
+        given = " and ".join(f"{split}={fraction}" for split, fraction in fractions.items())
+        raise UserError(f"{given} leave no rows for training: their sum must be below 1.")
+
+
 def hold_out_rows(
     rows: list,  # rows with a `label`: a class, a float, or a list of classes
     fraction: float,  # fraction of the rows to hold out, above 0 and below 1
     seed: int = 0,  # seed of the sample
 ) -> tuple[list, list]:  # the remaining rows, the rows that are held out
     """Sample a stratified part of the rows; at least one row of every class remains."""
-    if not 0 < fraction < 1:
-        raise UserError(
-            "validation must be a fraction of the rows between 0 and 1, such as 0.1, got "
-            f"{fraction}."
-        )
+    _check_fractions({"validation": fraction})
     rng = random.Random(seed)
     by_class: dict[Any, list] = {}
     for row in rows:
@@ -529,19 +545,6 @@ def hold_out_rows(
     rng.shuffle(sampled)
     rng.shuffle(rest)
     return rest, sampled
-
-
-def _check_fractions(fractions: dict[str, float]) -> None:
-    """Raise `UserError` unless the fractions to hold out leave rows for training."""
-    for split, fraction in fractions.items():
-        if not (isinstance(fraction, Real) and 0 < fraction < 1):
-            raise UserError(
-                f"{split} must be a fraction of the rows between 0 and 1, such as 0.1"
-                f"{', or 0 for no test split' if split == 'test' else ''}, got {fraction}."
-            )
-    if sum(fractions.values()) >= 1:
-        given = " and ".join(f"{split}={fraction}" for split, fraction in fractions.items())
-        raise UserError(f"{given} leave no rows for training: their sum must be below 1.")
 
 
 # ---- a table as a task

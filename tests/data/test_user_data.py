@@ -126,6 +126,7 @@ def test_datasets_and_their_folders_are_tables(tmp_path, caplog):
     for data, options, words in (
         (tmp_path / "saved", {}, "saved cannot be loaded as a saved dataset"),
         (DatasetDict(test=whole), {}, "has the splits test, but a split 'train' is needed"),
+        (DatasetDict(train=whole, val=whole, dev=whole), {}, "several splits .* .val, dev.: keep"),
         (whole, dict(sep=";"), "sep describes a file, and the data is a dataset"),
         (3, {}, "data must be a file, a folder, a name on the hub, or a Dataset"),
     ):

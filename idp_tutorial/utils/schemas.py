@@ -10,7 +10,7 @@ it must have the structure of the state of the object that it is loaded into.
 import reprlib
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import lru_cache, partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -30,7 +30,7 @@ class Rule:
     """Restrict the values of a field beyond its type, as in `Annotated[int, Rule(...)]`."""
 
     expected: str  # what is needed, for the message
-    accepts: Callable[[Any], bool]  # for a value of the right type
+    accepts: Callable[[Any], bool] = field(repr=False)  # for a value of the right type
 
 
 Finite = Annotated[float, Rule("a finite number", lambda x: -_LARGEST <= x <= _LARGEST)]
@@ -94,11 +94,11 @@ def _check_fields(schema: Any, value: Any, path: str) -> None:
     if not isinstance(value, Mapping):
         raise _MismatchError(path, "an object", value)
     hints = _type_hints(schema)
-    for field in fields(schema):
-        inner = f"{path}.{field.name}" if path else field.name
-        if field.name in value:
-            _check(hints[field.name], value[field.name], inner)
-        elif field.default is MISSING and field.default_factory is MISSING:
+    for member in fields(schema):
+        inner = f"{path}.{member.name}" if path else member.name
+        if member.name in value:
+            _check(hints[member.name], value[member.name], inner)
+        elif member.default is MISSING and member.default_factory is MISSING:
             raise _MismatchError(inner, "", MISSING)
 
 

@@ -60,6 +60,10 @@ def test_a_field_that_does_not_fit_is_named(change, words):
     assert str(e.value).startswith("file.json has ") and len(str(e.value)) < 300
 
 
+def test_the_documentation_shows_a_rule_without_its_function():
+    assert str(Finite).endswith("Rule(expected='a finite number')]")
+
+
 def test_what_fits_is_returned():
     assert check_schema(_Outer, GOOD, "a") is GOOD
     assert check_schema(dict[str, list[int]], {"a": [1]}, "a") == {"a": [1]}

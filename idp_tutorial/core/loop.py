@@ -26,7 +26,7 @@ def walk_layers(
 ) -> Iterator[Context]:
     """Yield the context before each layer and after the last one, before the final norm.
 
-    All contexts are one object, which the loop updates. The step of a layer is carried out after
+    All contexts are one object, which the loop updates. The step of a layer is applied after
     the context of this layer was yielded.
     """
     plan = plan or {}
@@ -67,7 +67,7 @@ def begin_pass(
 ) -> Context:
     """Return the context before the first layer: embed the words, or resume from cached states.
 
-    Raises: UserError for a plan or a batch that cannot be carried out.
+    Raises: UserError for a plan or a batch that is impossible on this backbone.
     """
     check_plan(plan, bb)
     ctx = Context.from_batch(bb, batch)

@@ -156,7 +156,7 @@ class KeyValue(Step):
 
 
 def check_plan(plan: Plan, backbone: Backbone) -> None:
-    """Raise `UserError` for a plan that cannot be carried out on this backbone."""
+    """Raise `UserError` for a plan that is impossible on this backbone."""
     for layer in plan:
         input_checks.check_layer(layer, backbone)
     has_prompt = False

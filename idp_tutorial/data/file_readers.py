@@ -499,7 +499,8 @@ def _read_binary_table(path: str | Path, format: str, **given: Any) -> Iterator[
     for name, value in given.items():
         if value is not None:
             raise UserError(
-                f"{name}={value!r} is of text files, and {path} is {format}: leave it out."
+                f"{name}={value!r} applies only to text files, and {path} is {format}: "
+                "leave it out."
             )
     yield from (_read_parquet if format == "parquet" else _read_excel)(path)
 
@@ -521,7 +522,7 @@ def iterate_rows(
         sep = _check_delimiter(sep)
         if format not in ("csv", "tsv"):
             raise UserError(
-                f"sep={sep!r} is of CSV and TSV, and {where} is {format}: leave it out."
+                f"sep={sep!r} applies only to CSV and TSV, and {where} is {format}: leave it out."
             )
     lines = iterate_lines(path, encoding)
     if format in ("csv", "tsv"):

@@ -7,8 +7,9 @@ is a dataset of the Hugging Face hub, with an optional revision after `@`. In Py
 training rows.
 
 Rows are held out in proportion to the classes. A tenth of a class with three rows is less than one
-row; a tenth of twenty such classes is six rows. Each class gives the integer part of its quota, and
-the classes with the largest fractional parts give one row more, until the total is right.
+row; a tenth of twenty such classes is six rows. The integer part of each class's quota is
+held out, and one row more of the classes with the largest fractional parts, until the total is
+right.
 (`sklearn.model_selection.train_test_split` refuses a class with one row.)
 """
 
@@ -572,7 +573,7 @@ def load_table_task(
     """Read a table, hold out the splits that it lacks, and define a task with its rows."""
     if regression and multi_label:
         raise UserError(
-            "regression and multi_label exclude each other: labels are numbers, or names."
+            "regression and multi_label exclude each other: labels are either numbers or names."
         )
     reading = dict(format=format, encoding=encoding, sep=sep)
     columns: tuple = (text, text2, label)

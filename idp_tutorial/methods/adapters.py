@@ -99,7 +99,7 @@ def add_adapters(
     dropout: float = 0.0,  # dropout on the output of an adapter (IDPG .1)
     train_layer_norms: bool = False,  # train the LayerNorms of these layers too (Houlsby et al.)
 ) -> BackboneEdit:  # its `restore()` removes the adapters
-    """Add two Houlsby adapters to each layer: `2(2dm+m+d)` parameters a layer.
+    """Add two Houlsby adapters to each layer: `2(2dm+m+d)` parameters for each layer.
 
     IDPG, Table 2: 1.55M. AdapterDrop has none below `first_layer`.
 

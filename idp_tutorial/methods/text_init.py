@@ -35,7 +35,7 @@ class TextInitConfig(PromptConfig):
         super().__post_init__()
         if self.init == "text" and not (self.init_text or "").strip():
             raise UserError(
-                "init='text' needs init_text, the text that the prompt begins from, such as "
+                "init='text' needs init_text, the text that initialises the prompt, such as "
                 "init_text='Is this review positive or negative?'."
             )
         if self.init == "random" and self.init_text is not None:

@@ -235,7 +235,7 @@ def compare_methods(
     methods: list[str],  # names in `ALL_METHODS`
     base: RunOptions,  # everything but method, learning rate and seed
     seeds: int = 3,  # seeds 0 to seeds - 1
-    tune_learning_rates: bool = True,  # search a learning rate for each method, if `base` has none
+    tune_learning_rates: bool = True,  # search one for each method, if `base` gives none
     out: Path | None = None,  # JSONL file; its records are not run again, and new ones are appended
     # search the learning rate of the head without a prompt first, and use it for every method
     tune_head_first: bool = False,
@@ -317,7 +317,7 @@ def compare_and_write(
     methods: list[str],  # names in `ALL_METHODS`
     base: RunOptions,  # everything but method, learning rate and seed
     seeds: int,  # number of seeds
-    tune_learning_rates: bool,  # search a learning rate for each method, if `base` has none
+    tune_learning_rates: bool,  # search a learning rate for each method, if `base` gives none
     folder: Path | str,  # output folder
     tune_head_first: bool = False,  # as in `compare_methods`
     learning_rates: tuple = (),  # as in `compare_methods`

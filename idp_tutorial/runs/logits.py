@@ -192,7 +192,7 @@ def _check_arrays(arrays: _Arrays, path: Path) -> None:
         is_label = split != name
         if is_label:
             fits = values.dtype.kind in "biuf" and values.ndim == 1
-        else:  # logits are numbers with a fraction; classes and texts stand in one dimension
+        else:  # logits are numbers with a fraction; classes and texts have one dimension
             fits = (values.dtype.kind, values.ndim) in (("f", 2), ("i", 1), ("u", 1), ("U", 1))
         if not fits or (is_label and len(values) != len(arrays.get(split, ()))):
             raise UserError(

@@ -1,15 +1,15 @@
 """The report of a trained model: scores, tables, pictures and errors on labelled rows.
 
-A report is made from predictions, as `predict` returns them, and the labels of the same rows. Of
+A report is made from predictions, as `predict` returns them, and the labels of the same rows. For
 classes it has precision, recall and F1 of each class, the confusion matrix, the calibration, and
-the misclassified rows, the most confident first; of numbers it has the errors and correlations.
+the misclassified rows, the most confident first; for numbers it has the errors and correlations.
 
-All numbers are in percent, but for the log-loss, which is in nats, and for numbers in the units
-of the labels. Calibration compares the confidence of predictions with how often they are correct,
-in `N_BINS` bins of equal width. The expected calibration error is the mean distance of the two,
-each bin weighted by its number of predictions (Guo et al. 2017, equation 5). Where a row may have
-several labels, the probability of every label of every row is compared with how often rows have
-that label.
+All numbers are in percent, except the log-loss, which is in nats, and the errors of numbers, which
+are in the units of the labels. Calibration compares the confidence of predictions with how often
+they are correct, in `N_BINS` bins of equal width. The expected calibration error is the mean
+distance of the two, each bin weighted by its number of predictions (Guo et al. 2017, equation 5).
+Where a row may have several labels, the probability of every label of every row is compared with
+how often rows have that label.
 """
 
 import io

@@ -467,6 +467,21 @@ def test_the_chapter_on_prompt_tuning_compares_it_with_a_probe_of_the_same_posit
     assert round(validation - at_the_head) == 4
 
 
+def test_the_chapter_on_prompt_tuning_compares_two_read_outs():
+    text = prose(5)
+    for name, place in (("readout", "at `<s>`"), ("head", "At the mean of the words")):
+        records = read_records(ROOT / f"results/why/{name}-trec-310.jsonl")
+        scores = {}
+        for method in ("head-only", "prompt-tuning"):
+            runs = [r for r in records if r["method"] == method and "logits" in r]
+            runs = [r for r in runs if r["head_init"] == "probe" and r["head_lr"] is None]
+            assert len(runs) == 5
+            scores[method] = statistics.mean(r["score"] for r in runs)
+        assert place in text
+        assert f"{scores['head-only']:.1f} %" in text
+        assert f"{scores['prompt-tuning']:.1f} %" in text
+
+
 def test_chapters_on_idpg_state_the_scores_as_published():
     mean = {
         method: statistics.mean(final_runs(method, "subj"))

@@ -163,12 +163,14 @@ def _run_seed(
 
 
 def run_seeds(
-    cfg: RunConfig,  # everything but the seed; `lr=None`: a learning rate is searched with seed 0
+    # everything but the seed; `lr=None`: a learning rate is searched with the first seed
+    cfg: RunConfig,
     task: Task,  # with its splits
     lr_selection: str,  # text for the records: how the learning rate is chosen
-    seeds: int,  # seeds 0 to seeds - 1
+    seeds: int,  # number of seeds
     store: RunStore,  # what it contains is not run again
     learning_rates: tuple = (),  # learning rates to search; (): the method's own
+    first_seed: int = 0,  # the others follow it
     **extra_fields: Any,  # added to new records
 ) -> list[dict]:  # one record per seed; only one if every learning rate diverged
     """Train a config with every seed, all with the same learning rate."""
@@ -179,9 +181,9 @@ def run_seeds(
     needs_lr = bool(ALL_METHODS[cfg.method].learning_rates)
     records: list[dict] = []
     lr = cfg.lr
-    for seed in range(seeds):
+    for seed in range(first_seed, first_seed + seeds):
         if records and needs_lr and not lr:
-            break  # every learning rate diverged with seed 0
+            break  # every learning rate diverged with the first seed
         seed_cfg = replace(cfg, lr=lr if needs_lr else None, seed=seed)
         fingerprint = make_fingerprint(seed_cfg, digests, lr_selection=lr_selection)
         checkpoint_dir = checkpoint_folder(store.file, fingerprint)

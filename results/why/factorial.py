@@ -3,6 +3,7 @@
     python results/why/factorial.py head --data FOLDER --task trec --steps 310
     python results/why/factorial.py task --data FOLDER --task cr --workers 8
     python results/why/factorial.py readout --data FOLDER --task trec
+    python results/why/factorial.py confirmation --data FOLDER --task trec
 
 Each run is appended to `results/why/NAME-TASK-STEPS.jsonl`; a second call continues. A process
 runs one cell at a time and stores it in a folder of its own; the parts are joined at the end, and
@@ -54,6 +55,13 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         pooling="cls",
         sentence_pooling="mean",
     ),
+    "confirmation": dict(  # `readout` with new seeds, at the learning rates that it selected
+        methods=HEAD_METHODS,
+        head_learning_rates=(None,),
+        initial_heads=("probe",),
+        pooling="cls",
+        sentence_pooling="mean",
+    ),
     "same-readout": dict(  # as the papers: the generators read `<s>` too
         methods=("m-idpg-phm", "s-idpg-phm"),
         learning_rates=(3e-3, 1e-2, 3e-2, 1e-1),
@@ -80,10 +88,13 @@ def list_cells(name: str) -> Iterator[Cell]:
 
 
 def run_cell(store: RunStore, name: str, task: Task, common: dict, cell: Cell) -> None:
-    """Train one method at each learning rate with two seeds, then at the best with five."""
+    """Train one method at each learning rate with two seeds, then at the best with five.
+
+    A confirmation trains five new seeds at the learning rate that `readout` selected.
+    """
     method, head_init, head_lr = cell
-    rates = FACTORIALS[name]["learning_rates"]
     options = {**common, "head_init": head_init, "head_lr": head_lr}
+    rates = FACTORIALS[name].get("learning_rates", ())
     if method == "head-only":
         rates = HEAD_LEARNING_RATES
     elif method == "fine-tuning":
@@ -97,6 +108,13 @@ def run_cell(store: RunStore, name: str, task: Task, common: dict, cell: Cell) -
         options["sentence_pooling"] = FACTORIALS[name].get("sentence_pooling")
     if method == "p-tuning-v2":
         options["insertion"] = "add"
+    if name == "confirmation":
+        file = HERE / f"readout-{task.name}-{common['steps']}.jsonl"
+        records = [r for r in read_existing_records(file) if r["method"] == method]
+        (best,) = {r["lr"] for r in records if "logits" in r}
+        cfg = RunConfig(method, lr=best, **options)
+        run_seeds(cfg, task, f"selected in {file.name}", SEEDS, store, first_seed=SEEDS)
+        return
     selection = f"best of {len(rates)} (equal for all methods) on validation, seeds 0 and 1"
     scores = {}
     for lr in rates:

@@ -315,21 +315,27 @@ def readout_table(
     # of `read_factorial` with the names 'head' and 'readout', on the tasks that both have
     records: Sequence[dict],
     folder: Path | str,  # folder of the records
-) -> pd.DataFrame:  # columns: contrast, those of `READOUTS`, difference, low, high, p, detectable
-    """Return each contrast with both read-outs, and by how much it is larger at the first token."""
+) -> pd.DataFrame:  # columns: contrast, each task with each read-out, difference, low, high, p …
+    """Return each contrast by task and read-out, and by how much it is larger at the first token.
+
+    The difference, its interval, p-value and detectable size are over all tasks.
+    """
     mean_setting, first_setting = READOUTS.values()
     rows = []
     for label, (a, b) in READOUT_CONTRASTS.items():
-        row: dict[str, Any] = dict(contrast=label)
-        for name, setting in READOUTS.items():
-            estimate = estimate_contrast_in_setting(records, a, b, setting, folder)
-            if estimate:
-                row[name] = float(estimate["effect"])
         interaction = estimate_interaction(records, a, b, first_setting, mean_setting, folder)
-        if interaction:
-            row["difference"] = float(interaction["effect"])
-            row |= {k: float(interaction[k]) for k in ("low", "high", "p", "detectable")}
-            rows.append(row)
+        if interaction is None:
+            continue
+        row: dict[str, Any] = dict(contrast=label)
+        for task in interaction["tasks"]:
+            of_task = [record for record in records if record["task"] == task]
+            for name, setting in READOUTS.items():
+                estimate = estimate_contrast_in_setting(of_task, a, b, setting, folder)
+                assert estimate is not None  # the interaction has this task
+                row[f"{_TASK_NAMES[task]}, {name}"] = float(estimate["effect"])
+        row["difference"] = float(interaction["effect"])
+        row |= {k: float(interaction[k]) for k in ("low", "high", "p", "detectable")}
+        rows.append(row)
     return pd.DataFrame(rows)
 
 

@@ -208,7 +208,7 @@ def test_a_readout_table_says_where_a_contrast_is_larger(tmp_path):
     table = readout_table(records, tmp_path).set_index("contrast")
     assert [*table.index] == [*READOUT_CONTRASTS]
     m_idpg = table.loc["M-IDPG − head alone"]
-    assert [m_idpg[name] for name in READOUTS] == pytest.approx([10, 30])
+    assert [m_idpg[f"TREC, {name}"] for name in READOUTS] == pytest.approx([10, 30])
     assert m_idpg.difference == pytest.approx(20)
     assert table.difference["M-IDPG − prompt tuning"] == pytest.approx(20)
     assert table.difference["NPG − head alone"] == pytest.approx(0)

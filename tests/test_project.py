@@ -436,7 +436,6 @@ def test_the_front_page_states_the_effects_and_seeds_of_the_claims():
     numbers = {5: "five", 10: "ten"}
     npg, late = claims["lpt-npg-lm"], claims["lpt-late-lm"]
     assert late["verdict"] == "opposite" and "the opposite of LPT's claim" in text
-    assert claims["idpg-k1000"]["verdict"] == "not seen"
     assert f"[{float(npg['effect']):.1f} points](" in text
     assert f"more than a static one ({numbers[int(npg['runs'])]} seeds)" in text
     assert f"[{-float(late['effect']):.1f}](" in text

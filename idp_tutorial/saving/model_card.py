@@ -2,7 +2,7 @@
 
 A user of a saved model has four questions: what does it predict, how good is it, which weights
 does it need, and may I use it? The description in the file and the record of the run answer the
-first three. The licence is chosen by the author; the card says so if there is none.
+first three. The licence is chosen by the author; the card says so if no licence was chosen.
 
 A proportion of `n` examples has Wilson's confidence interval, which stays between 0 and 100 and
 is accurate for few examples. It does not apply to a correlation or an F1, so these have no

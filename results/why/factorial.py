@@ -62,6 +62,15 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         pooling="cls",
         sentence_pooling="mean",
     ),
+    "first-layer": dict(  # LPT's static prompt before the first layer: `readout` has the middle one
+        methods=("lpt",),
+        learning_rates=(3e-3, 1e-2, 3e-2, 1e-1),
+        head_learning_rates=(None,),
+        initial_heads=("probe",),
+        pooling="cls",
+        layer=0,
+        seeds=10,  # as many as `readout` and `confirmation` together
+    ),
     "same-readout": dict(  # as the papers: the generators read `<s>` too
         methods=("m-idpg-phm", "s-idpg-phm"),
         learning_rates=(3e-3, 1e-2, 3e-2, 1e-1),
@@ -76,7 +85,7 @@ Cell = tuple[str, str, float | None]  # method, `head_init`, `head_lr`
 def list_cells(name: str) -> Iterator[Cell]:
     """Yield the cells of a factorial; None as `head_lr` is the learning rate of the prompt."""
     initial_heads = FACTORIALS[name].get("initial_heads", ("random", "probe"))
-    if name != "same-readout":  # `readout` has the head alone
+    if name not in ("first-layer", "same-readout"):  # `readout` has the head alone
         for head_init in initial_heads:
             yield "head-only", head_init, None
     if name == "task":  # the upper end of what a prompt can gain
@@ -108,6 +117,8 @@ def run_cell(store: RunStore, name: str, task: Task, common: dict, cell: Cell) -
         options["sentence_pooling"] = FACTORIALS[name].get("sentence_pooling")
     if method == "p-tuning-v2":
         options["insertion"] = "add"
+    if "layer" in FACTORIALS[name]:
+        options["layer"] = FACTORIALS[name]["layer"]
     if name == "confirmation":
         file = HERE / f"readout-{task.name}-{common['steps']}.jsonl"
         records = [r for r in read_existing_records(file) if r["method"] == method]
@@ -125,7 +136,8 @@ def run_cell(store: RunStore, name: str, task: Task, common: dict, cell: Cell) -
         if len(validation) == TUNING_SEEDS:
             scores[lr] = mean(validation)
     best = max(scores, key=lambda lr: scores[lr])
-    run_seeds(RunConfig(method, lr=best, **options), task, selection, SEEDS, store)
+    seeds = FACTORIALS[name].get("seeds", SEEDS)
+    run_seeds(RunConfig(method, lr=best, **options), task, selection, seeds, store)
 
 
 def records_file(args: argparse.Namespace) -> Path:

@@ -469,7 +469,7 @@ def test_the_chapter_on_prompt_tuning_compares_it_with_a_probe_of_the_same_posit
 
 def test_the_chapter_on_prompt_tuning_compares_two_read_outs():
     text = prose(5)
-    for name, place in (("readout", "at `<s>`"), ("head", "At the mean of the words")):
+    for name, place in (("readout", "at the first token"), ("head", "At the mean of the words")):
         records = read_records(ROOT / f"results/why/{name}-trec-310.jsonl")
         scores = {}
         for method in ("head-only", "prompt-tuning"):

@@ -167,7 +167,7 @@ CONTRASTS: dict[str, tuple] = {
 }
 _MEAN = dict(pooling="mean")
 CONVERGED = "head from a probe, prompt's learning rate"
-FIRST_TOKEN = "the same, head at the first token"
+FIRST_TOKEN = "head from a probe, at the first token"
 SETTINGS: dict[str, dict[str, Any]] = {  # of the factorials
     "random head, learning rate 0.001": dict(_MEAN, head_init="random", head_lr=1e-3),
     "random head, prompt's learning rate": dict(_MEAN, head_init="random", head_lr=None),
@@ -292,7 +292,8 @@ def draw_contrasts(
         axis.set_xlabel("points", fontsize=8)
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_yticks([-i for i in range(len(names))], names, fontsize=8)
+    labels = [f"MiniLM, {name}" if name in SETTINGS else name for name in names]
+    axes[0].set_yticks([-i for i in range(len(names))], labels, fontsize=8)
     figure.tight_layout()
     return figure
 
@@ -315,7 +316,7 @@ def readout_table(
     # of `read_factorial` with the names 'head' and 'readout', on the tasks that both have
     records: Sequence[dict],
     folder: Path | str,  # folder of the records
-) -> pd.DataFrame:  # columns: contrast, each task with each read-out, difference, low, high, p …
+) -> pd.DataFrame:  # columns: contrast, each task with each read-out, difference, p, detectable
     """Return each contrast by task and read-out, and by how much it is larger at the first token.
 
     The difference, its interval, p-value and detectable size are over all tasks.
@@ -334,7 +335,9 @@ def readout_table(
                 assert estimate is not None  # the interaction has this task
                 row[f"{_TASK_NAMES[task]}, {name}"] = float(estimate["effect"])
         row["difference"] = float(interaction["effect"])
-        row |= {k: float(interaction[k]) for k in ("low", "high", "p", "detectable")}
+        for bound in ("low", "high"):
+            row[f"difference, {bound}"] = float(interaction[bound])
+        row |= {k: float(interaction[k]) for k in ("p", "detectable")}
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -445,7 +448,9 @@ def draw_learning_rates(
         for lr, style in ((rates[0], "-"), (rates[-1], "--")):
             cosines = np.mean([r["prompt_cosines"] for r in runs if r["lr"] == lr], axis=0)
             depth = range(layer + 1, layer + 1 + len(cosines))
-            cosine_axis.plot(depth, cosines, style, color=color, label=f"{name}, rate {lr:g}")
+            cosine_axis.plot(
+                depth, cosines, style, color=color, label=f"{name}, learning rate {lr:g}"
+            )
     accuracy_axis.set_xscale("log")
     accuracy_axis.set_xlabel("learning rate")
     accuracy_axis.set_ylabel("test accuracy (%)")

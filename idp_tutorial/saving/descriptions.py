@@ -284,9 +284,8 @@ def _build_config(options: dict[str, Any], source: Any, version: str) -> RunConf
 
 
 def parse_saved_run(
-    description: dict[
-        str, Any
-    ],  # from a file, with `cfg` and `task`; checked by `check_save_format`
+    # from a file, with `cfg` and `task`; checked by `check_save_format`
+    description: dict[str, Any],
     source: Any,  # path of the file, for messages
     version: str,  # version that wrote the file
 ) -> tuple[Task, RunConfig]:

@@ -47,7 +47,7 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         head_learning_rates=(None,),
         shots=1000,
     ),
-    "readout": dict(  # the head reads `<s>`, and IDPG's generators the mean of the words as before
+    "readout": dict(  # the head reads the first token, IDPG's generators the mean of the words
         methods=HEAD_METHODS,
         learning_rates=(3e-3, 1e-2, 3e-2, 1e-1),
         head_learning_rates=(None,),
@@ -71,7 +71,7 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         layer=0,
         seeds=10,  # as many as `readout` and `confirmation` together
     ),
-    "same-readout": dict(  # as the papers: the generators read `<s>` too
+    "same-readout": dict(  # as in the paper: IDPG's generators read the first token, too
         methods=("m-idpg-phm", "s-idpg-phm"),
         learning_rates=(3e-3, 1e-2, 3e-2, 1e-1),
         head_learning_rates=(None,),
@@ -187,14 +187,14 @@ def join_parts(file: Path) -> None:
     shutil.rmtree(file.with_suffix(""), ignore_errors=True)
 
 
-def is_complete(cell: Cell, records: list[dict]) -> bool:
+def is_complete(name: str, cell: Cell, records: list[dict]) -> bool:
     """Return whether the joined records have all seeds of a cell at its final learning rate."""
     seeds = {
         r["seed"]
         for r in records
         if (r["method"], r["head_init"], r["head_lr"]) == cell and "logits" in r
     }
-    return len(seeds) == SEEDS
+    return len(seeds) == FACTORIALS[name].get("seeds", SEEDS)
 
 
 def main() -> None:
@@ -214,7 +214,7 @@ def main() -> None:
     join_parts(file)
     cells = [c for c in list_cells(args.name) if not args.methods or c[0] in args.methods]
     done = read_existing_records(file)
-    cells = [cell for cell in cells if not is_complete(cell, done)]
+    cells = [cell for cell in cells if not is_complete(args.name, cell, done)]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.workers, mp_context=context) as pool:
         folder = file.with_suffix("")

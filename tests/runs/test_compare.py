@@ -418,6 +418,15 @@ def test_a_diverged_run_is_repeated_with_other_weights(cfg, task, tmp_path, wild
         assert len(wild) == n
 
 
+def test_seeds_may_begin_later(cfg, task, tmp_path):
+    store = RunStore(tmp_path / "runs.jsonl")
+    one = cfg(method="head-only", lr=0.01)
+    first = run_seeds(one, task, "given", 3, store)
+    later = run_seeds(one, task, "given", 2, store, first_seed=2)
+    assert [record["seed"] for record in later] == [2, 3]
+    assert later[0] == first[2] and len(read_records(store.file)) == 4
+
+
 def test_a_comparison_in_which_everything_diverged(cfg, tmp_path, wild):
     """Its records are stored, its error is that of the first; a second call trains nothing."""
     for _ in range(2):

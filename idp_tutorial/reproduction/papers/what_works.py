@@ -3,7 +3,7 @@
 The data of the lab's first page and of its picture. The first four settings are those of a
 factorial with MiniLM on TREC and Subj (`results/why/PLAN.md`): the head reads the mean of the
 words, begins at random or at a converged linear probe, and learns at .001 or at the learning rate
-of the prompt. In the fifth the head reads the first token, as in the papers. In the sixth a
+of the prompt. In the fifth the head reads the first token, as in IDPG and ID-SPAM. In the sixth a
 language model predicts a label word; its differences are read from `results/claims.csv`.
 
 Two further sets of runs answer narrower questions. One repeats the comparison on IDPG's own

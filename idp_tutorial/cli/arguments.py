@@ -131,6 +131,7 @@ def _load_yaml(text: str) -> tuple[Any, list[str]]:
         yaml_implicit_resolvers = kept_resolvers
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict:
+            """Build a mapping, and collect the keys that it has more than once."""
             keys = Counter(k.value for k, _ in node.value if isinstance(k, yaml.ScalarNode))
             repeated.extend(key for key, count in keys.items() if count > 1)
             return super().construct_mapping(node, deep)

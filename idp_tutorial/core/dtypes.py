@@ -143,11 +143,13 @@ class _Int8Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        """Return the product with the converted matrix."""
         ctx.save_for_backward(weight, scale)
         return x @ (weight.to(x.dtype) * scale.to(x.dtype)).T
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of `x`; the matrix is frozen."""
         weight, scale = ctx.saved_tensors
         (gradient,) = gradients
         return gradient @ (weight.to(gradient.dtype) * scale.to(gradient.dtype)), None, None

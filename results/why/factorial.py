@@ -55,6 +55,15 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         pooling="cls",
         sentence_pooling="mean",
     ),
+    "readout-1000": dict(  # `readout` on IDPG's frozen draws of 1,000 examples
+        methods=HEAD_METHODS,
+        learning_rates=(3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
+        head_learning_rates=(None,),
+        initial_heads=("probe",),
+        pooling="cls",
+        sentence_pooling="mean",
+        shots=1000,
+    ),
     "confirmation": dict(  # `readout` with new seeds, at the learning rates that it selected
         methods=HEAD_METHODS,
         head_learning_rates=(None,),

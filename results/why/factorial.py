@@ -64,6 +64,13 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         sentence_pooling="mean",
         shots=1000,
     ),
+    "late-1000": dict(  # the late prompts that `task` lacks, at the mean of the words
+        methods=("lpt-npg", "lpt"),
+        learning_rates=(3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
+        head_learning_rates=(None,),
+        initial_heads=("probe",),
+        shots=1000,
+    ),
     "confirmation": dict(  # `readout` with new seeds, at the learning rates that it selected
         methods=HEAD_METHODS,
         head_learning_rates=(None,),
@@ -94,7 +101,8 @@ Cell = tuple[str, str, float | None]  # method, `head_init`, `head_lr`
 def list_cells(name: str) -> Iterator[Cell]:
     """Yield the cells of a factorial; None as `head_lr` is the learning rate of the prompt."""
     initial_heads = FACTORIALS[name].get("initial_heads", ("random", "probe"))
-    if name not in ("first-layer", "same-readout"):  # `readout` has the head alone
+    # `readout` and `task` have the head alone
+    if name not in ("first-layer", "same-readout", "late-1000"):
         for head_init in initial_heads:
             yield "head-only", head_init, None
     if name == "task":  # the upper end of what a prompt can gain

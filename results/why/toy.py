@@ -17,7 +17,7 @@ from idp_tutorial.runs.compare import run_seeds
 from idp_tutorial.runs.record import RunStore
 
 HERE = Path(__file__).parent
-STATIC = (0.03, 0.1, 0.3, 1.0, 3.0, 9.0)
+STATIC = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 9.0)
 SMALL = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 METHODS: dict[str, tuple] = {  # method: learning rates
     "head-only": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1),

@@ -2,9 +2,10 @@
 
     python results/why/toy.py
 
-The static prompts of the course train for at most 300 steps. Here each gets 3,000 steps of 16
-examples and six learning rates, of which the best on validation with seed 0 is used with seeds 0 to
-2. Each run is appended to `results/why/toy-TASK-BACKBONE.jsonl`; a second call continues.
+The static prompts of the course train for at most 300 steps. Here each method gets 3,000 steps of
+16 examples, a static prompt eight learning rates and the others six. The best on validation with
+seed 0 is used with seeds 0 to 2. Each run is appended to `results/why/toy-TASK-BACKBONE.jsonl`; a
+second call continues.
 """
 
 import argparse

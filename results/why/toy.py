@@ -5,7 +5,8 @@
 
 The static prompts of the course train for at most 300 steps. Here each gets 3,000 steps of 16
 examples and six learning rates, of which the best on validation with seed 0 is used with seeds 0 to
-2. Learning rates that are given train three seeds each. Each run is appended to `results/why/toy-TASK-BACKBONE.jsonl`; a second call continues.
+2. Learning rates that are given as an option train three seeds each. Each run is appended to
+`results/why/toy-TASK-BACKBONE.jsonl`; a second call continues.
 """
 
 import argparse

@@ -3,7 +3,8 @@
 Modules:
 
 - `arguments`: The command line and files of options, derived from the fields of dataclasses.
-- `bench`: The command `idp bench`: time and memory of every method, of `peft`, and how they scale.
+- `bench`: The command `idp bench`: time and memory of every method, beside other libraries, and
+  scaling.
 - `commands`: What all commands share: their options, the options of runs, and errors as one line.
 - `compare`: The command `idp compare`: train a set of methods on one task and print one table.
 - `fetch`: The command `idp fetch`: download a backbone from the package registry, once.

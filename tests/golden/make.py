@@ -578,10 +578,8 @@ def _run_bench(folder: Path) -> list[dict]:
         folder,
         backbone="tiny",
         methods="prompt-tuning,lpt-npg",
-        layers="1",
         length=24,
         repeats=1,
-        warmup=0,
         json=True,
         **SMALL,
     )

@@ -1,6 +1,5 @@
 """Cached states: same losses, nothing computed twice, nothing outdated, and fewer layers to run."""
 
-import hashlib
 import shutil
 from collections import namedtuple
 from copy import deepcopy
@@ -25,7 +24,6 @@ from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
 from idp_tutorial.methods.idpg_multilayer import multilayer_idpg_plan
 from idp_tutorial.methods.lpt import NaivePromptGenerator
 from idp_tutorial.methods.sentence_vectors import mean_sentence_vector, sentence_vector
-from idp_tutorial.reproduction.efficiency.timing import time_cached_training
 from idp_tutorial.training import cache as caches
 from idp_tutorial.training.cache import (
     attach_cached_states,
@@ -592,41 +590,6 @@ def test_states_too_large_for_half_precision_are_refused(tmp_path):
         cache_states(bb, encode_examples(bb), 2, tmp_path, "float16")
     assert not [f for f in tmp_path.rglob("*") if f.is_file()]
     cache_states(bb, encode_examples(bb), 2, tmp_path)
-
-
-# --- times
-
-
-def test_times_of_cached_training_change_no_weight(tmp_path):
-    bb = backbone()
-    before = hashlib.sha256(b"".join(p.numpy().tobytes() for p in bb.model.parameters())).digest()
-    rows = encode_examples(bb, n=16)
-    out = time_cached_training(
-        bb,
-        {"fine-tuning": None, **PLANS},
-        rows,
-        config(cache_dir=str(tmp_path), batch_size=8),
-        repeats=3,
-    )
-    assert [(r["plan"], r["cache"]) for r in out] == [
-        ("fine-tuning", "none"),
-        ("late", "none"),
-        ("late", "hidden"),
-        ("words", "none"),
-        ("words", "sentence"),
-        ("both", "none"),
-        ("both", "hidden+sentence"),
-        ("head", "none"),
-        ("head", "hidden"),
-    ]
-    assert (
-        out[0]["ratio"] == 1
-        and all(r["ms"] > 0 and r["ratio"] > 0 for r in out)
-        and out[2]["mb"] >= 0
-    )
-    assert hashlib.sha256(
-        b"".join(p.detach().numpy().tobytes() for p in bb.model.parameters())
-    ).digest() == before and not any(p.requires_grad for p in bb.model.parameters())
 
 
 def test_states_are_cached_without_dropout(tmp_path):

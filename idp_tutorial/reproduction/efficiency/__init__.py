@@ -5,15 +5,15 @@ Modules:
 - `cost_model`: A cost model of a training step that counts forward and backward passes through
   layers.
 - `end_to_end`: Whole commands beside those of `peft` and Transformers, from start to exit.
+- `other_libraries`: Times of training steps beside `peft`, and of predictions beside Transformers.
 - `parameter_counts`: Exact counts of the trained parameters of each method, and formats of printed
   counts.
 - `peft_script`: Prompt tuning or LoRA with `peft` and `transformers.Trainer`, without this package.
+- `phm_timing`: Times and peak memory of six implementations of a PHM layer.
 - `pipeline_script`: The classes of texts from `transformers.pipeline`, without this package.
 - `published_counts`: 120 published parameter counts, each with a formula and a module that
   reproduces it.
-- `speed_tables`: All timings of one backbone for a table of speed, also of `peft` and Transformers.
-- `timing`: Times and peak memory of training steps and components, measured in turns with warm-up
-  rounds.
+- `timing`: Times of functions and of training steps, measured in turns.
 - `training_estimate`: Time and memory of a training run, estimated from one forward pass and the
   cost model.
 """

@@ -1,78 +1,50 @@
-"""Timing in turns with a simulated clock, memory, and a simulated GPU.
+"""Timing in turns with a simulated clock, and times of methods through `fit`.
 
-Times of methods through `fit`. No test depends on a measured time.
-
-Times and memory of the implementations of PHM layers.
+No test depends on a measured time.
 """
 
 import json
-from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-import torch
 from small import backbone
 from timings import as_it_was, replace_fit, state, tiny_base
 
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.cli import bench as bench
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.methods.phm import PHMLinear
 from idp_tutorial.reproduction.efficiency import timing
-from idp_tutorial.reproduction.efficiency import timing as turns
 from idp_tutorial.reproduction.efficiency.cost_model import (
     KEY_VALUE_SHARE,
-    compare_published_speeds,
+    LPT_PUBLISHED_SPEEDS,
     ideal_speed_up,
 )
 from idp_tutorial.reproduction.efficiency.timing import (
     BENCHMARK_PROMPT_LENGTHS,
-    PHM_IMPLEMENTATIONS,
-    SCALING_VALUES,
     BenchmarkVariant,
-    _LiveTensorMemory,
     benchmark_methods,
     list_benchmark_variants,
     make_benchmark_config,
     make_timing_task,
-    measure_peak_memory,
-    measure_phm,
     plot_scaling,
-    summarize_times,
     time_functions,
     time_scaling,
-    tokens_per_ms,
 )
 
 
-def test_tokens_per_ms():
-    assert tokens_per_ms(4, 256, 512) == 2
-
-
-class Clock:
-    """Clock whose time passes only in calls."""
-
-    def __init__(self):
-        self.seconds = 0.0
-
-    def perf_counter(self):
-        return self.seconds
-
-
 def test_turns_medians_and_drift(monkeypatch):
-    clock = Clock()
+    """Time passes only in calls."""
+    seconds = [0.0]
     called = []
-    monkeypatch.setattr(timing, "time", clock)
-    monkeypatch.setattr(timing, "measure_peak_memory", lambda fn, device: fn() or 0.0)
+    monkeypatch.setattr(timing, "timer", lambda: seconds[0])
 
-    def fn(name, seconds):
+    def fn(name, duration):
         def f():
             n = called.count(name)
             called.append(name)
             # slow at first, slower in every round, and one round is disturbed
-            clock.seconds += (
-                seconds * (100 if n < 2 else 1 + 0.1 * n) * (50 if (name, n) == ("b", 4) else 1)
+            seconds[0] += (
+                duration * (100 if n < 2 else 1 + 0.1 * n) * (50 if (name, n) == ("b", 4) else 1)
             )
 
         return f
@@ -88,104 +60,6 @@ def test_turns_medians_and_drift(monkeypatch):
         rows[1]["ms"], 1500
     )
     assert np.isclose(rows[0]["spread"], 100 * 0.1 / 1.4)
-
-
-def test_summarize_times():
-    s = summarize_times(np.array([1.0, 2, 4]), np.array([2.0, 2, 2]))
-    assert s["ms"] == 2 and s["ratio"] == 1 and np.isclose(s["spread"], 100 * 0.75 / 2)
-
-
-def test_memory_of_a_known_call():
-    calls = []
-
-    def f():
-        calls.append(0)
-        return torch.ones(20_000_000)  # 80 MB
-
-    mb = measure_peak_memory(f)
-    assert len(calls) == 1
-    if mb is None:
-        pytest.skip("this system does not report memory")
-    assert 75 < mb < 110 and measure_peak_memory(lambda: torch.ones(10)) < 20
-
-    def many():
-        return [torch.ones(25_000) for _ in range(800)]
-
-    many()
-    assert (
-        measure_peak_memory(many) > 60 and measure_peak_memory(many) > 60
-    )  # the second time too, though the allocator has the memory by then
-    existing = torch.ones(20_000_000)
-    assert measure_peak_memory(lambda: existing.sum()) < 20  # memory from before does not count
-
-
-def test_memory_is_none_where_the_system_does_not_report_it(monkeypatch):
-    calls = []
-
-    def refuse():
-        raise PermissionError
-
-    monkeypatch.setattr(timing, "_reset_peak_resident", refuse)
-    assert measure_peak_memory(lambda: calls.append(0)) is None and calls == [0]
-
-
-def test_a_gpu_is_timed_with_its_events_and_allocator(monkeypatch):
-    """The GPU is simulated: events measure the time, and the allocator the memory."""
-    gpu = SimpleNamespace(ms=0.0, allocated=100, peak=100)
-    log = []
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            self.t = gpu.ms
-            log.append("event")
-
-        def elapsed_time(self, other):
-            assert log[-1] == "wait"
-            return other.t - self.t
-
-    for k, v in dict(
-        is_available=lambda: True,
-        Event=Event,
-        synchronize=lambda: log.append("wait"),
-        memory_allocated=lambda: gpu.allocated * 1_000_000,
-        reset_peak_memory_stats=lambda: setattr(gpu, "peak", gpu.allocated),
-        max_memory_allocated=lambda: gpu.peak * 1_000_000,
-    ).items():
-        monkeypatch.setattr(torch.cuda, k, v)
-
-    def fn(ms, mb):
-        def f():
-            gpu.ms += ms
-            gpu.peak = max(gpu.peak, gpu.allocated + mb)
-
-        return f
-
-    a, b = time_functions({"a": fn(6, 30), "b": fn(2, 50)}, 1, 3, "cuda")
-    assert (a["ms"], b["ms"], b["ratio"], a["mb"], b["mb"]) == (6, 2, 3, 30, 50)
-
-
-@pytest.mark.parametrize(
-    "fns,kw,words",
-    [
-        ({}, {}, ["0 functions", "at least 1"]),
-        ({"a": int}, dict(warmup=0), ["warmup=0"]),
-        ({"a": int}, dict(repeats=0), ["repeats=0"]),
-        ({"a": int}, dict(device="gpu"), ["'gpu'", "'cuda'"]),
-    ],
-)
-def test_what_is_refused(fns, kw, words):
-    with pytest.raises(ValueError) as e:
-        time_functions(fns, **kw)
-    assert all(w in str(e.value) for w in words), str(e.value)
-
-
-def test_no_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="sees no GPU.*cpu"):
-        time_functions({"a": int}, device="cuda")
 
 
 FAMILY = ("roberta", "bert", "gpt2", "deberta")
@@ -226,6 +100,11 @@ def test_texts_have_the_wanted_length(family, template):
     assert make_timing_task(5, 30).splits == task.splits
 
 
+def test_every_published_speed_is_found_by_its_key():
+    keys = {(r.backbone, r.method, r.layer) for r in LPT_PUBLISHED_SPEEDS}
+    assert len(keys) == len(LPT_PUBLISHED_SPEEDS) == 28
+
+
 def test_variants():
     v = list_benchmark_variants(
         [
@@ -255,15 +134,17 @@ def test_variants():
         ("m-idpg-phm", None, True),
         ("m-idpg-phm-glove", None, False),
     ]
-    assert [o.layer for o in list_benchmark_variants(["lpt"], 24, cached=False)[1:]] == [
-        6,
-        12,
-        18,
-    ] and list_benchmark_variants([], 3) == [BenchmarkVariant("fine-tuning")]
+    assert [o.layer for o in list_benchmark_variants(["lpt"], 24)[1::2]] == [6, 12, 18]
+    assert list_benchmark_variants([], 3) == [BenchmarkVariant("fine-tuning")]
+    assert [o[3] for o in list_benchmark_variants(["lora"], 3, dtypes=("bfloat16", "int8"))] == [
+        "bfloat16",
+        "bfloat16",
+        "int8",
+    ]
     assert [(o.layer, o.cached) for o in list_benchmark_variants(["id-spam"], 3, [0])[1:]] == [
         (0, False)
     ]  # nothing lies below
-    assert [o.layer for o in list_benchmark_variants(["lpt"], 1, cached=False)[1:]] == [0]
+    assert [o.layer for o in list_benchmark_variants(["lpt"], 1)[1:]] == [0]
 
 
 def test_lengths_are_the_papers():
@@ -292,7 +173,7 @@ def test_turns_ratios_and_warm_up(fits, messages):
     )
     rows = benchmark_methods(
         backbone(),
-        list_benchmark_variants(["lora", "head-only"], 3, cached=False),
+        [v for v in list_benchmark_variants(["lora", "head-only"], 3) if not v.cached],
         make_benchmark_config(backbone(), 2, 24),
         repeats=3,
     )
@@ -312,7 +193,7 @@ def test_turns_ratios_and_warm_up(fits, messages):
 
 
 def test_rows_beside_model_and_paper(fits, monkeypatch):
-    monkeypatch.setattr(turns, "build_model", lambda cfg, bb, task: None)
+    monkeypatch.setattr(timing, "build_model", lambda cfg, bb, task: None)
     bb = load_backbone("roberta-large", weights="meta")
     rows = benchmark_methods(
         bb,
@@ -329,7 +210,6 @@ def test_rows_beside_model_and_paper(fits, monkeypatch):
         and by_variant["fine-tuning", None, False]["paper"] == 1
         and by_variant["fine-tuning", None, False]["prompt_length"] is None
     )
-    p = compare_published_speeds().set_index(["backbone", "method"])
     assert np.isclose(
         by_variant["prompt-tuning", None, False]["paper"], 16.9 / 11.6
     ) and np.isclose(by_variant["prompt-tuning", None, False]["paper_saved"], 1 - 17.8 / 23.5)
@@ -338,12 +218,9 @@ def test_rows_beside_model_and_paper(fits, monkeypatch):
         and np.isclose(by_variant["lpt-npg", 6, False]["paper"], 18.5 / 11.6)
         and np.isclose(by_variant["adapterdrop", 12, False]["paper"], 21.6 / 11.6)
     )
-    assert (
-        all(
-            by_variant[k]["paper"] is None
-            for k in (("lpt-npg", 12, True), ("lpt-npg", 13, False), ("m-idpg-phm", None, False))
-        )
-        and len(p) == 28
+    assert all(
+        by_variant[k]["paper"] is None
+        for k in (("lpt-npg", 12, True), ("lpt-npg", 13, False), ("m-idpg-phm", None, False))
     )
     r = by_variant["lpt-npg", 12, True]
     last = KEY_VALUE_SHARE if bb.supports_single_position else 1.0
@@ -395,7 +272,7 @@ def test_an_interrupted_turn_gives_the_backbone_back(method, monkeypatch):
 
     bb = backbone()
     before = state(bb)
-    monkeypatch.setattr(turns, "fit", stop)
+    monkeypatch.setattr(timing, "fit", stop)
     with pytest.raises(KeyboardInterrupt):
         benchmark_methods(
             bb, [BenchmarkVariant(method)], make_benchmark_config(bb, 2, 24), repeats=1
@@ -429,7 +306,7 @@ def test_every_method_is_timed(family):
 def test_cached_variants_really_go_on_from_states(cached, monkeypatch):
     bb = backbone()
     started = set()
-    inner = turns.fit
+    inner = timing.fit
 
     def fit(model, task, cfg):
         context = model.compute_context
@@ -442,7 +319,7 @@ def test_cached_variants_really_go_on_from_states(cached, monkeypatch):
         model.compute_context = watched
         return inner(model, task, cfg)
 
-    monkeypatch.setattr(turns, "fit", fit)
+    monkeypatch.setattr(timing, "fit", fit)
     benchmark_methods(
         bb,
         [
@@ -484,14 +361,16 @@ def test_a_verbalizer_head():
 )
 def test_one_thing_grows(axis, values, check, fits):
     bb = backbone()
-    rows = time_scaling(
-        axis,
-        bb,
-        make_benchmark_config(bb, 2, 24),
-        ["lpt-npg", "prompt-tuning"],
-        values,
-        repeats=1,
-        warmup=0,
+    rows = list(
+        time_scaling(
+            axis,
+            bb,
+            make_benchmark_config(bb, 2, 24),
+            ["lpt-npg", "prompt-tuning"],
+            values,
+            repeats=1,
+            warmup=0,
+        )
     )
     seen, _ = fits
     assert all(check(c, r["value"]) for c, r in zip(seen, rows) if c.method == "lpt-npg") and {
@@ -508,6 +387,9 @@ def test_one_thing_grows(axis, values, check, fits):
         "lpt-npg",
         *(() if axis == "depth" else ("prompt-tuning",)),
     }
+    if axis in ("length", "batch"):
+        name = "length" if axis == "length" else "batch_size"
+        assert all(r[name] == r["value"] for r in rows)
     assert {c.max_len for c in seen} == (set(values) if axis == "length" else {24}) and {
         c.batch_size for c in seen
     } == (set(values) if axis == "batch" else {2})
@@ -515,19 +397,11 @@ def test_one_thing_grows(axis, values, check, fits):
 
 def test_depth_goes_through_the_whole_model(fits):
     bb = backbone()
-    rows = time_scaling("depth", bb, make_benchmark_config(bb, 2, 24), repeats=1, warmup=0)
+    rows = list(time_scaling("depth", bb, make_benchmark_config(bb, 2, 24), repeats=1, warmup=0))
     assert [r["value"] for r in rows if not r["cached"] and r["method"] == "lpt-npg"] == [0, 1, 2]
 
 
-def test_plot_of_growth(capsys):
-    assert plot_scaling([]) is None and capsys.readouterr().out
-    plot_scaling([dict(method="lora", ms=1.0)])
-    out = capsys.readouterr().out  # rows of another kind are no growth
-    assert all(
-        f"idp bench --backbone roberta-large --grow {w} --out results/" in out
-        for w in SCALING_VALUES
-    )
-
+def test_plot_of_growth():
     def row(w, m, v):
         return dict(grow=w, value=v, method=m, cached=False, ms=1.0, ratio=v / 10, ideal=v / 20)
 
@@ -549,52 +423,3 @@ def test_plot_of_growth(capsys):
         and len(fig.axes[0].lines) == 2
     )
     plt.close(fig)
-
-
-def test_all_implementations_are_the_same_function():
-    layer = PHMLinear(8, 12, 4).double()
-    x = torch.randn(3, 8).double()
-    expected = x @ layer.weight + layer.bias  # test_phm.py checks it entry by entry
-    for way in ("auto", "factored", "materialised", "idpg", "compacter"):
-        torch.testing.assert_close(PHM_IMPLEMENTATIONS[way](layer, x), expected)
-
-
-def test_memory_is_that_of_live_tensors():
-    w = torch.ones(100, 50, requires_grad=True)
-    with _LiveTensorMemory() as memory:
-        a = w.T[:3] * 2
-        b = a.t()
-        del a, b
-    assert (memory.live_bytes, memory.peak_bytes) == (
-        0,
-        3 * 100 * 4,
-    )  # views are free, what was there before too
-    with _LiveTensorMemory() as memory:
-        (w.exp() + 1).sum().backward()
-    assert memory.live_bytes == w.grad.nbytes + 0 and memory.peak_bytes >= 2 * w.nbytes
-
-
-def test_each_implementation_is_measured_and_written(tmp_path):
-    file = tmp_path / "phm.jsonl"
-    records = measure_phm(
-        file, d=256, t=2, bottlenecks=(32,), kronecker_terms=(4, 3), batch_sizes=(1, 4), repeats=3
-    )
-    assert records == [json.loads(line) for line in file.read_text().splitlines()]
-    assert [(r["n"], r["batch"], r["way"]) for r in records] == [
-        (4, R, w) for R in (1, 4) for w in PHM_IMPLEMENTATIONS
-    ]  # 3 does not divide
-    r = {x["way"]: x for x in records if x["batch"] == 1}
-    assert all(
-        x["forward_ms"] > 0
-        and x["backward_ms"] > 0
-        and x["turns"] == 3
-        and x["peak_mb"] >= x["kept_mb"] >= 0
-        for x in records
-    )
-    # IDPG's code stores n matrices (both layers), the materialised path one, the factored path none
-    W = (256 * 32 + 32 * 512) * 4 / 1e6
-    assert (
-        r["factored"]["kept_mb"] < 0.5 * W < W <= r["materialised"]["kept_mb"] < 1.5 * W
-        and 4 * W <= r["idpg"]["kept_mb"] < 4.5 * W
-    )
-    assert r["compacter"]["peak_mb"] > 4 * 32 * 512 * 4 / 1e6

@@ -6,41 +6,40 @@ import torch
 from small import backbone
 from timings import as_it_was, state, tiny_base
 
-from idp_tutorial.cli import bench as bench
-from idp_tutorial.reproduction.efficiency import speed_tables
-from idp_tutorial.reproduction.efficiency.speed_tables import PEFT_CONFIGS, time_training_steps
+from idp_tutorial.reproduction.efficiency import other_libraries
+from idp_tutorial.reproduction.efficiency.other_libraries import (
+    PEFT_METHODS,
+    time_training_steps,
+)
 
 
 @pytest.mark.parametrize(
     "family,peft",
     [
-        ("roberta", PEFT_CONFIGS),
-        ("gpt2", PEFT_CONFIGS),
-        ("bert", ()),
-        ("deberta", ("prompt-tuning", "p-tuning")),
+        ("roberta", PEFT_METHODS),
+        ("gpt2", PEFT_METHODS),
+        ("bert", ()),  # Hugging Face's classifier needs a pooler, which this BERT has not
+        ("deberta", ("prompt-tuning", "p-tuning", "lora")),
     ],
 )
 def test_beside_peft(family, peft, messages):
     bb = backbone(family, max_position_embeddings=258) if family != "bert" else backbone(family)
     before = state(bb)
-    rows = time_training_steps(bb, tiny_base(bb), True, prompt_length=4, repeats=1, warmup=1)
-    names = [r["name"] for r in rows]
-    both = (
-        (*peft, "lora") if family != "bert" else ()
-    )  # Hugging Face's classifier needs a pooler, which this BERT has not
+    rows = time_training_steps(bb, tiny_base(bb), prompt_length=4, repeats=1)
+    names = [r["method"] for r in rows]
     assert names == ["fine-tuning", "forward, Hugging Face", "forward"] + [
-        n for m in both for n in (m, f"peft {m}")
+        n for m in peft for n in (m, f"peft {m}")
     ], (names, messages)
-    assert len(messages) == len(PEFT_CONFIGS) + 1 - len(both) and all(
+    assert len(messages) == len(PEFT_METHODS) - len(peft) and all(
         f"is not compared with peft on {family}" in s for s in messages
     )
-    ms = {r["name"]: r["ms"] for r in rows}
+    ms = {r["method"]: r["ms"] for r in rows}
     assert all(
-        (r["over_ours"] is not None) == (r["name"].startswith("peft") or "Hugging" in r["name"])
+        (r["over_ours"] is not None) == (r["method"].startswith("peft") or "Hugging" in r["method"])
         for r in rows
     )
     assert np.isclose(rows[1]["over_ours"], ms["forward, Hugging Face"] / ms["forward"]) and (
-        not both or np.isclose(rows[-1]["over_ours"], ms["peft lora"] / ms["lora"])
+        not peft or np.isclose(rows[-1]["over_ours"], ms["peft lora"] / ms["lora"])
     )
     assert as_it_was(bb, before)
 
@@ -48,13 +47,13 @@ def test_beside_peft(family, peft, messages):
 def test_both_sides_have_the_same_weights(monkeypatch):
     bb = backbone(max_position_embeddings=258)
     training_models = []
-    inner = speed_tables._make_training_step
+    inner = other_libraries._make_training_step
     monkeypatch.setattr(
-        speed_tables,
+        other_libraries,
         "_make_training_step",
         lambda model, *a: training_models.append(model) or inner(model, *a),
     )
-    time_training_steps(bb, tiny_base(bb), True, prompt_length=4, repeats=1, warmup=1)
+    time_training_steps(bb, tiny_base(bb), prompt_length=4, repeats=1)
     whole, *pairs = training_models
     backbone_pointers = {p.data_ptr() for p in bb.base.parameters()}
     for ours, peft_model in zip(pairs[::2], pairs[1::2]):
@@ -94,6 +93,7 @@ def test_the_plain_step_trains_what_it_should():
 
     with pytest.MonkeyPatch.context() as m:
         m.setattr(torch.optim, "AdamW", Watch)
-        time_training_steps(bb, tiny_base(bb), repeats=1, warmup=1)
+        m.setattr(other_libraries, "PEFT_METHODS", ())
+        time_training_steps(bb, tiny_base(bb), repeats=1)
     # every tensor of the encoder, and the head's two
     assert rows == [len(list(bb.base.parameters())) + 2] * 2 and as_it_was(bb, before)

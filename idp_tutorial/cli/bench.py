@@ -51,9 +51,9 @@ class BenchOptions(CommandOptions):
     # falsifies the times), or the scaling of methods with 'prompt_length', 'length', 'depth' or
     # 'batch'
     measure: str = "methods"
-    # comma-separated, besides fine-tuning (default: all; for scaling: prompt-tuning, s-idpg-phm,
-    # lpt-npg; for commands: prompt-tuning, lora, lpt-npg)
-    methods: str | None = None
+    # comma-separated, besides fine-tuning ('all' of scaling: prompt-tuning, s-idpg-phm, lpt-npg; of
+    # commands: prompt-tuning, lora, lpt-npg)
+    methods: str = "all"
     batch_size: Annotated[int, Range(1, 10**6)] = 4  # examples in a step
     length: Annotated[int, Range(1, 10**6)] = 64  # tokens of each example; of commands: at most
     # number of prompt vectors (default: as in LPT's Table 5; beside `peft`: 20)
@@ -74,7 +74,7 @@ class BenchOptions(CommandOptions):
 
 
 def _select_methods(options: BenchOptions, default: Iterable[str]) -> list[str]:
-    return split_names(options.methods) if options.methods else [*default]
+    return [*default] if options.methods == "all" else split_names(options.methods)
 
 
 def _check_measurements(options: BenchOptions) -> None:
@@ -212,21 +212,22 @@ def _measure(options: BenchOptions) -> Iterator[dict]:
     from idp_tutorial.reproduction.efficiency.timing import make_benchmark_config
 
     measurements = split_names(options.measure)
-    if measurements != ["commands"]:
-        backbones = _load_backbones(options)
-        bb = backbones[0]
-        base = make_benchmark_config(
-            bb,
-            options.batch_size,
-            options.length,
-            head=options.head,
-            device="cpu" if options.device == "cpu" else "auto",
-        )
-        settings = dict(n_layers=bb.n_layers, d=bb.d, head=options.head, **bb.weights_info)
+    if "commands" in measurements:
+        yield from _measure_commands(options)
+        measurements.remove("commands")
+    if not measurements:
+        return
+    backbones = _load_backbones(options)
+    bb = backbones[0]
+    base = make_benchmark_config(
+        bb,
+        options.batch_size,
+        options.length,
+        head=options.head,
+        device="cpu" if options.device == "cpu" else "auto",
+    )
+    settings = dict(n_layers=bb.n_layers, d=bb.d, head=options.head, **bb.weights_info)
     for measurement in measurements:
-        if measurement == "commands":
-            yield from _measure_commands(options)
-            continue
         is_beside = measurement in ("peft", "pipeline")
         measure = _measure_beside_libraries if is_beside else _measure_methods
         for record in measure(options, measurement, backbones, base):

@@ -135,10 +135,10 @@ def four_ways() -> Picture:
 def head_or_word() -> Picture:
     """Draw a classification head and a verbalizer."""
     plan = prompt_plan(backbone(), soft())
-    mask = ("<s>", "cold", ":", "mask")
+    mask = ("<s>", "cold", "was", "mask")
     return arrange_pictures(
         [
-            draw(plan, title="a new head", note="trained; reads the mean", prediction="praise"),
+            draw(plan, title="a new head", note="trained; reads the mean", prediction="blame"),
             draw(
                 plan,
                 title="a word",
@@ -147,7 +147,7 @@ def head_or_word() -> Picture:
                 head_position=-1,
                 is_head_frozen=True,
                 head_label="words",
-                prediction="good",
+                prediction="terrible",
             ),
         ],
         "A new head, or a word of the vocabulary",

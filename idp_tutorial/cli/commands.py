@@ -35,6 +35,7 @@ from idp_tutorial.utils.process import pause_garbage_collection
 
 __all__ = [
     "CommandOptions",
+    "TextOptions",
     "TableOptions",
     "TrainingRunOptions",
     "ComparisonOptions",
@@ -43,6 +44,7 @@ __all__ = [
     "split_names",
     "parse_ints",
     "parse_floats",
+    "given_options",
     "refuse_given",
     "print_report",
     "exit_with_message",
@@ -98,16 +100,14 @@ class CommandOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableOptions(CommandOptions):
-    """Options that describe a table of labelled texts."""
+class TextOptions(CommandOptions):
+    """Options that say how a file of texts is read."""
 
     option_group: ClassVar[str] = "your own texts"
-    positional_options: ClassVar[tuple[str, ...]] = ("table",)
 
-    # labelled texts: a CSV, TSV, JSON, Parquet or Excel file, a folder with train.csv and the like
-    # or of save_to_disk, or a data set of the hub, org/name
-    table: str | None = None
-    text: str | None = None  # column of the texts (default: text, sentence1 or sentence)
+    # column of the texts (default: text, sentence1 or sentence; to predict, sentence1, that of
+    # training, or text)
+    text: str | None = None
     text2: str | None = None  # column of the second texts, for pairs
     label: str | None = None  # column of the labels (default: label)
     # csv, tsv, jsonl, parquet, xlsx, lines or auto (default: by the extension of the file)
@@ -116,60 +116,57 @@ class TableOptions(CommandOptions):
     # separator of the columns, such as ';' or tab (default: that of the first line)
     sep: str | None = None
     skip_empty: bool = False  # leave out rows without a text, and say how many
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(TextOptions):
+    """Options that describe a table of labelled texts."""
+
+    positional_options: ClassVar[tuple[str, ...]] = ("table",)
+
+    # labelled texts: a CSV, TSV, JSON, Parquet or Excel file, a folder with train.csv and the like
+    # or of save_to_disk, or a data set of the hub, org/name
+    table: str | None = None
     regression: bool = False  # the labels are numbers, not classes
     # a row may have several labels: names joined by | in a cell, or a JSON list of names
     multi_label: bool = False
     validation: float = 0.1  # fraction of the rows for validation, if there is no such split
     test: float = 0.1  # fraction of the rows for testing, if there is no such split; 0: none
 
-    def _table_options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in declared_options(TableOptions)}
-
-    def _given_names(self) -> list[str]:
-        options = declared_options(TableOptions)
-        values = self._table_options()
-        return [name for name, value in values.items() if value != options[name].default]
-
-    def is_given(self) -> bool:
-        """Return whether one of the options that describe a table was given."""
-        return bool(self._given_names())
-
-    def with_saved_dataset(
-        self,
-        given: dict[str, Any],  # options of runs that were given; `data` is removed if it is used
-    ) -> "TableOptions":
-        """Return the options with `data` as their table, if it is a folder of `save_to_disk`."""
-        if self.table or not given.get("data"):
-            return self
-        from idp_tutorial.data.user_data import is_saved_dataset
-
-        if not is_saved_dataset(given["data"]):
-            return self
-        return replace(self, table=str(given.pop("data")))
-
     def register_task(
         self,
-        given: Mapping[str, Any],  # options of runs that were given
+        given: dict[str, Any],  # options of runs that were given; the task becomes one of them
         default_task: str,  # the command's task if none is given
-    ) -> str:  # the name of the task
-        """Add the table to `TASKS`, and print its description to stderr."""
-        from idp_tutorial.data.user_data import register_table_task
+    ) -> None:
+        """Add the table to `TASKS` if one is described, and print its description to stderr.
 
-        if not self.table or given.get("data"):
-            problem = "data is a folder of known tasks" if self.table else "no table is given"
+        The folder `data` is a table too, if `save_to_disk` wrote it.
+        """
+        from idp_tutorial.data.user_data import is_saved_dataset, register_table_task
+
+        described = given_options(self)
+        described = {n: described[n] for n in declared_options(TableOptions) if n in described}
+        data = given.get("data")
+        if data and not self.table and is_saved_dataset(data):
+            described["table"] = str(given.pop("data"))
+        if not described:
+            return
+        table = described.get("table")
+        if not table or given.get("data"):
+            problem = "data is a folder of known tasks" if table else "no table is given"
             raise UserError(
-                f"the options {', '.join(self._given_names())} describe a table, but {problem}: "
+                f"the options {', '.join(described)} describe a table, but {problem}: "
                 "pass a table too, such as tickets.csv with text=message and label=topic."
             )
         if given.get("task", default_task) != default_task:
             raise UserError(
-                f"task={given['task']} and the table {self.table} are two tasks: give one of them."
+                f"task={given['task']} and the table {table} are two tasks: give one of them."
             )
-        options = self._table_options()
+        del described["table"]
         seed = given.get("split_seed", 0)
-        task, description = register_table_task(options.pop("table"), **options, seed=seed)
+        task, description = register_table_task(table, **described, seed=seed)
         print(description, file=sys.stderr)
-        return task.name
+        given["task"] = task.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,15 +268,22 @@ class Command:
             positional = getattr(self.options_class, "positional_options", ())
             is_positional = name in positional or option.default is MISSING
             own_options[name] = replace(option, is_positional=is_positional)
-        all_options = {**own_options, **self._options_of_runs()}
         groups = [
             *("your own texts", "a known task", "the model", "the method", "the head"),
-            *("training", "this machine", "this command"),
+            *("training", "this machine", "this command", "limits"),
         ]
-        return dict(sorted(all_options.items(), key=lambda pair: groups.index(pair[1].group)))
+        return dict(
+            sorted(
+                {**own_options, **self._options_of_runs()}.items(),
+                key=lambda pair: (groups.index(pair[1].group), not pair[1].is_positional),
+            )
+        )
 
     def _run(self, values: Mapping[str, Any]) -> None:
         own_names = declared_options(self.options_class)
+        known = [*own_names, *self._options_of_runs()]
+        for name in values:
+            check_option_name(name, known)
         own_options = self.options_class(**{n: v for n, v in values.items() if n in own_names})
         given = {name: value for name, value in values.items() if name not in own_names}
         base = self._run_options_from(own_options, given) if self.run_options != () else None
@@ -287,23 +291,17 @@ class Command:
 
     def _run_options_from(self, own_options: CommandOptions, given: dict[str, Any]) -> Any:
         """Return the `RunOptions` of the given options; a table becomes a task."""
-        from idp_tutorial.assembly.config import RunOptions, methods_with_option
+        from idp_tutorial.assembly.config import RunOptions, general_options, methods_with_option
 
-        known = self._options_of_runs()
-        for name in given:
-            check_option_name(name, [*declared_options(self.options_class), *known])
         methods = getattr(own_options, "methods", "all")
         names = None if methods in (None, "all") else split_names(methods)
-        general = {n for n in self.defaults if n in RunOptions.__dataclass_fields__}
         defaults = {
             name: value
             for name, value in self.defaults.items()
-            if name in general or methods_with_option(name, names)
+            if name in general_options() or methods_with_option(name, names)
         }
         if isinstance(own_options, TableOptions):
-            own_options = own_options.with_saved_dataset(given)
-        if isinstance(own_options, TableOptions) and own_options.is_given():
-            given["task"] = own_options.register_task(given, self.defaults.get("task", ""))
+            own_options.register_task(given, self.defaults.get("task", ""))
         base = RunOptions(**{**defaults, **given})
         if isinstance(own_options, TrainingRunOptions):
             base = replace(base, eval_every=max(1, base.steps // max(1, own_options.evaluations)))
@@ -376,6 +374,15 @@ def parse_floats(
     return tuple(_parse_numbers(text, option, float, "1e-3,3e-3"))
 
 
+def given_options(
+    options: CommandOptions,
+) -> dict[str, Any]:  # name: value
+    """Return the options that have other values than their defaults."""
+    declared = declared_options(type(options))
+    values = {name: getattr(options, name) for name in declared}
+    return {name: value for name, value in values.items() if value != declared[name].default}
+
+
 def refuse_given(
     options: CommandOptions,
     names: str,  # names of options, with spaces between them
@@ -385,10 +392,10 @@ def refuse_given(
 
     Raises: `UserError` with the reason.
     """
+    given = given_options(options)
     for name in names.split():
-        value = getattr(options, name)
-        if value != declared_options(type(options))[name].default:
-            raise UserError(f"{name}={value} is not used {reason}: leave it out.")
+        if name in given:
+            raise UserError(f"{name}={given[name]} is not used {reason}: leave it out.")
 
 
 def print_report(

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Annotated, Any, ClassVar, Literal
 
-from idp_tutorial.cli.commands import CommandOptions, command, print_report, refuse_given
+from idp_tutorial.cli.commands import TextOptions, command, print_report, refuse_given
 from idp_tutorial.utils.checks import (
     UserError,
     check_choice,
@@ -252,20 +252,14 @@ def _parse_row_label(task: Any, row: dict, texts: dict, label: str | None, where
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictOptions(CommandOptions):
+class PredictOptions(TextOptions):
     """Options of `idp predict`."""
+
+    option_group: ClassVar[str] = "this command"
 
     model: str = "runs/train"  # folder that `idp train` wrote, or a model on the hub, NAME/MODEL
     # CSV, TSV, Parquet, Excel, JSON, or lines that are JSON or text; '-': standard input
     texts: str = "-"
-    text: str | None = None  # column of the texts (default: sentence1, that of training, or text)
-    text2: str | None = None  # column of the second texts, for pairs
-    # csv, tsv, jsonl, parquet, xlsx, lines or auto (default: by the extension of the file)
-    format: str | None = None
-    encoding: str | None = None  # encoding of the texts, such as cp1252 (default: UTF-8)
-    # separator of the columns, such as ';' or tab (default: that of the first line)
-    sep: str | None = None
-    skip_empty: bool = False  # leave out rows without a text, and say how many
     backbone: str | None = None  # folder of the backbone, if it is not found by its name
     glove: str | None = None  # file or folder of GloVe vectors, if the model was trained with some
     out: str = "-"  # file of predictions; '-': standard output
@@ -274,7 +268,6 @@ class PredictOptions(CommandOptions):
     # folder for a report on rows with labels: scores of each class, confusion matrix, calibration
     # and misclassified rows
     report: str | None = None
-    label: str | None = None  # with report: column of the labels (default: label)
     # largest number of texts in a batch; on a processor, long texts make smaller batches
     batch_size: Annotated[int, Range(1, 10**6)] = 128
     # dtype of the backbone's weights: float32, bfloat16, or auto, the faster one in a short

@@ -9,9 +9,10 @@ others, put a reverse proxy before it. FastAPI is installed with the extra `serv
 
 import socket
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from idp_tutorial.cli.commands import CommandOptions, command, split_names
+from idp_tutorial.serving.limits import ServerLimits
 from idp_tutorial.utils.checks import UserError, require_packages
 from idp_tutorial.utils.options import Range
 
@@ -34,8 +35,10 @@ def _bind_socket(host: str, port: int) -> socket.socket:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions(CommandOptions):
+class ServeOptions(ServerLimits, CommandOptions):
     """Options of `idp serve`."""
+
+    option_group: ClassVar[str] = "this command"
 
     # saved models, comma-separated: folders, or names on the hub; a request names one by its task
     models: str
@@ -43,12 +46,6 @@ class ServeOptions(CommandOptions):
     batch_size: int = 32  # largest number of texts in a batch
     # milliseconds that a request waits for others
     wait_ms: Annotated[float, Range(0, 60_000)] = 5.0
-    max_body: Annotated[int, Range(1, 10**9)] = 2**20  # bytes of a request
-    max_texts: Annotated[int, Range(1, 10**6)] = 256  # texts of a request
-    # texts that may wait for their predictions; a request beyond it gets status 503
-    max_waiting: Annotated[int, Range(1, 10**9)] = 1024
-    # seconds in which a request must arrive, and then those in which it is answered
-    timeout: Annotated[float, Range(0, 86_400, is_low_excluded=True)] = 30.0
     host: str = "127.0.0.1"  # address to listen on; the default accepts this machine only
     port: Annotated[int, Range(0, 65_535)] = 8000  # port to listen on
 
@@ -61,13 +58,11 @@ def serve_command(options: ServeOptions, base: Any) -> None:
     """
     require_packages("fastapi", "uvicorn")
     from idp_tutorial.serving.multitask import MultiTaskModel
-    from idp_tutorial.serving.server import ServerLimits, create_app, run_app
+    from idp_tutorial.serving.server import create_app, run_app
 
-    names = ("max_body", "max_texts", "max_waiting", "timeout")
-    limits = ServerLimits(**{name: getattr(options, name) for name in names})
     with _bind_socket(options.host, options.port) as server_socket:  # before models are loaded
         model = MultiTaskModel.from_pretrained(split_names(options.models), options.backbone)
-        app = create_app(model, options.batch_size, options.wait_ms / 1000, limits)
+        app = create_app(model, options.batch_size, options.wait_ms / 1000, options)
         bound_port = server_socket.getsockname()[1]
         print(
             f"http://{options.host}:{bound_port}/answer (tasks: {', '.join(model.task_names)}; "

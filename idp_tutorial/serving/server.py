@@ -13,11 +13,11 @@ import logging
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from idp_tutorial.data.file_readers import parse_json
 from idp_tutorial.data.rows import require_nonempty_text
+from idp_tutorial.serving.limits import ServerLimits
 from idp_tutorial.serving.multitask import MultiTaskModel
 from idp_tutorial.utils.checks import (
     UserError,
@@ -27,7 +27,7 @@ from idp_tutorial.utils.checks import (
     require_packages,
 )
 
-__all__ = ["ServerLimits", "Batcher", "cut_text", "parse_request", "create_app", "run_app"]
+__all__ = ["Batcher", "cut_text", "parse_request", "create_app", "run_app"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,23 +37,6 @@ _REQUEST_HINT = (
 )
 _FIELDS = ("task", "text", "text2", "sentence1", "sentence2")
 _MAX_ERROR_LENGTH = 500  # characters of an error
-
-
-@dataclass(frozen=True)
-class ServerLimits:
-    """Limits of what a client may use."""
-
-    max_body: int = 2**20  # bytes of a request
-    max_texts: int = 256  # texts of a request
-    max_waiting: int = 1024  # texts of all requests that wait for their predictions
-    timeout: float = 30.0  # seconds in which a request must arrive, and those of its predictions
-
-    def __post_init__(self) -> None:
-        if self.max_texts > self.max_waiting:
-            raise UserError(
-                f"max_texts={self.max_texts} texts of a request could never wait with "
-                f"max_waiting={self.max_waiting}: use a larger max_waiting."
-            )
 
 
 class _RequestError(Exception):
@@ -352,7 +335,7 @@ def create_app(
     model: MultiTaskModel,
     batch_size: int = 32,  # largest number of texts in a batch
     max_wait: float = 0.005,  # seconds that the first text of a batch waits for others
-    limits: ServerLimits | None = None,  # None: those of `ServerLimits()`
+    limits: ServerLimits = ServerLimits(),  # noqa: B008 (it cannot be changed)
 ) -> Any:
     """Return a FastAPI application: POST /answer {"text": …}, GET /tasks, /health and /ready.
 
@@ -363,7 +346,6 @@ def create_app(
     from fastapi.responses import JSONResponse
 
     _check_can_be_served(model)
-    checked_limits = limits or ServerLimits()
     batcher = Batcher(_make_predict(model), batch_size, max_wait)
 
     @asynccontextmanager
@@ -380,8 +362,7 @@ def create_app(
 
     @app.get("/ready")
     async def ready() -> Any:
-        is_ready = not app.state.worker.done() and batcher.n_waiting < checked_limits.max_waiting
-        if is_ready:
+        if not app.state.worker.done() and batcher.n_waiting < limits.max_waiting:
             return {"status": "ready"}
         return JSONResponse({"status": "busy"}, 503, {"Retry-After": "1"})
 
@@ -395,7 +376,7 @@ def create_app(
     @app.post("/answer", response_model=None)
     async def answer(request: Request) -> Any:
         try:
-            return await _predict_request(request, model, batcher, checked_limits)
+            return await _predict_request(request, model, batcher, limits)
         except Exception as e:
             status, detail, headers = _describe_error(e)
             return JSONResponse({"detail": detail}, status, headers)

@@ -23,7 +23,7 @@ pytest.importorskip("uvicorn")
 SERVE = """
 import sys
 from idp_tutorial.serving import server
-server.run_app.__defaults__ = (1.0,)  # seconds for the head of a request
+server._HEAD_TIMEOUT = 1.0  # seconds for the head of a request
 from idp_tutorial.cli.main import main
 main(["serve", *sys.argv[1:]])
 """

@@ -13,8 +13,9 @@ from small import backbone, config, small_task
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.saving.prompt_files import save_pretrained
+from idp_tutorial.serving.limits import ServerLimits
 from idp_tutorial.serving.multitask import MultiTaskModel, TaskModel
-from idp_tutorial.serving.server import Batcher, ServerLimits, _make_predict, create_app, cut_text
+from idp_tutorial.serving.server import Batcher, _make_predict, create_app, cut_text
 
 pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient

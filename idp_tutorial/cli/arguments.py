@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -90,7 +92,7 @@ def _add_option(group: Any, option: Option) -> None:
 def build_parser(
     name: str,  # name of the command, such as 'idp train'
     description: str,  # its docstring: one line, and an example
-    options: Mapping[str, Option],  # its options, by name
+    options: Mapping[str, Option],  # its options by name, those of a group together
 ) -> ArgumentParser:
     """Return the parser of a command, with its options in groups."""
     width = shutil.get_terminal_size((120, 30)).columns
@@ -106,11 +108,10 @@ def build_parser(
     )
     file_help = "a YAML file whose keys are the options below; options on the command line win"
     parser.add_argument("--config", metavar="FILE", action="append", default=[], help=file_help)
-    groups: dict[str, Any] = {}
-    for option in options.values():
-        if option.group not in groups:
-            groups[option.group] = parser.add_argument_group(option.group)
-        _add_option(groups[option.group], option)
+    for title, members in groupby(options.values(), key=attrgetter("group")):
+        group = parser.add_argument_group(title)
+        for option in members:
+            _add_option(group, option)
     return parser
 
 

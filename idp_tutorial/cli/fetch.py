@@ -4,12 +4,11 @@
 network. `backbones.fetch` says what is downloaded, how it is checked and where it is stored.
 """
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 from idp_tutorial.cli.commands import CommandOptions, command
-from idp_tutorial.utils.process import MessageHandler, handle_messages
+from idp_tutorial.utils.process import handle_messages
 
 __all__ = ["FetchOptions", "fetch_command"]
 
@@ -26,7 +25,7 @@ def fetch_command(options: FetchOptions, base: Any) -> None:
     """Download a language model into the user's cache ($IDP_CACHE, or ~/.cache/idp_tutorial)."""
     from idp_tutorial.backbones.fetch import BACKBONE_SOURCES, fetch_backbone
 
-    with handle_messages(MessageHandler(sys.stdout)):
+    with handle_messages():
         folder = fetch_backbone(options.name)
     source = BACKBONE_SOURCES[options.name]
     print(f"{options.name} is {source.description}, {source.licence}: in {folder}")

@@ -9,8 +9,8 @@ import sys
 from importlib import import_module
 
 from idp_tutorial.cli.arguments import OneLineParser, build_parser
-from idp_tutorial.cli.commands import Command
-from idp_tutorial.utils.checks import UserError, check_name
+from idp_tutorial.cli.commands import Command, exit_with_message
+from idp_tutorial.utils.checks import check_name
 
 __all__ = ["COMMAND_NAMES", "load_command", "main"]
 
@@ -67,11 +67,7 @@ def main(
         _build_main_parser().print_help()
         return
     name, *rest = arguments
-    try:
-        check_name(name, COMMAND_NAMES, "command")
-    except UserError as e:
-        print(f"idp: {e}", file=sys.stderr)
-        raise SystemExit(2) from None
+    exit_with_message("idp", lambda: check_name(name, COMMAND_NAMES, "command"))
     load_command(name).main(rest)
 
 

@@ -16,34 +16,6 @@ from idp_tutorial.utils.checks import UserError
 __all__ = ["ParamsOptions", "params_command"]
 
 
-def _format_count(count: float) -> str:
-    """Return a count with commas; '-' for a missing one."""
-    import pandas as pd
-
-    return "-" if pd.isna(count) else f"{count:,.0f}"
-
-
-def _format_table(df: Any) -> str:
-    """Return a table of counts for the terminal."""
-    columns = [c for c in df.select_dtypes("number") if c != "percent"]
-    formatters = dict.fromkeys(columns, _format_count)
-    return df.to_string(index=False, float_format="{:.4f}".format, formatters=formatters)
-
-
-def _count_methods(backbone: str, base: Any, methods: list[str] | None) -> tuple[Any, list]:
-    """Return the counts of methods as a table, and as rows for JSON."""
-    import pandas as pd
-
-    from idp_tutorial.reproduction.efficiency.parameter_counts import count_method_parameters
-    from idp_tutorial.reproduction.papers.protocols import own_prompt_lengths
-
-    df = count_method_parameters(backbone, base, methods, own_prompt_lengths())
-    rows = []
-    for row in df.to_dict("records"):
-        rows.append({column: None if pd.isna(value) else value for column, value in row.items()})
-    return df.drop(columns="refused") if df.refused.isna().all() else df, rows
-
-
 @dataclass(frozen=True, kw_only=True)
 class ParamsOptions(CommandOptions):
     """Options of `idp params`."""
@@ -66,7 +38,9 @@ def params_command(options: ParamsOptions, base: Any) -> None:
     import pandas as pd
 
     from idp_tutorial.assembly.config import RunOptions
+    from idp_tutorial.reproduction.efficiency.parameter_counts import count_method_parameters
     from idp_tutorial.reproduction.efficiency.published_counts import published_counts
+    from idp_tutorial.reproduction.papers.protocols import own_prompt_lengths
 
     if options.published:
         refuse_given(options, "backbone methods", "with published")
@@ -77,9 +51,14 @@ def params_command(options: ParamsOptions, base: Any) -> None:
         df = pd.DataFrame(rows)[columns]
     else:
         selected = None if options.methods == "all" else split_names(options.methods)
-        df, rows = _count_methods(options.backbone, base, selected)
-    if not options.json:
-        print(_format_table(df))
+        df = count_method_parameters(options.backbone, base, selected, own_prompt_lengths())
+        rows = df.astype(object).where(df.notna(), None).to_dict("records")
+        if df.refused.isna().all():
+            df = df.drop(columns="refused")
+    if options.json:
+        for row in rows:  # `default`: numbers of NumPy
+            print(json.dumps(row, ensure_ascii=False, default=lambda number: number.item()))
         return
-    for row in rows:  # `default`: numbers of NumPy
-        print(json.dumps(row, ensure_ascii=False, default=lambda number: number.item()))
+    counts = [column for column in df.select_dtypes("number") if column != "percent"]
+    df[counts] = df[counts].map(lambda n: "-" if pd.isna(n) else f"{n:,.0f}")
+    print(df.to_string(index=False, float_format="{:.4f}".format))

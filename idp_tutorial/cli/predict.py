@@ -78,30 +78,25 @@ def select_text_columns(
     from idp_tutorial.training.evaluation import require_text_columns
 
     trained = task.source_columns
-    columns = {
-        "sentence1": (text, ("sentence1", trained[0], "text")),
-        "sentence2": (text2, ("sentence2", trained[1])),
-    }
+    candidates: dict[str, tuple] = {"sentence1": (text, ("sentence1", trained[0], "text"))}
+    if task.pair:
+        candidates["sentence2"] = (text2, ("sentence2", trained[1]))
     empty: list[str] = []  # places of the rows without a text
     n_rows = 0
     for where, row in rows:
         n_rows += 1
         _refuse_prediction_columns(row, where)
-        texts = {"group": row["group"]} if "group" in row else {}
-        is_empty = False
-        for name, (given, candidates) in columns.items():
-            column = _choose_column(row, where, given, candidates)
-            if column and (task.pair or name == "sentence1"):
-                is_refused = is_empty_text(row[column]) and not task.allow_empty_text
-                is_empty = is_empty or is_refused
-                texts[name] = (
-                    ""
-                    if is_empty
-                    else require_nonempty_text(row, column, where, task.allow_empty_text)
-                )
-        if is_empty:
+        chosen = {name: _choose_column(row, where, *names) for name, names in candidates.items()}
+        columns = {name: column for name, column in chosen.items() if column}
+        if not task.allow_empty_text and any(is_empty_text(row[c]) for c in columns.values()):
             empty.append(where)
         elif not empty or skip_empty:  # otherwise the remaining rows are only counted
+            texts = {
+                name: require_nonempty_text(row, column, where, task.allow_empty_text)
+                for name, column in columns.items()
+            }
+            if "group" in row:
+                texts["group"] = row["group"]
             require_text_columns(task, texts if "sentence1" in texts else row, where)
             yield row, texts
     skip_empty_texts(empty, n_rows, "the column of texts", skip_empty)
@@ -162,31 +157,31 @@ def _make_csv_writer(file: IO) -> Callable[[dict], None]:
     """Return a function that writes rows as CSV with the columns of the first row."""
     from idp_tutorial.data.user_data import format_labels
 
-    table = csv.writer(file, lineterminator="\n")
-    columns: list[str] = []
+    table: csv.DictWriter[str] = csv.DictWriter(file, [], restval="", lineterminator="\n")
 
     def write_row(row: dict) -> None:
         """Write a row, after the header if it is the first one."""
-        added = {f"probability {label}": p for label, p in row.get("probabilities", {}).items()}
-        for column in added:
+        flat = dict(row)
+        for label, probability in flat.pop("probabilities", {}).items():
+            column = f"probability {label}"
             if column in row:
                 raise UserError(
                     f"a row already has a column {column!r}, which the prediction would replace: "
                     "rename it."
                 )
-        flat = {k: v for k, v in row.items() if k != "probabilities"} | added
+            flat[column] = probability
         if isinstance(flat.get("prediction"), list):  # several labels
             flat["prediction"] = format_labels(flat["prediction"])
-        if not columns:
-            columns.extend(flat)
-            table.writerow(columns)
+        if not table.fieldnames:
+            table.fieldnames = list(flat)
+            table.writeheader()
         for column in flat:
-            if column not in columns:
+            if column not in table.fieldnames:
                 raise UserError(
                     f"a row has a column {column!r} that the first row lacks: a CSV file needs the "
                     "same columns in every row; write JSON lines (out_format=jsonl)."
                 )
-        table.writerow(flat.get(column, "") for column in columns)
+        table.writerow(flat)
 
     return write_row
 
@@ -223,9 +218,8 @@ def _refuse_unused(options: "PredictOptions", task: Any, cfg: Any) -> None:
 def _predicted_columns(prediction: dict, task: Any, with_probabilities: bool) -> dict:
     """Return the columns that are added to a row."""
     if task.is_generation:
-        columns = dict(prediction)
-    else:
-        columns = dict(prediction=prediction.get("label", prediction.get("value")))
+        return prediction
+    columns = dict(prediction=prediction.get("label", prediction.get("value")))
     if with_probabilities and "probabilities" in prediction:
         columns["probabilities"] = prediction["probabilities"]
     return columns

@@ -19,7 +19,6 @@ model, resumes after a kill, and writes `backbone/` below `out`. On a GPU the mo
 compiled; on a CPU it uses as many cores as `OMP_NUM_THREADS` allows.
 """
 
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Annotated, Any
 
 from idp_tutorial.cli.commands import CommandOptions, command, refuse_given
 from idp_tutorial.utils.options import AllowEmpty
-from idp_tutorial.utils.process import MessageHandler, handle_messages
+from idp_tutorial.utils.process import handle_messages
 
 __all__ = ["PretrainOptions", "pretrain_command"]
 
@@ -104,7 +103,7 @@ def pretrain_command(options: PretrainOptions, base: Any) -> None:
         loss = DistillationLoss(
             teacher_bb, arrays, options.d, options.n_layers, causal=is_causal, seed=options.seed
         )
-    with handle_messages(MessageHandler(sys.stdout)):
+    with handle_messages():
         model, _ = pretrain(
             arrays["stream"],
             tokenizer,

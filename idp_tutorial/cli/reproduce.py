@@ -5,7 +5,6 @@ are missing on a small backbone, and prints both scores. For a figure that is no
 scores it runs the experiment that decides the figure's claim.
 """
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import log
@@ -21,7 +20,7 @@ from idp_tutorial.cli.commands import (
 )
 from idp_tutorial.utils.checks import UserError, check_writable_folder
 from idp_tutorial.utils.options import Range
-from idp_tutorial.utils.process import MessageHandler, handle_messages
+from idp_tutorial.utils.process import handle_messages
 
 __all__ = ["ReproduceOptions", "reproduce_command"]
 
@@ -179,7 +178,7 @@ def reproduce_command(options: ReproduceOptions, base: Any) -> None:
         if options.scale == "full":
             print(f"\n{describe_search_space(table)}")
         return
-    with handle_messages(MessageHandler(sys.stdout)):
+    with handle_messages():
         results = reproduce_table(
             table,
             options.scale,

@@ -5,7 +5,6 @@ layer, so that the choice can be judged. All options are checked before the lear
 head is searched. After a kill the same command continues the sweep.
 """
 
-import sys
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -18,7 +17,7 @@ from idp_tutorial.cli.commands import (
     split_names,
 )
 from idp_tutorial.utils.checks import DivergenceError, require_packages
-from idp_tutorial.utils.process import MessageHandler, handle_messages
+from idp_tutorial.utils.process import handle_messages
 
 __all__ = ["SweepOptions", "sweep_command"]
 
@@ -80,7 +79,7 @@ def _probe_information(
     }
     cfg = base.with_method("lpt", lr=base.lr or METHODS["lpt"].default_learning_rate)
     file = sweep_file(out, base, "information")
-    with handle_messages(MessageHandler(sys.stdout)):
+    with handle_messages():
         measure_information_curves(
             cfg, task, None, seeds, layer_learning_rates, file, **asdict(probe)
         )
@@ -142,7 +141,7 @@ def sweep_command(options: SweepOptions, base: Any) -> None:
         sweep = (methods, base, layers, seeds, options.tune or bool(grid), file, task, grid)
         # an error, such as another sweep in the file, is raised before anything is written
         plan_layer_sweep(*sweep)
-        with handle_messages(MessageHandler(sys.stdout)):
+        with handle_messages():
             choice = try_choose_layer(methods, base, task, sweep_file(out, base, "choice"))
             records = sweep_prompt_layer(*sweep)
         _print_tables(records, methods, layers, choice)

@@ -18,7 +18,7 @@ from idp_tutorial.cli.commands import (
 )
 from idp_tutorial.utils.checks import check_writable_folder
 from idp_tutorial.utils.options import Range
-from idp_tutorial.utils.process import MessageHandler, handle_messages, process_state
+from idp_tutorial.utils.process import handle_messages, process_state
 
 __all__ = ["TrainOptions", "train_command"]
 
@@ -56,7 +56,7 @@ def _train_and_report(cfg: Any, learning_rates: tuple[float, ...], options: "Tra
     callbacks = make_log_callbacks(options.log_with, out)
     search: dict = {}
     is_main_process = process_state().is_main_process
-    messages = handle_messages(MessageHandler(sys.stdout)) if is_main_process else nullcontext()
+    messages = handle_messages() if is_main_process else nullcontext()
     try:
         if learning_rates:
             with messages:

@@ -4,7 +4,6 @@ Two tasks with the same labels need only their names. If the labels differ, `--l
 label of the first task to one of the second: `--labels yes=positive,no=negative`.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -12,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 from idp_tutorial.cli.commands import ComparisonOptions, command, split_names
 from idp_tutorial.utils.checks import UserError, check_writable_folder
 from idp_tutorial.utils.options import Range
-from idp_tutorial.utils.process import MessageHandler, handle_messages
+from idp_tutorial.utils.process import handle_messages
 
 __all__ = ["parse_label_map", "TransferOptions", "transfer_command"]
 
@@ -77,7 +76,7 @@ def transfer_command(options: TransferOptions, base: Any) -> None:
     verbalizer = "-verbalizer" if base.head == "verbalizer" else ""
     tasks = f"{options.source}{few_shot}-{options.target}{verbalizer}"
     file = Path(options.out) / f"transfer-{tasks}-{Path(base.backbone).name}.jsonl"
-    with handle_messages(MessageHandler(sys.stdout)):
+    with handle_messages():
         records = compare_transfer(
             methods,
             base,

@@ -16,6 +16,7 @@ nothing is shown, as of any library, until logging is set up:
 
 import gc
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,9 +66,11 @@ class MessageHandler(logging.StreamHandler):
 
 @contextmanager
 def handle_messages(
-    handler: logging.Handler,  # such as `MessageHandler(sys.stdout)`; its level may be below INFO
+    # its level may be below INFO; None: the messages are printed to stdout
+    handler: logging.Handler | None = None,
 ) -> Iterator[None]:
     """Pass the progress messages of the package to a handler while the block runs."""
+    handler = handler or MessageHandler(sys.stdout)
     logger = logging.getLogger("idp_tutorial")
     level = logger.level
     logger.addHandler(handler)

@@ -16,7 +16,14 @@ from idp_tutorial.core.single_position import run_for_position
 from idp_tutorial.core.steps import Plan, PromptSource, check_plan
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["PromptedModel", "count_parameters", "trained_state", "copy_state", "restore_state"]
+__all__ = [
+    "PromptedModel",
+    "count_parameters",
+    "persistent_tensors",
+    "trained_state",
+    "copy_state",
+    "restore_state",
+]
 
 
 class PromptedModel(nn.Module):
@@ -178,6 +185,13 @@ def count_parameters(model: PromptedModel) -> dict[str, int]:
         head=_count_trainable(model.head),
         backbone=_count_trainable(model.lm),
     )
+
+
+def persistent_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and saved buffers of a module by name, each once."""
+    saved_names = module.state_dict().keys()
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensor for name, tensor in tensors.items() if name in saved_names}
 
 
 def trained_state(model: PromptedModel) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import DTYPES
-from idp_tutorial.core.prompted_model import PromptedModel, restore_state
+from idp_tutorial.core.prompted_model import PromptedModel, persistent_tensors, restore_state
 from idp_tutorial.huggingface.settings import (
     HEADS,
     TASK_TYPES,
@@ -25,7 +25,6 @@ from idp_tutorial.huggingface.settings import (
 )
 from idp_tutorial.saving.descriptions import (
     PROMPT_MODEL_FORMAT,
-    PROMPTS_FILE,
     SAVE_FORMAT,
     check_prompt_sizes,
     describe_backbone,
@@ -34,11 +33,11 @@ from idp_tutorial.saving.descriptions import (
     load_saved_backbone,
     parse_saved_run,
     remember_local_backbone,
+    write_prompts,
 )
-from idp_tutorial.saving.hub import SavedPrompts, write_readable_description
+from idp_tutorial.saving.hub import SavedPrompts
 from idp_tutorial.utils.checks import UserError, check_choice
 from idp_tutorial.utils.records import collect_versions
-from idp_tutorial.utils.tensor_files import save_tensors
 
 __all__ = ["prompt_tensors", "read_prompt_settings", "save_prompt", "restore_prompt"]
 
@@ -87,9 +86,7 @@ def prompt_tensors(
     prompted: PromptedModel,  # the prompt and its head, on their model
 ) -> dict[str, Tensor]:  # by name
     """Return the tensors of a prompt and its head, each once, whether they are trained or not."""
-    persistent = prompted.state_dict().keys()
-    tensors = {**dict(prompted.named_parameters()), **dict(prompted.named_buffers())}
-    return {n: x for n, x in tensors.items() if n in persistent and not n.startswith("lm.")}
+    return {n: x for n, x in persistent_tensors(prompted).items() if not n.startswith("lm.")}
 
 
 def read_prompt_settings(
@@ -154,11 +151,9 @@ def save_prompt(
             base=dict(dtype=bb.dtype_name, digests=digests),
         ),
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    save_tensors(folder / PROMPTS_FILE, prompt_tensors(prompted), description)
+    write_prompts(folder, prompt_tensors(prompted), description)
     if named:
         remember_local_backbone(named, bb.name)
-    write_readable_description(folder, description)
 
 
 def restore_prompt(

@@ -13,6 +13,7 @@ saved. A note is only a hint: the weights that are loaded from the folder are co
 digest.
 """
 
+import json
 import re
 import reprlib
 from collections.abc import Collection, Mapping
@@ -34,7 +35,7 @@ from idp_tutorial.utils.checks import MissingFileError, UserError, check_name
 from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.records import collect_versions, config_fingerprint
 from idp_tutorial.utils.schemas import Count, check_schema
-from idp_tutorial.utils.tensor_files import PROMPTS_FILE, deserialise_tensors
+from idp_tutorial.utils.tensor_files import PROMPTS_FILE, deserialise_tensors, save_tensors
 
 __all__ = [
     "path_notes_folder",
@@ -47,6 +48,7 @@ __all__ = [
     "SavedPromptModel",
     "SavedModel",
     "SavedTasks",
+    "write_prompts",
     "read_prompts",
     "read_fingerprint",
     "describe_run",
@@ -93,6 +95,20 @@ def recall_backbone_path(
 
 
 READABLE_DESCRIPTION_FILE = "prompts.json"  # copy of the description, for people
+
+
+def write_prompts(
+    folder: Path,  # created if missing
+    tensors: Mapping[str, Tensor],  # by name
+    description: dict[str, Any],  # from which the model can be built again
+) -> None:
+    """Write the tensors of a model with their description, and a copy of it for people."""
+    save_tensors(folder / PROMPTS_FILE, tensors, description)
+    note = (
+        f"a copy of the description in {PROMPTS_FILE}, for people; the package reads only that file"
+    )
+    text = json.dumps(dict(note=note, **description), indent=1, ensure_ascii=False)
+    write_atomically(folder / READABLE_DESCRIPTION_FILE, f"{text}\n".encode())
 
 
 def read_prompts(
@@ -364,8 +380,7 @@ def have_same_shapes(
 
 
 _DTYPE_BY_NAME = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")
 }
 
 

@@ -8,7 +8,6 @@ package are built from a config, a task and a backbone, and checked against dige
 its building blocks: `HfApi`, `snapshot_download`, `ModelCard`.
 """
 
-import json
 import re
 import tempfile
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from idp_tutorial.saving.descriptions import (
     READABLE_DESCRIPTION_FILE,
     check_save_format,
     read_prompts,
+    write_prompts,
 )
 from idp_tutorial.saving.model_card import build_model_card
 from idp_tutorial.utils.checks import MissingFileError, UserError
@@ -34,13 +34,11 @@ from idp_tutorial.utils.records import (
     describe_differences,
     load_record,
 )
-from idp_tutorial.utils.tensor_files import save_tensors
 
 __all__ = [
     "MODEL_CARD_FILE",
     "RECORD_FILE",
     "HUB_FILES",
-    "write_readable_description",
     "write_model_card",
     "read_run_record",
     "push_to_hub",
@@ -54,20 +52,6 @@ MODEL_CARD_FILE = "README.md"
 RECORD_FILE = "record.jsonl"
 # files of a repository
 HUB_FILES = (PROMPTS_FILE, READABLE_DESCRIPTION_FILE, MODEL_CARD_FILE)
-
-
-def write_readable_description(
-    folder: Path,  # folder of a saved model
-    description: dict[str, Any],  # its description
-) -> None:
-    """Write a copy of the description for people; it is never read."""
-    note = (
-        f"a copy of the description in {PROMPTS_FILE}, for people; the package reads only that file"
-    )
-    write_atomically(
-        folder / READABLE_DESCRIPTION_FILE,
-        (json.dumps(dict(note=note, **description), indent=1, ensure_ascii=False) + "\n").encode(),
-    )
 
 
 def write_model_card(
@@ -137,8 +121,7 @@ def push_to_hub(
         description["cfg"] |= dict(backbone=description["backbone"]["name"])
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as tmp:
-        save_tensors(Path(tmp) / PROMPTS_FILE, tensors, description)
-        write_readable_description(Path(tmp), description)
+        write_prompts(Path(tmp), tensors, description)
         record = read_run_record(folder, description["cfg"])
         write_model_card(
             Path(tmp), description, record, controls=controls, location=repo_id, licence=licence

@@ -42,19 +42,18 @@ from idp_tutorial.saving.descriptions import (
     parse_saved_run,
     read_prompts,
     remember_local_backbone,
+    write_prompts,
 )
 from idp_tutorial.saving.hub import (
     RECORD_FILE,
     SavedPrompts,
     read_saved_prompts,
     write_model_card,
-    write_readable_description,
 )
 from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.process import process_state
 from idp_tutorial.utils.records import collect_versions, dump_record
-from idp_tutorial.utils.tensor_files import serialise_tensors
 
 __all__ = [
     "word_vectors_digest",
@@ -127,11 +126,8 @@ def save_pretrained(
         digests=record and record["digests"],
         formula=_source_formulas(model),
     )
-    data = serialise_tensors(tensors, description)  # before anything is written
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / PROMPTS_FILE, data)
+    write_prompts(folder, tensors, description)
     remember_local_backbone(description["backbone"], cfg.backbone)
-    write_readable_description(folder, description)
     write_model_card(folder, description, record, controls=controls)
     if record:
         write_atomically(folder / RECORD_FILE, (dump_record(record) + "\n").encode())

@@ -10,7 +10,8 @@ adds keys to every layer, a third inserts five vectors in a middle layer. `run_j
 handles that; `MultiTaskModel` makes a model of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
-from idp_tutorial.core.prompted_model import PromptedModel, restore_state
+from idp_tutorial.core.prompted_model import PromptedModel, persistent_tensors, restore_state
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task, scale_labels
 from idp_tutorial.methods.all_methods import METHODS
@@ -45,9 +46,8 @@ from idp_tutorial.training.checkpoint import get_random_state, set_random_state
 from idp_tutorial.training.evaluation import batch_by_length, format_predictions
 from idp_tutorial.training.examples import encode_rows, select_template, validate_inference_row
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_at_least, check_name
-from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.records import collect_versions
-from idp_tutorial.utils.tensor_files import deserialise_tensors, serialise_tensors
+from idp_tutorial.utils.tensor_files import deserialise_tensors, save_tensors
 
 __all__ = [
     "TASKS_FILE",
@@ -294,7 +294,7 @@ class MultiTaskModel(nn.Module):
     @torch.no_grad()
     def _predict_outputs(self, rows: list[dict], batch_size: int) -> list[Tensor]:
         """Return the outputs for every row, computed in batches of similar length."""
-        device = next(self.lm.parameters()).device
+        device = self.backbone.device
         examples = self._encode_rows_by_task(rows)
         for example in examples:
             example.pop("label", None)
@@ -365,53 +365,35 @@ class MultiTaskModel(nn.Module):
 TASKS_FILE = "tasks.safetensors"
 
 
-def _task_tensors(model: MultiTaskModel) -> dict[str, Tensor]:
-    """Return the saved tensors by name; a generator that several layers share appears once."""
-    saved_names = model.tasks.state_dict().keys()
-    tensors = [*model.tasks.named_parameters(), *model.tasks.named_buffers()]
-    return {name: tensor for name, tensor in tensors if name in saved_names}
-
-
-def _rebuild_multitask_model(
-    runs: dict[str, tuple[Task, RunConfig]],  # by name of the task
-    build: Callable[[str, Task, RunConfig], PromptedModel],
-) -> MultiTaskModel:
-    """Return a new model of the same tasks, without changing the state of the random generators."""
+@contextmanager
+def _preserved_random_state() -> Iterator[None]:
+    """Restore the state of the random generators after a `with` block that builds models."""
     state = get_random_state()
     try:
-        return MultiTaskModel(
-            {
-                name: TaskModel(build(name, task, cfg), task, cfg)
-                for name, (task, cfg) in runs.items()
-            }
-        )
+        yield
     finally:
         set_random_state(state)
 
 
-def _tensor_shapes(model: MultiTaskModel) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in _task_tensors(model).items()}
-
-
-def _describe_structure(task_model: TaskModel) -> tuple:
-    """Return values that are equal for two models of the same structure."""
-    plan = [(layer, type(step)) for layer, step in task_model.model.plan.items()]
-    shapes = _tensor_shapes(MultiTaskModel({"one": task_model}))
-    return type(task_model.model.head), plan, shapes
-
-
-def _make_probe_row(name: str, task: Task) -> dict:
-    """Return a row that the model of a task accepts."""
-    texts = dict(zip(task.text_columns, ("it was here", "it was there")))
-    return dict(task=name, group=0, **texts)
+def _has_same_structure(model: MultiTaskModel, rebuilt: MultiTaskModel, name: str) -> bool:
+    """Return whether two models of a task have equal plans, kinds of heads and shapes."""
+    kinds = []
+    for m in (model.task_models[name].model, rebuilt.task_models[name].model):
+        kinds.append((type(m.head), [(layer, type(step)) for layer, step in m.plan.items()]))
+    tensors = persistent_tensors(model.tasks[name])
+    rebuilt_tensors = persistent_tensors(rebuilt.tasks[name])
+    return kinds[0] == kinds[1] and have_same_shapes(tensors, rebuilt_tensors)
 
 
 def _find_mismatched_tasks(model: MultiTaskModel, rebuilt: MultiTaskModel) -> set[str]:
     """Return the tasks whose outputs differ although `rebuilt` has the same tensors."""
-    device = next(model.lm.parameters()).device
+    device = model.backbone.device
     modes = [(module, module.training) for module in model.modules()]
-    restore_state(_task_tensors(rebuilt.to(device)), _task_tensors(model))
-    rows = [_make_probe_row(name, m.task) for name, m in model.task_models.items()]
+    restore_state(persistent_tensors(rebuilt.to(device).tasks), persistent_tensors(model.tasks))
+    rows = [
+        {"task": name, "group": 0, **dict.fromkeys(m.task.text_columns, "it was here")}
+        for name, m in model.task_models.items()
+    ]
     batch = {k: v.to(device) for k, v in model.encode(rows).items()}
     with torch.no_grad():
         outputs = model.eval()(batch)
@@ -427,15 +409,17 @@ def _find_mismatched_tasks(model: MultiTaskModel, rebuilt: MultiTaskModel) -> se
 
 def _check_can_be_rebuilt(model: MultiTaskModel) -> None:
     """Check that each task's config and task build its model again."""
-    rebuilt = _rebuild_multitask_model(
-        {name: (m.task, m.cfg) for name, m in model.task_models.items()},
-        lambda name, task, cfg: build_model(replace(cfg, init_from=None), model.backbone, task),
-    )
-    mismatched = {
-        name
-        for name, m in model.task_models.items()
-        if _describe_structure(m) != _describe_structure(rebuilt.task_models[name])
-    }
+    with _preserved_random_state():
+        rebuilt = MultiTaskModel(
+            {
+                name: m._replace(
+                    model=build_model(replace(m.cfg, init_from=None), model.backbone, m.task)
+                )
+                for name, m in model.task_models.items()
+            }
+        )
+    names = model.task_names
+    mismatched = {name for name in names if not _has_same_structure(model, rebuilt, name)}
     mismatched = mismatched or _find_mismatched_tasks(model, rebuilt)
     for name, m in model.task_models.items():
         if name in mismatched:
@@ -468,9 +452,7 @@ def save_multitask_model(
             for name, m in model.task_models.items()
         },
     )
-    data = serialise_tensors(_task_tensors(model), description)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / TASKS_FILE, data)
+    save_tensors(folder / TASKS_FILE, persistent_tensors(model.tasks), description)
     remember_local_backbone(description["backbone"], bb.name)
 
 
@@ -512,16 +494,20 @@ def load_multitask_model(
     backbone = load_saved_backbone(
         description["backbone"], backbone_name, bb, f"the tasks of {folder}"
     )
-    model = _rebuild_multitask_model(
-        runs,
-        lambda name, task, cfg: rebuild_model(
-            descriptions[name], task, cfg, backbone, glove, folder
-        ),
-    )
-    if not have_same_shapes(_task_tensors(model), tensors):
+    with _preserved_random_state():
+        model = MultiTaskModel(
+            {
+                name: TaskModel(
+                    rebuild_model(descriptions[name], task, cfg, backbone, glove, folder), task, cfg
+                )
+                for name, (task, cfg) in runs.items()
+            }
+        )
+    model_tensors = persistent_tensors(model.tasks)
+    if not have_same_shapes(model_tensors, tensors):
         raise UserError(
             f"the tensors in {folder} do not match the models that its configs describe. The file "
             "is damaged or of another version: save the model again."
         )
-    restore_state(_task_tensors(model), tensors)
+    restore_state(model_tensors, tensors)
     return model.eval()

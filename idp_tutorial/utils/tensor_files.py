@@ -94,12 +94,14 @@ def _digest_without_digest(data: bytes, match: re.Match) -> bytes:
 
 
 def save_tensors(
-    file: Path | str,  # replaced as a whole
+    file: Path | str,  # replaced as a whole; its folder is created if missing
     tensors: Mapping[str, Tensor],  # name: tensor, on any device
     description: Any,  # anything that JSON can express
 ) -> None:
     """Write tensors and their description to a file, as a whole or not at all."""
-    write_atomically(Path(file), serialise_tensors(tensors, description))
+    data = serialise_tensors(tensors, description)  # before anything is written
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(Path(file), data)
 
 
 def _flatten(tree: Any, tensors: dict[str, Tensor]) -> Any:

@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import partial
 from inspect import Parameter, Signature, signature
 from numbers import Real
 from pathlib import Path
@@ -172,43 +171,31 @@ def _convert_rows(X: Any, columns: Sequence[str]) -> list[dict[str, str] | None]
     n_texts = 0  # 1, or 2 for pairs
     for i, example in enumerate(X):
         texts = _get_texts(example)
-        is_missing = texts is not None and any(map(is_empty_text, texts))
-        if texts is None or (not is_missing and n_texts and len(texts) != n_texts):
+        if texts is not None and any(map(is_empty_text, texts)):
+            rows.append(None)
+            continue
+        if texts is None or len(texts) != (n_texts or len(texts)):
             raise UserError(
                 f"row {i} is {example!r:.60}, but every row must be a text that is not empty, or "
                 "every row a pair of texts."
             )
-        if is_missing:
-            rows.append(None)
-            continue
         n_texts = len(texts)
-        row = {c: require_utf8(str(t), f"row {i}") for c, t in zip(TEXT_COLUMNS, texts)}
-        rows.append(row)
+        rows.append({c: require_utf8(str(t), f"row {i}") for c, t in zip(TEXT_COLUMNS, texts)})
     if not rows:  # begins as scikit-learn's own message does
         raise UserError("Found array with 0 sample(s). At least one text is needed.")
     return rows
 
 
 # options that `fit` determines
-_EXCLUDED_OPTIONS = {
-    "task",
-    "data",
-    "shots",
-    "split_seed",
-    "eval_every",
-    "steps",
-}
+_EXCLUDED_OPTIONS = {"task", "data", "shots", "split_seed", "eval_every"}
 # options of the estimator that are no fields of `RunConfig`
 _OWN_OPTIONS: dict[str, Any] = dict(evaluations=10, warm_start=False, verbose=None)
-ESTIMATOR_OPTIONS: dict[str, Any] = (
-    dict(backbone="tiny", lr="auto", steps=300)
-    | _OWN_OPTIONS
-    | {
-        name: option.default
-        for name, option in general_options().items()
-        if name not in _EXCLUDED_OPTIONS | {"backbone", "lr"}
-    }
-)
+ESTIMATOR_OPTIONS: dict[str, Any] = {
+    name: option.default
+    for name, option in general_options().items()
+    if name not in _EXCLUDED_OPTIONS
+}
+ESTIMATOR_OPTIONS |= dict(lr="auto", steps=300) | _OWN_OPTIONS
 # options that only some methods have; None: the method's default
 ESTIMATOR_OPTIONS |= dict.fromkeys(all_method_options())
 
@@ -375,27 +362,32 @@ class PromptEstimator(BaseEstimator):
                 f"text_targets=True needs an estimator whose predict returns texts, and "
                 f"{type(self).__name__} predicts numbers: use PromptClassifier."
             )
-        make_rows = partial(
-            self._make_text_target_rows if text_targets else self._make_labelled_rows,
-            skip_empty=skip_empty,
-        )
+
+        def make_rows(X: Any, y: Any, is_training_data: bool = False) -> list[dict]:
+            rows, labels = self._check_rows_and_labels(X, y, skip_empty)
+            if not text_targets:
+                labels = self._validate_labels(labels, is_training_data)
+                return [{**row, "label": label} for row, label in zip(rows, labels)]
+            # one label for all, so that `hold_out_rows` takes any
+            return [
+                {**row, "target": require_text(dict(target=text), "target"), "label": 0.0}
+                for row, text in zip(rows, labels)
+            ]
+
         rows = make_rows(X, y, is_training_data=True)
         if isinstance(validation, Real):
             seed = int(check_int(self.seed, "seed"))
-            training_rows, validation_rows = hold_out_rows(rows, float(validation), seed)
+            rows, validation_rows = hold_out_rows(rows, float(validation), seed)
         elif isinstance(validation, (tuple, list)) and len(validation) == 2:
-            training_rows = rows
             validation_rows = make_rows(*validation)
         elif _is_table(validation):
-            training_rows = rows
             validation_rows = make_rows(validation, None)
         else:
             raise UserError(
                 "validation must be a fraction, such as 0.1, (texts, labels), or a table with "
                 f"labels, got {validation!r:.60}. These texts select the checkpoint."
             )
-        splits = dict(train=training_rows, validation=validation_rows)
-        return self._make_task(splits, text_targets)
+        return self._make_task(dict(train=rows, validation=validation_rows), text_targets)
 
     def _trained_state(self, task: Task) -> dict[str, torch.Tensor] | None:
         """Return the tensors of the earlier fit, if there is one and it is of the same task."""
@@ -444,7 +436,7 @@ class PromptEstimator(BaseEstimator):
             **columns,
         )
 
-    def _validate_labels(self, y: Any, is_training_data: bool) -> Iterable:
+    def _validate_labels(self, y: Any, is_training_data: bool) -> list:
         raise NotImplementedError
 
     def _label_fields(self) -> dict[str, tuple]:
@@ -452,9 +444,14 @@ class PromptEstimator(BaseEstimator):
         return {}
 
     def _check_rows_and_labels(
-        self, X: Any, y: Any, skip_empty: bool = False, columns: tuple | None = None
+        self,
+        X: Any,
+        y: Any,
+        skip_empty: bool = False,
+        columns: tuple | None = None,  # of texts and labels; None: those of `fit`
     ) -> tuple[list[dict], list]:
-        text, text2, label = self._fit_columns if columns is None else columns
+        """Return the rows with a text and their labels, which are not checked yet."""
+        text, text2, label = columns or self._fit_columns
         _check_columns(X, dict(text=text, text2=text2, label=label if y is None else None))
         if y is None and (label or "label") in _column_names(X):
             y = _read_label_column(X, label or "label")
@@ -481,28 +478,6 @@ class PromptEstimator(BaseEstimator):
         pairs = [(row, label) for row, label in zip(rows, y) if row is not None]
         return [row for row, _ in pairs], [label for _, label in pairs]
 
-    def _make_labelled_rows(
-        self,
-        X: Any,
-        y: Any,
-        is_training_data: bool = False,
-        skip_empty: bool = False,
-        columns: tuple | None = None,  # of texts and labels; None: those of `fit`
-    ) -> list[dict]:
-        """Return rows with the labels that `make_task` accepts."""
-        rows, y = self._check_rows_and_labels(X, y, skip_empty, columns)
-        labels = self._validate_labels(y, is_training_data)
-        return [{**row, "label": label} for row, label in zip(rows, labels)]
-
-    def _make_text_target_rows(
-        self, X: Any, y: Any, is_training_data: bool = False, skip_empty: bool = False
-    ) -> list[dict]:
-        """Return rows with target texts; one label for all, so that `hold_out_rows` takes any."""
-        return [
-            {**row, "target": require_text(dict(target=text), "target"), "label": 0.0}
-            for row, text in zip(*self._check_rows_and_labels(X, y, skip_empty))
-        ]
-
     def _make_config(self, task: Task) -> RunConfig:
         """Return the config of the options; its learning rate is still to be set."""
         options = {
@@ -510,16 +485,15 @@ class PromptEstimator(BaseEstimator):
             for name in ESTIMATOR_OPTIONS
             if name not in {"lr", "class_weight", *_OWN_OPTIONS}
         }
-        for name in all_method_options():
+        for name in all_method_options():  # None: the method's default
             if options.get(name) is None:
                 options.pop(name, None)
         weights = self.class_weight
         if isinstance(weights, Mapping):  # the task has the labels as strings
             weights = _name_class_weights(weights)
-        check_int(self.evaluations, "evaluations")
-        check_between(
-            self.evaluations, 0, 10**9, "evaluations", "number of evaluations during training"
-        )
+        evaluations = check_int(self.evaluations, "evaluations")
+        hint = "number of evaluations during training"
+        check_between(evaluations, 0, 10**9, "evaluations", hint)
         if not isinstance(self.backbone, (str, Path)):
             raise UserError(
                 "backbone must be the name or the folder of a model, such as 'tiny' or "
@@ -529,7 +503,7 @@ class PromptEstimator(BaseEstimator):
         cfg = RunConfig(
             self.method,
             task=task.name,
-            eval_every=max(1, check_int(self.steps, "steps") // max(1, self.evaluations)),
+            eval_every=max(1, check_int(self.steps, "steps") // max(1, evaluations)),
             class_weight=weights,
             **options,
         )
@@ -545,10 +519,8 @@ class PromptEstimator(BaseEstimator):
         """Train with every learning rate, and set the attributes of the best model."""
         cfg = self._make_config(task)
         method = METHODS[check_name(self.method, METHODS, "method")]
-        learning_rates: list[Any]
-        if self.lr == "auto":
-            learning_rates = [*method.learning_rates]
-        else:
+        learning_rates: Sequence[Any] = method.learning_rates
+        if self.lr != "auto":
             learning_rates = [method.default_learning_rate if self.lr is None else self.lr]
         start_time = time.time()
 
@@ -627,9 +599,10 @@ class PromptEstimator(BaseEstimator):
         """
         check_is_fitted(self, "model_")
         require_reportable(self.task_)
-        names = self._make_labelled_rows(X, y, columns=self._columns_in(X))
-        rows = [{**row, "label": self._label_of_task(row["label"])} for row in names]
-        predictions = self._predict_rows(names)
+        texts, y = self._check_rows_and_labels(X, y, columns=self._columns_in(X))
+        labels = map(self._label_of_task, self._validate_labels(y, False))
+        rows = [{**row, "label": label} for row, label in zip(texts, labels)]
+        predictions = self._predict_rows(texts)
         title = f"{self.method}, {len(rows):,} texts"
         if folder is None:
             return make_report(self.task_, rows, predictions, title)
@@ -709,9 +682,8 @@ class PromptEstimator(BaseEstimator):
         )
         self.record_ = read_run_record(saved.folder, saved.description["cfg"])
         if self.task_.is_regression == isinstance(self, ClassifierMixin):
-            kind, other = "classification", "PromptClassifier"
-            if self.task_.is_regression:
-                kind, other = "regression", "PromptRegressor"
+            kind = "regression" if self.task_.is_regression else "classification"
+            other = "PromptRegressor" if self.task_.is_regression else "PromptClassifier"
             raise UserError(f"{folder} holds a {kind} model: load it with {other}.")
         cfg = self.config_
         own_options = METHODS[cfg.method].options

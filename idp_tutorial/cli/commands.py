@@ -374,9 +374,7 @@ def parse_floats(
     return tuple(_parse_numbers(text, option, float, "1e-3,3e-3"))
 
 
-def given_options(
-    options: CommandOptions,
-) -> dict[str, Any]:  # name: value
+def given_options(options: CommandOptions) -> dict[str, Any]:  # name: value
     """Return the options that have other values than their defaults."""
     declared = declared_options(type(options))
     values = {name: getattr(options, name) for name in declared}

@@ -105,13 +105,7 @@ def pretrain_command(options: PretrainOptions, base: Any) -> None:
         )
     with handle_messages():
         model, _ = pretrain(
-            arrays["stream"],
-            tokenizer,
-            cfg,
-            Path(options.out),
-            embeddings,
-            loss,
-            options.every,
+            arrays["stream"], tokenizer, cfg, Path(options.out), embeddings, loss, options.every
         )
     if options.family == "gpt2":
         tokenizer.mask_token = None  # a decoder has no masks

@@ -83,10 +83,7 @@ def _figure_options(options: "ReproduceOptions", data: str | None) -> Any:
 
 def _reproduce_figure(options: "ReproduceOptions", data: str | None) -> None:
     """Run the experiment of a figure, and print its measurements for each seed."""
-    from idp_tutorial.reproduction.analysis.paper_figures import (
-        plan_figure_runs,
-        reproduce_figure,
-    )
+    from idp_tutorial.reproduction.analysis.paper_figures import plan_figure_runs, reproduce_figure
 
     base = _figure_options(options, data)
     seeds = options.seeds or 5

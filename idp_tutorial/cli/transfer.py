@@ -65,10 +65,7 @@ def transfer_command(options: TransferOptions, base: Any) -> None:
     check_writable_folder(options.out)
     grid = options.learning_rate_grid(base.lr)
     base = base.with_options(task=options.source)
-    from idp_tutorial.reproduction.papers.transfer import (
-        compare_transfer,
-        transfer_table,
-    )
+    from idp_tutorial.reproduction.papers.transfer import compare_transfer, transfer_table
 
     methods = split_names(options.methods)
     options.refuse_unread(methods, base)

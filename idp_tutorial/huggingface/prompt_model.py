@@ -383,9 +383,7 @@ class PromptModel(nn.Module):
         """Call `activation_checkpointing_enable`, under its older name."""
         self.activation_checkpointing_enable(gradient_checkpointing_kwargs, **options)
 
-    def gradient_checkpointing_disable(self) -> None:
-        """Call `activation_checkpointing_disable`, under its older name."""
-        self.activation_checkpointing_disable()
+    gradient_checkpointing_disable = activation_checkpointing_disable  # its older name
 
     # ---- forward pass
 
@@ -411,12 +409,10 @@ class PromptModel(nn.Module):
             given = {k: v for k, v in dict(tokens, labels=labels).items() if v is not None}
             return self.base_model(input_ids=input_ids, **given, **kwargs)
         _refuse_arguments(kwargs)
+        batch, index = _make_batch(input_ids, attention_mask, token_type_ids)
         if self.can_generate():
-            output = self._predict_tokens(
-                input_ids, attention_mask, token_type_ids, labels, num_items_in_batch
-            )
+            output = self._predict_tokens(batch, index, labels, num_items_in_batch)
         else:
-            batch, _ = _make_batch(input_ids, attention_mask, token_type_ids)
             output = self._classify(batch, labels, num_items_in_batch)
         return output.to_tuple() if kwargs.get("return_dict") is False else output
 
@@ -437,17 +433,11 @@ class PromptModel(nn.Module):
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
     def _predict_tokens(
-        self,
-        input_ids: Any,
-        attention_mask: Tensor | None,
-        token_type_ids: Tensor | None,
-        labels: Tensor | None,
-        n_items: Any,
+        self, batch: dict[str, Tensor], index: Tensor, labels: Tensor | None, n_items: Any
     ) -> Any:
         from transformers.loss.loss_utils import ForCausalLMLoss
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
-        batch, index = _make_batch(input_ids, attention_mask, token_type_ids)
         method = self.settings[self.active_prompt].cfg.method
         if METHODS[method].kind not in ("static", "head"):
             self._mark_answers(batch, None if labels is None else labels.gather(1, index))

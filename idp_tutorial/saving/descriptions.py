@@ -249,9 +249,7 @@ def describe_run(
     """Describe the config and the task of a model without any path of this machine."""
     glove = cfg.get("glove")
     cfg = cfg.with_options(
-        backbone=_portable_name(cfg.backbone),
-        glove=glove and Path(glove).name,
-        **_MACHINE_OPTIONS,
+        backbone=_portable_name(cfg.backbone), glove=glove and Path(glove).name, **_MACHINE_OPTIONS
     )
     options = cfg.to_dict()
     fields_of_task = asdict(replace(task, splits={}, convert_row=None))

@@ -44,12 +44,7 @@ from idp_tutorial.saving.descriptions import (
     remember_local_backbone,
     write_prompts,
 )
-from idp_tutorial.saving.hub import (
-    RECORD_FILE,
-    SavedPrompts,
-    read_saved_prompts,
-    write_model_card,
-)
+from idp_tutorial.saving.hub import RECORD_FILE, SavedPrompts, read_saved_prompts, write_model_card
 from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.process import process_state

@@ -90,9 +90,7 @@ class _AnyNameModuleDict(nn.ModuleDict):
         return self._modules[_escape_dots(name)]
 
 
-def _read_by_name(
-    folders: Sequence[Path | str] | dict[str, Path | str],
-) -> dict[str, SavedPrompts]:
+def _read_by_name(folders: Sequence[Path | str] | dict[str, Path | str]) -> dict[str, SavedPrompts]:
     """Read saved models, by the name of their task; those of equal tasks by the name of folder."""
     if isinstance(folders, dict):
         return {name: read_saved_prompts(folder) for name, folder in folders.items()}

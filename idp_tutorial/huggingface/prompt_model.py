@@ -357,10 +357,8 @@ class PromptModel(nn.Module):
                 f"support it; got {arguments} and {type(layers[0]).__name__}."
             )
         model = self.base_model
-        if hasattr(model, "activation_checkpointing_enable"):
-            model.activation_checkpointing_enable(arguments, **options)
-        else:  # an older version of transformers
-            model.gradient_checkpointing_enable(arguments, **options)
+        name = "activation_checkpointing_enable"  # older versions of transformers lack it
+        getattr(model, name, model.gradient_checkpointing_enable)(arguments, **options)
         # gradients start at the prompt, not at the words
         model.disable_input_require_grads()
         for layer in layers:  # a prompt's keys and values are read only, so they can be read twice

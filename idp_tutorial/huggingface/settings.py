@@ -52,25 +52,24 @@ class PromptSettings:
         return Task("own", labels=self.labels)
 
 
-def _find_method(method: str | MethodConfig) -> tuple[str, dict[str, Any]]:
-    """Return the name of a method and the options that its config object has."""
-    if not isinstance(method, MethodConfig):
-        return check_name(method, METHODS, "method"), {}
-    for name, row in METHODS.items():
-        if row.config_class is type(method):
-            return name, dict(vars(method))
-    raise UserError(
-        f"{type(method).__name__} belongs to no method: register it with "
-        "idp_tutorial.register, or give the name of a method."
-    )
-
-
 def _make_config(method: str | MethodConfig, backbone: str, options: dict[str, Any]) -> RunConfig:
-    name, own_options = _find_method(method)
-    row = METHODS[name]
+    """Return the config of a method, which is given by its name or as a config object."""
+    own_options: dict[str, Any] = {}
+    if isinstance(method, MethodConfig):
+        own_options = vars(method)
+        names = [name for name, row in METHODS.items() if row.config_class is type(method)]
+        if not names:
+            raise UserError(
+                f"{type(method).__name__} belongs to no method: register it with "
+                "idp_tutorial.register, or give the name of a method."
+            )
+        method = names[0]
+    row = METHODS[check_name(method, METHODS, "method")]
     for option in options:
-        check_name(option, [*_HEAD_OPTIONS, *row.options], f"option of get_prompt_model({name!r})")
-    return RunConfig(name, backbone=backbone, **{**own_options, **options})
+        check_name(
+            option, [*_HEAD_OPTIONS, *row.options], f"option of get_prompt_model({method!r})"
+        )
+    return RunConfig(method, backbone=backbone, **{**own_options, **options})
 
 
 def _class_names(

@@ -406,16 +406,6 @@ def remember_local_backbone(
         remember_backbone_path(saved_backbone["digests"][saved_backbone["dtype"]], name)
 
 
-def _has_described_weights(saved_backbone: dict[str, Any], bb: Backbone) -> bool:
-    digests = saved_backbone["digests"]
-    if digests.get(bb.dtype_name) == weights_digest(bb):
-        return True
-    saved_dtype = saved_backbone["dtype"]  # the weights may have been rounded to it
-    if saved_dtype not in _DTYPE_BY_NAME:
-        return False
-    return bool(digests[saved_dtype] == weights_digest(bb, _DTYPE_BY_NAME[saved_dtype]))
-
-
 def check_backbone_matches(
     saved_backbone: dict[str, Any],  # description that `describe_backbone` returned
     bb: Backbone,  # the backbone to check
@@ -426,7 +416,12 @@ def check_backbone_matches(
 
     Raises: `UserError` for other weights.
     """
-    if not _has_described_weights(saved_backbone, bb):
+    digests = saved_backbone["digests"]
+    matches = digests.get(bb.dtype_name) == weights_digest(bb)
+    dtype = saved_backbone["dtype"]
+    if not matches and dtype in _DTYPE_BY_NAME:  # the weights may have been rounded to it
+        matches = digests[dtype] == weights_digest(bb, _DTYPE_BY_NAME[dtype])
+    if not matches:
         raise UserError(
             f"{dependent} belong to another backbone: they need {name!r}, and the weights of "
             f"{bb.name!r} differ. Load the backbone they were trained on."

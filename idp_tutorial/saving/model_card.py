@@ -59,8 +59,10 @@ def _card_metadata(
     if description["format"] == PROMPT_MODEL_FORMAT:
         name = cfg["backbone"]
     kind = "text-generation" if task["is_generation"] else "text-classification"
-    results = (
-        [
+    results = None
+    if record:
+        split, score, _ = _measured_scores(record)[0]
+        results = [
             EvalResult(
                 kind,
                 task["name"],
@@ -69,11 +71,7 @@ def _card_metadata(
                 round(score, 2),
                 dataset_split=split,
             )
-            for split, score, _ in _measured_scores(record)[:1]
         ]
-        if record
-        else None
-    )
     return ModelCardData(
         library_name="idp_tutorial",
         license=licence,

@@ -158,16 +158,6 @@ def rebuild_model(
     return model
 
 
-def _with_dtype(cfg: RunConfig, dtype: str, bb: Backbone | Path | str | None) -> RunConfig:
-    """Return the config with another dtype of the backbone's weights."""
-    if isinstance(bb, Backbone):
-        raise UserError(
-            f"dtype={dtype!r} cannot be used with a backbone that is loaded already: give its "
-            "folder or name, or load it with this dtype."
-        )
-    return cfg.with_options(dtype=dtype)
-
-
 def from_pretrained(
     folder: Path | str,  # folder of a saved model, or a repository on the hub, such as 'me/tickets'
     # backbone that it was trained on, or its folder or name; None: the name in the description
@@ -204,7 +194,12 @@ def build_saved_model(
     task, cfg = parse_saved_run(description, folder, description["version"])
     check_prompt_sizes(cfg, saved_tensors, folder)
     if dtype is not None:
-        cfg = _with_dtype(cfg, dtype, bb)
+        if isinstance(bb, Backbone):
+            raise UserError(
+                f"dtype={dtype!r} cannot be used with a backbone that is loaded already: give its "
+                "folder or name, or load it with this dtype."
+            )
+        cfg = cfg.with_options(dtype=dtype)
     bb = load_saved_backbone(
         description["backbone"],
         cfg.backbone,

@@ -8,7 +8,7 @@ padding in their place. A mask states for every example which of the keys in fro
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.core.steps import Plan
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["run_joint_batch", "validate_shared_backbone"]
+__all__ = ["run_joint_batch", "refuse_changed_weights", "validate_shared_backbone"]
 
 
 def _pad_to_length(x: Tensor, length: int, dim: int = 1) -> Tensor:
@@ -91,6 +91,17 @@ def run_joint_batch(
     return contexts
 
 
+def refuse_changed_weights(
+    name: str,  # name of a task
+    method: str,  # its method
+) -> NoReturn:
+    """Raise `UserError` for a task that trains weights of the backbone."""
+    raise UserError(
+        f"{name!r} ({method}) changes the backbone's weights, which all tasks share. Use prompt "
+        "methods only, or a separate backbone for this task."
+    )
+
+
 def _validate_one_pass(name: str, task_model: Any) -> None:
     """Check that a model needs only one pass per example."""
     if task_model.task.is_generation:
@@ -123,10 +134,7 @@ def validate_shared_backbone(
         model = task_model.model
         trains_backbone = any(p.requires_grad for p in model.lm.parameters())
         if model.backbone.active_edit is not None or trains_backbone:
-            raise UserError(
-                f"{name!r} ({task_model.cfg.method}) changes the backbone's weights, which all "
-                "tasks share. Use prompt methods only, or a separate backbone for this task."
-            )
+            refuse_changed_weights(name, task_model.cfg.method)
         if model.backbone is not bb:
             raise UserError(
                 f"{name!r} has another backbone object ({model.backbone.name!r}) than "

@@ -41,7 +41,11 @@ from idp_tutorial.saving.descriptions import (
 )
 from idp_tutorial.saving.hub import SavedPrompts, read_saved_prompts
 from idp_tutorial.saving.prompt_files import build_saved_model, rebuild_model, word_vectors_digest
-from idp_tutorial.serving.joint_batch import run_joint_batch, validate_shared_backbone
+from idp_tutorial.serving.joint_batch import (
+    refuse_changed_weights,
+    run_joint_batch,
+    validate_shared_backbone,
+)
 from idp_tutorial.training.checkpoint import get_random_state, set_random_state
 from idp_tutorial.training.evaluation import batch_by_length, format_predictions
 from idp_tutorial.training.examples import encode_rows, select_template, validate_inference_row
@@ -206,26 +210,19 @@ class MultiTaskModel(nn.Module):
         Return for each task its name, the positions of its rows in the batch `[n]`, their labels
         `[n]` or None, and the `Context` with their final hidden states.
         """
-        names = []
-        positions = []
-        labels = []
-        batches = []
+        parts = []
         for i, name in enumerate(self.task_names):
             indices = (batch["task"] == i).nonzero()[:, 0]
             if len(indices):
-                task_labels, task_batch = self._select_task_batch(name, batch, indices)
-                names.append(name)
-                positions.append(indices)
-                labels.append(task_labels)
-                batches.append(task_batch)
-        if sum(map(len, positions)) < len(batch["input_ids"]):
+                parts.append((name, indices, *self._select_task_batch(name, batch, indices)))
+        if sum(len(indices) for _, indices, _, _ in parts) < len(batch["input_ids"]):
             raise UserError(
                 f"the batch has the task indices {sorted(set(batch['task'].tolist()))}, but this "
                 f"model has tasks 0 to {len(self.task_names) - 1}. Make the batch with `encode`."
             )
-        plans = [self.task_models[name].model.plan for name in names]
-        contexts = run_joint_batch(self.backbone, batches, plans)
-        return [*zip(names, positions, labels, contexts)]
+        plans = [self.task_models[name].model.plan for name, _, _, _ in parts]
+        contexts = run_joint_batch(self.backbone, [task_batch for *_, task_batch in parts], plans)
+        return [(*part[:3], ctx) for part, ctx in zip(parts, contexts)]
 
     def _select_task_batch(
         self, name: str, batch: dict[str, Tensor], indices: Tensor
@@ -273,9 +270,10 @@ class MultiTaskModel(nn.Module):
         If the tasks were built with `dropout_below_prompt`, dropout is on in all layers.
         """
         first = min(m.model.first_trained_layer for m in self.task_models.values())
-        by_lower_dropout: dict[bool, str] = {}  # a task for each setting
-        for name, m in self.task_models.items():
-            by_lower_dropout.setdefault(bool(m.model.dropout_below_prompt), name)
+        # the first task of each setting
+        by_lower_dropout = {
+            m.model.dropout_below_prompt: name for name, m in reversed(self.task_models.items())
+        }
         if mode and first >= 0 and len(by_lower_dropout) > 1:
             raise UserError(
                 f"{by_lower_dropout[True]!r} has dropout_below_prompt=True and "
@@ -345,10 +343,7 @@ class MultiTaskModel(nn.Module):
         for name, saved in _read_by_name(folders).items():
             method = check_name(saved.description["cfg"].get("method", ""), METHODS, "method")
             if METHODS[method].insertion_point.endswith("weights"):
-                raise UserError(
-                    f"{name!r} ({method}) changes the backbone's weights, which all tasks share. "
-                    "Use prompt methods only, or a separate backbone for this task."
-                )
+                refuse_changed_weights(name, method)
             has_glove = "glove" in METHODS[method].options
             model, task, cfg = build_saved_model(saved, bb, glove if has_glove else None)
             task_models[name] = TaskModel(model, task, cfg)

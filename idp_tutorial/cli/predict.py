@@ -19,7 +19,6 @@ from typing import IO, Annotated, Any, ClassVar, Literal
 from idp_tutorial.cli.commands import TextOptions, command, print_report, refuse_given
 from idp_tutorial.utils.checks import (
     UserError,
-    check_choice,
     check_writable_file,
     check_writable_folder,
 )
@@ -40,15 +39,6 @@ PREDICTION_COLUMNS = "prediction", "probabilities", "generated"  # columns that 
 # Rows that are read, sorted by length and predicted together. With 1,024 rows and batches of 128,
 # a tenth of the computed positions is padding; with 4,096 rows, three in a hundred.
 WINDOW_SIZE = 4096
-
-
-def _refuse_prediction_columns(row: dict, where: str) -> None:
-    for column in PREDICTION_COLUMNS:
-        if column in row:
-            raise UserError(
-                f"{where} already has a column {column!r}, which the prediction would replace: "
-                "rename it."
-            )
 
 
 def _choose_column(
@@ -85,7 +75,11 @@ def select_text_columns(
     n_rows = 0
     for where, row in rows:
         n_rows += 1
-        _refuse_prediction_columns(row, where)
+        if taken := [column for column in PREDICTION_COLUMNS if column in row]:
+            raise UserError(
+                f"{where} already has a column {taken[0]!r}, which the prediction would replace: "
+                "rename it."
+            )
         chosen = {name: _choose_column(row, where, *names) for name, names in candidates.items()}
         columns = {name: column for name, column in chosen.items() if column}
         if not task.allow_empty_text and any(is_empty_text(row[c]) for c in columns.values()):
@@ -110,8 +104,7 @@ def _output_format(out: str, given: str | None) -> str:
             f"out={out}: predictions are written as uncompressed CSV or JSON lines: use the "
             "extension .csv or .jsonl, or give out_format."
         )
-    default = "csv" if extension == ".csv" else "jsonl"
-    return check_choice(given or default, ("csv", "jsonl"), "out_format")
+    return given or ("csv" if extension == ".csv" else "jsonl")
 
 
 @contextmanager
@@ -257,7 +250,8 @@ class PredictOptions(TextOptions):
     backbone: str | None = None  # folder of the backbone, if it is not found by its name
     glove: str | None = None  # file or folder of GloVe vectors, if the model was trained with some
     out: str = "-"  # file of predictions; '-': standard output
-    out_format: str | None = None  # csv or jsonl (default: by the extension of out, else jsonl)
+    # format of the predictions (default: by the extension of out, else jsonl)
+    out_format: Literal["csv", "jsonl"] | None = None
     proba: bool = False  # add the probability of every class
     # folder for a report on rows with labels: scores of each class, confusion matrix, calibration
     # and misclassified rows

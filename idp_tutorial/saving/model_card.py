@@ -55,30 +55,23 @@ def _card_metadata(
     task = description["task"]
     cfg = description["cfg"]
     backbone = description["backbone"]
-    name = BACKBONE_HUB_NAMES.get(backbone["name"], backbone["name"])
+    base_model = BACKBONE_HUB_NAMES.get(backbone["name"], backbone["name"])
     if description["format"] == PROMPT_MODEL_FORMAT:
-        name = cfg["backbone"]
+        base_model = cfg["backbone"]
+    name = task["name"]
     kind = "text-generation" if task["is_generation"] else "text-classification"
     results = None
     if record:
         split, score, _ = _measured_scores(record)[0]
-        results = [
-            EvalResult(
-                kind,
-                task["name"],
-                task["name"],
-                record["metric"],
-                round(score, 2),
-                dataset_split=split,
-            )
-        ]
+        score = round(score, 2)
+        results = [EvalResult(kind, name, name, record["metric"], score, dataset_split=split)]
     return ModelCardData(
         library_name="idp_tutorial",
         license=licence,
         pipeline_tag=kind,
         tags=["soft-prompt", cfg["method"]],
-        base_model=name if "/" in name and not backbone["local"] else None,
-        model_name=f"{cfg['method']} on {task['name']}",
+        base_model=base_model if "/" in base_model and not backbone["local"] else None,
+        model_name=f"{cfg['method']} on {name}",
         eval_results=results,
     )
 

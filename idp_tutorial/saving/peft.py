@@ -8,7 +8,7 @@ is refused.
 
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,20 +87,12 @@ def _peft_tensors(model: PromptedModel, cfg: RunConfig) -> dict[str, Tensor]:
 
 
 def _build_peft_config(model: PromptedModel, cfg: RunConfig) -> Any:
-    from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig
+    from peft import PrefixTuningConfig, PromptTuningConfig
 
     bb = model.backbone
     common: dict[str, Any] = dict(base_model_name_or_path=bb.name, inference_mode=True)
     if PEFT_TYPES[cfg.method] == "LORA":
-        lora = bb.model.peft_config["default"]
-        return LoraConfig(
-            r=lora.r,
-            lora_alpha=lora.lora_alpha,
-            target_modules=lora.target_modules,
-            lora_dropout=lora.lora_dropout,
-            fan_in_fan_out=lora.fan_in_fan_out,
-            **common,
-        )
+        return replace(bb.model.peft_config["default"], **common)
     sizes: dict[str, Any] = dict(
         num_virtual_tokens=cfg.get("prompt_length"),
         token_dim=bb.d,

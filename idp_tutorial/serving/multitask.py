@@ -149,16 +149,6 @@ class MultiTaskModel(nn.Module):
             )
         return self._collate_examples(examples)
 
-    def _validate_row(self, row: dict, index: int) -> dict:
-        """Return the columns that a task needs; raise `UserError` if the row is not complete."""
-        if not isinstance(row, dict):
-            raise UserError(
-                f"row {index}: {row!r:.60} is not a row. Give dictionaries such as "
-                "{'task': …, 'sentence1': …}."
-            )
-        name = check_name(str(row.get("task")), self.task_names, f"task in row {index}:")
-        return validate_inference_row(self.task_models[name].task, row, f"row {index}")
-
     def _encode_rows_by_task(self, rows: list[dict]) -> list[dict]:
         """Return one example per row; the rows of a task are encoded together."""
         if not rows:
@@ -166,26 +156,30 @@ class MultiTaskModel(nn.Module):
                 "there are no rows to predict. Give at least one, such as "
                 "{'task': …, 'sentence1': …}."
             )
-        checked = [self._validate_row(row, i) for i, row in enumerate(rows)]
-        groups: dict[tuple[str, bool], list[int]] = {}  # task, has labels → positions of its rows
-        for i, (row, columns) in enumerate(zip(rows, checked)):
-            groups.setdefault((str(row["task"]), "label" in columns), []).append(i)
+        # task, has labels → index of a row: its columns that the task reads
+        groups: dict[tuple[str, bool], dict[int, dict]] = {}
+        for i, row in enumerate(rows):
+            if not isinstance(row, dict):
+                raise UserError(
+                    f"row {i}: {row!r:.60} is not a row. Give dictionaries such as "
+                    "{'task': …, 'sentence1': …}."
+                )
+            name = check_name(str(row.get("task")), self.task_names, f"task in row {i}:")
+            columns = validate_inference_row(self.task_models[name].task, row, f"row {i}")
+            groups.setdefault((name, "label" in columns), {})[i] = columns
         examples: list[dict] = [{} for _ in rows]
-        for (name, has_label), positions in groups.items():
+        for (name, has_label), group in groups.items():
             m = self.task_models[name]
             if has_label and m.task.multi_label:
                 raise UserError(
                     f"rows of task {name!r} may have several labels, and such a task can be "
                     "trained only by itself: leave the labels out, or train it with `fit`."
                 )
+            template = select_template(m.model, m.cfg)
             encoded = encode_rows(
-                m.task,
-                [checked[i] for i in positions],
-                self.backbone,
-                m.cfg.max_len,
-                select_template(m.model, m.cfg),
+                m.task, list(group.values()), self.backbone, m.cfg.max_len, template
             )
-            for i, example in zip(positions, encoded):
+            for i, example in zip(group, encoded):
                 examples[i] = dict(
                     input_ids=example["input_ids"],
                     token_type_ids=example["token_type_ids"],
@@ -288,21 +282,6 @@ class MultiTaskModel(nn.Module):
         return self
 
     @torch.no_grad()
-    def _predict_outputs(self, rows: list[dict], batch_size: int) -> list[Tensor]:
-        """Return the outputs for every row, computed in batches of similar length."""
-        device = self.backbone.device
-        examples = self._encode_rows_by_task(rows)
-        for example in examples:
-            example.pop("label", None)
-        lengths = [len(example["input_ids"]) for example in examples]
-        outputs: list[Any] = [None] * len(rows)
-        for indices in batch_by_length(lengths, batch_size):
-            batch = self._collate_examples([examples[i] for i in indices])
-            batch = {k: v.to(device) for k, v in batch.items()}
-            for i, output in zip(indices, self(batch)):
-                outputs[i] = output.float().cpu()
-        return outputs
-
     def predict(
         self,
         rows: list[dict],  # each with `task`, `sentence1`, and for a pair `sentence2`
@@ -312,12 +291,20 @@ class MultiTaskModel(nn.Module):
         """Return the prediction for every row, as a label name or a number."""
         self.eval()
         check_at_least(batch_size, 1, "batch_size")
-        outputs = self._predict_outputs(rows, batch_size)
-        positions: dict[str, list[int]] = {}
-        for i, row in enumerate(rows):
-            positions.setdefault(str(row["task"]), []).append(i)
+        examples = self._encode_rows_by_task(rows)
+        indices_by_task: dict[str, list[int]] = {}
+        for i, example in enumerate(examples):
+            example.pop("label", None)
+            indices_by_task.setdefault(self.task_names[example["task"]], []).append(i)
+        lengths = [len(example["input_ids"]) for example in examples]
+        outputs: list[Any] = [None] * len(rows)
+        for indices in batch_by_length(lengths, batch_size):
+            batch = self._collate_examples([examples[i] for i in indices])
+            batch = {k: v.to(self.backbone.device) for k, v in batch.items()}
+            for i, output in zip(indices, self(batch)):
+                outputs[i] = output.float().cpu()
         predictions: list[Any] = [None] * len(rows)
-        for name, indices in positions.items():
+        for name, indices in indices_by_task.items():
             formatted = format_predictions(
                 self.task_models[name].task,
                 torch.stack([outputs[i] for i in indices]),

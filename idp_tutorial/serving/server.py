@@ -268,15 +268,6 @@ class Batcher:
 # ---- the application
 
 
-def _check_can_be_served(model: MultiTaskModel) -> None:
-    for name, task_model in model.task_models.items():
-        if task_model.task.grouping == "choose":
-            raise UserError(
-                f"{name!r} cannot be served, because its task compares all rows of a question and "
-                "a request has one row: leave it out, or use idp predict."
-            )
-
-
 def _make_predict(model: MultiTaskModel) -> Callable[[list[dict]], list]:
     """Return a function that cuts the texts of rows and predicts."""
     tokenizer = model.backbone.tokenizer
@@ -345,7 +336,12 @@ def create_app(
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse
 
-    _check_can_be_served(model)
+    for name, task_model in model.task_models.items():
+        if task_model.task.grouping == "choose":
+            raise UserError(
+                f"{name!r} cannot be served, because its task compares all rows of a question and "
+                "a request has one row: leave it out, or use idp predict."
+            )
     batcher = Batcher(_make_predict(model), batch_size, max_wait)
 
     @asynccontextmanager

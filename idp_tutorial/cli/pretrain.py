@@ -86,19 +86,17 @@ def pretrain_command(options: PretrainOptions, base: Any) -> None:
         distillation_weight=options.distil,
         init_from=options.init_from,
     )
-    teacher_bb = load_backbone(options.teacher, attn="eager") if options.teacher else None
-    encode = None
-    if teacher_bb:
+    encode = embeddings = loss = None
+    if options.teacher:
+        teacher_bb = load_backbone(options.teacher, attn="eager")
         encode = partial(encode_aligned_streams, teacher_tokenizer=teacher_bb.tokenizer)
     lines = read_corpus(options.text.split(","), options.tasks)
     tokenizer, arrays = prepare_text(
         lines, Path(options.corpus_dir or options.out), cfg.vocab_size, 0, encode
     )
-    embeddings = (
-        project_teacher_embeddings(tokenizer, teacher_bb, options.d) if teacher_bb else None
-    )
-    loss = None
-    if teacher_bb and options.distil:
+    if options.teacher:
+        embeddings = project_teacher_embeddings(tokenizer, teacher_bb, options.d)
+    if options.teacher and options.distil:
         is_causal = options.family == "gpt2"
         loss = DistillationLoss(
             teacher_bb, arrays, options.d, options.n_layers, causal=is_causal, seed=options.seed

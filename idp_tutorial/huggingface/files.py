@@ -26,7 +26,6 @@ from idp_tutorial.huggingface.settings import (
 from idp_tutorial.saving.descriptions import (
     PROMPT_MODEL_FORMAT,
     SAVE_FORMAT,
-    check_prompt_sizes,
     describe_backbone,
     describe_run,
     have_same_shapes,
@@ -98,8 +97,7 @@ def read_prompt_settings(
     Raises: `UserError` if it is damaged, or was trained on another model.
     """
     folder, _, description, tensors = saved_prompts
-    task, cfg = parse_saved_run(description, folder, description["version"])
-    check_prompt_sizes(cfg, tensors, folder)
+    task, cfg = parse_saved_run(description, folder, description["version"], tensors)
     saved = description.get("prompt_model")
     if saved is None:
         named = load_saved_backbone(

@@ -54,7 +54,6 @@ __all__ = [
     "describe_run",
     "parse_saved_run",
     "check_save_format",
-    "check_prompt_sizes",
     "have_same_shapes",
     "describe_backbone",
     "remember_local_backbone",
@@ -297,20 +296,38 @@ def _build_config(options: dict[str, Any], source: Any, version: str) -> RunConf
         ) from None
 
 
+def _check_prompt_sizes(cfg: RunConfig, tensors: Mapping[str, Tensor], source: Any) -> None:
+    """Check that no size in a config exceeds the number of saved parameters.
+
+    The model is built before its shapes can be compared, and a size of a billion fills the memory.
+    """
+    n_parameters = sum(tensor.numel() for tensor in tensors.values())
+    for name in ("prompt_length", "bottleneck", "n_prompts", "update_rank"):
+        size = cfg.get(name)
+        if size is not None and size > max(n_parameters, 1000):
+            raise UserError(
+                f"{source} has {name}={size:,} and only {n_parameters:,} parameters: its config "
+                "belongs to another model. Save the model again."
+            )
+
+
 def parse_saved_run(
     # from a file, with `cfg` and `task`; checked by `check_save_format`
     description: dict[str, Any],
     source: Any,  # path of the file, for messages
     version: str,  # version that wrote the file
+    tensors: Mapping[str, Tensor],  # saved tensors of the model
 ) -> tuple[Task, RunConfig]:
     """Build the task and the config that a file describes; paths in the file are discarded.
 
-    Raises: `UserError` for unknown fields, and for options that `RunConfig` refuses.
+    Raises: `UserError` for unknown fields, for options that `RunConfig` refuses, and for sizes
+    that do not fit the tensors.
     """
     task = _build_task(description["task"], source, version)
     cfg = _build_config(description["cfg"], source, version)
     glove = cfg.get("glove")
     cfg = cfg.with_options(**_MACHINE_OPTIONS, glove=glove and Path(glove).name)
+    _check_prompt_sizes(cfg, tensors, source)
     return task, cfg
 
 
@@ -326,46 +343,22 @@ def check_save_format(
     """
     if not isinstance(description, dict):
         raise UserError(f"{source} has no description of a model: save the model again.")
-    is_prompt_model = description.get("format") == PROMPT_MODEL_FORMAT
+    saved_format = description.get("format")
+    is_prompt_model = saved_format == PROMPT_MODEL_FORMAT
     if is_prompt_model and not allow_prompt_model:
         raise UserError(
             f"{source} is a prompt for a Hugging Face model object: load it with "
             "PromptModel.from_pretrained(model, folder)."
         )
-    saved_format = description.get("format")
-    is_known = is_prompt_model or (type(saved_format) is int and saved_format == SAVE_FORMAT)
-    if not is_known:
+    if not is_prompt_model and (type(saved_format) is not int or saved_format != SAVE_FORMAT):
+        version = reprlib.repr(description.get("version")).strip("'\"")
         raise UserError(
-            f"{source} has format {reprlib.repr(saved_format)} of idp_tutorial "
-            f"{reprlib.repr(description.get('version')).strip(_QUOTES)}, and version "
-            f"{collect_versions()['idp_tutorial']} reads format {SAVE_FORMAT} only: install that "
-            "version, or train the model again."
+            f"{source} has format {reprlib.repr(saved_format)} of idp_tutorial {version}, and "
+            f"version {collect_versions()['idp_tutorial']} reads format {SAVE_FORMAT} only: "
+            "install that version, or train the model again."
         )
     schema = _SavedHuggingFaceModel if is_prompt_model else schema
     check_schema(schema, description, source, "save the model again")
-
-
-_QUOTES = "'\""
-
-
-def check_prompt_sizes(
-    cfg: RunConfig,  # config in a saved file
-    tensors: Mapping[str, Tensor],  # saved tensors of its model
-    source: Any,  # path of the file, for messages
-) -> None:
-    """Check that no size in a config exceeds the number of saved parameters.
-
-    The model is built before its shapes can be compared, and a size of a billion fills the memory.
-    Raises: `UserError` for such a size.
-    """
-    n_parameters = sum(tensor.numel() for tensor in tensors.values())
-    for name in ("prompt_length", "bottleneck", "n_prompts", "update_rank"):
-        size = cfg.get(name)
-        if size is not None and size > max(n_parameters, 1000):
-            raise UserError(
-                f"{source} has {name}={size:,} and only {n_parameters:,} parameters: its config "
-                "belongs to another model. Save the model again."
-            )
 
 
 def have_same_shapes(

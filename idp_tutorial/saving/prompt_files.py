@@ -34,7 +34,6 @@ from idp_tutorial.saving import hub as hub_models
 from idp_tutorial.saving.descriptions import (
     PROMPTS_FILE,
     SAVE_FORMAT,
-    check_prompt_sizes,
     describe_backbone,
     describe_run,
     have_same_shapes,
@@ -191,8 +190,7 @@ def build_saved_model(
     Raises: `UserError` if the backbone or the word vectors are not those of training.
     """
     folder, _, description, saved_tensors = saved
-    task, cfg = parse_saved_run(description, folder, description["version"])
-    check_prompt_sizes(cfg, saved_tensors, folder)
+    task, cfg = parse_saved_run(description, folder, description["version"], saved_tensors)
     if dtype is not None:
         if isinstance(bb, Backbone):
             raise UserError(

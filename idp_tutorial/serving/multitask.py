@@ -30,7 +30,6 @@ from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.saving.descriptions import (
     SAVE_FORMAT,
     SavedTasks,
-    check_prompt_sizes,
     check_save_format,
     describe_backbone,
     describe_run,
@@ -465,11 +464,9 @@ def load_multitask_model(
     description, tensors = _read_tasks_file(folder)
     descriptions = description["members"]
     runs = {
-        name: parse_saved_run(saved, folder, description["version"])
+        name: parse_saved_run(saved, folder, description["version"], tensors)
         for name, saved in descriptions.items()
     }
-    for _, cfg in runs.values():
-        check_prompt_sizes(cfg, tensors, folder)
     backbone_name = next(iter(runs.values()))[1].backbone
     backbone = load_saved_backbone(
         description["backbone"], backbone_name, bb, f"the tasks of {folder}"

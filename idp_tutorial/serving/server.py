@@ -35,7 +35,9 @@ _REQUEST_HINT = (
     'send an object such as {"text": "…"} or {"text": ["…", "…"]}, with "text2" for pairs, and '
     '"task" if the server has several'
 )
-_FIELDS = ("task", "text", "text2", "sentence1", "sentence2")
+# column of a row: names of the field with its texts
+_TEXT_FIELDS = {"sentence1": ("text", "sentence1"), "sentence2": ("text2", "sentence2")}
+_FIELDS = ("task", *_TEXT_FIELDS["sentence1"], *_TEXT_FIELDS["sentence2"])
 _MAX_ERROR_LENGTH = 500  # characters of an error
 
 
@@ -140,15 +142,13 @@ def parse_request(
         raise UserError(f"the request is {shown!r}, but must be an object: {_REQUEST_HINT}.")
     name = _choose_task(request, model.task_names)
     task = model.task_models[name].task
-    columns = {"sentence1": _get_texts(request, ("text", "sentence1"), name)}
-    if task.pair:
-        columns["sentence2"] = _get_texts(request, ("text2", "sentence2"), name)
-    elif request.get("text2", request.get("sentence2")) is not None:
+    given = {c: _get_texts(request, _TEXT_FIELDS[c], name) for c in task.text_columns}
+    if not task.pair and request.get("text2", request.get("sentence2")) is not None:
         raise UserError(f"task {name!r} has one text, but the request has two: leave one out.")
-    is_list = isinstance(columns["sentence1"], list)
-    if any(isinstance(texts, list) != is_list for texts in columns.values()):
+    is_list = isinstance(given["sentence1"], list)
+    if any(isinstance(texts, list) != is_list for texts in given.values()):
         raise UserError("text and text2 must both be texts, or both be lists of texts.")
-    lists = {column: t if isinstance(t, list) else [t] for column, t in columns.items()}
+    lists = {column: texts if is_list else [texts] for column, texts in given.items()}
     lengths = [len(texts) for texts in lists.values()]
     if max(lengths) > max_texts:
         raise _RequestError(
@@ -161,7 +161,7 @@ def parse_request(
         )
     rows: list[dict] = [{"task": name} for _ in range(lengths[0])]
     for column, texts in lists.items():
-        field = "text2" if column == "sentence2" else "text"
+        field, _ = _TEXT_FIELDS[column]
         for i, (row, text) in enumerate(zip(rows, texts)):
             where = f"text {i}" if is_list else "the request"
             row[column] = require_nonempty_text({field: text}, field, where, task.allow_empty_text)

@@ -104,11 +104,10 @@ def read_prompt_settings(
             description["backbone"], cfg.backbone, None, f"the prompts of {folder}"
         )
         _check_same_base(dict(digests=_base_digests(named), dtype=named.dtype_name), bb, folder)
-        task_type = "CAUSAL_LM" if task.is_generation else "SEQ_CLS"
-        is_verbalizer = cfg.head == "verbalizer" and task_type == "SEQ_CLS"
-        token_ids = find_label_token_ids(task, bb) if is_verbalizer else ()
-        head = "keep" if task.is_generation else cfg.head
-        return PromptSettings(cfg, task_type, head, task.labels, token_ids)
+        if task.is_generation:
+            return PromptSettings(cfg, "CAUSAL_LM", "keep")
+        token_ids = find_label_token_ids(task, bb) if cfg.head == "verbalizer" else ()
+        return PromptSettings(cfg, "SEQ_CLS", cfg.head, task.labels, token_ids)
     _check_same_base(saved["base"], bb, folder)
     task_type = check_choice(saved["task_type"], TASK_TYPES, "task_type")
     head = check_choice(saved["head"], HEADS, "head")

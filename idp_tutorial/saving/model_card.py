@@ -188,11 +188,10 @@ def build_model_card(
         "Method": f"{method}:\n\n{formulas}\n{params}",
         "Licence": licence or "The author has not chosen a licence: ask before you use the model.",
     }
-    title, *rest = [
-        f"{'#' if i == 0 else '##'} {name}\n\n{text}"
-        for i, (name, text) in enumerate(parts.items())
-    ]
-    text = "\n\n".join([title, *rest])
+    text = "\n\n".join(
+        f"{'##' if i else '#'} {name}\n\n{section}"
+        for i, (name, section) in enumerate(parts.items())
+    )
     return ModelCard(
         f"---\n{_card_metadata(description, record, licence).to_yaml()}\n---\n\n{text}\n"
     )

@@ -52,68 +52,41 @@ def _encoder_config(
     )
 
 
-_DEBERTA_RELATIVE_POSITIONS: dict[str, Any] = dict(
-    relative_attention=True, position_biased_input=False, type_vocab_size=0, layer_norm_eps=1e-7
+_bert_config = partial(_encoder_config, "BertConfig", 30522)
+_roberta_config = partial(
+    _encoder_config,
+    "RobertaConfig",
+    50265,
+    max_position_embeddings=514,
+    type_vocab_size=1,
+    layer_norm_eps=1e-5,
 )
-
-
-def _bert_config(*sizes: int) -> _ConfigBuilder:
-    return _encoder_config("BertConfig", 30522, *sizes)
-
-
-def _roberta_config(vocab_size: int, d: int, n_layers: int, n_heads: int) -> _ConfigBuilder:
-    return _encoder_config(
-        "RobertaConfig" if vocab_size == 50265 else "XLMRobertaConfig",
-        vocab_size,
-        d,
-        n_layers,
-        n_heads,
-        max_position_embeddings=514,
-        type_vocab_size=1,
-        layer_norm_eps=1e-5,
-    )
-
-
-def _electra_config(
-    d: int,
-    n_layers: int,
-    n_heads: int,
-    embedding_size: int | None = None,  # width of the word embeddings; None: `d`
-) -> _ConfigBuilder:
-    return _encoder_config(
-        "ElectraConfig", 30522, d, n_layers, n_heads, embedding_size=embedding_size or d
-    )
-
-
-def _deberta_config(*sizes: int) -> _ConfigBuilder:
-    return _encoder_config(
-        "DebertaConfig", 50265, *sizes, **_DEBERTA_RELATIVE_POSITIONS, pos_att_type=["c2p", "p2c"]
-    )
-
-
-def _deberta_v3_config(*sizes: int) -> _ConfigBuilder:
-    return _encoder_config(
-        "DebertaV2Config",
-        128100,
-        *sizes,
-        **_DEBERTA_RELATIVE_POSITIONS,
-        pos_att_type=["p2c", "c2p"],
-        share_att_key=True,
-        position_buckets=256,
-        norm_rel_ebd="layer_norm",
-    )
-
-
-def _modernbert_config(d: int, n_layers: int, n_heads: int, d_ff: int) -> _ConfigBuilder:
-    return _encoder_config(
-        "ModernBertConfig",
-        50368,
-        d,
-        n_layers,
-        n_heads,
-        intermediate_size=d_ff,
-        max_position_embeddings=8192,
-    )
+_xlm_roberta_config = partial(
+    _encoder_config, "XLMRobertaConfig", 250002, **_roberta_config.keywords
+)
+_electra_config = partial(_encoder_config, "ElectraConfig", 30522)
+_deberta_config = partial(
+    _encoder_config,
+    "DebertaConfig",
+    50265,
+    relative_attention=True,
+    position_biased_input=False,
+    type_vocab_size=0,
+    layer_norm_eps=1e-7,
+    pos_att_type=["c2p", "p2c"],
+)
+_deberta_v3_config = partial(
+    _encoder_config,
+    "DebertaV2Config",
+    128100,
+    **{**_deberta_config.keywords, "pos_att_type": ["p2c", "c2p"]},
+    share_att_key=True,
+    position_buckets=256,
+    norm_rel_ebd="layer_norm",
+)
+_modernbert_config = partial(
+    _encoder_config, "ModernBertConfig", 50368, max_position_embeddings=8192
+)
 
 
 def _t5_config(d: int, n_layers: int, n_heads: int, d_ff: int) -> _ConfigBuilder:
@@ -132,13 +105,13 @@ def _t5_config(d: int, n_layers: int, n_heads: int, d_ff: int) -> _ConfigBuilder
 ENCODER_CONFIGS: dict[str, _ConfigBuilder] = {
     "bert-base": _bert_config(768, 12, 12),
     "bert-large": _bert_config(1024, 24, 16),
-    "roberta-base": _roberta_config(50265, 768, 12, 12),
-    "roberta-large": _roberta_config(50265, 1024, 24, 16),
-    "xlm-roberta-base": _roberta_config(250002, 768, 12, 12),
-    "xlm-roberta-large": _roberta_config(250002, 1024, 24, 16),
+    "roberta-base": _roberta_config(768, 12, 12),
+    "roberta-large": _roberta_config(1024, 24, 16),
+    "xlm-roberta-base": _xlm_roberta_config(768, 12, 12),
+    "xlm-roberta-large": _xlm_roberta_config(1024, 24, 16),
     "electra-small": _electra_config(256, 12, 4, embedding_size=128),
-    "electra-base": _electra_config(768, 12, 12),
-    "electra-large": _electra_config(1024, 24, 16),
+    "electra-base": _electra_config(768, 12, 12, embedding_size=768),
+    "electra-large": _electra_config(1024, 24, 16, embedding_size=1024),
     "deberta-base": _deberta_config(768, 12, 12),
     "deberta-large": _deberta_config(1024, 24, 16),
     "deberta-v3-base": _deberta_v3_config(768, 12, 12),
@@ -155,8 +128,8 @@ ENCODER_CONFIGS: dict[str, _ConfigBuilder] = {
     "mpnet-base": _encoder_config(
         "MPNetConfig", 30527, 768, 12, 12, max_position_embeddings=514, layer_norm_eps=1e-5
     ),
-    "modernbert-base": _modernbert_config(768, 22, 12, 1152),
-    "modernbert-large": _modernbert_config(1024, 28, 16, 2624),
+    "modernbert-base": _modernbert_config(768, 22, 12, intermediate_size=1152),
+    "modernbert-large": _modernbert_config(1024, 28, 16, intermediate_size=2624),
     "t5-base": _t5_config(768, 12, 12, 3072),
     "t5-large": _t5_config(1024, 24, 16, 4096),
 }
@@ -188,64 +161,49 @@ def _decoder_config(
     )
 
 
-def _smollm2_config(*sizes: int, rope_theta: float = 1e5) -> _ConfigBuilder:
-    return _decoder_config(
-        "LlamaConfig",
-        49152,
-        *sizes,
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-5,
-        rope_theta=rope_theta,
-        tie_word_embeddings=True,
-    )
-
-
-def _llama3_config(*sizes: int) -> _ConfigBuilder:  # version 3.2
-    rope_parameters = dict(
+_smollm2_config = partial(
+    _decoder_config,
+    "LlamaConfig",
+    49152,
+    max_position_embeddings=8192,
+    rms_norm_eps=1e-5,
+    rope_theta=1e5,
+    tie_word_embeddings=True,
+)
+_llama3_config = partial(  # version 3.2
+    _decoder_config,
+    "LlamaConfig",
+    128256,
+    max_position_embeddings=131072,
+    rms_norm_eps=1e-5,
+    rope_parameters=dict(
         rope_type="llama3",
         rope_theta=5e5,
         factor=32.0,
         low_freq_factor=1.0,
         high_freq_factor=4.0,
         original_max_position_embeddings=8192,
-    )
-    return _decoder_config(
-        "LlamaConfig",
-        128256,
-        *sizes,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-5,
-        rope_parameters=rope_parameters,
-        tie_word_embeddings=True,
-    )
-
-
-def _qwen2_config(  # version 2.5
-    vocab_size: int, *sizes: int, max_position_embeddings: int = 131072
-) -> _ConfigBuilder:
-    return _decoder_config(
-        "Qwen2Config",
-        vocab_size,
-        *sizes,
-        max_position_embeddings=max_position_embeddings,
-        rms_norm_eps=1e-6,
-        rope_theta=1e6,
-        tie_word_embeddings=vocab_size == 151936,
-    )
-
-
-def _qwen3_config(*sizes: int, tied: bool = True) -> _ConfigBuilder:
-    return _decoder_config(
-        "Qwen3Config",
-        151936,
-        *sizes,
-        head_dim=128,
-        max_position_embeddings=40960,
-        rms_norm_eps=1e-6,
-        rope_theta=1e6,
-        tie_word_embeddings=tied,
-    )
-
+    ),
+    tie_word_embeddings=True,
+)
+_qwen2_config = partial(  # version 2.5
+    _decoder_config,
+    "Qwen2Config",
+    max_position_embeddings=131072,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    tie_word_embeddings=True,
+)
+_qwen3_config = partial(
+    _decoder_config,
+    "Qwen3Config",
+    151936,
+    head_dim=128,
+    max_position_embeddings=40960,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    tie_word_embeddings=True,
+)
 
 DECODER_CONFIGS: dict[str, _ConfigBuilder] = {
     "gpt2": _gpt2_config(768, 12, 12),
@@ -272,10 +230,10 @@ DECODER_CONFIGS: dict[str, _ConfigBuilder] = {
     ),  # v0.1
     "qwen2.5-0.5b": _qwen2_config(151936, 896, 24, 14, 2, 4864, max_position_embeddings=32768),
     "qwen2.5-1.5b": _qwen2_config(151936, 1536, 28, 12, 2, 8960),
-    "qwen2.5-7b": _qwen2_config(152064, 3584, 28, 28, 4, 18944),
+    "qwen2.5-7b": _qwen2_config(152064, 3584, 28, 28, 4, 18944, tie_word_embeddings=False),
     "qwen3-0.6b": _qwen3_config(1024, 28, 16, 8, 3072),
     "qwen3-1.7b": _qwen3_config(2048, 28, 16, 8, 6144),
-    "qwen3-8b": _qwen3_config(4096, 36, 32, 8, 12288, tied=False),
+    "qwen3-8b": _qwen3_config(4096, 36, 32, 8, 12288, tie_word_embeddings=False),
     "gemma-2b": _decoder_config("GemmaConfig", 256000, 2048, 18, 8, 1, 16384, head_dim=256),
     "gemma-2-2b": _decoder_config(
         "Gemma2Config",

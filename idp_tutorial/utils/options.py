@@ -168,26 +168,19 @@ def _field_comments(cls: type) -> dict[str, str]:  # field: its comment
     for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
         if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
             continue
-        lines = [node.end_lineno] if node.end_lineno in comments else []
-        line = node.lineno - 1
-        while lines[:1] != [node.end_lineno] and line in whole_lines:
-            lines.insert(0, line)
-            line -= 1
-        texts[node.target.id] = " ".join(comments[line] for line in lines if line)
+        first = node.lineno
+        while first - 1 in whole_lines:
+            first -= 1
+        above = " ".join(comments[line] for line in range(first, node.lineno))
+        texts[node.target.id] = comments.get(node.end_lineno or 0, above)
     return texts
 
 
+@cache
 def declared_options(
-    cls: type,  # a dataclass
+    cls: Any,  # a dataclass
 ) -> Mapping[str, Option]:  # name: option, in the order of the fields
     """Return the options that a dataclass and its base classes declare."""
-    return _read_options(cls)
-
-
-@cache
-def _read_options(
-    cls: Any,
-) -> Mapping[str, Option]:
     helps: dict[str, str] = {}
     groups: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -221,90 +214,67 @@ def check_options(config: Any) -> None:
         object.__setattr__(config, name, option.check(getattr(config, name)))
 
 
-# Names of options in peft, transformers' Trainer, scikit-learn, SetFit and other libraries, and
-# the options of this package with the same meaning; the first one that is known is suggested
-OPTION_SYNONYMS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("learning_rate", "body_learning_rate", "lr_init", "alpha"), ("lr",)),
-    **dict.fromkeys(("head_learning_rate", "classifier_lr"), ("head_lr",)),
-    **dict.fromkeys(("lrs", "learning_rate_grid"), ("learning_rates",)),
-    **dict.fromkeys(
-        ("num_virtual_tokens", "n_tokens", "num_prompt_tokens", "pre_seq_len", "prefix_length"),
-        ("prompt_length",),
-    ),
-    **dict.fromkeys(("num_train_epochs", "num_epochs", "n_epochs", "max_epochs"), ("epochs",)),
-    **dict.fromkeys(
-        ("max_steps", "num_training_steps", "train_steps", "max_iter", "num_iterations"),
-        ("steps",),
-    ),
-    **dict.fromkeys(
-        ("per_device_train_batch_size", "per_gpu_train_batch_size", "train_batch_size"),
-        ("batch_size",),
-    ),
-    **dict.fromkeys(("per_device_eval_batch_size", "eval_batch_size", "bs"), ("batch_size",)),
-    **dict.fromkeys(("gradient_accumulation_steps", "grad_accum", "accum_steps"), ("accumulate",)),
-    **dict.fromkeys(
-        ("max_length", "max_seq_length", "max_seq_len", "seq_length", "model_max_length"),
-        ("max_len",),
-    ),
-    **dict.fromkeys(
-        (
-            *("model_name_or_path", "pretrained_model_name_or_path", "base_model"),
-            *("base_model_name_or_path", "model_name", "model_id", "model", "checkpoint"),
-            *("encoder", "lm"),
-        ),
-        ("models", "model", "backbone"),
-    ),
-    **dict.fromkeys(("random_state", "random_seed", "data_seed", "seed"), ("seed", "seeds")),
-    **dict.fromkeys(("n_seeds", "num_seeds", "n_runs"), ("seeds",)),
-    **dict.fromkeys(("warmup_ratio", "warmup_proportion", "warmup_steps"), ("warmup",)),
-    **dict.fromkeys(("lr_scheduler", "lr_scheduler_type", "scheduler"), ("schedule",)),
-    **dict.fromkeys(("wd", "l2", "adam_weight_decay"), ("weight_decay",)),
-    **dict.fromkeys(("adam_beta2", "adam_beta_2"), ("beta2",)),
-    **dict.fromkeys(("adam_epsilon", "adam_eps", "epsilon"), ("eps",)),
-    **dict.fromkeys(("max_grad_norm", "gradient_clip_val", "grad_clip", "grad_norm"), ("clip",)),
-    **dict.fromkeys(("class_weights", "sample_weight"), ("class_weight",)),
-    **dict.fromkeys(("eval_steps", "evaluation_steps", "logging_steps"), ("eval_every",)),
-    **dict.fromkeys(("eval_strategy", "evaluation_strategy"), ("evaluations", "eval_every")),
-    **dict.fromkeys(
-        ("early_stopping_patience", "early_stopping", "n_iter_no_change"), ("patience",)
-    ),
-    **dict.fromkeys(("save_steps", "save_strategy", "checkpoint_every"), ("save_every",)),
-    **dict.fromkeys(("output_dir", "output", "output_file", "save_dir", "save_path"), ("out",)),
-    **dict.fromkeys(("resume_from_checkpoint", "init_checkpoint"), ("init_from",)),
-    **dict.fromkeys(("dataset", "dataset_name", "train_file", "training_file"), ("table", "task")),
-    **dict.fromkeys(("task_name",), ("task",)),
-    **dict.fromkeys(("data_dir", "dataset_dir"), ("data",)),
-    **dict.fromkeys(("test_file", "predict_file", "input_file", "inputs"), ("texts",)),
-    **dict.fromkeys(("text_column", "text_column_name", "text_field", "sentence1_key"), ("text",)),
-    **dict.fromkeys(("text_pair", "text_pair_column", "sentence2_key"), ("text2",)),
-    **dict.fromkeys(
-        ("label_column", "label_column_name", "label_field", "label_key", "target_column"),
-        ("label",),
-    ),
-    **dict.fromkeys(("delimiter", "separator", "field_delimiter"), ("sep",)),
-    **dict.fromkeys(("charset", "file_encoding"), ("encoding",)),
-    **dict.fromkeys(("dropna", "drop_empty", "ignore_empty", "skip_blank"), ("skip_empty",)),
-    **dict.fromkeys(("validation_split", "validation_fraction", "val_size"), ("validation",)),
-    **dict.fromkeys(("test_size", "test_split"), ("test",)),
-    **dict.fromkeys(("num_samples", "n_shots", "k_shot", "max_train_samples"), ("shots",)),
-    **dict.fromkeys(("stratify",), ("stratified",)),
-    **dict.fromkeys(
-        ("peft_type", "peft_method", "adapter", "prompt_type", "technique"), ("method", "methods")
-    ),
-    **dict.fromkeys(
-        ("r", "lora_r", "rank", "encoder_hidden_size", "hidden_dim", "reduction_factor"),
-        ("bottleneck",),
-    ),
-    **dict.fromkeys(("lora_dropout", "dropout", "encoder_dropout"), ("prompt_dropout",)),
-    **dict.fromkeys(("prompt_layer", "layer_index", "insert_layer"), ("layer",)),
-    **dict.fromkeys(("prompt_template", "verbalizer_template"), ("template",)),
-    **dict.fromkeys(("torch_dtype", "load_in_4bit", "load_in_8bit"), ("dtype",)),
-    **dict.fromkeys(("bf16", "fp16", "mixed_precision"), ("precision",)),
-    **dict.fromkeys(("torch_compile",), ("compile",)),
-    **dict.fromkeys(("device_map", "no_cuda", "use_cpu"), ("device",)),
-    **dict.fromkeys(("cache_folder",), ("cache_dir",)),
-    **dict.fromkeys(("pooling_mode", "pool"), ("pooling",)),
-    **dict.fromkeys(("predict_proba", "probabilities", "return_all_scores"), ("proba",)),
+# Options of this package: names of options with the same meaning in peft, transformers' Trainer,
+# scikit-learn, SetFit and other libraries; of several options the first known one is suggested
+_NAMES_ELSEWHERE = {
+    "lr": "learning_rate body_learning_rate lr_init alpha",
+    "head_lr": "head_learning_rate classifier_lr",
+    "learning_rates": "lrs learning_rate_grid",
+    "prompt_length": "num_virtual_tokens n_tokens num_prompt_tokens pre_seq_len prefix_length",
+    "epochs": "num_train_epochs num_epochs n_epochs max_epochs",
+    "steps": "max_steps num_training_steps train_steps max_iter num_iterations",
+    "batch_size": "per_device_train_batch_size per_gpu_train_batch_size train_batch_size "
+    "per_device_eval_batch_size eval_batch_size bs",
+    "accumulate": "gradient_accumulation_steps grad_accum accum_steps",
+    "max_len": "max_length max_seq_length max_seq_len seq_length model_max_length",
+    "models model backbone": "model_name_or_path pretrained_model_name_or_path base_model "
+    "base_model_name_or_path model_name model_id model checkpoint encoder lm",
+    "seed seeds": "random_state random_seed data_seed seed",
+    "seeds": "n_seeds num_seeds n_runs",
+    "warmup": "warmup_ratio warmup_proportion warmup_steps",
+    "schedule": "lr_scheduler lr_scheduler_type scheduler",
+    "weight_decay": "wd l2 adam_weight_decay",
+    "beta2": "adam_beta2 adam_beta_2",
+    "eps": "adam_epsilon adam_eps epsilon",
+    "clip": "max_grad_norm gradient_clip_val grad_clip grad_norm",
+    "class_weight": "class_weights sample_weight",
+    "eval_every": "eval_steps evaluation_steps logging_steps",
+    "evaluations eval_every": "eval_strategy evaluation_strategy",
+    "patience": "early_stopping_patience early_stopping n_iter_no_change",
+    "save_every": "save_steps save_strategy checkpoint_every",
+    "out": "output_dir output output_file save_dir save_path",
+    "init_from": "resume_from_checkpoint init_checkpoint",
+    "table task": "dataset dataset_name train_file training_file",
+    "task": "task_name",
+    "data": "data_dir dataset_dir",
+    "texts": "test_file predict_file input_file inputs",
+    "text": "text_column text_column_name text_field sentence1_key",
+    "text2": "text_pair text_pair_column sentence2_key",
+    "label": "label_column label_column_name label_field label_key target_column",
+    "sep": "delimiter separator field_delimiter",
+    "encoding": "charset file_encoding",
+    "skip_empty": "dropna drop_empty ignore_empty skip_blank",
+    "validation": "validation_split validation_fraction val_size",
+    "test": "test_size test_split",
+    "shots": "num_samples n_shots k_shot max_train_samples",
+    "stratified": "stratify",
+    "method methods": "peft_type peft_method adapter prompt_type technique",
+    "bottleneck": "r lora_r rank encoder_hidden_size hidden_dim reduction_factor",
+    "prompt_dropout": "lora_dropout dropout encoder_dropout",
+    "layer": "prompt_layer layer_index insert_layer",
+    "template": "prompt_template verbalizer_template",
+    "dtype": "torch_dtype load_in_4bit load_in_8bit",
+    "precision": "bf16 fp16 mixed_precision",
+    "compile": "torch_compile",
+    "device": "device_map no_cuda use_cpu",
+    "cache_dir": "cache_folder",
+    "pooling": "pooling_mode pool",
+    "proba": "predict_proba probabilities return_all_scores",
+}
+OPTION_SYNONYMS: dict[str, tuple[str, ...]] = {  # name in another library: options of this package
+    name: tuple(options.split())
+    for options, names in _NAMES_ELSEWHERE.items()
+    for name in names.split()
 }
 
 

@@ -37,11 +37,7 @@ from idp_tutorial.utils.digests import (
     require_intact_files,
     write_manifest,
 )
-from idp_tutorial.utils.durable_files import (
-    cache_folder,
-    folder_lock,
-    move_into_place,
-)
+from idp_tutorial.utils.durable_files import cache_folder, folder_lock, move_into_place
 
 __all__ = [
     "SMOLLM2_SOURCE",

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from idp_tutorial.backbones.fetch import BACKBONE_SOURCES, describe_origin, find_fetched_backbone
 from idp_tutorial.backbones.sizes import (
@@ -101,15 +101,7 @@ def _stored_shapes(folder: Path) -> dict[str, list[int]]:
             with safe_open(folder / name, "pt") as file:
                 keys = file.keys()  # the file itself cannot be iterated
                 shapes |= {key: file.get_slice(key).get_shape() for key in keys}
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        SafetensorError,
-    ):
+    except Exception:
         return {}  # loading says what is wrong
     return shapes
 
@@ -303,13 +295,6 @@ def _explain_missing_backbone(
     )
 
 
-def _lm_head_tensor_names(model: Any) -> set[str]:
-    """Return the tensors of the language-model head that are not shared with the embeddings."""
-    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
-    encoder_prefix = f"{model.base_model_prefix}."
-    return {name for name in model.state_dict() if not name.startswith(encoder_prefix)} - tied
-
-
 def _load_with_lm_head(
     path_or_hub_name: str | Path,
     config: Any,
@@ -345,7 +330,10 @@ def _load_with_lm_head(
     if config.model_type.startswith("deberta") and any("cls." in name for name in missing):
         config.legacy = False
         model, missing, unexpected = load(cls)
-    head_names = _lm_head_tensor_names(model)
+    # the tensors of the head that are not shared with the embeddings
+    prefix = f"{model.base_model_prefix}."
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    head_names = {name for name in model.state_dict() if not name.startswith(prefix)} - tied
     if head_names and head_names <= set(missing):
         return load(AutoModel)
     return model, missing, unexpected
@@ -451,14 +439,12 @@ def _load_by_name(
     name: str, attn: str, dtype: torch.dtype, revision: str | None, token: str | None
 ) -> tuple[Any, Any, Path | None]:
     """Return a pretrained model, its tokenizer and its local folder, None if it is on the hub."""
-    if Path(name).is_dir():
-        base_name, name_revision = name, None
-    else:
-        base_name, name_revision = split_revision(name)
+    base_name, name_revision = (name, None) if Path(name).is_dir() else split_revision(name)
     revision = revision or name_revision
-    bundled_folder = find_local_backbone(base_name)
-    path_or_hub_name = bundled_folder or BACKBONE_HUB_NAMES.get(base_name, base_name)
-    if not Path(path_or_hub_name).is_dir():
+    local_folder = find_local_backbone(base_name)
+    path_or_hub_name = local_folder or BACKBONE_HUB_NAMES.get(base_name, base_name)
+    folder = Path(path_or_hub_name)
+    if not folder.is_dir():
         hub_kwargs = dict(revision=revision, token=token)
         allow_hub = is_hub_reachable()
         model, tokenizer = load_pretrained(
@@ -466,20 +452,14 @@ def _load_by_name(
         )
         return model, tokenizer, None
     _refuse_revision(name, revision)
-    if not bundled_folder:
-        _verify_user_folder(Path(path_or_hub_name))
-    model, tokenizer = load_pretrained(path_or_hub_name, name, attn, dtype, False)
-    return model, tokenizer, Path(path_or_hub_name)
-
-
-def _verify_user_folder(folder: Path) -> None:
-    """Compare a folder with the manifest that `save_backbone` wrote, if it has one."""
-    if (folder / MANIFEST_NAME).is_file():
+    if not local_folder and (folder / MANIFEST_NAME).is_file():
         require_intact_files(
             folder,
             "Save or download it again. If you changed the file yourself, write its line of "
             f"`sha256sum` into {MANIFEST_NAME} in the same folder.",
         )
+    model, tokenizer = load_pretrained(path_or_hub_name, name, attn, dtype, False)
+    return model, tokenizer, folder
 
 
 def _refuse_revision(name: str, revision: str | None) -> None:

@@ -61,7 +61,7 @@ _roberta_config = partial(
     type_vocab_size=1,
     layer_norm_eps=1e-5,
 )
-_xlm_roberta_config = partial(
+_xlm_roberta_config: Callable[..., _ConfigBuilder] = partial(
     _encoder_config, "XLMRobertaConfig", 250002, **_roberta_config.keywords
 )
 _electra_config = partial(_encoder_config, "ElectraConfig", 30522)
@@ -75,7 +75,7 @@ _deberta_config = partial(
     layer_norm_eps=1e-7,
     pos_att_type=["c2p", "p2c"],
 )
-_deberta_v3_config = partial(
+_deberta_v3_config: Callable[..., _ConfigBuilder] = partial(
     _encoder_config,
     "DebertaV2Config",
     128100,

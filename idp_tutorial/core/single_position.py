@@ -9,6 +9,7 @@ to 1.2 times (models of 8 and 12 layers on a CPU).
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
@@ -16,7 +17,7 @@ from idp_tutorial.core.loop import apply_step, run_layers, walk_layers
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
 from idp_tutorial.core.steps import Plan
 
-__all__ = ["run_for_position"]
+__all__ = ["run_for_position", "compute_sentence_vector"]
 
 
 def run_for_position(
@@ -40,6 +41,19 @@ def run_for_position(
             break
     ctx.h = bb.norm(ctx.h)
     return ctx
+
+
+def compute_sentence_vector(
+    bb: Backbone,
+    batch: dict[str, Any],  # fields as for `Context.from_batch`
+    # 'sentence': the final state at `<s>` (decoders: at the last token); 'mean_sentence': the mean
+    # of the final states over the words
+    kind: str,
+) -> Tensor:  # `[B,d]`
+    """Return one vector of each text, from a pass without prompts."""
+    position = bb.default_pooling if kind == "sentence" else None
+    ctx = run_for_position(bb, batch, position=position)
+    return ctx.state_at(position) if position else ctx.mean_state()
 
 
 def _run_layer_at_position(ctx: Context, kv: PromptKeyValues | None, name: str) -> None:

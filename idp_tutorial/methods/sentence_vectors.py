@@ -19,7 +19,7 @@ from ..utils.checks import check_choice
 from .method_registry import InputPromptConfig
 from ..utils.options import Probability
 from ..core.backbone import in_eval_mode
-from ..core.single_position import run_for_position
+from ..core.single_position import compute_sentence_vector
 from ..core.context import Context, to_float32
 from ..core.steps import PromptSource
 
@@ -29,12 +29,11 @@ def noisy_sentence_vector(ctx: Context) -> Tensor:  # `[B,d]`
 
     It differs from call to call, so it cannot be cached.
     """
-    position = ctx.backbone.default_pooling
-    return run_for_position(ctx.backbone, ctx.batch, position=position).state_at(position)
+    return compute_sentence_vector(ctx.backbone, ctx.batch, "sentence")
 
 
 def _compute_without_prompts(
-    ctx: Context, encoder: Callable[[Context], Tensor], position: str | None = None
+    ctx: Context, encoder: Callable[[Context], Tensor]
 ) -> Tensor:  # `[B,d]`
     """Return the sentence vector of a pass in eval mode, cached or computed."""
     field = CACHED_ENCODERS[encoder]
@@ -42,14 +41,13 @@ def _compute_without_prompts(
         return to_float32(ctx.batch[field])
     if encoder not in ctx.memo:
         with in_eval_mode(ctx.backbone):
-            final = run_for_position(ctx.backbone, ctx.batch, position=position)
-        ctx.memo[encoder] = final.state_at(position) if position else final.mean_state()
+            ctx.memo[encoder] = compute_sentence_vector(ctx.backbone, ctx.batch, field)
     return ctx.memo[encoder]
 
 
 def sentence_vector(ctx: Context) -> Tensor:  # `[B,d]`
     """Return IDPG's M(x): the final state at `<s>` (decoders: last token) without prompts."""
-    return _compute_without_prompts(ctx, sentence_vector, ctx.backbone.default_pooling)
+    return _compute_without_prompts(ctx, sentence_vector)
 
 
 def mean_sentence_vector(ctx: Context) -> Tensor:  # `[B,d]`

@@ -21,27 +21,21 @@ from .config import TrainingConfig
 from ..utils.durable_files import cache_folder
 from ..data.encoding import make_dataloader
 from ..core.backbone import Backbone, backbone_fingerprint, in_eval_mode
-from ..core.single_position import run_for_position
+from ..core.single_position import compute_sentence_vector
 from ..core.loop import run_layers
-from ..core.context import Context
 from ..core.prompted_model import PromptedModel
 from .state_store import StateStore, cache_size_bytes, example_key
 
 # %% ../../nbs/engine/training/cache.ipynb #1a080ec0
-# vectors of a whole text, computed from the context after the last layer
-SENTENCE_POOLINGS: dict[str, Callable[[Context], Tensor]] = {
-    "sentence": lambda ctx: ctx.state_at(ctx.backbone.default_pooling),
-    "mean_sentence": lambda ctx: ctx.mean_state(),
-}
+SENTENCE_POOLINGS = ("sentence", "mean_sentence")  # kinds of `compute_sentence_vector`
 
 
 def _compute_states(batch: dict, bb: Backbone, layer_or_pooling: int | str) -> Tensor:
     """Return the states of a batch to be cached, without padding `[n,d]`."""
-    if isinstance(layer_or_pooling, int):
-        hidden_states = run_layers(bb, batch, stop=layer_or_pooling).h
-        return hidden_states[batch["attention_mask"].bool()]
-    position = bb.default_pooling if layer_or_pooling == "sentence" else None
-    return SENTENCE_POOLINGS[layer_or_pooling](run_for_position(bb, batch, position=position))
+    if isinstance(layer_or_pooling, str):
+        return compute_sentence_vector(bb, batch, layer_or_pooling)
+    hidden_states = run_layers(bb, batch, stop=layer_or_pooling).h
+    return hidden_states[batch["attention_mask"].bool()]
 
 
 @torch.no_grad()
@@ -150,11 +144,11 @@ def cache_states(
 # %% ../../nbs/engine/training/cache.ipynb #03e833d1
 def attach_cached_states(
     model: PromptedModel,
-    splits: Sequence[Sequence[dict]],  # examples of each split, from `task.encode`
+    examples: Sequence[dict],  # from `task.encode`
     # `cache`, `cache_dtype`, `cache_dir`, `batch_size` and `precision` are read
     cfg: TrainingConfig,
-) -> tuple[list[Sequence[dict]], dict]:
-    """Return the splits with the cached states that the model can use and `cfg.cache` allows.
+) -> tuple[Sequence[dict], dict]:
+    """Return the examples with the cached states that the model can use and `cfg.cache` allows.
 
     The losses stay the same, except for the rounding of float16. The second value has the number of
     `computed` texts, the size in `mb`, and the time in `seconds`.
@@ -162,7 +156,6 @@ def attach_cached_states(
     bb = model.backbone
     start_time = time.perf_counter()
     cost = dict(computed=0, mb=0.0)
-    splits = list(splits)
     states_to_cache: list[int | str] = []
     if cfg.cache in ("hidden", "both") and model.first_trained_layer > 0:
         if model.dropout_below_prompt:
@@ -178,18 +171,17 @@ def attach_cached_states(
     if states_to_cache:
         name = backbone_fingerprint(bb, bb.device.type, cfg.precision)
     for layer_or_pooling in states_to_cache:
-        for i, examples in enumerate(splits):
-            splits[i], split_cost = cache_states(
-                bb,
-                examples,
-                layer_or_pooling,
-                cfg.cache_dir,
-                cfg.cache_dtype,
-                4 * cfg.batch_size,
-                name,
-            )
-            cost = {k: cost[k] + split_cost[k] for k in cost}
-    return splits, {**cost, "seconds": round(time.perf_counter() - start_time, 3)}
+        examples, added_cost = cache_states(
+            bb,
+            examples,
+            layer_or_pooling,
+            cfg.cache_dir,
+            cfg.cache_dtype,
+            4 * cfg.batch_size,
+            name,
+        )
+        cost = {k: cost[k] + added_cost[k] for k in cost}
+    return examples, {**cost, "seconds": round(time.perf_counter() - start_time, 3)}
 
 
 def required_sentence_vectors(model: PromptedModel) -> list[str]:

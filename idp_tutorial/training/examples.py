@@ -193,8 +193,7 @@ def encode_for_evaluation(
     if cfg.cache == "none":
         return examples, {}
     # evaluations run without autocast
-    (cached,), cost = attach_cached_states(model, [examples], replace(cfg, precision="no"))
-    return cached, cost
+    return attach_cached_states(model, examples, replace(cfg, precision="no"))
 
 
 def _input_lengths(examples: Sequence[dict]) -> np.ndarray:
@@ -260,7 +259,7 @@ def encode_training_splits(
     model.to(acc.device)
     with acc.local_main_process_first():
         with acc.autocast():
-            (train,), cost = attach_cached_states(model, [train], cfg)
+            train, cost = attach_cached_states(model, train, cfg)
         validation, validation_cost = encode_for_evaluation(
             model, task, cfg, task.splits["validation"]
         )

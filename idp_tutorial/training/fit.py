@@ -8,7 +8,7 @@ __all__ = ['TrainLog', 'TrainState', 'TrainingRun', 'fit']
 # %% ../../nbs/engine/training/fit.ipynb #2825163e
 import os
 import torch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from torch import Tensor
@@ -127,7 +127,12 @@ class TrainingRun:
                 "pass RunConfig(lr=...) or fit(..., lr=...)."
             )
         if checkpoint_dir and save_every != 0:
-            self.checkpoint = self._open_checkpoint(checkpoint_dir, save_every, self.lr)
+            splits = [self.train_examples, self.validation_examples]
+            fingerprint = run_fingerprint(
+                self.model, splits, self.cfg, self.lr, self.acc.num_processes
+            )
+            interval = save_every or self.cfg.eval_every
+            self.checkpoint = Checkpoint(checkpoint_dir, fingerprint, interval)
         self._create_optimizer(self.lr)
         self.trained_tensors = trained_state(self.model)
         self.profiler = StepProfiler(self.model, self.acc)
@@ -163,16 +168,6 @@ class TrainingRun:
         self.progress_values |= values
         self.progress_bar.set_postfix(self.progress_values)
 
-    def _open_checkpoint(self, folder: Path | str, save_every: int | None, lr: float) -> Checkpoint:
-        fingerprint = run_fingerprint(
-            self.model,
-            [self.train_examples, self.validation_examples],
-            self.cfg,
-            lr,
-            self.acc.num_processes,
-        )
-        return Checkpoint(folder, fingerprint, save_every or self.cfg.eval_every)
-
     def call_back(self, callbacks: Iterable, folder: Path | str | None) -> CallbackRunner:
         """Call the callbacks at the events of the run, while the returned context is open."""
         self.callbacks = CallbackRunner(self, callbacks, folder)
@@ -186,16 +181,13 @@ class TrainingRun:
             self.acc, self.model, create_optimizer(self.model, cfg, lr)
         )
         if self.acc.process_index:
-            self._seed_process()
+            # the dropout of this process differs from that of the first process
+            seed_random_numbers(cfg.seed + self.acc.process_index * 100_003)
         schedule = "constant_with_warmup" if cfg.schedule == "constant" else cfg.schedule
         self.lr_scheduler = get_scheduler(
             schedule, self.optimizer, int(cfg.warmup * cfg.steps), cfg.steps
         )
         self.trained_parameters = list(self.model.trained_parameters().values())
-
-    def _seed_process(self) -> None:
-        """Seed this process, so that its dropout differs from that of the first process."""
-        seed_random_numbers(self.cfg.seed + self.acc.process_index * 100_003)
 
     @property
     def is_finished(self) -> bool:
@@ -268,31 +260,30 @@ class TrainingRun:
     def validate(self) -> tuple[float, float | None]:
         """Return the task's main metric on the validation split, in percent, and the mean loss."""
         examples = self.validation_examples
-        outputs = self._validation_outputs(4 * self.cfg.batch_size)
+        outputs = self._validation_outputs()
         scores, _ = self.task.score_outputs(outputs, examples, all_metrics=False)
         return next(iter(scores.values())), compute_output_loss(self.task, outputs, examples)
 
-    def _validation_outputs(self, batch_size: int) -> Tensor | list[str]:
-        examples = self.validation_examples
-        if self.acc.num_processes == 1:
-            return model_outputs(self.model, examples, self.task, batch_size, self.acc.device)
-        outputs = self._gather_outputs(examples, batch_size)
-        return outputs if self.task.is_generation else torch.stack(outputs)
-
-    def _gather_outputs(self, examples: Sequence[dict], batch_size: int) -> list:
-        """Return the outputs for all examples, of which each process computes every n-th.
+    def _validation_outputs(self) -> Tensor | list[str]:
+        """Return the outputs for all examples, of which each of n processes computes every n-th.
 
         They are scored together, since the rows of one question may be in different processes.
         """
+        examples = self.validation_examples
         n = self.acc.num_processes
-        # every process scores equally many; duplicates at the end are dropped after gathering
-        per_process = -(-len(examples) // n)
-        indices = [(i * n + self.acc.process_index) % len(examples) for i in range(per_process)]
-        outputs = model_outputs(
-            self.model, [examples[i] for i in indices], self.task, batch_size, self.acc.device
-        )
+        if n > 1:
+            # every process scores equally many; duplicates at the end are dropped after gathering
+            per_process = -(-len(examples) // n)
+            indices = [(i * n + self.acc.process_index) % len(examples) for i in range(per_process)]
+            examples = [examples[i] for i in indices]
+        batch_size = 4 * self.cfg.batch_size
+        outputs = model_outputs(self.model, examples, self.task, batch_size, self.acc.device)
+        if n == 1:
+            return outputs
         by_process = all_gather_objects(outputs)
-        return [output for row in zip(*by_process) for output in row][: len(examples)]
+        gathered = [output for row in zip(*by_process) for output in row]
+        gathered = gathered[: len(self.validation_examples)]
+        return gathered if self.task.is_generation else torch.stack(gathered)
 
     def evaluate_and_keep_best(self) -> None:
         """Score the validation split; keep a copy of the tensors if they are the best so far.

@@ -271,9 +271,7 @@ def test_outputs_and_gradients_are_the_same_with_cached_states(
     task = small_task(name)
     examples = encode_examples(bb, task, template)
     model = create_model(bb, plan, task, head).eval()
-    (cached,), _ = attach_cached_states(
-        model, [examples], config(cache="both", cache_dir=str(tmp_path))
-    )
+    cached, _ = attach_cached_states(model, examples, config(cache="both", cache_dir=str(tmp_path)))
     assert ("hidden_states" in cached[0]) + ("sentence" in cached[0]) == (
         2 if plan == "both" else 1
     )
@@ -413,9 +411,7 @@ def test_predictions_from_cached_states_are_in_order(bbs, tmp_path):
     task = small_task("questions", test=20)
     model = model_of("lpt-npg", bb, task, layer=2)
     rows = encode_examples(bb, task, split="test", n=20)
-    (cached,), _ = attach_cached_states(
-        model, [rows], config(cache="hidden", cache_dir=str(tmp_path))
-    )
+    cached, _ = attach_cached_states(model, rows, config(cache="hidden", cache_dir=str(tmp_path)))
     assert evaluate(model, cached, task, batch_size=3) == evaluate(
         model, rows, task, batch_size=7
     ) and [k["input_ids"] for k in cached] == [r["input_ids"] for r in rows]
@@ -488,8 +484,8 @@ def test_required_sentence_vectors_are_those_that_sources_read(bbs, tmp_path):
         {INPUT: Insert(FromMean(bb.d)), 1: Add(FromSentence(bb.d))},
     )
     assert required_sentence_vectors(model) == ["sentence", "mean_sentence"]
-    (cached,), cost = attach_cached_states(
-        model, [encode_examples(bb)], config(cache="both", cache_dir=str(tmp_path))
+    cached, cost = attach_cached_states(
+        model, encode_examples(bb), config(cache="both", cache_dir=str(tmp_path))
     )
     assert cost["computed"] == 20
     b = collate(cached, 1)
@@ -540,9 +536,7 @@ def test_caches_that_would_change_results_are_refused(tmp_path, bbs):
     bb = bbs["roberta"]
     rows = encode_examples(bb)
     model = create_model(bb, "late")
-    (cached,), _ = attach_cached_states(
-        model, [rows], config(cache="hidden", cache_dir=str(tmp_path))
-    )
+    cached, _ = attach_cached_states(model, rows, config(cache="hidden", cache_dir=str(tmp_path)))
     for options, words in (
         (dict(cache="all"), ["cache must be 'none', 'sentence', 'hidden' or 'both', got 'all'"]),
         (dict(cache_dtype="half"), ["cache_dtype must be ", "got 'half'", "float16"]),
@@ -559,7 +553,7 @@ def test_caches_that_would_change_results_are_refused(tmp_path, bbs):
     head = ClassificationHead(bb.d, 2)
     noisy = PromptedModel(bb, head, PLANS["late"](bb), dropout_below_prompt=True)
     with pytest.raises(ValueError, match="for a model with dropout_below_prompt=True"):
-        attach_cached_states(noisy, [rows], config(cache="hidden", cache_dir=str(tmp_path)))
+        attach_cached_states(noisy, rows, config(cache="hidden", cache_dir=str(tmp_path)))
     batch = collate(cached, 1)
     noisy.eval()(batch)
     with pytest.raises(ValueError, match="dropout below that layer is on"):

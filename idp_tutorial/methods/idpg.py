@@ -50,7 +50,20 @@ class PromptGenerator(nn.Module):
         dropout: float = 0.1,  # dropout after GELU
     ) -> None:
         super().__init__()
-        _validate_generator(d_in, d, t, m, kind, residual, shared_A, rank)
+        check_at_least(t, 1, "prompt length t")
+        check_at_least(m, 1, "bottleneck m")
+        check_choice(kind, ("phm", "dnn"), "kind of generator")
+        if kind == "dnn" and (shared_A or rank is not None):
+            raise UserError(
+                f"shared_A={shared_A} and rank={rank} are options of PHM layers, but kind='dnn' has "
+                "plain linear layers. Use kind='phm', or leave both options out."
+            )
+        check_choice(residual, (None, "paper", "code"), "residual")
+        if residual and d_in != d:
+            raise UserError(
+                f"residual={residual!r} adds the sentence vector to each prompt vector, so both need "
+                f"the same width, but they have {d_in} and {d}. Use residual=None."
+            )
         A = nn.Parameter(0.05 * torch.randn(n, n, n)) if shared_A else None
         self.d_in = d_in
         self.t = t
@@ -108,33 +121,6 @@ def _make_plain_linear(d_in: int, d_out: int, bias: bool) -> nn.Linear:
 
 def _make_layer_norm(d: int, is_used: bool) -> nn.Module:
     return nn.LayerNorm(d) if is_used else nn.Identity()
-
-
-def _validate_generator(
-    d_in: int,
-    d: int,
-    t: int,
-    m: int,
-    kind: str,
-    residual: str | None,
-    shared_A: bool,
-    rank: int | None,
-) -> None:
-    """Raise `UserError` for arguments from which no generator can be built."""
-    check_at_least(t, 1, "prompt length t")
-    check_at_least(m, 1, "bottleneck m")
-    check_choice(kind, ("phm", "dnn"), "kind of generator")
-    if kind == "dnn" and (shared_A or rank is not None):
-        raise UserError(
-            f"shared_A={shared_A} and rank={rank} are options of PHM layers, but kind='dnn' has "
-            "plain linear layers. Use kind='phm', or leave both options out."
-        )
-    check_choice(residual, (None, "paper", "code"), "residual")
-    if residual and d_in != d:
-        raise UserError(
-            f"residual={residual!r} adds the sentence vector to each prompt vector, so both need "
-            f"the same width, but they have {d_in} and {d}. Use residual=None."
-        )
 
 # %% ../../nbs/course/09_idpg.ipynb #ba934b4d
 class GeneratedPrompt(PromptSource):

@@ -8,6 +8,7 @@ __all__ = ['read_previous_layer', 'multilayer_idpg_plan', 'MultiIDPGConfig', 'Mu
 # %% ../../nbs/course/10_idpg_in_every_layer.ipynb #2c43e7de
 import math
 from collections.abc import Callable
+from functools import partial
 from torch import Tensor
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -64,9 +65,24 @@ def multilayer_idpg_plan(
     """
     d_in = d_in or bb.d
     d = bb.d_kv_prompt if insertion == "kv" else bb.d
-    _validate_multilayer_options(
-        parameter_sharing, generator_input, insertion, position, d_in, bb.d
+    check_choice(
+        parameter_sharing,
+        {"S": "everything", "M": "all but b₂", "L": "nothing"},
+        "parameter_sharing",
     )
+    check_choice(generator_input, ("previous", "layer0"), "generator_input")
+    check_choice(insertion, tuple(_LATER_STEPS), "insertion")
+    if insertion == "kv" and position:
+        raise UserError(
+            f"position={position} cannot be used with insertion='kv', since keys and values are "
+            "not inserted among the words. Leave position out."
+        )
+    if generator_input == "previous" and d_in != bb.d:
+        raise UserError(
+            "one generator cannot read both the encoder's vectors and the hidden states of the "
+            f"previous layer, since their widths are {d_in} and {bb.d}. Use "
+            "generator_input='layer0', as M-IDPG-PHM-GloVe does."
+        )
     generator_options["dropout"] = dropout if generator_dropout is None else generator_dropout
 
     def make_generator(n_output_biases: int) -> PromptGenerator:
@@ -91,10 +107,6 @@ def multilayer_idpg_plan(
     return plan
 
 
-def _insert_before_last_prompt(source: GeneratedPrompt) -> Insert:
-    return Insert(source, _last_prompt_position)
-
-
 def _last_prompt_position(ctx: Context) -> Tensor:  # `[B]`
     """Return the first position of the prompt that was inserted last."""
     assert ctx.prompt_span is not None  # the first step of the plan inserts a prompt
@@ -105,38 +117,9 @@ def _last_prompt_position(ctx: Context) -> Tensor:  # `[B]`
 _LATER_STEPS: dict[str, Callable[[GeneratedPrompt], Step]] = {
     "add": Add,
     "replace": Replace,
-    "insert": _insert_before_last_prompt,
+    "insert": partial(Insert, position=_last_prompt_position),
     "kv": KeyValue,
 }
-
-
-def _validate_multilayer_options(
-    parameter_sharing: str,
-    generator_input: str,
-    insertion: str,
-    position: int | None,
-    d_in: int,
-    d: int,
-) -> None:
-    """Raise `UserError` for options from which no plan can be built."""
-    check_choice(
-        parameter_sharing,
-        {"S": "everything", "M": "all but b₂", "L": "nothing"},
-        "parameter_sharing",
-    )
-    check_choice(generator_input, ("previous", "layer0"), "generator_input")
-    check_choice(insertion, tuple(_LATER_STEPS), "insertion")
-    if insertion == "kv" and position:
-        raise UserError(
-            f"position={position} cannot be used with insertion='kv', since keys and values are "
-            "not inserted among the words. Leave position out."
-        )
-    if generator_input == "previous" and d_in != d:
-        raise UserError(
-            "one generator cannot read both the encoder's vectors and the hidden states of the "
-            f"previous layer, since their widths are {d_in} and {d}. Use generator_input='layer0', "
-            "as M-IDPG-PHM-GloVe does."
-        )
 
 # %% ../../nbs/course/10_idpg_in_every_layer.ipynb #fa2c8c65
 @register(

@@ -165,19 +165,14 @@ _ConfigClass = TypeVar("_ConfigClass", bound=type[MethodConfig])
 
 def register(
     name: str,  # name of the method
-    *,
-    reference: str,  # as in `Method`
-    learning_rates: tuple[float, ...],
-    insertion_point: str,
-    kind: str,
-    **facts: Any,  # further fields of `Method`
+    **facts: Any,  # the fields of `Method`, except its config class
 ) -> Callable[[_ConfigClass], _ConfigClass]:
     """Decorate the config class of a method, so that it becomes a row of `METHODS`."""
 
     def add_row(config_class: _ConfigClass) -> _ConfigClass:
         """Add the row of a config class."""
-        row = Method(config_class, reference, learning_rates, insertion_point, kind, **facts)
-        (CONTROL_METHODS if kind == "control" else METHODS)[name] = row
+        row = Method(config_class, **facts)
+        (CONTROL_METHODS if row.kind == "control" else METHODS)[name] = row
         return config_class
 
     return add_row

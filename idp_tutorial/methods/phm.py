@@ -71,7 +71,20 @@ class PHMLinear(nn.Module):
         std: float = 0.05,
     ) -> None:
         super().__init__()
-        _validate_phm_shape(d_in, d_out, n, A, rank)
+        if min(d_in, d_out, n) < 1 or d_in % n or d_out % n:
+            common = math.gcd(d_in, d_out)
+            divisors = ", ".join(str(i) for i in range(1, common + 1) if common % i == 0)
+            raise UserError(
+                f"n must divide both widths, got n={n} for d_in={d_in} and d_out={d_out}. "
+                f"Possible values are {divisors}."
+            )
+        if rank is not None:
+            check_at_least(rank, 1, "rank", "None means full factors")
+        if A is not None and A.shape != (n, n, n):
+            raise UserError(
+                f"A must have the shape {(n, n, n)} for n={n}, got {tuple(A.shape)}. Layers that "
+                "share A must have the same n."
+            )
         check_choice(algorithm, ("auto", "factored", "materialised"), "algorithm")
         check_choice(init, ("idpg", "compacter"), "init")
         self.d_in = d_in
@@ -151,23 +164,3 @@ class PHMLinear(nn.Module):
         z = x.reshape(R * n, p) @ self.B.transpose(0, 1).flatten(1)
         z = z.view(R, n * n, r)  # `[R,(i,q),r]`
         return (self.A.permute(2, 1, 0).reshape(n, n * n) @ z).reshape(R, n * r)
-
-
-def _validate_phm_shape(
-    d_in: int, d_out: int, n: int, A: nn.Parameter | None, rank: int | None
-) -> None:
-    """Raise `UserError` for widths, a rank or a shared rule that do not fit `n`."""
-    if min(d_in, d_out, n) < 1 or d_in % n or d_out % n:
-        common = math.gcd(d_in, d_out)
-        divisors = ", ".join(str(i) for i in range(1, common + 1) if common % i == 0)
-        raise UserError(
-            f"n must divide both widths, got n={n} for d_in={d_in} and d_out={d_out}. "
-            f"Possible values are {divisors}."
-        )
-    if rank is not None:
-        check_at_least(rank, 1, "rank", "None means full factors")
-    if A is not None and A.shape != (n, n, n):
-        raise UserError(
-            f"A must have the shape {(n, n, n)} for n={n}, got {tuple(A.shape)}. Layers that "
-            "share A must have the same n."
-        )

@@ -30,6 +30,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
+from idp_tutorial.data.rows import require_utf8
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_choice
 
 __all__ = [
@@ -232,17 +233,12 @@ def parse_json(
         value = json.loads(
             text, object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_json_constant
         )
-        if r"\ud" in text.lower():
-            json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise UserError(
-            f"{where} contains a lone surrogate (\\ud800 to \\udfff), which is half a character: "
-            "write the text again as UTF-8."
-        ) from None
+        decoded = json.dumps(value, ensure_ascii=False) if r"\ud" in text.lower() else ""
     except (ValueError, RecursionError) as e:
         raise UserError(
             f"{where} is not valid JSON ({str(e)[:200] or 'nested too deeply'}): {hint}."
         ) from None
+    require_utf8(decoded, where)
     return value
 
 

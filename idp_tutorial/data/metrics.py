@@ -160,9 +160,8 @@ def compute_metric(
     if {"exact", "f1_m"} & set(names) and (groups is None or len(groups) != len(y)):
         given = "None" if groups is None else f"{len(groups)} groups"
         raise UserError(
-            f"metric {metric!r} scores questions and needs the question of each of the "
-            f"{len(y)} rows: "
-            f"pass the `group` of each row in groups=, got {given}."
+            f"metric {metric!r} scores questions and needs the question of each of the {len(y)} "
+            f"rows: pass the `group` of each row in groups=, got {given}."
         )
     if names == ["neg_log_loss"]:
         if probabilities is None:

@@ -141,27 +141,23 @@ def make_summary_row(
 # %% ../../nbs/engine/data/synthetic.ipynb #ab6499af
 @dataclass(frozen=True)
 class SyntheticTask:
-    """Bundled task: a function that generates a row, and the names of its labels."""
+    """Bundled task: a function that generates a row, and the number of its classes."""
 
     make_row: Callable  # `(rng, label, split) → row`
-    labels: tuple = ()  # class names in index order, balanced in every split; () for regression
+    n_classes: int = 2  # balanced in every split; 1 for a regression
 
 
-_SENTIMENT_LABELS = ("negative", "positive")
-_QUESTION_LABELS = ("abbreviation", "entity", "description", "human", "location", "numeric")
 SYNTHETIC_TASKS = {  # name → task
-    "sentiment": SyntheticTask(make_sentiment_row, _SENTIMENT_LABELS),
-    "questions": SyntheticTask(make_question_row, _QUESTION_LABELS),
-    "entailment": SyntheticTask(make_entailment_row, ("entailment", "not_entailment")),
-    "similarity": SyntheticTask(make_similarity_row),
-    "domains": SyntheticTask(make_domain_row, _SENTIMENT_LABELS),
-    "two-domains": SyntheticTask(
-        partial(make_domain_row, two_domains_only=True), _SENTIMENT_LABELS
-    ),
+    "sentiment": SyntheticTask(make_sentiment_row),
+    "questions": SyntheticTask(make_question_row, 6),
+    "entailment": SyntheticTask(make_entailment_row),
+    "similarity": SyntheticTask(make_similarity_row, 1),
+    "domains": SyntheticTask(make_domain_row),
+    "two-domains": SyntheticTask(partial(make_domain_row, two_domains_only=True)),
     "two-domains-order": SyntheticTask(
-        partial(make_domain_row, two_domains_only=True, with_reversal=True), _SENTIMENT_LABELS
+        partial(make_domain_row, two_domains_only=True, with_reversal=True)
     ),
-    "in-short": SyntheticTask(make_summary_row, _SENTIMENT_LABELS),
+    "in-short": SyntheticTask(make_summary_row),
 }
 
 # %% ../../nbs/engine/data/synthetic.ipynb #798562ba
@@ -177,9 +173,9 @@ def _resolve_size(name: str, split: str, n: Any) -> int:
     limit = 10 * SPLIT_SIZES[split]
     if n > limit:
         raise UserError(
-            f"n must be at most {limit} for the split {split!r}, the number of distinct "
-            "rows that every "
-            f"grammar can generate, got {n}: ask for fewer rows, or extend assets/lexicons.json."
+            f"n must be at most {limit} for the split {split!r}, the number of distinct rows that "
+            f"every grammar can generate, got {n}: ask for fewer rows, or extend "
+            "assets/lexicons.json."
         )
     return n
 
@@ -205,7 +201,7 @@ def _generate_rows(name: str, split: str, n: int, seed: int) -> list[dict]:
     seen = set()
     n_rejected = 0
     while len(rows) < n:
-        label = len(rows) % max(1, len(task.labels))
+        label = len(rows) % task.n_classes
         row = task.make_row(rng, label, split)
         texts = tuple(text for column, text in row.items() if column not in ("label", "target"))
         sentences_differ = len(set(texts)) == len(texts)
@@ -218,8 +214,8 @@ def _generate_rows(name: str, split: str, n: int, seed: int) -> list[dict]:
         if n_rejected > 2000:
             raise UserError(
                 f"the grammar of {name!r} has fewer than {n} distinct rows for the split "
-                f"{split!r}, "
-                f"only about {len(rows)}: ask for fewer rows, or add words to assets/lexicons.json."
+                f"{split!r}, only about {len(rows)}: ask for fewer rows, or add words to "
+                "assets/lexicons.json."
             )
     rng.shuffle(rows)
     return rows

@@ -127,9 +127,8 @@ def check_task(
     if task.is_generation:
         if task.labels or task.grouping or task.metric != "exact_match":
             raise UserError(
-                f"task {task.name!r} generates text (is_generation=True), so it can have "
-                "no labels and "
-                f"no grouping, and its metric must be 'exact_match', got labels {task.labels}, "
+                f"task {task.name!r} generates text (is_generation=True), so it can have no labels "
+                f"and no grouping, and its metric must be 'exact_match', got labels {task.labels}, "
                 f"grouping {task.grouping!r} and metric {task.metric!r}."
             )
         return
@@ -142,17 +141,14 @@ def check_task(
         )
     if task.grouping not in ("", "choose", "each") or (task.grouping and len(task.labels) != 2):
         raise UserError(
-            f"task {task.name!r}: grouping must be 'choose' or 'each' with two labels, "
-            "false and true "
-            "in this order, or '' if every row is a question by itself, got "
-            f"{task.grouping!r} with "
-            f"labels {task.labels}."
+            f"task {task.name!r}: grouping must be 'choose' or 'each' with two labels, false and "
+            "true in this order, or '' if every row is a question by itself, got "
+            f"{task.grouping!r} with labels {task.labels}."
         )
     if len(task.labels) == 1 or len(task.label_words) not in (0, len(task.labels)):
         raise UserError(
-            f"task {task.name!r}: give at least two labels, and one label word for each "
-            "label or none, "
-            f"got labels {task.labels} and label_words {task.label_words}."
+            f"task {task.name!r}: give at least two labels, and one label word for each label or "
+            f"none, got labels {task.labels} and label_words {task.label_words}."
         )
 
 
@@ -374,16 +370,14 @@ class Task:
             ids = tokenizer(" " + word, add_special_tokens=False)["input_ids"]
             if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
                 raise UserError(
-                    f"task {self.name!r}: label word {word!r} must be a single token of "
-                    "the tokenizer, "
-                    f"got {tokenizer.tokenize(' ' + word)}: use other label_words."
+                    f"task {self.name!r}: label word {word!r} must be a single token of the "
+                    f"tokenizer, got {tokenizer.tokenize(' ' + word)}: use other label_words."
                 )
             token_ids.append(ids[0])
         if len(set(token_ids)) < len(token_ids):
             raise UserError(
-                f"task {self.name!r}: two of the label words {self.label_words} are the "
-                "same token: "
-                "use other label_words."
+                f"task {self.name!r}: two of the label words {self.label_words} are the same "
+                "token: use other label_words."
             )
         return token_ids
 

@@ -50,9 +50,8 @@ def split_template(
         )
     if causal and not template.endswith("{mask}"):
         raise UserError(
-            f"template {template!r} must end in {{mask}} for a causal model, which "
-            "predicts from the "
-            "last token: move {mask} to the end, as in '{s1} It was {mask}'."
+            f"template {template!r} must end in {{mask}} for a causal model, which predicts from "
+            "the last token: move {mask} to the end, as in '{s1} It was {mask}'."
         )
     return _split_at_slots(template)
 

@@ -576,23 +576,22 @@ def load_table_task(
             "regression and multi_label exclude each other: labels are either numbers or names."
         )
     reading = dict(format=format, encoding=encoding, sep=sep)
-    columns: tuple = (text, text2, label)
-    splits, columns = _read_splits(data, reading, columns, regression, skip_empty, multi_label)
+    splits, columns = _read_splits(
+        data, reading, (text, text2, label), regression, skip_empty, multi_label
+    )
     fractions = {}
     if test and "test" not in splits:
         fractions["test"] = test
     if "validation" not in splits:
         fractions["validation"] = validation
     _check_fractions(fractions)
-    held_out: list[str] = []
+    remaining = 1.0  # a fraction is of all rows, and the test rows are removed first
     for split, fraction in fractions.items():
-        # a fraction is of all rows, and the test rows are already removed
-        remaining = 1 - test if held_out == ["test"] else 1
         splits["train"], splits[split] = hold_out_rows(splits["train"], fraction / remaining, seed)
-        held_out.append(split)
+        remaining -= fraction
     splits.setdefault("test", splits["validation"])
-    name = _name_table_task(data)
-    return make_task(name, splits, columns=make_column_templates(*columns)), held_out
+    task = make_task(_name_table_task(data), splits, columns=make_column_templates(*columns))
+    return task, list(fractions)
 
 
 def _name_table_task(data: Any) -> str:

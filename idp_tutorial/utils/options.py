@@ -176,11 +176,15 @@ def _field_comments(cls: type) -> dict[str, str]:  # field: its comment
     return texts
 
 
-@cache
 def declared_options(
-    cls: Any,  # a dataclass
+    cls: type,  # a dataclass
 ) -> Mapping[str, Option]:  # name: option, in the order of the fields
     """Return the options that a dataclass and its base classes declare."""
+    return _read_options(cls)
+
+
+@cache  # whose type asks for a hash, which a type checker does not see in a dataclass
+def _read_options(cls: Any) -> Mapping[str, Option]:
     helps: dict[str, str] = {}
     groups: dict[str, str] = {}
     for base in reversed(cls.__mro__):

@@ -13,10 +13,9 @@ token `<s>`, the last token, and with a template the mask.
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -186,8 +185,7 @@ def _probe_poolings(
     return groups
 
 
-@dataclass(frozen=True)
-class _Candidate:
+class _Candidate(NamedTuple):
     """Pooled representations of one layer."""
 
     layer: int
@@ -196,8 +194,7 @@ class _Candidate:
     validation: Tensor  # `[M,d]`
 
 
-@dataclass(frozen=True)
-class _FittedProbe:
+class _FittedProbe(NamedTuple):
     """Linear model of a candidate, and its score on the validation split."""
 
     score: float
@@ -244,17 +241,13 @@ def training_targets(
     return [(label - low) / (high - low) for label in labels] if task.is_regression else labels
 
 
-def _accept_all(layer: int, pooling: str) -> bool:
-    return True
-
-
 def fit_best_probe(
     bb: Backbone,  # frozen backbone
     task: Task,  # task with its training and validation splits
     # its `cache`, `cache_dir`, `max_len`, `batch_size` and `template` are used
     cfg: TrainingConfig,
     # function of layer and pooling that returns whether to try them
-    accept_layer_and_pooling: Callable[[int, str], bool] = _accept_all,
+    accept_layer_and_pooling: Callable[[int, str], bool] = lambda layer, pooling: True,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:  # `W`, `b`, and a description with all candidates
     """Fit linear probes on the training split, and select the best one on the validation split."""
     targets = training_targets(task, task.splits["train"])
@@ -265,14 +258,8 @@ def fit_best_probe(
         W, b, converged = fit_linear_model(candidate.train, targets, C, n_classes)
         outputs = candidate.validation @ W.T + b
         score = score_main_metric(task, outputs, task.splits["validation"])
-        description = dict(
-            layer=candidate.layer,
-            pooling=candidate.pooling,
-            C=C,
-            converged=converged,
-            validation=score,
-        )
-        return _FittedProbe(score, W, b, description)
+        place = dict(layer=candidate.layer, pooling=candidate.pooling)
+        return _FittedProbe(score, W, b, dict(place, C=C, converged=converged, validation=score))
 
     first_C = INVERSE_REGULARISATION_GRID[1]
     fitted = [

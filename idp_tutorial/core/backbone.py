@@ -37,14 +37,11 @@ class Backbone:
     other family is a subclass that overrides what differs.
     """
 
-    causal: ClassVar[bool] = (
-        False  # True: a position attends only to itself and to its left (decoders)
-    )
+    # True: a position attends only to itself and to its left (decoders)
+    causal: ClassVar[bool] = False
     default_pooling: ClassVar[str] = "cls"  # position whose final state represents the text
     layers_path: ClassVar[str] = "encoder.layer"  # submodule of `base` with the list of layers
-    final_norm_path: ClassVar[str | None] = (
-        None  # submodule of `base` after the last layer; None: none
-    )
+    final_norm_path: ClassVar[str | None] = None  # submodule of `base` after the last layer
     supports_kv_prompt: ClassVar[bool] = True  # can a prompt enter as keys and values?
     supports_single_position: ClassVar[bool] = True  # can the last layer be run at one position?
     # modules that compute queries and values, to which LoRA is applied
@@ -54,9 +51,7 @@ class Backbone:
         "attention.output.dropout",
         "output.dropout",
     )
-    lm_head_modules: ClassVar[tuple[str, ...]] = (
-        "cls",
-    )  # parts of the language-model head, in order
+    lm_head_modules: ClassVar[tuple[str, ...]] = ("cls",)  # parts of the head, in order
     attention_dropout_field: ClassVar[str] = "attention_probs_dropout_prob"  # name in the config
 
     weights_origin: str = ""  # description of the weights for records, if the name is not enough
@@ -70,7 +65,8 @@ class Backbone:
         self.model = model.requires_grad_(False).eval()
         self.tokenizer = tokenizer
         self.name = name
-        self._edit: ReversibleEdit | None = None
+        # LoRA, adapters or another change that the model carries now
+        self.active_edit: ReversibleEdit | None = None
         self._initial_fingerprint: str | None = None
         self.config = model.config
         self.base = getattr(model, model.base_model_prefix, model)
@@ -119,20 +115,6 @@ class Backbone:
         weights_dtype = "int8" if is_quantised(self.layers) else self.dtype_name
         origin = {"origin": self.weights_origin} if self.weights_origin else {}
         return {**origin, "weights_dtype": weights_dtype}
-
-    @property
-    def active_edit(self) -> ReversibleEdit | None:
-        """LoRA, adapters or another change that the model carries now."""
-        return self._edit
-
-    def begin_edit(self, edit: ReversibleEdit) -> None:
-        """Register a change of the model, until `end_edit`; `ensure_unmodified` comes first."""
-        assert self._edit is None
-        self._edit = edit
-
-    def end_edit(self) -> None:
-        """Forget the registered change, which has been undone."""
-        self._edit = None
 
     def initial_fingerprint(self) -> str:  # 16 hex digits
         """Return the `backbone_fingerprint` of the first call, which comes before any training.

@@ -13,7 +13,7 @@ one thread at a time can train on it.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -165,16 +165,15 @@ def _set_states(generator: torch.Generator, states: tuple[Tensor, list[Tensor]])
         torch.cuda.set_rng_state_all(on_gpus)
 
 
-def exclusive_gpu_random_numbers(device: torch.device) -> AbstractContextManager:
-    """Return a context in which this thread alone trains on a GPU; on a CPU it does nothing.
+@contextmanager
+def exclusive_gpu_random_numbers(device: torch.device) -> Iterator[None]:
+    """Let this thread alone train on a GPU in a `with` block; on a CPU nothing happens.
 
     Raises: UserError if another thread of the process trains on a GPU.
     """
-    return nullcontext() if device.type == "cpu" else _hold_gpu()
-
-
-@contextmanager
-def _hold_gpu() -> Iterator[None]:
+    if device.type == "cpu":
+        yield
+        return
     if not _gpu_is_in_use.acquire(blocking=False):
         raise UserError(
             "another thread of this process is training on a GPU, and all threads share the random "

@@ -11,7 +11,6 @@ import torch
 from collections.abc import Callable, Iterable
 from copy import copy
 from torch import Tensor, nn
-from types import TracebackType
 from typing import Any
 
 # %% ../../nbs/engine/methods/backbone_edits.ipynb #665cf4bb
@@ -70,7 +69,7 @@ class BackboneEdit:
             (m, type(m), self._copy_attributes(m)) for m in bb.model.modules()
         ]
         self._original_params = [(p, p.requires_grad, p.grad) for p in bb.model.parameters()]
-        bb.begin_edit(self)
+        bb.active_edit = self
         try:
             apply(self)
             original_ids = {id(module) for module, *_ in self._original_modules}
@@ -119,34 +118,21 @@ class BackboneEdit:
         for parameter, requires_grad, grad in self._original_params:
             parameter.grad = grad
             parameter.requires_grad_(requires_grad)
-        self.bb.end_edit()
+        self.bb.active_edit = None
 
     def __enter__(self) -> "BackboneEdit":
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.restore()
 
 # %% ../../nbs/engine/methods/backbone_edits.ipynb #0f6b2378
-def _select_backbone_parameters(
-    bb: Backbone,
-    include_lm_head: bool,
-    accept: Callable[[str, Tensor], bool] = lambda name, parameter: True,
-) -> list[Tensor]:
-    """Return parameters of the backbone without its pooler, whose output is not used."""
+def _backbone_parameters(bb: Backbone, include_lm_head: bool) -> dict[str, Tensor]:
+    """Return the parameters of the backbone without its pooler, whose output is not used."""
     if include_lm_head:
         bb.check_lm_head()
     root = bb.model if include_lm_head else bb.base
-    return [
-        parameter
-        for name, parameter in root.named_parameters()
-        if accept(name, parameter) and "pooler." not in name
-    ]
+    return {name: p for name, p in root.named_parameters() if "pooler." not in name}
 
 
 def train_biases(
@@ -158,12 +144,11 @@ def train_biases(
 
     Raises: `UserError` if the backbone has no biases, or is already changed.
     """
-
-    def is_bias(name: str, parameter: Tensor) -> bool:
-        """Return whether a parameter is a bias, but not that of the vocabulary."""
-        return name.endswith("bias") and len(parameter) != bb.config.vocab_size
-
-    biases = _select_backbone_parameters(bb, include_lm_head, is_bias)
+    biases = [
+        parameter
+        for name, parameter in _backbone_parameters(bb, include_lm_head).items()
+        if name.endswith("bias") and len(parameter) != bb.config.vocab_size
+    ]
     if not biases:
         raise UserError(
             f"BitFit cannot be used on backbone {bb.name!r}: a {bb.family} model has no biases. "
@@ -182,7 +167,7 @@ def unfreeze(
 
     Raises: `UserError` if the backbone is already changed.
     """
-    params = _select_backbone_parameters(bb, include_lm_head)
+    params = list(_backbone_parameters(bb, include_lm_head).values())
     if reversible:
         return BackboneEdit(bb, "fine-tuning", lambda edit: edit.train_tensors(params))
     _refuse_second_edit(bb, "fine-tuning")

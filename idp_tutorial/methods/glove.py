@@ -37,6 +37,7 @@ from idp_tutorial.methods.method_registry import (
 )
 from .idpg_multilayer import multilayer_idpg_plan
 from .sentence_vectors import SentenceVectorConfig
+from ..utils.digests import compute_digest
 from ..utils.options import Range
 
 # %% ../../nbs/engine/methods/glove.ipynb #75aaf9ff
@@ -214,9 +215,9 @@ class GloveEncoder(PromptSource):
 
     def state_digest(self) -> str:  # 16 hexadecimal digits
         """Return a digest of all words and vectors."""
-        digest = hashlib.blake2b(json.dumps(self.index).encode(), digest_size=8)
-        digest.update(np.ascontiguousarray(self.vectors).data)
-        return digest.hexdigest()
+        return compute_digest(
+            [json.dumps(self.index).encode(), np.ascontiguousarray(self.vectors).data]
+        )
 
     def embed_text(self, text: str) -> np.ndarray:  # `[d']`
         """Compute the vector of a text."""

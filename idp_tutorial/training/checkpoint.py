@@ -16,7 +16,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state
 from idp_tutorial.core.random_numbers import current_generator
 from idp_tutorial.training.config import TrainingConfig
-from idp_tutorial.training.distributed import StepProfiler, all_gather_objects
+from idp_tutorial.training.distributed import all_gather_objects
 from idp_tutorial.utils.checks import UserError, check_writable_folder
 from idp_tutorial.utils.digests import compute_digest, file_digest
 from idp_tutorial.utils.records import config_fingerprint, describe_differences
@@ -103,20 +103,9 @@ def set_random_state(state: dict) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-class _Run(Protocol):
-    """Attributes of `TrainingRun` that a checkpoint saves and restores."""
-
-    acc: Any
-    optimizer: Any
-    lr_scheduler: Any
-    profiler: StepProfiler
-    state: Any
-    trained_tensors: dict[str, Tensor]
-
-    @property
-    def is_finished(self) -> bool:
-        """True after the last step."""
-        ...
+def _stateful_parts(run: Any) -> dict[str, Any]:
+    """Return the parts of a run with a state of their own, by name; None: the run has none."""
+    return dict(optimizer=run.optimizer, lr_scheduler=run.lr_scheduler, grad_scaler=run.acc.scaler)
 
 
 _CONTENT_KEYS = ("fingerprint", "progress", "random_states", "tensors")  # of every checkpoint
@@ -187,19 +176,20 @@ def check_optimizer_state(
             raise UserError(f"{source} has moments of another shape for parameter {i}: {remedy}.")
 
 
-def _check_content(content: Mapping[str, Any], run: "_Run", source: str) -> None:
+def _check_content(content: Mapping[str, Any], run: Any, source: str) -> None:
     """Check the content of a checkpoint against the run that continues from it."""
     trained = dict(run.trained_tensors)
     best = content["progress"]["best_tensors"]
     for tensors in (content["tensors"], best):
         if tensors:
             check_structure(tensors, trained, source, _REMEDY)
-    if content["optimizer"] and run.optimizer is not None:
-        check_optimizer_state(content["optimizer"], run.optimizer, source)
-    for name in ("lr_scheduler", "grad_scaler"):
-        component = run.lr_scheduler if name == "lr_scheduler" else run.acc.scaler
-        if content[name] and component is not None:
-            check_structure(content[name], component.state_dict(), f"{source}, {name},", _REMEDY)
+    for name, part in _stateful_parts(run).items():
+        if not content[name] or part is None:
+            continue
+        if name == "optimizer":
+            check_optimizer_state(content[name], part, source)
+        else:
+            check_structure(content[name], part.state_dict(), f"{source}, {name},", _REMEDY)
     states = content["random_states"]
     if len(states) <= run.acc.process_index:
         raise UserError(f"{source} has random states of {len(states)} processes only: {_REMEDY}.")
@@ -226,26 +216,28 @@ class Checkpoint:
         check_writable_folder(folder, "checkpoint_dir=")
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def save(self, run: _Run) -> None:
+    def save(
+        self,
+        run: Any,  # a `TrainingRun` of `training.fit`
+    ) -> None:
         """Write the state of a run; once it is finished, only its best tensors and its log."""
         random_states = all_gather_objects(get_random_state())
         if not run.acc.is_main_process:
             return
 
-        def state_dict(x: Any) -> dict | None:
-            """Return the state of an object of a run that goes on."""
-            return None if run.is_finished or x is None else x.state_dict()
-
-        tensors = {} if run.is_finished else {n: t.detach() for n, t in run.trained_tensors.items()}
+        is_finished = run.is_finished
+        tensors = {} if is_finished else {n: t.detach() for n, t in run.trained_tensors.items()}
+        states = {
+            name: None if is_finished or part is None else part.state_dict()
+            for name, part in _stateful_parts(run).items()
+        }
         content = dict(
             fingerprint=self.run_fingerprint,
             progress={**vars(run.state), "losses": torch.stack(run.state.losses)},
             profiler=run.profiler.state_dict(),
             random_states=random_states,
             tensors=tensors,
-            optimizer=state_dict(run.optimizer),
-            lr_scheduler=state_dict(run.lr_scheduler),
-            grad_scaler=state_dict(run.acc.scaler),
+            **states,
         )
         write_snapshot(self.folder, run.state.step, content)
 
@@ -253,7 +245,7 @@ class Checkpoint:
         """Delete all checkpoints of the folder, so that another run may use it."""
         remove_snapshots(self.folder)
 
-    def load(self, run: _Run) -> None:
+    def load(self, run: Any) -> None:
         """Restore a run from the last checkpoint; without one, leave it unchanged."""
         content = self._read_on_all_processes(run.acc)
         if content is None:
@@ -261,13 +253,9 @@ class Checkpoint:
         source = f"the checkpoint in {self.folder}"
         _check_content(content, run, source)
         restore_state(run.trained_tensors, content["tensors"])
-        for component, name in (
-            (run.optimizer, "optimizer"),
-            (run.lr_scheduler, "lr_scheduler"),
-            (run.acc.scaler, "grad_scaler"),
-        ):
+        for name, part in _stateful_parts(run).items():
             if content[name]:
-                component.load_state_dict(content[name])
+                part.load_state_dict(content[name])
         run.profiler.load_state_dict(content["profiler"])
         progress = dict(content["progress"])
         progress["losses"] = list(progress["losses"].to(run.acc.device))

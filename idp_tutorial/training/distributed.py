@@ -11,9 +11,9 @@ import atexit
 import os
 import time
 import torch
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise, repeat
 from torch import Tensor, nn
 from typing import Any
 
@@ -25,11 +25,6 @@ from ..core.prompted_model import PromptedModel
 from ..utils.process import ACCELERATE_LOCK
 
 # %% ../../nbs/engine/training/distributed.ipynb #97fe1c21
-def _cycle(loader: Iterable) -> Iterator:
-    while True:
-        yield from loader
-
-
 def make_loss_weight(head: nn.Module | None) -> Callable[[dict], float]:
     """Return a function that gives each example's weight in the loss, which is a weighted mean.
 
@@ -64,7 +59,7 @@ def iterate_step_batches(
     )
     loader.collate_fn = list  # each process pads its own examples
     loss_weight = make_loss_weight(head)
-    for step_examples in islice(_cycle(loader), skip_steps, None):
+    for step_examples in islice(chain.from_iterable(repeat(loader)), skip_steps, None):
         total_weight = sum(map(loss_weight, step_examples))
         bounds = [len(step_examples) * i // n_parts for i in range(n_parts + 1)]
         parts = list(pairwise(bounds))[acc.process_index :: acc.num_processes]

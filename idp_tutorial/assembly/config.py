@@ -160,10 +160,7 @@ def general_options() -> dict[str, Option]:  # name: option
 
 def all_method_options() -> list[str]:
     """Return the names of the options that only some methods have."""
-    names: dict[str, None] = {}
-    for row in ALL_METHODS.values():
-        names |= dict.fromkeys(row.options)
-    return list(names)
+    return list(dict.fromkeys(name for row in ALL_METHODS.values() for name in row.options))
 
 
 def _shared_option(name: str) -> Option:

@@ -47,7 +47,13 @@ from idp_tutorial.families.family import (
     resolve_attention,
     wrap_hf_model,
 )
-from idp_tutorial.utils.checks import UserError, closest_match, is_number, is_out_of_memory
+from idp_tutorial.utils.checks import (
+    UserError,
+    check_choice,
+    closest_match,
+    is_number,
+    is_out_of_memory,
+)
 from idp_tutorial.utils.digests import MANIFEST_NAME, require_intact_files
 from idp_tutorial.utils.hub_access import is_hub_reachable, split_revision
 from idp_tutorial.utils.process import pause_garbage_collection
@@ -492,8 +498,7 @@ def load_backbone(
     'smollm2' of `idp fetch` was quantised, the hub's was not. Raises: `UserError` if it cannot be
     loaded.
     """
-    if attn not in ("sdpa", "eager"):
-        raise UserError(f"attn must be 'sdpa' or 'eager', got {attn!r}.")
+    check_choice(attn, ("sdpa", "eager"), "attn")
     if overrides and not weights:
         raise UserError(
             f"load_backbone({name!r}, {', '.join(overrides)}=...): the sizes of a pretrained model "

@@ -186,6 +186,15 @@ _llama3_config = partial(  # version 3.2
     ),
     tie_word_embeddings=True,
 )
+_mistral_config = partial(
+    _decoder_config,
+    "MistralConfig",
+    32000,
+    max_position_embeddings=32768,
+    sliding_window=4096,
+    rms_norm_eps=1e-5,
+    rope_theta=1e4,
+)
 _qwen2_config = partial(  # version 2.5
     _decoder_config,
     "Qwen2Config",
@@ -204,6 +213,24 @@ _qwen3_config = partial(
     rope_theta=1e6,
     tie_word_embeddings=True,
 )
+_gemma2_config = partial(
+    _decoder_config,
+    "Gemma2Config",
+    256000,
+    head_dim=256,
+    query_pre_attn_scalar=256,
+    sliding_window=4096,
+    max_position_embeddings=8192,
+)
+_gemma3_config = partial(
+    _decoder_config,
+    "Gemma3TextConfig",
+    262144,
+    head_dim=256,
+    query_pre_attn_scalar=256,
+    sliding_window=512,
+    max_position_embeddings=32768,
+)
 
 DECODER_CONFIGS: dict[str, _ConfigBuilder] = {
     "gpt2": _gpt2_config(768, 12, 12),
@@ -215,19 +242,7 @@ DECODER_CONFIGS: dict[str, _ConfigBuilder] = {
     "smollm2-1.7b": _smollm2_config(2048, 24, 32, 32, 8192, rope_theta=1.3e5),
     "llama-3.2-1b": _llama3_config(2048, 16, 32, 8, 8192),
     "llama-3.2-3b": _llama3_config(3072, 28, 24, 8, 8192),
-    "mistral-7b": _decoder_config(
-        "MistralConfig",
-        32000,
-        4096,
-        32,
-        32,
-        8,
-        14336,
-        max_position_embeddings=32768,
-        sliding_window=4096,
-        rms_norm_eps=1e-5,
-        rope_theta=1e4,
-    ),  # v0.1
+    "mistral-7b": _mistral_config(4096, 32, 32, 8, 14336),  # v0.1
     "qwen2.5-0.5b": _qwen2_config(151936, 896, 24, 14, 2, 4864, max_position_embeddings=32768),
     "qwen2.5-1.5b": _qwen2_config(151936, 1536, 28, 12, 2, 8960),
     "qwen2.5-7b": _qwen2_config(152064, 3584, 28, 28, 4, 18944, tie_word_embeddings=False),
@@ -235,32 +250,8 @@ DECODER_CONFIGS: dict[str, _ConfigBuilder] = {
     "qwen3-1.7b": _qwen3_config(2048, 28, 16, 8, 6144),
     "qwen3-8b": _qwen3_config(4096, 36, 32, 8, 12288, tie_word_embeddings=False),
     "gemma-2b": _decoder_config("GemmaConfig", 256000, 2048, 18, 8, 1, 16384, head_dim=256),
-    "gemma-2-2b": _decoder_config(
-        "Gemma2Config",
-        256000,
-        2304,
-        26,
-        8,
-        4,
-        9216,
-        head_dim=256,
-        query_pre_attn_scalar=256,
-        sliding_window=4096,
-        max_position_embeddings=8192,
-    ),
-    "gemma-3-1b": _decoder_config(
-        "Gemma3TextConfig",
-        262144,
-        1152,
-        26,
-        4,
-        1,
-        6912,
-        head_dim=256,
-        query_pre_attn_scalar=256,
-        sliding_window=512,
-        max_position_embeddings=32768,
-    ),
+    "gemma-2-2b": _gemma2_config(2304, 26, 8, 4, 9216),
+    "gemma-3-1b": _gemma3_config(1152, 26, 4, 1, 6912),
 }
 FULL_SCALE_CONFIGS = ENCODER_CONFIGS | DECODER_CONFIGS
 

@@ -18,10 +18,9 @@ def _order_by_class_quota(
     units: list[list[dict]], n_samples: int, rng: random.Random
 ) -> list[list[dict]]:
     """Move `n_samples` units, in proportion to the labels, to the front."""
-    by_label: dict[int, list[list[dict]]] = {}
+    classes = []
     for label in sorted({u[0]["label"] for u in units}):
-        by_label[label] = [u for u in units if u[0]["label"] == label]
-    classes = list(by_label.values())
+        classes.append([u for u in units if u[0]["label"] == label])
     quotas = [round(n_samples * len(c) / len(units)) for c in classes[:-1]]
     quotas.append(max(0, n_samples - sum(quotas)))
     sampled = [u for c, quota in zip(classes, quotas) for u in c[:quota]]

@@ -490,17 +490,6 @@ def _parse_line(text: str, where: str, format: str, pair: bool) -> dict:
     return dict(zip(("sentence1", "sentence2"), texts))
 
 
-def _read_binary_table(path: str | Path, format: str, **given: Any) -> Iterator[tuple[str, dict]]:
-    """Yield the rows of a format that is not text, and refuse the options of text."""
-    for name, value in given.items():
-        if value is not None:
-            raise UserError(
-                f"{name}={value!r} applies only to text files, and {path} is {format}: "
-                "leave it out."
-            )
-    yield from (_read_parquet if format == "parquet" else _read_excel)(path)
-
-
 def iterate_rows(
     path: str | Path,  # a file; '-': standard input
     format: str | None = None,  # key of `FILE_FORMATS`; None: detect it from the file's suffix
@@ -512,7 +501,13 @@ def iterate_rows(
     format = detect_format(path, format)
     where = describe_file(path)
     if format in ("parquet", "xlsx"):
-        yield from _read_binary_table(path, format, encoding=encoding, sep=sep)
+        for name, value in (("encoding", encoding), ("sep", sep)):
+            if value is not None:
+                raise UserError(
+                    f"{name}={value!r} applies only to text files, and {path} is {format}: "
+                    "leave it out."
+                )
+        yield from (_read_parquet if format == "parquet" else _read_excel)(path)
         return
     if sep is not None:
         sep = _check_delimiter(sep)

@@ -1,6 +1,5 @@
 """DistilBERT: BERT without token types, and the simplest explicit layer."""
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -27,19 +26,18 @@ class DistilBertBackbone(ExplicitLayerBackbone):
 
     def _compute_layer(
         self,
-        layer: int,
+        block: Any,
         x: Tensor,
         h: Tensor,
+        selected: dict[str, Any],
         layer_kwargs: dict[str, Any],
         kv: Any,
-        select: Callable[[Any], Any],
     ) -> Tensor:
-        block: Any = self.layers[layer]
         attention = block.attention
         q = split_heads(attention.q_lin(x), self.n_heads)
         k = split_heads(attention.k_lin(h), self.n_heads)
         v = split_heads(attention.v_lin(h), self.n_heads)
-        mask = select(layer_kwargs["attention_mask"])
+        mask = selected["attention_mask"]
         dropout = attention.dropout.p if attention.training else 0.0
         attended = self._attend(q, k, v, mask, kv, dropout)
         x = block.sa_layer_norm(attention.out_lin(attended) + x)

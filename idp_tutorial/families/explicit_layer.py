@@ -6,7 +6,6 @@ loop equals the library exactly. Otherwise it calls `_compute_layer`: the same l
 out, at the positions `x`, which attend to all positions `h`. The parity tests compare the two.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
@@ -23,12 +22,12 @@ class ExplicitLayerBackbone(Backbone):
 
     def _compute_layer(
         self,
-        layer: int,  # 0-based
+        block: Any,  # one of `layers`
         x: Tensor,  # hidden states of the positions to compute `[B,n,d]`
         h: Tensor,  # hidden states of all positions, which they attend to `[B,T,d]`
+        selected: dict[str, Any],  # `layer_kwargs` at the positions of `x`
         layer_kwargs: dict[str, Any],  # keyword arguments of the library's layer
         kv: Any,  # a prompt's keys and values, or None
-        select: Callable[[Any], Any],  # reduces masks and rotary angles to the positions of `x`
     ) -> Tensor:  # `[B,n,d]`
         """Compute one layer without calling the library's layer."""
         raise NotImplementedError
@@ -40,7 +39,7 @@ class ExplicitLayerBackbone(Backbone):
         if not kv:
             return super().run_layer(layer, h, layer_kwargs_by_type)
         layer_kwargs = layer_kwargs_by_type[self.layer_types[layer]]
-        return self._compute_layer(layer, h, h, layer_kwargs, kv, lambda x: x)
+        return self._compute_layer(self.layers[layer], h, h, layer_kwargs, layer_kwargs, kv)
 
     def run_layer_at_position(
         self,
@@ -52,10 +51,9 @@ class ExplicitLayerBackbone(Backbone):
     ) -> Tensor:
         """Run one layer at a single position of each example."""
         layer_kwargs = layer_kwargs_by_type[self.layer_types[layer]]
+        selected = {name: select_position(x, position) for name, x in layer_kwargs.items()}
         state = select_position(h, position)
-        return self._compute_layer(
-            layer, state, h, layer_kwargs, kv, lambda x: select_position(x, position)
-        )
+        return self._compute_layer(self.layers[layer], state, h, selected, layer_kwargs, kv)
 
     def _attend(
         self,

@@ -1,6 +1,5 @@
 """ModernBERT: an encoder with rotary positions and layers with sliding-window attention."""
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -45,22 +44,20 @@ class ModernBertBackbone(ExplicitLayerBackbone):
 
     def _compute_layer(
         self,
-        layer: int,
+        block: Any,
         x: Tensor,
         h: Tensor,
+        selected: dict[str, Any],
         layer_kwargs: dict[str, Any],
         kv: Any,
-        select: Callable[[Any], Any],
     ) -> Tensor:
-        block: Any = self.layers[layer]
         attention = block.attn
-        angles = layer_kwargs["position_embeddings"]
         q = attention.Wqkv(block.attn_norm(x)).chunk(3, -1)[0]
         _, k, v = attention.Wqkv(block.attn_norm(h)).chunk(3, -1)
         q, k, v = [split_heads(projection, self.n_heads) for projection in (q, k, v)]
-        q = apply_rotary_embedding(q.float(), *select(angles)).to(h.dtype)
-        k = apply_rotary_embedding(k.float(), *angles).to(h.dtype)
-        mask = select(layer_kwargs["attention_mask"])
+        q = apply_rotary_embedding(q.float(), *selected["position_embeddings"]).to(h.dtype)
+        k = apply_rotary_embedding(k.float(), *layer_kwargs["position_embeddings"]).to(h.dtype)
+        mask = selected["attention_mask"]
         dropout = attention.attention_dropout if attention.training else 0.0
         attended = self._attend(q, k, v, mask, kv, dropout)
         x = x + attention.out_drop(attention.Wo(attended))

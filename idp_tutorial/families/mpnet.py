@@ -7,7 +7,6 @@ and values of a 'kv' prompt have no position of their own; they are treated as t
 to the left of the text.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -42,20 +41,19 @@ class MPNetBackbone(ExplicitLayerBackbone, RobertaBackbone):
 
     def _compute_layer(
         self,
-        layer: int,
+        block: Any,
         x: Tensor,
         h: Tensor,
+        selected: dict[str, Any],
         layer_kwargs: dict[str, Any],
         kv: Any,
-        select: Callable[[Any], Any],
     ) -> Tensor:
-        block: Any = self.layers[layer]
         attention = block.attention.attn
         q = split_heads(attention.q(x), self.n_heads)
         k = split_heads(attention.k(h), self.n_heads)
         v = split_heads(attention.v(h), self.n_heads)
-        bias = select(layer_kwargs["position_bias"])
-        mask = select(layer_kwargs["attention_mask"])
+        bias = selected["position_bias"]
+        mask = selected["attention_mask"]
         if mask is not None:
             bias = bias + mask
         dropout = attention.dropout.p if attention.training else 0.0

@@ -9,18 +9,18 @@ and values of a text (`init='text'`), or else drawn with standard deviation 1, a
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
-from idp_tutorial.core.steps import PromptSource, Step
+from idp_tutorial.core.steps import PromptSource
 from idp_tutorial.methods.method_registry import Plan, register
 from idp_tutorial.methods.p_tuning_v2 import deep_prompt_plan
 from idp_tutorial.methods.text_init import TextInitConfig, text_keys_values
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.utils.checks import UserError, check_at_least, require_packages
 
-__all__ = ["CartridgeKeyValues", "cartridge_plan", "CartridgePromptConfig"]
+__all__ = ["CartridgeKeyValues", "CartridgePromptConfig"]
 
 
 class CartridgeKeyValues(PromptSource):
@@ -61,24 +61,6 @@ class CartridgeKeyValues(PromptSource):
         return p.expand(ctx.h.shape[0], -1, -1)
 
 
-def cartridge_plan(
-    bb: Backbone,  # frozen model that the keys and values enter
-    source: nn.Module,  # context → keys and values of its layer `[B,t,d_kv_prompt]`
-    t: int,  # prompt length
-) -> dict[int, Step]:  # layer → step
-    """Return the plan of P-tuning v2 with one source for all layers.
-
-    Raises: `UserError` if the layers take no prompt keys and values.
-    """
-    if not bb.supports_kv_prompt:
-        raise UserError(
-            f"'cartridge' needs layers that take prompt keys and values, but the attention of a "
-            f"{bb.family} backbone takes none. Use 'p-tuning-v2' with insertion='replace'."
-        )
-    steps = deep_prompt_plan(bb, t, "kv")
-    return {layer: replace(step, source=source) for layer, step in steps.items()}
-
-
 @register(
     "cartridge",
     reference="peft 0.21; Eyuboglu et al. 2025",
@@ -91,8 +73,17 @@ class CartridgePromptConfig(TextInitConfig):
     """Options of a cartridge."""
 
     def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:
-        """Build the plan: keys and values in every layer."""
+        """Build the plan of P-tuning v2 with one source for all layers.
+
+        Raises: `UserError` if the layers take no prompt keys and values.
+        """
         ids = self.initial_token_ids(bb)
         initial = None if ids is None else text_keys_values(bb, ids)
         source = CartridgeKeyValues(bb, self.prompt_length, initial)
-        return cartridge_plan(bb, source, self.prompt_length)
+        if not bb.supports_kv_prompt:
+            raise UserError(
+                f"'cartridge' needs layers that take prompt keys and values, but the attention of "
+                f"a {bb.family} backbone takes none. Use 'p-tuning-v2' with insertion='replace'."
+            )
+        steps = deep_prompt_plan(bb, self.prompt_length, "kv")
+        return {layer: replace(step, source=source) for layer, step in steps.items()}

@@ -133,11 +133,9 @@ class SecondPassConfig(SentenceVectorConfig):
     def sentence_encoder(
         self,
         pooling: str,  # pooled representation of the head
-    ) -> Callable[[Context], Tensor] | None:  # None: `sentence_vector`
+    ) -> Callable[[Context], Tensor]:
         """Return the function that computes M(x)."""
-        encoders: dict[str, Callable[[Context], Tensor] | None] = dict(
-            mean=mean_sentence_vector, cls=None, noisy=noisy_sentence_vector
-        )
+        encoders = dict(mean=mean_sentence_vector, cls=sentence_vector, noisy=noisy_sentence_vector)
         return encoders[resolve_sentence_pooling(self.sentence_pooling, pooling)]
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #fbc42a75

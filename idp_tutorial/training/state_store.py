@@ -37,19 +37,20 @@ __all__ = [
 ]
 
 
+def _blake2b_digest(size: int, *blocks: Any) -> bytes:
+    """Return a digest of `size` bytes of all blocks in order."""
+    digest = hashlib.blake2b(digest_size=size)
+    for block in blocks:
+        digest.update(block)
+    return digest.digest()
+
+
 def example_key(example: dict) -> bytes:
     """Return a hash (16 bytes) of the token ids and token types of an example."""
+    ids = example["input_ids"]
     answer_start = [example["answer_start"]] if "answer_start" in example else []
-    numbers = np.array(
-        [
-            len(example["input_ids"]),
-            *example["input_ids"],
-            *example["token_type_ids"],
-            *answer_start,
-        ],
-        np.int32,
-    )
-    return hashlib.blake2b(numbers.tobytes(), digest_size=16).digest()
+    numbers = [len(ids), *ids, *example["token_type_ids"], *answer_start]
+    return _blake2b_digest(16, np.array(numbers, np.int32))
 
 
 # one entry of the index: key of the text, position after its last state, digest of its states
@@ -122,14 +123,6 @@ def evict_least_recently_used(
             return
         part.unlink(missing_ok=True)
         total -= stats[part].st_size
-
-
-def _blake2b_digest(size: int, *blocks: Any) -> bytes:
-    """Return a digest of `size` bytes of all blocks in order."""
-    digest = hashlib.blake2b(digest_size=size)
-    for block in blocks:
-        digest.update(block)
-    return digest.digest()
 
 
 class _Location(NamedTuple):

@@ -162,15 +162,6 @@ def _read_lock_holder(note: Path) -> str:
         return "another process"
 
 
-def _wait_for_lock(lock: FileLock, message: str) -> None:
-    """Acquire a lock; log the message if that takes more than a second."""
-    try:
-        lock.acquire(timeout=1)
-    except Timeout:
-        logger.info(message)
-        lock.acquire()
-
-
 @contextmanager
 def folder_lock(
     folder: Path | str | None,  # created if needed; None: no lock is taken
@@ -195,14 +186,15 @@ def folder_lock(
     lock = FileLock(lock_file)
     note = lock_file.with_name(lock_file.name + "-by")
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=1 if wait else 0)
     except Timeout:
+        holder = _read_lock_holder(note)
         if not wait:
             raise UserError(
-                f"{target} is in use by {_read_lock_holder(note)}: wait until it ends, or use "
-                "another output folder."
+                f"{target} is in use by {holder}: wait until it ends, or use another output folder."
             ) from None
-        _wait_for_lock(lock, f"waiting for {_read_lock_holder(note)}, which is writing to {target}")
+        logger.info(f"waiting for {holder}, which is writing to {target}")
+        lock.acquire()
     _HELD_LOCKS[key] = lock
     try:
         note.write_text(_describe_this_process(), encoding="utf-8")

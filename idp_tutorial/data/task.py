@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = [
     "TEXT_COLUMNS",
     "TEMPLATES",
-    "check_task",
     "require_classes",
     "mark_best_candidates",
     "Task",
@@ -119,9 +118,7 @@ def _check_metric(task: "Task") -> None:
         )
 
 
-def check_task(
-    task: "Task",  # the task to check
-) -> None:
+def _check_task(task: "Task") -> None:
     """Raise `UserError` unless the labels, label words, metric and grouping fit together."""
     _check_names(task)
     if task.is_generation:
@@ -261,7 +258,7 @@ class Task:
         for name in ("labels", "label_words"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        check_task(self)
+        _check_task(self)
 
     def split_sizes(self) -> dict[str, int]:
         """Return the number of rows of each split."""

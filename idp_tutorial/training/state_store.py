@@ -30,9 +30,6 @@ __all__ = [
     "INDEX_FOOTER_BYTES",
     "example_key",
     "cache_size_bytes",
-    "check_disk_space",
-    "cache_limit_bytes",
-    "evict_least_recently_used",
     "StateStore",
 ]
 
@@ -72,11 +69,7 @@ def cache_size_bytes(
 _RESERVED_BYTES = 2**26  # that must stay free: 64 MiB
 
 
-def check_disk_space(
-    folder: Path,
-    required_bytes: int,
-    description: str = "this cache",  # for the message
-) -> None:
+def _check_disk_space(folder: Path, required_bytes: int, description: str) -> None:
     """Raise `UserError` if a part does not fit on the disk of a folder."""
     free = shutil.disk_usage(folder).free
     if required_bytes + _RESERVED_BYTES > free:
@@ -88,7 +81,7 @@ def check_disk_space(
         )
 
 
-def cache_limit_bytes() -> float:
+def _cache_limit_bytes() -> float:
     """Return the maximum size of all caches together in bytes, from `IDP_CACHE_LIMIT` (GB)."""
     value = os.environ.get("IDP_CACHE_LIMIT") or "50"
     hint = "the maximum size of all caches together in GB, such as 50"
@@ -100,14 +93,11 @@ def cache_limit_bytes() -> float:
         ) from None
 
 
-def evict_least_recently_used(
-    root: Path,  # folder of all caches
-    required_bytes: int,
-    description: str = "this cache",  # for the message
-    keep_parts: Collection[Path] = (),  # parts that are in use and not deleted
+def _evict_least_recently_used(
+    root: Path, required_bytes: int, description: str, parts_in_use: Collection[Path]
 ) -> None:
     """Delete the least recently used parts until `required_bytes` more are within the limit."""
-    limit = cache_limit_bytes()
+    limit = _cache_limit_bytes()
     if required_bytes > limit:
         raise UserError(
             f"{description} needs {required_bytes / 1e6:,.1f} MB, and IDP_CACHE_LIMIT allows "
@@ -118,7 +108,7 @@ def evict_least_recently_used(
         with suppress(FileNotFoundError):  # another process may have deleted it
             stats[part] = part.stat()
     total = sum(stat.st_size for stat in stats.values())
-    for part in sorted(stats.keys() - set(keep_parts), key=lambda part: stats[part].st_mtime):
+    for part in sorted(stats.keys() - set(parts_in_use), key=lambda part: stats[part].st_mtime):
         if total + required_bytes <= limit:
             return
         part.unlink(missing_ok=True)
@@ -219,7 +209,7 @@ class StateStore:
         for part in {location.part for location in self.locations.values()}:
             # a part of another user may be readable only
             with suppress(OSError):
-                os.utime(part)  # the time of use, for `evict_least_recently_used`
+                os.utime(part)  # the time of use, for `_evict_least_recently_used`
 
     def add(
         self,
@@ -232,8 +222,8 @@ class StateStore:
         required_bytes = cache_size_bytes(lengths, self.d, self.dtype)
         parts_in_use = {location.part for location in self.locations.values()}
         root = self.folder.absolute().parents[1]
-        evict_least_recently_used(root, required_bytes, description, parts_in_use)
-        check_disk_space(self.folder, required_bytes, description)
+        _evict_least_recently_used(root, required_bytes, description, parts_in_use)
+        _check_disk_space(self.folder, required_bytes, description)
         remove_stale_part_files(self.folder)
         index = np.zeros(len(keys), INDEX_DTYPE)
         index["key"] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16)

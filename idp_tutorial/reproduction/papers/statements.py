@@ -25,6 +25,7 @@ __all__ = [
     "STATEMENT_CHECKS",
     "check_statement",
     "printed_differences",
+    "published_means",
 ]
 
 
@@ -47,7 +48,7 @@ def task_key(
     return "→".join(TASK_NAMES.get(name, name.lower()) for name in names)
 
 
-def _select_cells(
+def published_means(
     table: str,  # such as 'lpt-4'
     setting: str = "",  # a part of the setting
     backbone: str = "",  # a part of the name of the backbone
@@ -74,7 +75,7 @@ def printed_differences(
     conditions = dict(word.split("=", 1) for word in words if "=" in word)
     tasks = conditions.pop("task", "")
     try:
-        means = _select_cells(table, **conditions)
+        means = published_means(table, **conditions)
         differences = (means[a] - means[b]).dropna().round(2).to_dict()
     except (KeyError, TypeError) as e:
         raise UserError(
@@ -109,7 +110,7 @@ def _compare_with_others(
     **selection: str,
 ) -> tuple[list[str], list[str], dict[str, int]]:
     """Return the tasks on which a method is above all others, its ties, and its rank by task."""
-    means = _select_cells(table, **selection).drop(index=AVERAGE, errors="ignore")
+    means = published_means(table, **selection).drop(index=AVERAGE, errors="ignore")
     if others:
         rivals = means[list(others)]
     else:
@@ -163,7 +164,7 @@ def _gap_from_two_tasks() -> StatementCheck:
 
 
 def _best_on_single_sentences() -> StatementCheck:
-    means = _select_cells("idpg-1").loc[["MPQA", "Subj", "CR", "MR"]]
+    means = published_means("idpg-1").loc[["MPQA", "Subj", "CR", "MR"]]
     is_idpg = means.columns.str.contains("IDPG")
     best = means.loc[:, is_idpg].max(axis=1)
     others = means.loc[:, ~is_idpg].max(axis=1)
@@ -184,7 +185,7 @@ def _single_sentence_gains() -> StatementCheck:
 
 
 def _vote_with_layer_norm() -> StatementCheck:
-    votes = _select_cells("idpg-7", metric="voting").loc[AVERAGE]
+    votes = published_means("idpg-7", metric="voting").loc[AVERAGE]
     norm = votes["+LayerNorm"] - votes["PHM"]
     residual = votes["+residual"] - votes["PHM"]
     text = f"LayerNorm {norm:+.1f}, residual {residual:+.1f}"
@@ -217,7 +218,7 @@ def _third_of_adapterdrop() -> StatementCheck:
 
 
 def _memory_saved(method: str, claimed: float) -> StatementCheck:
-    memory = _select_cells("lpt-5", backbone="RoBERTa", metric="memory").loc["RTE"]
+    memory = published_means("lpt-5", backbone="RoBERTa", metric="memory").loc["RTE"]
     saved = 100 * (1 - memory[method] / memory["Model Tuning"])
     text = f"1 − {memory[method]:g} / {memory['Model Tuning']:g} = {saved:.1f} % (Table 5, in GB)"
     return StatementCheck(text, bool(abs(saved - claimed) < 0.05))
@@ -230,7 +231,7 @@ def _parameters_of_prompt_tuning() -> StatementCheck:
 
 def _generators_above_baselines(setting: str, generators: tuple[str, ...]) -> StatementCheck:
     """Check that generated late prompts have better averages than all baselines of LPT."""
-    averages = _select_cells(setting).loc[AVERAGE]
+    averages = published_means(setting).loc[AVERAGE]
     baselines = averages[~averages.index.str.startswith("LPT")]
     lowest = averages[list(generators)].min()
     text = ", ".join(f"{averages[name]:.1f}" for name in generators)
@@ -250,7 +251,7 @@ def _above_adapterdrop() -> StatementCheck:
 
 def _layer_19() -> StatementCheck:
     accuracy, speed = (
-        _select_cells("lpt-10", metric=metric).loc["RTE"] for metric in ("accuracy", "speed")
+        published_means("lpt-10", metric=metric).loc["RTE"] for metric in ("accuracy", "speed")
     )
     cells = []
     is_cheaper_and_worse = []
@@ -274,7 +275,7 @@ def _best_average(*tables: str) -> StatementCheck:
     """Check that ID-SPAM has the best average of tables of SuperGLUE."""
     leads = []
     for table in tables:
-        averages = _select_cells(table).loc[AVERAGE]
+        averages = published_means(table).loc[AVERAGE]
         leads.append(averages["ID-SPAM"] - averages.drop("ID-SPAM").max())
     text = ", ".join(f"{lead:+.1f} above the next" for lead in leads)
     return StatementCheck(text, bool(min(leads) > 0))
@@ -287,7 +288,7 @@ def _two_of_four_on_gpt2() -> StatementCheck:
 
 
 def _relative_gains_on_gpt2_large() -> StatementCheck:
-    averages = _select_cells("id-spam-10").loc[AVERAGE]
+    averages = published_means("id-spam-10").loc[AVERAGE]
     gains = [100 * (averages["ID-SPAM"] / averages[b] - 1) for b in ("LoRA", "LPT")]
     text = f"{gains[0]:.1f} % and {gains[1]:.1f} % of the averages"
     return StatementCheck(text, [round(gain, 1) for gain in gains] == [0.5, 1.3])
@@ -299,7 +300,7 @@ def _above_fine_tuning_in_transfer() -> StatementCheck:
 
 
 def _mean_time_to_convergence() -> StatementCheck:
-    times = _select_cells("id-spam-15").mean()
+    times = published_means("id-spam-15").mean()
     saved = 100 * (1 - times["ID-SPAM"] / times["LPT"])
     text = f"({times['LPT']:.1f} − {times['ID-SPAM']:.1f}) / {times['LPT']:.1f} = {saved:.1f} %"
     return StatementCheck(text, bool(abs(saved - 7.3) < 0.05))
@@ -308,7 +309,7 @@ def _mean_time_to_convergence() -> StatementCheck:
 def _less_time_than_lora() -> StatementCheck:
     ratios = []
     for metric in ("training", "inference"):
-        times = _select_cells("id-spam-14", metric=metric)
+        times = published_means("id-spam-14", metric=metric)
         ratios += (times["ID-SPAM"] / times["LoRA"]).tolist()
     text = "ID-SPAM / LoRA: " + ", ".join(f"{ratio:.2f}" for ratio in ratios)
     return StatementCheck(text, max(ratios) < 1)

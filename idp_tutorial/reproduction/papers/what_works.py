@@ -16,7 +16,8 @@ such as a head that begins at random. The contrast of two methods is measured in
 interval says whether the settings differ, which two separate intervals do not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from idp_tutorial.reproduction.papers.claims import read_claims
-from idp_tutorial.reproduction.papers.published_scores import load_published_scores
+from idp_tutorial.reproduction.papers.statements import printed_differences, published_means
 from idp_tutorial.runs.contrasts import paired_bootstrap, per_example_accuracy
 from idp_tutorial.runs.logits import has_logits
 from idp_tutorial.utils.checks import UserError
@@ -53,12 +54,8 @@ __all__ = [
 ]
 
 
-def _stack_by_seed(runs: dict[int, np.ndarray]) -> np.ndarray:
-    return np.stack([runs[seed] for seed in sorted(runs)])
-
-
 def collect_accuracies(
-    records: Sequence[Mapping[str, Any]],  # of several tasks, methods, settings and seeds
+    records: Sequence[dict],  # of several tasks, methods, settings and seeds
     method: str,
     setting: Mapping[str, Any],  # options and their values, such as `head_init='random'`
     folder: Path | str,  # folder of the records
@@ -70,7 +67,7 @@ def collect_accuracies(
     """
     by_task: dict[str, dict[int, np.ndarray]] = {}
     for record in records:
-        is_wanted = record["method"] == method and has_logits(dict(record), folder)
+        is_wanted = record["method"] == method and has_logits(record, folder)
         if not is_wanted or any(record.get(name) != value for name, value in setting.items()):
             continue
         runs = by_task.setdefault(record["task"], {})
@@ -79,16 +76,14 @@ def collect_accuracies(
                 f"{method} on {record['task']} has two runs with seed {record['seed']} in the "
                 f"setting {dict(setting)}: name more options, or keep one learning rate."
             )
-        runs[record["seed"]] = per_example_accuracy(dict(record), folder)
-    return {task: _stack_by_seed(runs) for task, runs in by_task.items()}
+        runs[record["seed"]] = per_example_accuracy(record, folder)
+    return {
+        task: np.stack([run for _, run in sorted(runs.items())]) for task, runs in by_task.items()
+    }
 
 
 def _differences(
-    records: Sequence[Mapping[str, Any]],
-    a: str,
-    b: str,
-    setting: Mapping[str, Any],
-    folder: Path | str,
+    records: Sequence[dict], a: str, b: str, setting: Mapping[str, Any], folder: Path | str
 ) -> dict[str, np.ndarray]:
     """Return `a - b` for each seed and example of every task that both methods have."""
     of_a = collect_accuracies(records, a, setting, folder)
@@ -103,15 +98,8 @@ def _differences(
     return {task: of_a[task] - of_b[task] for task in tasks}
 
 
-def estimate_contrast_in_setting(
-    records: Sequence[Mapping[str, Any]],
-    a: str,  # name of a method
-    b: str,  # the method that is subtracted
-    setting: Mapping[str, Any],  # options and their values
-    folder: Path | str,  # folder of the records
-) -> dict[str, Any] | None:  # of `paired_bootstrap`, and `tasks`; None without common tasks
-    """Estimate `a - b` in one setting, over all tasks, seeds and examples."""
-    differences = _differences(records, a, b, setting, folder)
+def _estimate(differences: dict[str, np.ndarray]) -> dict[str, Any] | None:
+    """Return the estimate of the mean over all tasks, which are added to it."""
     if not differences:
         return None
     values = [*differences.values()]
@@ -119,8 +107,19 @@ def estimate_contrast_in_setting(
     return dict(estimate, tasks=[*differences])
 
 
+def estimate_contrast_in_setting(
+    records: Sequence[dict],
+    a: str,  # name of a method
+    b: str,  # the method that is subtracted
+    setting: Mapping[str, Any],  # options and their values
+    folder: Path | str,  # folder of the records
+) -> dict[str, Any] | None:  # of `paired_bootstrap`, and `tasks`; None without common tasks
+    """Estimate `a - b` in one setting, over all tasks, seeds and examples."""
+    return _estimate(_differences(records, a, b, setting, folder))
+
+
 def estimate_interaction(
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[dict],
     a: str,  # name of a method
     b: str,  # the method that is subtracted
     first: Mapping[str, Any],  # options of one setting
@@ -130,38 +129,34 @@ def estimate_interaction(
     """Estimate by how much `a - b` is larger in the first setting than in the second."""
     in_first = _differences(records, a, b, first, folder)
     in_second = _differences(records, a, b, second, folder)
-    tasks = [task for task in in_first if task in in_second]
-    if not tasks:
-        return None
-    estimate = paired_bootstrap([in_first[t] for t in tasks], [in_second[t] for t in tasks])
-    return dict(estimate, tasks=tasks)
+    return _estimate({t: in_first[t] - in_second[t] for t in in_first if t in in_second})
 
 
-# label: the two methods, the published table, the published names of both, the claim with SmolLM2
-CONTRASTS: dict[str, tuple] = {
+# label: the two methods, the published difference, the claim with SmolLM2
+CONTRASTS: dict[str, tuple[tuple[str, str], str, str | None]] = {
     "M-IDPG − prompt tuning": (
         ("m-idpg-phm", "prompt-tuning"),
-        ("idpg-1", "M-IDPG-PHM", "Prompt-tuning"),
+        "idpg-1: M-IDPG-PHM − Prompt-tuning",
         None,
     ),
     "M-IDPG − S-IDPG": (
         ("m-idpg-phm", "s-idpg-phm"),
-        ("idpg-1", "M-IDPG-PHM", "S-IDPG-PHM"),
+        "idpg-1: M-IDPG-PHM − S-IDPG-PHM",
         None,
     ),
     "late − input (static)": (
         ("lpt", "prompt-tuning"),
-        ("lpt-1", "LPT w/o PG", "Prompt Tuning"),
+        "lpt-1: LPT w/o PG − Prompt Tuning",
         "lpt-late-lm",
     ),
     "NPG − static (both late)": (
         ("lpt-npg", "lpt"),
-        ("lpt-1", "LPT w/ NPG", "LPT w/o PG"),
+        "lpt-1: LPT w/ NPG − LPT w/o PG",
         "lpt-npg-lm",
     ),
     "NPG − prompt tuning": (
         ("lpt-npg", "prompt-tuning"),
-        ("lpt-1", "LPT w/ NPG", "Prompt Tuning"),
+        "lpt-1: LPT w/ NPG − Prompt Tuning",
         "lpt-124",
     ),
 }
@@ -190,20 +185,11 @@ def read_factorial(
     return read_records(*sorted(Path(folder).glob(f"{name}-*-{steps}.jsonl")))
 
 
-def _published_scores(table: str, setting: str | None = None) -> "pd.Series":
-    """Return the scores of RoBERTa-large in a table by method and task, in one of its settings."""
-    scores = load_published_scores(table)
-    scores = scores[scores.backbone == "RoBERTa-large"]
-    if setting:
-        scores = scores[scores.setting == setting]
-    return scores.set_index(["method", "task"])["mean"]
+_INTERVAL = ("effect", "low", "high", "detectable")
 
 
-def _published_difference(table: str, a: str, b: str) -> tuple[float, list[str]]:
-    """Return the mean published difference over `_TASK_NAMES`, and the tasks that the table has."""
-    scores = _published_scores(table)
-    tasks = [task for task in _TASK_NAMES.values() if (a, task) in scores and (b, task) in scores]
-    return mean(float(scores[a, task] - scores[b, task]) for task in tasks), tasks
+def _numbers(estimate: Mapping[str, Any], *columns: str) -> dict[str, float]:
+    return {column: float(estimate[column]) for column in columns}
 
 
 def contrast_table(
@@ -215,20 +201,22 @@ def contrast_table(
     claims = {row["id"]: row for row in read_claims(claims_file)}
     rows = []
     for label, ((a, b), published, claim) in CONTRASTS.items():
-        effect, tasks = _published_difference(*published)
-        rows.append(dict(contrast=label, setting=PUBLISHED, effect=effect, tasks=" ".join(tasks)))
+        differences = printed_differences(f"{published}; backbone=RoBERTa-large")
+        tasks = [task for task in _TASK_NAMES if task in differences]
+        effect = mean(differences[task] for task in tasks)
+        names = " ".join(_TASK_NAMES[task] for task in tasks)
+        rows.append(dict(contrast=label, setting=PUBLISHED, effect=effect, tasks=names))
         for name, setting in SETTINGS.items():
             estimate = estimate_contrast_in_setting(records, a, b, setting, folder)
             if estimate:
-                numbers = {k: estimate[k] for k in ("effect", "low", "high", "detectable")}
                 names = " ".join(_TASK_NAMES[task] for task in estimate["tasks"])
+                numbers = _numbers(estimate, *_INTERVAL)
                 rows.append(dict(contrast=label, setting=name, **numbers, tasks=names))
         if claim:
             row = claims[claim]
-            numbers = {k: float(row[k]) for k in ("effect", "low", "high", "detectable")}
-            rows.append(
-                dict(contrast=label, setting=LANGUAGE_MODEL, **numbers, tasks=row["tasks"].upper())
-            )
+            numbers = _numbers(row, *_INTERVAL)
+            names = row["tasks"].upper()
+            rows.append(dict(contrast=label, setting=LANGUAGE_MODEL, **numbers, tasks=names))
     return pd.DataFrame(rows)
 
 
@@ -244,10 +232,25 @@ def interaction_table(
             first, second = (dict(setting, head_init=h) for h in ("random", "probe"))
             estimate = estimate_interaction(records, a, b, first, second, folder)
             if estimate:
-                columns = ("effect", "low", "high", "p", "detectable")
-                numbers = {column: estimate[column] for column in columns}
+                numbers = _numbers(estimate, "effect", "low", "high", "p", "detectable")
                 rows.append({"contrast": label, "head's learning rate": name, **numbers})
     return pd.DataFrame(rows)
+
+
+def _mean_accuracies(
+    records: Sequence[dict],
+    folder: Path | str,
+    methods: Iterable[str],
+    settings: Mapping[str, Mapping[str, Any]],
+    task_names: Mapping[str, str],
+) -> pd.DataFrame:  # index: task and method; a column for each setting
+    cells: dict[tuple[str, str], dict[str, float]] = {}
+    for method, (name, setting) in product(methods, settings.items()):
+        # without a prompt the head has one learning rate, its own
+        wanted = dict(setting, head_lr=None) if method == "head-only" else setting
+        for task, accuracies in collect_accuracies(records, method, wanted, folder).items():
+            cells.setdefault((task_names[task], method), {})[name] = float(accuracies.mean())
+    return pd.DataFrame(cells).T.rename_axis(["task", "method"])
 
 
 def score_table(
@@ -256,15 +259,7 @@ def score_table(
 ) -> pd.DataFrame:  # index: task and method; a column for each setting
     """Return the mean test accuracy of each method in each setting, over the seeds."""
     methods = dict.fromkeys(["head-only", *(r["method"] for r in records)])
-    cells: dict[tuple[str, str], dict[str, float]] = {}
-    for method in methods:
-        for name, setting in SETTINGS.items():
-            # without a prompt the head has one learning rate, its own
-            wanted = dict(setting, head_lr=None) if method == "head-only" else setting
-            for task, accuracies in collect_accuracies(records, method, wanted, folder).items():
-                cells.setdefault((_TASK_NAMES[task], method), {})[name] = float(accuracies.mean())
-    table = pd.DataFrame.from_dict(cells, orient="index")
-    table.index = pd.MultiIndex.from_tuples(table.index, names=["task", "method"])
+    table = _mean_accuracies(records, folder, methods, SETTINGS, _TASK_NAMES)
     return table.sort_index(level="task", sort_remaining=False, ascending=False)
 
 
@@ -327,18 +322,16 @@ def readout_table(
         interaction = estimate_interaction(records, a, b, first_setting, mean_setting, folder)
         if interaction is None:
             continue
-        row: dict[str, Any] = dict(contrast=label)
+        row: dict[str, str | float] = dict(contrast=label)
         for task in interaction["tasks"]:
             of_task = [record for record in records if record["task"] == task]
             for name, setting in READOUTS.items():
                 estimate = estimate_contrast_in_setting(of_task, a, b, setting, folder)
                 assert estimate is not None  # the interaction has this task
                 row[f"{_TASK_NAMES[task]}, {name}"] = float(estimate["effect"])
-        row["difference"] = float(interaction["effect"])
-        for bound in ("low", "high"):
-            row[f"difference, {bound}"] = float(interaction[bound])
-        row |= {k: float(interaction[k]) for k in ("p", "detectable")}
-        rows.append(row)
+        for column, key in (("", "effect"), (", low", "low"), (", high", "high")):
+            row[f"difference{column}"] = float(interaction[key])
+        rows.append(row | _numbers(interaction, "p", "detectable"))
     return pd.DataFrame(rows)
 
 
@@ -347,13 +340,12 @@ HEAD_SETTINGS: dict[str, dict[str, Any]] = {  # of the runs on IDPG's samples
     "head from a probe": dict(head_init="probe"),
 }
 FEW_SHOT_TASKS = {"cr": "CR", "mr": "MR", "sst2": "SST-2"}
-# label: two methods, and their names in IDPG's Table 3; None: the table has no such row
-FEW_SHOT_CONTRASTS: dict[str, tuple] = {
-    "M-IDPG − prompt tuning": ("m-idpg-phm", "prompt-tuning", "M-IDPG-PHM", "prompt tuning"),
-    "M-IDPG − S-IDPG": ("m-idpg-phm", "s-idpg-phm", "M-IDPG-PHM", "S-IDPG-PHM"),
-    "S-IDPG − prompt tuning": ("s-idpg-phm", "prompt-tuning", "S-IDPG-PHM", "prompt tuning"),
-    "M-IDPG − P-tuning v2": ("m-idpg-phm", "p-tuning-v2", "M-IDPG-PHM", "P-Tuningv2"),
-    "prompt tuning − head alone": ("prompt-tuning", "head-only", None, None),
+FEW_SHOT_CONTRASTS: dict[str, tuple[str, str]] = {  # label: two methods
+    "M-IDPG − prompt tuning": ("m-idpg-phm", "prompt-tuning"),
+    "M-IDPG − S-IDPG": ("m-idpg-phm", "s-idpg-phm"),
+    "S-IDPG − prompt tuning": ("s-idpg-phm", "prompt-tuning"),
+    "M-IDPG − P-tuning v2": ("m-idpg-phm", "p-tuning-v2"),
+    "prompt tuning − head alone": ("prompt-tuning", "head-only"),
 }
 _FEW_SHOT_METHODS = {  # method: its name in IDPG's Table 3
     "head-only": None,
@@ -365,24 +357,28 @@ _FEW_SHOT_METHODS = {  # method: its name in IDPG's Table 3
 }
 
 
+def _published_few_shot_means() -> pd.DataFrame:  # tasks × methods of this library
+    """Return IDPG's scores with 1,000 examples; a method without published scores has NaN."""
+    means = published_means("idpg-3", setting="K=1000")
+    names = {paper_name: method for method, paper_name in _FEW_SHOT_METHODS.items()}
+    return means.rename(columns=names).reindex(columns=[*_FEW_SHOT_METHODS])
+
+
 def few_shot_contrast_table(
     records: Sequence[dict],  # of `read_factorial` with `name='task'`
     folder: Path | str,  # folder of the records
 ) -> pd.DataFrame:  # columns: contrast, head, paper, effect, low, high, p and detectable
     """Return differences on IDPG's samples of 1,000 examples, a row for each contrast and head."""
-    published = _published_scores("idpg-3", "K=1000")
+    published = _published_few_shot_means()
     rows = []
-    for label, (a, b, paper_a, paper_b) in FEW_SHOT_CONTRASTS.items():
-        for head, setting in HEAD_SETTINGS.items():
-            estimate = estimate_contrast_in_setting(records, a, b, setting, folder)
-            if estimate is None:
-                continue
+    for (label, (a, b)), (head, setting) in product(
+        FEW_SHOT_CONTRASTS.items(), HEAD_SETTINGS.items()
+    ):
+        estimate = estimate_contrast_in_setting(records, a, b, setting, folder)
+        if estimate:
             tasks = [FEW_SHOT_TASKS[task] for task in estimate["tasks"]]
-            paper = None
-            if paper_a:
-                paper = mean(float(published[paper_a, t] - published[paper_b, t]) for t in tasks)
-            columns = ("effect", "low", "high", "p", "detectable")
-            numbers = {column: float(estimate[column]) for column in columns}
+            paper = (published[a] - published[b])[tasks].mean()
+            numbers = _numbers(estimate, "effect", "low", "high", "p", "detectable")
             rows.append(dict(contrast=label, head=head, paper=paper, **numbers))
     return pd.DataFrame(rows)
 
@@ -392,18 +388,9 @@ def few_shot_score_table(
     folder: Path | str,  # folder of the records
 ) -> pd.DataFrame:  # index: task and method; a column for each head, and the paper's scores
     """Return mean test accuracies on IDPG's samples of 1,000 examples, over the seeds."""
-    published = _published_scores("idpg-3", "K=1000")
-    cells: dict[tuple[str, str], dict[str, float]] = {}
-    for method, paper_name in _FEW_SHOT_METHODS.items():
-        for head, setting in HEAD_SETTINGS.items():
-            for task, accuracies in collect_accuracies(records, method, setting, folder).items():
-                name = FEW_SHOT_TASKS[task]
-                row = cells.setdefault((name, method), {})
-                row[head] = float(accuracies.mean())
-                if paper_name:
-                    row[PUBLISHED] = float(published[paper_name, name])
-    table = pd.DataFrame.from_dict(cells, orient="index")
-    table.index = pd.MultiIndex.from_tuples(table.index, names=["task", "method"])
+    methods = _FEW_SHOT_METHODS
+    table = _mean_accuracies(records, folder, methods, HEAD_SETTINGS, FEW_SHOT_TASKS)
+    table[PUBLISHED] = _published_few_shot_means().stack()
     return table.sort_index(level="task", sort_remaining=False)
 
 
@@ -414,18 +401,12 @@ def learning_rate_table(
 
     A seed that only one of the layers has is left out.
     """
-    scores: dict[float, dict[int, dict[int, float]]] = {}
-    for record in records:
-        layers = scores.setdefault(record["lr"], {})
-        layers.setdefault(record["layer"], {})[record["seed"]] = record["score"]
-    rows = []
-    for lr, layers in sorted(scores.items()):
-        seeds = set.intersection(*(set(by_seed) for by_seed in layers.values()))
-        row: dict[str, float] = {"learning rate": lr, "seeds": len(seeds)}
-        for layer, by_seed in sorted(layers.items()):
-            row[f"layer {layer}"] = mean(by_seed[seed] for seed in seeds)
-        rows.append(row)
-    return pd.DataFrame(rows)
+    runs = pd.DataFrame(records)
+    by_layer = runs.pivot(index=["lr", "seed"], columns="layer", values="score").dropna()
+    groups = by_layer.rename(columns="layer {}".format).groupby("lr")
+    table = groups.mean()
+    table.insert(0, "seeds", groups.size())
+    return table.rename_axis("learning rate").rename_axis(columns=None).reset_index()
 
 
 def draw_learning_rates(
@@ -436,21 +417,16 @@ def draw_learning_rates(
 
     figure, (accuracy_axis, cosine_axis) = plt.subplots(1, 2, figsize=(9, 2.8))
     table = learning_rate_table(records)
-    layers = sorted({record["layer"] for record in records})
-    colors = dict(zip(layers, ("C0", "C1"), strict=True))
-    for layer, color in colors.items():
+    by_layer = pd.DataFrame(records).groupby("layer")
+    for (layer, runs), color in zip(by_layer, ("C0", "C1"), strict=True):
         name = f"before layer {layer}"
         accuracy_axis.plot(table["learning rate"], table[f"layer {layer}"], color=color, label=name)
-        runs = [record for record in records if record["layer"] == layer]
-        points = [(record["lr"], record["score"]) for record in runs]
-        accuracy_axis.plot(*zip(*points), "o", color=color, markersize=4)
-        rates = sorted({record["lr"] for record in runs})
-        for lr, style in ((rates[0], "-"), (rates[-1], "--")):
-            cosines = np.mean([r["prompt_cosines"] for r in runs if r["lr"] == lr], axis=0)
+        accuracy_axis.plot(runs.lr, runs.score, "o", color=color, markersize=4)
+        for lr, style in ((runs.lr.min(), "-"), (runs.lr.max(), "--")):
+            cosines = np.mean([*runs.prompt_cosines[runs.lr == lr]], axis=0)
             depth = range(layer + 1, layer + 1 + len(cosines))
-            cosine_axis.plot(
-                depth, cosines, style, color=color, label=f"{name}, learning rate {lr:g}"
-            )
+            label = f"{name}, learning rate {lr:g}"
+            cosine_axis.plot(depth, cosines, style, color=color, label=label)
     accuracy_axis.set_xscale("log")
     accuracy_axis.set_xlabel("learning rate")
     accuracy_axis.set_ylabel("test accuracy (%)")

@@ -75,6 +75,7 @@ __all__ = [
     "validate_comparison",
     "dry_run_comparison",
     "run_seeds",
+    "choose_method_config",
     "compare_methods",
     "compare_and_write",
 ]
@@ -214,12 +215,11 @@ def run_seeds(
     return records
 
 
-def _config_for_method(
+def choose_method_config(
+    base: RunOptions,  # `lr` None: searched or the default; `head_lr` is used beside a prompt
     method: str,
-    methods: list[str],
-    base: RunOptions,
-    tune_learning_rates: bool,
-    head_lr: float | None,
+    methods: Sequence[str],  # all methods of the comparison, `method` among them
+    tune_learning_rates: bool,  # search a learning rate, if `base` gives none
 ) -> RunConfig:
     """Return the config of one method of a comparison; `lr` is None if it is to be searched."""
     row = ALL_METHODS[method]
@@ -229,7 +229,7 @@ def _config_for_method(
         method,
         methods,
         lr=lr if row.learning_rates else None,
-        head_lr=None if row.kind in ("head", "control") else head_lr,
+        head_lr=None if row.kind in ("head", "control") else base.head_lr,
     )
 
 
@@ -255,16 +255,12 @@ def compare_methods(
     validate_comparison(methods, base.head, seeds)
     task = load_config_task(base)
     base = base.resolve_epochs(len(task.splits["train"]))
-    if base.lr:
-        lr_selection = "given"
-    else:
-        lr_selection = describe_lr_selection(learning_rates) if tune_learning_rates else "default"
-    head_lr = base.head_lr
+    lr_selection = describe_lr_selection(learning_rates, base.lr, tune_learning_rates)
     store = RunStore(out, previous_records)
 
     def run_method(method: str) -> list[dict]:
         """Run all seeds of a method."""
-        cfg = _config_for_method(method, methods, base, tune_learning_rates, head_lr)
+        cfg = choose_method_config(base, method, methods, tune_learning_rates)
         return run_seeds(cfg, task, lr_selection, seeds, store, learning_rates, **extra_fields)
 
     records: dict[str, list[dict]] = {}
@@ -273,11 +269,11 @@ def compare_methods(
         # its learning rate is the head's for every method
         records["head-only"] = run_method("head-only")
         first = records["head-only"][0]
-        head_lr = first["lr"]
-        if head_lr is None:
+        if first["lr"] is None:
             raise DivergenceError(first["message"])
+        base = replace(base, head_lr=first["lr"])
     elif tune_head_first:
-        head_lr = choose_head_learning_rate(base, task, out)
+        base = replace(base, head_lr=choose_head_learning_rate(base, task, out))
     for method in methods:
         if method not in records:
             records[method] = run_method(method)

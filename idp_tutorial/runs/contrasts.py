@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SETTING_FIELDS', 'PERCENT_METRICS', 'paired_bootstrap', 'adjust_p_values_holm', 'per_example_accuracy',
-           'has_per_example_results', 'estimate_contrast']
+           'has_per_example_results', 'select_side', 'estimate_contrast']
 
 # %% ../../nbs/engine/runs/contrasts.ipynb #c49c8d28
 import numpy as np
@@ -17,7 +17,7 @@ from ..utils.checks import UserError, require_packages
 from ..data.task import Task
 from ..data.tasks import TASKS
 from .logits import has_logits, load_logits
-from ..utils.records import parse_conditions
+from ..utils.records import parse_conditions, select_records
 
 # %% ../../nbs/engine/runs/contrasts.ipynb #5a0cd316
 def _bootstrap_sums(
@@ -187,12 +187,21 @@ _Run = tuple[int, int]  # split seed and seed
 _Setting = tuple  # values of the setting fields
 
 
-def _parse_side(side: str) -> tuple[dict[str, set[str]], str]:
+def _parse_side(side: str) -> tuple[dict[str, list[str]], str]:
     """Return the conditions of a side, with its method among them, and the name of its metric."""
     method, *words = side.split()
     metric = next((w[1:] for w in words if w.startswith("@")), "score")
     conditions = parse_conditions(" ".join(w for w in words if not w.startswith("@")))
-    return {"method": {method}, **{k: {*v} for k, v in conditions.items()}}, metric
+    return {"method": [method], **conditions}, metric
+
+
+def select_side(
+    records: list[dict],
+    side: str,  # a method and conditions on its records, such as 'lpt layer=15'
+) -> list[dict]:
+    """Return the finished records of one side of a contrast."""
+    finished = [r for r in records if r["status"] == "done"]
+    return select_records(finished, _parse_side(side)[0])
 
 
 def _get_metric_value(record: dict, path: str) -> Any:
@@ -208,9 +217,8 @@ def _group_by_run_and_setting(
 ) -> dict[_Run, dict[_Setting, list[dict]]]:
     conditions, metric = _parse_side(side)
     groups: dict[_Run, dict[_Setting, list[dict]]] = {}
-    for r in records:
-        is_on_side = all(str(r.get(k)) in v for k, v in conditions.items())
-        if not is_on_side or _get_metric_value(r, metric) is None:
+    for r in select_side(records, side):
+        if _get_metric_value(r, metric) is None:
             continue
         settings = groups.setdefault((r.get("split_seed") or 0, r["seed"]), {})
         cell = settings.setdefault(tuple(r.get(f) for f in fields), [])
@@ -322,11 +330,9 @@ def estimate_contrast(
     `runs`, of few-shot samples (`draws`) and of examples compared one by one (`texts`), by the
     `settings`, their values of `shots`, and whether the difference is in percentage `points`.
     """
-    finished = [
-        {**r, "folder": folder or r.get("folder", "")} for r in records if r["status"] == "done"
-    ]
+    records = [{**r, "folder": folder or r.get("folder", "")} for r in records]
     fields = (*setting_fields, *extra_setting_fields)
-    sides = [_group_by_run_and_setting(finished, side, fields) for side in (a, b)]
+    sides = [_group_by_run_and_setting(records, side, fields) for side in (a, b)]
     runs, settings = _shared_runs_and_settings(*sides)
     if not settings:
         return None
@@ -355,13 +361,13 @@ def estimate_contrast(
     estimate = paired_bootstrap(
         *scores, standard_errors=[*standard_errors.values()], example_sets=example_sets
     )
-    shots = setting_fields.index("shots") if "shots" in setting_fields else None
+    named_settings = [dict(zip(fields, setting)) for setting in settings]
     return dict(
         estimate,
         runs=len(runs),
         draws=len({split_seed for split_seed, _ in runs}),
-        settings=settings,
+        settings=named_settings,
         texts=sum(example_counts.values()),
-        shots=set() if shots is None else {s[shots] for s in settings},
-        points=_are_points(metrics, finished),
+        shots={setting["shots"] for setting in named_settings if "shots" in setting},
+        points=_are_points(metrics, records),
     )

@@ -56,8 +56,14 @@ MAX_EXTRA_LEARNING_RATES = 4  # largest number of learning rates that a search a
 
 def describe_lr_selection(
     learning_rates: tuple,  # learning rates that are tried; (): the method's three default ones
+    given_lr: float | None = None,  # None: none is given
+    is_searched: bool = True,  # False: the method's default is used
 ) -> str:
     """Return the text by which a record states how its learning rate was chosen."""
+    if given_lr:
+        return "given"
+    if not is_searched:
+        return "default"
     if not learning_rates:
         return "best of 3 on validation, seed 0"
     grid = ", ".join(f"{lr:g}" for lr in learning_rates)

@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -47,6 +47,7 @@ __all__ = [
     "check_record",
     "read_records",
     "parse_conditions",
+    "select_records",
     "read_existing_records",
     "git_state",
     "processor_name",
@@ -309,6 +310,14 @@ def parse_conditions(
             )
         conditions[name] = values.split(",")
     return conditions
+
+
+def select_records(
+    records: Iterable[dict],
+    conditions: Mapping[str, Collection[str]],  # from `parse_conditions`
+) -> list[dict]:
+    """Return the records whose fields have one of the allowed values."""
+    return [r for r in records if all(str(r.get(k)) in v for k, v in conditions.items())]
 
 
 def read_existing_records(

@@ -208,7 +208,7 @@ def test_an_extra_seed_of_one_task_is_left_out():
         for s in range(n)
     ]
     estimate = estimate_contrast(rs, "a", "b")
-    assert estimate["runs"] == 5 and [s[0] for s in estimate["settings"]] == ["x", "y"]
+    assert estimate["runs"] == 5 and [s["task"] for s in estimate["settings"]] == ["x", "y"]
 
 
 def test_a_missing_package_for_corrected_p_values_is_named(monkeypatch):

@@ -32,6 +32,7 @@ data and probe. If a run was killed within a curve, only the missing layers are 
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
@@ -50,7 +51,7 @@ from idp_tutorial.reproduction.analysis.layer_choice import (
     MATCHED_SWEEP_SETTINGS,
     choice_matches_sweep,
 )
-from idp_tutorial.runs.compare import run_seeds
+from idp_tutorial.runs.compare import choose_method_config, run_seeds
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.learning_rate_search import describe_lr_selection
 from idp_tutorial.runs.record import RunStore, build_record, make_fingerprint
@@ -111,15 +112,13 @@ def _check_agreement(records: list[dict], name: str) -> None:
 def _check_no_repeated_run(records: list[dict]) -> None:
     """Check that no late method has two records with the same layer and seed."""
     late = late_prompt_methods()
-    runs = [
+    runs = Counter(
         (r["method"], r.get("prompt_layer"), r["layer"], r["seed"])
         for r in records
         if r["method"] in late
-    ]
-    for run in runs:
-        count = runs.count(run)
+    )
+    for (method, _, layer, seed), count in runs.items():
         if count > 1:
-            method, _, layer, seed = run
             raise UserError(
                 f"these are records of several sweeps: {method!r} at layer {layer} with seed "
                 f"{seed} has {count} records. Give records of one sweep at a time."
@@ -190,21 +189,6 @@ def _check_file_has_same_sweep(
         ) from None
 
 
-def _sweep_configs(
-    method_name: str, base: RunConfig, layers: list[int], tune_learning_rate: bool
-) -> list[RunConfig]:
-    """Return the configurations of one method: one for each layer, or one without a layer."""
-    method = METHODS[method_name]
-    lr = base.lr or (None if tune_learning_rate else method.default_learning_rate)
-    head_lr = None if method.kind == "head" else base.head_lr
-    # AdapterDrop has a layer as well, but keeps its upper half
-    method_layers = layers if method.insertion_point == "middle" else [None]
-    return [
-        base.with_options(layer=layer).with_method(method_name, lr=lr, head_lr=head_lr)
-        for layer in method_layers
-    ]
-
-
 def plan_layer_sweep(
     methods: Sequence[str],  # keys of `METHODS`
     base: RunConfig,  # all settings but method, layer and seed
@@ -226,14 +210,14 @@ def plan_layer_sweep(
     check_at_least(seeds, 1, "seeds", "use at least two for a standard deviation")
     base = base.resolve_epochs(len(task.splits["train"])) if task else base
     layers = _resolve_layers(layers, base.backbone)
-    lr_selection = "default"
-    if base.lr:
-        lr_selection = "given"
-    elif tune_learning_rate:
-        lr_selection = describe_lr_selection(learning_rates)
+    lr_selection = describe_lr_selection(learning_rates, base.lr, tune_learning_rate)
     cfgs = []
     for name in dict.fromkeys(methods):
-        cfgs += _sweep_configs(name, base, layers, tune_learning_rate)
+        # AdapterDrop has a layer as well, but keeps its upper half
+        has_late_prompt = METHODS[name].insertion_point == "middle"
+        for layer in layers if has_late_prompt else [None]:
+            options = base.with_options(layer=layer)
+            cfgs.append(choose_method_config(options, name, [name], tune_learning_rate))
     _check_file_has_same_sweep(out, cfgs, lr_selection, task)
     return cfgs, lr_selection
 
@@ -262,24 +246,22 @@ def sweep_prompt_layer(
     return records
 
 
-def _select_sweep(records: list[dict]) -> list[dict]:
+def _select_sweep(records: list[dict]) -> "pd.DataFrame":
     """Return the finished records of one sweep, of which there must be at least one."""
+    import pandas as pd
+
     finished = check_single_sweep(records)
     if not finished:
         raise UserError("there are no finished records: run sweep_prompt_layer or idp sweep first.")
-    return finished
+    return pd.DataFrame([{"layer": None, **r} for r in finished])  # some methods have no layer
 
 
 def sweep_table(
     records: list[dict],  # records of one sweep
 ) -> "pd.DataFrame":  # one row for each method and layer
     """Tabulate mean and standard deviation over seeds, cost and learning rate by layer."""
-    import pandas as pd
-
-    finished = _select_sweep(records)
-    df = pd.DataFrame(finished)
-    layers = [record.get("layer") for record in finished]  # some methods have no layer
-    df = df.assign(params=[sum(p.values()) for p in df.params], layer=layers)
+    df = _select_sweep(records)
+    df = df.assign(params=[sum(p.values()) for p in df.params])
     groups = df.groupby(["method", "layer"], sort=False, dropna=False)
     return groups.agg(
         score=("score", "mean"),
@@ -305,11 +287,8 @@ def plot_sweep(
     ax: "Axes | None" = None,  # axes to draw on; None: new ones
 ) -> "Axes":
     """Plot test score by prompt layer: dots for seeds, lines for means (LPT, Figures 2, 4, 5)."""
-    import pandas as pd
-
-    finished = _select_sweep(records)
-    df = pd.DataFrame(finished)
-    first = finished[0]
+    df = _select_sweep(records)
+    first = df.iloc[0]
     ax = _get_axes(ax)
     for i, (method, group) in enumerate(df.groupby("method", sort=False)):
         if method not in late_prompt_methods():
@@ -318,11 +297,11 @@ def plot_sweep(
             continue
         ax.plot(group.layer, group.score, "o", ms=3, alpha=0.4, color=f"C{i}")
         ax.plot(group.groupby("layer").score.mean(), color=f"C{i}", label=method)
-    shots = f", {first['shots']} shots" if first["shots"] else ""
+    shots = f", {first.shots} shots" if first.shots else ""
     ax.set(
         xlabel="layers below the prompt",
-        ylabel=f"test {first['metric']} (%)",
-        title=f"{first['task']}{shots}, {Path(first['backbone']).name}",
+        ylabel=f"test {first.metric} (%)",
+        title=f"{first.task}{shots}, {Path(first.backbone).name}",
     )
     ax.legend(fontsize=7)
     return ax
@@ -331,10 +310,9 @@ def plot_sweep(
 def plot_convergence(
     records: list[dict],  # records of one sweep
     method: str,  # key of `METHODS`
-    layers: Sequence[int] | None = None,  # prompt layers; None: the first, the middle and the last
     ax: "Axes | None" = None,  # axes to draw on; None: new ones
 ) -> "Axes":
-    """Plot validation score by step for a few prompt layers (LPT, Figure 2 middle).
+    """Plot validation score by step at the first, middle and last layer (LPT, Figure 2 middle).
 
     Thin lines are seeds, thick ones their mean.
     """
@@ -346,8 +324,7 @@ def plot_convergence(
         raise UserError(f"there are no records of {method!r}: choose one of {available}.")
     first = selected[0]
     ax = _get_axes(ax)
-    if layers is None:
-        layers = (0, first["n_layers"] // 2, first["n_layers"] - 1)
+    layers = (0, first["n_layers"] // 2, first["n_layers"] - 1)
     if not any(r["layer"] in layers for r in selected):
         available = ", ".join(dict.fromkeys(str(r["layer"]) for r in selected))
         raise UserError(
@@ -479,12 +456,8 @@ def tradeoff_table(
     if L is None:
         raise _no_late_records_error(records)
     _check_times(timing_records)
-    fine_tuning_ms = np.nan
-    fine_tuning_mb = np.nan
-    fine_tuning = table[table.method == "fine-tuning"]
-    if len(fine_tuning):
-        fine_tuning_ms = fine_tuning.ms_per_step.iloc[0]
-        fine_tuning_mb = fine_tuning.peak_memory_mb.iloc[0]
+    # of one row, or NaN without it
+    fine_tuning = table[table.method == "fine-tuning"][["ms_per_step", "peak_memory_mb"]].mean()
     layers = [round(L * fraction) for fraction in depth_fractions]
     table = table[table.method.isin(late) & table.layer.isin(layers)]
 
@@ -499,8 +472,8 @@ def tradeoff_table(
             score=table.score,
             std=table["std"],
             params=table.params,
-            memory_saved=1 - table.peak_memory_mb / fine_tuning_mb,
-            speed_up=fine_tuning_ms / table.ms_per_step,
+            memory_saved=1 - table.peak_memory_mb / fine_tuning.peak_memory_mb,
+            speed_up=fine_tuning.ms_per_step / table.ms_per_step,
             ideal=3 * L / (2 * L - table.layer),
             measured=measured_speed_ups(False),
             ideal_cached=3 * L / (2 * (L - table.layer)),

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -116,9 +117,7 @@ def make_base_config(
 def make_method_config(args: argparse.Namespace, task_name: str, method: str) -> RunConfig:
     """Return the config of a method on a task, with the options of the head."""
     return make_base_config(args, task_name).with_method(
-        method,
-        head_init=args.head_init,
-        head_lr=args.head_lr or None,
+        method, lr=args.lr, head_init=args.head_init, head_lr=args.head_lr or None
     )
 
 
@@ -156,12 +155,9 @@ def score_prompt_swaps(
 
 def run_methods(args: argparse.Namespace) -> None:
     """Run every method on every task, with the best of five learning rates."""
-    for task_name in args.tasks:
-        for method in args.methods:
-            cfg = make_method_config(args, task_name, method).with_options(**args.set)
-            if method == "head-only":
-                cfg = replace(cfg, head_lr=None)
-            run_all_seeds(args, cfg)
+    for task_name, method in product(args.tasks, args.methods):
+        cfg = make_method_config(args, task_name, method).with_options(**args.set)
+        run_all_seeds(args, replace(cfg, head_lr=None) if method == "head-only" else cfg)
 
 
 def run_few_shot(args: argparse.Namespace) -> None:
@@ -169,31 +165,16 @@ def run_few_shot(args: argparse.Namespace) -> None:
 
     As in LPT there is no classification head but a verbalizer, unless `--set` gives a head.
     """
-    for task_name in args.tasks:
-        for method in args.methods:
-            prompt_length = 5 if method == "lpt-npg" else 20
-            base = make_base_config(args, task_name).with_options(prompt_length=prompt_length)
-            cfg = base.with_method(method, head="verbalizer")
-            if args.set.get("head") == "classification":  # as in IDPG
-                cfg = replace(cfg, head_init=args.head_init, head_lr=args.head_lr or None)
-            cfg = cfg.with_options(**args.set)
-            options = cfg.to_dict()
-            fields = ("method", "task", "shots", "prompt_length", "backbone", "steps", "head")
-            first_split_records = [
-                r
-                for r in read_existing_records(args.out)
-                if not r["split_seed"]
-                and all(recorded_option(r, f) == options.get(f) for f in fields)
-            ]
-            if args.only and not first_split_records:
-                raise SystemExit(
-                    f"--only {args.only} needs the learning rate that split 0 chooses: run split 0 "
-                    f"of {method} on {task_name} first"
-                )
-            lr = first_split_records[0]["lr"] if args.only else None
-            for split_seed in args.only or range(args.split_seeds or 4):
-                split_cfg = replace(cfg, split_seed=split_seed)
-                lr = run_all_seeds(args, split_cfg, with_swaps=False, chosen_lr=lr)
+    for task_name, method in product(args.tasks, args.methods):
+        prompt_length = 5 if method == "lpt-npg" else 20
+        base = make_base_config(args, task_name).with_options(prompt_length=prompt_length)
+        cfg = base.with_method(method, lr=args.lr, head="verbalizer")
+        if args.set.get("head") == "classification":  # as in IDPG
+            cfg = replace(cfg, head_init=args.head_init, head_lr=args.head_lr or None)
+        cfg = cfg.with_options(**args.set)
+        lr = None
+        for split_seed in range(args.split_seeds or 4):
+            lr = run_all_seeds(args, replace(cfg, split_seed=split_seed), lr)
 
 
 def run_supplemented(args: argparse.Namespace) -> None:
@@ -201,29 +182,24 @@ def run_supplemented(args: argparse.Namespace) -> None:
 
     The gains are written to the file `gains-...` beside `out`.
     """
-    for task_name in args.tasks:
-        for method in args.methods:
-            plain = make_method_config(args, task_name, method)
-            first = make_base_config(args, args.first)
-            folder = args.folder / f"{Path(args.backbone).name}-{first.task}-{method}"
-            task = load_config_task(first)
-            stage1 = run_supplementary_training(
-                replace(plain, eval_every=50),
-                build_model,
-                task,
-                folder,
-                args.first_lr,
-                3,
-                with_swapped_pairs=task.pair,
-            )
-            print(
-                f"stage 1 {method}: validation {stage1['validation']:.1f} after {stage1['steps']} "
-                "steps",
-                flush=True,
-            )
-            tuned = replace(plain, backbone=str(folder), init_from=str(folder))
-            for cfg in (plain, tuned):
-                run_all_seeds(args, cfg, with_swaps=False)
+    for task_name, method in product(args.tasks, args.methods):
+        plain = make_method_config(args, task_name, method)
+        first = make_base_config(args, args.first)
+        folder = args.folder / f"{Path(args.backbone).name}-{first.task}-{method}"
+        task = load_config_task(first)
+        stage1 = run_supplementary_training(
+            replace(plain, eval_every=50),
+            build_model,
+            task,
+            folder,
+            args.first_lr,
+            3,
+            with_swapped_pairs=task.pair,
+        )
+        score, steps = stage1["validation"], stage1["steps"]
+        print(f"stage 1 {method}: validation {score:.1f} after {steps} steps", flush=True)
+        for cfg in (plain, replace(plain, backbone=str(folder), init_from=str(folder))):
+            run_all_seeds(args, cfg)
     file = args.out.with_name(f"gains-{args.out.name}")
     file.unlink(missing_ok=True)
     for record in compute_gains(read_existing_records(args.out), args.backbone):
@@ -256,27 +232,21 @@ def compute_gains(records: list[dict], backbone: str) -> list[dict]:
 
 def run_differences(args: argparse.Namespace) -> None:
     """Run every method with its default options and with each change, at its default lr."""
-    for task_name in args.tasks:
-        for method in args.methods or DIFFERENCES:
-            changes = [
-                c for c in DIFFERENCES[method] if not args.switches or {*c} & {*args.switches}
-            ]
-            for change in ({}, *changes):
-                cfg = make_method_config(args, task_name, method)
-                if change.get("dropout_below_prompt"):  # no state is the same twice
-                    cfg = replace(cfg, cache="none")
-                cfg = cfg.with_options(**change)
-                args.lr = METHODS[method].default_learning_rate
-                run_all_seeds(args, cfg, with_swaps=False)
+    for task_name, method in product(args.tasks, args.methods or DIFFERENCES):
+        changes = [c for c in DIFFERENCES[method] if not args.switches or {*c} & {*args.switches}]
+        for change in ({}, *changes):
+            cfg = make_method_config(args, task_name, method)
+            cfg = replace(cfg, lr=METHODS[method].default_learning_rate)
+            if change.get("dropout_below_prompt"):  # no state is the same twice
+                cfg = replace(cfg, cache="none")
+            run_all_seeds(args, cfg.with_options(**change))
 
 
 def run_prompt_layers(args: argparse.Namespace) -> None:
     """Run every method with its prompt at each of the given layers."""
-    for task_name in args.tasks:
-        for method in args.methods:
-            for layer in args.layers:
-                cfg = make_method_config(args, task_name, method).with_options(layer=layer)
-                run_all_seeds(args, cfg, with_swaps=False)
+    for task_name, method, layer in product(args.tasks, args.methods, args.layers):
+        cfg = make_method_config(args, task_name, method)
+        run_all_seeds(args, cfg.with_options(layer=layer))
 
 
 def estimate_effect(
@@ -316,7 +286,7 @@ def write_effects(args: argparse.Namespace) -> None:
     p_values = adjust_p_values_holm([effect["p"] for effect in effects.values()])
     rows = []
     for ((method, label), effect), p in zip(effects.items(), p_values):
-        tasks = sorted({setting[0] for setting in effect["settings"]})
+        tasks = sorted({setting["task"] for setting in effect["settings"]})
         rows.append(
             f"| {method} | `{label}` | {', '.join(tasks)} | "
             f"{effect['effect']:+.1f} ({effect['low']:+.1f} … {effect['high']:+.1f}) | "
@@ -336,25 +306,23 @@ def write_effects(args: argparse.Namespace) -> None:
     print(table)
 
 
-def steps_to_fraction(history: Sequence[tuple[int, float]], fraction: float) -> int:
-    """Return the step of the first evaluation that reaches a fraction of the best score."""
+def steps_to_95_percent(history: Sequence[tuple[int, float]]) -> int:
+    """Return the step of the first evaluation that reaches 95 % of the best score."""
     best = max(score for _, score in history)
-    return next(step for step, score in history if score >= fraction * best)
+    return next(step for step, score in history if score >= 0.95 * best)
 
 
 def run_seed(
     args: argparse.Namespace,
-    cfg: RunConfig,  # with the seed
+    cfg: RunConfig,  # with the seed; without `lr`, the best learning rate is chosen
     task: Task,
     learning_rates: Sequence[float],
-    with_swaps: bool,
-    chosen_lr: float | None,
 ) -> dict:
-    """Train one seed with the chosen learning rate or the best one; return its record."""
+    """Train one seed with its learning rate or the best one; return its record."""
     start_time = time.time()
     trials = try_learning_rates(
         partial(train_at_learning_rate, cfg, task),
-        [chosen_lr] if chosen_lr else learning_rates,
+        [cfg.lr] if cfg.lr else learning_rates,
         2,  # more learning rates while the best one is at an edge
         f"{cfg.task} {cfg.method} seed {cfg.seed}",
     )
@@ -362,52 +330,44 @@ def run_seed(
         experiment, model = trials.trained
         experiment.start_time = start_time
         record = experiment.score(model, trials.log, records_file=args.out).to_dict()
-        record["steps_to_95_percent"] = steps_to_fraction(record["history"], 0.95)
-        if with_swaps and METHODS[cfg.method].kind in ("generated", "second pass"):
+        record["steps_to_95_percent"] = steps_to_95_percent(record["history"])
+        has_own_prompts = METHODS[cfg.method].kind in ("generated", "second pass")
+        if args.what == "methods" and has_own_prompts:
             record["swap"] = score_prompt_swaps(model, task, experiment.cfg, record, args.out)
     else:
         error = f"diverged with every learning rate of {trials.tried}"
-        experiment = Experiment(replace(cfg, lr=chosen_lr), task)
-        record = experiment.record_divergence(error, lr=chosen_lr).to_dict()
-    if not chosen_lr and not args.lr:
+        record = Experiment(cfg, task).record_divergence(error, lr=cfg.lr).to_dict()
+    if not cfg.lr:
         record |= dict(learning_rates_tried=trials.tried, lr_at_grid_edge=trials.is_best_at_edge)
     return record
 
 
 def run_all_seeds(
     args: argparse.Namespace,
-    cfg: RunConfig,
-    with_swaps: bool = True,  # also score exchanged prompts
+    cfg: RunConfig,  # without `lr`, seed 0 chooses the learning rate of all
     chosen_lr: float | None = None,  # a learning rate that an earlier split has chosen
 ) -> float | None:  # the learning rate
-    """Run the seeds that the file lacks; seed 0 chooses the learning rate of all."""
+    """Run the seeds that the file lacks."""
     task = load_config_task(cfg)
-    learning_rates = (
-        args.learning_rates or LEARNING_RATE_GRIDS[METHODS[cfg.method].learning_rates[0]]
-    )
+    grid = args.learning_rates or LEARNING_RATE_GRIDS[METHODS[cfg.method].learning_rates[0]]
     is_few_shot = cfg.head == "verbalizer" or args.what == "fewshot"
     chosen_on = "draw 0, seed 0" if is_few_shot else "seed 0"  # as in older records
-    lr_selection = f"best of {len(learning_rates)} on validation, {chosen_on}"
-    if args.lr:
-        learning_rates = (args.lr,)
+    lr_selection = f"best of {len(grid)} on validation, {chosen_on}"
+    if cfg.lr:
         lr_selection = "given"
-    cfg = replace(cfg, lr=args.lr)
     store = RunStore(args.out)
     digests = run_digests(cfg, task)
-    chosen: dict | None = None
+    lr = chosen_lr or cfg.lr
     for seed in range(args.seeds):
-        lr = chosen_lr or (chosen["lr"] if chosen else None)
-        if chosen and not lr:  # every learning rate diverged with seed 0
+        if seed and not lr:  # every learning rate diverged with seed 0
             break
-        seed_cfg = replace(cfg, lr=lr or cfg.lr, seed=seed)
-        run = partial(run_seed, args, seed_cfg, task, learning_rates, with_swaps, lr)
-        record = store.get_or_run(
-            make_fingerprint(seed_cfg, digests, lr_selection=lr_selection), run
-        )
-        chosen = chosen or record
+        cfg = replace(cfg, lr=lr, seed=seed)
+        fingerprint = make_fingerprint(cfg, digests, lr_selection=lr_selection)
+        record = store.get_or_run(fingerprint, partial(run_seed, args, cfg, task, grid))
+        lr = lr or record["lr"]
         result = record.get("score", record["status"])
         print(f"{cfg.task} {cfg.method} seed {seed}: {result} {record.get('swap', '')}", flush=True)
-    return chosen["lr"] if chosen else None
+    return lr
 
 
 EXPERIMENTS = {
@@ -442,12 +402,6 @@ def run_claim_experiment() -> None:
         "--split_seeds",
         type=int,
         help="number of splits, for `fewshot` (default: 4) and `controls` (default: 1)",
-    )
-    p.add_argument(
-        "--only",
-        type=lambda s: [int(n) for n in s.split(",")],
-        help="for `fewshot`: these splits, at the learning rate that split 0 has chosen "
-        "(for a second process)",
     )
     p.add_argument("--steps", type=int, default=620)
     p.add_argument("--batch_size", type=int, default=16)

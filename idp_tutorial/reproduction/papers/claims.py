@@ -45,10 +45,11 @@ from idp_tutorial.runs.contrasts import (
     adjust_p_values_holm,
     estimate_contrast,
     has_per_example_results,
+    select_side,
 )
 from idp_tutorial.utils.checks import UserError, check_choice
 from idp_tutorial.utils.durable_files import write_atomically
-from idp_tutorial.utils.records import parse_conditions, read_records
+from idp_tutorial.utils.records import parse_conditions, read_records, select_records
 
 __all__ = [
     "CLAIM_KINDS",
@@ -199,7 +200,7 @@ def select_claim_records(
     for pattern in claim["records"].split():
         files.update(Path(results_folder).glob(pattern))
     records = [{**r, "folder": f.parent} for f in sorted(files) for r in _read_once(f)]
-    return [r for r in records if all(str(r.get(k)) in v for k, v in conditions.items())]
+    return select_records(records, conditions)
 
 
 def _prefer_logits(records: list[dict]) -> list[dict]:
@@ -263,22 +264,22 @@ def measure_claim(
     return estimate, _contrast_with_best_control(a, selected, controls, tasks, shared_fields)
 
 
+def _mean_validation_score(records: list[dict]) -> float:
+    return float(np.mean([r.get("validation", r["score"]) for r in records]))
+
+
 def _best_control_per_setting(
     controls: list[dict],
     setting_fields: tuple[str, ...],
-) -> list[list[dict]]:
-    """Return the records of the control with the best validation score, for each setting."""
+) -> list[dict]:
+    """Return the records of the control with the best validation score in each setting."""
     settings: dict[tuple, dict[str, list[dict]]] = {}  # setting → method → records
     for r in controls:
         if r["method"] in REFERENCE_CONTROLS:
             methods = settings.setdefault(tuple(r.get(f) for f in setting_fields), {})
             methods.setdefault(r["method"], []).append(r)
-
-    def mean_validation_score(records: list[dict]) -> float:
-        """Return the mean validation score of some runs."""
-        return float(np.mean([r.get("validation", r["score"]) for r in records]))
-
-    return [max(methods.values(), key=mean_validation_score) for methods in settings.values()]
+    best = [max(methods.values(), key=_mean_validation_score) for methods in settings.values()]
+    return [r for records in best for r in records]
 
 
 def _contrast_with_best_control(
@@ -297,11 +298,11 @@ def _contrast_with_best_control(
     side_records = [r for r in records if r["method"] == side.split()[0]]
     values = {tuple(r.get(f) for f in shared_fields) for r in side_records}
     setting_fields = tuple(f for f in SETTING_FIELDS if f != "head")  # a control has its own head
-    relabelled = []
-    for control_records in _best_control_per_setting(controls, setting_fields):
-        for r in control_records:
-            for value in values:  # a control has no layer, so it is compared at each of them
-                relabelled.append({**r, **dict(zip(shared_fields, value)), "method": "control"})
+    relabelled = [
+        {**r, **dict(zip(shared_fields, value)), "method": "control"}
+        for r in _best_control_per_setting(controls, setting_fields)
+        for value in values  # a control has no layer, so it is compared at each of them
+    ]
     estimate = estimate_contrast(
         side_records + relabelled,
         side,
@@ -321,8 +322,10 @@ def _paper_key(claim: dict[str, str]) -> str:
 
 def _measured_tasks(estimate: dict) -> list[str]:  # such as 'trec', or 'sst2→imdb'
     """Return the tasks of an estimate, each once."""
-    settings = [dict(zip(SETTING_FIELDS, s)) for s in estimate["settings"]]
-    tasks = [s["task"] + (f"→{s['target']}" if s["target"] else "") for s in settings]
+    tasks = []
+    for setting in estimate["settings"]:
+        target = f"→{setting['target']}" if setting["target"] else ""
+        tasks.append(f"{setting['task']}{target}")
     return list(dict.fromkeys(tasks))
 
 
@@ -350,19 +353,6 @@ def _paper_tasks(claim: dict[str, str]) -> set[str]:
     return {task_key(task) for task in scores[is_same_paper].task.unique()}
 
 
-def _side_records(claim: dict[str, str], side: str, records: list[dict]) -> list[dict]:
-    """Return the finished records of one side of a claim."""
-    method, *words = claim[side].split()
-    conditions = parse_conditions(" ".join(w for w in words if not w.startswith("@")))
-    return [
-        r
-        for r in records
-        if r["method"] == method
-        and r["status"] == "done"
-        and all(str(r.get(name)) in values for name, values in conditions.items())
-    ]
-
-
 def _is_paper_setting(
     claim: dict[str, str], tasks: list[str], sides: tuple[list[dict], list[dict]]
 ) -> bool:
@@ -383,10 +373,6 @@ def _n_learning_rates(records: list[dict]) -> int:
         if words[:2] == ["best", "of"]:
             counts.append(int(words[2]))
     return max(counts)
-
-
-def _recorded_steps(records: list[dict]) -> set[int]:
-    return {r["steps"] for r in records if r.get("steps")}
 
 
 def _format_numbers(values: set) -> str:
@@ -420,7 +406,7 @@ def _describe_trials(claim: dict[str, str], sides: tuple[list[dict], list[dict]]
     """Return where two sides had other trials than one another, or than in the paper."""
     notes = []
     tried = [{_n_learning_rates(records)} for records in sides]
-    steps = [_recorded_steps(records) for records in sides]
+    steps = [{r["steps"] for r in records if r.get("steps")} for records in sides]
     for name, values in (("learning rates tried", tried), ("steps", steps)):
         if values[0] != values[1]:
             notes.append(f"{name}: {' and '.join(_format_numbers(v) for v in values)}")
@@ -436,7 +422,7 @@ TASK_LABELS = {name: label for label, name in TASK_NAMES.items()} | {"imdb": "IM
 def _describe_scope(tasks: list[str], estimate: dict) -> str:  # 'TREC (100 examples) with MiniLM'
     """Return the tasks, training set sizes and backbones of an estimate."""
     labels = ["→".join(TASK_LABELS.get(t, t) for t in task.split("→")) for task in tasks]
-    settings = [dict(zip(SETTING_FIELDS, s)) for s in estimate["settings"]]
+    settings = estimate["settings"]
     backbones = dict.fromkeys(BACKBONE_LABELS.get(s["backbone"], s["backbone"]) for s in settings)
     sizes = sorted({s["shots"] for s in settings if s["shots"]})
     examples = f" ({' and '.join(map(str, sizes))} examples)" if sizes else ""
@@ -461,25 +447,6 @@ def _describe_finding(
     return f"{word} on {scope}"
 
 
-def _format_computed_columns(
-    estimate: dict,  # of the claim
-    above_control: dict | None,  # of its first side and the better control
-) -> dict[str, str]:
-    settings = [dict(zip(SETTING_FIELDS, s)) for s in estimate["settings"]]
-    above = ""
-    if above_control:
-        low, high = above_control["low"], above_control["high"]
-        above = f"{above_control['effect']:+.1f} ({low:+.1f} … {high:+.1f})"
-    return dict(
-        tasks=" ".join(_measured_tasks(estimate)),
-        backbones=" ".join(dict.fromkeys(str(s["backbone"]) for s in settings)),
-        runs=str(estimate["runs"]),
-        texts=str(estimate["texts"]),
-        **{k: f"{estimate[k]:.2f}" for k in ("effect", "low", "high", "detectable")},
-        above=above,
-    )
-
-
 def _correct_p_values(
     claims: list[dict[str, str]],
     estimates: dict[str, Any],  # id → estimate
@@ -501,15 +468,15 @@ def _judge_measured(
     above_control: dict | None,
     p: float | None,  # corrected p-value
     records: list[dict],
-) -> dict[str, str]:  # the computed columns
+) -> dict[str, str]:  # the computed columns that are not empty
     """Return the computed columns of a claim that is measured here."""
-    empty = dict.fromkeys(COMPUTED_COLUMNS, "")
     if not estimate:
-        return {**empty, "verdict": "not run"}
+        return dict(verdict="not run")
     tasks = _measured_tasks(estimate)
-    measured = {(s[0], s[1]) for s in estimate["settings"]}
+    settings = estimate["settings"]
+    measured = {(s["task"], s["target"]) for s in settings}
     same_tasks = [r for r in records if (r["task"], r.get("target")) in measured]
-    sides = _side_records(claim, "a", same_tasks), _side_records(claim, "b", same_tasks)
+    sides = select_side(same_tasks, claim["a"]), select_side(same_tasks, claim["b"])
     published = _published_difference(claim, tasks)
     scope = _describe_scope(tasks, estimate)
     verdict = "open"
@@ -518,16 +485,23 @@ def _judge_measured(
         finding = _describe_finding(estimate, p, scope, claim["says"])
     elif not _has_other_sign(claim["says"], published):
         verdict = decide_verdict(estimate, published, claim["says"], p)
-    return {
-        **empty,
-        **_format_computed_columns(estimate, above_control),
-        "p": "" if p is None else f"{p:.4f}",
-        "published": "" if published is None else f"{published:+.1f}",
-        "trials": _describe_trials(claim, sides),
-        "verdict": verdict,
-        "scope": scope,
-        "finding": finding,
-    }
+    above = ""
+    if above_control:
+        above = "{effect:+.1f} ({low:+.1f} … {high:+.1f})".format_map(above_control)
+    return dict(
+        tasks=" ".join(tasks),
+        backbones=" ".join(dict.fromkeys(str(s["backbone"]) for s in settings)),
+        runs=str(estimate["runs"]),
+        texts=str(estimate["texts"]),
+        **{k: f"{estimate[k]:.2f}" for k in ("effect", "low", "high", "detectable")},
+        above=above,
+        p="" if p is None else f"{p:.4f}",
+        published="" if published is None else f"{published:+.1f}",
+        trials=_describe_trials(claim, sides),
+        verdict=verdict,
+        scope=scope,
+        finding=finding,
+    )
 
 
 def _has_other_sign(expected_sign: str, published: float | None) -> bool:
@@ -550,9 +524,8 @@ def judge_claims(
         computed = dict.fromkeys(COMPUTED_COLUMNS, "")
         if claim["a"]:
             records = _prefer_logits(select_claim_records(claim, results_folder))
-            computed = _judge_measured(
-                claim, *measured[claim["id"]], p_values.get(claim["id"]), records
-            )
+            p = p_values.get(claim["id"])
+            computed |= _judge_measured(claim, *measured[claim["id"]], p, records)
         elif claim["kind"] == MEASURED:
             computed["verdict"] = "not run"
         else:
@@ -604,12 +577,21 @@ def format_verdict(
     return f"{claim['verdict']} on {claim['scope']}{outside}"
 
 
-def _format_table(columns: dict[str, str], rows: list[dict[str, str]]) -> str:
-    """Return a Markdown table; `columns` has the alignment of each heading."""
-    lines = [" | ".join(columns), " | ".join(columns.values())]
-    for row in rows:
-        lines.append(" | ".join(row[column].replace("|", "/") or "–" for column in columns))
-    return "\n".join(f"| {line} |" for line in lines)
+_RIGHT_ALIGNED = {  # headings of tables
+    "stated",
+    "published on these tasks",
+    "ours (95 %)",
+    "above the control",
+    *CLAIM_VERDICTS,
+}
+
+
+def _format_table(rows: list[dict[str, str]]) -> str:
+    """Return a Markdown table; the rows have the same keys, which are the headings."""
+    headings = [*rows[0]]
+    rule = ["--:" if heading in _RIGHT_ALIGNED else "---" for heading in headings]
+    cells = [[value.replace("|", "/") or "–" for value in row.values()] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *cells))
 
 
 def _claim_cell(claim: dict[str, str]) -> str:
@@ -624,84 +606,54 @@ def _format_records(claim: dict[str, str]) -> str:
 
 
 def _render_measured(rows: list[dict[str, str]]) -> str:
-    columns = {
-        "claim": "---",
-        "stated": "--:",
-        "published on these tasks": "--:",
-        "ours (95 %)": "--:",
-        "above the control": "--:",
-        "verdict": "---",
-        "trials that differ": "---",
-        "to decide it, or to say more": "---",
-    }
-    cells = []
+    table = []
     for row in rows:
         has_verdict = not row["finding"]
-        cells.append(
+        effect = format_claim_effect(row) if has_verdict else f"[a finding](#finding-{row['id']})"
+        table.append(
             {
                 "claim": _claim_cell(row),
                 "stated": row["stated"],
                 "published on these tasks": row["published"],
-                "ours (95 %)": format_claim_effect(row)
-                if has_verdict
-                else f"[a finding](#finding-{row['id']})",
+                "ours (95 %)": effect,
                 "above the control": row["above"] if has_verdict else "",
                 "verdict": f"**{format_verdict(row)}**",
                 "trials that differ": row["trials"] if has_verdict else "",
                 "to decide it, or to say more": row["decides"],
             }
         )
-    return _format_table(columns, cells)
+    return _format_table(table)
 
 
-def _render_findings(rows: list[dict[str, str]]) -> str:
-    columns = {
-        "contrast": "---",
-        "ours (95 %)": "--:",
-        "above the control": "--:",
-        "finding": "---",
-        "trials that differ": "---",
-        "records": "---",
+def _render_finding(row: dict[str, str]) -> dict[str, str]:
+    source = f"[{row['paper']}, {row['where']}](#{row['id']})"
+    return {
+        "contrast": f'<a id="finding-{row["id"]}"></a>{row["contrast"]} ({source})',
+        "ours (95 %)": format_claim_effect(row),
+        "above the control": row["above"],
+        "finding": f"**{row['finding']}**",
+        "trials that differ": row["trials"],
+        "records": _format_records(row),
     }
-    cells = [
-        {
-            "contrast": f'<a id="finding-{row["id"]}"></a>{row["contrast"]} '
-            f"([{row['paper']}, {row['where']}](#{row['id']}))",
-            "ours (95 %)": format_claim_effect(row),
-            "above the control": row["above"],
-            "finding": f"**{row['finding']}**",
-            "trials that differ": row["trials"],
-            "records": _format_records(row),
-        }
-        for row in rows
-    ]
-    return _format_table(columns, cells)
 
 
-def _render_statements(rows: list[dict[str, str]]) -> str:
-    columns = {"claim": "---", "its own numbers give": "---", "verdict": "---", "source": "---"}
-    cells = [
-        {
-            "claim": f"{row['paper']}: {_claim_cell(row)}",
-            "its own numbers give": row["recomputed"],
-            "verdict": f"**{row['verdict']}**",
-            "source": row["records"],
-        }
-        for row in rows
-    ]
-    return _format_table(columns, cells)
+def _render_statement(row: dict[str, str]) -> dict[str, str]:
+    return {
+        "claim": f"{row['paper']}: {_claim_cell(row)}",
+        "its own numbers give": row["recomputed"],
+        "verdict": f"**{row['verdict']}**",
+        "source": row["records"],
+    }
 
 
 def _render_counts(rows: list[dict[str, str]]) -> str:
     counts = count_verdicts(rows)
     total = Counter(row["verdict"] for row in rows)
-    verdicts = [verdict for verdict in CLAIM_VERDICTS if total[verdict]]
-    columns = {"kind": "---"} | dict.fromkeys(verdicts, "--:")
-    cells = []
+    table = []
     for kind, count in counts.items():
-        numbers = {verdict: str(count[verdict] or "") for verdict in verdicts}
-        cells.append({"kind": f"{kind} ({CLAIM_KINDS[kind]})"} | numbers)
-    return _format_table(columns, cells)
+        numbers = {v: str(count[v] or "") for v in CLAIM_VERDICTS if total[v]}
+        table.append({"kind": f"{kind} ({CLAIM_KINDS[kind]})"} | numbers)
+    return _format_table(table)
 
 
 def render_claims_page(
@@ -718,9 +670,11 @@ def render_claims_page(
         parts.append(f"## {paper}: measured here\n\n{table}")
     findings = [row for row in measured if row["finding"]]
     if findings:
-        parts.append(f"## Findings on other tasks or heads\n\n{_render_findings(findings)}")
+        table = _format_table([_render_finding(row) for row in findings])
+        parts.append(f"## Findings on other tasks or heads\n\n{table}")
     statements = [row for row in rows if row["kind"] != MEASURED]
     if statements:
         title = "Counted, or read from the paper's own tables"
-        parts.append(f"## {title}\n\n{_render_statements(statements)}")
+        table = _format_table([_render_statement(row) for row in statements])
+        parts.append(f"## {title}\n\n{table}")
     return "\n\n".join(parts)

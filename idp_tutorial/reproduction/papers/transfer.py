@@ -29,7 +29,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from idp_tutorial.assembly.config import RunConfig, config_for_method
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.context import Context
 from idp_tutorial.core.prompted_model import PromptedModel, copy_state, restore_state
 from idp_tutorial.core.random_numbers import seed_random_numbers
@@ -47,6 +47,7 @@ from idp_tutorial.data.tasks import load_config_task, load_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.papers.published_scores import METHOD_NAMES, load_published_scores
 from idp_tutorial.reproduction.papers.statements import task_key
+from idp_tutorial.runs.compare import choose_method_config
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.learning_rate_search import choose_head_learning_rate, try_learning_rates
 from idp_tutorial.runs.logits import logits_name, save_logits, split_outputs
@@ -60,7 +61,7 @@ from idp_tutorial.runs.record import (
     run_digests,
 )
 from idp_tutorial.runs.tables import check_same_settings, format_std, select_finished
-from idp_tutorial.training.evaluation import evaluate, predict_logits
+from idp_tutorial.training.evaluation import predict_logits
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_between, check_name
@@ -236,13 +237,6 @@ def compute_majority_score(
     return compute_headline_score(task, scores)[1]
 
 
-def _evaluate_test_split(model: PromptedModel, task: Task, cfg: RunConfig) -> dict[str, float]:
-    """Return all scores of a model on the test split."""
-    examples = encode_for_model(model, task, cfg, task.splits["test"])
-    scores, _ = evaluate(model, examples, task, 4 * cfg.batch_size, next(model.parameters()).device)
-    return scores
-
-
 def _train_with_best_learning_rate(
     model: PromptedModel,
     task: Task,
@@ -316,9 +310,7 @@ def _check_inputs(
         predict_logits(model, encode_for_model(model, task, cfg, [longest]), device=device)
 
 
-def _transfer_digests(source: Experiment, target: Task) -> dict[str, str]:
-    """Return the digests of everything that a transfer reads."""
-    return {**source.digests(), "target": target.digest()}
+STAGES = ("zero-shot", "few-shot", "alone")  # the field `setting` of a record
 
 
 class _Stages:
@@ -335,21 +327,21 @@ class _Stages:
         self.target = target
         self.records_file = records_file
         self.shared_fields = shared_fields
+        self.digests = {**source.digests(), "target": target.digest()}
 
     def _make_record(self, setting: str, start_time: float, **values: Any) -> dict:
         source = self.source
         target = self.target
-        is_zero_shot = setting == "zero-shot"
         fields: dict[str, Any] = dict(
             target=target.name,
             setting=setting,
             metric=target.metric if target.is_regression else "accuracy+macro_f1",
-            target_train_size=0 if is_zero_shot else len(target.splits["train"]),
+            target_train_size=0 if setting == "zero-shot" else len(target.splits["train"]),
             **self.shared_fields,
         )
-        digests = _transfer_digests(source, target)
         split_sizes = {task.name: task.split_sizes() for task in (source.task, target)}
-        record = build_record(source.cfg, digests, split_sizes, start_time, **{**fields, **values})
+        fields |= values
+        record = build_record(source.cfg, self.digests, split_sizes, start_time, **fields)
         return record.to_dict()
 
     def record_divergence(self, setting: str, error: Exception, start_time: float) -> dict:
@@ -376,9 +368,8 @@ class _Stages:
             checkpoint_selection=f"checkpoint: best on validation of {selection_task.name}",
         )
         if self.records_file:
-            digests = _transfer_digests(self.source, target)
-            identifiers = (setting, self.shared_fields["label_map"])
-            name = logits_name(cfg, target, digests, *identifiers)
+            label_map = self.shared_fields["label_map"]
+            name = logits_name(cfg, target, self.digests, setting, label_map)
             values |= save_logits(self.records_file, name, outputs, target)
         return self._make_record(setting, start_time, model=model, log=log, **values)
 
@@ -425,17 +416,17 @@ def run_transfer(
         )
         cfg = replace(cfg, lr=lr)
         experiment.cfg = replace(experiment.cfg, lr=lr)
-        source_scores = _evaluate_test_split(model, source, cfg)
+        source_scores, _ = source.score_outputs(*split_outputs(model, source, cfg, "test"))
         stages.shared_fields["source_score"] = compute_headline_score(source, source_scores)[1]
         apply_label_map(model, class_map)
         records = [stages.score("zero-shot", model, log, lr, start_time)]
     except FloatingPointError as e:
-        settings = ("zero-shot", "few-shot", "alone") if few_shot else ("zero-shot",)
+        settings = STAGES if few_shot else STAGES[:1]
         experiment.cfg = replace(experiment.cfg, lr=cfg.lr)
         return [stages.record_divergence(setting, e, start_time) for setting in settings]
 
     target_cfg = replace(cfg, task=target.name, init_from=None)
-    for setting in ("few-shot", "alone") if few_shot else ():
+    for setting in STAGES[1:] if few_shot else ():
         if setting == "alone":
             model = Experiment(target_cfg, target).build_model()
         start_time = time.time()
@@ -491,20 +482,6 @@ def _describe_learning_rate_choice(
     return f"best of {grid if learning_rates else '3'} on validation"
 
 
-@dataclass
-class _TransferSettings:
-    """Settings that all methods of a comparison share."""
-
-    source: Task
-    target: Task
-    explicit_map: dict | None
-    target_shots: int
-    seeds: int
-    tune_learning_rates: bool
-    learning_rates: tuple
-    store: RunStore  # what it contains is not run again
-
-
 def compare_transfer(
     methods: list[str],  # keys of `METHODS`
     # config of the first task; method and seed are replaced, and the learning rate if it is None
@@ -532,9 +509,8 @@ def compare_transfer(
         check_name(method, METHODS, "method")
     if seeds < 1 or target_shots < 0:
         raise UserError(
-            f"seeds must be at least 1 (2 for a standard deviation) and target_shots at least "
-            f"0, got "
-            f"seeds={seeds} and target_shots={target_shots}."
+            "seeds must be at least 1 (2 for a standard deviation) and target_shots at least 0, "
+            f"got seeds={seeds} and target_shots={target_shots}."
         )
     check_between(seeds, 1, 10**6, "seeds")
     if loaded_tasks:
@@ -552,104 +528,69 @@ def compare_transfer(
         if tune_head_first:
             head_lr = choose_head_learning_rate(base, source_task, records_file)
             base = replace(base, head_lr=head_lr)
-        settings = _TransferSettings(
-            source_task,
-            target_task,
-            explicit_map,
-            target_shots,
-            seeds,
-            tune_learning_rates,
-            learning_rates,
-            RunStore(records_file),
-        )
+        store = RunStore(records_file)
         records = []
         for method in methods:
-            cfg = config_for_method(base, method, methods)
+            cfg = choose_method_config(base, method, methods, tune_learning_rates)
+            cfg = replace(cfg, task=source_task.name)
+            cfg = cfg.resolve_epochs(len(source_task.splits["train"]))
+            tried_learning_rates: tuple | None = None
+            if tune_learning_rates and not base.lr:
+                tried_learning_rates = learning_rates or METHODS[method].learning_rates
             label_map = label_maps[method]
-            class_map = list(label_map) if label_map else None
-            records += _run_method(cfg, class_map, settings)
+            conditions = dict(
+                digests={**run_digests(cfg, source_task), "target": target_task.digest()},
+                target=target_task.name,
+                target_shots=target_shots,
+                label_map=list(label_map) if label_map else None,
+                lr_selection=_describe_learning_rate_choice(
+                    base, tune_learning_rates, learning_rates
+                ),
+            )
+            run_args = (source_task, target_task, explicit_map, tried_learning_rates)
+            records += _run_seeds(cfg, run_args, conditions, seeds, store)
     return records
 
 
-def _run_method(
-    base: RunConfig,  # with the method
-    class_map: list | None,
-    settings: _TransferSettings,
+def _run_seeds(
+    cfg: RunConfig,  # without `lr`, seed 0 chooses it
+    # of `run_transfer`: source, target, explicit map and learning rates
+    run_args: tuple[Task, Task, dict | None, tuple | None],
+    conditions: dict[str, Any],  # further fields of the fingerprint
+    seeds: int,
+    store: RunStore,
 ) -> list[dict]:
     """Run the seeds of one method that have no records; return the records of all seeds."""
-    source = settings.source
-    target = settings.target
-    method = METHODS[base.method]
-    learning_rates = None
-    if settings.tune_learning_rates and not base.lr:
-        learning_rates = settings.learning_rates or method.learning_rates
-    cfg = replace(
-        base,
-        task=source.name,
-        lr=base.lr or (None if settings.tune_learning_rates else method.default_learning_rate),
-        head_lr=None if method.kind == "head" else base.head_lr,
-    ).resolve_epochs(len(source.splits["train"]))
-    conditions: dict[str, Any] = dict(
-        digests={**run_digests(cfg, source), "target": target.digest()},
-        target=target.name,
-        target_shots=settings.target_shots,
-        label_map=class_map,
-        lr_selection=_describe_learning_rate_choice(
-            base, settings.tune_learning_rates, settings.learning_rates
-        ),
-    )
-    stage_names = ("zero-shot", "few-shot", "alone") if settings.target_shots else ("zero-shot",)
+    few_shot = conditions["target_shots"] > 0
     records: list[dict] = []
-    lr = cfg.lr
-    for seed in range(settings.seeds):
-        if seed and not lr:
+    for seed in range(seeds):
+        if seed and not cfg.lr:
             break  # every learning rate diverged with seed 0
-        seed_cfg = replace(cfg, lr=lr, seed=seed)
-        fingerprint = make_fingerprint(seed_cfg, **conditions)
-        seed_records = [
-            settings.store.find({**fingerprint, "setting": name}) for name in stage_names
-        ]
-        if None in seed_records:
-            seed_records = _run_stages(seed_cfg, fingerprint, learning_rates, settings)
-        records += [record for record in seed_records if record is not None]
-        lr = lr or next((record["lr"] for record in records if record["lr"]), None)
+        cfg = replace(cfg, seed=seed)
+        fingerprint = make_fingerprint(cfg, **conditions)
+        stored = [store.find({**fingerprint, "setting": s}) for s in STAGES[: 1 + 2 * few_shot]]
+        if None in stored:
+            folder = checkpoint_folder(store.file, fingerprint)
+            new_records = run_transfer(cfg, *run_args, few_shot, store.file, folder)
+            stored = [_store_stage(record, fingerprint, store) for record in new_records]
+            remove_checkpoints(folder)
+        records += [record for record in stored if record is not None]
+        cfg = replace(cfg, lr=cfg.lr or next((r["lr"] for r in records if r["lr"]), None))
     return records
 
 
-def _run_stages(
-    cfg: RunConfig,  # with the seed
-    fingerprint: dict[str, Any],  # of all stages
-    learning_rates: Sequence[float] | None,
-    settings: _TransferSettings,
-) -> list[dict | None]:
-    """Run all stages, and return their records; of an interrupted run the stored ones."""
-    source = settings.source
-    target = settings.target
-    store = settings.store
-    records: list[dict | None] = []
-    folder = checkpoint_folder(store.file, fingerprint)
-    for new_record in run_transfer(
-        cfg,
-        source,
-        target,
-        settings.explicit_map,
-        learning_rates,
-        settings.target_shots > 0,
-        store.file,
-        folder,
-    ):
-        stage = new_record["setting"]
-        stored = store.find({**fingerprint, "setting": stage})
-        if stored is None:
-            stored = store.add({**new_record, **fingerprint})
-            summary = format_summary_line({**stored, "lr": None})
-            logger.info(
-                f"{cfg.method:14} {source.name} → {target.name}  seed {cfg.seed}  {stage:9}  "
-                f"{summary}"
-            )
-        records.append(stored)
-    remove_checkpoints(folder)
-    return records
+def _store_stage(new_record: dict, fingerprint: dict[str, Any], store: RunStore) -> dict:
+    """Return the stored record of a stage; store a new one that is missing."""
+    stored = store.find({**fingerprint, "setting": new_record["setting"]})
+    if stored is not None:
+        return stored
+    record = store.add({**new_record, **fingerprint})
+    tasks = f"{record['task']} → {record['target']}"
+    logger.info(
+        f"{record['method']:14} {tasks}  seed {record['seed']}  {record['setting']:9}  "
+        f"{format_summary_line({**record, 'lr': None})}"
+    )
+    return record
 
 
 def published_transfer_table() -> pd.DataFrame:

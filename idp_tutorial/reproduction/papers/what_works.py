@@ -322,7 +322,7 @@ def readout_table(
         interaction = estimate_interaction(records, a, b, first_setting, mean_setting, folder)
         if interaction is None:
             continue
-        row: dict[str, str | float] = dict(contrast=label)
+        row: dict[str, Any] = dict(contrast=label)
         for task in interaction["tasks"]:
             of_task = [record for record in records if record["task"] == task]
             for name, setting in READOUTS.items():

@@ -13,7 +13,7 @@ how often rows have that label.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,8 +119,9 @@ class Report:
         note: str = "",  # a sentence at the end
     ) -> str:
         """Return the report as Markdown."""
-        scores = [[_SCORE_NAMES[name], _round_score(name, v)] for name, v in self.scores.items()]
-        parts = [f"# {self.title}", f"{self.n_rows:,} rows.", _markdown(["score", "value"], scores)]
+        scores = [(_SCORE_NAMES[name], _round_score(name, v)) for name, v in self.scores.items()]
+        score_table = _format_table(pd.DataFrame(scores, columns=["score", "value"], dtype=object))
+        parts = [f"# {self.title}", f"{self.n_rows:,} rows.", score_table]
         if self.classes is not None:
             parts += [f"## {self.kind.capitalize()}", _format_table(self.classes)]
         if self.confusion is not None:
@@ -183,22 +184,19 @@ def _escape(value: Any) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
-def _markdown(header: Sequence[str], rows: Sequence[Sequence]) -> str:
+def _format_table(table: pd.DataFrame) -> str:
     """Return a Markdown table; numbers are aligned to the right.
 
     `tabulate`, which pandas would use, is not among the requirements of every installation.
     """
-    numbers = (int, float, _Number)
-    is_number = [all(isinstance(row[i], numbers) for row in rows) for i in range(len(header))]
-    rule = ["--:" if is_right else "---" for is_right in is_number]
-    lines = [[*map(_escape, header)], rule]
-    lines += [[*map(_escape, row)] for row in rows]
+    columns = [table[c].tolist() for c in table]  # `tolist` makes Python's numbers of NumPy's
+    rule = []
+    for values in columns:
+        is_number = all(isinstance(value, (int, float, _Number)) for value in values)
+        rule.append("--:" if is_number else "---")
+    lines = [[*map(_escape, table.columns)], rule]
+    lines += [[*map(_escape, row)] for row in zip(*columns)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _format_table(table: pd.DataFrame) -> str:
-    # `tolist` makes Python's numbers of NumPy's
-    return _markdown([*map(str, table.columns)], [*zip(*(table[c].tolist() for c in table))])
 
 
 def _picture(name: str, pictures: Sequence[str], text: str) -> list[str]:
@@ -251,76 +249,54 @@ def _tabulate_classes(task: Task, labels: np.ndarray, predictions: np.ndarray) -
     averages = ["macro avg", "weighted avg"]
     if task.multi_label:
         averages.insert(0, "micro avg")
-    by_name = [(name, report[key]) for name, key in zip(task.labels, keys)]
-    by_name += [(name, report[name]) for name in averages]
+    table = pd.DataFrame([report[key] for key in (*keys, *averages)])
     return pd.DataFrame(
-        [
-            dict(
-                label=name,
-                precision=100 * row["precision"],
-                recall=100 * row["recall"],
-                f1=100 * row["f1-score"],
-                support=int(row["support"]),
-            )
-            for name, row in by_name
-        ]
+        dict(
+            label=[*task.labels, *averages],
+            precision=100 * table.precision,
+            recall=100 * table.recall,
+            f1=100 * table["f1-score"],
+            support=table.support.astype(int),
+        )
     )
 
 
 def _report_classes(task: Task, rows: Sequence[dict], predictions: Sequence[dict]) -> dict:
-    """Return the fields of the report of a task with one class for each row."""
+    """Return the fields of the report of a task whose rows have one class, or several labels."""
     from sklearn.metrics import confusion_matrix
 
     labels = np.array([row["label"] for row in rows])
-    index = {name: i for i, name in enumerate(task.labels)}
-    predicted = np.array([index[p["label"]] for p in predictions])
     probabilities = np.array([[*p["probabilities"].values()] for p in predictions], float)
-    confidence = probabilities[np.arange(len(rows)), predicted]
-    bins = bin_by_confidence(confidence, predicted == labels)
-    scores = _score_classes(task, labels, predicted, probabilities)
-    names = np.array(task.labels, object)
-    table = pd.DataFrame(
-        {
-            **_text_columns(rows),
-            "label": names[labels],
-            "prediction": names[predicted],
-            "confidence": 100 * confidence,
-            **{f"probability {name}": 100 * p for name, p in zip(task.labels, probabilities.T)},
-        }
-    )
-    counts = confusion_matrix(labels, predicted, labels=range(len(task.labels)))
-    return dict(
-        kind="classes",
-        scores={**scores, "ece": expected_calibration_error(bins)},
-        classes=_tabulate_classes(task, labels, predicted),
-        confusion=pd.DataFrame(counts, index=task.labels, columns=task.labels),
-        calibration=bins,
-        errors=table[predicted != labels].sort_values("confidence", ascending=False, kind="stable"),
-    )
-
-
-def _report_labels(task: Task, rows: Sequence[dict], predictions: Sequence[dict]) -> dict:
-    """Return the fields of the report of a task whose rows may have several labels."""
-    labels = np.array([row["label"] for row in rows])
-    predicted = np.array([task.label_indicators(p["label"]) for p in predictions])
-    probabilities = np.array([[*p["probabilities"].values()] for p in predictions], float)
-    bins = bin_by_confidence(probabilities.ravel(), labels.ravel())
-    scores = _score_classes(task, labels, predicted, probabilities)
-    # of the decisions for a row that are wrong, the one that the model is surest of
-    confidence = np.where(predicted == 1, probabilities, 1 - probabilities)
-    surest_error = np.where(predicted != labels, confidence, 0).max(1)
-    table = pd.DataFrame(
-        {
-            **_text_columns(rows),
+    fields: dict[str, Any]
+    if task.multi_label:
+        predicted = np.array([task.label_indicators(p["label"]) for p in predictions])
+        # of the decisions for a row that are wrong, the one that the model is surest of
+        confidences = np.where(predicted == 1, probabilities, 1 - probabilities)
+        confidence = np.where(predicted != labels, confidences, 0).max(1)
+        is_wrong = (predicted != labels).any(1)
+        columns: dict[str, Any] = {
             "labels": [format_labels(task.label_names(row)) for row in labels],
             "predictions": [format_labels(task.label_names(row)) for row in predicted],
-            "confidence": 100 * surest_error,
-            **{f"probability {name}": 100 * p for name, p in zip(task.labels, probabilities.T)},
         }
-    )
-    errors = table[(predicted != labels).any(1)]
+        bins = bin_by_confidence(probabilities.ravel(), labels.ravel())
+        fields = dict(kind="labels")
+    else:
+        index = {name: i for i, name in enumerate(task.labels)}
+        predicted = np.array([index[p["label"]] for p in predictions])
+        confidence = probabilities[np.arange(len(rows)), predicted]
+        is_wrong = predicted != labels
+        names = np.array(task.labels, object)
+        columns = {"label": names[labels], "prediction": names[predicted]}
+        bins = bin_by_confidence(confidence, ~is_wrong)
+        counts = confusion_matrix(labels, predicted, labels=range(len(task.labels)))
+        confusion = pd.DataFrame(counts, index=task.labels, columns=task.labels)
+        fields = dict(kind="classes", confusion=confusion)
+    columns = {**_text_columns(rows), **columns, "confidence": 100 * confidence}
+    columns |= {f"probability {name}": 100 * p for name, p in zip(task.labels, probabilities.T)}
+    errors = pd.DataFrame(columns)[is_wrong]
+    scores = _score_classes(task, labels, predicted, probabilities)
     return dict(
-        kind="labels",
+        **fields,
         scores={**scores, "ece": expected_calibration_error(bins)},
         classes=_tabulate_classes(task, labels, predicted),
         calibration=bins,
@@ -375,8 +351,6 @@ def make_report(
         )
     if task.is_regression:
         fields = _report_numbers(rows, predictions)
-    elif task.multi_label:
-        fields = _report_labels(task, rows, predictions)
     else:
         fields = _report_classes(task, rows, predictions)
     return Report(title or task.name, len(rows), **fields)
@@ -388,6 +362,22 @@ _INK = "#1a1a1a"
 _GREY = "#6b7280"
 _BLUE = "#2b6ca3"
 _LIGHT_BLUE = "#a8c8e4"
+_STYLE: dict[Any, Any] = {  # of matplotlib
+    "figure.facecolor": "#ffffff",
+    "figure.constrained_layout.use": True,
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _GREY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+}
 
 
 def _label_ticks(ax: Any, names: Sequence[str]) -> None:
@@ -414,7 +404,7 @@ def _draw_confusion(report: Report) -> Any:
     n = len(counts)
     share = 100 * counts / counts.sum(1, keepdims=True).clip(min=1)
     size = max(3.2, 0.55 * n + 1.4) if n <= 20 else (12.4 if n <= 40 else 7.0)  # inches
-    figure = Figure(figsize=(size + 1.2, size), layout="constrained", facecolor="#ffffff")
+    figure = Figure(figsize=(size + 1.2, size))
     ax = figure.add_subplot()
     colours = LinearSegmentedColormap.from_list("blue", ["#f7fafc", _LIGHT_BLUE, "#0f4c81"])
     image = ax.imshow(share, cmap=colours, vmin=0, vmax=100)
@@ -428,16 +418,14 @@ def _draw_confusion(report: Report) -> Any:
     ax.set_yticks(np.arange(n - 1) + 0.5, minor=True)
     if n <= 40:
         ax.grid(which="minor", color="#ffffff", linewidth=1.5)
-    ax.tick_params(which="both", length=0, colors=_INK)
+    ax.tick_params(which="both", length=0)
     ax.spines[:].set_visible(False)
-    ax.set_xlabel("predicted", color=_INK)
-    ax.set_ylabel("true", color=_INK)
-    accuracy = report.scores["accuracy"]
-    ax.set_title(f"{report.n_rows:,} rows, accuracy {accuracy:.1f} %", color=_INK, size=11)
+    title = f"{report.n_rows:,} rows, accuracy {report.scores['accuracy']:.1f} %"
+    ax.set(xlabel="predicted", ylabel="true", title=title)
     bar = figure.colorbar(image, ax=ax, shrink=0.85, pad=0.03)
     bar.outline.set_visible(False)
-    bar.set_label("share of the true class (%)", color=_INK)
-    bar.ax.tick_params(length=0, colors=_INK)
+    bar.set_label("share of the true class (%)")
+    bar.ax.tick_params(length=0, labelsize=10)
     return figure
 
 
@@ -448,35 +436,27 @@ def _draw_calibration(report: Report) -> Any:
     bins = report.calibration
     assert bins is not None
     is_classes = report.kind == "classes"
-    figure = Figure(figsize=(4.6, 5.2), layout="constrained", facecolor="#ffffff")
+    figure = Figure(figsize=(4.6, 5.2))
     ax, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     width = bins.high - bins.low
     centre = (bins.low + bins.high) / 2
     ax.bar(centre, bins.accuracy.fillna(0), 0.92 * width, color=_LIGHT_BLUE, label="observed")
     ax.plot([0, 100], [0, 100], "--", color=_GREY, lw=1, label="perfect calibration")
     present = bins[bins["count"] > 0]
-    ax.plot(
-        present.confidence,
-        present.accuracy,
-        "o",
-        ms=4,
-        color=_BLUE,
-        label="mean confidence of a bin",
-        zorder=3,
+    dots = dict(ms=4, color=_BLUE, label="mean confidence of a bin", zorder=3)
+    ax.plot(present.confidence, present.accuracy, "o", **dots)
+    ax.set(
+        xlim=(0, 100),
+        ylim=(0, 102),
+        ylabel="correct predictions (%)" if is_classes else "rows with the label (%)",
+        title=f"expected calibration error {report.scores['ece']:.1f} %",
     )
-    ax.set(xlim=(0, 100), ylim=(0, 102))
-    ax.set_ylabel(
-        "correct predictions (%)" if is_classes else "rows with the label (%)", color=_INK
-    )
-    ece = report.scores["ece"]
-    ax.set_title(f"expected calibration error {ece:.1f} %", color=_INK, size=11)
-    ax.legend(frameon=False, fontsize=9, loc="upper left", labelcolor=_INK)
+    ax.legend(loc="upper left")
     below.bar(centre, bins["count"], 0.92 * width, color=_GREY)
-    below.set_ylabel("predictions" if is_classes else "labels", color=_INK)
-    below.set_xlabel(
-        "confidence (%)" if is_classes else "predicted probability of a label (%)", color=_INK
+    below.set(
+        xlabel="confidence (%)" if is_classes else "predicted probability of a label (%)",
+        ylabel="predictions" if is_classes else "labels",
     )
-    _clean_axes(ax, below)
     return figure
 
 
@@ -485,45 +465,38 @@ def _draw_scatter(report: Report) -> Any:
     from matplotlib.figure import Figure
 
     predicted, labels = report.predicted_and_true.T
-    figure = Figure(figsize=(4.6, 4.4), layout="constrained", facecolor="#ffffff")
+    figure = Figure(figsize=(4.6, 4.4))
     ax = figure.add_subplot()
     low = min(predicted.min(), labels.min())
     high = max(predicted.max(), labels.max())
     ax.plot([low, high], [low, high], "--", color=_GREY, lw=1, label="prediction = label")
     alpha = float(np.clip(40 / len(labels) ** 0.5 / 3, 0.15, 0.7))
     ax.plot(labels, predicted, "o", ms=4, color=_BLUE, alpha=alpha, mew=0)
-    ax.set_xlabel("label", color=_INK)
-    ax.set_ylabel("prediction", color=_INK)
     scores = report.scores
     title = f"Pearson {scores['pearson']:.1f} %, mean absolute error {scores['mae']:.3g}"
-    ax.set_title(title, color=_INK, size=11)
-    ax.legend(frameon=False, fontsize=9, loc="upper left", labelcolor=_INK)
-    _clean_axes(ax)
+    ax.set(xlabel="label", ylabel="prediction", title=title)
+    ax.legend(loc="upper left")
     return figure
-
-
-def _clean_axes(*all_axes: Any) -> None:
-    for ax in all_axes:
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.spines[["left", "bottom"]].set_color(_GREY)
-        ax.tick_params(colors=_INK, labelsize=9)
 
 
 def _draw_pictures(report: Report) -> dict[str, bytes]:  # file name: PNG
     """Draw the pictures of a report; raise `UserError` without matplotlib."""
     require_packages("matplotlib")
-    drawings = {}
+    from matplotlib import rc_context
+
+    drawings: dict[str, Callable[[Report], Any]] = {}
     if report.confusion is not None:
-        drawings["confusion"] = _draw_confusion(report)
+        drawings["confusion"] = _draw_confusion
     if report.calibration is not None:
-        drawings["calibration"] = _draw_calibration(report)
+        drawings["calibration"] = _draw_calibration
     if report.predicted_and_true is not None:
-        drawings["scatter"] = _draw_scatter(report)
+        drawings["scatter"] = _draw_scatter
     pictures = {}
-    for name, figure in drawings.items():
-        content = io.BytesIO()
-        figure.savefig(content, format="png", dpi=150)
-        pictures[f"{name}.png"] = content.getvalue()
+    with rc_context(_STYLE):
+        for name, draw in drawings.items():
+            content = io.BytesIO()
+            draw(report).savefig(content, format="png", dpi=150)
+            pictures[f"{name}.png"] = content.getvalue()
     return pictures
 
 

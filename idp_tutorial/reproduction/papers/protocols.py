@@ -424,21 +424,11 @@ def _figure_cells(table: str) -> pd.DataFrame:
         for task in tasks:
             if fields.get("position") in (2, 3) and not TASKS[task].pair:
                 continue
-            cells.append(
-                dict(
-                    setting="",
-                    backbone="RoBERTa-large",
-                    method=label,
-                    ours=method,
-                    fields=paper_method_fields(method, table, **fields),
-                    task=task,
-                    name=task,
-                    metric="",
-                    mean=None,
-                    std=None,
-                )
-            )
-    return pd.DataFrame(cells)
+            options = paper_method_fields(method, table, **fields)
+            cells.append(dict(method=label, task=task, ours=method, fields=options, name=task))
+    return pd.DataFrame(cells).assign(
+        setting="", backbone="RoBERTa-large", metric="", mean=None, std=None
+    )
 
 
 def _published_cells(table: str) -> pd.DataFrame:
@@ -576,13 +566,11 @@ def _plan_method_runs(
     glove: str | None,
 ) -> list[RunConfig]:
     """Return the runs of the methods of a table, without the controls."""
-    small_scale_tasks = _select_small_scale_tasks(cells)
-    first_backbone = cells.backbone.iloc[0]
+    if scale == "small":
+        is_small_task = cells.name.isin(_select_small_scale_tasks(cells))
+        cells = cells[is_small_task & (cells.backbone == cells.backbone.iloc[0])]
     runs: list[RunConfig] = []
     for cell in cells.itertuples():
-        is_left_out = cell.name not in small_scale_tasks or cell.backbone != first_backbone
-        if scale == "small" and is_left_out:
-            continue
         runs += _plan_cell_runs(table, cell, scale, backbone, data, glove)
     return list(dict.fromkeys(runs))  # cells that differ in their metric have the same runs
 

@@ -7,12 +7,10 @@ Means and standard deviations are as printed; mistakes in the papers are not cor
 scores are stored in `assets/published_scores.csv`.
 """
 
-import re
 from importlib.resources import files
 
 import pandas as pd
 
-from idp_tutorial.runs.tables import select_finished
 from idp_tutorial.utils.checks import check_name
 
 __all__ = [
@@ -20,7 +18,6 @@ __all__ = [
     "TASK_NAMES",
     "load_published_tables",
     "load_published_scores",
-    "merge_published_scores",
 ]
 
 
@@ -106,35 +103,3 @@ TASK_NAMES = {  # published name: key of `TASKS`
     "MultiRC": "multirc",
     "BoolQ": "boolq",
 }
-
-
-def merge_published_scores(
-    records: list[dict],  # of runs
-    table: str,  # a table of scores, such as 'lpt-2'
-    setting: str | None = None,  # a part of the setting, such as 'K=100'; None: all settings
-) -> pd.DataFrame:
-    """Return a published table with the scores of the records beside it.
-
-    Each row is a method and task: the published `mean` and `std` on the paper's backbone, then
-    `our mean`, `our std`, `runs` and `our backbone`, which are empty where there is no record.
-    """
-    published = load_published_scores(table)
-    published = published[~published.metric.str.contains("loss")]
-    if setting:
-        pattern = re.escape(setting) + r"(?!\d)"  # K=100 is no part of K=1000
-        published = published[published.setting.str.contains(pattern)]
-    published = published.assign(
-        ours=published.method.map(METHOD_NAMES), name=published.task.map(TASK_NAMES)
-    ).dropna(subset="name")
-    is_single_metric = ~published.metric.str.contains(",", regex=False)
-    published = published[is_single_metric | published.metric.str.contains("avg", regex=False)]
-    scores = pd.DataFrame(
-        [(r["method"], r["task"], r["score"], r["backbone"]) for r in select_finished(records)],
-        columns=["ours", "name", "score", "on"],
-    )
-    groups = scores.groupby(["ours", "name", "on"]).score
-    summary = groups.agg(["mean", "std", "size"]).reset_index()
-    our_names = {"mean": "our mean", "std": "our std", "size": "runs", "on": "our backbone"}
-    merged = published.merge(summary.rename(columns=our_names), on=["ours", "name"], how="left")
-    published_columns = ["setting", "backbone", "method", "task", "metric", "mean", "std"]
-    return merged[[*published_columns, "our mean", "our std", "runs", "our backbone"]]

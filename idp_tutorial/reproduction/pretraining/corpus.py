@@ -17,6 +17,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,15 @@ def _iterate_sentences(row: dict, where: str) -> Iterator[str]:
             yield text.strip()
 
 
-def _ngram_hashes(text: str, n: int) -> set[int]:
-    """Return hashes of all sequences of `n` words, or of the whole text if it is shorter.
+_OVERLAP_LENGTH = 12  # consecutive words that a training text may not share with a held-out one
+
+
+def _ngram_hashes(text: str) -> set[int]:
+    """Return hashes of all sequences of `_OVERLAP_LENGTH` words, or of a text that is shorter.
 
     Words are compared in lower case and without punctuation.
     """
+    n = _OVERLAP_LENGTH
     words = re.sub(r"[^\w ]|_", "", text.lower()).split()
     if not words:
         return set()
@@ -105,14 +110,11 @@ def _ngram_hashes(text: str, n: int) -> set[int]:
 def exclude_overlapping_lines(
     lines: Iterable[str],  # texts to train on
     held_out: Iterable[str],  # texts that must not be trained on
-    n: int = 12,  # number of consecutive words
 ) -> Iterator[str]:
-    """Yield the lines that share no sequence of `n` words with any held-out text."""
-    held_out_hashes = set()
-    for text in held_out:
-        held_out_hashes |= _ngram_hashes(text, n)
+    """Yield the lines that share no sequence of twelve words with any held-out text."""
+    held_out_hashes = set().union(*map(_ngram_hashes, held_out))
     for line in lines:
-        if not _ngram_hashes(line, n) & held_out_hashes:
+        if not _ngram_hashes(line) & held_out_hashes:
             yield line
 
 
@@ -124,9 +126,6 @@ def read_corpus(
     # folder with a folder for each task, which has `train`, `validation` and `test` as `.jsonl` or
     # `.jsonl.xz`; None: only the text files
     tasks: Path | str | None = None,
-    skip_tasks: Sequence[str] = ("sst2",),  # tasks whose training texts are not used
-    repeats: int = 4,  # how often a short text of a task is in the corpus
-    max_words_to_repeat: int = 64,  # longer texts are not repeated
 ) -> list[str]:
     """Return all texts to train on, without those that overlap with held-out texts of the tasks.
 
@@ -141,28 +140,23 @@ def read_corpus(
             f"there is no folder of tasks at {tasks}: pass a folder that contains a folder for "
             "each task, or omit `tasks`."
         )
-    train, held_out = _split_task_files(root, skip_tasks)
+    train, held_out = _split_task_files(root)
     task_lines = list(dict.fromkeys(read_lines(*train)))
     lines = list(exclude_overlapping_lines([*lines, *task_lines], read_lines(*held_out)))
     remaining = set(lines)
-    short = [
-        line
-        for line in task_lines
-        if line in remaining and len(line.split()) <= max_words_to_repeat
-    ]
-    return lines + short * (repeats - 1)
+    short = [line for line in task_lines if line in remaining and len(line.split()) <= 64]
+    return lines + short * 3  # four times in all
 
 
-def _split_task_files(root: Path, skip_tasks: Sequence[str]) -> tuple[list[Path], list[Path]]:
+def _split_task_files(root: Path) -> tuple[list[Path], list[Path]]:
     """Return the files to train on, and those whose texts are excluded."""
     files: dict[str, list[Path]] = {"train": [], "validation": [], "test": []}
     for file in sorted(root.glob("**/*.jsonl*")):
         files.setdefault(file.name.split(".")[0], []).append(file)
     # the validation rows of a few-shot folder are training rows that were not sampled
     few_shot = [f for f in files["validation"] if f.parent.parent != root]
-    train = [
-        f for f in [*files["train"], *few_shot] if f.relative_to(root).parts[0] not in skip_tasks
-    ]
+    train = [*files["train"], *few_shot]
+    train = [file for file in train if file.relative_to(root).parts[0] != "sst2"]
     held_out = [*files["test"], *(f for f in files["validation"] if f not in few_shot)]
     return train, held_out
 
@@ -197,32 +191,17 @@ LABEL_WORDS = [  # words of the verbalizers, which should be single tokens
 ]
 
 
-def _to_transformers_tokenizer(bpe: Tokenizer) -> Any:
-    """Return a BPE tokenizer as a `PreTrainedTokenizerFast` of Transformers."""
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        bos_token="<s>",
-        cls_token="<s>",
-        eos_token="</s>",
-        sep_token="</s>",
-        unk_token="<unk>",
-        pad_token="<pad>",
-        mask_token="<mask>",
-        model_max_length=256,
-    )
-
-
 def train_tokenizer(
     lines: Iterable[str],
     vocab_size: int = 8192,
-    whole_words: Sequence[str] = LABEL_WORDS,  # words that become one token with a leading space
 ) -> Any:
     """Return an uncased byte-level BPE `PreTrainedTokenizerFast`, trained on texts.
 
     It encodes a text as `<s> A </s>` and a pair as `<s> A </s></s> B </s>`, as RoBERTa's does.
+    A word of a verbalizer (`LABEL_WORDS`) is one token with a leading space.
     """
+    from transformers import PreTrainedTokenizerFast
+
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -235,20 +214,24 @@ def train_tokenizer(
         min_frequency=2,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-
-    def training_texts() -> Iterator[str]:
-        """Yield the lines, and words that must become tokens."""
-        yield from lines
-        for word in whole_words:
-            yield " ".join([word] * 2000)
-
-    bpe.train_from_iterator(training_texts(), trainer)
+    frequent_words = (" ".join([word] * 2000) for word in LABEL_WORDS)
+    bpe.train_from_iterator(chain(lines, frequent_words), trainer)
     bpe.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>",
         pair="<s> $A </s> </s> $B </s>",
         special_tokens=[("<s>", 0), ("</s>", 2)],
     )
-    return _to_transformers_tokenizer(bpe)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token="<s>",
+        cls_token="<s>",
+        eos_token="</s>",
+        sep_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        mask_token="<mask>",
+        model_max_length=256,
+    )
 
 
 def encode_stream(
@@ -289,10 +272,6 @@ def gather_windows(
 EncodeFunction = Callable[[list[str], Any], dict[str, np.ndarray]]
 
 
-def _encode_stream_only(lines: list[str], tokenizer: Any) -> dict[str, np.ndarray]:
-    return dict(stream=encode_stream(lines, tokenizer))
-
-
 def _write_tokenizer_and_streams(
     lines: list[str], out: Path, vocab_size: int, seed: int, encode: EncodeFunction | None
 ) -> None:
@@ -302,8 +281,10 @@ def _write_tokenizer_and_streams(
     tokenizer.save_pretrained(out / "tokenizer")
     counts = Counter(lines)
     lines.sort(key=lambda line: counts[line] == 1)
-    encode = encode or _encode_stream_only
-    arrays = encode(lines, tokenizer)
+    if encode is None:
+        arrays = dict(stream=encode_stream(lines, tokenizer))
+    else:
+        arrays = encode(lines, tokenizer)
     for name, array in arrays.items():
         np.save(out / f"{name}.npy", array)
 

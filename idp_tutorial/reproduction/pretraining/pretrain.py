@@ -132,10 +132,7 @@ class MasterWeightOptimizer:
         matrices = [p for p in self.master_parameters if p.dim() > 1]
         vectors = [p for p in self.master_parameters if p.dim() < 2]
         self.optimizer = torch.optim.AdamW(
-            [
-                dict(params=matrices, weight_decay=0.01),
-                dict(params=vectors, weight_decay=0.0),
-            ],
+            [dict(params=matrices, weight_decay=0.01), dict(params=vectors, weight_decay=0.0)],
             lr=cfg.lr,
             betas=(0.9, 0.98),
             eps=1e-6,
@@ -362,16 +359,6 @@ def _format_log_entry(entry: dict, cfg: PretrainConfig) -> str:
     )
 
 
-def _to_float32_model(model: Any, masters: MasterWeightOptimizer) -> Any:
-    """Return the model in float32, with the master weights."""
-    model = model.float().cpu()
-    with torch.no_grad():
-        # the parameters of the model come before those of a distillation loss
-        for parameter, master in zip(model.parameters(), masters.master_parameters):
-            parameter.copy_(master)
-    return model.eval()
-
-
 def _initialise(
     tokenizer: Any,
     cfg: PretrainConfig,
@@ -472,7 +459,9 @@ def pretrain(
                 write_pretraining_checkpoint(out, cfg, masters, step, log)
             losses = []
             start_time = time.time()
-    return _to_float32_model(model, masters), log
+    model = model.float().cpu()
+    masters.copy_to_model()
+    return model.eval(), log
 
 
 _DROPOUT_OPTIONS = (  # of RoBERTa's and GPT-2's configs
@@ -488,15 +477,16 @@ def save_backbone(
     model: Any,  # model of Transformers; it is not changed
     tokenizer: Any,  # tokenizer of Transformers
     folder: Path | str,  # created if needed
-    dtype: torch.dtype = torch.float16,  # of the saved weights
-    dropout: float = 0.1,  # dropout probability in the saved config, for fine-tuning
 ) -> None:
-    """Write weights, config, tokenizer and checksums to a folder that `load_backbone` reads."""
+    """Write weights, config, tokenizer and checksums to a folder that `load_backbone` reads.
+
+    The weights are saved in float16, and the dropout of the config is 0.1, for fine-tuning.
+    """
     folder = Path(folder)
-    copied = copy.deepcopy(model).to(dtype)
+    copied = copy.deepcopy(model).half()
     for name in _DROPOUT_OPTIONS:
         if hasattr(copied.config, name):
-            setattr(copied.config, name, dropout)
+            setattr(copied.config, name, 0.1)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as tmp:
         new = Path(tmp)

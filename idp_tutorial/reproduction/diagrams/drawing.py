@@ -283,10 +283,8 @@ LEGEND_LABELS = {
 
 def _draw_legend_mark(kind: str, x: float, y: float) -> Shape:
     """Return the small shape in front of a label of the legend."""
-    if kind == "read":
-        return Line(((x, y - 4), (x + 17, y - 4)))
-    if kind == "state":
-        return Line(((x, y - 4), (x + 17, y - 4)), "state")
+    if kind in ("read", "state"):
+        return Line(((x, y - 4), (x + 17, y - 4)), kind)
     if kind == "grad":
         return Line(((x + 8, y - 10), (x + 8, y + 1)), "grad", False, 4)
     return Box(x + 1, y - 11, 14, 14, kind)

@@ -68,9 +68,14 @@ def _compute_heights(
 
 
 @dataclass(frozen=True)
-class _Columns:
-    """The x coordinates of tokens, prompt vectors and generators."""
+class _Layout:
+    """The parts of a diagram, and the coordinates of tokens, prompt vectors and generators."""
 
+    layers: int
+    words: Sequence[str]
+    operations: dict[int, str]
+    generator_inputs: dict[int, str]
+    heights: dict  # from `_compute_heights`
     n_before: int  # number of tokens in front of the prompt: 0 or 1
 
     def token(self, i: int) -> float:
@@ -93,13 +98,13 @@ GENERATOR_WIDTH = 42
 
 
 def _draw_prompt(
-    columns: _Columns, y: float, operation: str | None, kind: str, size: float = SQUARE_SIZE
+    layout: _Layout, y: float, operation: str | None, kind: str, size: float = SQUARE_SIZE
 ) -> Iterator[Shape]:
     """Draw two prompt vectors: squares, or two halves each for keys and values."""
     halves = [(y, 0.42 * size), (y + 0.58 * size, 0.42 * size)]
     parts = halves if operation == "kv" else [(y, size)]
     for i in (0, 1):
-        x = columns.prompt(i)
+        x = layout.prompt(i)
         for top, height in parts:
             yield Box(x - SQUARE_SIZE / 2, top, SQUARE_SIZE, height, kind)
         if operation == "add" and size == SQUARE_SIZE:
@@ -107,65 +112,58 @@ def _draw_prompt(
             yield Text(x, y + SQUARE_SIZE - 4.5, "+", text_kind)
 
 
-def _draw_layers(
-    columns: _Columns,
-    layers: int,
-    words: Sequence[str],
-    operations: dict,
-    heights: dict,
-    generator_inputs: dict,
-) -> Iterator[Shape]:
+def _draw_layers(layout: _Layout) -> Iterator[Shape]:
     """Draw the layers with their positions, and the words below them."""
+    operations = layout.operations
+    heights = layout.heights
     has_prompt = INPUT in operations
     layer_height = heights["layer_height"]
     size = min(SQUARE_SIZE, layer_height - 4)
-    kinds = {k: "trained" if generator_inputs[k] == "none" else "generated" for k in operations}
-    for k in range(layers):
+    kinds = {}
+    for k, generator_input in layout.generator_inputs.items():
+        kinds[k] = "trained" if generator_input == "none" else "generated"
+    for k in range(layout.layers):
         y = heights[k] + (layer_height - size) / 2
         operation = operations.get(k)
         left_x = FIRST_WORD_X if "kv" in operations.values() else 14
         yield Box(left_x, heights[k], DIAGRAM_WIDTH - 16 - left_x, layer_height, "layer")
-        for i in range(len(words)):
-            yield Box(columns.token(i) - SQUARE_SIZE / 2, y, SQUARE_SIZE, size, "position")
+        for i in range(len(layout.words)):
+            yield Box(layout.token(i) - SQUARE_SIZE / 2, y, SQUARE_SIZE, size, "position")
         if operation or has_prompt:
             kind = kinds.get(k, "propagated")
-            yield from _draw_prompt(columns, y, operation, kind, size)
+            yield from _draw_prompt(layout, y, operation, kind, size)
         has_prompt = has_prompt or operation == "insert"
     y = heights["embeddings"]
-    for i, word in enumerate(words):
-        x = columns.token(i)
+    for i, word in enumerate(layout.words):
+        x = layout.token(i)
         yield Box(x - SQUARE_SIZE / 2, y, SQUARE_SIZE, SQUARE_SIZE, "position")
         yield Text(x, y + SQUARE_SIZE + 14, word)
     if INPUT in operations:
-        yield from _draw_prompt(columns, y, operations[INPUT], kinds[INPUT])
+        yield from _draw_prompt(layout, y, operations[INPUT], kinds[INPUT])
 
 
-def _draw_generator_output(
-    columns: _Columns, layer: int, generator_input: str, heights: dict, y: float
-) -> Line:
+def _draw_generator_output(layout: _Layout, layer: int, y: float) -> Line:
     """Draw the arrow from a generator to its prompt."""
+    heights = layout.heights
+    generator_input = layout.generator_inputs[layer]
     if generator_input == "words" and layer not in (INPUT, 0):
-        left_x = columns.generator - GENERATOR_WIDTH / 2
+        left_x = layout.generator - GENERATOR_WIDTH / 2
         side = heights[layer] + heights["layer_height"] / 2
-        end = (columns.prompt(0) - SQUARE_SIZE / 2, side)
+        end = (layout.prompt(0) - SQUARE_SIZE / 2, side)
         return Line(((left_x, y + 9.5), (4, y + 9.5), (4, side), end))
-    middle = (columns.prompt(0) + columns.prompt(1)) / 2
+    middle = (layout.prompt(0) + layout.prompt(1)) / 2
     if layer == INPUT:
         return Line(((middle, y), (middle, heights["embeddings"] + SQUARE_SIZE)))
     return Line(((middle, y), (middle, heights[layer] + heights["layer_height"] - 3)))
 
 
 def _draw_generator(
-    columns: _Columns,
-    layer: int,
-    label: str,
-    generator_input: str,
-    words: Sequence[str],
-    heights: dict,
-    word_weights: Sequence[float] | None,
+    layout: _Layout, layer: int, label: str, word_weights: Sequence[float] | None
 ) -> Iterator[Shape]:
     """Draw the network that generates the prompt of one layer, and its arrows."""
-    left_edge = columns.generator - GENERATOR_WIDTH / 2
+    heights = layout.heights
+    generator_input = layout.generator_inputs[layer]
+    left_edge = layout.generator - GENERATOR_WIDTH / 2
     right_edge = left_edge + GENERATOR_WIDTH + 1
     if layer == INPUT:
         y = heights["word_generator"]
@@ -173,8 +171,8 @@ def _draw_generator(
         y = heights["below", 0 if generator_input == "words" else layer] + 5
     middle = y + 9.5
     yield Box(left_edge, y, GENERATOR_WIDTH, 19, "trained")
-    yield Text(columns.generator, y + 14, label, "on")
-    yield _draw_generator_output(columns, layer, generator_input, heights, y)
+    yield Text(layout.generator, y + 14, label, "on")
+    yield _draw_generator_output(layout, layer, y)
     if generator_input == "first_pass" or layer == INPUT:
         input_label = "M(x)" if generator_input == "first_pass" else "words"
         yield Box(right_edge + 20, y, 50, 19, "chip")
@@ -183,45 +181,40 @@ def _draw_generator(
         return
     reads_embeddings = layer == 0 or generator_input == "words"
     source_y = heights["embeddings"] if reads_embeddings else heights[layer - 1]
-    for i in range(len(words) if generator_input in ("all_states", "words") else 1):
+    for i in range(len(layout.words) if generator_input in ("all_states", "words") else 1):
         width = 1.8 if word_weights is None else 0.6 + 6 * word_weights[i]
-        x = columns.token(i)
+        x = layout.token(i)
         if x < left_edge:  # from the left
             yield Line(((x, source_y), (x, middle), (left_edge, middle)), "read", True, width)
         else:
             yield Line(((x, source_y), (x, middle), (right_edge + 8, middle)), "read", False, width)
-    if generator_input in ("all_states", "words") or columns.token(0) > left_edge:
+    if generator_input in ("all_states", "words") or layout.token(0) > left_edge:
         yield Line(((right_edge + 14, middle), (right_edge, middle)))
 
 
-def _draw_mean(columns: _Columns, n_tokens: int, top: float, y: float) -> Iterator[Shape]:
-    """Draw the lines from all tokens that meet at a height, where their mean is taken."""
-    xs = [columns.token(i) for i in range(n_tokens)]
-    for x in xs:
-        yield Line(((x, top), (x, y)), "state", False)
-    yield Line(((xs[0] - 0.9, y), (xs[-1] + 0.9, y)), "state", False)
-
-
 def _draw_head(
-    columns: _Columns,
+    layout: _Layout,
     label: str,
     prediction: str,
     position: int | None,  # of the token that the head reads; None: the mean of all
-    n_tokens: int,
-    top: float,
-    y: float,
     is_frozen: bool,
 ) -> Iterator[Shape]:
     """Draw the head above what it reads, and its prediction."""
-    if position is None:
-        centre = (columns.token(0) + columns.token(n_tokens - 1)) / 2
-        yield from _draw_mean(columns, n_tokens, top, y + 29)
+    heights = layout.heights
+    y = heights["head"]
+    top = heights[layout.layers - 1] + (heights["layer_height"] - SQUARE_SIZE) / 2
+    if position is None:  # the lines from all tokens meet, where their mean is taken
+        xs = [layout.token(i) for i in range(len(layout.words))]
+        for x in xs:
+            yield Line(((x, top), (x, y + 29)), "state", False)
+        yield Line(((xs[0] - 0.9, y + 29), (xs[-1] + 0.9, y + 29)), "state", False)
+        centre = (xs[0] + xs[-1]) / 2
         yield Line(((centre, y + 29), (centre, y + 21)), "state")
-        is_left = bool(columns.n_before)
+        is_left = bool(layout.n_before)
     else:
-        centre = columns.token(position)
+        centre = layout.token(position % len(layout.words))
         yield Line(((centre, top), (centre, y + 21)), "state")
-        is_left = position < 2
+        is_left = position % len(layout.words) < 2
     x = max(centre - 29, 14) if is_left or position is None else centre - 42
     yield Box(x, y, 58, 20, "chip" if is_frozen else "trained")
     yield Text(x + 29, y + 14.5, label, "label" if is_frozen else "on")
@@ -231,14 +224,15 @@ def _draw_head(
         yield Text(x - 8, y + 14.5, prediction, "label", "end")
 
 
-def _draw_shared_generator(columns: _Columns, generated: list, heights: dict) -> Iterator[Shape]:
+def _draw_shared_generator(layout: _Layout, generated: list) -> Iterator[Shape]:
     """Draw brackets that connect generators which are one network."""
+    heights = layout.heights
     ys = []
     for k in generated:
         y = heights["word_generator"] if k == INPUT else heights["below", k] + 5
         ys.append(y + 4)
-    side = 1 if columns.n_before else -1  # the other side has the arrows of the first token
-    edge = columns.generator + side * (GENERATOR_WIDTH / 2 - 1)
+    side = 1 if layout.n_before else -1  # the other side has the arrows of the first token
+    edge = layout.generator + side * (GENERATOR_WIDTH / 2 - 1)
     lowest = max(ys)
     for y in ys:
         if y < lowest:
@@ -247,8 +241,10 @@ def _draw_shared_generator(columns: _Columns, generated: list, heights: dict) ->
             yield Line(points, "read", False, 3)
 
 
-def _draw_gradient(operations: dict, heights: dict) -> Line:
+def _draw_gradient(layout: _Layout) -> Line:
     """Draw the line from the head down to the lowest trained part."""
+    heights = layout.heights
+    operations = layout.operations
     if INPUT in operations:
         low = heights["embeddings"] + SQUARE_SIZE
     elif operations:
@@ -280,7 +276,6 @@ def draw_prompted_model(
     operations = operations or {}
     if n_before is None:
         n_before = 1 if operations else 0
-    columns = _Columns(n_before)
     inputs: dict[int, str] = {}
     for k in operations:
         if isinstance(generator_input, str):
@@ -290,49 +285,35 @@ def draw_prompted_model(
         check_choice(inputs[k], GENERATOR_INPUTS, "generator_input")
     note_lines = wrap_text(note, DIAGRAM_WIDTH - 10)
     heights, total = _compute_heights(layers, operations, inputs, 31 + 15 * len(note_lines))
+    layout = _Layout(layers, words, operations, inputs, heights, n_before)
     shapes: list[Shape] = [Text(10, 17, title, "title", "start")]
     for i, line in enumerate(note_lines):
         shapes.append(Text(10, 34 + 15 * i, line, "note", "start"))
-    shapes += _draw_layers(columns, layers, words, operations, heights, inputs)
+    shapes += _draw_layers(layout)
     generated = [k for k in operations if inputs[k] != "none"]
     if is_generator_shared:
-        shapes += _draw_shared_generator(columns, generated, heights)
+        shapes += _draw_shared_generator(layout, generated)
     for k in generated:
         label = (generator_labels or {}).get(k, "G")
-        shapes += _draw_generator(columns, k, label, inputs[k], words, heights, word_weights)
+        shapes += _draw_generator(layout, k, label, word_weights)
     if head_label:
-        position = None if head_position is None else head_position % len(words)
-        shapes += _draw_head(
-            columns,
-            head_label,
-            prediction,
-            position,
-            len(words),
-            heights[layers - 1] + (heights["layer_height"] - SQUARE_SIZE) / 2,
-            heights["head"],
-            is_head_frozen,
-        )
+        shapes += _draw_head(layout, head_label, prediction, head_position, is_head_frozen)
     is_head_trained = bool(head_label) and not is_head_frozen
     if operations or is_head_trained:
-        shapes.append(_draw_gradient(operations, heights))
-    alt = _describe_diagram(layers, operations, inputs, title, is_head_trained, n_before)
+        shapes.append(_draw_gradient(layout))
+    alt = _describe_diagram(layout, title, is_head_trained)
     anchors = {name: (14, y) for name, y in heights.items() if y}
     return Picture(shapes, DIAGRAM_WIDTH, total, title, alt, anchors)
 
 
-def _describe_diagram(
-    layers: int,
-    operations: dict,
-    generator_inputs: dict,
-    title: str,
-    is_head_trained: bool,
-    n_before: int,
-) -> str:
+def _describe_diagram(layout: _Layout, title: str, is_head_trained: bool) -> str:
     """Return the description of a diagram."""
+    layers = layout.layers
+    operations = layout.operations
     if not operations:
         head = "a trained head" if is_head_trained else "no trained head"
         return f"{title}: a frozen model of {layers} layers without a prompt, {head}."
-    side = "after the first token" if n_before else "in front of the text"
+    side = "after the first token" if layout.n_before else "in front of the text"
     places = [f"among the words, {side}"] if INPUT in operations else []
     upper = [k for k in operations if k != INPUT]
     if len(upper) == layers:
@@ -340,7 +321,8 @@ def _describe_diagram(
     elif upper:
         places.append(f"before layer {', '.join(map(str, upper))}")
     labels = ", then ".join(dict.fromkeys(OPERATION_LABELS[op] for op in operations.values()))
-    sources = ", then ".join(dict.fromkeys(GENERATOR_INPUTS[i] for i in generator_inputs.values()))
+    inputs = layout.generator_inputs.values()
+    sources = ", then ".join(dict.fromkeys(GENERATOR_INPUTS[i] for i in inputs))
     first = 0 if INPUT in operations else min(upper)
     return (
         f"{title}: a prompt {' and '.join(places)} ({labels}), {sources}; "

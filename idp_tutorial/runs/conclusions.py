@@ -50,13 +50,11 @@ def _best_of_kinds(table: pd.DataFrame, *kinds: str) -> Any:
     return rows.loc[rows.score.idxmax()] if len(rows) else None
 
 
-def _describe_seeds(table: pd.DataFrame) -> str:
-    n = int(table.seeds.max())
-    if n == 1:
+def _describe_runs(runs: int, draws: float) -> str:
+    """Return the number of runs and of few-shot samples as words."""
+    if runs == 1:
         return "one seed, so no standard deviation"
-    if "draws" in table:
-        return f"means of {n} runs of {table.draws.max():.0f} draws"
-    return f"means of {n} seeds"
+    return f"{runs} runs of {draws:.0f} draws" if draws > 1 else f"{runs} seeds"
 
 
 def summarise_comparison(
@@ -83,8 +81,10 @@ def summarise_comparison(
             input_dependent, control, "the best control, which inserts no prompt"
         )
         summary += f", and {difference}"
+    n = int(table.seeds.max())
+    runs = _describe_runs(n, table.draws.max() if "draws" in table else 1)
     return (
-        f"{summary}; {_describe_seeds(table)}. Differences below {_MIN_NOTABLE_DIFFERENCE:g} "
+        f"{summary}; {'means of ' * (n > 1)}{runs}. Differences below {_MIN_NOTABLE_DIFFERENCE:g} "
         "points are not counted."
     )
 
@@ -115,11 +115,7 @@ def describe_primary_contrast(
     estimate = estimate_contrast(records, *sides, folder=folder)
     if not estimate:
         return f"Primary contrast {primary_contrast}: no seed has both sides, since runs diverged."
-    seeds = f"{estimate['runs']} seeds"
-    if estimate["runs"] == 1:
-        seeds = "one seed, so no standard deviation"
-    elif estimate["draws"] > 1:
-        seeds = f"{estimate['runs']} runs of {estimate['draws']} draws"
+    seeds = _describe_runs(estimate["runs"], estimate["draws"])
     basis = f"{estimate['texts']} paired examples" if estimate["texts"] else "scores only"
     if any(r.get("primary") != primary_contrast for r in records if r["method"] in sides):
         basis += "; chosen after some of these runs"

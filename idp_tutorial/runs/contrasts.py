@@ -8,6 +8,7 @@ __all__ = ['SETTING_FIELDS', 'PERCENT_METRICS', 'paired_bootstrap', 'adjust_p_va
 
 # %% ../../nbs/engine/runs/contrasts.ipynb #c49c8d28
 import numpy as np
+import pandas as pd
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -266,14 +267,10 @@ def _shared_runs_and_settings(
 
 def _average_seeds_per_split(scores, runs: list[_Run]) -> np.ndarray:  # `[S,N]`
     """Return the mean over the seeds of each few-shot sample, as they share its examples."""
-    scores = np.asarray(scores)
-    split_seeds = [split_seed for split_seed, _ in runs]
-    if len({*split_seeds}) < 2:
-        return scores
-    means = []
-    for chosen in dict.fromkeys(split_seeds):
-        means.append(scores[[split_seed == chosen for split_seed in split_seeds]].mean(0))
-    return np.stack(means)
+    split_seeds = np.array([split_seed for split_seed, _ in runs])
+    if len(np.unique(split_seeds)) < 2:
+        return np.asarray(scores)
+    return pd.DataFrame(scores).groupby(split_seeds, sort=False).mean().to_numpy()
 
 
 def _per_example_scores(

@@ -233,14 +233,14 @@ def tune_learning_rate(
 
 def _load_or_search(
     file: Path | None,  # file of stored choices
-    cfg: RunConfig,  # without a learning rate
-    learning_rates: tuple,
-    lr_selection: str,
+    cfg: RunConfig,  # its `lr` is ignored
     task: Task,
-    max_extra_learning_rates: int = 0,
+    # learning rates to try, extended while the best is at an edge; (): the method's own
+    learning_rates: tuple,
 ) -> dict:
     """Return the record of an earlier choice from `file`; if it is missing, search and store it."""
     digests = run_digests(cfg, task, include_test=False)
+    lr_selection = describe_lr_selection(learning_rates)
     fingerprint = make_fingerprint(replace(cfg, lr=None), digests, lr_selection=lr_selection)
     folder = checkpoint_folder(file, fingerprint)
     record = RunStore(file).get_or_run(
@@ -248,8 +248,8 @@ def _load_or_search(
         lambda: search_learning_rate(
             cfg,
             task,
-            learning_rates,
-            max_extra_learning_rates=max_extra_learning_rates,
+            learning_rates or METHODS[cfg.method].learning_rates,
+            max_extra_learning_rates=MAX_EXTRA_LEARNING_RATES if learning_rates else 0,
             checkpoint_dir=folder,
         ),
     )
@@ -272,14 +272,7 @@ def choose_learning_rate(
     task = task.with_metric(cfg.metric)
     cfg = cfg.resolve_epochs(len(task.splits["train"]))
     with folder_lock(folder if process_state().is_main_process else None):
-        record = _load_or_search(
-            Path(folder) / "rates.jsonl",
-            cfg,
-            learning_rates,
-            describe_lr_selection(learning_rates),
-            task,
-            MAX_EXTRA_LEARNING_RATES,
-        )
+        record = _load_or_search(Path(folder) / "rates.jsonl", cfg, task, learning_rates)
     names = ("learning_rates_tried", "lr_at_grid_edge", "lr_selection")
     return replace(cfg, lr=record["lr"]), {name: record[name] for name in names}
 
@@ -298,6 +291,4 @@ def choose_head_learning_rate(
     task = task.with_metric(cfg.metric)
     head_cfg = cfg.with_method("head-only", lr=None, head_lr=None, seed=0)
     file = Path(records_file).with_name("head-rate.jsonl") if records_file else None
-    learning_rates = METHODS["head-only"].learning_rates
-    record = _load_or_search(file, head_cfg, learning_rates, describe_lr_selection(()), task)
-    return record["lr"]
+    return _load_or_search(file, head_cfg, task, ())["lr"]

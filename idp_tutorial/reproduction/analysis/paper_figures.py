@@ -174,35 +174,31 @@ def _measure_map_correlation(
 SIMILARITY_THRESHOLD = 4.0  # similarity label (0 … 5) from which a pair counts as similar
 
 
-def _make_ranking_measure(*top_sizes: int) -> MeasureFunction:
-    """Return a measure of `precision_at_n` for several n, with and without prompts."""
+def _measure_ranking(
+    model: PromptedModel,
+    untrained_model: PromptedModel,
+    task: Task,
+    cfg: RunConfig,
+    max_examples: int,
+    top_sizes: Sequence[int],
+) -> dict:
+    """Measure the precision at the top with and without prompts, and the error of its difference.
 
-    def ranking(
-        model: PromptedModel,
-        untrained_model: PromptedModel,
-        task: Task,
-        cfg: RunConfig,
-        max_examples: int,
-    ) -> dict:
-        """Measure the precision at the top, and the standard error of the difference."""
-        rows = task.splits["test"][:max_examples]
-        without_prompts = PromptedModel(model.backbone, model.head, {})
-        similar = torch.tensor([row["label"] >= SIMILARITY_THRESHOLD for row in rows])
-        cosines = {
-            "prompts": pair_cosines(model, task, rows, cfg),
-            "none": pair_cosines(without_prompts, task, rows, cfg),
-        }
-        measurements: dict = {}
-        errors = {}
-        for n in top_sizes:
-            for name, values in cosines.items():
-                measurements[f"{name}_{n}"] = precision_at_n(values, similar, n)
-            errors[f"measurements.prompts_{n}"] = bootstrap_precision_error(
-                cosines["prompts"], cosines["none"], similar, n
-            )
-        return {**measurements, "standard_errors": errors}
-
-    return ranking
+    `top_sizes` are the values of n of `precision_at_n`.
+    """
+    rows = task.splits["test"][:max_examples]
+    without_prompts = PromptedModel(model.backbone, model.head, {})
+    similar = torch.tensor([row["label"] >= SIMILARITY_THRESHOLD for row in rows])
+    with_prompts = pair_cosines(model, task, rows, cfg)
+    without = pair_cosines(without_prompts, task, rows, cfg)
+    measurements: dict = {}
+    errors = {}
+    for n in top_sizes:
+        measurements[f"prompts_{n}"] = precision_at_n(with_prompts, similar, n)
+        measurements[f"none_{n}"] = precision_at_n(without, similar, n)
+        error = bootstrap_precision_error(with_prompts, without, similar, n)
+        errors[f"measurements.prompts_{n}"] = error
+    return {**measurements, "standard_errors": errors}
 
 
 class FigureExperiment(NamedTuple):
@@ -213,10 +209,12 @@ class FigureExperiment(NamedTuple):
     measure: MeasureFunction | None  # None: `length_differences`
 
 
+_top_200 = partial(_measure_ranking, top_sizes=(200,))
+_top_100_and_300 = partial(_measure_ranking, top_sizes=(100, 300))
 FIGURE_EXPERIMENTS = {
     "lpt-f6": FigureExperiment("lpt-npg", ("subj",), _measure_map_correlation),
-    "idpg-f4": FigureExperiment("m-idpg-phm", ("stsb",), _make_ranking_measure(200)),
-    "idpg-f8": FigureExperiment("m-idpg-phm", ("stsb",), _make_ranking_measure(100, 300)),
+    "idpg-f4": FigureExperiment("m-idpg-phm", ("stsb",), _top_200),
+    "idpg-f8": FigureExperiment("m-idpg-phm", ("stsb",), _top_100_and_300),
     "idpg-f5": FigureExperiment(None, ("mnli", "mrpc"), None),
 }
 

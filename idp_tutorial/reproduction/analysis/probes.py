@@ -115,11 +115,14 @@ def compute_label_entropy(
     return -(p[p > 0] * p[p > 0].log2()).sum().item()
 
 
-def _cross_entropy_of_folds(x: Tensor, y: Tensor, n_classes: int, folds: int, l2: float) -> float:
+_FOLDS = 4  # of the cross-validation
+
+
+def _cross_entropy_of_folds(x: Tensor, y: Tensor, n_classes: int, l2: float) -> float:
     """Return the sum of the cross-entropies of all examples in nats, cross-validated."""
-    fold = torch.arange(len(y), device=y.device) % folds
+    fold = torch.arange(len(y), device=y.device) % _FOLDS
     total = 0.0
-    for i in range(folds):
+    for i in range(_FOLDS):
         W, b = fit_softmax_regression(x[fold != i], y[fold != i], n_classes, l2)
         logits = x[fold == i] @ W.T + b
         total += F.cross_entropy(logits, y[fold == i], reduction="sum").item()
@@ -130,23 +133,22 @@ def linear_probe_bits(
     x: Tensor,  # mean hidden states `[N,d]`
     y: Tensor,  # classes `[N]`
     n_classes: int,  # number of classes
-    folds: int = 4,  # folds of the cross-validation
 ) -> tuple[float, float]:  # bits, and the weight decay that gave them
     """Return the cross-validated `H(y) − CE` of a linear classifier with the best weight decay.
 
     Raises: `UserError` for fewer than two examples a fold, and for a single label.
     """
     n_labels = len(y.unique())
-    if len(y) < 2 * folds or n_labels < 2:
+    if len(y) < 2 * _FOLDS or n_labels < 2:
         raise UserError(
-            f"a linear probe with {folds} folds needs at least {2 * folds} examples and two "
+            f"a linear probe with {_FOLDS} folds needs at least {2 * _FOLDS} examples and two "
             f"labels, got {len(y)} examples with {n_labels} distinct "
             f"{'label' if n_labels == 1 else 'labels'}."
         )
 
     def bits(l2: float) -> float:
         """Return the bits for one weight decay."""
-        cross_entropy = _cross_entropy_of_folds(x, y, n_classes, folds, l2)
+        cross_entropy = _cross_entropy_of_folds(x, y, n_classes, l2)
         return compute_label_entropy(y) - cross_entropy / math.log(2) / len(y)
 
     return max((bits(l2), l2) for l2 in (10.0, 100.0, 1000.0))

@@ -101,18 +101,16 @@ def evaluate_prompt_swaps(
     model: PromptedModel,  # trained, with a generator: a static prompt is the same for all examples
     task: Task,  # classification, with its splits
     cfg: RunConfig,  # of the run that trained the model
-    split: str = "test",  # split to score
-    seed: int = 0,  # seed of the choice of donors
 ) -> tuple[dict, dict]:  # scores; logits `[N,C]` by kind of prompt, `same_donor` and `other_donor`
-    """Score the examples of a split with their own, mean, same-label and other-label prompts.
+    """Score the test examples with their own, mean, same-label and other-label prompts.
 
     Raises: `UserError` for a task without classes, and for a split with too few examples.
     """
     require_classes(task, "swapping prompts")
     batch_size = 4 * cfg.batch_size
-    examples, _ = encode_for_evaluation(model, task, cfg, task.splits[split])
+    examples, _ = encode_for_evaluation(model, task, cfg, task.splits["test"])
     labels = torch.tensor([e["label"] for e in examples])
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(0)
     prompts, own_logits = collect_prompts(model, examples, batch_size)
     mean_prompts = {layer: p.mean(0, keepdim=True).expand_as(p) for layer, p in prompts.items()}
     logits = {
@@ -121,8 +119,7 @@ def evaluate_prompt_swaps(
     }
     donors = {}
     for kind in ("same", "other"):
-        donors[kind] = _sample_donors(labels, kind == "same", rng)
-    for kind, indices in donors.items():
+        donors[kind] = indices = _sample_donors(labels, kind == "same", rng)
         swapped = {layer: p[indices.to(p.device)] for layer, p in prompts.items()}
         logits[kind] = predict_with_prompts(model, swapped, examples, batch_size)
     scores = {

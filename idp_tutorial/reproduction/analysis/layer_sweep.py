@@ -47,10 +47,7 @@ from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.all_methods import METHODS, late_prompt_methods
 from idp_tutorial.reproduction.analysis.information import ProbeConfig, probe_layers
-from idp_tutorial.reproduction.analysis.layer_choice import (
-    MATCHED_SWEEP_SETTINGS,
-    choice_matches_sweep,
-)
+from idp_tutorial.reproduction.analysis.layer_choice import differing_settings
 from idp_tutorial.runs.compare import choose_method_config, run_seeds
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.learning_rate_search import describe_lr_selection
@@ -484,17 +481,15 @@ def tradeoff_table(
 
 def _check_choice(choice: dict, record: dict) -> None:
     """Check that a choice was made with the settings of a sweep's record."""
-    if choice_matches_sweep(choice, record):
-        return
-    differences = []
-    for name in MATCHED_SWEEP_SETTINGS:
-        value = recorded_option(record, name)
-        if name in choice and choice[name] != value:
-            differences.append(f"{name}={choice[name]!r}, the sweep with {name}={value!r}")
-    raise UserError(
-        f"the choice was made with {'; '.join(differences)}. Choose again with the settings of "
-        "the sweep."
-    )
+    differences = [
+        f"{name}={choice[name]!r}, the sweep with {name}={recorded_option(record, name)!r}"
+        for name in differing_settings(choice, record)
+    ]
+    if differences:
+        raise UserError(
+            f"the choice was made with {'; '.join(differences)}. Choose again with the settings of "
+            "the sweep."
+        )
 
 
 def layer_choice_regret(

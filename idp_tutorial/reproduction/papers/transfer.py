@@ -562,13 +562,14 @@ def _run_seeds(
 ) -> list[dict]:
     """Run the seeds of one method that have no records; return the records of all seeds."""
     few_shot = conditions["target_shots"] > 0
+    stages = STAGES if few_shot else STAGES[:1]
     records: list[dict] = []
     for seed in range(seeds):
         if seed and not cfg.lr:
             break  # every learning rate diverged with seed 0
         cfg = replace(cfg, seed=seed)
         fingerprint = make_fingerprint(cfg, **conditions)
-        stored = [store.find({**fingerprint, "setting": s}) for s in STAGES[: 1 + 2 * few_shot]]
+        stored = [store.find({**fingerprint, "setting": s}) for s in stages]
         if None in stored:
             folder = checkpoint_folder(store.file, fingerprint)
             new_records = run_transfer(cfg, *run_args, few_shot, store.file, folder)

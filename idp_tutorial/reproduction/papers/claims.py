@@ -406,7 +406,9 @@ def _describe_trials(claim: dict[str, str], sides: tuple[list[dict], list[dict]]
     """Return where two sides had other trials than one another, or than in the paper."""
     notes = []
     tried = [{_n_learning_rates(records)} for records in sides]
-    steps = [{r["steps"] for r in records if r.get("steps")} for records in sides]
+    steps = []
+    for records in sides:
+        steps.append({r["steps"] for r in records if r.get("steps")})
     for name, values in (("learning rates tried", tried), ("steps", steps)):
         if values[0] != values[1]:
             notes.append(f"{name}: {' and '.join(_format_numbers(v) for v in values)}")
@@ -590,8 +592,10 @@ def _format_table(rows: list[dict[str, str]]) -> str:
     """Return a Markdown table; the rows have the same keys, which are the headings."""
     headings = [*rows[0]]
     rule = ["--:" if heading in _RIGHT_ALIGNED else "---" for heading in headings]
-    cells = [[value.replace("|", "/") or "–" for value in row.values()] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *cells))
+    lines = [headings, rule]
+    for row in rows:
+        lines.append([value.replace("|", "/") or "–" for value in row.values()])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _claim_cell(claim: dict[str, str]) -> str:

@@ -77,9 +77,10 @@ def collect_accuracies(
                 f"setting {dict(setting)}: name more options, or keep one learning rate."
             )
         runs[record["seed"]] = per_example_accuracy(record, folder)
-    return {
-        task: np.stack([run for _, run in sorted(runs.items())]) for task, runs in by_task.items()
-    }
+    accuracies = {}
+    for task, runs in by_task.items():
+        accuracies[task] = np.stack([runs[seed] for seed in sorted(runs)])
+    return accuracies
 
 
 def _differences(

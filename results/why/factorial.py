@@ -55,7 +55,7 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         pooling="cls",
         sentence_pooling="mean",
     ),
-    "readout-1000": dict(  # `readout` on IDPG's frozen draws of 1,000 examples
+    "first-token-1000": dict(  # `readout` on IDPG's frozen draws of 1,000 examples
         methods=HEAD_METHODS,
         learning_rates=(3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
         head_learning_rates=(None,),

@@ -7,8 +7,8 @@ of the prompt. In the fifth the head reads the first token, as in IDPG and ID-SP
 language model predicts a label word; its differences are read from `results/claims.csv`.
 
 Two further sets of runs answer narrower questions. One repeats the comparison on IDPG's own
-samples of 1,000 examples; the other trains a static prompt of the language model at two layers
-with six learning rates.
+samples of 1,000 examples, on one task with both read-outs; the other trains a static prompt of the
+language model at two layers with six learning rates.
 
 A gain that a paper reports may belong to the method or to the setting in which it was measured,
 such as a head that begins at random. The contrast of two methods is measured in both settings; the
@@ -179,7 +179,8 @@ _TASK_NAMES = {"trec": "TREC", "subj": "Subj"}
 def read_factorial(
     folder: Path | str,  # `results/why`
     steps: int = 310,
-    # 'head'; 'readout' for a head that reads `<s>`; 'task' for the samples of 1,000 examples
+    # 'head'; 'readout' for a head that reads `<s>`; 'task' for IDPG's samples of 1,000 examples,
+    # 'late-1000' for late prompts, and 'first-token-1000' for a head that reads `<s>` there
     name: str = "head",
 ) -> list[dict]:
     """Read the records of a factorial on all tasks."""
@@ -309,7 +310,7 @@ READOUT_CONTRASTS: dict[str, tuple[str, str]] = {  # label: two methods
 
 
 def readout_table(
-    # of `read_factorial` with the names 'head' and 'readout', on the tasks that both have
+    # of `read_factorial` with a head at the mean and one at the first token, on common tasks
     records: Sequence[dict],
     folder: Path | str,  # folder of the records
 ) -> pd.DataFrame:  # columns: contrast, each task with each read-out, difference, p, detectable
@@ -318,6 +319,7 @@ def readout_table(
     The difference, its interval, p-value and detectable size are over all tasks.
     """
     mean_setting, first_setting = READOUTS.values()
+    task_names = _TASK_NAMES | FEW_SHOT_TASKS
     rows = []
     for label, (a, b) in READOUT_CONTRASTS.items():
         interaction = estimate_interaction(records, a, b, first_setting, mean_setting, folder)
@@ -329,7 +331,7 @@ def readout_table(
             for name, setting in READOUTS.items():
                 estimate = estimate_contrast_in_setting(of_task, a, b, setting, folder)
                 assert estimate is not None  # the interaction has this task
-                row[f"{_TASK_NAMES[task]}, {name}"] = float(estimate["effect"])
+                row[f"{task_names[task]}, {name}"] = float(estimate["effect"])
         for column, key in (("", "effect"), (", low", "low"), (", high", "high")):
             row[f"difference{column}"] = float(interaction[key])
         rows.append(row | _numbers(interaction, "p", "detectable"))

@@ -36,6 +36,7 @@ from idp_tutorial.reproduction.analysis.layer_sweep import (
 )
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.training.fit import TrainLog
+from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import SCHEMA_VERSION, read_records
 
 
@@ -635,3 +636,9 @@ def test_a_curve_whose_run_diverges_leaves_a_record(curves_of, monkeypatch, tmp_
     assert {r["prompt_layer"] for r in check_single_sweep(read_records(out))} == {2}
     with pytest.raises(FloatingPointError, match="lower the learning rate"):
         call(prompt_layers=[1], seeds=1, out=out)
+
+
+def test_regret_names_a_template_that_differs():
+    sweep = [{**record, "head": "verbalizer", "template": "It was [MASK]."} for record in HUMP]
+    with pytest.raises(UserError, match=r"made with template='Topic: \[MASK\]', the sweep with"):
+        layer_choice_regret(sweep, dict(layer=4, seconds=3.0, template="Topic: [MASK]"))

@@ -192,7 +192,8 @@ def test_few_shot_scores_have_a_row_for_each_task_and_method(few_shot_records, t
     assert len(scores) == 15
 
 
-def test_a_readout_table_says_where_a_contrast_is_larger(tmp_path):
+@pytest.mark.parametrize(("task", "task_name"), [("trec", "TREC"), ("cr", "CR")])
+def test_a_readout_table_says_where_a_contrast_is_larger(tmp_path, task, task_name):
     """Every prompt adds 10 points to the head alone at the mean; M-IDPG adds 30 at `<s>`."""
     records = []
     for pooling, setting in READOUTS.items():
@@ -206,11 +207,11 @@ def test_a_readout_table_says_where_a_contrast_is_larger(tmp_path):
             for seed in range(2):
                 run = f"{method}-{pooling}-{seed}"
                 stored = write_run_arrays(tmp_path / "logits/runs.npz", run, arrays)
-                records.append(dict(method=method, task="trec", seed=seed, **setting, **stored))
+                records.append(dict(method=method, task=task, seed=seed, **setting, **stored))
     table = readout_table(records, tmp_path).set_index("contrast")
     assert [*table.index] == [*READOUT_CONTRASTS]
     m_idpg = table.loc["M-IDPG − head alone"]
-    assert [m_idpg[f"TREC, {name}"] for name in READOUTS] == pytest.approx([10, 30])
+    assert [m_idpg[f"{task_name}, {name}"] for name in READOUTS] == pytest.approx([10, 30])
     assert m_idpg.difference == pytest.approx(20)
     assert table.difference["M-IDPG − prompt tuning"] == pytest.approx(20)
     assert table.difference["NPG − head alone"] == pytest.approx(0)
@@ -252,6 +253,8 @@ FACTORIAL_FILES = {  # file: methods that were not run, as PLAN.md says
     "confirmation-trec-310": (),
     "same-readout-trec-310": (),
     "first-layer-trec-310": (),
+    "first-token-1000-cr-310": (),
+    "late-1000-cr-310": (),
 }
 
 

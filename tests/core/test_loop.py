@@ -25,7 +25,7 @@ from transformers import DynamicCache
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.loop import run_layers, walk_layers
-from idp_tutorial.core.single_position import run_for_position
+from idp_tutorial.core.single_position import compute_sentence_vector
 from idp_tutorial.core.steps import Add, Insert, KeyValue, Replace
 from idp_tutorial.methods import sentence_vectors
 from idp_tutorial.methods.sentence_vectors import sentence_vector
@@ -230,8 +230,8 @@ def test_sentence_is_the_models_own_in_eval_mode_once(family, monkeypatch):
     passes = []
     monkeypatch.setattr(
         sentence_vectors,
-        "run_for_position",
-        lambda *a, **kw: passes.append(1) or run_for_position(*a, **kw),
+        "compute_sentence_vector",
+        lambda *a: passes.append(1) or compute_sentence_vector(*a),
     )
     bb.model.train()
     p = nn.Parameter(torch.ones(()))

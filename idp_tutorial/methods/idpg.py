@@ -55,14 +55,14 @@ class PromptGenerator(nn.Module):
         check_choice(kind, ("phm", "dnn"), "kind of generator")
         if kind == "dnn" and (shared_A or rank is not None):
             raise UserError(
-                f"shared_A={shared_A} and rank={rank} are options of PHM layers, but kind='dnn' has "
-                "plain linear layers. Use kind='phm', or leave both options out."
+                f"shared_A={shared_A} and rank={rank} are options of PHM layers, but kind='dnn' "
+                "has plain linear layers. Use kind='phm', or leave both options out."
             )
         check_choice(residual, (None, "paper", "code"), "residual")
         if residual and d_in != d:
             raise UserError(
-                f"residual={residual!r} adds the sentence vector to each prompt vector, so both need "
-                f"the same width, but they have {d_in} and {d}. Use residual=None."
+                f"residual={residual!r} adds the sentence vector to each prompt vector, so both "
+                f"need the same width, but they have {d_in} and {d}. Use residual=None."
             )
         A = nn.Parameter(0.05 * torch.randn(n, n, n)) if shared_A else None
         self.d_in = d_in

@@ -364,6 +364,7 @@ class PromptEstimator(BaseEstimator):
             )
 
         def make_rows(X: Any, y: Any, is_training_data: bool = False) -> list[dict]:
+            """Return rows with labels that `make_task` accepts, or with target texts."""
             rows, labels = self._check_rows_and_labels(X, y, skip_empty)
             if not text_targets:
                 labels = self._validate_labels(labels, is_training_data)

@@ -144,14 +144,14 @@ class TableOptions(TextOptions):
         """
         from idp_tutorial.data.user_data import is_saved_dataset, register_table_task
 
-        described = given_options(self)
-        described = {n: described[n] for n in declared_options(TableOptions) if n in described}
+        options = {name: getattr(self, name) for name in declared_options(TableOptions)}
+        described = [name for name in given_options(self) if name in options]
+        table = options.pop("table")
         data = given.get("data")
-        if data and not self.table and is_saved_dataset(data):
-            described["table"] = str(given.pop("data"))
-        if not described:
+        if data and not table and is_saved_dataset(data):
+            table = str(given.pop("data"))
+        if not described and not table:
             return
-        table = described.get("table")
         if not table or given.get("data"):
             problem = "data is a folder of known tasks" if table else "no table is given"
             raise UserError(
@@ -162,9 +162,8 @@ class TableOptions(TextOptions):
             raise UserError(
                 f"task={given['task']} and the table {table} are two tasks: give one of them."
             )
-        del described["table"]
         seed = given.get("split_seed", 0)
-        task, description = register_table_task(table, **described, seed=seed)
+        task, description = register_table_task(table, **options, seed=seed)
         print(description, file=sys.stderr)
         given["task"] = task.name
 

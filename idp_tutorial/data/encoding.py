@@ -95,14 +95,17 @@ def append_targets(
     """Append the tokens of the target text to every example of a generation task."""
     out = []
     for example, row in zip(examples, rows):
-        input_ids = example["input_ids"]
-        new = dict(input_ids=input_ids, token_type_ids=[], answer_start=len(input_ids))
+        answer_start = len(example["input_ids"])
+        answer_ids = []
+        target = {}
         if "target" in row:
+            target = dict(target=row["target"])
             target_ids = tokenizer(" " + row["target"], add_special_tokens=False)["input_ids"]
             answer_ids = target_ids[: max_answer_len - 1] + get_eos_ids(tokenizer)
-            new |= dict(input_ids=[*input_ids, *answer_ids], target=row["target"])
-        new["token_type_ids"] = [0] * len(new["input_ids"])
-        out.append(new)
+        input_ids = [*example["input_ids"], *answer_ids]
+        token_type_ids = [0] * len(input_ids)
+        new = dict(input_ids=input_ids, token_type_ids=token_type_ids, answer_start=answer_start)
+        out.append(new | target)
     return out
 
 # %% ../../nbs/engine/data/encoding.ipynb #12c92a38
@@ -136,7 +139,8 @@ def collate(
     lengths = [len(e["input_ids"]) for e in examples]
     max_length = max(lengths)
 
-    def pad(name: str, value: int) -> torch.Tensor:  # faster than `pad_sequence`
+    def pad(name: str, value: int) -> torch.Tensor:
+        """Pad one field of all examples; for lists this is faster than `pad_sequence`."""
         rows = [[*e[name], *[value] * (max_length - len(e[name]))] for e in examples]
         return torch.tensor(rows)
 

@@ -357,8 +357,9 @@ class PromptModel(nn.Module):
                 f"support it; got {arguments} and {type(layers[0]).__name__}."
             )
         model = self.base_model
-        name = "activation_checkpointing_enable"  # older versions of transformers lack it
-        getattr(model, name, model.gradient_checkpointing_enable)(arguments, **options)
+        # older versions of transformers have the older name only
+        enable = getattr(model, "activation_checkpointing_enable", None)
+        (enable or model.gradient_checkpointing_enable)(arguments, **options)
         # gradients start at the prompt, not at the words
         model.disable_input_require_grads()
         for layer in layers:  # a prompt's keys and values are read only, so they can be read twice
@@ -367,8 +368,8 @@ class PromptModel(nn.Module):
     def activation_checkpointing_disable(self) -> None:
         """Keep all activations again."""
         model = self.base_model
-        name = "activation_checkpointing_disable"
-        getattr(model, name, model.gradient_checkpointing_disable)()
+        disable = getattr(model, "activation_checkpointing_disable", None)
+        (disable or model.gradient_checkpointing_disable)()
         for layer in self.backbone.layers:  # the class's own value holds again
             vars(layer).pop("_can_checkpoint_with_cache", None)
 

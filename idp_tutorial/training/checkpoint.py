@@ -16,7 +16,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state
 from idp_tutorial.core.random_numbers import current_generator
 from idp_tutorial.training.config import TrainingConfig
-from idp_tutorial.training.distributed import all_gather_objects
+from idp_tutorial.training.distributed import StepProfiler, all_gather_objects
 from idp_tutorial.utils.checks import UserError, check_writable_folder
 from idp_tutorial.utils.digests import compute_digest, file_digest
 from idp_tutorial.utils.records import config_fingerprint, describe_differences
@@ -103,7 +103,23 @@ def set_random_state(state: dict) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def _stateful_parts(run: Any) -> dict[str, Any]:
+class _Run(Protocol):
+    """Attributes of `TrainingRun` that a checkpoint saves and restores."""
+
+    acc: Any
+    optimizer: Any
+    lr_scheduler: Any
+    profiler: StepProfiler
+    state: Any
+    trained_tensors: dict[str, Tensor]
+
+    @property
+    def is_finished(self) -> bool:
+        """True after the last step."""
+        ...
+
+
+def _stateful_parts(run: _Run) -> dict[str, Any]:
     """Return the parts of a run with a state of their own, by name; None: the run has none."""
     return dict(optimizer=run.optimizer, lr_scheduler=run.lr_scheduler, grad_scaler=run.acc.scaler)
 
@@ -176,7 +192,7 @@ def check_optimizer_state(
             raise UserError(f"{source} has moments of another shape for parameter {i}: {remedy}.")
 
 
-def _check_content(content: Mapping[str, Any], run: Any, source: str) -> None:
+def _check_content(content: Mapping[str, Any], run: _Run, source: str) -> None:
     """Check the content of a checkpoint against the run that continues from it."""
     trained = dict(run.trained_tensors)
     best = content["progress"]["best_tensors"]
@@ -216,10 +232,7 @@ class Checkpoint:
         check_writable_folder(folder, "checkpoint_dir=")
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def save(
-        self,
-        run: Any,  # a `TrainingRun` of `training.fit`
-    ) -> None:
+    def save(self, run: _Run) -> None:
         """Write the state of a run; once it is finished, only its best tensors and its log."""
         random_states = all_gather_objects(get_random_state())
         if not run.acc.is_main_process:
@@ -245,7 +258,7 @@ class Checkpoint:
         """Delete all checkpoints of the folder, so that another run may use it."""
         remove_snapshots(self.folder)
 
-    def load(self, run: Any) -> None:
+    def load(self, run: _Run) -> None:
         """Restore a run from the last checkpoint; without one, leave it unchanged."""
         content = self._read_on_all_processes(run.acc)
         if content is None:

@@ -223,13 +223,18 @@ def main() -> None:
     parser.add_argument("--backbone", default="minilm")
     parser.add_argument("--steps", type=int, default=310)
     parser.add_argument("--methods", nargs="+", help="names of methods (default: all)")
+    parser.add_argument("--initial-heads", nargs="+", help="'random', 'probe' (default: both)")
     parser.add_argument("--workers", type=int, default=1, help="number of processes")
     parser.add_argument("--cache", help="folder of cached states (default: the user's cache)")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the records")
     args = parser.parse_args()
     file = records_file(args)
     join_parts(file)
-    cells = [c for c in list_cells(args.name) if not args.methods or c[0] in args.methods]
+    cells = [
+        cell
+        for cell in list_cells(args.name)
+        if cell[0] in (args.methods or cell) and cell[1] in (args.initial_heads or cell)
+    ]
     done = read_existing_records(file)
     cells = [cell for cell in cells if not is_complete(args.name, cell, done)]
     context = multiprocessing.get_context("spawn")

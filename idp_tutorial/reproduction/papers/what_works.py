@@ -7,7 +7,7 @@ of the prompt. In the fifth the head reads the first token, as in IDPG and ID-SP
 language model predicts a label word; its differences are read from `results/claims.csv`.
 
 Two further sets of runs answer narrower questions. One repeats the comparison on IDPG's own
-samples of 1,000 examples, on one task with both read-outs; the other trains a static prompt of the
+samples of 1,000 examples, on one task with both kinds of pooling; the other trains a static prompt of the
 language model at two layers with six learning rates.
 
 A gain that a paper reports may belong to the method or to the setting in which it was measured,
@@ -46,7 +46,7 @@ __all__ = [
     "interaction_table",
     "score_table",
     "draw_contrasts",
-    "readout_table",
+    "pooling_table",
     "few_shot_contrast_table",
     "few_shot_score_table",
     "learning_rate_table",
@@ -295,11 +295,11 @@ def draw_contrasts(
     return figure
 
 
-READOUTS: dict[str, dict[str, Any]] = {  # what the head reads; it begins at a probe of that
+POOLINGS: dict[str, dict[str, Any]] = {  # what the head reads; it begins at a probe of that
     "mean of the words": SETTINGS[CONVERGED],
     "first token": SETTINGS[FIRST_TOKEN],
 }
-READOUT_CONTRASTS: dict[str, tuple[str, str]] = {  # label: two methods
+POOLING_CONTRASTS: dict[str, tuple[str, str]] = {  # label: two methods
     "prompt tuning − head alone": ("prompt-tuning", "head-only"),
     "S-IDPG − head alone": ("s-idpg-phm", "head-only"),
     "M-IDPG − head alone": ("m-idpg-phm", "head-only"),
@@ -309,26 +309,26 @@ READOUT_CONTRASTS: dict[str, tuple[str, str]] = {  # label: two methods
 }
 
 
-def readout_table(
+def pooling_table(
     # of `read_factorial` with a head at the mean and one at the first token, on common tasks
     records: Sequence[dict],
     folder: Path | str,  # folder of the records
-) -> pd.DataFrame:  # columns: contrast, each task with each read-out, difference, p, detectable
-    """Return each contrast by task and read-out, and by how much it is larger at the first token.
+) -> pd.DataFrame:  # columns: contrast, each task with each pooling, difference, p, detectable
+    """Return each contrast by task and pooling, and by how much it is larger at the first token.
 
     The difference, its interval, p-value and detectable size are over all tasks.
     """
-    mean_setting, first_setting = READOUTS.values()
+    mean_setting, first_setting = POOLINGS.values()
     task_names = _TASK_NAMES | FEW_SHOT_TASKS
     rows = []
-    for label, (a, b) in READOUT_CONTRASTS.items():
+    for label, (a, b) in POOLING_CONTRASTS.items():
         interaction = estimate_interaction(records, a, b, first_setting, mean_setting, folder)
         if interaction is None:
             continue
         row: dict[str, Any] = dict(contrast=label)
         for task in interaction["tasks"]:
             of_task = [record for record in records if record["task"] == task]
-            for name, setting in READOUTS.items():
+            for name, setting in POOLINGS.items():
                 estimate = estimate_contrast_in_setting(of_task, a, b, setting, folder)
                 assert estimate is not None  # the interaction has this task
                 row[f"{task_names[task]}, {name}"] = float(estimate["effect"])

@@ -17,8 +17,8 @@ from idp_tutorial.reproduction.papers.what_works import (
     HEAD_SETTINGS,
     LANGUAGE_MODEL,
     PUBLISHED,
-    READOUT_CONTRASTS,
-    READOUTS,
+    POOLING_CONTRASTS,
+    POOLINGS,
     SETTINGS,
     collect_accuracies,
     contrast_table,
@@ -30,7 +30,7 @@ from idp_tutorial.reproduction.papers.what_works import (
     few_shot_score_table,
     interaction_table,
     learning_rate_table,
-    readout_table,
+    pooling_table,
     score_table,
 )
 from idp_tutorial.runs.logits import write_run_arrays
@@ -193,10 +193,10 @@ def test_few_shot_scores_have_a_row_for_each_task_and_method(few_shot_records, t
 
 
 @pytest.mark.parametrize(("task", "task_name"), [("trec", "TREC"), ("cr", "CR")])
-def test_a_readout_table_says_where_a_contrast_is_larger(tmp_path, task, task_name):
+def test_a_pooling_table_says_where_a_contrast_is_larger(tmp_path, task, task_name):
     """Every prompt adds 10 points to the head alone at the mean; M-IDPG adds 30 at `<s>`."""
     records = []
-    for pooling, setting in READOUTS.items():
+    for pooling, setting in POOLINGS.items():
         for method in ("head-only", *ACCURACY):
             accuracy = 0.6 if method == "head-only" else 0.7
             if method == "m-idpg-phm" and setting["pooling"] == "cls":
@@ -208,10 +208,10 @@ def test_a_readout_table_says_where_a_contrast_is_larger(tmp_path, task, task_na
                 run = f"{method}-{pooling}-{seed}"
                 stored = write_run_arrays(tmp_path / "logits/runs.npz", run, arrays)
                 records.append(dict(method=method, task=task, seed=seed, **setting, **stored))
-    table = readout_table(records, tmp_path).set_index("contrast")
-    assert [*table.index] == [*READOUT_CONTRASTS]
+    table = pooling_table(records, tmp_path).set_index("contrast")
+    assert [*table.index] == [*POOLING_CONTRASTS]
     m_idpg = table.loc["M-IDPG − head alone"]
-    assert [m_idpg[f"{task_name}, {name}"] for name in READOUTS] == pytest.approx([10, 30])
+    assert [m_idpg[f"{task_name}, {name}"] for name in POOLINGS] == pytest.approx([10, 30])
     assert m_idpg.difference == pytest.approx(20)
     assert table.difference["M-IDPG − prompt tuning"] == pytest.approx(20)
     assert table.difference["NPG − head alone"] == pytest.approx(0)

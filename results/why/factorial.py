@@ -231,9 +231,10 @@ def main() -> None:
     file = records_file(args)
     join_parts(file)
     cells = [
-        cell
-        for cell in list_cells(args.name)
-        if cell[0] in (args.methods or cell) and cell[1] in (args.initial_heads or cell)
+        (method, head_init, head_lr)
+        for method, head_init, head_lr in list_cells(args.name)
+        if (not args.methods or method in args.methods)
+        and (not args.initial_heads or head_init in args.initial_heads)
     ]
     done = read_existing_records(file)
     cells = [cell for cell in cells if not is_complete(args.name, cell, done)]

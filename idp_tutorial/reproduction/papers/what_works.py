@@ -7,8 +7,8 @@ of the prompt. In the fifth the head reads the first token, as in IDPG and ID-SP
 language model predicts a label word; its differences are read from `results/claims.csv`.
 
 Two further sets of runs answer narrower questions. One repeats the comparison on IDPG's own
-samples of 1,000 examples, on one task with both kinds of pooling; the other trains a static prompt of the
-language model at two layers with six learning rates.
+samples of 1,000 examples, on one task with both kinds of pooling; the other trains a static prompt
+of the language model at two layers with six learning rates.
 
 A gain that a paper reports may belong to the method or to the setting in which it was measured,
 such as a head that begins at random. The contrast of two methods is measured in both settings; the

@@ -7,8 +7,8 @@ of the prompt. In the fifth the head reads the first token, as in IDPG and ID-SP
 language model predicts a label word; its differences are read from `results/claims.csv`.
 
 Two further sets of runs answer narrower questions. One repeats the comparison on IDPG's own
-samples of 1,000 examples, on one task with both kinds of pooling; the other trains a static prompt
-of the language model at two layers with six learning rates.
+samples of 1,000 examples, on one task with both kinds of pooling, and on STS-B with pairs; the
+other trains a static prompt of the language model at two layers with six learning rates.
 
 A gain that a paper reports may belong to the method or to the setting in which it was measured,
 such as a head that begins at random. The contrast of two methods is measured in both settings; the
@@ -27,7 +27,7 @@ import pandas as pd
 
 from idp_tutorial.reproduction.papers.claims import read_claims
 from idp_tutorial.reproduction.papers.statements import printed_differences, published_means
-from idp_tutorial.runs.contrasts import paired_bootstrap, per_example_accuracy
+from idp_tutorial.runs.contrasts import paired_bootstrap, per_example_scores
 from idp_tutorial.runs.logits import has_logits
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import read_records
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "collect_accuracies",
+    "collect_scores",
     "estimate_contrast_in_setting",
     "estimate_interaction",
     "CONTRASTS",
@@ -54,13 +54,13 @@ __all__ = [
 ]
 
 
-def collect_accuracies(
+def collect_scores(
     records: Sequence[dict],  # of several tasks, methods, settings and seeds
     method: str,
     setting: Mapping[str, Any],  # options and their values, such as `head_init='random'`
     folder: Path | str,  # folder of the records
-) -> dict[str, np.ndarray]:  # task: accuracies in percent `[S,N]` of S seeds and N examples
-    """Return the accuracy on each test example of a method's runs in one setting.
+) -> dict[str, np.ndarray]:  # task: scores in percent `[S,N]` of S seeds and N examples
+    """Return the score of each test example of a method's runs in one setting.
 
     Runs without logits only served to choose a learning rate, and are left out. Raises: `UserError`
     for two runs of one seed.
@@ -76,19 +76,16 @@ def collect_accuracies(
                 f"{method} on {record['task']} has two runs with seed {record['seed']} in the "
                 f"setting {dict(setting)}: name more options, or keep one learning rate."
             )
-        runs[record["seed"]] = per_example_accuracy(record, folder)
-    accuracies = {}
-    for task, runs in by_task.items():
-        accuracies[task] = np.stack([runs[seed] for seed in sorted(runs)])
-    return accuracies
+        runs[record["seed"]] = per_example_scores(record, folder)
+    return {task: np.stack([runs[seed] for seed in sorted(runs)]) for task, runs in by_task.items()}
 
 
 def _differences(
     records: Sequence[dict], a: str, b: str, setting: Mapping[str, Any], folder: Path | str
 ) -> dict[str, np.ndarray]:
     """Return `a - b` for each seed and example of every task that both methods have."""
-    of_a = collect_accuracies(records, a, setting, folder)
-    of_b = collect_accuracies(records, b, setting, folder)
+    of_a = collect_scores(records, a, setting, folder)
+    of_b = collect_scores(records, b, setting, folder)
     tasks = [task for task in of_a if task in of_b]
     for task in tasks:
         if of_a[task].shape != of_b[task].shape:
@@ -239,7 +236,7 @@ def interaction_table(
     return pd.DataFrame(rows)
 
 
-def _mean_accuracies(
+def _mean_scores(
     records: Sequence[dict],
     folder: Path | str,
     methods: Iterable[str],
@@ -250,8 +247,8 @@ def _mean_accuracies(
     for method, (name, setting) in product(methods, settings.items()):
         # without a prompt the head has one learning rate, its own
         wanted = dict(setting, head_lr=None) if method == "head-only" else setting
-        for task, accuracies in collect_accuracies(records, method, wanted, folder).items():
-            cells.setdefault((task_names[task], method), {})[name] = float(accuracies.mean())
+        for task, scores in collect_scores(records, method, wanted, folder).items():
+            cells.setdefault((task_names[task], method), {})[name] = float(scores.mean())
     return pd.DataFrame(cells).T.rename_axis(["task", "method"])
 
 
@@ -261,7 +258,7 @@ def score_table(
 ) -> pd.DataFrame:  # index: task and method; a column for each setting
     """Return the mean test accuracy of each method in each setting, over the seeds."""
     methods = dict.fromkeys(["head-only", *(r["method"] for r in records)])
-    table = _mean_accuracies(records, folder, methods, SETTINGS, _TASK_NAMES)
+    table = _mean_scores(records, folder, methods, SETTINGS, _TASK_NAMES)
     return table.sort_index(level="task", sort_remaining=False, ascending=False)
 
 
@@ -342,7 +339,7 @@ HEAD_SETTINGS: dict[str, dict[str, Any]] = {  # of the runs on IDPG's samples
     "random head": dict(head_init="random"),
     "head from a probe": dict(head_init="probe"),
 }
-FEW_SHOT_TASKS = {"cr": "CR", "mr": "MR", "sst2": "SST-2"}
+FEW_SHOT_TASKS = {"cr": "CR", "mr": "MR", "sst2": "SST-2", "stsb": "STS-B"}
 FEW_SHOT_CONTRASTS: dict[str, tuple[str, str]] = {  # label: two methods
     "M-IDPG − prompt tuning": ("m-idpg-phm", "prompt-tuning"),
     "M-IDPG − S-IDPG": ("m-idpg-phm", "s-idpg-phm"),
@@ -390,9 +387,9 @@ def few_shot_score_table(
     records: Sequence[dict],  # of `read_factorial` with `name='task'`
     folder: Path | str,  # folder of the records
 ) -> pd.DataFrame:  # index: task and method; a column for each head, and the paper's scores
-    """Return mean test accuracies on IDPG's samples of 1,000 examples, over the seeds."""
+    """Return mean test scores on IDPG's samples of 1,000 examples, over the seeds."""
     methods = _FEW_SHOT_METHODS
-    table = _mean_accuracies(records, folder, methods, HEAD_SETTINGS, FEW_SHOT_TASKS)
+    table = _mean_scores(records, folder, methods, HEAD_SETTINGS, FEW_SHOT_TASKS)
     table[PUBLISHED] = _published_few_shot_means().stack()
     return table.sort_index(level="task", sort_remaining=False)
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from idp_tutorial.reproduction.papers.claim_runs import run_claim_experiment
-from idp_tutorial.runs.contrasts import has_per_example_results, per_example_accuracy
+from idp_tutorial.runs.contrasts import has_per_example_results, per_example_scores
 from idp_tutorial.utils.records import read_records
 
 
@@ -110,8 +110,8 @@ def test_the_gain_of_stage_1_is_recorded(small_folder, tmp_path, monkeypatch):
         assert r["score"] == pytest.approx(after["score"] - before["score"]) and r[
             "backbone"
         ] == str(small_folder)
-        assert per_example_accuracy(r, tmp_path).mean() == pytest.approx(r["score"], abs=1e-4)
+        assert per_example_scores(r, tmp_path).mean() == pytest.approx(r["score"], abs=1e-4)
         assert (
-            per_example_accuracy(r, tmp_path)
-            == per_example_accuracy(after, tmp_path) - per_example_accuracy(before, tmp_path)
+            per_example_scores(r, tmp_path)
+            == per_example_scores(after, tmp_path) - per_example_scores(before, tmp_path)
         ).all()

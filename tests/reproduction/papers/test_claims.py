@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from claim_records import record
 
+from idp_tutorial.data.metrics import compute_metric
 from idp_tutorial.data.task import Task
 from idp_tutorial.reproduction.papers import claims
 from idp_tutorial.reproduction.papers.claims import (
@@ -22,9 +23,11 @@ from idp_tutorial.reproduction.papers.claims import (
 from idp_tutorial.reproduction.papers.statements import STATEMENT_CHECKS, printed_differences
 from idp_tutorial.runs.conclusions import decide_verdict
 from idp_tutorial.runs.contrasts import (
+    correlation_by_example,
     estimate_contrast,
     has_per_example_results,
-    per_example_accuracy,
+    paired_bootstrap,
+    per_example_scores,
 )
 from idp_tutorial.runs.logits import write_run_arrays
 from idp_tutorial.utils.records import read_records
@@ -121,9 +124,9 @@ def test_examples_are_paired_if_logits_are_stored(results):
         decide_verdict(f, -20.0),
         decide_verdict(f, expected_sign="="),
     ) == ("seen", "opposite", "opposite")
-    assert per_example_accuracy(rs[0], folder / "claims", task).tolist() == [100.0] * 40
+    assert per_example_scores(rs[0], folder / "claims", task).tolist() == [100.0] * 40
     with pytest.raises(ValueError, match="Give the data"):
-        per_example_accuracy(
+        per_example_scores(
             rs[0],
             folder / "claims",
             Task("t", labels=("x", "y"), splits=dict(test=[dict(label=0)])),
@@ -464,16 +467,37 @@ def record_with_logits(folder, name, label=(0, 1, 1), **kw):
     return dict(record("a", 0, 50.0), **fields, folder=folder, **kw)
 
 
-def test_examples_are_compared_only_if_the_score_is_accuracy(tmp_path):
+def test_examples_are_compared_only_if_the_score_is_a_mean_over_them(tmp_path):
     a = record_with_logits(tmp_path, "a")
     assert has_per_example_results(a, tmp_path)
+    assert has_per_example_results({**a, "metric": "pearson+spearman"}, tmp_path)
     for other in (
         dict(metric="accuracy+f1"),
         dict(metric="f1+exact"),
         dict(task="copa"),
-        dict(metric="pearson"),
+        dict(metric="pearson", task="copa"),
     ):
         assert not has_per_example_results({**a, **other}, tmp_path)
+
+
+def test_scores_of_examples_of_a_regression_have_the_correlations_as_their_mean(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 6, 400).astype(float)
+    runs = {}
+    for name, noise in (("a", 1.0), ("b", 2.0)):
+        outputs = (labels + noise * rng.normal(size=400))[:, None].astype(np.float32)
+        arrays = dict(test=outputs, test_label=labels)
+        fields = write_run_arrays(tmp_path / "logits/runs.npz", name, arrays)
+        record = dict(fields, task="stsb", metric="pearson+spearman")
+        runs[name] = per_example_scores(record, tmp_path)
+        expected = compute_metric("pearson+spearman", outputs[:, 0], labels)
+        assert runs[name].mean() == pytest.approx(expected, abs=1e-4)
+    estimate = paired_bootstrap([runs["a"][None]], [runs["b"][None]])
+    assert estimate["low"] > 0
+
+
+def test_constant_predictions_have_no_correlation():
+    assert not correlation_by_example(np.ones(5), np.arange(5)).any()
 
 
 def test_an_open_claim_needs_what_would_decide_it(tmp_path):
@@ -560,7 +584,7 @@ def test_records_whose_logits_give_another_score_are_listed():
             score = (r.get("scores") or {}).get("accuracy")
             if score is None:
                 continue
-            difference = per_example_accuracy(r, file.parent).mean() - score
+            difference = per_example_scores(r, file.parent).mean() - score
             if abs(difference) > 1e-6:
                 key = (file.stem, r["method"], r["task"], r["seed"])
                 differences[key] = pytest.approx(difference)

@@ -21,7 +21,7 @@ from idp_tutorial.reproduction.papers import transfer as T
 from idp_tutorial.runs.contrasts import (
     estimate_contrast,
     has_per_example_results,
-    per_example_accuracy,
+    per_example_scores,
 )
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.logits import has_logits
@@ -593,9 +593,9 @@ def test_a_record_of_transfer_can_be_paired_by_example(runs):
             r, file.parent
         )  # that score is not a mean over examples
         assert has_per_example_results(r, file.parent, metric_name="scores.accuracy")
-        answers = per_example_accuracy(r, file.parent)
+        answers = per_example_scores(r, file.parent)
         assert answers.mean() == pytest.approx(r["scores"]["accuracy"]) and len(answers) == 24
-        assert len(per_example_accuracy(r, file.parent, split="validation")) == 24
+        assert len(per_example_scores(r, file.parent, split="validation")) == 24
     assert len({r["logits"] for r in records}) == len(records) == 12
     assert [*(file.parent / "logits").glob("[!.]*")] == [file.parent / f"logits/{file.stem}.npz"]
     sides = [f"{m} setting=few-shot @scores.accuracy" for m in ("lpt", "head-only")]

@@ -20,7 +20,7 @@ from idp_tutorial.reproduction.papers.what_works import (
     POOLINGS,
     PUBLISHED,
     SETTINGS,
-    collect_accuracies,
+    collect_scores,
     contrast_table,
     draw_contrasts,
     draw_learning_rates,
@@ -127,7 +127,7 @@ def test_the_interaction_is_the_difference_of_two_contrasts(runs):
 def test_runs_without_logits_are_left_out(runs):
     records, folder = runs
     search = dict(method="a", task="toy", seed=0, head_init="random", lr=9.0)
-    accuracies = collect_accuracies([*records, search], "a", RANDOM, folder)
+    accuracies = collect_scores([*records, search], "a", RANDOM, folder)
     assert accuracies["toy"].shape == (SEEDS, N_LONG)
     assert accuracies["toy"].mean() == pytest.approx(80)
 
@@ -136,7 +136,7 @@ def test_two_learning_rates_of_one_seed_are_refused(runs):
     records, folder = runs
     records.append({**records[0], "lr": 1.0})
     with pytest.raises(UserError, match="two runs with seed 0"):
-        collect_accuracies(records, "a", RANDOM, folder)
+        collect_scores(records, "a", RANDOM, folder)
 
 
 def test_a_missing_seed_is_named(runs):
@@ -178,9 +178,9 @@ def test_few_shot_contrasts_stand_beside_the_mean_of_the_same_tasks(few_shot_rec
     effect = table.effect.xs("random head", level="head")
     assert effect["M-IDPG − S-IDPG"] == pytest.approx(10)
     assert effect["M-IDPG − prompt tuning"] == 0
-    # IDPG's Table 3, K = 1000, on CR, MR and SST-2
+    # IDPG's Table 3, K = 1000, on CR, MR, SST-2 and STS-B
     paper = table.paper.xs("random head", level="head")
-    assert paper["M-IDPG − S-IDPG"] == pytest.approx((0.0 + 1.8 + 3.5) / 3)
+    assert paper["M-IDPG − S-IDPG"] == pytest.approx((0.0 + 1.8 + 3.5 + 3.9) / 4)
     assert np.isnan(paper["prompt tuning − head alone"])
 
 
@@ -189,7 +189,7 @@ def test_few_shot_scores_have_a_row_for_each_task_and_method(few_shot_records, t
     assert scores.loc[("CR", "s-idpg-phm"), "random head"] == pytest.approx(70)
     assert scores.loc[("MR", "prompt-tuning"), PUBLISHED] == 86.7
     assert np.isnan(scores.loc[("MR", "head-only"), PUBLISHED])
-    assert len(scores) == 15
+    assert len(scores) == 20
 
 
 @pytest.mark.parametrize(("task", "task_name"), [("trec", "TREC"), ("cr", "CR")])

@@ -13,7 +13,7 @@ how often rows have that label.
 """
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -358,27 +358,6 @@ def make_report(
 
 # ---- pictures
 
-_INK = "#1a1a1a"
-_GREY = "#6b7280"
-_BLUE = "#2b6ca3"
-_LIGHT_BLUE = "#a8c8e4"
-_STYLE: dict[Any, Any] = {  # of matplotlib
-    "figure.facecolor": "#ffffff",
-    "figure.constrained_layout.use": True,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _GREY,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 11,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-}
-
 
 def _label_ticks(ax: Any, names: Sequence[str]) -> None:
     """Name the rows and columns of a matrix, unless there are too many to read."""
@@ -394,57 +373,38 @@ def _label_ticks(ax: Any, names: Sequence[str]) -> None:
     ax.set_yticks(range(len(short)), short, fontsize=size, parse_math=False)
 
 
-def _draw_confusion(report: Report) -> Any:
+def _draw_confusion(report: Report, figure: Any) -> None:
     """Draw the confusion matrix: counts as numbers, the share of each label as colour."""
-    from matplotlib.colors import LinearSegmentedColormap
-    from matplotlib.figure import Figure
-
     assert report.confusion is not None
     counts = report.confusion.to_numpy()
-    n = len(counts)
     share = 100 * counts / counts.sum(1, keepdims=True).clip(min=1)
+    n = len(counts)
     size = max(3.2, 0.55 * n + 1.4) if n <= 20 else (12.4 if n <= 40 else 7.0)  # inches
-    figure = Figure(figsize=(size + 1.2, size))
+    figure.set_size_inches(size + 1.2, size)
     ax = figure.add_subplot()
-    colours = LinearSegmentedColormap.from_list("blue", ["#f7fafc", _LIGHT_BLUE, "#0f4c81"])
-    image = ax.imshow(share, cmap=colours, vmin=0, vmax=100)
+    image = ax.imshow(share, cmap="Blues", vmin=0, vmax=100)
     if n <= 20:
         for i, j in np.ndindex(counts.shape):
-            colour = "#ffffff" if share[i, j] > 60 else (_INK if counts[i, j] else "#b6bec9")
-            size = 10 if n <= 10 else 7
-            ax.text(j, i, f"{counts[i, j]:,}", ha="center", va="center", c=colour, size=size)
+            style = dict(c="white" if share[i, j] > 60 else "black", size=10 if n <= 10 else 7)
+            ax.text(j, i, f"{counts[i, j]:,}", ha="center", va="center", **style)
     _label_ticks(ax, [*map(str, report.confusion.columns)])
-    ax.set_xticks(np.arange(n - 1) + 0.5, minor=True)
-    ax.set_yticks(np.arange(n - 1) + 0.5, minor=True)
-    if n <= 40:
-        ax.grid(which="minor", color="#ffffff", linewidth=1.5)
-    ax.tick_params(which="both", length=0)
-    ax.spines[:].set_visible(False)
     title = f"{report.n_rows:,} rows, accuracy {report.scores['accuracy']:.1f} %"
     ax.set(xlabel="predicted", ylabel="true", title=title)
-    bar = figure.colorbar(image, ax=ax, shrink=0.85, pad=0.03)
-    bar.outline.set_visible(False)
-    bar.set_label("share of the true class (%)")
-    bar.ax.tick_params(length=0, labelsize=10)
-    return figure
+    figure.colorbar(image, ax=ax, shrink=0.85, label="share of the true class (%)")
 
 
-def _draw_calibration(report: Report) -> Any:
+def _draw_calibration(report: Report, figure: Any) -> None:
     """Draw a reliability diagram, and below it how many predictions each bin has."""
-    from matplotlib.figure import Figure
-
     bins = report.calibration
     assert bins is not None
     is_classes = report.kind == "classes"
-    figure = Figure(figsize=(4.6, 5.2))
+    figure.set_size_inches(4.6, 5.2)
     ax, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    width = bins.high - bins.low
+    width = 0.92 * (bins.high - bins.low)
     centre = (bins.low + bins.high) / 2
-    ax.bar(centre, bins.accuracy.fillna(0), 0.92 * width, color=_LIGHT_BLUE, label="observed")
-    ax.plot([0, 100], [0, 100], "--", color=_GREY, lw=1, label="perfect calibration")
-    present = bins[bins["count"] > 0]
-    dots = dict(ms=4, color=_BLUE, label="mean confidence of a bin", zorder=3)
-    ax.plot(present.confidence, present.accuracy, "o", **dots)
+    ax.bar(centre, bins.accuracy.fillna(0), width, color="C0", alpha=0.5, label="observed")
+    ax.plot([0, 100], [0, 100], "--", color="gray", lw=1, label="perfect calibration")
+    ax.plot(bins.confidence, bins.accuracy, "o", ms=4, color="C0", label="mean confidence of a bin")
     ax.set(
         xlim=(0, 100),
         ylim=(0, 102),
@@ -452,50 +412,45 @@ def _draw_calibration(report: Report) -> Any:
         title=f"expected calibration error {report.scores['ece']:.1f} %",
     )
     ax.legend(loc="upper left")
-    below.bar(centre, bins["count"], 0.92 * width, color=_GREY)
+    below.bar(centre, bins["count"], width, color="gray")
     below.set(
         xlabel="confidence (%)" if is_classes else "predicted probability of a label (%)",
         ylabel="predictions" if is_classes else "labels",
     )
-    return figure
 
 
-def _draw_scatter(report: Report) -> Any:
+def _draw_scatter(report: Report, figure: Any) -> None:
     """Draw predicted numbers against labels."""
-    from matplotlib.figure import Figure
-
     predicted, labels = report.predicted_and_true.T
-    figure = Figure(figsize=(4.6, 4.4))
+    figure.set_size_inches(4.6, 4.4)
     ax = figure.add_subplot()
-    low = min(predicted.min(), labels.min())
-    high = max(predicted.max(), labels.max())
-    ax.plot([low, high], [low, high], "--", color=_GREY, lw=1, label="prediction = label")
+    limits = [report.predicted_and_true.min(), report.predicted_and_true.max()]
+    ax.plot(limits, limits, "--", color="gray", lw=1, label="prediction = label")
     alpha = float(np.clip(40 / len(labels) ** 0.5 / 3, 0.15, 0.7))
-    ax.plot(labels, predicted, "o", ms=4, color=_BLUE, alpha=alpha, mew=0)
+    ax.plot(labels, predicted, "o", ms=4, alpha=alpha, mew=0)
     scores = report.scores
     title = f"Pearson {scores['pearson']:.1f} %, mean absolute error {scores['mae']:.3g}"
     ax.set(xlabel="label", ylabel="prediction", title=title)
     ax.legend(loc="upper left")
-    return figure
 
 
 def _draw_pictures(report: Report) -> dict[str, bytes]:  # file name: PNG
     """Draw the pictures of a report; raise `UserError` without matplotlib."""
     require_packages("matplotlib")
-    from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
-    drawings: dict[str, Callable[[Report], Any]] = {}
-    if report.confusion is not None:
-        drawings["confusion"] = _draw_confusion
-    if report.calibration is not None:
-        drawings["calibration"] = _draw_calibration
-    if report.predicted_and_true is not None:
-        drawings["scatter"] = _draw_scatter
+    drawings = dict(
+        confusion=(report.confusion, _draw_confusion),
+        calibration=(report.calibration, _draw_calibration),
+        scatter=(report.predicted_and_true, _draw_scatter),
+    )
     pictures = {}
-    with rc_context(_STYLE):
-        for name, draw in drawings.items():
+    for name, (values, draw) in drawings.items():
+        if values is not None:
+            figure = Figure(layout="constrained")
+            draw(report, figure)
             content = io.BytesIO()
-            draw(report).savefig(content, format="png", dpi=150)
+            figure.savefig(content, format="png", dpi=150)
             pictures[f"{name}.png"] = content.getvalue()
     return pictures
 

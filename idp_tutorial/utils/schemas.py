@@ -61,6 +61,12 @@ class _MismatchError(Exception):
         return f"has {name}={reprlib.repr(self.value)}, but it must be {self.expected}"
 
 
+def _require(fits: bool, path: str, expected: str, value: Any) -> None:
+    """Raise `_MismatchError` unless a value fits."""
+    if not fits:
+        raise _MismatchError(path, expected, value)
+
+
 _NAMES = {
     bool: "true or false",
     int: "a whole number",
@@ -91,8 +97,7 @@ def _type_hints(schema: Any) -> dict[str, Any]:
 
 
 def _check_fields(schema: Any, value: Any, path: str) -> None:
-    if not isinstance(value, Mapping):
-        raise _MismatchError(path, "an object", value)
+    _require(isinstance(value, Mapping), path, "an object", value)
     hints = _type_hints(schema)
     for member in fields(schema):
         inner = f"{path}.{member.name}" if path else member.name
@@ -105,19 +110,16 @@ def _check_fields(schema: Any, value: Any, path: str) -> None:
 def _check_items(origin: Any, arguments: tuple, value: Any, path: str) -> None:
     """Check a value against `dict[K, V]`, `list[T]`, `tuple[T, ...]` or `tuple[T, U]`."""
     if origin is dict:
-        if not isinstance(value, dict):
-            raise _MismatchError(path, "an object", value)
+        _require(isinstance(value, dict), path, "an object", value)
         for key, item in value.items():
             _check(arguments[0], key, f"{path} key")
             _check(arguments[1], item, f"{path}.{key!s:.40}")
         return
-    if not isinstance(value, (list, tuple)):  # JSON has no tuples
-        raise _MismatchError(path, "a list", value)
+    _require(isinstance(value, (list, tuple)), path, "a list", value)  # JSON has no tuples
     types = arguments
     if origin is list or arguments[1:] == (...,):
         types = (arguments[0],) * len(value)
-    if len(types) != len(value):
-        raise _MismatchError(path, f"{len(types)} values", value)
+    _require(len(types) == len(value), path, f"{len(types)} values", value)
     for i, (kind, item) in enumerate(zip(types, value)):
         _check(kind, item, f"{path}[{i}]")
 
@@ -125,13 +127,12 @@ def _check_items(origin: Any, arguments: tuple, value: Any, path: str) -> None:
 def _check_rules(arguments: tuple, value: Any, path: str) -> None:
     _check(arguments[0], value, path)
     for rule in arguments[1:]:
-        if not rule.accepts(value):
-            raise _MismatchError(path, rule.expected, value)
+        _require(rule.accepts(value), path, rule.expected, value)
 
 
 def _check_choices(arguments: tuple, value: Any, path: str) -> None:
-    if not any(type(value) is type(choice) and value == choice for choice in arguments):
-        raise _MismatchError(path, " or ".join(map(repr, arguments)), value)
+    fits = any(type(value) is type(choice) and value == choice for choice in arguments)
+    _require(fits, path, " or ".join(map(repr, arguments)), value)
 
 
 _CHECKS: dict[Any, Callable] = {
@@ -154,8 +155,8 @@ def _check(kind: Any, value: Any, path: str) -> None:
         _CHECKS[origin](get_args(kind), value, path)
     elif is_dataclass(kind):
         _check_fields(kind, value, path)
-    elif not _has_type(value, kind):
-        raise _MismatchError(path, _NAMES.get(kind, f"a {kind.__name__}"), value)
+    else:
+        _require(_has_type(value, kind), path, _NAMES.get(kind, f"a {kind.__name__}"), value)
 
 
 def check_schema(
@@ -176,39 +177,31 @@ def check_schema(
     return value
 
 
-def _check_tensor(value: Any, example: Tensor, path: str) -> None:
-    _check(Tensor, value, path)
-    if value.shape != example.shape or value.dtype != example.dtype:
-        expected = f"a tensor {tuple(example.shape)} of {example.dtype}"
-        raise _MismatchError(path, expected, f"{tuple(value.shape)} of {value.dtype}")
-
-
-def _check_plain(value: Any, example: Any, path: str) -> None:
-    if isinstance(example, (bool, int, float)):
-        _check(bool | None if isinstance(example, bool) else Finite, value, path)
-    elif isinstance(example, str):
-        _check(str, value, path)
-    elif value is not None and not isinstance(value, (bool, int, float, str)):
-        raise _MismatchError(path, "null or a plain value", value)
+_PlainValue = Annotated[
+    Any, Rule("null or a plain value", lambda x: isinstance(x, (NoneType, bool, int, float, str)))
+]
+_PLAIN_TYPES: dict[type, Any] = {bool: bool | None, int: Finite, float: Finite, str: str}
 
 
 def _check_like(value: Any, example: Any, path: str) -> None:
     """Raise `_MismatchError` unless a value has the structure of an example."""
     if isinstance(example, Tensor):
-        _check_tensor(value, example, path)
+        _check(Tensor, value, path)
+        expected, found = (f"{tuple(t.shape)} of {t.dtype}" for t in (example, value))
+        _require(found == expected, path, f"a tensor {expected}", found)
     elif isinstance(example, dict):
-        if not isinstance(value, dict) or value.keys() != example.keys():
-            names = ", ".join(map(str, example)) or "nothing"
-            raise _MismatchError(path, f"an object with {names:.100}", value)
+        names = ", ".join(map(str, example)) or "nothing"
+        fits = isinstance(value, dict) and value.keys() == example.keys()
+        _require(fits, path, f"an object with {names:.100}", value)
         for key, item in example.items():
             _check_like(value[key], item, f"{path}.{key}" if path else str(key))
     elif isinstance(example, (list, tuple)):
-        if type(value) is not type(example) or len(value) != len(example):
-            raise _MismatchError(path, f"a list of {len(example)} values", value)
+        fits = type(value) is type(example) and len(value) == len(example)
+        _require(fits, path, f"a list of {len(example)} values", value)
         for i, item in enumerate(example):
             _check_like(value[i], item, f"{path}[{i}]")
     else:
-        _check_plain(value, example, path)
+        _check(_PLAIN_TYPES.get(type(example), _PlainValue), value, path)
 
 
 def check_structure(

@@ -37,10 +37,9 @@ from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.runs.conclusions import parse_primary_contrast
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.learning_rate_search import (
-    MAX_EXTRA_LEARNING_RATES,
     choose_head_learning_rate,
     describe_lr_selection,
-    search_learning_rate,
+    search_grid,
 )
 from idp_tutorial.runs.record import (
     RunStore,
@@ -61,14 +60,8 @@ from idp_tutorial.utils.checks import (
     check_writable_folder,
     require_packages,
 )
-from idp_tutorial.utils.durable_files import (
-    folder_lock,
-    write_atomically,
-)
-from idp_tutorial.utils.records import (
-    dump_record,
-    read_existing_records,
-)
+from idp_tutorial.utils.durable_files import folder_lock, write_atomically
+from idp_tutorial.utils.records import dump_record, read_existing_records
 
 __all__ = [
     "OTHER_RECORDS_FILE",
@@ -148,18 +141,16 @@ def _run_seed(
     checkpoint_dir: Path | None,
 ) -> dict:
     """Train with one seed and return its record; without a learning rate, search one first."""
-    default_rates = ALL_METHODS[cfg.method].learning_rates
-    if cfg.lr or not default_rates:
+    if cfg.lr or not ALL_METHODS[cfg.method].learning_rates:
         _, record = Experiment(cfg, task).train(records_file, checkpoint_dir)
         return record.to_dict()
-    return search_learning_rate(
+    return search_grid(
         replace(cfg, seed=0),  # the best run of the search is the run with seed 0
         task,
-        learning_rates or default_rates,
-        True,
-        records_file,
-        MAX_EXTRA_LEARNING_RATES if learning_rates else 0,
-        checkpoint_dir,
+        learning_rates,
+        score_test=True,
+        records_file=records_file,
+        checkpoint_dir=checkpoint_dir,
     )
 
 

@@ -20,7 +20,7 @@ from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_config_task
-from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.record import (
     RunStore,
@@ -43,6 +43,7 @@ __all__ = [
     "try_learning_rates",
     "train_at_learning_rate",
     "search_learning_rate",
+    "search_grid",
     "tune_learning_rate",
     "choose_learning_rate",
     "choose_head_learning_rate",
@@ -185,12 +186,8 @@ def search_learning_rate(
         folder = checkpoint_dir and checkpoint_dir / f"lr-{lr:g}"
         return train_at_learning_rate(cfg, task, lr, folder)
 
-    trials = try_learning_rates(
-        train,
-        learning_rates,
-        max_extra_learning_rates,
-        f"{cfg.method:16}",
-    )
+    title = f"{cfg.method:16}"
+    trials = try_learning_rates(train, learning_rates, max_extra_learning_rates, title)
     error: Exception | str = (
         f"{cfg.method!r} diverged on {task.name!r} with every learning rate of "
         f"{trials.learning_rates}: a lower lr usually fixes it"
@@ -214,6 +211,23 @@ def search_learning_rate(
     ).to_dict()
 
 
+def search_grid(
+    cfg: RunConfig,  # its `lr` is ignored
+    task: Task,
+    # learning rates to try, extended while the best is at an edge; (): the method's own
+    learning_rates: tuple,
+    **search_options: Any,  # further arguments of `search_learning_rate`
+) -> dict:  # as of `search_learning_rate`
+    """Search among the given learning rates and beyond them, or among those of the method."""
+    return search_learning_rate(
+        cfg,
+        task,
+        learning_rates or ALL_METHODS[cfg.method].learning_rates,
+        max_extra_learning_rates=MAX_EXTRA_LEARNING_RATES if learning_rates else 0,
+        **search_options,
+    )
+
+
 def tune_learning_rate(
     cfg: RunConfig,  # its `lr` is ignored
     task: Task,
@@ -235,8 +249,7 @@ def _load_or_search(
     file: Path | None,  # file of stored choices
     cfg: RunConfig,  # its `lr` is ignored
     task: Task,
-    # learning rates to try, extended while the best is at an edge; (): the method's own
-    learning_rates: tuple,
+    learning_rates: tuple,  # as of `search_grid`
 ) -> dict:
     """Return the record of an earlier choice from `file`; if it is missing, search and store it."""
     digests = run_digests(cfg, task, include_test=False)
@@ -244,14 +257,7 @@ def _load_or_search(
     fingerprint = make_fingerprint(replace(cfg, lr=None), digests, lr_selection=lr_selection)
     folder = checkpoint_folder(file, fingerprint)
     record = RunStore(file).get_or_run(
-        fingerprint,
-        lambda: search_learning_rate(
-            cfg,
-            task,
-            learning_rates or METHODS[cfg.method].learning_rates,
-            max_extra_learning_rates=MAX_EXTRA_LEARNING_RATES if learning_rates else 0,
-            checkpoint_dir=folder,
-        ),
+        fingerprint, lambda: search_grid(cfg, task, learning_rates, checkpoint_dir=folder)
     )
     remove_checkpoints(folder)
     if record["status"] == "diverged":

@@ -287,11 +287,7 @@ def _explain_missing_backbone(
 
 
 def _load_with_lm_head(
-    path_or_hub_name: str | Path,
-    config: Any,
-    attn: str,
-    dtype: torch.dtype,
-    hub_kwargs: dict[str, Any],
+    path_or_hub_name: str | Path, config: Any, **load_kwargs: Any
 ) -> tuple[Any, list[str], list[str]]:
     """Load a model with its language-model head if the checkpoint has one.
 
@@ -305,13 +301,11 @@ def _load_with_lm_head(
         model, info = cls.from_pretrained(
             path_or_hub_name,
             config=config,
-            attn_implementation=resolve_attention(config, attn),
-            dtype=dtype,
             output_loading_info=True,
             trust_remote_code=False,
-            **hub_kwargs,
+            **load_kwargs,
             # the library's search for adapters ignores `local_files_only` otherwise
-            adapter_kwargs=dict(local_files_only=hub_kwargs["local_files_only"]),
+            adapter_kwargs=dict(local_files_only=load_kwargs["local_files_only"]),
         )
         missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
         return model, missing, sorted(info["unexpected_keys"])
@@ -371,8 +365,9 @@ def load_pretrained(
         _check_layer_count(stored, config, name)
         _check_tensor_shapes(stored, config, name)
     try:
+        attention = resolve_attention(config, attn)
         model, missing, unexpected = _load_with_lm_head(
-            path_or_hub_name, config, attn, dtype, hub_kwargs
+            path_or_hub_name, config, attn_implementation=attention, dtype=dtype, **hub_kwargs
         )
         tokenizer = _ensure_pad_token(
             AutoTokenizer.from_pretrained(path_or_hub_name, trust_remote_code=False, **hub_kwargs)
@@ -436,12 +431,11 @@ def _load_by_name(
     path_or_hub_name = local_folder or BACKBONE_HUB_NAMES.get(base_name, base_name)
     folder = Path(path_or_hub_name)
     if not folder.is_dir():
-        hub_kwargs = dict(revision=revision, token=token)
-        allow_hub = is_hub_reachable()
-        model, tokenizer = load_pretrained(
-            path_or_hub_name, name, attn, dtype, allow_hub, **hub_kwargs
+        hub_kwargs: dict[str, Any] = dict(revision=revision, token=token)
+        loaded = load_pretrained(
+            path_or_hub_name, name, attn, dtype, is_hub_reachable(), **hub_kwargs
         )
-        return model, tokenizer, None
+        return *loaded, None
     _refuse_revision(name, revision)
     if not local_folder and (folder / MANIFEST_NAME).is_file():
         require_intact_files(
@@ -449,8 +443,7 @@ def _load_by_name(
             "Save or download it again. If you changed the file yourself, write its line of "
             f"`sha256sum` into {MANIFEST_NAME} in the same folder.",
         )
-    model, tokenizer = load_pretrained(path_or_hub_name, name, attn, dtype, False)
-    return model, tokenizer, folder
+    return *load_pretrained(folder, name, attn, dtype, False), folder
 
 
 def _refuse_revision(name: str, revision: str | None) -> None:

@@ -49,6 +49,7 @@ HEAVY = {
     "sklearn",
     "starlette",
     "statsmodels",
+    "tabulate",
     "transformers",
     "uvicorn",
 }

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from idp_tutorial.utils.checks import EXTRA_OF_PACKAGE
+
 PACKAGES = ["core", "data", "families", "backbones", "training", "methods", "assembly", "saving"]
 PACKAGES = ["idp_tutorial", *(f"idp_tutorial.{name}" for name in [*PACKAGES, "runs", "serving"])]
 
@@ -30,6 +32,18 @@ def test_importing_the_package_imports_no_large_library():
     code = "import sys, idp_tutorial; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_the_public_names_need_no_optional_package():
+    hidden = dict.fromkeys(EXTRA_OF_PACKAGE)  # Python finds no package that is None
+    code = f"""import sys; sys.modules |= {hidden}
+import importlib
+for package in {PACKAGES}:
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        getattr(module, name)"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def test_an_unknown_name_is_an_attribute_error():

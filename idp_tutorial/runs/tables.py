@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from tabulate import tabulate
 
 from idp_tutorial.utils.checks import UserError, require_packages
 from idp_tutorial.utils.durable_files import write_atomically
@@ -37,9 +36,7 @@ _GROUP_COLUMNS = ["task", "shots", "backbone", "head", "method"]  # fields that 
 
 def _check_unique_seeds(runs: pd.DataFrame, method: str) -> None:
     """Check that no seed of a split occurs twice among the runs of one row."""
-    if "seed" not in runs:
-        return
-    duplicated = runs.seed[runs.duplicated([c for c in ("split_seed", "seed") if c in runs])]
+    duplicated = runs.seed[runs.duplicated(["split_seed", "seed"])]
     if len(duplicated):
         raise UserError(
             f"{method!r} has more than one record with seed {duplicated.iloc[0]}. They are of "
@@ -58,13 +55,13 @@ _RUN_COLUMNS = (  # further fields that a table shows
     "steps",
     "lr",
 )
+_OPTIONAL_COLUMNS = ["status", "seed", "split_seed", "lr_selection", "lr_at_grid_edge"]
 _ZERO_PARAM_COUNTS = dict(prompt=0, head=0, backbone=0)  # for a method that always diverged
 
 
 def _summarise_seeds(key: tuple, runs: pd.DataFrame) -> dict:
     """Return the row of one method, from its runs with all seeds."""
-    is_diverged = runs.get("status", pd.Series(index=runs.index, dtype=object)).eq("diverged")
-    n_diverged = int(is_diverged.sum())
+    is_diverged = runs.status.eq("diverged")
     example = runs[~is_diverged | is_diverged.all()].iloc[0]
     runs = runs[~is_diverged]
     _check_unique_seeds(runs, key[-1])
@@ -85,13 +82,13 @@ def _summarise_seeds(key: tuple, runs: pd.DataFrame) -> dict:
         "peak_memory_mb": runs.peak_memory_mb.max(),
         "steps": example.steps,
         "lr": example.lr,
-        "lr_selection": example.get("lr_selection", ""),
+        "lr_selection": example.lr_selection,
     }
-    if any(runs.get("lr_at_grid_edge", pd.Series(dtype=bool)).eq(True)):
+    if runs.lr_at_grid_edge.eq(True).any():
         row["lr_at_grid_edge"] = True
-    if n_diverged:
-        row["diverged"] = n_diverged
-    if "split_seed" in runs and runs.split_seed.nunique() > 1:
+    if is_diverged.any():
+        row["diverged"] = is_diverged.sum()
+    if runs.split_seed.nunique() > 1:
         row["draws"] = runs.split_seed.nunique()
     return row
 
@@ -117,6 +114,7 @@ def results_table(records: list[dict]) -> pd.DataFrame:
             f"no record has the field {missing[0]!r}, which a table needs: give records that idp "
             "compare or idp train wrote."
         )
+    df = df.reindex(columns=df.columns.union(_OPTIONAL_COLUMNS, sort=False))
     groups = df.groupby(_GROUP_COLUMNS, sort=False, dropna=False)
     table = pd.DataFrame([_summarise_seeds(key, runs) for key, runs in groups])
     if "diverged" in table:
@@ -156,6 +154,9 @@ def format_table(
 
     A * after the learning rate says that it is the smallest or largest of those that were tried.
     """
+    require_packages("tabulate")
+    from tabulate import tabulate
+
     metric = table.metric.iloc[0]
     header = ("method", metric, "prompt", "head", "backbone", "ms/step", "memory MB", "lr")
     rows = [header, *(_format_row(row) for _, row in table.iterrows())]

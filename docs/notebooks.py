@@ -48,7 +48,6 @@ SUBPACKAGES = {  # what each subpackage contains; a module imports only from sub
     "analysis": "What the hidden states and the prompts contain.",
     "efficiency": "Parameters, time and memory of a method.",
     "pretraining": "How the bundled models were trained.",
-    "diagrams": "Pictures of methods.",
     "reproduction": "Helpers of the course.",
     "testing": "Parity checks and small models, for a new family.",
 }

@@ -11,6 +11,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from drawing import (
+    Box,
+    Line,
+    Picture,
+    Shape,
+    Text,
+    arrange_pictures,
+    draw_legend,
+)
+from method_diagrams import (
+    draw_methods_map,
+    draw_plan,
+    draw_prompted_model,
+)
+
 from idp_tutorial.assembly.config import RunOptions
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
@@ -25,20 +40,6 @@ from idp_tutorial.methods.p_tuning_v2 import KeyValuePrompt, deep_prompt_plan
 from idp_tutorial.methods.phm import count_phm_parameters
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
 from idp_tutorial.methods.sentence_vectors import mean_sentence_vector
-from idp_tutorial.reproduction.diagrams.drawing import (
-    Box,
-    Line,
-    Picture,
-    Shape,
-    Text,
-    arrange_pictures,
-    draw_legend,
-)
-from idp_tutorial.reproduction.diagrams.method_diagrams import (
-    draw_methods_map,
-    draw_plan,
-    draw_prompted_model,
-)
 from idp_tutorial.reproduction.efficiency.cost_model import step_cost
 from idp_tutorial.reproduction.efficiency.parameter_counts import count_method_parameters
 

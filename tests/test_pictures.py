@@ -11,6 +11,17 @@ from pathlib import Path
 import pytest
 import small
 import torch
+from drawing import (
+    FONT_SIZES,
+    Box,
+    Line,
+    Text,
+)
+from method_diagrams import (
+    GENERATOR_INPUTS,
+    count_tokens_before,
+    draw_methods_map,
+)
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.context import INPUT
@@ -18,17 +29,6 @@ from idp_tutorial.core.loop import run_layers
 from idp_tutorial.data.synthetic import find_noun_descriptor
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.phm import PHMLinear
-from idp_tutorial.reproduction.diagrams.drawing import (
-    FONT_SIZES,
-    Box,
-    Line,
-    Text,
-)
-from idp_tutorial.reproduction.diagrams.method_diagrams import (
-    GENERATOR_INPUTS,
-    count_tokens_before,
-    draw_methods_map,
-)
 
 ROOT = Path(__file__).resolve().parents[1]
 

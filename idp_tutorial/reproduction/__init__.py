@@ -4,7 +4,6 @@ Modules:
 
 - `course`: The example sentences, the short training run and the table of scores of the course.
 - `analysis`: What the hidden states and the prompts contain.
-- `diagrams`: Diagrams of methods, as SVG.
 - `efficiency`: Parameters, time and memory of a method.
 - `papers`: The papers: their protocols, published scores and claims, and the runs that test them.
 - `pretraining`: How the bundled backbones were trained.

@@ -10,17 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from drawing import Box, Line, Picture, Shape, Text, wrap_text
+
 from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.steps import Insert
-from idp_tutorial.reproduction.diagrams.drawing import Box, Line, Picture, Shape, Text, wrap_text
 from idp_tutorial.utils.checks import check_choice
-
-__all__ = [
-    "draw_prompted_model",
-    "draw_plan",
-    "draw_methods_map",
-]
-
 
 GENERATOR_INPUTS = {
     "none": "the same for every text",

@@ -3,8 +3,7 @@
 import xml.etree.ElementTree as ET
 
 import small
-
-from idp_tutorial.reproduction.diagrams.drawing import (
+from drawing import (
     Box,
     Line,
     Picture,
@@ -13,7 +12,7 @@ from idp_tutorial.reproduction.diagrams.drawing import (
     draw_legend,
     wrap_text,
 )
-from idp_tutorial.reproduction.diagrams.method_diagrams import (
+from method_diagrams import (
     draw_plan,
 )
 

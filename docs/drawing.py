@@ -11,19 +11,6 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "Point",
-    "Shape",
-    "Text",
-    "Box",
-    "Line",
-    "Picture",
-    "draw_legend",
-    "arrange_pictures",
-    "wrap_text",
-]
-
-
 # kind of text: font size, in units of which a picture is 424 wide
 FONT_SIZES = dict(title=15, note=12.5, label=12, on=12.5)
 

@@ -1,12 +1,12 @@
 """A diagram of a method describes its plan."""
 
 import pytest
-
-from idp_tutorial.core.context import INPUT
-from idp_tutorial.reproduction.diagrams.method_diagrams import (
+from method_diagrams import (
     OPERATION_LABELS,
     draw_prompted_model,
 )
+
+from idp_tutorial.core.context import INPUT
 
 
 def test_a_diagram_describes_layer_operation_and_input():

@@ -22,7 +22,7 @@ compiled; on a CPU it uses as many cores as `OMP_NUM_THREADS` allows.
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from idp_tutorial.cli.commands import CommandOptions, command, refuse_given
 from idp_tutorial.utils.options import AllowEmpty
@@ -40,7 +40,8 @@ class PretrainOptions(CommandOptions):
     tasks: str | None = None
     out: str = "runs/tiny"  # folder for checkpoint, log and, at the end, `backbone/`
     corpus_dir: str | None = None  # folder for tokenizer and token ids (default: as --out)
-    family: str = "roberta"  # or 'gpt2'
+    # 'roberta' predicts masked tokens, 'gpt2' the next token
+    family: Literal["roberta", "gpt2"] = "roberta"
     n_layers: int = 8  # number of transformer layers
     d: int = 192  # width of the hidden states
     steps: int = 6_000  # optimizer steps
@@ -51,7 +52,7 @@ class PretrainOptions(CommandOptions):
     # folder of a finished run, or of weights, of the same shape: training starts from them
     init_from: Annotated[str, AllowEmpty()] = ""
     every: int = 250  # steps between checkpoints
-    dtype: str = "bfloat16"  # dtype of the forward and the backward pass
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"  # dtype of the forward and the backward pass
     # backbone that initialises the embeddings and whose layers are imitated; '': no teacher
     teacher: Annotated[str, AllowEmpty()] = "minilm"
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -36,16 +36,11 @@ from idp_tutorial.reproduction.pretraining.language_modelling import (
     evaluate_held_out,
 )
 from idp_tutorial.training.checkpoint import check_optimizer_state
-from idp_tutorial.utils.checks import (
-    MissingFileError,
-    UserError,
-    check_between,
-    check_choice,
-    check_positive,
-)
+from idp_tutorial.utils.checks import MissingFileError, UserError, check_between
 from idp_tutorial.utils.digests import MANIFEST_NAME, require_intact_files, write_manifest
 from idp_tutorial.utils.durable_files import folder_lock, move_into_place, write_atomically
-from idp_tutorial.utils.records import dump_record
+from idp_tutorial.utils.options import AllowEmpty, Range, check_options
+from idp_tutorial.utils.records import describe_differences, dump_record
 from idp_tutorial.utils.schemas import Count, check_schema, check_structure
 from idp_tutorial.utils.tensor_files import list_snapshots, read_last_snapshot, write_snapshot
 
@@ -69,47 +64,33 @@ logger = logging.getLogger(__name__)
 class PretrainConfig:
     """Options that determine the result of a pretraining run."""
 
-    family: str = "roberta"  # 'roberta' predicts masked tokens, 'gpt2' the next token
-    d: int = 192  # hidden size, a multiple of 32
-    n_layers: int = 8
-    vocab_size: int = 8192  # tokens of the tokenizer
-    steps: int = 12_000  # optimizer steps
-    tokens_per_step: int = 2048  # token ids in a batch
-    lr: float = 1.5e-3  # peak learning rate of AdamW
-    warmup: int = 300  # steps until the peak learning rate
-    decay_fraction: float = 0.6  # fraction of the steps, at the end, in which it decays to zero
-    seed: int = 0
-    held_out_tokens: int = 200_000  # ids at the end of the stream that are not trained on
-    dtype: str = "bfloat16"  # of the forward and backward pass: 'bfloat16' or 'float32'
-    distillation_weight: float = 3.0  # weight of the distillation loss, if there is a teacher
+    # 'roberta' predicts masked tokens, 'gpt2' the next token
+    family: Literal["roberta", "gpt2"] = "roberta"
+    d: Annotated[int, Range(32, 2**14)] = 192  # hidden size, a multiple of 32
+    n_layers: Annotated[int, Range(1, 1000)] = 8
+    vocab_size: Annotated[int, Range(261, 2**16)] = 8192  # tokens of the tokenizer
+    steps: Annotated[int, Range(1, 10**9)] = 12_000  # optimizer steps
+    tokens_per_step: Annotated[int, Range(32, 2**24)] = 2048  # token ids in a batch
+    # peak learning rate of AdamW
+    lr: Annotated[float, Range(0, 1e40, "a learning rate, such as 1.5e-3", True)] = 1.5e-3
+    warmup: Annotated[int, Range(1, 10**9)] = 300  # steps until the peak learning rate
+    # fraction of the steps, at the end, in which it decays to zero
+    decay_fraction: Annotated[float, Range(0, 1, "a fraction of the steps")] = 0.6
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 0
+    # ids at the end of the stream that are not trained on
+    held_out_tokens: Annotated[int, Range(0, 2**40)] = 200_000
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of the forward and backward pass
+    # weight of the distillation loss, if there is a teacher
+    distillation_weight: Annotated[
+        float, Range(0, 10**6, "the weight of the distillation loss")
+    ] = 3.0
     # folder of a run or of a backbone of the same shape, whose weights are the initial weights
-    init_from: str = ""
+    init_from: Annotated[str, AllowEmpty()] = ""
 
     def __post_init__(self) -> None:
-        check_choice(self.family, ("roberta", "gpt2"), "family")
-        check_choice(self.dtype, ("float32", "bfloat16"), "dtype")
-        for name, low, high in (
-            ("d", 32, 2**14),
-            ("n_layers", 1, 1000),
-            ("vocab_size", 261, 2**16),
-            ("steps", 1, 10**9),
-            ("tokens_per_step", 32, 2**24),
-            ("warmup", 1, 10**9),
-            ("seed", 0, 2**32 - 1),
-            ("held_out_tokens", 0, 2**40),
-        ):
-            check_between(getattr(self, name), low, high, name)
+        check_options(self)
         if self.d % 32:
             raise UserError(f"d must be a multiple of 32, such as 192, got {self.d}.")
-        check_positive(self.lr, "lr", "a learning rate, such as 1.5e-3")
-        check_between(self.decay_fraction, 0, 1, "decay_fraction", "a fraction of the steps")
-        check_between(
-            self.distillation_weight,
-            0,
-            10**6,
-            "distillation_weight",
-            "the weight of the distillation loss",
-        )
 
 
 class MasterWeightOptimizer:
@@ -247,17 +228,10 @@ def load_pretraining_checkpoint(
         return 0, []
     source = f"the checkpoint in {out}"
     check_schema(_SavedPretraining, content, source, _REMEDY)
-    saved = content["config"]
-    current = asdict(cfg)
-    differences = [
-        f"{name} was {saved.get(name)!r:.300} and is now {current.get(name)!r:.300}"
-        for name in {**saved, **current}
-        if saved.get(name) != current.get(name)
-    ]
+    differences = describe_differences(content["config"], asdict(cfg))
     if differences:
         raise UserError(
-            f"{out} holds another run ({', '.join(differences)}). Use another folder or the same "
-            "settings."
+            f"{out} holds another run ({differences}). Use another folder or the same settings."
         )
     _check_state(content["optimizer_state"], masters, source)
     masters.load_state_dict(content["optimizer_state"])

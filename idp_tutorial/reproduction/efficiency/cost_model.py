@@ -7,13 +7,13 @@ __all__ = ['KEY_VALUE_SHARE', 'LPT_BACKBONE_LAYERS', 'LPT_BACKBONE_WIDTHS', 'LPT
            'first_backward_layer', 'step_cost', 'ideal_speed_up', 'PublishedSpeed', 'compare_published_speeds']
 
 # %% ../../../nbs/engine/efficiency/cost_model.ipynb #096ef032
-import csv
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 # %% ../../../nbs/engine/efficiency/cost_model.ipynb #d4dc1ae8
 from ...utils.checks import UserError, check_name
 from ...methods.all_methods import METHODS
+from ..papers.protocols import paper_method_fields
+from ..papers.published_scores import METHOD_NAMES, load_published_scores
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,19 +119,6 @@ def ideal_speed_up(
 # %% ../../../nbs/engine/efficiency/cost_model.ipynb #3e849646
 LPT_BACKBONE_LAYERS = {"roberta-large": 24, "gpt2-large": 36}
 LPT_BACKBONE_WIDTHS = {"roberta-large": 1024, "gpt2-large": 1280}
-_TIMED_METHODS = {  # published name: key of `METHODS`, and LPT's prompt length
-    "Model Tuning": ("fine-tuning", 0),
-    "Adapter": ("adapter", 0),
-    "AdapterDrop": ("adapterdrop", 0),
-    "BitFit": ("bitfit", 0),
-    "LoRA": ("lora", 0),
-    "Prompt Tuning": ("prompt-tuning", 20),
-    "P-tuning v2": ("p-tuning-v2", 20),
-    "S-IDPG-PHM": ("s-idpg-phm", 5),
-    "LPT w/ NPG": ("lpt-npg", 5),
-    "LPT w/ MPPG": ("lpt-mppg", 10),
-    "LPT w/ APPG": ("lpt-appg", 10),
-}
 
 
 class PublishedSpeed(NamedTuple):
@@ -148,24 +135,22 @@ class PublishedSpeed(NamedTuple):
 
 def _read_published_speeds() -> list[PublishedSpeed]:
     """Return the rows of Table 5, and those of Table 10 that are not in Table 5."""
-    values: dict[tuple[str, str, str], list[float]] = {}  # tokens/ms and GB of each row
-    asset = files("idp_tutorial") / "assets/published_scores.csv"
-    with asset.open(encoding="utf-8") as file:
-        for cell in csv.DictReader(file):
-            if cell["table"] in ("lpt-5", "lpt-10") and cell["metric"] != "accuracy":
-                key = (cell["table"], cell["backbone"].lower(), cell["method"])
-                values.setdefault(key, []).append(float(cell["mean"]))
+    cells = load_published_scores()
+    cells = cells[cells.table.isin(["lpt-5", "lpt-10"]) & (cells.metric != "accuracy")]
     rows = []
-    for (table, backbone, published_name), (speed, memory) in values.items():
+    for key, values in cells.groupby(["table", "backbone", "method"], sort=False)["mean"]:
+        table, backbone, published_name = map(str, key)
         name, _, number = published_name.partition(" at layer ")  # LPT counts from 1
         if table == "lpt-10" and number not in ("7", "19"):
             continue
-        method, prompt_length = _TIMED_METHODS[name]
+        backbone = backbone.lower()
+        method = METHOD_NAMES[name]
         layer = int(number) - 1 if number else None
         if table == "lpt-5" and METHODS[method].trains_upper_layers_only:
             layer = LPT_BACKBONE_LAYERS[backbone] // 2
+        prompt_length = paper_method_fields(method, table).get("prompt_length", 0)
         title = f"Table {table.removeprefix('lpt-')}"
-        rows.append(PublishedSpeed(title, backbone, method, layer, prompt_length, speed, memory))
+        rows.append(PublishedSpeed(title, backbone, method, layer, prompt_length, *values))
     return rows
 
 

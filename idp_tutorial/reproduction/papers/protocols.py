@@ -190,28 +190,15 @@ def select_paper_learning_rates(
     return PAPER_LEARNING_RATES.get(table, PAPER_LEARNING_RATES[paper])
 
 
-# paper: (option, values that the paper searches, value of `full`), beside the learning rate
-SEARCH_SPACES: dict[str, list[tuple[str, str, str]]] = {
-    "idpg": [
-        ("batch_size", "16, 32", "32 for SST-2, QNLI and QQP, else 16"),
-        ("epochs", "10 or 50", "10 for SST-2, QNLI and QQP, else 50"),
-    ],
-    "lpt": [
-        (
-            "batch_size",
-            "16, 32; few-shot also 8; GPT-2 large 8, 16, few-shot also 4",
-            "16",
-        ),
-        ("warmup", "0, 0.06", "0.06"),
-        ("prompt_length of APPG and MPPG", "10, 15, 20", "10"),
-    ],
-    "id-spam": [
-        ("layer", "1 to 23, RoBERTa-base 1 to 11", "half of the layers"),
-        ("batch_size", "16, 32, 64", "32"),
-        ("epochs", "1, 5, 10, 20, 30", "30"),
-        ("dropout", "0.1, 0.2, 0.3", "0.1"),
-        ("weight_decay", "0, 0.01, 0.1", "0.01"),
-    ],
+# paper: values that it searches beside the learning rate, and the value of `full`
+SEARCH_SPACES = {
+    "idpg": "batch_size 16, 32 (here 32 for SST-2, QNLI and QQP, else 16); epochs 10 or 50 (here "
+    "10 for SST-2, QNLI and QQP, else 50)",
+    "lpt": "batch_size 16, 32; few-shot also 8; GPT-2 large 8, 16, few-shot also 4 (here 16); "
+    "warmup 0, 0.06 (here 0.06); prompt_length of APPG and MPPG 10, 15, 20 (here 10)",
+    "id-spam": "layer 1 to 23, RoBERTa-base 1 to 11 (here half of the layers); batch_size 16, 32, "
+    "64 (here 32); epochs 1, 5, 10, 20, 30 (here 30); dropout 0.1, 0.2, 0.3 (here 0.1); "
+    "weight_decay 0, 0.01, 0.1 (here 0.01)",
 }
 
 
@@ -219,13 +206,9 @@ def describe_search_space(
     table: str,  # such as 'lpt-2'
 ) -> str:
     """Return what the paper of a table searches beside the learning rate, and what `full` has."""
-    parts = [
-        f"{option} {values} (here {value})"
-        for option, values, value in SEARCH_SPACES[parse_paper_name(table)]
-    ]
     return (
         "scale 'full' is one point of the paper's search space, with all its learning rates. The "
-        f"paper also searches: {'; '.join(parts)}."
+        f"paper also searches: {SEARCH_SPACES[parse_paper_name(table)]}."
     )
 
 
@@ -532,10 +515,11 @@ def _plan_control_runs(table: str, runs: list[RunConfig]) -> list[RunConfig]:
     return controls
 
 
-def _select_small_scale_tasks(cells: pd.DataFrame) -> list[str]:
-    """Return at most four tasks of a table."""
+def _select_small_scale_cells(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells of at most four tasks of a table, with its first backbone."""
     tasks = set(cells.name)
-    return [t for t in SMALL_SCALE_TASKS if t in tasks][:4] or sorted(tasks)[:4]
+    selected = [t for t in SMALL_SCALE_TASKS if t in tasks][:4] or sorted(tasks)[:4]
+    return cells[cells.name.isin(selected) & (cells.backbone == cells.backbone.iloc[0])]
 
 
 def _plan_cell_runs(
@@ -555,24 +539,6 @@ def _plan_cell_runs(
     is_fixed_sample = data and (Path(data) / cell.name / f"k{shots}").is_dir()
     has_four_splits = paper == "lpt" and published_shots and not is_fixed_sample
     return [replace(cfg, split_seed=seed) for seed in range(4 if has_four_splits else 1)]
-
-
-def _plan_method_runs(
-    table: str,
-    cells: pd.DataFrame,
-    scale: str,
-    backbone: str | None,
-    data: str | None,
-    glove: str | None,
-) -> list[RunConfig]:
-    """Return the runs of the methods of a table, without the controls."""
-    if scale == "small":
-        is_small_task = cells.name.isin(_select_small_scale_tasks(cells))
-        cells = cells[is_small_task & (cells.backbone == cells.backbone.iloc[0])]
-    runs: list[RunConfig] = []
-    for cell in cells.itertuples():
-        runs += _plan_cell_runs(table, cell, scale, backbone, data, glove)
-    return list(dict.fromkeys(runs))  # cells that differ in their metric have the same runs
 
 
 def _resolve_score_table(table: str) -> tuple[str, str]:
@@ -609,9 +575,13 @@ def plan_table_runs(
     check_choice(scale, ("small", "full"), "scale")
     methods = [check_name(m, ALL_METHODS, "method") for m in methods or ()]
     score_table, kind = _resolve_score_table(table)
-    runs = _plan_method_runs(
-        score_table, load_table_cells(score_table), scale, backbone, data, glove
-    )
+    cells = load_table_cells(score_table)
+    if scale == "small":
+        cells = _select_small_scale_cells(cells)
+    runs: list[RunConfig] = []
+    for cell in cells.itertuples():
+        runs += _plan_cell_runs(score_table, cell, scale, backbone, data, glove)
+    runs = list(dict.fromkeys(runs))  # cells that differ in their metric have the same runs
     if kind != "curve":  # controls have no loss curves
         runs += _plan_control_runs(score_table, runs)
     selected = [

@@ -66,7 +66,6 @@ from idp_tutorial.utils.records import config_to_record, read_existing_records
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-    from pandas.core.groupby import DataFrameGroupBy
 
 __all__ = [
     "check_single_sweep",
@@ -358,23 +357,17 @@ def sweep_file(
     return Path(folder) / f"{'-'.join(parts)}.jsonl"
 
 
-def _no_late_records_error(records: list[dict]) -> UserError:
-    """Return the error for records without a late method."""
-    return UserError(
-        f"none of the {len(records)} records has a late method. Sweep one of "
-        f"{', '.join(late_prompt_methods())}."
-    )
-
-
-def _group_late_records(records: list[dict]) -> "DataFrameGroupBy":
-    """Group the records of late methods of one sweep by method."""
+def _select_late_records(records: list[dict]) -> "pd.DataFrame":
+    """Return the finished records of late methods of one sweep, of which there must be one."""
     import pandas as pd
 
     late = late_prompt_methods()
     df = pd.DataFrame([r for r in check_single_sweep(records) if r["method"] in late])
     if not len(df):
-        raise _no_late_records_error(records)
-    return df.groupby("method", sort=False)
+        raise UserError(
+            f"none of the {len(records)} records has a late method. Sweep one of {', '.join(late)}."
+        )
+    return df
 
 
 def depth_profile_table(
@@ -388,16 +381,16 @@ def depth_profile_table(
     import pandas as pd
 
     rows = []
-    for method, group in _group_late_records(records):
+    for method, group in _select_late_records(records).groupby("method", sort=False):
         L = group.n_layers.iloc[0]
         scores = group.groupby("layer").score
         means = scores.mean()
-        middle_third = [layer for layer in scores.groups if L / 3 <= layer < 2 * L / 3]
+        middle_third = means[(means.index >= L / 3) & (means.index < 2 * L / 3)]
         first = means.get(0, np.nan)
-        middle = means[middle_third].mean()
+        middle = middle_third.mean()
         last = means.get(L - 1, np.nan)
-        variance = scores.var().mean() * (1 + 1 / max(1, len(middle_third))) / scores.size().min()
-        error = variance**0.5
+        variance = scores.var().mean() * (1 + 1 / max(1, len(middle_third)))
+        error = (variance / scores.size().min()) ** 0.5
         rows.append(
             dict(
                 method=method,
@@ -448,15 +441,12 @@ def tradeoff_table(
     import pandas as pd
 
     table = sweep_table(records)
-    late = late_prompt_methods()
-    L = next((r["n_layers"] for r in records if r["method"] in late), None)
-    if L is None:
-        raise _no_late_records_error(records)
+    L = _select_late_records(records).n_layers.iloc[0]
     _check_times(timing_records)
     # of one row, or NaN without it
     fine_tuning = table[table.method == "fine-tuning"][["ms_per_step", "peak_memory_mb"]].mean()
     layers = [round(L * fraction) for fraction in depth_fractions]
-    table = table[table.method.isin(late) & table.layer.isin(layers)]
+    table = table[table.method.isin(late_prompt_methods()) & table.layer.isin(layers)]
 
     def measured_speed_ups(cached: bool) -> list[float]:
         """Return the interpolated speed-up at each row's layer."""
@@ -503,7 +493,7 @@ def layer_choice_regret(
         _check_choice(choice, records[0])
     chosen = choice["layer"]
     rows = []
-    for method, group in _group_late_records(records):
+    for method, group in _select_late_records(records).groupby("method", sort=False):
         scores = group.groupby("layer").score
         middle = group.n_layers.iloc[0] // 2
         means = scores.mean()
@@ -537,7 +527,11 @@ logger = logging.getLogger(__name__)
 
 
 def _train_and_probe(
-    experiment: Experiment, layers: list[int], max_examples: int, include_prompt: bool, probe: dict
+    experiment: Experiment,
+    layers: list[int],
+    n: int,  # maximum number of examples from each split
+    prompt: bool,  # let the probe use the prompt positions as well
+    **probe: Any,  # fields of `ProbeConfig`
 ) -> list[dict]:
     """Train a model and probe some layers; return their records, or that of a diverged run."""
     cfg = experiment.cfg
@@ -545,32 +539,15 @@ def _train_and_probe(
     template = cfg.template if cfg.head == "verbalizer" else None
     try:
         model, log = experiment.fit()
-        measurements = probe_layers(
-            model, task, layers, max_examples, cfg.max_len, template, include_prompt, **probe
-        )
+        measurements = probe_layers(model, task, layers, n, cfg.max_len, template, prompt, **probe)
     except FloatingPointError as e:
         return [experiment.record_divergence(e).to_dict()]
-    records = []
-    for measurement in measurements:
-        record = build_record(
-            cfg,
-            experiment.digests(),
-            task.split_sizes(),
-            experiment.start_time,
-            model,
-            log,
-            **measurement,
-        )
-        records.append(record.to_dict())
-    return records
+    run = (cfg, experiment.digests(), task.split_sizes(), experiment.start_time, model, log)
+    return [build_record(*run, **measurement).to_dict() for measurement in measurements]
 
 
 def _measure_curve(
-    experiment: Experiment,
-    layers: list[int],
-    conditions: dict,
-    probe: dict,
-    store: RunStore,
+    experiment: Experiment, layers: list[int], conditions: dict, store: RunStore
 ) -> list[dict]:  # a record for each layer, or the record of the run, which diverged
     """Return the points of a curve; train and probe if the store lacks some of them."""
     cfg = experiment.cfg
@@ -582,24 +559,21 @@ def _measure_curve(
     diverged = store.find({**fingerprint, "status": "diverged"})
     if diverged:
         return [diverged]
-    points = {layer: store.find({**fingerprint, "layer": layer}) for layer in layers}
+    points: dict[int, Any] = {
+        layer: store.find({**fingerprint, "layer": layer}) for layer in layers
+    }
     missing = [layer for layer, point in points.items() if point is None]
-    if missing:
-        logger.info(f"{title}: training, then probing {len(missing)} layers")
-        settings = conditions["probe"]
-        for record in _train_and_probe(
-            experiment, missing, settings["n"], settings["prompt"], probe
-        ):
-            point = store.add({**record, **fingerprint})
-            if point["status"] == "diverged":
-                logger.info(f"{title}  diverged")
-                return [point]
-            points[point["layer"]] = point
-    curve = [point for point in points.values() if point is not None]
-    if missing:
-        bits = " ".join(f"{point['bits']:.2f}" for point in curve)
-        logger.info(f"{title}  {bits}")
-    return curve
+    if not missing:
+        return [*points.values()]
+    logger.info(f"{title}: training, then probing {len(missing)} layers")
+    for record in _train_and_probe(experiment, missing, **conditions["probe"]):
+        point = store.add({**record, **fingerprint})
+        if point["status"] == "diverged":
+            logger.info(f"{title}  diverged")
+            return [point]
+        points[point["layer"]] = point
+    logger.info(f"{title}  " + " ".join(f"{point['bits']:.2f}" for point in points.values()))
+    return [*points.values()]
 
 
 def measure_information_curves(
@@ -630,7 +604,7 @@ def measure_information_curves(
     for seed, prompt_layer in product(range(seeds), prompt_layers):
         lr = (layer_learning_rates or {}).get(prompt_layer, cfg.lr)
         experiment = Experiment(cfg.with_options(layer=prompt_layer, seed=seed, lr=lr), task)
-        records += _measure_curve(experiment, layers, conditions, probe, store)
+        records += _measure_curve(experiment, layers, conditions, store)
     finished = select_finished(records)
     if records and not finished:
         raise DivergenceError(records[0]["message"])

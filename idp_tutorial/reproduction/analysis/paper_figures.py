@@ -136,15 +136,11 @@ def length_differences(
     tokenizer: Any,  # a Hugging Face tokenizer
 ) -> dict:  # `mean`, `median` and `nine_tenths` (the 0.9 quantile), in tokens
     """Measure how much the two sentences of a pair differ in length (IDPG, Figure 5)."""
-    differences = pd.Series(
-        [
-            abs(
-                len(tokenizer.tokenize(row["sentence1"]))
-                - len(tokenizer.tokenize(row["sentence2"]))
-            )
-            for row in rows
-        ]
+    first, second = (
+        pd.Series([len(tokenizer.tokenize(row[side])) for row in rows])
+        for side in ("sentence1", "sentence2")
     )
+    differences = (first - second).abs()
     return dict(
         mean=float(differences.mean()),
         median=float(differences.median()),
@@ -152,19 +148,16 @@ def length_differences(
     )
 
 
-# measure(trained model, untrained model, task, configuration, maximum number of examples)
-MeasureFunction = Callable[[PromptedModel, PromptedModel, Task, RunConfig, int], dict]
+# measure(trained model, the run that trained it, test rows)
+MeasureFunction = Callable[[PromptedModel, Experiment, list[dict]], dict]
 
 
 def _measure_map_correlation(
-    model: PromptedModel,
-    untrained_model: PromptedModel,
-    task: Task,
-    cfg: RunConfig,
-    max_examples: int,
-) -> dict:
+    model: PromptedModel, run: Experiment, rows: list[dict]
+) -> dict[str, Any]:
     """Measure the similarity correlation of a trained and an untrained generator."""
-    examples = encode_for_model(model, task, cfg, task.splits["test"][:max_examples])
+    untrained_model = build_model(run.cfg, load_config_backbone(run.cfg), run.task)
+    examples = encode_for_model(model, run.task, run.cfg, rows)
     return dict(
         trained=prompt_similarity_correlation(model, examples),
         untrained=prompt_similarity_correlation(untrained_model, examples),
@@ -176,22 +169,16 @@ SIMILARITY_THRESHOLD = 4.0  # similarity label (0 … 5) from which a pair count
 
 def _measure_ranking(
     model: PromptedModel,
-    untrained_model: PromptedModel,
-    task: Task,
-    cfg: RunConfig,
-    max_examples: int,
-    top_sizes: Sequence[int],
-) -> dict:
-    """Measure the precision at the top with and without prompts, and the error of its difference.
-
-    `top_sizes` are the values of n of `precision_at_n`.
-    """
-    rows = task.splits["test"][:max_examples]
+    run: Experiment,
+    rows: list[dict],
+    top_sizes: Sequence[int],  # values of n of `precision_at_n`
+) -> dict[str, Any]:
+    """Measure the precision at the top with and without prompts, and its difference's error."""
     without_prompts = PromptedModel(model.backbone, model.head, {})
     similar = torch.tensor([row["label"] >= SIMILARITY_THRESHOLD for row in rows])
-    with_prompts = pair_cosines(model, task, rows, cfg)
-    without = pair_cosines(without_prompts, task, rows, cfg)
-    measurements: dict = {}
+    with_prompts = pair_cosines(model, run.task, rows, run.cfg)
+    without = pair_cosines(without_prompts, run.task, rows, run.cfg)
+    measurements: dict[str, Any] = {}
     errors = {}
     for n in top_sizes:
         measurements[f"prompts_{n}"] = precision_at_n(with_prompts, similar, n)
@@ -281,8 +268,7 @@ def _run_and_record(
             measurements = length_differences(task.splits["train"][:max_examples], tokenizer)
         else:
             model, log = experiment.fit()
-            untrained_model = build_model(cfg, load_config_backbone(cfg), task)
-            measurements = measure(model, untrained_model, task, cfg, max_examples)
+            measurements = measure(model, experiment, task.splits["test"][:max_examples])
             measurements["validation"] = log.validation
     except FloatingPointError as e:
         return experiment.record_divergence(e)

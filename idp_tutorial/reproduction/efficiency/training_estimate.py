@@ -6,13 +6,12 @@ import torch
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.assembly.config import RunConfig
-from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.reproduction.efficiency.cost_model import StepCost, step_cost
+from idp_tutorial.reproduction.efficiency.cost_model import step_cost
 from idp_tutorial.training.distributed import StepProfiler, create_accelerator
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.checks import check_name
@@ -49,18 +48,6 @@ def _typical_and_longest_batch(
     return typical, longest
 
 
-def _method_step_cost(cfg: RunConfig, bb: Backbone, length: int) -> StepCost:
-    """Return the cost of a step with the layer and the prompt length that the method will use."""
-    return step_cost(
-        cfg.method,
-        bb.n_layers,
-        cfg.get("layer"),
-        prompt_length=cfg.get("prompt_length", 0),
-        T=length,
-        d=bb.d,
-    )
-
-
 def _measure_training_memory(
     model: PromptedModel, task: Task, batch: dict, accelerator: Any
 ) -> float:
@@ -88,7 +75,9 @@ def estimate_training(
     if cfg.precision != "no":
         with accelerator.autocast():
             training_pass = _time_forward_pass(model, typical, accelerator)
-    cost = _method_step_cost(cfg, bb, typical["input_ids"].shape[1])
+    length = typical["input_ids"].shape[1]
+    t = cfg.get("prompt_length", 0)
+    cost = step_cost(cfg.method, bb.n_layers, cfg.get("layer"), prompt_length=t, T=length, d=bb.d)
     n_evaluations = -(-cfg.steps // cfg.eval_every)
     n_batches = len(task.splits["validation"]) * n_evaluations / len(typical["input_ids"])
     if METHODS[cfg.method].kind == "entailment":

@@ -17,6 +17,7 @@ import importlib.util
 import json
 import re
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
@@ -401,6 +402,11 @@ def _bundled_tokenizer(name: str) -> Any:
     return tokenizer
 
 
+# transformers replaces methods of its classes and functions of PyTorch while it loads a model, and
+# two threads that do so at once may leave the replacements in place
+_LOADING_LOCK = threading.RLock()
+
+
 @contextmanager
 def silence_transformers() -> Iterator[None]:
     """Suppress the messages and progress bars of transformers.
@@ -485,7 +491,7 @@ def load_backbone(
     dtype = parse_dtype(dtype)
     load_dtype = dtype if isinstance(dtype, torch.dtype) else torch.float32
     folder = None
-    with silence_transformers():
+    with _LOADING_LOCK, silence_transformers():
         if weights:
             _refuse_revision(name, revision)
             model = build_full_scale_model(name, weights, attn, overrides)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small import backbone, config, numbers, small_task
+from transformers import PreTrainedModel
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.controls import fit_control
@@ -104,6 +105,14 @@ def test_experiments_and_generation_in_threads():
     before = torch.get_rng_state()
     assert in_threads(lambda job: job(), jobs) == expected
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_backbones_loaded_at_once_leave_transformers_as_it_was():
+    replaced = PreTrainedModel.tie_weights, torch.nn.init.normal_, torch.linspace
+    expected = load_backbone("tiny").initial_fingerprint()
+    loaded = in_threads(load_backbone, ["tiny"] * 4)
+    assert [bb.initial_fingerprint() for bb in loaded] == [expected] * 4
+    assert (PreTrainedModel.tie_weights, torch.nn.init.normal_, torch.linspace) == replaced
 
 
 def draw_everything():

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
 from dataclasses import replace
+from enum import Enum
 from inspect import Parameter, Signature, signature
 from numbers import Real
 from pathlib import Path
@@ -27,6 +28,7 @@ from idp_tutorial.assembly.config import RunConfig, all_method_options, general_
 from idp_tutorial.core.context import Context
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, copy_state, trained_state
+from idp_tutorial.core.random_numbers import preserved_random_numbers
 from idp_tutorial.core.steps import Step
 from idp_tutorial.data.rows import (
     is_empty_text,
@@ -96,11 +98,23 @@ def _check_columns(X: Any, columns: Mapping[str, str | None]) -> None:
         )
 
 
+# the usual names of the columns of texts and second texts
+_USUAL_COLUMNS = (TEXT_COLUMNS, ("text", "text2"), ("sentence",))
+
+
+def _guess_text_columns(names: Iterable[str]) -> list[str]:
+    """Return the columns of texts by their usual names, or all columns but `label`."""
+    names = [*names]
+    for usual in _USUAL_COLUMNS:
+        if usual[0] in names:
+            return [name for name in usual if name in names]
+    return [name for name in names if name != "label"]
+
+
 def _select_text_columns(X: Any, columns: Sequence[str]) -> Any:
     """Return the texts of each row of a table; anything else is returned unchanged."""
     if not columns and hasattr(X, "columns"):
-        named = [c for c in TEXT_COLUMNS if c in X.columns]
-        columns = named or [c for c in X.columns if c != "label"]
+        columns = _guess_text_columns(X.columns)
     elif not columns:
         return X
     if isinstance(X, Sequence):
@@ -111,8 +125,7 @@ def _select_text_columns(X: Any, columns: Sequence[str]) -> Any:
 def _get_texts(example: Any) -> Any:
     """Return the one or two texts of an example, or None if it is something else."""
     if isinstance(example, Mapping):
-        named = [example[c] for c in TEXT_COLUMNS if c in example]
-        example = named or [v for c, v in example.items() if c != "label"]
+        example = [example[name] for name in _guess_text_columns(example)]
     is_single = isinstance(example, str) or is_empty_text(example)
     texts: Any = [example] if is_single else example
     if not isinstance(texts, (list, tuple, np.ndarray)) or len(texts) not in (1, 2):
@@ -166,6 +179,7 @@ def _convert_rows(X: Any, columns: Sequence[str]) -> list[dict[str, str] | None]
             f"X must be a list of texts, got {X!r:.60}. Wrap a single text in a list: [text]."
         )
     _refuse_odd_collections(X, "X")
+    hint = " Name the column of the texts in `fit(..., text=...)`." if _column_names(X) else ""
     X = _select_text_columns(X, columns)
     rows: list[dict[str, str] | None] = []
     n_texts = 0  # 1, or 2 for pairs
@@ -177,7 +191,7 @@ def _convert_rows(X: Any, columns: Sequence[str]) -> list[dict[str, str] | None]
         if texts is None or len(texts) != (n_texts or len(texts)):
             raise UserError(
                 f"row {i} is {example!r:.60}, but every row must be a text that is not empty, or "
-                "every row a pair of texts."
+                f"every row a pair of texts.{hint}"
             )
         n_texts = len(texts)
         rows.append({c: require_utf8(str(t), f"row {i}") for c, t in zip(TEXT_COLUMNS, texts)})
@@ -347,7 +361,8 @@ class PromptEstimator(BaseEstimator):
             task = self._make_training_task(X, y, validation, text_targets, skip_empty)
             continues = self.warm_start if warm_start is None else warm_start
             initial_state = self._trained_state(task) if continues else None
-            self._fit_best_learning_rate(task, resume, initial_state, callbacks)
+            with preserved_random_numbers():
+                self._fit_best_learning_rate(task, resume, initial_state, callbacks)
         except BaseException:
             self.__dict__ = attributes
             raise
@@ -736,6 +751,12 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # of a file in a saved 
 _COLLECTIONS: Any = (list, tuple, set, frozenset, np.ndarray)
 
 
+def _refuse_enumeration(label: Any) -> None:
+    """Raise `UserError` for a member of an enumeration, whose text NumPy replaces by its name."""
+    if isinstance(label, Enum) and not isinstance(label, int):
+        raise UserError(f"a label is {label!r:.60}, a member of an enumeration: give its value.")
+
+
 def _check_single_labels(y: list) -> None:
     """Raise `UserError` unless each text has one label, of the same kind as the others."""
     from pandas import isna
@@ -748,6 +769,7 @@ def _check_single_labels(y: list) -> None:
     if any(map(isna, y)):
         raise UserError("a label is missing (None or NaN). Every text needs one.")
     for i, value in enumerate(y):
+        _refuse_enumeration(value)
         if isinstance(value, str):  # the rules of a table
             parse_label(value, f"label {i}")
     if len({isinstance(v, str) for v in np.ravel(np.asarray(y, object))}) > 1:
@@ -804,6 +826,8 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
             return [[*map(str, np.flatnonzero(v))] for v in y]
         y = [[*v] if isinstance(v, _COLLECTIONS) else [v] for v in y]
         values = [value.item() if hasattr(value, "item") else value for v in y for value in v]
+        for value in values:
+            _refuse_enumeration(value)
         if any(not isinstance(v, (str, int, float)) or isna(v) for v in values):
             raise UserError("every label must be a text or a number; give [] for no label.")
         if len({isinstance(v, str) for v in values}) > 1:
@@ -825,13 +849,14 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
             return self._validate_label_lists(y, is_training_data)
         _check_single_labels(y)
         labels = np.ravel(y)
+        for label in labels.tolist():
+            if not isinstance(label, (str, int, float)):
+                raise UserError(
+                    f"labels must be texts, numbers or truth values, got {label!r:.60}."
+                )
         check_classification_targets(labels)
         if is_training_data:
             self.classes_ = np.unique(labels)
-            if any(not isinstance(c, (str, int, float)) for c in self.classes_.tolist()):
-                raise UserError(
-                    f"labels must be texts, numbers or truth values, got {self.classes_[0]!r}."
-                )
         if unseen := sorted(set(labels.tolist()) - set(self.classes_.tolist())):
             raise UserError(
                 f"the validation labels have the class {unseen[0]!r}, which is not in the training "

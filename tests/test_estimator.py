@@ -1,11 +1,14 @@
 """Estimators: labels of any kind, texts in any form, files, pickles, scikit-learn's checks."""
 
 import pickle
+import random
 import subprocess
 import sys
 import warnings
 from copy import deepcopy
 from dataclasses import dataclass
+from decimal import Decimal
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +33,7 @@ from idp_tutorial.estimator import ESTIMATOR_OPTIONS
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import LatePromptConfig, register
 from idp_tutorial.training.examples import encode_rows
+from idp_tutorial.utils.checks import UserError
 
 TEXTS = [
     f"the {a} {b} is {c}"
@@ -107,6 +111,55 @@ def test_predictions_are_the_labels_that_were_given(labels, quick, tmp_path):
     assert again.get_params() == {**clf.get_params(), "lr": clf.config_.lr}
     with pytest.raises(ValueError, match="load it with PromptClassifier"):
         PromptRegressor.from_pretrained(tmp_path / "model")
+
+
+def test_other_columns_of_a_table_are_ignored_beside_one_with_a_usual_name(quick):
+    expected = quick().fit(TEXTS, LABELS).predict_proba(TEXTS)
+    authors = ["me"] * len(TEXTS)
+    columns = dict(author=authors, n=[*range(len(TEXTS))], label=LABELS)
+    for name in ("text", "sentence"):
+        frame = pd.DataFrame({**columns, name: TEXTS})
+        for table in (frame, Dataset.from_pandas(frame), frame.to_dict("records")):
+            clf = quick().fit(table, LABELS)
+            assert not clf.task_.pair and (clf.predict_proba(table) == expected).all()
+    pairs = pd.DataFrame({"text2": authors, "text": TEXTS, "n": LABELS})
+    clf = quick().fit(pairs, LABELS)
+    assert clf.task_.pair
+    same = clf.predict_proba(pairs) == clf.predict_proba([*zip(TEXTS, authors)])
+    assert same.all()
+    with pytest.raises(
+        ValueError, match=r"row 0 is .*Name the column of the texts in `fit\(\.\.\."
+    ):
+        quick().fit(pd.DataFrame(dict(message=TEXTS, n=columns["n"])), LABELS)
+
+
+def test_fit_leaves_the_random_numbers_of_the_process_as_they_were(quick):
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    expected = draw()
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+    quick().fit(TEXTS, LABELS)
+    assert draw() == expected
+
+
+class Mood(str, Enum):
+    BAD = "bad"
+    FINE = "fine"
+
+
+def test_labels_that_are_no_texts_or_numbers_are_refused(quick):
+    moods = [[Mood.BAD, Mood.FINE][i % 2] for i in range(len(TEXTS))]
+    with pytest.raises(UserError, match="a label is <Mood.BAD: 'bad'>, a member of an enumeration"):
+        quick().fit(TEXTS, moods)
+    with pytest.raises(UserError, match="a member of an enumeration: give its value"):
+        quick().fit(TEXTS, [[mood, *{Mood.BAD}] for mood in moods])
+    for label in (Decimal(1), pd.Timestamp(2026, 1, 1)):
+        with pytest.raises(UserError, match="labels must be texts, numbers or truth values, got"):
+            quick().fit(TEXTS, [label] * len(TEXTS))
 
 
 def test_a_saved_estimator_can_predict_in_bfloat16(quick, tmp_path):

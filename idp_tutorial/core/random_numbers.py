@@ -11,11 +11,13 @@ numbers are the same, since equal generators with equal seeds give equal numbers
 one thread at a time can train on it.
 """
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,6 +30,7 @@ __all__ = [
     "seed_random_numbers",
     "thread_random_numbers",
     "forked_random_numbers",
+    "preserved_random_numbers",
     "exclusive_gpu_random_numbers",
     "run_with_recomputation",
 ]
@@ -136,6 +139,26 @@ def forked_random_numbers(
     with thread_random_numbers(), _restored(generator, _get_states(generator)):
         seed_random_numbers(seed)
         yield
+
+
+@contextmanager
+def preserved_random_numbers() -> Iterator[None]:
+    """Restore the random states of Python, NumPy and PyTorch after a `with` block.
+
+    In a thread other than the main thread nothing changes: it draws from its own generator.
+    """
+    if not _is_main_thread():
+        yield
+        return
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 def _get_states(generator: torch.Generator) -> tuple[Tensor, list[Tensor]]:

@@ -204,6 +204,20 @@ def test_left_padding_moves_the_logits_of_a_language_model():
             lambda m, t: m(t["input_ids"][:, :3], torch.tensor([[1, 0, 1]] * 6)),
             "between two tokens",
         ),
+        (lambda m, t: m(t["input_ids"][:0]), r"shape \(0, .*at least one text"),
+        (lambda m, t: m(t["input_ids"][:, :0]), r"shape \(6, 0\), .*at least one text"),
+        (lambda m, t: m(t["input_ids"].float()), r"token ids in torch\.int64 .*got torch\.float32"),
+        (lambda m, t: m(t["input_ids"], 0 * t["attention_mask"]), "0 for all tokens of a text"),
+        (
+            lambda m, t: m(**t, token_type_ids=t["input_ids"][:, 1:]),
+            "token_type_ids must have the shape",
+        ),
+        (lambda m, t: m(**t, labels=LABELS + 1), "indices from 0 to 2, or -100 .*got 3"),
+        (lambda m, t: m(**t, labels=LABELS - 1), "indices from 0 to 2, or -100 .*got -1"),
+        (lambda m, t: m(**t, labels=LABELS[:5]), r"6 texts needs 6 class indices, .*shape \(5,\)"),
+        (lambda m, t: m(**t, labels=LABELS.float()), "class indices are integers"),
+        (lambda m, t: m(**t, labels=[0, 1, 2, 0, 1, 2]), "labels must be a tensor, got a list"),
+        (lambda m, t: m.bfloat16()(**t), r"the prompt is in torch\.bfloat16, .*base_model only"),
         (lambda m, t: m.generate(**t), "AutoModelForCausalLM"),
         (lambda m, t: m.delete_prompt("default"), "is active"),
         (lambda m, t: m.set_prompt("other"), "unknown prompt 'other'"),
@@ -215,6 +229,42 @@ def test_left_padding_moves_the_logits_of_a_language_model():
 def test_calls_that_cannot_work_say_why(call, message):
     with pytest.raises(UserError, match=message):
         call(prompt_model(num_labels=3), tokens())
+
+
+def test_labels_are_integers_of_any_size():
+    model = prompt_model(num_labels=3)
+    batch = tokens()
+    expected = model(**batch, labels=LABELS).loss
+    for dtype in (torch.int32, torch.int16, torch.uint8):
+        assert torch.equal(model(**batch, labels=LABELS.to(dtype)).loss, expected)
+
+
+def test_labels_of_a_wrong_shape_or_value_are_not_trained_on():
+    regression = prompt_model(num_labels=1)
+    with pytest.raises(UserError, match="a regression of 6 texts needs 6 numbers, got labels"):
+        regression(**tokens(), labels=torch.ones(1))  # would be broadcast
+    tokenizer = backbone("bert").tokenizer
+    model = get_prompt_model(
+        model_object("AutoModelForMaskedLM"),
+        "lpt",
+        label_words=small_task().label_words,
+        tokenizer=tokenizer,
+    )
+    batch = dict(input_ids=torch.full((2, 3), tokenizer.mask_token_id))
+    with pytest.raises(UserError, match="indices from 0 to 1, got -1"):
+        model(**batch, labels=torch.tensor([0, -1]))  # would be the last class
+
+
+def test_ids_at_the_padding_do_not_change_the_logits():
+    """A decoder's own classifier finds the last token by the id of the padding."""
+    sizes = SMALL_CONFIGS["llama"][1]
+    base = transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**sizes))
+    model = get_prompt_model(base.eval(), "lpt-npg", prompt_length=4)
+    batch = random_batch()
+    batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    expected = model(**batch).logits
+    batch["input_ids"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 9)
+    assert torch.equal(model(**batch).logits, expected)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +292,11 @@ def test_models_that_cannot_be_used_say_why():
         get_prompt_model(nn.Linear(2, 2), "lpt", num_labels=2)
     with pytest.raises(UserError, match=r"dtype=torch\.float32"):
         get_prompt_model(model_object().half(), "lpt", num_labels=2)
+    images = transformers.ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    with pytest.raises(UserError, match="is a 'vit' model, which the layer loop does not support"):
+        get_prompt_model(transformers.ViTModel(images), "lpt", num_labels=2)
     model = model_object()
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(UserError, match="set_attn_implementation"):

@@ -113,6 +113,8 @@ def test_a_saved_classifier_is_loaded_or_its_number_of_labels_named(tmp_path):
     assert torch.equal(loaded(**words()).logits, model.eval()(**words()).logits)
     with pytest.raises(UserError, match="for num_labels=3, .*load the model with this number"):
         PromptModel.from_pretrained(classifier(2), tmp_path)
+    with pytest.raises(UserError, match="load the model .* by AutoModelForSequenceClassification"):
+        PromptModel.from_pretrained(classifier(3).base_model, tmp_path)
 
 
 def test_p_tuning_is_loaded_with_its_network_and_trained_on(tmp_path):

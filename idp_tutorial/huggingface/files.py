@@ -167,8 +167,8 @@ def restore_prompt(
         if settings.head == "keep":
             raise UserError(
                 f"{saved.source} has a trained copy of a classifier for "
-                f"num_labels={settings.num_labels}, which does not fit the classifier of this "
-                "model: load the model with this number."
+                f"num_labels={settings.num_labels}, which does not fit this model: "
+                "load the model with this number, by AutoModelForSequenceClassification."
             )
         raise UserError(
             f"the tensors of {saved.source} do not fit the model that its config describes: save "

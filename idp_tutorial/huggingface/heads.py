@@ -89,9 +89,14 @@ class _OwnClassifier(nn.Module):
 
     def forward(self, ctx: Context) -> Tensor:
         """Return the logits `[B,C]`."""
+        mask = ctx.batch["attention_mask"]
+        ids = ctx.input_ids
+        pad_id = self.model.config.pad_token_id
+        if pad_id is not None:  # a decoder's classifier finds the last token by the padding's id
+            ids = ids.masked_fill(mask == 0, pad_id)
         return self.model(
-            input_ids=ctx.input_ids,
-            attention_mask=ctx.batch["attention_mask"],
+            input_ids=ids,
+            attention_mask=mask,
             inputs_embeds=to_float32(_word_states(ctx)),
             return_dict=True,
         ).logits

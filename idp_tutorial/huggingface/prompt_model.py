@@ -25,7 +25,7 @@ from idp_tutorial.core.dtypes import DTYPES
 from idp_tutorial.core.generation import build_decoder
 from idp_tutorial.core.heads import VerbalizerHead
 from idp_tutorial.core.prompted_model import PromptedModel
-from idp_tutorial.families.family import wrap_hf_model
+from idp_tutorial.families.family import get_family, wrap_hf_model
 from idp_tutorial.huggingface.files import read_prompt_settings, restore_prompt, save_prompt
 from idp_tutorial.huggingface.heads import build_prompted_model
 from idp_tutorial.huggingface.settings import PromptSettings, make_prompt_settings
@@ -54,6 +54,7 @@ def _check_model(model: Any) -> None:
             f"model must be a Hugging Face model, such as AutoModel.from_pretrained(...), got "
             f"{type(model).__name__}.{hint}"
         )
+    get_family(model.config, model.config._name_or_path or model.config.model_type)
     attention = model.config._attn_implementation
     if attention not in ("sdpa", "eager"):
         raise UserError(
@@ -77,6 +78,28 @@ def _shifted_index(T: int, shift: Tensor) -> Tensor:  # `[B,T]`
     return torch.where(index < T, index, index - T)  # ONNX has no remainder by a dynamic size
 
 
+def _check_token_ids(input_ids: Tensor) -> None:
+    """Raise `UserError` for an empty batch, and for ids that are not whole numbers."""
+    if not torch.compiler.is_compiling() and not input_ids.numel():
+        raise UserError(
+            f"input_ids has the shape {tuple(input_ids.shape)}, but at least one text with a token "
+            "is needed: leave out empty batches and empty texts."
+        )
+    if input_ids.dtype not in (torch.int64, torch.int32):
+        raise UserError(
+            f"input_ids must be token ids in torch.int64 or torch.int32, got {input_ids.dtype}."
+        )
+
+
+def _check_shape(name: str, tensor: Tensor, input_ids: Tensor) -> None:
+    """Raise `UserError` for a tensor that does not have a value for each token."""
+    if tensor.shape != input_ids.shape:
+        raise UserError(
+            f"{name} must have the shape {tuple(input_ids.shape)} of input_ids, got "
+            f"{tuple(tensor.shape)}."
+        )
+
+
 def _make_batch(
     input_ids: Any, attention_mask: Tensor | None, token_type_ids: Tensor | None
 ) -> tuple[dict[str, Tensor], Tensor]:
@@ -91,14 +114,18 @@ def _make_batch(
             f"input_ids must be a tensor of token ids [B,T], got {given}: call "
             "model(**tokens) with tokens = tokenizer(texts, padding=True, return_tensors='pt')."
         )
+    _check_token_ids(input_ids)
     if attention_mask is None:
         attention_mask = torch.ones_like(input_ids)
-    if attention_mask.shape != input_ids.shape:
-        raise UserError(
-            f"attention_mask must have the shape {tuple(input_ids.shape)} of input_ids, got "
-            f"{tuple(attention_mask.shape)}."
-        )
+    if token_type_ids is None:
+        token_type_ids = torch.zeros_like(input_ids)
+    _check_shape("attention_mask", attention_mask, input_ids)
+    _check_shape("token_type_ids", token_type_ids, input_ids)
     attention_mask = (attention_mask != 0).long()
+    if not torch.compiler.is_compiling() and not bool(attention_mask.any(1).all()):
+        raise UserError(
+            "attention_mask is 0 for all tokens of a text: each text needs at least one token."
+        )
     start = attention_mask.argmax(1, keepdim=True)  # of the text, after padding on the left
     index = _shifted_index(input_ids.shape[1], start)
     attention_mask = attention_mask.gather(1, index)
@@ -108,8 +135,6 @@ def _make_batch(
             "after it, but it has a 0 between two tokens."
         )
     batch = dict(input_ids=input_ids.gather(1, index), attention_mask=attention_mask)
-    if token_type_ids is None:
-        token_type_ids = torch.zeros_like(input_ids)
     return {**batch, "token_type_ids": token_type_ids.gather(1, index)}, index
 
 
@@ -126,15 +151,61 @@ def _find_mask_position(bb: Backbone, batch: dict[str, Tensor]) -> Tensor:  # `[
     return is_mask.int().argmax(1)
 
 
+def _infer_problem_type(logits: Tensor, labels: Any, problem_type: str | None) -> str:
+    """Return the kind of the labels, as Hugging Face's classifiers infer it.
+
+    Raises: `UserError` for labels of another shape than this kind needs.
+    """
+    if not isinstance(labels, Tensor):
+        raise UserError(f"labels must be a tensor, got a {type(labels).__name__}.")
+    if problem_type is None:
+        is_float = labels.is_floating_point()
+        problem_type = "multi_label_classification" if is_float else "single_label_classification"
+        problem_type = "regression" if logits.shape[1] == 1 else problem_type
+    B, C = logits.shape
+    shape = tuple(labels.shape)
+    given = f"got labels in {labels.dtype} of shape {shape}"
+    if problem_type == "single_label_classification" and labels.numel() != B:
+        raise UserError(
+            f"a batch of {B} texts needs {B} class indices, {given}: several labels of a text are "
+            "float numbers [B,C]."
+        )
+    if problem_type == "multi_label_classification" and shape != (B, C):
+        raise UserError(
+            f"float labels are several labels of a text, of shape {(B, C)}, {given}: class indices "
+            "are integers."
+        )
+    if problem_type == "regression" and labels.numel() != B * C:
+        raise UserError(f"a regression of {B} texts needs {B * C} numbers, {given}.")
+    return problem_type
+
+
+def _class_indices(
+    labels: Tensor, n_classes: int, allow_ignored: bool
+) -> Tensor:  # `[B]`, in torch.int64
+    """Return class indices; raise `UserError` for one that is no class.
+
+    On a GPU an index that is out of range would end the process's use of the device.
+    """
+    labels = labels.flatten().long()
+    is_class = (labels >= 0) & (labels < n_classes)
+    if allow_ignored:
+        is_class = is_class | (labels == -100)
+    if not torch.compiler.is_compiling() and not bool(is_class.all()):
+        ignored = ", or -100 for a text without a label" if allow_ignored else ""
+        raise UserError(
+            f"labels must be class indices from 0 to {n_classes - 1}{ignored}, got "
+            f"{int(labels[~is_class][0])}: give num_labels= the number of classes."
+        )
+    return labels
+
+
 def _classification_loss(
     logits: Tensor, labels: Tensor, problem_type: str | None, n_items: Any
 ) -> Tensor:
     """Return the loss of Hugging Face's classifiers, as a mean over `n_items` or the batch."""
     reduction = "mean" if n_items is None else "sum"
-    if problem_type is None:
-        is_float = labels.is_floating_point()
-        problem_type = "multi_label_classification" if is_float else "single_label_classification"
-        problem_type = "regression" if logits.shape[1] == 1 else problem_type
+    problem_type = _infer_problem_type(logits, labels, problem_type)
     if problem_type == "regression":
         loss = F.mse_loss(logits.flatten(), labels.flatten().to(logits.dtype), reduction=reduction)
     elif problem_type == "multi_label_classification":
@@ -142,7 +213,8 @@ def _classification_loss(
             logits, labels.to(logits.dtype), reduction=reduction
         )
     else:
-        loss = F.cross_entropy(logits, labels.flatten(), reduction=reduction)
+        labels = _class_indices(labels, logits.shape[1], allow_ignored=True)
+        loss = F.cross_entropy(logits, labels, reduction=reduction)
     return loss if n_items is None else loss / n_items
 
 
@@ -408,12 +480,25 @@ class PromptModel(nn.Module):
             given = {k: v for k, v in dict(tokens, labels=labels).items() if v is not None}
             return self.base_model(input_ids=input_ids, **given, **kwargs)
         _refuse_arguments(kwargs)
+        self._check_dtype()
         batch, index = _make_batch(input_ids, attention_mask, token_type_ids)
         if self.can_generate():
             output = self._predict_tokens(batch, index, labels, num_items_in_batch)
         else:
             output = self._classify(batch, labels, num_items_in_batch)
         return output.to_tuple() if kwargs.get("return_dict") is False else output
+
+    def _check_dtype(self) -> None:
+        """Raise `UserError` for prompts that were cast to a dtype of 16 bits with the model."""
+        if torch.is_autocast_enabled(self.device.type):
+            return
+        for parameter in self.prompts[self.active_prompt].parameters():
+            if parameter.dtype in (torch.float16, torch.bfloat16):
+                raise UserError(
+                    f"the prompt is in {parameter.dtype}, but prompts and heads are trained in "
+                    "float32: cast base_model only, before prompts are added, and use the "
+                    "precision of the Trainer (bf16=True) or autocast."
+                )
 
     def _classify(self, batch: dict[str, Tensor], labels: Tensor | None, n_items: Any) -> Any:
         from transformers.modeling_outputs import SequenceClassifierOutput
@@ -425,6 +510,8 @@ class PromptModel(nn.Module):
         logits = head(ctx)
         loss = None
         if labels is not None and isinstance(head, VerbalizerHead):
+            _infer_problem_type(logits, labels, "single_label_classification")
+            labels = _class_indices(labels, logits.shape[1], allow_ignored=False)
             loss = head.loss(ctx, labels)  # over the vocabulary of `loss_vocab`
             loss = loss if n_items is None else loss * len(labels) / n_items
         elif labels is not None:
@@ -437,6 +524,8 @@ class PromptModel(nn.Module):
         from transformers.loss.loss_utils import ForCausalLMLoss
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
+        if labels is not None:
+            _check_shape("labels", labels, batch["input_ids"])
         method = self.settings[self.active_prompt].cfg.method
         if METHODS[method].kind not in ("static", "head"):
             self._mark_answers(batch, None if labels is None else labels.gather(1, index))
@@ -579,7 +668,8 @@ class PromptModel(nn.Module):
         """
         _check_model(model)
         saved = read_saved_prompts(folder, **hub_options, allow_prompt_model=True)
-        bb = wrap_hf_model(model, tokenizer, model.config._name_or_path)
+        name = model.config._name_or_path or model.config.model_type
+        bb = wrap_hf_model(model, tokenizer, name)
         settings = read_prompt_settings(saved, bb)
         loaded = cls(model, settings, prompt_name, tokenizer)
         restore_prompt(loaded._prompted[prompt_name], settings, saved)

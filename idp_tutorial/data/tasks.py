@@ -44,84 +44,56 @@ _ENTAILMENT: dict[str, Any] = dict(
     labels=("entailment", "not_entailment"), label_words=("Yes", "No")
 )
 _TRUE_FALSE: dict[str, Any] = dict(labels=("false", "true"), label_words=("No", "Yes"))
+_GLUE = "nyu-mll/glue"
+_SUPERGLUE = "aps/super_glue"
+# whose template and label words are those of LPT's paper or code
+_LPT_TASKS = ("sst2", "mpqa", "mr", "subj", "trec", "mnli", "qnli", "rte", "mrpc", "qqp")
 _TEXT_COLUMNS = ("{text}", None, "label")
+_SENTENCE_COLUMNS = ("{sentence}", None, "label")
 _PAIR_COLUMNS = ("{sentence1}", "{sentence2}", "label")
 
 
 def _define_task(
     name: str,
     template_name: str,  # key of `TEMPLATES`
-    hub_dataset: tuple,
+    hub: str,  # dataset on the hub; `_GLUE` and `_SUPERGLUE` have a configuration for each task
     columns: tuple = _PAIR_COLUMNS,
-    is_lpt_template: bool = False,  # are template and label words those of LPT's paper or code?
     **fields: Any,  # other fields of `Task`
 ) -> Task:
     """Define a task whose template has a name; all but two templates are for pairs."""
     return Task(
         name,
         templates=TEMPLATES[template_name],
-        template_source="LPT" if is_lpt_template else "ours",
+        template_source="LPT" if name in _LPT_TASKS else "ours",
         pair=template_name not in ("review", "question"),
-        hub_dataset=hub_dataset,
+        hub_dataset=(hub, name) if hub in (_GLUE, _SUPERGLUE) else (hub,),
         columns=columns,
         **fields,
     )
 
 
-def _define_glue_task(
-    name: str,
-    template_name: str,
-    columns: tuple = _PAIR_COLUMNS,
-    is_lpt_template: bool = True,
-    **fields: Any,
-) -> Task:
-    """Define a task of GLUE."""
-    hub_dataset = ("nyu-mll/glue", name)
-    return _define_task(name, template_name, hub_dataset, columns, is_lpt_template, **fields)
-
-
-def _define_superglue_task(
-    name: str, template_name: str, columns: tuple = _PAIR_COLUMNS, **fields: Any
-) -> Task:
-    """Define a task of SuperGLUE."""
-    return _define_task(name, template_name, ("aps/super_glue", name), columns, **fields)
-
-
-def _define_bundled_task(name: str, template_name: str, **fields: Any) -> Task:
-    """Define a task that is bundled with the package."""
-    return _define_task(name, template_name, ("bundled",), **fields)
-
-
 _TASK_LIST = [
     # one sentence
-    _define_glue_task("sst2", "review", ("{sentence}", None, "label"), **_SENTIMENT),
+    _define_task("sst2", "review", _GLUE, _SENTENCE_COLUMNS, **_SENTIMENT),
     _define_task(
-        "mpqa",
-        "review",
-        ("jxm/mpqa",),
-        ("{sentence}", None, "label"),
-        is_lpt_template=True,
-        max_validation_size=1000,
-        **_SENTIMENT,
+        "mpqa", "review", "jxm/mpqa", _SENTENCE_COLUMNS, max_validation_size=1000, **_SENTIMENT
     ),
     _define_task(
         "mr",
         "review",
-        ("cornell-movie-review-data/rotten_tomatoes",),
+        "cornell-movie-review-data/rotten_tomatoes",
         _TEXT_COLUMNS,
-        is_lpt_template=True,
         max_validation_size=1000,
         **_SENTIMENT,
     ),
     _define_task(
-        "cr", "review", ("SetFit/SentEval-CR",), _TEXT_COLUMNS, allow_empty_text=True, **_SENTIMENT
+        "cr", "review", "SetFit/SentEval-CR", _TEXT_COLUMNS, allow_empty_text=True, **_SENTIMENT
     ),
     _define_task(
         "subj",
         "review",
-        ("SetFit/subj",),
+        "SetFit/subj",
         ("{text}", None, "label_text"),
-        is_lpt_template=True,
         max_validation_size=1000,
         hub_labels=("subjective", "objective"),
         **_SUBJECTIVITY,
@@ -129,72 +101,81 @@ _TASK_LIST = [
     _define_task(
         "trec",
         "question",
-        ("SetFit/TREC-QC",),
+        "SetFit/TREC-QC",
         ("{text}", None, "label_coarse_original"),
-        is_lpt_template=True,
         max_validation_size=500,
         hub_labels=("ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"),
         **_QUESTION_TYPE,
     ),
-    _define_task("imdb", "review", ("stanfordnlp/imdb",), _TEXT_COLUMNS, **_SENTIMENT),
+    _define_task("imdb", "review", "stanfordnlp/imdb", _TEXT_COLUMNS, **_SENTIMENT),
     # pairs
-    _define_glue_task(
+    _define_task(
         "mnli",
         "entailment",
+        _GLUE,
         ("{premise}", "{hypothesis}", "label"),
         labels=("entailment", "neutral", "contradiction"),
         label_words=("Yes", "Maybe", "No"),
     ),
-    _define_glue_task("qnli", "entailment", ("{question}", "{sentence}", "label"), **_ENTAILMENT),
-    _define_glue_task("rte", "entailment", **_ENTAILMENT),
-    _define_glue_task(
+    _define_task("qnli", "entailment", _GLUE, ("{question}", "{sentence}", "label"), **_ENTAILMENT),
+    _define_task("rte", "entailment", _GLUE, **_ENTAILMENT),
+    _define_task(
         "mrpc",
         "paraphrase",
+        _GLUE,
         labels=("not_equivalent", "equivalent"),
         label_words=("No", "Yes"),
         metric="accuracy+f1",
     ),
-    _define_glue_task(
+    _define_task(
         "qqp",
         "duplicate",
+        _GLUE,
         ("{question1}", "{question2}", "label"),
         labels=("not_duplicate", "duplicate"),
         label_words=("No", "Yes"),
         metric="accuracy+f1",
     ),
-    _define_glue_task("stsb", "duplicate", is_lpt_template=False, metric="pearson+spearman"),
+    _define_task("stsb", "duplicate", _GLUE, metric="pearson+spearman"),
     # SuperGLUE
-    _define_superglue_task(
+    _define_task(
         "cb",
         "entailment",
+        _SUPERGLUE,
         ("{premise}", "{hypothesis}", "label"),
         labels=("entailment", "contradiction", "neutral"),
         label_words=("Yes", "No", "Maybe"),
         metric="accuracy+macro_f1",
     ),
-    _define_superglue_task(
-        "copa", "duplicate", convert_row=convert_copa_row, grouping="choose", **_TRUE_FALSE
+    _define_task(
+        "copa",
+        "duplicate",
+        _SUPERGLUE,
+        convert_row=convert_copa_row,
+        grouping="choose",
+        **_TRUE_FALSE,
     ),
-    _define_superglue_task(
+    _define_task(
         "multirc",
         "entailment",
+        _SUPERGLUE,
         convert_row=convert_multirc_row,
         grouping="each",
         metric="f1+exact",
         **_TRUE_FALSE,
     ),
-    _define_superglue_task(
-        "boolq", "entailment", ("{question}", "{passage}", "label"), **_TRUE_FALSE
+    _define_task(
+        "boolq", "entailment", _SUPERGLUE, ("{question}", "{passage}", "label"), **_TRUE_FALSE
     ),
-    _define_superglue_task("wic", "duplicate", convert_row=convert_wic_row, **_TRUE_FALSE),
+    _define_task("wic", "duplicate", _SUPERGLUE, convert_row=convert_wic_row, **_TRUE_FALSE),
     # ours
-    _define_bundled_task("sentiment", "review", **_SENTIMENT),
-    _define_bundled_task("domains", "review", **_SENTIMENT),
-    _define_bundled_task("two-domains", "review", **_SENTIMENT),
-    _define_bundled_task("two-domains-order", "review", **_SENTIMENT),
-    _define_bundled_task("questions", "question", **_QUESTION_TYPE),
-    _define_bundled_task("entailment", "entailment", **_ENTAILMENT),
-    _define_bundled_task("similarity", "duplicate", metric="pearson+spearman"),
+    _define_task("sentiment", "review", "bundled", **_SENTIMENT),
+    _define_task("domains", "review", "bundled", **_SENTIMENT),
+    _define_task("two-domains", "review", "bundled", **_SENTIMENT),
+    _define_task("two-domains-order", "review", "bundled", **_SENTIMENT),
+    _define_task("questions", "question", "bundled", **_QUESTION_TYPE),
+    _define_task("entailment", "entailment", "bundled", **_ENTAILMENT),
+    _define_task("similarity", "duplicate", "bundled", metric="pearson+spearman"),
     Task(
         "in-short",
         is_generation=True,

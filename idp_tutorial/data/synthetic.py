@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 # %% ../../nbs/engine/data/synthetic.ipynb #2a3d332d
-from ..utils.checks import UserError, check_choice, check_name
+from ..utils.checks import UserError, check_between, check_choice, check_int, check_name
 from idp_tutorial.data.grammars import (
     expand_pattern,
     fix_articles_and_capitals,
@@ -165,19 +165,9 @@ def _resolve_size(name: str, split: str, n: Any) -> int:
     """Return the number of rows to generate; raise `UserError` for an impossible request."""
     check_name(str(name), SYNTHETIC_TASKS, "bundled task")
     check_choice(split, tuple(SPLIT_SIZES), "split")
-    n = SPLIT_SIZES[split] if n is None else n
-    if not isinstance(n, int) or n < 1:
-        raise UserError(
-            f"n must be a whole number of rows, at least 1, or None for the default, got {n!r}."
-        )
-    limit = 10 * SPLIT_SIZES[split]
-    if n > limit:
-        raise UserError(
-            f"n must be at most {limit} for the split {split!r}, the number of distinct rows that "
-            f"every grammar can generate, got {n}: ask for fewer rows, or extend "
-            "assets/lexicons.json."
-        )
-    return n
+    n = check_int(SPLIT_SIZES[split] if n is None else n, "n")
+    hint = "number of rows; a grammar with more needs more words in assets/lexicons.json"
+    return check_between(n, 1, 10 * SPLIT_SIZES[split], "n", hint)
 
 
 def make_rows(

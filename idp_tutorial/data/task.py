@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from idp_tutorial.data.encoding import append_targets, compute_max_input_len, tokenize_rows
+from idp_tutorial.data.encoding import append_targets, tokenize_rows
 from idp_tutorial.data.metrics import (
     METRICS,
     MULTI_LABEL_METRICS,
@@ -26,6 +26,7 @@ from idp_tutorial.data.metrics import (
     compute_metric,
     exact_match,
 )
+from idp_tutorial.data.templates import check_room
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.digests import compute_digest
 from idp_tutorial.utils.options import Range
@@ -96,11 +97,6 @@ def _check_names(task: "Task") -> None:
 def _check_metric(task: "Task") -> None:
     """Raise `UserError` unless the main metric fits the labels."""
     names = set(task.metric.split("+"))
-    if bool(names & set(REGRESSION_METRICS)) == bool(task.labels):
-        raise UserError(
-            f"task {task.name!r}: metric {task.metric!r} does not fit labels {task.labels}. "
-            "Use accuracy or F1 for classes, and pearson or spearman without labels (regression)."
-        )
     if task.multi_label:
         allowed = [*MULTI_LABEL_METRICS]
     elif task.labels:
@@ -111,7 +107,8 @@ def _check_metric(task: "Task") -> None:
     else:
         allowed = [*REGRESSION_METRICS]
     if not names <= {*allowed}:
-        kind = "several labels of a row" if task.multi_label else f"labels {task.labels}"
+        kind = f"labels {task.labels}" if task.labels else "a regression, which has no labels"
+        kind = "several labels of a row" if task.multi_label else kind
         raise UserError(
             f"task {task.name!r}: metric {task.metric!r} does not fit {kind}: use "
             f"{', '.join(allowed)}, or a mean such as {allowed[0]}+{allowed[1]}."
@@ -154,16 +151,12 @@ def require_classes(
     purpose: str,  # what needs the classes, as the subject of the error message
 ) -> None:
     """Raise `UserError` unless every row of the task has one class."""
-    if task.multi_label:
-        raise UserError(
-            f"{purpose} needs one class for each row, but rows of task {task.name!r} may have "
-            "several labels: use a task with one class for each row."
-        )
-    if not task.labels:
+    if task.multi_label or not task.labels:
         kind = "generates texts" if task.is_generation else "is a regression"
+        kind = "may have several labels in a row" if task.multi_label else kind
         raise UserError(
-            f"{purpose} needs classes, but task {task.name!r} {kind}: use a classification task, "
-            "such as 'sentiment'."
+            f"{purpose} needs one class for each row, but task {task.name!r} {kind}: use a task "
+            "with one class for each row, such as 'sentiment'."
         )
 
 
@@ -346,9 +339,9 @@ class Task:
                 f"task {self.name!r} needs a model that generates text: use a decoder, such as "
                 "'tiny-gpt2' or 'smollm2'."
             )
-        max_input_len = compute_max_input_len(max_len, self.max_answer_len)
+        check_room(max_len, self.max_answer_len, "the answer (max_answer_len)")
         template = self.template(template or "code", causal)
-        examples = tokenize_rows(rows, tokenizer, max_input_len, template, causal)
+        examples = tokenize_rows(rows, tokenizer, max_len - self.max_answer_len, template, causal)
         return append_targets(examples, rows, tokenizer, self.max_answer_len)
 
     def word_ids(

@@ -58,7 +58,7 @@ def model_of(name, method, jolt=0.3, **kw):
     task = replace(load_task("in-short"), splits={})
     with pytest.raises(
         ValueError,
-        match="max_len=12 leaves no room for a sentence, because max_answer_len=12 tokens",
+        match="max_len=12 leaves no room for a sentence, because the answer .max_answer_len. takes",
     ):
         task.encode(
             [dict(sentence1="a", target="b")], load_backbone("tiny-gpt2").tokenizer, max_len=12

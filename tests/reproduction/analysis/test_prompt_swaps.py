@@ -66,5 +66,5 @@ def test_donors_and_scores():
     task.splits["test"] = [r for r in task.splits["test"] if r["label"]]
     with pytest.raises(ValueError, match="only if there are two labels"):
         evaluate_prompt_swaps(model_of("lpt-npg", bb, task), task, cfg)
-    with pytest.raises(ValueError, match="swapping prompts needs classes, but task"):
+    with pytest.raises(ValueError, match="swapping prompts needs one class for each row, but task"):
         evaluate_prompt_swaps(model_of("lpt-npg", bb, task), small_task("in-short"), cfg)

@@ -187,8 +187,8 @@ def _check_like(value: Any, example: Any, path: str) -> None:
     """Raise `_MismatchError` unless a value has the structure of an example."""
     if isinstance(example, Tensor):
         _check(Tensor, value, path)
-        expected, found = (f"{tuple(t.shape)} of {t.dtype}" for t in (example, value))
-        _require(found == expected, path, f"a tensor {expected}", found)
+        expected, actual = (f"{tuple(t.shape)} of {t.dtype}" for t in (example, value))
+        _require(actual == expected, path, f"a tensor {expected}", actual)
     elif isinstance(example, dict):
         names = ", ".join(map(str, example)) or "nothing"
         fits = isinstance(value, dict) and value.keys() == example.keys()

@@ -76,38 +76,15 @@ CLAIM_VERDICTS = VERDICT_MEANINGS | {
     "differs": "the paper's own numbers give something else",
 }
 COMPUTED_COLUMNS = (
-    "tasks",
-    "backbones",
-    "runs",
-    "texts",
-    "effect",
-    "low",
-    "high",
-    "p",
-    "detectable",
-    "above",
-    "published",
-    "recomputed",
-    "trials",
-    "verdict",
-    "scope",
-    "finding",
+    *("tasks", "backbones", "runs", "texts"),  # the records
+    *("effect", "low", "high", "p", "detectable", "above"),  # the contrast, and a control
+    *("published", "recomputed"),  # values of the paper
+    *("trials", "verdict", "scope", "finding"),
 )
 CLAIM_COLUMNS = (
-    "id",
-    "paper",
-    "where",
-    "sentence",
-    "contrast",
-    "kind",
-    "says",
-    "stated",
-    "printed",
-    "family",
-    "a",
-    "b",
-    "keep",
-    "records",
+    *("id", "paper", "where", "sentence", "contrast"),  # the source, and what it compares
+    *("kind", "says", "stated", "printed"),  # what the paper claims
+    *("family", "a", "b", "keep", "records"),  # two sides of a contrast, and their records
     *COMPUTED_COLUMNS,
     "decides",
 )
@@ -172,12 +149,6 @@ CONTROL_RECORDS_GLOB = "claims/controls-*.jsonl"  # below the folder of the resu
 REFERENCE_CONTROLS = "probe", "side-network"
 
 
-def _parse_conditions(conditions: str) -> tuple[dict[str, list[str]], tuple[str, ...]]:
-    """Return the conditions of a claim's `keep` column, and the fields of `by=`."""
-    parsed = parse_conditions(conditions)
-    return parsed, tuple(parsed.pop("by", ()))
-
-
 @lru_cache
 def _read_version(file: Path, modified: int, size: int) -> list[dict]:
     """Return the records of a file, read again only after its time or size has changed."""
@@ -195,7 +166,8 @@ def select_claim_records(
     results_folder: Path | str,
 ) -> list[dict]:  # each with its `folder`
     """Return the records that a claim names; files that do not exist are skipped."""
-    conditions, _ = _parse_conditions(claim["keep"])
+    conditions = parse_conditions(claim["keep"])
+    conditions.pop("by", None)  # no condition, but the fields that both sides share
     files: set[Path] = set()
     for pattern in claim["records"].split():
         files.update(Path(results_folder).glob(pattern))
@@ -241,7 +213,7 @@ def measure_claim(
     """Return the contrast of a claim, and that of its first side with the better control."""
     records = select_claim_records(claim, results_folder)
     tasks = load_tasks_for_labels(records, data_folder)
-    shared_fields = _parse_conditions(claim["keep"])[1]
+    shared_fields = tuple(parse_conditions(claim["keep"]).get("by", ()))
     setting_fields: tuple[str, ...] = SETTING_FIELDS
     a, b = claim["a"], claim["b"]
     heads = {paper_head(_paper_key(claim), side.split()[0]) for side in (a, b)}
@@ -483,9 +455,10 @@ def _judge_measured(
     scope = _describe_scope(tasks, estimate)
     verdict = "open"
     finding = ""
+    claimed_sign = {">": 1, "<": -1}.get(claim["says"], 0)
     if not _is_paper_setting(claim, tasks, sides):
         finding = _describe_finding(estimate, p, scope, claim["says"])
-    elif not _has_other_sign(claim["says"], published):
+    elif claimed_sign * (published or 0) >= 0:  # else the paper itself prints the other sign here
         verdict = decide_verdict(estimate, published, claim["says"], p)
     above = ""
     if above_control:
@@ -504,12 +477,6 @@ def _judge_measured(
         scope=scope,
         finding=finding,
     )
-
-
-def _has_other_sign(expected_sign: str, published: float | None) -> bool:
-    """Return whether the paper prints no gain on the measured tasks, so that it claims none."""
-    sign = {">": 1, "<": -1}.get(expected_sign, 0)
-    return published is not None and sign * published < 0
 
 
 def judge_claims(

@@ -298,42 +298,21 @@ def own_prompt_lengths() -> dict[str, int]:  # method: number of prompt vectors
                 paper = "lpt"
             elif "idpg" in method or method == "prompt-tuning":
                 paper = "idpg"
-            override = PROMPT_LENGTH_OVERRIDES.get((paper, method))
-            lengths[method] = override or PROMPT_LENGTHS[paper]
+            lengths[method] = paper_method_fields(method, f"{paper}-1")["prompt_length"]
     return lengths
 
 
-# (paper, published name): method and fields, where `METHOD_NAMES` has another method
+# (paper, published name): method and fields, where `METHOD_NAMES` has another method or none
 METHOD_OVERRIDES: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
     ("lpt", "Prompt Tuning"): ("lpt", dict(layer=0)),
     ("lpt", "Prompt Tuning-256"): ("lpt", dict(layer=0, prompt_length=256)),
     ("id-spam", "LoRA"): ("lora-all", {}),
     ("id-spam", "LPT"): ("lpt-npg", dict(bottleneck=256)),
+    ("idpg", "PHM"): ("s-idpg-phm", dict(generator="plain")),
+    ("idpg", "+residual"): ("s-idpg-phm", dict(generator="residual")),
+    ("idpg", "+LayerNorm"): ("s-idpg-phm", dict(generator="layer-norm")),
+    ("idpg", "+residual+LayerNorm"): ("s-idpg-phm", dict(generator="both")),
 }
-GENERATOR_VARIANTS = {  # published name: value of `generator`
-    "PHM": "plain",
-    "+residual": "residual",
-    "+LayerNorm": "layer-norm",
-    "+residual+LayerNorm": "both",
-}
-
-
-def _parse_method_name(published_method: str, setting: str, paper: str) -> tuple[str | None, dict]:
-    """Return the method (None if it is unknown) and the fields that its published name states."""
-    if match := re.fullmatch(r"(.+) ([SML]) version m=(\d+)", published_method):
-        fields = dict(
-            parameter_sharing=match[2],
-            bottleneck=int(match[3]),
-            generator_input="layer0" if "layer 0" in setting else "previous",
-        )
-        return METHOD_NAMES[match[1]], fields
-    if match := re.fullmatch(r"(.+) at layer (\d+)", published_method):
-        method, _ = _parse_method_name(match[1], setting, paper)
-        return method, dict(layer=int(match[2]) - 1)  # LPT counts from 1, of 24
-    if published_method in GENERATOR_VARIANTS:
-        return "s-idpg-phm", dict(generator=GENERATOR_VARIANTS[published_method])
-    override = METHOD_OVERRIDES.get((paper, published_method))
-    return override or (METHOD_NAMES.get(published_method), {})
 
 
 def paper_method_fields(
@@ -368,8 +347,19 @@ def parse_published_method(
     table: str = "lpt-1",
 ) -> tuple[str | None, dict]:  # key of `ALL_METHODS`, or None; fields of `RunConfig`
     """Return the method and the options that a row of a published table stands for."""
-    method, row_fields = _parse_method_name(published_method, setting, parse_paper_name(table))
-    return method, paper_method_fields(method, table, **row_fields) if method else {}
+    row_fields: dict[str, Any] = {}
+    if match := re.fullmatch(r"(.+) ([SML]) version m=(\d+)", published_method):
+        published_method = match[1]
+        generator_input = "layer0" if "layer 0" in setting else "previous"
+        row_fields = dict(
+            parameter_sharing=match[2], bottleneck=int(match[3]), generator_input=generator_input
+        )
+    if match := re.fullmatch(r"(.+) at layer (\d+)", published_method):
+        published_method = match[1]
+        row_fields = dict(layer=int(match[2]) - 1)  # LPT counts from 1, of 24
+    override = METHOD_OVERRIDES.get((parse_paper_name(table), published_method))
+    method, fields = override or (METHOD_NAMES.get(published_method), {})
+    return method, paper_method_fields(method, table, **fields | row_fields) if method else {}
 
 
 IDPG_TASKS = ("mpqa", "subj", "cr", "mr", "sst2", "qnli", "rte", "mrpc", "stsb", "qqp")

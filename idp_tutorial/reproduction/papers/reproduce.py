@@ -246,16 +246,12 @@ def _summarise_controls(cells: pd.DataFrame, records: Sequence[dict]) -> Iterato
         setting=cells.setting.str.split(";").str[0],
     )
     for cell in sizes.drop_duplicates(["shots", "name"]).itertuples():
-        shots = cell.shots or None
-        controls = [
-            r
-            for r in records
-            if r["task"] == cell.name
-            and r["method"] in CONTROL_METHODS
-            and shots in (None, r.get("shots"))
-        ]
-        for method, backbone in dict.fromkeys((r["method"], r["backbone"]) for r in controls):
-            runs = [r for r in controls if (r["method"], r["backbone"]) == (method, backbone)]
+        groups: dict[tuple[str, str], list[dict]] = {}
+        for r in records:
+            is_size = not cell.shots or r.get("shots") == cell.shots
+            if r["task"] == cell.name and r["method"] in CONTROL_METHODS and is_size:
+                groups.setdefault((r["method"], r["backbone"]), []).append(r)
+        for (method, _), runs in groups.items():
             summary = _summarise_scores([_metric_value(r, cell.metric) for r in runs], runs)
             yield dict(setting=cell.setting, method=method, task=cell.task, **summary)
 

@@ -329,7 +329,8 @@ class _Stages:
         self.shared_fields = shared_fields
         self.digests = {**source.digests(), "target": target.digest()}
 
-    def _make_record(self, setting: str, start_time: float, **values: Any) -> dict:
+    def record(self, setting: str, start_time: float, **values: Any) -> dict:
+        """Return the record of a stage that has finished or diverged."""
         source = self.source
         target = self.target
         fields: dict[str, Any] = dict(
@@ -343,10 +344,6 @@ class _Stages:
         fields |= values
         record = build_record(source.cfg, self.digests, split_sizes, start_time, **fields)
         return record.to_dict()
-
-    def record_divergence(self, setting: str, error: Exception, start_time: float) -> dict:
-        """Return the record of a stage that diverged."""
-        return self._make_record(setting, start_time, status="diverged", message=str(error))
 
     def score(
         self, setting: str, model: PromptedModel, log: TrainLog, lr: float, start_time: float
@@ -371,7 +368,7 @@ class _Stages:
             label_map = self.shared_fields["label_map"]
             name = logits_name(cfg, target, self.digests, setting, label_map)
             values |= save_logits(self.records_file, name, outputs, target)
-        return self._make_record(setting, start_time, model=model, log=log, **values)
+        return self.record(setting, start_time, model=model, log=log, **values)
 
 
 def run_transfer(
@@ -423,7 +420,8 @@ def run_transfer(
     except FloatingPointError as e:
         settings = STAGES if few_shot else STAGES[:1]
         experiment.cfg = replace(experiment.cfg, lr=cfg.lr)
-        return [stages.record_divergence(setting, e, start_time) for setting in settings]
+        diverged = dict(status="diverged", message=str(e))
+        return [stages.record(setting, start_time, **diverged) for setting in settings]
 
     target_cfg = replace(cfg, task=target.name, init_from=None)
     for setting in STAGES[1:] if few_shot else ():
@@ -440,7 +438,7 @@ def run_transfer(
             )
             record = stages.score(setting, model, log, lr, start_time)
         except FloatingPointError as e:
-            record = stages.record_divergence(setting, e, start_time)
+            record = stages.record(setting, start_time, status="diverged", message=str(e))
         records.append(record)
     return records
 
@@ -569,29 +567,21 @@ def _run_seeds(
             break  # every learning rate diverged with seed 0
         cfg = replace(cfg, seed=seed)
         fingerprint = make_fingerprint(cfg, **conditions)
-        stored = [store.find({**fingerprint, "setting": s}) for s in stages]
-        if None in stored:
+        by_stage: dict[str, Any] = {s: store.find({**fingerprint, "setting": s}) for s in stages}
+        if None in by_stage.values():
             folder = checkpoint_folder(store.file, fingerprint)
-            new_records = run_transfer(cfg, *run_args, few_shot, store.file, folder)
-            stored = [_store_stage(record, fingerprint, store) for record in new_records]
+            for new_record in run_transfer(cfg, *run_args, few_shot, store.file, folder):
+                setting = new_record["setting"]
+                if by_stage[setting] is None:
+                    by_stage[setting] = record = store.add({**new_record, **fingerprint})
+                    logger.info(
+                        f"{cfg.method:14} {record['task']} → {record['target']}  seed {seed}  "
+                        f"{setting:9}  {format_summary_line({**record, 'lr': None})}"
+                    )
             remove_checkpoints(folder)
-        records += [record for record in stored if record is not None]
+        records += by_stage.values()
         cfg = replace(cfg, lr=cfg.lr or next((r["lr"] for r in records if r["lr"]), None))
     return records
-
-
-def _store_stage(new_record: dict, fingerprint: dict[str, Any], store: RunStore) -> dict:
-    """Return the stored record of a stage; store a new one that is missing."""
-    stored = store.find({**fingerprint, "setting": new_record["setting"]})
-    if stored is not None:
-        return stored
-    record = store.add({**new_record, **fingerprint})
-    tasks = f"{record['task']} → {record['target']}"
-    logger.info(
-        f"{record['method']:14} {tasks}  seed {record['seed']}  {record['setting']:9}  "
-        f"{format_summary_line({**record, 'lr': None})}"
-    )
-    return record
 
 
 def published_transfer_table() -> pd.DataFrame:

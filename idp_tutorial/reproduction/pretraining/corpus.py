@@ -162,32 +162,10 @@ def _split_task_files(root: Path) -> tuple[list[Path], list[Path]]:
 
 
 LABEL_WORDS = [  # words of the verbalizers, which should be single tokens
-    "terrible",
-    "great",
-    "negative",
-    "positive",
-    "subjective",
-    "objective",
-    "bad",
-    "good",
-    "description",
-    "entity",
-    "expression",
-    "human",
-    "location",
-    "number",
-    "abbreviation",
-    "person",
-    "place",
-    "yes",
-    "no",
-    "maybe",
-    "true",
-    "false",
-    "right",
-    "wrong",
-    "similar",
-    "different",
+    *("terrible", "great", "negative", "positive", "subjective", "objective", "bad", "good"),
+    *("description", "entity", "expression", "human", "location", "number", "abbreviation"),
+    *("person", "place", "yes", "no", "maybe", "true", "false", "right", "wrong"),
+    *("similar", "different"),
 ]
 
 

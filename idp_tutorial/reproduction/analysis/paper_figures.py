@@ -136,10 +136,9 @@ def length_differences(
     tokenizer: Any,  # a Hugging Face tokenizer
 ) -> dict:  # `mean`, `median` and `nine_tenths` (the 0.9 quantile), in tokens
     """Measure how much the two sentences of a pair differ in length (IDPG, Figure 5)."""
-    first, second = (
-        pd.Series([len(tokenizer.tokenize(row[side])) for row in rows])
-        for side in ("sentence1", "sentence2")
-    )
+    pairs = pd.DataFrame(rows)
+    first = pairs.sentence1.map(tokenizer.tokenize).str.len()
+    second = pairs.sentence2.map(tokenizer.tokenize).str.len()
     differences = (first - second).abs()
     return dict(
         mean=float(differences.mean()),

@@ -31,19 +31,21 @@ from idp_tutorial.core.prompted_model import PromptedModel, copy_state, trained_
 from idp_tutorial.core.random_numbers import preserved_random_numbers
 from idp_tutorial.core.steps import Step
 from idp_tutorial.data.rows import (
+    convert_label,
     is_empty_text,
-    refuse_empty_texts,
+    refuse_missing,
     require_text,
     require_utf8,
     skip_empty_texts,
 )
 from idp_tutorial.data.task import TEXT_COLUMNS, Task, make_column_templates
 from idp_tutorial.data.user_data import (
+    check_labels,
     decode_hub_label,
-    find_text_column,
     hold_out_rows,
     make_task,
     parse_label,
+    resolve_columns,
     select_splits,
 )
 from idp_tutorial.methods.all_methods import METHODS
@@ -81,82 +83,62 @@ def _column_names(X: Any) -> list:
     return [] if names is None else list(names)
 
 
-def _check_columns(X: Any, columns: Mapping[str, str | None]) -> None:
-    """Raise `UserError` for a column that was named and that a table does not have."""
-    names = _column_names(X)
-    for argument, column in columns.items():
-        if column is None or column in names:
-            continue
-        if not names:
-            raise UserError(
-                f"{argument}={column!r} names a column, but X is not a table: pass a Dataset, a "
-                f"DataFrame or a list of dictionaries, or leave {argument} out."
-            )
-        raise UserError(
-            f"X has no column {column!r} among {', '.join(map(str, names))}: pass its name in "
-            f"{argument}=."
-        )
-
-
 # the usual names of the columns of texts and second texts
 _USUAL_COLUMNS = (TEXT_COLUMNS, ("text", "text2"), ("sentence",))
 
 
-def _guess_text_columns(names: Iterable[str]) -> list[str]:
+def _guess_text_columns(names: Sequence[str]) -> list[str]:
     """Return the columns of texts by their usual names, or all columns but `label`."""
-    names = [*names]
     for usual in _USUAL_COLUMNS:
         if usual[0] in names:
             return [name for name in usual if name in names]
     return [name for name in names if name != "label"]
 
 
-def _select_text_columns(X: Any, columns: Sequence[str]) -> Any:
-    """Return the texts of each row of a table; anything else is returned unchanged."""
-    if not columns and hasattr(X, "columns"):
-        columns = _guess_text_columns(X.columns)
-    elif not columns:
-        return X
+def _read_column(X: Any, column: str) -> list:
+    """Return a column of a table; the values of a `ClassLabel` are the names of its classes."""
     if isinstance(X, Sequence):
-        return [tuple(row.get(c) for c in columns) for row in X]
-    return list(zip(*(list(X[c]) for c in columns)))
+        return [row.get(column) for row in X]
+    feature = (getattr(X, "features", None) or {}).get(column)
+    return [decode_hub_label(value, feature) for value in X[column]]
 
 
-def _get_texts(example: Any) -> Any:
-    """Return the one or two texts of an example, or None if it is something else."""
-    if isinstance(example, Mapping):
-        example = [example[name] for name in _guess_text_columns(example)]
-    is_single = isinstance(example, str) or is_empty_text(example)
-    texts: Any = [example] if is_single else example
-    if not isinstance(texts, (list, tuple, np.ndarray)) or len(texts) not in (1, 2):
-        return None
-    return texts if all(isinstance(t, str) or is_empty_text(t) for t in texts) else None
+def _resolve_columns(
+    X: Any, y: Any, text: str | None, text2: str | None, label: str | None
+) -> tuple[str | None, str | None, str | None]:
+    """Return the columns of texts and labels of a table; None for all if none is named."""
+    if not (text or text2 or label):
+        return None, None, None
+    names = _column_names(X)
+    if not names:
+        raise UserError(
+            f"{text or text2 or label!r} names a column, but X is not a table: pass a Dataset, a "
+            "DataFrame or a list of dictionaries, or leave text, text2 and label out."
+        )
+    text, text2, _ = resolve_columns(names, "X", text, text2, label if y is None else None)
+    return text, text2, label
 
 
-def _refuse_odd_collections(values: Any, name: str) -> None:
-    """Raise `UserError` for a collection that is no list of values.
+def _check_collection(values: Any, name: str, items: str) -> None:
+    """Raise `UserError` for anything but an ordered collection.
 
     A set has no order, which the labels or predictions need; a masked array hides values; an array
     without a dimension has one value; rows of a sparse matrix are matrices.
     """
+    problem = ""
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        raise UserError(
-            f"{name} is a masked array with {int(np.ma.getmaskarray(values).sum())} masked values: "
-            "remove them, for example with `compressed()`, from the texts and from the labels."
-        )
-    if isinstance(values, np.ndarray) and not values.ndim:
-        raise UserError(f"{name} is an array without a dimension: put its value in a list.")
-    if hasattr(values, "toarray"):
-        raise UserError(
-            f"{name} is a sparse matrix: call `.toarray()`; texts are never sparse."
-            if name == "y"
-            else f"{name} is a sparse matrix, but texts are needed, not features of texts."
-        )
-    if isinstance(values, Set) and not isinstance(values, KeysView):
-        raise UserError(
-            f"{name} is a {type(values).__name__}, which has no order, so texts, labels and "
-            f"predictions would not belong together: give a list."
-        )
+        n_masked = int(np.ma.getmaskarray(values).sum())
+        problem = f"a masked array with {n_masked} masked values"
+    elif hasattr(values, "toarray"):
+        problem = "a sparse matrix"
+    elif isinstance(values, Set) and not isinstance(values, KeysView):
+        problem = f"a {type(values).__name__}, which has no order"
+    elif isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
+        problem = f"{values!r:.60}"
+    elif getattr(values, "ndim", 1) == 0:
+        problem = "an array without a dimension"
+    if problem:
+        raise UserError(f"{name} is {problem}: give a list of {items}.")
 
 
 def convert_to_rows(
@@ -168,33 +150,33 @@ def convert_to_rows(
     """Convert texts in any common form to rows, and raise `UserError` for anything else."""
     rows = _convert_rows(X, columns)
     empty = [f"row {i}" for i, row in enumerate(rows) if row is None]
-    refuse_empty_texts(empty, len(rows), "X", "remove these rows")
+    refuse_missing(empty, len(rows), "text in X", "write the texts, or remove these rows")
     return [row for row in rows if row is not None]
 
 
 def _convert_rows(X: Any, columns: Sequence[str]) -> list[dict[str, str] | None]:
     """Convert texts to rows; a row with an empty text is None."""
-    if isinstance(X, (str, bytes, Mapping)) or not hasattr(X, "__iter__"):
-        raise UserError(
-            f"X must be a list of texts, got {X!r:.60}. Wrap a single text in a list: [text]."
-        )
-    _refuse_odd_collections(X, "X")
-    hint = " Name the column of the texts in `fit(..., text=...)`." if _column_names(X) else ""
-    X = _select_text_columns(X, columns)
+    _check_collection(X, "X", "texts, or of pairs of texts")
+    if not _column_names(X):
+        X = [*X]
+    if names := _column_names(X):
+        columns = columns or _guess_text_columns(names)
+        X = zip(*(_read_column(X, column) for column in columns))
+    hint = " Name the column of the texts in `fit(..., text=...)`." if names else ""
     rows: list[dict[str, str] | None] = []
     n_texts = 0  # 1, or 2 for pairs
     for i, example in enumerate(X):
-        texts = _get_texts(example)
-        if texts is not None and any(map(is_empty_text, texts)):
+        texts = [*example] if isinstance(example, (list, tuple, np.ndarray)) else [example]
+        if len(texts) in (1, 2) and any(map(is_empty_text, texts)):
             rows.append(None)
             continue
-        if texts is None or len(texts) != (n_texts or len(texts)):
+        n_texts = n_texts or len(texts)
+        if len(texts) != n_texts or n_texts not in (1, 2):
             raise UserError(
-                f"row {i} is {example!r:.60}, but every row must be a text that is not empty, or "
-                f"every row a pair of texts.{hint}"
+                f"row {i} is {example!r:.60}, but every row must be a text, or every row a pair of "
+                f"texts.{hint}"
             )
-        n_texts = len(texts)
-        rows.append({c: require_utf8(str(t), f"row {i}") for c, t in zip(TEXT_COLUMNS, texts)})
+        rows.append({c: str(require_text(t, f"row {i}")) for c, t in zip(TEXT_COLUMNS, texts)})
     if not rows:  # begins as scikit-learn's own message does
         raise UserError("Found array with 0 sample(s). At least one text is needed.")
     return rows
@@ -212,32 +194,6 @@ ESTIMATOR_OPTIONS: dict[str, Any] = {
 ESTIMATOR_OPTIONS |= dict(lr="auto", steps=300) | _OWN_OPTIONS
 # options that only some methods have; None: the method's default
 ESTIMATOR_OPTIONS |= dict.fromkeys(all_method_options())
-
-
-def _read_label_column(X: Any, label: str) -> list:
-    """Return the labels in a column of a table; those of a `ClassLabel` are its names."""
-    if isinstance(X, Sequence):
-        return [row.get(label) for row in X]
-    feature = (getattr(X, "features", None) or {}).get(label)
-    return [decode_hub_label(value, feature) for value in X[label]]
-
-
-def _is_table(X: Any) -> bool:
-    """Return whether an object has named columns, as a `Dataset` and a DataFrame have."""
-    return hasattr(X, "column_names") or hasattr(X, "columns")
-
-
-def _name_class_weights(weights: Mapping) -> dict[str, Any]:
-    """Return the weights by class name; raise `UserError` for a class with two weights."""
-    named: dict[str, Any] = {}
-    for label, weight in weights.items():
-        if str(label) in named:
-            raise UserError(
-                f"class_weight has two weights for the class {str(label)!r}, as a text and as "
-                "another type: give one."
-            )
-        named[str(label)] = weight
-    return named
 
 
 def _record_output(step: Step, outputs: list[np.ndarray]) -> Step:
@@ -264,7 +220,7 @@ def _name_options(init: Callable) -> Signature:
 
 def _select_splits(X: Any, validation: Any) -> tuple[Any, Any]:
     """Return the training table of a `DatasetDict` and its validation split, or the arguments."""
-    if not (isinstance(X, Mapping) and X and all(map(_is_table, X.values()))):
+    if not (isinstance(X, Mapping) and X and all(map(_column_names, X.values()))):
         return X, validation
     splits = select_splits(X)
     if isinstance(validation, Real) and "validation" in splits:
@@ -272,15 +228,16 @@ def _select_splits(X: Any, validation: Any) -> tuple[Any, Any]:
     return splits["train"], validation
 
 
-def _choose_columns(
-    X: Any, text: str | None, text2: str | None, label: str | None
-) -> tuple[str | None, str | None, str | None]:
-    """Return the names of the columns of a table, with the usual one if only the label is named."""
-    if text2 and not text:
-        raise UserError(f"text2={text2!r} needs the column of the first texts: pass text= too.")
-    if label and not text:
-        text = find_text_column(_column_names(X))
-    return text, text2, label
+def _describe_model(task: Task, method: str, backbone: str | Path) -> dict[str, Any]:
+    """Return what a model has in common with one that is trained from it."""
+    return {
+        "method": method,
+        "backbone": str(backbone),
+        "classes": [*task.labels],
+        "pair": task.pair,
+        "regression": task.is_regression,
+        "text_targets": task.is_generation,
+    }
 
 
 class PromptEstimator(BaseEstimator):
@@ -357,7 +314,7 @@ class PromptEstimator(BaseEstimator):
         attributes = vars(self).copy()
         try:
             X, validation = _select_splits(X, validation)
-            self._fit_columns = _choose_columns(X, text, text2, label)
+            self._fit_columns = _resolve_columns(X, y, text, text2, label)
             task = self._make_training_task(X, y, validation, text_targets, skip_empty)
             continues = self.warm_start if warm_start is None else warm_start
             initial_state = self._trained_state(task) if continues else None
@@ -380,15 +337,13 @@ class PromptEstimator(BaseEstimator):
 
         def make_rows(X: Any, y: Any, is_training_data: bool = False) -> list[dict]:
             """Return rows with labels that `make_task` accepts, or with target texts."""
-            rows, labels = self._check_rows_and_labels(X, y, skip_empty)
-            if not text_targets:
+            rows, labels = self._read_texts_and_labels(X, y, self._fit_columns, skip_empty)
+            if text_targets:
+                labels = [require_text(text, "target", allow_empty=True) for text in labels]
+            else:
                 labels = self._validate_labels(labels, is_training_data)
-                return [{**row, "label": label} for row, label in zip(rows, labels)]
-            # one label for all, so that `hold_out_rows` takes any
-            return [
-                {**row, "target": require_text(dict(target=text), "target"), "label": 0.0}
-                for row, text in zip(rows, labels)
-            ]
+            column = "target" if text_targets else "label"
+            return [{**row, column: label} for row, label in zip(rows, labels)]
 
         rows = make_rows(X, y, is_training_data=True)
         if isinstance(validation, Real):
@@ -396,7 +351,7 @@ class PromptEstimator(BaseEstimator):
             rows, validation_rows = hold_out_rows(rows, float(validation), seed)
         elif isinstance(validation, (tuple, list)) and len(validation) == 2:
             validation_rows = make_rows(*validation)
-        elif _is_table(validation):
+        elif _column_names(validation):
             validation_rows = make_rows(validation, None)
         else:
             raise UserError(
@@ -409,24 +364,13 @@ class PromptEstimator(BaseEstimator):
         """Return the tensors of the earlier fit, if there is one and it is of the same task."""
         if not hasattr(self, "model_"):
             return None
-        earlier = self.task_
-        if earlier.labels != task.labels:
-            raise UserError(
-                f"warm_start=True continues from a model with the classes {[*earlier.labels]}, but "
-                f"y has {[*task.labels]}: give labels of the same classes, or warm_start=False."
-            )
-        names = ("pair", "is_regression", "is_generation")
-        if any(getattr(earlier, name) != getattr(task, name) for name in names):
-            raise UserError(
-                "warm_start=True continues from a model of another kind of texts or labels: give "
-                "them in the same form, or warm_start=False."
-            )
-        if str(self.backbone) != self.config_.backbone or self.method != self.config_.method:
-            raise UserError(
-                f"warm_start=True continues from {self.config_.method!r} on backbone "
-                f"{self.config_.backbone!r}, but the estimator has {self.method!r} on "
-                f"{self.backbone!r}: use the same, or warm_start=False."
-            )
+        earlier = _describe_model(self.task_, self.config_.method, self.config_.backbone)
+        for name, value in _describe_model(task, self.method, self.backbone).items():
+            if value != earlier[name]:
+                raise UserError(
+                    f"warm_start=True continues from a model with {name}={earlier[name]!r}, but "
+                    f"this fit has {name}={value!r}: use the same, or warm_start=False."
+                )
         return copy_state(trained_state(self.model_))
 
     def _make_task(self, splits: dict[str, list[dict]], text_targets: bool) -> Task:
@@ -436,13 +380,11 @@ class PromptEstimator(BaseEstimator):
                 "the other single texts. Pass both in the same form."
             )
         text, text2, label = self._fit_columns
-        columns: dict[str, Any] = {}
-        if text:
-            columns = dict(columns=make_column_templates(text, text2, label or "label"))
+        columns: dict[str, Any] = (
+            {"columns": make_column_templates(text, text2, label or "label")} if text else {}
+        )
         if not text_targets:
             return make_task("own", splits, **self._label_fields(), **columns)
-        for row in splits["train"] + splits["validation"]:
-            del row["label"]  # it was needed by `hold_out_rows` only
         return Task(
             "own",
             is_generation=True,
@@ -459,29 +401,24 @@ class PromptEstimator(BaseEstimator):
         """Return the fields of `Task` that name the classes."""
         return {}
 
-    def _check_rows_and_labels(
+    def _read_texts_and_labels(
         self,
         X: Any,
         y: Any,
+        columns: tuple[str | None, str | None, str | None],  # of texts, second texts and labels
         skip_empty: bool = False,
-        columns: tuple | None = None,  # of texts and labels; None: those of `fit`
     ) -> tuple[list[dict], list]:
         """Return the rows with a text and their labels, which are not checked yet."""
-        text, text2, label = columns or self._fit_columns
-        _check_columns(X, dict(text=text, text2=text2, label=label if y is None else None))
+        *texts, label = _resolve_columns(X, y, *columns)
         if y is None and (label or "label") in _column_names(X):
-            y = _read_label_column(X, label or "label")
+            y = _read_column(X, label or "label")
         if y is None:
             raise UserError(  # begins as scikit-learn's own message does
                 f"This {type(self).__name__} estimator requires y to be passed, but the target y "
                 "is None. Give one label per text, or a `datasets.Dataset` with a column `label`."
             )
-        if _column_names(X) and label and not text:
-            raise UserError(f"label={label!r} needs the column of the texts: pass text= too.")
-        rows = _convert_rows(X, [column for column in (text, text2) if column])
-        if isinstance(y, (str, bytes, Mapping)) or not hasattr(y, "__iter__"):
-            raise UserError(f"y must be a list of labels, one for each text, got {y!r:.60}.")
-        _refuse_odd_collections(y, "y")
+        rows = _convert_rows(X, [column for column in texts if column])
+        _check_collection(y, "y", "labels, one for each text")
         y = list(y.to_numpy() if getattr(y, "ndim", 1) == 2 and hasattr(y, "to_numpy") else y)
         if len(rows) != len(y):
             raise UserError(
@@ -506,7 +443,12 @@ class PromptEstimator(BaseEstimator):
                 options.pop(name, None)
         weights = self.class_weight
         if isinstance(weights, Mapping):  # the task has the labels as strings
-            weights = _name_class_weights(weights)
+            weights = {str(label): weight for label, weight in weights.items()}
+            if len(weights) < len(self.class_weight):
+                raise UserError(
+                    f"class_weight={self.class_weight!s:.80} has two weights for a class, as a "
+                    "text and as another type: give one."
+                )
         evaluations = check_int(self.evaluations, "evaluations")
         hint = "number of evaluations during training"
         check_between(evaluations, 0, 10**9, "evaluations", hint)
@@ -596,11 +538,19 @@ class PromptEstimator(BaseEstimator):
     def _labels_or_column(self, X: Any, y: Any) -> Any:
         """Return the labels, or those in the column of a table that `fit` read."""
         label = self.task_.columns[2]
-        return _read_label_column(X, label) if y is None and label in _column_names(X) else y
+        return _read_column(X, label) if y is None and label in _column_names(X) else y
 
     def _predict_rows(self, X: Any) -> list[dict]:
         rows = self._validate_rows(X)
         return predict(self.model_, self.task_, self.config_, rows)
+
+    def _read_labelled_rows(self, X: Any, y: Any) -> list[dict]:
+        """Return rows with their labels as the task has them: numbers, indices, or indicators."""
+        texts, y = self._read_texts_and_labels(X, y, self._columns_in(X))
+        labels = self._validate_labels(y, False)
+        if not self.task_.is_regression:
+            labels = [convert_label(self.task_, v, f"row {i}") for i, v in enumerate(labels)]
+        return [{**row, "label": label} for row, label in zip(texts, labels)]
 
     def report(
         self,
@@ -615,20 +565,12 @@ class PromptEstimator(BaseEstimator):
         """
         check_is_fitted(self, "model_")
         require_reportable(self.task_)
-        texts, y = self._check_rows_and_labels(X, y, columns=self._columns_in(X))
-        labels = map(self._label_of_task, self._validate_labels(y, False))
-        rows = [{**row, "label": label} for row, label in zip(texts, labels)]
-        predictions = self._predict_rows(texts)
+        rows = self._read_labelled_rows(X, y)
+        predictions = self._predict_rows(rows)
         title = f"{self.method}, {len(rows):,} texts"
         if folder is None:
             return make_report(self.task_, rows, predictions, title)
         return write_report(self.task_, rows, predictions, folder, title)
-
-    def _label_of_task(self, label: Any) -> Any:
-        """Return a label as the rows of a task have it: an index, a number, or indicators."""
-        if isinstance(label, list):
-            return self.task_.label_indicators(label)
-        return self.task_.labels.index(label) if self.task_.labels else label
 
     @torch.no_grad()
     def compute_prompts(
@@ -751,34 +693,6 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # of a file in a saved 
 _COLLECTIONS: Any = (list, tuple, set, frozenset, np.ndarray)
 
 
-def _refuse_enumeration(label: Any) -> None:
-    """Raise `UserError` for a member of an enumeration, whose text NumPy replaces by its name."""
-    if isinstance(label, Enum) and not isinstance(label, int):
-        raise UserError(f"a label is {label!r:.60}, a member of an enumeration: give its value.")
-
-
-def _check_single_labels(y: list) -> None:
-    """Raise `UserError` unless each text has one label, of the same kind as the others."""
-    from pandas import isna
-
-    if _detect_label_form(y) != "single":
-        raise UserError(
-            "the training texts have one label each, but some of these have several. Give one "
-            "label per text, or lists of labels to train on."
-        )
-    if any(map(isna, y)):
-        raise UserError("a label is missing (None or NaN). Every text needs one.")
-    for i, value in enumerate(y):
-        _refuse_enumeration(value)
-        if isinstance(value, str):  # the rules of a table
-            parse_label(value, f"label {i}")
-    if len({isinstance(v, str) for v in np.ravel(np.asarray(y, object))}) > 1:
-        raise UserError(
-            "the labels mix texts and numbers, and numpy would turn all of them into texts. "
-            "Give all labels as texts, or all as numbers."
-        )
-
-
 def _detect_label_form(y: list) -> str:
     """Return whether each text has one label ('single'), a list of labels, or indicators.
 
@@ -813,56 +727,47 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
         tags.classifier_tags.multi_label = True
         return tags
 
-    def _validate_label_lists(self, y: list, is_training_data: bool) -> list[list[str]]:
-        """Return the labels of each text as strings; the training data define the classes."""
-        from pandas import isna
-
-        if self.label_form_ == "indicators":
-            n = len(self.classes_) if not is_training_data else len(y[0])
-            if any(len(v) != n or any(value not in (0, 1) for value in v) for v in y):
-                raise UserError(f"every row of y must have {n} indicators, each 0 or 1.")
-            if is_training_data:
-                self.classes_ = np.arange(n)
-            return [[*map(str, np.flatnonzero(v))] for v in y]
-        y = [[*v] if isinstance(v, _COLLECTIONS) else [v] for v in y]
-        values = [value.item() if hasattr(value, "item") else value for v in y for value in v]
-        for value in values:
-            _refuse_enumeration(value)
-        if any(not isinstance(v, (str, int, float)) or isna(v) for v in values):
-            raise UserError("every label must be a text or a number; give [] for no label.")
-        if len({isinstance(v, str) for v in values}) > 1:
-            raise UserError("the labels mix texts and numbers. Give all as texts, or as numbers.")
-        if is_training_data:
-            self.classes_ = np.unique(values)
-        if unseen := {*map(str, values)} - {*map(str, self.classes_.tolist())}:
-            raise UserError(
-                f"the validation labels have the class {min(unseen)!r}, which is not in the "
-                "training labels. Add training texts of this class, or remove it."
-            )
-        return [[*map(str, v)] for v in y]
+    def _read_indicators(self, y: list, is_training_data: bool) -> list[list[str]]:
+        """Return the positions of the labels of each text as strings."""
+        n = len(y[0]) if is_training_data else len(self.classes_)
+        if any(len(v) != n or any(value not in (0, 1) for value in v) for v in y):
+            raise UserError(f"every row of y must have {n} indicators, each 0 or 1.")
+        self.classes_ = np.arange(n)
+        return [[*map(str, np.flatnonzero(v))] for v in y]
 
     def _validate_labels(self, y: Any, is_training_data: bool) -> list[Any]:
         """Return the labels as strings; those of the training data define the classes."""
+        form = _detect_label_form(y)
         if is_training_data:
-            self.label_form_ = _detect_label_form(y)
-        if self.label_form_ != "single":
-            return self._validate_label_lists(y, is_training_data)
-        _check_single_labels(y)
-        labels = np.ravel(y)
-        for label in labels.tolist():
-            if not isinstance(label, (str, int, float)):
-                raise UserError(
-                    f"labels must be texts, numbers or truth values, got {label!r:.60}."
-                )
-        check_classification_targets(labels)
-        if is_training_data:
-            self.classes_ = np.unique(labels)
-        if unseen := sorted(set(labels.tolist()) - set(self.classes_.tolist())):
+            self.label_form_ = form
+        elif self.label_form_ == "single" != form:
             raise UserError(
-                f"the validation labels have the class {unseen[0]!r}, which is not in the training "
-                "labels. Add training texts of this class, or remove it from the validation texts."
+                "the training texts have one label each, but some of these have several. Give one "
+                "label per text, or lists of labels to train on."
             )
-        return [str(label) for label in labels]
+        if self.label_form_ == "indicators":
+            return self._read_indicators(y, is_training_data)
+        labels = [[*v] if isinstance(v, _COLLECTIONS) else [v] for v in y]
+        values = [v.item() if hasattr(v, "item") else v for row in labels for v in row]
+        places = [f"label {i}" for i, row in enumerate(labels) for _ in row]
+        for value, place in zip(values, places):
+            if not isinstance(value, (str, int, float)):
+                raise UserError(
+                    f"{place} must be a text, a number or a truth value, got {value!r:.60}."
+                )
+            if isinstance(value, Enum) and not isinstance(value, int):
+                raise UserError(
+                    f"{place} is {value!r:.60}, a member of an enumeration: give its value."
+                )
+            require_utf8(str(value), place)
+        check_labels(values, places)
+        if self.label_form_ == "single":
+            check_classification_targets(np.array(values))
+        if is_training_data:
+            self.classes_ = np.unique(values)
+        if self.label_form_ == "single":
+            return [*map(str, values)]
+        return [[*map(str, row)] for row in labels]
 
     def _label_fields(self) -> dict[str, tuple]:
         """Return the class names of the task, and the labels as they were given."""
@@ -915,10 +820,9 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
         y = self._labels_or_column(X, y)
         if getattr(self, "label_form_", "single") == "single":
             return super().score(X, y, sample_weight)
-        rows, y = self._check_rows_and_labels(X, y, columns=self._columns_in(X))
-        predictions = self._predict_rows(rows)
-        labels = self._validate_labels(y, False)
-        is_correct = [{*p["label"]} == {*names} for p, names in zip(predictions, labels)]
+        rows = self._read_labelled_rows(X, y)
+        names = [p["label"] for p in self._predict_rows(rows)]
+        is_correct = [self.task_.label_indicators(n) == r["label"] for n, r in zip(names, rows)]
         return float(np.average(is_correct, weights=sample_weight))
 
     def predict_proba(
@@ -946,21 +850,12 @@ class PromptRegressor(RegressorMixin, PromptEstimator):
 
     def _validate_labels(self, y: Any, is_training_data: bool) -> list[float]:
         """Return the labels as finite numbers."""
-        for i, value in enumerate(y):
-            if isinstance(value, (str, bool, np.bool_)):  # the rules of a table
-                parse_label(value, f"label {i}", regression=True)
-        try:
-            y = np.asarray(y, float)
-        except (TypeError, ValueError) as e:
-            raise UserError(
-                f"a label is not a number ({e}). A regression needs one number per text; for "
-                "classes use PromptClassifier."
-            ) from None
-        if y.ndim != 1 and y.shape != (len(y), 1):
-            raise UserError(f"y must have one number per text, but its shape is {y.shape}.")
-        if not np.isfinite(y).all():
-            raise UserError("a label is NaN or infinity. Every text needs a finite number.")
-        return np.ravel(y).tolist()
+        values = np.array(y, object)
+        if values.shape not in [(len(y),), (len(y), 1)]:
+            raise UserError(f"y must have one number per text, but its shape is {values.shape}.")
+        return [
+            float(parse_label(v, f"label {i}", regression=True)) for i, v in enumerate(values.flat)
+        ]
 
     def predict(
         self,

@@ -192,7 +192,7 @@ def test_texts_and_numbers_in_one_column_are_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(ValueError, match=r"line 2: the label is 3, but that of .*line 1 is '3'"):
         read_table(tmp_path / "a.jsonl")
-    with pytest.raises(ValueError, match="the labels mix texts and numbers"):
+    with pytest.raises(ValueError, match="label 1: the label is 3, but that of label 0"):
         PromptClassifier()._validate_labels(["3", 3], True)
 
 

@@ -64,7 +64,7 @@ def select_text_columns(
 
     Raises: `UserError` that counts the rows without a text, after all rows are read.
     """
-    from idp_tutorial.data.rows import is_empty_text, require_nonempty_text, skip_empty_texts
+    from idp_tutorial.data.rows import is_empty_text, require_text, skip_empty_texts
     from idp_tutorial.training.evaluation import require_text_columns
 
     trained = task.source_columns
@@ -86,7 +86,7 @@ def select_text_columns(
             empty.append(where)
         elif not empty or skip_empty:  # otherwise the remaining rows are only counted
             texts = {
-                name: require_nonempty_text(row, column, where, task.allow_empty_text)
+                name: require_text(row[column], f"{where}: {column}", task.allow_empty_text)
                 for name, column in columns.items()
             }
             if "group" in row:

@@ -12,7 +12,6 @@ Files are UTF-8, unless an encoding is given. The separator of a table is a comm
 header has none, and another usual separator instead, that one is used, and a log line says so.
 """
 
-import codecs
 import csv
 import gzip
 import importlib.util
@@ -22,9 +21,9 @@ import lzma
 import re
 import sys
 import zlib
-from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
@@ -40,7 +39,6 @@ __all__ = [
     "iterate_lines",
     "parse_json",
     "parse_json_object",
-    "suggest_delimiter",
     "detect_format",
     "iterate_rows",
 ]
@@ -52,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 # maximum length of a line: a hundred times that of a book, so that a device such as /dev/zero,
 # which never ends a line, does not fill the memory
-_MAX_LINE_BYTES = 2**26
+_MAX_LINE_LENGTH = 2**26
 
 
 def describe_file(
@@ -62,14 +60,24 @@ def describe_file(
     return "standard input" if path == "-" else str(path)
 
 
-def _open_binary(path: str | Path) -> AbstractContextManager[IO]:
-    """Open a file in binary mode, decompressed; '-' is standard input."""
-    if path == "-":
-        if sys.stdin is None:
-            raise UserError("standard input is closed: pass a file, or pipe the texts in.")
-        return nullcontext(getattr(sys.stdin, "buffer", sys.stdin))
-    openers: dict[str, Callable] = {".xz": lzma.open, ".gz": gzip.open}
-    return openers.get(Path(path).suffix, open)(path, "rb")
+@contextmanager
+def _open_text(path: str | Path, encoding: str) -> Iterator[IO[str]]:
+    """Open a file, decompressed; bytes that cannot be decoded become lone surrogates."""
+    options: dict[str, Any] = dict(encoding=encoding, errors="surrogateescape", newline="\n")
+    if path == "-" and sys.stdin is None:
+        raise UserError("standard input is closed: pass a file, or pipe the texts in.")
+    if path == "-" and hasattr(sys.stdin, "buffer"):
+        text_file = TextIOWrapper(sys.stdin.buffer, **options)
+        try:
+            yield text_file
+        finally:
+            text_file.detach()  # so that standard input stays open
+    elif path == "-":
+        yield sys.stdin  # replaced by another stream of text
+    else:
+        openers: dict[str, Callable] = {".xz": lzma.open, ".gz": gzip.open}
+        with openers.get(Path(path).suffix, open)(path, "rt", **options) as file:
+            yield file
 
 
 _FIRST_BYTES = {  # what a file that is not text begins with: what it is, and what to do
@@ -84,98 +92,45 @@ _FIRST_BYTES = {  # what a file that is not text begins with: what it is, and wh
 }
 
 
-def _suggest_encoding(line: bytes) -> str:
-    """Return advice for a line that is not UTF-8.
-
-    Windows-1252 has all printable characters of Latin-1. Bytes from 0x80 to 0x9f are dashes and
-    quotation marks in it, and control characters in Latin-1, so it is never worse.
-    """
-    try:
-        line.decode("cp1252")
-    except UnicodeDecodeError:  # five bytes have no meaning in Windows-1252
-        return "pass the encoding of the file, such as encoding='cp1250', or save it as UTF-8"
-    return (
-        "if the file was saved by Excel or on Windows in Western Europe, pass encoding='cp1252' "
-        "(which includes Latin-1); otherwise pass its encoding, or save it as UTF-8"
-    )
-
-
-def _decode_line(line: bytes, line_number: int, where: str) -> str:
-    """Decode one line of UTF-8; raise `UserError` for another encoding."""
-    if line_number == 1:
-        for first_bytes, advice in _FIRST_BYTES.items():
-            if line.startswith(first_bytes):
+def _check_line(text: str, line_number: int, where: str, encoding: str | None) -> str:
+    """Return a line without a byte order mark; raise `UserError` for bytes that are not text."""
+    if line_number == 1 and encoding is None:
+        first_bytes = text[:9].encode(errors="surrogateescape")
+        for signature, advice in _FIRST_BYTES.items():
+            if first_bytes.startswith(signature):
                 raise UserError(f"{where} is {advice}.")
-    try:
-        # concatenated files have byte order marks in the middle
-        return line.removeprefix(BOM_UTF8).decode()
-    except UnicodeDecodeError as e:
-        raise UserError(
-            f"{where}, line {line_number}: byte {e.start + 1} is {line[e.start]:#04x}, which is "
-            f"not valid UTF-8: {_suggest_encoding(line)}."
-        ) from None
-
-
-def _check_line(text: str, line_number: int, where: str) -> str:
-    """Return a line; raise `UserError` for a NUL, and for a file whose lines end in CR."""
     if "\0" in text:
         raise UserError(
             f"{where}, line {line_number} contains a NUL character: if the file is UTF-16, pass "
             "encoding='utf-16-le', or save it as UTF-8."
         )
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:  # a byte that was not decoded is a lone surrogate
+        n_bytes = len(text[: e.start].encode(encoding or "utf-8"))
+        raise UserError(
+            f"{where}, line {line_number}: byte {n_bytes + 1} is "
+            f"{ord(text[e.start]) - 0xDC00:#04x}, which is not valid {encoding or 'UTF-8'}: if the "
+            "file was saved by Excel or on Windows in Western Europe, pass encoding='cp1252' "
+            "(which includes Latin-1); otherwise pass its encoding, such as encoding='cp1250', or "
+            "save it as UTF-8."
+        ) from None
     is_whole_file = line_number == 1 and not text.endswith("\n")
     if is_whole_file and "\r" in text.rstrip():
         raise UserError(f"{where} has lines that end in \\r: save it with \\n as the line ending.")
-    return text
+    # concatenated files have byte order marks in the middle
+    return text.removeprefix("\ufeff")
 
 
-def _check_encoding(encoding: str | None) -> str | None:
-    """Return the name of an encoding; None for UTF-8, whose errors are reported by line."""
-    if encoding is None:
-        return None
+def _check_encoding(encoding: str) -> None:
+    """Raise `UserError` unless Python knows an encoding of text by this name."""
     try:
-        codec = codecs.lookup(encoding)
+        "a".encode(encoding)
     except (LookupError, ValueError):
-        codec = None
-    if codec is None or not getattr(codec, "_is_text_encoding", True):
         raise UserError(
             f"encoding must be the name of a text encoding, such as 'cp1252' or 'utf-16', got "
             f"{encoding!r:.40}."
-        )
-    return None if codec.name in ("utf-8", "utf-8-sig") else codec.name
-
-
-def _read_encoded_lines(file: IO, where: str, encoding: str) -> Iterator[tuple[int, str]]:
-    """Yield the numbered lines of a file in another encoding than UTF-8."""
-    text_file = TextIOWrapper(file, encoding, newline="\n")
-    line_number = 0
-    try:
-        for line_number, text in _read_lines(text_file, where):
-            yield line_number, text
-    except UnicodeError as e:
-        raise UserError(
-            f"{where} is not {encoding} ({e}, after line {line_number}): pass the encoding of the "
-            "file, or leave it out for UTF-8."
         ) from None
-    finally:
-        text_file.detach()  # whoever opened the file closes it
-
-
-def _read_lines(file: IO, where: str) -> Iterator[tuple[int, str]]:
-    """Yield the numbered lines of an open file; raise `UserError` for one that is too long."""
-    line_number = 0
-    while line := file.readline(_MAX_LINE_BYTES + 1):
-        line_number += 1
-        if len(line) > _MAX_LINE_BYTES:
-            raise UserError(
-                f"{where}, line {line_number} is longer than {_MAX_LINE_BYTES:,} bytes: "
-                "pass a text file with one example a line."
-            )
-        if isinstance(line, str):  # of another encoding, or from a replaced standard input
-            text = line.removeprefix("\ufeff")
-        else:
-            text = _decode_line(line, line_number, where)
-        yield line_number, _check_line(text, line_number, where)
 
 
 def iterate_lines(
@@ -184,13 +139,24 @@ def iterate_lines(
 ) -> Iterator[tuple[int, str]]:  # line number from 1, and the line
     """Yield the lines of a file; raise `UserError` if it cannot be read or decoded."""
     where = describe_file(path)
-    codec = _check_encoding(encoding)
+    if encoding is not None:
+        _check_encoding(encoding)
+    line_number = 0
     try:
-        with _open_binary(path) as file:
-            if codec is None or not hasattr(file, "readable"):
-                yield from _read_lines(file, where)
-            else:
-                yield from _read_encoded_lines(file, where, codec)
+        with _open_text(path, encoding or "utf-8") as file:
+            while text := file.readline(_MAX_LINE_LENGTH + 1):
+                line_number += 1
+                if len(text) > _MAX_LINE_LENGTH:
+                    raise UserError(
+                        f"{where}, line {line_number} is longer than {_MAX_LINE_LENGTH:,} "
+                        "characters: pass a text file with one example a line."
+                    )
+                yield line_number, _check_line(text, line_number, where, encoding)
+    except UnicodeError as e:  # such as half a character of UTF-16
+        raise UserError(
+            f"{where} is not {encoding} ({e}, after line {line_number}): pass the encoding of the "
+            "file, or leave it out for UTF-8."
+        ) from None
     except FileNotFoundError:
         raise MissingFileError(f"there is no file {where}: check the path.") from None
     except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile) as e:
@@ -245,7 +211,7 @@ def parse_json(
 def _check_json_row(row: Any, where: str, hint: str) -> dict:
     if not isinstance(row, dict):
         shown = json.dumps(row, ensure_ascii=False)[:60]
-        raise UserError(f"{where}: {shown!r} is not a row: {hint}.")
+        raise UserError(f"{where}: {shown!r} is not an object: {hint}.")
     return row
 
 
@@ -282,21 +248,6 @@ def _read_json_rows(lines: Iterator[tuple[int, str]], where: str) -> Iterator[tu
 
 _DELIMITERS = ";\t|,"
 _DELIMITER_NAMES = {"tab": "\t", r"\t": "\t"}  # a tab is hard to type in a shell
-
-
-def suggest_delimiter(
-    columns: Sequence[str],  # column names of a header
-    delimiter: str = ",",  # the delimiter that was used
-) -> str:  # advice without a full stop; '' if the delimiter seems to be right
-    """Return advice if a header has one column because its delimiter is another character."""
-    if len(columns) != 1:
-        return ""
-    candidates = [c for c in _DELIMITERS if c != delimiter and c in columns[0]]
-    return (
-        f"its columns seem to be separated by {candidates[0]!r}: pass it as sep="
-        if candidates
-        else ""
-    )
 
 
 def _check_delimiter(sep: str) -> str:
@@ -360,11 +311,11 @@ def _read_csv(
 
     def fail(problem: str) -> UserError:
         """Return the error for a row that cannot be read."""
-        advice = suggest_delimiter(header, delimiter) or (
-            "put a text that contains a separator or a line break in double quotes, and double "
-            "the quotation marks inside it"
+        return UserError(
+            f"{locate()}: {problem}: put a text that contains the separator {delimiter!r} or a "
+            "line break in double quotes, and double the quotation marks inside it, or pass "
+            "another separator as sep=."
         )
-        return UserError(f"{locate()}: {problem}: {advice}.")
 
     try:
         header = _check_header(next(reader, []), f"{where}, line {1 + n_skipped}")
@@ -381,8 +332,8 @@ def _read_csv(
 # ---- Excel
 
 
-def _read_excel_cells(path: str | Path) -> Any:
-    """Return the cells of the first sheet of an Excel file as strings, `[rows, columns]`."""
+def _read_excel(path: str | Path) -> Iterator[tuple[str, dict]]:
+    """Yield (file and row, row) of the first sheet of an Excel file; cells are strings."""
     if importlib.util.find_spec("openpyxl") is None:
         raise UserError(
             f"{path}: reading an Excel file needs openpyxl: pip install openpyxl, or save the "
@@ -390,28 +341,11 @@ def _read_excel_cells(path: str | Path) -> Any:
         )
     import pandas
 
-    try:
-        with pandas.ExcelFile(path, engine="openpyxl") as book:
-            if len(book.sheet_names) > 1:
-                logger.warning(
-                    "%s has %d sheets: %r, the first, is read",
-                    path,
-                    len(book.sheet_names),
-                    book.sheet_names[0],
-                )
-            return book.parse(0, header=None, dtype=str, na_filter=False).to_numpy()
-    except FileNotFoundError:
-        raise MissingFileError(f"there is no file {path}: check the path.") from None
-    except Exception as e:
-        raise UserError(
-            f"{path} cannot be read as an Excel file ({type(e).__name__}): it is damaged, has a "
-            "password, or has another format."
-        ) from None
-
-
-def _read_excel(path: str | Path) -> Iterator[tuple[str, dict]]:
-    """Yield (file and row, row) of the first sheet of an Excel file; cells are strings."""
-    cells = _read_excel_cells(path)
+    with pandas.ExcelFile(path, engine="openpyxl") as book:
+        first, *others = book.sheet_names
+        if others:
+            logger.warning("%s has %d sheets: %r, the first, is read", path, 1 + len(others), first)
+        cells = book.parse(0, header=None, dtype=str, na_filter=False).to_numpy()
     if not len(cells):
         raise UserError(f"{path} has an empty first sheet: put a header and rows into it.")
     columns = [i for i in range(cells.shape[1]) if any(str(c).strip() for c in cells[:, i])]
@@ -419,6 +353,18 @@ def _read_excel(path: str | Path) -> Iterator[tuple[str, dict]]:
     for n, row in enumerate(cells[1:], 2):
         if any(str(cell).strip() for cell in row):
             yield f"{path}, row {n}", {name: str(row[i]) for name, i in zip(header, columns)}
+
+
+# ---- Parquet
+
+
+def _read_parquet(path: str | Path) -> Iterator[tuple[str, dict]]:
+    """Yield (file and row number, row) of a Parquet file."""
+    import datasets
+
+    table = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
+    for n, row in enumerate(table, 1):
+        yield f"{path}, row {n}", row
 
 
 # ---- rows of one file
@@ -457,22 +403,21 @@ def detect_format(
     return _FORMAT_BY_SUFFIX.get(suffixes[-1], "auto") if suffixes else "auto"
 
 
-def _read_parquet(path: str | Path) -> Iterator[tuple[str, dict]]:
-    """Yield (file and row number, row) of a Parquet file."""
-    import datasets
+_BINARY_READERS = {"parquet": _read_parquet, "xlsx": _read_excel}
 
+
+def _read_binary_file(path: str | Path, format: str) -> Iterator[tuple[str, dict]]:
+    """Yield the rows of a file that is not text; raise `UserError` if it cannot be read."""
     if not Path(path).exists():
         raise MissingFileError(f"there is no file {path}: check the path.")
     try:
-        table = datasets.load_dataset(
-            "parquet", data_files=str(path), split="train", streaming=True
-        )
-        for n, row in enumerate(table, 1):
-            yield f"{path}, row {n}", row
+        yield from _BINARY_READERS[format](path)
+    except UserError:
+        raise
     except Exception as e:
         raise UserError(
-            f"{path} cannot be read as Parquet ({type(e).__name__}): it is damaged, or has another "
-            "format."
+            f"{path} cannot be read as {format} ({type(e).__name__}): it is damaged, has a "
+            "password, or has another format."
         ) from None
 
 
@@ -500,21 +445,21 @@ def iterate_rows(
     """Yield the rows of a file one at a time, with their location; empty lines are skipped."""
     format = detect_format(path, format)
     where = describe_file(path)
-    if format in ("parquet", "xlsx"):
-        for name, value in (("encoding", encoding), ("sep", sep)):
-            if value is not None:
-                raise UserError(
-                    f"{name}={value!r} applies only to text files, and {path} is {format}: "
-                    "leave it out."
-                )
-        yield from (_read_parquet if format == "parquet" else _read_excel)(path)
+    readable = {
+        "encoding": [f for f in FILE_FORMATS if f not in _BINARY_READERS],
+        "sep": ["csv", "tsv"],
+    }
+    for name, value in (("encoding", encoding), ("sep", sep)):
+        if value is not None and format not in readable[name]:
+            raise UserError(
+                f"{name}={value!r} applies only to {', '.join(readable[name])}, and {where} is "
+                f"{format}: leave it out."
+            )
+    if format in _BINARY_READERS:
+        yield from _read_binary_file(path, format)
         return
     if sep is not None:
         sep = _check_delimiter(sep)
-        if format not in ("csv", "tsv"):
-            raise UserError(
-                f"sep={sep!r} applies only to CSV and TSV, and {where} is {format}: leave it out."
-            )
     lines = iterate_lines(path, encoding)
     if format in ("csv", "tsv"):
         yield from _read_csv(lines, where, "," if format == "csv" else "\t", sep)

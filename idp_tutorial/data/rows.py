@@ -13,7 +13,7 @@ word inside its sentences. Rows of one question have the same `group`.
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -21,13 +21,13 @@ from idp_tutorial.data.task import Task
 from idp_tutorial.utils.checks import UserError, is_number
 
 __all__ = [
-    "require_text",
+    "convert_label",
     "require_utf8",
     "is_empty_text",
     "describe_places",
-    "refuse_empty_texts",
+    "refuse_missing",
     "skip_empty_texts",
-    "require_nonempty_text",
+    "require_text",
     "check_row",
     "convert_copa_row",
     "convert_multirc_row",
@@ -36,62 +36,55 @@ __all__ = [
     "convert_and_check_row",
     "group_by_question",
     "check_one_correct_candidate",
+    "convert_and_check_rows",
 ]
 
 logger = logging.getLogger(__name__)
 
 
-def _convert_several_labels(task: Task, label: Any, where: str) -> list[int]:
+def _to_indicators(task: Task, label: Any) -> list[int] | None:
     """Return an indicator for each label of the task, from a list of names or of indicators."""
-    is_list = isinstance(label, (list, tuple, set))
-    if is_list and len(label) == len(task.labels) and all(v in (0, 1) for v in label):
-        return [int(v) for v in label]
-    if not is_list or any(name not in task.labels for name in label):
-        raise UserError(
-            f"{where}: label must be a list of names ({', '.join(task.labels)}), or an indicator "
-            f"0 or 1 for each of them, for task {task.name!r}, got {label!r:.60}."
-        )
-    return task.label_indicators(label)
+    if not isinstance(label, (list, tuple, set)):
+        return None
+    if len(label) == len(task.labels) and all(value in (0, 1) for value in label):
+        return [int(value) for value in label]
+    is_known = all(name in task.labels for name in label)
+    return task.label_indicators([*label]) if is_known else None
 
 
-def _convert_label(task: Task, label: Any, where: str) -> float | int | list[int]:
-    """Return the number of a regression, or the index of a class given by its index or name.
-
-    Several labels of a row become an indicator for each label of the task.
-    """
-    if task.multi_label:
-        return _convert_several_labels(task, label, where)
-    if task.is_regression:
-        low, high = task.label_range
-        if not is_number(label) or not low <= label <= high:
-            raise UserError(
-                f"{where}: label must be a number from {low} to {high} for task {task.name!r}, "
-                f"got {label!r}."
-            )
-        return float(label)
+def _to_index(task: Task, label: Any) -> int | None:
+    """Return the index of a class, from its index or its name."""
     # if the classes are called '1', '2', '3', the integer 1 is a name, not an index
     is_numeric_name = type(label) is int and all(n.isdecimal() for n in task.labels)
     name = str(label) if is_numeric_name else label
     if name in task.labels:
         return task.labels.index(name)
-    if name not in range(len(task.labels)):
-        raise UserError(
-            f"{where}: label must be an index from 0 to {len(task.labels) - 1} or a class name "
-            f"({', '.join(task.labels)}) for task {task.name!r}, got {label!r}."
-        )
-    return int(label)
+    return int(name) if name in range(len(task.labels)) else None
 
 
-def require_text(
-    row: dict,  # a row or a record
-    column: str,  # name of the column; `KeyError` if the row has no such column
-) -> str:
-    """Return the string in a column; raise `UserError` for null, a number or a list."""
-    if not isinstance(row[column], str):
-        raise UserError(
-            f"{column} must be a text, got {row[column]!r:.60}: correct the row or remove it."
-        )
-    return row[column]
+def convert_label(
+    task: Task,  # the task of the row
+    label: Any,  # a number, an index, a class name, or a list of names or indicators
+    where: str,  # file and line, for the error message
+) -> float | int | list[int]:
+    """Return the number of a regression, the index of a class, or indicators of several labels."""
+    low, high = task.label_range
+    number: float | list[int] | None
+    if task.is_regression:
+        number = float(label) if is_number(label) and low <= label <= high else None
+    elif task.multi_label:
+        number = _to_indicators(task, label)
+    else:
+        number = _to_index(task, label)
+    if number is not None:
+        return number
+    needed = f"a number from {low} to {high}"
+    if task.labels:
+        needed = f"an index from 0 to {len(task.labels) - 1} or a class name"
+        if task.multi_label:
+            needed = "a list of names, or of an indicator 0 or 1 for each name"
+        needed += f" ({', '.join(task.labels)})"
+    raise UserError(f"{where}: label must be {needed} for task {task.name!r}, got {label!r:.60}.")
 
 
 def require_utf8(
@@ -134,18 +127,18 @@ def describe_places(
     return ", ".join(parts) + (" …" if len(places) > 5 else "")
 
 
-def refuse_empty_texts(
-    places: Sequence[str],  # file and line of the rows with an empty text
+def refuse_missing(
+    places: Sequence[str],  # file and line of the rows without a value
     n_rows: int,  # number of all rows
-    column: str,  # name of the column, or of the argument
-    advice: str = "leave these rows out with skip_empty",
+    value: str,  # what they lack, such as 'label' or "text in column 'message'"
+    advice: str,  # ends the message
 ) -> None:
-    """Raise `UserError` that counts the rows with an empty text, if there are any."""
+    """Raise `UserError` that counts the rows without a value, if there are any."""
     if places:
         verb = "has" if len(places) == 1 else "have"
         raise UserError(
-            f"{len(places)} of {n_rows} rows {verb} no text in {column} "
-            f"({describe_places(places)}): write the texts, or {advice}."
+            f"{len(places)} of {n_rows} rows {verb} no {value} ({describe_places(places)}): "
+            f"{advice}."
         )
 
 
@@ -157,25 +150,26 @@ def skip_empty_texts(
 ) -> None:
     """Log how many rows with an empty text are left out; raise `UserError` without `skip_empty`."""
     if not skip_empty:
-        refuse_empty_texts(places, n_rows, column)
+        advice = "write the texts, or leave these rows out with skip_empty"
+        refuse_missing(places, n_rows, f"text in {column}", advice)
     elif places:
-        logger.warning("skip_empty left out %d of %d rows", len(places), n_rows)
+        logger.warning(
+            "skip_empty left out %d of %d rows (%s)", len(places), n_rows, describe_places(places)
+        )
 
 
-def require_nonempty_text(
-    row: dict,  # a row of a table
-    column: str,  # name of the column
-    where: str,  # file and line, for the error message
+def require_text(
+    value: Any,  # a value of a row or of a record
+    name: str,  # its column, perhaps after its file and line, for the error message
     allow_empty: bool = False,  # accept a text of spaces or of no character
 ) -> str:
-    """Return the string in a column; raise `UserError` if it is missing, empty or not a string."""
-    text = row.get(column)
-    if not isinstance(text, str) or not (text.strip() or allow_empty):
+    """Return a text; raise `UserError` if it is missing, empty or not a string."""
+    if not isinstance(value, str) or not (value.strip() or allow_empty):
+        needed = "a text" if allow_empty else "a text that is not empty"
         raise UserError(
-            f"{where}: {column} must be a text that is not empty, got {text!r:.60}: "
-            "correct the row or remove it."
+            f"{name} must be {needed}, got {value!r:.60}: correct the row or remove it."
         )
-    return require_utf8(text, f"{where}: {column}")
+    return require_utf8(value, name)
 
 
 def check_row(
@@ -189,11 +183,6 @@ def check_row(
     texts = [*task.text_columns]
     group = ["group"] if task.grouping else []
     required = [*texts, *group, "target" if task.is_generation else "label"]
-    if not isinstance(row, dict):
-        raise UserError(
-            f"{where}: {str(row)[:60]!r} is not a row: "
-            'use an object such as {"sentence1": "…", "label": 0}.'
-        )
     if missing := [column for column in required if row.get(column) is None]:
         raise UserError(
             f"{where}: no {' and no '.join(missing)} among {', '.join(row)}. "
@@ -211,11 +200,16 @@ def check_row(
         )
     if task.is_generation:
         texts.append("target")
-    checked = {c: require_nonempty_text(row, c, where, task.allow_empty_text) for c in texts}
+    checked = {c: require_text(row[c], f"{where}: {c}", task.allow_empty_text) for c in texts}
     checked |= {column: row[column] for column in group}
     if task.is_generation:
         return checked
-    return checked | {"label": _convert_label(task, row["label"], where)}
+    return checked | {"label": convert_label(task, row["label"], where)}
+
+
+def _read_texts(record: dict, *columns: str) -> list[str]:
+    """Return the texts in columns of a record, which may be empty."""
+    return [require_text(record[column], column, allow_empty=True) for column in columns]
 
 
 def convert_copa_row(
@@ -225,9 +219,8 @@ def convert_copa_row(
     number: int,  # number of the record, which becomes the group
 ) -> list[dict]:  # two rows with `sentence1`, `sentence2`, `label`, `group`
     """Convert a COPA question to a row for each of its two candidates (Roemmele et al. 2011)."""
-    premise = require_text(record, "premise")
+    premise, *choices = _read_texts(record, "premise", "choice1", "choice2")
     question = f"{premise} What was the {record['question']}?"
-    choices = require_text(record, "choice1"), require_text(record, "choice2")
     correct = record["label"]
     if record["question"] not in ("cause", "effect"):
         raise UserError(
@@ -253,14 +246,13 @@ def convert_multirc_row(
     """Convert a MultiRC record to a row for each answer (Khashabi et al. 2018)."""
     answers = []  # question, answer, label, group
     if "passage" in record:
-        paragraph = require_text(record["passage"], "text")
+        (paragraph,) = _read_texts(record["passage"], "text")
         for j, question in enumerate(record["passage"]["questions"]):
             for answer in question["answers"]:
-                texts = require_text(question, "question"), require_text(answer, "text")
+                texts = [*_read_texts(question, "question"), *_read_texts(answer, "text")]
                 answers.append((*texts, answer["label"], f"{number}-{j}"))
     else:
-        paragraph = require_text(record, "paragraph")
-        texts = require_text(record, "question"), require_text(record, "answer")
+        paragraph, *texts = _read_texts(record, "paragraph", "question", "answer")
         group = f"{record['idx']['paragraph']}-{record['idx']['question']}"
         answers.append((*texts, record["label"], group))
     return [
@@ -271,7 +263,7 @@ def convert_multirc_row(
 
 def _mark_span(record: dict, i: int) -> str:
     """Return sentence `i` (1 or 2) of a WiC record with stars around the word."""
-    sentence = require_text(record, f"sentence{i}")
+    (sentence,) = _read_texts(record, f"sentence{i}")
     start = int(record[f"start{i}"])
     end = int(record[f"end{i}"])
     if not 0 <= start < end <= len(sentence):
@@ -292,7 +284,7 @@ def convert_wic_row(
 
     Source: Pilehvar and Camacho-Collados 2019.
     """
-    word = require_text(record, "word")
+    (word,) = _read_texts(record, "word")
     positions = ("start1", "end1", "start2", "end2")
     if missing := [column for column in positions if column not in record]:
         raise UserError(
@@ -316,8 +308,7 @@ def convert_benchmark_row(
         return task.convert_row(record, number)
     first, second, label_column = task.columns
     texts = [first, second or ""] if task.pair else [first]
-    for column in re.findall(r"{(\w+)}", "".join(texts)):
-        require_text(record, column)
+    _read_texts(record, *re.findall(r"{(\w+)}", "".join(texts)))
     row: dict[str, Any] = {
         name: text.format(**record) for name, text in zip(task.text_columns, texts)
     }
@@ -328,13 +319,14 @@ def convert_benchmark_row(
 
 def convert_and_check_row(
     task: Task,  # the task that the record belongs to
-    record: Any,  # a parsed line, in the schema of this package or of the benchmark
+    record: dict,  # a parsed line, in the schema of this package or of the benchmark
     number: int,  # its number in the file, blank lines not counted
     where: str,  # file and line, for error messages
+    is_from_hub: bool = False,  # the record has the schema of the benchmark, in any case
 ) -> list[dict]:  # checked rows; several where a record is a question with several rows
     """Convert a record in either schema to checked rows."""
-    has_row_schema = not isinstance(record, dict) or (
-        not task.convert_row and (task.columns[0] == "{sentence1}" or "sentence1" in record)
+    has_row_schema = not (is_from_hub or task.convert_row) and (
+        task.columns[0] == "{sentence1}" or "sentence1" in record
     )
     rows = [record]
     hint = ""
@@ -383,3 +375,18 @@ def check_one_correct_candidate(
                 f"{where}: {n_correct} of the {len(question)} candidates of question {name!r} are "
                 "labelled correct, but exactly one must be: correct the labels."
             )
+
+
+def convert_and_check_rows(
+    task: Task,  # the task that the records belong to
+    records: Iterable[tuple[str, dict]],  # each with its file and line, for error messages
+    source: str,  # file or split, for error messages
+    is_from_hub: bool = False,  # the records have the schema of the benchmark, in any case
+) -> list[dict]:
+    """Convert the records of a split in either schema to checked rows."""
+    rows: list[dict] = []
+    for number, (where, record) in enumerate(records, 1):
+        rows += convert_and_check_row(task, record, number, where, is_from_hub)
+    if task.grouping == "choose":
+        check_one_correct_candidate(rows, source)
+    return rows

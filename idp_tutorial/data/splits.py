@@ -7,17 +7,14 @@ distribute can be read as they are. `NAME/k100` is a frozen few-shot set of 100 
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from idp_tutorial.data.few_shot import sample_rows, split_few_shot
 from idp_tutorial.data.file_readers import ROW_HINT, detect_format, iterate_lines, iterate_rows
 from idp_tutorial.data.rows import (
-    check_one_correct_candidate,
-    check_row,
-    convert_and_check_row,
-    convert_benchmark_row,
+    convert_and_check_rows,
     group_by_question,
 )
 from idp_tutorial.data.synthetic import SYNTHETIC_TASKS
@@ -27,13 +24,16 @@ from idp_tutorial.utils.hub_access import offline_if_unreachable, split_revision
 
 __all__ = [
     "SPLIT_NAMES",
-    "find_split_files",
+    "match_splits",
+    "list_files",
     "load_hub_dataset",
     "load_splits_from_folder",
     "load_splits_from_hub",
     "make_splits",
 ]
 
+
+_T = TypeVar("_T")
 
 # ---- folders
 
@@ -44,23 +44,31 @@ SPLIT_NAMES = {  # split → its names in folders and on the hub
 }
 
 
-def find_split_files(
-    folder: Path,
-    formats: Sequence[str],  # keys of `FILE_FORMATS`; files of other formats are ignored
-) -> dict[str, Path]:  # split → its file
-    """Find the files of a folder that contain splits; raise `UserError` for two of one split."""
-    files = [p for p in sorted(folder.iterdir()) if p.is_file() and detect_format(p) in formats]
-    split_files = {}
+def match_splits(
+    items: Mapping[str, _T],  # files or datasets by name, perhaps with an extension
+    source: str,  # where they are, for the error message
+) -> dict[str, _T]:  # split → its item
+    """Find the items whose names are those of a split; raise `UserError` for two of one split."""
+    splits = {}
     for split, names in SPLIT_NAMES.items():
-        matches = [p for p in files if p.name.split(".")[0] in names]
+        matches = [name for name in items if str(name).split(".")[0] in names]
         if len(matches) > 1:
             raise UserError(
-                f"{folder} has several files for the split {split!r} "
-                f"({', '.join(p.name for p in matches)}): keep one of them."
+                f"{source} has several tables for the split {split!r} "
+                f"({', '.join(matches)}): keep one of them."
             )
         if matches:
-            split_files[split] = matches[0]
-    return split_files
+            splits[split] = items[matches[0]]
+    return splits
+
+
+def list_files(
+    folder: Path,
+    formats: Collection[str],  # keys of `FILE_FORMATS`; files of other formats are ignored
+) -> dict[str, Path]:  # name → path
+    """Return the files of a folder that have one of the formats."""
+    paths = [p for p in sorted(folder.iterdir()) if p.is_file() and detect_format(p) in formats]
+    return {path.name: path for path in paths}
 
 
 def _has_labels(path: Path) -> bool:
@@ -75,7 +83,7 @@ def _has_labels(path: Path) -> bool:
 
 def _find_labelled_files(folder: Path) -> dict[str, Path]:
     """Return the file of each split; a test file without labels is left out with a warning."""
-    files = find_split_files(folder, ["jsonl"])
+    files = match_splits(list_files(folder, ["jsonl"]), str(folder))
     if "validation" in files and "test" in files and not _has_labels(files["test"]):
         warnings.warn(
             f"{files.pop('test')} has no labels and is ignored. Scores are reported on "
@@ -107,34 +115,11 @@ def _find_task_folder(data: str | Path, name: str) -> Path:
     )
 
 
-def _check_required_files(
-    folder: Path, few_shot_folder: Path, files: Mapping[str, Path], is_frozen: bool
-) -> None:
-    """Raise `MissingFileError` if a training file, or a set's validation file, is missing."""
-    required = ("train", "validation") if is_frozen else ("train",)
-    missing = [split for split in required if split not in files]
-    if not missing:
-        return
-    sizes = sorted(int(p.name[1:]) for p in folder.glob("k*") if p.name[1:].isdigit())
-    hint = ""
-    if sizes and not is_frozen:
-        hint = f", or use a few-shot set of the folder with shots={' or '.join(map(str, sizes))}"
-    names = " and no ".join(f"{split}.jsonl" for split in missing)
-    added = "the file" if len(missing) == 1 else "the files"
-    raise MissingFileError(
-        f"{few_shot_folder if is_frozen else folder} has no {names}: add {added}{hint}."
-    )
-
-
 def _read_task_file(task: Task, path: Path) -> list[dict]:
     """Read and check the rows of one file of JSON lines."""
-    rows: list[dict] = []
-    for number, (where, record) in enumerate(iterate_rows(path, "jsonl"), 1):
-        rows += convert_and_check_row(task, record, number, where)
+    rows = convert_and_check_rows(task, iterate_rows(path, "jsonl"), str(path))
     if not rows:
         raise UserError(f"{path} has no rows: {ROW_HINT}.")
-    if task.grouping == "choose":
-        check_one_correct_candidate(rows, str(path))
     return rows
 
 
@@ -153,9 +138,15 @@ def load_splits_from_folder(
             f"{folder} has neither test.jsonl nor validation.jsonl: add one to report scores on."
         )
     is_frozen = few_shot_folder.is_dir()
+    hint = ""
     if is_frozen:
         files = {**_find_labelled_files(few_shot_folder), "test": test_file}
-    _check_required_files(folder, few_shot_folder, files, is_frozen)
+    elif sizes := sorted(int(p.name[1:]) for p in folder.glob("k*") if p.name[1:].isdigit()):
+        hint = f", or use a few-shot set of the folder with shots={' or '.join(map(str, sizes))}"
+    for split in ("train", "validation") if is_frozen else ("train",):
+        if split not in files:
+            place = few_shot_folder if is_frozen else folder
+            raise MissingFileError(f"{place} has no {split}.jsonl: add the file{hint}.")
     return {split: _read_task_file(task, path) for split, path in files.items()}, is_frozen
 
 
@@ -180,20 +171,6 @@ def load_hub_dataset(
         raise UserError(f"{failure} ({type(e).__name__}): {advice}.") from e
 
 
-def _convert_hub_row(task: Task, where: str, record: dict, index: int) -> list[dict]:
-    """Convert and check one record of a hub dataset."""
-    try:
-        rows = convert_benchmark_row(task, record, index)
-    except KeyError as e:
-        raise UserError(
-            f"{where}: no column {e} among {', '.join(record)}. The dataset has changed on the "
-            "hub: load the task from a folder with data=DIR."
-        ) from e
-    except ValueError as e:
-        raise UserError(f"{where}: {e}") from e
-    return [check_row(task, row, where) for row in rows]
-
-
 def load_splits_from_hub(
     task: Task,  # a task with a `hub_dataset`
 ) -> dict:  # rows by split
@@ -214,11 +191,10 @@ def load_splits_from_hub(
         labels = set(dataset[:9].get(task.columns[2], ()))
         if split not in SPLIT_NAMES or labels == {-1}:
             continue  # IMDB's split `unsupervised`, or a split without labels
-        rows = splits.setdefault(split, [])
-        for i, record in enumerate(dataset.to_list()):
-            rows += _convert_hub_row(task, f"{name} {hub_split}, row {i}", record, i)
-        if task.grouping == "choose":
-            check_one_correct_candidate(rows, f"{name} {hub_split}")
+        source = f"{name} {hub_split}"
+        records = ((f"{source}, row {i}", record) for i, record in enumerate(dataset.to_list()))
+        rows = convert_and_check_rows(task, records, source, is_from_hub=True)
+        splits.setdefault(split, []).extend(rows)
     return splits
 
 

@@ -14,14 +14,14 @@ right.
 """
 
 import json
-import logging
 import math
 import random
 import re
 import warnings
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from numbers import Real
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -29,28 +29,29 @@ from idp_tutorial.data.file_readers import (
     describe_file,
     detect_format,
     iterate_rows,
-    suggest_delimiter,
 )
 from idp_tutorial.data.rows import (
-    describe_places,
+    convert_label,
     is_empty_text,
-    refuse_empty_texts,
-    require_nonempty_text,
+    refuse_missing,
+    require_text,
     require_utf8,
+    skip_empty_texts,
 )
-from idp_tutorial.data.splits import SPLIT_NAMES, find_split_files, load_hub_dataset
+from idp_tutorial.data.splits import list_files, load_hub_dataset, match_splits
 from idp_tutorial.data.task import TEXT_COLUMNS, Task, make_column_templates
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.utils.checks import MissingFileError, UserError, parse_number
+from idp_tutorial.utils.checks import MissingFileError, UserError, check_number, parse_number
 
 MIN_LABEL_RANGE, MAX_LABEL = 1e-30, 1e30  # of a regression, which is computed in float32
 
 __all__ = [
     "is_saved_dataset",
     "select_splits",
-    "find_text_column",
+    "resolve_columns",
     "parse_label",
     "parse_labels",
+    "check_labels",
     "format_labels",
     "decode_hub_label",
     "sort_class_names",
@@ -59,9 +60,6 @@ __all__ = [
     "load_table_task",
     "register_table_task",
 ]
-
-
-logger = logging.getLogger(__name__)
 
 
 # ---- where the splits are
@@ -89,25 +87,17 @@ def _load_saved_dataset(folder: Path) -> Any:
 
 
 def select_splits(
-    data: Any,  # a `datasets.Dataset` or `DatasetDict`
-) -> dict[str, Any]:  # split → its dataset
-    """Return the splits of a dataset; a dataset without splits is a training split."""
+    data: Any,  # a `datasets.Dataset` or `DatasetDict`, or files by name
+    source: str = "the dataset",  # name of the data, for error messages
+) -> dict[str, Any]:  # split → its dataset or file
+    """Return the splits of a dataset or folder; a dataset without splits is a training split."""
     if not isinstance(data, Mapping):
         return {"train": data}
-    splits = {}
-    for split, names in SPLIT_NAMES.items():
-        matches = [name for name in names if name in data]
-        if len(matches) > 1:
-            raise UserError(
-                f"the dataset has several splits for {split!r} ({', '.join(matches)}): keep one of "
-                "them."
-            )
-        if matches:
-            splits[split] = data[matches[0]]
+    splits = match_splits(data, source)
     if "train" not in splits:
         raise UserError(
-            f"the dataset has the splits {', '.join(map(str, data)) or 'none'}, but a split "
-            "'train' is needed: rename one of them, or pass one split."
+            f"{source} has no training rows, only {', '.join(map(str, data)) or 'other files'}: "
+            "name a split train, or a file train.csv, train.tsv, train.jsonl or train.parquet."
         )
     return splits
 
@@ -123,65 +113,53 @@ def _find_sources(data: Any) -> dict[str, Any]:
         )
     data = str(data)
     path = Path(data)
-    sources: dict[str, Any]
     if data == "-" or path.is_file():
         return {"train": data}
-    if path.is_dir() and is_saved_dataset(path):
-        return select_splits(_load_saved_dataset(path))
     if path.is_dir():
-        sources = {**find_split_files(path, ["csv", "tsv", "jsonl", "parquet", "xlsx"])}
-    elif re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", data) and detect_format(data) == "auto":
+        tables = list_files(path, ["csv", "tsv", "jsonl", "parquet", "xlsx"])
+        is_saved = is_saved_dataset(path)
+        return select_splits(_load_saved_dataset(path) if is_saved else tables, data)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", data) and detect_format(data) == "auto":
         dataset = load_hub_dataset(
             data,
             failure=f"there is no file or folder {data.partition('@')[0]}, and it cannot be loaded "
             "as a dataset of the Hugging Face hub",
             advice="correct the name, or connect to the internet",
         )
-        return select_splits(dataset)
-    else:
-        raise MissingFileError(
-            f"there is no file or folder {data}: pass a CSV, TSV, JSON, Parquet or Excel file, a "
-            "folder with train.csv or of save_to_disk, or the name of a hub dataset, org/name."
-        )
-    if "train" not in sources:
-        raise UserError(
-            f"{data} has no training rows: "
-            "name a file train.csv, train.tsv, train.jsonl or train.parquet."
-        )
-    return sources
+        return select_splits(dataset, data)
+    raise MissingFileError(
+        f"there is no file or folder {data}: pass a CSV, TSV, JSON, Parquet or Excel file, a "
+        "folder with train.csv or of save_to_disk, or the name of a hub dataset, org/name."
+    )
 
 
 # ---- texts and labels
 
 
-def find_text_column(
-    names: Container[str],  # names of the columns of a table
-) -> str | None:  # None: no column has a usual name
-    """Return the column of texts by its usual name."""
-    return next((name for name in ("text", "sentence1", "sentence") if name in names), None)
-
-
-def _resolve_columns(
-    row: dict, where: str, text: str | None, text2: str | None, label: str | None
-) -> tuple:
-    """Return the columns of text, second text (or None) and label; None: the usual names."""
-    text = text or find_text_column(row)
-    text2 = text2 or ("sentence2" if text == "sentence1" and "sentence2" in row else None)
-    label = label or "label"
-    for argument, column in (("text", text), ("text2", text2), ("label", label)):
-        if column not in row and (column or argument == "text"):
-            hint = suggest_delimiter([*map(str, row)]) or f"pass its name in {argument}="
+def resolve_columns(
+    names: Collection,  # names of the columns of a table
+    where: str,  # the table, or file and line of a row, for error messages
+    text: str | None,  # column of the text; None: text, sentence1 or sentence
+    text2: str | None,  # column of the second text; None: sentence2 beside sentence1, or no column
+    label: str | None,  # column of the label; None: no column
+) -> tuple[str, str | None, str | None]:
+    """Return the columns of text, second text and label; raise `UserError` if one is missing."""
+    text = text or next((c for c in ("text", "sentence1", "sentence") if c in names), "text")
+    text2 = text2 or ("sentence2" if text == "sentence1" and "sentence2" in names else None)
+    roles = {"text": text, "label": label, "text2": text2}
+    given = {argument: column for argument, column in roles.items() if column}
+    for argument, column in given.items():
+        if column not in names:
+            hint = ", or the separator of the columns in sep=" if len(names) == 1 else ""
             raise UserError(
-                f"{where}: no column {column or argument!r} among "
-                f"{', '.join(map(str, row))}: {hint}."
+                f"{where}: no column {column!r} among {', '.join(map(str, names))}: pass its name "
+                f"in {argument}={hint}."
             )
-    roles = dict(text=text, label=label, text2=text2)
-    for argument, column in roles.items():
-        same = [other for other in roles if other != argument and roles[other] == column]
-        if same:
+    for (first, column), (second, other) in combinations(given.items(), 2):
+        if column == other:
             raise UserError(
-                f"{where}: {argument} and {same[0]} are both the column {column!r}: "
-                "they must be different columns."
+                f"{where}: {first} and {second} are both the column {column!r}: they must be "
+                "different columns."
             )
     return text, text2, label
 
@@ -193,13 +171,12 @@ def parse_label(
 ) -> str | float:  # the name of a class, or the number of a regression
     """Return a label as a class name or a float; raise `UserError` if it is missing or invalid."""
     value = value.item() if type(value).__module__ == "numpy" and value.ndim == 0 else value
-    if isinstance(value, (list, tuple, set, dict)):
+    if isinstance(value, (list, tuple, set, dict)) and not regression:
         raise UserError(
             f"{where}: the label is {value!r:.60}. If a row may have several labels, pass "
             "multi_label=True."
         )
-    # NaN, with which pandas marks a missing value, does not equal itself
-    if value is None or value != value or not str(value).strip():
+    if is_empty_text(value):
         raise UserError(
             f"{where}: every row needs a label, got {value!r}: add the label or remove the row."
         )
@@ -280,115 +257,83 @@ def _name_source(source: Any) -> str:
     return str(getattr(source, "split", None) or "dataset")
 
 
-def _iterate_source(source: Any, reading: Mapping[str, Any]) -> Iterator[tuple[str, dict]]:
-    """Yield the rows of a file or of a dataset, with their location."""
+def _iterate_source(source: Any, reading: Mapping[str, Any]) -> Iterable[tuple[str, dict]]:
+    """Return the rows of a file or of a dataset, with their location."""
     if isinstance(source, (str, Path)):
-        yield from iterate_rows(source, **reading)
-    else:
-        given = [name for name, value in reading.items() if value is not None]
-        if given:
-            raise UserError(
-                f"{given[0]} describes a file, and the data is a dataset: leave it out."
-            )
-        for n, row in enumerate(source, 1):
-            yield f"{_name_source(source)}, row {n}", row
+        return iterate_rows(source, **reading)
+    if given := [name for name, value in reading.items() if value is not None]:
+        raise UserError(f"{given[0]} describes a file, and the data is a dataset: leave it out.")
+    return ((f"{_name_source(source)}, row {n}", row) for n, row in enumerate(source, 1))
 
 
-def _refuse_missing_labels(rows: Sequence[dict], places: Sequence[str]) -> None:
-    """Raise `UserError` that counts the rows without a label, and for labels of mixed types."""
-    values = [row["label"] for row in rows]
-    missing = [w for w, v in zip(places, values) if v is None or v != v or not str(v).strip()]
-    if len(missing) > 1:
-        raise UserError(
-            f"{len(missing)} of {len(rows)} rows have no label ({describe_places(missing)}), and "
-            "every row needs a label: add the labels or remove these rows."
-        )
-    is_text = [isinstance(value, str) for value in values]
-    if any(is_text) and not all(is_text) and not missing:
+def check_labels(
+    labels: Sequence,  # labels of all rows, one for each row
+    places: Sequence[str],  # file and line of each row
+) -> None:
+    """Raise `UserError` that counts missing labels, and for texts beside numbers."""
+    missing = [place for place, label in zip(places, labels) if is_empty_text(label)]
+    refuse_missing(missing, len(labels), "label", "add the labels or remove these rows")
+    is_text = [isinstance(label, str) for label in labels]
+    if len({*is_text}) > 1:
         i = is_text.index(not is_text[0])
         raise UserError(
-            f"{places[i]}: the label is {values[i]!r:.40}, but that of {places[0]} is "
-            f"{values[0]!r:.40}: write all labels as texts, or all as numbers."
+            f"{places[i]}: the label is {labels[i]!r:.40}, but that of {places[0]} is "
+            f"{labels[0]!r:.40}: write all labels as texts, or all as numbers."
         )
-
-
-def _parse_all_labels(
-    rows: Sequence[dict], places: Sequence[str], regression: bool, multi_label: bool
-) -> None:
-    """Replace the label of each row by its class name, number or list of names."""
-    if not multi_label:
-        _refuse_missing_labels(rows, places)
-    for row, where in zip(rows, places):
-        if multi_label:
-            row["label"] = parse_labels(row["label"], where)
-        else:
-            row["label"] = parse_label(row["label"], where, regression)
 
 
 def _read_labelled_rows(
-    source: Any,
+    source: Any,  # a file or a dataset
     reading: Mapping[str, Any],  # arguments of `iterate_rows`
-    columns: Sequence[str | None],
+    columns: Sequence[str | None],  # as for `resolve_columns`
     regression: bool,
     skip_empty: bool = False,
     multi_label: bool = False,
 ) -> tuple[list[dict], tuple]:
     """Read the rows of a split and its columns; without any label the list of rows is empty."""
-    rows = []
+    rows: list[dict] = []
     places = []
-    empty: dict[str, list[str]] = {}  # column: places of its empty texts
+    empty = []  # places of the rows with an empty text
+    used: list[str] = []  # columns of texts
     resolved: tuple = ()
-    n_rows = 0
     features = getattr(source, "features", None) or {}
     for where, row in _iterate_source(source, reading):
-        n_rows += 1
-        resolved = _resolve_columns(row, where, *columns)
-        text, text2, label_column = resolved
+        text, text2, label = resolved = resolve_columns(row, where, *columns)
         used = [text, text2] if text2 else [text]
-        empty_column = next((c for c in used if is_empty_text(row.get(c))), None)
-        if empty_column:
-            empty.setdefault(empty_column, []).append(where)
+        if any(is_empty_text(row[column]) for column in used):
+            empty.append(where)
             continue
-        values = [require_nonempty_text(row, column, where) for column in used]
-        texts = dict(zip(TEXT_COLUMNS, values))
-        label = decode_hub_label(row[label_column], features.get(label_column))
-        rows.append({**texts, "label": label})
+        texts = [require_text(row[column], f"{where}: {column}") for column in used]
+        decoded = decode_hub_label(row[label], features.get(label))
+        rows.append({**dict(zip(TEXT_COLUMNS, texts)), "label": decoded})
         places.append(where)
-    n_empty = sum(map(len, empty.values()))
-    if not skip_empty:
-        for column, empty_places in empty.items():
-            refuse_empty_texts(empty_places, n_rows, f"column {column!r}")
-    elif n_empty:
-        logger.warning(
-            "%s: skip_empty left out %d of %d rows", _name_source(source), n_empty, n_rows
-        )
+    column = f"column {' or '.join(map(repr, used))}"
+    skip_empty_texts(empty, len(rows) + len(empty), column, skip_empty)
     if not rows:
         raise UserError(
-            f"{_name_source(source)} has no rows{' with a text' if n_empty else ''}: it must "
+            f"{_name_source(source)} has no rows{' with a text' if empty else ''}: it must "
             "contain at least a few of each class."
         )
-    if all(row["label"] in (None, "", -1, "-1") for row in rows):
+    labels = [row["label"] for row in rows]
+    if all(label in (None, "", -1, "-1") for label in labels):
         return [], resolved
-    _parse_all_labels(rows, places, regression, multi_label)
+    if not multi_label:
+        check_labels(labels, places)
+    for row, where in zip(rows, places):
+        if multi_label:
+            row["label"] = parse_labels(row["label"], where)
+        else:
+            row["label"] = parse_label(row["label"], where, regression)
     return rows, resolved
 
 
-def _read_splits(
-    data: Any,
-    reading: Mapping[str, Any],
-    columns: Sequence[str | None],
-    regression: bool,
-    skip_empty: bool,
-    multi_label: bool,
-) -> tuple[dict[str, list], tuple]:
+def _read_splits(data: Any, read_rows: Callable) -> tuple[dict[str, list], tuple]:
     """Read the splits of a table that have labels, and the columns of the last split read."""
     splits = {}
-    resolved: tuple = ()
+    columns: tuple = ()
     name = data if isinstance(data, (str, Path)) else "the dataset"
     for split, source in _find_sources(data).items():
-        rows, resolved = _read_labelled_rows(
-            source, reading, columns, regression, skip_empty, multi_label
-        )
+        rows, columns = read_rows(source)
         if rows:
             splits[split] = rows
         else:
@@ -399,15 +344,16 @@ def _read_splits(
         raise UserError(
             f"the rows of {name} have no labels: pass the name of the column in label=."
         )
-    n_classes = len({name for r in splits["train"] for name in _class_names(r["label"])})
+    names = [name for row in splits["train"] for name in _class_names(row["label"])]
+    n_classes = len({name for name in names if isinstance(name, str)})  # 0 for a regression
     n_train = len(splits["train"])
-    if not regression and 2 * n_classes > n_train:
+    if 2 * n_classes > n_train:
         raise UserError(
             f"{name} has {n_classes} classes in {n_train} training rows: check that "
-            f"{resolved[2]!r} is the column of the classes (label=), or pass regression=True if "
+            f"{columns[2]!r} is the column of the classes (label=), or pass regression=True if "
             "the labels are numbers."
         )
-    return splits, resolved
+    return splits, columns
 
 
 # ---- a task from rows
@@ -465,26 +411,16 @@ def make_task(
             f"the training rows have only the class {only}, but at least two are needed: "
             "add rows of another class, or choose another column of labels."
         )
-    index = {label: i for i, label in enumerate(labels)}
-
-    def number(row: dict) -> dict:
-        """Return a row with the index of its class, or an indicator for each label."""
-        label = row["label"]
-        is_true = [int(name in label) for name in labels] if multi_label else index[label]
-        return {**row, "label": is_true}
-
-    numbered = {}
-    for split, rows in splits.items():
-        names = [name for r in rows for name in _class_names(r["label"])]
-        if unknown := [name for name in names if name not in index]:
-            raise UserError(
-                f"the {split} rows have the class {unknown[0]!r}, which the training rows do not "
-                "have: add training rows of this class, or remove its rows."
-            )
-        numbered[split] = [number(row) for row in rows]
     if multi_label:
         fields = dict(metric="micro_f1", multi_label=True) | fields
-    return Task(name, labels, pair=pair, splits=numbered, **fields)
+    task = Task(name, labels, pair=pair, **fields)
+    numbered = {
+        split: [
+            {**row, "label": convert_label(task, row["label"], f"{split} rows")} for row in rows
+        ]
+        for split, rows in splits.items()
+    }
+    return replace(task, splits=numbered)
 
 
 # ---- rows that are held out
@@ -510,18 +446,16 @@ def _compute_quotas(class_sizes: list[int], fraction: float) -> list[int]:
 def _check_fractions(fractions: dict[str, float]) -> None:
     """Raise `UserError` unless the fractions to hold out leave rows for training."""
     for split, fraction in fractions.items():
-        if not (isinstance(fraction, Real) and 0 < fraction < 1):
-            raise UserError(
-                f"{split} must be a fraction of the rows between 0 and 1, such as 0.1"
-                f"{', or 0 for no test split' if split == 'test' else ''}, got {fraction}."
-            )
+        no_split = ", or 0 for no test split" if split == "test" else ""
+        hint = f"a fraction of the rows, such as 0.1{no_split}"
+        check_number(fraction, split, 0, 1, hint, is_low_excluded=True, is_high_excluded=True)
     if sum(fractions.values()) >= 1:
         given = " and ".join(f"{split}={fraction}" for split, fraction in fractions.items())
         raise UserError(f"{given} leave no rows for training: their sum must be below 1.")
 
 
 def hold_out_rows(
-    rows: list,  # rows with a `label`: a class, a float, or a list of classes
+    rows: list,  # rows, perhaps with a `label`: a class, a float, or a list of classes
     fraction: float,  # fraction of the rows to hold out, above 0 and below 1
     seed: int = 0,  # seed of the sample
 ) -> tuple[list, list]:  # the remaining rows, the rows that are held out
@@ -530,7 +464,8 @@ def hold_out_rows(
     rng = random.Random(seed)
     by_class: dict[Any, list] = {}
     for row in rows:
-        key = None if isinstance(row["label"], (float, list)) else row["label"]
+        label = row.get("label")
+        key = None if isinstance(label, (float, list)) else label
         by_class.setdefault(key, []).append(row)
     classes = [*by_class.values()]
     for members in classes:
@@ -575,10 +510,15 @@ def load_table_task(
         raise UserError(
             "regression and multi_label exclude each other: labels are either numbers or names."
         )
-    reading = dict(format=format, encoding=encoding, sep=sep)
-    splits, columns = _read_splits(
-        data, reading, (text, text2, label), regression, skip_empty, multi_label
+    read_rows = partial(
+        _read_labelled_rows,
+        reading=dict(format=format, encoding=encoding, sep=sep),
+        columns=(text, text2, label or "label"),
+        regression=regression,
+        skip_empty=skip_empty,
+        multi_label=multi_label,
     )
+    splits, columns = _read_splits(data, read_rows)
     fractions = {}
     if test and "test" not in splits:
         fractions["test"] = test

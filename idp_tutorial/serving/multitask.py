@@ -155,8 +155,7 @@ class MultiTaskModel(nn.Module):
                 "there are no rows to predict. Give at least one, such as "
                 "{'task': …, 'sentence1': …}."
             )
-        # task, has labels → index of a row: its columns that the task reads
-        groups: dict[tuple[str, bool], dict[int, dict]] = {}
+        groups: dict[str, dict[int, dict]] = {}  # task → index of a row: columns that it reads
         for i, row in enumerate(rows):
             if not isinstance(row, dict):
                 raise UserError(
@@ -165,11 +164,11 @@ class MultiTaskModel(nn.Module):
                 )
             name = check_name(str(row.get("task")), self.task_names, f"task in row {i}:")
             columns = validate_inference_row(self.task_models[name].task, row, f"row {i}")
-            groups.setdefault((name, "label" in columns), {})[i] = columns
+            groups.setdefault(name, {})[i] = columns
         examples: list[dict] = [{} for _ in rows]
-        for (name, has_label), group in groups.items():
+        for name, group in groups.items():
             m = self.task_models[name]
-            if has_label and m.task.multi_label:
+            if m.task.multi_label and any("label" in row for row in group.values()):
                 raise UserError(
                     f"rows of task {name!r} may have several labels, and such a task can be "
                     "trained only by itself: leave the labels out, or train it with `fit`."
@@ -185,7 +184,7 @@ class MultiTaskModel(nn.Module):
                     mask_position=example.get("mask_position", -1),
                     task=self.task_names.index(name),
                 )
-                if has_label:
+                if "label" in example:
                     examples[i]["label"] = float(example["label"])
         return examples
 

@@ -8,15 +8,14 @@ model reads its first `max_len` tokens only. Errors are a sentence of limited le
 """
 
 import asyncio
-import json
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from idp_tutorial.data.file_readers import parse_json
-from idp_tutorial.data.rows import require_nonempty_text
+from idp_tutorial.data.file_readers import parse_json_object
+from idp_tutorial.data.rows import require_text
 from idp_tutorial.serving.limits import ServerLimits
 from idp_tutorial.serving.multitask import MultiTaskModel
 from idp_tutorial.utils.checks import (
@@ -93,8 +92,6 @@ def _choose_task(request: dict, names: Sequence[str]) -> str:
             f"the request has no field 'task'{_find_misspelt(request, ['task'])}, and this server "
             f"has {len(names)} tasks: add one of {', '.join(names)}."
         )
-    if not isinstance(name, str):
-        raise UserError(f"task must be the name of a task, got {name!r:.60}.")
     return check_name(name, names, "task")
 
 
@@ -136,35 +133,32 @@ def parse_request(
         content = body.decode()
     except UnicodeDecodeError as e:
         raise UserError(f"the request is not valid UTF-8 (byte {e.start + 1}).") from None
-    request = parse_json(content, "the request", _REQUEST_HINT)
-    if not isinstance(request, dict):
-        shown = json.dumps(request, ensure_ascii=False)[:60]
-        raise UserError(f"the request is {shown!r}, but must be an object: {_REQUEST_HINT}.")
+    request = parse_json_object(content, "the request", _REQUEST_HINT)
     name = _choose_task(request, model.task_names)
     task = model.task_models[name].task
     given = {c: _get_texts(request, _TEXT_FIELDS[c], name) for c in task.text_columns}
     if not task.pair and request.get("text2", request.get("sentence2")) is not None:
         raise UserError(f"task {name!r} has one text, but the request has two: leave one out.")
     is_list = isinstance(given["sentence1"], list)
-    if any(isinstance(texts, list) != is_list for texts in given.values()):
-        raise UserError("text and text2 must both be texts, or both be lists of texts.")
-    lists = {column: texts if is_list else [texts] for column, texts in given.items()}
-    lengths = [len(texts) for texts in lists.values()]
-    if max(lengths) > max_texts:
-        raise _RequestError(
-            413, f"the request has {max(lengths)} texts, and this server takes {max_texts} at once."
-        )
-    if not max(lengths) or min(lengths) < max(lengths):
+    counts = [f"{len(t)} texts" if isinstance(t, list) else "one text" for t in given.values()]
+    if len({*counts}) > 1 or counts[0] == "0 texts":
         raise UserError(
-            f"the request has {' and '.join(map(str, lengths))} texts: send at least one, and as "
-            "many second texts as first ones."
+            f"the request has {' and '.join(counts)}: send one text, or a list of at least one, "
+            "and for pairs the second texts in the same form and number."
         )
-    rows: list[dict] = [{"task": name} for _ in range(lengths[0])]
-    for column, texts in lists.items():
-        field, _ = _TEXT_FIELDS[column]
-        for i, (row, text) in enumerate(zip(rows, texts)):
-            where = f"text {i}" if is_list else "the request"
-            row[column] = require_nonempty_text({field: text}, field, where, task.allow_empty_text)
+    texts = list(zip(*given.values())) if is_list else [tuple(given.values())]
+    if len(texts) > max_texts:
+        raise _RequestError(
+            413, f"the request has {len(texts)} texts, and this server takes {max_texts} at once."
+        )
+    rows: list[dict] = []
+    for i, values in enumerate(texts):
+        row = {"task": name}
+        for column, value in zip(given, values):
+            where = f"text {i}: " if is_list else "the request: "
+            field = _TEXT_FIELDS[column][0]
+            row[column] = require_text(value, f"{where}{field}", task.allow_empty_text)
+        rows.append(row)
     return rows, is_list
 
 

@@ -146,15 +146,15 @@ def test_pairs_and_numbers(small_folder, monkeypatch, capsys):
         ("nowhere/there --text a", "nowhere/there"),
         (
             "tickets.csv --text message --label topic --validation 1",
-            "validation must be a fraction .* such as 0.1, got 1.0",
+            "validation must be below 1, got 1.0 .a fraction .* such as 0.1",
         ),
         (
             "tickets.csv --text message --label topic --validation 0",
-            "validation must be a fraction .* such as 0.1, got 0.0",
+            "validation must be a positive number, got 0.0 .a fraction .* such as 0.1",
         ),
         (
             "tickets.csv --text message --label topic --test -1",
-            "test must be a fraction .* or 0 for no test split, got -1.0",
+            "test must be a positive number, got -1.0 .* or 0 for no test split",
         ),
         (
             "tickets.csv --text message --label topic --test nan",

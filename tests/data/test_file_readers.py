@@ -51,7 +51,7 @@ def test_parquet_rows_are_read_and_damage_is_reported(tmp_path):
     Dataset.from_list(WANT).to_parquet(tmp_path / "a.parquet")
     assert [*iterate_rows(tmp_path / "a.parquet")][1] == (f"{tmp_path}/a.parquet, row 2", WANT[1])
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match="b.parquet cannot be read as Parquet"):
+    with pytest.raises(ValueError, match="b.parquet cannot be read as parquet"):
         read_rows(tmp_path / "b.parquet")
     with pytest.raises(FileNotFoundError, match="there is no file .*c.parquet: check the path"):
         read_rows(tmp_path / "c.parquet")
@@ -61,7 +61,7 @@ def test_parquet_rows_are_read_and_damage_is_reported(tmp_path):
     whole = bytearray((tmp_path / "d.parquet").read_bytes())
     whole[100:3000] = bytes(2900)  # the footer with the locations of the columns is valid
     (tmp_path / "d.parquet").write_bytes(whole)
-    with pytest.raises(ValueError, match="d.parquet cannot be read as Parquet"):
+    with pytest.raises(ValueError, match="d.parquet cannot be read as parquet"):
         read_rows(tmp_path / "d.parquet")
 
 
@@ -127,7 +127,7 @@ def test_the_format_is_that_of_the_suffix():
             "line 1 is not valid JSON .the key 'a' appears more than once",
         ),
         ("a.jsonl", b'{"a": -Infinity}', "-Infinity is not a JSON number"),
-        ("a.jsonl", b"3", "is not a row"),
+        ("a.jsonl", b"3", "is not an object"),
         ("a.jsonl", b"[" * 100_000, "is not valid JSON"),
         ("a.jsonl", b'{"a": "\\udfff"}', "lone surrogate"),
         ("a.jsonl", b'{"a": ' + b"9" * 5000 + b"}", "is not valid JSON"),
@@ -184,19 +184,29 @@ def test_standard_input_has_an_encoding_and_stays_open(monkeypatch):
     [
         ("a.csv", b"a,b\n1,2\n", dict(encoding="cp-none"), "encoding must be .* got 'cp-none'"),
         ("a.csv", b"a,b\n1,2\n", dict(encoding="base64"), "encoding must be .* got 'base64'"),
-        ("a.csv", b"a,b\n\x81,2\n", dict(encoding="cp1252"), "a.csv is not cp1252 .*0x81"),
+        (
+            "a.csv",
+            b"a,b\n\x81,2\n",
+            dict(encoding="cp1252"),
+            "line 2: byte 1 is 0x81, .* not valid cp1252",
+        ),
         ("a.csv", b"a\nb\n\x81", {}, "line 3: byte 1 is 0x81.* such as encoding='cp1250'"),
         ("a.csv", b"a,b\n1,2\n", dict(sep=";;"), "sep must be one character .* got ';;'"),
         ("a.csv", b"a,b\n1,2\n", dict(sep="a"), "sep must be one character"),
-        ("a.csv", b"a;b\n1,2;3\n", dict(sep=","), "line 2: 2 cells, .*: pass it as sep="),
+        ("a.csv", b"a;b\n1,2;3\n", dict(sep=","), "line 2: 2 cells, .* as sep="),
         (
             "a.jsonl",
             b"{}",
             dict(sep=","),
-            "sep=',' applies only to CSV and TSV, and .*a.jsonl is jsonl",
+            "sep=',' applies only to csv, tsv, and .*a.jsonl is jsonl",
         ),
-        ("a.parquet", b"", dict(encoding="cp1252"), "encoding='cp1252' applies only to text files"),
-        ("a.xlsx", b"", dict(sep=";"), "sep=';' applies only to text files"),
+        (
+            "a.parquet",
+            b"",
+            dict(encoding="cp1252"),
+            "encoding='cp1252' applies only to csv, tsv, jsonl",
+        ),
+        ("a.xlsx", b"", dict(sep=";"), "sep=';' applies only to csv, tsv, and .*xlsx"),
         ("a.csv", b"PK\x03\x04\x14\0", {}, "a.csv is a ZIP archive, as Excel files are: give"),
         ("a.csv", b"\xd0\xcf\x11\xe0\xa1", {}, "an old Excel file .*: save it as .xlsx or as CSV"),
         ("a.csv", b"PAR1\x15\x04", {}, "a Parquet file: give it the extension .parquet"),
@@ -252,10 +262,10 @@ def test_a_json_array_is_a_table(tmp_path):
     for text, words in (
         ('[{"a": 1, "a": 2}]', "the key 'a' appears more than once"),
         ('[{"a": NaN}]', "NaN is not a JSON number"),
-        ('[{"a": 1}, 3]', "row 2: '3' is not a row"),
+        ('[{"a": 1}, 3]', "row 2: '3' is not an object"),
         ('[{"a": 1}', "a.json is not valid JSON"),
         ('[{"a": "\\udfff"}]', "lone surrogate"),
-        ('{"a": 1}\n[{"a": 1}]', "line 2: .* is not a row"),
+        ('{"a": 1}\n[{"a": 1}]', "line 2: .* is not an object"),
         ("[] x", "is not valid JSON"),
     ):
         (tmp_path / "a.json").write_text(text)
@@ -278,13 +288,14 @@ def test_an_excel_sheet_is_a_table(tmp_path, caplog):
     ]
     assert "has 2 sheets: 'Sheet', the first, is read" in caplog.text
     (tmp_path / "b.xlsx").write_bytes(b"PK\x03\x04")
-    with pytest.raises(ValueError, match="b.xlsx cannot be read as an Excel file"):
+    with pytest.raises(ValueError, match="b.xlsx cannot be read as xlsx"):
         read_rows(tmp_path / "b.xlsx")
     with pytest.raises(FileNotFoundError, match="there is no file"):
         read_rows(tmp_path / "none.xlsx")
 
 
 def test_an_excel_file_without_its_package_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "a.xlsx").write_bytes(b"PK")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="needs openpyxl: pip install openpyxl"):
         read_rows(tmp_path / "a.xlsx")
@@ -307,10 +318,10 @@ def test_a_folder_is_not_a_file(tmp_path):
 
 def test_lines_have_a_maximum_length(tmp_path, monkeypatch):
     """A device that never ends a line does not fill the memory."""
-    monkeypatch.setattr("idp_tutorial.data.file_readers._MAX_LINE_BYTES", 8)
+    monkeypatch.setattr("idp_tutorial.data.file_readers._MAX_LINE_LENGTH", 8)
     file = tmp_path / "x.txt"
     file.write_bytes(b"short\n1234567\n")
     assert [text for _, text in iterate_lines(file)] == ["short\n", "1234567\n"]
     file.write_bytes(b"short\n12345678\n")
-    with pytest.raises(ValueError, match="line 2 is longer than 8 bytes: pass a text file"):
+    with pytest.raises(ValueError, match="line 2 is longer than 8 characters: pass a text file"):
         list(iterate_lines(file))

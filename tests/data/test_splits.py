@@ -37,7 +37,7 @@ def test_a_frozen_few_shot_set_is_read_and_files_may_be_compressed(tmp_path):
     "line,match",
     [
         ('{"sentence1": "a", "label": 0', r"train.jsonl, line 3 is not valid JSON"),
-        ("[1, 2]", "line 3.*is not a row"),
+        ("[1, 2]", "line 3.*is not an object"),
         (
             '{"sentence1": "a"}',
             "line 3: no label among sentence1. Task 'mine' needs sentence1, label in every row",
@@ -177,7 +177,7 @@ def test_blank_lines_do_not_change_the_rows(tmp_path):
 def test_two_files_of_one_split_of_a_task_are_refused(tmp_path):
     write_splits(tmp_path / "mine", train=YES_NO_ROWS, dev=YES_NO_ROWS, validation=YES_NO_ROWS)
     with pytest.raises(
-        ValueError, match="several files for the split 'validation' .dev.jsonl, validation.jsonl."
+        ValueError, match="several tables for the split 'validation' .dev.jsonl, validation.jsonl."
     ):
         load_task(YES_NO, tmp_path)
 
@@ -309,8 +309,8 @@ def test_hub_failures_say_what_to_do(monkeypatch):
         load_task(YES_NO)
     with pytest.raises(
         ValueError,
-        match="nyu-mll/glue/rte train, row 0: no column 'sentence2' among sentence1, label. "
-        "The dataset has changed on the hub",
+        match="nyu-mll/glue/rte train, row 0: no sentence2 among sentence1, label. Task 'rte' "
+        ".* or the columns of the benchmark, of which 'sentence2' is missing",
     ):
         load_from_hub(monkeypatch, "rte", train=[dict(sentence1="a", label=0)])
 
@@ -356,8 +356,8 @@ def test_invalid_rows_of_the_hub_are_reported(monkeypatch):
     serve(train=[{k: v for k, v in l.items() if k != "premise"} for l in lines], validation=lines)
     with pytest.raises(
         ValueError,
-        match=r"aps/super_glue/copa train, row 0: no column 'premise' among .* The dataset "
-        r"has changed on the hub: load the task from a folder with data=DIR",
+        match=r"aps/super_glue/copa train, row 0: no sentence1 .* among .* columns of the "
+        r"benchmark, of which 'premise' is missing",
     ):
         load_task("copa")
     serve(train=[{**l, "label": 3} for l in lines], validation=lines)

@@ -171,7 +171,12 @@ def parse_label(
 ) -> str | float:  # the name of a class, or the number of a regression
     """Return a label as a class name or a float; raise `UserError` if it is missing or invalid."""
     value = value.item() if type(value).__module__ == "numpy" and value.ndim == 0 else value
-    if isinstance(value, (list, tuple, set, dict)) and not regression:
+    if isinstance(value, dict):
+        raise UserError(
+            f"{where}: the label is {value!r:.60}, an object with fields: put its class into a "
+            "column of its own."
+        )
+    if isinstance(value, (list, tuple, set)) and not regression:
         raise UserError(
             f"{where}: the label is {value!r:.60}. If a row may have several labels, pass "
             "multi_label=True."
@@ -411,6 +416,15 @@ def make_task(
             f"the training rows have only the class {only}, but at least two are needed: "
             "add rows of another class, or choose another column of labels."
         )
+    for split, rows in splits.items():
+        names = [name for row in rows for name in _class_names(row["label"])]
+        if unknown := [name for name in names if name not in labels]:
+            known = ", ".join(map(repr, labels[:5])) + (" …" if len(labels) > 5 else "")
+            raise UserError(
+                f"the {split} rows have the class {unknown[0]!r}, which the training rows do not "
+                f"have (they have {known}): write it as they do, add training rows of this class, "
+                "or remove its rows."
+            )
     if multi_label:
         fields = dict(metric="micro_f1", multi_label=True) | fields
     task = Task(name, labels, pair=pair, **fields)

@@ -191,10 +191,20 @@ def test_labels_become_class_names_or_numbers():
     assert parse_label("2.5", "f", regression=True) == 2.5
 
 
+def test_a_class_that_only_the_test_split_has_is_compared_with_those_of_training(tmp_path):
+    rows = [dict(text=f"a text {i}", label=i % 2 == 0) for i in range(8)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "test.csv").write_text("text,label\none,true\n")
+    message = "test rows have the class 'true', .*they have 'False', 'True'.*: write it as they do"
+    with pytest.raises(ValueError, match=message):
+        load_table_task(tmp_path)
+
+
 @pytest.mark.parametrize(
     "value,regression,message",
     [
         (["a", "b"], False, "line 2: the label is .* pass multi_label=True"),
+        ({"name": "a"}, False, "line 2: the label is .*, an object with fields: put its class"),
         (None, False, "line 2: every row needs a label, got None"),
         (" ", False, "line 2: every row needs a label"),
         (float("nan"), False, "line 2: every row needs a label, got nan"),

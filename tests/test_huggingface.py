@@ -280,6 +280,7 @@ def test_ids_at_the_padding_do_not_change_the_logits():
         ("AutoModel", "lpt", dict(task_type="CAUSAL_LM"), "AutoModelForCausalLM"),
         ("AutoModel", "lpt", dict(label_words=["a", "b"]), "give tokenizer="),
         ("AutoModel", "prompt-tuning", dict(num_labels=2, position=2), "give tokenizer="),
+        ("AutoModel", "lpt", dict(num_labels=2, pooling="mask"), "a template adds to the text"),
     ],
 )
 def test_combinations_that_cannot_work_say_why(class_name, method, options, message):

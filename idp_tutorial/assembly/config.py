@@ -117,8 +117,14 @@ class RunConfig(RunOptions):
 
     def __init__(self, method: str = "prompt-tuning", **options: Any) -> None:
         own_options = ALL_METHODS[check_name(method, ALL_METHODS, "method")].options
+        general = general_options()
+        if shared := own_options.keys() & general.keys():
+            raise UserError(
+                f"method {method!r} has an option {min(shared)!r}, a name that an option of all "
+                "runs has: rename the field of its config class."
+            )
         method_options = dict(options.pop("method_options", {}))
-        for name in options.keys() - general_options().keys():
+        for name in options.keys() - general.keys():
             if name not in own_options:
                 _refuse_option(method, name, own_options)
             method_options[name] = options.pop(name)

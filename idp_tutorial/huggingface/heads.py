@@ -148,6 +148,11 @@ def build_prompted_model(
         raise UserError(
             f"position={cfg.get('position')} is found by separator tokens: give tokenizer=."
         )
+    if settings.head == "classification" and cfg.pooling == "mask":
+        raise UserError(
+            "pooling='mask' reads a mask token that a template adds to the text, and a model gets "
+            "tokens only: use label_words=, or another pooling."
+        )
     plan = cfg.method_config.plan(bb, cfg)
     head = _build_head(settings, bb, config)
     prompted = PromptedModel(bb, head, plan, cfg.dropout_below_prompt)

@@ -24,7 +24,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.steps import Plan
 from idp_tutorial.training.config import TrainingConfig
-from idp_tutorial.utils.checks import UserError, check_choice
+from idp_tutorial.utils.checks import UserError, check_choice, check_positive
 from idp_tutorial.utils.options import Option, Range, check_options, declared_options
 
 __all__ = [
@@ -138,6 +138,19 @@ class Method:
     def __post_init__(self) -> None:
         check_choice(self.insertion_point, INSERTION_POINTS, "insertion point")
         check_choice(self.kind, METHOD_KINDS, "kind of method")
+        if not (
+            isinstance(self.config_class, type) and issubclass(self.config_class, MethodConfig)
+        ):
+            raise UserError(
+                f"register decorates a subclass of MethodConfig, got {self.config_class!r:.60}."
+            )
+        if isinstance(self.learning_rates, (str, int, float)):
+            raise UserError(
+                "learning_rates must be a tuple of learning rates, such as (1e-3, 3e-3, 1e-2), got "
+                f"{self.learning_rates!r}."
+            )
+        for learning_rate in self.learning_rates:
+            check_positive(learning_rate, "learning_rates", "learning rates, such as 1e-3")
 
     @property
     def options(self) -> Mapping[str, Option]:
@@ -147,7 +160,8 @@ class Method:
     @property
     def default_learning_rate(self) -> float | None:
         """The learning rate of a run for which none was chosen; None if the method has none."""
-        return self.learning_rates[1] if self.learning_rates else None
+        rates = self.learning_rates
+        return rates[len(rates) // 2] if rates else None
 
     @property
     def trains_upper_layers_only(self) -> bool:

@@ -26,6 +26,7 @@ from idp_tutorial.methods.method_registry import ALL_METHODS, LatePromptConfig, 
 from idp_tutorial.runs.record import make_fingerprint
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.examples import encode_for_model
+from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import config_to_record
 
 
@@ -63,6 +64,44 @@ def test_a_method_from_outside_has_an_option_of_its_own(gated):
         RunConfig("lpt", gate=0.1)
     with pytest.raises(ValueError, match="gate must be a number, got 'x'"):
         RunConfig("gated", gate="x")
+
+
+FACTS = dict(reference="this test", insertion_point="middle", kind="generated")
+
+
+@pytest.mark.parametrize(
+    "config_class,learning_rates,message",
+    [
+        (LatePromptConfig, "1e-3", "learning_rates must be a tuple .*, got '1e-3'"),
+        (LatePromptConfig, 1e-3, r"learning_rates must be a tuple .*, got 0\.001"),
+        (LatePromptConfig, (1e-3, -1), "learning_rates must be a positive number, got -1"),
+        (dict, (1e-3,), "decorates a subclass of MethodConfig, got <class 'dict'>"),
+    ],
+)
+def test_a_method_with_odd_facts_is_not_registered(config_class, learning_rates, message):
+    with pytest.raises(UserError, match=message):
+        register("odd", learning_rates=learning_rates, **FACTS)(config_class)
+    assert "odd" not in METHODS
+
+
+def test_a_method_may_have_one_learning_rate(monkeypatch):
+    monkeypatch.setitem(METHODS, "one-rate", None)
+    register("one-rate", learning_rates=(2e-3,), **FACTS)(LatePromptConfig)
+    assert METHODS["one-rate"].default_learning_rate == 2e-3
+
+
+def test_an_option_with_the_name_of_an_option_of_all_runs_is_refused(monkeypatch):
+    monkeypatch.setitem(METHODS, "clash", None)
+
+    @register("clash", learning_rates=(1e-3,), **FACTS)
+    @dataclass(frozen=True, kw_only=True)
+    class ClashConfig(LatePromptConfig):
+        """Options of a method whose field `steps` would be confused with that of the run."""
+
+        steps: int = 3  # steps of something else
+
+    with pytest.raises(UserError, match="has an option 'steps', a name that .* rename the field"):
+        RunConfig("clash")
 
 
 @pytest.mark.parametrize("name", ALL_METHODS)

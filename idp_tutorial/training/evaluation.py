@@ -186,9 +186,14 @@ def require_text_columns(task: Task, row: dict, where: str = "this row") -> dict
     for column in task.text_columns:
         text = row.get(column) if isinstance(row, dict) else None
         if not isinstance(text, str) or not (text.strip() or task.allow_empty_text):
-            hint = 'pass {"sentence1": ...}, or a line of text'
+            hint = (
+                'pass {"sentence1": ...}, or a line of text; name the column of a table with text='
+            )
             if task.pair:
-                hint = 'pass {"sentence1": ..., "sentence2": ...}, or two texts separated by a tab'
+                hint = (
+                    'pass {"sentence1": ..., "sentence2": ...}, or two texts separated by a tab; '
+                    "name the columns of a table with text= and text2="
+                )
             raise UserError(
                 f"{where}: {row!r:.80} has no text {column!r}, which task {task.name!r} "
                 f"needs: {hint}."

@@ -369,8 +369,13 @@ def test_texts(tmp_path):
         sentence1="x", sentence2="y"
     )
     for text, task, columns, words in (
-        ('a\n{"word": "b"}', one, {}, "in, line 2: .*no text 'sentence1'.*or a line of text"),
-        ("a", pair, {}, "line 1.*no text 'sentence2'.*two texts separated by a tab"),
+        (
+            'a\n{"word": "b"}',
+            one,
+            {},
+            "in, line 2: .*no text 'sentence1'.*or a line of text; .* text=",
+        ),
+        ("a", pair, {}, "line 1.*no text 'sentence2'.*two texts separated by a tab; .* and text2="),
         ("a\tb\tc", pair, {}, "line 1: 3 columns"),
         ("{a", one, {}, "line 1 is not valid JSON"),
         ('{"sentence1": " "}', one, {}, "1 of 1 rows has no text in the column of texts .*line 1"),

@@ -23,6 +23,9 @@ def test_a_separator_that_does_not_fit_is_named(tmp_path):
     (tmp_path / "semi.csv").write_text("text;label\na;b\n")
     with pytest.raises(ValueError, match="no column 'text' among text;label: .* separator .* sep="):
         load_table_task(tmp_path / "semi.csv", sep=",")
+    (tmp_path / "comma.csv").write_text("text,label\na,b\n")
+    with pytest.raises(ValueError, match="no column 'text' among text,label: .* separator .* sep="):
+        load_table_task(tmp_path / "comma.csv", sep="tab")
 
 
 def test_a_folder_of_splits(tmp_path):

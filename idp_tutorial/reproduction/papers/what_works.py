@@ -226,7 +226,7 @@ def interaction_table(
     """Return by how much each contrast is larger with a random head than with the probe's."""
     rows = []
     for label, ((a, b), _, _) in CONTRASTS.items():
-        for head_lr, name in ((1e-3, ".001"), (None, "the prompt's")):
+        for head_lr, name in ((1e-3, "0.001"), (None, "the prompt's")):
             setting = dict(_MEAN, head_lr=head_lr)
             first, second = (dict(setting, head_init=h) for h in ("random", "probe"))
             estimate = estimate_interaction(records, a, b, first, second, folder)

@@ -237,6 +237,12 @@ def test_labels_are_integers_of_any_size():
     expected = model(**batch, labels=LABELS).loss
     for dtype in (torch.int32, torch.int16, torch.uint8):
         assert torch.equal(model(**batch, labels=LABELS.to(dtype)).loss, expected)
+    generator = prompt_model("prompt-tuning", "AutoModelForCausalLM")
+    batch = tokens(2, causal=True)
+    expected = generator(**batch, labels=batch["input_ids"]).loss
+    assert torch.equal(generator(**batch, labels=batch["input_ids"].int()).loss, expected)
+    with pytest.raises(UserError, match="labels must have the shape .* of input_ids"):
+        generator(**batch, labels=batch["input_ids"][:, 1:])
 
 
 def test_labels_of_a_wrong_shape_or_value_are_not_trained_on():

@@ -526,6 +526,7 @@ class PromptModel(nn.Module):
 
         if labels is not None:
             _check_shape("labels", labels, batch["input_ids"])
+            labels = labels.long()
         method = self.settings[self.active_prompt].cfg.method
         if METHODS[method].kind not in ("static", "head"):
             self._mark_answers(batch, None if labels is None else labels.gather(1, index))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 # %% ../../nbs/engine/data/encoding.ipynb #fa4998f6
 from ..utils.checks import UserError
-from .templates import check_room, encode_template, get_eos_ids, split_template
+from .templates import check_max_len, encode_template, get_eos_ids, split_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,7 +25,7 @@ def _encode_without_template(
     rows: Sequence[dict], tokenizer: "PreTrainedTokenizerBase", max_len: int, pair: bool
 ) -> list[dict]:
     """Encode a sentence or a pair with the tokenizer's own format."""
-    check_room(max_len, tokenizer.num_special_tokens_to_add(pair), "the tokenizer's format")
+    check_max_len(max_len, tokenizer.num_special_tokens_to_add(pair), "the tokenizer's format")
     first = [r["sentence1"] for r in rows]
     second = [r["sentence2"] for r in rows] if pair else None
     encoding = tokenizer(first, second, truncation=True, max_length=max_len)

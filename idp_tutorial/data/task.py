@@ -26,7 +26,7 @@ from idp_tutorial.data.metrics import (
     compute_metric,
     exact_match,
 )
-from idp_tutorial.data.templates import check_room
+from idp_tutorial.data.templates import check_max_len
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.digests import compute_digest
 from idp_tutorial.utils.options import Range
@@ -339,7 +339,7 @@ class Task:
                 f"task {self.name!r} needs a model that generates text: use a decoder, such as "
                 "'tiny-gpt2' or 'smollm2'."
             )
-        check_room(max_len, self.max_answer_len, "the answer (max_answer_len)")
+        check_max_len(max_len, self.max_answer_len, "the answer (max_answer_len)")
         template = self.template(template or "code", causal)
         examples = tokenize_rows(rows, tokenizer, max_len - self.max_answer_len, template, causal)
         return append_targets(examples, rows, tokenizer, self.max_answer_len)

@@ -428,12 +428,10 @@ def make_task(
     if multi_label:
         fields = dict(metric="micro_f1", multi_label=True) | fields
     task = Task(name, labels, pair=pair, **fields)
-    numbered = {
-        split: [
-            {**row, "label": convert_label(task, row["label"], f"{split} rows")} for row in rows
-        ]
-        for split, rows in splits.items()
-    }
+    numbered = {}
+    for split, rows in splits.items():
+        labels_of_split = [convert_label(task, row["label"], f"{split} rows") for row in rows]
+        numbered[split] = [{**row, "label": i} for row, i in zip(rows, labels_of_split)]
     return replace(task, splits=numbered)
 
 

@@ -77,7 +77,10 @@ def collect_scores(
                 f"setting {dict(setting)}: name more options, or keep one learning rate."
             )
         runs[record["seed"]] = per_example_scores(record, folder)
-    return {task: np.stack([runs[seed] for seed in sorted(runs)]) for task, runs in by_task.items()}
+    scores = {}
+    for task, runs in by_task.items():
+        scores[task] = np.stack([runs[seed] for seed in sorted(runs)])
+    return scores
 
 
 def _differences(
@@ -292,7 +295,7 @@ def draw_contrasts(
     return figure
 
 
-POOLINGS: dict[str, dict[str, Any]] = {  # what the head reads; it begins at a probe of that
+POOLING_SETTINGS: dict[str, dict[str, Any]] = {  # what the head reads; it begins at a probe of that
     "mean of the words": SETTINGS[CONVERGED],
     "first token": SETTINGS[FIRST_TOKEN],
 }
@@ -315,7 +318,7 @@ def pooling_table(
 
     The difference, its interval, p-value and detectable size are over all tasks.
     """
-    mean_setting, first_setting = POOLINGS.values()
+    mean_setting, first_setting = POOLING_SETTINGS.values()
     task_names = _TASK_NAMES | FEW_SHOT_TASKS
     rows = []
     for label, (a, b) in POOLING_CONTRASTS.items():
@@ -325,7 +328,7 @@ def pooling_table(
         row: dict[str, Any] = dict(contrast=label)
         for task in interaction["tasks"]:
             of_task = [record for record in records if record["task"] == task]
-            for name, setting in POOLINGS.items():
+            for name, setting in POOLING_SETTINGS.items():
                 estimate = estimate_contrast_in_setting(of_task, a, b, setting, folder)
                 assert estimate is not None  # the interaction has this task
                 row[f"{task_names[task]}, {name}"] = float(estimate["effect"])

@@ -17,7 +17,7 @@ from idp_tutorial.reproduction.papers.what_works import (
     HEAD_SETTINGS,
     LANGUAGE_MODEL,
     POOLING_CONTRASTS,
-    POOLINGS,
+    POOLING_SETTINGS,
     PUBLISHED,
     SETTINGS,
     collect_scores,
@@ -196,7 +196,7 @@ def test_few_shot_scores_have_a_row_for_each_task_and_method(few_shot_records, t
 def test_a_pooling_table_says_where_a_contrast_is_larger(tmp_path, task, task_name):
     """Every prompt adds 10 points to the head alone at the mean; M-IDPG adds 30 at `<s>`."""
     records = []
-    for pooling, setting in POOLINGS.items():
+    for pooling, setting in POOLING_SETTINGS.items():
         for method in ("head-only", *ACCURACY):
             accuracy = 0.6 if method == "head-only" else 0.7
             if method == "m-idpg-phm" and setting["pooling"] == "cls":
@@ -211,7 +211,7 @@ def test_a_pooling_table_says_where_a_contrast_is_larger(tmp_path, task, task_na
     table = pooling_table(records, tmp_path).set_index("contrast")
     assert [*table.index] == [*POOLING_CONTRASTS]
     m_idpg = table.loc["M-IDPG − head alone"]
-    assert [m_idpg[f"{task_name}, {name}"] for name in POOLINGS] == pytest.approx([10, 30])
+    assert [m_idpg[f"{task_name}, {name}"] for name in POOLING_SETTINGS] == pytest.approx([10, 30])
     assert m_idpg.difference == pytest.approx(20)
     assert table.difference["M-IDPG − prompt tuning"] == pytest.approx(20)
     assert table.difference["NPG − head alone"] == pytest.approx(0)

@@ -128,8 +128,8 @@ def check_max_len(
     """Raise `UserError` unless a token is left for the sentences."""
     if max_len <= n_reserved:
         raise UserError(
-            f"max_len={max_len} leaves no room for a sentence, because {reserved_for} takes {n_reserved} "
-            "tokens: use a larger max_len."
+            f"max_len={max_len} leaves no room for a sentence, because {reserved_for} takes "
+            f"{n_reserved} tokens: use a larger max_len."
         )
 
 

@@ -162,7 +162,10 @@ def _convert_rows(X: Any, columns: Sequence[str]) -> list[dict[str, str] | None]
     if names := _column_names(X):
         columns = columns or _guess_text_columns(names)
         X = zip(*(_read_column(X, column) for column in columns))
-    hint = " Name the column of the texts in `fit(..., text=...)`." if names else ""
+    # names the columns, as others may be meant
+    place = (
+        f" of the columns {', '.join(map(str, columns))} (`text=` names others)" if names else ""
+    )
     rows: list[dict[str, str] | None] = []
     n_texts = 0  # 1, or 2 for pairs
     for i, example in enumerate(X):
@@ -173,10 +176,12 @@ def _convert_rows(X: Any, columns: Sequence[str]) -> list[dict[str, str] | None]
         n_texts = n_texts or len(texts)
         if len(texts) != n_texts or n_texts not in (1, 2):
             raise UserError(
-                f"row {i} is {example!r:.60}, but every row must be a text, or every row a pair of "
-                f"texts.{hint}"
+                f"row {i}{place} is {example!r:.60}, but every row must be a text, or every row a "
+                "pair of texts."
             )
-        rows.append({c: str(require_text(t, f"row {i}")) for c, t in zip(TEXT_COLUMNS, texts)})
+        for text in texts:
+            require_text(text, f"row {i}{place}")
+        rows.append(dict(zip(TEXT_COLUMNS, map(str, texts))))
     if not rows:  # begins as scikit-learn's own message does
         raise UserError("Found array with 0 sample(s). At least one text is needed.")
     return rows

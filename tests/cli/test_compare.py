@@ -188,7 +188,7 @@ FILES = dict(
         GOOD + '{"sentence1": ',
         ["train.jsonl, line 13 is not valid JSON", "must be an object"],
     ),
-    a_list=(GOOD + "[1]\n", ["line 13", "is not a row"]),
+    a_list=(GOOD + "[1]\n", ["line 13", "is not an object"]),
     no_label=(GOOD + '{"sentence1": "hm"}\n', ["line 13", "no label", "sentence1, label"]),
     no_sentence=(
         GOOD + '{"txt": "hm", "label": 1}\n',

@@ -128,7 +128,7 @@ def test_a_sweep_without_a_choice(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert (
         "No layer is chosen without training" in printed
-        and "needs classes" in printed
+        and "needs one class for each row" in printed
         and [p.name for p in tmp_path.glob("*.jsonl")] == ["sweep-similarity-k16-tiny.jsonl"]
     )
 
@@ -139,7 +139,7 @@ def test_numbers_have_no_classes_to_probe(monkeypatch, tmp_path, capsys):
         sweep_command(task="similarity", methods="lpt", probe=True, out=str(tmp_path))
     assert (
         e.value.code == 2
-        and "probe needs classes" in capsys.readouterr().err
+        and "probe needs one class for each row" in capsys.readouterr().err
         and not [*tmp_path.iterdir()]
     )
 

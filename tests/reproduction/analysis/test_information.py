@@ -243,11 +243,11 @@ def test_the_probe_can_see_the_prompt():
         ],
         (
             lambda: probe_layers(PromptedModel(setting()[0], None), small_task("similarity")),
-            ["regression", "needs classes"],
+            ["regression", "needs one class for each row"],
         ),
         (
             lambda: probe_layers(PromptedModel(setting()[0], None), small_task("in-short")),
-            ["texts", "needs classes"],
+            ["texts", "needs one class for each row"],
         ),
         (
             lambda: probe_layers(PromptedModel(setting()[0], None), small_task(), [1, 4]),

@@ -229,11 +229,11 @@ def test_a_choice_of_other_weights_or_rows_is_another(small_folder, monkeypatch,
     [
         (
             lambda: choose_prompt_layer(setting()[0], small_task("similarity")),
-            ["regression", "needs classes"],
+            ["regression", "needs one class for each row"],
         ),
         (
             lambda: choose_prompt_layer(backbone("gpt2"), load_task("in-short")),
-            ["texts", "needs classes"],
+            ["texts", "needs one class for each row"],
         ),
         (
             lambda: choose_prompt_layer(setting()[0], small_task(), "verbaliser"),

@@ -80,11 +80,11 @@ def test_bits_of_a_linear_probe():
         ),
         (
             lambda: fit_linear_probes(setting()[0], small_task("similarity")),
-            ["regression", "needs classes"],
+            ["regression", "needs one class for each row"],
         ),
         (
             lambda: fit_linear_probes(setting()[0], small_task("in-short")),
-            ["texts", "needs classes"],
+            ["texts", "needs one class for each row"],
         ),
     ],
 )

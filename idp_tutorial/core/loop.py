@@ -22,7 +22,6 @@ def walk_layers(
     batch: dict[str, Any],  # fields as for `Context.from_batch`
     plan: Plan | None = None,  # layer → step; None: no prompt
     stop: int | None = None,  # layer before which the walk ends; None: apply all layers
-    recompute: bool = False,  # compute each layer again in the backward pass, to save memory
 ) -> Iterator[Context]:
     """Yield the context before each layer and after the last one, before the final norm.
 
@@ -32,7 +31,6 @@ def walk_layers(
     plan = plan or {}
     end = bb.n_layers if stop is None else stop
     ctx = begin_pass(bb, batch, plan)
-    ctx.recompute = recompute
     input_checks.check_stop(bb, ctx.layer, end)
     for layer in range(ctx.layer, end):
         ctx.layer = layer
@@ -54,7 +52,8 @@ def run_layers(
 
     Its `h` `[B,T',d]` holds the hidden states and `tracked_positions` where the tokens are now.
     """
-    *_, ctx = walk_layers(bb, batch, plan, stop, recompute)
+    for ctx in walk_layers(bb, batch, plan, stop):
+        ctx.recompute = recompute
     if stop is None:
         ctx.h = bb.norm(ctx.h)
     return ctx

@@ -34,7 +34,8 @@ def run_for_position(
     if position is None or not bb.supports_single_position:
         return run_layers(bb, batch, plan, recompute=recompute)
     last_layer = bb.n_layers - 1
-    for ctx in walk_layers(bb, batch, plan, recompute=recompute):
+    for ctx in walk_layers(bb, batch, plan):
+        ctx.recompute = recompute
         if ctx.layer == last_layer:
             _run_layer_at_position(ctx, apply_step(ctx, plan or {}), position)
             ctx.layer = bb.n_layers

@@ -52,8 +52,12 @@ def _bootstrap_sums(
         N = len(example)
         variance = (example**2).sum() / max(1, N - 1)
         scale = np.sqrt(max(0, 1 - interactions[key] / variance)) if variance else 0
-        values, counts = np.unique(example, return_counts=True)  # a draw per value, not example
-        total = total + rng.multinomial(N, counts / N, n) @ (scale * values) / N
+        values, counts = np.unique(example, return_counts=True)
+        if len(values) > 100:
+            means = example[rng.integers(N, size=(n, N), dtype=np.int32)].mean(1)
+        else:  # of few different values, the draws of each are counted at once
+            means = rng.multinomial(N, counts / N, n) @ values / N
+        total = total + scale * means
     return total
 
 

@@ -5,6 +5,8 @@ Modules:
 - `fetch`: Pretrained models from a package registry, for machines that cannot reach the hub.
 - `load`: The function that loads a backbone by name, from this package, the cache, a folder or the
   hub.
+- `pretraining`: The options of a pretraining run, which `idp pretrain` and
+  `reproduction.pretraining` read.
 - `sizes`: Configs of published models, to count their parameters or to time a step without a
   download.
 """

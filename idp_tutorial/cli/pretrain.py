@@ -19,11 +19,12 @@ model, resumes after a kill, and writes `backbone/` below `out`. On a GPU the mo
 compiled; on a CPU it uses as many cores as `OMP_NUM_THREADS` allows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
+from idp_tutorial.backbones.pretraining import PretrainConfig
 from idp_tutorial.cli.commands import CommandOptions, command, refuse_given
 from idp_tutorial.utils.options import AllowEmpty
 from idp_tutorial.utils.process import handle_messages
@@ -32,27 +33,15 @@ __all__ = ["PretrainOptions", "pretrain_command"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainOptions(CommandOptions):
-    """Options of `idp pretrain`."""
+class PretrainOptions(PretrainConfig, CommandOptions):
+    """Options of `idp pretrain`: those of the run, its text, its folders and its teacher."""
 
     text: str  # text files with one document a line, comma-separated; .xz files are read too
     # a folder of tasks: their training texts are added, their held-out texts are left out
     tasks: str | None = None
     out: str = "runs/tiny"  # folder for checkpoint, log and, at the end, `backbone/`
     corpus_dir: str | None = None  # folder for tokenizer and token ids (default: as --out)
-    # 'roberta' predicts masked tokens, 'gpt2' the next token
-    family: Literal["roberta", "gpt2"] = "roberta"
-    n_layers: int = 8  # number of transformer layers
-    d: int = 192  # width of the hidden states
-    steps: int = 6_000  # optimizer steps
-    tokens: int = 2048  # tokens in a step
-    lr: float = 1.5e-3  # peak learning rate
-    distil: float = 3.0  # weight of the distillation loss on the teacher's hidden states
-    seed: int = 0  # seed of initialisation, batches and masks
-    # folder of a finished run, or of weights, of the same shape: training starts from them
-    init_from: Annotated[str, AllowEmpty()] = ""
     every: int = 250  # steps between checkpoints
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"  # dtype of the forward and the backward pass
     # backbone that initialises the embeddings and whose layers are imitated; '': no teacher
     teacher: Annotated[str, AllowEmpty()] = "minilm"
 
@@ -61,7 +50,7 @@ class PretrainOptions(CommandOptions):
 def pretrain_command(options: PretrainOptions, base: Any) -> None:
     """Pretrain a small RoBERTa or GPT-2; run the same command again to resume."""
     if not options.teacher:
-        refuse_given(options, "distil", "without a teacher")
+        refuse_given(options, "distillation_weight", "without a teacher")
     from idp_tutorial.backbones.load import load_backbone
     from idp_tutorial.reproduction.pretraining.corpus import prepare_text, read_corpus
     from idp_tutorial.reproduction.pretraining.distillation import (
@@ -69,24 +58,9 @@ def pretrain_command(options: PretrainOptions, base: Any) -> None:
         encode_aligned_streams,
         project_teacher_embeddings,
     )
-    from idp_tutorial.reproduction.pretraining.pretrain import (
-        PretrainConfig,
-        pretrain,
-        save_backbone,
-    )
+    from idp_tutorial.reproduction.pretraining.pretrain import pretrain, save_backbone
 
-    cfg = PretrainConfig(
-        family=options.family,
-        d=options.d,
-        n_layers=options.n_layers,
-        steps=options.steps,
-        tokens_per_step=options.tokens,
-        lr=options.lr,
-        seed=options.seed,
-        dtype=options.dtype,
-        distillation_weight=options.distil,
-        init_from=options.init_from,
-    )
+    cfg = PretrainConfig(**{f.name: getattr(options, f.name) for f in fields(PretrainConfig)})
     encode = embeddings = loss = None
     if options.teacher:
         teacher_bb = load_backbone(options.teacher, attn="eager")
@@ -97,7 +71,7 @@ def pretrain_command(options: PretrainOptions, base: Any) -> None:
     )
     if options.teacher:
         embeddings = project_teacher_embeddings(tokenizer, teacher_bb, options.d)
-    if options.teacher and options.distil:
+    if options.teacher and options.distillation_weight:
         is_causal = options.family == "gpt2"
         loss = DistillationLoss(
             teacher_bb, arrays, options.d, options.n_layers, causal=is_causal, seed=options.seed

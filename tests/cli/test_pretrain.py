@@ -1,14 +1,11 @@
 """`idp pretrain` trains a backbone, and another run can start from its weights."""
 
-from functools import partial
-
 import pytest
 import torch
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli.pretrain import pretrain_command
 from idp_tutorial.data.synthetic import make_rows
-from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig
 
 
 @pytest.fixture
@@ -32,7 +29,7 @@ def refused(capsys, **kw):
 
 
 @pytest.mark.parametrize("family,teacher", [("roberta", "minilm"), ("gpt2", "")])
-def test_the_command_trains_a_backbone(family, teacher, text, tmp_path, capsys, monkeypatch):
+def test_the_command_trains_a_backbone(family, teacher, text, tmp_path, capsys):
     kw = dict(
         text=str(text),
         out=str(tmp_path / "run"),
@@ -40,15 +37,12 @@ def test_the_command_trains_a_backbone(family, teacher, text, tmp_path, capsys, 
         n_layers=2,
         d=32,
         steps=6,
-        tokens=256,
+        tokens_per_step=256,
         every=3,
         teacher=teacher,
     )
     assert "200000" in refused(capsys, **kw)  # too little to hold out so much
-    monkeypatch.setattr(
-        "idp_tutorial.reproduction.pretraining.pretrain.PretrainConfig",
-        partial(PretrainConfig, held_out_tokens=2000),
-    )
+    kw["held_out_tokens"] = 2000
     pretrain_command(**kw)
     bb = load_backbone(str(tmp_path / "run/backbone"))
     out = capsys.readouterr().out

@@ -46,7 +46,14 @@ def arguments(name, folder):
         options = ["--source=sst2", "--target=mr", "--methods=lpt", "--seeds=1"]
         return [*options, "--target_shots=4", *data, *SMALL, out]
     if name == "pretrain":
-        options = ["--teacher=", "--d=32", "--n_layers=1", "--steps=2", "--tokens=64", "--every=1"]
+        options = [
+            "--teacher=",
+            "--d=32",
+            "--n_layers=1",
+            "--steps=2",
+            "--tokens_per_step=64",
+            "--every=1",
+        ]
         return [str(where / "long.txt"), *options, out]
     if name == "supplement":
         options = ["--epochs=0.2", "--batch_size=4", "--max_len=32", "--device=cpu"]

@@ -23,12 +23,13 @@ from small import backbone, config, small_task
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.backbones.pretraining import PretrainConfig
 from idp_tutorial.estimator import PromptClassifier
 from idp_tutorial.huggingface import PromptModel, get_prompt_model
 from idp_tutorial.reproduction.papers.supplementary_training import run_supplementary_training
 from idp_tutorial.reproduction.papers.transfer import transfer_table
 from idp_tutorial.reproduction.pretraining.corpus import prepare_text
-from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig, pretrain
+from idp_tutorial.reproduction.pretraining.pretrain import pretrain
 from idp_tutorial.runs.logits import load_logits, majority_vote_score, write_run_arrays
 from idp_tutorial.runs.record import RunStore
 from idp_tutorial.runs.tables import results_table

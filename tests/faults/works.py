@@ -12,9 +12,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.backbones.pretraining import PretrainConfig
 from idp_tutorial.reproduction.papers import reproduce, transfer
 from idp_tutorial.reproduction.papers.transfer import resolve_label_map
-from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig, pretrain, save_backbone
+from idp_tutorial.reproduction.pretraining.pretrain import pretrain, save_backbone
 from idp_tutorial.runs import compare as comparison
 from idp_tutorial.runs import experiment as experiments
 from idp_tutorial.runs import record as run_records

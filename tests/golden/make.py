@@ -70,8 +70,6 @@ from idp_tutorial.reproduction.efficiency.published_counts import (
     recompute_published_claims,
 )
 from idp_tutorial.reproduction.papers.transfer import published_transfer_table
-from idp_tutorial.reproduction.pretraining import pretrain
-from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig
 from idp_tutorial.training.evaluation import predict_logits
 from idp_tutorial.training.fit import fit
 from idp_tutorial.utils.records import read_records
@@ -586,31 +584,23 @@ def _run_bench(folder: Path) -> list[dict]:
     return [mask_varying(json.loads(line)) for line in output.splitlines()]
 
 
-def _build_small_config(**options: Any) -> PretrainConfig:
-    """Return a config that holds out fewer tokens, because the corpus of the test is short."""
-    return PretrainConfig(**options, held_out_tokens=2000)
-
-
 def _run_pretrain(folder: Path) -> dict[str, Any]:
     rows = [*make_rows("sentiment", "train", n=400), *make_rows("questions", "train", n=400)]
     (folder / "text.txt").write_text("\n".join(row["sentence1"] for row in rows))
-    pretrain.PretrainConfig = _build_small_config
-    try:
-        _capture_output(
-            pretrain_command,
-            folder,
-            text=folder / "text.txt",
-            out=folder / "out",
-            n_layers=2,
-            d=32,
-            steps=6,
-            tokens=256,
-            every=3,
-            teacher="",
-            dtype="float32",
-        )
-    finally:
-        pretrain.PretrainConfig = PretrainConfig
+    _capture_output(
+        pretrain_command,
+        folder,
+        text=folder / "text.txt",
+        out=folder / "out",
+        n_layers=2,
+        d=32,
+        steps=6,
+        tokens_per_step=256,
+        held_out_tokens=2000,  # the text is short
+        every=3,
+        teacher="",
+        dtype="float32",
+    )
     log = _masked_records(folder / "out/log.jsonl")
     return {"log": log, "files": _file_names(folder / "out/backbone")}
 

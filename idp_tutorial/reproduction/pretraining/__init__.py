@@ -7,6 +7,5 @@ Modules:
 - `distillation`: Initial word embeddings from a teacher model, and a loss that imitates its layers.
 - `language_modelling`: The losses of masked and causal language modelling, and n-gram models as
   baselines.
-- `pretrain`: Pretraining of the bundled backbones on raw text: configuration, optimizer, loop and
-  checkpoints.
+- `pretrain`: Pretraining of the bundled backbones on raw text: optimizer, loop and checkpoints.
 """

@@ -1,4 +1,4 @@
-"""Pretraining of the bundled backbones on raw text: configuration, optimizer, loop and checkpoints.
+"""Pretraining of the bundled backbones on raw text: optimizer, loop and checkpoints.
 
 A soft prompt can only steer what a frozen model already knows. A random backbone teaches
 nothing about prompting, and a tutorial should not begin with a download. The package therefore
@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from idp_tutorial.backbones.pretraining import PretrainConfig
 from idp_tutorial.reproduction.pretraining.corpus import draw_windows
 from idp_tutorial.reproduction.pretraining.language_modelling import (
     compute_losses,
@@ -39,7 +40,6 @@ from idp_tutorial.training.checkpoint import check_optimizer_state
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_between
 from idp_tutorial.utils.digests import MANIFEST_NAME, require_intact_files, write_manifest
 from idp_tutorial.utils.durable_files import folder_lock, move_into_place, write_atomically
-from idp_tutorial.utils.options import AllowEmpty, Range, check_options
 from idp_tutorial.utils.records import describe_differences, dump_record
 from idp_tutorial.utils.schemas import Count, check_schema, check_structure
 from idp_tutorial.utils.tensor_files import list_snapshots, read_last_snapshot, write_snapshot
@@ -51,46 +51,12 @@ __all__ = [
     "load_master_weights",
     "find_weights_file",
     "load_initial_weights",
-    "PretrainConfig",
     "pretrain",
     "save_backbone",
 ]
 
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PretrainConfig:
-    """Options that determine the result of a pretraining run."""
-
-    # 'roberta' predicts masked tokens, 'gpt2' the next token
-    family: Literal["roberta", "gpt2"] = "roberta"
-    d: Annotated[int, Range(32, 2**14)] = 192  # hidden size, a multiple of 32
-    n_layers: Annotated[int, Range(1, 1000)] = 8
-    vocab_size: Annotated[int, Range(261, 2**16)] = 8192  # tokens of the tokenizer
-    steps: Annotated[int, Range(1, 10**9)] = 12_000  # optimizer steps
-    tokens_per_step: Annotated[int, Range(32, 2**24)] = 2048  # token ids in a batch
-    # peak learning rate of AdamW
-    lr: Annotated[float, Range(0, 1e40, "a learning rate, such as 1.5e-3", True)] = 1.5e-3
-    warmup: Annotated[int, Range(1, 10**9)] = 300  # steps until the peak learning rate
-    # fraction of the steps, at the end, in which it decays to zero
-    decay_fraction: Annotated[float, Range(0, 1, "a fraction of the steps")] = 0.6
-    seed: Annotated[int, Range(0, 2**32 - 1)] = 0
-    # ids at the end of the stream that are not trained on
-    held_out_tokens: Annotated[int, Range(0, 2**40)] = 200_000
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of the forward and backward pass
-    # weight of the distillation loss, if there is a teacher
-    distillation_weight: Annotated[
-        float, Range(0, 10**6, "the weight of the distillation loss")
-    ] = 3.0
-    # folder of a run or of a backbone of the same shape, whose weights are the initial weights
-    init_from: Annotated[str, AllowEmpty()] = ""
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        if self.d % 32:
-            raise UserError(f"d must be a multiple of 32, such as 192, got {self.d}.")
 
 
 class MasterWeightOptimizer:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.backbones.pretraining import PretrainConfig
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.reproduction.pretraining import distillation
 from idp_tutorial.reproduction.pretraining.corpus import train_tokenizer
@@ -13,7 +14,7 @@ from idp_tutorial.reproduction.pretraining.distillation import (
     encode_aligned_streams,
     project_teacher_embeddings,
 )
-from idp_tutorial.reproduction.pretraining.pretrain import PretrainConfig, pretrain
+from idp_tutorial.reproduction.pretraining.pretrain import pretrain
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from safetensors.torch import save_model
 from small import call_with_messages
 
 from idp_tutorial.backbones.load import find_local_backbone, load_backbone
+from idp_tutorial.backbones.pretraining import PretrainConfig
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.reproduction.pretraining import language_modelling
@@ -23,7 +24,6 @@ from idp_tutorial.reproduction.pretraining.corpus import encode_stream, train_to
 from idp_tutorial.reproduction.pretraining.language_modelling import create_language_model
 from idp_tutorial.reproduction.pretraining.pretrain import (
     MasterWeightOptimizer,
-    PretrainConfig,
     find_weights_file,
     load_initial_weights,
     load_master_weights,

@@ -87,6 +87,14 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         layer=0,
         seeds=10,  # as many as `readout` and `confirmation` together
     ),
+    "edges": dict(  # below and above the learning rates of `readout`, which chose .003 and .1
+        methods=("lpt-npg", "lpt"),
+        learning_rates=(1e-3, 3e-1),
+        head_learning_rates=(None,),
+        initial_heads=("probe",),
+        pooling="cls",
+        sentence_pooling="mean",
+    ),
     "same-readout": dict(  # as in the paper: IDPG's generators read the first token, too
         methods=("m-idpg-phm", "s-idpg-phm"),
         learning_rates=(3e-3, 1e-2, 3e-2, 1e-1),
@@ -102,7 +110,7 @@ def list_cells(name: str) -> Iterator[Cell]:
     """Yield the cells of a factorial; None as `head_lr` is the learning rate of the prompt."""
     initial_heads = FACTORIALS[name].get("initial_heads", ("random", "probe"))
     # `readout` and `task` have the head alone
-    if name not in ("first-layer", "same-readout", "late-1000"):
+    if name not in ("first-layer", "same-readout", "late-1000", "edges"):
         for head_init in initial_heads:
             yield "head-only", head_init, None
     if name == "task":  # the upper end of what a prompt can gain

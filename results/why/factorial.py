@@ -182,7 +182,7 @@ def run_in_process(args: argparse.Namespace, cell: Cell, file: Path) -> None:
         steps=args.steps,
         batch_size=16,
         eval_every=args.steps // 5,
-        precision="bf16",
+        precision=args.precision,
         cache="both",
         cache_dir=args.cache,
     )
@@ -232,6 +232,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=310)
     parser.add_argument("--methods", nargs="+", help="names of methods (default: all)")
     parser.add_argument("--initial-heads", nargs="+", help="'random', 'probe' (default: both)")
+    parser.add_argument("--precision", default="bf16", help="of training: 'bf16', or 'no'")
     parser.add_argument("--workers", type=int, default=1, help="number of processes")
     parser.add_argument("--cache", help="folder of cached states (default: the user's cache)")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the records")

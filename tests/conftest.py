@@ -1,5 +1,6 @@
 """Fixtures of all tests: no network, a fixed seed, one thread, and the folder of real tasks."""
 
+import copy
 import functools
 import os
 import socket
@@ -30,6 +31,32 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(n_threads)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def bundled_models_are_read_once():
+    """Read each bundled model once, and give a copy to whoever loads it, to save seconds a test.
+
+    A test that replaces the function that reads the weights gets the replacement.
+    """
+    from idp_tutorial.backbones import load
+
+    assets = ROOT / "idp_tutorial/assets"
+    load_pretrained, read_weights = load.load_pretrained, load._load_with_lm_head
+
+    @functools.cache
+    def load_once(folder, attn, dtype):
+        return load_pretrained(folder, folder.name, attn, dtype, False)
+
+    def load_copy(folder, name, attn, dtype, allow_hub, **hub_kwargs):
+        is_bundled = isinstance(folder, Path) and folder.parent == assets
+        if not is_bundled or load._load_with_lm_head is not read_weights:
+            return load_pretrained(folder, name, attn, dtype, allow_hub, **hub_kwargs)
+        return copy.deepcopy(load_once(folder, attn, dtype))
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(load, "load_pretrained", load_copy)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,4 +1,4 @@
-"""Prompts for a Hugging Face model object: outputs, training loops, files and graphs."""
+"""Prompts for a Hugging Face model object: outputs, prompts by name, training loops and graphs."""
 
 import copy
 import importlib.util
@@ -13,7 +13,8 @@ import pytest
 import torch
 import transformers
 from datasets import Dataset
-from small import backbone, batch_of, config, model_of, same, small_task
+from prompt_models import CLASSES, FIVE, LABELS, model_object, prompt_model, state_of, tokens
+from small import backbone, batch_of, model_of, same, small_task
 from torch import nn
 from transformers import Trainer, TrainingArguments
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -21,64 +22,14 @@ from two_processes import print_stacks_if_stuck, run_two_processes
 
 import idp_tutorial
 from idp_tutorial import METHODS, PromptModel, get_prompt_model
-from idp_tutorial.backbones.load import find_local_backbone, load_backbone
 from idp_tutorial.core.generation import generate_ids
 from idp_tutorial.core.prompted_model import restore_state
 from idp_tutorial.estimator import PromptClassifier
-from idp_tutorial.families.family import resolve_attention
 from idp_tutorial.huggingface.files import prompt_tensors
 from idp_tutorial.methods.id_spam import AttentionLateConfig
-from idp_tutorial.testing.small_models import SMALL_CONFIGS, random_batch
 from idp_tutorial.utils.checks import UserError
 
-ROOT = Path(__file__).resolve().parents[1]
-FIVE = ("prompt-tuning", "s-idpg-phm", "lpt-npg", "id-spam", "p-tuning-v2")
-CLASSES = {  # class → family of the small model
-    "AutoModel": "roberta",
-    "AutoModelForMaskedLM": "bert",
-    "AutoModelForSequenceClassification": "roberta",
-    "AutoModelForCausalLM": "gpt2",
-}
-
-
-def model_object(class_name="AutoModel", family=None, **config_options):
-    """Return a small model of a class, whose base has the weights of `small.backbone`."""
-    bb = backbone(family or CLASSES[class_name])
-    model_config = copy.deepcopy(bb.config)
-    model_config.update(dict(pad_token_id=bb.tokenizer.pad_token_id or 0, **config_options))
-    model = getattr(transformers, class_name).from_config(
-        model_config, attn_implementation=resolve_attention(model_config, "sdpa")
-    )
-    model.load_state_dict(bb.model.state_dict(), strict=False)
-    base = getattr(model, model.base_model_prefix, model)
-    base.load_state_dict(bb.base.state_dict(), strict=False)
-    return model.eval()
-
-
-def prompt_model(method="lpt-npg", class_name="AutoModel", jolt=0.1, **options):
-    """Return a model in eval mode, whose prompts are moved away from zero."""
-    options = dict(prompt_length=4) | options
-    if "bottleneck" in METHODS[method].options:
-        options = dict(bottleneck=8) | options
-    model = get_prompt_model(model_object(class_name), method, **options)
-    with torch.no_grad():
-        for p in model.prompts["default"]["sources"].parameters():
-            p.add_(jolt * torch.randn_like(p))
-    return model
-
-
-def tokens(n=6, causal=False):
-    """Return a batch of tokens as a tokenizer does, padded on the right."""
-    batch = batch_of(backbone("gpt2" if causal else "roberta"), n=n)
-    return {name: batch[name] for name in ("input_ids", "attention_mask")}
-
-
-LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
-
-
-def state_of(model):
-    """Return copies of all tensors of a module."""
-    return {name: t.clone() for name, t in nn.Module.state_dict(model).items()}
+ROOT = Path(__file__).resolve().parents[2]
 
 
 # ---- outputs
@@ -115,53 +66,6 @@ def test_logits_are_those_of_the_package(class_name, method):
     assert all(p.grad is not None for p in trained)
     assert sum(p.numel() for p in trained) == model.get_nb_trainable_parameters()[0]
     assert all(torch.equal(t, before[name]) for name, t in state_of(model.base_model).items())
-
-
-WITH_CLASSIFIER = [name for name in SMALL_CONFIGS if not name.startswith("t5")]
-
-
-@pytest.mark.parametrize("name", WITH_CLASSIFIER)
-def test_a_classifier_without_a_prompt_is_the_model_itself(name):
-    config_class, sizes = SMALL_CONFIGS[name]
-    model_config = getattr(transformers, config_class)(**sizes | dict(num_labels=3, pad_token_id=1))
-    base = transformers.AutoModelForSequenceClassification.from_config(
-        model_config, attn_implementation=resolve_attention(model_config, "sdpa")
-    ).eval()
-    batch = random_batch()
-    batch = {k: batch[k] for k in ("input_ids", "attention_mask")}
-    expected = base(**batch, labels=torch.tensor([0, 1, 2]))
-    before = state_of(base)
-    model = get_prompt_model(base, "head-only")
-    output = model(**batch, labels=torch.tensor([0, 1, 2]))
-    same(output.logits, expected.logits)
-    same(output.loss, expected.loss)
-    output.loss.backward()
-    with torch.no_grad():
-        for p in model.prompts.parameters():
-            assert p.requires_grad and p.grad is not None
-            p.sub_(p.grad)
-    assert all(torch.equal(t, before[n]) for n, t in state_of(base).items())
-    prompted = get_prompt_model(base, "prompt-tuning", prompt_length=3, init_std=1.0)
-    assert not torch.allclose(prompted(**batch).logits, expected.logits)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
-def test_a_language_model_without_a_prompt_is_the_model_itself(name):
-    config_class, sizes = SMALL_CONFIGS[name]
-    model_config = getattr(transformers, config_class)(**sizes)
-    base = transformers.AutoModelForCausalLM.from_config(
-        model_config, attn_implementation=resolve_attention(model_config, "sdpa")
-    ).eval()
-    batch = random_batch()
-    batch = {k: batch[k] for k in ("input_ids", "attention_mask")}
-    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
-    expected = base(**batch, labels=labels)
-    model = get_prompt_model(base, "head-only")
-    output = model(**batch, labels=labels, num_items_in_batch=None)
-    words = batch["attention_mask"].bool()
-    same(output.logits[words], expected.logits[words])
-    same(output.loss, expected.loss)
-    same(model(**batch, labels=labels, num_items_in_batch=40).loss, output.loss * 19 / 40)
 
 
 @pytest.mark.parametrize("class_name", ["AutoModel", "AutoModelForCausalLM"])
@@ -261,39 +165,6 @@ def test_labels_of_a_wrong_shape_or_value_are_not_trained_on():
         model(**batch, labels=torch.tensor([0, -1]))  # would be the last class
 
 
-def test_ids_at_the_padding_do_not_change_the_logits():
-    """A decoder's own classifier finds the last token by the id of the padding."""
-    sizes = SMALL_CONFIGS["llama"][1]
-    base = transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**sizes))
-    model = get_prompt_model(base.eval(), "lpt-npg", prompt_length=4)
-    batch = random_batch()
-    batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    expected = model(**batch).logits
-    batch["input_ids"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 9)
-    assert torch.equal(model(**batch).logits, expected)
-
-
-@pytest.mark.parametrize(
-    "class_name,method,options,message",
-    [
-        ("AutoModel", "lpt-npg", {}, "num_labels is needed"),
-        ("AutoModel", "lpt-npg", dict(num_labels=3, head="keep"), "has no classifier"),
-        ("AutoModel", "lpt-npg", dict(num_labels=0), "num_labels must be at least 1"),
-        ("AutoModel", "lpt-npg", dict(num_labels=2, id2label={0: "a"}), "id2label must name"),
-        ("AutoModel", "lpt-npg", dict(num_labels=2, lr=1), "unknown option of get_prompt_model"),
-        ("AutoModel", "lpt-ngp", dict(num_labels=2), "did you mean 'lpt-npg'"),
-        ("AutoModel", "lora", dict(num_labels=2), "LoRA from peft"),
-        ("AutoModel", "lpt", dict(task_type="CAUSAL_LM"), "AutoModelForCausalLM"),
-        ("AutoModel", "lpt", dict(label_words=["a", "b"]), "give tokenizer="),
-        ("AutoModel", "prompt-tuning", dict(num_labels=2, position=2), "give tokenizer="),
-        ("AutoModel", "lpt", dict(num_labels=2, pooling="mask"), "a template adds to the text"),
-    ],
-)
-def test_combinations_that_cannot_work_say_why(class_name, method, options, message):
-    with pytest.raises(UserError, match=message):
-        get_prompt_model(model_object(class_name), method, **options)
-
-
 def test_models_that_cannot_be_used_say_why():
     with pytest.raises(UserError, match="Hugging Face model"):
         get_prompt_model(nn.Linear(2, 2), "lpt", num_labels=2)
@@ -312,25 +183,6 @@ def test_models_that_cannot_be_used_say_why():
         PromptClassifier("lpt", backbone=model).fit(["a", "b"] * 5, [0, 1] * 5)
 
 
-# ---- heads
-
-
-def test_a_trained_classifier_is_kept_or_its_replacement_is_announced(recwarn):
-    base = model_object("AutoModelForSequenceClassification", num_labels=3)
-    model = get_prompt_model(base, "lpt", num_labels=3)
-    assert model.settings["default"].head == "keep" and not recwarn.list
-    same(
-        model.prompts["default"]["head"].model.classifier.dense.weight, base.classifier.dense.weight
-    )
-    with pytest.warns(UserWarning, match="a new head is trained"):
-        model = get_prompt_model(base, "lpt", num_labels=5)
-    assert model(**tokens()).logits.shape == (6, 5) and model.config.num_labels == 5
-    get_prompt_model(base, "lpt", num_labels=5, head="classification")
-    assert base.config.num_labels == 3 and len(recwarn.list) == 0
-    with pytest.raises(UserError, match="has 3 labels"):
-        get_prompt_model(base, "lpt", num_labels=5, head="keep")
-
-
 def test_regression_and_several_labels():
     model = prompt_model(num_labels=1)
     targets = torch.rand(6)
@@ -341,32 +193,6 @@ def test_regression_and_several_labels():
     targets = torch.randint(2, (6, 3)).float()
     output = model(**tokens(), labels=targets)
     same(output.loss, nn.functional.binary_cross_entropy_with_logits(output.logits, targets))
-
-
-@pytest.mark.parametrize("class_name", ["AutoModelForMaskedLM", "AutoModelForCausalLM"])
-def test_label_words_are_those_of_the_package(class_name):
-    bb = backbone(CLASSES[class_name])
-    task = small_task()
-    expected = model_of("lpt-npg", bb, task, head="verbalizer")
-    model = get_prompt_model(
-        model_object(class_name),
-        "lpt-npg",
-        label_words=task.label_words,
-        tokenizer=bb.tokenizer,
-        prompt_length=4,
-        bottleneck=8,
-    )
-    assert model.get_nb_trainable_parameters()[0] == sum(
-        p.numel() for p in expected.sources.parameters()
-    )
-    restore_state(prompt_tensors(model.prompted_model), prompt_tensors(expected))
-    batch = batch_of(bb, task, template="code")
-    output = model(batch["input_ids"], batch["attention_mask"], labels=batch["label"])
-    same(output.logits, expected(batch))
-    same(output.loss, expected.loss(batch))
-    if not bb.causal:
-        with pytest.raises(UserError, match="one <mask> in each text"):
-            model(**tokens())
 
 
 # ---- prompts by name
@@ -695,11 +521,6 @@ def test_a_compiled_model_computes_the_same(method):
     torch.compiler.reset()
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return find_local_backbone("tiny")
-
-
 def tiny_prompt_model(folder, method):
     """Return a model on the bundled encoder, and two batches of tokens of different sizes."""
     base = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32)
@@ -744,99 +565,6 @@ def test_onnx_runtime_computes_the_same(tiny, method, tmp_path):
         same(torch.from_numpy(logits), model(**b).logits.detach(), atol=1e-5)
 
 
-# ---- files
-
-
-def reload(model, folder, class_name, **options):
-    """Save the prompts of a model and load them on a new model object."""
-    model.save_pretrained(folder)
-    return PromptModel.from_pretrained(model_object(class_name, **options), folder)
-
-
-@pytest.mark.parametrize("method", FIVE)
-@pytest.mark.parametrize(
-    "class_name,options",
-    [
-        ("AutoModel", dict(num_labels=3, pooling="cls", two_layer_head=True)),
-        ("AutoModelForSequenceClassification", {}),
-        ("AutoModelForCausalLM", {}),
-    ],
-)
-def test_saved_prompts_give_the_same_outputs(tmp_path, method, class_name, options):
-    model = prompt_model(method, class_name, **options)
-    batch = tokens(causal="Causal" in class_name)
-    loaded = reload(model, tmp_path, class_name)
-    same(loaded(**batch).logits, model(**batch).logits)
-    assert not loaded.training and loaded.get_nb_trainable_parameters()[0] == 0
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["prompts.json", "prompts.safetensors"]
-    trained = sum(p.numel() for p in model.prompts.parameters())
-    assert (tmp_path / "prompts.safetensors").stat().st_size < 4 * trained + 12_000
-
-
-def test_several_prompts_are_saved_in_subfolders(tmp_path):
-    model = prompt_model("lpt-npg", num_labels=3)
-    model.add_prompt("topic", "id-spam", id2label={0: "water", 1: "fire"})
-    model.save_pretrained(tmp_path)
-    loaded = PromptModel.from_pretrained(model_object(), tmp_path, is_trainable=True)
-    assert loaded.get_nb_trainable_parameters()[0] > 0
-    loaded.load_prompt(tmp_path / "topic", "topic")
-    for name in ("default", "topic"):
-        model.set_prompt(name)
-        loaded.set_prompt(name)
-        assert torch.equal(loaded(**tokens()).logits, model(**tokens()).logits)
-    assert loaded.config.id2label == {0: "water", 1: "fire"}
-
-
-def test_prompts_of_another_model_or_format_are_refused(tmp_path):
-    model = prompt_model("lpt-npg", num_labels=3)
-    model.save_pretrained(tmp_path)
-    other = model_object()
-    with torch.no_grad():
-        other.encoder.layer[0].output.dense.bias[0] += 1
-    with pytest.raises(UserError, match="belong to another model"):
-        PromptModel.from_pretrained(other, tmp_path)
-    with pytest.raises(UserError, match=r"PromptModel\.from_pretrained"):
-        idp_tutorial.from_pretrained(tmp_path)
-    # the class of the model does not matter, nor does the dtype
-    masked_lm = model_object("AutoModelForMaskedLM", "roberta").bfloat16()
-    loaded = PromptModel.from_pretrained(masked_lm, tmp_path)
-    same(loaded(**tokens()).logits, model(**tokens()).logits, atol=0.3)
-
-
-def test_a_classifier_with_its_tokenizer_is_a_model_of_the_package(tiny, tmp_path):
-    base = transformers.AutoModelForSequenceClassification.from_pretrained(tiny, dtype="float32")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny)
-    names = {0: "no", 1: "yes", 2: "perhaps"}
-    model = get_prompt_model(
-        base, "s-idpg-phm", id2label=names, head="classification", tokenizer=tokenizer
-    )
-    model.save_pretrained(tmp_path)
-    package_model, task, cfg = idp_tutorial.from_pretrained(tmp_path)
-    assert (task.labels, cfg.method) == (("no", "yes", "perhaps"), "s-idpg-phm")
-    texts = ["a fine film .", "the soup was cold ."]
-    outputs = idp_tutorial.predict(package_model, task, cfg, [dict(sentence1=t) for t in texts])
-    probabilities = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits.softmax(1)
-    same(torch.tensor([[*o["probabilities"].values()] for o in outputs]), probabilities, atol=1e-4)
-
-
-def test_a_model_of_the_package_is_loaded_on_a_model_object(tiny, tmp_path):
-    bb = load_backbone("tiny")
-    cfg = config(method="lpt-npg", backbone="tiny")
-    task = small_task("questions")
-    trained = idp_tutorial.build_model(cfg, bb, task)
-    idp_tutorial.save_pretrained(trained, tmp_path, task, cfg)
-    base = transformers.AutoModel.from_pretrained(tiny, dtype=torch.float32)
-    model = PromptModel.from_pretrained(base, tmp_path)
-    batch = batch_of(bb, task)
-    same(model(batch["input_ids"], batch["attention_mask"]).logits, trained.eval()(batch))
-    assert model.config.id2label == dict(enumerate(task.labels))
-    cfg = config(method="bitfit", backbone="tiny")
-    idp_tutorial.save_pretrained(idp_tutorial.build_model(cfg, bb, task), tmp_path, task, cfg)
-    with pytest.raises(UserError, match="leaves the model as it is"):
-        PromptModel.from_pretrained(base, tmp_path)
-    assert not any(p.requires_grad for p in base.parameters())
-
-
 # ---- the page
 
 
@@ -864,52 +592,6 @@ def test_the_script_of_the_page_trains_a_model(tiny, tmp_path, monkeypatch):
     assert loaded.config.num_labels == 6
     _, task, _ = idp_tutorial.from_pretrained("out/prompts")  # as `idp predict` reads it
     assert len(task.labels) == 6
-
-
-@pytest.mark.parametrize(
-    "class_name,options,message",
-    [
-        (
-            "AutoModel",
-            dict(head="classification", label_words=("a", "b")),
-            "label_words belong to head='verbalizer', but head='classification'",
-        ),
-        (
-            "AutoModel",
-            dict(num_labels=2, loss_vocab="labels"),
-            "loss_vocab has no effect with head",
-        ),
-        (
-            "AutoModelForSequenceClassification",
-            dict(pooling="mean"),
-            "pooling has no effect with head='keep'",
-        ),
-        (
-            "AutoModelForSequenceClassification",
-            dict(two_layer_head=True),
-            "two_layer_head has no effect with head='keep'",
-        ),
-        *(
-            (
-                "AutoModelForCausalLM",
-                dict(task_type="CAUSAL_LM", **{name: value}),
-                f"{name} has no effect with task_type='CAUSAL_LM'",
-            )
-            for name, value in dict(
-                num_labels=3, head="classification", id2label={0: "a"}, pooling="mean"
-            ).items()
-        ),
-    ],
-)
-def test_an_option_without_an_effect_is_refused(class_name, options, message):
-    family = "gpt2" if class_name == "AutoModelForCausalLM" else None
-    with pytest.raises(UserError, match=message):
-        get_prompt_model(model_object(class_name, family), "lpt-npg", **options)
-
-
-def test_the_pooling_of_a_generator_has_an_effect_on_a_language_model():
-    model = model_object("AutoModelForCausalLM", "gpt2")
-    get_prompt_model(model, "s-idpg-phm", task_type="CAUSAL_LM", pooling="mean", head="keep")
 
 
 if __name__ == "__main__":

@@ -6,11 +6,14 @@ Models have three layers of 32 dimensions, random weights and the bundled tokeni
 import json
 import logging
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 
+import pytest
 import torch
 from tokenizers import AddedToken, ByteLevelBPETokenizer
 from tokenizers.processors import RobertaProcessing
@@ -179,6 +182,34 @@ def one(batch, i):
 def same(a, b, atol=1e-5, rtol=1e-5):
     """Assert that two tensors are equal up to float32 rounding."""
     torch.testing.assert_close(a, b, atol=atol, rtol=rtol)
+
+
+def refused(function, *words, error=ValueError):
+    """Assert that a call raises an error whose message has all of the words."""
+    with pytest.raises(error) as e:
+        function()
+    assert all(word in str(e.value) for word in words), str(e.value)
+
+
+def count_passes(bb, function):
+    """Return how often the first layer of a backbone runs during a call."""
+    calls = []
+    hook = bb.layers[0].register_forward_hook(lambda *a: calls.append(1))
+    function()
+    hook.remove()
+    return len(calls)
+
+
+def in_threads(function, arguments):
+    """Call a function with each argument at once, each in a thread of its own."""
+    barrier = threading.Barrier(len(arguments))
+
+    def call(argument):
+        barrier.wait(60)
+        return function(argument)
+
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        return [*pool.map(call, arguments)]
 
 
 FAMILY = ("roberta", "bert", "gpt2", "deberta")

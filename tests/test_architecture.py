@@ -445,6 +445,45 @@ def test_modules_use_the_words_of_the_field(path):
             pytest.fail(f"{module_name(path)}: {phrase!r} in {passage[:80]!r}: write {better!r}")
 
 
+# ---- tests
+
+# modules without a test file of their name, and where they are tested
+NO_TEST_FILE = {
+    "cli.fetch": "only hands its options to `backbones.fetch`: backbones/test_fetch.py",
+    "families.distilbert": "every family in turn: families/test_families.py",
+    "families.electra": "every family in turn: families/test_families.py",
+    "families.explicit_layer": "the families that use it: families/test_families.py",
+    "families.gpt2": "every family in turn: families/test_families.py",
+    "families.modernbert": "every family in turn: families/test_families.py",
+    "families.mpnet": "every family in turn: families/test_families.py",
+    "families.t5": "every family in turn: families/test_families.py",
+    "reproduction.efficiency.peft_script": "a script that test_end_to_end.py runs",
+    "reproduction.efficiency.pipeline_script": "a script that test_end_to_end.py runs",
+    "serving.limits": "four numbers, which the server applies: serving/test_server.py",
+}
+# test files in the folders of packages that are about more than one module
+NO_MODULE = {
+    "cli.own_texts": "tables of the user, given to all commands that read them",
+    "families.families": "every family in turn",
+    "methods.left_padding": "every method in turn",
+    "training.gradient_checkpointing": "an option of training, with every family and method",
+    "training.switches": "options that change a method, and what each of them changes",
+    "training.threads": "runs of several threads at once",
+}
+
+
+def test_every_module_has_a_test_file_of_its_name():
+    tests = ROOT / "tests"
+    packages = {package_of(module_name(p)) for p in MODULES} - {"top"}
+    modules = {module_name(p) for p in MODULES} - {"__main__"}
+    tested = {
+        ".".join([*p.parent.relative_to(tests).parts, p.stem.removeprefix("test_")])
+        for p in tests.rglob("test_*.py")
+    }
+    assert modules - tested == set(NO_TEST_FILE)
+    assert {n for n in tested - modules if n.split(".")[0] in packages} == set(NO_MODULE)
+
+
 # ---- form
 
 

@@ -3,105 +3,24 @@
 Options that no method of a comparison has, or that change nothing, are refused.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from small import backbone, small_task
+from small import backbone
 
-from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import (
     RunConfig,
     RunOptions,
     config_for_method,
-    describe_all_options,
     methods_with_option,
     recorded_option,
     refuse_unread_options,
 )
-from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.methods.method_registry import ALL_METHODS, LatePromptConfig, register
+from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.runs.record import make_fingerprint
-from idp_tutorial.training.config import TrainingConfig
-from idp_tutorial.training.examples import encode_for_model
-from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.records import config_to_record
-
-
-@pytest.fixture
-def gated(monkeypatch):
-    """Register a method with an option of its own, for one test."""
-    rows = dict(METHODS)
-
-    @register(
-        "gated",
-        reference="this test",
-        learning_rates=(1e-3, 1e-2, 1e-1),
-        insertion_point="middle",
-        kind="generated",
-    )
-    @dataclass(frozen=True, kw_only=True)
-    class GatedConfig(LatePromptConfig):
-        """Options of a method that is defined here."""
-
-        gate: float = 0.5  # share of the hidden state
-
-    yield GatedConfig
-    METHODS.clear()
-    METHODS.update(rows)
-
-
-def test_a_method_from_outside_has_an_option_of_its_own(gated):
-    cfg = RunConfig("gated", gate=0.1, layer=2, steps=5)
-    assert cfg.method_config == gated(gate=0.1, layer=2)
-    assert config_to_record(cfg)["gate"] == 0.1
-    assert RunConfig(**cfg.to_dict()) == cfg
-    option = describe_all_options()["gate"]
-    assert option.help == "share of the hidden state; gated" and option.kind is float
-    with pytest.raises(ValueError, match="method 'lpt' has no option 'gate'.*\\(gated\\)"):
-        RunConfig("lpt", gate=0.1)
-    with pytest.raises(ValueError, match="gate must be a number, got 'x'"):
-        RunConfig("gated", gate="x")
-
-
-FACTS = dict(reference="this test", insertion_point="middle", kind="generated")
-
-
-@pytest.mark.parametrize(
-    "config_class,learning_rates,message",
-    [
-        (LatePromptConfig, "1e-3", "learning_rates must be a tuple .*, got '1e-3'"),
-        (LatePromptConfig, 1e-3, r"learning_rates must be a tuple .*, got 0\.001"),
-        (LatePromptConfig, (1e-3, -1), "learning_rates must be a positive number, got -1"),
-        (dict, (1e-3,), "decorates a subclass of MethodConfig, got <class 'dict'>"),
-    ],
-)
-def test_a_method_with_odd_facts_is_not_registered(config_class, learning_rates, message):
-    with pytest.raises(UserError, match=message):
-        register("odd", learning_rates=learning_rates, **FACTS)(config_class)
-    assert "odd" not in METHODS
-
-
-def test_a_method_may_have_one_learning_rate(monkeypatch):
-    monkeypatch.setitem(METHODS, "one-rate", None)
-    register("one-rate", learning_rates=(2e-3,), **FACTS)(LatePromptConfig)
-    assert METHODS["one-rate"].default_learning_rate == 2e-3
-
-
-def test_an_option_with_the_name_of_an_option_of_all_runs_is_refused(monkeypatch):
-    monkeypatch.setitem(METHODS, "clash", None)
-
-    @register("clash", learning_rates=(1e-3,), **FACTS)
-    @dataclass(frozen=True, kw_only=True)
-    class ClashConfig(LatePromptConfig):
-        """Options of a method whose field `steps` would be confused with that of the run."""
-
-        steps: int = 3  # steps of something else
-
-    with pytest.raises(UserError, match="has an option 'steps', a name that .* rename the field"):
-        RunConfig("clash")
 
 
 @pytest.mark.parametrize("name", ALL_METHODS)
@@ -136,12 +55,6 @@ def test_a_record_without_an_option_has_the_default_of_its_method():
     assert recorded_option(dict(method="lpt"), "bottleneck") is None
     assert recorded_option(dict(method="lpt", beta2=0.98), "beta2") == 0.98
     assert recorded_option(dict(method="lpt"), "beta2") == 0.999
-
-
-def test_options_of_training_need_no_method():
-    cfg = TrainingConfig(steps=6, epochs=2, batch_size=4, eval_every=3)
-    assert cfg.resolve_epochs(10).steps == 5 and cfg.run_name == "model"
-    assert RunConfig("lpt").run_name == "lpt"
 
 
 @pytest.mark.parametrize("name", [None, 3, ["lpt"], {}], ids=str)
@@ -257,18 +170,6 @@ def test_one_of_several_methods_is_enough():
         refuse_unread_options(["lpt"], RunOptions(head="verbalizer", **kw))
 
 
-def test_a_trained_head_can_predict_at_the_mask_of_a_template():
-    options = dict(pooling="mask", template="Review: {s1} It is {mask}.")
-    refuse_unread_options(["lpt"], RunOptions(**options))
-    task = small_task("sentiment")
-    cfg = RunConfig("head-only", task="sentiment", **options)
-    model = build_model(cfg, backbone("roberta"), task)
-    examples = encode_for_model(model, task, cfg, task.splits["test"][:1])
-    words = model.backbone.tokenizer.decode(examples[0]["input_ids"])
-    assert "review:" in words and "it is" in words and examples[0]["mask_position"] > 0
-    assert isinstance(model.head, ClassificationHead)
-
-
 @pytest.mark.parametrize(
     "methods,kw,words",
     [
@@ -340,14 +241,6 @@ def test_a_cache_of_what_is_not_there(methods, kw):
     refuse_unread_options(
         ["lpt", "adapterdrop"], RunOptions(cache="hidden", layer=0)
     )  # which keeps its half
-
-
-def test_pooling_without_the_last_word_is_for_decoders():
-    with pytest.raises(
-        ValueError, match="exclude_last_token=True needs a decoder, but backbone .*use a decoder"
-    ):
-        build_model(RunConfig("lpt-appg", exclude_last_token=True), backbone(), small_task())
-    build_model(RunConfig("lpt-appg", exclude_last_token=True), backbone("gpt2"), small_task())
 
 
 def test_options_of_a_command_that_would_change_nothing():

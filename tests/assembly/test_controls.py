@@ -20,10 +20,7 @@ from idp_tutorial.assembly import controls
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.controls import MajorityHead
 from idp_tutorial.assembly.probe import (
-    _expand_to_all_classes,
-    fit_best_probe,
     fit_linear_model,
-    pool_all_layers,
 )
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS
@@ -32,14 +29,6 @@ from idp_tutorial.runs.experiment import Experiment, run_experiment
 from idp_tutorial.runs.learning_rate_search import search_learning_rate
 from idp_tutorial.runs.record import RunStore
 from idp_tutorial.runs.tables import format_table, results_table
-from idp_tutorial.training.evaluation import predict_logits
-from idp_tutorial.training.examples import encode_rows
-from idp_tutorial.utils.checks import UserError
-
-
-@pytest.fixture(scope="module")
-def cfg(small_folder):
-    return lambda **kw: config(**{**dict(backbone=str(small_folder), steps=3), **kw})
 
 
 @pytest.fixture(autouse=True)
@@ -89,28 +78,6 @@ def test_the_majority_is_the_most_frequent_label(cfg):
     r = run_experiment(cfg(method="majority"), task)
     want = np.mean([x["label"] == most for x in task.splits["test"]])
     assert r["score"] == pytest.approx(100 * want) and r["steps_done"] == 0
-
-
-def test_the_model_of_a_probe_says_what_the_regression_says(cfg):
-    """`W` and `b` are for states as they are; padding changes nothing."""
-    task = small_task(train=60, validation=24, test=24)
-    c = cfg(method="probe")
-    model, log = Experiment(c, task).fit()
-    head = model.head
-    chosen = log.probe
-    assert (head.layer, head.pooling) == (chosen["layer"], chosen["pooling"]) and chosen[
-        "converged"
-    ]
-    template = c.template if head.pooling == "mask" else None
-    examples = encode_rows(task, task.splits["test"], model.backbone, c.max_len, template)
-    X = pool_all_layers(model.backbone, examples, (head.pooling,))[:, head.layer, 0].float()
-    torch.testing.assert_close(
-        predict_logits(model, examples),
-        X @ head.net.weight.T.detach() + head.net.bias.detach(),
-        atol=2e-2,
-        rtol=2e-2,
-    )  # the read-outs were kept in float16
-    assert {t["pooling"] for t in chosen["candidates"]} == {"mean", "cls", "last", "mask"}
 
 
 def test_the_test_split_has_no_say(cfg):
@@ -190,15 +157,6 @@ def test_padding_and_order_change_nothing(cfg):
         torch.testing.assert_close(alone, together, atol=1e-5, rtol=1e-4)
 
 
-def test_a_class_without_a_training_text_is_never_the_answer():
-    W, b = _expand_to_all_classes(torch.ones(2, 3), torch.zeros(2), [0, 2], 3)
-    assert ((torch.randn(50, 3) @ W.T + b).argmax(1) != 1).all()
-    X = torch.randn(30, 4)
-    y = torch.arange(30) % 2 * 2
-    W, b, _ = fit_linear_model(X, y, 1.0, 3)
-    assert W.shape == (3, 4) and ((X @ W.T + b).argmax(1) != 1).all()
-
-
 def test_rows_are_methods_and_controls():
     assert [*ALL_METHODS] == [
         *METHODS,
@@ -207,31 +165,6 @@ def test_rows_are_methods_and_controls():
     with pytest.raises(ValueError, match="did you mean 'probe'"):
         compare_methods(["prob"], config(), seeds=1)
     assert MajorityHead(3).out.shape == (3,)
-
-
-def test_a_probe_can_be_kept_to_one_layer(cfg):
-    task = small_task(train=40, validation=16, test=16)
-    bb = backbone()
-
-    def is_last_mean(layer, name):
-        return (layer, name) == (bb.n_layers, "mean")
-
-    _, _, chosen = fit_best_probe(bb, task, cfg(), accept_layer_and_pooling=is_last_mean)
-    assert (chosen["layer"], chosen["pooling"]) == (bb.n_layers, "mean") and len(
-        chosen["candidates"]
-    ) == 5
-
-
-def test_a_probe_of_two_classes_of_three():
-    """The third has no training text and is never the answer; the others are told apart."""
-    y = [0] * 10 + [2] * 10
-    X = torch.tensor([[5.0 - c, 1.0] for c in y]) + 0.01 * torch.randn(
-        20, 2, generator=torch.Generator().manual_seed(0)
-    )
-    W, b, _ = fit_linear_model(X, y, 1.0, 3)
-    assert (X @ W.T + b).argmax(1).tolist() == y
-    with pytest.raises(ValueError, match="one class"):
-        fit_linear_model(X, [1] * 20, 1.0, 3)
 
 
 # ---- several labels of a row
@@ -262,16 +195,6 @@ def test_the_majority_of_several_labels_is_each_labels_majority():
     assert log.validation == 0  # no topic is in half of the rows
 
 
-def test_a_probe_of_a_label_of_no_row_is_constant():
-    X = torch.randn(40, 4)
-    y = torch.stack([X[:, 0] > 0, torch.zeros(40), torch.ones(40)], 1).float()
-    W, b, converged = fit_linear_model(X, y, 1.0, 3)
-    assert W.shape == (3, 4) and converged
-    predicted = X @ W.T + b > 0
-    assert (predicted[:, 0] == (X[:, 0] > 0)).float().mean() > 0.9
-    assert not predicted[:, 1].any() and predicted[:, 2].all()
-
-
 @pytest.mark.parametrize(
     "options,words",
     [
@@ -284,24 +207,3 @@ def test_what_cannot_predict_several_labels_is_refused(options, words):
     cfg = config(**{"method": "head-only", **options})
     with pytest.raises(ValueError, match=words):
         build_model(cfg, backbone(), topic_task())
-
-
-def test_damaged_cached_representations_are_computed_again(tmp_path):
-    bb = backbone()
-    task = small_task(train=12)
-    examples = encode_rows(task, task.splits["train"], bb, 32)
-    want = pool_all_layers(bb, examples, folder=tmp_path)
-    part = max((p for p in tmp_path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 64
-    part.write_bytes(content)
-    assert torch.equal(pool_all_layers(bb, examples, folder=tmp_path), want)
-
-
-def test_a_task_without_a_probe_is_refused(cfg):
-    """There is no probe at the mask token without a template."""
-    task = replace(small_task(train=12), templates={})
-    with pytest.raises(UserError, match="no probe fits task 'sentiment'"):
-        fit_best_probe(
-            backbone(), task, cfg(), accept_layer_and_pooling=lambda layer, name: name == "mask"
-        )

@@ -6,15 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from pathlib import Path
 
 import pytest
-import torch
 
-from idp_tutorial.cli.commands import Command, CommandOptions, command, exit_with_message
+from idp_tutorial.cli.commands import Command
 from idp_tutorial.cli.main import COMMAND_NAMES, load_command, main
-from idp_tutorial.utils.checks import check_at_least
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND_MODULES = ROOT / "idp_tutorial/cli"
@@ -209,38 +207,6 @@ def test_the_script_for_accelerate_has_help():
 # --- a command of one's own, and errors
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoubleOptions(CommandOptions):
-    """Options of a command for these tests."""
-
-    n: int = 1  # a number
-
-
-@command(DoubleOptions, run_options=("batch_size",))
-def double_command(options, base):
-    """Double a number."""
-    print(2 * check_at_least(options.n, 1, "n"), base.batch_size)
-
-
-def test_a_command_is_called_from_python_and_from_the_shell(capsys):
-    double_command(n=4)
-    double_command.main(["--n", "3", "--batch-size", "7"])
-    assert capsys.readouterr().out == "8 32\n6 7\n"
-    for call in (lambda: double_command(n=0), lambda: double_command.main(["--n=0"])):
-        with pytest.raises(SystemExit) as e:
-            call()
-        assert e.value.code == 2 and "n must be at least 1, got 0." in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        double_command(steps=3)
-    assert "unknown option 'steps'" in capsys.readouterr().err
-
-
-def test_an_unknown_option_of_a_command_without_runs_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        load_command("predict")(modle="runs/train")
-    assert "unknown option 'modle': did you mean 'model'?" in capsys.readouterr().err
-
-
 def test_a_closed_pipe_is_not_an_error():
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
     code += "from idp_tutorial.cli.commands import exit_with_message\n"
@@ -268,33 +234,6 @@ def test_modules_of_commands_import_little():
                     path.name,
                     tops,
                 )
-
-
-FULL = [
-    MemoryError(),
-    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 80040 bytes"),
-    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-]
-
-
-def _raise(error):
-    raise error
-
-
-@pytest.mark.parametrize("error", FULL, ids=lambda e: type(e).__name__)
-def test_a_lack_of_memory_is_one_line(error, capsys):
-    with pytest.raises(SystemExit) as e:
-        exit_with_message("idp train", lambda: _raise(error))
-    assert e.value.code == 2
-    assert "not enough memory: use a smaller batch_size" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("mat1 and mat2 shapes"), ValueError("an internal inconsistency")]
-)
-def test_an_error_that_is_not_of_the_user_keeps_its_traceback(error):
-    with pytest.raises(type(error), match=str(error)):
-        exit_with_message("idp train", lambda: _raise(error))
 
 
 def test_every_command_is_a_command():

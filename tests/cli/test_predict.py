@@ -18,7 +18,6 @@ from idp_tutorial.cli.predict import (
     predict_command,
     select_text_columns,
 )
-from idp_tutorial.cli.transfer import parse_label_map
 from idp_tutorial.saving.prompt_files import save_pretrained
 from idp_tutorial.training import evaluation
 from idp_tutorial.utils.checks import check_writable_file
@@ -73,14 +72,6 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypat
     check_writable_file("/dev/null")
     with pytest.raises(ValueError, match="there is no write permission in ."):
         check_writable_file("new")
-
-
-def test_a_label_map_is_parsed():
-    assert parse_label_map(" a = b,c=b ") == dict(a="b", c="b") and parse_label_map(None) is None
-    with pytest.raises(ValueError, match="label 'a' is mapped twice"):
-        parse_label_map("a = b,a=c")
-    with pytest.raises(ValueError, match="'b' is not a pair"):
-        parse_label_map("a=c,b")
 
 
 @pytest.fixture(scope="module")

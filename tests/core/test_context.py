@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_layers import B, T, backbone, d, make_batch, refused, same, static, t
+from small_layers import B, T, backbone, d, make_batch, same, static, t
 from torch import nn
 
 from idp_tutorial.core.context import INPUT, Context, splice
@@ -71,15 +71,6 @@ def test_the_mean_state_excludes_prompts_and_padding():
         1e-5,
     )
     assert mean.abs().max() < 1e3
-
-
-@pytest.mark.parametrize("mask", [[0, 1, 1], [1, 0, 1], [0, 0, 0]], ids=str)
-def test_padding_that_is_not_on_the_right_is_refused(mask):
-    bb = backbone("gpt2")
-    batch = {name: value[:, :3] for name, value in make_batch(bb).items() if value.dim() == 2}
-    batch["attention_mask"] = torch.tensor([[1, 1, 1], mask, [1, 0, 0]])
-    for given in (batch, {**batch, "attention_mask": batch["attention_mask"].bool()}):
-        refused(lambda given=given: run_layers(bb, given), "padding on the right")
 
 
 def test_layer_kwargs_are_computed_again_only_for_another_sequence():

@@ -22,7 +22,6 @@ from idp_tutorial.core.dtypes import (
     quantise_linear_layers,
 )
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.runs.experiment import Experiment, run_experiment, train_and_save
 from idp_tutorial.saving.prompt_files import from_pretrained
 from idp_tutorial.testing.small_models import (
@@ -65,17 +64,6 @@ def test_auto_uses_the_faster_dtype(monkeypatch):
         ValueError, match="dtype must be 'float32', 'bfloat16', 'int8' or 'auto', got 'float8'"
     ):
         load_backbone("tiny", dtype="float8")  # and no word of damage
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_trainable_parameters_are_float32(method):
-    if method == "m-idpg-phm-glove":
-        return  # reads a file
-    cfg = config(method=method, backbone="tiny", dtype="bfloat16")
-    model = build_model(cfg, load_config_backbone(cfg), small_task())
-    assert {p.dtype for p in model.trained_parameters().values()} == {torch.float32}
-    held = "float32" if method in ("fine-tuning", "efl", "bitfit") else "bfloat16"
-    assert model.backbone.weights_info["weights_dtype"] == held
 
 
 def test_a_record_contains_the_dtype_of_the_weights():

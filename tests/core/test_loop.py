@@ -5,14 +5,11 @@ import torch
 from small_layers import (
     KINDS,
     MODELS,
-    WITH_KV,
     B,
-    T,
     backbone,
     d,
     dynamic,
     make_batch,
-    refused,
     resume,
     same,
     single_example,
@@ -20,14 +17,11 @@ from small_layers import (
     t,
 )
 from torch import nn
-from transformers import DynamicCache
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.loop import run_layers, walk_layers
-from idp_tutorial.core.single_position import compute_sentence_vector
 from idp_tutorial.core.steps import Add, Insert, KeyValue, Replace
-from idp_tutorial.methods import sentence_vectors
 from idp_tutorial.methods.sentence_vectors import sentence_vector
 
 
@@ -139,41 +133,6 @@ def test_add_and_replace_by_index(family, step_class):
     assert got.prompt_span[0].tolist() == position.tolist() and got.prompt_span[1] == t
 
 
-@pytest.mark.parametrize("lens", [(9, 9, 9), (9, 5, 2)], ids=["full", "ragged"])
-@pytest.mark.parametrize("family,attn", WITH_KV)
-def test_keys_and_values_are_a_cache(family, attn, lens):
-    bb = backbone(family, attn)
-    batch = make_batch(bb, lens)
-    plan = {k: KeyValue(static(2 * d, seed=k)) for k in range(3)}
-    got = run_layers(bb, batch, plan)
-    cache = DynamicCache()
-    for k in range(3):
-        key, value = [
-            x.view(B, t, 4, 8).transpose(1, 2) for x in static(2 * d, seed=k)(got).split(d, -1)
-        ]  # 4 heads of 8
-        cache.update(key, value, k)
-    keep = torch.cat([torch.ones(B, t, dtype=torch.long), batch["attention_mask"]], 1)
-    want = bb.base(
-        input_ids=batch["input_ids"],
-        attention_mask=keep,
-        position_ids=bb.position_ids(batch["attention_mask"]),
-        past_key_values=cache,
-    ).last_hidden_state
-    real = batch["attention_mask"] == 1
-    same(got.h[real], want[real])
-    assert got.h.shape == (B, T, d)  # no row of their own
-    assert (got.h - run_layers(bb, batch).h)[real].abs().max() > 0.1
-
-
-def test_keys_and_values_of_one_layer():
-    bb = backbone("gpt2")
-    batch = make_batch(bb)
-    got = run_layers(bb, batch, {1: KeyValue(static(2 * d))})
-    without = run_layers(bb, batch, stop=1).h
-    same(run_layers(bb, batch, {1: KeyValue(static(2 * d))}, stop=1).h, without)
-    assert (got.h - run_layers(bb, batch).h)[batch["attention_mask"] == 1].abs().max() > 0.1
-
-
 # --- what is tracked, and what padding must not change
 
 PLANS = {
@@ -213,77 +172,6 @@ def test_an_example_alone_equals_the_example_in_a_batch(family, attn, plan):
         same(alone.mean_state()[0], together.mean_state()[i], 1e-5)
         # values as large as 10; products of other shapes are rounded otherwise on some CPUs
         same(alone.h[0], together.h[i][together.attention_mask[i] == 1], 3e-5)
-
-
-@pytest.mark.parametrize("family", MODELS)
-def test_sentence_is_the_models_own_in_eval_mode_once(family, monkeypatch):
-    bb = backbone(family)
-    batch = make_batch(bb)
-    want = bb.base(
-        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
-    ).last_hidden_state
-    want = (
-        want[torch.arange(B), batch["attention_mask"].sum(1) - 1]
-        if family == "gpt2"
-        else want[:, 0]
-    )
-    passes = []
-    monkeypatch.setattr(
-        sentence_vectors,
-        "compute_sentence_vector",
-        lambda *a: passes.append(1) or compute_sentence_vector(*a),
-    )
-    bb.model.train()
-    p = nn.Parameter(torch.ones(()))
-
-    def source(ctx):
-        return p * sentence_vector(ctx)[:, None].expand(-1, t, -1)
-
-    ctx = run_layers(bb, batch, {0: Insert(source), 1: Add(source), 2: Replace(source)})
-    same(ctx.memo[sentence_vector], want)
-    assert len(passes) == 1 and not ctx.memo[sentence_vector].requires_grad
-    assert all(m.training for m in bb.model.modules())  # every layer keeps its mode
-    assert "sentence" not in batch  # a pass leaves the caller's batch as it was
-    run_layers(bb, batch, {0: Insert(source)})
-    assert len(passes) == 2  # so another pass computes it again
-    cached = dict(batch, sentence=torch.zeros(B, d))
-    assert sentence_vector(run_layers(bb, cached)) is cached["sentence"] and len(passes) == 2
-
-
-@pytest.mark.parametrize(
-    "encoder", ["sentence_vector", "mean_sentence_vector", "noisy_sentence_vector"]
-)
-@pytest.mark.parametrize("family", ["roberta", "gpt2"])
-def test_the_gradient_of_m_of_x_reaches_a_backbone_that_is_trained_and_no_other(family, encoder):
-    bb = backbone(family)
-    saved = []
-    w = torch.linspace(-1, 1, d).double()
-    bb.model.double()
-    batch = make_batch(bb)
-
-    def weights():
-        return [p for layer in bb.layers for p in layer.parameters()]
-
-    def m_of_x():
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-            return getattr(sentence_vectors, encoder)(run_layers(bb, batch, stop=0))
-
-    assert not m_of_x().requires_grad and not saved  # frozen: nothing is recorded
-    bb.base.requires_grad_(True)
-    z = m_of_x()
-    (z @ w).sum().backward()
-    assert (
-        saved
-        and all(p.grad is not None for p in (*weights(), bb.word_embeddings.weight))
-        and bb.word_embeddings.weight.grad.any()
-    )
-    if encoder != "noisy_sentence_vector":  # M(x) goes where its gradient says
-        p = weights()[0]
-        with torch.no_grad():
-            p -= 1e-6 * p.grad
-            torch.testing.assert_close(
-                ((z - m_of_x()) @ w).sum(), 1e-6 * p.grad.square().sum(), rtol=1e-3, atol=0
-            )
 
 
 # --- the walk
@@ -397,60 +285,7 @@ def test_a_resumed_run_equals_a_single_run(family, attn, k):
         )
 
 
-def test_a_resumed_run_refuses_prompts_below_its_start():
-    bb = backbone("roberta")
-    batch = make_batch(bb)
-    h = run_layers(bb, batch, stop=2).h
-    step = Insert(static())
-    resumed = resume(batch, 2, h)
-    refused(
-        lambda: run_layers(bb, resumed, {1: step}),
-        "a prompt at layer 1",
-        "have passed 2 layers",
-        "states of a lower layer",
-    )
-    refused(lambda: run_layers(bb, resume(batch, 0, h), {INPUT: step}), "a prompt at layer INPUT")
-    refused(
-        lambda: run_layers(bb, resume(batch, 2, h[:, :5])),
-        "hidden_states must have shape (3, 9, 32)",
-        "got (3, 5, 32)",
-        "without prompts",
-    )
-    refused(lambda: run_layers(bb, batch, stop=4), "between 0", "got 4")
-    refused(lambda: run_layers(bb, resumed, stop=1), "between 2", "got 1")
-    refused(lambda: run_layers(bb, resume(batch, 4, h)), "start_layer", "got 4")
-
-
 # --- what is refused
-
-
-@pytest.mark.parametrize(
-    "family,max_tokens", [("roberta", 38), ("bert", 40), ("gpt2", 40)]
-)  # RoBERTa counts from its padding id
-def test_a_prompt_among_the_words_needs_positions(family, max_tokens):
-    bb = backbone(family)
-    p = static()
-    assert (
-        run_layers(bb, make_batch(bb, (max_tokens,))).h.shape[1] == max_tokens
-        and run_layers(bb, make_batch(bb, (max_tokens,)), {0: Insert(p)}).h.shape[1]
-        == max_tokens + t
-    )
-    assert (
-        run_layers(bb, make_batch(bb, (max_tokens - t,)), {INPUT: Insert(p)}).h.shape[1]
-        == max_tokens
-    )
-    refused(
-        lambda: run_layers(bb, make_batch(bb, (max_tokens + 1,))),
-        f"has {max_tokens + 1} tokens, but",
-        f"{family!r} has only {max_tokens} positions",
-        f"max_len={max_tokens} or less",
-    )
-    refused(
-        lambda: run_layers(bb, make_batch(bb, (max_tokens - t + 1,)), {INPUT: Insert(p)}),
-        f"has {max_tokens - t + 1} tokens and the prompt 4 vectors",
-        f"max_len={max_tokens - t} or less",
-        "insert it at layer 0",
-    )
 
 
 def test_half_precision_backbones_take_full_precision_prompts():

@@ -1,7 +1,8 @@
 """A pass for one position equals a full pass, also from cached states."""
 
 import pytest
-from small_layers import backbone, d, make_batch, refused, resume, same, static
+from small import refused
+from small_layers import backbone, d, make_batch, resume, same, static
 
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.single_position import run_for_position

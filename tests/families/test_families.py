@@ -164,27 +164,6 @@ def test_prompts_of_keys_can_have_different_lengths_in_a_batch():
     assert distance[0, 0, :4].tolist() == [3, 2, 1, 0] and distance[1, 0, 3].item() == 0
 
 
-def test_grouped_query_attention_gets_no_mask_without_padding():
-    def mask(name, keep, prefix=0, attn="sdpa"):
-        bb = small_backbone(name, attn)
-        return bb.layer_kwargs_by_type(keep, torch.zeros(*keep.shape, bb.d), prefix)[
-            "full_attention"
-        ]["attention_mask"]
-
-    whole = torch.ones(2, 5, dtype=torch.long)
-    assert mask("llama", whole) is None
-    padded = whole.tril(3)
-    assert all(
-        m is not None
-        for m in (
-            mask("llama", padded),
-            mask("llama", whole, 2),
-            mask("gpt2", whole),
-            mask("llama", whole, attn="eager"),
-        )
-    )
-
-
 def test_the_modules_named_for_lora_and_adapters_exist_in_every_layer():
     for name in SMALL_CONFIGS:
         bb = small_backbone(name, attention_implementations(name)[0])

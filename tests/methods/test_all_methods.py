@@ -9,17 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from small import backbone, batch_of, config, model_of, one, same, small_task, text_of
+from small import FAMILY, backbone, batch_of, config, model_of, one, same, small_task, text_of
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.prompted_model import count_parameters
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods.all_methods import METHODS
 
-FAMILY = ("roberta", "bert", "gpt2", "deberta")
 HEADS = ("classification", "verbalizer")
 STATIC = {m for m, row in METHODS.items() if row.kind == "static"}
 DYNAMIC = {m for m, row in METHODS.items() if row.kind in ("generated", "second pass")}
@@ -283,59 +280,6 @@ def test_prompt_tuning_is_more_word_vectors():
             same(model(x), want)
 
 
-@pytest.mark.parametrize("family", FAMILY)
-def test_verbalizer_reads_the_language_model_head(family):
-    bb = backbone(family)
-    task = small_task("questions")
-    batch = batch_of(bb, task, template="code")
-    words = task.word_ids(bb.tokenizer)
-    rows = []
-    for i in range(len(batch["input_ids"])):
-        x = one(batch, i)
-        position = (
-            int((x["input_ids"][0] == bb.tokenizer.mask_token_id).nonzero())
-            if family != "gpt2"
-            else x["input_ids"].shape[1] - 1
-        )
-        with torch.no_grad():
-            rows.append(
-                bb.model(input_ids=x["input_ids"], attention_mask=x["attention_mask"]).logits[
-                    0, position
-                ]
-            )
-    full = torch.stack(rows)
-    label = batch["label"]
-    model = PromptedModel(bb, VerbalizerHead(bb, words)).eval()
-    same(model(batch), full[:, words], 1e-4)
-    same(model.loss(batch), F.cross_entropy(full, torch.tensor(words)[label]), 1e-4)
-    narrow = PromptedModel(bb, VerbalizerHead(bb, words, "labels")).eval().loss(batch)
-    same(narrow, F.cross_entropy(full[:, words], label), 1e-4)
-    assert abs(narrow - model.loss(batch)) > 1e-3
-
-
-@pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
-def test_what_the_classification_head_reads(pooling):
-    bb = backbone()
-    batch = batch_of(bb)
-    model = PromptedModel(bb, ClassificationHead(32, 2, pooling)).eval()
-    h = run_layers(bb, batch).h
-    n = batch["attention_mask"].sum(1)
-    want = {
-        "cls": h[:, 0],
-        "last": h[torch.arange(len(h)), n - 1],
-        "mean": torch.stack([h[i, : n[i]].mean(0) for i in range(len(h))]),
-    }[pooling]
-    same(model(batch), model.head.net(want))
-
-
-def test_decoders_do_not_read_their_first_row():
-    bb = backbone("gpt2")
-    batch = batch_of(bb)
-    y = model_of("prompt-tuning", bb, pooling="cls")(batch)  # row 0 has seen no word
-    assert (y[0] - y[1]).abs().max() > 1e-3
-    same(y, model_of("prompt-tuning", bb, pooling="last")(batch))  # built under the same seed
-
-
 # --- sizes
 
 COUNTS = [
@@ -380,44 +324,4 @@ def test_fine_tuning_counts_what_it_changes():
     assert n == dict(prompt=0, head=2050, backbone=sum(p.numel() for p in bb.base.parameters()))
 
 
-def test_idpgs_head():
-    assert (
-        sum(p.numel() for p in ClassificationHead(1024, 2, two_layer=True).parameters())
-        == 1_049_600 + 2 * 1025
-    )
-
-
 # --- refused
-
-
-@pytest.mark.parametrize(
-    "kw,words",
-    [
-        (dict(method="lpt-ngp"), ["unknown method 'lpt-ngp'", "'lpt-npg'", "head-only"]),
-        (dict(method="xyzzy"), ["unknown method 'xyzzy'", "Known: head-only"]),
-        (dict(head="verbaliser"), ["head must be ", "got 'verbaliser'", "'verbalizer'"]),
-        (dict(layer=3), ["between 0 and 2", "got 3"]),
-        (dict(layer=-1), ["between 0 and 2", "got -1"]),
-        (dict(prompt_length=0), ["prompt_length must be at least 1, got 0"]),
-        (dict(bottleneck=0), ["bottleneck must be at least 1, got 0"]),
-        (dict(method="prompt-tuning", position=5), ["between 0 and 4", "got 5"]),
-        (
-            dict(head="verbalizer", loss_vocab="all"),
-            ["loss_vocab must be ", "got 'all'", "'full' or 'labels'"],
-        ),
-        (dict(pooling="first"), ["pooling must be ", "got 'first'", "'mean', 'cls'"]),
-    ],
-)
-def test_what_cannot_be_built(kw, words):
-    with pytest.raises(ValueError) as e:
-        build_model(config(**kw), backbone(), small_task())
-    assert all(w in str(e.value) for w in words), str(e.value)
-
-
-def test_heads_that_do_not_fit():
-    with pytest.raises(ValueError, match="has no label words"):
-        build_model(config(head="verbalizer"), backbone(), small_task("similarity"))
-    bb = backbone()
-    model = model_of("lpt", bb, head="verbalizer")
-    with pytest.raises(ValueError, match="no 'mask' position.*template"):
-        model(batch_of(bb))

@@ -7,7 +7,7 @@ the head goes on from entailment.
 import pytest
 import torch
 import torch.nn.functional as F
-from small import backbone, batch_of, config, one, same, small_task, text_of
+from small import FAMILY, backbone, batch_of, config, one, same, small_task, text_of
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.core.loop import run_layers
@@ -30,7 +30,6 @@ from idp_tutorial.training.cache import attach_cached_states
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.fit import fit
 
-FAMILY = ("roberta", "bert", "gpt2", "deberta")
 families = pytest.mark.parametrize("family", FAMILY)
 SENTENCES = ("Yes.", "This is much longer than the other one.", "It is so.")
 

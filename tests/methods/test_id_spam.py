@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import backbone, batch_of, one, same, small_task
+from small import FAMILY, backbone, batch_of, one, same, small_task
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
@@ -23,7 +23,6 @@ from idp_tutorial.methods.lpt import lpt_plan
 from idp_tutorial.methods.sentence_vectors import MeanPooling, token_vectors
 from idp_tutorial.training.config import TrainingConfig
 
-FAMILY = ("roberta", "bert", "gpt2", "deberta")
 T = 3
 C = 7
 

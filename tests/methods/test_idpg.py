@@ -7,7 +7,7 @@ M(x) and its caches, prompt tuning as a special case, parameter counts, and inva
 import pytest
 import torch
 import torch.nn.functional as F
-from small import backbone, batch_of, one, same, small_task, text_of
+from small import FAMILY, backbone, batch_of, count_passes, one, same, small_task, text_of
 from torch import nn
 
 from idp_tutorial.backbones.load import load_backbone
@@ -25,14 +25,10 @@ from idp_tutorial.methods.phm import PHMLinear
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
 from idp_tutorial.methods.sentence_vectors import (
     RunningStandardiser,
-    SentenceVector,
-    mean_sentence_vector,
-    noisy_sentence_vector,
     sentence_vector,
 )
 from idp_tutorial.training.config import TrainingConfig
 
-FAMILY = ("roberta", "bert", "gpt2", "deberta")
 t = 3
 d = 32
 KINDS = [dict(kind="dnn"), dict(kind="phm", n=4), dict(kind="phm", n=4, shared_A=True)]
@@ -250,14 +246,6 @@ def test_verbalizer_logits_do_not_depend_on_padding(family):
 # --- M(x)
 
 
-def passes(bb, f):  # how often the first layer runs
-    n = []
-    hook = bb.layers[0].register_forward_hook(lambda *a: n.append(1))
-    f()
-    hook.remove()
-    return len(n)
-
-
 @pytest.mark.parametrize("family", FAMILY)
 def test_sentence_vector_is_computed_once_and_matches_hugging_face(family):
     bb = backbone(family)
@@ -265,13 +253,13 @@ def test_sentence_vector_is_computed_once_and_matches_hugging_face(family):
     model = model_of(bb, generator()).train()
     columns = set(batch)
     assert (
-        passes(bb, lambda: model(batch)) == 2 and set(batch) == columns
+        count_passes(bb, lambda: model(batch)) == 2 and set(batch) == columns
     )  # what a source computes is not put into the batch
     ctx = run_layers(bb, batch, stop=0)
     z = sentence_vector(ctx)
     end = batch["attention_mask"].sum(1) - 1
-    assert passes(bb, lambda: sentence_vector(ctx)) == 0  # stored in the context
-    assert passes(bb, lambda: model({**batch, "sentence": z})) == 1  # read from a cache
+    assert count_passes(bb, lambda: sentence_vector(ctx)) == 0  # stored in the context
+    assert count_passes(bb, lambda: model({**batch, "sentence": z})) == 1  # read from a cache
     h = bb.base.eval()(
         input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
     ).last_hidden_state
@@ -294,7 +282,7 @@ def test_another_encoder_takes_one_pass():
     batch = batch_of(bb)
     vectors = torch.randn(len(batch["input_ids"]), 12)
     model = model_of(bb, g := generator(n=4, d_in=12), encoder=lambda ctx: vectors)
-    assert passes(bb, lambda: model(batch)) == 1 and "sentence" not in batch
+    assert count_passes(bb, lambda: model(batch)) == 1 and "sentence" not in batch
     for i in (0, 3):
         same(model.sources[0](run_layers(bb, batch, stop=0))[i], by_hand(g, vectors[i]))
 
@@ -315,48 +303,6 @@ def test_an_encoder_with_parameters_is_trained_and_counted():
     )
     model.loss(batch_of(bb)).backward()
     assert e.w.weight.grad.any()
-
-
-def test_dropout_on_the_sentence_vector_is_sampled_once_per_pass():
-    bb = backbone()
-    batch = batch_of(bb)
-    read = SentenceVector(dropout=0.5).train()
-    a, b = [run_layers(bb, batch, stop=0) for _ in range(2)]
-    assert torch.equal(read(a), read(a)) and not torch.equal(read(a), read(b))
-    zero = read(a) == 0
-    assert 0.3 < zero.float().mean() < 0.7
-    same(read(a)[~zero], 2 * sentence_vector(a)[~zero])
-    assert torch.equal(read.eval()(run_layers(bb, batch, stop=0)), sentence_vector(a))
-
-
-@pytest.mark.parametrize("family", FAMILY)
-def test_mean_and_noisy_sentence_vectors(family):
-    bb = backbone(family)
-    batch = batch_of(bb)
-    bb.model.train()
-
-    def ctx():
-        return run_layers(bb, batch, stop=0)
-
-    a, b = [noisy_sentence_vector(ctx()) for _ in range(2)]
-    assert (a - b).abs().max() > 1e-3 and not a.requires_grad
-    m = mean_sentence_vector(ctx())
-    assert all(x.training for x in bb.model.modules()) and not m.requires_grad
-    again = ctx()
-    assert (
-        torch.equal(mean_sentence_vector(again), m)
-        and passes(bb, lambda: mean_sentence_vector(again)) == 0
-    )
-    bb.model.eval()
-    same(noisy_sentence_vector(ctx()), sentence_vector(ctx()))
-    for i in (0, 1, 4):
-        x = one(batch, i)
-        same(
-            m[i],
-            bb.base(input_ids=x["input_ids"], attention_mask=x["attention_mask"])
-            .last_hidden_state[0]
-            .mean(0),
-        )
 
 
 # --- what depends on what
@@ -522,30 +468,6 @@ def test_generated_prompt_applies_the_generator_to_the_vector_that_it_reads():
 # --- standardisation
 
 
-def test_standardiser_updates_its_statistics_in_training_mode_only():
-    s = RunningStandardiser(d)
-    z = 2 + 0.2 * torch.randn(400, d) * torch.linspace(1, 5, d)
-    assert not list(s.parameters())  # nothing to train, nothing to count
-    same(s.eval()(z), z)  # no statistics yet: unchanged
-    s.train()
-    [s(part) for part in z.split(80)]
-    s.eval()
-    want = (z - z.mean(0)) / z.std(0, unbiased=False)
-    same(s(z), want, 1e-3)
-    same(s(z[:1]), want[:1], 1e-3)  # a single example
-    s(z + 100)
-    same(s(z), want, 1e-3)  # evaluation mode does not change the statistics
-    other = RunningStandardiser(d).eval()
-    other.load_state_dict(s.state_dict())
-    same(other(z), want, 1e-3)  # and is saved with the prompt
-
-
-def test_standardiser_is_finite_for_a_constant_dimension():
-    s = RunningStandardiser(2)
-    z = torch.stack([torch.randn(50), torch.full((50,), 3.0)], 1)
-    assert s(z).isfinite().all() and s.eval()(z)[:, 1].abs().max() < 1e-2
-
-
 def test_standardise_option_standardises_the_generator_input():
     bb = backbone("roberta")
     batch = batch_of(bb)
@@ -565,27 +487,6 @@ def test_standardise_option_standardises_the_generator_input():
     hook.remove()
     z = sentence_vector(ctx)
     same(seen[0], (z - z.mean(0)) / z.std(0, unbiased=False), 1e-3)
-
-
-def test_statistics_are_computed_before_dropout():
-    bb = backbone("roberta")
-    ctx = run_layers(bb, batch_of(bb), stop=0)
-    read = SentenceVector(dropout=0.5, standardise_width=d).train()
-    z = read(ctx)
-    same(read.scale.total, sentence_vector(ctx).sum(0))
-    assert 0.3 < (z == 0).float().mean() < 0.7
-
-
-@pytest.mark.parametrize("mean", [0.0, 100.0, 3000.0, 1e5])
-def test_standardised_values_stay_small_with_a_large_mean(mean):
-    """Float32 cannot represent a standard deviation of 1 with a mean of 3000."""
-    g = torch.Generator().manual_seed(0)
-    s = RunningStandardiser(8)
-    batches = [mean + torch.randn(32, 8, generator=g) for _ in range(20)]
-    for z in batches:
-        s(z)
-    out = torch.cat([s.eval()(z) for z in batches])
-    assert out.abs().max() < 20 and (mean > 100 or abs(out.std() - 1) < 0.1)
 
 
 def test_one_rule_gives_the_count_of_the_paper():

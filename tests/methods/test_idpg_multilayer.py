@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import backbone, batch_of, one, same, text_of
+from small import FAMILY, backbone, batch_of, one, same, text_of
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.context import INPUT
@@ -23,7 +23,6 @@ from idp_tutorial.methods.idpg_multilayer import multilayer_idpg_plan, read_prev
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
 from idp_tutorial.methods.sentence_vectors import sentence_vector
 
-FAMILY = ("roberta", "bert", "gpt2", "deberta")
 t = 3
 d = 32
 L = 3

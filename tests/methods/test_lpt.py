@@ -11,7 +11,7 @@ import pytest
 import small
 import torch
 import torch.nn.functional as F
-from small import batch_of, one, same, small_task
+from small import FAMILY, batch_of, one, same, small_task
 from torch import nn
 
 from idp_tutorial.backbones.load import load_backbone
@@ -28,7 +28,6 @@ from idp_tutorial.methods.prompt_tuning import SoftPrompt
 
 backbone = cache(small.backbone)  # built once a family
 
-FAMILY = ("roberta", "bert", "gpt2", "deberta")
 SOURCES = {
     "lpt": lambda d, t=4, **kw: SoftPrompt(t, d, std=1.0),
     "lpt-npg": lambda d, t=4, **kw: NaivePromptGenerator(d, t, 8, **kw),

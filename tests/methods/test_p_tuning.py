@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import PromptEncoderConfig
 from peft.tuners.p_tuning import PromptEncoder
-from small import backbone, batch_of, one, same
+from small import FAMILY, backbone, batch_of, one, same
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import ClassificationHead
@@ -15,7 +15,6 @@ from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.methods.p_tuning import ReparameterizedPrompt
 from idp_tutorial.methods.prompt_tuning import prompt_plan
 
-FAMILY = ("roberta", "bert", "gpt2", "deberta")
 NET = ("mlp", "lstm")
 
 

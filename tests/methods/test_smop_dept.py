@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from small import backbone, batch_of, config, one, same, small_task
+from small import FAMILY, backbone, batch_of, config, one, same, small_task
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
@@ -26,7 +26,6 @@ from idp_tutorial.methods.smop_dept import (
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.fit import fit
 
-FAMILY = ("roberta", "bert", "gpt2", "deberta")
 T = 4
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import hub
 import pytest
 import torch
-from huggingface_hub import ModelCard
 from small import config, small_task
 from transformers import AutoModel
 
@@ -20,30 +19,15 @@ from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli.predict import predict_command
 from idp_tutorial.huggingface import PromptModel, get_prompt_model
-from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.runs.experiment import train_and_save
 from idp_tutorial.saving import hub as hub_module
-from idp_tutorial.saving.descriptions import read_prompts
 from idp_tutorial.saving.hub import (
-    RECORD_FILE,
     push_to_hub,
-    read_run_record,
     resolve_model_folder,
 )
-from idp_tutorial.saving.model_card import build_model_card, wilson_interval
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.training.evaluation import predict
 
 ROWS = [dict(sentence1=s) for s in ("the soup was cold .", "tea")]
-
-
-@pytest.fixture(scope="module")
-def saved_model(small_folder, tmp_path_factory):
-    """A trained model with its record."""
-    folder = tmp_path_factory.mktemp("runs") / "npg"
-    return folder, train_and_save(
-        config(backbone=str(small_folder), steps=3), folder, small_task(), save_every=0
-    )
 
 
 @pytest.fixture
@@ -190,84 +174,6 @@ def test_a_damaged_model_is_not_sent(saved_model, server, tmp_path):
 
 
 # --- the card
-
-
-def test_a_card_says_what_the_record_says(saved_model):
-    folder, record = saved_model
-    card = ModelCard.load(folder / "README.md")
-    (result,) = card.data.eval_results
-    assert (result.metric_value, result.metric_type, result.dataset_split) == (
-        round(record["score"], 2),
-        "accuracy",
-        "test",
-    )
-    assert (
-        card.data.library_name == "idp_tutorial"
-        and not card.data.get("license")
-        and card.data.base_model is None
-    )
-    low, high = wilson_interval(record["score"], record["split_sizes"]["test"])
-    for words in (
-        f"accuracy {record['score']:.1f} | {low:.1f} to {high:.1f}",
-        "`negative`, `positive`",
-        f"24 validation | accuracy {record['validation']:.1f} |",
-        "No controls were recorded",
-        "has not chosen a licence",
-        "W₂",
-        METHODS["lpt-npg"].reference,
-        "from_pretrained(",
-        read_prompts(folder)[0]["backbone"]["digests"]["float32"],
-        f"{sum(record['params'].values()):,} trained",
-    ):
-        assert words in card.text, words
-
-
-def test_controls_a_licence_and_a_backbone_of_the_hub(saved_model):
-    folder, record = saved_model
-    about, _ = read_prompts(folder)
-    about["backbone"] |= dict(name="minilm", local=False, revision="c0ffee")
-    bare = {**record, "method": "head-only", "score": 51.0}
-    card = build_model_card(about, record, [bare], "me/x", "apache-2.0")
-    assert (
-        card.data.base_model == "sentence-transformers/all-MiniLM-L6-v2"
-        and card.data.license == "apache-2.0"
-    )
-    assert "| head-only | 24 test | accuracy 51.0 |" in card.text and "No controls" not in card.text
-    assert "revision `c0ffee`" in card.text
-    assert "from_pretrained('me/x')" in card.text
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_and_kind_of_task_has_a_card(method, small_folder, tmp_path):
-    name = "similarity" if len(method) % 2 and method != "efl" else "sentiment"
-    cfg = config(backbone=str(small_folder), method=method, task=name)
-    task = small_task(name)
-    save_pretrained(build_model(cfg, load_backbone(cfg.backbone), task), tmp_path, task, cfg)
-    text = (tmp_path / "README.md").read_text()
-    assert (
-        "its quality is unknown" in text
-        and METHODS[method].reference in text
-        and str(small_folder) not in text
-    )
-
-
-def test_a_readme_of_somebody_else_stays(small_folder, tmp_path):
-    (tmp_path / "README.md").write_text("# My project\n")
-    cfg = config(backbone=str(small_folder))
-    task = small_task()
-    model = build_model(cfg, load_backbone(cfg.backbone), task)
-    save_pretrained(model, tmp_path, task, cfg)
-    assert (tmp_path / "README.md").read_text() == "# My project\n"
-    (tmp_path / "README.md").unlink()
-    for seed in (0, 1):
-        save_pretrained(model, tmp_path, task, config(backbone=str(small_folder), seed=seed))
-    assert "seed 1" in (tmp_path / "README.md").read_text()
-
-
-def test_an_empty_record_is_none(tmp_path):
-    (tmp_path / RECORD_FILE).write_text("")
-    cfg = dict.fromkeys(("method", "task", "backbone", "lr", "steps", "seed"), 1)
-    assert read_run_record(tmp_path, cfg) is read_run_record(tmp_path / "nowhere", cfg) is None
 
 
 def test_an_error_of_this_machine_is_not_a_missing_repository(monkeypatch):

@@ -5,10 +5,8 @@ from dataclasses import replace
 import pytest
 from small import backbone, config, model_of, small_task
 
-from idp_tutorial.assembly.probe import initialise_head_from_probe
 from idp_tutorial.core.prompted_model import count_parameters
 from idp_tutorial.data.few_shot import split_few_shot
-from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.training.distributed import create_optimizer
 from idp_tutorial.training.fit import fit
 
@@ -29,14 +27,6 @@ def test_the_optimizer_has_the_options_of_the_config(method):
     assert all(g["weight_decay"] == 0.1 for g in default.param_groups)
 
 
-def test_a_two_layer_head_has_one_more_matrix():
-    bb = backbone()
-    one, two = [
-        count_parameters(model_of("lpt", bb, two_layer_head=h))["head"] for h in (False, True)
-    ]
-    assert two - one == bb.d * bb.d + bb.d
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -54,31 +44,6 @@ def test_variants_of_m_idpg_differ(options):
 def test_id_spam_has_an_optional_second_relu():
     model = model_of("id-spam", backbone(), prompt_relu=True)
     assert next(iter(model.plan.values())).source.prompt_relu
-
-
-def test_a_head_is_initialised_from_a_probe(small_folder):
-    task = small_task(train=60, validation=24, test=24)
-    cfg = config(
-        method="lpt",
-        steps=1,
-        eval_every=1,
-        lr=1e-9,
-        head_init="probe",
-        backbone=str(small_folder),
-    )
-    model = model_of("head-only", backbone())
-    probe = initialise_head_from_probe(model, task, cfg)
-    assert (probe["layer"], probe["pooling"]) == (model.backbone.n_layers, "mean")
-    _, log = Experiment(replace(cfg, method="head-only"), task).fit()
-    random_cfg = replace(cfg, method="head-only", head_init="random")
-    _, random_log = Experiment(random_cfg, task).fit()
-    assert log.losses[0] < random_log.losses[0]
-    with pytest.raises(ValueError, match="needs a linear head"):
-        initialise_head_from_probe(
-            model_of("lpt", backbone(), two_layer_head=True),
-            task,
-            replace(cfg, two_layer_head=True),
-        )
 
 
 def test_an_unknown_option_value_is_refused():

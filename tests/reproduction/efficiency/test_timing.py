@@ -8,7 +8,7 @@ import json
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from small import backbone
+from small import FAMILY, backbone
 from timings import as_it_was, replace_fit, state, tiny_base
 
 from idp_tutorial.backbones.load import load_backbone
@@ -60,9 +60,6 @@ def test_turns_medians_and_drift(monkeypatch):
         rows[1]["ms"], 1500
     )
     assert np.isclose(rows[0]["spread"], 100 * 0.1 / 1.4)
-
-
-FAMILY = ("roberta", "bert", "gpt2", "deberta")
 
 
 ROW = {

@@ -591,22 +591,6 @@ def test_records_whose_logits_give_another_score_are_listed():
     assert differences == FLOAT16_DIFFERENCES
 
 
-@pytest.mark.parametrize(
-    "text", ['{"sentence1": "a precious record"}\n', "", ",".join(CLAIM_COLUMNS) + "\n"]
-)
-def test_a_file_without_claims_is_not_overwritten(text, tmp_path, capsys):
-    from idp_tutorial.cli.reproduce import reproduce_command
-
-    (tmp_path / "f").write_text(text)
-    with pytest.raises(SystemExit) as e:
-        reproduce_command(claims=str(tmp_path / "f"))
-    assert (
-        e.value.code == 2
-        and "holds no claims" in capsys.readouterr().err
-        and (tmp_path / "f").read_text() == text
-    )
-
-
 def test_labels_of_logits_are_those_of_the_recorded_sample(monkeypatch):
     record = dict(task="sentiment", folder="x", shots=8, split_seed=3, stratified=False)
     loaded = []

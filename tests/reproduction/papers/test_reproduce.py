@@ -11,7 +11,6 @@ from small import backbone, config, model_of, small_task
 
 from idp_tutorial.backbones.sizes import FULL_SCALE_CONFIGS
 from idp_tutorial.cli.main import load_command
-from idp_tutorial.cli.reproduce import reproduce_command
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import CONTROL_METHODS
@@ -176,43 +175,6 @@ def test_a_transfer_table_has_a_command_for_each_of_its_pairs():
         assert {
             (a[a.index("--source") + 1], a[a.index("--target") + 1]) for a in commands
         } == pairs and len(commands) == 2 * len(pairs)
-
-
-@pytest.mark.parametrize("name", FIGURE_EXPERIMENTS)
-def test_a_figure_writes_a_record_for_each_method(
-    name, monkeypatch, small_folder, tmp_path, capsys
-):
-    """A second call runs nothing."""
-    bundled = dict(subj="questions", stsb="similarity", mnli="entailment", mrpc="entailment")
-    monkeypatch.setattr(figures, "load_config_task", lambda cfg: small_task(bundled[cfg.task]))
-    for _ in range(2):
-        reproduce_command(
-            table=name, backbone=str(small_folder), out=str(tmp_path), steps=1, seeds=1
-        )
-        monkeypatch.setattr(figures, "_run_and_record", lambda *a: pytest.fail("run again"))
-    lines = (tmp_path / f"{name}.jsonl").read_text().splitlines()
-    assert len(lines) == len(FIGURE_EXPERIMENTS[name][1]) and capsys.readouterr().out.count(
-        "seed 0"
-    ) == 2 * len(lines)
-
-
-def test_the_plan_of_a_figure_is_printed_and_nothing_is_trained(tmp_path, capsys):
-    for name, (method, tasks, _) in FIGURE_EXPERIMENTS.items():
-        for scale, model in (("small", "minilm"), ("full", "roberta-large")):
-            reproduce_command(table=name, plan=True, scale=scale, seeds=2, out=str(tmp_path / "a"))
-            lines = capsys.readouterr().out.splitlines()
-            assert len(lines) == len(tasks) * (2 if method else 1)
-            assert all(line.startswith(model) for line in lines)
-            if method and scale == "full":
-                assert all("epochs" in line for line in lines)
-    assert not (tmp_path / "a").exists()
-
-
-def test_full_states_what_it_does_not_search(capsys):
-    reproduce_command(table="id-spam-3", scale="full", plan=True)
-    words = capsys.readouterr().out.splitlines()[-1]
-    assert "one point of the paper's search space" in words
-    assert "batch_size 16, 32, 64 (here 32)" in words and "layer 1 to 23" in words
 
 
 @pytest.mark.parametrize("kw", [dict(data="no-tasks"), dict(backbone="no-model")], ids=str)
@@ -617,29 +579,3 @@ def test_a_figure_uses_the_sample_that_its_config_states(monkeypatch, small_fold
     (cfg,) = loaded
     assert (cfg.task, cfg.data, cfg.shots) == ("subj", None, 8) and r["lr"] == 1e-4
     assert (cfg.split_seed, cfg.stratified) == (3, False)
-
-
-def test_a_figure_has_enough_seeds_for_a_verdict(monkeypatch, small_folder, tmp_path):
-    seed_counts = []
-    monkeypatch.setattr(
-        figures, "reproduce_figure", lambda name, base, seeds, file: seed_counts.append(seeds) or []
-    )
-    reproduce_command(table="lpt-f6", backbone=str(small_folder), out=str(tmp_path))
-    assert seed_counts == [5] and has_enough_runs(dict(runs=5))
-
-
-@pytest.mark.parametrize(
-    "options,message",
-    [
-        (dict(table="lpt-f6", seeds=0), "seeds must be at least 1, got 0"),
-        (dict(table="lpt-f6", steps=0), "steps must be at least 1, got 0"),
-        (dict(table="lpt-f6", glove="g.txt"), "glove=g.txt is not used by the figure lpt-f6"),
-        (dict(claims="claims.csv", glove="g.txt"), "glove=g.txt is not used with claims"),
-    ],
-)
-def test_an_option_that_would_have_no_effect_is_refused(options, message, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        reproduce_command(**options) if "claims" in options else reproduce_command(
-            out=str(tmp_path / "out"), **options
-        )
-    assert message in capsys.readouterr().err and not (tmp_path / "out").exists()

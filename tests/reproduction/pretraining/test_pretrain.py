@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_model
-from small import call_with_messages
+from small import call_with_messages, refused
 
 from idp_tutorial.backbones.load import find_local_backbone, load_backbone
 from idp_tutorial.backbones.pretraining import PretrainConfig
@@ -131,18 +131,12 @@ def test_a_loss_that_is_not_finite_ends_the_run(stream, tok, tmp_path, monkeypat
         "compute_losses",
         lambda *a, **kw: {k: v * float("nan") for k, v in original(*a, **kw).items()},
     )
-    assert_refused(
+    refused(
         lambda: pretrain(stream, tok, CFG, tmp_path, eval_every=3),
         "loss is nan at step 9",
         "lower lr",
     )
     assert (tmp_path / "checkpoint-6.safetensors").read_bytes() == checkpoint
-
-
-def assert_refused(function, *words, error=ValueError):
-    with pytest.raises(error) as e:
-        function()
-    assert all(word in str(e.value) for word in words), str(e.value)
 
 
 def test_checkpoints_of_other_runs_or_versions_are_refused(stream, tok, tmp_path):
@@ -152,7 +146,7 @@ def test_checkpoints_of_other_runs_or_versions_are_refused(stream, tok, tmp_path
     def resume(**options):
         return pretrain(stream, tok, replace(CFG, steps=2, **options), tmp_path)
 
-    assert_refused(
+    refused(
         lambda: resume(d=64, seed=3),
         "holds another run",
         "d was 32 and is now 64",
@@ -161,10 +155,10 @@ def test_checkpoints_of_other_runs_or_versions_are_refused(stream, tok, tmp_path
     )
     for damaged in (ckpt.read_bytes()[:900], b""):
         ckpt.write_bytes(damaged)
-        assert_refused(resume, f"{ckpt} is damaged", "Delete it")
+        refused(resume, f"{ckpt} is damaged", "Delete it")
     ckpt.unlink()
     write_snapshot(tmp_path, 3, {"a": 1})
-    assert_refused(resume, "checkpoint-3.safetensors is a checkpoint of another kind of run")
+    refused(resume, "checkpoint-3.safetensors is a checkpoint of another kind of run")
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_previous_one(stream, tok, tmp_path):
@@ -187,27 +181,6 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous_one(stream, tok, tmp_pa
     assert len(read_records(tmp_path / "b/log.jsonl")) == len(log) == 3
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(steps=0),
-        dict(steps=-5),
-        dict(n_layers=-1),
-        dict(lr=0),
-        dict(lr=float("nan")),
-        dict(d=33),
-        dict(tokens_per_step=0),
-        dict(seed=-1),
-        dict(distillation_weight=float("nan")),
-        dict(family="t5"),
-    ],
-    ids=str,
-)
-def test_invalid_options_are_refused(options):
-    (name,) = options
-    assert_refused(lambda: PretrainConfig(**options), name)
-
-
 def test_a_run_starts_from_the_weights_of_a_finished_run(stream, tok, tmp_path):
     """It gets the weights but not the optimizer, and can be resumed itself."""
     a = tmp_path / "a"
@@ -223,14 +196,14 @@ def test_a_run_starts_from_the_weights_of_a_finished_run(stream, tok, tmp_path):
     again, _ = pretrain(stream, tok, cfg, tmp_path / "d", eval_every=2)
     for p, q in zip(whole.parameters(), again.parameters()):
         assert torch.equal(p, q)
-    assert_refused(
+    refused(
         lambda: pretrain(stream, tok, replace(cfg, d=64)),
         "another shape",
         "'d': 32",
         "d=64",
     )
     missing = replace(cfg, init_from=str(tmp_path / "none"))
-    assert_refused(
+    refused(
         lambda: pretrain(stream, tok, missing),
         "no checkpoint in",
         "idp pretrain",
@@ -258,7 +231,7 @@ def test_weights_of_another_depth_are_refused(n_layers, reason, stream):
     cfg = replace(
         CFG, d=192, n_layers=n_layers, steps=1, init_from=str(find_local_backbone("tiny"))
     )
-    assert_refused(lambda: pretrain(stream, tok, cfg), "another shape", reason, "n_layers")
+    refused(lambda: pretrain(stream, tok, cfg), "another shape", reason, "n_layers")
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-gpt2"])
@@ -284,7 +257,7 @@ def test_a_run_starts_from_a_bundled_backbone(name):
     for (n, p), (_, q) in zip(model.named_parameters(), bb.model.named_parameters()):
         torch.testing.assert_close(p, q, atol=1e-6, rtol=0, msg=n)
     assert log[0]["held_out_lm"] < 6.5
-    assert_refused(
+    refused(
         lambda: pretrain(stream, tok, replace(cfg, d=64)),
         "a model of another shape",
         "d=64",
@@ -292,22 +265,22 @@ def test_a_run_starts_from_a_bundled_backbone(name):
 
 
 def test_invalid_texts_and_options_are_refused(stream, tok):
-    assert_refused(
+    refused(
         lambda: pretrain(stream[:1200], tok, CFG),
         "1200 ids",
         "held_out_tokens=1000",
         "more text",
     )
-    assert_refused(
+    refused(
         lambda: pretrain(stream, tok, replace(CFG, held_out_tokens=0)),
         "held_out_tokens=0",
     )
-    assert_refused(lambda: pretrain(stream, tok, replace(CFG, d=40)), "multiple of 32")
-    assert_refused(
+    refused(lambda: pretrain(stream, tok, replace(CFG, d=40)), "multiple of 32")
+    refused(
         lambda: pretrain(stream, tok, replace(CFG, family="t5")),
         "family must be 'roberta' or 'gpt2', got 't5'",
     )
-    assert_refused(lambda: PretrainConfig(dtype="float8"), "'bfloat16'")
+    refused(lambda: PretrainConfig(dtype="float8"), "'bfloat16'")
 
 
 def test_a_saved_folder_is_loaded_as_a_backbone(tmp_path):

@@ -1,0 +1,88 @@
+"""Methods that are registered from outside."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from idp_tutorial.assembly.config import (
+    RunConfig,
+    describe_all_options,
+)
+from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.methods.method_registry import LatePromptConfig, register
+from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.records import config_to_record
+
+
+@pytest.fixture
+def gated(monkeypatch):
+    """Register a method with an option of its own, for one test."""
+    rows = dict(METHODS)
+
+    @register(
+        "gated",
+        reference="this test",
+        learning_rates=(1e-3, 1e-2, 1e-1),
+        insertion_point="middle",
+        kind="generated",
+    )
+    @dataclass(frozen=True, kw_only=True)
+    class GatedConfig(LatePromptConfig):
+        """Options of a method that is defined here."""
+
+        gate: float = 0.5  # share of the hidden state
+
+    yield GatedConfig
+    METHODS.clear()
+    METHODS.update(rows)
+
+
+def test_a_method_from_outside_has_an_option_of_its_own(gated):
+    cfg = RunConfig("gated", gate=0.1, layer=2, steps=5)
+    assert cfg.method_config == gated(gate=0.1, layer=2)
+    assert config_to_record(cfg)["gate"] == 0.1
+    assert RunConfig(**cfg.to_dict()) == cfg
+    option = describe_all_options()["gate"]
+    assert option.help == "share of the hidden state; gated" and option.kind is float
+    with pytest.raises(ValueError, match="method 'lpt' has no option 'gate'.*\\(gated\\)"):
+        RunConfig("lpt", gate=0.1)
+    with pytest.raises(ValueError, match="gate must be a number, got 'x'"):
+        RunConfig("gated", gate="x")
+
+
+FACTS = dict(reference="this test", insertion_point="middle", kind="generated")
+
+
+@pytest.mark.parametrize(
+    "config_class,learning_rates,message",
+    [
+        (LatePromptConfig, "1e-3", "learning_rates must be a tuple .*, got '1e-3'"),
+        (LatePromptConfig, 1e-3, r"learning_rates must be a tuple .*, got 0\.001"),
+        (LatePromptConfig, (1e-3, -1), "learning_rates must be a positive number, got -1"),
+        (dict, (1e-3,), "decorates a subclass of MethodConfig, got <class 'dict'>"),
+    ],
+)
+def test_a_method_with_odd_facts_is_not_registered(config_class, learning_rates, message):
+    with pytest.raises(UserError, match=message):
+        register("odd", learning_rates=learning_rates, **FACTS)(config_class)
+    assert "odd" not in METHODS
+
+
+def test_a_method_may_have_one_learning_rate(monkeypatch):
+    monkeypatch.setitem(METHODS, "one-rate", None)
+    register("one-rate", learning_rates=(2e-3,), **FACTS)(LatePromptConfig)
+    assert METHODS["one-rate"].default_learning_rate == 2e-3
+
+
+def test_an_option_with_the_name_of_an_option_of_all_runs_is_refused(monkeypatch):
+    monkeypatch.setitem(METHODS, "clash", None)
+
+    @register("clash", learning_rates=(1e-3,), **FACTS)
+    @dataclass(frozen=True, kw_only=True)
+    class ClashConfig(LatePromptConfig):
+        """Options of a method whose field `steps` would be confused with that of the run."""
+
+        steps: int = 3  # steps of something else
+
+    with pytest.raises(UserError, match="has an option 'steps', a name that .* rename the field"):
+        RunConfig("clash")

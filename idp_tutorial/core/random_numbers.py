@@ -145,10 +145,15 @@ def forked_random_numbers(
 def preserved_random_numbers() -> Iterator[None]:
     """Restore the random states of Python, NumPy and PyTorch after a `with` block.
 
-    In a thread other than the main thread nothing changes: it draws from its own generator.
+    In a thread other than the main thread, only the state of the thread's generator.
     """
     if not _is_main_thread():
-        yield
+        generator = current_generator()
+        state = generator.get_state()
+        try:
+            yield
+        finally:
+            generator.set_state(state)
         return
     python_state = random.getstate()
     numpy_state = np.random.get_state()

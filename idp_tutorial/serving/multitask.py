@@ -10,8 +10,7 @@ adds keys to every layer, a third inserts five vectors in a middle layer. `run_j
 handles that; `MultiTaskModel` makes a model of it.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
 from idp_tutorial.core.prompted_model import PromptedModel, persistent_tensors, restore_state
+from idp_tutorial.core.random_numbers import preserved_random_numbers
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task, scale_labels
 from idp_tutorial.methods.all_methods import METHODS
@@ -45,7 +45,6 @@ from idp_tutorial.serving.joint_batch import (
     run_joint_batch,
     validate_shared_backbone,
 )
-from idp_tutorial.training.checkpoint import get_random_state, set_random_state
 from idp_tutorial.training.evaluation import batch_by_length, format_predictions
 from idp_tutorial.training.examples import encode_rows, select_template, validate_inference_row
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_at_least, check_name
@@ -343,16 +342,6 @@ class MultiTaskModel(nn.Module):
 TASKS_FILE = "tasks.safetensors"
 
 
-@contextmanager
-def _preserved_random_state() -> Iterator[None]:
-    """Restore the state of the random generators after a `with` block that builds models."""
-    state = get_random_state()
-    try:
-        yield
-    finally:
-        set_random_state(state)
-
-
 def _has_same_structure(model: MultiTaskModel, rebuilt: MultiTaskModel, name: str) -> bool:
     """Return whether two models of a task have equal plans, kinds of heads and shapes."""
     kinds = []
@@ -387,7 +376,7 @@ def _find_mismatched_tasks(model: MultiTaskModel, rebuilt: MultiTaskModel) -> se
 
 def _check_can_be_rebuilt(model: MultiTaskModel) -> None:
     """Check that each task's config and task build its model again."""
-    with _preserved_random_state():
+    with preserved_random_numbers():
         rebuilt = MultiTaskModel(
             {
                 name: m._replace(
@@ -470,7 +459,7 @@ def load_multitask_model(
     backbone = load_saved_backbone(
         description["backbone"], backbone_name, bb, f"the tasks of {folder}"
     )
-    with _preserved_random_state():
+    with preserved_random_numbers():
         model = MultiTaskModel(
             {
                 name: TaskModel(

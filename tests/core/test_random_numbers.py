@@ -13,6 +13,7 @@ from idp_tutorial.core.random_numbers import (
     current_generator,
     exclusive_gpu_random_numbers,
     forked_random_numbers,
+    preserved_random_numbers,
     seed_random_numbers,
     thread_random_numbers,
 )
@@ -58,7 +59,7 @@ def test_a_thread_draws_the_same_numbers_as_the_main_thread():
     assert before[1:] == (random.getstate(), np.random.get_state()[1].tolist())
 
 
-def test_a_fork_restores_the_state_of_its_thread():
+def test_a_block_restores_the_state_of_its_thread():
     with forked_random_numbers(3, []):
         expected = torch.rand(3)
 
@@ -66,6 +67,8 @@ def test_a_fork_restores_the_state_of_its_thread():
         state = current_generator().get_state()
         with forked_random_numbers(3, []):
             drawn = torch.rand(3)
+        with preserved_random_numbers(), thread_random_numbers():
+            assert not torch.equal(torch.rand(3), drawn)
         return torch.equal(drawn, expected) and torch.equal(state, current_generator().get_state())
 
     assert in_threads(draw, [0, 1]) == [True, True]

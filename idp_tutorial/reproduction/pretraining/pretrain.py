@@ -363,7 +363,7 @@ def _check_stream_length(n: int, cfg: PretrainConfig) -> None:
 def pretrain(
     stream: np.ndarray,  # token ids `[N]`; the last `cfg.held_out_tokens` are held out
     tokenizer: Any,
-    cfg: PretrainConfig = PretrainConfig(),
+    cfg: PretrainConfig,
     out: Path | str | None = None,  # folder for `log.jsonl` and checkpoints, to resume the run
     initial_embeddings: Tensor | None = None,  # initial word embeddings `[V,d]`
     distillation_loss: nn.Module | None = None,  # a `DistillationLoss`, trained with the model

@@ -58,6 +58,8 @@ class BenchOptions(CommandOptions):
     length: Annotated[int, Range(1, 10**6)] = 64  # tokens of each example; of commands: at most
     # number of prompt vectors (default: as in LPT's Table 5; beside `peft`: 20)
     prompt_length: Annotated[int, Range(1, 10**5)] | None = None
+    # width of the bottleneck of the methods that have one (default: the method's own)
+    bottleneck: Annotated[int, Range(1, 10**5)] | None = None
     # values of the prompt length, length, depth or batch size, comma-separated
     values: str | None = None
     # a trained classification head, or label words at a mask token
@@ -79,11 +81,17 @@ def _select_methods(options: BenchOptions, default: Iterable[str]) -> list[str]:
 
 def _check_measurements(options: BenchOptions) -> None:
     """Check the names in the options, and that each option has an effect."""
+    from idp_tutorial.assembly.config import methods_with_option
     from idp_tutorial.methods.all_methods import METHODS
 
     measured = {check_name(m, MEASUREMENTS, "measurement") for m in split_names(options.measure)}
-    for method in _select_methods(options, ()):
-        check_name(method, METHODS, "method")
+    selected = [check_name(method, METHODS, "method") for method in _select_methods(options, ())]
+    users = methods_with_option("bottleneck", selected or None)
+    if options.bottleneck and not users:
+        raise UserError(
+            f"bottleneck={options.bottleneck} has no effect on {', '.join(selected)}: leave it "
+            "out, or use a method that has it."
+        )
     for dtype in split_names(options.dtypes):
         check_choice(dtype, ("float32", "bfloat16"), "dtypes")
     if len(measured & {*AXES}) != 1:
@@ -91,9 +99,9 @@ def _check_measurements(options: BenchOptions) -> None:
     if "commands" not in measured:
         refuse_given(options, "data", "without commands in measure")
     if measured <= {"peft", "pipeline"}:
-        refuse_given(options, "methods", "beside other libraries")
+        refuse_given(options, "methods bottleneck", "beside other libraries")
     if measured == {"commands"}:
-        refuse_given(options, "prompt_length head dtypes", "for commands")
+        refuse_given(options, "prompt_length bottleneck head dtypes", "for commands")
     require_packages("pandas", *(["peft"] if measured & {"peft", "commands"} else []))
 
 
@@ -151,6 +159,7 @@ def _measure_methods(
     from idp_tutorial.reproduction.efficiency import timing
 
     bb, *others = backbones
+    base = base.with_options(bottleneck=options.bottleneck)
     rounds: dict[str, Any] = dict(prompt_length=options.prompt_length, repeats=options.repeats)
     if measurement in AXES:
         methods = _select_methods(options, timing.SCALING_METHODS)
@@ -227,6 +236,8 @@ def _measure(options: BenchOptions) -> Iterator[dict]:
         device="cpu" if options.device == "cpu" else "auto",
     )
     settings = dict(n_layers=bb.n_layers, d=bb.d, head=options.head, **bb.weights_info)
+    if options.bottleneck:
+        settings["bottleneck"] = options.bottleneck
     for measurement in measurements:
         is_beside = measurement in ("peft", "pipeline")
         measure = _measure_beside_libraries if is_beside else _measure_methods

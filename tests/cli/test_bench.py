@@ -82,6 +82,14 @@ def test_the_commands_table(small_folder, capsys):
     assert "value" in out and [row[5] for row in rows] == ["16", "32"]
 
 
+def test_the_bottleneck_goes_to_the_methods_that_have_one(small_folder, fits, capsys):
+    bench_command(backbone=str(small_folder), **FAST, bottleneck=6, json=True)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {row["bottleneck"] for row in rows} == {6}
+    widths = {cfg.method: cfg.get("bottleneck") for cfg in fits[0]}
+    assert widths == {"fine-tuning": None, "prompt-tuning": None, "lpt-npg": 6}
+
+
 def test_what_is_measured_is_written_at_once(small_folder, tmp_path, monkeypatch, capsys):
     inner = timing.benchmark_methods
     out = tmp_path / "g.jsonl"
@@ -156,6 +164,8 @@ def test_long_texts_get_a_position_table(monkeypatch):
         (dict(measure="width"), ["unknown measurement 'width'", "prompt_length, length, depth"]),
         (dict(values="3"), ["values=3 is not used without one axis"]),
         (dict(measure="depth,batch", values="3"), ["values=3 is not used without one axis"]),
+        (dict(methods="lpt,lora,bitfit", bottleneck=0), ["bottleneck must be at least 1, got 0"]),
+        (dict(methods="lpt,bitfit", bottleneck=8), ["bottleneck=8 has no effect on lpt, bitfit"]),
         (dict(measure="peft"), ["methods=prompt-tuning,lpt-npg is not used beside other"]),
         (dict(dtypes="float32,int8"), ["dtypes must be 'float32' or 'bfloat16'", "'int8'"]),
         (dict(data="x"), ["data=x is not used without commands"]),

@@ -78,6 +78,7 @@ def test_whole_commands_are_timed_beside_those_of_others(tmp_path, monkeypatch, 
     "options,words",
     [
         (dict(prompt_length=8), "prompt_length=8 is not used for commands"),
+        (dict(bottleneck=8), "bottleneck=8 is not used for commands"),
         (dict(head="verbalizer"), "head=verbalizer is not used for commands"),
         (dict(methods="nothing"), "unknown method 'nothing'"),
         (dict(backbone="roberta-base"), "has no weights on this machine"),

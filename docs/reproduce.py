@@ -1,6 +1,7 @@
 """Write `docs/reproduce.md`: each published table with its command, estimated cost and scores."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,10 @@ from typing import Any
 import pandas as pd
 
 from idp_tutorial.assembly.config import RunConfig, RunOptions, recorded_option
+from idp_tutorial.cli.reproduce import ReproduceOptions, figure_options
+from idp_tutorial.methods.all_methods import methods_with_head
 from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS
+from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS, plan_figure_runs
 from idp_tutorial.reproduction.efficiency.cost_model import (
     LPT_BACKBONE_LAYERS,
     LPT_BACKBONE_WIDTHS,
@@ -19,9 +23,13 @@ from idp_tutorial.reproduction.efficiency.cost_model import (
     first_backward_layer,
     step_cost,
 )
+from idp_tutorial.reproduction.efficiency.timing import (
+    list_benchmark_variants,
+)
 from idp_tutorial.reproduction.papers.protocols import (
     FIGURE_TO_TABLE,
     load_table_cells,
+    own_prompt_lengths,
     parse_paper_name,
     plan_table_runs,
 )
@@ -35,6 +43,7 @@ from idp_tutorial.reproduction.papers.reproduce import (
     select_learning_rates,
 )
 from idp_tutorial.runs.tables import select_finished
+from idp_tutorial.utils.digests import asset_path
 from idp_tutorial.utils.records import config_fingerprint, read_existing_records
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,6 +104,8 @@ HEADLINES = {  # paper or table: method whose scores the page repeats
     "id-spam": "ID-SPAM",
     "id-spam-16": "LoRA",
 }
+FIGURE_SEEDS = 5  # seeds of `idp reproduce` for a figure of `FIGURE_EXPERIMENTS`
+BENCH_STEPS = 3 * (1 + 7)  # steps of `idp bench` for a variant: three in each round, one warm-up
 MEMORY_OF_GPUS = (24, 48, 80)  # GB
 MAX_COMMAND = 120  # characters of a command that is printed in a table
 MAX_CELLS = 4  # scores of a table that the page repeats
@@ -105,13 +116,15 @@ SCORE_KINDS = ("scores", "variants", "curve")  # kinds of tables that `idp repro
 class Work:
     """The runs of a table: how many they are, and what they need."""
 
-    runs: int
+    runs: int  # 0: nothing is trained, only timed
     hours: float
     memory_gb: float  # of the run that needs most
 
 
 def backbone_shape(backbone: str) -> tuple[int, int, int]:
     """Return the number of layers, the width and the parameters in millions of a backbone."""
+    if backbone.startswith("runs/"):  # the first stage of supplementary training
+        return BACKBONE_SHAPES["roberta-large"]
     return BACKBONE_SHAPES[backbone.split("/")[-1].removesuffix("-mnli")]
 
 
@@ -147,7 +160,7 @@ def activation_line() -> tuple[float, float]:
     return intercept, slope
 
 
-def estimate_memory(cfg: RunConfig) -> float:
+def estimate_memory(cfg: RunConfig, trains_backbone: bool = False) -> float:
     """Return the memory of a step in GB for examples of 256 tokens."""
     n_layers, width, millions = backbone_shape(cfg.backbone)
     constant, slope = activation_line()
@@ -159,7 +172,7 @@ def estimate_memory(cfg: RunConfig) -> float:
     weights = 4e-3 * millions  # float32
     memory = constant - large_weights + weights
     memory += slope * (n_layers - below) * tokens * width / BACKBONE_SHAPES["roberta-large"][1]
-    if ALL_METHODS[cfg.method].kind in ("all weights", "entailment"):
+    if trains_backbone or ALL_METHODS[cfg.method].kind in ("all weights", "entailment"):
         memory += 3 * weights  # gradients, and AdamW's two means
     return memory
 
@@ -169,7 +182,7 @@ def mean_tokens(task: str) -> int:
     return MEAN_TOKENS.get(task) or LONG_TASKS.get(task) or ASSUMED_TOKENS
 
 
-def training_hours(cfg: RunConfig, steps: int, n_runs: int) -> float:
+def training_hours(cfg: RunConfig, steps: int, n_runs: int, trains_backbone: bool = False) -> float:
     """Return the hours of some runs on LPT's GPU by the cost model."""
     if cfg.method in CONTROL_METHODS:
         return 0.0
@@ -177,23 +190,42 @@ def training_hours(cfg: RunConfig, steps: int, n_runs: int) -> float:
     tokens = mean_tokens(cfg.task)
     t = cfg.get("prompt_length", 0) or 0
     cost = step_cost(cfg.method, n_layers, cfg.get("layer"), prompt_length=t, T=tokens, d=width)
-    ms = steps * cfg.batch_size * tokens * cost.total / layer_tokens_per_ms(cfg.backbone)
+    passes = cost.total
+    if trains_backbone:
+        passes += step_cost("fine-tuning", n_layers, T=tokens, d=width).weight_gradients
+    ms = steps * cfg.batch_size * tokens * passes / layer_tokens_per_ms(cfg.backbone)
     return n_runs * ms / 3.6e6
 
 
-def estimate_table(table: str) -> Work:
-    """Return the work of all runs of a table of scores at scale `full`."""
-    plan = plan_table_runs(table, "full")
-    n_runs = 0
-    hours = 0.0
+def count_steps(cfg: RunConfig) -> int:
+    """Return the optimizer steps of a run."""
+    return cfg.resolve_epochs(cfg.shots or TRAINING_EXAMPLES[cfg.task]).steps
+
+
+def estimate_table(
+    table: str,
+    backbone: str | None = None,
+    methods: list[str] | None = None,
+    tasks: list[str] | None = None,
+) -> Work:
+    """Return the work of the runs of a table of scores at scale `full`."""
+    plan = plan_table_runs(table, "full", backbone, methods=methods, tasks=tasks)
+    works = []
     for cfg in plan:
-        n_examples = cfg.shots or TRAINING_EXAMPLES[cfg.task]
         n_seeds = choose_seed_count(cfg, plan)
         # seed 0 tries each learning rate; the other seeds take the best
         n = max(1, len(select_learning_rates(cfg, table, "full"))) + n_seeds - 1
-        n_runs += n
-        hours += training_hours(cfg, cfg.resolve_epochs(n_examples).steps, n)
-    return Work(n_runs, hours, max(map(estimate_memory, plan)))
+        works.append(Work(n, training_hours(cfg, count_steps(cfg), n), estimate_memory(cfg)))
+    return add_works(works)
+
+
+def estimate_figure(name: str) -> Work:
+    """Return the work of a figure that has an experiment of its own, at scale `full`."""
+    base = figure_options(ReproduceOptions(table=name, scale="full"), None)
+    plan = plan_figure_runs(name, base, FIGURE_SEEDS)
+    return add_works(
+        [Work(1, training_hours(cfg, count_steps(cfg), 1), estimate_memory(cfg)) for cfg in plan]
+    )
 
 
 def read_options(command: str) -> dict[str, str]:
@@ -201,28 +233,86 @@ def read_options(command: str) -> dict[str, str]:
     return dict(re.findall(r"--(\w+) ([^-\s]\S*)", command))
 
 
-def estimate_command(command: str) -> Work | None:
-    """Return the work of `idp sweep` or `idp transfer`; None for any other command."""
-    kind = command.split()[1]
-    if kind not in ("sweep", "transfer"):
-        return None
-    options = read_options(command)
+def read_run_options(options: dict[str, str], task: str) -> RunOptions:
+    """Return the options of runs that decide their cost."""
+    given = {
+        name: int(options[name])
+        for name in ("batch_size", "prompt_length", "bottleneck")
+        if name in options
+    }
+    return RunOptions(task=task, backbone=options["backbone"], **given)
+
+
+def estimate_sweep(options: dict[str, str]) -> Work:
+    """Return the work of `idp sweep`, which trains at every layer, or of `idp transfer`."""
     n = len(options["learning_rates"].split(",")) + int(options["seeds"]) - 1
-    base = RunOptions(
-        task=options.get("task") or options["source"],
-        backbone=options["backbone"],
-        batch_size=int(options["batch_size"]),
-        prompt_length=int(options["prompt_length"]),
-    )
+    base = read_run_options(options, options.get("task") or options["source"])
     works = []
     for method in options["methods"].split(","):
         cfg = base.with_method(method)
-        layers = range(backbone_shape(cfg.backbone)[0]) if kind == "sweep" else [None]
+        layers = range(backbone_shape(cfg.backbone)[0]) if "task" in options else [None]
         for k in layers:
             placed = cfg if k is None else cfg.with_options(layer=k)
             hours = training_hours(placed, int(options["steps"]), n)
             works.append(Work(n, hours, estimate_memory(placed)))
     return add_works(works)
+
+
+def estimate_train(options: dict[str, str]) -> Work:
+    """Return the work of `idp train`, which tries each learning rate with one seed."""
+    cfg = read_run_options(options, options["task"]).with_method(options["method"])
+    cfg = cfg.with_options(epochs=float(options["epochs"]))
+    n = len(options["learning_rates"].split(","))
+    return Work(n, training_hours(cfg, count_steps(cfg), n), estimate_memory(cfg))
+
+
+def estimate_supplement(options: dict[str, str]) -> Work:
+    """Return the work of `idp supplement`: ten epochs over every pair in both orders."""
+    length = {"prompt_length": str(own_prompt_lengths()[options["method"]]), "batch_size": "32"}
+    cfg = read_run_options(length | options, options["task"]).with_method(options["method"])
+    steps = 10 * math.ceil(2 * TRAINING_EXAMPLES[cfg.task] / cfg.batch_size)
+    return Work(1, training_hours(cfg, steps, 1, True), estimate_memory(cfg, True))
+
+
+def estimate_bench(options: dict[str, str]) -> Work:
+    """Return the work of `idp bench`: a few steps of each variant."""
+    n_layers, width, _ = backbone_shape(options["backbone"])
+    tokens = int(options["length"])
+    methods = methods_with_head(options.get("head", "classification"))
+    methods = options["methods"].split(",") if "methods" in options else methods
+    works = []
+    for variant in list_benchmark_variants(methods, n_layers):
+        cost = step_cost(variant.method, n_layers, variant.layer, variant.cached, T=tokens, d=width)
+        steps_ms = BENCH_STEPS * int(options["batch_size"]) * tokens * cost.total
+        cfg = read_run_options(options, "sst2").with_options(layer=variant.layer)
+        hours = steps_ms / layer_tokens_per_ms(options["backbone"]) / 3.6e6
+        works.append(Work(0, hours, estimate_memory(cfg.with_method(variant.method))))
+    return add_works(works)
+
+
+def estimate_reproduce(options: dict[str, str]) -> Work:
+    """Return the work of `idp reproduce`."""
+    if options["table"] in FIGURE_EXPERIMENTS:
+        return estimate_figure(options["table"])
+    methods, tasks = (
+        options[name].split(",") if name in options else None for name in ("methods", "tasks")
+    )
+    return estimate_table(options["table"], options.get("backbone"), methods, tasks)
+
+
+ESTIMATES = {
+    "sweep": estimate_sweep,
+    "transfer": estimate_sweep,
+    "train": estimate_train,
+    "supplement": estimate_supplement,
+    "bench": estimate_bench,
+    "reproduce": estimate_reproduce,
+}
+
+
+def estimate_command(command: str) -> Work:
+    """Return the work of a command that needs a GPU."""
+    return ESTIMATES[command.split()[1]](read_options(command))
 
 
 def add_works(works: list[Work]) -> Work:
@@ -234,12 +324,11 @@ def add_works(works: list[Work]) -> Work:
     )
 
 
-def estimate_row(table: str, kind: str, command: str) -> Work | None:
-    """Return the work of a row of the page, or None if the cost model does not cover it."""
-    if kind in SCORE_KINDS:
-        return estimate_table(table)
-    works = [estimate_command(part) for part in command.split(" && ")]
-    return add_works([work for work in works if work]) if all(works) else None
+def estimate_row(kind: str, command: str) -> Work | None:
+    """Return the work of a row of the page, or None if it needs no GPU."""
+    if kind in ("counts", "data"):
+        return None
+    return add_works([estimate_command(part) for part in command.split(" && ")])
 
 
 # ---- scores
@@ -256,12 +345,26 @@ def headline_rows(table: str) -> pd.DataFrame:
     return rows.head(MAX_CELLS + 1)
 
 
-def published_number(table: str) -> str:
-    """Return the paper's own method in a table, with the score that the paper prints."""
+def published_number(table: str, kind: str) -> str:
+    """Return the paper's own method in a table, with the score or count that the paper prints."""
+    if kind == "counts":
+        return published_count(table)
     rows = headline_rows(table)
     if rows.empty:
         return "no number printed"
     return format_cells(rows, [f"{value:g}" for value in rows["mean"]])
+
+
+def published_count(table: str) -> str:
+    """Return the trained parameters of the paper's own method, as the paper prints them."""
+    paper = parse_paper_name(table)
+    counts = pd.DataFrame(json.loads(asset_path("published_counts.json").read_text())["counts"])
+    number = f"Table {table.split('-')[-1]}"
+    is_in_table = counts.tables.map(lambda tables: number in tables)
+    is_of_paper = counts.paper.str.lower() == paper
+    rows = counts[is_in_table & is_of_paper & (counts.method == HEADLINES[paper])]
+    rows = rows.sort_values("exact").assign(setting="", task="", metric="")
+    return format_cells(rows, list(rows.reported))
 
 
 def format_cells(rows: pd.DataFrame, values: list[str]) -> str:
@@ -403,14 +506,12 @@ def format_hours(hours: float) -> str:
     return f"{round(hours / digits) * digits:,}"
 
 
-def format_work(work: Work | None, kind: str) -> list[str]:
+def format_work(work: Work | None) -> list[str]:
     """Return the cells for runs, GPU, hours and memory."""
-    if kind in ("counts", "data"):
-        return ["–", "none", "minutes on a CPU", "–"]
     if work is None:
-        return ["–", "24 GB" if kind == "time" else "–", "not estimated", "–"]
+        return ["–", "none", "minutes on a CPU", "–"]
     return [
-        f"{work.runs:,}",
+        f"{work.runs:,}" if work.runs else "–",
         smallest_gpu(work.memory_gb),
         format_hours(work.hours),
         f"{work.memory_gb:.0f}",
@@ -451,13 +552,13 @@ def render_page() -> str:
         for row in tables.itertuples():
             if parse_paper_name(row.table) != paper:
                 continue
-            work = estimate_row(row.table, row.kind, row.command)
+            work = estimate_row(row.kind, row.command)
             cells = [
                 row.table,
                 row.what,
                 format_command(row.table, row.command),
-                *format_work(work, row.kind),
-                published_number(row.table),
+                *format_work(work),
+                published_number(row.table, row.kind),
                 our_number(row.table, row.kind),
             ]
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
@@ -498,15 +599,16 @@ the folder `logits` beside the file.
 
 - **runs.** The first seed tries every learning rate of the paper, and the other seeds take the best
   one on validation. If it is at an edge of the grid, the command tries more, so there may be more
-  runs. Controls are included.
+  runs. Controls are included. idpg-f4, idpg-f8 and lpt-f6 have five seeds at one learning rate,
+  and idpg-f7b has one seed. A dash means that steps are timed and nothing is trained.
 - **hours.** One GPU like the one in LPT's Table 5, an RTX 3090 with 24 GB (LPT writes GTX 3090), in
   float32. The [cost model](../nbs/engine/efficiency/cost_model.ipynb) counts passes of a token
   through a layer, without a cache. LPT publishes {published:.1f} tokens/ms for fine-tuning
   RoBERTa-large. The cost model counts {passes:.0f} layer passes for a token of fine-tuning, so this
   is {speed:.0f} layer passes per millisecond. GPT-2 large has its own published speed. The speed of
-  other models is that of RoBERTa-large, corrected for the square of their width. Evaluations are
-  not counted. Steps of short examples do not keep a GPU busy, so for these the hours are a lower
-  bound.
+  other models is that of RoBERTa-large, corrected for the square of their width. Supplementary
+  training also computes gradients of all weights. Evaluations are not counted. Steps of short
+  examples do not keep a GPU busy, so for these the hours are a lower bound.
 - **Lengths.** An example has the mean number of tokens of its task, measured on SST-2, MR, CR,
   Subj, TREC, IMDB, RTE, MRPC, QQP and STS-B. {assumed} tokens are *assumed* for MNLI, QNLI, MPQA,
   CB and COPA, and 256 for MultiRC and BoolQ. Hours are proportional to the length.
@@ -516,7 +618,7 @@ the folder `logits` beside the file.
   copies of the model. Shorter examples need less.
 - **GPU.** The smallest of 24, 48 and 80 GB that holds it.
 - **the paper's number.** The paper's own method, averaged over the tasks where the paper prints a
-  mean.
+  mean; in tables of parameters, how many it trains.
 - **this project.** The same method, settings, tasks and metric, from finished runs of the plan: on
   the paper's backbone, with all of the plan's steps, and at the learning rate that was chosen. A
   dash is a score without runs.

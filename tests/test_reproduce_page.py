@@ -46,13 +46,40 @@ def test_memory_of_late_prompts_is_that_of_lpts_tables():
         assert page.estimate_memory(cfg) == pytest.approx(published, abs=0.2)
 
 
-def test_estimates_cover_sweeps_and_leave_out_other_commands():
+def test_every_row_has_an_estimate(text):
+    assert "not estimated" not in text
+
+
+def test_a_table_has_the_papers_number(text):
+    """Only figures are without."""
+    for table in re.findall(r"^\| (\S+) \|.*\| no number printed \|", text, re.M):
+        assert "-f" in table
+    assert page.published_number("idpg-2", "counts") == "M-IDPG-PHM: 134K"
+    assert page.published_number("id-spam-12", "counts") == (
+        "ID-SPAM: RoBERTa-base 2,064,384; RoBERTa-large 3,538,944"
+    )
+
+
+def test_estimates_of_commands():
     command = (
         "idp sweep --task rte --methods lpt-npg --backbone roberta-large --prompt_length 5 "
         "--steps 10 --batch_size 16 --learning_rates 1e-3,1e-2 --seeds 5"
     )
     assert page.estimate_command(command).runs == 24 * 6
-    assert page.estimate_command("idp bench --backbone roberta-large") is None
+    bench = "idp bench --backbone roberta-large --length 256 --batch_size 16"
+    assert page.estimate_command(bench).runs == 0
+    assert page.estimate_command(bench).hours < 1
+    # MNLI: 10 epochs of 785,404 pairs, batches of 32; all learning rates of SST-2 with one seed
+    supplement = "idp supplement --method prompt-tuning --backbone roberta-large --task mnli"
+    passes = 785404 * 10 * page.ASSUMED_TOKENS * 75
+    hours = passes / page.layer_tokens_per_ms("roberta-large") / 3.6e6
+    assert page.estimate_command(supplement).hours == pytest.approx(hours, rel=0.1)
+    train = "idp train --method lpt-npg --backbone runs/a --task sst2 --batch_size 32 --epochs 10"
+    assert page.estimate_command(f"{train} --learning_rates 1e-3,1e-4").runs == 2
+    # the table of one backbone costs what its plan costs
+    part = "idp reproduce --table lpt-4 --scale full --tasks rte --backbone gpt2-large"
+    assert page.estimate_command(part) == page.estimate_table("lpt-4", "gpt2-large", None, ["rte"])
+    assert page.estimate_command("idp reproduce --table idpg-f4 --scale full").runs == 5
 
 
 # ---- records of this project

@@ -50,7 +50,7 @@ def _update_claims(file: str, data: str | None) -> None:
     print(f"written: {file}")
 
 
-def _figure_options(options: "ReproduceOptions", data: str | None) -> Any:
+def figure_options(options: "ReproduceOptions", data: str | None) -> Any:
     """Return the options that all runs of a figure share."""
     from idp_tutorial.assembly.config import RunOptions
     from idp_tutorial.methods.all_methods import METHODS
@@ -85,7 +85,7 @@ def _reproduce_figure(options: "ReproduceOptions", data: str | None) -> None:
     """Run the experiment of a figure, and print its measurements for each seed."""
     from idp_tutorial.reproduction.analysis.paper_figures import plan_figure_runs, reproduce_figure
 
-    base = _figure_options(options, data)
+    base = figure_options(options, data)
     seeds = options.seeds or 5
     if options.plan:
         _print_plan(plan_figure_runs(options.table, base, seeds))

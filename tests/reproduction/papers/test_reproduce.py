@@ -109,9 +109,11 @@ def test_the_command_of_a_table_can_be_parsed(row):
             assert "--task" in argv and o["task"] in ("trec", "rte", "mrpc")
         if name == "transfer":
             assert {"--source", "--target"} <= {*argv} and o["source"] != o["target"]
-            assert (o["methods"] == "lpt-npg") == ("--bottleneck 256" in one) and o[
-                "prompt_length"
-            ] == 10
+            assert o["prompt_length"] == 10
+        if row.table.startswith("id-spam") and name in ("sweep", "transfer", "bench"):
+            # ID-SPAM's LPT has a bottleneck of 256
+            assert ("lpt-npg" in o["methods"]) == ("--bottleneck 256" in one)
+            assert o["methods"] == "lpt-npg" or "lpt-npg" not in o["methods"]
         if name == "reproduce" and o["table"] not in FIGURE_EXPERIMENTS:
             part = [o[name] and o[name].split(",") for name in ("methods", "tasks")]
             plan = R.plan_table_runs(o["table"], o["scale"], o["backbone"], None, *part)

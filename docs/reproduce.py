@@ -593,7 +593,7 @@ with a part of a table: `--methods fine-tuning,lpt-npg --tasks rte,trec`. A run 
 `runs/reproduce/TABLE-full.jsonl` contains is not repeated. The table that is printed at the end has
 the published score and that of your runs side by side. Put the file into `results/reproduce/` and
 run `python docs/reproduce.py`: then this page shows your scores. The votes of `idpg-7` also need
-the folder `logits` beside the file.
+the folder `logits` beside the file; without it there is an error.
 
 ## What the columns mean
 

@@ -24,7 +24,7 @@ from idp_tutorial.data.task import Task
 from idp_tutorial.runs.record import make_fingerprint
 from idp_tutorial.training import evaluation
 from idp_tutorial.training.examples import encode_for_evaluation
-from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.durable_files import file_lock, write_atomically
 from idp_tutorial.utils.process import process_state
 
@@ -162,8 +162,19 @@ def has_logits(
     record: dict,
     folder: Path | str,  # folder of the records
 ) -> bool:
-    """Return whether a record names logits, and their file exists."""
-    return "logits" in record and (Path(folder) / record["logits"]).parent.is_file()
+    """Return whether a record names logits.
+
+    Raises: `MissingFileError` if their file is missing. Scores alone would give another interval.
+    """
+    if "logits" not in record:
+        return False
+    file = (Path(folder) / record["logits"]).parent
+    if not file.is_file():
+        raise MissingFileError(
+            f"{file} is missing: a record names its logits of {Path(record['logits']).name}. Copy "
+            f"the folder {file.parent.name!r} to where the records are, or train the run again."
+        )
+    return True
 
 
 def load_logits(

@@ -20,7 +20,7 @@ from idp_tutorial.runs.logits import (
     save_logits,
     write_run_arrays,
 )
-from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.checks import MissingFileError, UserError
 
 
 def arrays(seed):
@@ -92,8 +92,15 @@ def test_every_kind_of_damage_is_an_error_that_names_the_file(records, tmp_path)
 def test_a_run_that_the_file_lacks_is_refused(records, tmp_path):
     with pytest.raises(UserError, match="c.npz is damaged: the logits of other differ"):
         load_logits({**records[0], "logits": "logits/c.npz/other"}, tmp_path)
-    assert has_logits(records[0], tmp_path)
-    assert not has_logits(records[0], tmp_path / "elsewhere") and not has_logits({}, tmp_path)
+
+
+def test_logits_whose_file_is_missing_are_refused(records, tmp_path):
+    assert has_logits(records[0], tmp_path) and not has_logits({}, tmp_path)
+    (tmp_path / "logits/c.npz").unlink()
+    with pytest.raises(MissingFileError, match=r"c\.npz is missing: .* Copy the folder 'logits'"):
+        has_logits(records[0], tmp_path)
+    with pytest.raises(MissingFileError, match="c.npz is missing"):
+        majority_vote_score([{**records[0], "metric": "accuracy", "folder": tmp_path}])
 
 
 def test_saved_test_logits_are_float32_and_have_labels(tmp_path):
@@ -125,7 +132,7 @@ def test_runs_vote_only_if_all_have_logits_with_labels(tmp_path):
         )
         runs.append(dict(fields, task="t", metric="accuracy", folder=tmp_path))
     assert majority_vote_score(runs) == 100.0
-    assert majority_vote_score([*runs[:2], dict(runs[2], folder="elsewhere")]) is None
+    assert majority_vote_score([*runs[:2], dict(task="t", metric="accuracy")]) is None
     assert majority_vote_score([]) is None
 
 

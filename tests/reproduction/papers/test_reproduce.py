@@ -29,6 +29,7 @@ from idp_tutorial.reproduction.papers.published_scores import (
 )
 from idp_tutorial.runs.conclusions import has_enough_runs
 from idp_tutorial.runs.logits import write_run_arrays
+from idp_tutorial.utils.checks import MissingFileError
 
 TABLES = load_published_tables()
 
@@ -464,10 +465,11 @@ def test_five_runs_vote_where_table_7_votes(tmp_path):
         .set_index("metric")["our mean"]
     )
     assert dict(table) == {"average over 5 runs": 75.0, "voting over 5 runs": 100.0}
-    alone = R.compare_with_published(
-        [dict(r, folder=tmp_path / "elsewhere") for r in runs], "idpg-7"
-    )
+    without = [{k: v for k, v in r.items() if k != "logits"} for r in runs]
+    alone = R.compare_with_published(without, "idpg-7")
     assert alone[alone.metric.eq("voting over 5 runs")]["our mean"].isna().all()
+    with pytest.raises(MissingFileError, match="runs.npz is missing"):
+        R.compare_with_published([dict(r, folder=tmp_path / "elsewhere") for r in runs], "idpg-7")
 
 
 def test_a_part_of_a_table_reports_progress_and_scores(monkeypatch, tmp_path, messages):

@@ -40,9 +40,10 @@ def _update_claims(file: str, data: str | None) -> None:
     after = judge_claims(before, Path(file).parent, data)
     for old, new in zip(before, after):
         if new["effect"]:
-            finding = f"; {new['finding']}" if new["finding"] else ""
+            note = new["finding"] or new["reason"]
+            note = f"; {note}" if note else ""
             changed = f" (was {old['verdict']})" if old["verdict"] != new["verdict"] else ""
-            verdict = f"{format_verdict(new)}{changed}{finding}"
+            verdict = f"{format_verdict(new)}{changed}{note}"
             print(f"{new['id']:24} {format_claim_effect(new):38} {verdict}")
     write_claims(after, file)
     for kind, verdicts in count_verdicts(after).items():

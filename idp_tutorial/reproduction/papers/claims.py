@@ -41,10 +41,12 @@ from idp_tutorial.runs.conclusions import (
     has_enough_runs,
 )
 from idp_tutorial.runs.contrasts import (
+    PAIRED_INTERVAL,
     SETTING_FIELDS,
     adjust_p_values_holm,
     estimate_contrast,
     has_per_example_results,
+    mean_of_side,
     select_side,
 )
 from idp_tutorial.utils.checks import UserError, check_choice
@@ -76,10 +78,10 @@ CLAIM_VERDICTS = VERDICT_MEANINGS | {
     "differs": "the paper's own numbers give something else",
 }
 COMPUTED_COLUMNS = (
-    *("tasks", "backbones", "runs", "texts"),  # the records
+    *("tasks", "backbones", "runs", "texts", "interval_over"),  # the records
     *("effect", "low", "high", "p", "detectable", "above"),  # the contrast, and a control
     *("published", "recomputed"),  # values of the paper
-    *("trials", "verdict", "scope", "finding"),
+    *("trials", "verdict", "reason", "scope", "finding"),
 )
 CLAIM_COLUMNS = (
     *("id", "paper", "where", "sentence", "contrast"),  # the source, and what it compares
@@ -175,6 +177,16 @@ def select_claim_records(
     return select_records(records, conditions)
 
 
+def _has_records(claim: dict[str, str], results_folder: Path | str) -> bool:
+    """Return whether a file exists that a claim names."""
+    return any(any(Path(results_folder).glob(pattern)) for pattern in claim["records"].split())
+
+
+def select_control_records(results_folder: Path | str) -> list[dict]:  # each with its `folder`
+    """Return the records of the controls on all tasks."""
+    return select_claim_records(dict(records=CONTROL_RECORDS_GLOB, keep=""), results_folder)
+
+
 def _prefer_logits(records: list[dict]) -> list[dict]:
     """Return the records with logits, which can be paired by example; all if none has them.
 
@@ -232,7 +244,7 @@ def measure_claim(
             break
     if not estimate:
         return None, None
-    controls = select_claim_records(dict(records=CONTROL_RECORDS_GLOB, keep=""), results_folder)
+    controls = select_control_records(results_folder)
     return estimate, _contrast_with_best_control(a, selected, controls, tasks, shared_fields)
 
 
@@ -436,12 +448,76 @@ def _correct_p_values(
     return corrected
 
 
+def _more_trials_may_explain(
+    verdict: str,
+    expected_sign: str,  # '>', '<', '=' or ''
+    estimate: dict,
+    n_tried: tuple[int, int],  # learning rates of the two sides
+) -> bool:
+    """Return whether a verdict may be due to the side that tried more learning rates.
+
+    The best of more learning rates tends to be better, so they may explain a verdict in favour of
+    that side, and not one against it.
+    """
+    if n_tried[0] == n_tried[1]:
+        return False
+    if expected_sign == "=" and verdict == "seen":
+        return True
+    # `seen` and `opposite` favour the better side, `not seen` the one that the claim has lower
+    favours_a = expected_sign == "<" if verdict == "not seen" else estimate["effect"] > 0
+    return favours_a == (n_tried[0] > n_tried[1])
+
+
+def _describe_missing_headroom(
+    claim: dict[str, str], sides: tuple[list[dict], list[dict]], controls: list[dict]
+) -> str:
+    """Return that no side scores above the better control of its setting; '' if one does.
+
+    Prompts that have learnt less than a probe cannot show which of them is the better one.
+    """
+    setting_fields = tuple(f for f in SETTING_FIELDS if f != "head")  # a control has its own head
+    settings = {tuple(r.get(f) for f in setting_fields) for r in sides[0]}
+    in_setting = [r for r in controls if tuple(r.get(f) for f in setting_fields) in settings]
+    best = _best_control_per_setting(in_setting, setting_fields)
+    metric = [word for word in claim["a"].split() if word.startswith("@")]
+    relabelled = [{**r, "method": "control"} for r in best]
+    control = mean_of_side(relabelled, " ".join(["control", *metric]))
+    means = [mean_of_side(records, claim[side]) for records, side in zip(sides, "ab")]
+    scores = [mean for mean in means if mean is not None]
+    if control is None or len(scores) < 2 or max(scores) > control:
+        return ""
+    text = " and ".join(f"{score:.1f}" for score in scores)
+    return f"no side scores above the control ({text}, control {control:.1f})"
+
+
+def _explain_open(
+    claim: dict[str, str],
+    verdict: str,  # that the numbers alone give
+    estimate: dict,
+    sides: tuple[list[dict], list[dict]],
+    controls: list[dict],
+) -> str:  # '': nothing
+    """Return what leaves a claim open whose numbers would give a verdict."""
+    if verdict == "open":
+        return ""
+    reasons = []
+    if estimate["interval_over"] == "seeds":
+        reasons.append("the interval is over seeds alone")
+    n_tried = _n_learning_rates(sides[0]), _n_learning_rates(sides[1])
+    if _more_trials_may_explain(verdict, claim["says"], estimate, n_tried):
+        reasons.append(f"unequal numbers of learning rates ({n_tried[0]} and {n_tried[1]})")
+    if verdict == "not seen":
+        reasons.append(_describe_missing_headroom(claim, sides, controls))
+    return "; ".join(filter(None, reasons))
+
+
 def _judge_measured(
     claim: dict[str, str],
     estimate: dict | None,
     above_control: dict | None,
     p: float | None,  # corrected p-value
     records: list[dict],
+    controls: list[dict],
 ) -> dict[str, str]:  # the computed columns that are not empty
     """Return the computed columns of a claim that is measured here."""
     if not estimate:
@@ -454,12 +530,13 @@ def _judge_measured(
     published = _published_difference(claim, tasks)
     scope = _describe_scope(tasks, estimate)
     verdict = "open"
-    finding = ""
+    finding = reason = ""
     claimed_sign = {">": 1, "<": -1}.get(claim["says"], 0)
     if not _is_paper_setting(claim, tasks, sides):
         finding = _describe_finding(estimate, p, scope, claim["says"])
     elif claimed_sign * (published or 0) >= 0:  # else the paper itself prints the other sign here
         verdict = decide_verdict(estimate, published, claim["says"], p)
+        reason = _explain_open(claim, verdict, estimate, sides, controls)
     above = ""
     if above_control:
         above = "{effect:+.1f} ({low:+.1f} … {high:+.1f})".format_map(above_control)
@@ -468,12 +545,14 @@ def _judge_measured(
         backbones=" ".join(dict.fromkeys(str(s["backbone"]) for s in settings)),
         runs=str(estimate["runs"]),
         texts=str(estimate["texts"]),
+        interval_over=estimate["interval_over"],
         **{k: f"{estimate[k]:.2f}" for k in ("effect", "low", "high", "detectable")},
         above=above,
         p="" if p is None else f"{p:.4f}",
         published="" if published is None else f"{published:+.1f}",
         trials=_describe_trials(claim, sides),
-        verdict=verdict,
+        verdict="open" if reason else verdict,
+        reason=reason,
         scope=scope,
         finding=finding,
     )
@@ -488,15 +567,19 @@ def judge_claims(
     measured = {c["id"]: measure_claim(c, results_folder, data_folder) for c in claims if c["a"]}
     estimates = {i: estimate for i, (estimate, _) in measured.items()}
     p_values = _correct_p_values(claims, estimates)
+    controls = select_control_records(results_folder)
     judged = []
     for claim in claims:
         computed = dict.fromkeys(COMPUTED_COLUMNS, "")
         if claim["a"]:
             records = _prefer_logits(select_claim_records(claim, results_folder))
             p = p_values.get(claim["id"])
-            computed |= _judge_measured(claim, *measured[claim["id"]], p, records)
-        elif claim["kind"] == MEASURED:
-            computed["verdict"] = "not run"
+            own_controls = [r for r in records if r["method"] in REFERENCE_CONTROLS]
+            computed |= _judge_measured(
+                claim, *measured[claim["id"]], p, records, controls + own_controls
+            )
+        elif claim["kind"] == MEASURED:  # its records, if any, are described in `decides`
+            computed["verdict"] = "open" if _has_records(claim, results_folder) else "not run"
         else:
             check = check_statement(claim["id"])
             computed["recomputed"] = check.recomputed
@@ -530,8 +613,11 @@ def format_claim_effect(
         float(claim[c]) for c in ("effect", "low", "high", "detectable")
     ]
     n = 1 if detectable >= 0.5 else 2
+    over = ""
+    if claim["interval_over"] != PAIRED_INTERVAL:
+        over = f" over {claim['interval_over']}"
     return (
-        f"{effect:+.{n}f} ({low:+.{n}f} … {high:+.{n}f}); {claim['runs']} runs, visible from "
+        f"{effect:+.{n}f} ({low:+.{n}f} … {high:+.{n}f}){over}; {claim['runs']} runs, visible from "
         f"{detectable:.{n}f}"
     )
 
@@ -581,6 +667,9 @@ def _render_measured(rows: list[dict[str, str]]) -> str:
     for row in rows:
         has_verdict = not row["finding"]
         effect = format_claim_effect(row) if has_verdict else f"[a finding](#finding-{row['id']})"
+        verdict = f"**{format_verdict(row)}**"
+        if row["reason"]:
+            verdict += f": {row['reason']}"
         table.append(
             {
                 "claim": _claim_cell(row),
@@ -588,7 +677,7 @@ def _render_measured(rows: list[dict[str, str]]) -> str:
                 "published on these tasks": row["published"],
                 "ours (95 %)": effect,
                 "above the control": row["above"] if has_verdict else "",
-                "verdict": f"**{format_verdict(row)}**",
+                "verdict": verdict,
                 "trials that differ": row["trials"] if has_verdict else "",
                 "to decide it, or to say more": row["decides"],
             }

@@ -168,6 +168,17 @@ def write_runs(folder, a=80.0, b=60.0, methods=("lpt-npg", "lpt"), **fields):
     (folder / "claims/runs.jsonl").write_text("\n".join(lines) + "\n")
 
 
+def change_records(folder, method, **change):
+    """Change fields of the records of a method in `claims/runs.jsonl`."""
+    file = folder / "claims/runs.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [json.dumps(r | change if r["method"] == method else r) for r in records]
+    file.write_text("\n".join(lines) + "\n")
+
+
+THREE_RATES = dict(learning_rates_tried=[[1e-3, 1], [2e-3, 1], [3e-3, 1]])
+
+
 def test_idp_reproduce_updates_verdicts_from_records(results, monkeypatch, capsys):
     """The command changes computed columns only, and a second call changes nothing."""
     from idp_tutorial.cli.reproduce import reproduce_command
@@ -241,23 +252,79 @@ def test_trials_that_differ_are_stated(tmp_path):
     write_runs(tmp_path)
     (row,) = judge_claims([claim_row()], tmp_path)
     assert row["trials"] == ""
-    lines = (tmp_path / "claims/runs.jsonl").read_text().splitlines()
-    change = dict(lr=3.0, steps=150, learning_rates_tried=[[1.0, 1], [3.0, 2]], prompt_length=5)
-    lines[:5] = [json.dumps({**json.loads(line), **change}) for line in lines[:5]]
-    (tmp_path / "claims/runs.jsonl").write_text("\n".join(lines) + "\n")
+    change_records(tmp_path, "lpt-npg", lr=3.0, steps=150, prompt_length=5)
     (row,) = judge_claims([claim_row()], tmp_path)
     assert row["trials"] == (
-        "learning rates tried: 2 and 1; steps: 150 and 300; "
-        "a: learning rate 3, outside of the paper's 0.0005 to 0.01"
+        "steps: 150 and 300; a: learning rate 3, outside of the paper's 0.0005 to 0.01"
     )
     assert claims.format_verdict(row) == (
         "seen on TREC with b, at learning rates outside of the paper's"
     )
+    change_records(tmp_path, "lpt-npg", **THREE_RATES)
+    (row,) = judge_claims([claim_row()], tmp_path)
+    assert row["trials"].startswith("learning rates tried: 3 and 1; steps: 150 and 300; ")
+
+
+@pytest.mark.parametrize(
+    "scores,says,more,verdict",
+    [
+        ((80, 60), ">", "lpt-npg", "open"),  # the better side tried more
+        ((80, 60), ">", "lpt", "seen"),  # the difference can only be larger
+        ((60, 80), ">", "lpt", "open"),
+        ((60, 80), ">", "lpt-npg", "opposite"),
+        ((80, 60), "<", "lpt-npg", "open"),
+        ((80, 60), "<", "lpt", "opposite"),
+        ((70, 70), ">", "lpt-npg", "not seen"),  # the claim's side had the better chance
+        ((70, 70), ">", "lpt", "open"),
+        ((70, 70), "<", "lpt-npg", "open"),
+        ((70, 70), "=", "lpt", "open"),
+        ((80, 60), "=", "lpt", "opposite"),
+    ],
+)
+def test_a_side_with_more_learning_rates_gets_no_verdict_in_its_favour(
+    scores, says, more, verdict, tmp_path
+):
+    write_runs(tmp_path, *scores, split_sizes=dict(test=20000))
+    claim = claim_row(says=says, printed="", stated="")
+    (equal,) = judge_claims([claim], tmp_path)
+    assert equal["verdict"] != "open"
+    change_records(tmp_path, more, **THREE_RATES)
+    (row,) = judge_claims([claim], tmp_path)
+    n_tried = (3, 1) if more == "lpt-npg" else (1, 3)
+    reason = "unequal numbers of learning rates ({} and {})".format(*n_tried)
+    assert (row["verdict"], row["reason"]) == (verdict, reason if verdict == "open" else "")
+
+
+def test_an_interval_over_seeds_alone_gives_no_verdict(tmp_path):
+    write_runs(tmp_path)
+    (row,) = judge_claims([claim_row()], tmp_path)
+    assert row["verdict"] == "seen" and row["interval_over"] == "seeds and unpaired examples"
+    assert "over seeds and unpaired examples; 5 runs" in claims.format_claim_effect(row)
+    write_runs(tmp_path, split_sizes={})
+    (row,) = judge_claims([claim_row()], tmp_path)
+    reason = "the interval is over seeds alone"
+    assert (row["verdict"], row["reason"], row["interval_over"]) == ("open", reason, "seeds")
+    assert f"**open**: {reason}" in render_claims_page([row])
+
+
+@pytest.mark.parametrize("control,verdict", [(65.0, "not seen"), (75.0, "open")])
+def test_a_difference_is_not_missed_where_no_side_is_above_the_control(control, verdict, tmp_path):
+    write_runs(tmp_path, a=70.0, b=70.0, split_sizes=dict(test=20000))
+    fields = dict(task="trec", head="classification", validation=control)
+    lines = [json.dumps(record("probe", seed, control, **fields)) for seed in range(5)]
+    (tmp_path / "claims/controls-b.jsonl").write_text("\n".join(lines) + "\n")
+    (row,) = judge_claims([claim_row(printed="")], tmp_path)
+    reason = "no side scores above the control (70.2 and 70.2, control 75.0)"
+    assert (row["verdict"], row["reason"]) == (verdict, reason if verdict == "open" else "")
 
 
 def test_a_claim_without_records_is_not_run(tmp_path):
     (row,) = judge_claims([claim_row()], tmp_path)
     assert row["verdict"] == "not run"
+    described = claim_row(a="", b="", family="")
+    assert judge_claims([described], tmp_path)[0]["verdict"] == "not run"
+    write_runs(tmp_path)  # without two sides, but with records, which `decides` describes
+    assert judge_claims([described], tmp_path)[0]["verdict"] == "open"
     with pytest.raises(ValueError, match="needs a function in STATEMENT_CHECKS"):
         judge_claims([claim_row(a="", b="", kind="counted")], tmp_path)
 

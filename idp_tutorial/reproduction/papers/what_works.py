@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 
 from idp_tutorial.reproduction.papers.claims import read_claims
+from idp_tutorial.reproduction.papers.protocols import select_paper_learning_rates
 from idp_tutorial.reproduction.papers.statements import printed_differences, published_means
 from idp_tutorial.runs.contrasts import paired_bootstrap, per_example_scores
 from idp_tutorial.runs.logits import has_logits
@@ -42,6 +43,7 @@ __all__ = [
     "CONTRASTS",
     "SETTINGS",
     "read_factorial",
+    "read_controls",
     "contrast_table",
     "interaction_table",
     "score_table",
@@ -174,6 +176,8 @@ SETTINGS: dict[str, dict[str, Any]] = {  # of the factorials
 LANGUAGE_MODEL = "SmolLM2, label word"
 PUBLISHED = "paper, RoBERTa-large"
 _TASK_NAMES = {"trec": "TREC", "subj": "Subj"}
+FEW_SHOT_TASKS = {"cr": "CR", "mr": "MR", "sst2": "SST-2", "stsb": "STS-B"}  # 1,000 examples
+CONTROLS = ("probe", "side-network")  # on the frozen states; nothing is inserted
 
 
 def read_factorial(
@@ -187,6 +191,45 @@ def read_factorial(
     return read_records(*sorted(Path(folder).glob(f"{name}-*-{steps}.jsonl")))
 
 
+def read_controls(
+    folder: Path | str,  # `results/why`
+) -> list[dict]:
+    """Read the runs of the controls with MiniLM on the tasks of the factorials.
+
+    They have as many training examples as the factorials, but on Subj 1,000 of its 7,000.
+    """
+    return [
+        record
+        for record in read_records(Path(folder).parent / "claims/controls-minilm.jsonl")
+        if record["method"] in CONTROLS
+        and record["task"] in _TASK_NAMES | FEW_SHOT_TASKS
+        and record["shots"] == (None if record["task"] == "trec" else 1000)
+    ]
+
+
+def _mean_of(records: Iterable[Mapping[str, Any]], column: str) -> dict[tuple[str, str], float]:
+    """Return the mean of a column of the records by task and method."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for record in records:
+        values.setdefault((record["task"], record["method"]), []).append(record[column])
+    return {key: mean(of_key) for key, of_key in values.items()}
+
+
+def _better_control_scores(
+    controls: Sequence[dict],  # of `read_controls`
+) -> dict[str, float]:  # by task
+    """Return the test score of the control with the better validation score on each task."""
+    validation, scores = (_mean_of(controls, column) for column in ("validation", "score"))
+    better = {
+        task: max(
+            (method for of_task, method in scores if of_task == task),
+            key=lambda method: validation[task, method],
+        )
+        for task, _ in scores
+    }
+    return {task: scores[task, method] for task, method in better.items()}
+
+
 _INTERVAL = ("effect", "low", "high", "detectable")
 
 
@@ -194,32 +237,61 @@ def _numbers(estimate: Mapping[str, Any], *columns: str) -> dict[str, float]:
     return {column: float(estimate[column]) for column in columns}
 
 
+def _contrast_row(
+    records: Sequence[dict],
+    pair: tuple[str, str],
+    setting: Mapping[str, Any],
+    folder: Path | str,
+    published: Mapping[str, float],  # the paper's difference by task
+    control_scores: Mapping[str, float],  # by task
+) -> dict[str, Any] | None:
+    """Return the columns of `contrast_table` for two methods in one setting of a factorial."""
+    estimate = estimate_contrast_in_setting(records, *pair, setting, folder)
+    if estimate is None:
+        return None
+    tasks = estimate["tasks"]
+    row: dict[str, Any] = dict(_numbers(estimate, *_INTERVAL))
+    if all(task in published for task in tasks):
+        row["paper"] = mean(published[task] for task in tasks)
+    if all(task in control_scores for task in tasks):
+        scores = collect_scores(records, pair[1], setting, folder)
+        row["control"] = mean(control_scores[task] - float(scores[task].mean()) for task in tasks)
+    return row | dict(tasks=" ".join(_TASK_NAMES[task] for task in tasks))
+
+
 def contrast_table(
     records: Sequence[dict],  # of `read_factorial`, with the names 'head' and 'readout'
     folder: Path | str,  # folder of the records
     claims_file: Path | str,  # `results/claims.csv`
-) -> pd.DataFrame:  # columns: contrast, setting, effect, low, high, detectable and tasks
-    """Return the differences in points, a row for each contrast and setting."""
+    controls: Sequence[dict] = (),  # of `read_controls`
+) -> (
+    pd.DataFrame
+):  # columns: contrast, setting, effect, low, high, detectable, paper, control, tasks
+    """Return the differences in points, a row for each contrast and setting.
+
+    `paper` is the published difference on the same tasks, NaN where the paper lacks one of them.
+    `control` is the difference with the first method replaced by the better of two controls
+    (on validation), so a method whose `effect` is smaller scores less than the control.
+    """
     claims = {row["id"]: row for row in read_claims(claims_file)}
+    control_scores = _better_control_scores(controls)
     rows = []
-    for label, ((a, b), published, claim) in CONTRASTS.items():
-        differences = printed_differences(f"{published}; backbone=RoBERTa-large")
-        tasks = [task for task in _TASK_NAMES if task in differences]
-        effect = mean(differences[task] for task in tasks)
-        names = " ".join(_TASK_NAMES[task] for task in tasks)
-        rows.append(dict(contrast=label, setting=PUBLISHED, effect=effect, tasks=names))
+    for label, (pair, printed, claim) in CONTRASTS.items():
+        published = printed_differences(f"{printed}; backbone=RoBERTa-large")
         for name, setting in SETTINGS.items():
-            estimate = estimate_contrast_in_setting(records, a, b, setting, folder)
-            if estimate:
-                names = " ".join(_TASK_NAMES[task] for task in estimate["tasks"])
-                numbers = _numbers(estimate, *_INTERVAL)
-                rows.append(dict(contrast=label, setting=name, **numbers, tasks=names))
+            row = _contrast_row(records, pair, setting, folder, published, control_scores)
+            if row:
+                rows.append(dict(contrast=label, setting=name, **row))
         if claim:
-            row = claims[claim]
-            numbers = _numbers(row, *_INTERVAL)
-            names = row["tasks"].upper()
+            numbers = _numbers(claims[claim], *_INTERVAL)
+            # the claim has the first method minus the control
+            above = float(claims[claim]["above"].split()[0])
+            numbers |= dict(paper=float(claims[claim]["published"]))
+            numbers |= dict(control=numbers["effect"] - above)
+            names = claims[claim]["tasks"].upper()
             rows.append(dict(contrast=label, setting=LANGUAGE_MODEL, **numbers, tasks=names))
-    return pd.DataFrame(rows)
+    columns = ["contrast", "setting", *_INTERVAL, "paper", "control", "tasks"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def interaction_table(
@@ -245,6 +317,7 @@ def _mean_scores(
     methods: Iterable[str],
     settings: Mapping[str, Mapping[str, Any]],
     task_names: Mapping[str, str],
+    controls: Sequence[dict],
 ) -> pd.DataFrame:  # index: task and method; a column for each setting
     cells: dict[tuple[str, str], dict[str, float]] = {}
     for method, (name, setting) in product(methods, settings.items()):
@@ -252,46 +325,61 @@ def _mean_scores(
         wanted = dict(setting, head_lr=None) if method == "head-only" else setting
         for task, scores in collect_scores(records, method, wanted, folder).items():
             cells.setdefault((task_names[task], method), {})[name] = float(scores.mean())
+    for (task, method), score in _mean_of(controls, "score").items():
+        if task in task_names:  # a control has one score, whatever the head of the other methods
+            cells[task_names[task], method] = dict.fromkeys(settings, score)
     return pd.DataFrame(cells).T.rename_axis(["task", "method"])
 
 
 def score_table(
     records: Sequence[dict],  # of `read_factorial`
     folder: Path | str,  # folder of the records
+    controls: Sequence[dict] = (),  # of `read_controls`
 ) -> pd.DataFrame:  # index: task and method; a column for each setting
     """Return the mean test accuracy of each method in each setting, over the seeds."""
     methods = dict.fromkeys(["head-only", *(r["method"] for r in records)])
-    table = _mean_scores(records, folder, methods, SETTINGS, _TASK_NAMES)
+    table = _mean_scores(records, folder, methods, SETTINGS, _TASK_NAMES, controls)
     return table.sort_index(level="task", sort_remaining=False, ascending=False)
 
 
 def draw_contrasts(
     table: pd.DataFrame,  # of `contrast_table`
 ) -> "Figure":
-    """Draw a dot for each contrast and setting, with its interval; hollow: the papers' value."""
+    """Draw a dot with its interval for each contrast and setting.
+
+    A grey bar has the better control in the place of the first method; hollow: the paper's value.
+    """
     import matplotlib.pyplot as plt
 
     colors = dict(
         zip([*SETTINGS, LANGUAGE_MODEL], ("C3", "C1", "C0", "C9", "C2", "C4"), strict=True)
     )
-    figure, axes = plt.subplots(1, len(CONTRASTS), figsize=(10, 2.9), sharey=True)
-    names = [PUBLISHED, *colors]
+    figure, axes = plt.subplots(1, len(CONTRASTS), figsize=(10, 3.2), sharey=True)
+    names = [*colors]
+    control = dict(marker="|", color="0.35", markersize=15, markeredgewidth=2.5, linestyle="none")
+    paper = dict(marker="o", color="black", fillstyle="none", markersize=8, linestyle="none")
     for axis, contrast in zip(axes, CONTRASTS, strict=True):
         axis.axvline(0, color="grey", linewidth=0.8)
         for row in table[table.contrast == contrast].itertuples():
             y = -names.index(row.setting)
-            if row.setting == PUBLISHED:
-                axis.plot(row.effect, y, "o", color="black", fillstyle="none")
-                continue
+            axis.plot(row.control, y, **control)
             axis.plot([row.low, row.high], [y, y], color=colors[row.setting])
             axis.plot(row.effect, y, "o", color=colors[row.setting], markersize=5)
+            axis.plot(row.paper, y, **paper)
         axis.set_title(contrast, fontsize=8)
         axis.set_xlabel("points", fontsize=8)
         axis.tick_params(labelsize=8)
+        axis.margins(x=0.08)
+        axis.set_ylim(0.6 - len(names), 0.6)
         axis.spines[["top", "right"]].set_visible(False)
     labels = [f"MiniLM, {name}" if name in SETTINGS else name for name in names]
     axes[0].set_yticks([-i for i in range(len(names))], labels, fontsize=8)
-    figure.tight_layout()
+    (in_place,) = axes[0].plot([], [], **control, label="a control in place of the first method")
+    (printed,) = axes[0].plot([], [], **paper, label="the paper's value on the same tasks")
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.legend(
+        handles=[in_place, printed], loc="lower right", ncols=2, fontsize=8, frameon=False
+    )
     return figure
 
 
@@ -313,10 +401,12 @@ def pooling_table(
     # of `read_factorial` with a head at the mean and one at the first token, on common tasks
     records: Sequence[dict],
     folder: Path | str,  # folder of the records
+    controls: Sequence[dict] = (),  # of `read_controls`
 ) -> pd.DataFrame:  # columns: contrast, each task with each pooling, difference, p, detectable
     """Return each contrast by task and pooling, and by how much it is larger at the first token.
 
-    The difference, its interval, p-value and detectable size are over all tasks.
+    The difference, its interval, p-value and detectable size are over all tasks. With controls, the
+    last row has the probe of the frozen states, which is the same for both kinds of pooling.
     """
     mean_setting, first_setting = POOLING_SETTINGS.values()
     task_names = _TASK_NAMES | FEW_SHOT_TASKS
@@ -335,14 +425,23 @@ def pooling_table(
         for column, key in (("", "effect"), (", low", "low"), (", high", "high")):
             row[f"difference{column}"] = float(interaction[key])
         rows.append(row | _numbers(interaction, "p", "detectable"))
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    if controls:
+        row = dict(contrast="probe − head alone")
+        for name, setting in POOLING_SETTINGS.items():
+            for task, scores in collect_scores(records, "head-only", setting, folder).items():
+                column = f"{task_names[task]}, {name}"
+                probe = _mean_of(controls, "score").get((task, "probe"))
+                if probe is not None and column in table:
+                    row[column] = probe - float(scores.mean())
+        table = pd.concat([table, pd.DataFrame([row])], ignore_index=True)
+    return table
 
 
 HEAD_SETTINGS: dict[str, dict[str, Any]] = {  # of the runs on IDPG's samples
     "random head": dict(head_init="random"),
     "head from a probe": dict(head_init="probe"),
 }
-FEW_SHOT_TASKS = {"cr": "CR", "mr": "MR", "sst2": "SST-2", "stsb": "STS-B"}
 FEW_SHOT_CONTRASTS: dict[str, tuple[str, str]] = {  # label: two methods
     "M-IDPG − prompt tuning": ("m-idpg-phm", "prompt-tuning"),
     "M-IDPG − S-IDPG": ("m-idpg-phm", "s-idpg-phm"),
@@ -389,10 +488,11 @@ def few_shot_contrast_table(
 def few_shot_score_table(
     records: Sequence[dict],  # of `read_factorial` with `name='task'`
     folder: Path | str,  # folder of the records
+    controls: Sequence[dict] = (),  # of `read_controls`
 ) -> pd.DataFrame:  # index: task and method; a column for each head, and the paper's scores
     """Return mean test scores on IDPG's samples of 1,000 examples, over the seeds."""
     methods = _FEW_SHOT_METHODS
-    table = _mean_scores(records, folder, methods, HEAD_SETTINGS, FEW_SHOT_TASKS)
+    table = _mean_scores(records, folder, methods, HEAD_SETTINGS, FEW_SHOT_TASKS, controls)
     table[PUBLISHED] = _published_few_shot_means().stack()
     return table.sort_index(level="task", sort_remaining=False)
 
@@ -419,6 +519,8 @@ def draw_learning_rates(
     import matplotlib.pyplot as plt
 
     figure, (accuracy_axis, cosine_axis) = plt.subplots(1, 2, figsize=(9, 2.8))
+    of_lpt = select_paper_learning_rates("lpt-1", "lpt")
+    accuracy_axis.axvspan(min(of_lpt), max(of_lpt), color="0.9", label="LPT's learning rates")
     table = learning_rate_table(records)
     by_layer = pd.DataFrame(records).groupby("layer")
     for (layer, runs), color in zip(by_layer, ("C0", "C1"), strict=True):
@@ -431,6 +533,7 @@ def draw_learning_rates(
             label = f"{name}, learning rate {lr:g}"
             cosine_axis.plot(depth, cosines, style, color=color, label=label)
     accuracy_axis.set_xscale("log")
+    accuracy_axis.set_xlim(min(r["lr"] for r in records) / 2)  # a part of LPT's learning rates
     accuracy_axis.set_xlabel("learning rate")
     accuracy_axis.set_ylabel("test accuracy (%)")
     cosine_axis.set_xlabel("layer")

@@ -12,6 +12,7 @@ import pytest
 
 from idp_tutorial.reproduction.papers.what_works import (
     CONTRASTS,
+    CONVERGED,
     FEW_SHOT_CONTRASTS,
     FEW_SHOT_TASKS,
     HEAD_SETTINGS,
@@ -31,9 +32,11 @@ from idp_tutorial.reproduction.papers.what_works import (
     interaction_table,
     learning_rate_table,
     pooling_table,
+    read_controls,
+    read_factorial,
     score_table,
 )
-from idp_tutorial.runs.logits import write_run_arrays
+from idp_tutorial.runs.logits import has_logits, load_logits, write_run_arrays
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import read_records
 
@@ -64,16 +67,51 @@ def records(tmp_path):
 @pytest.mark.skipif(not CLAIMS.exists(), reason="results/claims.csv is not in this installation")
 def test_contrasts_stand_beside_the_published_ones(records, tmp_path):
     table = contrast_table(records, tmp_path, CLAIMS).set_index(["contrast", "setting"])
-    published = table.xs(PUBLISHED, level="setting").effect
-    # IDPG's Table 1 has Subj alone, LPT's Table 1 TREC and Subj
-    assert published["M-IDPG − prompt tuning"] == pytest.approx(97.5 - 95.5)
-    assert published["late − input (static)"] == pytest.approx((95.1 - 93.9 + 89.7 - 86.4) / 2)
+    # the records have Subj alone: IDPG's and LPT's Table 1
+    assert table.paper["M-IDPG − prompt tuning", CONVERGED] == pytest.approx(97.5 - 95.5)
+    assert table.paper["late − input (static)", CONVERGED] == pytest.approx(95.1 - 93.9)
+    assert table.paper["NPG − static (both late)", LANGUAGE_MODEL] == pytest.approx(2.4)
     random, _, probe, *_ = SETTINGS
     assert table.effect["M-IDPG − prompt tuning", random] == pytest.approx(10)
     assert table.effect["M-IDPG − prompt tuning", probe] == pytest.approx(0)
     assert table.effect["NPG − static (both late)", LANGUAGE_MODEL] == pytest.approx(7.32)
-    assert len(draw_contrasts(table.reset_index()).axes) == len(CONTRASTS)
+    axes = draw_contrasts(table.reset_index()).axes
+    assert [axis.get_title() for axis in axes] == [*CONTRASTS]
     plt.close("all")
+
+
+@pytest.mark.skipif(not CLAIMS.exists(), reason="results/claims.csv is not in this installation")
+def test_a_task_that_the_paper_lacks_has_no_published_difference(records, tmp_path):
+    on_trec = [{**record, "task": "trec"} for record in records]
+    table = contrast_table([*records, *on_trec], tmp_path, CLAIMS)
+    table = table.set_index(["contrast", "setting"])
+    # IDPG's Table 1 has Subj alone, LPT's Table 1 TREC and Subj
+    assert np.isnan(table.paper["M-IDPG − prompt tuning", CONVERGED])
+    both = (95.1 - 93.9 + 89.7 - 86.4) / 2
+    assert table.paper["late − input (static)", CONVERGED] == pytest.approx(both)
+
+
+SUBJ_CONTROLS = [
+    dict(task="subj", method=method, validation=validation, score=score)
+    for method, validation, score in (
+        ("probe", 80.0, 95.0),
+        ("probe", 80.0, 85.0),
+        ("side-network", 79.0, 99.0),
+    )
+]
+
+
+@pytest.mark.skipif(not CLAIMS.exists(), reason="results/claims.csv is not in this installation")
+def test_a_contrast_has_the_better_control_in_place_of_the_first_method(records, tmp_path):
+    table = contrast_table(records, tmp_path, CLAIMS, SUBJ_CONTROLS)
+    control = table.set_index(["contrast", "setting"]).control
+    # the probe is better on validation, and has 90 % on the test examples
+    assert control["M-IDPG − prompt tuning", CONVERGED] == pytest.approx(90 - 70)
+    assert control["NPG − static (both late)", CONVERGED] == pytest.approx(90 - 60)
+    # 7.32 minus the claim's difference of NPG and the control, .2
+    assert control["NPG − static (both late)", LANGUAGE_MODEL] == pytest.approx(7.12)
+    scores = score_table(records, tmp_path, SUBJ_CONTROLS)
+    assert [*scores.loc[("Subj", "probe")]] == [90] * len(SETTINGS)
 
 
 def test_interactions_and_scores_of_a_factorial(records, tmp_path):
@@ -215,6 +253,11 @@ def test_a_pooling_table_says_where_a_contrast_is_larger(tmp_path, task, task_na
     assert m_idpg.difference == pytest.approx(20)
     assert table.difference["M-IDPG − prompt tuning"] == pytest.approx(20)
     assert table.difference["NPG − head alone"] == pytest.approx(0)
+    control = dict(task=task, method="probe", score=75.0)
+    table = pooling_table(records, tmp_path, [control]).set_index("contrast")
+    probe = table.loc["probe − head alone"]
+    assert [probe[f"{task_name}, {name}"] for name in POOLING_SETTINGS] == pytest.approx([15, 15])
+    assert np.isnan(probe.p)
 
 
 RATE_RECORDS = [
@@ -237,11 +280,33 @@ def test_learning_rate_plot_has_a_line_for_each_layer_and_the_outer_rates():
         "before layer 0",
         "before layer 2",
     ]
+    (of_lpt,) = accuracy_axis.patches
+    assert (of_lpt.get_x(), of_lpt.get_x() + of_lpt.get_width()) == pytest.approx((5e-4, 1e-2))
     assert len(cosine_axis.lines) == 4 and list(cosine_axis.lines[2].get_xdata()) == [3, 4]
     plt.close("all")
 
 
 WHY = CLAIMS.with_name("why")
+
+
+@pytest.mark.skipif(not WHY.exists(), reason="results/why is not in this installation")
+def test_the_controls_have_the_test_examples_of_the_factorials():
+    controls = read_controls(WHY)
+    tasks = {"trec", "subj", *FEW_SHOT_TASKS}
+    assert {r["task"] for r in controls if r["method"] == "probe"} == tasks
+    for task in tasks:
+        name = "task" if task in FEW_SHOT_TASKS else "head"
+        runs = [r for r in read_factorial(WHY, name=name) if r["task"] == task]
+        run = next(r for r in runs if has_logits(r, WHY))
+        labels = load_logits(run, WHY)["test_label"]
+        for control in controls:
+            if control["task"] == task:
+                arrays = load_logits(control, WHY.with_name("claims"))
+                assert np.array_equal(arrays["test_label"], labels)
+                n = 1000 if task == "subj" else run["split_sizes"]["train"]
+                assert control["split_sizes"] == {**run["split_sizes"], "train": n}
+
+
 PROMPTS = ("prompt-tuning", "m-idpg-phm", "s-idpg-phm", "p-tuning-v2")
 # file: methods, or methods with an initial head, that were not run, as PLAN.md says
 FACTORIAL_FILES = {

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any, ClassVar
 
 from idp_tutorial.cli.arguments import build_parser, parse_arguments
+from idp_tutorial.data.table_options import TableConfig
 from idp_tutorial.utils.checks import (
     UserError,
     check_positive,
@@ -35,7 +36,6 @@ from idp_tutorial.utils.process import pause_garbage_collection
 
 __all__ = [
     "CommandOptions",
-    "TextOptions",
     "TableOptions",
     "TrainingRunOptions",
     "ComparisonOptions",
@@ -94,44 +94,21 @@ class CommandOptions:
     """Options that only one command has."""
 
     option_group: ClassVar[str] = "this command"
+    positional_options: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions(CommandOptions):
-    """Options that say how a file of texts is read."""
-
-    option_group: ClassVar[str] = "your own texts"
-
-    # column of the texts (default: text, sentence1 or sentence; to predict, sentence1, that of
-    # training, or text)
-    text: str | None = None
-    text2: str | None = None  # column of the second texts, for pairs
-    label: str | None = None  # column of the labels (default: label)
-    # csv, tsv, jsonl, parquet, xlsx, lines or auto (default: by the extension of the file)
-    format: str | None = None
-    encoding: str | None = None  # encoding of the file, such as cp1252 (default: UTF-8)
-    # separator of the columns, such as ';' or tab (default: that of the first line)
-    sep: str | None = None
-    skip_empty: bool = False  # leave out rows without a text, and say how many
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableOptions(TextOptions):
-    """Options that describe a table of labelled texts."""
+class TableOptions(TableConfig, CommandOptions):
+    """A table of labelled texts, and the options that describe it."""
 
     positional_options: ClassVar[tuple[str, ...]] = ("table",)
 
     # labelled texts: a CSV, TSV, JSON, Parquet or Excel file, a folder with train.csv and the like
     # or of save_to_disk, or a data set of the hub, org/name
     table: str | None = None
-    regression: bool = False  # the labels are numbers, not classes
-    # a row may have several labels: names joined by | in a cell, or a JSON list of names
-    multi_label: bool = False
-    validation: float = 0.1  # fraction of the rows for validation, if there is no such split
-    test: float = 0.1  # fraction of the rows for testing, if there is no such split; 0: none
 
     def register_task(
         self,
@@ -185,12 +162,14 @@ class TrainingRunOptions(CommandOptions):
     ) -> tuple[float, ...]:  # (): each method's own learning rate, or those of `tune`
         """Return the learning rates to try.
 
-        Raises: `UserError` if `lr` is given beside `learning_rates` or `tune`.
+        Raises: `UserError` if `lr` is given beside `learning_rates`.
         """
         grid = parse_floats(self.learning_rates, "learning_rates")
-        if lr and (grid or getattr(self, "tune", False)):
-            other = f"learning_rates={self.learning_rates}" if grid else "tune"
-            raise UserError(f"{other} and lr={lr:g} exclude each other: give one of them.")
+        if lr and grid:
+            raise UserError(
+                f"learning_rates={self.learning_rates} and lr={lr:g} exclude each other: give one "
+                "of them."
+            )
         for learning_rate in grid:
             check_positive(learning_rate, "learning_rates", "learning rates, such as 1e-3,3e-3")
         return grid
@@ -202,10 +181,20 @@ class ComparisonOptions(TrainingRunOptions):
 
     option_group: ClassVar[str] = "training"
 
+    methods: str  # comma-separated
     seeds: Annotated[int, Range(1, 10**6)] = 3  # number of seeds: 0 … seeds-1
     tune: bool = False  # choose each method's learning rate from three, on the validation split
     # choose the head's learning rate from three without a prompt, and use it for every method
     tune_head_first: bool = False
+
+    def learning_rate_grid(self, lr: float | None) -> tuple[float, ...]:
+        """Return the learning rates to try.
+
+        Raises: `UserError` if `lr` is given beside `learning_rates` or `tune`.
+        """
+        if lr and self.tune:
+            raise UserError(f"tune and lr={lr:g} exclude each other: give one of them.")
+        return super().learning_rate_grid(lr)
 
     def refuse_unread(
         self,
@@ -245,7 +234,8 @@ class Command:
     @property
     def name(self) -> str:
         """The command as it is typed, such as `idp train`."""
-        return f"idp {self.function.__module__.rpartition('.')[2]}"
+        package, _, name = self.function.__module__.rpartition(".")
+        return f"idp {name}" if package.endswith(".cli") else f"python -m {package}.{name}"
 
     def _options_of_runs(self) -> dict[str, Option]:
         if self.run_options == ():
@@ -264,7 +254,7 @@ class Command:
         """Return all options of the command, by name."""
         own_options: dict[str, Option] = {}
         for name, option in declared_options(self.options_class).items():
-            positional = getattr(self.options_class, "positional_options", ())
+            positional = self.options_class.positional_options
             is_positional = name in positional or option.default is MISSING
             own_options[name] = replace(option, is_positional=is_positional)
         groups = [
@@ -292,8 +282,9 @@ class Command:
         """Return the `RunOptions` of the given options; a table becomes a task."""
         from idp_tutorial.assembly.config import RunOptions, general_options, methods_with_option
 
-        methods = getattr(own_options, "methods", "all")
-        names = None if methods in (None, "all") else split_names(methods)
+        names = None
+        if isinstance(own_options, ComparisonOptions) and own_options.methods != "all":
+            names = split_names(own_options.methods)
         defaults = {
             name: value
             for name, value in self.defaults.items()

@@ -16,14 +16,15 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Annotated, Any, ClassVar, Literal
 
-from idp_tutorial.cli.commands import TextOptions, command, print_report, refuse_given
+from idp_tutorial.cli.commands import CommandOptions, command, print_report, refuse_given
+from idp_tutorial.data.table_options import TextConfig
 from idp_tutorial.utils.checks import (
     UserError,
     check_writable_file,
     check_writable_folder,
 )
 from idp_tutorial.utils.durable_files import open_atomically
-from idp_tutorial.utils.options import Range
+from idp_tutorial.utils.options import Range, declared_options
 
 __all__ = [
     "PREDICTION_COLUMNS",
@@ -201,7 +202,7 @@ def _refuse_unused(options: "PredictOptions", task: Any, cfg: Any) -> None:
         refuse_given(options, "proba", f"by task {task.name!r}, which has no classes")
     if not task.pair:
         refuse_given(options, "text2", f"by task {task.name!r}, which has one text")
-    if not hasattr(cfg.method_config, "glove"):
+    if "glove" not in declared_options(type(cfg.method_config)):
         refuse_given(options, "glove", f"by method {cfg.method!r}")
 
 
@@ -236,7 +237,7 @@ def _parse_row_label(task: Any, row: dict, texts: dict, label: str | None, where
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictOptions(TextOptions):
+class PredictOptions(TextConfig, CommandOptions):
     """Options of `idp predict`."""
 
     option_group: ClassVar[str] = "this command"

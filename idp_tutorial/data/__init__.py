@@ -16,6 +16,7 @@ Modules:
 - `splits`: Load the splits of a task from a folder or from the Hugging Face hub, and divide them.
 - `synthetic`: Eight small English text tasks that need no download, four of which a bag-of-words
   model cannot solve.
+- `table_options`: The options of a table of texts, which the commands and `load_table_task` read.
 - `task`: The definition of a task: its labels, splits, templates, encoding and metrics.
 - `tasks`: The registry of the papers' tasks and of the bundled ones, and the function that loads a
   task.

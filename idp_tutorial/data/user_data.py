@@ -39,6 +39,7 @@ from idp_tutorial.data.rows import (
     skip_empty_texts,
 )
 from idp_tutorial.data.splits import list_files, load_hub_dataset, match_splits
+from idp_tutorial.data.table_options import FRACTION_HINT, TableConfig
 from idp_tutorial.data.task import TEXT_COLUMNS, Task, make_column_templates
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_number, parse_number
@@ -455,24 +456,13 @@ def _compute_quotas(class_sizes: list[int], fraction: float) -> list[int]:
     return quotas
 
 
-def _check_fractions(fractions: dict[str, float]) -> None:
-    """Raise `UserError` unless the fractions to hold out leave rows for training."""
-    for split, fraction in fractions.items():
-        no_split = ", or 0 for no test split" if split == "test" else ""
-        hint = f"a fraction of the rows, such as 0.1{no_split}"
-        check_number(fraction, split, 0, 1, hint, is_low_excluded=True, is_high_excluded=True)
-    if sum(fractions.values()) >= 1:
-        given = " and ".join(f"{split}={fraction}" for split, fraction in fractions.items())
-        raise UserError(f"{given} leave no rows for training: their sum must be below 1.")
-
-
 def hold_out_rows(
     rows: list,  # rows, perhaps with a `label`: a class, a float, or a list of classes
     fraction: float,  # fraction of the rows to hold out, above 0 and below 1
     seed: int = 0,  # seed of the sample
 ) -> tuple[list, list]:  # the remaining rows, the rows that are held out
     """Sample a stratified part of the rows; at least one row of every class remains."""
-    _check_fractions({"validation": fraction})
+    check_number(fraction, "validation", 0, 1, FRACTION_HINT, True, True)
     rng = random.Random(seed)
     by_class: dict[Any, list] = {}
     for row in rows:
@@ -502,41 +492,28 @@ def load_table_task(
     # a file, '-' (standard input), a folder, the name of a hub dataset, or a `datasets.Dataset` or
     # `DatasetDict`
     data: Any,
-    text: str | None = None,  # column of the text; None: text, sentence1 or sentence
-    text2: str | None = None,  # column of the second text, for pairs
-    label: str | None = None,  # column of the label; None: label
-    format: str | None = None,  # key of `FILE_FORMATS`; None: detect it from the file's suffix
-    regression: bool = False,  # are the labels numbers, not classes?
-    # may a row have several labels? A cell has names joined by |, or a list of names
-    multi_label: bool = False,
-    validation: float = 0.1,  # fraction of the rows to hold out if there is no validation split
-    # fraction of the rows to hold out if there is no test split; 0: test on the validation rows
-    test: float = 0.1,
     seed: int = 0,  # seed of the rows that are held out
-    encoding: str | None = None,  # encoding of a text file; None: UTF-8
-    sep: str | None = None,  # separator of the cells of CSV and TSV; None: that of the header
-    skip_empty: bool = False,  # leave out rows without a text, and log how many they are
+    **table_options: Any,  # fields of `TableConfig`: text, label, validation, …
 ) -> tuple[Task, list]:  # the task with its splits, and the names of the splits that were held out
     """Read a table, hold out the splits that it lacks, and define a task with its rows."""
-    if regression and multi_label:
-        raise UserError(
-            "regression and multi_label exclude each other: labels are either numbers or names."
-        )
+    options = TableConfig(**table_options)
     read_rows = partial(
         _read_labelled_rows,
-        reading=dict(format=format, encoding=encoding, sep=sep),
-        columns=(text, text2, label or "label"),
-        regression=regression,
-        skip_empty=skip_empty,
-        multi_label=multi_label,
+        reading=dict(format=options.format, encoding=options.encoding, sep=options.sep),
+        columns=(options.text, options.text2, options.label or "label"),
+        regression=options.regression,
+        skip_empty=options.skip_empty,
+        multi_label=options.multi_label,
     )
     splits, columns = _read_splits(data, read_rows)
     fractions = {}
-    if test and "test" not in splits:
-        fractions["test"] = test
+    if options.test and "test" not in splits:
+        fractions["test"] = options.test
     if "validation" not in splits:
-        fractions["validation"] = validation
-    _check_fractions(fractions)
+        fractions["validation"] = options.validation
+    if sum(fractions.values()) >= 1:
+        given = " and ".join(f"{split}={fraction}" for split, fraction in fractions.items())
+        raise UserError(f"{given} leave no rows for training: their sum must be below 1.")
     remaining = 1.0  # a fraction is of all rows, and the test rows are removed first
     for split, fraction in fractions.items():
         splits["train"], splits[split] = hold_out_rows(splits["train"], fraction / remaining, seed)

@@ -154,7 +154,7 @@ def test_pairs_and_numbers(small_folder, monkeypatch, capsys):
         ),
         (
             "tickets.csv --text message --label topic --test -1",
-            "test must be a positive number, got -1.0 .* or 0 for no test split",
+            "test must be at least 0, got -1.0 .* or 0 for none",
         ),
         (
             "tickets.csv --text message --label topic --test nan",

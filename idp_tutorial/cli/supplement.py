@@ -61,17 +61,11 @@ def supplement_command(options: SupplementOptions, base: Any) -> None:
     # an option that the method does not have is refused
     cfg = RunConfig(options.method, **{**defaults, **base.to_dict()})
     task = load_config_task(cfg)
-    assert cfg.lr and cfg.epochs  # they have defaults
     stage = run_supplementary_training(
         cfg,
         build_model,
         task,
         options.out,
-        cfg.lr,
-        cfg.epochs,
-        cfg.batch_size,
-        cfg.weight_decay,
-        cfg.warmup,
         with_swapped_pairs=task.pair and not options.one_order,
     )
     length = cfg.get("prompt_length")

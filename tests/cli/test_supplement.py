@@ -10,8 +10,8 @@ from idp_tutorial.reproduction.papers import supplementary_training
 def calls(monkeypatch):
     recorded = []
 
-    def record_call(cfg, build_model, task, folder, *args, **kwargs):
-        recorded.append((cfg, task, args, kwargs))
+    def record_call(cfg, build_model, task, folder, **kwargs):
+        recorded.append((cfg, kwargs))
         return dict(validation=50.0, steps=2)
 
     monkeypatch.setattr(supplementary_training, "run_supplementary_training", record_call)
@@ -21,9 +21,16 @@ def calls(monkeypatch):
 def test_stage_1_has_the_settings_of_the_paper(calls, tmp_path, capsys):
     out = tmp_path / "stage1"
     supplement_command(backbone="tiny", task="entailment", out=str(out))
-    ((cfg, _, args, kwargs),) = calls
+    ((cfg, kwargs),) = calls
     assert (cfg.method, cfg.get("prompt_length"), cfg.pooling) == ("s-idpg-phm", 5, "cls")
-    assert args == (1e-5, 10.0, 32, 0.1, 0.0) and kwargs == dict(with_swapped_pairs=True)
+    assert (cfg.lr, cfg.epochs, cfg.batch_size, cfg.weight_decay, cfg.warmup) == (
+        1e-5,
+        10,
+        32,
+        0.1,
+        0,
+    )
+    assert kwargs == dict(with_swapped_pairs=True)
     assert (cfg.beta2, cfg.eps, cfg.schedule, cfg.clip) == (0.98, 1e-6, "linear", float("inf"))
     assert f"--init_from {out} --prompt_length 5 --task TASK" in capsys.readouterr().out
 
@@ -33,7 +40,7 @@ def test_single_sentences_are_not_swapped(calls, tmp_path):
     supplement_command(task="sentiment", **options)
     supplement_command(task="entailment", one_order=True, **options)
     supplement_command(task="sentiment", method="fine-tuning", **options)
-    assert [kwargs["with_swapped_pairs"] for *_, kwargs in calls] == [False] * 3
+    assert [kwargs["with_swapped_pairs"] for _, kwargs in calls] == [False] * 3
 
 
 def test_an_option_that_the_method_lacks_is_refused(calls, tmp_path, capsys):

@@ -368,10 +368,10 @@ def read_logits(folder):
 
 def supplement(folder):
     task, cfg, _, _ = model_parts()
-    cfg = cfg.with_method("prompt-tuning").with_options(backbone=str(small_backbone()))
-    return run_supplementary_training(
-        cfg, build_model, task, folder, epochs=1, batch_size=16, with_swapped_pairs=False
+    cfg = cfg.with_method("prompt-tuning").with_options(
+        backbone=str(small_backbone()), epochs=1, batch_size=16
     )
+    return run_supplementary_training(cfg, build_model, task, folder, with_swapped_pairs=False)
 
 
 @cache

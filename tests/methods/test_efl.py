@@ -268,13 +268,10 @@ def test_it_goes_on_from_entailment(small_folder, tmp_path):
     pairs = small_task("entailment")
     assert pairs.labels[0] == "entailment"
     stage = run_supplementary_training(
-        config(method="efl", backbone=str(small_folder)),
+        config(method="efl", backbone=str(small_folder), epochs=0.1, lr=1e-3, batch_size=8),
         build_model,
         pairs,
         tmp_path / "stage",
-        epochs=0.1,
-        lr=1e-3,
-        batch_size=8,
     )
     bb = load_backbone(stage["folder"])
     model = build_model(config(method="efl"), bb, small_task())

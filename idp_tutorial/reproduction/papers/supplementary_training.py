@@ -74,16 +74,13 @@ def _train_all_weights(
 
 
 def run_supplementary_training(
-    cfg: RunConfig,  # of stage 1: backbone, method, prompt_length, position …; `task` is replaced
+    # of stage 1: backbone, method, lr, epochs …; `task` is replaced (IDPG, Table 4: lr=1e-5,
+    # epochs=10, batch_size=32, weight_decay=0.1, warmup=0.0)
+    cfg: RunConfig,
     # function (cfg, backbone, task) -> `PromptedModel`, such as `assembly.build.build_model`
     build_model: Callable[[RunConfig, Backbone, Task], PromptedModel],
     task: Task,  # the intermediate task with its splits; the paper's is MNLI
     folder: Path | str,  # folder for the trained backbone and prompts
-    lr: float = 1e-5,  # learning rate (IDPG, Table 4)
-    epochs: float = 10,
-    batch_size: int = 32,
-    weight_decay: float = 0.1,
-    warmup: float = 0.0,  # fraction of the steps (Table 4 lists a linear decay alone)
     with_swapped_pairs: bool = True,  # double the training data by swapping the sentences
 ) -> dict:  # `folder`, `steps`, `validation` (score on the intermediate task), `config` and others
     """Train backbone and prompts on an intermediate task and save both (IDPG §A.4).
@@ -99,20 +96,10 @@ def run_supplementary_training(
     rows = task.splits["train"]
     if with_swapped_pairs:
         rows = append_swapped_pairs(rows)
-    steps = max(1, round(epochs * math.ceil(len(rows) / batch_size)))
-    cfg = replace(
-        cfg,
-        task=task.name,
-        lr=lr,
-        steps=steps,
-        batch_size=batch_size,
-        weight_decay=weight_decay,
-        warmup=warmup,
-        cache="none",
-        init_from=None,
-        epochs=None,
-        accumulate=1,
-    )
+    if cfg.epochs:
+        steps = max(1, round(cfg.epochs * math.ceil(len(rows) / cfg.batch_size)))
+        cfg = replace(cfg, steps=steps, epochs=None)
+    cfg = replace(cfg, task=task.name, cache="none", init_from=None, accumulate=1)
     description = dict(
         config=cfg.to_dict(),
         rows=[len(split) for split in task.splits.values()],

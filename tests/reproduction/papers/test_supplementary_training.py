@@ -35,17 +35,24 @@ def cfg(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def first(cfg):
+    """Return a function that gives the config of stage 1."""
+    options = dict(lr=1e-3, epochs=1, batch_size=32, weight_decay=0.1, warmup=0.0)
+    return lambda **kw: cfg(**{**options, **kw})
+
+
+@pytest.fixture(scope="module")
 def pairs():
     return small_task("entailment")
 
 
 @pytest.fixture(scope="module")
-def stage1(cfg, pairs, tmp_path_factory):
+def stage1(first, pairs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("supplementary") / "new" / "stage1"
-    return folder, run_supplementary_training(cfg(), build_model, pairs, folder, lr=1e-3, epochs=1)
+    return folder, run_supplementary_training(first(), build_model, pairs, folder)
 
 
-def test_a_kill_loses_no_more_than_the_steps_since_an_evaluation(cfg, tmp_path, monkeypatch):
+def test_a_kill_loses_no_more_than_the_steps_since_an_evaluation(first, tmp_path, monkeypatch):
     task = small_task("entailment", 12, 6, 6)
     steps = []
     original_step = TrainingRun.step
@@ -57,9 +64,8 @@ def test_a_kill_loses_no_more_than_the_steps_since_an_evaluation(cfg, tmp_path, 
         original_step(run)
 
     def train(name):
-        options = dict(lr=1e-3, epochs=2, batch_size=8)
         return run_supplementary_training(
-            cfg(eval_every=2), build_model, task, tmp_path / name, **options
+            first(eval_every=2, epochs=2, batch_size=8), build_model, task, tmp_path / name
         )
 
     whole = train("whole")
@@ -78,20 +84,20 @@ def test_a_kill_loses_no_more_than_the_steps_since_an_evaluation(cfg, tmp_path, 
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".killed-")]
 
 
-def test_a_link_to_no_folder_is_refused_before_training(cfg, pairs, tmp_path):
+def test_a_link_to_no_folder_is_refused_before_training(first, pairs, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="is a link that leads to no folder"):
-        run_supplementary_training(cfg(), build_model, pairs, tmp_path / "link")
+        run_supplementary_training(first(), build_model, pairs, tmp_path / "link")
 
 
-def test_a_description_of_another_content_is_refused(cfg, pairs, stage1, tmp_path):
+def test_a_description_of_another_content_is_refused(first, pairs, stage1, tmp_path):
     folder, _ = stage1
     file = folder / "prompts.safetensors"
     saved, tensors = deserialise_tensors(file.read_bytes())
     for odd in (None, [], {**saved, "steps": None}, {**saved, "fingerprint": 3}):
         save_tensors(file, tensors, odd)
         with pytest.raises(ValueError, match="delete it to train it again"):
-            run_supplementary_training(cfg(), build_model, pairs, folder, lr=1e-3, epochs=1)
+            run_supplementary_training(first(), build_model, pairs, folder)
     save_tensors(file, tensors, saved)
 
 
@@ -112,7 +118,7 @@ def test_every_pair_in_both_orders_with_its_label(pairs):
             append_swapped_pairs(bad)
 
 
-def test_stage_one_trains_everything_on_the_doubled_data(cfg, pairs, tmp_path, monkeypatch):
+def test_stage_one_trains_everything_on_the_doubled_data(cfg, first, pairs, tmp_path, monkeypatch):
     from idp_tutorial.reproduction.papers import supplementary_training as supplementary
 
     seen = {}
@@ -128,22 +134,13 @@ def test_stage_one_trains_everything_on_the_doubled_data(cfg, pairs, tmp_path, m
 
     monkeypatch.setattr(supplementary, "fit", spy)
     stage1 = run_supplementary_training(
-        cfg(cache="hidden", seed=3), build_model, pairs, tmp_path / "s", epochs=0.5
+        first(cache="hidden", seed=3, epochs=0.5), build_model, pairs, tmp_path / "s"
     )
     assert seen["rows"] == dict(train=128, validation=24, test=24) and stage1["steps"] == seen[
         "cfg"
     ].steps == round(0.5 * 128 / 32)
     c = seen["cfg"]
-    # Table 4: a linear decay alone
-    assert (c.lr, c.batch_size, c.weight_decay, c.task, c.cache, c.seed, c.method) == (
-        1e-5,
-        32,
-        0.1,
-        "entailment",
-        "none",
-        3,
-        "lpt-npg",
-    ) and c.warmup == 0
+    assert (c.lr, c.task, c.cache, c.seed, c.method) == (1e-3, "entailment", "none", 3, "lpt-npg")
     assert any(n.startswith("sources.") for n in seen["trained"]) and any(
         n.startswith("head.") for n in seen["trained"]
     )
@@ -151,40 +148,38 @@ def test_stage_one_trains_everything_on_the_doubled_data(cfg, pairs, tmp_path, m
     assert {n[3:] for n in seen["trained"] if n.startswith("lm.")} == set(seen["lm"]) - unread
     assert (
         run_supplementary_training(
-            cfg(),
+            first(),
             build_model,
             small_task(),
             tmp_path / "single",
-            epochs=1,
             with_swapped_pairs=False,
         )["steps"]
         == 2
     )
-    longer = cfg(epochs=50.0, accumulate=4)  # of stage 2
+    others = first(accumulate=4, steps=50)  # of stage 2
     assert (
         run_supplementary_training(
-            longer, build_model, small_task(), tmp_path / "own", epochs=1, with_swapped_pairs=False
+            others, build_model, small_task(), tmp_path / "own", with_swapped_pairs=False
         )["steps"]
         == 2
     )
-    elsewhere = replace(longer, cache_dir=str(tmp_path / "c"))
+    elsewhere = replace(others, cache_dir=str(tmp_path / "c"))
     assert (
         run_supplementary_training(
             elsewhere,
             build_model,
             small_task(),
             tmp_path / "own",
-            epochs=1,
             with_swapped_pairs=False,
         )["steps"]
         == 2
     )
     with pytest.raises(ValueError, match="with_swapped_pairs=False"):
-        run_supplementary_training(cfg(), build_model, small_task(), tmp_path / "t", epochs=1)
+        run_supplementary_training(first(), build_model, small_task(), tmp_path / "t")
     assert not (tmp_path / "t").exists()
 
 
-def test_gradients_of_stage_one_flow_through_m_of_x(cfg, pairs, tmp_path, monkeypatch):
+def test_gradients_of_stage_one_flow_through_m_of_x(first, pairs, tmp_path, monkeypatch):
     from idp_tutorial.reproduction.papers import supplementary_training as supplementary
 
     grads = []
@@ -209,7 +204,7 @@ def test_gradients_of_stage_one_flow_through_m_of_x(cfg, pairs, tmp_path, monkey
 
     monkeypatch.setattr(supplementary, "fit", spy)
     run_supplementary_training(
-        cfg(method="s-idpg-phm", pooling="cls"), build_model, pairs, tmp_path / "s", epochs=0.1
+        first(method="s-idpg-phm", pooling="cls", epochs=0.1), build_model, pairs, tmp_path / "s"
     )
     whole, cut = grads
     assert whole.keys() == cut.keys() and all(
@@ -245,7 +240,7 @@ def test_stage_one_saves_a_backbone_with_its_prompts(cfg, pairs, stage1):
     assert all(not torch.equal(start[n], p) for n, p in model.trained_parameters().items())
 
 
-def test_the_saved_model_is_the_trained_one(cfg, pairs, tmp_path, monkeypatch):
+def test_the_saved_model_is_the_trained_one(cfg, first, pairs, tmp_path, monkeypatch):
     from idp_tutorial.reproduction.papers import supplementary_training as supplementary
 
     spied = {}
@@ -255,7 +250,7 @@ def test_the_saved_model_is_the_trained_one(cfg, pairs, tmp_path, monkeypatch):
         return fit(model, task, c)
 
     monkeypatch.setattr(supplementary, "fit", spy)
-    run_supplementary_training(cfg(), build_model, pairs, tmp_path / "s", lr=1e-3, epochs=1)
+    run_supplementary_training(first(), build_model, pairs, tmp_path / "s")
     again = build_model(
         cfg(backbone=str(tmp_path / "s")), load_backbone(str(tmp_path / "s")), pairs
     )
@@ -264,19 +259,19 @@ def test_the_saved_model_is_the_trained_one(cfg, pairs, tmp_path, monkeypatch):
     torch.testing.assert_close(again.eval()(batch), spied["model"].eval()(batch))
 
 
-def test_statistics_of_the_sentence_vectors_are_copied(cfg, pairs, tmp_path, monkeypatch):
+def test_statistics_of_the_sentence_vectors_are_copied(first, pairs, tmp_path, monkeypatch):
     from idp_tutorial.core.prompted_model import trained_state
     from idp_tutorial.reproduction.papers import supplementary_training as supplementary
 
     spied = {}
-    c = cfg(method="s-idpg-phm", pooling="cls", standardise=True)
+    c = first(method="s-idpg-phm", pooling="cls", standardise=True)
 
     def spy(model, task, c, checkpoint_dir=None):
         spied["model"] = model
         return fit(model, task, c)
 
     monkeypatch.setattr(supplementary, "fit", spy)
-    run_supplementary_training(c, build_model, pairs, tmp_path / "s", lr=1e-3, epochs=1)
+    run_supplementary_training(c, build_model, pairs, tmp_path / "s")
     again = build_model(
         replace(c, backbone=str(tmp_path / "s")), load_backbone(str(tmp_path / "s")), pairs
     )
@@ -358,34 +353,31 @@ def test_m_of_x_is_computed_with_the_backbone_of_stage_one(cfg, pairs, stage1, t
     )
 
 
-def test_an_equal_stage_one_is_trained_once(cfg, pairs, stage1):
+def test_an_equal_stage_one_is_trained_once(first, pairs, stage1):
     folder, description = stage1
     modified = (folder / "model.safetensors").stat().st_mtime_ns
     assert (
-        run_supplementary_training(cfg(), build_model, pairs, folder, lr=1e-3, epochs=1)
-        == description
+        run_supplementary_training(first(), build_model, pairs, folder) == description
         and (folder / "model.safetensors").stat().st_mtime_ns == modified
     )
-    for kw, word in (
-        (dict(lr=2e-3), "lr was 0.001 and is now 0.002"),
-        (dict(with_swapped_pairs=False, epochs=2), "with_swapped_pairs was True and is now False"),
+    for options, kw, word in (
+        (dict(lr=2e-3), {}, "lr was 0.001 and is now 0.002"),
+        (
+            dict(epochs=2),
+            dict(with_swapped_pairs=False),
+            "with_swapped_pairs was True and is now False",
+        ),
     ):
         with pytest.raises(ValueError, match=word):
-            run_supplementary_training(
-                cfg(), build_model, pairs, folder, **{**dict(lr=1e-3, epochs=1), **kw}
-            )
+            run_supplementary_training(first(**options), build_model, pairs, folder, **kw)
     with pytest.raises(ValueError, match="prompt_length was "):
-        run_supplementary_training(
-            cfg(prompt_length=5), build_model, pairs, folder, lr=1e-3, epochs=1
-        )
+        run_supplementary_training(first(prompt_length=5), build_model, pairs, folder)
     with pytest.raises(ValueError, match="data was '"):
         run_supplementary_training(
-            cfg(),
+            first(),
             build_model,
             replace(pairs, splits={**pairs.splits, "test": pairs.splits["test"][:5]}),
             folder,
-            lr=1e-3,
-            epochs=1,
         )
     rows = pairs.splits["train"]
     changed = [*rows[:-1], {**rows[-1], "label": 1 - rows[-1]["label"]}]
@@ -396,27 +388,23 @@ def test_an_equal_stage_one_is_trained_once(cfg, pairs, stage1):
         {**pairs.splits, "validation": pairs.splits["test"], "test": pairs.splits["validation"]},
     ):
         with pytest.raises(ValueError, match="holds another run .data was '"):
-            run_supplementary_training(
-                cfg(), build_model, replace(pairs, splits=s), folder, lr=1e-3, epochs=1
-            )
+            run_supplementary_training(first(), build_model, replace(pairs, splits=s), folder)
     with pytest.raises(ValueError, match="warmup was "):
-        run_supplementary_training(
-            cfg(), build_model, pairs, folder, lr=1e-3, epochs=1, warmup=0.06
-        )
+        run_supplementary_training(first(warmup=0.06), build_model, pairs, folder)
     with pytest.raises(ValueError, match="was not written by run_supplementary_training"):
-        run_supplementary_training(cfg(), build_model, pairs, folder.parent, lr=1e-3)
+        run_supplementary_training(first(), build_model, pairs, folder.parent)
 
 
-def test_weights_inside_the_backbone_are_refused(cfg, pairs, tmp_path):
+def test_weights_inside_the_backbone_are_refused(first, pairs, tmp_path):
     for m in ("lora", "adapter", "compacter", "bitfit"):
         with pytest.raises(ValueError, match=f"'{m}' adds weights inside the backbone"):
             run_supplementary_training(
-                cfg(method=m), build_model, pairs, tmp_path / "s", epochs=0.1
+                first(method=m, epochs=0.1), build_model, pairs, tmp_path / "s"
             )
     assert not (tmp_path / "s").exists()
 
 
-def test_a_stage_one_that_fails_leaves_nothing(cfg, pairs, tmp_path, monkeypatch):
+def test_a_stage_one_that_fails_leaves_nothing(first, pairs, tmp_path, monkeypatch):
     from idp_tutorial.reproduction.papers import supplementary_training as supplementary
 
     def full(*args):
@@ -424,7 +412,7 @@ def test_a_stage_one_that_fails_leaves_nothing(cfg, pairs, tmp_path, monkeypatch
 
     monkeypatch.setattr(supplementary, "save_tensors", full)
     with pytest.raises(OSError):
-        run_supplementary_training(cfg(), build_model, pairs, tmp_path / "a" / "s", epochs=0.1)
+        run_supplementary_training(first(epochs=0.1), build_model, pairs, tmp_path / "a" / "s")
     names = {p.name for p in (tmp_path / "a").iterdir()} - {".s.lock"}
     assert names == {".s-checkpoints"}  # with free space, nothing is trained again
 

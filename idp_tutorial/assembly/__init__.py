@@ -9,6 +9,8 @@ Modules:
 - `controls`: Controls without a prompt: the majority class, a linear probe, and a side network.
 - `probe`: Fit the best linear model of frozen hidden states, over layers, poolings and
   regularisation.
+- `probe_config`: The options of a probe of hidden states, which `idp sweep` and
+  `reproduction.analysis` read.
 """
 
 import lazy_loader

@@ -8,6 +8,7 @@ head is searched. After a kill the same command continues the sweep.
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
+from idp_tutorial.assembly.probe_config import ProbeConfig
 from idp_tutorial.cli.commands import (
     ComparisonOptions,
     TableOptions,
@@ -97,9 +98,9 @@ class SweepOptions(TableOptions, ComparisonOptions):
     # then train `lpt` at the first, the middle and the last layer, and probe the information in
     # every layer
     probe: bool = False
-    probe_depth: int = 1  # layers of the probe (LPT: 6); 0: a linear probe
-    probe_width: int = 128  # width of the probe (LPT: 1024), a multiple of 4
-    probe_steps: int = 400  # training steps of the probe
+    probe_depth: int = ProbeConfig.depth  # layers of the probe (LPT: 6); 0: a linear probe
+    probe_width: int = ProbeConfig.width  # width of the probe (LPT: 1024), a multiple of 4
+    probe_steps: int = ProbeConfig.steps  # training steps of the probe
     # folder for sweep-TASK-BACKBONE.jsonl; runs that the file contains are not repeated
     out: str = "runs"
 
@@ -116,7 +117,6 @@ def sweep_command(options: SweepOptions, base: Any) -> None:
     require_packages("matplotlib")
     import matplotlib
 
-    from idp_tutorial.reproduction.analysis.information import ProbeConfig
     from idp_tutorial.reproduction.analysis.layer_choice import try_choose_layer
     from idp_tutorial.reproduction.analysis.layer_sweep import (
         plan_layer_sweep,

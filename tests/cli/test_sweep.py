@@ -7,10 +7,10 @@ import sys
 import pytest
 from sweeps import fake, pretend, swept
 
+from idp_tutorial.assembly.probe_config import ProbeConfig
 from idp_tutorial.cli.sweep import sweep_command
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.reproduction.analysis.information import ProbeConfig
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.utils.records import read_records
 

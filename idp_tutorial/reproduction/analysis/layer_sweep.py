@@ -42,11 +42,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from idp_tutorial.assembly.config import RunConfig, RunOptions, general_options, recorded_option
+from idp_tutorial.assembly.probe_config import ProbeConfig
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.all_methods import METHODS, late_prompt_methods
-from idp_tutorial.reproduction.analysis.information import ProbeConfig, probe_layers
+from idp_tutorial.reproduction.analysis.information import probe_layers
 from idp_tutorial.reproduction.analysis.layer_choice import differing_settings
 from idp_tutorial.runs.compare import choose_method_config, run_seeds
 from idp_tutorial.runs.experiment import Experiment

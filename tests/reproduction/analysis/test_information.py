@@ -6,6 +6,7 @@ import pytest
 import torch
 from small import FAMILY, batch_of, refused, same, setting, small_task
 
+from idp_tutorial.assembly.probe_config import ProbeConfig
 from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel
@@ -14,7 +15,6 @@ from idp_tutorial.methods.lpt import NaivePromptGenerator, lpt_plan
 from idp_tutorial.methods.prompt_tuning import SoftPrompt
 from idp_tutorial.reproduction.analysis import information
 from idp_tutorial.reproduction.analysis.information import (
-    ProbeConfig,
     StateProbe,
     mutual_information,
     probe_layers,

@@ -43,9 +43,6 @@ class ServeOptions(ServerLimits, CommandOptions):
     # saved models, comma-separated: folders, or names on the hub; a request names one by its task
     models: str
     backbone: str | None = None  # folder of the backbone, if it has moved since training
-    batch_size: int = 32  # largest number of texts in a batch
-    # milliseconds that a request waits for others
-    wait_ms: Annotated[float, Range(0, 60_000)] = 5.0
     host: str = "127.0.0.1"  # address to listen on; the default accepts this machine only
     port: Annotated[int, Range(0, 65_535)] = 8000  # port to listen on
 
@@ -62,7 +59,7 @@ def serve_command(options: ServeOptions, base: Any) -> None:
 
     with _bind_socket(options.host, options.port) as server_socket:  # before models are loaded
         model = MultiTaskModel.from_pretrained(split_names(options.models), options.backbone)
-        app = create_app(model, options.batch_size, options.wait_ms / 1000, options)
+        app = create_app(model, options)
         bound_port = server_socket.getsockname()[1]
         print(
             f"http://{options.host}:{bound_port}/answer (tasks: {', '.join(model.task_names)}; "

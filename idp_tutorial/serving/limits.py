@@ -1,4 +1,4 @@
-"""Limits of what a client of `idp serve` may use.
+"""Limits of what a client of `idp serve` may use, and of its batches.
 
 They are options of the command too, which reads them without importing the server.
 """
@@ -14,10 +14,13 @@ __all__ = ["ServerLimits"]
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits of what a client may use."""
+    """Limits of what a client may use, and of a batch."""
 
     option_group: ClassVar[str] = "limits"
 
+    batch_size: Annotated[int, Range(1, 10**6)] = 32  # largest number of texts in a batch
+    # milliseconds that the first text of a batch waits for others
+    wait_ms: Annotated[float, Range(0, 60_000)] = 5.0
     max_body: Annotated[int, Range(1, 10**9)] = 2**20  # bytes of a request
     max_texts: Annotated[int, Range(1, 10**6)] = 256  # texts of a request
     # texts that may wait for their predictions; a request beyond it gets status 503

@@ -318,8 +318,6 @@ def _describe_error(error: Exception) -> tuple[int, str, dict[str, str]]:
 
 def create_app(
     model: MultiTaskModel,
-    batch_size: int = 32,  # largest number of texts in a batch
-    max_wait: float = 0.005,  # seconds that the first text of a batch waits for others
     limits: ServerLimits = ServerLimits(),  # noqa: B008 (it cannot be changed)
 ) -> Any:
     """Return a FastAPI application: POST /answer {"text": …}, GET /tasks, /health and /ready.
@@ -336,7 +334,7 @@ def create_app(
                 f"{name!r} cannot be served, because its task compares all rows of a question and "
                 "a request has one row: leave it out, or use idp predict."
             )
-    batcher = Batcher(_make_predict(model), batch_size, max_wait)
+    batcher = Batcher(_make_predict(model), limits.batch_size, limits.wait_ms / 1000)
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:

@@ -52,7 +52,10 @@ def test_requests_of_several_tasks_share_a_batch(model, monkeypatch):
         else dict(task="close", sentence1="a", sentence2=f"b {i}")
         for i in range(12)
     ]
-    with TestClient(create_app(model, max_wait=0.2)) as client, ThreadPoolExecutor(12) as pool:
+    with (
+        TestClient(create_app(model, ServerLimits(wait_ms=200))) as client,
+        ThreadPoolExecutor(12) as pool,
+    ):
         responses = [*pool.map(lambda r: client.post("/answer", json=r), rows)]
         assert client.get("/tasks").json()["mood"]["labels"] == ["negative", "positive"]
     assert len(sizes) < 12 and max(sizes) == 2

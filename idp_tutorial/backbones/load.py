@@ -500,9 +500,8 @@ def load_backbone(
             model, tokenizer, folder = _load_by_name(name, attn, load_dtype, revision, token)
     if dtype == "auto":
         load_dtype = resolve_dtype(dtype, model)
-    bb = wrap_hf_model(cast_weights(model, load_dtype), tokenizer, name)
+    origin = describe_origin(name, folder) if name in BACKBONE_SOURCES and not weights else ""
+    bb = wrap_hf_model(cast_weights(model, load_dtype), tokenizer, name, origin)
     if dtype == "int8":
         quantise_linear_layers(bb.layers)
-    if name in BACKBONE_SOURCES and not weights:
-        bb.weights_origin = describe_origin(name, folder)
     return bb

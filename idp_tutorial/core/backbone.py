@@ -54,17 +54,17 @@ class Backbone:
     lm_head_modules: ClassVar[tuple[str, ...]] = ("cls",)  # parts of the head, in order
     attention_dropout_field: ClassVar[str] = "attention_probs_dropout_prob"  # name in the config
 
-    weights_origin: str = ""  # description of the weights for records, if the name is not enough
-
     def __init__(
         self,
         model: Any,  # a Hugging Face model, with or without its language-model head
         tokenizer: Any,  # its Hugging Face tokenizer, or None
         name: str = "",  # as given to `load_backbone`
+        weights_origin: str = "",  # description of the weights, if the name is not enough
     ) -> None:
         self.model = model.requires_grad_(False).eval()
         self.tokenizer = tokenizer
         self.name = name
+        self.weights_origin = weights_origin
         # LoRA, adapters or another change that the model carries now
         self.active_edit: ReversibleEdit | None = None
         self._initial_fingerprint: str | None = None

@@ -105,6 +105,7 @@ def wrap_hf_model(
     model: Any,  # a Hugging Face model
     tokenizer: Any = None,  # its Hugging Face tokenizer
     name: str = "",  # the model's name, for messages
+    origin: str = "",  # description of its weights for records, if the name is not enough
 ) -> "Backbone":
     """Return the backbone of a Hugging Face model, of the class of its family."""
-    return get_family(model.config, name).backbone_class(model, tokenizer, name)
+    return get_family(model.config, name).backbone_class(model, tokenizer, name, origin)

@@ -26,7 +26,7 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
 from idp_tutorial.core.heads import ClassificationHead, prediction_loss
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.prompted_model import PromptedModel, copy_state
 from idp_tutorial.core.random_numbers import current_generator, thread_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.idpg import PromptGenerator
@@ -214,7 +214,7 @@ def fit_side_network(
         validation_losses.append(compute_output_loss(task, outputs, validation_rows))
         best = find_best_evaluation(history, validation_losses)
         if best == len(history) - 1:
-            best_state = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+            best_state = copy_state(head.state_dict())
     head.load_state_dict(best_state)
     model.to(model.backbone.device)
     return TrainLog(

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone, backbone_fingerprint
+from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import walk_layers
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
@@ -292,17 +293,17 @@ def initialise_head_from_probe(
 
     Raises: `UserError` if the head is not linear.
     """
-    net = getattr(model.head, "net", None)
-    if not isinstance(net, torch.nn.Linear):
+    head = model.head
+    if not (isinstance(head, ClassificationHead) and isinstance(head.net, torch.nn.Linear)):
         raise UserError(
             "head_init='probe' needs a linear head, but this model has a "
-            f"{type(model.head).__name__} with two_layer_head={cfg.two_layer_head}: use "
+            f"{type(head).__name__} with two_layer_head={cfg.two_layer_head}: use "
             "head='classification' and two_layer_head=False, or head_init='random'."
         )
     bb = model.backbone
-    site = (bb.n_layers, model.head.pooling)
+    site = (bb.n_layers, head.pooling)
     W, b, description = fit_best_probe(
         bb, task, cfg, accept_layer_and_pooling=lambda layer, pooling: (layer, pooling) == site
     )
-    net.load_state_dict(dict(weight=W, bias=b))
+    head.net.load_state_dict(dict(weight=W, bias=b))
     return description

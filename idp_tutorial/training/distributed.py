@@ -21,6 +21,7 @@ from typing import Any
 from ..utils.checks import UserError
 from .config import TrainingConfig
 from ..data.encoding import make_dataloader, collate
+from ..core.heads import ClassificationHead, GenerationHead, VerbalizerHead
 from ..core.prompted_model import PromptedModel
 from ..utils.process import ACCELERATE_LOCK
 
@@ -30,11 +31,10 @@ def make_loss_weight(head: nn.Module | None) -> Callable[[dict], float]:
 
     It is 1, the weight of the example's class, or the number of tokens of its answer.
     """
-    class_weights: Tensor | None = getattr(head, "class_weights", None)
-    if class_weights is not None:
-        weights = class_weights.tolist()
+    if isinstance(head, (ClassificationHead, VerbalizerHead)) and head.class_weights is not None:
+        weights = head.class_weights.tolist()
         return lambda e: weights[e["label"]]
-    if getattr(head, "pooling", None) == "answer":
+    if isinstance(head, GenerationHead):
         return lambda e: len(e["input_ids"]) - e["answer_start"]
     return lambda e: 1
 

@@ -73,8 +73,7 @@ def _lora_parameters(bb: Backbone) -> dict[str, Tensor]:
 
 def _prompt_tensors(model: PromptedModel) -> list[Tensor]:
     """Return the prompt of each layer in the order of the layers."""
-    layers = sorted(model.plan, key=lambda layer: -1 if isinstance(layer, str) else layer)
-    return [model.plan[layer].source.p for layer in layers]  # type: ignore[attr-defined]
+    return [model.plan[layer].source.p for layer in sorted(model.plan)]  # type: ignore[attr-defined]
 
 
 def _peft_tensors(model: PromptedModel, cfg: RunConfig) -> dict[str, Tensor]:

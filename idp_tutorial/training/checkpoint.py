@@ -137,7 +137,7 @@ class _SavedProgress:
     history: list[tuple[int, float]]
     validation_losses: list[float | None]
     losses: Tensor
-    is_ended: bool = False
+    is_ended: bool
 
 
 @dataclass
@@ -272,7 +272,6 @@ class Checkpoint:
         run.profiler.load_state_dict(content["profiler"])
         progress = dict(content["progress"])
         progress["losses"] = list(progress["losses"].to(run.acc.device))
-        progress.setdefault("is_ended", not content["tensors"])  # earlier versions do not state it
         vars(run.state).update(progress)
         try:
             set_random_state(content["random_states"][run.acc.process_index])

@@ -1,27 +1,28 @@
 """Run the experiments behind the records in `results/claims`.
 
-    python -m idp_tutorial.reproduction.papers.claim_runs EXPERIMENT TASK ... --out FILE
+    python -m idp_tutorial.reproduction.papers.claim_runs EXPERIMENT TASKS --out FILE
 
 The experiments are `controls`, `methods`, `fewshot`, `supplemented`, `differences` and `layers`.
 The environment variable IDP_DATA names the folder of tasks. `effects` trains nothing: it writes
 the results of `differences` into `docs/differences.md`.
 """
 
-import argparse
 import os
 import re
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig, RunOptions, recorded_option
+from idp_tutorial.cli.commands import TrainingRunOptions, command, parse_ints, split_names
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_config_task
@@ -34,7 +35,9 @@ from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.learning_rate_search import train_at_learning_rate, try_learning_rates
 from idp_tutorial.runs.logits import load_logits, write_run_arrays
 from idp_tutorial.runs.record import RunStore, make_fingerprint, run_digests
-from idp_tutorial.utils.process import MessageHandler, handle_messages
+from idp_tutorial.utils.checks import check_name
+from idp_tutorial.utils.options import Range
+from idp_tutorial.utils.process import handle_messages
 from idp_tutorial.utils.records import append_record, read_existing_records, read_records
 
 __all__ = [
@@ -42,6 +45,7 @@ __all__ = [
 ]
 
 CONTROLS = ["majority", "probe", "side-network"]
+STAGE_1 = dict(batch_size=32, weight_decay=0.1, warmup=0.0)  # of supplementary training, IDPG
 LEARNING_RATE_GRIDS = {  # the first of a method's three learning rates: the five that are tried
     1e-2: (3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
     1.5e-3: (5e-4, 1.5e-3, 5e-3, 1.5e-2, 5e-2),
@@ -88,51 +92,80 @@ DIFFERENCES: dict[str, list[dict]] = {
 }
 
 
+def _split(text: str | None) -> list[str]:
+    """Return the names in an option, or no names if it was not given."""
+    return split_names(text) if text else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimRunOptions(TrainingRunOptions):
+    """Options of this command."""
+
+    option_group: ClassVar[str] = "this command"
+    positional_options: ClassVar[tuple[str, ...]] = ("experiment", "tasks")
+
+    experiment: str  # controls, methods, fewshot, supplemented, differences, layers or effects
+    tasks: str | None = None  # comma-separated, such as trec,mr-k1000
+    methods: str | None = None  # comma-separated (default: for controls and differences, all)
+    seeds: Annotated[int, Range(1, 10**6)] = 3  # number of seeds: 0 … seeds-1
+    # number of splits, for fewshot (default: 4) and controls (default: 1)
+    split_seeds: Annotated[int, Range(1, 10**6)] | None = None
+    # learning rate of a classification head; 0: that of the prompt
+    head_lr: Annotated[float, Range(0, 10**6)] = 1e-3
+    # for differences: only these options, such as generator_input,parameter_sharing
+    switches: str | None = None
+    layers: str | None = None  # for layers: layers from 0 (the input)
+    # for methods and fewshot: options of the run, such as insertion=add,bottleneck=256
+    set: str | None = None
+    # for supplemented: the task of stage 1, such as sst2-k1000 (default: the same task)
+    first: str | None = None
+    # learning rate of stage 1 (three epochs with batches of 32)
+    first_lr: Annotated[float, Range(0, 10**6, is_low_excluded=True)] = 1.5e-4
+    folder: str = "runs/supplemented"  # for supplemented: folder for the backbones of stage 1
+    out: str = "runs/claims.jsonl"  # a file of records; its runs are not repeated
+
+    def settings(self, methods: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
+        """Yield each task with each method, which are `methods` if none are given."""
+        return product(_split(self.tasks), _split(self.methods) or methods)
+
+
 def make_base_config(
-    args: argparse.Namespace,
+    base: RunOptions,
     task_name: str,  # a task, or a few-shot sample of it such as `mr-k1000`
 ) -> RunOptions:
     """Return the options that all methods share on a task."""
     task, _, shots = task_name.partition("-k")
-    is_bundled = TASKS[task].hub_dataset == ("bundled",)
-    return RunOptions(
+    is_bundled = TASKS[check_name(task, TASKS, "task")].hub_dataset == ("bundled",)
+    return replace(
+        base,
         task=task,
         shots=int(shots) if shots else None,
         data=None if is_bundled else os.environ["IDP_DATA"],
-        backbone=args.backbone,
-        dtype=args.dtype,
-        head=args.head,
-        prompt_length=5,
-        standardise=True,
-        steps=args.steps,
-        batch_size=args.batch_size,
-        eval_every=max(1, args.steps // args.evaluations),
-        cache="both",
-        cache_dir=args.cache,
-        precision=args.precision,
-        device="cpu",
+        head_init="random",
     )
 
 
-def make_method_config(args: argparse.Namespace, task_name: str, method: str) -> RunConfig:
+def make_method_config(
+    options: ClaimRunOptions, base: RunOptions, task_name: str, method: str
+) -> RunConfig:
     """Return the config of a method on a task, with the options of the head."""
-    return make_base_config(args, task_name).with_method(
-        method, lr=args.lr, head_init=args.head_init, head_lr=args.head_lr or None
+    return make_base_config(base, task_name).with_method(
+        method, head_init=base.head_init, head_lr=options.head_lr or None
     )
 
 
-def parse_options(options: str) -> dict:
+def parse_options(text: str | None) -> dict:
     """Return the options in a string such as 'insertion=add,bottleneck=256'."""
-    pairs = dict(o.split("=") for o in options.split(","))
+    pairs = dict(o.split("=") for o in _split(text))
     return {name: int(value) if value.isdigit() else value for name, value in pairs.items()}
 
 
-def run_controls(args: argparse.Namespace) -> None:
+def run_controls(options: ClaimRunOptions, base: RunOptions) -> None:
     """Run the controls on every task and split."""
-    for task_name in args.tasks:
-        for split_seed in range(args.split_seeds or 1):
-            base = replace(make_base_config(args, task_name), split_seed=split_seed)
-            compare_methods(args.methods or CONTROLS, base, args.seeds, out=args.out)
+    methods = _split(options.methods) or CONTROLS
+    for task_name, split_seed in product(_split(options.tasks), range(options.split_seeds or 1)):
+        cfg = replace(make_base_config(base, task_name), split_seed=split_seed)
+        compare_methods(methods, cfg, options.seeds, out=Path(options.out))
 
 
 def score_prompt_swaps(
@@ -153,56 +186,57 @@ def score_prompt_swaps(
     return scores
 
 
-def run_methods(args: argparse.Namespace) -> None:
+def run_methods(options: ClaimRunOptions, base: RunOptions) -> None:
     """Run every method on every task, with the best of five learning rates."""
-    for task_name, method in product(args.tasks, args.methods):
-        cfg = make_method_config(args, task_name, method).with_options(**args.set)
-        run_all_seeds(args, replace(cfg, head_lr=None) if method == "head-only" else cfg)
+    for task_name, method in options.settings():
+        cfg = make_method_config(options, base, task_name, method)
+        cfg = cfg.with_options(**parse_options(options.set))
+        run_all_seeds(options, replace(cfg, head_lr=None) if method == "head-only" else cfg)
 
 
-def run_few_shot(args: argparse.Namespace) -> None:
+def run_few_shot(options: ClaimRunOptions, base: RunOptions) -> None:
     """Run four few-shot splits of every task; the learning rate is chosen on split 0 with seed 0.
 
     As in LPT there is no classification head but a verbalizer, unless `--set` gives a head.
     """
-    for task_name, method in product(args.tasks, args.methods):
+    changes = parse_options(options.set)
+    for task_name, method in options.settings():
         prompt_length = 5 if method == "lpt-npg" else 20
-        base = make_base_config(args, task_name).with_options(prompt_length=prompt_length)
-        cfg = base.with_method(method, lr=args.lr, head="verbalizer")
-        if args.set.get("head") == "classification":  # as in IDPG
-            cfg = replace(cfg, head_init=args.head_init, head_lr=args.head_lr or None)
-        cfg = cfg.with_options(**args.set)
+        cfg = make_base_config(base, task_name).with_options(prompt_length=prompt_length)
+        cfg = cfg.with_method(method, head="verbalizer")
+        if changes.get("head") == "classification":  # as in IDPG
+            cfg = replace(cfg, head_init=base.head_init, head_lr=options.head_lr or None)
+        cfg = cfg.with_options(**changes)
         lr = None
-        for split_seed in range(args.split_seeds or 4):
-            lr = run_all_seeds(args, replace(cfg, split_seed=split_seed), lr)
+        for split_seed in range(options.split_seeds or 4):
+            lr = run_all_seeds(options, replace(cfg, split_seed=split_seed), lr)
 
 
-def run_supplemented(args: argparse.Namespace) -> None:
+def run_supplemented(options: ClaimRunOptions, base: RunOptions) -> None:
     """Run methods on the backbone as it is and after supplementary training (IDPG §A.4).
 
     The gains are written to the file `gains-...` beside `out`.
     """
-    for task_name, method in product(args.tasks, args.methods):
-        plain = make_method_config(args, task_name, method)
-        first = make_base_config(args, args.first)
-        folder = args.folder / f"{Path(args.backbone).name}-{first.task}-{method}"
+    for task_name, method in options.settings():
+        plain = make_method_config(options, base, task_name, method)
+        first = make_base_config(base, options.first or task_name)
+        folder = Path(options.folder) / f"{Path(base.backbone).name}-{first.task}-{method}"
         task = load_config_task(first)
         stage1 = run_supplementary_training(
-            replace(plain, eval_every=50),
+            replace(plain, eval_every=50, lr=options.first_lr, epochs=3, **STAGE_1),
             build_model,
             task,
             folder,
-            args.first_lr,
-            3,
             with_swapped_pairs=task.pair,
         )
         score, steps = stage1["validation"], stage1["steps"]
         print(f"stage 1 {method}: validation {score:.1f} after {steps} steps", flush=True)
         for cfg in (plain, replace(plain, backbone=str(folder), init_from=str(folder))):
-            run_all_seeds(args, cfg)
-    file = args.out.with_name(f"gains-{args.out.name}")
+            run_all_seeds(options, cfg)
+    out = Path(options.out)
+    file = out.with_name(f"gains-{out.name}")
     file.unlink(missing_ok=True)
-    for record in compute_gains(read_existing_records(args.out), args.backbone):
+    for record in compute_gains(read_existing_records(out), base.backbone):
         append_record(record, file)
 
 
@@ -230,23 +264,25 @@ def compute_gains(records: list[dict], backbone: str) -> list[dict]:
     return gains
 
 
-def run_differences(args: argparse.Namespace) -> None:
+def run_differences(options: ClaimRunOptions, base: RunOptions) -> None:
     """Run every method with its default options and with each change, at its default lr."""
-    for task_name, method in product(args.tasks, args.methods or DIFFERENCES):
-        changes = [c for c in DIFFERENCES[method] if not args.switches or {*c} & {*args.switches}]
+    switches = {*_split(options.switches)}
+    for task_name, method in options.settings(DIFFERENCES):
+        changes = [c for c in DIFFERENCES[method] if not switches or switches & {*c}]
         for change in ({}, *changes):
-            cfg = make_method_config(args, task_name, method)
+            cfg = make_method_config(options, base, task_name, method)
             cfg = replace(cfg, lr=METHODS[method].default_learning_rate)
             if change.get("dropout_below_prompt"):  # no state is the same twice
                 cfg = replace(cfg, cache="none")
-            run_all_seeds(args, cfg.with_options(**change))
+            run_all_seeds(options, cfg.with_options(**change))
 
 
-def run_prompt_layers(args: argparse.Namespace) -> None:
+def run_prompt_layers(options: ClaimRunOptions, base: RunOptions) -> None:
     """Run every method with its prompt at each of the given layers."""
-    for task_name, method, layer in product(args.tasks, args.methods, args.layers):
-        cfg = make_method_config(args, task_name, method)
-        run_all_seeds(args, cfg.with_options(layer=layer))
+    layers = parse_ints(options.layers, "layers") or []
+    for (task_name, method), layer in product(options.settings(), layers):
+        cfg = make_method_config(options, base, task_name, method)
+        run_all_seeds(options, cfg.with_options(layer=layer))
 
 
 def estimate_effect(
@@ -269,18 +305,18 @@ def estimate_effect(
     return estimate_contrast(sides, "a", "b", folder=folder)
 
 
-def write_effects(args: argparse.Namespace) -> None:
+def write_effects(options: ClaimRunOptions, base: RunOptions) -> None:
     """Write the table of `docs/differences.md` from the files that match the pattern `out`."""
-    records = read_records(*sorted(args.out.parent.glob(args.out.name)))
+    out = Path(options.out)
+    records = read_records(*sorted(out.parent.glob(out.name)))
     names = {name for changes in DIFFERENCES.values() for change in changes for name in change}
-    base = RunOptions(prompt_length=5, standardise=True)
     effects = {}
     for method, changes in DIFFERENCES.items():
-        options = base.with_method(method).to_dict()
-        defaults = {name: value for name, value in options.items() if name in names}
+        values = base.with_method(method).to_dict()
+        defaults = {name: value for name, value in values.items() if name in names}
         for change in changes:
-            effect = estimate_effect(records, method, change, defaults, args.out.parent)
-            if effect and effect["runs"] >= args.seeds:
+            effect = estimate_effect(records, method, change, defaults, out.parent)
+            if effect and effect["runs"] >= options.seeds:
                 label = ", ".join(f"{name}={value!r}" for name, value in change.items())
                 effects[method, label] = effect
     p_values = adjust_p_values_holm([effect["p"] for effect in effects.values()])
@@ -313,13 +349,14 @@ def steps_to_95_percent(history: Sequence[tuple[int, float]]) -> int:
 
 
 def run_seed(
-    args: argparse.Namespace,
+    options: ClaimRunOptions,
     cfg: RunConfig,  # with the seed; without `lr`, the best learning rate is chosen
     task: Task,
     learning_rates: Sequence[float],
 ) -> dict:
     """Train one seed with its learning rate or the best one; return its record."""
     start_time = time.time()
+    out = Path(options.out)
     trials = try_learning_rates(
         partial(train_at_learning_rate, cfg, task),
         [cfg.lr] if cfg.lr else learning_rates,
@@ -329,11 +366,11 @@ def run_seed(
     if trials.trained:
         experiment, model = trials.trained
         experiment.start_time = start_time
-        record = experiment.score(model, trials.log, records_file=args.out).to_dict()
+        record = experiment.score(model, trials.log, records_file=out).to_dict()
         record["steps_to_95_percent"] = steps_to_95_percent(record["history"])
         has_own_prompts = METHODS[cfg.method].kind in ("generated", "second pass")
-        if args.what == "methods" and has_own_prompts:
-            record["swap"] = score_prompt_swaps(model, task, experiment.cfg, record, args.out)
+        if options.experiment == "methods" and has_own_prompts:
+            record["swap"] = score_prompt_swaps(model, task, experiment.cfg, record, out)
     else:
         error = f"diverged with every learning rate of {trials.tried}"
         record = Experiment(cfg, task).record_divergence(error, lr=cfg.lr).to_dict()
@@ -343,27 +380,28 @@ def run_seed(
 
 
 def run_all_seeds(
-    args: argparse.Namespace,
+    options: ClaimRunOptions,
     cfg: RunConfig,  # without `lr`, seed 0 chooses the learning rate of all
     chosen_lr: float | None = None,  # a learning rate that an earlier split has chosen
 ) -> float | None:  # the learning rate
     """Run the seeds that the file lacks."""
     task = load_config_task(cfg)
-    grid = args.learning_rates or LEARNING_RATE_GRIDS[METHODS[cfg.method].learning_rates[0]]
-    is_few_shot = cfg.head == "verbalizer" or args.what == "fewshot"
+    grid = options.learning_rate_grid(cfg.lr)
+    grid = grid or LEARNING_RATE_GRIDS[METHODS[cfg.method].learning_rates[0]]
+    is_few_shot = cfg.head == "verbalizer" or options.experiment == "fewshot"
     chosen_on = "draw 0, seed 0" if is_few_shot else "seed 0"  # as in older records
     lr_selection = f"best of {len(grid)} on validation, {chosen_on}"
     if cfg.lr:
         lr_selection = "given"
-    store = RunStore(args.out)
+    store = RunStore(Path(options.out))
     digests = run_digests(cfg, task)
     lr = chosen_lr or cfg.lr
-    for seed in range(args.seeds):
+    for seed in range(options.seeds):
         if seed and not lr:  # every learning rate diverged with seed 0
             break
         cfg = replace(cfg, lr=lr, seed=seed)
         fingerprint = make_fingerprint(cfg, digests, lr_selection=lr_selection)
-        record = store.get_or_run(fingerprint, partial(run_seed, args, cfg, task, grid))
+        record = store.get_or_run(fingerprint, partial(run_seed, options, cfg, task, grid))
         lr = lr or record["lr"]
         result = record.get("score", record["status"])
         print(f"{cfg.task} {cfg.method} seed {seed}: {result} {record.get('swap', '')}", flush=True)
@@ -381,81 +419,29 @@ EXPERIMENTS = {
 }
 
 
-def run_claim_experiment() -> None:
-    """Run the experiment that the command line names."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("what", choices=tuple(EXPERIMENTS))
-    p.add_argument("tasks", nargs="*", help="such as trec, mr-k1000, two-domains")
-    p.add_argument(
-        "--out", type=Path, required=True, help="a file of records; its runs are not repeated"
-    )
-    p.add_argument("--methods", type=lambda s: s.split(","))
-    p.add_argument("--backbone", default="tiny")
-    p.add_argument("--dtype", default="float32")
-    p.add_argument(
-        "--precision", default="bf16", help="no: for a processor without bfloat16 instructions"
-    )
-    p.add_argument("--seeds", type=int, default=3)
-    p.add_argument(
-        "--split_seeds",
-        type=int,
-        help="number of splits, for `fewshot` (default: 4) and `controls` (default: 1)",
-    )
-    p.add_argument("--steps", type=int, default=620)
-    p.add_argument("--batch_size", type=int, default=16)
-    p.add_argument("--evaluations", type=int, default=10)
-    p.add_argument(
-        "--head",
-        default="classification",
-        help="or verbalizer, with --head_init random --head_lr 0",
-    )
-    p.add_argument("--head_init", default="probe")
-    p.add_argument(
-        "--head_lr",
-        type=float,
-        default=1e-3,
-        help="learning rate of the head; 0: that of the prompt",
-    )
-    p.add_argument("--lr", type=float, help="one learning rate; by default the best of five")
-    p.add_argument(
-        "--learning_rates",
-        type=lambda s: [float(r) for r in s.split(",")],
-        help="learning rates to choose from, in place of five",
-    )
-    p.add_argument(
-        "--switches",
-        type=lambda s: s.split(","),
-        help="for `differences`: only these options, such as generator_input,parameter_sharing",
-    )
-    p.add_argument(
-        "--layers",
-        type=lambda s: [int(n) for n in s.split(",")],
-        help="for `layers`: layers from 0 (the input)",
-    )
-    p.add_argument(
-        "--set",
-        type=parse_options,
-        default={},
-        help="for `methods` and `fewshot`: options of RunConfig, such as insertion=add, "
-        "bottleneck=256,prompt_length=10 or head=classification",
-    )
-    p.add_argument("--first", help="for `supplemented`: the task of stage 1, such as sst2-k1000")
-    p.add_argument(
-        "--first_lr",
-        type=float,
-        default=1.5e-4,
-        help="learning rate of stage 1 (three epochs with batches of 32)",
-    )
-    p.add_argument(
-        "--folder", type=Path, help="for `supplemented`: folder for the backbones of stage 1"
-    )
-    p.add_argument("--cache", help="folder of cached hidden states")
-    args = p.parse_args()
-    with handle_messages(MessageHandler(sys.stdout)):
-        EXPERIMENTS[args.what](args)
+@command(
+    ClaimRunOptions,
+    run_options=(
+        *("backbone", "dtype", "precision", "head", "head_init"),
+        *("lr", "steps", "batch_size", "cache_dir"),
+    ),
+    prompt_length=5,
+    standardise=True,
+    head_init="probe",
+    steps=620,
+    batch_size=16,
+    cache="both",
+    precision="bf16",
+    device="cpu",
+)
+def run_claim_experiment(options: ClaimRunOptions, base: RunOptions) -> None:
+    """Run an experiment behind the records in `results/claims`."""
+    run = EXPERIMENTS[check_name(options.experiment, EXPERIMENTS, "experiment")]
+    with handle_messages():
+        run(options, base)
 
 
 if __name__ == "__main__":
-    run_claim_experiment()
+    from idp_tutorial.reproduction.papers import claim_runs  # whose name the help shows
+
+    claim_runs.run_claim_experiment.main(sys.argv[1:])

@@ -1,7 +1,5 @@
 """The experiments behind the claims."""
 
-import sys
-
 import pytest
 
 from idp_tutorial.reproduction.papers.claim_runs import run_claim_experiment
@@ -31,76 +29,66 @@ from idp_tutorial.utils.records import read_records
     ],
 )
 def test_an_experiment_is_run_and_not_repeated(
-    experiment, task, options, runs, small_folder, tmp_path, monkeypatch
+    experiment, task, options, runs, small_folder, tmp_path
 ):
     out = tmp_path / "r.jsonl"
     methods = "majority" if experiment == "controls" else "lpt-npg"
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            "claim_runs",
-            experiment,
-            task,
-            "--methods",
-            methods,
-            "--backbone",
-            str(small_folder),
-            "--steps",
-            "2",
-            "--evaluations",
-            "1",
-            "--seeds",
-            "1",
-            "--precision",
-            "no",
-            "--out",
-            str(out),
-            *options,
-        ],
-    )
-    run_claim_experiment()
+    argv = [
+        experiment,
+        task,
+        "--methods",
+        methods,
+        "--backbone",
+        str(small_folder),
+        "--steps",
+        "2",
+        "--evaluations",
+        "1",
+        "--seeds",
+        "1",
+        "--precision",
+        "no",
+        "--out",
+        str(out),
+        *options,
+    ]
+    run_claim_experiment.main(argv)
     records = read_records(out)
     assert [r["status"] for r in records] == ["done"] * runs and all(
         has_per_example_results(r, tmp_path, True) for r in records
     )
-    run_claim_experiment()  # nothing is left to run
+    run_claim_experiment.main(argv)  # nothing is left to run
     assert len(read_records(out)) == runs
 
 
-def test_the_gain_of_stage_1_is_recorded(small_folder, tmp_path, monkeypatch):
+def test_the_gain_of_stage_1_is_recorded(small_folder, tmp_path):
     out = tmp_path / "r.jsonl"
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            "claim_runs",
-            "supplemented",
-            "questions-k8",
-            "--methods",
-            "s-idpg-phm",
-            "--lr",
-            "1e-3",
-            "--first",
-            "sentiment-k8",
-            "--folder",
-            str(tmp_path / "tuned"),
-            "--backbone",
-            str(small_folder),
-            "--steps",
-            "2",
-            "--evaluations",
-            "1",
-            "--seeds",
-            "2",
-            "--precision",
-            "no",
-            "--out",
-            str(out),
-        ],
-    )
+    argv = [
+        "supplemented",
+        "questions-k8",
+        "--methods",
+        "s-idpg-phm",
+        "--lr",
+        "1e-3",
+        "--first",
+        "sentiment-k8",
+        "--folder",
+        str(tmp_path / "tuned"),
+        "--backbone",
+        str(small_folder),
+        "--steps",
+        "2",
+        "--evaluations",
+        "1",
+        "--seeds",
+        "2",
+        "--precision",
+        "no",
+        "--out",
+        str(out),
+    ]
     for _ in range(2):  # again: the same
-        run_claim_experiment()
+        run_claim_experiment.main(argv)
         records = read_records(out)
         gains = read_records(tmp_path / "gains-r.jsonl")
         assert [bool(r["init_from"]) for r in records] == [False, False, True, True] and [

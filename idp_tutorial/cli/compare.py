@@ -12,7 +12,6 @@ import logging
 import sys
 import time
 from dataclasses import dataclass
-from threading import Event, Thread
 from typing import Annotated, Any, ClassVar
 
 from idp_tutorial.cli.commands import ComparisonOptions, TableOptions, command, split_names
@@ -22,13 +21,9 @@ from idp_tutorial.utils.process import MessageHandler, handle_messages
 
 __all__ = ["Progress", "CompareOptions", "compare_command"]
 
-logger = logging.getLogger(__name__)
-
 
 class Progress(MessageHandler):
-    """Handler that prints messages with the estimated time left; at least one a minute."""
-
-    interval = 55.0  # seconds without a message after which one is printed
+    """Handler that prints messages with the number of finished runs and the estimated time left."""
 
     def __init__(
         self,
@@ -40,8 +35,6 @@ class Progress(MessageHandler):
         self.n_stored = 0  # runs whose records were read
         self.n_trained = 0
         self.start_time = time.monotonic()
-        self.stop_event = Event()
-        self.last_print_time = self.start_time
 
     def _format_status(self) -> str:
         seconds = time.monotonic() - self.start_time
@@ -62,25 +55,7 @@ class Progress(MessageHandler):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the message with the status."""
-        self.last_print_time = time.monotonic()
         return f"{record.getMessage()}  {self._format_status()}"
-
-    def _print_when_silent(self) -> None:
-        while True:
-            wait = max(0.1, self.last_print_time + self.interval - time.monotonic())
-            if self.stop_event.wait(wait):
-                return
-            if time.monotonic() - self.last_print_time >= self.interval:
-                logger.info(" … training")
-
-    def __enter__(self) -> "Progress":
-        self.thread = Thread(target=self._print_when_silent, daemon=True)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop_event.set()
-        self.thread.join()
 
 
 def _print_report(table: Any, base: Any, out: str, primary: str | None) -> None:
@@ -148,7 +123,7 @@ def compare_command(options: CompareOptions, base: Any) -> None:
     methods = methods_with_head(base.head) if is_all else split_names(options.methods)
     options.refuse_unread(methods, base, allow_controls=True)
     n_runs = len(methods) * options.seeds * max(1, options.split_seeds)
-    with Progress(n_runs) as progress, handle_messages(progress):
+    with handle_messages(Progress(n_runs)):
         results = compare_and_write(
             methods,
             base,

@@ -56,6 +56,7 @@ class TransferOptions(ComparisonOptions):
     out: str = "runs"
 
 
+# no `metric`: scores are the mean of accuracy and macro-F1, as in ID-SPAM's tables
 @command(TransferOptions, run_options=None, excluded=("task", "seed", "eval_every", "metric"))
 def transfer_command(options: TransferOptions, base: Any) -> None:
     """Train methods on one task, predict another, and continue training with a few examples.

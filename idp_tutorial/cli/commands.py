@@ -235,7 +235,7 @@ class Command:
     def name(self) -> str:
         """The command as it is typed, such as `idp train`."""
         package, _, name = self.function.__module__.rpartition(".")
-        return f"idp {name}" if package.endswith(".cli") else f"python -m {package}.{name}"
+        return f"idp {name}" if package.endswith(".cli") else Path(sys.argv[0]).name
 
     def _options_of_runs(self) -> dict[str, Option]:
         if self.run_options == ():

@@ -442,6 +442,4 @@ def run_claim_experiment(options: ClaimRunOptions, base: RunOptions) -> None:
 
 
 if __name__ == "__main__":
-    from idp_tutorial.reproduction.papers import claim_runs  # whose name the help shows
-
-    claim_runs.run_claim_experiment.main(sys.argv[1:])
+    run_claim_experiment.main(sys.argv[1:])

@@ -158,7 +158,7 @@ def test_pairs_and_numbers(small_folder, monkeypatch, capsys):
         ),
         (
             "tickets.csv --text message --label topic --test nan",
-            "test must be a number, got nan",
+            "test must be at least 0, got nan",
         ),
         (
             "tickets.csv --text message --label topic --test .95",

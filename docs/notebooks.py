@@ -186,12 +186,18 @@ def compress_pictures(nb: NotebookNode) -> NotebookNode:
 
 
 def number_tables(nb: NotebookNode) -> NotebookNode:
-    """Replace the random names in styled tables of pandas, which differ in every run."""
+    """Replace the random names in styled tables of pandas, which differ in every run.
+
+    Cells of a table without styles need no names.
+    """
     for index, cell in enumerate(nb.cells):
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
             if "text/html" in data:
-                data["text/html"] = re.sub(r"T_[0-9a-f]{5}", f"T_{index:05x}", data["text/html"])
+                html = re.sub(r"T_[0-9a-f]{5}", f"T_{index:05x}", data["text/html"])
+                if '<style type="text/css">\n</style>' in html:
+                    html = re.sub(r' (?:id|class)="(?:T_|col|row|data|blank|index)[^"]*"', "", html)
+                data["text/html"] = html
     return nb
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 
 from idp_tutorial.reproduction.papers.claims import read_claims
@@ -564,6 +565,14 @@ def test_styled_tables_have_the_same_names_in_every_run():
         for name in ("T_01fed", "T_9a8bc")
     ]
     assert tables[0] == tables[1] and tables[0].count("T_00000") == 2
+
+
+def test_cells_of_tables_without_styles_have_no_names():
+    table = pandas.DataFrame({"x": [1.5]}).style
+    output = v4.new_output("display_data", {"text/html": table.to_html()})
+    nb = v4.new_notebook(cells=[v4.new_code_cell(outputs=[output])])
+    html = notebooks.number_tables(nb).cells[0].outputs[0].data["text/html"]
+    assert "1.5" in html and not re.search("id=|class=", html)
 
 
 def test_stored_outputs_are_small():

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from idp_tutorial.reproduction.papers.claims import read_claims
+from idp_tutorial.reproduction.papers.claims import REFERENCE_CONTROLS, read_claims
 from idp_tutorial.reproduction.papers.protocols import select_paper_learning_rates
 from idp_tutorial.reproduction.papers.statements import printed_differences, published_means
 from idp_tutorial.runs.contrasts import paired_bootstrap, per_example_scores
@@ -177,7 +177,6 @@ LANGUAGE_MODEL = "SmolLM2, label word"
 PUBLISHED = "paper, RoBERTa-large"
 _TASK_NAMES = {"trec": "TREC", "subj": "Subj"}
 FEW_SHOT_TASKS = {"cr": "CR", "mr": "MR", "sst2": "SST-2", "stsb": "STS-B"}  # 1,000 examples
-CONTROLS = ("probe", "side-network")  # on the frozen states; nothing is inserted
 
 
 def read_factorial(
@@ -201,7 +200,7 @@ def read_controls(
     return [
         record
         for record in read_records(Path(folder).parent / "claims/controls-minilm.jsonl")
-        if record["method"] in CONTROLS
+        if record["method"] in REFERENCE_CONTROLS
         and record["task"] in _TASK_NAMES | FEW_SHOT_TASKS
         and record["shots"] == (None if record["task"] == "trec" else 1000)
     ]
@@ -518,7 +517,7 @@ def draw_learning_rates(
     """Draw accuracies by learning rate, and how long a prompt keeps its direction."""
     import matplotlib.pyplot as plt
 
-    figure, (accuracy_axis, cosine_axis) = plt.subplots(1, 2, figsize=(9, 2.8))
+    figure, (accuracy_axis, cosine_axis) = plt.subplots(1, 2, figsize=(7.5, 2.5))
     of_lpt = select_paper_learning_rates("lpt-1", "lpt")
     accuracy_axis.axvspan(min(of_lpt), max(of_lpt), color="0.9", label="LPT's learning rates")
     table = learning_rate_table(records)

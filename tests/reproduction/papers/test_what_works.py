@@ -323,6 +323,7 @@ FACTORIAL_FILES = {
     "first-layer-trec-310": (),
     "first-token-1000-cr-310": (),
     "late-1000-cr-310": (),
+    "edges-trec-310": (),
 }
 
 

@@ -518,7 +518,7 @@ def test_curves_are_extended(curves_of, tmp_path):
             n=24,
             prompt=False,
             depth=0,
-            width=64,
+            width=128,
             heads=4,
             steps=3,
             lr=3e-3,

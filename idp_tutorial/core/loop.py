@@ -53,7 +53,7 @@ def run_layers(
     Its `h` `[B,T',d]` holds the hidden states and `tracked_positions` where the tokens are now.
     """
     for ctx in walk_layers(bb, batch, plan, stop):
-        ctx.recompute = recompute
+        ctx.recompute = recompute  # set before the first layer is run
     if stop is None:
         ctx.h = bb.norm(ctx.h)
     return ctx

@@ -54,9 +54,9 @@ def _bootstrap_sums(
         variance = (example**2).sum() / max(1, N - 1)
         scale = np.sqrt(max(0, 1 - interactions[key] / variance)) if variance else 0
         values, counts = np.unique(example, return_counts=True)
-        if len(values) > 100:
+        if len(values) > 100:  # of many different values, draw the examples
             means = example[rng.integers(N, size=(n, N), dtype=np.int32)].mean(1)
-        else:  # of few different values, the draws of each are counted at once
+        else:  # of few, draw how often each occurs, which is faster
             means = rng.multinomial(N, counts / N, n) @ values / N
         total = total + scale * means
     return total

@@ -45,9 +45,8 @@ __all__ = [
 ]
 
 CONTROLS = ["majority", "probe", "side-network"]
-STAGE_1: dict[str, Any] = dict(
-    batch_size=32, weight_decay=0.1, warmup=0.0
-)  # of supplementary training, IDPG
+# of supplementary training (IDPG, Table 4)
+STAGE_1: dict[str, Any] = dict(batch_size=32, weight_decay=0.1, warmup=0.0)
 LEARNING_RATE_GRIDS = {  # the first of a method's three learning rates: the five that are tried
     1e-2: (3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
     1.5e-3: (5e-4, 1.5e-3, 5e-3, 1.5e-2, 5e-2),

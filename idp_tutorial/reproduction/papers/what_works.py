@@ -263,11 +263,10 @@ def contrast_table(
     folder: Path | str,  # folder of the records
     claims_file: Path | str,  # `results/claims.csv`
     controls: Sequence[dict] = (),  # of `read_controls`
-) -> (
-    pd.DataFrame
-):  # columns: contrast, setting, effect, low, high, detectable, paper, control, tasks
+) -> pd.DataFrame:
     """Return the differences in points, a row for each contrast and setting.
 
+    The columns are contrast, setting, effect, low, high, detectable, paper, control and tasks.
     `paper` is the published difference on the same tasks, NaN where the paper lacks one of them.
     `control` is the difference with the first method replaced by the better of two controls
     (on validation), so a method whose `effect` is smaller scores less than the control.

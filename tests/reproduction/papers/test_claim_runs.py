@@ -7,6 +7,12 @@ from idp_tutorial.runs.contrasts import has_per_example_results, per_example_sco
 from idp_tutorial.utils.records import read_records
 
 
+def small_run(backbone):
+    """Return the options of a run of two steps."""
+    options = "--steps 2 --evaluations 1 --precision no".split()
+    return ["--backbone", str(backbone), *options]
+
+
 @pytest.mark.parametrize(
     "experiment,task,options,runs",
     [
@@ -33,25 +39,8 @@ def test_an_experiment_is_run_and_not_repeated(
 ):
     out = tmp_path / "r.jsonl"
     methods = "majority" if experiment == "controls" else "lpt-npg"
-    argv = [
-        experiment,
-        task,
-        "--methods",
-        methods,
-        "--backbone",
-        str(small_folder),
-        "--steps",
-        "2",
-        "--evaluations",
-        "1",
-        "--seeds",
-        "1",
-        "--precision",
-        "no",
-        "--out",
-        str(out),
-        *options,
-    ]
+    argv = [experiment, task, "--methods", methods, "--seeds", "1", "--out", str(out), *options]
+    argv += small_run(small_folder)
     run_claim_experiment.main(argv)
     records = read_records(out)
     assert [r["status"] for r in records] == ["done"] * runs and all(
@@ -63,30 +52,9 @@ def test_an_experiment_is_run_and_not_repeated(
 
 def test_the_gain_of_stage_1_is_recorded(small_folder, tmp_path):
     out = tmp_path / "r.jsonl"
-    argv = [
-        "supplemented",
-        "questions-k8",
-        "--methods",
-        "s-idpg-phm",
-        "--lr",
-        "1e-3",
-        "--first",
-        "sentiment-k8",
-        "--folder",
-        str(tmp_path / "tuned"),
-        "--backbone",
-        str(small_folder),
-        "--steps",
-        "2",
-        "--evaluations",
-        "1",
-        "--seeds",
-        "2",
-        "--precision",
-        "no",
-        "--out",
-        str(out),
-    ]
+    argv = ["supplemented", "questions-k8", "--first", "sentiment-k8", "--lr", "1e-3"]
+    argv += ["--methods", "s-idpg-phm", "--seeds", "2"]
+    argv += ["--folder", str(tmp_path / "tuned"), "--out", str(out), *small_run(small_folder)]
     for _ in range(2):  # again: the same
         run_claim_experiment.main(argv)
         records = read_records(out)

@@ -64,6 +64,16 @@ def test_the_interval_is_as_wide_as_its_sources_of_variance(stds):
         assert width == pytest.approx(np.mean(t), rel=0.15)
 
 
+@pytest.mark.parametrize("n_values", [10, 400])
+def test_the_interval_over_examples_is_that_of_their_mean(n_values):
+    """Few different values and continuous ones, as of a correlation, are drawn in two ways."""
+    values = np.random.default_rng(0).normal(1, 5, n_values)
+    scores = np.tile(np.resize(values, 400), (3, 1))  # equal seeds: only the examples vary
+    estimate = paired_bootstrap(scores, np.zeros_like(scores))
+    half_width = 1.96 * scores[0].std() / 400**0.5
+    assert estimate["high"] - estimate["low"] == pytest.approx(2 * half_width, rel=0.03)
+
+
 def test_pairing_makes_the_interval_narrower():
     """Two methods that err on the same examples differ less by chance."""
     rng = np.random.default_rng(0)

@@ -60,6 +60,14 @@ def test_gradients_are_equal_and_trained_layers_run_twice(method):
     assert first < n_layers or method == "head-only"
 
 
+def test_layers_run_twice_below_a_head_that_reads_one_position():
+    task = small_task()
+    model = model_of("prompt-tuning", backbone(), task, pooling="cls", gradient_checkpointing=True)
+    assert model.backbone.supports_single_position
+    n_without, n_with = assert_checkpointing_changes_nothing(model, batch_of(model.backbone, task))
+    assert all(n_with[i] == n_without[i] + 1 for i in range(model.backbone.n_layers - 1))
+
+
 @pytest.mark.parametrize("name", SMALL_CONFIGS)
 @pytest.mark.parametrize("method", ["prompt-tuning", "p-tuning-v2", "lora"])
 def test_gradients_are_equal_in_every_family(name, method):

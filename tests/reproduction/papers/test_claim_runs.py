@@ -9,7 +9,7 @@ from idp_tutorial.utils.records import read_records
 
 def small_run(backbone):
     """Return the options of a run of two steps."""
-    options = "--steps 2 --evaluations 1 --precision no".split()
+    options = ["--steps", "2", "--evaluations", "1", "--precision", "no"]
     return ["--backbone", str(backbone), *options]
 
 

@@ -5,9 +5,11 @@
     python results/why/factorial.py readout --data FOLDER --task trec
     python results/why/factorial.py confirmation --data FOLDER --task trec
 
-Each run is appended to `results/why/NAME-TASK-STEPS.jsonl`; a second call continues. A process
-runs one cell at a time and stores it in a folder of its own; the parts are joined at the end, and
-at the start of the next call.
+    python results/why/factorial.py layers --data FOLDER --task trec --steps 600 --workers 8
+
+The records of a task are written to `results/why/NAME-TASK-STEPS.jsonl`. A process runs one
+learning rate of a cell at a time and stores it in a folder of its own, where a second call finds
+it; the parts are joined when all runs are done.
 """
 
 import argparse
@@ -15,13 +17,13 @@ import logging
 import multiprocessing
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from idp_tutorial.assembly.config import RunConfig
-from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.runs.compare import run_seeds
@@ -34,6 +36,8 @@ HEAD_LEARNING_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 FINE_TUNING_LEARNING_RATES = (5e-5, 1.5e-4, 5e-4)
 TUNING_SEEDS, SEEDS = 2, 5
 PROMPT_LENGTH = 5
+STATIC_LEARNING_RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
+NPG_LEARNING_RATES = (0.0007, 0.002, 0.007, 0.02, 0.06)
 HEAD_METHODS = ("prompt-tuning", "lpt-npg", "m-idpg-phm", "s-idpg-phm", "lpt")
 FACTORIALS: dict[str, dict[str, Any]] = {
     "head": dict(
@@ -102,67 +106,87 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         initial_heads=("probe",),
         pooling="cls",
     ),
+    "layers": dict(  # LPT's figures 2 and 4 on a language model, with LPT's numbers of vectors
+        backbone="smollm2",
+        head="verbalizer",
+        dtype="bfloat16",
+        methods=("lpt", "lpt-npg"),
+        learning_rates=dict(lpt=STATIC_LEARNING_RATES, **{"lpt-npg": NPG_LEARNING_RATES}),
+        head_learning_rates=(None,),
+        initial_heads=("random",),  # the verbalizer has none
+        prompt_lengths=dict(lpt=20, **{"lpt-npg": 5}),
+        layers=(15, 0, 29, 24),
+    ),
 }
-Cell = tuple[str, str, float | None]  # method, `head_init`, `head_lr`
+Cell = tuple[str, str, float | None, int | None]  # method, `head_init`, `head_lr`, layer
 
 
 def list_cells(name: str) -> Iterator[Cell]:
     """Yield the cells of a factorial; None as `head_lr` is the learning rate of the prompt."""
-    initial_heads = FACTORIALS[name].get("initial_heads", ("random", "probe"))
-    # `readout` and `task` have the head alone
-    if name not in ("first-layer", "same-readout", "late-1000", "edges"):
+    factorial = FACTORIALS[name]
+    initial_heads = factorial.get("initial_heads", ("random", "probe"))
+    # `readout` and `task` have the head alone, and the verbalizer has no head to train
+    if name not in ("first-layer", "same-readout", "late-1000", "edges", "layers"):
         for head_init in initial_heads:
-            yield "head-only", head_init, None
-    if name == "task":  # the upper end of what a prompt can gain
-        yield "fine-tuning", "random", None
-    for method in FACTORIALS[name]["methods"]:
-        for head_init in initial_heads:
-            for head_lr in FACTORIALS[name]["head_learning_rates"]:
-                yield method, head_init, head_lr
+            yield "head-only", head_init, None, None
+    if name in ("task", "layers"):  # the upper end of what a prompt can gain
+        yield "fine-tuning", "random", None, None
+    for layer in factorial.get("layers", (factorial.get("layer"),)):
+        for method in factorial["methods"]:
+            for head_init in initial_heads:
+                for head_lr in factorial["head_learning_rates"]:
+                    yield method, head_init, head_lr, layer
 
 
-def run_cell(store: RunStore, name: str, task: Task, common: dict, cell: Cell) -> None:
-    """Train one method at each learning rate with two seeds, then at the best with five.
-
-    A confirmation trains five new seeds at the learning rate that `readout` selected.
-    """
-    method, head_init, head_lr = cell
-    options = {**common, "head_init": head_init, "head_lr": head_lr}
-    rates = FACTORIALS[name].get("learning_rates", ())
+def list_learning_rates(name: str, cell: Cell, task: str, steps: int) -> tuple[float, ...]:
+    """Return the learning rates of a cell; for a confirmation, the one that `readout` selected."""
+    method = cell[0]
+    if name == "confirmation":
+        file = HERE / f"readout-{task}-{steps}.jsonl"
+        records = [r for r in read_existing_records(file) if r["method"] == method]
+        (best,) = {r["lr"] for r in records if "logits" in r}
+        return (best,)
     if method == "head-only":
-        rates = HEAD_LEARNING_RATES
-    elif method == "fine-tuning":
-        rates = FINE_TUNING_LEARNING_RATES
-        options |= dict(cache="none", cache_dir=None, precision="no")
-    else:
-        options["prompt_length"] = PROMPT_LENGTH
+        return HEAD_LEARNING_RATES
+    if method == "fine-tuning":
+        return FINE_TUNING_LEARNING_RATES
+    rates = FACTORIALS[name]["learning_rates"]
+    return rates[method] if isinstance(rates, dict) else rates
+
+
+def cell_config(args: argparse.Namespace, cell: Cell) -> RunConfig:
+    """Return the config of a cell, without a learning rate."""
+    factorial = FACTORIALS[args.name]
+    method, head_init, head_lr, layer = cell
+    options: dict[str, Any] = dict(
+        backbone=factorial.get("backbone", args.backbone),
+        data=args.data,
+        shots=factorial.get("shots"),
+        pooling=factorial.get("pooling", "mean"),
+        head=factorial.get("head", "classification"),
+        dtype=factorial.get("dtype", "float32"),
+        steps=args.steps,
+        batch_size=16,
+        eval_every=args.steps // 5,
+        precision=args.precision,
+        cache="both",
+        cache_dir=args.cache,
+        head_init=head_init,
+        head_lr=head_lr,
+    )
+    if method == "fine-tuning":
+        options |= dict(cache="none", cache_dir=None, precision="no", dtype="float32")
+    elif method != "head-only":
+        options["prompt_length"] = factorial.get("prompt_lengths", {}).get(method, PROMPT_LENGTH)
     if "standardise" in ALL_METHODS[method].options:  # MiniLM's sentence vectors are small
         options["standardise"] = True
     if "sentence_pooling" in ALL_METHODS[method].options:
-        options["sentence_pooling"] = FACTORIALS[name].get("sentence_pooling")
+        options["sentence_pooling"] = factorial.get("sentence_pooling")
     if method == "p-tuning-v2":
         options["insertion"] = "add"
-    if "layer" in FACTORIALS[name]:
-        options["layer"] = FACTORIALS[name]["layer"]
-    if name == "confirmation":
-        file = HERE / f"readout-{task.name}-{common['steps']}.jsonl"
-        records = [r for r in read_existing_records(file) if r["method"] == method]
-        (best,) = {r["lr"] for r in records if "logits" in r}
-        cfg = RunConfig(method, lr=best, **options)
-        run_seeds(cfg, task, f"selected in {file.name}", SEEDS, store, first_seed=SEEDS)
-        return
-    selection = f"best of {len(rates)} (equal for all methods) on validation, seeds 0 and 1"
-    scores = {}
-    for lr in rates:
-        records = run_seeds(
-            RunConfig(method, lr=lr, **options), task, selection, TUNING_SEEDS, store
-        )
-        validation = [r["validation"] for r in records if r["status"] == "done"]
-        if len(validation) == TUNING_SEEDS:
-            scores[lr] = mean(validation)
-    best = max(scores, key=lambda lr: scores[lr])
-    seeds = FACTORIALS[name].get("seeds", SEEDS)
-    run_seeds(RunConfig(method, lr=best, **options), task, selection, seeds, store)
+    if layer is not None:
+        options["layer"] = layer
+    return RunConfig(method, **options)
 
 
 def records_file(args: argparse.Namespace) -> Path:
@@ -170,45 +194,85 @@ def records_file(args: argparse.Namespace) -> Path:
     return args.out / f"{args.name}-{args.task}-{args.steps}.jsonl"
 
 
-def run_in_process(args: argparse.Namespace, cell: Cell, file: Path) -> None:
-    """Run one cell, whose records go to a file."""
+def cell_folder(args: argparse.Namespace, cell: Cell) -> Path:
+    """Return the folder of a cell's parts."""
+    return records_file(args).with_suffix("") / "-".join(map(str, cell))
+
+
+def run_part(
+    args: argparse.Namespace, cell: Cell, lr: float, first_seed: int, seeds: int
+) -> list[dict]:
+    """Train a cell at one learning rate with some seeds, and return the records."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    file = records_file(args)
+    n_rates = len(list_learning_rates(args.name, cell, args.task, args.steps))
+    selection = f"best of {n_rates} (equal for all methods) on validation, seeds 0 and 1"
+    if args.name == "confirmation":
+        selection = f"selected in readout-{args.task}-{args.steps}.jsonl"
+    elif cell[0] in ("head-only", "fine-tuning"):
+        selection = f"best of {n_rates} on validation, seeds 0 and 1"
+    part = cell_folder(args, cell) / f"{lr}-{first_seed}" / file.name
+    part.parent.mkdir(parents=True, exist_ok=True)
     task = load_task(args.task, args.data, FACTORIALS[args.name].get("shots"))
-    common = dict(
-        backbone=args.backbone,
-        data=args.data,
-        shots=FACTORIALS[args.name].get("shots"),
-        pooling=FACTORIALS[args.name].get("pooling", "mean"),
-        steps=args.steps,
-        batch_size=16,
-        eval_every=args.steps // 5,
-        precision=args.precision,
-        cache="both",
-        cache_dir=args.cache,
-    )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    run_cell(RunStore(file), args.name, task, common, cell)
+    cfg = replace(cell_config(args, cell), lr=lr)
+    return run_seeds(cfg, task, selection, seeds, RunStore(part), first_seed=first_seed)
 
 
-def join_parts(file: Path) -> None:
+def run_cells(pool: Executor, args: argparse.Namespace, cells: list[Cell]) -> None:
+    """Train each cell at every learning rate with two seeds, then at the best with five (or ten).
+
+    A confirmation trains five new seeds at the learning rate that `readout` selected.
+    """
+    seeds = FACTORIALS[args.name].get("seeds", SEEDS)
+    first_seed = TUNING_SEEDS
+    rates = {cell: list_learning_rates(args.name, cell, args.task, args.steps) for cell in cells}
+    tuning = {}
+    if args.name == "confirmation":
+        first_seed, seeds = SEEDS, 2 * SEEDS
+    else:
+        for cell in cells:
+            tuning[cell] = [
+                pool.submit(run_part, args, cell, lr, 0, TUNING_SEEDS) for lr in rates[cell]
+            ]
+    last_runs = []
+    for cell in cells:
+        (best, *_) = rates[cell]
+        if tuning:
+            tried = dict(zip(rates[cell], (run.result() for run in tuning[cell]), strict=True))
+            scores = {
+                lr: mean(r["validation"] for r in records)
+                for lr, records in tried.items()
+                if len(records) == TUNING_SEEDS and all(r["status"] == "done" for r in records)
+            }
+            best = max(scores, key=lambda lr: scores[lr])
+        for seed in range(first_seed, seeds):
+            last_runs.append(pool.submit(run_part, args, cell, best, seed, 1))
+    for run in last_runs:
+        run.result()
+
+
+def join_parts(args: argparse.Namespace) -> None:
     """Move the records and logits of all parts to the file of the task.
 
     Logits of runs that only served to choose a learning rate are left out.
     """
-    parts = sorted(file.with_suffix("").glob("*/*.jsonl"))
+    file = records_file(args)
     store = RunStore(file)
-    for part in parts:
-        records = read_existing_records(part)
-        final_rates = {r["lr"] for r in records if r["seed"] >= TUNING_SEEDS}
-        for record in records:
-            if record["lr"] in final_rates and has_logits(record, part.parent):
-                run = record["logits"].rpartition("/")[2]
-                arrays = load_logits(record, part.parent)
-                logits_file = file.parent / "logits" / f"{file.stem}.npz"
-                record |= write_run_arrays(logits_file, run, arrays)
-            else:
-                record = {k: v for k, v in record.items() if not k.startswith("logits")}
-            store.add(record)
+    for folder in sorted(file.with_suffix("").glob("*")):
+        parts = [(part, read_existing_records(part)) for part in sorted(folder.glob("*/*.jsonl"))]
+        final_rates = {
+            r["lr"] for _, records in parts for r in records if r["seed"] >= TUNING_SEEDS
+        }
+        for part, records in parts:
+            for record in records:
+                if record["lr"] in final_rates and has_logits(record, part.parent):
+                    run = record["logits"].rpartition("/")[2]
+                    arrays = load_logits(record, part.parent)
+                    logits_file = file.parent / "logits" / f"{file.stem}.npz"
+                    record |= write_run_arrays(logits_file, run, arrays)
+                else:
+                    record = {k: v for k, v in record.items() if not k.startswith("logits")}
+                store.add(record)
     shutil.rmtree(file.with_suffix(""), ignore_errors=True)
 
 
@@ -217,7 +281,7 @@ def is_complete(name: str, cell: Cell, records: list[dict]) -> bool:
     seeds = {
         r["seed"]
         for r in records
-        if (r["method"], r["head_init"], r["head_lr"]) == cell and "logits" in r
+        if (r["method"], r["head_init"], r["head_lr"], r.get("layer")) == cell and "logits" in r
     }
     return len(seeds) == FACTORIALS[name].get("seeds", SEEDS)
 
@@ -232,31 +296,25 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=310)
     parser.add_argument("--methods", nargs="+", help="names of methods (default: all)")
     parser.add_argument("--initial-heads", nargs="+", help="'random', 'probe' (default: both)")
+    parser.add_argument("--layers", type=int, nargs="+", help="layers of `layers` (default: all)")
     parser.add_argument("--precision", default="bf16", help="of training: 'bf16', or 'no'")
     parser.add_argument("--workers", type=int, default=1, help="number of processes")
     parser.add_argument("--cache", help="folder of cached states (default: the user's cache)")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the records")
     args = parser.parse_args()
-    file = records_file(args)
-    join_parts(file)
+    done = read_existing_records(records_file(args))
     cells = [
-        (method, head_init, head_lr)
-        for method, head_init, head_lr in list_cells(args.name)
-        if (not args.methods or method in args.methods)
-        and (not args.initial_heads or head_init in args.initial_heads)
+        cell
+        for cell in list_cells(args.name)
+        if (not args.methods or cell[0] in args.methods)
+        and (not args.initial_heads or cell[1] in args.initial_heads)
+        and (not args.layers or cell[3] in args.layers)
+        and not is_complete(args.name, cell, done)
     ]
-    done = read_existing_records(file)
-    cells = [cell for cell in cells if not is_complete(args.name, cell, done)]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.workers, mp_context=context) as pool:
-        folder = file.with_suffix("")
-        runs = [
-            pool.submit(run_in_process, args, cell, folder / "-".join(map(str, cell)) / file.name)
-            for cell in cells
-        ]
-        for run in runs:
-            run.result()
-    join_parts(file)
+        run_cells(pool, args, cells)
+    join_parts(args)
 
 
 if __name__ == "__main__":

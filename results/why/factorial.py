@@ -26,6 +26,7 @@ from typing import Any
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.method_registry import ALL_METHODS
+from idp_tutorial.reproduction.papers.claim_runs import steps_to_95_percent
 from idp_tutorial.runs.compare import run_seeds
 from idp_tutorial.runs.logits import has_logits, load_logits, write_run_arrays
 from idp_tutorial.runs.record import RunStore
@@ -115,7 +116,7 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         head_learning_rates=(None,),
         initial_heads=("random",),  # the verbalizer has none
         prompt_lengths=dict(lpt=20, **{"lpt-npg": 5}),
-        layers=(15, 0, 29, 24),
+        layers={"lpt": (15, 0, 29, 24), "lpt-npg": (15, 29, 24)},
     ),
 }
 Cell = tuple[str, str, float | None, int | None]  # method, `head_init`, `head_lr`, layer
@@ -131,8 +132,9 @@ def list_cells(name: str) -> Iterator[Cell]:
             yield "head-only", head_init, None, None
     if name in ("task", "layers"):  # the upper end of what a prompt can gain
         yield "fine-tuning", "random", None, None
-    for layer in factorial.get("layers", (factorial.get("layer"),)):
-        for method in factorial["methods"]:
+    layers = factorial.get("layers", {})
+    for method in factorial["methods"]:
+        for layer in layers.get(method, (factorial.get("layer"),)):
             for head_init in initial_heads:
                 for head_lr in factorial["head_learning_rates"]:
                     yield method, head_init, head_lr, layer
@@ -270,6 +272,7 @@ def join_parts(args: argparse.Namespace) -> None:
                     arrays = load_logits(record, part.parent)
                     logits_file = file.parent / "logits" / f"{file.stem}.npz"
                     record |= write_run_arrays(logits_file, run, arrays)
+                    record["steps_to_95_percent"] = steps_to_95_percent(record["history"])
                 else:
                     record = {k: v for k, v in record.items() if not k.startswith("logits")}
                 store.add(record)

@@ -25,7 +25,7 @@ from idp_tutorial.utils.process import handle_messages
 __all__ = ["ReproduceOptions", "reproduce_command"]
 
 
-def _update_claims(file: str, data: str | None) -> None:
+def _update_claims(file: str) -> None:
     """Compute effects and verdicts of claims from the records, and write and print them."""
     from idp_tutorial.reproduction.papers.claims import (
         count_verdicts,
@@ -37,7 +37,7 @@ def _update_claims(file: str, data: str | None) -> None:
     )
 
     before = read_claims(file)
-    after = judge_claims(before, Path(file).parent, data)
+    after = judge_claims(before, Path(file).parent)
     for old, new in zip(before, after):
         if new["effect"]:
             note = new["finding"] or new["reason"]
@@ -100,10 +100,11 @@ def _reproduce_figure(options: "ReproduceOptions", data: str | None) -> None:
     print(f"\nwritten: {file}")
 
 
-def _refuse_glove(base: Any, reason: str) -> None:
-    """Raise `UserError` if word vectors are given that are not used."""
-    if base.get("glove"):
-        raise UserError(f"glove={base.get('glove')} is not used {reason}: leave it out.")
+def _refuse_run_option(base: Any, name: str, reason: str) -> None:
+    """Raise `UserError` if an option of the runs is given that is not used."""
+    value = base.to_dict().get(name)
+    if value:
+        raise UserError(f"{name}={value} is not used {reason}: leave it out.")
 
 
 def _print_plan(runs: Iterable[Any]) -> None:
@@ -151,8 +152,9 @@ def reproduce_command(options: ReproduceOptions, base: Any) -> None:
     if options.claims:
         unused = "table scale backbone methods tasks steps seeds learning_rates out plan"
         refuse_given(options, unused, "with claims")
-        _refuse_glove(base, "with claims")
-        _update_claims(options.claims, base.data)
+        for name in ("data", "glove"):
+            _refuse_run_option(base, name, "with claims")
+        _update_claims(options.claims)
         return
     from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
     from idp_tutorial.reproduction.papers.protocols import describe_search_space, plan_table_runs
@@ -162,7 +164,7 @@ def reproduce_command(options: ReproduceOptions, base: Any) -> None:
     if table in FIGURE_EXPERIMENTS:
         unused = "methods tasks learning_rates"
         refuse_given(options, unused, f"by the figure {table}")
-        _refuse_glove(base, f"by the figure {table}")
+        _refuse_run_option(base, "glove", f"by the figure {table}")
         _reproduce_figure(options, base.data)
         return
     methods = split_names(options.methods) if options.methods else None

@@ -17,7 +17,6 @@ from typing import Any
 
 # %% ../../nbs/engine/runs/contrasts.ipynb #488b852d
 from ..utils.checks import UserError, require_packages
-from ..data.task import Task
 from ..data.tasks import TASKS
 from .logits import has_logits, load_logits
 from ..utils.records import parse_conditions, select_records
@@ -144,9 +143,8 @@ def correlation_by_example(
 
 
 def per_example_scores(
-    record: dict,  # with the path of its logits
+    record: dict,  # for which `has_per_example_results` returns True
     folder: Path | str,  # folder of the records
-    task: Task | None = None,  # with its splits; None: the labels are in the file of the logits
     split: str = "test",
 ) -> np.ndarray:  # `[N]`
     """Return the score of each example in percent, whose mean is the score of the run.
@@ -157,17 +155,7 @@ def per_example_scores(
     """
     arrays = load_logits(record, folder)
     logits = arrays[split].astype(np.float32)
-    labels = arrays.get(f"{split}_label")
-    if labels is None:
-        if task is None:
-            raise UserError(f"{record['logits']} has no labels: pass the task with its splits.")
-        labels = np.array([row["label"] for row in task.splits[split]])
-    if len(labels) != len(logits):
-        raise UserError(
-            f"{record['logits']} has logits of {len(logits)} examples, but the {split} split of "
-            f"{record['task']!r} has {len(labels)}. Give the data that the record was made with; "
-            "its digest is in the record's `digests`."
-        )
+    labels = arrays[f"{split}_label"]
     correlations = _correlation_metrics(record)
     if correlations:
         ranked = dict(pearson=np.asarray, spearman=rankdata)
@@ -183,7 +171,7 @@ def per_example_scores(
         logits=record["logits_before"],
         logits_digest=record["logits_before_digest"],
     )
-    return scores - per_example_scores(before, folder, task, split)
+    return scores - per_example_scores(before, folder, split)
 
 
 def _correlation_metrics(record: dict) -> list[str]:
@@ -204,14 +192,13 @@ def _is_mean_over_examples(record: dict, metric_name: str) -> bool:
 def has_per_example_results(
     record: dict,
     folder: Path | str,  # folder of the records
-    has_labels: bool = False,  # True: a task has the labels; False: the file must have them
     metric_name: str = "score",  # or 'scores.accuracy', where the score is another metric
 ) -> bool:
     """Return whether the predictions of a record can be compared example by example."""
     if not _is_mean_over_examples(record, metric_name) or not has_logits(record, folder):
         return False
     arrays = load_logits(record, folder)
-    return arrays["test"].ndim == 2 and (has_labels or "test_label" in arrays)
+    return arrays["test"].ndim == 2 and "test_label" in arrays
 
 # %% ../../nbs/engine/runs/contrasts.ipynb #6697d454
 SETTING_FIELDS = ("task", "target", "setting", "shots", "backbone", "head")
@@ -322,20 +309,18 @@ def _average_seeds_per_split(scores, runs: list[_Run]) -> np.ndarray:  # `[S,N]`
 def _scores_by_side(
     cells: list[list[list[dict]]],  # side → run → records
     metrics: tuple[str, str],
-    tasks: dict[str, Task],
 ) -> list[np.ndarray] | None:  # an array `[S,N]` for each side
     """Return the scores of both sides per run and example, or None if some record lacks them."""
     records = [r for side in cells for run in side for r in run]
     if len({*metrics}) > 1 or not all(
-        has_per_example_results(r, r["folder"], r["task"] in tasks, metrics[0]) for r in records
+        has_per_example_results(r, r["folder"], metrics[0]) for r in records
     ):
         return None
     sides = []
     for side in cells:
         runs = []
         for run in side:
-            scores = [per_example_scores(r, r["folder"], tasks.get(r["task"])) for r in run]
-            runs.append(np.mean(scores, 0))
+            runs.append(np.mean([per_example_scores(r, r["folder"]) for r in run], 0))
         sides.append(runs)
     sizes = {len(run) for runs in sides for run in runs}
     return [np.stack(runs) for runs in sides] if len(sizes) == 1 else None
@@ -369,7 +354,6 @@ def estimate_contrast(
     records: list[dict],
     a: str,  # one side: a method and conditions on its records, such as 'lpt layer=15'
     b: str,  # the side that is subtracted
-    tasks: dict[str, Task] | None = None,  # by name, with the labels of logits stored without them
     folder: Path | str | None = None,  # folder of the records; None: each has a `folder`
     extra_setting_fields: tuple[str, ...] = (),  # added to `setting_fields`, such as `layer`
     setting_fields: tuple[str, ...] = SETTING_FIELDS,  # fields that both sides must share
@@ -400,7 +384,7 @@ def estimate_contrast(
         cells = []
         for side in sides:
             cells.append([side[run][setting] for run in runs])
-        per_example = _scores_by_side(cells, metrics, tasks or {})
+        per_example = _scores_by_side(cells, metrics)
         means = _mean_scores(cells, metrics)
         pair = [side[0][0] for side in cells]
         key = (pair[0].get("task"), pair[0].get("target"))  # equal keys: the same test examples

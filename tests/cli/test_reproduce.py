@@ -65,6 +65,7 @@ def test_a_figure_has_enough_seeds_for_a_verdict(monkeypatch, small_folder, tmp_
         (dict(table="lpt-f6", steps=0), "steps must be at least 1, got 0"),
         (dict(table="lpt-f6", glove="g.txt"), "glove=g.txt is not used by the figure lpt-f6"),
         (dict(claims="claims.csv", glove="g.txt"), "glove=g.txt is not used with claims"),
+        (dict(claims="claims.csv", data="tasks"), "data=tasks is not used with claims"),
     ],
 )
 def test_an_option_that_would_have_no_effect_is_refused(options, message, tmp_path, capsys):

@@ -20,8 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from idp_tutorial.data.task import Task, TaskConfig
-from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.reproduction.papers.protocols import (
     paper_head,
     paper_method_fields,
@@ -45,7 +43,6 @@ from idp_tutorial.runs.contrasts import (
     SETTING_FIELDS,
     adjust_p_values_holm,
     estimate_contrast,
-    has_per_example_results,
     mean_of_side,
     select_side,
 )
@@ -195,36 +192,12 @@ def _prefer_logits(records: list[dict]) -> list[dict]:
     return [r for r in records if "logits" in r] or records
 
 
-def load_tasks_for_labels(
-    records: list[dict],  # each with its `folder`
-    data_folder: str | None,  # folder of the tasks; None: no task is loaded
-) -> dict[str, Task]:  # by name
-    """Load the tasks of records whose logits were stored without labels."""
-    tasks: dict[str, Task] = {}
-    for r in records if data_folder else ():
-        if r["task"] in tasks or has_per_example_results(r, r["folder"]):
-            continue
-        if has_per_example_results(r, r["folder"], has_labels=True):
-            tasks[r["task"]] = load_config_task(
-                TaskConfig(
-                    task=r["task"],
-                    data=data_folder,
-                    shots=r.get("shots"),
-                    split_seed=r.get("split_seed") or 0,
-                    stratified=r.get("stratified", True),
-                )
-            )
-    return tasks
-
-
 def measure_claim(
     claim: dict[str, str],
     results_folder: Path | str,
-    data_folder: str | None = None,  # folder of the tasks, for logits stored without labels
 ) -> tuple[dict | None, dict | None]:  # each as from `estimate_contrast`
     """Return the contrast of a claim, and that of its first side with the better control."""
     records = select_claim_records(claim, results_folder)
-    tasks = load_tasks_for_labels(records, data_folder)
     shared_fields = tuple(parse_conditions(claim["keep"]).get("by", ()))
     setting_fields: tuple[str, ...] = SETTING_FIELDS
     a, b = claim["a"], claim["b"]
@@ -236,7 +209,6 @@ def measure_claim(
             selected,
             a,
             b,
-            tasks,
             extra_setting_fields=shared_fields,
             setting_fields=setting_fields,
         )
@@ -245,7 +217,7 @@ def measure_claim(
     if not estimate:
         return None, None
     controls = select_control_records(results_folder)
-    return estimate, _contrast_with_best_control(a, selected, controls, tasks, shared_fields)
+    return estimate, _contrast_with_best_control(a, selected, controls, shared_fields)
 
 
 def _mean_validation_score(records: list[dict]) -> float:
@@ -270,7 +242,6 @@ def _contrast_with_best_control(
     side: str,  # a side of a contrast
     records: list[dict],
     controls: list[dict],  # records of controls
-    tasks: dict[str, Task],
     shared_fields: tuple[str, ...],  # fields that both sides of the claim share, such as `layer`
 ) -> dict | None:
     """Return the contrast of a side with the better control of each setting.
@@ -291,7 +262,6 @@ def _contrast_with_best_control(
         side_records + relabelled,
         side,
         "control",
-        tasks,
         extra_setting_fields=shared_fields,
         setting_fields=setting_fields,
     )
@@ -561,10 +531,9 @@ def _judge_measured(
 def judge_claims(
     claims: list[dict[str, str]],  # from `read_claims`
     results_folder: Path | str,  # folder of the records
-    data_folder: str | None = None,  # folder of the tasks, for logits stored without labels
 ) -> list[dict[str, str]]:  # new rows
     """Compute every column of `COMPUTED_COLUMNS` from the records and the published numbers."""
-    measured = {c["id"]: measure_claim(c, results_folder, data_folder) for c in claims if c["a"]}
+    measured = {c["id"]: measure_claim(c, results_folder) for c in claims if c["a"]}
     estimates = {i: estimate for i, (estimate, _) in measured.items()}
     p_values = _correct_p_values(claims, estimates)
     controls = select_control_records(results_folder)

@@ -44,7 +44,7 @@ def test_an_experiment_is_run_and_not_repeated(
     run_claim_experiment.main(argv)
     records = read_records(out)
     assert [r["status"] for r in records] == ["done"] * runs and all(
-        has_per_example_results(r, tmp_path, True) for r in records
+        has_per_example_results(r, tmp_path) for r in records
     )
     run_claim_experiment.main(argv)  # nothing is left to run
     assert len(read_records(out)) == runs

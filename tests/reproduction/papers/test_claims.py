@@ -9,7 +9,6 @@ import pytest
 from claim_records import record
 
 from idp_tutorial.data.metrics import compute_metric
-from idp_tutorial.data.task import Task
 from idp_tutorial.reproduction.papers import claims
 from idp_tutorial.reproduction.papers.claims import (
     CLAIM_COLUMNS,
@@ -92,15 +91,15 @@ def test_the_better_control_is_chosen_per_setting():
     ]
     for fields, rs in (((), mine[::2]), (("layer",), mine)):
         # 5 above the probe, 5 below the side network
-        estimate = claims._contrast_with_best_control("a", rs, controls, {}, fields)
+        estimate = claims._contrast_with_best_control("a", rs, controls, fields)
         assert estimate["effect"] == 0.0
 
 
 @pytest.fixture
 def results(tmp_path):
     """Records on 40 examples, five seeds: `a` is correct on all, `b` on 30, a probe on 36."""
-    task = Task("t", labels=("x", "y"), splits=dict(test=[dict(label=i % 2) for i in range(40)]))
-    good = np.eye(2)[[i % 2 for i in range(40)]]
+    labels = np.arange(40) % 2
+    good = np.eye(2)[labels]
     for name, errs in (("runs", dict(a=0, b=10)), ("controls-b", dict(probe=4))):
         lines = []
         for m, n in errs.items():
@@ -108,29 +107,23 @@ def results(tmp_path):
                 out = good.copy()
                 out[:n] = out[:n, ::-1]
                 file = tmp_path / f"claims/logits/{name}.npz"
-                fields = write_run_arrays(file, f"{m}{s}", dict(test=out.astype(np.float16)))
+                arrays = dict(test=out.astype(np.float16), test_label=labels)
+                fields = write_run_arrays(file, f"{m}{s}", arrays)
                 lines.append(json.dumps(record(m, s, 100 - 2.5 * n, **fields)))
         (tmp_path / f"claims/{name}.jsonl").write_text("\n".join(lines) + "\n")
-    return tmp_path, task
+    return tmp_path
 
 
 def test_examples_are_paired_if_logits_are_stored(results):
-    folder, task = results
-    rs = [json.loads(l) for l in (folder / "claims/runs.jsonl").read_text().splitlines()]
-    f = estimate_contrast(rs, "a", "b", {"t": task}, folder / "claims")
+    rs = [json.loads(l) for l in (results / "claims/runs.jsonl").read_text().splitlines()]
+    f = estimate_contrast(rs, "a", "b", folder=results / "claims")
     assert (f["effect"], f["texts"], f["runs"]) == (25.0, 40, 5)
     assert (
         decide_verdict(f, 20.0),
         decide_verdict(f, -20.0),
         decide_verdict(f, expected_sign="="),
     ) == ("seen", "opposite", "opposite")
-    assert per_example_scores(rs[0], folder / "claims", task).tolist() == [100.0] * 40
-    with pytest.raises(ValueError, match="Give the data"):
-        per_example_scores(
-            rs[0],
-            folder / "claims",
-            Task("t", labels=("x", "y"), splits=dict(test=[dict(label=0)])),
-        )
+    assert per_example_scores(rs[0], results / "claims").tolist() == [100.0] * 40
 
 
 def claim_row(**columns):
@@ -179,13 +172,11 @@ def change_records(folder, method, **change):
 THREE_RATES = dict(learning_rates_tried=[[1e-3, 1], [2e-3, 1], [3e-3, 1]])
 
 
-def test_idp_reproduce_updates_verdicts_from_records(results, monkeypatch, capsys):
+def test_idp_reproduce_updates_verdicts_from_records(results, capsys):
     """The command changes computed columns only, and a second call changes nothing."""
     from idp_tutorial.cli.reproduce import reproduce_command
-    from idp_tutorial.reproduction.papers import claims
 
-    folder, task = results
-    monkeypatch.setattr(claims, "load_config_task", lambda cfg: task)
+    folder = results
     text = (folder / "claims/runs.jsonl").read_text()
     text = text.replace('"a"', '"lpt-npg"').replace('"b", "seed"', '"lpt", "seed"')
     text = text.replace('"task": "t"', '"task": "trec"').replace(
@@ -196,7 +187,7 @@ def test_idp_reproduce_updates_verdicts_from_records(results, monkeypatch, capsy
         id="lpt-third", a="", b="", kind="counted", family="", records="Table 1", verdict="differs"
     )
     write_claims([claim_row(), counted], folder / "claims.csv")
-    reproduce_command(claims=str(folder / "claims.csv"), data="somewhere")
+    reproduce_command(claims=str(folder / "claims.csv"))
     out = capsys.readouterr().out
     assert "seen on TREC with b (was open)" in out and "counted: 1 agrees" in out
     one, two = read_claims(folder / "claims.csv")
@@ -204,7 +195,7 @@ def test_idp_reproduce_updates_verdicts_from_records(results, monkeypatch, capsy
     assert (two["recomputed"], two["verdict"]) == ("0.324", "agrees")
     typed = [c for c in CLAIM_COLUMNS if c not in COMPUTED_COLUMNS]
     assert [one[c] for c in typed] == [claim_row()[c] for c in typed]
-    assert judge_claims([one, two], folder, "somewhere") == [one, two]
+    assert judge_claims([one, two], folder) == [one, two]
 
 
 @pytest.mark.parametrize(
@@ -656,17 +647,3 @@ def test_records_whose_logits_give_another_score_are_listed():
                 key = (file.stem, r["method"], r["task"], r["seed"])
                 differences[key] = pytest.approx(difference)
     assert differences == FLOAT16_DIFFERENCES
-
-
-def test_labels_of_logits_are_those_of_the_recorded_sample(monkeypatch):
-    record = dict(task="sentiment", folder="x", shots=8, split_seed=3, stratified=False)
-    loaded = []
-    monkeypatch.setattr(claims, "load_config_task", loaded.append)
-    monkeypatch.setattr(
-        claims, "has_per_example_results", lambda r, f, has_labels=False: has_labels
-    )
-    claims.load_tasks_for_labels([record, {"task": "trec", "folder": "x"}], "folder")
-    assert [(c.data, c.shots, c.split_seed, c.stratified) for c in loaded] == [
-        ("folder", 8, 3, False),
-        ("folder", None, 0, True),
-    ]

@@ -22,6 +22,14 @@ def seed():
         sys.modules["torch"].manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def no_backbone_digests():
+    """Forget the digests of backbones, which a test may have replaced."""
+    yield
+    if record := sys.modules.get("idp_tutorial.runs.record"):
+        record._BACKBONE_DIGESTS.clear()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     """Use one thread, since small tensors are slower on several and sums depend on their number."""

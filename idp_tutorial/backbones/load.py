@@ -25,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.constants import CONFIG_NAME
+from huggingface_hub.errors import HFValidationError
 from safetensors import safe_open
 
 from idp_tutorial.backbones.fetch import BACKBONE_SOURCES, describe_origin, find_fetched_backbone
@@ -63,6 +66,7 @@ __all__ = [
     "BUNDLED_BACKBONES",
     "BACKBONE_HUB_NAMES",
     "find_local_backbone",
+    "list_backbone_files",
     "silence_transformers",
     "load_pretrained",
     "load_backbone",
@@ -427,14 +431,37 @@ def silence_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def _find_backbone(name: str) -> tuple[Path | None, str, str | None]:
+    """Return the folder of `find_local_backbone`, the folder or hub name, and the revision."""
+    base_name, revision = (name, None) if Path(name).is_dir() else split_revision(name)
+    local_folder = find_local_backbone(base_name)
+    path_or_hub_name = str(local_folder or BACKBONE_HUB_NAMES.get(base_name, base_name))
+    return local_folder, path_or_hub_name, revision
+
+
+def list_backbone_files(
+    name: str,  # as for `load_backbone`
+) -> list[Path]:  # [] if the model is not on this machine
+    """List the files of a backbone in its folder, or in the cache of the hub."""
+    _, path_or_hub_name, revision = _find_backbone(name)
+    folder = Path(path_or_hub_name)
+    if not folder.is_dir():
+        try:
+            config = try_to_load_from_cache(path_or_hub_name, CONFIG_NAME, revision=revision)
+        except HFValidationError:  # not a name that the hub could have
+            return []
+        if not isinstance(config, str):
+            return []
+        folder = Path(config).parent  # of one commit
+    return [file for file in sorted(folder.iterdir()) if file.is_file()]
+
+
 def _load_by_name(
     name: str, attn: str, dtype: torch.dtype, revision: str | None, token: str | None
 ) -> tuple[Any, Any, Path | None]:
     """Return a pretrained model, its tokenizer and its local folder, None if it is on the hub."""
-    base_name, name_revision = (name, None) if Path(name).is_dir() else split_revision(name)
+    local_folder, path_or_hub_name, name_revision = _find_backbone(name)
     revision = revision or name_revision
-    local_folder = find_local_backbone(base_name)
-    path_or_hub_name = local_folder or BACKBONE_HUB_NAMES.get(base_name, base_name)
     folder = Path(path_or_hub_name)
     if not folder.is_dir():
         hub_kwargs: dict[str, Any] = dict(revision=revision, token=token)

@@ -75,9 +75,9 @@ class Experiment:
 
     def digests(self, include_test: bool = True) -> dict[str, str]:
         """Return the digests of everything that the experiment reads."""
-        if self.weights_digest is None:
-            self.weights_digest = load_config_backbone(self.cfg).initial_fingerprint()
-        return run_digests(self.cfg, self.task, include_test, self.weights_digest)
+        digests = run_digests(self.cfg, self.task, include_test, self.weights_digest)
+        self.weights_digest = digests["weights"]
+        return digests
 
     def build_model(self) -> PromptedModel:
         """Build the untrained model on a newly loaded backbone.

@@ -27,13 +27,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from idp_tutorial.assembly.build import load_config_backbone
+from idp_tutorial.assembly.build import load_config_backbone, weights_dtype
 from idp_tutorial.assembly.config import (
     RunConfig,
     all_method_options,
     general_options,
     recorded_option,
 )
+from idp_tutorial.backbones.load import list_backbone_files
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.glove import find_glove_file
@@ -57,6 +58,7 @@ from idp_tutorial.utils.tensor_files import PROMPTS_FILE
 __all__ = [
     "Record",
     "input_digests",
+    "backbone_digest",
     "run_digests",
     "make_fingerprint",
     "build_record",
@@ -140,15 +142,38 @@ def input_digests(cfg: RunConfig) -> dict[str, str]:  # keys `glove` and `init_f
     return digests
 
 
+# dtype of the weights and state of the files → digest, of the backbones seen by this process
+_BACKBONE_DIGESTS: dict[tuple, str] = {}
+
+
+def backbone_digest(cfg: RunConfig) -> str:  # 16 hexadecimal digits
+    """Return the fingerprint of the backbone that a run begins with.
+
+    The backbone is loaded only if its digest is not known to this process, or its files have
+    changed since.
+    """
+    files = []
+    for file in list_backbone_files(cfg.backbone):
+        stat = file.stat()
+        files.append((file.absolute(), stat.st_ino, stat.st_mtime_ns, stat.st_size))
+    key = (weights_dtype(cfg), *files)
+    digest = _BACKBONE_DIGESTS.get(key)
+    if digest is None:
+        digest = load_config_backbone(cfg).initial_fingerprint()
+        if files:
+            _BACKBONE_DIGESTS[key] = digest
+    return digest
+
+
 def run_digests(
     cfg: RunConfig,
     task: Task,  # with its splits
     include_test: bool = True,  # False: the test split is not read
-    weights: str | None = None,  # fingerprint of the backbone; None: it is loaded
+    weights: str | None = None,  # from `backbone_digest`, which is called if it is None
 ) -> dict[str, str]:
     """Return the digests of everything that a run reads: weights, rows and files."""
     return dict(
-        weights=weights or load_config_backbone(cfg).initial_fingerprint(),
+        weights=weights or backbone_digest(cfg),
         data=task.digest(include_test),
         **input_digests(cfg),
     )

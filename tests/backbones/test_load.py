@@ -29,6 +29,7 @@ from idp_tutorial.backbones.load import (
     BUNDLED_BACKBONES,
     FULL_SCALE_CONFIGS,
     find_local_backbone,
+    list_backbone_files,
     load_backbone,
 )
 from idp_tutorial.core.loop import run_layers
@@ -485,6 +486,11 @@ def test_a_cached_model_loads_without_the_hub(unreachable, tmp_path, monkeypatch
         load_backbone("me/mine@" + "a" * 40).family == "bert"
         and load_backbone("me/mine@tuned").name == "me/mine@tuned"
     )
+    for name, commit in (("me/mine", "a" * 40), ("me/mine@tuned", "b" * 40)):
+        files = list_backbone_files(name)
+        assert {file.parent.name for file in files} == {commit}
+        assert {"config.json", "model.safetensors"} <= {file.name for file in files}
+    assert list_backbone_files("me/other") == list_backbone_files("no/such/model") == []
     cannot_load("me/mine@other", "no backbone 'me/mine@other'")
     cannot_load("tiny@main", "Only a model on the hub has revisions")
 

@@ -3,8 +3,8 @@
 import pytest
 from small import config, small_task, without_times
 
-from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.runs import record as run_records
 from idp_tutorial.runs.compare import compare_methods
 from idp_tutorial.runs.experiment import Experiment, run_experiment
 from idp_tutorial.runs.learning_rate_search import (
@@ -116,7 +116,7 @@ def test_a_choice_is_repeated_for_other_weights(cfg, task, tmp_path, monkeypatch
         return len(ran)
 
     assert (choose(), choose()) == (3, 0)
-    monkeypatch.setattr(Backbone, "initial_fingerprint", lambda self: "others")
+    monkeypatch.setattr(run_records, "backbone_digest", lambda cfg: "others")
     assert choose() == 3
 
 

@@ -4,23 +4,28 @@ The store of runs: what counts as the same run, and what is run again.
 """
 
 import json
+import shutil
 from dataclasses import replace
 
 import pandas as pd
 import pytest
+from safetensors.torch import load_file, save_file
 from small import config, small_task
 
 from idp_tutorial.data.splits import load_splits_from_folder
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import load_table_task
+from idp_tutorial.runs import record as run_records
 from idp_tutorial.runs.experiment import Experiment, train_and_save
 from idp_tutorial.runs.record import (
     Record,
     RunStore,
+    backbone_digest,
     build_record,
     format_summary_line,
     make_fingerprint,
 )
+from idp_tutorial.utils.digests import MANIFEST_NAME
 from idp_tutorial.utils.records import SCHEMA_VERSION, append_record, read_records
 
 DIGESTS = dict(weights="a" * 16, data="b" * 16)
@@ -221,6 +226,35 @@ def test_the_digest_has_labels_groups_and_the_definition_of_the_task():
     assert len({t.digest() for t in (task, *others)}) == 5
     assert {replace(task, name="other").digest(), task.digest()} == {task.digest()}
     assert len({t.digest(include_test=False) for t in (task, others[2], others[3])}) == 1
+
+
+def test_a_backbone_is_loaded_for_its_digest_only_if_its_files_are_new(
+    small_folder, tmp_path, monkeypatch
+):
+    loads = []
+    load = run_records.load_config_backbone
+    monkeypatch.setattr(
+        run_records, "load_config_backbone", lambda cfg: loads.append(cfg) or load(cfg)
+    )
+    folder = tmp_path / "backbone"
+    shutil.copytree(small_folder, folder)
+    cfg = config(backbone=str(folder))
+    first = backbone_digest(cfg)
+    for other in (cfg, replace(cfg, seed=1, batch_size=4)):
+        assert backbone_digest(other) == first
+    assert len(loads) == 1 and first == load(cfg).initial_fingerprint()
+    assert backbone_digest(replace(cfg, dtype="bfloat16")) != first and len(loads) == 2
+    (folder / MANIFEST_NAME).unlink(missing_ok=True)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    next(t for name, t in tensors.items() if "word_embeddings" in name).add_(1.0)
+    save_file(tensors, file, {"format": "pt"})  # of the same size
+    assert backbone_digest(cfg) != first and len(loads) == 3
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = None
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    backbone_digest(cfg)
+    assert len(loads) == 4
 
 
 # --- a folder of one run

@@ -16,8 +16,8 @@ from sweeps import BASE, HUMP, SETTINGS, TASK, fake, pretend, swept
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig, RunOptions
+from idp_tutorial.backbones import load as backbone_loading
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.analysis import layer_sweep as module
@@ -34,6 +34,7 @@ from idp_tutorial.reproduction.analysis.layer_sweep import (
     sweep_table,
     tradeoff_table,
 )
+from idp_tutorial.runs import record as run_records
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.checks import UserError
@@ -162,6 +163,22 @@ def test_a_layer_given_twice_is_swept_once(monkeypatch):
     ran = pretend(monkeypatch)
     swept(["lpt", "lpt"], [2, 2], 1)
     assert len(ran) == 1
+
+
+def test_a_sweep_loads_a_backbone_for_each_run_and_once_for_its_digest(small_folder, monkeypatch):
+    loads = []
+    load_pretrained = backbone_loading.load_pretrained
+
+    def load(*args, **kwargs):
+        loads.append(args)
+        return load_pretrained(*args, **kwargs)
+
+    monkeypatch.setattr(backbone_loading, "load_pretrained", load)
+    base = replace(BASE, backbone=str(small_folder), steps=1, eval_every=1)
+    records = sweep_prompt_layer(["lpt"], base, [0, 1, 2], 2, task=small_task())
+    # two loads count the layers
+    assert len(records) == 6 and len(loads) == 2 + 1 + 6
+    assert len({r["digests"]["weights"] for r in records}) == 1
 
 
 def test_a_real_sweep_of_one_run(tmp_path, messages):
@@ -467,7 +484,7 @@ def curves_of(monkeypatch):
     trained = []
     bb = setting()[0]
     monkeypatch.setattr(module, "load_backbone", lambda name: bb)
-    monkeypatch.setattr(Backbone, "initial_fingerprint", lambda self: "of the weights")
+    monkeypatch.setattr(run_records, "backbone_digest", lambda cfg: "of the weights")
 
     def quick(self, checkpoint_dir=None):
         trained.append((self.cfg.get("layer"), self.cfg.seed, self.cfg.lr))
@@ -534,7 +551,7 @@ def test_other_weights_make_another_curve(curves_of, tmp_path, monkeypatch):
     call, trained = curves_of
     kw = dict(prompt_layers=[1], seeds=1, layers=[2], out=tmp_path / "i.jsonl")
     call(**kw)
-    monkeypatch.setattr(Backbone, "initial_fingerprint", lambda self: "of others")
+    monkeypatch.setattr(run_records, "backbone_digest", lambda cfg: "of others")
     call(**kw)
     assert len(trained) == 2
 

@@ -5,8 +5,8 @@ import json
 import pytest
 from small import config, small_task
 
-from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.reproduction.analysis.paper_figures import reproduce_figure
+from idp_tutorial.runs import record as run_records
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.utils.records import SCHEMA_VERSION, read_records
 
@@ -96,7 +96,7 @@ def test_other_weights_make_another_record(drawn, monkeypatch):
     call()
     call()
     assert len(ran) == 1
-    monkeypatch.setattr(Backbone, "initial_fingerprint", lambda self: "of others")
+    monkeypatch.setattr(run_records, "backbone_digest", lambda cfg: "of others")
     call()
     assert len(ran) == 2
 

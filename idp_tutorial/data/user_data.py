@@ -493,10 +493,41 @@ def load_table_task(
     # `DatasetDict`
     data: Any,
     seed: int = 0,  # seed of the rows that are held out
-    **table_options: Any,  # fields of `TableConfig`: text, label, validation, …
+    *,
+    text: str | None = TableConfig.text,  # column of the texts; None: text, sentence1 or sentence
+    text2: str | None = TableConfig.text2,  # column of the second texts, for pairs
+    label: str | None = TableConfig.label,  # column of the labels; None: label
+    # csv, tsv, jsonl, parquet, xlsx or lines; None: by the extension of the file
+    format: str | None = TableConfig.format,
+    encoding: str | None = TableConfig.encoding,  # encoding of the file; None: UTF-8
+    # separator of the columns, such as ';' or tab; None: that of the first line
+    sep: str | None = TableConfig.sep,
+    skip_empty: bool = TableConfig.skip_empty,  # leave out rows without a text, and say how many
+    regression: bool = TableConfig.regression,  # the labels are numbers, not classes
+    # a row may have several labels: names joined by | in a cell, or a list of names
+    multi_label: bool = TableConfig.multi_label,
+    # fraction of the rows for validation, if there is no such split
+    validation: float = TableConfig.validation,
+    # fraction of the rows for testing, if there is no such split; 0: none
+    test: float = TableConfig.test,
 ) -> tuple[Task, list]:  # the task with its splits, and the names of the splits that were held out
-    """Read a table, hold out the splits that it lacks, and define a task with its rows."""
-    options = TableConfig(**table_options)
+    """Read a table, hold out the splits that it lacks, and define a task with its rows.
+
+    Raises: `UserError` for an option that is not valid, and for data that cannot be read.
+    """
+    options = TableConfig(
+        text=text,
+        text2=text2,
+        label=label,
+        format=format,
+        encoding=encoding,
+        sep=sep,
+        skip_empty=skip_empty,
+        regression=regression,
+        multi_label=multi_label,
+        validation=validation,
+        test=test,
+    )
     read_rows = partial(
         _read_labelled_rows,
         reading=dict(format=options.format, encoding=options.encoding, sep=options.sep),
@@ -555,10 +586,10 @@ def _describe_table_task(task: Task, held_out: Sequence[str]) -> str:
 
 def register_table_task(
     data: Any,  # as for `load_table_task`
-    **table_options: Any,  # other arguments of `load_table_task`
+    **options: Any,  # other arguments of `load_table_task`
 ) -> tuple[Task, str]:  # the task, and a one-line description of its splits and classes
     """Load the task of a table and add it to `TASKS`."""
-    task, held_out = load_table_task(data, **table_options)
+    task, held_out = load_table_task(data, **options)
     is_registered = task.name in TASKS and not TASKS[task.name].splits
     task = replace(task, name=f"own-{task.name}" if is_registered else task.name)
     TASKS[task.name] = task

@@ -1,11 +1,14 @@
 """Tables of the user: columns, splits that are held out, and messages."""
 
+import inspect
 import json
 from collections import Counter
+from dataclasses import fields
 
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
+from idp_tutorial.data.table_options import TableConfig
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import (
     _read_labelled_rows,
@@ -17,6 +20,12 @@ from idp_tutorial.data.user_data import (
     register_table_task,
     sort_class_names,
 )
+
+
+def test_the_keyword_arguments_are_the_options_of_a_table():
+    parameters = inspect.signature(load_table_task).parameters.values()
+    keywords = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert keywords == {f.name: f.default for f in fields(TableConfig)}
 
 
 def test_a_separator_that_does_not_fit_is_named(tmp_path):

@@ -53,6 +53,7 @@ from idp_tutorial.runs.learning_rate_search import train_at_learning_rate, try_l
 from idp_tutorial.runs.report import Report, make_report, require_reportable, write_report
 from idp_tutorial.saving.hub import push_to_hub, read_run_record, read_saved_prompts
 from idp_tutorial.saving.prompt_files import build_saved_model, save_pretrained
+from idp_tutorial.training.callbacks import list_callbacks
 from idp_tutorial.training.evaluation import generate, iterate_batches, predict
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.training.fit import TrainLog
@@ -500,7 +501,7 @@ class PromptEstimator(BaseEstimator):
                 progress=None if self.verbose is None else bool(self.verbose),
             )
 
-        callbacks = list(callbacks)
+        callbacks = list_callbacks(callbacks)
         trials = try_learning_rates(train, learning_rates, title=self.method)
         if trials.log is None:
             raise DivergenceError(trials.error)

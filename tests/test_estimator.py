@@ -855,6 +855,15 @@ def test_verbose_shows_a_progress_bar_and_callbacks_are_called(quick, capsys):
     assert "2/2" in capsys.readouterr().err
 
 
+def test_a_callback_that_is_not_in_a_list_is_refused(quick):
+    class Counter:
+        def on_step_end(self, args, state, control, **kwargs):
+            pass
+
+    with pytest.raises(ValueError, match="callbacks must be a list of transformers"):
+        quick().fit(TEXTS, LABELS, callbacks=Counter())
+
+
 def test_a_resumed_warm_start_trains(quick, tmp_path):
     """Each start has checkpoints of its own, so that the finished one is not loaded again."""
     clf = quick(lr=1e-2).fit(TEXTS, LABELS, resume=tmp_path)

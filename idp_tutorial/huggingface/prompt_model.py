@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -387,6 +387,14 @@ class PromptModel(nn.Module):
         """Return the word embeddings of the model."""
         return self.backbone.word_embeddings
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise `UserError`, since a model is resized before prompts are put on it."""
+        raise UserError(
+            "the word embeddings of a PromptModel cannot be resized: call "
+            "model.resize_token_embeddings(len(tokenizer)) on the Hugging Face model first, and "
+            "then get_prompt_model."
+        )
+
     def can_generate(self) -> bool:
         """Return whether the active prompt is one of a decoder that generates text."""
         return self.settings[self.active_prompt].task_type == "CAUSAL_LM"
@@ -480,6 +488,7 @@ class PromptModel(nn.Module):
             given = {k: v for k, v in dict(tokens, labels=labels).items() if v is not None}
             return self.base_model(input_ids=input_ids, **given, **kwargs)
         _refuse_arguments(kwargs)
+        self._refuse_unused_noise()
         self._check_dtype()
         batch, index = _make_batch(input_ids, attention_mask, token_type_ids)
         if self.can_generate():
@@ -487,6 +496,17 @@ class PromptModel(nn.Module):
         else:
             output = self._classify(batch, labels, num_items_in_batch)
         return output.to_tuple() if kwargs.get("return_dict") is False else output
+
+    def _refuse_unused_noise(self) -> None:
+        """Raise `UserError` for noise of the `Trainer` on embeddings that are in eval mode."""
+        embeddings = self.backbone.word_embeddings
+        has_noise = hasattr(embeddings, "neftune_noise_alpha")  # set by the `Trainer`
+        if has_noise and self.training and not embeddings.training:
+            raise UserError(
+                "neftune_noise_alpha was given, but the layers below the prompt are in eval mode, "
+                "so the word embeddings get no noise: leave neftune_noise_alpha out, or give "
+                "get_prompt_model dropout_below_prompt=True."
+            )
 
     def _check_dtype(self) -> None:
         """Raise `UserError` for prompts that were cast to a dtype of 16 bits with the model."""

@@ -20,7 +20,7 @@ from idp_tutorial.utils.durable_files import write_atomically
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-__all__ = ["LogFormat", "CSVCallback", "make_log_callbacks", "CallbackRunner"]
+__all__ = ["LogFormat", "CSVCallback", "make_log_callbacks", "list_callbacks", "CallbackRunner"]
 
 LogFormat = Literal["tensorboard", "wandb", "csv"]
 
@@ -115,6 +115,27 @@ def _make_training_arguments(run: Any, folder: Path | str | None) -> "TrainingAr
     )
 
 
+def list_callbacks(
+    callbacks: Any,  # `TrainerCallback` objects or classes, or others with some of its methods
+) -> list[Any]:  # objects
+    """Return callbacks as a list of objects.
+
+    Raises: `UserError` for a callback that is not in a list, and for another object.
+    """
+    if not isinstance(callbacks, Iterable):
+        raise UserError(
+            f"callbacks must be a list of transformers.TrainerCallback, got {callbacks!r:.60}: "
+            "write callbacks=[...]."
+        )
+    objects = [c() if isinstance(c, type) else c for c in callbacks]
+    for callback in objects:
+        if not any(name.startswith("on_") for name in dir(callback)):
+            raise UserError(
+                f"a callback must be a transformers.TrainerCallback, got {callback!r:.60}."
+            )
+    return objects
+
+
 class CallbackRunner:
     """The callbacks of a training run, and the state and control that they receive.
 
@@ -125,17 +146,11 @@ class CallbackRunner:
     def __init__(
         self,
         run: Any,  # a `TrainingRun` of `training.fit`
-        # `TrainerCallback` objects or classes, or others with some of its methods
-        callbacks: Iterable[Any] = (),
+        callbacks: Iterable[Any] = (),  # as for `list_callbacks`
         folder: Path | str | None = None,  # folder of the run, for callbacks that write files
     ) -> None:
         self.run = run
-        self.callbacks = [c() if isinstance(c, type) else c for c in callbacks]
-        for callback in self.callbacks:
-            if not any(name.startswith("on_") for name in dir(callback)):
-                raise UserError(
-                    f"a callback must be a transformers.TrainerCallback, got {callback!r:.60}."
-                )
+        self.callbacks = list_callbacks(callbacks)
         if not self.callbacks:
             return
         from transformers import TrainerControl, TrainerState

@@ -123,6 +123,7 @@ def test_left_padding_moves_the_logits_of_a_language_model():
         (lambda m, t: m(**t, labels=[0, 1, 2, 0, 1, 2]), "labels must be a tensor, got a list"),
         (lambda m, t: m.bfloat16()(**t), r"the prompt is in torch\.bfloat16, .*base_model only"),
         (lambda m, t: m.generate(**t), "AutoModelForCausalLM"),
+        (lambda m, t: m.resize_token_embeddings(100), "on the Hugging Face model first"),
         (lambda m, t: m.delete_prompt("default"), "is active"),
         (lambda m, t: m.set_prompt("other"), "unknown prompt 'other'"),
         (lambda m, t: m.add_prompt("default", "lpt", num_labels=2), "not in use"),
@@ -374,6 +375,17 @@ def without_dropout(method, **options):
         if hasattr(module, "dropout_prob"):
             module.dropout_prob = 0.0
     return model
+
+
+def test_noise_on_word_embeddings_is_refused_where_it_has_no_effect(tmp_path):
+    with pytest.raises(UserError, match="neftune_noise_alpha was given, .* leave neftune_noise_"):
+        train(tmp_path / "a", neftune_noise_alpha=5.0)
+    runs = []
+    for alpha in (None, None, 5.0):
+        torch.manual_seed(0)
+        model = prompt_model(num_labels=N_LABELS, jolt=0.0, dropout_below_prompt=True)
+        runs.append(losses(train(tmp_path / "b", model=model, neftune_noise_alpha=alpha)))
+    assert runs[0] == runs[1] != runs[2]
 
 
 def test_accumulated_gradients_are_those_of_one_batch(tmp_path):

@@ -101,6 +101,12 @@ def test_another_object_is_not_a_callback(train):
         train([print])
 
 
+@pytest.mark.parametrize("callbacks", [None, Recorder(), Recorder])
+def test_callbacks_are_a_list(train, callbacks):
+    with pytest.raises(UserError, match=r"must be a list of .*: write callbacks=\[\.\.\.\]"):
+        train(callbacks)
+
+
 def test_a_csv_log_has_a_row_for_each_evaluation_also_after_a_kill(train, tmp_path, monkeypatch):
     log = train([CSVCallback(tmp_path / "whole.csv")])
     with open(tmp_path / "whole.csv", newline="") as f:

@@ -102,6 +102,7 @@ def encode_with_template(
 def load_records(
     file: str,  # name of a file in `results/claims`
     folder: Path | str = "../../results/claims",
+    with_logits: bool = False,  # leave out runs without them, which only chose a learning rate
     **config: Any,  # values that the records must have, such as `layer=0`
 ) -> list[dict]:
     """Return the stored records with these values; without the file, an empty list.
@@ -112,7 +113,9 @@ def load_records(
     if not path.exists():
         return []
     return [
-        r for r in read_records(path) if all(r.get(key) == value for key, value in config.items())
+        record
+        for record in read_records(path, with_logits=with_logits)
+        if all(record.get(key) == value for key, value in config.items())
     ]
 
 
@@ -237,7 +240,7 @@ def _are_stored(methods: dict[str, str], folder: Path | str) -> bool:
 
 
 def _select_final_runs(records: list[dict]) -> list[dict]:
-    """Return the runs at the learning rate with the most seeds; the others were tried with one."""
+    """Return the runs at the learning rate with the most seeds; the others were tried with fewer."""
     by_learning_rate: dict[float | None, list[dict]] = {}
     for record in records:
         by_learning_rate.setdefault(record["lr"], []).append(record)

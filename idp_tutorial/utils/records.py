@@ -282,8 +282,10 @@ def _parse_records(data: bytes, path: Path) -> list[dict]:
 
 def read_records(
     *paths: Path | str,  # JSONL files
+    # leave out runs without logits, such as those that only served to choose a learning rate
+    with_logits: bool = False,
 ) -> list[dict]:
-    """Return all records of some files.
+    """Return all records of some files, or only those whose logits are stored.
 
     Raises: `UserError` for a missing file, a line that is not a record, or another schema.
     """
@@ -294,7 +296,7 @@ def read_records(
                 f"{path} does not exist: a comparison writes its records to OUT/compare.jsonl."
             )
         records += _parse_records(path.read_bytes(), path)
-    return records
+    return [r for r in records if "logits" in r] if with_logits else records
 
 
 def parse_conditions(

@@ -16,6 +16,7 @@ from idp_tutorial.reproduction.course import (
     check_answer,
     encode_course_sentences,
     load_course_scores,
+    load_records,
     load_short_task,
     show_slider,
     store_or_compare_scores,
@@ -78,14 +79,22 @@ def test_the_score_has_the_published_metric():
 def test_the_table_has_the_runs_of_one_layer():
     records = Path(__file__).resolve().parents[2] / "results"
     methods = {
-        "lpt": "claims/layers-trec-smollm2-static.jsonl",
+        "lpt": "why/layers-trec-600.jsonl",  # with runs that only chose a learning rate
         "probe": "claims/controls-smollm2.jsonl",
     }
     table = build_published_table(methods, "lpt-4", "trec", layer=15, folder=records)
     assert table["accuracy, %: smollm2"].tolist() == [
-        "80.4 ± 5.3 (10 seeds)",
+        "90.0 ± 2.3 (5 seeds)",
         "90.6 ± 0.0 (5 seeds)",
     ]
+
+
+def test_stored_records_are_selected_by_their_values_and_by_their_logits():
+    folder = Path(__file__).resolve().parents[2] / "results/why"
+    searched = load_records("layers-trec-600.jsonl", folder, method="lpt", layer=15)
+    final = load_records("layers-trec-600.jsonl", folder, with_logits=True, method="lpt", layer=15)
+    assert len({r["lr"] for r in searched}) == 5
+    assert [(r["lr"], r["seed"]) for r in final] == [(0.1, seed) for seed in range(5)]
 
 
 def test_several_scores_are_stored_and_one_is_compared(tmp_path):

@@ -36,6 +36,13 @@ def test_a_damaged_record_file_is_refused_and_a_cut_line_removed(tmp_path):
     )
 
 
+def test_runs_without_logits_are_left_out_on_request(tmp_path):
+    out = tmp_path / "r.jsonl"
+    out.write_text('{"seed": 0}\n{"seed": 1, "logits": "logits/r.npz/1"}\n')
+    assert [r["seed"] for r in records.read_records(out)] == [0, 1]
+    assert [r["seed"] for r in records.read_records(out, with_logits=True)] == [1]
+
+
 def test_records_name_files_without_their_folders(tmp_path):
     c = config(
         method="m-idpg-phm-glove",

@@ -240,7 +240,7 @@ def _are_stored(methods: dict[str, str], folder: Path | str) -> bool:
 
 
 def _select_final_runs(records: list[dict]) -> list[dict]:
-    """Return the runs at the learning rate with the most seeds; the others were tried with fewer."""
+    """Return the runs at the learning rate with the most seeds; the others have fewer."""
     by_learning_rate: dict[float | None, list[dict]] = {}
     for record in records:
         by_learning_rate.setdefault(record["lr"], []).append(record)

@@ -89,6 +89,29 @@ def known_tasks():
     TASKS.update(before)
 
 
+@pytest.fixture(scope="session")
+def small_sentiment(tmp_path_factory):
+    """Return a folder of tasks with a small `sentiment`, for commands in their own process."""
+    from small import write_splits
+
+    from idp_tutorial.data.synthetic import make_rows
+
+    folder = tmp_path_factory.mktemp("data")
+    sizes = dict(train=40, validation=20, test=20)
+    rows = {split: make_rows("sentiment", split, n=size) for split, size in sizes.items()}
+    write_splits(folder / "sentiment", **rows)
+    return folder
+
+
+@pytest.fixture
+def small_splits(monkeypatch):
+    """Give the bundled tasks fewer rows, for tests that do not depend on how many there are."""
+    from idp_tutorial.data.synthetic import SPLIT_SIZES
+
+    for split, size in dict(train=200, validation=40, test=60).items():
+        monkeypatch.setitem(SPLIT_SIZES, split, size)
+
+
 @pytest.fixture
 def messages():
     """The progress messages that the package has logged during the test."""

@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 
 from idp_tutorial.cli.compare import Progress
-from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.utils.process import handle_messages
 from idp_tutorial.utils.records import read_records
@@ -243,16 +242,10 @@ def test_earlier_results_stay_when_a_command_is_refused(refused, tmp_path):
     assert {p.read_text() for p in tmp_path.glob("[!.]*")} == {"before\n"}
 
 
-@pytest.fixture(scope="module")
-def few_options(tmp_path_factory):
-    """A folder with a small `sentiment`, and the options of quick runs on it."""
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "sentiment").mkdir()
-    for split, n in dict(train=40, validation=20, test=20).items():
-        (folder / "sentiment" / f"{split}.jsonl").write_text(
-            "".join(json.dumps(r) + "\n" for r in make_rows("sentiment", split, n=n))
-        )
-    return ["--data", folder, "--task", "sentiment", "--device", "cpu", "--batch_size", 8]
+@pytest.fixture
+def few_options(small_sentiment):
+    """Return the options of quick runs on a small `sentiment`."""
+    return ["--data", small_sentiment, "--task", "sentiment", "--device", "cpu", "--batch_size", 8]
 
 
 def three_files(out, methods, seeds):
@@ -534,7 +527,7 @@ def test_an_interrupted_comparison_keeps_what_is_finished(small_folder, few_opti
         "--steps",
         "3",
         "--seeds",
-        "9999",
+        "99",
         *few_options,
         "--out",
         tmp_path,
@@ -572,7 +565,7 @@ def test_an_interrupted_comparison_keeps_what_is_finished(small_folder, few_opti
         and [r["seed"] for r in records] == [*range(len(records))]
         and not (tmp_path / "compare.jsonl").exists()
     )
-    args[args.index("9999")] = str(len(records))
+    args[args.index("99")] = str(len(records))
     p = subprocess.run(
         [*map(str, [sys.executable, "-m", "idp_tutorial", "compare", *args])],
         capture_output=True,

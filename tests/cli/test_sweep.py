@@ -14,6 +14,8 @@ from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.utils.records import read_records
 
+pytestmark = pytest.mark.usefixtures("small_splits")
+
 LIB = "idp_tutorial.reproduction.analysis."
 
 
@@ -23,10 +25,11 @@ def choose_at_once(monkeypatch):
     )
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(small_sentiment, tmp_path, capsys):
     """The command runs as a program; a second call finds all runs done."""
     kw = dict(
         task="sentiment",
+        data=str(small_sentiment),
         methods="lpt",
         layers="1",
         seeds=1,

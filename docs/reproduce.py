@@ -12,7 +12,9 @@ from typing import Any
 import pandas as pd
 
 from idp_tutorial.assembly.config import RunConfig, RunOptions, recorded_option
+from idp_tutorial.cli.bench import BenchOptions
 from idp_tutorial.cli.reproduce import ReproduceOptions, figure_options
+from idp_tutorial.cli.supplement import supplement_command
 from idp_tutorial.methods.all_methods import methods_with_head
 from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS
 from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS, plan_figure_runs
@@ -104,8 +106,8 @@ HEADLINES = {  # paper or table: method whose scores the page repeats
     "id-spam": "ID-SPAM",
     "id-spam-16": "LoRA",
 }
-FIGURE_SEEDS = 5  # seeds of `idp reproduce` for a figure of `FIGURE_EXPERIMENTS`
-BENCH_STEPS = 3 * (1 + 7)  # steps of `idp bench` for a variant: three in each round, one warm-up
+# steps of `idp bench` for a variant: three in each round and in the warm-up
+BENCH_STEPS = 3 * (1 + BenchOptions.repeats)
 MEMORY_OF_GPUS = (24, 48, 80)  # GB
 MAX_COMMAND = 120  # characters of a command that is printed in a table
 MAX_CELLS = 4  # scores of a table that the page repeats
@@ -222,7 +224,7 @@ def estimate_table(
 def estimate_figure(name: str) -> Work:
     """Return the work of a figure that has an experiment of its own, at scale `full`."""
     base = figure_options(ReproduceOptions(table=name, scale="full"), None)
-    plan = plan_figure_runs(name, base, FIGURE_SEEDS)
+    plan = plan_figure_runs(name, base)
     return add_works(
         [Work(1, training_hours(cfg, count_steps(cfg), 1), estimate_memory(cfg)) for cfg in plan]
     )
@@ -267,10 +269,15 @@ def estimate_train(options: dict[str, str]) -> Work:
 
 
 def estimate_supplement(options: dict[str, str]) -> Work:
-    """Return the work of `idp supplement`: ten epochs over every pair in both orders."""
-    length = {"prompt_length": str(own_prompt_lengths()[options["method"]]), "batch_size": "32"}
-    cfg = read_run_options(length | options, options["task"]).with_method(options["method"])
-    steps = 10 * math.ceil(2 * TRAINING_EXAMPLES[cfg.task] / cfg.batch_size)
+    """Return the work of `idp supplement`, whose epochs have every pair in both orders."""
+    own = supplement_command.defaults
+    given = {
+        "prompt_length": str(own_prompt_lengths()[options["method"]]),
+        "batch_size": str(own["batch_size"]),
+        **options,
+    }
+    cfg = read_run_options(given, options["task"]).with_method(options["method"])
+    steps = round(own["epochs"] * math.ceil(2 * TRAINING_EXAMPLES[cfg.task] / cfg.batch_size))
     return Work(1, training_hours(cfg, steps, 1, True), estimate_memory(cfg, True))
 
 

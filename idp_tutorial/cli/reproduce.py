@@ -84,10 +84,14 @@ def figure_options(options: "ReproduceOptions", data: str | None) -> Any:
 
 def _reproduce_figure(options: "ReproduceOptions", data: str | None) -> None:
     """Run the experiment of a figure, and print its measurements for each seed."""
-    from idp_tutorial.reproduction.analysis.paper_figures import plan_figure_runs, reproduce_figure
+    from idp_tutorial.reproduction.analysis.paper_figures import (
+        FIGURE_SEEDS,
+        plan_figure_runs,
+        reproduce_figure,
+    )
 
     base = figure_options(options, data)
-    seeds = options.seeds or 5
+    seeds = options.seeds or FIGURE_SEEDS
     if options.plan:
         _print_plan(plan_figure_runs(options.table, base, seeds))
         return

@@ -38,6 +38,7 @@ from idp_tutorial.utils.durable_files import file_lock
 __all__ = [
     "MeasureFunction",
     "SIMILARITY_THRESHOLD",
+    "FIGURE_SEEDS",
     "FIGURE_EXPERIMENTS",
     "embed_examples",
     "prompt_similarity_correlation",
@@ -164,6 +165,7 @@ def _measure_map_correlation(
 
 
 SIMILARITY_THRESHOLD = 4.0  # similarity label (0 … 5) from which a pair counts as similar
+FIGURE_SEEDS = 5  # seeds of a figure with an experiment of its own
 
 
 def _measure_ranking(
@@ -208,7 +210,7 @@ FIGURE_EXPERIMENTS = {
 def reproduce_figure(
     name: str,  # key of `FIGURE_EXPERIMENTS`
     base_config: RunOptions,  # all settings but method, task and seed
-    seeds: int = 3,  # number of seeds: 0 … seeds−1
+    seeds: int = FIGURE_SEEDS,  # number of seeds: 0 … seeds−1
     out: Path | None = None,  # JSONL file; what it contains is not run again
     tasks: Mapping[str, Task] | None = None,  # tasks that are already loaded
     max_examples: int = 1500,  # maximum number of test examples (training examples for `idpg-f5`)
@@ -241,7 +243,7 @@ def reproduce_figure(
 def plan_figure_runs(
     name: str,  # key of `FIGURE_EXPERIMENTS`
     base_config: RunOptions,  # all settings but method, task and seed
-    seeds: int = 3,  # number of seeds: 0 … seeds−1
+    seeds: int = FIGURE_SEEDS,  # number of seeds: 0 … seeds−1
 ) -> list[RunConfig]:
     """Return the configs of the runs of a figure; no task is loaded."""
     experiment = FIGURE_EXPERIMENTS[check_name(name, FIGURE_EXPERIMENTS, "figure")]

@@ -7,9 +7,11 @@
 
     python results/why/factorial.py layers --data FOLDER --task trec --steps 600 --workers 8
 
-The records of a task are written to `results/why/NAME-TASK-STEPS.jsonl`. A process runs one
-learning rate of a cell at a time and stores it in a folder of its own, where a second call finds
-it; the parts are joined when all runs are done.
+The records of a task are written to `results/why/NAME-TASK-STEPS.jsonl`. A *cell* is a method with
+an initial head, a learning rate of the head and a layer. A process trains a cell at one learning
+rate with the first two seeds, or with one of the other seeds at the best learning rate, and stores
+the runs in a folder of their own, where a second call finds them. When all cells of a call are
+done, their runs are moved to the file of the task.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import multiprocessing
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -30,6 +33,8 @@ from idp_tutorial.reproduction.papers.claim_runs import steps_to_95_percent
 from idp_tutorial.runs.compare import run_seeds
 from idp_tutorial.runs.logits import has_logits, load_logits, write_run_arrays
 from idp_tutorial.runs.record import RunStore
+from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.durable_files import file_lock
 from idp_tutorial.utils.records import read_existing_records
 
 HERE = Path(__file__).parent
@@ -37,6 +42,7 @@ HEAD_LEARNING_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 FINE_TUNING_LEARNING_RATES = (5e-5, 1.5e-4, 5e-4)
 TUNING_SEEDS, SEEDS = 2, 5
 PROMPT_LENGTH = 5
+N_EVALUATIONS = 5
 STATIC_LEARNING_RATES = (0.03, 0.1, 0.3, 1.0, 3.0)
 NPG_LEARNING_RATES = (0.0007, 0.002, 0.007, 0.02, 0.06)
 HEAD_METHODS = ("prompt-tuning", "lpt-npg", "m-idpg-phm", "s-idpg-phm", "lpt")
@@ -51,6 +57,7 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         learning_rates=(3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
         head_learning_rates=(None,),
         shots=1000,
+        fine_tuning=True,
     ),
     "readout": dict(  # the head reads the first token, IDPG's generators the mean of the words
         methods=HEAD_METHODS,
@@ -75,6 +82,7 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         head_learning_rates=(None,),
         initial_heads=("probe",),
         shots=1000,
+        head_alone=False,
     ),
     "confirmation": dict(  # `readout` with new seeds, at the learning rates that it selected
         methods=HEAD_METHODS,
@@ -91,6 +99,7 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         pooling="cls",
         layer=0,
         seeds=10,  # as many as `readout` and `confirmation` together
+        head_alone=False,
     ),
     "edges": dict(  # below and above the learning rates of `readout`, which chose .003 and .1
         methods=("lpt-npg", "lpt"),
@@ -99,6 +108,7 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         initial_heads=("probe",),
         pooling="cls",
         sentence_pooling="mean",
+        head_alone=False,
     ),
     "same-readout": dict(  # as in the paper: IDPG's generators read the first token, too
         methods=("m-idpg-phm", "s-idpg-phm"),
@@ -106,6 +116,7 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         head_learning_rates=(None,),
         initial_heads=("probe",),
         pooling="cls",
+        head_alone=False,
     ),
     "layers": dict(  # LPT's figures 2 and 4 on a language model, with LPT's numbers of vectors
         backbone="smollm2",
@@ -117,6 +128,8 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         initial_heads=("random",),  # the verbalizer has none
         prompt_lengths=dict(lpt=20, **{"lpt-npg": 5}),
         layers={"lpt": (15, 0, 29, 24), "lpt-npg": (15, 29, 24)},
+        fine_tuning=True,
+        head_alone=False,  # the verbalizer has no head to train
     ),
 }
 Cell = tuple[str, str, float | None, int | None]  # method, `head_init`, `head_lr`, layer
@@ -126,11 +139,10 @@ def list_cells(name: str) -> Iterator[Cell]:
     """Yield the cells of a factorial; None as `head_lr` is the learning rate of the prompt."""
     factorial = FACTORIALS[name]
     initial_heads = factorial.get("initial_heads", ("random", "probe"))
-    # `readout` and `task` have the head alone, and the verbalizer has no head to train
-    if name not in ("first-layer", "same-readout", "late-1000", "edges", "layers"):
+    if factorial.get("head_alone", True):
         for head_init in initial_heads:
             yield "head-only", head_init, None, None
-    if name in ("task", "layers"):  # the upper end of what a prompt can gain
+    if factorial.get("fine_tuning"):  # the upper end of what a prompt can gain
         yield "fine-tuning", "random", None, None
     layers = factorial.get("layers", {})
     for method in factorial["methods"]:
@@ -140,20 +152,36 @@ def list_cells(name: str) -> Iterator[Cell]:
                     yield method, head_init, head_lr, layer
 
 
-def list_learning_rates(name: str, cell: Cell, task: str, steps: int) -> tuple[float, ...]:
-    """Return the learning rates of a cell; for a confirmation, the one that `readout` selected."""
+def list_learning_rates(args: argparse.Namespace, cell: Cell) -> tuple[float, ...]:
+    """Return the learning rates of a cell; for a confirmation, the one that `readout` selected.
+
+    Raises: `UserError` if the records of `readout` do not have one selected learning rate.
+    """
     method = cell[0]
-    if name == "confirmation":
-        file = HERE / f"readout-{task}-{steps}.jsonl"
+    if args.name == "confirmation":
+        file = args.out / f"readout-{args.task}-{args.steps}.jsonl"
         records = [r for r in read_existing_records(file) if r["method"] == method]
-        (best,) = {r["lr"] for r in records if "logits" in r}
-        return (best,)
+        selected = {r["lr"] for r in records if "logits" in r}
+        if len(selected) != 1:
+            raise UserError(
+                f"{file} has {len(selected)} selected learning rates of {method}, and one is "
+                f"needed: run factorial.py readout --task {args.task} --steps {args.steps} first."
+            )
+        return tuple(selected)
     if method == "head-only":
         return HEAD_LEARNING_RATES
     if method == "fine-tuning":
         return FINE_TUNING_LEARNING_RATES
-    rates = FACTORIALS[name]["learning_rates"]
+    rates = FACTORIALS[args.name]["learning_rates"]
     return rates[method] if isinstance(rates, dict) else rates
+
+
+def describe_selection(args: argparse.Namespace, cell: Cell, n_rates: int) -> str:
+    """Return how the learning rate of a cell is chosen, as the records say it."""
+    if args.name == "confirmation":
+        return f"selected in readout-{args.task}-{args.steps}.jsonl"
+    equal = "" if cell[0] in ("head-only", "fine-tuning") else " (equal for all methods)"
+    return f"best of {n_rates}{equal} on validation, seeds 0 and 1"
 
 
 def cell_config(args: argparse.Namespace, cell: Cell) -> RunConfig:
@@ -169,7 +197,7 @@ def cell_config(args: argparse.Namespace, cell: Cell) -> RunConfig:
         dtype=factorial.get("dtype", "float32"),
         steps=args.steps,
         batch_size=16,
-        eval_every=args.steps // 5,
+        eval_every=args.steps // N_EVALUATIONS,
         precision=args.precision,
         cache="both",
         cache_dir=args.cache,
@@ -202,71 +230,101 @@ def cell_folder(args: argparse.Namespace, cell: Cell) -> Path:
 
 
 def run_part(
-    args: argparse.Namespace, cell: Cell, lr: float, first_seed: int, seeds: int
+    args: argparse.Namespace,
+    cell: Cell,
+    lr: float,
+    first_seed: int,
+    seeds: int,  # number of seeds
+    selection: str,  # of `describe_selection`
 ) -> list[dict]:
     """Train a cell at one learning rate with some seeds, and return the records."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    file = records_file(args)
-    n_rates = len(list_learning_rates(args.name, cell, args.task, args.steps))
-    selection = f"best of {n_rates} (equal for all methods) on validation, seeds 0 and 1"
-    if args.name == "confirmation":
-        selection = f"selected in readout-{args.task}-{args.steps}.jsonl"
-    elif cell[0] in ("head-only", "fine-tuning"):
-        selection = f"best of {n_rates} on validation, seeds 0 and 1"
-    part = cell_folder(args, cell) / f"{lr}-{first_seed}" / file.name
-    part.parent.mkdir(parents=True, exist_ok=True)
+    part_file = cell_folder(args, cell) / f"{lr}-{first_seed}" / records_file(args).name
+    part_file.parent.mkdir(parents=True, exist_ok=True)
     task = load_task(args.task, args.data, FACTORIALS[args.name].get("shots"))
     cfg = replace(cell_config(args, cell), lr=lr)
-    return run_seeds(cfg, task, selection, seeds, RunStore(part), first_seed=first_seed)
+    return run_seeds(cfg, task, selection, seeds, RunStore(part_file), first_seed=first_seed)
+
+
+def choose_learning_rate(tried: dict[float, list[dict]]) -> float | None:
+    """Return the learning rate with the best mean validation score; None if all diverged.
+
+    A learning rate with a run that diverged is left out.
+    """
+    scores = {
+        lr: mean(r["validation"] for r in records)
+        for lr, records in tried.items()
+        if len(records) == TUNING_SEEDS and all(r["status"] == "done" for r in records)
+    }
+    return max(scores, key=lambda lr: scores[lr]) if scores else None
 
 
 def run_cells(pool: Executor, args: argparse.Namespace, cells: list[Cell]) -> None:
     """Train each cell at every learning rate with two seeds, then at the best with five (or ten).
 
-    A confirmation trains five new seeds at the learning rate that `readout` selected.
+    A confirmation trains five new seeds at the learning rate that `readout` selected. Raises:
+    `UserError` if a cell diverged at every learning rate, when the other cells are done.
     """
-    seeds = FACTORIALS[args.name].get("seeds", SEEDS)
-    first_seed = TUNING_SEEDS
-    rates = {cell: list_learning_rates(args.name, cell, args.task, args.steps) for cell in cells}
-    tuning = {}
-    if args.name == "confirmation":
-        first_seed, seeds = SEEDS, 2 * SEEDS
-    else:
-        for cell in cells:
-            tuning[cell] = [
-                pool.submit(run_part, args, cell, lr, 0, TUNING_SEEDS) for lr in rates[cell]
-            ]
-    last_runs = []
+    rates = {cell: list_learning_rates(args, cell) for cell in cells}
+    selections = {cell: describe_selection(args, cell, len(rates[cell])) for cell in cells}
+    is_confirmation = args.name == "confirmation"
+    end_seed = 2 * SEEDS if is_confirmation else FACTORIALS[args.name].get("seeds", SEEDS)
+    final_seeds = range(SEEDS if is_confirmation else TUNING_SEEDS, end_seed)
+    tuning = {
+        cell: {
+            lr: pool.submit(run_part, args, cell, lr, 0, TUNING_SEEDS, selections[cell])
+            for lr in rates[cell]
+        }
+        for cell in ([] if is_confirmation else cells)
+    }
+    final_runs = []
+    diverged = []
     for cell in cells:
-        (best, *_) = rates[cell]
-        if tuning:
-            tried = dict(zip(rates[cell], (run.result() for run in tuning[cell]), strict=True))
-            scores = {
-                lr: mean(r["validation"] for r in records)
-                for lr, records in tried.items()
-                if len(records) == TUNING_SEEDS and all(r["status"] == "done" for r in records)
-            }
-            best = max(scores, key=lambda lr: scores[lr])
-        for seed in range(first_seed, seeds):
-            last_runs.append(pool.submit(run_part, args, cell, best, seed, 1))
-    for run in last_runs:
+        best: float | None = rates[cell][0]
+        if not is_confirmation:
+            best = choose_learning_rate({lr: run.result() for lr, run in tuning[cell].items()})
+        if best is None:
+            diverged.append(cell)
+            continue
+        final_runs += [
+            pool.submit(run_part, args, cell, best, seed, 1, selections[cell])
+            for seed in final_seeds
+        ]
+    for run in final_runs:
         run.result()
+    if diverged:
+        raise UserError(f"{diverged} diverged at every learning rate: add lower ones.")
 
 
-def join_parts(args: argparse.Namespace) -> None:
-    """Move the records and logits of all parts to the file of the task.
+def run_key(record: dict) -> tuple:
+    """Return what tells a run of a factorial from the others."""
+    return (*record_cell(record), record["lr"], record["seed"])
 
-    Logits of runs that only served to choose a learning rate are left out.
+
+def record_cell(record: dict) -> Cell:
+    """Return the cell of a record."""
+    return record["method"], record["head_init"], record["head_lr"], record.get("layer")
+
+
+def join_parts(args: argparse.Namespace, cells: list[Cell]) -> None:
+    """Move the records and logits of cells to the file of the task.
+
+    Logits of runs that only served to choose a learning rate are left out. After an interruption,
+    a record that is in the file already is not stored again.
     """
     file = records_file(args)
     store = RunStore(file)
-    for folder in sorted(file.with_suffix("").glob("*")):
+    stored = {run_key(record) for record in read_existing_records(file)}
+    for cell in cells:
+        folder = cell_folder(args, cell)
         parts = [(part, read_existing_records(part)) for part in sorted(folder.glob("*/*.jsonl"))]
         final_rates = {
             r["lr"] for _, records in parts for r in records if r["seed"] >= TUNING_SEEDS
         }
         for part, records in parts:
             for record in records:
+                if run_key(record) in stored:
+                    continue
                 if record["lr"] in final_rates and has_logits(record, part.parent):
                     run = record["logits"].rpartition("/")[2]
                     arrays = load_logits(record, part.parent)
@@ -276,17 +334,51 @@ def join_parts(args: argparse.Namespace) -> None:
                 else:
                     record = {k: v for k, v in record.items() if not k.startswith("logits")}
                 store.add(record)
-    shutil.rmtree(file.with_suffix(""), ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # cells that were not trained by this call
+        file.with_suffix("").rmdir()
 
 
 def is_complete(name: str, cell: Cell, records: list[dict]) -> bool:
-    """Return whether the joined records have all seeds of a cell at its final learning rate."""
-    seeds = {
-        r["seed"]
-        for r in records
-        if (r["method"], r["head_init"], r["head_lr"], r.get("layer")) == cell and "logits" in r
-    }
-    return len(seeds) == FACTORIALS[name].get("seeds", SEEDS)
+    """Return whether the joined records have all seeds of a cell at its final learning rate.
+
+    A run that diverged counts.
+    """
+    seeds: dict[float, set[int]] = {}
+    for record in records:
+        if record_cell(record) == cell:
+            seeds.setdefault(record["lr"], set()).add(record["seed"])
+    n_seeds = FACTORIALS[name].get("seeds", SEEDS)
+    return max(map(len, seeds.values()), default=0) == n_seeds
+
+
+def select_cells(args: argparse.Namespace, records: list[dict]) -> list[Cell]:
+    """Return the cells of a call that are not complete.
+
+    Raises: `UserError` if the options match no cell, or the records are of another backbone or
+    precision.
+    """
+    known = list(list_cells(args.name))
+    cells = [
+        cell
+        for cell in known
+        if (not args.methods or cell[0] in args.methods)
+        and (not args.initial_heads or cell[1] in args.initial_heads)
+        and (not args.layers or cell[3] in args.layers)
+    ]
+    if not cells:
+        raise UserError(f"no cell of {args.name} has these options. Its cells are {known}.")
+    for record in records:
+        if record_cell(record) not in cells:
+            continue
+        cfg = cell_config(args, record_cell(record))
+        for name in ("backbone", "precision"):
+            if record[name] != getattr(cfg, name):
+                raise UserError(
+                    f"{records_file(args)} has runs with {name} {record[name]!r}, and this call "
+                    f"has {getattr(cfg, name)!r}: use the same, or another folder --out."
+                )
+    return [cell for cell in cells if not is_complete(args.name, cell, records)]
 
 
 def main() -> None:
@@ -305,19 +397,17 @@ def main() -> None:
     parser.add_argument("--cache", help="folder of cached states (default: the user's cache)")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the records")
     args = parser.parse_args()
-    done = read_existing_records(records_file(args))
-    cells = [
-        cell
-        for cell in list_cells(args.name)
-        if (not args.methods or cell[0] in args.methods)
-        and (not args.initial_heads or cell[1] in args.initial_heads)
-        and (not args.layers or cell[3] in args.layers)
-        and not is_complete(args.name, cell, done)
-    ]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(args.workers, mp_context=context) as pool:
-        run_cells(pool, args, cells)
-    join_parts(args)
+    if args.steps < N_EVALUATIONS:
+        parser.error(f"--steps must be at least {N_EVALUATIONS}, got {args.steps}")
+    try:
+        with file_lock(records_file(args).with_suffix("")):
+            cells = select_cells(args, read_existing_records(records_file(args)))
+            context = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(args.workers, mp_context=context) as pool:
+                run_cells(pool, args, cells)
+            join_parts(args, cells)
+    except UserError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,10 @@
 Interactions of a contrast with a setting, on records whose answer is known.
 """
 
+import argparse
 import importlib.util
+from collections import Counter
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -307,8 +310,7 @@ def test_the_controls_have_the_test_examples_of_the_factorials():
                 assert control["split_sizes"] == {**run["split_sizes"], "train": n}
 
 
-PROMPTS = ("prompt-tuning", "m-idpg-phm", "s-idpg-phm", "p-tuning-v2")
-# file: methods, or methods with an initial head, that were not run, as PLAN.md says
+# file: methods that were not run, as PLAN.md says
 FACTORIAL_FILES = {
     "head-trec-310": (),
     "head-subj-310": (),
@@ -328,16 +330,155 @@ FACTORIAL_FILES = {
 }
 
 
-@pytest.mark.skipif(not WHY.exists(), reason="results/why is not in this installation")
-@pytest.mark.parametrize(("file", "missing"), FACTORIAL_FILES.items())
-def test_the_stored_factorials_are_complete_and_would_train_nothing_again(file, missing):
+needs_records = pytest.mark.skipif(
+    not WHY.exists(), reason="results/why is not in this installation"
+)
+
+
+@pytest.fixture
+def factorial():
+    """Return the script results/why/factorial.py as a module."""
     spec = importlib.util.spec_from_file_location("factorial", WHY / "factorial.py")
-    factorial = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(factorial)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@needs_records
+@pytest.mark.parametrize(("file", "missing"), FACTORIAL_FILES.items())
+def test_the_stored_factorials_are_complete_and_would_train_nothing_again(factorial, file, missing):
     name = file.rsplit("-", 2)[0]
     records = read_records(WHY / f"{file}.jsonl")
     cells = list(factorial.list_cells(name))
-    incomplete = {cell[:2] for cell in cells if not factorial.is_complete(name, cell, records)}
-    assert incomplete == {c[:2] for c in cells if c[0] in missing or c[:2] in missing}
-    stored = {(record["method"], record["head_init"]) for record in records}
-    assert stored == {cell[:2] for cell in cells} - incomplete
+    incomplete = {cell for cell in cells if not factorial.is_complete(name, cell, records)}
+    assert incomplete == {cell for cell in cells if cell[0] in missing}
+    assert {factorial.record_cell(record) for record in records} == {*cells} - incomplete
+    runs = [factorial.run_key(record) for record in records]
+    assert len(runs) == len({*runs})
+    for cell in {*cells} - incomplete:
+        of_cell = [r for r in records if factorial.record_cell(r) == cell]
+        seeds = Counter(record["lr"] for record in of_cell)
+        final = max(seeds, key=lambda lr: seeds[lr])
+        assert {seeds[lr] for lr in seeds if lr != final} <= {factorial.TUNING_SEEDS}
+        assert {record["lr"] for record in of_cell if "logits" in record} == {final}
+
+
+class AtOnce(Executor):
+    """Run each call when it is submitted; stop before the call with this number."""
+
+    def __init__(self, stop=None):
+        self.stop, self.calls = stop, 0
+
+    def submit(self, function, *args):
+        self.calls += 1
+        if self.calls == self.stop:
+            raise KeyboardInterrupt
+        future = Future()
+        future.set_result(function(*args))
+        return future
+
+
+@pytest.fixture
+def fake_training(factorial, monkeypatch):
+    """Train nothing: a run's validation score depends on its learning rate. Return the runs."""
+    template = next(r for r in read_records(WHY / "layers-trec-600.jsonl") if r["method"] == "lpt")
+    trained = []
+
+    def run_seeds(cfg, task, selection, seeds, store, first_seed=0):
+        stored = {r["seed"]: r for r in factorial.read_existing_records(store.file)}
+        for seed in range(first_seed, first_seed + seeds):
+            if seed not in stored:
+                values = dict(method=cfg.method, lr=cfg.lr, seed=seed, layer=cfg.get("layer"))
+                status = "diverged" if cfg.lr in diverging else "done"
+                values |= dict(
+                    validation=-abs(cfg.lr - 0.3), logits="logits/a.npz/run", status=status
+                )
+                stored[seed] = store.add(template | values | dict(lr_selection=selection))
+                trained.append((cfg.method, cfg.get("layer"), cfg.lr, seed))
+        return [stored[seed] for seed in range(first_seed, first_seed + seeds)]
+
+    diverging = set()
+    for name, function in dict(
+        run_seeds=run_seeds,
+        load_task=lambda *args: None,
+        has_logits=lambda record, folder: "logits" in record,
+        load_logits=lambda record, folder: {},
+        write_run_arrays=lambda file, run, arrays: dict(
+            logits="logits/b.npz/run", logits_digest="0"
+        ),
+    ).items():
+        monkeypatch.setattr(factorial, name, function)
+    return trained, diverging
+
+
+def factorial_options(folder, **changes):
+    """Return the options of a call of factorial.py for SmolLM2's layers 15 and 24."""
+    options = dict(name="layers", task="trec", steps=600, backbone="minilm", precision="bf16")
+    options |= dict(methods=["lpt"], initial_heads=None, layers=[15, 24], data="data", cache=None)
+    return argparse.Namespace(**{**options, "out": folder, **changes})
+
+
+def call_factorial(factorial, options, stop=None):
+    """Run and join the cells of a call; return its records."""
+    file = factorial.records_file(options)
+    cells = factorial.select_cells(options, factorial.read_existing_records(file))
+    factorial.run_cells(AtOnce(stop), options, cells)
+    factorial.join_parts(options, cells)
+    return factorial.read_existing_records(file)
+
+
+@needs_records
+def test_a_factorial_trains_each_rate_twice_and_the_best_with_all_seeds(
+    factorial, fake_training, tmp_path
+):
+    trained, _ = fake_training
+    records = call_factorial(factorial, factorial_options(tmp_path))
+    rates = factorial.STATIC_LEARNING_RATES
+    expected = {("lpt", k, lr, seed) for k in (15, 24) for lr in rates for seed in (0, 1)}
+    expected |= {("lpt", k, 0.3, seed) for k in (15, 24) for seed in (2, 3, 4)}
+    assert {*trained} == expected and len(trained) == len(expected) == len(records)
+    assert {r["lr"] for r in records if "logits" in r} == {0.3}
+    assert {r["lr_selection"].partition(" (")[0] for r in records} == {"best of 5"}
+    assert call_factorial(factorial, factorial_options(tmp_path)) == records
+    assert len(trained) == len(expected)
+
+
+@needs_records
+@pytest.mark.parametrize("stop", [2, 11, 13, "join"])
+def test_an_interrupted_factorial_trains_and_stores_no_run_twice(
+    factorial, fake_training, tmp_path, monkeypatch, stop
+):
+    trained, _ = fake_training
+    options = factorial_options(tmp_path)
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        if stop == "join":
+            patch.setattr(factorial, "write_run_arrays", interrupt)  # after some records
+        call_factorial(factorial, options, None if stop == "join" else stop)
+    call_factorial(factorial, factorial_options(tmp_path, layers=[24]))  # of the other cell
+    records = call_factorial(factorial, options)
+    assert len(trained) == len({*trained}) == len(records) == 26
+    assert len({factorial.run_key(record) for record in records}) == 26
+
+
+@needs_records
+def test_a_factorial_says_what_it_cannot_do(factorial, fake_training, tmp_path):
+    _, diverging = fake_training
+    options = factorial_options(tmp_path)
+    with pytest.raises(UserError, match="no cell of layers has these options"):
+        factorial.select_cells(factorial_options(tmp_path, layers=[3]), [])
+    diverging.update(factorial.STATIC_LEARNING_RATES)
+    with pytest.raises(UserError, match="15.*diverged at every learning rate: add lower ones"):
+        call_factorial(factorial, options)
+    diverging.clear()
+    other = factorial_options(tmp_path / "other")
+    records = call_factorial(factorial, other)
+    other.precision = "no"
+    with pytest.raises(UserError, match="has runs with precision 'bf16', and this call has 'no'"):
+        factorial.select_cells(other, records)
+    with pytest.raises(UserError, match="0 selected learning rates of lpt.*readout --task trec"):
+        confirmation = factorial_options(tmp_path, name="confirmation", layers=None)
+        factorial.list_learning_rates(confirmation, ("lpt", "probe", None, None))

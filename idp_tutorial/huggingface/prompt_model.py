@@ -502,6 +502,11 @@ class PromptModel(nn.Module):
         embeddings = self.backbone.word_embeddings
         has_noise = hasattr(embeddings, "neftune_noise_alpha")  # set by the `Trainer`
         if has_noise and self.training and not embeddings.training:
+            # the `Trainer` removes both only at the end of a training
+            del embeddings.neftune_noise_alpha
+            for hook_id, hook in [*embeddings._forward_hooks.items()]:
+                if getattr(hook, "__name__", "") == "neftune_post_forward_hook":
+                    del embeddings._forward_hooks[hook_id]
             raise UserError(
                 "neftune_noise_alpha was given, but the layers below the prompt are in eval mode, "
                 "so the word embeddings get no noise: leave neftune_noise_alpha out, or give "

@@ -378,8 +378,11 @@ def without_dropout(method, **options):
 
 
 def test_noise_on_word_embeddings_is_refused_where_it_has_no_effect(tmp_path):
+    model = prompt_model(num_labels=N_LABELS)
     with pytest.raises(UserError, match="neftune_noise_alpha was given, .* leave neftune_noise_"):
-        train(tmp_path / "a", neftune_noise_alpha=5.0)
+        train(tmp_path / "a", model=model, neftune_noise_alpha=5.0)
+    train(tmp_path / "a", model=model)
+    assert not model.get_input_embeddings()._forward_hooks
     runs = []
     for alpha in (None, None, 5.0):
         torch.manual_seed(0)

@@ -6,9 +6,11 @@ written for its `Trainer` work here. `CallbackRunner` calls them with what `Trai
 """
 
 import csv
+import inspect
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -115,25 +117,43 @@ def _make_training_arguments(run: Any, folder: Path | str | None) -> "TrainingAr
     )
 
 
+def _needs_arguments(callback_class: type) -> bool:
+    """Return whether a class cannot be called without arguments."""
+    with suppress(ValueError):  # a class that is not written in Python may have no signature
+        signature = inspect.signature(callback_class)
+        try:
+            signature.bind()
+        except TypeError:
+            return True
+    return False
+
+
 def list_callbacks(
     callbacks: Any,  # `TrainerCallback` objects or classes, or others with some of its methods
-) -> list[Any]:  # objects
-    """Return callbacks as a list of objects.
+) -> list[Any]:  # the same objects and classes
+    """Return callbacks as a list after checking each of them.
 
-    Raises: `UserError` for a callback that is not in a list, and for another object.
+    Raises: `UserError` for a callback that is not in a list, for another object, and for a class
+    that needs arguments.
     """
-    if not isinstance(callbacks, Iterable):
+    if not isinstance(callbacks, Iterable) or isinstance(callbacks, (str, bytes, Mapping)):
         raise UserError(
             f"callbacks must be a list of transformers.TrainerCallback, got {callbacks!r:.60}: "
             "write callbacks=[...]."
         )
-    objects = [c() if isinstance(c, type) else c for c in callbacks]
-    for callback in objects:
+    checked = [*callbacks]
+    for callback in checked:
         if not any(name.startswith("on_") for name in dir(callback)):
             raise UserError(
-                f"a callback must be a transformers.TrainerCallback, got {callback!r:.60}."
+                f"a callback must be a transformers.TrainerCallback, got {callback!r:.60}: give an "
+                "object with methods such as on_step_end."
             )
-    return objects
+        if isinstance(callback, type) and _needs_arguments(callback):
+            raise UserError(
+                f"the callback {callback.__name__} needs arguments: give an object, such as "
+                f"{callback.__name__}(...), not the class."
+            )
+    return checked
 
 
 class CallbackRunner:
@@ -146,11 +166,11 @@ class CallbackRunner:
     def __init__(
         self,
         run: Any,  # a `TrainingRun` of `training.fit`
-        callbacks: Iterable[Any] = (),  # as for `list_callbacks`
+        callbacks: Iterable[Any] = (),  # as for `list_callbacks`; an object is made of each class
         folder: Path | str | None = None,  # folder of the run, for callbacks that write files
     ) -> None:
         self.run = run
-        self.callbacks = list_callbacks(callbacks)
+        self.callbacks = [c() if isinstance(c, type) else c for c in list_callbacks(callbacks)]
         if not self.callbacks:
             return
         from transformers import TrainerControl, TrainerState

@@ -501,6 +501,8 @@ class PromptEstimator(BaseEstimator):
                 progress=None if self.verbose is None else bool(self.verbose),
             )
 
+        # a list, since an iterator would have callbacks for the first training only; each training
+        # makes its own objects of classes, so that a counter of early stopping starts anew
         callbacks = list_callbacks(callbacks)
         trials = try_learning_rates(train, learning_rates, title=self.method)
         if trials.log is None:

@@ -855,6 +855,22 @@ def test_verbose_shows_a_progress_bar_and_callbacks_are_called(quick, capsys):
     assert "2/2" in capsys.readouterr().err
 
 
+def test_each_learning_rate_has_its_own_object_of_a_callback_class(quick):
+    counters = []
+
+    class Counter:
+        def __init__(self):
+            counters.append(self)
+            self.n = 0
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.n += 1
+
+    quick(lr="auto").fit(TEXTS, LABELS, callbacks=iter([Counter]))
+    assert len(counters) == len(METHODS["lpt-npg"].learning_rates)
+    assert {counter.n for counter in counters} == {2}
+
+
 def test_a_callback_that_is_not_in_a_list_is_refused(quick):
     class Counter:
         def on_step_end(self, args, state, control, **kwargs):

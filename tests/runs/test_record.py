@@ -9,9 +9,11 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from small import config, small_task
 
+from idp_tutorial.assembly.build import load_config_backbone
 from idp_tutorial.data.splits import load_splits_from_folder
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import load_table_task
@@ -228,21 +230,28 @@ def test_the_digest_has_labels_groups_and_the_definition_of_the_task():
     assert len({t.digest(include_test=False) for t in (task, others[2], others[3])}) == 1
 
 
-def test_a_backbone_is_loaded_for_its_digest_only_if_its_files_are_new(
-    small_folder, tmp_path, monkeypatch
-):
-    loads = []
+@pytest.fixture
+def loads(monkeypatch):
+    """The configs whose backbones are loaded for their digests."""
+    configs = []
     load = run_records.load_config_backbone
     monkeypatch.setattr(
-        run_records, "load_config_backbone", lambda cfg: loads.append(cfg) or load(cfg)
+        run_records, "load_config_backbone", lambda cfg: configs.append(cfg) or load(cfg)
     )
+    monkeypatch.setattr(run_records, "_BACKBONE_DIGESTS", {})
+    return configs
+
+
+def test_a_backbone_is_loaded_for_its_digest_only_if_its_files_are_new(
+    small_folder, tmp_path, loads
+):
     folder = tmp_path / "backbone"
     shutil.copytree(small_folder, folder)
     cfg = config(backbone=str(folder))
     first = backbone_digest(cfg)
     for other in (cfg, replace(cfg, seed=1, batch_size=4)):
         assert backbone_digest(other) == first
-    assert len(loads) == 1 and first == load(cfg).initial_fingerprint()
+    assert len(loads) == 1 and first == load_config_backbone(cfg).initial_fingerprint()
     assert backbone_digest(replace(cfg, dtype="bfloat16")) != first and len(loads) == 2
     (folder / MANIFEST_NAME).unlink(missing_ok=True)
     file = folder / "model.safetensors"
@@ -253,8 +262,39 @@ def test_a_backbone_is_loaded_for_its_digest_only_if_its_files_are_new(
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["normalizer"] = None
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    backbone_digest(cfg)
-    assert len(loads) == 4
+    last = backbone_digest(cfg)
+    assert len(loads) == 4 and backbone_digest(cfg) == last
+    assert len(loads) == 4 and last == load_config_backbone(cfg).initial_fingerprint()
+
+
+def test_the_digest_of_a_branch_is_not_kept(small_folder, tmp_path, loads, monkeypatch):
+    """Another call may load another commit."""
+    cache = tmp_path / "hub"
+    repo = cache / "models--me--mine"
+    (repo / "refs").mkdir(parents=True)
+    commits = ["a" * 40, "b" * 40]
+    for commit in commits:
+        shutil.copytree(small_folder, repo / "snapshots" / commit)
+    file = repo / "snapshots" / commits[1] / "model.safetensors"
+    tensors = load_file(file)
+    next(t for name, t in tensors.items() if "word_embeddings" in name).add_(1.0)
+    save_file(tensors, file, {"format": "pt"})
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    digests = []
+    for commit in commits:
+        (repo / "refs/main").write_text(commit)
+        digests.append(backbone_digest(config(backbone="me/mine")))
+    assert len(loads) == 2 and digests[0] != digests[1]
+    for _ in range(2):
+        pinned = [backbone_digest(config(backbone=f"me/mine@{commit}")) for commit in commits]
+        assert pinned == digests and len(loads) == 4
+
+
+def test_the_digest_of_a_backbone_without_files_is_not_kept(small_folder, loads, monkeypatch):
+    monkeypatch.setattr(run_records, "list_backbone_files", lambda name: [])
+    cfg = config(backbone=str(small_folder))
+    assert backbone_digest(cfg) == backbone_digest(cfg) and len(loads) == 2
+    assert not run_records._BACKBONE_DIGESTS
 
 
 # --- a folder of one run

@@ -151,11 +151,16 @@ def per_example_scores(
 
     It is 100 for every example that was predicted correctly, and 0 for the others; for a regression
     it is that of `correlation_by_example`, for Spearman's correlation with ranks. Of a record with
-    `logits_before`, the score before the training is subtracted.
+    `logits_before`, the score before the training is subtracted. Raises: `UserError` if the
+    examples of the split have no labels.
     """
     arrays = load_logits(record, folder)
     logits = arrays[split].astype(np.float32)
-    labels = arrays[f"{split}_label"]
+    labels = arrays.get(f"{split}_label")
+    if labels is None:
+        raise UserError(
+            f"{record['logits']} has no labels of the {split} split: train the run again."
+        )
     correlations = _correlation_metrics(record)
     if correlations:
         ranked = dict(pearson=np.asarray, spearman=rankdata)

@@ -12,7 +12,10 @@ from idp_tutorial.runs.contrasts import (
     adjust_p_values_holm,
     estimate_contrast,
     paired_bootstrap,
+    per_example_scores,
 )
+from idp_tutorial.runs.logits import write_run_arrays
+from idp_tutorial.utils.checks import UserError
 
 
 def test_the_interval_contains_zero_without_an_effect_and_excludes_it_with_one():
@@ -219,6 +222,16 @@ def test_an_extra_seed_of_one_task_is_left_out():
     ]
     estimate = estimate_contrast(rs, "a", "b")
     assert estimate["runs"] == 5 and [s["task"] for s in estimate["settings"]] == ["x", "y"]
+
+
+def test_the_scores_of_examples_need_labels(tmp_path):
+    logits = np.eye(2, dtype=np.float32)
+    arrays = dict(test=logits, test_label=np.array([0, 0]), validation=logits)
+    written = write_run_arrays(tmp_path / "logits/c.npz", "run", arrays)
+    run = record("a", 0, 50.0, **written)
+    assert per_example_scores(run, tmp_path).tolist() == [100.0, 0.0]
+    with pytest.raises(UserError, match="c.npz/run has no labels of the validation split: train"):
+        per_example_scores(run, tmp_path, "validation")
 
 
 def test_a_missing_package_for_corrected_p_values_is_named(monkeypatch):

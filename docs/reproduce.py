@@ -270,14 +270,15 @@ def estimate_train(options: dict[str, str]) -> Work:
 
 def estimate_supplement(options: dict[str, str]) -> Work:
     """Return the work of `idp supplement`, whose epochs have every pair in both orders."""
-    own = supplement_command.defaults
+    defaults = supplement_command.defaults
     given = {
         "prompt_length": str(own_prompt_lengths()[options["method"]]),
-        "batch_size": str(own["batch_size"]),
+        "batch_size": str(defaults["batch_size"]),
         **options,
     }
     cfg = read_run_options(given, options["task"]).with_method(options["method"])
-    steps = round(own["epochs"] * math.ceil(2 * TRAINING_EXAMPLES[cfg.task] / cfg.batch_size))
+    epochs = float(options.get("epochs", defaults["epochs"]))
+    steps = round(epochs * math.ceil(2 * TRAINING_EXAMPLES[cfg.task] / cfg.batch_size))
     return Work(1, training_hours(cfg, steps, 1, True), estimate_memory(cfg, True))
 
 

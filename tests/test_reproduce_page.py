@@ -74,6 +74,8 @@ def test_estimates_of_commands():
     passes = 785404 * 10 * page.ASSUMED_TOKENS * 75
     hours = passes / page.layer_tokens_per_ms("roberta-large") / 3.6e6
     assert page.estimate_command(supplement).hours == pytest.approx(hours, rel=0.1)
+    shorter = page.estimate_command(f"{supplement} --epochs 2.5").hours
+    assert shorter == pytest.approx(hours / 4, rel=0.1)
     train = "idp train --method lpt-npg --backbone runs/a --task sst2 --batch_size 32 --epochs 10"
     assert page.estimate_command(f"{train} --learning_rates 1e-3,1e-4").runs == 2
     # the table of one backbone costs what its plan costs

@@ -100,9 +100,11 @@ def encode_with_template(
 
 
 def load_records(
-    file: str,  # name of a file in `results/claims`
-    folder: Path | str = "../../results/claims",
-    with_logits: bool = False,  # leave out runs without them, which only chose a learning rate
+    file: str,  # name of a JSONL file of records
+    folder: Path | str = "../../results/claims",  # folder of the file
+    *,
+    # True: leave out runs without logits, which only chose a learning rate
+    with_logits: bool = False,
     **config: Any,  # values that the records must have, such as `layer=0`
 ) -> list[dict]:
     """Return the stored records with these values; without the file, an empty list.

@@ -27,8 +27,7 @@ test: .venv/.dev ## what CI runs, without the test of the wheel
 	@$(BIN)/ruff check --quiet --output-format=concise $(CHECKED)
 	@$(BIN)/ruff check --quiet --output-format=concise --select E501 nbs
 	@$(BIN)/ruff format --quiet --check $(FORMATTED)
-	@$(BIN)/mypy
-	@$(BIN)/python docs/notebooks.py check
+	@$(BIN)/mypy & mypy=$$!; $(BIN)/python docs/notebooks.py check && wait $$mypy
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 faults: .venv/.dev ## fault campaigns (an hour): kills, full disks, damaged files, two at once, random input; prints the counts

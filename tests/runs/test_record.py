@@ -247,17 +247,17 @@ def test_a_backbone_is_loaded_for_its_digest_only_if_its_files_are_new(
 ):
     folder = tmp_path / "backbone"
     shutil.copytree(small_folder, folder)
+    (folder / MANIFEST_NAME).unlink(missing_ok=True)
     cfg = config(backbone=str(folder))
     first = backbone_digest(cfg)
     for other in (cfg, replace(cfg, seed=1, batch_size=4)):
         assert backbone_digest(other) == first
     assert len(loads) == 1 and first == load_config_backbone(cfg).initial_fingerprint()
     assert backbone_digest(replace(cfg, dtype="bfloat16")) != first and len(loads) == 2
-    (folder / MANIFEST_NAME).unlink(missing_ok=True)
     file = folder / "model.safetensors"
-    tensors = load_file(file)
-    next(t for name, t in tensors.items() if "word_embeddings" in name).add_(1.0)
-    save_file(tensors, file, {"format": "pt"})  # of the same size
+    weights = bytearray(file.read_bytes())
+    weights[-1] ^= 128  # the sign of the last weight, so the size is the same
+    file.write_bytes(weights)
     assert backbone_digest(cfg) != first and len(loads) == 3
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["normalizer"] = None

@@ -5,19 +5,15 @@ from .core.prompted_model import PromptedModel as PromptedModel
 from .core.steps import Add as Add
 from .core.steps import Insert as Insert
 from .core.steps import KeyValue as KeyValue
-from .core.steps import PromptSource as PromptSource
 from .core.steps import Replace as Replace
 from .data.tasks import load_task as load_task
 from .data.user_data import load_table_task as load_table_task
 from .estimator import PromptClassifier as PromptClassifier
 from .estimator import PromptRegressor as PromptRegressor
-from .families.family import register_family as register_family
 from .huggingface import PromptModel as PromptModel
 from .huggingface import get_prompt_model as get_prompt_model
 from .methods.all_methods import METHODS as METHODS
 from .methods.all_methods import register as register
-from .runs.compare import compare_methods as compare_methods
-from .runs.experiment import Experiment as Experiment
 from .runs.experiment import run_experiment as run_experiment
 from .saving.prompt_files import (
     from_pretrained as from_pretrained,
@@ -25,7 +21,6 @@ from .saving.prompt_files import (
 from .saving.prompt_files import (
     save_pretrained as save_pretrained,
 )
-from .training.evaluation import evaluate as evaluate
 from .training.evaluation import generate as generate
 from .training.evaluation import predict as predict
 from .training.fit import fit as fit

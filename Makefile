@@ -4,7 +4,7 @@ ARGS ?=
 NB ?=
 COMPARE = $(or $(ARGS),--standardise --steps 180 --evaluations 2 --cache both)
 BIN := $(CURDIR)/.venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-input -c constraints.txt
 DESCRIPTION := setup.py settings.ini pyproject.toml constraints.txt
 unexport PYTHONPATH PYTHONHOME
 export PATH := $(BIN):$(PATH)

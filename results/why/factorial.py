@@ -29,7 +29,6 @@ from typing import Any
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.method_registry import ALL_METHODS
-from idp_tutorial.reproduction.papers.claim_runs import steps_to_95_percent
 from idp_tutorial.runs.compare import run_seeds
 from idp_tutorial.runs.logits import has_logits, load_logits, write_run_arrays
 from idp_tutorial.runs.record import RunStore
@@ -379,6 +378,12 @@ def select_cells(args: argparse.Namespace, records: list[dict]) -> list[Cell]:
                     f"has {getattr(cfg, name)!r}: use the same, or another folder --out."
                 )
     return [cell for cell in cells if not is_complete(args.name, cell, records)]
+
+
+def steps_to_95_percent(history: list[tuple[int, float]]) -> int:
+    """Return the step of the first evaluation that reaches 95 % of the best score."""
+    best = max(score for _, score in history)
+    return next(step for step, score in history if score >= 0.95 * best)
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 Modules:
 
-- `claim_runs`: Run the experiments behind the records in `results/claims`.
 - `claims`: A table of the papers' claims, with the verdict that the project's records give on each.
 - `protocols`: Turn every cell of a published table into the config of a run, as its paper trained
   it.

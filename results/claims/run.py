@@ -1,6 +1,6 @@
 """Run the experiments behind the records in `results/claims`.
 
-    python -m idp_tutorial.reproduction.papers.claim_runs EXPERIMENT TASKS --out FILE
+    python results/claims/run.py EXPERIMENT TASKS --out FILE
 
 The experiments are `controls`, `methods`, `fewshot`, `supplemented`, `differences` and `layers`.
 The environment variable IDP_DATA names the folder of tasks. `effects` trains nothing: it writes
@@ -39,10 +39,6 @@ from idp_tutorial.utils.checks import check_name
 from idp_tutorial.utils.options import Range
 from idp_tutorial.utils.process import handle_messages
 from idp_tutorial.utils.records import append_record, read_existing_records, read_records
-
-__all__ = [
-    "run_claim_experiment",
-]
 
 CONTROLS = ["majority", "probe", "side-network"]
 # of supplementary training (IDPG, Table 4)

@@ -17,7 +17,6 @@ interval says whether the settings differ, which two separate intervals do not.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -26,8 +25,7 @@ import numpy as np
 import pandas as pd
 
 from idp_tutorial.reproduction.papers.claims import REFERENCE_CONTROLS, read_claims
-from idp_tutorial.reproduction.papers.protocols import select_paper_learning_rates
-from idp_tutorial.reproduction.papers.statements import printed_differences, published_means
+from idp_tutorial.reproduction.papers.statements import printed_differences
 from idp_tutorial.runs.contrasts import paired_bootstrap, per_example_scores
 from idp_tutorial.runs.logits import has_logits
 from idp_tutorial.utils.checks import UserError
@@ -45,14 +43,8 @@ __all__ = [
     "read_factorial",
     "read_controls",
     "contrast_table",
-    "interaction_table",
-    "score_table",
     "draw_contrasts",
     "pooling_table",
-    "few_shot_contrast_table",
-    "few_shot_score_table",
-    "learning_rate_table",
-    "draw_learning_rates",
 ]
 
 
@@ -174,7 +166,6 @@ SETTINGS: dict[str, dict[str, Any]] = {  # of the factorials
     FIRST_TOKEN: dict(pooling="cls", head_init="probe", head_lr=None),
 }
 LANGUAGE_MODEL = "SmolLM2, label word"
-PUBLISHED = "paper, RoBERTa-large"
 _TASK_NAMES = {"trec": "TREC", "subj": "Subj"}
 FEW_SHOT_TASKS = {"cr": "CR", "mr": "MR", "sst2": "SST-2", "stsb": "STS-B"}  # 1,000 examples
 
@@ -292,54 +283,6 @@ def contrast_table(
     return pd.DataFrame(rows, columns=columns)
 
 
-def interaction_table(
-    records: Sequence[dict],  # of `read_factorial`
-    folder: Path | str,  # folder of the records
-) -> pd.DataFrame:  # columns: contrast, head's learning rate, effect, low, high, p, detectable
-    """Return by how much each contrast is larger with a random head than with the probe's."""
-    rows = []
-    for label, ((a, b), _, _) in CONTRASTS.items():
-        for head_lr, name in ((1e-3, "0.001"), (None, "the prompt's")):
-            setting = dict(_MEAN, head_lr=head_lr)
-            first, second = (dict(setting, head_init=h) for h in ("random", "probe"))
-            estimate = estimate_interaction(records, a, b, first, second, folder)
-            if estimate:
-                numbers = _numbers(estimate, "effect", "low", "high", "p", "detectable")
-                rows.append({"contrast": label, "head's learning rate": name, **numbers})
-    return pd.DataFrame(rows)
-
-
-def _mean_scores(
-    records: Sequence[dict],
-    folder: Path | str,
-    methods: Iterable[str],
-    settings: Mapping[str, Mapping[str, Any]],
-    task_names: Mapping[str, str],
-    controls: Sequence[dict],
-) -> pd.DataFrame:  # index: task and method; a column for each setting
-    cells: dict[tuple[str, str], dict[str, float]] = {}
-    for method, (name, setting) in product(methods, settings.items()):
-        # without a prompt the head has one learning rate, its own
-        wanted = dict(setting, head_lr=None) if method == "head-only" else setting
-        for task, scores in collect_scores(records, method, wanted, folder).items():
-            cells.setdefault((task_names[task], method), {})[name] = float(scores.mean())
-    for (task, method), score in _mean_of(controls, "score").items():
-        if task in task_names:  # a control has one score, whatever the head of the other methods
-            cells[task_names[task], method] = dict.fromkeys(settings, score)
-    return pd.DataFrame(cells).T.rename_axis(["task", "method"])
-
-
-def score_table(
-    records: Sequence[dict],  # of `read_factorial`
-    folder: Path | str,  # folder of the records
-    controls: Sequence[dict] = (),  # of `read_controls`
-) -> pd.DataFrame:  # index: task and method; a column for each setting
-    """Return the mean test accuracy of each method in each setting, over the seeds."""
-    methods = dict.fromkeys(["head-only", *(r["method"] for r in records)])
-    table = _mean_scores(records, folder, methods, SETTINGS, _TASK_NAMES, controls)
-    return table.sort_index(level="task", sort_remaining=False, ascending=False)
-
-
 def draw_contrasts(
     table: pd.DataFrame,  # of `contrast_table`
 ) -> "Figure":
@@ -434,111 +377,3 @@ def pooling_table(
                     row[column] = probe - float(scores.mean())
         table = pd.concat([table, pd.DataFrame([row])], ignore_index=True)
     return table
-
-
-HEAD_SETTINGS: dict[str, dict[str, Any]] = {  # of the runs on IDPG's samples
-    "random head": dict(head_init="random"),
-    "head from a probe": dict(head_init="probe"),
-}
-FEW_SHOT_CONTRASTS: dict[str, tuple[str, str]] = {  # label: two methods
-    "M-IDPG − prompt tuning": ("m-idpg-phm", "prompt-tuning"),
-    "M-IDPG − S-IDPG": ("m-idpg-phm", "s-idpg-phm"),
-    "S-IDPG − prompt tuning": ("s-idpg-phm", "prompt-tuning"),
-    "M-IDPG − P-tuning v2": ("m-idpg-phm", "p-tuning-v2"),
-    "prompt tuning − head alone": ("prompt-tuning", "head-only"),
-}
-_FEW_SHOT_METHODS = {  # method: its name in IDPG's Table 3
-    "head-only": None,
-    "prompt-tuning": "prompt tuning",
-    "s-idpg-phm": "S-IDPG-PHM",
-    "m-idpg-phm": "M-IDPG-PHM",
-    "p-tuning-v2": "P-Tuningv2",
-    "fine-tuning": None,
-}
-
-
-def _published_few_shot_means() -> pd.DataFrame:  # tasks × methods of this library
-    """Return IDPG's scores with 1,000 examples; a method without published scores has NaN."""
-    means = published_means("idpg-3", setting="K=1000")
-    names = {paper_name: method for method, paper_name in _FEW_SHOT_METHODS.items()}
-    return means.rename(columns=names).reindex(columns=[*_FEW_SHOT_METHODS])
-
-
-def few_shot_contrast_table(
-    records: Sequence[dict],  # of `read_factorial` with `name='task'`
-    folder: Path | str,  # folder of the records
-) -> pd.DataFrame:  # columns: contrast, head, paper, effect, low, high, p and detectable
-    """Return differences on IDPG's samples of 1,000 examples, a row for each contrast and head."""
-    published = _published_few_shot_means()
-    rows = []
-    for (label, (a, b)), (head, setting) in product(
-        FEW_SHOT_CONTRASTS.items(), HEAD_SETTINGS.items()
-    ):
-        estimate = estimate_contrast_in_setting(records, a, b, setting, folder)
-        if estimate:
-            tasks = [FEW_SHOT_TASKS[task] for task in estimate["tasks"]]
-            paper = (published[a] - published[b])[tasks].mean()
-            numbers = _numbers(estimate, "effect", "low", "high", "p", "detectable")
-            rows.append(dict(contrast=label, head=head, paper=paper, **numbers))
-    return pd.DataFrame(rows)
-
-
-def few_shot_score_table(
-    records: Sequence[dict],  # of `read_factorial` with `name='task'`
-    folder: Path | str,  # folder of the records
-    controls: Sequence[dict] = (),  # of `read_controls`
-) -> pd.DataFrame:  # index: task and method; a column for each head, and the paper's scores
-    """Return mean test scores on IDPG's samples of 1,000 examples, over the seeds."""
-    methods = _FEW_SHOT_METHODS
-    table = _mean_scores(records, folder, methods, HEAD_SETTINGS, FEW_SHOT_TASKS, controls)
-    table[PUBLISHED] = _published_few_shot_means().stack()
-    return table.sort_index(level="task", sort_remaining=False)
-
-
-def learning_rate_table(
-    records: Sequence[dict],  # of `results/why/rates-TASK.jsonl`
-) -> pd.DataFrame:  # a row for each learning rate; for each layer mean accuracy and its seeds
-    """Return the mean test accuracy of a static prompt by learning rate and layer.
-
-    A seed that only one of the layers has is left out.
-    """
-    runs = pd.DataFrame(records)
-    by_layer = runs.pivot(index=["lr", "seed"], columns="layer", values="score").dropna()
-    groups = by_layer.rename(columns="layer {}".format).groupby("lr")
-    table = groups.mean()
-    table.insert(0, "seeds", groups.size())
-    return table.rename_axis("learning rate").rename_axis(columns=None).reset_index()
-
-
-def draw_learning_rates(
-    records: Sequence[dict],  # of `results/why/rates-TASK.jsonl`
-) -> "Figure":
-    """Draw accuracies by learning rate, and how long a prompt keeps its direction."""
-    import matplotlib.pyplot as plt
-
-    figure, (accuracy_axis, cosine_axis) = plt.subplots(1, 2, figsize=(7.5, 2.5))
-    of_lpt = select_paper_learning_rates("lpt-1", "lpt")
-    accuracy_axis.axvspan(min(of_lpt), max(of_lpt), color="0.9", label="LPT's learning rates")
-    table = learning_rate_table(records)
-    by_layer = pd.DataFrame(records).groupby("layer")
-    for (layer, runs), color in zip(by_layer, ("C0", "C1"), strict=True):
-        name = f"before layer {layer}"
-        accuracy_axis.plot(table["learning rate"], table[f"layer {layer}"], color=color, label=name)
-        accuracy_axis.plot(runs.lr, runs.score, "o", color=color, markersize=4)
-        for lr, style in ((runs.lr.min(), "-"), (runs.lr.max(), "--")):
-            cosines = np.mean([*runs.prompt_cosines[runs.lr == lr]], axis=0)
-            depth = range(layer + 1, layer + 1 + len(cosines))
-            label = f"{name}, learning rate {lr:g}"
-            cosine_axis.plot(depth, cosines, style, color=color, label=label)
-    accuracy_axis.set_xscale("log")
-    accuracy_axis.set_xlim(min(r["lr"] for r in records) / 2)  # a part of LPT's learning rates
-    accuracy_axis.set_xlabel("learning rate")
-    accuracy_axis.set_ylabel("test accuracy (%)")
-    cosine_axis.set_xlabel("layer")
-    cosine_axis.set_ylabel("cosine with the inserted vector")
-    cosine_axis.set_ylim(0, 1)
-    for axis in (accuracy_axis, cosine_axis):
-        axis.legend(fontsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    return figure

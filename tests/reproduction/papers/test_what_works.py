@@ -16,28 +16,19 @@ import pytest
 from idp_tutorial.reproduction.papers.what_works import (
     CONTRASTS,
     CONVERGED,
-    FEW_SHOT_CONTRASTS,
     FEW_SHOT_TASKS,
-    HEAD_SETTINGS,
     LANGUAGE_MODEL,
     POOLING_CONTRASTS,
     POOLING_SETTINGS,
-    PUBLISHED,
     SETTINGS,
     collect_scores,
     contrast_table,
     draw_contrasts,
-    draw_learning_rates,
     estimate_contrast_in_setting,
     estimate_interaction,
-    few_shot_contrast_table,
-    few_shot_score_table,
-    interaction_table,
-    learning_rate_table,
     pooling_table,
     read_controls,
     read_factorial,
-    score_table,
 )
 from idp_tutorial.runs.logits import has_logits, load_logits, write_run_arrays
 from idp_tutorial.utils.checks import UserError
@@ -113,17 +104,6 @@ def test_a_contrast_has_the_better_control_in_place_of_the_first_method(records,
     assert control["NPG − static (both late)", CONVERGED] == pytest.approx(90 - 60)
     # 2.56 minus the claim's difference of NPG and the control, 2.3
     assert control["NPG − static (both late)", LANGUAGE_MODEL] == pytest.approx(0.26)
-    scores = score_table(records, tmp_path, SUBJ_CONTROLS)
-    assert [*scores.loc[("Subj", "probe")]] == [90] * len(SETTINGS)
-
-
-def test_interactions_and_scores_of_a_factorial(records, tmp_path):
-    interactions = interaction_table(records, tmp_path).set_index("contrast").effect
-    assert [*interactions["M-IDPG − prompt tuning"]] == pytest.approx([10, 10])
-    assert [*interactions["NPG − prompt tuning"]] == pytest.approx([0, 0])
-    scores = score_table(records, tmp_path)
-    assert [*scores.loc[("Subj", "m-idpg-phm")]] == pytest.approx([80, 80, 70, 70, 70])
-    assert [*scores.loc[("Subj", "lpt")]] == pytest.approx([60] * 5)
 
 
 N_LONG, SEEDS = 400, 4
@@ -192,47 +172,6 @@ def test_no_common_task_has_no_estimate(runs):
     assert estimate_contrast_in_setting(records, "a", "c", RANDOM, folder) is None
 
 
-@pytest.fixture
-def few_shot_records(tmp_path):
-    """Two seeds of every method on each task; S-IDPG is right on a tenth fewer examples."""
-    methods = dict.fromkeys([m for row in FEW_SHOT_CONTRASTS.values() for m in row], 0.8)
-    methods["s-idpg-phm"] = 0.7
-    stored_records = []
-    for method, accuracy in methods.items():
-        for task in FEW_SHOT_TASKS:
-            for setting in HEAD_SETTINGS.values():
-                logits = np.zeros((N, 2), np.float32)
-                logits[:, 1] = np.where(np.arange(N) < accuracy * N - 0.5, -1, 1)
-                for seed in range(2):
-                    run = f"{method}-{task}-{seed}-{setting['head_init']}"
-                    arrays = dict(test=logits, test_label=np.zeros(N, int))
-                    stored = write_run_arrays(tmp_path / "logits/runs.npz", run, arrays)
-                    stored_records.append(
-                        dict(method=method, task=task, seed=seed, **setting, **stored)
-                    )
-    return stored_records
-
-
-def test_few_shot_contrasts_stand_beside_the_mean_of_the_same_tasks(few_shot_records, tmp_path):
-    table = few_shot_contrast_table(few_shot_records, tmp_path).set_index(["contrast", "head"])
-    assert len(table) == len(FEW_SHOT_CONTRASTS) * len(HEAD_SETTINGS)
-    effect = table.effect.xs("random head", level="head")
-    assert effect["M-IDPG − S-IDPG"] == pytest.approx(10)
-    assert effect["M-IDPG − prompt tuning"] == 0
-    # IDPG's Table 3, K = 1000, on CR, MR, SST-2 and STS-B
-    paper = table.paper.xs("random head", level="head")
-    assert paper["M-IDPG − S-IDPG"] == pytest.approx((0.0 + 1.8 + 3.5 + 3.9) / 4)
-    assert np.isnan(paper["prompt tuning − head alone"])
-
-
-def test_few_shot_scores_have_a_row_for_each_task_and_method(few_shot_records, tmp_path):
-    scores = few_shot_score_table(few_shot_records, tmp_path)
-    assert scores.loc[("CR", "s-idpg-phm"), "random head"] == pytest.approx(70)
-    assert scores.loc[("MR", "prompt-tuning"), PUBLISHED] == 86.7
-    assert np.isnan(scores.loc[("MR", "head-only"), PUBLISHED])
-    assert len(scores) == 20
-
-
 @pytest.mark.parametrize(("task", "task_name"), [("trec", "TREC"), ("cr", "CR")])
 def test_a_pooling_table_says_where_a_contrast_is_larger(tmp_path, task, task_name):
     """Every prompt adds 10 points to the head alone at the mean; M-IDPG adds 30 at `<s>`."""
@@ -261,32 +200,6 @@ def test_a_pooling_table_says_where_a_contrast_is_larger(tmp_path, task, task_na
     probe = table.loc["probe − head alone"]
     assert [probe[f"{task_name}, {name}"] for name in POOLING_SETTINGS] == pytest.approx([15, 15])
     assert np.isnan(probe.p)
-
-
-RATE_RECORDS = [
-    dict(lr=lr, layer=layer, seed=seed, score=80.0 + seed, prompt_cosines=[0.5] * (4 - layer))
-    for lr in (0.1, 1.0)
-    for layer in (0, 2)
-    for seed in range(2)
-]
-
-
-def test_learning_rate_table_leaves_out_a_seed_that_one_layer_lacks():
-    table = learning_rate_table(RATE_RECORDS[:-1]).set_index("learning rate")
-    assert table.seeds.to_dict() == {0.1: 2, 1.0: 1}
-    assert table["layer 0"].to_dict() == {0.1: 80.5, 1.0: 80.0}
-
-
-def test_learning_rate_plot_has_a_line_for_each_layer_and_the_outer_rates():
-    accuracy_axis, cosine_axis = draw_learning_rates(RATE_RECORDS).axes
-    assert [line.get_label() for line in accuracy_axis.lines[::2]] == [
-        "before layer 0",
-        "before layer 2",
-    ]
-    (of_lpt,) = accuracy_axis.patches
-    assert (of_lpt.get_x(), of_lpt.get_x() + of_lpt.get_width()) == pytest.approx((5e-4, 1e-2))
-    assert len(cosine_axis.lines) == 4 and list(cosine_axis.lines[2].get_xdata()) == [3, 4]
-    plt.close("all")
 
 
 WHY = CLAIMS.with_name("why")

@@ -59,7 +59,6 @@ __all__ = [
     "count_verdicts",
     "format_claim_effect",
     "format_verdict",
-    "render_claims_page",
 ]
 
 
@@ -143,21 +142,14 @@ def write_claims(rows: list[dict[str, str]], file: Path | str) -> None:
     write_atomically(Path(file), text.getvalue().encode())
 
 
-CONTROL_RECORDS_GLOB = "claims/controls-*.jsonl"  # below the folder of the results
 # a prompt adds something only if it scores more than the better one
 REFERENCE_CONTROLS = "probe", "side-network"
 
 
 @lru_cache
-def _read_version(file: Path, modified: int, size: int) -> list[dict]:
-    """Return the records of a file, read again only after its time or size has changed."""
+def _read_version(file: Path, modified: int) -> list[dict]:
+    """Return the records of a file, which many claims name; a changed file is read again."""
     return read_records(file)
-
-
-def _read_once(file: Path) -> list[dict]:
-    """Return the records of a file, which many claims name."""
-    stat = file.stat()
-    return _read_version(file.resolve(), stat.st_mtime_ns, stat.st_size)
 
 
 def select_claim_records(
@@ -170,18 +162,16 @@ def select_claim_records(
     files: set[Path] = set()
     for pattern in claim["records"].split():
         files.update(Path(results_folder).glob(pattern))
-    records = [{**r, "folder": f.parent} for f in sorted(files) for r in _read_once(f)]
+    records = []
+    for file in sorted(files):
+        stored = _read_version(file.resolve(), file.stat().st_mtime_ns)
+        records += [{**r, "folder": file.parent} for r in stored]
     return select_records(records, conditions)
-
-
-def _has_records(claim: dict[str, str], results_folder: Path | str) -> bool:
-    """Return whether a file exists that a claim names."""
-    return any(any(Path(results_folder).glob(pattern)) for pattern in claim["records"].split())
 
 
 def select_control_records(results_folder: Path | str) -> list[dict]:  # each with its `folder`
     """Return the records of the controls on all tasks."""
-    return select_claim_records(dict(records=CONTROL_RECORDS_GLOB, keep=""), results_folder)
+    return select_claim_records(dict(records="claims/controls-*.jsonl", keep=""), results_folder)
 
 
 def _prefer_logits(records: list[dict]) -> list[dict]:
@@ -548,7 +538,8 @@ def judge_claims(
                 claim, *measured[claim["id"]], p, records, controls + own_controls
             )
         elif claim["kind"] == MEASURED:  # its records, if any, are described in `decides`
-            computed["verdict"] = "open" if _has_records(claim, results_folder) else "not run"
+            has_records = bool(select_claim_records(claim | dict(keep=""), results_folder))
+            computed["verdict"] = "open" if has_records else "not run"
         else:
             check = check_statement(claim["id"])
             computed["recomputed"] = check.recomputed
@@ -599,111 +590,3 @@ def format_verdict(
         return claim["verdict"]
     outside = ", at learning rates outside of the paper's" if "outside" in claim["trials"] else ""
     return f"{claim['verdict']} on {claim['scope']}{outside}"
-
-
-_RIGHT_ALIGNED = {  # headings of tables
-    "stated",
-    "published on these tasks",
-    "ours (95 %)",
-    "above the control",
-    *CLAIM_VERDICTS,
-}
-
-
-def _format_table(rows: list[dict[str, str]]) -> str:
-    """Return a Markdown table; the rows have the same keys, which are the headings."""
-    headings = [*rows[0]]
-    rule = ["--:" if heading in _RIGHT_ALIGNED else "---" for heading in headings]
-    lines = [headings, rule]
-    for row in rows:
-        lines.append([value.replace("|", "/") or "–" for value in row.values()])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _claim_cell(claim: dict[str, str]) -> str:
-    return (
-        f'<a id="{claim["id"]}"></a>“{claim["sentence"]}” ({claim["where"]}). *{claim["contrast"]}*'
-    )
-
-
-def _format_records(claim: dict[str, str]) -> str:
-    # backticks, because Markdown would read `*` as emphasis
-    return " ".join(f"`{w}`" if w.endswith(".jsonl") else w for w in claim["records"].split())
-
-
-def _render_measured(rows: list[dict[str, str]]) -> str:
-    table = []
-    for row in rows:
-        has_verdict = not row["finding"]
-        effect = format_claim_effect(row) if has_verdict else f"[a finding](#finding-{row['id']})"
-        verdict = f"**{format_verdict(row)}**"
-        if row["reason"]:
-            verdict += f": {row['reason']}"
-        table.append(
-            {
-                "claim": _claim_cell(row),
-                "stated": row["stated"],
-                "published on these tasks": row["published"],
-                "ours (95 %)": effect,
-                "above the control": row["above"] if has_verdict else "",
-                "verdict": verdict,
-                "trials that differ": row["trials"] if has_verdict else "",
-                "to decide it, or to say more": row["decides"],
-            }
-        )
-    return _format_table(table)
-
-
-def _render_finding(row: dict[str, str]) -> dict[str, str]:
-    source = f"[{row['paper']}, {row['where']}](#{row['id']})"
-    return {
-        "contrast": f'<a id="finding-{row["id"]}"></a>{row["contrast"]} ({source})',
-        "ours (95 %)": format_claim_effect(row),
-        "above the control": row["above"],
-        "finding": f"**{row['finding']}**",
-        "trials that differ": row["trials"],
-        "records": _format_records(row),
-    }
-
-
-def _render_statement(row: dict[str, str]) -> dict[str, str]:
-    return {
-        "claim": f"{row['paper']}: {_claim_cell(row)}",
-        "its own numbers give": row["recomputed"],
-        "verdict": f"**{row['verdict']}**",
-        "source": row["records"],
-    }
-
-
-def _render_counts(rows: list[dict[str, str]]) -> str:
-    counts = count_verdicts(rows)
-    total = Counter(row["verdict"] for row in rows)
-    table = []
-    for kind, count in counts.items():
-        numbers = {v: str(count[v] or "") for v in CLAIM_VERDICTS if total[v]}
-        table.append({"kind": f"{kind} ({CLAIM_KINDS[kind]})"} | numbers)
-    return _format_table(table)
-
-
-def render_claims_page(
-    rows: list[dict[str, str]],  # from `read_claims`
-) -> str:
-    """Return the claims as Markdown tables by kind; every row has its id as an anchor.
-
-    Findings have a table of their own, since they are no result on a claim.
-    """
-    parts = [_render_counts(rows)]
-    measured = [row for row in rows if row["kind"] == MEASURED]
-    for paper in dict.fromkeys(row["paper"] for row in measured):
-        table = _render_measured([row for row in measured if row["paper"] == paper])
-        parts.append(f"## {paper}: measured here\n\n{table}")
-    findings = [row for row in measured if row["finding"]]
-    if findings:
-        table = _format_table([_render_finding(row) for row in findings])
-        parts.append(f"## Findings on other tasks or heads\n\n{table}")
-    statements = [row for row in rows if row["kind"] != MEASURED]
-    if statements:
-        title = "Counted, or read from the paper's own tables"
-        table = _format_table([_render_statement(row) for row in statements])
-        parts.append(f"## {title}\n\n{table}")
-    return "\n\n".join(parts)

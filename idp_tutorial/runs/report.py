@@ -14,7 +14,7 @@ how often rows have that label.
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,6 @@ class Report:
     classes: pd.DataFrame | None = None  # precision, recall, F1 and support of each class
     confusion: pd.DataFrame | None = None  # rows are labels, columns predictions
     calibration: pd.DataFrame | None = None  # from `bin_by_confidence`
-    predicted_and_true: Any = field(default=None, repr=False)  # of numbers `[N,2]`
 
     def to_markdown(
         self,
@@ -119,9 +118,11 @@ class Report:
         note: str = "",  # a sentence at the end
     ) -> str:
         """Return the report as Markdown."""
-        scores = [(_SCORE_NAMES[name], _round_score(name, v)) for name, v in self.scores.items()]
-        score_table = _format_table(pd.DataFrame(scores, columns=["score", "value"], dtype=object))
-        parts = [f"# {self.title}", f"{self.n_rows:,} rows.", score_table]
+        scores = []
+        for name, value in self.scores.items():
+            digits = 3 if name in ("log_loss", "mae", "rmse") else 1
+            scores.append(dict(score=_SCORE_NAMES[name], value=f"{value:.{digits}f}"))
+        parts = [f"# {self.title}", f"{self.n_rows:,} rows.", _format_table(pd.DataFrame(scores))]
         if self.classes is not None:
             parts += [f"## {self.kind.capitalize()}", _format_table(self.classes)]
         if self.confusion is not None:
@@ -147,11 +148,8 @@ class Report:
         order = "the most confident first" if is_classes else "the largest first"
         more = f"{len(shown)} of {len(self.errors)}, {order}; all are in `errors.csv`."
         shown = shown[[c for c in shown if not c.startswith("probability ")]]
-        if not is_classes:  # in the units of the labels, whatever they are
-            shown = shown.astype(object)
-            for column in ("label", "prediction", "error"):
-                shown[column] = [_Number(f"{value:.4g}") for value in shown[column]]
-        return [heading, more, _format_table(shown)]
+        # numbers are in the units of the labels, whatever they are
+        return [heading, more, _format_table(shown, ".1f" if is_classes else ".4g")]
 
     def __str__(self) -> str:
         return self.to_markdown(max_errors=5)
@@ -167,36 +165,26 @@ _CALIBRATION_TEXT = {
 }
 
 
-class _Number(str):
-    """The text of a number, which a table aligns to the right."""
-
-
-def _round_score(name: str, value: float) -> _Number:
-    return _Number(f"{value:.{3 if name in ('log_loss', 'mae', 'rmse') else 1}f}")
-
-
-def _escape(value: Any) -> str:
+def _format_cell(value: Any, float_format: str) -> str:
     """Return a value as the text of a cell of a Markdown table."""
     if isinstance(value, float):
-        return "–" if np.isnan(value) else f"{value:.1f}"
+        return "–" if np.isnan(value) else f"{value:{float_format}}"
     text = " ".join(str(value).split())
     text = text if len(text) <= 100 else f"{text[:99]}…"
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
-def _format_table(table: pd.DataFrame) -> str:
+def _format_table(table: pd.DataFrame, float_format: str = ".1f") -> str:
     """Return a Markdown table; numbers are aligned to the right.
 
     `tabulate`, which pandas would use, is not among the requirements of every installation.
     """
-    columns = [table[c].tolist() for c in table]  # `tolist` makes Python's numbers of NumPy's
-    rule = []
-    for values in columns:
-        is_number = all(isinstance(value, (int, float, _Number)) for value in values)
-        rule.append("--:" if is_number else "---")
-    lines = [[*map(_escape, table.columns)], rule]
-    lines += [[*map(_escape, row)] for row in zip(*columns)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [[*table.columns], ["--:" if t.kind in "if" else "---" for t in table.dtypes]]
+    lines += table.astype(object).to_numpy().tolist()
+    rows = []
+    for line in lines:
+        rows.append(" | ".join(_format_cell(value, float_format) for value in line))
+    return "\n".join(f"| {row} |" for row in rows)
 
 
 def _picture(name: str, pictures: Sequence[str], text: str) -> list[str]:
@@ -318,8 +306,7 @@ def _report_numbers(rows: Sequence[dict], predictions: Sequence[dict]) -> dict:
     columns = {"label": labels, "prediction": predicted, "error": difference}
     table = pd.DataFrame({**_text_columns(rows), **columns})
     order = np.argsort(-np.abs(difference), kind="stable")
-    pairs = np.stack([predicted, labels], 1)
-    return dict(kind="numbers", scores=scores, errors=table.iloc[order], predicted_and_true=pairs)
+    return dict(kind="numbers", scores=scores, errors=table.iloc[order])
 
 
 def require_reportable(
@@ -359,38 +346,25 @@ def make_report(
 # ---- pictures
 
 
-def _label_ticks(ax: Any, names: Sequence[str]) -> None:
-    """Name the rows and columns of a matrix, unless there are too many to read."""
-    if len(names) > 40:
-        ax.set(xticks=[], yticks=[])
-        return
-    short = [name if len(name) <= 20 else f"{name[:19]}…" for name in names]
-    is_long = max(map(len, short)) * len(short) > 50
-    rotation = dict(rotation=45, ha="right", rotation_mode="anchor") if is_long else {}
-    size = 9 if len(names) <= 20 else 7
-    # `$` in a name is a dollar sign, not the beginning of a formula
-    ax.set_xticks(range(len(short)), short, fontsize=size, parse_math=False, **rotation)
-    ax.set_yticks(range(len(short)), short, fontsize=size, parse_math=False)
-
-
 def _draw_confusion(report: Report, figure: Any) -> None:
-    """Draw the confusion matrix: counts as numbers, the share of each label as colour."""
+    """Draw the confusion matrix, each row in percent of its label."""
+    from sklearn.metrics import ConfusionMatrixDisplay
+
     assert report.confusion is not None
     counts = report.confusion.to_numpy()
     share = 100 * counts / counts.sum(1, keepdims=True).clip(min=1)
-    n = len(counts)
-    size = max(3.2, 0.55 * n + 1.4) if n <= 20 else (12.4 if n <= 40 else 7.0)  # inches
+    # `$` in a name is a dollar sign, not the beginning of a formula
+    names = [str(name)[:20].replace("$", r"\$") for name in report.confusion]
+    n = len(names)
+    size = np.clip(0.55 * n + 1.4, 3.2, 12.4)  # inches
     figure.set_size_inches(size + 1.2, size)
     ax = figure.add_subplot()
-    image = ax.imshow(share, cmap="Blues", vmin=0, vmax=100)
-    if n <= 20:
-        for i, j in np.ndindex(counts.shape):
-            style = dict(c="white" if share[i, j] > 60 else "black", size=10 if n <= 10 else 7)
-            ax.text(j, i, f"{counts[i, j]:,}", ha="center", va="center", **style)
-    _label_ticks(ax, [*map(str, report.confusion.columns)])
+    display = ConfusionMatrixDisplay(share, display_labels=names if n <= 40 else None)
+    display.plot(
+        ax=ax, cmap="Blues", values_format=".0f", include_values=n <= 20, xticks_rotation=45
+    )
     title = f"{report.n_rows:,} rows, accuracy {report.scores['accuracy']:.1f} %"
-    ax.set(xlabel="predicted", ylabel="true", title=title)
-    figure.colorbar(image, ax=ax, shrink=0.85, label="share of the true class (%)")
+    ax.set(xlabel="predicted", ylabel="true (each row in %)", title=title)
 
 
 def _draw_calibration(report: Report, figure: Any) -> None:
@@ -400,19 +374,13 @@ def _draw_calibration(report: Report, figure: Any) -> None:
     is_classes = report.kind == "classes"
     figure.set_size_inches(4.6, 5.2)
     ax, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    width = 0.92 * (bins.high - bins.low)
-    centre = (bins.low + bins.high) / 2
-    ax.bar(centre, bins.accuracy.fillna(0), width, color="C0", alpha=0.5, label="observed")
     ax.plot([0, 100], [0, 100], "--", color="gray", lw=1, label="perfect calibration")
-    ax.plot(bins.confidence, bins.accuracy, "o", ms=4, color="C0", label="mean confidence of a bin")
-    ax.set(
-        xlim=(0, 100),
-        ylim=(0, 102),
-        ylabel="correct predictions (%)" if is_classes else "rows with the label (%)",
-        title=f"expected calibration error {report.scores['ece']:.1f} %",
-    )
+    ax.plot(bins.confidence, bins.accuracy, "o-", ms=4, label="mean of a bin")
+    title = f"expected calibration error {report.scores['ece']:.1f} %"
+    observed = "correct predictions (%)" if is_classes else "rows with the label (%)"
+    ax.set(xlim=(0, 100), ylim=(0, 102), ylabel=observed, title=title)
     ax.legend(loc="upper left")
-    below.bar(centre, bins["count"], width, color="gray")
+    below.bar(bins.low, bins["count"], 0.92 * (bins.high - bins.low), align="edge", color="gray")
     below.set(
         xlabel="confidence (%)" if is_classes else "predicted probability of a label (%)",
         ylabel="predictions" if is_classes else "labels",
@@ -421,17 +389,15 @@ def _draw_calibration(report: Report, figure: Any) -> None:
 
 def _draw_scatter(report: Report, figure: Any) -> None:
     """Draw predicted numbers against labels."""
-    predicted, labels = report.predicted_and_true.T
+    from sklearn.metrics import PredictionErrorDisplay
+
     figure.set_size_inches(4.6, 4.4)
     ax = figure.add_subplot()
-    limits = [report.predicted_and_true.min(), report.predicted_and_true.max()]
-    ax.plot(limits, limits, "--", color="gray", lw=1, label="prediction = label")
-    alpha = float(np.clip(40 / len(labels) ** 0.5 / 3, 0.15, 0.7))
-    ax.plot(labels, predicted, "o", ms=4, alpha=alpha, mew=0)
+    display = PredictionErrorDisplay(y_true=report.errors.label, y_pred=report.errors.prediction)
+    display.plot(ax=ax, kind="actual_vs_predicted", scatter_kwargs=dict(alpha=0.4, s=16))
     scores = report.scores
     title = f"Pearson {scores['pearson']:.1f} %, mean absolute error {scores['mae']:.3g}"
-    ax.set(xlabel="label", ylabel="prediction", title=title)
-    ax.legend(loc="upper left")
+    ax.set(xlabel="prediction", ylabel="label", title=title)
 
 
 def _draw_pictures(report: Report) -> dict[str, bytes]:  # file name: PNG
@@ -440,13 +406,13 @@ def _draw_pictures(report: Report) -> dict[str, bytes]:  # file name: PNG
     from matplotlib.figure import Figure
 
     drawings = dict(
-        confusion=(report.confusion, _draw_confusion),
-        calibration=(report.calibration, _draw_calibration),
-        scatter=(report.predicted_and_true, _draw_scatter),
+        confusion=(_draw_confusion, report.confusion is not None),
+        calibration=(_draw_calibration, report.calibration is not None),
+        scatter=(_draw_scatter, report.kind == "numbers"),
     )
     pictures = {}
-    for name, (values, draw) in drawings.items():
-        if values is not None:
+    for name, (draw, is_wanted) in drawings.items():
+        if is_wanted:
             figure = Figure(layout="constrained")
             draw(report, figure)
             content = io.BytesIO()

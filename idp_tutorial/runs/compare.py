@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.assembly.config import (
@@ -29,8 +28,7 @@ from idp_tutorial.assembly.config import (
     config_for_method,
     refuse_unread_options,
 )
-from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.data.encoding import collate
+from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.method_registry import ALL_METHODS
@@ -51,11 +49,12 @@ from idp_tutorial.runs.record import (
 )
 from idp_tutorial.runs.tables import select_finished, write_results
 from idp_tutorial.saving.prompt_files import load_first_stage
-from idp_tutorial.training.examples import encode_rows
+from idp_tutorial.training.evaluation import predict_logits
+from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.checks import (
     DivergenceError,
     UserError,
-    check_between,
+    check_at_least,
     check_name,
     check_writable_folder,
     require_packages,
@@ -66,6 +65,7 @@ from idp_tutorial.utils.records import dump_record, read_existing_records
 __all__ = [
     "OTHER_RECORDS_FILE",
     "validate_comparison",
+    "check_longest_example",
     "dry_run_comparison",
     "run_seeds",
     "choose_method_config",
@@ -92,20 +92,24 @@ def validate_comparison(
                 f"{method!r} has its own entailment head, so it cannot use head='verbalizer'. "
                 "Leave it out of methods=..., or use head='classification'."
             )
-    if seeds < 1:
-        raise UserError(
-            f"seeds must be at least 1, and at least 2 for a standard deviation, got {seeds}."
-        )
-    check_between(seeds, 1, 10**6, "seeds")
+    check_at_least(seeds, 1, "seeds", "at least 2 for a standard deviation")
 
 
-def _encode_longest_row(cfg: RunOptions, bb: Backbone, task: Task) -> dict:
-    """Return the encoded example with the most tokens over all splits."""
-    rows = [r for split in task.splits.values() for r in split]
-    has_template = cfg.head == "verbalizer" or cfg.pooling == "mask" or task.is_generation
-    template = cfg.template if has_template else None
-    examples = encode_rows(task, rows, bb, cfg.max_len, template)
-    return max(examples, key=lambda example: len(example["input_ids"]))
+def _text_length(row: dict) -> int:
+    """Return the number of characters of a row."""
+    return len(row["sentence1"]) + len(row.get("sentence2", ""))
+
+
+def check_longest_example(model: PromptedModel, task: Task, cfg: RunConfig) -> None:
+    """Process the longest example of a task, so that one that does not fit fails at once.
+
+    Of the 50 rows with the most characters, it is the one with the most tokens.
+    """
+    rows = [row for split in task.splits.values() for row in split]
+    longest_rows = sorted(rows, key=_text_length)[-50:]
+    examples = encode_for_model(model, task, cfg, longest_rows)
+    longest = max(examples, key=lambda example: len(example["input_ids"]))
+    predict_logits(model, [longest], device=next(model.parameters()).device)
 
 
 def dry_run_comparison(
@@ -120,17 +124,12 @@ def dry_run_comparison(
     check_writable_folder(folder)
     task = load_config_task(base)
     task = task.with_metric(base.metric)
-    longest = None
     for method in methods:
         cfg = config_for_method(base, method, methods)
-        bb = load_config_backbone(cfg)
-        model = build_model(cfg, bb, task).eval()
+        model = build_model(cfg, load_config_backbone(cfg), task)
         if cfg.init_from:
             load_first_stage(model, cfg.init_from)
-        if longest is None:
-            longest = _encode_longest_row(base, bb, task)
-        with torch.no_grad():  # fails if example and prompt do not fit
-            model(collate([longest], bb.pad_id))
+        check_longest_example(model, task, cfg)
 
 
 def _run_seed(
@@ -276,7 +275,7 @@ OTHER_RECORDS_FILE = "earlier.jsonl"  # beside `compare.jsonl`: records of other
 
 def _configs_per_split_seed(base: RunOptions, split_seeds: int) -> list[RunOptions]:
     """Return a config for each few-shot sample, beginning with the split seed of `base`."""
-    check_between(split_seeds, 1, 10**6, "split_seeds")
+    check_at_least(split_seeds, 1, "split_seeds")
     if split_seeds > 1 and base.shots is None:
         raise UserError(
             f"split_seeds={split_seeds} needs shots=..., because without it all training examples "

@@ -47,7 +47,11 @@ from idp_tutorial.data.tasks import load_config_task, load_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.papers.published_scores import METHOD_NAMES, load_published_scores
 from idp_tutorial.reproduction.papers.statements import task_key
-from idp_tutorial.runs.compare import choose_method_config
+from idp_tutorial.runs.compare import (
+    check_longest_example,
+    choose_method_config,
+    validate_comparison,
+)
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.learning_rate_search import choose_head_learning_rate, try_learning_rates
 from idp_tutorial.runs.logits import logits_name, save_logits, split_outputs
@@ -61,10 +65,8 @@ from idp_tutorial.runs.record import (
     run_digests,
 )
 from idp_tutorial.runs.tables import check_same_settings, format_std, select_finished
-from idp_tutorial.training.evaluation import predict_logits
-from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.training.fit import TrainLog, fit
-from idp_tutorial.utils.checks import DivergenceError, UserError, check_between, check_name
+from idp_tutorial.utils.checks import DivergenceError, UserError, check_at_least, check_name
 from idp_tutorial.utils.durable_files import file_lock
 
 __all__ = [
@@ -82,37 +84,10 @@ __all__ = [
 ]
 
 
-def _describe_output_kind(task: Task) -> str:
-    if task.labels:
-        return f"{len(task.labels)} classes"
-    return "a text" if task.is_generation else "a number"
-
-
 def _describe_labels(task: Task) -> str:
     """Return the label names, each with its label word if the task has label words."""
     with_words = [f"{name}: {word}" for name, word in zip(task.labels, task.label_words)]
-    return ", ".join(with_words or task.labels)
-
-
-def _validate_label_map(source: Task, target: Task, label_map: dict) -> tuple[int, ...]:
-    """Return the class indices of a user's map, which must use every label of both tasks."""
-    problems = (  # the tasks are named, because they may have labels of the same name
-        (f"{source.name!r} has no label", set(label_map) - set(source.labels)),
-        (f"no key is the label of {source.name!r}:", set(source.labels) - set(label_map)),
-        (f"{target.name!r} has no label", set(label_map.values()) - set(target.labels)),
-        (
-            f"no value is the label of {target.name!r}:",
-            set(target.labels) - set(label_map.values()),
-        ),
-    )
-    for problem, labels in problems:
-        if labels:
-            raise UserError(
-                f"label map {label_map}: {problem} {sorted(map(str, labels))[0]!r}. Each of "
-                f"{', '.join(source.labels)} must be a key, and each of "
-                f"{', '.join(target.labels)} must be a value."
-            )
-    return tuple(target.labels.index(label_map[label]) for label in source.labels)
+    return f"{task.name!r} ({', '.join(with_words or task.labels)})"
 
 
 def _infer_label_map(source: Task, target: Task) -> tuple[int, ...]:
@@ -130,9 +105,8 @@ def _infer_label_map(source: Task, target: Task) -> tuple[int, ...]:
     if class_maps:
         problem = "have two maps, one by their names and another by their words"
     raise UserError(
-        f"the labels of {source.name!r} ({_describe_labels(source)}) and {target.name!r} "
-        f"({_describe_labels(target)}) {problem}. Give a label map, such as "
-        f"{{{source.labels[0]!r}: {target.labels[0]!r}, …}}."
+        f"the labels of {_describe_labels(source)} and {_describe_labels(target)} {problem}. Give "
+        f"a label map, such as {{{source.labels[0]!r}: {target.labels[0]!r}, …}}."
     )
 
 
@@ -142,18 +116,21 @@ def make_label_map(
     explicit_map: dict | None = None,  # source label → target label; None: inferred from the tasks
 ) -> tuple[int, ...] | None:  # for every class of `source`, a class index of `target`
     """Return the target class of each source class, or None for two regression tasks."""
+    if source.is_regression and target.is_regression and not explicit_map:
+        return None
     if not (source.labels and target.labels):
-        if source.is_regression and target.is_regression and not explicit_map:
-            return None
-        also = ", and a label map was given" if explicit_map else ""
         raise UserError(
-            f"a label map needs two tasks with classes, but {source.name!r} predicts "
-            f"{_describe_output_kind(source)} and {target.name!r} {_describe_output_kind(target)}"
-            f"{also}. Two regression tasks need no map."
+            f"a label map from {source.name!r} to {target.name!r} needs two tasks with classes, "
+            "and two regression tasks need no map."
         )
-    if explicit_map is not None:
-        return _validate_label_map(source, target, explicit_map)
-    return _infer_label_map(source, target)
+    if explicit_map is None:
+        return _infer_label_map(source, target)
+    if {*explicit_map} != {*source.labels} or {*explicit_map.values()} != {*target.labels}:
+        raise UserError(
+            f"label map {explicit_map}: each label of {_describe_labels(source)} must be a key, "
+            f"and each label of {_describe_labels(target)} a value, and there must be no others."
+        )
+    return tuple(target.labels.index(explicit_map[label]) for label in source.labels)
 
 
 class LabelMapHead(nn.Module):
@@ -199,14 +176,8 @@ def apply_label_map(
     class_map: tuple[int, ...] | None,  # from `make_label_map`
 ) -> PromptedModel:  # `model`, changed in place
     """Replace the head of a trained model by one that answers with the classes of another task."""
-    if class_map is None or not changes_class_indices(class_map):
-        return model
-    if type(model) is not PromptedModel:
-        raise UserError(
-            f"{type(model).__name__} has no head whose classes could be renamed. Choose a task "
-            "with the same labels in the same order."
-        )
-    model.head = LabelMapHead(model.head, class_map)
+    if class_map is not None and changes_class_indices(class_map):
+        model.head = LabelMapHead(model.head, class_map)
     return model
 
 
@@ -277,37 +248,14 @@ def resolve_label_map(
     Raises: `UserError` if the labels do not correspond, or if the method needs another head.
     """
     class_map = make_label_map(source, target, explicit_map)
-    has_entailment_head = METHODS[check_name(cfg.method, METHODS, "method")].kind == "entailment"
-    if has_entailment_head and cfg.head == "verbalizer":
+    kind = METHODS[check_name(cfg.method, METHODS, "method")].kind
+    if kind == "entailment" and not source.pair and changes_class_indices(class_map):
         raise UserError(
-            f"{cfg.method!r} always has an entailment head and cannot use head='verbalizer': leave "
-            "the method out, or use head='classification'."
-        )
-    if has_entailment_head and not source.pair and changes_class_indices(class_map):
-        raise UserError(
-            f"{cfg.method!r} has no head whose classes could be renamed, which the label map "
-            f"{class_map} from {source.name!r} to {target.name!r} requires: leave the method out, "
-            "or use a task with the labels in the same order."
+            f"{cfg.method!r} has no head whose classes could be renamed, as {source.name!r} and "
+            f"{target.name!r} require: leave the method out, or use a task with the labels in the "
+            "same order."
         )
     return class_map
-
-
-def _text_length(row: dict) -> int:
-    """Return the number of characters of a row."""
-    return len(row["sentence1"]) + len(row.get("sentence2", ""))
-
-
-def _check_inputs(
-    model: PromptedModel, cfg: RunConfig, source: Task, target: Task, few_shot: bool
-) -> None:
-    """Run the longest text of both tasks, so that a later stage fails before training."""
-    if few_shot and cfg.head == "verbalizer":
-        target.word_ids(model.backbone.tokenizer)  # the control predicts the target's label words
-    device = next(model.parameters()).device
-    for task in (source, target):  # a template may be missing, or the text too long for the model
-        rows = [row for split in task.splits.values() for row in split]
-        longest = max(rows, key=_text_length)
-        predict_logits(model, encode_for_model(model, task, cfg, [longest]), device=device)
 
 
 STAGES = ("zero-shot", "few-shot", "alone")  # the field `setting` of a record
@@ -399,7 +347,10 @@ def run_transfer(
     experiment = Experiment(cfg, source)
     start_time = experiment.start_time
     model = experiment.build_model()
-    _check_inputs(model, cfg, source, target, few_shot)
+    if few_shot and cfg.head == "verbalizer":
+        target.word_ids(model.backbone.tokenizer)  # the control predicts the target's label words
+    for task in (source, target):
+        check_longest_example(model, task, cfg)
     stages = _Stages(
         experiment,
         target,
@@ -503,14 +454,8 @@ def compare_transfer(
 
     Raises: `UserError`, before anything is trained, for tasks or methods that cannot work.
     """
-    for method in methods:
-        check_name(method, METHODS, "method")
-    if seeds < 1 or target_shots < 0:
-        raise UserError(
-            "seeds must be at least 1 (2 for a standard deviation) and target_shots at least 0, "
-            f"got seeds={seeds} and target_shots={target_shots}."
-        )
-    check_between(seeds, 1, 10**6, "seeds")
+    validate_comparison(methods, base.head, seeds)
+    check_at_least(target_shots, 0, "target_shots")
     if loaded_tasks:
         source_task, target_task = loaded_tasks
     else:
@@ -605,13 +550,8 @@ def transfer_table(
     """Return a row for each method and a column for each pair of tasks and setting.
 
     A cell is mean ± std over seeds; the last row is always predicting the most frequent label.
-    Raises: `UserError` if there are no records, `DivergenceError` if all runs diverged.
+    Raises: `DivergenceError` if all runs diverged.
     """
-    if not records:
-        raise UserError(
-            "there are no records to make a table of: run compare_transfer(...) or idp transfer "
-            "first."
-        )
     if not select_finished(records):
         raise DivergenceError(records[0]["message"])
     df = pd.DataFrame(records)

@@ -59,5 +59,5 @@ def alone(members, r):
 
 
 def mixed(members, rows):
-    with torch.no_grad():
-        return (model := MultiTaskModel(members).eval())(model.encode(rows))
+    model = MultiTaskModel(members)
+    return model.compute_outputs(model.encode(rows))

@@ -149,11 +149,12 @@ def test_several_tasks_in_one_batch_give_the_logits_of_the_cpu():
         for (n, t), m in zip(tasks.items(), ("lpt-npg", "p-tuning-v2"))
     }
     rows = [dict(r, task=n) for n, t in tasks.items() for r in t.splits["test"][:4]]
-    model = MultiTaskModel(task_models).eval()
-    batch = model.encode(rows)
-    with torch.no_grad():
-        cpu_logits = model(batch)
-        logits = model.cuda()(on_gpu(batch))
+    model = MultiTaskModel(task_models)
+    examples = model.encode(rows)
+    cpu_logits = model.compute_outputs(examples)
+    for member in task_models.values():
+        member.model.cuda()
+    logits = model.compute_outputs(examples)
     for a, b in zip(logits, cpu_logits, strict=True):
         torch.testing.assert_close(a.cpu(), b, atol=1e-4, rtol=1e-4)
     assert model.predict(rows)

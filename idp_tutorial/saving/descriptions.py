@@ -47,7 +47,6 @@ __all__ = [
     "SavedBackbone",
     "SavedPromptModel",
     "SavedModel",
-    "SavedTasks",
     "write_prompts",
     "read_prompts",
     "read_fingerprint",
@@ -214,24 +213,6 @@ class _SavedHuggingFaceModel:
     prompt_model: SavedPromptModel
 
 
-@dataclass
-class _SavedMember:
-    """Schema of one task of several."""
-
-    cfg: dict[str, Any]
-    task: Task
-    glove: str | None = None
-
-
-@dataclass
-class SavedTasks:
-    """Schema of the description in `tasks.safetensors`."""
-
-    version: str
-    backbone: SavedBackbone
-    members: dict[str, _SavedMember]
-
-
 def _is_local_folder(backbone: str) -> bool:
     """Return whether a backbone is a folder of the user, and not a name that the package knows."""
     return not find_local_backbone(backbone) and Path(backbone).is_dir()
@@ -334,7 +315,6 @@ def parse_saved_run(
 def check_save_format(
     description: Any,  # description of a saved model
     source: Any,  # path of the file, for messages
-    schema: type = SavedModel,  # `SavedTasks` for a model of several tasks
     allow_prompt_model: bool = False,  # also accept a `PromptModel` with parts of its own
 ) -> None:
     """Check that this version can read a saved model, and that its description is complete.
@@ -357,7 +337,7 @@ def check_save_format(
             f"version {collect_versions()['idp_tutorial']} reads format {SAVE_FORMAT} only: "
             "install that version, or train the model again."
         )
-    schema = _SavedHuggingFaceModel if is_prompt_model else schema
+    schema = _SavedHuggingFaceModel if is_prompt_model else SavedModel
     check_schema(schema, description, source, "save the model again")
 
 

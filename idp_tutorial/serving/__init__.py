@@ -2,11 +2,9 @@
 
 Modules:
 
-- `joint_batch`: Examples of several tasks in one pass through one frozen backbone; each layer runs
-  once.
 - `limits`: Limits of what a client of `idp serve` may use, and of its batches.
-- `multitask`: One frozen backbone with a prompt and a head for each of several tasks, and its file
-  on disk.
+- `multitask`: One frozen backbone with a prompt and a head for each of several tasks, in joint
+  batches.
 - `server`: The HTTP application of `idp serve`: requests, limits, a queue of texts, and errors.
 """
 

@@ -88,7 +88,7 @@ def finished_again(name):
         return trained() - once
 
 
-READERS = dict(works.WORKS, saving=works.reading, bundling=works.loading, together=works.unfolding)
+READERS = dict(works.WORKS, saving=works.reading, bundling=works.loading)
 
 
 def damaged(name, cases, seed=0):

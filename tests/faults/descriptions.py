@@ -37,12 +37,7 @@ from idp_tutorial.saving.descriptions import read_fingerprint, read_prompts
 from idp_tutorial.saving.hub import read_run_record, write_model_card
 from idp_tutorial.saving.peft import from_peft, to_peft
 from idp_tutorial.saving.prompt_files import from_pretrained, load_first_stage, save_pretrained
-from idp_tutorial.serving.multitask import (
-    MultiTaskModel,
-    TaskModel,
-    load_multitask_model,
-    save_multitask_model,
-)
+from idp_tutorial.serving.multitask import MultiTaskModel
 from idp_tutorial.training.cache import cache_states
 from idp_tutorial.training.fit import fit
 from idp_tutorial.training.state_store import StateStore
@@ -231,17 +226,9 @@ def read_stage(folder):
     return [sorted(load_first_stage(model, folder)), values_of(model)]
 
 
-def write_several(folder):
-    task, cfg, _, model = model_parts()
-    save_multitask_model(MultiTaskModel({"one": TaskModel(model, task, cfg)}), folder)
-
-
-def read_several(folder):
-    return values_of(load_multitask_model(folder, model_parts()[2]))
-
-
 def read_bundle(folder):
-    return values_of(MultiTaskModel.from_pretrained([folder], model_parts()[2]))
+    (member,) = MultiTaskModel.from_pretrained([folder], model_parts()[2]).task_models.values()
+    return values_of(member.model)
 
 
 @cache
@@ -516,7 +503,6 @@ WORKS = {  # name: (write, read, file that is changed, its format)
     "its record": (write_model, read_model, "record.jsonl", Lines()),
     "a first stage": (write_model, read_stage, "prompts.safetensors", Archive()),
     "one of several models": (write_model, read_bundle, "prompts.safetensors", Archive()),
-    "a model of several tasks": (write_several, read_several, "tasks.safetensors", Archive()),
     "a prompt model": (write_prompt_model, read_prompt_model, "prompts.safetensors", Archive()),
     "a checkpoint": (write_training, train, "checkpoint-1.safetensors", Archive()),
     "a pretraining": (write_pretraining, pretraining, "checkpoint-1.safetensors", Archive()),

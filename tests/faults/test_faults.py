@@ -25,7 +25,7 @@ def test_a_work_continues_after_a_kill_or_a_full_disk(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["recording", "logits", "snapshots", "caching", "saving", "together"]
+    "name", ["recording", "logits", "snapshots", "caching", "saving", "bundling"]
 )
 def test_a_damaged_file_is_written_again_or_refused(name):
     seen, bad = damaged(name, 3)

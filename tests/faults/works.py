@@ -24,13 +24,6 @@ from idp_tutorial.runs.experiment import Experiment, train_and_save
 from idp_tutorial.runs.logits import load_logits, write_run_arrays
 from idp_tutorial.runs.record import RunStore, build_record
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
-from idp_tutorial.serving.multitask import (
-    TASKS_FILE,
-    MultiTaskModel,
-    TaskModel,
-    load_multitask_model,
-    save_multitask_model,
-)
 from idp_tutorial.training.cache import cache_states
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.durable_files import (
@@ -339,23 +332,6 @@ def loading(folder):
     )
 
 
-@cache
-def several():
-    model, c = trained_prompts()
-    return MultiTaskModel({"one": TaskModel(model, task(), c)})
-
-
-def together(folder):
-    if not (Path(folder) / TASKS_FILE).exists():
-        save_multitask_model(several(), folder)
-    return unfolding(folder)
-
-
-def unfolding(folder):
-    model = load_multitask_model(folder, backbone())
-    return digits({n: p for n, p in model.tasks.named_parameters()})
-
-
 def answering(folder):
     file = Path(folder) / "answers.jsonl"
     file.parent.mkdir(exist_ok=True)
@@ -409,7 +385,6 @@ WORKS = dict(
     finishing=finishing,
     bundling=bundling,
     transferring=transferring,
-    together=together,
     answering=answering,
     reproducing=reproducing,
 )

@@ -10,7 +10,7 @@ model reads its first `max_len` tokens only. Errors are a sentence of limited le
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,7 +22,6 @@ from idp_tutorial.utils.checks import (
     UserError,
     check_at_least,
     check_name,
-    closest_match,
     require_packages,
 )
 
@@ -36,7 +35,6 @@ _REQUEST_HINT = (
 )
 # column of a row: names of the field with its texts
 _TEXT_FIELDS = {"sentence1": ("text", "sentence1"), "sentence2": ("text2", "sentence2")}
-_FIELDS = ("task", *_TEXT_FIELDS["sentence1"], *_TEXT_FIELDS["sentence2"])
 _MAX_ERROR_LENGTH = 500  # characters of an error
 
 
@@ -82,42 +80,15 @@ def cut_text(
 # ---- requests
 
 
-def _choose_task(request: dict, names: Sequence[str]) -> str:
-    """Return the task of a request: the one that it names, or the only one."""
-    name = request.get("task")
-    if name is None and len(names) == 1:
-        return names[0]
-    if name is None:
-        raise UserError(
-            f"the request has no field 'task'{_find_misspelt(request, ['task'])}, and this server "
-            f"has {len(names)} tasks: add one of {', '.join(names)}."
-        )
-    return check_name(name, names, "task")
-
-
-def _find_misspelt(request: dict, wanted: Sequence[str]) -> str:
-    """Return a remark about a field whose name is similar to one that is missing."""
-    unknown = [field for field in request if field not in _FIELDS]
-    for name in wanted:
-        if field := closest_match(name, unknown, 0.6):
-            return f" (is {field[:40]!r} misspelt?)"
-    return ""
-
-
 def _get_texts(request: dict, names: tuple[str, str], task: str) -> Any:
     """Return the text or the texts of a field, which has two names."""
-    given = [name for name in names if request.get(name) is not None]
-    if len(given) == 2:
-        raise UserError(f"the request has {given[0]} and {given[1]}, which are the same: give one.")
-    if not given:
+    given = [request[name] for name in names if request.get(name) is not None]
+    if len(given) != 1 or not isinstance(given[0], (str, list)):
         raise UserError(
-            f"the request has no field {names[0]!r}{_find_misspelt(request, names)}, which task "
-            f"{task!r} needs: {_REQUEST_HINT}."
+            f"task {task!r} needs one field {names[0]!r} with a text or a list of texts: "
+            f"{_REQUEST_HINT}."
         )
-    texts = request[given[0]]
-    if not isinstance(texts, (str, list)):
-        raise UserError(f"{given[0]} must be a text or a list of texts, got {texts!r:.60}.")
-    return texts
+    return given[0]
 
 
 def parse_request(
@@ -129,36 +100,33 @@ def parse_request(
 
     Raises: `UserError` for a request that has another form, `_RequestError` for too many texts.
     """
-    try:
-        content = body.decode()
-    except UnicodeDecodeError as e:
-        raise UserError(f"the request is not valid UTF-8 (byte {e.start + 1}).") from None
-    request = parse_json_object(content, "the request", _REQUEST_HINT)
-    name = _choose_task(request, model.task_names)
+    request = parse_json_object(body.decode(errors="surrogateescape"), "the request", _REQUEST_HINT)
+    only_task = model.task_names[0] if len(model.task_names) == 1 else None
+    name = check_name(request.get("task") or only_task, model.task_names, "task")
     task = model.task_models[name].task
     given = {c: _get_texts(request, _TEXT_FIELDS[c], name) for c in task.text_columns}
     if not task.pair and request.get("text2", request.get("sentence2")) is not None:
         raise UserError(f"task {name!r} has one text, but the request has two: leave one out.")
     is_list = isinstance(given["sentence1"], list)
-    counts = [f"{len(t)} texts" if isinstance(t, list) else "one text" for t in given.values()]
-    if len({*counts}) > 1 or counts[0] == "0 texts":
+    columns = [texts if isinstance(texts, list) else [texts] for texts in given.values()]
+    lengths = {len(column) for column in columns}
+    has_one_form = len({type(texts) for texts in given.values()}) == 1
+    if len(lengths) > 1 or 0 in lengths or not has_one_form:
         raise UserError(
-            f"the request has {' and '.join(counts)}: send one text, or a list of at least one, "
-            "and for pairs the second texts in the same form and number."
-        )
-    texts = list(zip(*given.values())) if is_list else [tuple(given.values())]
-    if len(texts) > max_texts:
-        raise _RequestError(
-            413, f"the request has {len(texts)} texts, and this server takes {max_texts} at once."
+            "send one text, or a list of at least one, and for pairs the second texts in the same "
+            "form and number."
         )
     rows: list[dict] = []
-    for i, values in enumerate(texts):
+    for i, texts in enumerate(zip(*columns)):
         row = {"task": name}
-        for column, value in zip(given, values):
-            where = f"text {i}: " if is_list else "the request: "
-            field = _TEXT_FIELDS[column][0]
-            row[column] = require_text(value, f"{where}{field}", task.allow_empty_text)
+        for column, text in zip(given, texts):
+            where = f"text {i}: {_TEXT_FIELDS[column][0]}"
+            row[column] = require_text(text, where, task.allow_empty_text)
         rows.append(row)
+    if len(rows) > max_texts:
+        raise _RequestError(
+            413, f"the request has {len(rows)} texts, and this server takes {max_texts} at once."
+        )
     return rows, is_list
 
 
@@ -387,37 +355,17 @@ def _make_protocol() -> type:
     class TimedProtocol(H11Protocol):
         """A connection that is closed if a head is not complete in time; uvicorn waits forever."""
 
-        head_timer: asyncio.TimerHandle | None = None
-
         def connection_made(self, transport: Any) -> None:
-            """Start the timer of the request head."""
+            """Begin to look for a request that does not arrive."""
             super().connection_made(transport)
-            self.head_timer = self.loop.call_later(_HEAD_TIMEOUT, self.close_incomplete)
+            self.loop.call_later(_HEAD_TIMEOUT, self.close_incomplete, None)
 
-        def data_received(self, data: bytes) -> None:
-            """Stop the timer once the head is complete, and start it before the next request."""
-            super().data_received(data)
-            if self.conn.their_state is not h11.IDLE:
-                self.stop_timer()
-            elif self.head_timer is None:
-                self.head_timer = self.loop.call_later(_HEAD_TIMEOUT, self.close_incomplete)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            """Stop the timer."""
-            self.stop_timer()
-            super().connection_lost(exc)
-
-        def stop_timer(self) -> None:
-            """Stop the timer if it runs."""
-            if self.head_timer is not None:
-                self.head_timer.cancel()
-                self.head_timer = None
-
-        def close_incomplete(self) -> None:
-            """Close the connection if its head is still incomplete."""
-            self.head_timer = None
-            if self.conn.their_state is h11.IDLE:
+        def close_incomplete(self, last_request: Any) -> None:
+            """Close the connection if no request has arrived since the last look."""
+            if self.conn.their_state is h11.IDLE and self.cycle is last_request:
                 self.transport.close()
+            elif not self.transport.is_closing():
+                self.loop.call_later(_HEAD_TIMEOUT, self.close_incomplete, self.cycle)
 
     return TimedProtocol
 

@@ -16,20 +16,11 @@ from typing import Any
 from ..utils.checks import UserError
 
 # %% ../../nbs/engine/data/metrics.ipynb #796f6d44
-def _check_not_empty(groups: Sequence) -> None:
-    """Raise `UserError` if there is nothing to average."""
-    if not len(groups):
-        raise UserError(
-            "there are no rows to score: pass at least one, with its question in `groups`."
-        )
-
-
 def question_exact_match(
     is_correct: Sequence,  # whether the prediction of each row is correct `[N]`
     groups: Sequence[Hashable],  # the question of each row `[N]`
 ) -> float:  # between 0 and 1
     """Return the proportion of questions whose rows are all predicted correctly (MultiRC's EM)."""
-    _check_not_empty(groups)
     all_correct: dict[Hashable, bool] = {}
     for correct, group in zip(is_correct, groups, strict=True):
         all_correct[group] = bool(correct) and all_correct.get(group, True)
@@ -45,7 +36,6 @@ def mean_question_f1(
 
     A question without a true answer counts 1 if no answer is predicted true.
     """
-    _check_not_empty(groups)
     counts: dict[Hashable, list[int]] = {}  # question → [true positives, predicted + labelled true]
     for p, y, group in zip(predictions, labels, groups, strict=True):
         n = counts.setdefault(group, [0, 0])
@@ -157,24 +147,18 @@ def compute_metric(
             f"unknown metric {unknown.pop()!r}: "
             f"use {', '.join(METRICS)}, or a mean such as accuracy+f1."
         )
-    if {"exact", "f1_m"} & set(names) and (groups is None or len(groups) != len(y)):
-        given = "None" if groups is None else f"{len(groups)} groups"
+    if {"exact", "f1_m"} & set(names) and groups is None:
         raise UserError(
-            f"metric {metric!r} scores questions and needs the question of each of the {len(y)} "
-            f"rows: pass the `group` of each row in groups=, got {given}."
+            f"metric {metric!r} scores questions: pass the `group` of each row in groups=."
         )
-    if names == ["neg_log_loss"]:
-        if probabilities is None:
-            raise UserError(
-                "metric 'neg_log_loss' needs the probability of each class: pass probabilities=."
-            )
-        return float(100 * _neg_log_loss(np.asarray(probabilities, float), y, groups))
-    if "neg_log_loss" in names:
+    if "neg_log_loss" not in names:
+        return float(100 * np.mean([METRICS[name](p, y, groups) for name in names]))
+    if len(names) > 1 or probabilities is None:
         raise UserError(
-            f"metric {metric!r} is a mean of a log-loss, in nats, and of proportions: use one "
-            "metric, such as neg_log_loss."
+            f"metric {metric!r} needs the probability of each class in probabilities=, and a "
+            "log-loss has no mean with other metrics, which are proportions."
         )
-    return float(100 * np.mean([METRICS[name](p, y, groups) for name in names]))
+    return float(100 * _neg_log_loss(np.asarray(probabilities, float), y, groups))
 
 # %% ../../nbs/engine/data/metrics.ipynb #b9fbce02
 def exact_match(
@@ -182,10 +166,5 @@ def exact_match(
     targets: Sequence[str],  # the texts that are correct
 ) -> float:  # percent
     """Return the percentage of texts that equal their target; the number of spaces is ignored."""
-    if len(predictions) != len(targets) or not len(targets):
-        raise UserError(
-            f"predictions and targets must have the same number of texts, at least 1, "
-            f"got {len(predictions)} and {len(targets)}."
-        )
-    n_equal = sum(p.split() == t.split() for p, t in zip(predictions, targets))
+    n_equal = sum(p.split() == t.split() for p, t in zip(predictions, targets, strict=True))
     return 100 * n_equal / len(targets)

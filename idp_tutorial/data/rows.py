@@ -24,7 +24,6 @@ __all__ = [
     "convert_label",
     "require_utf8",
     "is_empty_text",
-    "describe_places",
     "refuse_missing",
     "skip_empty_texts",
     "require_text",
@@ -32,7 +31,6 @@ __all__ = [
     "convert_copa_row",
     "convert_multirc_row",
     "convert_wic_row",
-    "convert_benchmark_row",
     "convert_and_check_row",
     "group_by_question",
     "check_one_correct_candidate",
@@ -68,23 +66,24 @@ def convert_label(
     where: str,  # file and line, for the error message
 ) -> float | int | list[int]:
     """Return the number of a regression, the index of a class, or indicators of several labels."""
-    low, high = task.label_range
-    number: float | list[int] | None
+    names = ", ".join(task.labels)
+    number: float | list[int] | None = None
     if task.is_regression:
-        number = float(label) if is_number(label) and low <= label <= high else None
+        low, high = task.label_range
+        needed = f"a number from {low} to {high}"
+        if is_number(label) and low <= label <= high:
+            number = float(label)
     elif task.multi_label:
+        needed = f"a list of names, or of an indicator 0 or 1 for each name ({names})"
         number = _to_indicators(task, label)
     else:
+        needed = f"an index from 0 to {len(task.labels) - 1} or a class name ({names})"
         number = _to_index(task, label)
-    if number is not None:
-        return number
-    needed = f"a number from {low} to {high}"
-    if task.labels:
-        needed = f"an index from 0 to {len(task.labels) - 1} or a class name"
-        if task.multi_label:
-            needed = "a list of names, or of an indicator 0 or 1 for each name"
-        needed += f" ({', '.join(task.labels)})"
-    raise UserError(f"{where}: label must be {needed} for task {task.name!r}, got {label!r:.60}.")
+    if number is None:
+        raise UserError(
+            f"{where}: label must be {needed} for task {task.name!r}, got {label!r:.60}."
+        )
+    return number
 
 
 def require_utf8(
@@ -118,15 +117,6 @@ def is_empty_text(
     return text is None or is_nan or type(text).__name__ == "NAType"  # of pandas
 
 
-def describe_places(
-    places: Sequence[str],  # file and line of some rows
-) -> str:  # such as 'tickets.csv, line 5, line 17, line 300 …'
-    """Return the location of the first five rows of a list, for a message."""
-    first, *others = places[:5]
-    parts = [first, *(place.rpartition(", ")[2] for place in others)]
-    return ", ".join(parts) + (" …" if len(places) > 5 else "")
-
-
 def refuse_missing(
     places: Sequence[str],  # file and line of the rows without a value
     n_rows: int,  # number of all rows
@@ -137,9 +127,15 @@ def refuse_missing(
     if places:
         verb = "has" if len(places) == 1 else "have"
         raise UserError(
-            f"{len(places)} of {n_rows} rows {verb} no {value} ({describe_places(places)}): "
-            f"{advice}."
+            f"{len(places)} of {n_rows} rows {verb} no {value} ({_name_first(places)}): {advice}."
         )
+
+
+def _name_first(places: Sequence[str]) -> str:
+    """Return the first places, such as 'tickets.csv, line 5, line 17, line 300 …'."""
+    first, *others = places[:5]
+    parts = [first, *(place.rpartition(", ")[2] for place in others)]
+    return ", ".join(parts) + (" …" if len(places) > 5 else "")
 
 
 def skip_empty_texts(
@@ -154,7 +150,7 @@ def skip_empty_texts(
         refuse_missing(places, n_rows, f"text in {column}", advice)
     elif places:
         logger.warning(
-            "skip_empty left out %d of %d rows (%s)", len(places), n_rows, describe_places(places)
+            "skip_empty left out %d of %d rows (%s)", len(places), n_rows, _name_first(places)
         )
 
 
@@ -189,10 +185,7 @@ def check_row(
             f"Task {task.name!r} needs {', '.join(required)} in every row{hint}."
         )
     if group and not isinstance(row["group"], (str, int, float)):
-        raise UserError(
-            f"{where}: group must be a number or a text that all rows of a question share, "
-            f"got {row['group']!r:.60}."
-        )
+        raise UserError(f"{where}: group must be a number or a text, got {row['group']!r:.60}.")
     if row.get("sentence2") and not task.pair:
         raise UserError(
             f"{where}: the row has a sentence2, but task {task.name!r} has one sentence: "
@@ -220,17 +213,13 @@ def convert_copa_row(
 ) -> list[dict]:  # two rows with `sentence1`, `sentence2`, `label`, `group`
     """Convert a COPA question to a row for each of its two candidates (Roemmele et al. 2011)."""
     premise, *choices = _read_texts(record, "premise", "choice1", "choice2")
+    if record["question"] not in ("cause", "effect") or record["label"] not in (0, 1):
+        raise UserError(
+            "in COPA, question must be 'cause' or 'effect', and label 0 (choice1 is correct) or 1, "
+            f"got {record['question']!r:.40} and {record['label']!r:.40}."
+        )
     question = f"{premise} What was the {record['question']}?"
     correct = record["label"]
-    if record["question"] not in ("cause", "effect"):
-        raise UserError(
-            f"question must be 'cause' or 'effect' in COPA, got {record['question']!r}."
-        )
-    if correct not in (0, 1):
-        raise UserError(
-            "label must be 0 (choice1 is correct) or 1 (choice2 is correct) in COPA, got "
-            f"{correct!r}."
-        )
     return [
         dict(sentence1=question, sentence2=choice, label=int(i == correct), group=number)
         for i, choice in enumerate(choices)
@@ -286,24 +275,14 @@ def convert_wic_row(
     """
     (word,) = _read_texts(record, "word")
     positions = ("start1", "end1", "start2", "end2")
-    if missing := [column for column in positions if column not in record]:
-        raise UserError(
-            f"no {missing[0]} for word {word!r}: a WiC record gives the position of the word in "
-            "characters with start1, end1, start2 and end2."
-        )
+    if missing := [column for column in positions if column not in record]:  # not rows either
+        raise UserError(f"no {missing[0]} for word {word!r}, whose position a record of WiC gives.")
     marked = [_mark_span(record, i) for i in (1, 2)]
     return [dict(sentence1=f"{word} : {marked[0]}", sentence2=marked[1], label=record["label"])]
 
 
-def convert_benchmark_row(
-    task: Task,  # the task that the record belongs to
-    record: dict,  # a record with the columns of the benchmark
-    number: int,  # its number in the file or split
-) -> list[dict]:  # rows that are not checked yet
-    """Convert a record of the benchmark to rows of this package.
-
-    Raises: `KeyError` with the name of a column that is missing.
-    """
+def _convert_benchmark_row(task: Task, record: dict, number: int) -> list[dict]:
+    """Convert a record of the benchmark to rows; `KeyError` names a column that is missing."""
     if task.convert_row:
         return task.convert_row(record, number)
     first, second, label_column = task.columns
@@ -332,15 +311,13 @@ def convert_and_check_row(
     hint = ""
     if not has_row_schema:
         try:
-            rows = convert_benchmark_row(task, record, number)
+            rows = _convert_benchmark_row(task, record, number)
         except KeyError as e:
             hint = f", or the columns of the benchmark, of which {e} is missing"
-        except ValueError as e:
-            raise UserError(f"{where}: {e}") from e
-        except (AttributeError, TypeError) as e:
+        except (AttributeError, TypeError, ValueError) as e:
             raise UserError(
-                f"{where}: the line does not have the structure of the benchmark "
-                f"{task.name!r} ({e}): use the file as the benchmark distributes it."
+                f"{where}: {str(e).rstrip('.')}: use the file of {task.name!r} as the benchmark "
+                "distributes it."
             ) from e
     return [check_row(task, row, where, hint) for row in rows]
 
@@ -362,18 +339,12 @@ def check_one_correct_candidate(
 ) -> None:
     """Raise `UserError` unless every question has several candidates and one is correct."""
     for question in group_by_question(rows):
-        name = question[0]["group"]
         n_correct = sum(row["label"] for row in question)
-        if len(question) < 2:
+        if len(question) < 2 or n_correct != 1:
             raise UserError(
-                f"{where}: question {name!r} has only one candidate "
-                f"({question[0]['sentence1'][:40]!r}), but at least two rows with the same "
-                "group are needed: add the others or remove the question."
-            )
-        if n_correct != 1:
-            raise UserError(
-                f"{where}: {n_correct} of the {len(question)} candidates of question {name!r} are "
-                "labelled correct, but exactly one must be: correct the labels."
+                f"{where}: {n_correct} of the {len(question)} candidates of question "
+                f"{question[0]['group']!r} are labelled correct: give at least two rows with the "
+                "same group, and label one of them correct."
             )
 
 

@@ -13,10 +13,7 @@ from typing import Any, TypeVar
 
 from idp_tutorial.data.few_shot import sample_rows, split_few_shot
 from idp_tutorial.data.file_readers import ROW_HINT, detect_format, iterate_lines, iterate_rows
-from idp_tutorial.data.rows import (
-    convert_and_check_rows,
-    group_by_question,
-)
+from idp_tutorial.data.rows import convert_and_check_rows, group_by_question
 from idp_tutorial.data.synthetic import SYNTHETIC_TASKS
 from idp_tutorial.data.task import Task
 from idp_tutorial.utils.checks import MissingFileError, UserError
@@ -96,22 +93,13 @@ def _find_labelled_files(folder: Path) -> dict[str, Path]:
 def _find_task_folder(data: str | Path, name: str) -> Path:
     """Return the folder `data/NAME`, whatever its capitalisation (`BoolQ`)."""
     root = Path(data)
-    folder = root / name
-    if not folder.is_dir() and root.is_dir():
-        names = [p for p in root.iterdir() if p.is_dir() and p.name.lower() == name.lower()]
-        folder = min(names, default=folder)
-    if folder.is_dir():
-        return folder
-    if not root.is_dir():
-        reason = f"{root} is not a folder"
-    elif (root / "train.jsonl").is_file():
-        reason = f"{root} is the folder of one task"
-    else:
-        folders = sorted(p.name for p in root.iterdir() if p.is_dir())
-        reason = f"{root} contains {', '.join(folders) or 'no folders'}"
+    folders = {p.name: p for p in sorted(root.iterdir()) if p.is_dir()} if root.is_dir() else {}
+    for folder_name in (name, *folders):
+        if folder_name in folders and folder_name.lower() == name.lower():
+            return folders[folder_name]
     raise MissingFileError(
-        f"there is no folder {folder}: {reason}. "
-        f"data= must be the folder that contains {name}/train.jsonl."
+        f"data={root} must be a folder that contains {name}/train.jsonl; it contains the folders "
+        f"{', '.join(folders) or 'none'}."
     )
 
 
@@ -132,21 +120,20 @@ def load_splits_from_folder(
     folder = _find_task_folder(data, task.name)
     files = _find_labelled_files(folder)
     few_shot_folder = folder / f"k{shots}"
-    test_file = files.get("test") or files.get("validation")
-    if test_file is None:
-        raise MissingFileError(
-            f"{folder} has neither test.jsonl nor validation.jsonl: add one to report scores on."
-        )
     is_frozen = few_shot_folder.is_dir()
-    hint = ""
+    test_file = files.get("test") or files.get("validation")
     if is_frozen:
-        files = {**_find_labelled_files(few_shot_folder), "test": test_file}
-    elif sizes := sorted(int(p.name[1:]) for p in folder.glob("k*") if p.name[1:].isdigit()):
-        hint = f", or use a few-shot set of the folder with shots={' or '.join(map(str, sizes))}"
+        files = _find_labelled_files(few_shot_folder) | ({"test": test_file} if test_file else {})
+    missing = [] if test_file else ["test.jsonl or validation.jsonl"]
     for split in ("train", "validation") if is_frozen else ("train",):
         if split not in files:
-            place = few_shot_folder if is_frozen else folder
-            raise MissingFileError(f"{place} has no {split}.jsonl: add the file{hint}.")
+            missing.append(f"{split}.jsonl")
+    if missing:
+        few_shot = ", ".join(p.name for p in sorted(folder.glob("k*"))) or "none"
+        raise MissingFileError(
+            f"{few_shot_folder if is_frozen else folder} has no {missing[0]}: add the file "
+            f"(few-shot sets of the folder, for shots=: {few_shot})."
+        )
     return {split: _read_task_file(task, path) for split, path in files.items()}, is_frozen
 
 
@@ -156,8 +143,7 @@ def load_splits_from_folder(
 def load_hub_dataset(
     name: str,  # name on the hub, perhaps with a revision: `org/name@revision`
     *configuration: str,  # name of the dataset's configuration, if it has several
-    failure: str,  # begins the message if the dataset cannot be loaded
-    advice: str,  # ends it
+    advice: str,  # ends the message if the dataset cannot be loaded
 ) -> Mapping[str, Any]:  # split → `datasets.Dataset`
     """Load a dataset of the Hugging Face hub, from the cache if the hub cannot be reached."""
     import datasets
@@ -168,23 +154,25 @@ def load_hub_dataset(
         with offline_if_unreachable():
             return datasets.load_dataset(name, *configuration, **options)
     except Exception as e:
-        raise UserError(f"{failure} ({type(e).__name__}): {advice}.") from e
+        full_name = "/".join([name, *configuration])
+        raise UserError(
+            f"cannot load {full_name} from the Hugging Face hub ({type(e).__name__}): {advice}."
+        ) from e
 
 
 def load_splits_from_hub(
     task: Task,  # a task with a `hub_dataset`
 ) -> dict:  # rows by split
     """Download the splits of a task from the Hugging Face hub and check their rows."""
-    folder = f"the folder that contains {task.name}/train.jsonl"
+    advice = f"pass data=DIR, the folder that contains {task.name}/train.jsonl"
     if not task.hub_dataset:
-        raise UserError(f"task {task.name!r} is not on the hub: pass data=DIR, {folder}.")
-    name = "/".join(task.hub_dataset)
+        raise UserError(f"task {task.name!r} is not on the hub: {advice}.")
     hub_splits = load_hub_dataset(
         *task.hub_dataset,
-        failure=f"cannot load {name} from the Hugging Face hub",
-        advice=f"connect to the internet, pass data=DIR ({folder}), or use a bundled task: "
+        advice=f"connect to the internet, {advice}, or use a bundled task: "
         f"{', '.join(SYNTHETIC_TASKS)}",
     )
+    name = "/".join(task.hub_dataset)
     splits: dict[str, list[dict]] = {}
     for hub_split, dataset in hub_splits.items():
         split = "validation" if hub_split == "dev" else hub_split.split("_")[0]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from hashlib import blake2b
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 # %% ../../nbs/engine/data/synthetic.ipynb #2a3d332d
-from ..utils.checks import UserError, check_between, check_choice, check_int, check_name
+from ..utils.checks import UserError, check_choice, check_name
 from idp_tutorial.data.grammars import (
     expand_pattern,
     fix_articles_and_capitals,
@@ -161,15 +161,6 @@ SYNTHETIC_TASKS = {  # name → task
 }
 
 # %% ../../nbs/engine/data/synthetic.ipynb #798562ba
-def _resolve_size(name: str, split: str, n: Any) -> int:
-    """Return the number of rows to generate; raise `UserError` for an impossible request."""
-    check_name(str(name), SYNTHETIC_TASKS, "bundled task")
-    check_choice(split, tuple(SPLIT_SIZES), "split")
-    n = check_int(SPLIT_SIZES[split] if n is None else n, "n")
-    hint = "number of rows; a grammar with more needs more words in assets/lexicons.json"
-    return check_between(n, 1, 10 * SPLIT_SIZES[split], "n", hint)
-
-
 def make_rows(
     name: str,  # key of `SYNTHETIC_TASKS`
     split: str,  # 'train', 'validation' or 'test'
@@ -177,8 +168,10 @@ def make_rows(
     seed: int = 0,  # another seed gives other rows of the same split
 ) -> list:  # rows with `sentence1`, perhaps `sentence2`, and `label` (index, or a float 0–5)
     """Generate distinct rows of a bundled task with balanced labels, the same on every machine."""
-    size = _resolve_size(name, split, n)
-    return [dict(row) for row in _generate_rows(name, split, size, seed)]
+    check_name(name, SYNTHETIC_TASKS, "bundled task")
+    check_choice(split, tuple(SPLIT_SIZES), "split")
+    n_rows = SPLIT_SIZES[split] if n is None else n
+    return [dict(row) for row in _generate_rows(name, split, n_rows, seed)]
 
 
 # cached, because every run of a comparison loads its task again

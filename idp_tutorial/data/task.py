@@ -81,23 +81,11 @@ TEMPLATES = {  # LPT, Tables 8 and 9 (Table 9 has only Subj, TREC, MRPC and RTE)
 }
 
 
-def _check_names(task: "Task") -> None:
-    """Raise `UserError` unless labels and label words are tuples of strings, and labels differ."""
-    for field_name in ("labels", "label_words"):
-        names = getattr(task, field_name)
-        if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
-            raise UserError(
-                f"task {task.name!r}: {field_name} must be a tuple of strings, such as "
-                f"('billing', 'delivery'), got {names!r}."
-            )
-    if len(set(task.labels)) < len(task.labels):
-        raise UserError(f"task {task.name!r}: labels must all be different, got {task.labels}.")
-
-
 def _check_metric(task: "Task") -> None:
     """Raise `UserError` unless the main metric fits the labels."""
-    names = set(task.metric.split("+"))
-    if task.multi_label:
+    if task.is_generation:
+        allowed = ["exact_match"]
+    elif task.multi_label:
         allowed = [*MULTI_LABEL_METRICS]
     elif task.labels:
         excluded = {"micro_f1", "subset_accuracy", *REGRESSION_METRICS}
@@ -106,44 +94,52 @@ def _check_metric(task: "Task") -> None:
         allowed = [name for name in METRICS if name not in excluded]
     else:
         allowed = [*REGRESSION_METRICS]
-    if not names <= {*allowed}:
-        kind = f"labels {task.labels}" if task.labels else "a regression, which has no labels"
-        kind = "several labels of a row" if task.multi_label else kind
+    if not {*task.metric.split("+")} <= {*allowed}:
         raise UserError(
-            f"task {task.name!r}: metric {task.metric!r} does not fit {kind}: use "
-            f"{', '.join(allowed)}, or a mean such as {allowed[0]}+{allowed[1]}."
+            f"task {task.name!r}: metric {task.metric!r} does not fit a task that "
+            f"{_describe_labels(task)}: use {', '.join(allowed)}, or a mean of two joined by +."
         )
 
 
 def _check_task(task: "Task") -> None:
     """Raise `UserError` unless the labels, label words, metric and grouping fit together."""
-    _check_names(task)
-    if task.is_generation:
-        if task.labels or task.grouping or task.metric != "exact_match":
+    labels = task.labels
+    for names in (labels, task.label_words):
+        is_tuple = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
+        if not is_tuple or len({*labels}) < len(labels) or len(labels) == 1:
             raise UserError(
-                f"task {task.name!r} generates text (is_generation=True), so it can have no labels "
-                f"and no grouping, and its metric must be 'exact_match', got labels {task.labels}, "
-                f"grouping {task.grouping!r} and metric {task.metric!r}."
+                f"task {task.name!r}: labels and label_words must be tuples of strings, and labels "
+                f"two or more different ones, such as ('billing', 'delivery'), got {names!r}."
             )
-        return
-    _check_metric(task)
-    if task.multi_label and (task.grouping or not task.labels):
+    if len(task.label_words) not in (0, len(labels)):
         raise UserError(
-            f"task {task.name!r} has several labels of a row (multi_label=True), so it needs "
-            f"labels and can have no grouping, got labels {task.labels} and grouping "
-            f"{task.grouping!r}."
+            f"task {task.name!r}: give one label word for each label or none, got labels {labels} "
+            f"and label_words {task.label_words}."
         )
-    if task.grouping not in ("", "choose", "each") or (task.grouping and len(task.labels) != 2):
+    can_be_grouped = len(labels) == 2 and not task.multi_label
+    if task.grouping not in (("", "choose", "each") if can_be_grouped else ("",)):
         raise UserError(
             f"task {task.name!r}: grouping must be 'choose' or 'each' with two labels, false and "
             "true in this order, or '' if every row is a question by itself, got "
-            f"{task.grouping!r} with labels {task.labels}."
+            f"{task.grouping!r} with labels {labels}."
         )
-    if len(task.labels) == 1 or len(task.label_words) not in (0, len(task.labels)):
+    if (task.is_generation and labels) or (task.multi_label and not labels):
         raise UserError(
-            f"task {task.name!r}: give at least two labels, and one label word for each label or "
-            f"none, got labels {task.labels} and label_words {task.label_words}."
+            f"task {task.name!r}: a task has no labels with is_generation=True, and needs labels "
+            f"with multi_label=True, got labels {labels}."
         )
+    _check_metric(task)
+
+
+def _describe_labels(task: "Task") -> str:
+    """Return what the rows of a task have instead of one class, or its classes."""
+    if task.is_generation:
+        return "generates texts"
+    if not task.labels:
+        return "is a regression"
+    if task.multi_label:
+        return "may have several labels in a row"
+    return f"has the classes {task.labels}"
 
 
 def require_classes(
@@ -152,11 +148,10 @@ def require_classes(
 ) -> None:
     """Raise `UserError` unless every row of the task has one class."""
     if task.multi_label or not task.labels:
-        kind = "generates texts" if task.is_generation else "is a regression"
-        kind = "may have several labels in a row" if task.multi_label else kind
         raise UserError(
-            f"{purpose} needs one class for each row, but task {task.name!r} {kind}: use a task "
-            "with one class for each row, such as 'sentiment'."
+            f"{purpose} needs one class for each row, but task {task.name!r} "
+            f"{_describe_labels(task)}: use a task with one class for each row, such as "
+            "'sentiment'."
         )
 
 

@@ -21,15 +21,12 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from idp_tutorial.data.file_readers import (
-    describe_file,
-    detect_format,
-    iterate_rows,
-)
+import numpy as np
+
+from idp_tutorial.data.file_readers import detect_format, iterate_rows
 from idp_tutorial.data.rows import (
     convert_label,
     is_empty_text,
@@ -42,9 +39,14 @@ from idp_tutorial.data.splits import list_files, load_hub_dataset, match_splits
 from idp_tutorial.data.table_options import FRACTION_HINT, TableConfig
 from idp_tutorial.data.task import TEXT_COLUMNS, Task, make_column_templates
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.utils.checks import MissingFileError, UserError, check_number, parse_number
-
-MIN_LABEL_RANGE, MAX_LABEL = 1e-30, 1e30  # of a regression, which is computed in float32
+from idp_tutorial.utils.checks import (
+    MissingFileError,
+    UserError,
+    check_number,
+    is_number,
+    parse_number,
+)
+from idp_tutorial.utils.options import check_option_name, declared_options
 
 __all__ = [
     "is_saved_dataset",
@@ -123,9 +125,7 @@ def _find_sources(data: Any) -> dict[str, Any]:
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", data) and detect_format(data) == "auto":
         dataset = load_hub_dataset(
             data,
-            failure=f"there is no file or folder {data.partition('@')[0]}, and it cannot be loaded "
-            "as a dataset of the Hugging Face hub",
-            advice="correct the name, or connect to the internet",
+            advice="correct the name of the dataset, file or folder, or connect to the internet",
         )
         return select_splits(dataset, data)
     raise MissingFileError(
@@ -156,12 +156,8 @@ def resolve_columns(
                 f"{where}: no column {column!r} among {', '.join(map(str, names))}: pass its name "
                 f"in {argument}={hint}."
             )
-    for (first, column), (second, other) in combinations(given.items(), 2):
-        if column == other:
-            raise UserError(
-                f"{where}: {first} and {second} are both the column {column!r}: they must be "
-                "different columns."
-            )
+    if len({*given.values()}) < len(given):
+        raise UserError(f"{where}: {', '.join(given)} must be different columns, got {given}.")
     return text, text2, label
 
 
@@ -171,38 +167,28 @@ def parse_label(
     regression: bool = False,  # must the label be a number?
 ) -> str | float:  # the name of a class, or the number of a regression
     """Return a label as a class name or a float; raise `UserError` if it is missing or invalid."""
-    value = value.item() if type(value).__module__ == "numpy" and value.ndim == 0 else value
-    if isinstance(value, dict):
-        raise UserError(
-            f"{where}: the label is {value!r:.60}, an object with fields: put its class into a "
-            "column of its own."
-        )
-    if isinstance(value, (list, tuple, set)) and not regression:
-        raise UserError(
-            f"{where}: the label is {value!r:.60}. If a row may have several labels, pass "
-            "multi_label=True."
-        )
+    value = value.item() if isinstance(value, np.generic) else value
     if is_empty_text(value):
         raise UserError(
             f"{where}: every row needs a label, got {value!r}: add the label or remove the row."
         )
-    if not regression:
-        if isinstance(value, float) and not value.is_integer():
+    if regression:
+        try:
+            number = parse_number(value) if isinstance(value, str) else float(value)
+        except (ValueError, TypeError):
+            number = math.nan
+        if isinstance(value, bool) or not math.isfinite(number):
             raise UserError(
-                f"{where}: the label is {value!r}, a number with a fraction: pass regression=True, "
-                "or write the names of classes as texts."
+                f"{where}: the label of a regression must be a number, got {value!r:.60}."
             )
-        return require_utf8(str(value).strip(), f"{where}: the label")
-    try:
-        number = parse_number(value) if isinstance(value, str) else float(value)
-    except (ValueError, TypeError):
-        number = math.nan
-    if isinstance(value, bool) or not math.isfinite(number):
-        hint = " with a decimal point" if re.fullmatch(r"-?\d+,\d+", str(value).strip()) else ""
+        return number
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if not isinstance(value, str) and not is_whole:
         raise UserError(
-            f"{where}: the label of a regression must be a number{hint}, got {value!r:.60}."
+            f"{where}: the label is {value!r:.60}, but a class is a text or a whole number: pass "
+            "regression=True for numbers, or multi_label=True for lists of labels."
         )
-    return number
+    return require_utf8(str(value).strip(), f"{where}: the label")
 
 
 def parse_labels(
@@ -218,10 +204,11 @@ def parse_labels(
                 names = json.loads(value)
             except ValueError:
                 names = None
-    elif isinstance(value, (int, float)) and value == value:
+    elif is_number(value) and value == value:
         names = [value]
-    is_list = isinstance(names, (list, tuple, set)) or hasattr(names, "tolist")
-    if not is_list or any(
+    elif isinstance(value, np.ndarray):
+        names = value.tolist()
+    if not isinstance(names, (list, tuple, set)) or any(
         not isinstance(n, (str, int, float)) or not str(n).strip() for n in names
     ):
         raise UserError(
@@ -258,9 +245,7 @@ def decode_hub_label(
 
 def _name_source(source: Any) -> str:
     """Return the name of a file or of a dataset, for messages."""
-    if isinstance(source, (str, Path)):
-        return describe_file(source)
-    return str(getattr(source, "split", None) or "dataset")
+    return str(source if isinstance(source, (str, Path)) else source.split or "dataset")
 
 
 def _iterate_source(source: Any, reading: Mapping[str, Any]) -> Iterable[tuple[str, dict]]:
@@ -393,22 +378,9 @@ def make_task(
     if isinstance(values[0], float):
         low = min(values)
         high = max(values)
-        if high > low and not (high - low > MIN_LABEL_RANGE and max(-low, high) < MAX_LABEL):
-            raise UserError(
-                f"the labels of {name} are between {low:g} and {high:g}. The model computes in "
-                f"float32, so it needs labels below {MAX_LABEL:g} whose range is larger than "
-                f"{MIN_LABEL_RANGE:g}: use another unit, for example divide the labels by their "
-                "standard deviation."
-            )
         label_range = (low, high if high > low else low + 1)
-        return Task(
-            name,
-            metric="pearson+spearman",
-            pair=pair,
-            label_range=label_range,
-            splits=splits,
-            **fields,
-        )
+        fields = dict(metric="pearson+spearman", label_range=label_range) | fields
+        return Task(name, pair=pair, splits=splits, **fields)
     multi_label = isinstance(values[0], list)
     labels = labels or sort_class_names(name for value in values for name in _class_names(value))
     if len(labels) < 2:
@@ -417,15 +389,6 @@ def make_task(
             f"the training rows have only the class {only}, but at least two are needed: "
             "add rows of another class, or choose another column of labels."
         )
-    for split, rows in splits.items():
-        names = [name for row in rows for name in _class_names(row["label"])]
-        if unknown := [name for name in names if name not in labels]:
-            known = ", ".join(map(repr, labels[:5])) + (" …" if len(labels) > 5 else "")
-            raise UserError(
-                f"the {split} rows have the class {unknown[0]!r}, which the training rows do not "
-                f"have (they have {known}): write it as they do, add training rows of this class, "
-                "or remove its rows."
-            )
     if multi_label:
         fields = dict(metric="micro_f1", multi_label=True) | fields
     task = Task(name, labels, pair=pair, **fields)
@@ -493,55 +456,29 @@ def load_table_task(
     # `DatasetDict`
     data: Any,
     seed: int = 0,  # seed of the rows that are held out
-    *,
-    text: str | None = TableConfig.text,  # column of the texts; None: text, sentence1 or sentence
-    text2: str | None = TableConfig.text2,  # column of the second texts, for pairs
-    label: str | None = TableConfig.label,  # column of the labels; None: label
-    # csv, tsv, jsonl, parquet, xlsx or lines; None: by the extension of the file
-    format: str | None = TableConfig.format,
-    encoding: str | None = TableConfig.encoding,  # encoding of the file; None: UTF-8
-    # separator of the columns, such as ';' or tab; None: that of the first line
-    sep: str | None = TableConfig.sep,
-    skip_empty: bool = TableConfig.skip_empty,  # leave out rows without a text, and say how many
-    regression: bool = TableConfig.regression,  # the labels are numbers, not classes
-    # a row may have several labels: names joined by | in a cell, or a list of names
-    multi_label: bool = TableConfig.multi_label,
-    # fraction of the rows for validation, if there is no such split
-    validation: float = TableConfig.validation,
-    # fraction of the rows for testing, if there is no such split; 0: none
-    test: float = TableConfig.test,
+    **options: Any,  # fields of `TableConfig`: the columns, the format, and how splits are held out
 ) -> tuple[Task, list]:  # the task with its splits, and the names of the splits that were held out
     """Read a table, hold out the splits that it lacks, and define a task with its rows.
 
     Raises: `UserError` for an option that is not valid, and for data that cannot be read.
     """
-    options = TableConfig(
-        text=text,
-        text2=text2,
-        label=label,
-        format=format,
-        encoding=encoding,
-        sep=sep,
-        skip_empty=skip_empty,
-        regression=regression,
-        multi_label=multi_label,
-        validation=validation,
-        test=test,
-    )
+    for name in options:
+        check_option_name(name, declared_options(TableConfig))
+    table = TableConfig(**options)
     read_rows = partial(
         _read_labelled_rows,
-        reading=dict(format=options.format, encoding=options.encoding, sep=options.sep),
-        columns=(options.text, options.text2, options.label or "label"),
-        regression=options.regression,
-        skip_empty=options.skip_empty,
-        multi_label=options.multi_label,
+        reading=dict(format=table.format, encoding=table.encoding, sep=table.sep),
+        columns=(table.text, table.text2, table.label or "label"),
+        regression=table.regression,
+        skip_empty=table.skip_empty,
+        multi_label=table.multi_label,
     )
     splits, columns = _read_splits(data, read_rows)
     fractions = {}
-    if options.test and "test" not in splits:
-        fractions["test"] = options.test
+    if table.test and "test" not in splits:
+        fractions["test"] = table.test
     if "validation" not in splits:
-        fractions["validation"] = options.validation
+        fractions["validation"] = table.validation
     if sum(fractions.values()) >= 1:
         given = " and ".join(f"{split}={fraction}" for split, fraction in fractions.items())
         raise UserError(f"{given} leave no rows for training: their sum must be below 1.")
@@ -577,8 +514,6 @@ def _describe_table_task(task: Task, held_out: Sequence[str]) -> str:
         names = ", ".join(task.labels[:12]) + (" …" if len(task.labels) > 12 else "")
         kind = "labels, any number in a row" if task.multi_label else "classes"
         parts.append(f"{len(task.labels)} {kind}: {names}")
-        if not task.multi_label and any("|" in name for name in task.labels):
-            parts.append("names with | are one class each: for several labels pass multi_label")
     else:
         parts.append("regression")
     return f"{task.name}: {'; '.join(parts)}"

@@ -164,10 +164,10 @@ def test_pairs_and_numbers(small_folder, monkeypatch, capsys):
             "tickets.csv --text message --label topic --test .95",
             "test=0.95 and validation=0.1 leave no rows .* below 1",
         ),
-        ("tickets.csv --text topic --label topic", "text and label are both the column 'topic'"),
+        ("tickets.csv --text topic --label topic", "text, label must be different columns, got"),
         (
             "tickets.csv --text message --text2 message --label topic",
-            "text and text2 are both the column 'message'",
+            "must be different columns, got",
         ),
         ("empty.csv --text message --label topic", "idp train: empty.csv has no rows"),
         ("--config twice.yaml", "--config twice.yaml: steps occurs twice"),
@@ -313,7 +313,7 @@ def test_a_table_of_excel_is_trained_and_predicted(small_folder, monkeypatch, ca
     train = f"idp train excel.csv --text message --label topic {QUICK} --backbone {small_folder}"
     with pytest.raises(SystemExit):
         call(train, monkeypatch)
-    assert "pass encoding='cp1252'" in capsys.readouterr().err
+    assert "or 'cp1252', or save it as UTF-8" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         call(f"{train} --encoding cp1252", monkeypatch)
     assert "1 of 41 rows has no text in column 'message'" in capsys.readouterr().err

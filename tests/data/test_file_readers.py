@@ -53,7 +53,7 @@ def test_parquet_rows_are_read_and_damage_is_reported(tmp_path):
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match="b.parquet cannot be read as parquet"):
         read_rows(tmp_path / "b.parquet")
-    with pytest.raises(FileNotFoundError, match="there is no file .*c.parquet: check the path"):
+    with pytest.raises(FileNotFoundError, match="c.parquet"):
         read_rows(tmp_path / "c.parquet")
     Dataset.from_list([dict(sentence1=f"text {i} of many") for i in range(2000)]).to_parquet(
         tmp_path / "d.parquet"
@@ -74,9 +74,9 @@ def test_lines_are_read_from_files_and_standard_input(tmp_path, monkeypatch):
     ]
     with pytest.raises(ValueError, match="a.txt, line 3 is not valid JSON .* use format='lines'"):
         read_rows(f)
-    for stdin in (io.StringIO("a\tb\n"), io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfa\tb\n"))):
-        monkeypatch.setattr(sys, "stdin", stdin)
-        assert read_rows("-", pair=True) == [dict(sentence1="a", sentence2="b")]
+    stdin = io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfa\tb\n"))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert read_rows("-", pair=True) == [dict(sentence1="a", sentence2="b")]
 
 
 def test_the_format_is_that_of_the_suffix():
@@ -101,32 +101,19 @@ def test_the_format_is_that_of_the_suffix():
         (
             "a.csv",
             "a,b\nné,1\n".encode("latin-1"),
-            r"line 2: byte 2 is 0xe9, which is not valid UTF-8: .* encoding='cp1252' .*Latin-1",
+            "line 2 is not a text in utf-8: pass the encoding",
         ),
         ("a.csv", b"a,b\n1,2,3\n", "line 2: 3 cells, but the header has 2 columns"),
-        ("a.csv", b"", "line 1 has the columns"),
-        ("a.csv", b"a,a\n", "names each column once"),
+        ("a.csv", b"", "the header must name each column once"),
+        ("a.csv", b"a,a\n", "the header must name each column once"),
         ("a.csv", b'a,b\n"1,2\n', "line 2: unexpected end of data"),
         ("a.csv", b"a,b\n1\n", "line 2: 1 cells, but the header has 2 columns"),
         ("a.csv", b'a,b\n"x"y,2\n', "line 2: .*double quotes"),
-        (
-            "a.csv",
-            b"a,b\r1,2\r",
-            r"a.csv has lines that end in .r: save it with .n",
-        ),
-        ("a.txt", b"who ?\rwhere ?", "a.txt has lines that end in"),
-        (
-            "a.txt",
-            "a".encode("utf-16"),
-            "is encoded as UTF-16: pass encoding='utf-16', or save it as UTF-8",
-        ),
-        ("a.txt", "ab".encode("utf-16-le"), "line 1 contains a NUL"),
-        (
-            "a.jsonl",
-            b'{"a": 1, "a": 2}',
-            "line 1 is not valid JSON .the key 'a' appears more than once",
-        ),
-        ("a.jsonl", b'{"a": -Infinity}', "-Infinity is not a JSON number"),
+        ("a.txt", "a".encode("utf-16"), "line 1 is not a text in utf-8: .* encoding='utf-16'"),
+        ("a.txt", "ab".encode("utf-16-le"), "line 1 is not a text in utf-8"),
+        ("a.csv", b"PK\x03\x04\x14\0", "give it the extension of its format"),
+        ("a.csv", gzip.compress(b"a\n1\n", mtime=0), "give it the extension of its format"),
+        ("a.jsonl", b'{"a": 1, "a": 2}', "line 1 is not valid JSON .a key appears more than once"),
         ("a.jsonl", b"3", "is not an object"),
         ("a.jsonl", b"[" * 100_000, "is not valid JSON"),
         ("a.jsonl", b'{"a": "\\udfff"}', "lone surrogate"),
@@ -154,7 +141,7 @@ EXCEL_ROWS = [
 def test_a_table_of_excel_is_read_with_its_encoding(tmp_path, caplog):
     file = tmp_path / "excel.csv"
     file.write_bytes(EXCEL_CSV.encode("cp1252"))
-    with pytest.raises(ValueError, match="line 2: byte 8 is 0xe9.*pass encoding='cp1252'"):
+    with pytest.raises(ValueError, match="line 2 is not a text in utf-8: .*'cp1252'"):
         read_rows(file)
     caplog.clear()
     assert read_rows(file, encoding="cp1252") == EXCEL_ROWS
@@ -182,35 +169,14 @@ def test_standard_input_has_an_encoding_and_stays_open(monkeypatch):
 @pytest.mark.parametrize(
     "name,data,options,words",
     [
-        ("a.csv", b"a,b\n1,2\n", dict(encoding="cp-none"), "encoding must be .* got 'cp-none'"),
-        ("a.csv", b"a,b\n1,2\n", dict(encoding="base64"), "encoding must be .* got 'base64'"),
-        (
-            "a.csv",
-            b"a,b\n\x81,2\n",
-            dict(encoding="cp1252"),
-            "line 2: byte 1 is 0x81, .* not valid cp1252",
-        ),
-        ("a.csv", b"a\nb\n\x81", {}, "line 3: byte 1 is 0x81.* such as encoding='cp1250'"),
-        ("a.csv", b"a,b\n1,2\n", dict(sep=";;"), "sep must be one character .* got ';;'"),
+        ("a.csv", b"a,b\n1,2\n", dict(encoding="cp-none"), "with encoding='cp-none' .unknown"),
+        ("a.csv", b"a,b\n1,2\n", dict(encoding="base64"), "with encoding='base64' .*not a text"),
+        ("a.csv", b"a,b\n\x81,2\n", dict(encoding="cp1252"), "line 2 is not a text in cp1252"),
+        ("a.csv", b"a,b\n1,2\n", dict(sep=";;"), "sep must be one character, .* got ';;'"),
         ("a.csv", b"a,b\n1,2\n", dict(sep="a"), "sep must be one character"),
         ("a.csv", b"a;b\n1,2;3\n", dict(sep=","), "line 2: 2 cells, .* as sep="),
-        (
-            "a.jsonl",
-            b"{}",
-            dict(sep=","),
-            "sep=',' applies only to csv, tsv, and .*a.jsonl is jsonl",
-        ),
-        (
-            "a.parquet",
-            b"",
-            dict(encoding="cp1252"),
-            "encoding='cp1252' applies only to csv, tsv, jsonl",
-        ),
-        ("a.xlsx", b"", dict(sep=";"), "sep=';' applies only to csv, tsv, and .*xlsx"),
-        ("a.csv", b"PK\x03\x04\x14\0", {}, "a.csv is a ZIP archive, as Excel files are: give"),
-        ("a.csv", b"\xd0\xcf\x11\xe0\xa1", {}, "an old Excel file .*: save it as .xlsx or as CSV"),
-        ("a.csv", b"PAR1\x15\x04", {}, "a Parquet file: give it the extension .parquet"),
-        ("a.csv", gzip.compress(b"a\n1\n", mtime=0), {}, "compressed: give it the extension .gz"),
+        ("a.jsonl", b"{}", dict(sep=","), "sep is not used for a file of format jsonl"),
+        ("a.parquet", b"", dict(encoding="cp1252"), "encoding is not used for a file of format p"),
     ],
 )
 def test_an_invalid_encoding_or_separator_is_refused(name, data, options, words, tmp_path):
@@ -241,14 +207,16 @@ def test_the_separator_is_that_of_the_header(name, header, delimiter, tmp_path, 
     assert len(caplog.messages) == (delimiter not in (default, None))
 
 
-def test_the_line_in_which_excel_names_the_separator_is_no_header(tmp_path):
-    (tmp_path / "a.csv").write_text("sep=;\r\na;b\r\n1;2\r\n3\r\n")
-    with pytest.raises(ValueError, match="line 4: 1 cells"):
-        read_rows(tmp_path / "a.csv")
-    (tmp_path / "a.csv").write_text("sep=;\na;b\n1;2\n")
-    assert next(iterate_rows(tmp_path / "a.csv"))[0].endswith("line 3")
+def test_the_separator_can_be_called_tab(tmp_path):
     (tmp_path / "tab.csv").write_text("a\tb\n1\t2\n")
     assert read_rows(tmp_path / "tab.csv", sep="tab") == [dict(a="1", b="2")]
+
+
+def test_lines_may_end_in_carriage_returns(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"a,b\r1,2\r")
+    assert [*iterate_rows(tmp_path / "a.csv")] == [
+        (f"{tmp_path}/a.csv, line 2", dict(a="1", b="2"))
+    ]
 
 
 # ---- JSON arrays and Excel
@@ -260,9 +228,8 @@ def test_a_json_array_is_a_table(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n" + json.dumps(WANT))
     assert [where for where, _ in iterate_rows(tmp_path / "a.jsonl")][1].endswith("a.jsonl, row 2")
     for text, words in (
-        ('[{"a": 1, "a": 2}]', "the key 'a' appears more than once"),
-        ('[{"a": NaN}]', "NaN is not a JSON number"),
-        ('[{"a": 1}, 3]', "row 2: '3' is not an object"),
+        ('[{"a": 1, "a": 2}]', "a key appears more than once"),
+        ('[{"a": 1}, 3]', "row 2: 3 is not an object"),
         ('[{"a": 1}', "a.json is not valid JSON"),
         ('[{"a": "\\udfff"}]', "lone surrogate"),
         ('{"a": 1}\n[{"a": 1}]', "line 2: .* is not an object"),
@@ -273,7 +240,7 @@ def test_a_json_array_is_a_table(tmp_path):
             read_rows(tmp_path / "a.json")
 
 
-def test_an_excel_sheet_is_a_table(tmp_path, caplog):
+def test_an_excel_sheet_is_a_table(tmp_path):
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
     for row in [("message", "topic", None), ("NA", 15, None), ("café – x", 2.5, None), (None,) * 3]:
@@ -286,11 +253,10 @@ def test_an_excel_sheet_is_a_table(tmp_path, caplog):
         (f"{tmp_path}/a.xlsx, row 3", dict(message="café – x", topic="2.5")),
         (f"{tmp_path}/a.xlsx, row 5", dict(message="last", topic="True")),
     ]
-    assert "has 2 sheets: 'Sheet', the first, is read" in caplog.text
     (tmp_path / "b.xlsx").write_bytes(b"PK\x03\x04")
     with pytest.raises(ValueError, match="b.xlsx cannot be read as xlsx"):
         read_rows(tmp_path / "b.xlsx")
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with pytest.raises(FileNotFoundError):
         read_rows(tmp_path / "none.xlsx")
 
 
@@ -307,13 +273,6 @@ def test_last_line_may_have_no_line_ending(tmp_path):
     assert read_rows(tmp_path / "a.csv") == [dict(a="1\r", b="2")] and read_rows(
         tmp_path / "b.txt"
     ) == [dict(sentence1="who ?")]
-
-
-def test_a_folder_is_not_a_file(tmp_path):
-    with pytest.raises(ValueError, match="cannot be read"):
-        read_rows(tmp_path)
-    with pytest.raises(FileNotFoundError, match="there is no file nowhere"):
-        read_rows("nowhere")
 
 
 def test_lines_have_a_maximum_length(tmp_path, monkeypatch):

@@ -182,14 +182,9 @@ def test_cb_has_three_names_and_boolq_has_booleans(superglue_folder):
         (
             "copa",
             lambda l: l.update(label=2),
-            r"line 3: label must be 0 \(choice1 is correct\) or 1 .* got 2",
+            "line 3: in COPA, .* label 0 .choice1 is correct. or 1, got .* and 2: use the file of",
         ),
-        ("copa", lambda l: l.update(label="choice1"), "line 3: label must be .* got 'choice1'"),
-        (
-            "copa",
-            lambda l: l.update(question="why"),
-            "line 3: question must be 'cause' or 'effect' in COPA, got 'why'",
-        ),
+        ("copa", lambda l: l.update(question="why"), "question must be 'cause' .* got 'why' and"),
         (
             "copa",
             lambda l: l.update(choice1=" "),
@@ -209,7 +204,7 @@ def test_cb_has_three_names_and_boolq_has_booleans(superglue_folder):
         ("boolq", lambda l: l.pop("passage"), "of which 'passage' is missing"),
         ("boolq", lambda l: l.pop("label"), "of which 'label' is missing"),
         ("boolq", lambda l: l.update(label="yes"), "line 3: label must be .* got 'yes'"),
-        ("wic", lambda l: l.pop("start2"), r"line 3: no start2 for word '\w+': a WiC record"),
+        ("wic", lambda l: l.pop("start2"), r"line 3: no start2 for word '\w+'"),
         (
             "wic",
             lambda l: l.update(end1=999),
@@ -221,7 +216,7 @@ def test_cb_has_three_names_and_boolq_has_booleans(superglue_folder):
         (
             "multirc",
             lambda l: l.update(passage="A text."),
-            "does not have the structure of the benchmark",
+            "use the file of 'multirc' as the benchmark distributes it",
         ),
         (
             "multirc",
@@ -245,20 +240,14 @@ def test_a_question_needs_candidates(tmp_path):
     rows = [r for i, l in enumerate(generate_lines("copa", 9)) for r in convert_copa_row(l, i)]
     write_splits(tmp_path / "copa", train=rows[:-1], test=rows)
     with pytest.raises(
-        ValueError,
-        match=r"train.jsonl: question 8 has only one candidate \('The .*'\), but at least two rows "
-        r"with the same group are needed: add the others or remove the question",
+        ValueError, match="train.jsonl: . of the 1 candidates of question 8 are lab"
     ):
         load_task("copa", tmp_path)
     for ys, n in (((1, 1), 2), ((0, 0), 0)):
         write_splits(
             tmp_path / "copa", train=rows[:-2] + [{**r, "label": y} for r, y in zip(rows[-2:], ys)]
         )
-        with pytest.raises(
-            ValueError,
-            match=f"{n} of the 2 candidates of question 8 are labelled correct, but exactly one "
-            f"must be",
-        ):
+        with pytest.raises(ValueError, match=f"{n} of the 2 candidates of question 8 are labelled"):
             load_task("copa", tmp_path)
     write_splits(
         tmp_path / "copa", train=[{k: v for k, v in r.items() if k != "group"} for r in rows]

@@ -51,7 +51,7 @@ def test_a_frozen_few_shot_set_is_read_and_files_may_be_compressed(tmp_path):
         ('{"sentence1": "a", "label": -1}', "line 3: label must be .* got -1"),
         ('{"sentence1": "a", "label": "maybe"}', "line 3: label must be .* got 'maybe'"),
         ('{"sentence1": "a", "label": 0.5}', "line 3: label must be .* got 0.5"),
-        ('{"sentence1": "a", "label": NaN}', "line 3 is not valid JSON .NaN is not a JSON number"),
+        ('{"sentence1": "a", "label": NaN}', "line 3: label must be .* got nan"),
         ('{"sentence1": "a", "label": [1]}', r"line 3: label must be .* got \[1\]"),
         ('{"sentence1": "  ", "label": 0}', "line 3: sentence1 must be a text that is not empty"),
         ('{"sentence1": 7, "label": 0}', "line 3: sentence1 must be .* got 7"),
@@ -59,7 +59,7 @@ def test_a_frozen_few_shot_set_is_read_and_files_may_be_compressed(tmp_path):
             '{"sentence1": "a", "sentence2": "b", "label": 0}',
             r"line 3: the row has a sentence2, but .* pair=True",
         ),
-        ("\xff".encode("latin1"), "line 3: byte 1 is 0xff, which is not valid UTF-8"),
+        ("\xff".encode("latin1"), "line 3 is not a text in utf-8"),
     ],
 )
 def test_invalid_rows_are_reported_with_their_line(tmp_path, line, match):
@@ -76,30 +76,20 @@ def test_invalid_rows_are_reported_with_their_line(tmp_path, line, match):
 
 
 def test_missing_files_say_what_is_there(tmp_path):
-    with pytest.raises(
-        FileNotFoundError,
-        match="nowhere is not a folder. data= must be the folder that contains mine/train.jsonl",
-    ):
+    with pytest.raises(FileNotFoundError, match="nowhere must be a folder .* contains mine/train"):
         load_task(YES_NO, tmp_path / "nowhere")
     write_splits(tmp_path / "other", train=YES_NO_ROWS)
-    with pytest.raises(FileNotFoundError, match="contains other. data= must be"):
+    with pytest.raises(FileNotFoundError, match="it contains the folders other"):
         load_task(YES_NO, tmp_path)
-    with pytest.raises(FileNotFoundError, match="other is the folder of one task"):
-        load_task(YES_NO, tmp_path / "other")
     write_splits(tmp_path / "mine", train=YES_NO_ROWS)
-    with pytest.raises(
-        FileNotFoundError,
-        match="neither test.jsonl nor validation.jsonl: add one to report scores on",
-    ):
+    with pytest.raises(FileNotFoundError, match="mine has no test.jsonl or validation.jsonl: add"):
         load_task(YES_NO, tmp_path)
     write_splits(tmp_path / "qqp", validation=[dict(sentence1="a", sentence2="b", label=0)])
     for k in (100, 500):
         write_splits(tmp_path / f"qqp/k{k}", train=[], validation=[])
     for k in (None, 7):
         with pytest.raises(
-            FileNotFoundError,
-            match="qqp has no train.jsonl: add the file, or use a few-shot set of the folder with "
-            "shots=100 or 500",
+            FileNotFoundError, match="qqp has no train.jsonl: .* shots=: k100, k500"
         ):
             load_task("qqp", tmp_path, shots=k)
     with pytest.raises(ValueError, match="train.jsonl has no rows"):
@@ -298,12 +288,11 @@ def test_hub_failures_say_what_to_do(monkeypatch):
         raise ConnectionError("Couldn't reach the Hub")
 
     monkeypatch.setattr("datasets.load_dataset", offline)
-    with pytest.raises(
-        ValueError,
-        match=r"cannot load nyu-mll/glue/rte from the Hugging Face hub \(ConnectionError\): "
-        r"connect to the internet, pass data=DIR \(the folder that contains rte/train.jsonl\), or "
-        r"use a bundled task: sentiment",
-    ):
+    message = (
+        r"cannot load nyu-mll/glue/rte from the Hugging Face hub \(ConnectionError\): connect to "
+        "the internet, pass data=DIR, the folder that contains rte/train.jsonl, or use a bundled"
+    )
+    with pytest.raises(ValueError, match=message):
         load_task("rte")
     with pytest.raises(ValueError, match="task 'mine' is not on the hub: pass data=DIR"):
         load_task(YES_NO)
@@ -361,7 +350,7 @@ def test_invalid_rows_of_the_hub_are_reported(monkeypatch):
     ):
         load_task("copa")
     serve(train=[{**l, "label": 3} for l in lines], validation=lines)
-    with pytest.raises(ValueError, match="copa train, row 0: label must be .* got 3"):
+    with pytest.raises(ValueError, match="copa train, row 0: in COPA, .* label 0 .* got .* and 3"):
         load_task("copa")
 
 

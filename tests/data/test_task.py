@@ -7,7 +7,7 @@ import pytest
 import torch
 from small import YES_NO
 
-from idp_tutorial.data.metrics import compute_metric, question_exact_match
+from idp_tutorial.data.metrics import question_exact_match
 from idp_tutorial.data.task import (
     Task,
     make_column_templates,
@@ -40,9 +40,9 @@ def test_labels_are_a_tuple_of_names():
         dict(labels=("a", "b"), label_words="AB"),
         dict(labels=(1, 2)),
     ):
-        with pytest.raises(ValueError, match="must be a tuple of strings"):
+        with pytest.raises(ValueError, match="must be tuples of strings"):
             Task("t", **field)
-    with pytest.raises(ValueError, match="labels must all be different"):
+    with pytest.raises(ValueError, match="labels two or more different ones"):
         Task("t", labels=("a", "b", "a"))
     assert Task("t", labels=["a", "b"]) == Task("t", labels=("a", "b"))
 
@@ -55,14 +55,8 @@ def test_grouping_must_fit_labels_and_rows():
     ):
         with pytest.raises(ValueError, match="must be 'choose' or 'each' with two labels"):
             Task("mine", **kw)
-    with pytest.raises(
-        ValueError,
-        match="metric 'f1\\+exact' scores questions .* each of the 2 rows: "
-        "pass the `group` of each row in groups=, got None",
-    ):
+    with pytest.raises(ValueError, match="metric 'f1\\+exact' scores questions: pass the `group`"):
         TASKS["multirc"].score([0, 1], [0, 1])
-    with pytest.raises(ValueError, match="each of the 2 rows: .* got 3 groups"):
-        compute_metric("exact", [0, 1], [0, 1], [0, 0, 0])
     with pytest.raises(ValueError):
         question_exact_match([1, 0], [1])
 
@@ -202,9 +196,11 @@ def test_a_metric_must_fit_the_labels():
         with pytest.raises(ValueError, match=f"metric '{metric}' does not fit".replace("+", ".")):
             task.with_metric(metric)
     assert TASKS["sst2"].with_metric("accuracy+f1").metric == "accuracy+f1"
-    with pytest.raises(ValueError, match="does not fit several labels of a row: use micro_f1"):
+    with pytest.raises(
+        ValueError, match="fit a task that may have several labels in a row: use micro_f1"
+    ):
         LETTERS.with_metric("accuracy")
-    with pytest.raises(ValueError, match="does not fit a regression"):
+    with pytest.raises(ValueError, match="does not fit a task that is a regression"):
         TASKS["stsb"].with_metric("accuracy")
 
 
@@ -234,7 +230,7 @@ def test_labels_with_a_probability_above_one_half_are_predicted():
 
 
 def test_several_labels_need_labels_and_no_grouping():
-    with pytest.raises(ValueError, match="needs labels and can have no grouping"):
+    with pytest.raises(ValueError, match="grouping must be"):
         replace(LETTERS, labels=("a", "b"), grouping="each")
     assert LETTERS.digest() != replace(LETTERS, multi_label=False, metric="macro_f1").digest()
 

@@ -1,14 +1,11 @@
 """Tables of the user: columns, splits that are held out, and messages."""
 
-import inspect
 import json
 from collections import Counter
-from dataclasses import fields
 
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from idp_tutorial.data.table_options import TableConfig
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import (
     _read_labelled_rows,
@@ -22,10 +19,9 @@ from idp_tutorial.data.user_data import (
 )
 
 
-def test_the_keyword_arguments_are_the_options_of_a_table():
-    parameters = inspect.signature(load_table_task).parameters.values()
-    keywords = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    assert keywords == {f.name: f.default for f in fields(TableConfig)}
+def test_an_unknown_option_of_a_table_is_refused():
+    with pytest.raises(ValueError, match="unknown option 'txt': did you mean 'text'"):
+        load_table_task("tickets.csv", txt="message")
 
 
 def test_a_separator_that_does_not_fit_is_named(tmp_path):
@@ -53,7 +49,7 @@ def test_a_folder_of_splits(tmp_path):
     (tmp_path / "mine/dev.jsonl").write_text('{"text": "a", "label": 7}')
     with (
         pytest.raises(
-            ValueError, match="the validation rows have the class '7', which the training"
+            ValueError, match="validation rows: label must be .* a class name .0, 1. .* got '7'"
         ),
         pytest.warns(UserWarning),
     ):
@@ -209,7 +205,7 @@ def test_a_class_that_only_the_test_split_has_is_compared_with_those_of_training
     rows = [dict(text=f"a text {i}", label=i % 2 == 0) for i in range(8)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "test.csv").write_text("text,label\none,true\n")
-    message = "test rows have the class 'true', .*they have 'False', 'True'.*: write it as they do"
+    message = "test rows: label must be .* a class name .False, True. .* got 'true'"
     with pytest.raises(ValueError, match=message):
         load_table_task(tmp_path)
 
@@ -217,19 +213,19 @@ def test_a_class_that_only_the_test_split_has_is_compared_with_those_of_training
 @pytest.mark.parametrize(
     "value,regression,message",
     [
-        (["a", "b"], False, "line 2: the label is .* pass multi_label=True"),
-        ({"name": "a"}, False, "line 2: the label is .*, an object with fields: put its class"),
+        (["a", "b"], False, "line 2: the label is .* multi_label=True for lists"),
+        ({"name": "a"}, False, "line 2: the label is .*, but a class is a text or a whole number"),
         (None, False, "line 2: every row needs a label, got None"),
         (" ", False, "line 2: every row needs a label"),
         (float("nan"), False, "line 2: every row needs a label, got nan"),
         ("high", True, "line 2: the label of a regression must be a number, got 'high'"),
         (True, True, "must be a number, got True"),
         ("inf", True, "must be a number, got 'inf'"),
-        ("2,5", True, "must be a number with a decimal point, got '2,5'"),
+        ("2,5", True, "must be a number, got '2,5'"),
         ("1_0", True, "must be a number, got '1_0'"),
         ("١٢", True, "must be a number, got '١٢'"),
         (1j, True, "must be a number, got 1j"),
-        (2.5, False, "line 2: the label is 2.5, a number with a fraction: pass regression=True"),
+        (2.5, False, "line 2: the label is 2.5, .* pass regression=True"),
         ("a\ud800", False, "line 2: the label contains a lone surrogate"),
         ("a\0", False, "line 2: the label contains a NUL character"),
     ],
@@ -278,7 +274,7 @@ def test_a_table_of_several_labels(tmp_path):
     with pytest.raises(ValueError, match="exclude each other"):
         load_table_task(tmp_path / "complaints.csv", multi_label=True, regression=True)
     (tmp_path / "lists.jsonl").write_text('{"text": "a", "label": ["x", "y"]}')
-    with pytest.raises(ValueError, match="pass multi_label=True"):
+    with pytest.raises(ValueError, match="multi_label=True for lists"):
         load_table_task(tmp_path / "lists.jsonl")
 
 

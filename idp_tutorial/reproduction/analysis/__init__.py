@@ -2,8 +2,6 @@
 
 Modules:
 
-- `gradients`: The gradient of the loss with respect to the prompt vectors, at every depth, before
-  training.
 - `information`: Lower bounds on the information about the label in frozen hidden states.
 - `layer_choice`: Choose a prompt layer from one pass through the frozen model, before any training.
 - `layer_sweep`: Train a method at every layer with several seeds: LPT's pilot experiments.

@@ -111,9 +111,8 @@ def _train_probe(
 # %% ../../../nbs/engine/analysis/information.ipynb #0d3d1444
 def mutual_information(
     states: Mapping[str, Sequence[Tensor]],  # split → hidden states of each example `[n,d]`
-    labels: Mapping[
-        str, Any
-    ],  # split → class of each example; the splits are train, validation, test
+    # split → class of each example; the splits are train, validation, test
+    labels: Mapping[str, Any],
     **probe: Any,  # fields of `ProbeConfig`: depth, width, steps, …
 ) -> dict:  # `bits` of I(h;y) at least, `entropy` of y in bits, `accuracy` in % (as in the paper)
     """Return `H(y) − CE`, a lower bound on the information about the label (LPT, App. A).
@@ -125,12 +124,6 @@ def mutual_information(
     """
     cfg = ProbeConfig(**probe)
     y = {split: torch.as_tensor(labels[split]) for split in ("train", "validation", "test")}
-    for split, classes in y.items():
-        if len(classes) != len(states[split]) or not len(classes):
-            raise UserError(
-                f"split {split!r} needs as many labels as examples, and at least one, got "
-                f"{len(states[split])} examples and {len(classes)} labels."
-            )
     positions = torch.cat(list(states["train"]))
     mean = positions.mean(0)
     std = positions.std(0, correction=0).clamp(min=1e-6)
@@ -154,18 +147,19 @@ def mutual_information(
 def states_by_layer(
     model: PromptedModel,
     examples: Sequence[dict],  # from `task.encode`
-    include_prompt: bool = False,  # include the prompt positions (the paper does not say)
     batch_size: int = 64,  # examples in a batch
 ) -> Iterator[list[Tensor]]:  # hidden states of each example `[n,d]`, after 0, 1, … n_layers layers
-    """Yield the hidden states of all examples, layer by layer, with the prompts of the model."""
+    """Yield the hidden states of the words of all examples, layer by layer.
+
+    The model's prompts are in the sequence, but not among the states.
+    """
     model.eval()
     bb = model.backbone
     walks = [walk_layers(bb, b, model.plan) for b in iterate_batches(bb, examples, batch_size)]
     for contexts in zip(*walks):
         states = []
         for ctx in contexts:
-            masks = ctx.attention_mask if include_prompt else ctx.word_mask
-            states += [h[mask == 1] for h, mask in zip(ctx.h, masks)]
+            states += [h[mask == 1] for h, mask in zip(ctx.h, ctx.word_mask)]
         yield states
 
 # %% ../../../nbs/engine/analysis/information.ipynb #a4ea0830
@@ -176,7 +170,6 @@ def probe_layers(
     max_examples: int = 1000,  # maximum number of examples from each split
     max_len: int = 128,  # maximum number of tokens
     template: str | None = None,  # 'code' for a model with a verbalizer
-    include_prompt: bool = False,  # let the probe use the prompt positions as well
     **probe: Any,  # fields of `ProbeConfig`: depth, width, steps, …
 ) -> list[dict]:  # for each layer: `layer`, `bits`, `entropy`, `accuracy`
     """Measure the information about the label in each layer (LPT §4, Figure 2 right; App. A)."""
@@ -195,7 +188,7 @@ def probe_layers(
     labels = {}
     for split, examples in data.items():
         labels[split] = [e["label"] for e in examples]
-    walks = [states_by_layer(model, examples, include_prompt) for examples in data.values()]
+    walks = [states_by_layer(model, examples) for examples in data.values()]
     results = {}
     for layer, *states in zip(range(max(layers, default=-1) + 1), *walks):
         if layer in layers:

@@ -8,7 +8,7 @@ differ in method, layer, learning rate and seed (and in the folder and the devic
 machine). Prompts of another length, or another number of steps, are another sweep, and a table
 of both would show neither. So every function that takes records checks this first.
 
-Tables summarise a sweep: score and cost by depth, and the regret of a layer choice. On
+Tables summarise a sweep: scores by depth, and the regret of a layer choice. On
 RoBERTa-large, TREC and RTE, LPT finds a static prompt best after 11 to 13 of 24 layers; of
 the generators, NPG is worse in the upper half and the pooling generators are not (§4, §5.2). Is
 that general, or a property of one model? The questions become three functions of the records of
@@ -41,14 +41,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from idp_tutorial.assembly.config import RunConfig, RunOptions, general_options, recorded_option
+from idp_tutorial.assembly.config import RunConfig, RunOptions, general_options
 from idp_tutorial.assembly.probe_config import ProbeConfig
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.all_methods import METHODS, late_prompt_methods
 from idp_tutorial.reproduction.analysis.information import probe_layers
-from idp_tutorial.reproduction.analysis.layer_choice import differing_settings
+from idp_tutorial.reproduction.analysis.layer_choice import choice_matches_sweep
 from idp_tutorial.runs.compare import choose_method_config, run_seeds
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.learning_rate_search import describe_lr_selection
@@ -59,29 +59,25 @@ from idp_tutorial.utils.checks import (
     UserError,
     check_at_least,
     check_name,
-    require_packages,
 )
 from idp_tutorial.utils.durable_files import file_lock
 from idp_tutorial.utils.records import config_to_record, read_existing_records
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
 
 __all__ = [
     "check_single_sweep",
     "plan_layer_sweep",
     "sweep_prompt_layer",
     "sweep_table",
-    "plot_sweep",
-    "plot_convergence",
     "sweep_file",
     "depth_profile_table",
-    "tradeoff_table",
     "layer_choice_regret",
     "measure_information_curves",
 ]
 
+logger = logging.getLogger(__name__)
 
 _VARYING_FIELDS = {  # the fields in which records of one sweep may differ
     "method",
@@ -162,21 +158,18 @@ def _resolve_layers(layers: Sequence[int] | None, backbone: str) -> list[int]:
 
 
 def _check_file_has_same_sweep(
-    out: Path | None, cfgs: list[RunConfig], lr_selection: str, task: Task | None
+    out: Path | None, cfgs: list[RunConfig], lr_selection: str, task: Task
 ) -> None:
     """Check that the file has no records of another sweep."""
     old_records = read_existing_records(out)
     if not old_records:
         return
-    # sizes and metric of a task that is not loaded are unknown, and taken from the file
     fields_of_this_sweep = dict(
-        seed=None,
-        status="done",
-        lr_selection=lr_selection,
-        split_sizes=task.split_sizes() if task else old_records[0].get("split_sizes"),
+        seed=None, status="done", lr_selection=lr_selection, split_sizes=task.split_sizes()
     )
-    task_metric = dict(metric=task.metric if task else old_records[0].get("metric"))
-    planned = [{**task_metric, **config_to_record(cfg), **fields_of_this_sweep} for cfg in cfgs]
+    planned = [
+        {"metric": task.metric, **config_to_record(cfg), **fields_of_this_sweep} for cfg in cfgs
+    ]
     try:
         check_single_sweep([*old_records, *planned])
     except ValueError as e:
@@ -192,7 +185,7 @@ def plan_layer_sweep(
     layers: Sequence[int] | None = None,  # layers below the prompt; None: all, 0 … n_layers−1
     seeds: int = 3,  # number of seeds
     tune_learning_rate: bool = False,  # whether the learning rate is chosen at every layer
-    out: Path | None = None,  # JSONL file of the sweep
+    out: Path | None = None,  # JSONL file of the sweep, which is compared if `task` is given
     task: Task | None = None,  # the task of `base`, if it is already loaded
     learning_rates: tuple = (),  # learning rates to try; (): the three of each method
 ) -> tuple[
@@ -215,7 +208,8 @@ def plan_layer_sweep(
         for layer in layers if has_late_prompt else [None]:
             options = base.with_options(layer=layer)
             cfgs.append(choose_method_config(options, name, [name], tune_learning_rate))
-    _check_file_has_same_sweep(out, cfgs, lr_selection, task)
+    if task:
+        _check_file_has_same_sweep(out, cfgs, lr_selection, task)
     return cfgs, lr_selection
 
 
@@ -269,78 +263,6 @@ def sweep_table(
         peak_memory_mb=("peak_memory_mb", "max"),
         lr=("lr", "first"),
     ).reset_index()
-
-
-def _get_axes(ax: "Axes | None") -> "Axes":
-    """Return the given axes, or new ones."""
-    require_packages("matplotlib")
-    from matplotlib import pyplot as plt
-
-    return ax or plt.subplots(figsize=(5, 3))[1]
-
-
-def plot_sweep(
-    records: list[dict],  # records of one task and backbone
-    ax: "Axes | None" = None,  # axes to draw on; None: new ones
-) -> "Axes":
-    """Plot test score by prompt layer: dots for seeds, lines for means (LPT, Figures 2, 4, 5)."""
-    df = _select_sweep(records)
-    first = df.iloc[0]
-    ax = _get_axes(ax)
-    for i, (method, group) in enumerate(df.groupby("method", sort=False)):
-        if method not in late_prompt_methods():
-            style = "--" if method == "fine-tuning" else ":"
-            ax.axhline(group.score.mean(), color="grey", ls=style, lw=1, label=method)
-            continue
-        ax.plot(group.layer, group.score, "o", ms=3, alpha=0.4, color=f"C{i}")
-        ax.plot(group.groupby("layer").score.mean(), color=f"C{i}", label=method)
-    shots = f", {first.shots} shots" if first.shots else ""
-    ax.set(
-        xlabel="layers below the prompt",
-        ylabel=f"test {first.metric} (%)",
-        title=f"{first.task}{shots}, {Path(first.backbone).name}",
-    )
-    ax.legend(fontsize=7)
-    return ax
-
-
-def plot_convergence(
-    records: list[dict],  # records of one sweep
-    method: str,  # key of `METHODS`
-    ax: "Axes | None" = None,  # axes to draw on; None: new ones
-) -> "Axes":
-    """Plot validation score by step at the first, middle and last layer (LPT, Figure 2 middle).
-
-    Thin lines are seeds, thick ones their mean.
-    """
-    import pandas as pd
-
-    selected = check_single_sweep([r for r in records if r["method"] == method])
-    if not selected:
-        available = ", ".join(dict.fromkeys(r["method"] for r in records)) or "no records"
-        raise UserError(f"there are no records of {method!r}: choose one of {available}.")
-    first = selected[0]
-    ax = _get_axes(ax)
-    layers = (0, first["n_layers"] // 2, first["n_layers"] - 1)
-    if not any(r["layer"] in layers for r in selected):
-        available = ", ".join(dict.fromkeys(str(r["layer"]) for r in selected))
-        raise UserError(
-            f"there are no records of {method!r} at layers {', '.join(map(str, layers))}: "
-            f"choose from {available}."
-        )
-    for i, layer in enumerate(layers):
-        curves = [dict(r["history"]) for r in selected if r["layer"] == layer]  # step → score
-        if curves:
-            df = pd.DataFrame(dict(enumerate(curves))).sort_index()
-            ax.plot(df, lw=0.6, alpha=0.5, color=f"C{i}")
-            ax.plot(df.mean(axis=1), lw=2, color=f"C{i}", label=f"layer {layer}")
-    ax.set(
-        xlabel="steps",
-        ylabel=f"validation {first['metric']} (%)",
-        title=f"{method}, {first['task']}, {Path(first['backbone']).name}",
-    )
-    ax.legend(fontsize=7)
-    return ax
 
 
 def sweep_file(
@@ -407,82 +329,6 @@ def depth_profile_table(
     return pd.DataFrame(rows)
 
 
-def _interpolate_speed_up(
-    timing_records: Sequence[dict], depth_fraction: float, cached: bool
-) -> float:
-    """Return the speed-up over fine-tuning at a fraction of the layers; NaN where not measured."""
-    points = sorted(
-        (r["layer"] / r["n_layers"], 1 / r["ratio"])
-        for r in timing_records
-        if r["cached"] == cached
-    )
-    if not points:
-        return np.nan
-    fractions, times = zip(*points)
-    return 1 / np.interp(depth_fraction, fractions, times, np.nan, np.nan)
-
-
-def _check_times(timing_records: Sequence[dict]) -> None:
-    """Check that all timing records are of one late method on one backbone."""
-    timed = {(r["method"], r["backbone"]) for r in timing_records}
-    if len(timed) > 1 or any(method not in late_prompt_methods() for method, _ in timed):
-        names = ", ".join(f"{method} on {backbone}" for method, backbone in sorted(timed))
-        raise UserError(
-            f"timing_records must be of one late method on one backbone, got {names}. "
-            "Leave the others out."
-        )
-
-
-def tradeoff_table(
-    records: list[dict],  # records of one sweep
-    depth_fractions: Sequence[float] = (1 / 4, 1 / 2, 3 / 4),  # layers below the prompt, 0 … 1
-    timing_records: Sequence[dict] = (),  # of `idp bench` for one late method, on any backbone
-) -> "pd.DataFrame":  # one row for each late method and depth
-    """Tabulate score, saved memory and speed-up over fine-tuning by depth (LPT, Table 10)."""
-    import pandas as pd
-
-    table = sweep_table(records)
-    L = _select_late_records(records).n_layers.iloc[0]
-    _check_times(timing_records)
-    # of one row, or NaN without it
-    fine_tuning = table[table.method == "fine-tuning"][["ms_per_step", "peak_memory_mb"]].mean()
-    layers = [round(L * fraction) for fraction in depth_fractions]
-    table = table[table.method.isin(late_prompt_methods()) & table.layer.isin(layers)]
-
-    def measured_speed_ups(cached: bool) -> list[float]:
-        """Return the interpolated speed-up at each row's layer."""
-        return [_interpolate_speed_up(timing_records, layer / L, cached) for layer in table.layer]
-
-    return pd.DataFrame(
-        dict(
-            method=table.method,
-            layer=table.layer.astype(int),
-            score=table.score,
-            std=table["std"],
-            params=table.params,
-            memory_saved=1 - table.peak_memory_mb / fine_tuning.peak_memory_mb,
-            speed_up=fine_tuning.ms_per_step / table.ms_per_step,
-            ideal=3 * L / (2 * L - table.layer),
-            measured=measured_speed_ups(False),
-            ideal_cached=3 * L / (2 * (L - table.layer)),
-            measured_cached=measured_speed_ups(True),
-        )
-    ).reset_index(drop=True)
-
-
-def _check_choice(choice: dict, record: dict) -> None:
-    """Check that a choice was made with the settings of a sweep's record."""
-    differences = [
-        f"{name}={choice[name]!r}, the sweep with {name}={recorded_option(record, name)!r}"
-        for name in differing_settings(choice, record)
-    ]
-    if differences:
-        raise UserError(
-            f"the choice was made with {'; '.join(differences)}. Choose again with the settings of "
-            "the sweep."
-        )
-
-
 def layer_choice_regret(
     records: list[dict],  # records of one sweep
     choice: dict,  # from `choose_prompt_layer`
@@ -490,8 +336,11 @@ def layer_choice_regret(
     """Tabulate the points lost with the chosen, the middle and a random layer, and the seconds."""
     import pandas as pd
 
-    if records:
-        _check_choice(choice, records[0])
+    if records and not choice_matches_sweep(choice, records[0]):
+        raise UserError(
+            "the choice was made for another task, backbone, head, text or prompt length than the "
+            "sweep. Choose again with the settings of the sweep."
+        )
     chosen = choice["layer"]
     rows = []
     for method, group in _select_late_records(records).groupby("method", sort=False):
@@ -524,23 +373,19 @@ def layer_choice_regret(
     return pd.DataFrame(rows)
 
 
-logger = logging.getLogger(__name__)
+_PROBED = dict(n=1000, prompt=False)  # examples of each split; prompt positions are not probed
 
 
-def _train_and_probe(
-    experiment: Experiment,
-    layers: list[int],
-    n: int,  # maximum number of examples from each split
-    prompt: bool,  # let the probe use the prompt positions as well
-    **probe: Any,  # fields of `ProbeConfig`
-) -> list[dict]:
+def _train_and_probe(experiment: Experiment, layers: list[int], probe: ProbeConfig) -> list[dict]:
     """Train a model and probe some layers; return their records, or that of a diverged run."""
     cfg = experiment.cfg
     task = experiment.task
     template = cfg.template if cfg.head == "verbalizer" else None
     try:
         model, log = experiment.fit()
-        measurements = probe_layers(model, task, layers, n, cfg.max_len, template, prompt, **probe)
+        measurements = probe_layers(
+            model, task, layers, _PROBED["n"], cfg.max_len, template, **asdict(probe)
+        )
     except FloatingPointError as e:
         return [experiment.record_divergence(e).to_dict()]
     run = (cfg, experiment.digests(), task.split_sizes(), experiment.start_time, model, log)
@@ -548,26 +393,31 @@ def _train_and_probe(
 
 
 def _measure_curve(
-    experiment: Experiment, layers: list[int], conditions: dict, store: RunStore
+    experiment: Experiment, L: int, probe: ProbeConfig, store: RunStore
 ) -> list[dict]:  # a record for each layer, or the record of the run, which diverged
     """Return the points of a curve; train and probe if the store lacks some of them."""
     cfg = experiment.cfg
     title = f"{cfg.method}  prompt at layer {cfg.get('layer')}  seed {cfg.seed}"
     fingerprint = make_fingerprint(
-        cfg, experiment.digests(), prompt_layer=cfg.get("layer"), lr_selection="given", **conditions
+        cfg,
+        experiment.digests(),
+        prompt_layer=cfg.get("layer"),
+        lr_selection="given",
+        n_layers=L,
+        probe={**_PROBED, **asdict(probe)},
     )
     del fingerprint["layer"]  # of a record it is the layer that is probed
     diverged = store.find({**fingerprint, "status": "diverged"})
     if diverged:
         return [diverged]
     points: dict[int, Any] = {
-        layer: store.find({**fingerprint, "layer": layer}) for layer in layers
+        layer: store.find({**fingerprint, "layer": layer}) for layer in range(1, L + 1)
     }
     missing = [layer for layer, point in points.items() if point is None]
     if not missing:
         return [*points.values()]
     logger.info(f"{title}: training, then probing {len(missing)} layers")
-    for record in _train_and_probe(experiment, missing, **conditions["probe"]):
+    for record in _train_and_probe(experiment, missing, probe):
         point = store.add({**record, **fingerprint})
         if point["status"] == "diverged":
             logger.info(f"{title}  diverged")
@@ -584,9 +434,6 @@ def measure_information_curves(
     seeds: int = 3,  # number of seeds: 0 … seeds−1
     layer_learning_rates: dict[int, float] | None = None,  # prompt layer → learning rate
     out: Path | None = None,  # JSONL file; what it contains is not computed again
-    layers: Sequence[int] | None = None,  # layers to probe; None: after each layer
-    max_examples: int = 1000,  # maximum number of examples from each split
-    include_prompt: bool = False,  # let the probe use the prompt positions as well
     **probe: Any,  # fields of `ProbeConfig`: depth, width, steps, …
 ) -> list[dict]:  # a record for each seed, prompt layer and probed layer of the finished runs
     """Measure the information in each layer above trained prompts (LPT §4, Figure 2 right).
@@ -595,17 +442,12 @@ def measure_information_curves(
     """
     L = load_backbone(cfg.backbone).n_layers
     store = RunStore(out)
-    layers = list(range(1, L + 1) if layers is None else layers)
     prompt_layers = (0, L // 2, L - 1) if prompt_layers is None else prompt_layers
-    conditions = dict(
-        n_layers=L,
-        probe={"n": max_examples, "prompt": include_prompt, **asdict(ProbeConfig(**probe))},
-    )
     records = []
     for seed, prompt_layer in product(range(seeds), prompt_layers):
         lr = (layer_learning_rates or {}).get(prompt_layer, cfg.lr)
         experiment = Experiment(cfg.with_options(layer=prompt_layer, seed=seed, lr=lr), task)
-        records += _measure_curve(experiment, layers, conditions, store)
+        records += _measure_curve(experiment, L, ProbeConfig(**probe), store)
     finished = select_finished(records)
     if records and not finished:
         raise DivergenceError(records[0]["message"])

@@ -6,7 +6,6 @@ Information curves: three prompt layers, different settings, and files that are 
 """
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from sweeps import BASE, HUMP, SETTINGS, TASK, fake, pretend, swept
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig, RunOptions
-from idp_tutorial.backbones import load as backbone_loading
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.all_methods import METHODS
@@ -27,17 +25,13 @@ from idp_tutorial.reproduction.analysis.layer_sweep import (
     depth_profile_table,
     layer_choice_regret,
     measure_information_curves,
-    plot_convergence,
-    plot_sweep,
     sweep_file,
     sweep_prompt_layer,
     sweep_table,
-    tradeoff_table,
 )
 from idp_tutorial.runs import record as run_records
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.training.fit import TrainLog
-from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import SCHEMA_VERSION, read_records
 
 
@@ -144,7 +138,6 @@ def test_a_metric_of_ones_own_is_that_of_the_file(monkeypatch, tmp_path):
     assert len(ran) == 4 and {r["metric"] for r in read_records(out)} == {"macro_f1"}
     swept(out=out, base=macro)
     assert len(ran) == 4
-    module.plan_layer_sweep(["lpt"], macro, [0], 1, out=out)  # without the task, too
     with pytest.raises(ValueError, match='metric is "macro_f1" in some of them and "accuracy"'):
         swept(out=out)
     assert len(ran) == 4
@@ -157,28 +150,6 @@ def test_other_texts_are_another_sweep(monkeypatch, tmp_path):
         sweep_prompt_layer(
             ["lpt"], BASE, [0], 1, task=small_task(train=32), out=tmp_path / "s.jsonl"
         )
-
-
-def test_a_layer_given_twice_is_swept_once(monkeypatch):
-    ran = pretend(monkeypatch)
-    swept(["lpt", "lpt"], [2, 2], 1)
-    assert len(ran) == 1
-
-
-def test_a_sweep_loads_a_backbone_for_each_run_and_once_for_its_digest(small_folder, monkeypatch):
-    loads = []
-    load_pretrained = backbone_loading.load_pretrained
-
-    def load(*args, **kwargs):
-        loads.append(args)
-        return load_pretrained(*args, **kwargs)
-
-    monkeypatch.setattr(backbone_loading, "load_pretrained", load)
-    base = replace(BASE, backbone=str(small_folder), steps=1, eval_every=1)
-    records = sweep_prompt_layer(["lpt"], base, [0, 1, 2], 2, task=small_task())
-    # two loads count the layers
-    assert len(records) == 6 and len(loads) == 2 + 1 + 6
-    assert len({r["digests"]["weights"] for r in records}) == 1
 
 
 def test_a_real_sweep_of_one_run(tmp_path, messages):
@@ -217,17 +188,12 @@ def test_a_bare_heads_records_belong_to_the_sweep():
     )
 
 
-def test_a_sweep_by_epochs_goes_on(tmp_path):
-    base = replace(BASE, epochs=1.0, batch_size=8, prompt_length=2, eval_every=1)
-    for tuned in (False, True):
-        file = tmp_path / f"{tuned}.jsonl"
-        two = [
-            sweep_prompt_layer(["lpt"], base, [1], 2, tuned, file, TASK, (1e-3,) * tuned)
-            for _ in (0, 1)
-        ]
-        assert len(read_records(file)) == 2 == len(two[1])
-        assert {r["steps"] for r in two[0]} == {-(-len(TASK.splits["train"]) // 8)}
-        sweep_table(two[0])
+def test_a_sweep_by_epochs_goes_on(monkeypatch, tmp_path):
+    ran = pretend(monkeypatch)
+    base = replace(BASE, epochs=1.0, batch_size=8)
+    sweeps = [swept(layers=[1], base=base, out=tmp_path / "s.jsonl") for _ in range(2)]
+    assert len(ran) == 2 == len(read_records(tmp_path / "s.jsonl"))
+    assert {r["steps"] for r in sweeps[1]} == {-(-len(TASK.splits["train"]) // 8)}
 
 
 def test_the_split_seed_reaches_the_sweep(monkeypatch):
@@ -253,22 +219,6 @@ def test_the_table_has_the_mean():
     assert sweep_table(records).score.item() == 61
 
 
-def test_plots():
-    ax = plot_sweep(HUMP + fake([90], method="fine-tuning", layer=None))
-    (line,) = [l for l in ax.lines if len(l.get_xdata()) == 6 and l.get_linestyle() == "-"]
-    assert list(line.get_ydata()) == [60, 63, 66, 66, 63, 60] and {
-        l.get_label() for l in ax.lines
-    } >= {"lpt", "fine-tuning"}
-    ax = plot_convergence(HUMP, "lpt")
-    assert {l.get_label() for l in ax.lines if not l.get_label().startswith("_")} == {
-        "layer 0",
-        "layer 3",
-        "layer 5",
-    }
-    thick = next(l for l in ax.lines if l.get_label() == "layer 3")
-    assert list(thick.get_ydata()) == [61, 67]
-
-
 def test_sweep_file_names():
     assert (
         sweep_file(
@@ -286,12 +236,6 @@ def test_sweep_file_names():
         (lambda: swept(seeds=0), ["seeds must be at least 1, got 0"]),
         (lambda: swept(layers=[99]), ["layers must be between 0 and", "'tiny'", "got 99"]),
         (lambda: sweep_table([]), ["no finished records", "sweep_prompt_layer"]),
-        (lambda: plot_sweep([]), ["no finished records", "sweep_prompt_layer"]),
-        (lambda: plot_convergence(HUMP, "lpt-npg"), ["'lpt-npg'", "choose one of lpt"]),
-        (
-            lambda: plot_convergence([{**HUMP[0], "layer": None}], "lpt"),
-            ["no records of 'lpt' at layers"],
-        ),
     ],
 )
 def test_what_is_refused(make, words):
@@ -304,12 +248,9 @@ def test_what_is_refused(make, words):
         check_single_sweep,
         sweep_table,
         depth_profile_table,
-        plot_sweep,
-        tradeoff_table,
-        lambda r: plot_convergence(r, "lpt"),
         lambda r: layer_choice_regret(r, dict(layer=1, seconds=1.0)),
     ],
-    ids=["check_single_sweep", "table", "profile", "plot", "tradeoff", "convergence", "regret"],
+    ids=["check_single_sweep", "table", "profile", "regret"],
 )
 def test_different_experiments_are_not_averaged(read):
     for change in [
@@ -345,11 +286,7 @@ STORED = sorted((Path(__file__).parents[3] / "results/depth").glob("sweep-*.json
 def test_stored_sweeps_are_read(path):
     r = read_records(path)
     choice = path.with_name(path.name.replace("sweep", "choice"))
-    assert (
-        check_single_sweep(r) == r
-        and len(depth_profile_table(r)) > 0
-        and len(tradeoff_table(r)) > 0
-    )
+    assert check_single_sweep(r) == r and len(depth_profile_table(r)) > 0
     if choice.exists():
         c = read_records(choice)[-1]
         assert choice_matches_sweep(c, r[0]) and (layer_choice_regret(r, c).regret >= 0).all()
@@ -383,61 +320,6 @@ def test_no_maximum_without_seeds_or_ends():
     assert not depth_profile_table([r for r in HUMP if r["layer"] not in (0,)]).middle_maximum[0]
 
 
-def test_error_is_that_of_the_layer_with_the_fewest_seeds():
-    (s,) = depth_profile_table([r for r in HUMP if (r["layer"], r["seed"]) != (2, 2)]).to_dict(
-        "records"
-    )
-    assert s["error"] == pytest.approx(((5 * 0.25 + 0.125) / 6 * 1.5 / 2) ** 0.5)
-
-
-def test_tradeoff_is_table_10():
-    full = fake(
-        [80],
-        method="fine-tuning",
-        layer=None,
-        n_layers=24,
-        ms_per_step=72.0,
-        peak_memory_mb=200.0,
-    )
-    t = tradeoff_table(fake(list(range(24)), ms_per_step=None) + full)
-    assert t.layer.tolist() == [6, 12, 18]
-    assert t.ideal.round(2).tolist() == [1.71, 2.0, 2.4] and t.ideal_cached.tolist() == [
-        2.0,
-        3.0,
-        6.0,
-    ]
-    t = tradeoff_table(fake(list(range(24))) + full)
-    assert t.speed_up.tolist() == [72 / (48 - k) for k in (6, 12, 18)]
-    assert t.memory_saved.tolist() == [1 - (100 - 5 * k) / 200 for k in (6, 12, 18)]
-    # nothing to compare with
-    assert tradeoff_table(HUMP).speed_up.isna().all() and tradeoff_table(HUMP).measured.isna().all()
-
-
-def test_tradeoff_with_measured_times():
-    """Times are interpolated linearly at the same fraction of the layers, and not extrapolated."""
-
-    def row(layer, ratio, cached=False):
-        return dict(
-            method="lpt-npg", backbone="big", n_layers=24, layer=layer, cached=cached, ratio=ratio
-        )
-
-    times = [row(6, 2.0), row(12, 4.0), row(12, 5.0, True), row(18, 10.0, True)]
-    t = tradeoff_table(fake(list(range(8))), timing_records=times)
-    assert (
-        t.layer.tolist() == [2, 4, 6]
-        and t.measured.tolist()[:2] == [2.0, 4.0]
-        and t.measured_cached.tolist()[1:] == [5.0, 10.0]
-    )
-    assert math.isnan(t.measured[2]) and math.isnan(t.measured_cached[0])
-    (third,) = tradeoff_table(
-        fake(list(range(6))), depth_fractions=[1 / 3], timing_records=times
-    ).measured
-    assert third == pytest.approx(1 / (1 / 2 - (1 / 2 - 1 / 4) / 3))
-    for mixed in ([*times, row(12, 3.0) | {"method": "lpt"}], [row(12, 3.0) | {"method": "lora"}]):
-        with pytest.raises(ValueError, match="one late method on one backbone"):
-            tradeoff_table(HUMP, timing_records=mixed)
-
-
 def test_regret():
     (r,) = layer_choice_regret(HUMP, dict(layer=4, seconds=3.0)).to_dict("records")
     assert (r["best"], r["chosen"], r["regret"], r["middle"], r["random"]) == (2, 4, 3, 0, 3)
@@ -457,20 +339,16 @@ def test_regret():
         ),
         (lambda: depth_profile_table(HUMP + fake([1, 2, 3], task="b")), ["one sweep at a time"]),
         (
-            lambda: tradeoff_table(fake([1], method="fine-tuning")),
-            ["none of the 3 records has a late method"],
-        ),
-        (
             lambda: layer_choice_regret(HUMP, dict(layer=7, seconds=1.0)),
             ["not 7", "sweep every layer first"],
         ),
         (
             lambda: layer_choice_regret(HUMP, dict(layer=4, seconds=1.0, prompt_length=20)),
-            ["made with prompt_length=20", "Choose again"],
+            ["made for another", "Choose again"],
         ),
         (
             lambda: layer_choice_regret(HUMP, dict(layer=4, seconds=1.0, backbone="minilm")),
-            ["made with backbone='minilm'"],
+            ["made for another"],
         ),
     ],
 )
@@ -496,7 +374,7 @@ def curves_of(monkeypatch):
         return measure_information_curves(
             config(method="lpt", lr=0.2, **cfg),
             small_task(train=rows),
-            **{**dict(seeds=2, max_examples=24, depth=0, steps=3), **kw},
+            **{**dict(seeds=2, depth=0, steps=3), **kw},
         )
 
     return call, trained
@@ -532,7 +410,7 @@ def test_curves_are_extended(curves_of, tmp_path):
         and r["cache_dir"] is None
         and r["probe"]
         == dict(
-            n=24,
+            n=1000,
             prompt=False,
             depth=0,
             width=128,
@@ -547,15 +425,6 @@ def test_curves_are_extended(curves_of, tmp_path):
     )
 
 
-def test_other_weights_make_another_curve(curves_of, tmp_path, monkeypatch):
-    call, trained = curves_of
-    kw = dict(prompt_layers=[1], seeds=1, layers=[2], out=tmp_path / "i.jsonl")
-    call(**kw)
-    monkeypatch.setattr(run_records, "backbone_digest", lambda cfg: "of others")
-    call(**kw)
-    assert len(trained) == 2
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -563,8 +432,6 @@ def test_other_weights_make_another_curve(curves_of, tmp_path, monkeypatch):
         dict(width=8),
         dict(steps=4),
         dict(seed=1),
-        dict(max_examples=20),
-        dict(include_prompt=True),
         dict(cfg=dict(prompt_length=5)),
         dict(cfg=dict(steps=5)),
         dict(cfg=dict(head_lr=0.1)),
@@ -576,12 +443,12 @@ def test_other_weights_make_another_curve(curves_of, tmp_path, monkeypatch):
 def test_other_settings_make_another_curve(curves_of, tmp_path, change):
     call, trained = curves_of
     out = tmp_path / "i.jsonl"
-    kw = dict(prompt_layers=[1], seeds=1, layers=[2], out=out)
+    kw = dict(prompt_layers=[1], seeds=1, out=out)
     call(**kw)
     call(**kw)
     assert len(trained) == 1
     call(**{**kw, **change})
-    assert len(trained) == 2 and len(read_records(out)) == 2
+    assert len(trained) == 2 and len(read_records(out)) == 6
     if "layer_learning_rates" not in change:
         with pytest.raises(ValueError, match="records of several sweeps"):
             check_single_sweep(read_records(out))
@@ -591,8 +458,8 @@ def test_a_record_has_its_provenance(curves_of, tmp_path):
     """A record has its provenance, and other data make another curve."""
     call, trained = curves_of
     out = tmp_path / "i.jsonl"
-    kw = dict(prompt_layers=[1], seeds=1, layers=[2], out=out)
-    (r,) = call(**kw)
+    kw = dict(prompt_layers=[1], seeds=1, out=out)
+    r, *_ = call(**kw)
     assert (r["schema"], r["status"], r["losses"], r["digests"]["weights"]) == (
         SCHEMA_VERSION,
         "done",
@@ -604,7 +471,8 @@ def test_a_record_has_its_provenance(curves_of, tmp_path):
         and r["versions"]
         and r["provenance"]["started_at"]
     )
-    out.write_text(json.dumps({**r, "digests": {**r["digests"], "data": "another"}}) + "\n")
+    other = [{**p, "digests": {**p["digests"], "data": "another"}} for p in read_records(out)]
+    out.write_text("".join(json.dumps(p) + "\n" for p in other))
     call(**kw)
     assert len(trained) == 2
 
@@ -625,7 +493,6 @@ def test_a_curve_cut_short_is_not_done(curves_of, tmp_path, cut):
         and sorted(r["layer"] for r in read_records(out)) == [1, 2, 3]
         and len(trained) == 2
     )
-    assert call(**{**kw, "layers": [3, 1]}) == [again[2], again[0]] and len(trained) == 2
 
 
 def test_a_curve_whose_run_diverges_leaves_a_record(curves_of, monkeypatch, tmp_path):
@@ -649,9 +516,3 @@ def test_a_curve_whose_run_diverges_leaves_a_record(curves_of, monkeypatch, tmp_
     assert {r["prompt_layer"] for r in check_single_sweep(read_records(out))} == {2}
     with pytest.raises(FloatingPointError, match="lower the learning rate"):
         call(prompt_layers=[1], seeds=1, out=out)
-
-
-def test_regret_names_a_template_that_differs():
-    sweep = [{**record, "head": "verbalizer", "template": "It was [MASK]."} for record in HUMP]
-    with pytest.raises(UserError, match=r"made with template='Topic: \[MASK\]', the sweep with"):
-        layer_choice_regret(sweep, dict(layer=4, seconds=3.0, template="Topic: [MASK]"))

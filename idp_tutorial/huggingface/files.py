@@ -6,7 +6,6 @@ model that `load_backbone` finds by its name is written as `idp train` writes on
 """
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from idp_tutorial.huggingface.settings import (
 from idp_tutorial.saving.descriptions import (
     PROMPT_MODEL_FORMAT,
     SAVE_FORMAT,
+    check_backbone_matches,
     describe_backbone,
     describe_run,
     have_same_shapes,
@@ -41,36 +41,27 @@ from idp_tutorial.utils.records import collect_versions
 __all__ = ["prompt_tensors", "read_prompt_settings", "save_prompt", "restore_prompt"]
 
 
-def _base_digests(bb: Backbone) -> dict[str, str]:
-    """Return the SHA-256 digests of the weights that the layers use, by dtype.
+def _base_digest(bb: Backbone, dtype: torch.dtype) -> str:
+    """Return the SHA-256 digest of the weights that the layers use, in a dtype.
 
-    They are the same for every class of a model: heads and poolers are left out. A head that uses
-    the pooler has a copy.
+    It is the same for every class of a model: heads and poolers are left out. A head that uses the
+    pooler has a copy.
     """
-    hashes = {name: hashlib.sha256() for name in DTYPES}
+    digest = hashlib.sha256()
     for name, tensor in sorted(bb.base.state_dict().items()):
-        if "pooler." in name or name.startswith("decoder."):
-            continue
-        for dtype, digest in hashes.items():
-            value = tensor.detach().cpu().to(DTYPES[dtype]).contiguous()
+        if "pooler." not in name and not name.startswith("decoder."):
+            value = tensor.detach().cpu().to(dtype).contiguous()
             digest.update(f"{name} {tuple(value.shape)}".encode())
             digest.update(value.reshape(-1).view(torch.uint8).numpy())
-    return {dtype: digest.hexdigest() for dtype, digest in hashes.items()}
+    return digest.hexdigest()
 
 
-def _check_same_base(saved: Mapping[str, Any], bb: Backbone, folder: Path | str) -> None:
-    """Raise `UserError` unless prompts were trained on the weights of this model."""
-    digests = _base_digests(bb)
-    for dtype in (bb.dtype_name, saved["dtype"]):
-        if dtype in digests and saved["digests"].get(dtype) == digests[dtype]:
-            return
-    raise UserError(
-        f"the prompts of {folder} belong to another model: the weights of {bb.name!r} differ. Load "
-        "the model they were trained on."
-    )
+def _describe_base(bb: Backbone) -> dict[str, Any]:
+    digests = {name: _base_digest(bb, dtype) for name, dtype in DTYPES.items()}
+    return dict(dtype=bb.dtype_name, digests=digests)
 
 
-def _describe_named_backbone(bb: Backbone, digests: dict[str, str]) -> dict[str, Any] | None:
+def _describe_named_backbone(bb: Backbone, base: dict[str, Any]) -> dict[str, Any] | None:
     """Describe the model as `idp predict` loads it by name; None if it cannot."""
     if bb.tokenizer is None or bb.causal:  # a decoder's texts are encoded in another way
         return None
@@ -78,7 +69,7 @@ def _describe_named_backbone(bb: Backbone, digests: dict[str, str]) -> dict[str,
         named = load_backbone(bb.name, dtype=bb.dtype_name)
     except UserError:
         return None
-    return describe_backbone(named, bb.name) if _base_digests(named) == digests else None
+    return describe_backbone(named, bb.name) if _describe_base(named) == base else None
 
 
 def prompt_tensors(
@@ -98,24 +89,23 @@ def read_prompt_settings(
     """
     folder, _, description, tensors = saved_prompts
     task, cfg = parse_saved_run(description, folder, description["version"], tensors)
+    dependent = f"the prompts of {folder}"
     saved = description.get("prompt_model")
     if saved is None:
-        named = load_saved_backbone(
-            description["backbone"], cfg.backbone, None, f"the prompts of {folder}"
-        )
-        _check_same_base(dict(digests=_base_digests(named), dtype=named.dtype_name), bb, folder)
+        named = load_saved_backbone(description["backbone"], cfg.backbone, None, dependent)
+        check_backbone_matches(_describe_base(named), bb, dependent, named.name, _base_digest)
         if task.is_generation:
             return PromptSettings(cfg, "CAUSAL_LM", "keep")
         token_ids = find_label_token_ids(task, bb) if cfg.head == "verbalizer" else ()
         return PromptSettings(cfg, "SEQ_CLS", cfg.head, task.labels, token_ids)
-    _check_same_base(saved["base"], bb, folder)
+    check_backbone_matches(saved["base"], bb, dependent, cfg.backbone, _base_digest)
     task_type = check_choice(saved["task_type"], TASK_TYPES, "task_type")
     head = check_choice(saved["head"], HEADS, "head")
     token_ids = tuple(saved["label_token_ids"])
     n_tokens = bb.word_embeddings.weight.shape[0]
     n_expected = len(task.labels) if head == "verbalizer" else 0
     is_decoder = task_type == "CAUSAL_LM"
-    fits = len(token_ids) == n_expected and all(i < n_tokens for i in token_ids)
+    fits = len(token_ids) == n_expected and max(token_ids, default=0) < n_tokens
     if not fits or is_decoder != task.is_generation or (is_decoder and head != "keep"):
         raise UserError(
             f"{folder} has task_type={task_type!r}, head={head!r} and {len(token_ids)} "
@@ -131,13 +121,13 @@ def save_prompt(
 ) -> None:
     """Save a prompt and its head, with a description from which they can be built again."""
     bb = prompted.backbone
-    digests = _base_digests(bb)
-    named = _describe_named_backbone(bb, digests) if settings.head == "classification" else None
+    base = _describe_base(bb)
+    named = _describe_named_backbone(bb, base) if settings.head == "classification" else None
     description = dict(
         format=SAVE_FORMAT if named else PROMPT_MODEL_FORMAT,
         version=collect_versions()["idp_tutorial"],
         **describe_run(settings.task, settings.cfg),
-        backbone=named or dict(name=bb.config.model_type, local=False),
+        backbone=named or dict(base, name=bb.config.model_type, local=False),
         glove=None,
         digests=None,
         formula=[],
@@ -145,7 +135,7 @@ def save_prompt(
             task_type=settings.task_type,
             head=settings.head,
             label_token_ids=settings.label_token_ids,
-            base=dict(dtype=bb.dtype_name, digests=digests),
+            base=base,
         ),
     )
     write_prompts(folder, prompt_tensors(prompted), description)
@@ -164,14 +154,8 @@ def restore_prompt(
     """
     tensors = prompt_tensors(prompted)
     if not have_same_shapes(tensors, saved.tensors):
-        if settings.head == "keep":
-            raise UserError(
-                f"{saved.source} has a trained copy of a classifier for "
-                f"num_labels={settings.num_labels}, which does not fit this model: "
-                "load the model with this number, by AutoModelForSequenceClassification."
-            )
         raise UserError(
-            f"the tensors of {saved.source} do not fit the model that its config describes: save "
-            "it again with this version."
+            f"the tensors of {saved.source}, with num_labels={settings.num_labels}, do not fit "
+            "this model: load it with this num_labels, or save the prompt again with this version."
         )
     restore_state(tensors, saved.tensors)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -40,21 +40,21 @@ __all__ = ["PromptModel", "get_prompt_model"]
 _HARMLESS_ARGUMENTS = ("return_dict", "use_cache")
 
 
-def _check_model(model: Any) -> None:
-    """Raise `UserError` for what is not a model that the layer loop can run."""
+def _wrap_model(model: Any, tokenizer: Any) -> Backbone:
+    """Return a Hugging Face model as the layer loop takes it.
+
+    Raises: `UserError` for what is not a model that the layer loop can run.
+    """
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
-        hint = ""
-        if isinstance(model, PromptModel):
-            hint = " Add a prompt to it with add_prompt or load_prompt, or give its base_model."
-        elif isinstance(getattr(model, "module", None), PreTrainedModel):
-            hint = " Give its module, and wrap the result."
         raise UserError(
             f"model must be a Hugging Face model, such as AutoModel.from_pretrained(...), got "
-            f"{type(model).__name__}.{hint}"
+            f"{type(model).__name__}. Give the base_model of a PromptModel, to which add_prompt "
+            "adds a second prompt, or the module inside a wrapper."
         )
-    get_family(model.config, model.config._name_or_path or model.config.model_type)
+    name = model.config._name_or_path or model.config.model_type
+    get_family(model.config, name)
     attention = model.config._attn_implementation
     if attention not in ("sdpa", "eager"):
         raise UserError(
@@ -67,6 +67,7 @@ def _check_model(model: Any) -> None:
             f"this model has weights in {dtype}, in which small gradients are lost: load it with "
             "dtype=torch.float32 or dtype=torch.bfloat16."
         )
+    return wrap_hf_model(model, tokenizer, name)
 
 
 # ---- tokens in, loss out
@@ -78,19 +79,6 @@ def _shifted_index(T: int, shift: Tensor) -> Tensor:  # `[B,T]`
     return torch.where(index < T, index, index - T)  # ONNX has no remainder by a dynamic size
 
 
-def _check_token_ids(input_ids: Tensor) -> None:
-    """Raise `UserError` for an empty batch, and for ids that are not whole numbers."""
-    if not torch.compiler.is_compiling() and not input_ids.numel():
-        raise UserError(
-            f"input_ids has the shape {tuple(input_ids.shape)}, but at least one text with a token "
-            "is needed: leave out empty batches and empty texts."
-        )
-    if input_ids.dtype not in (torch.int64, torch.int32):
-        raise UserError(
-            f"input_ids must be token ids in torch.int64 or torch.int32, got {input_ids.dtype}."
-        )
-
-
 def _check_shape(name: str, tensor: Tensor, input_ids: Tensor) -> None:
     """Raise `UserError` for a tensor that does not have a value for each token."""
     if tensor.shape != input_ids.shape:
@@ -100,6 +88,22 @@ def _check_shape(name: str, tensor: Tensor, input_ids: Tensor) -> None:
         )
 
 
+def _check_token_ids(input_ids: Any) -> None:
+    """Raise `UserError` for what is not a batch of token ids."""
+    given = f"a {type(input_ids).__name__}"
+    if isinstance(input_ids, Tensor):
+        given = f"shape {tuple(input_ids.shape)} in {input_ids.dtype}"
+        is_integer = input_ids.dtype in (torch.int64, torch.int32)
+        is_empty = not torch.compiler.is_compiling() and not input_ids.numel()
+        if is_integer and input_ids.dim() == 2 and not is_empty:
+            return
+    raise UserError(
+        f"input_ids must be a tensor of token ids [B,T] in torch.int64 or torch.int32, with at "
+        f"least one text and one token, got {given}: call model(**tokens) with tokens = "
+        "tokenizer(texts, padding=True, return_tensors='pt')."
+    )
+
+
 def _make_batch(
     input_ids: Any, attention_mask: Tensor | None, token_type_ids: Tensor | None
 ) -> tuple[dict[str, Tensor], Tensor]:
@@ -107,13 +111,6 @@ def _make_batch(
 
     Raises: `UserError` for what is not a batch of tokens.
     """
-    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
-        shape = tuple(input_ids.shape) if isinstance(input_ids, Tensor) else None
-        given = f"shape {shape}" if shape else f"a {type(input_ids).__name__}"
-        raise UserError(
-            f"input_ids must be a tensor of token ids [B,T], got {given}: call "
-            "model(**tokens) with tokens = tokenizer(texts, padding=True, return_tensors='pt')."
-        )
     _check_token_ids(input_ids)
     if attention_mask is None:
         attention_mask = torch.ones_like(input_ids)
@@ -122,17 +119,14 @@ def _make_batch(
     _check_shape("attention_mask", attention_mask, input_ids)
     _check_shape("token_type_ids", token_type_ids, input_ids)
     attention_mask = (attention_mask != 0).long()
-    if not torch.compiler.is_compiling() and not bool(attention_mask.any(1).all()):
-        raise UserError(
-            "attention_mask is 0 for all tokens of a text: each text needs at least one token."
-        )
     start = attention_mask.argmax(1, keepdim=True)  # of the text, after padding on the left
     index = _shifted_index(input_ids.shape[1], start)
     attention_mask = attention_mask.gather(1, index)
-    if not torch.compiler.is_compiling() and bool((attention_mask.diff(dim=1) > 0).any()):
+    has_gap = (attention_mask.diff(dim=1) > 0).any(1)
+    if not torch.compiler.is_compiling() and bool((has_gap | (attention_mask[:, 0] == 0)).any()):
         raise UserError(
-            "attention_mask must be 1 for all tokens of a text and 0 for the padding before or "
-            "after it, but it has a 0 between two tokens."
+            "attention_mask must be 1 for all tokens of a text, at least one, and 0 for the "
+            "padding before or after them, but it is 0 between two tokens or everywhere."
         )
     batch = dict(input_ids=input_ids.gather(1, index), attention_mask=attention_mask)
     return {**batch, "token_type_ids": token_type_ids.gather(1, index)}, index
@@ -163,20 +157,17 @@ def _infer_problem_type(logits: Tensor, labels: Any, problem_type: str | None) -
         problem_type = "multi_label_classification" if is_float else "single_label_classification"
         problem_type = "regression" if logits.shape[1] == 1 else problem_type
     B, C = logits.shape
-    shape = tuple(labels.shape)
-    given = f"got labels in {labels.dtype} of shape {shape}"
-    if problem_type == "single_label_classification" and labels.numel() != B:
+    fits = {
+        "single_label_classification": labels.numel() == B,
+        "multi_label_classification": labels.shape == (B, C),
+        "regression": labels.numel() == B * C,
+    }
+    if not fits[problem_type]:
         raise UserError(
-            f"a batch of {B} texts needs {B} class indices, {given}: several labels of a text are "
-            "float numbers [B,C]."
+            f"labels of {B} texts are {B} class indices (integers), the numbers of a regression, "
+            f"or several labels of each text (float numbers {(B, C)}), got {labels.dtype} of shape "
+            f"{tuple(labels.shape)}."
         )
-    if problem_type == "multi_label_classification" and shape != (B, C):
-        raise UserError(
-            f"float labels are several labels of a text, of shape {(B, C)}, {given}: class indices "
-            "are integers."
-        )
-    if problem_type == "regression" and labels.numel() != B * C:
-        raise UserError(f"a regression of {B} texts needs {B * C} numbers, {given}.")
     return problem_type
 
 
@@ -221,12 +212,11 @@ def _classification_loss(
 def _refuse_arguments(arguments: Mapping[str, Any]) -> None:
     """Raise `UserError` for an argument of `forward` that would have no effect."""
     for name, value in arguments.items():
-        if value is None or value is False or name in _HARMLESS_ARGUMENTS:
-            continue
-        reason = "has no such argument"
-        if name == "inputs_embeds":
-            reason = "computes prompts from token ids, so it needs input_ids"
-        raise UserError(f"{name} was given, but a PromptModel {reason}: leave {name} out.")
+        if value is not None and value is not False and name not in _HARMLESS_ARGUMENTS:
+            raise UserError(
+                f"{name} was given, but a PromptModel computes prompts and outputs from input_ids "
+                f"alone: leave {name} out."
+            )
 
 
 # ---- the module
@@ -259,11 +249,9 @@ class PromptModel(nn.Module):
         **options: Any,  # further arguments of `get_prompt_model`
     ) -> None:
         super().__init__()
-        _check_model(model)
-        mode = model.training
-        name = model.config._name_or_path or model.config.model_type
+        mode = getattr(model, "training", False)
         self.base_model = model
-        self.backbone = wrap_hf_model(model, tokenizer, name)
+        self.backbone = _wrap_model(model, tokenizer)
         self.settings: dict[str, PromptSettings] = {}
         # sources and heads; `_prompted` joins them with the model, and is not a submodule, so that
         # the model has its parameters once
@@ -271,6 +259,7 @@ class PromptModel(nn.Module):
         self._prompted: dict[str, PromptedModel] = {}
         self._configs: dict[str, Any] = {}
         self._is_disabled = False
+        self._recomputes_layers = False
         self.add_prompt(prompt_name, method, **options)
         self.set_prompt(prompt_name)
         self.register_load_state_dict_post_hook(_forget_frozen)
@@ -304,6 +293,7 @@ class PromptModel(nn.Module):
                 config.id2label = dict(enumerate(settings.labels))
                 config.label2id = {label: i for i, label in enumerate(settings.labels)}
         prompted = build_prompted_model(bb, settings, config)
+        prompted.gradient_checkpointing = self._recomputes_layers
         self.prompts[prompt_name] = nn.ModuleDict(
             dict(sources=prompted.sources, head=prompted.head)
         ).to(self.device)
@@ -387,14 +377,6 @@ class PromptModel(nn.Module):
         """Return the word embeddings of the model."""
         return self.backbone.word_embeddings
 
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise `UserError`, since a model is resized before prompts are put on it."""
-        raise UserError(
-            "the word embeddings of a PromptModel cannot be resized: call "
-            "model.resize_token_embeddings(len(tokenizer)) on the Hugging Face model first, and "
-            "then get_prompt_model."
-        )
-
     def can_generate(self) -> bool:
         """Return whether the active prompt is one of a decoder that generates text."""
         return self.settings[self.active_prompt].task_type == "CAUSAL_LM"
@@ -418,51 +400,24 @@ class PromptModel(nn.Module):
         self.prompted_model.train(mode)
         return self
 
-    def activation_checkpointing_enable(
-        self,
-        # arguments of `torch.utils.checkpoint.checkpoint`
-        activation_checkpointing_kwargs: dict[str, Any] | None = None,
-        **options: Any,  # further arguments of the model's own method, such as `every_n_layers`
-    ) -> None:
-        """Compute the activations of the trained layers again in the backward pass."""
-        from transformers.modeling_layers import GradientCheckpointingLayer
+    def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """Compute the layers again in the backward pass, which needs less memory and more time.
 
-        arguments = {"use_reentrant": False, **(activation_checkpointing_kwargs or {})}
-        layers: Any = self.backbone.layers
-        if not hasattr(GradientCheckpointingLayer, "_can_checkpoint_with_cache"):
-            raise UserError("gradient checkpointing needs a newer version of transformers.")
-        if arguments["use_reentrant"] or not isinstance(layers[0], GradientCheckpointingLayer):
-            raise UserError(
-                "gradient checkpointing needs use_reentrant=False, and a model whose layers "
-                f"support it; got {arguments} and {type(layers[0]).__name__}."
-            )
-        model = self.base_model
-        # older versions of transformers have the older name only
-        enable = getattr(model, "activation_checkpointing_enable", None)
-        (enable or model.gradient_checkpointing_enable)(arguments, **options)
-        # gradients start at the prompt, not at the words
-        model.disable_input_require_grads()
-        for layer in layers:  # a prompt's keys and values are read only, so they can be read twice
-            layer._can_checkpoint_with_cache = True
+        The arguments are those of `transformers`, and have no effect: each layer is computed again.
+        """
+        self._recompute_layers(True)
 
     def activation_checkpointing_disable(self) -> None:
         """Keep all activations again."""
-        model = self.base_model
-        disable = getattr(model, "activation_checkpointing_disable", None)
-        (disable or model.gradient_checkpointing_disable)()
-        for layer in self.backbone.layers:  # the class's own value holds again
-            vars(layer).pop("_can_checkpoint_with_cache", None)
+        self._recompute_layers(False)
 
-    def gradient_checkpointing_enable(
-        self,
-        # arguments of `torch.utils.checkpoint.checkpoint`
-        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
-        **options: Any,  # as for `activation_checkpointing_enable`
-    ) -> None:
-        """Call `activation_checkpointing_enable`, under its older name."""
-        self.activation_checkpointing_enable(gradient_checkpointing_kwargs, **options)
+    def _recompute_layers(self, recomputes: bool) -> None:
+        self._recomputes_layers = recomputes
+        for prompted in self._prompted.values():
+            prompted.gradient_checkpointing = recomputes
 
-    gradient_checkpointing_disable = activation_checkpointing_disable  # its older name
+    gradient_checkpointing_enable = activation_checkpointing_enable  # their older names
+    gradient_checkpointing_disable = activation_checkpointing_disable
 
     # ---- forward pass
 
@@ -502,15 +457,10 @@ class PromptModel(nn.Module):
         embeddings = self.backbone.word_embeddings
         has_noise = hasattr(embeddings, "neftune_noise_alpha")  # set by the `Trainer`
         if has_noise and self.training and not embeddings.training:
-            # the `Trainer` removes both only at the end of a training
-            del embeddings.neftune_noise_alpha
-            for hook_id, hook in [*embeddings._forward_hooks.items()]:
-                if getattr(hook, "__name__", "") == "neftune_post_forward_hook":
-                    del embeddings._forward_hooks[hook_id]
             raise UserError(
                 "neftune_noise_alpha was given, but the layers below the prompt are in eval mode, "
-                "so the word embeddings get no noise: leave neftune_noise_alpha out, or give "
-                "get_prompt_model dropout_below_prompt=True."
+                "so the word embeddings get no noise: load the model again and leave "
+                "neftune_noise_alpha out, or give get_prompt_model dropout_below_prompt=True."
             )
 
     def _check_dtype(self) -> None:
@@ -692,10 +642,8 @@ class PromptModel(nn.Module):
 
         Raises: `UserError` if it is damaged, or was trained on another model.
         """
-        _check_model(model)
+        bb = _wrap_model(model, tokenizer)
         saved = read_saved_prompts(folder, **hub_options, allow_prompt_model=True)
-        name = model.config._name_or_path or model.config.model_type
-        bb = wrap_hf_model(model, tokenizer, name)
         settings = read_prompt_settings(saved, bb)
         loaded = cls(model, settings, prompt_name, tokenizer)
         restore_prompt(loaded._prompted[prompt_name], settings, saved)

@@ -66,9 +66,8 @@ def _make_config(method: str | MethodConfig, backbone: str, options: dict[str, A
         method = names[0]
     row = METHODS[check_name(method, METHODS, "method")]
     for option in options:
-        check_name(
-            option, [*_HEAD_OPTIONS, *row.options], f"option of get_prompt_model({method!r})"
-        )
+        known = [*_HEAD_OPTIONS, *row.options]
+        check_name(option, known, f"option of get_prompt_model({method!r})")
     return RunConfig(method, backbone=backbone, **{**own_options, **options})
 
 
@@ -120,11 +119,11 @@ def _choose_head(model: Any, num_labels: int | None, head: str | None) -> str:
 def _unused_head_options(cfg: RunConfig, head: str) -> list[str]:
     """Return the options of a head that a head, or a generator with M(x), does not use."""
     if head == "classification":
-        return ["loss_vocab"]
+        return ["loss_vocab", "label_words"]
     unused = ["two_layer_head"]
     if "sentence_pooling" not in METHODS[cfg.method].options:
         unused.append("pooling")
-    return unused if head == "verbalizer" else [*unused, "loss_vocab"]
+    return unused if head == "verbalizer" else [*unused, "loss_vocab", "label_words"]
 
 
 def _refuse_unused_options(setting: str, unused: Iterable[str], options: Mapping[str, Any]) -> None:
@@ -163,16 +162,9 @@ def make_prompt_settings(
     """
     model = bb.model
     cfg = _make_config(method, bb.name, options)
-    if label_words and head not in (None, "verbalizer"):
-        raise UserError(
-            f"label_words belong to head='verbalizer', but head={head!r}: give one of them."
-        )
-    class_options = dict(
-        num_labels=num_labels,
-        head=None if head == "keep" else head,
-        id2label=id2label,
-        label_words=label_words or None,
-    )
+    given = dict(options, num_labels=num_labels, id2label=id2label, label_words=label_words or None)
+    if head != "keep":
+        given["head"] = head
     if label_words:
         num_labels = num_labels or len(label_words)
         head = head or "verbalizer"
@@ -186,8 +178,8 @@ def make_prompt_settings(
                 f"task_type='CAUSAL_LM' needs a decoder with its language-model head, got "
                 f"{type(model).__name__}: load it with AutoModelForCausalLM."
             )
-        _refuse_unused_options("task_type='CAUSAL_LM'", class_options, class_options)
-        _refuse_unused_options("task_type='CAUSAL_LM'", _unused_head_options(cfg, "keep"), options)
+        unused = ["num_labels", "head", "id2label", *_unused_head_options(cfg, "keep")]
+        _refuse_unused_options("task_type='CAUSAL_LM'", unused, given)
         return PromptSettings(cfg, task_type, "keep")
     if num_labels is None and id2label is None and not _has_own_classifier(model):
         raise UserError(
@@ -196,7 +188,7 @@ def make_prompt_settings(
         )
     labels = _class_names(model.config, num_labels, id2label)
     head = _choose_head(model, len(labels) or 1, head)
-    _refuse_unused_options(f"head={head!r}", _unused_head_options(cfg, head), options)
+    _refuse_unused_options(f"head={head!r}", _unused_head_options(cfg, head), given)
     if head != "verbalizer":
         return PromptSettings(cfg, task_type, head, labels)
     task = Task("own", labels=labels, label_words=tuple(label_words))

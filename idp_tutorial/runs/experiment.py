@@ -34,7 +34,7 @@ from idp_tutorial.runs.record import (
 from idp_tutorial.runs.report import Report, require_reportable, write_report
 from idp_tutorial.saving.descriptions import have_same_shapes, read_fingerprint
 from idp_tutorial.saving.hub import RECORD_FILE
-from idp_tutorial.saving.prompt_files import PROMPTS_FILE, load_first_stage, save_pretrained
+from idp_tutorial.saving.prompt_files import load_first_stage, save_pretrained
 from idp_tutorial.training.evaluation import format_predictions
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_at_least, check_name
@@ -42,7 +42,7 @@ from idp_tutorial.utils.digests import compute_digest
 from idp_tutorial.utils.durable_files import folder_lock, write_atomically
 from idp_tutorial.utils.process import process_state
 from idp_tutorial.utils.records import append_record, describe_differences, dump_record, git_state
-from idp_tutorial.utils.tensor_files import remove_snapshots
+from idp_tutorial.utils.tensor_files import PROMPTS_FILE, remove_snapshots
 
 __all__ = ["REPORT_FOLDER", "Experiment", "run_experiment", "train_and_save"]
 

@@ -16,22 +16,21 @@ digest.
 import json
 import re
 import reprlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from idp_tutorial.assembly.config import RunConfig, general_options
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.fetch import backbone_cache_folder
 from idp_tutorial.backbones.load import find_local_backbone, load_backbone
 from idp_tutorial.core.backbone import Backbone, weights_digest
 from idp_tutorial.data.task import Task
-from idp_tutorial.methods.method_registry import ALL_METHODS
-from idp_tutorial.utils.checks import MissingFileError, UserError, check_name
+from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.records import collect_versions, config_fingerprint
 from idp_tutorial.utils.schemas import Count, check_schema
@@ -39,7 +38,7 @@ from idp_tutorial.utils.tensor_files import PROMPTS_FILE, deserialise_tensors, s
 
 __all__ = [
     "path_notes_folder",
-    "remember_backbone_path",
+    "remember_local_backbone",
     "recall_backbone_path",
     "READABLE_DESCRIPTION_FILE",
     "SAVE_FORMAT",
@@ -53,9 +52,9 @@ __all__ = [
     "describe_run",
     "parse_saved_run",
     "check_save_format",
+    "tensor_shapes",
     "have_same_shapes",
     "describe_backbone",
-    "remember_local_backbone",
     "check_backbone_matches",
     "load_saved_backbone",
 ]
@@ -66,28 +65,31 @@ def path_notes_folder() -> Path:
     return backbone_cache_folder() / "places"
 
 
-def remember_backbone_path(
-    digest: str,  # digest of the weights, from `weights_digest`
-    folder: Path | str,  # folder from which they were loaded
+def remember_local_backbone(
+    saved_backbone: dict[str, Any],  # description that `describe_backbone` returned
+    folder: Path | str,  # folder from which it was loaded
 ) -> None:
-    """Write a note of the folder that contains these weights.
+    """Write a note of the folder of a local backbone, which a saved model does not name.
 
     Nothing happens if the cache cannot be written, because a note is only a hint.
     """
+    if not saved_backbone["local"]:
+        return
+    note = path_notes_folder() / saved_backbone["digests"][saved_backbone["dtype"]]
     with suppress(OSError):
-        path_notes_folder().mkdir(parents=True, exist_ok=True)
-        write_atomically(path_notes_folder() / digest, str(Path(folder).resolve()).encode())
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(note, str(Path(folder).resolve()).encode())
 
 
 def recall_backbone_path(
-    digest: object,  # value from a file, which need not be a valid digest
+    digest: str,  # from a file, so it need not be a digest
 ) -> Path | None:
     """Return the folder that last contained these weights, or None if unknown or deleted."""
-    if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]+", digest):
+    if not re.fullmatch("[0-9a-f]{1,64}", digest):
         return None
     try:
-        folder = Path((path_notes_folder() / digest).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
+        folder = Path((path_notes_folder() / digest).read_text("utf-8", errors="replace"))
+    except OSError:
         return None
     return folder if folder.is_dir() else None
 
@@ -165,14 +167,6 @@ class SavedBackbone:
 
 
 @dataclass
-class _HuggingFaceBase:
-    """Schema of the model object under a `PromptModel`."""
-
-    name: str
-    local: Literal[False] = False
-
-
-@dataclass
 class _Base:
     dtype: str
     digests: dict[str, str]  # by dtype
@@ -202,17 +196,6 @@ class SavedModel:
     prompt_model: SavedPromptModel | None = None
 
 
-@dataclass
-class _SavedHuggingFaceModel:
-    """Schema of the description of a `PromptModel` that `idp predict` cannot load."""
-
-    version: str
-    cfg: dict[str, Any]
-    task: Task
-    backbone: _HuggingFaceBase
-    prompt_model: SavedPromptModel
-
-
 def _is_local_folder(backbone: str) -> bool:
     """Return whether a backbone is a folder of the user, and not a name that the package knows."""
     return not find_local_backbone(backbone) and Path(backbone).is_dir()
@@ -232,49 +215,9 @@ def describe_run(
         backbone=_portable_name(cfg.backbone), glove=glove and Path(glove).name, **_MACHINE_OPTIONS
     )
     options = cfg.to_dict()
-    fields_of_task = asdict(replace(task, splits={}, convert_row=None))
-    if options["metric"] is None:  # as the files of releases without the option have it
+    if options["metric"] is None:  # a record has the metric of its task under this name
         del options["metric"]
-    if not task.multi_label:
-        del fields_of_task["multi_label"]
-    return dict(cfg=options, task=fields_of_task)
-
-
-def _check_field_names(
-    known: Collection[str], values: dict[str, Any], source: Any, version: str
-) -> None:
-    unknown = sorted({*values} - {*known})
-    if not unknown:
-        return
-    name = unknown[0]
-    raise UserError(
-        f"{source} was saved by idp_tutorial {version} and has "
-        f"{name}={reprlib.repr(values[name])}, which version "
-        f"{collect_versions()['idp_tutorial']} does not know: install that version, or "
-        "train the model again."
-    )
-
-
-def _build_task(values: dict[str, Any], source: Any, version: str) -> Task:
-    """Build a task from the values in a file, whose names are checked."""
-    _check_field_names({option.name for option in fields(Task)}, values, source, version)
-    # JSON has no tuples
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    return Task(**{**values, "splits": {}, "convert_row": None})
-
-
-def _build_config(options: dict[str, Any], source: Any, version: str) -> RunConfig:
-    """Build a config from the options in a file, whose names and values are checked."""
-    method = check_name(options.get("method", ""), ALL_METHODS, "method")
-    known = {"method", *general_options(), *ALL_METHODS[method].options}
-    _check_field_names(known, options, source, version)
-    try:
-        return RunConfig(**options)
-    except UserError as error:
-        raise UserError(
-            f"{source} has an option that RunConfig refuses: {str(error).rstrip('.')}. Save the "
-            "model again."
-        ) from None
+    return dict(cfg=options, task=asdict(replace(task, splits={}, convert_row=None)))
 
 
 def _check_prompt_sizes(cfg: RunConfig, tensors: Mapping[str, Tensor], source: Any) -> None:
@@ -304,8 +247,17 @@ def parse_saved_run(
     Raises: `UserError` for unknown fields, for options that `RunConfig` refuses, and for sizes
     that do not fit the tensors.
     """
-    task = _build_task(description["task"], source, version)
-    cfg = _build_config(description["cfg"], source, version)
+    # JSON has no tuples
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in description["task"].items()}
+    try:
+        task = Task(**{**values, "splits": {}, "convert_row": None})
+        cfg = RunConfig(**description["cfg"])
+    except (UserError, TypeError) as error:  # TypeError: a field that the class does not have
+        raise UserError(
+            f"{source} was saved by idp_tutorial {reprlib.repr(version)}, and version "
+            f"{collect_versions()['idp_tutorial']} refuses its config or task "
+            f"({str(error).rstrip('.')}): install that version, or train the model again."
+        ) from None
     glove = cfg.get("glove")
     cfg = cfg.with_options(**_MACHINE_OPTIONS, glove=glove and Path(glove).name)
     _check_prompt_sizes(cfg, tensors, source)
@@ -324,21 +276,26 @@ def check_save_format(
     if not isinstance(description, dict):
         raise UserError(f"{source} has no description of a model: save the model again.")
     saved_format = description.get("format")
-    is_prompt_model = saved_format == PROMPT_MODEL_FORMAT
-    if is_prompt_model and not allow_prompt_model:
+    if saved_format == PROMPT_MODEL_FORMAT and not allow_prompt_model:
         raise UserError(
             f"{source} is a prompt for a Hugging Face model object: load it with "
             "PromptModel.from_pretrained(model, folder)."
         )
-    if not is_prompt_model and (type(saved_format) is not int or saved_format != SAVE_FORMAT):
-        version = reprlib.repr(description.get("version")).strip("'\"")
+    if saved_format not in (SAVE_FORMAT, PROMPT_MODEL_FORMAT):
         raise UserError(
-            f"{source} has format {reprlib.repr(saved_format)} of idp_tutorial {version}, and "
-            f"version {collect_versions()['idp_tutorial']} reads format {SAVE_FORMAT} only: "
+            f"{source} has format {reprlib.repr(saved_format)} of idp_tutorial "
+            f"{reprlib.repr(description.get('version'))}, and version "
+            f"{collect_versions()['idp_tutorial']} reads format {SAVE_FORMAT} only: "
             "install that version, or train the model again."
         )
-    schema = _SavedHuggingFaceModel if is_prompt_model else SavedModel
-    check_schema(schema, description, source, "save the model again")
+    check_schema(SavedModel, description, source, "save the model again")
+
+
+def tensor_shapes(
+    tensors: Mapping[str, Tensor],  # by name
+) -> dict[str, tuple]:
+    """Return the shape of each tensor, and whether its numbers are real."""
+    return {name: (*t.shape, t.is_floating_point()) for name, t in tensors.items()}
 
 
 def have_same_shapes(
@@ -346,13 +303,10 @@ def have_same_shapes(
     saved_tensors: Mapping[str, Tensor],  # of a file
 ) -> bool:
     """Return whether two states have the same names, shapes and kinds of numbers."""
-    state = {name: (t.shape, t.is_floating_point()) for name, t in tensors.items()}
-    return state == {name: (t.shape, t.is_floating_point()) for name, t in saved_tensors.items()}
+    return tensor_shapes(tensors) == tensor_shapes(saved_tensors)
 
 
-_DTYPE_BY_NAME = {
-    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")
-}
+_DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
 def describe_backbone(
@@ -360,57 +314,48 @@ def describe_backbone(
     name: str,  # its name or folder in the config
 ) -> dict[str, Any]:
     """Describe the weights that prompts belong to: name, revision, dtype, and digests."""
-    dtypes = {bb.dtype_name, "float32", "bfloat16", "float16"}
+    dtypes = sorted({bb.dtype_name, "float32", "bfloat16", "float16"})
     return dict(
         name=_portable_name(name),
         local=_is_local_folder(name),
         revision=getattr(bb.config, "_commit_hash", None),
         dtype=bb.dtype_name,
-        digests={dtype: weights_digest(bb, _DTYPE_BY_NAME[dtype]) for dtype in sorted(dtypes)},
+        digests={dtype: weights_digest(bb, _DTYPES[dtype]) for dtype in dtypes},
     )
 
 
-def remember_local_backbone(
-    saved_backbone: dict[str, Any],  # description that `describe_backbone` returned
-    name: str,  # path of the backbone's folder
-) -> None:
-    """Store the path of a backbone's folder, which the saved model does not have."""
-    if saved_backbone["local"]:
-        remember_backbone_path(saved_backbone["digests"][saved_backbone["dtype"]], name)
-
-
 def check_backbone_matches(
-    saved_backbone: dict[str, Any],  # description that `describe_backbone` returned
+    saved_backbone: dict[str, Any],  # with `dtype` and `digests`, as `describe_backbone` returns
     bb: Backbone,  # the backbone to check
     dependent: str,  # what was trained on it, for messages, such as 'the prompts of runs/a'
     name: str,  # name of the backbone that is needed
+    compute_digest: Callable[[Backbone, torch.dtype], str] = weights_digest,
 ) -> None:
     """Check that a backbone has the weights that prompts were trained on.
 
     Raises: `UserError` for other weights.
     """
-    digests = saved_backbone["digests"]
-    matches = digests.get(bb.dtype_name) == weights_digest(bb)
-    dtype = saved_backbone["dtype"]
-    if not matches and dtype in _DTYPE_BY_NAME:  # the weights may have been rounded to it
-        matches = digests[dtype] == weights_digest(bb, _DTYPE_BY_NAME[dtype])
-    if not matches:
-        raise UserError(
-            f"{dependent} belong to another backbone: they need {name!r}, and the weights of "
-            f"{bb.name!r} differ. Load the backbone they were trained on."
-        )
+    # the weights may have been rounded to the dtype of training
+    for dtype in (bb.dtype_name, saved_backbone["dtype"]):
+        saved_digest = saved_backbone["digests"].get(dtype)
+        if saved_digest is None or dtype not in _DTYPES:
+            continue
+        if saved_digest == compute_digest(bb, _DTYPES[dtype]):
+            return
+    raise UserError(
+        f"{dependent} belong to another backbone: they need {name!r}, and the weights of "
+        f"{bb.name!r} differ. Load the backbone they were trained on."
+    )
 
 
 def _locate_backbone(saved_backbone: dict[str, Any], name: str) -> str | None:
     """Return the name or the path to load; return None for a folder that is not known."""
-    if not saved_backbone.get("local"):
+    if not saved_backbone["local"]:
         return name
-    remembered_path = recall_backbone_path(saved_backbone["digests"][saved_backbone["dtype"]])
-    if remembered_path:
-        return str(remembered_path)
-    if Path(name, "config.json").is_file() or find_local_backbone(name):
+    path = recall_backbone_path(saved_backbone["digests"][saved_backbone["dtype"]])
+    if path is None and Path(name, "config.json").is_file():
         return name
-    return None
+    return None if path is None else str(path)
 
 
 def load_saved_backbone(

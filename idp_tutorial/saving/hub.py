@@ -109,7 +109,6 @@ def push_to_hub(
     private: bool | None = None,  # create a private repository
     licence: str | None = None,  # licence as the hub spells it, such as 'apache-2.0'
     controls: Sequence[dict] = (),  # records of other methods, for the model card
-    message: str = "A trained prompt, without its backbone",  # commit message
 ) -> str:  # address of the commit
     """Check a saved model and send it to the hub.
 
@@ -134,7 +133,7 @@ def push_to_hub(
                 repo_id=repo_id,
                 folder_path=tmp,
                 revision=revision,
-                commit_message=message,
+                commit_message="A trained prompt, without its backbone",
                 allow_patterns=list(HUB_FILES),
             )
         )
@@ -158,29 +157,24 @@ def resolve_model_folder(
                 "of the hub has revisions."
             )
         return folder
-    online = is_hub_reachable()
     try:
         return Path(
             snapshot_download(
                 repo,
                 revision=revision or name_revision,
                 token=token,
-                local_files_only=not online,
+                local_files_only=not is_hub_reachable(),
                 allow_patterns=list(HUB_FILES),
             )
         )
     except Exception as error:
         if isinstance(error, OSError) and error.errno:  # of this machine, such as a full disk
             raise
-        reason = (
-            f"does not provide a repository of this name ({type(error).__name__}); a private one "
-            "needs token="
-            if online
-            else "cannot be reached, and its cache does not have it"
-        )
         raise MissingFileError(
-            f"no {PROMPTS_FILE} in {name}: there is no such folder, and the hub {reason}; give a "
-            "folder that `save_pretrained` or idp train wrote, or a repository 'NAME/MODEL'."
+            f"no {PROMPTS_FILE} in {name}: there is no such folder, and the hub cannot be reached "
+            f"or has no repository of this name ({type(error).__name__}); a private one needs "
+            "token=. Give a folder that `save_pretrained` or idp train wrote, or a repository "
+            "'NAME/MODEL'."
         ) from None
 
 

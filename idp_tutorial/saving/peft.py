@@ -23,6 +23,7 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.backbone_edits import revert_backbone
+from idp_tutorial.saving.descriptions import tensor_shapes
 from idp_tutorial.utils.checks import MissingFileError, UserError, check_choice, require_packages
 from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.schemas import Count, Finite, check_schema
@@ -199,33 +200,31 @@ def _pair_tensors(
     saved: dict[str, Tensor],
     folder: Path | str,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return each parameter of the model with the tensor of peft that belongs to it."""
+    """Return each parameter of the model with the tensor of peft that belongs to it.
+
+    Raises: `UserError` for tensors of another model, or another scale of LoRA.
+    """
     bb = model.backbone
-    is_lora = PEFT_TYPES[cfg.method] == "LORA"
-    lora_parameters = _lora_parameters(bb) if is_lora else {}
-    expected_names = lora_parameters.keys() if is_lora else {_PROMPT_TENSOR_NAME}
-    if expected_names != saved.keys():
-        raise UserError(
-            f"{folder} has the tensors {sorted(saved)[:2]}, …, but {cfg.method!r} on {bb.name!r} "
-            f"needs {sorted(expected_names)[:2]}, …: it belongs to another model, or changes other "
-            "matrices."
-        )
-    if not is_lora:
-        prompts = _prompt_tensors(model)
-        chunks = saved[_PROMPT_TENSOR_NAME].chunk(len(prompts), 1)
-        if len(chunks) != len(prompts):
+    if PEFT_TYPES[cfg.method] == "LORA":
+        alpha = bb.model.peft_config["default"].lora_alpha
+        if alpha != peft_config.lora_alpha:
             raise UserError(
-                f"{folder} has prompts for {len(chunks)} layers, but {bb.name!r} needs "
-                f"{len(prompts)}: it belongs to another model."
+                f"{folder} has alpha={peft_config.lora_alpha}, but {cfg.method!r} has "
+                f"alpha={alpha}, so the predictions would differ: train it again with this package."
             )
-        return list(zip(prompts, chunks))
-    alpha = bb.model.peft_config["default"].lora_alpha
-    if alpha != peft_config.lora_alpha:
+        parameters = _lora_parameters(bb)
+    else:
+        prompts = _prompt_tensors(model)
+        parameters = {str(i): prompt for i, prompt in enumerate(prompts)}
+        if saved.keys() == {_PROMPT_TENSOR_NAME}:
+            chunks = saved[_PROMPT_TENSOR_NAME].chunk(len(prompts), -1)
+            saved = {str(i): chunk for i, chunk in enumerate(chunks)}
+    if tensor_shapes(parameters) != tensor_shapes(saved):
         raise UserError(
-            f"{folder} has alpha={peft_config.lora_alpha}, but {cfg.method!r} has alpha={alpha}, "
-            "so the predictions would differ: train it again with this package."
+            f"{folder} has other tensors than {cfg.method!r} on {bb.name!r} needs: it belongs to "
+            "another model, or changes other matrices."
         )
-    return [(parameter, saved[name]) for name, parameter in lora_parameters.items()]
+    return [(parameter, saved[name]) for name, parameter in parameters.items()]
 
 
 @torch.no_grad()
@@ -248,11 +247,6 @@ def from_peft(
     model = build_model(cfg, bb, task)
     try:
         for parameter, tensor in _pair_tensors(model, cfg, peft_config, saved, folder):
-            if parameter.shape != tensor.shape:
-                raise UserError(
-                    f"{folder} has a tensor of shape {tuple(tensor.shape)} where {bb.name!r} needs "
-                    f"{tuple(parameter.shape)}: it belongs to another model."
-                )
             parameter.copy_(tensor)
     except BaseException:  # leave the caller's backbone as it was
         revert_backbone(bb)

@@ -32,7 +32,6 @@ from idp_tutorial.core.prompted_model import PromptedModel, restore_state, train
 from idp_tutorial.data.task import Task
 from idp_tutorial.saving import hub as hub_models
 from idp_tutorial.saving.descriptions import (
-    PROMPTS_FILE,
     SAVE_FORMAT,
     describe_backbone,
     describe_run,
@@ -41,10 +40,11 @@ from idp_tutorial.saving.descriptions import (
     parse_saved_run,
     read_prompts,
     remember_local_backbone,
+    tensor_shapes,
     write_prompts,
 )
 from idp_tutorial.saving.hub import RECORD_FILE, SavedPrompts, read_saved_prompts, write_model_card
-from idp_tutorial.utils.checks import MissingFileError, UserError
+from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.process import process_state
 from idp_tutorial.utils.records import collect_versions, dump_record
@@ -221,26 +221,6 @@ def build_saved_model(
     return model.eval(), task, cfg.with_options(backbone=backbone, glove=glove_path)
 
 
-def _first_shape_mismatch(
-    saved_tensors: dict[str, Tensor], model_tensors: dict[str, Tensor]
-) -> str | None:
-    """Describe the first prompt tensor whose shape differs; return None if all are equal."""
-
-    def shape(tensors: dict[str, Tensor], name: str) -> str:
-        """Return the shape of a tensor as text."""
-        if name not in tensors:
-            return "missing"
-        kind = "" if tensors[name].is_floating_point() else f" of {tensors[name].dtype}"
-        return f"{tuple(tensors[name].shape)}{kind}"
-
-    for name in sorted({*saved_tensors, *model_tensors}):
-        saved_shape = shape(saved_tensors, name)
-        model_shape = shape(model_tensors, name)
-        if not name.startswith("head.") and saved_shape != model_shape:
-            return f"{name} is {saved_shape} in the folder and {model_shape} in the model"
-    return None
-
-
 def load_first_stage(
     model: PromptedModel,  # model of the second stage, which is changed in place
     folder: Path | str,  # folder of the first stage
@@ -249,25 +229,18 @@ def load_first_stage(
 
     Raises: `MissingFileError` if the folder has no prompts, `UserError` if they have other shapes.
     """
-    if not (Path(folder) / PROMPTS_FILE).is_file():
-        raise MissingFileError(
-            f"init_from={str(folder)!r} has no {PROMPTS_FILE}: give a folder that "
-            "`run_supplementary_training` wrote."
-        )
     _, saved_tensors = read_prompts(folder)
     model_tensors = {
         name: tensor for name, tensor in trained_state(model).items() if not name.startswith("lm.")
     }
-    if mismatch := _first_shape_mismatch(saved_tensors, model_tensors):
+    unlike = tensor_shapes(model_tensors).items() ^ tensor_shapes(saved_tensors).items()
+    unlike_names = {name for name, _ in unlike}
+    if any(not name.startswith("head.") for name in unlike_names):
         raise UserError(
-            f"the prompts of {folder} do not fit this model ({mismatch}): use the same method, "
-            "prompt_length, bottleneck and backbone in both stages, or init_from=None."
+            f"the prompts of {folder} do not fit this model ({sorted(unlike_names)[:3]}): use the "
+            "same method, prompt_length, bottleneck and backbone in both stages, or init_from=None."
         )
-    head_names = {name for name in saved_tensors if name.startswith("head.")}
-    head_fits = all(
-        name in model_tensors and model_tensors[name].shape == saved_tensors[name].shape
-        for name in head_names
-    )
-    copied = sorted(name for name in saved_tensors if head_fits or name not in head_names)
+    head_fits = not unlike_names
+    copied = sorted(name for name in saved_tensors if head_fits or not name.startswith("head."))
     restore_state(model_tensors, {name: saved_tensors[name] for name in copied})
     return copied

@@ -58,7 +58,7 @@ def test_prompts_of_another_model_or_format_are_refused(tmp_path):
     other = model_object()
     with torch.no_grad():
         other.encoder.layer[0].output.dense.bias[0] += 1
-    with pytest.raises(UserError, match="belong to another model"):
+    with pytest.raises(UserError, match="belong to another backbone"):
         PromptModel.from_pretrained(other, tmp_path)
     with pytest.raises(UserError, match=r"PromptModel\.from_pretrained"):
         idp_tutorial.from_pretrained(tmp_path)

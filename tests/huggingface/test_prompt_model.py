@@ -17,7 +17,6 @@ from prompt_models import CLASSES, FIVE, LABELS, model_object, prompt_model, sta
 from small import backbone, batch_of, model_of, same, small_task
 from torch import nn
 from transformers import Trainer, TrainingArguments
-from transformers.modeling_layers import GradientCheckpointingLayer
 from two_processes import print_stacks_if_stuck, run_two_processes
 
 import idp_tutorial
@@ -100,35 +99,42 @@ def test_left_padding_moves_the_logits_of_a_language_model():
     "call,message",
     [
         (lambda m, t: m(t), r"call model\(\*\*tokens\)"),
-        (lambda m, t: m(t["input_ids"][0]), r"\[B,T\], got shape"),
-        (lambda m, t: m(inputs_embeds=torch.zeros(1, 2, 32)), "needs input_ids"),
-        (lambda m, t: m(**t, output_attentions=True), "no such argument"),
+        (lambda m, t: m(t["input_ids"][0]), r"\[B,T\] .*got shape"),
+        (
+            lambda m, t: m(inputs_embeds=torch.zeros(1, 2, 32)),
+            "from input_ids alone: leave inputs_embeds out",
+        ),
+        (lambda m, t: m(**t, output_attentions=True), "leave output_attentions out"),
         (lambda m, t: m(t["input_ids"], t["attention_mask"][:, None]), "shape"),
         (
             lambda m, t: m(t["input_ids"][:, :3], torch.tensor([[1, 0, 1]] * 6)),
             "between two tokens",
         ),
-        (lambda m, t: m(t["input_ids"][:0]), r"shape \(0, .*at least one text"),
-        (lambda m, t: m(t["input_ids"][:, :0]), r"shape \(6, 0\), .*at least one text"),
-        (lambda m, t: m(t["input_ids"].float()), r"token ids in torch\.int64 .*got torch\.float32"),
-        (lambda m, t: m(t["input_ids"], 0 * t["attention_mask"]), "0 for all tokens of a text"),
+        (lambda m, t: m(t["input_ids"][:0]), r"at least one text .*shape \(0, "),
+        (lambda m, t: m(t["input_ids"][:, :0]), r"at least one text .*shape \(6, 0\)"),
+        (lambda m, t: m(t["input_ids"].float()), r"in torch\.int64 .*in torch\.float32"),
+        (
+            lambda m, t: m(t["input_ids"], 0 * t["attention_mask"]),
+            "it is 0 between two tokens or everywhere",
+        ),
         (
             lambda m, t: m(**t, token_type_ids=t["input_ids"][:, 1:]),
             "token_type_ids must have the shape",
         ),
         (lambda m, t: m(**t, labels=LABELS + 1), "indices from 0 to 2, or -100 .*got 3"),
         (lambda m, t: m(**t, labels=LABELS - 1), "indices from 0 to 2, or -100 .*got -1"),
-        (lambda m, t: m(**t, labels=LABELS[:5]), r"6 texts needs 6 class indices, .*shape \(5,\)"),
-        (lambda m, t: m(**t, labels=LABELS.float()), "class indices are integers"),
+        (
+            lambda m, t: m(**t, labels=LABELS[:5]),
+            r"labels of 6 texts are 6 class indices .*shape \(5,\)",
+        ),
+        (lambda m, t: m(**t, labels=LABELS.float()), r"class indices \(integers\)"),
         (lambda m, t: m(**t, labels=[0, 1, 2, 0, 1, 2]), "labels must be a tensor, got a list"),
         (lambda m, t: m.bfloat16()(**t), r"the prompt is in torch\.bfloat16, .*base_model only"),
         (lambda m, t: m.generate(**t), "AutoModelForCausalLM"),
-        (lambda m, t: m.resize_token_embeddings(100), "on the Hugging Face model first"),
         (lambda m, t: m.delete_prompt("default"), "is active"),
         (lambda m, t: m.set_prompt("other"), "unknown prompt 'other'"),
         (lambda m, t: m.add_prompt("default", "lpt", num_labels=2), "not in use"),
         (lambda m, t: m.add_prompt("a.b", "lpt", num_labels=2), "must be a word"),
-        (lambda m, t: m.activation_checkpointing_enable({"use_reentrant": True}), "use_reentrant"),
     ],
 )
 def test_calls_that_cannot_work_say_why(call, message):
@@ -152,7 +158,7 @@ def test_labels_are_integers_of_any_size():
 
 def test_labels_of_a_wrong_shape_or_value_are_not_trained_on():
     regression = prompt_model(num_labels=1)
-    with pytest.raises(UserError, match="a regression of 6 texts needs 6 numbers, got labels"):
+    with pytest.raises(UserError, match="labels of 6 texts are .* the numbers of a regression"):
         regression(**tokens(), labels=torch.ones(1))  # would be broadcast
     tokenizer = backbone("bert").tokenizer
     model = get_prompt_model(
@@ -379,16 +385,15 @@ def without_dropout(method, **options):
 
 def test_noise_on_word_embeddings_is_refused_where_it_has_no_effect(tmp_path):
     model = prompt_model(num_labels=N_LABELS)
-    with pytest.raises(UserError, match="neftune_noise_alpha was given, .* leave neftune_noise_"):
+    with pytest.raises(UserError, match="neftune_noise_alpha was given"):
         train(tmp_path / "a", model=model, neftune_noise_alpha=5.0)
-    train(tmp_path / "a", model=model)
-    assert not model.get_input_embeddings()._forward_hooks
     runs = []
-    for alpha in (None, None, 5.0):
+    for alpha in (None, 5.0):
         torch.manual_seed(0)
         model = prompt_model(num_labels=N_LABELS, jolt=0.0, dropout_below_prompt=True)
-        runs.append(losses(train(tmp_path / "b", model=model, neftune_noise_alpha=alpha)))
-    assert runs[0] == runs[1] != runs[2]
+        trainer = train(tmp_path, model=model, neftune_noise_alpha=alpha, max_steps=2, n=16)
+        runs.append(losses(trainer))
+    assert runs[0] != runs[1]
 
 
 def test_accumulated_gradients_are_those_of_one_batch(tmp_path):
@@ -419,11 +424,6 @@ def test_bfloat16_and_a_frozen_model_in_bfloat16(tmp_path):
     assert np.isfinite(losses(trainer)).all() and model.dtype == torch.bfloat16
 
 
-CAN_CHECKPOINT = hasattr(GradientCheckpointingLayer, "_can_checkpoint_with_cache")
-needs_checkpointing = pytest.mark.skipif(not CAN_CHECKPOINT, reason="needs a newer transformers")
-
-
-@needs_checkpointing
 @pytest.mark.parametrize("family", ["roberta", "gpt2"])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("method", FIVE)
@@ -455,15 +455,13 @@ def test_gradient_checkpointing_computes_layers_again(method, pooling, family):
         same(computed[name], gradient, atol=1e-6)
     model.gradient_checkpointing_disable()
     assert gradients()[0] == n_calls
-    assert not any("_can_checkpoint_with_cache" in vars(layer) for layer in model.backbone.layers)
 
 
-@needs_checkpointing
 def test_the_trainer_uses_gradient_checkpointing(tmp_path):
     options = dict(save_strategy="no", max_steps=2)
     plain = train(tmp_path, "p-tuning-v2", **options)
     trainer = train(tmp_path, "p-tuning-v2", gradient_checkpointing=True, **options)
-    assert any(layer.gradient_checkpointing for layer in trainer.model.backbone.layers)
+    assert trainer.model.prompted_model.gradient_checkpointing
     assert losses(trainer) == pytest.approx(losses(plain), abs=1e-5)
 
 

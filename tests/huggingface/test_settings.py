@@ -34,7 +34,7 @@ def test_combinations_that_cannot_work_say_why(class_name, method, options, mess
         (
             "AutoModel",
             dict(head="classification", label_words=("a", "b")),
-            "label_words belong to head='verbalizer', but head='classification'",
+            "label_words has no effect with head='classification'",
         ),
         (
             "AutoModel",

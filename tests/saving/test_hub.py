@@ -75,7 +75,7 @@ def test_versions(saved_model, server, small_folder):
         from_pretrained("me/tickets")
     with pytest.raises(
         FileNotFoundError,
-        match="there is no such folder, and the hub does not provide a repository",
+        match="there is no such folder, and the hub cannot be reached or has no repository",
     ):
         from_pretrained("me/others")
     with pytest.raises(ValueError, match="only a repository of the hub has revisions"):

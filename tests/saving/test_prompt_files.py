@@ -236,12 +236,13 @@ def test_newer_versions_are_named(saved):
     folder, *_ = saved
     rewrite(folder, version="7.1", cfg=dict(telepathy=3))
     with pytest.raises(
-        ValueError, match=r"idp_tutorial 7.1 and has telepathy=3, which version .* does not know"
+        ValueError,
+        match="by idp_tutorial '7.1', and version .* refuses its config or task .*telepathy",
     ):
         from_pretrained(folder)
     rewrite(folder, format=8)
     with pytest.raises(
-        ValueError, match="has format 8 of idp_tutorial 7.1, and version .* reads format 2 only"
+        ValueError, match="has format 8 of idp_tutorial '7.1', and version .* reads format 2 only"
     ):
         from_pretrained(folder)
 

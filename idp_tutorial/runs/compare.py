@@ -37,7 +37,7 @@ from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.learning_rate_search import (
     choose_head_learning_rate,
     describe_lr_selection,
-    search_grid,
+    search_learning_rate,
 )
 from idp_tutorial.runs.record import (
     RunStore,
@@ -143,7 +143,7 @@ def _run_seed(
     if cfg.lr or not ALL_METHODS[cfg.method].learning_rates:
         _, record = Experiment(cfg, task).train(records_file, checkpoint_dir)
         return record.to_dict()
-    return search_grid(
+    return search_learning_rate(
         replace(cfg, seed=0),  # the best run of the search is the run with seed 0
         task,
         learning_rates,

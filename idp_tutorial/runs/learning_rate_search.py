@@ -5,8 +5,7 @@ same number of learning rates, on the validation split alone.
 
 Only the model with the best validation score is scored on the test split, so the run that chose
 the learning rate is also the run of seed 0. A learning rate at which training diverges counts
-as tried. Where all of them diverge, `search_learning_rate` returns a record that says so, and
-`tune_learning_rate` raises an error.
+as tried. Where all of them diverge, the record of the search says so.
 """
 
 import logging
@@ -43,8 +42,6 @@ __all__ = [
     "try_learning_rates",
     "train_at_learning_rate",
     "search_learning_rate",
-    "search_grid",
-    "tune_learning_rate",
     "choose_learning_rate",
     "choose_head_learning_rate",
 ]
@@ -168,11 +165,10 @@ def train_at_learning_rate(
 def search_learning_rate(
     cfg: RunConfig,  # its `lr` is ignored
     task: Task,
-    learning_rates: Iterable[float],  # learning rates to try
+    # learning rates to try, and more while the best one is at an edge; (): those of the method
+    learning_rates: tuple = (),
     score_test: bool = False,  # score the best model on the test split
     records_file: Path | None = None,  # file of the record; logits are stored beside it
-    # number of learning rates that may be added to the grid while its best value is at an edge
-    max_extra_learning_rates: int = 0,
     checkpoint_dir: Path | None = None,  # folder for checkpoints, to resume a killed search
 ) -> dict:  # the record of the run with the best validation score
     """Return the record of the learning rate that is best on the validation split.
@@ -186,12 +182,14 @@ def search_learning_rate(
         folder = checkpoint_dir and checkpoint_dir / f"lr-{lr:g}"
         return train_at_learning_rate(cfg, task, lr, folder)
 
-    title = f"{cfg.method:16}"
-    trials = try_learning_rates(train, learning_rates, max_extra_learning_rates, title)
+    max_extra = MAX_EXTRA_LEARNING_RATES if learning_rates else 0
+    learning_rates = learning_rates or ALL_METHODS[cfg.method].learning_rates
+    trials = try_learning_rates(train, learning_rates, max_extra, f"{cfg.method:16}")
     error: Exception | str = (
         f"{cfg.method!r} diverged on {task.name!r} with every learning rate of "
         f"{trials.learning_rates}: a lower lr usually fixes it"
     )
+    experiment = Experiment(replace(cfg, lr=trials.lr), task)
     if trials.trained:
         experiment, model = trials.trained
         experiment.start_time = start_time
@@ -204,52 +202,17 @@ def search_learning_rate(
                 learning_rates_tried=trials.tried, lr_at_grid_edge=trials.is_best_at_edge
             )
             return record.to_dict()
-    experiment = Experiment(replace(cfg, lr=trials.lr), task)
     experiment.start_time = start_time
     return experiment.record_divergence(
         error, score_test, lr=trials.lr, learning_rates_tried=trials.tried
     ).to_dict()
 
 
-def search_grid(
-    cfg: RunConfig,  # its `lr` is ignored
-    task: Task,
-    # learning rates to try, extended while the best is at an edge; (): the method's own
-    learning_rates: tuple,
-    **search_options: Any,  # further arguments of `search_learning_rate`
-) -> dict:  # as of `search_learning_rate`
-    """Search among the given learning rates and beyond them, or among those of the method."""
-    return search_learning_rate(
-        cfg,
-        task,
-        learning_rates or ALL_METHODS[cfg.method].learning_rates,
-        max_extra_learning_rates=MAX_EXTRA_LEARNING_RATES if learning_rates else 0,
-        **search_options,
-    )
-
-
-def tune_learning_rate(
-    cfg: RunConfig,  # its `lr` is ignored
-    task: Task,
-    learning_rates: Iterable[float],  # learning rates to try
-    *search_args: Any,  # further arguments of `search_learning_rate`
-    **search_kwargs: Any,  # further arguments of `search_learning_rate`
-) -> dict:  # the record of the run with the best validation score
-    """Return the record of the learning rate that is best on the validation split.
-
-    Raises: `DivergenceError` if training diverges with every learning rate.
-    """
-    record = search_learning_rate(cfg, task, learning_rates, *search_args, **search_kwargs)
-    if record["status"] == "diverged":
-        raise DivergenceError(record["message"])
-    return record
-
-
 def _load_or_search(
     file: Path | None,  # file of stored choices
     cfg: RunConfig,  # its `lr` is ignored
     task: Task,
-    learning_rates: tuple,  # as of `search_grid`
+    learning_rates: tuple,  # as of `search_learning_rate`
 ) -> dict:
     """Return the record of an earlier choice from `file`; if it is missing, search and store it."""
     digests = run_digests(cfg, task, include_test=False)
@@ -257,7 +220,7 @@ def _load_or_search(
     fingerprint = make_fingerprint(replace(cfg, lr=None), digests, lr_selection=lr_selection)
     folder = checkpoint_folder(file, fingerprint)
     record = RunStore(file).get_or_run(
-        fingerprint, lambda: search_grid(cfg, task, learning_rates, checkpoint_dir=folder)
+        fingerprint, lambda: search_learning_rate(cfg, task, learning_rates, checkpoint_dir=folder)
     )
     remove_checkpoints(folder)
     if record["status"] == "diverged":

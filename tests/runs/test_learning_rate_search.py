@@ -3,7 +3,6 @@
 import pytest
 from small import config, small_task, without_times
 
-from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.runs import record as run_records
 from idp_tutorial.runs.compare import compare_methods
 from idp_tutorial.runs.experiment import Experiment, run_experiment
@@ -11,8 +10,8 @@ from idp_tutorial.runs.learning_rate_search import (
     choose_head_learning_rate,
     choose_learning_rate,
     extend_learning_rate_grid,
+    search_learning_rate,
     try_learning_rates,
-    tune_learning_rate,
 )
 from idp_tutorial.runs.record import build_record
 from idp_tutorial.training.fit import TrainLog
@@ -40,7 +39,7 @@ def no_test_split(monkeypatch, task):
 
 def test_tuning_never_reads_the_test_split(cfg, no_test_split):
     task, reads = no_test_split
-    tune_learning_rate(cfg(method="lpt"), task, METHODS["lpt"].learning_rates)
+    search_learning_rate(cfg(method="lpt"), task)
     assert not reads
     run_experiment(cfg(method="lpt"), task)
     assert reads  # a read is recorded
@@ -50,24 +49,21 @@ def test_tune_takes_the_best_on_validation(cfg, task, fakes):
     scores = {1e-3: 50.0, 1e-2: 60.0, 1e-1: 60.0, 1.0: "diverges"}
     trained, tested = fakes(lambda c: scores[c.lr])
     assert (
-        tune_learning_rate(cfg(), task, [*scores])["lr"] == 1e-2
+        search_learning_rate(cfg(), task, tuple(scores))["lr"] == 1e-2
         and [r[1] for r in trained] == [*scores]
         and not tested
     )
     # the test split is read for the best learning rate only
-    assert tune_learning_rate(cfg(), task, [*scores], score_test=True)["score"] == 100 - 1e-2 and [
-        r[1] for r in tested
-    ] == [1e-2]
-    with pytest.raises(
-        FloatingPointError,
-        match=r"'lpt-npg' diverged on 'sentiment' with every learning rate of \[1.0\]",
-    ):
-        tune_learning_rate(cfg(), task, [1.0])
+    best = search_learning_rate(cfg(), task, tuple(scores), score_test=True)
+    assert best["score"] == 100 - 1e-2 and [r[1] for r in tested] == [1e-2]
+    diverged = search_learning_rate(cfg(), task, (1.0,))
+    message = "'lpt-npg' diverged on 'sentiment' with every learning rate of [1.0]"
+    assert diverged["status"] == "diverged" and message in diverged["message"]
 
 
 def test_the_record_of_tuning_is_the_record_of_the_run(cfg, task):
     assert without_times(
-        tune_learning_rate(cfg(), task, (1e-2, 1e-2), score_test=True)
+        search_learning_rate(cfg(), task, (1e-2, 1e-2), score_test=True)
     ) == without_times(run_experiment(cfg(lr=1e-2), task))
 
 

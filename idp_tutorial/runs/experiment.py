@@ -37,7 +37,7 @@ from idp_tutorial.saving.hub import RECORD_FILE
 from idp_tutorial.saving.prompt_files import load_first_stage, save_pretrained
 from idp_tutorial.training.evaluation import format_predictions
 from idp_tutorial.training.fit import TrainLog, fit
-from idp_tutorial.utils.checks import DivergenceError, UserError, check_at_least, check_name
+from idp_tutorial.utils.checks import DivergenceError, UserError, check_name
 from idp_tutorial.utils.digests import compute_digest
 from idp_tutorial.utils.durable_files import folder_lock, write_atomically
 from idp_tutorial.utils.process import process_state
@@ -47,13 +47,6 @@ from idp_tutorial.utils.tensor_files import PROMPTS_FILE, remove_snapshots
 __all__ = ["REPORT_FOLDER", "Experiment", "run_experiment", "train_and_save"]
 
 REPORT_FOLDER = "report"  # in the folder of a trained model; a repository on the hub lacks it
-
-
-def _with_default_learning_rate(cfg: RunConfig) -> RunConfig:
-    """Return the config with the method's default learning rate where none is given or used."""
-    method = ALL_METHODS[check_name(cfg.method, ALL_METHODS, "method")]
-    uses_given_lr = cfg.lr is not None and method.learning_rates
-    return cfg if uses_given_lr else replace(cfg, lr=method.default_learning_rate)
 
 
 class Experiment:
@@ -66,7 +59,10 @@ class Experiment:
     ) -> None:
         task = task or load_config_task(cfg)
         self.task = task.with_metric(cfg.metric)
-        cfg = replace(_with_default_learning_rate(cfg), task=self.task.name)
+        method = ALL_METHODS[check_name(cfg.method, ALL_METHODS, "method")]
+        has_lr = cfg.lr is not None and method.learning_rates
+        lr = cfg.lr if has_lr else method.default_learning_rate
+        cfg = replace(cfg, lr=lr, task=self.task.name)
         n_examples = len(self.task.splits["train"])
         self.cfg = cfg.resolve_epochs(n_examples, process_state().num_processes)
         self.start_time = time.time()
@@ -223,38 +219,6 @@ class Experiment:
         title = f"{cfg.method} on {cfg.task}, test"
         return write_report(self.task, rows, predictions, folder, title)
 
-    def train_in_folder(
-        self,
-        folder: Path,  # folder of this run; it must not hold another run
-        save_every: int | None = None,  # steps between two checkpoints; 0: no checkpoints
-        report: bool = False,  # write a report on the test split to the folder REPORT_FOLDER in it
-        fit_options: Mapping[str, Any] = {},  # `callbacks` and `progress` of `fit`
-        **details: Any,  # further fields of the record
-    ) -> Record:
-        """Train a model or resume its training, and save it with its record in a folder."""
-        if report:
-            require_reportable(self.task)
-        is_main_process = process_state().is_main_process
-        checkpoint_dir = None if save_every == 0 else folder
-        with folder_lock(folder if is_main_process else None):
-            self.check_folder(folder)
-            try:
-                model, log = self.fit(checkpoint_dir, save_every, **fit_options)
-                record = self.score(model, log, **details)
-            except FloatingPointError as e:
-                # The folder stays free for a run with another learning rate, whose record replaces
-                # this one. If it has an earlier model, that model's record stays.
-                if is_main_process:
-                    remove_snapshots(folder)
-                if is_main_process and not (folder / PROMPTS_FILE).exists():
-                    line = dump_record(self.record_divergence(e, **details).to_dict()) + "\n"
-                    write_atomically(folder / RECORD_FILE, line.encode())
-                raise
-            save_pretrained(model, folder, self.task, self.cfg, record.to_dict())
-            if report and is_main_process:
-                self.write_report(folder / REPORT_FOLDER)
-        return record
-
 
 def run_experiment(
     cfg: RunConfig,
@@ -291,9 +255,29 @@ def train_and_save(
     holds another run.
     """
     refuse_control(cfg.method)
-    if save_every is not None:
-        check_at_least(save_every, 0, "save_every")
-    fit_options = dict(callbacks=callbacks, progress=progress)
+    folder = Path(folder)
     experiment = Experiment(cfg, task)
-    record = experiment.train_in_folder(Path(folder), save_every, report, fit_options, **details)
-    return record.to_dict()
+    if report:
+        require_reportable(experiment.task)
+    is_main_process = process_state().is_main_process
+    checkpoint_dir = None if save_every == 0 else folder
+    with folder_lock(folder if is_main_process else None):
+        experiment.check_folder(folder)
+        try:
+            model, log = experiment.fit(
+                checkpoint_dir, save_every, callbacks=callbacks, progress=progress
+            )
+            record = experiment.score(model, log, **details).to_dict()
+        except FloatingPointError as e:
+            # The folder stays free for a run with another learning rate, whose record replaces
+            # this one. If it has an earlier model, that model's record stays.
+            if is_main_process:
+                remove_snapshots(folder)
+            if is_main_process and not (folder / PROMPTS_FILE).exists():
+                line = dump_record(experiment.record_divergence(e, **details).to_dict()) + "\n"
+                write_atomically(folder / RECORD_FILE, line.encode())
+            raise
+        save_pretrained(model, folder, experiment.task, experiment.cfg, record)
+        if report and is_main_process:
+            experiment.write_report(folder / REPORT_FOLDER)
+    return record

@@ -28,19 +28,13 @@ import numpy as np
 import torch
 
 from idp_tutorial.assembly.build import load_config_backbone, weights_dtype
-from idp_tutorial.assembly.config import (
-    RunConfig,
-    all_method_options,
-    general_options,
-    recorded_option,
-)
+from idp_tutorial.assembly.config import RunConfig, recorded_option
 from idp_tutorial.backbones.load import list_backbone_files
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.glove import find_glove_file
 from idp_tutorial.methods.method_registry import CONTROL_METHODS
 from idp_tutorial.training.fit import TrainLog
-from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.digests import compute_digest, file_digest
 from idp_tutorial.utils.process import process_state
 from idp_tutorial.utils.records import (
@@ -92,30 +86,6 @@ class Record(RecordFields):
         known = {name: value for name, value in own_fields.items() if value not in (None, "")}
         head = {name: known.pop(name) for name in ("schema", "status")}
         return {**head, **config, **known, **details}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Record":
-        """Build a record from what `to_dict` returned, or from a line of a file.
-
-        Raises: `UserError` for another schema or a missing field.
-        """
-        if values.get("schema") != SCHEMA_VERSION:
-            raise UserError(
-                f"the record has schema {values.get('schema')!r}, and this version reads schema "
-                f"{SCHEMA_VERSION} only: run it again."
-            )
-        own_names = {f.name for f in fields(cls)} - {"config", "details"}
-        # `metric` is an option too; the record has the one that was used
-        config_names = {"method", *general_options(), *all_method_options()} - own_names
-        missing = {"digests", "split_sizes", "status", "method"} - values.keys()
-        if missing:
-            raise UserError(f"the record has no {min(missing)!r}: run it again.")
-        config = {name: value for name, value in values.items() if name in config_names}
-        known = {name: value for name, value in values.items() if name in own_names}
-        details = {
-            name: value for name, value in values.items() if name not in config_names | own_names
-        }
-        return cls(config=config, details=details, **known)
 
 
 @lru_cache
@@ -215,9 +185,6 @@ def build_record(
 ) -> Record:
     """Build the record of a run that has finished or diverged."""
     record: dict[str, Any] = dict(
-        schema=SCHEMA_VERSION,
-        status="done",
-        **config_to_record(cfg),
         digests=digests,
         split_sizes=split_sizes,
         provenance=collect_provenance(start_time, torch.get_num_threads()),
@@ -237,7 +204,12 @@ def build_record(
         )
         if log.probe:
             record["probe"] = log.probe
-    return Record.from_dict({**record, **values})
+    options = config_to_record(cfg)
+    record = {**options, **record, **values}
+    own_names = {f.name for f in fields(Record)}
+    config = {name: record.pop(name) for name in options if name not in own_names}
+    known = {name: record.pop(name) for name in own_names & record.keys()}
+    return Record(config=config, details=record, **known)
 
 
 def format_summary_line(
@@ -281,11 +253,6 @@ def _agrees(record: Mapping[str, Any], name: str, value: Any) -> bool:
     return recorded == value
 
 
-def _is_complete(record: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> bool:
-    """Return whether a record has the result of the choice of a learning rate, if there was one."""
-    return "lr_selection" not in fingerprint or {"lr", "status"} <= record.keys()
-
-
 class RunStore:
     """Records of runs in a JSONL file, which are found again by their fingerprints."""
 
@@ -303,8 +270,10 @@ class RunStore:
     ) -> dict | None:
         """Return the last record that agrees with a fingerprint, or None."""
         for record in reversed(self.records):
+            # the choice of a learning rate has a result
+            is_complete = "lr_selection" not in fingerprint or {"lr", "status"} <= record.keys()
             agrees = all(_agrees(record, name, value) for name, value in fingerprint.items())
-            if agrees and _is_complete(record, fingerprint):
+            if agrees and is_complete:
                 return record
         return None
 

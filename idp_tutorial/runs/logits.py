@@ -11,6 +11,7 @@ kill loses the run in progress and no other.
 import hashlib
 import io
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def split_outputs(
     return evaluation.model_outputs(model, examples, task, 4 * cfg.batch_size, device), examples
 
 
-def _read_archive(file: Path) -> dict[str, _Arrays]:  # run: its arrays
+def _read_runs(file: Path) -> dict[str, _Arrays]:  # run: its arrays
     """Return the arrays of all runs of a file."""
     runs: dict[str, _Arrays] = {}
     try:
@@ -79,22 +80,10 @@ def _read_archive(file: Path) -> dict[str, _Arrays]:  # run: its arrays
     return runs
 
 
-_MAX_ARCHIVES = 32  # files that are kept in memory
-_ARCHIVES: dict[Path, tuple[tuple[int, ...], dict[str, _Arrays]]] = {}  # version and runs
-
-
-def _read_runs(file: Path) -> dict[str, _Arrays]:
+@lru_cache(maxsize=32)
+def _read_version(file: Path, *version: int) -> dict[str, _Arrays]:
     """Return the arrays of all runs of a file, read again only after the file was replaced."""
-    file = file.resolve()
-    stat = file.stat()
-    version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-    archive = _ARCHIVES.pop(file, None)
-    if archive is None or archive[0] != version:
-        archive = (version, _read_archive(file))
-    _ARCHIVES[file] = archive  # at the end: the first one is the least recently used
-    while len(_ARCHIVES) > _MAX_ARCHIVES:
-        _ARCHIVES.pop(next(iter(_ARCHIVES)), None)
-    return archive[1]
+    return _read_runs(file)
 
 
 def _digest_arrays(arrays: _Arrays) -> str:
@@ -186,7 +175,10 @@ def load_logits(
     Raises: `UserError` that names the file if they are damaged.
     """
     path = Path(folder) / record["logits"]
-    arrays = _read_runs(path.parent).get(path.name, {})
+    file = path.parent.resolve()
+    stat = file.stat()
+    runs = _read_version(file, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+    arrays = runs.get(path.name, {})
     if _digest_arrays(arrays) != record.get("logits_digest"):
         raise UserError(
             f"{path.parent} is damaged: the logits of {path.name} differ from the digest in their "

@@ -7,7 +7,6 @@ __all__ = ['append_swapped_pairs', 'run_supplementary_training']
 
 # %% ../../../nbs/engine/papers/supplementary_training.ipynb #543cbb7f
 import json
-import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -96,10 +95,8 @@ def run_supplementary_training(
     rows = task.splits["train"]
     if with_swapped_pairs:
         rows = append_swapped_pairs(rows)
-    if cfg.epochs:
-        steps = max(1, round(cfg.epochs * math.ceil(len(rows) / cfg.batch_size)))
-        cfg = replace(cfg, steps=steps, epochs=None)
     cfg = replace(cfg, task=task.name, cache="none", init_from=None, accumulate=1)
+    cfg = cfg.resolve_epochs(len(rows))
     description = dict(
         config=cfg.to_dict(),
         rows=[len(split) for split in task.splits.values()],

@@ -73,7 +73,6 @@ __all__ = [
     "LabelMapHead",
     "make_label_map",
     "changes_class_indices",
-    "apply_label_map",
     "compute_headline_score",
     "compute_majority_score",
     "resolve_label_map",
@@ -171,27 +170,14 @@ def changes_class_indices(class_map: tuple[int, ...] | None) -> bool:
     return class_map is not None and class_map != tuple(range(len(class_map)))
 
 
-def apply_label_map(
-    model: PromptedModel,
-    class_map: tuple[int, ...] | None,  # from `make_label_map`
-) -> PromptedModel:  # `model`, changed in place
-    """Replace the head of a trained model by one that answers with the classes of another task."""
-    if class_map is not None and changes_class_indices(class_map):
-        model.head = LabelMapHead(model.head, class_map)
-    return model
-
-
 def compute_headline_score(
     task: Task,
     scores: dict[str, float],  # metric: value
-) -> tuple[str, float]:  # name and value of the score
-    """Return the mean of accuracy and macro-F1 (ID-SPAM, Table 6).
-
-    For regression, return the task's own metric.
-    """
+) -> float:
+    """Return the mean of accuracy and macro-F1 (ID-SPAM, Table 6), for regression its metric."""
     if task.is_regression:
-        return task.metric, scores[task.metric]
-    return "accuracy+macro_f1", (scores["accuracy"] + scores["macro_f1"]) / 2
+        return scores[task.metric]
+    return (scores["accuracy"] + scores["macro_f1"]) / 2
 
 
 def compute_majority_score(
@@ -205,7 +191,7 @@ def compute_majority_score(
     groups = [r.get("group") for r in rows]
     ((majority_label, _),) = Counter(labels).most_common(1)
     scores = task.score([majority_label] * len(rows), labels, groups)
-    return compute_headline_score(task, scores)[1]
+    return compute_headline_score(task, scores)
 
 
 def _train_with_best_learning_rate(
@@ -281,17 +267,18 @@ class _Stages:
         """Return the record of a stage that has finished or diverged."""
         source = self.source
         target = self.target
-        fields: dict[str, Any] = dict(
+        return build_record(
+            source.cfg,
+            self.digests,
+            {task.name: task.split_sizes() for task in (source.task, target)},
+            start_time,
             target=target.name,
             setting=setting,
             metric=target.metric if target.is_regression else "accuracy+macro_f1",
             target_train_size=0 if setting == "zero-shot" else len(target.splits["train"]),
             **self.shared_fields,
-        )
-        split_sizes = {task.name: task.split_sizes() for task in (source.task, target)}
-        fields |= values
-        record = build_record(source.cfg, self.digests, split_sizes, start_time, **fields)
-        return record.to_dict()
+            **values,
+        ).to_dict()
 
     def score(
         self, setting: str, model: PromptedModel, log: TrainLog, lr: float, start_time: float
@@ -302,12 +289,10 @@ class _Stages:
         splits = [*["validation"] * bool(self.records_file), "test"]
         outputs = {split: split_outputs(model, target, cfg, split) for split in splits}
         scores, _ = target.score_outputs(*outputs["test"])
-        metric, score = compute_headline_score(target, scores)
         # zero-shot, the target has no influence on the choice of the checkpoint
         selection_task = self.source.task if setting == "zero-shot" else target
         values: dict[str, Any] = dict(
-            metric=metric,
-            score=score,
+            score=compute_headline_score(target, scores),
             scores=scores,
             stage_learning_rate=lr,
             checkpoint_selection=f"checkpoint: best on validation of {selection_task.name}",
@@ -365,8 +350,9 @@ def run_transfer(
         cfg = replace(cfg, lr=lr)
         experiment.cfg = replace(experiment.cfg, lr=lr)
         source_scores, _ = source.score_outputs(*split_outputs(model, source, cfg, "test"))
-        stages.shared_fields["source_score"] = compute_headline_score(source, source_scores)[1]
-        apply_label_map(model, class_map)
+        stages.shared_fields["source_score"] = compute_headline_score(source, source_scores)
+        if class_map and changes_class_indices(class_map):
+            model.head = LabelMapHead(model.head, class_map)
         records = [stages.score("zero-shot", model, log, lr, start_time)]
     except FloatingPointError as e:
         settings = STAGES if few_shot else STAGES[:1]

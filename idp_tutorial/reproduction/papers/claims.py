@@ -104,32 +104,24 @@ def read_claims(
     """Read the claims of a file, and raise `UserError` for a row that is not complete."""
     with open(file, encoding="utf-8", newline="") as f:
         rows = list(csv.DictReader(f))
-    if not rows:
+    if not rows or any(tuple(row) != CLAIM_COLUMNS or None in row.values() for row in rows):
         raise UserError(
             f"{file} holds no claims. Give a CSV file such as results/claims.csv, with a row per "
             f"claim and the columns {', '.join(CLAIM_COLUMNS)}."
         )
-    ids = set()
-    for line, row in enumerate(rows, 2):
-        if tuple(row) != CLAIM_COLUMNS or None in row.values():
-            raise UserError(
-                f"{file}, line {line} has the columns {', '.join(map(str, row))}, but it needs "
-                f"{', '.join(CLAIM_COLUMNS)}."
-            )
-        check_choice(row["verdict"], CLAIM_VERDICTS, f"verdict of claim {row['id']}")
-        check_choice(row["kind"], CLAIM_KINDS, f"kind of claim {row['id']}")
-        check_choice(row["says"], ("", ">", "<", "="), f"sign (`says`) of claim {row['id']}")
-        if row["id"] in ids:
-            raise UserError(
-                f"{file}, line {line}: the id {row['id']!r} is used twice. Give the claim another "
-                "id."
-            )
+    ids = [row["id"] for row in rows]
+    for row in rows:
+        name = f"claim {row['id']!r}"
+        check_choice(row["verdict"], CLAIM_VERDICTS, f"verdict of {name}")
+        check_choice(row["kind"], CLAIM_KINDS, f"kind of {name}")
+        check_choice(row["says"], ("", ">", "<", "="), f"sign (`says`) of {name}")
+        if ids.count(row["id"]) > 1:
+            raise UserError(f"{file}: the id of {name} is used twice. Give the claim another id.")
         if empty := _first_empty_column(row):
             raise UserError(
-                f"{file}, line {line}: claim {row['id']!r} has no {empty}. Every claim needs its "
-                "source, and an open claim needs `decides`: what would decide it."
+                f"{file}: {name} has no {empty}. Every claim needs its source, and an open claim "
+                "needs `decides`: what would decide it."
             )
-        ids.add(row["id"])
     return rows
 
 
@@ -144,6 +136,8 @@ def write_claims(rows: list[dict[str, str]], file: Path | str) -> None:
 
 # a prompt adds something only if it scores more than the better one
 REFERENCE_CONTROLS = "probe", "side-network"
+# a control has its own head
+_CONTROL_SETTING = tuple(f for f in SETTING_FIELDS if f != "head")
 
 
 @lru_cache
@@ -193,7 +187,7 @@ def measure_claim(
     a, b = claim["a"], claim["b"]
     heads = {paper_head(_paper_key(claim), side.split()[0]) for side in (a, b)}
     if len(heads) > 1:  # the paper itself compares methods with different heads
-        setting_fields = tuple(f for f in SETTING_FIELDS if f != "head")
+        setting_fields = _CONTROL_SETTING
     for selected in (_prefer_logits(records), records):
         estimate = estimate_contrast(
             selected,
@@ -214,15 +208,12 @@ def _mean_validation_score(records: list[dict]) -> float:
     return float(np.mean([r.get("validation", r["score"]) for r in records]))
 
 
-def _best_control_per_setting(
-    controls: list[dict],
-    setting_fields: tuple[str, ...],
-) -> list[dict]:
+def _best_control_per_setting(controls: list[dict]) -> list[dict]:
     """Return the records of the control with the best validation score in each setting."""
     settings: dict[tuple, dict[str, list[dict]]] = {}  # setting → method → records
     for r in controls:
         if r["method"] in REFERENCE_CONTROLS:
-            methods = settings.setdefault(tuple(r.get(f) for f in setting_fields), {})
+            methods = settings.setdefault(tuple(r.get(f) for f in _CONTROL_SETTING), {})
             methods.setdefault(r["method"], []).append(r)
     best = [max(methods.values(), key=_mean_validation_score) for methods in settings.values()]
     return [r for records in best for r in records]
@@ -242,10 +233,9 @@ def _contrast_with_best_control(
         return None
     side_records = [r for r in records if r["method"] == side.split()[0]]
     values = {tuple(r.get(f) for f in shared_fields) for r in side_records}
-    setting_fields = tuple(f for f in SETTING_FIELDS if f != "head")  # a control has its own head
     relabelled = [
         {**r, **dict(zip(shared_fields, value)), "method": "control"}
-        for r in _best_control_per_setting(controls, setting_fields)
+        for r in _best_control_per_setting(controls)
         for value in values  # a control has no layer, so it is compared at each of them
     ]
     estimate = estimate_contrast(
@@ -253,7 +243,7 @@ def _contrast_with_best_control(
         side,
         "control",
         extra_setting_fields=shared_fields,
-        setting_fields=setting_fields,
+        setting_fields=_CONTROL_SETTING,
     )
     split_seeds = {r.get("split_seed") or 0 for r in side_records}
     return estimate if estimate and estimate["draws"] == len(split_seeds) else None
@@ -435,10 +425,9 @@ def _describe_missing_headroom(
 
     Prompts that have learnt less than a probe cannot show which of them is the better one.
     """
-    setting_fields = tuple(f for f in SETTING_FIELDS if f != "head")  # a control has its own head
-    settings = {tuple(r.get(f) for f in setting_fields) for r in sides[0]}
-    in_setting = [r for r in controls if tuple(r.get(f) for f in setting_fields) in settings]
-    best = _best_control_per_setting(in_setting, setting_fields)
+    settings = {tuple(r.get(f) for f in _CONTROL_SETTING) for r in sides[0]}
+    in_setting = [r for r in controls if tuple(r.get(f) for f in _CONTROL_SETTING) in settings]
+    best = _best_control_per_setting(in_setting)
     metric = [word for word in claim["a"].split() if word.startswith("@")]
     relabelled = [{**r, "method": "control"} for r in best]
     control = mean_of_side(relabelled, " ".join(["control", *metric]))

@@ -69,21 +69,14 @@ def bin_by_confidence(
     n_bins: int = N_BINS,  # bins of equal width; a bin contains its upper edge
 ) -> pd.DataFrame:  # `low`, `high`, `count`, and in percent `confidence` and `accuracy`
     """Return the number of predictions, mean confidence and accuracy of each bin."""
-    confidence = np.asarray(confidence, float)
-    is_correct = np.asarray(is_correct, float)
     edges = np.linspace(0, 1, n_bins + 1)
-    bin_of_row = np.clip(np.searchsorted(edges, confidence, "left") - 1, 0, n_bins - 1)
-    count = np.bincount(bin_of_row, minlength=n_bins)
-    n = np.where(count, count, np.nan)  # an empty bin has no mean
-    return pd.DataFrame(
-        dict(
-            low=100 * edges[:-1],
-            high=100 * edges[1:],
-            count=count,
-            confidence=100 * np.bincount(bin_of_row, confidence, n_bins) / n,
-            accuracy=100 * np.bincount(bin_of_row, is_correct, n_bins) / n,
-        )
-    )
+    confidence = np.clip(np.asarray(confidence, float), 0, 1)
+    bins = pd.cut(confidence, edges, labels=False, include_lowest=True)
+    accuracy = np.asarray(is_correct, float)
+    values = pd.DataFrame(dict(confidence=confidence, accuracy=accuracy))
+    means = 100 * values.groupby(bins).mean().reindex(range(n_bins))  # NaN for an empty bin
+    count = np.bincount(bins, minlength=n_bins)
+    return pd.DataFrame(dict(low=100 * edges[:-1], high=100 * edges[1:], count=count)).join(means)
 
 
 def expected_calibration_error(

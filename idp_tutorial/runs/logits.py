@@ -220,18 +220,17 @@ def majority_vote_score(
     if not records:
         return None
     metric = records[0]["metric"]
+    is_over_examples = not {"exact", "f1_m", "neg_log_loss"} & {*metric.split("+")}
     folders = [r.get("folder") or "." for r in records]
-    has_all = all(has_logits(r, folder) for r, folder in zip(records, folders))
-    if {"exact", "f1_m", "neg_log_loss"} & set(metric.split("+")) or not has_all:
+    if not is_over_examples or not all(map(has_logits, records, folders)):
         return None
-    runs = [load_logits(r, folder) for r, folder in zip(records, folders)]
+    runs = [*map(load_logits, records, folders)]
     logits = [arrays["test"].astype(np.float32) for arrays in runs]
-    has_labels = all("test_label" in arrays for arrays in runs)
-    if not has_labels or any(values.ndim != 2 for values in logits):
+    if not all("test_label" in arrays and arrays["test"].ndim == 2 for arrays in runs):
         return None
     labels = runs[0]["test_label"]
     sizes = [len(values) for values in logits]
-    if any(size != len(labels) for size in sizes):
+    if {*sizes} != {len(labels)}:
         raise UserError(
             f"runs on {records[0]['task']!r} cannot vote, because their test splits have "
             f"{sizes} examples. Give records of one and the same split."

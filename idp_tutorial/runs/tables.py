@@ -250,20 +250,16 @@ def write_results(
     Each file is replaced as a whole; the records are written first, since the others follow from
     them.
     """
-
-    def file(suffix: str) -> Path:
-        """Return the path of a file of the table."""
-        return Path(f"{path_prefix}.{suffix}")
-
-    write_atomically(file("jsonl"), "".join(dump_record(r) + "\n" for r in records).encode())
-    table = results_table(records)
-    write_atomically(file("csv"), table.to_csv(index=False).encode())
-    picture = io.BytesIO()
     require_packages("matplotlib", "adjustText")
     from matplotlib.figure import Figure  # unlike a figure of pyplot it needs no `close`
 
+    lines = "".join(dump_record(r) + "\n" for r in records)
+    write_atomically(Path(f"{path_prefix}.jsonl"), lines.encode())
+    table = results_table(records)
+    write_atomically(Path(f"{path_prefix}.csv"), table.to_csv(index=False).encode())
     figure = Figure(figsize=(5.5, 3.5))
     plot_scores(records, figure.add_subplot())
+    picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=150, bbox_inches="tight")
-    write_atomically(file("png"), picture.getvalue())
+    write_atomically(Path(f"{path_prefix}.png"), picture.getvalue())
     return table

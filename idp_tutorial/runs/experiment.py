@@ -31,7 +31,7 @@ from idp_tutorial.runs.record import (
     make_fingerprint,
     run_digests,
 )
-from idp_tutorial.runs.report import Report, require_reportable, write_report
+from idp_tutorial.runs.report import require_reportable, write_report
 from idp_tutorial.saving.descriptions import have_same_shapes, read_fingerprint
 from idp_tutorial.saving.hub import RECORD_FILE
 from idp_tutorial.saving.prompt_files import load_first_stage, save_pretrained
@@ -207,18 +207,6 @@ class Experiment:
                 f"settings, or delete its {PROMPTS_FILE} and checkpoints to start again."
             )
 
-    def write_report(
-        self,
-        folder: Path | str,  # created if needed
-    ) -> Report:
-        """Write a report on the test split, which has been scored, to a folder."""
-        cfg = self.cfg
-        rows = self.task.splits["test"]
-        groups = [row.get("group") for row in rows]
-        predictions = format_predictions(self.task, self.test_outputs, groups)
-        title = f"{cfg.method} on {cfg.task}, test"
-        return write_report(self.task, rows, predictions, folder, title)
-
 
 def run_experiment(
     cfg: RunConfig,
@@ -233,7 +221,7 @@ def run_experiment(
     record = result.to_dict()
     if append_to:
         append_record(record, append_to)
-    if not result.is_finished:
+    if result.status == "diverged":
         raise DivergenceError(result.message)
     return record
 
@@ -279,5 +267,9 @@ def train_and_save(
             raise
         save_pretrained(model, folder, experiment.task, experiment.cfg, record)
         if report and is_main_process:
-            experiment.write_report(folder / REPORT_FOLDER)
+            rows = experiment.task.splits["test"]
+            groups = [row.get("group") for row in rows]
+            predictions = format_predictions(experiment.task, experiment.test_outputs, groups)
+            title = f"{cfg.method} on {experiment.task.name}, test"
+            write_report(experiment.task, rows, predictions, folder / REPORT_FOLDER, title)
     return record

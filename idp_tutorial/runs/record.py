@@ -73,11 +73,6 @@ class Record(RecordFields):
     versions: dict[str, str] = field(default_factory=collect_versions)
     details: dict[str, Any] = field(default_factory=dict)  # further fields, such as `losses`
 
-    @property
-    def is_finished(self) -> bool:
-        """True unless the run diverged."""
-        return self.status == "done"
-
     def to_dict(self) -> dict[str, Any]:
         """Return the record as it is written to a file; fields without a value are left out."""
         own_fields = {f.name: getattr(self, f.name) for f in fields(self)}

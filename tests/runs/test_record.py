@@ -58,7 +58,7 @@ def test_the_summary_line_has_the_learning_rate_and_the_score():
     diverged = make(status="diverged", message="the loss is nan", lr=1e-2)
     assert format_summary_line(finished.to_dict()) == "lr 1.0e-02  accuracy 70.0"
     assert format_summary_line(diverged.to_dict()) == "lr 1.0e-02  diverged: the loss is nan"
-    assert finished.is_finished and not diverged.is_finished
+    assert (finished.status, diverged.status) == ("done", "diverged")
 
 
 def test_a_finished_and_a_diverged_run_have_the_same_digests(small_folder):

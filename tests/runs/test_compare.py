@@ -99,32 +99,36 @@ def test_a_killed_comparison_is_resumed(cfg, fakes, tmp_path, tuned, half):
         assert trained  # another config is another run
 
 
-@pytest.mark.parametrize("kill", [7, 14])
-def test_a_kill_loses_no_more_than_the_steps_since_an_evaluation(cfg, tmp_path, monkeypatch, kill):
+def test_a_kill_loses_no_more_than_the_steps_since_an_evaluation(cfg, tmp_path, monkeypatch):
+    """A kill in the search of the learning rate, and one in the run of the next seed."""
     base = cfg(lr=None, steps=4, eval_every=2)
     steps = []
     original_step = TrainingRun.step
-
-    def step(run):
-        steps.append(run.cfg.seed)
-        if len(steps) == kill:
-            raise Killed
-        original_step(run)
 
     def compare(name):
         return compare_methods(["lpt"], base, 2, True, tmp_path / name)
 
     whole = compare("whole.jsonl")
-    monkeypatch.setattr(TrainingRun, "step", step)
-    with pytest.raises(Killed):
-        compare("killed.jsonl")
-    again = compare("killed.jsonl")
-    n_whole = 4 * (3 + 1)  # three learning rates with seed 0, one with seed 1
-    assert len(steps) - 1 <= n_whole + base.eval_every
-    for name in ("lr", "seed", "validation", "score", "learning_rates_tried"):
-        values = [json.dumps([r.get(name) for r in records]) for records in (whole, again)]
-        assert values[0] == values[1], name
-    assert not list(tmp_path.glob(".*-checkpoints"))
+    for kill in (7, 14):
+        steps.clear()
+
+        def step(run, kill=kill):
+            steps.append(run.cfg.seed)
+            if len(steps) == kill:
+                raise Killed
+            original_step(run)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TrainingRun, "step", step)
+            with pytest.raises(Killed):
+                compare(f"killed-{kill}.jsonl")
+            again = compare(f"killed-{kill}.jsonl")
+        n_whole = 4 * (3 + 1)  # three learning rates with seed 0, one with seed 1
+        assert len(steps) - 1 <= n_whole + base.eval_every
+        for name in ("lr", "seed", "validation", "score", "learning_rates_tried"):
+            values = [json.dumps([r.get(name) for r in records]) for records in (whole, again)]
+            assert values[0] == values[1], name
+        assert not list(tmp_path.glob(".*-checkpoints"))
 
 
 def test_a_run_without_training_is_not_repeated(cfg, tmp_path, messages):

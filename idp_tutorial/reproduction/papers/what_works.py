@@ -16,7 +16,7 @@ such as a head that begins at random. The contrast of two methods is measured in
 interval says whether the settings differ, which two separate intervals do not.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -197,27 +197,21 @@ def read_controls(
     ]
 
 
-def _mean_of(records: Iterable[Mapping[str, Any]], column: str) -> dict[tuple[str, str], float]:
-    """Return the mean of a column of the records by task and method."""
-    values: dict[tuple[str, str], list[float]] = {}
-    for record in records:
-        values.setdefault((record["task"], record["method"]), []).append(record[column])
-    return {key: mean(of_key) for key, of_key in values.items()}
+def _mean_of_controls(
+    controls: Sequence[dict],  # of `read_controls`
+) -> pd.DataFrame:  # index: task and method
+    """Return the mean validation and test score of each control on each task."""
+    columns = ["task", "method", "validation", "score"]
+    return pd.DataFrame(controls, columns=columns).groupby(["task", "method"]).mean()
 
 
 def _better_control_scores(
     controls: Sequence[dict],  # of `read_controls`
 ) -> dict[str, float]:  # by task
     """Return the test score of the control with the better validation score on each task."""
-    validation, scores = (_mean_of(controls, column) for column in ("validation", "score"))
-    better = {
-        task: max(
-            (method for of_task, method in scores if of_task == task),
-            key=lambda method: validation[task, method],
-        )
-        for task, _ in scores
-    }
-    return {task: scores[task, method] for task, method in better.items()}
+    means = _mean_of_controls(controls)
+    better = means.validation.groupby("task").idxmax()
+    return {str(task): float(means.score[control]) for task, control in better.items()}
 
 
 _INTERVAL = ("effect", "low", "high", "detectable")
@@ -372,7 +366,7 @@ def pooling_table(
         for name, setting in POOLING_SETTINGS.items():
             for task, scores in collect_scores(records, "head-only", setting, folder).items():
                 column = f"{task_names[task]}, {name}"
-                probe = _mean_of(controls, "score").get((task, "probe"))
+                probe = _mean_of_controls(controls).score.get((task, "probe"))
                 if probe is not None and column in table:
                     row[column] = probe - float(scores.mean())
         table = pd.concat([table, pd.DataFrame([row])], ignore_index=True)

@@ -7,12 +7,12 @@ measure it on a small model with random weights, here of ERNIE (CONTRIBUTING.md 
     backbone = wrap_hf_model(build_hf_model(config))
     measure_parity(backbone)
 
-The result is the largest difference in each of eleven comparisons; the first seven should be 0. An
-entry in `small_models.SMALL_CONFIGS` adds the family to the tests of all families.
+The result is the largest difference in each of seven comparisons, which should be 0. An entry in
+`small_models.SMALL_CONFIGS` adds the family to the tests of all families.
 
 Modules:
 
-- `parity`: Eleven comparisons that measure how exactly the layer loop computes what the library
+- `parity`: Seven comparisons that measure how exactly the layer loop computes what the library
   computes.
 - `small_models`: Small models of all families with random weights, and prompts of every kind for
   them.

@@ -6,15 +6,14 @@ that an error in the loop changes the result. The name before the comma is the f
 follows it.
 """
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.context import INPUT, Context
-from idp_tutorial.core.steps import Add, Insert, KeyValue, Replace, Step
+from idp_tutorial.core.context import INPUT
+from idp_tutorial.core.steps import KeyValue, Step
 from idp_tutorial.families.family import FAMILIES, build_hf_model, wrap_hf_model
 
 __all__ = [
@@ -25,9 +24,7 @@ __all__ = [
     "attention_implementations",
     "small_backbone",
     "random_batch",
-    "iterate_step_kinds",
     "random_prompt",
-    "single_step_plan",
 ]
 
 
@@ -185,21 +182,6 @@ def random_batch(
     )
 
 
-def iterate_step_kinds(bb: Backbone) -> Iterator[tuple[type[Step], int]]:
-    """Yield class and layer of each step that a plan of this backbone can have.
-
-    `Add` and `Replace` need an `Insert` at layer 0; see `single_step_plan`.
-    """
-    yield Insert, INPUT
-    for layer in range(bb.n_layers):
-        yield Insert, layer
-        if bb.supports_kv_prompt:
-            yield KeyValue, layer
-        if layer > 0:
-            yield Add, layer
-            yield Replace, layer
-
-
 def random_prompt(
     bb: Backbone,
     step_class: type[Step],  # class of the step
@@ -215,20 +197,3 @@ def random_prompt(
         width = bb.d_kv_prompt
     p = torch.randn(3, 3, width, generator=generator)
     return (0.5 * p).requires_grad_()
-
-
-def single_step_plan(
-    bb: Backbone,
-    step_class: type[Step],  # class of the step
-    layer: int,  # layer at which the prompt enters
-    source: Callable[[Context], Tensor],  # context → prompt `[B,3,width]`
-) -> dict[int, Step]:
-    """Return a plan with one step, after an `Insert` at layer 0 for `Add` and `Replace`."""
-    if step_class in (Insert, KeyValue):
-        return {layer: step_class(source)}
-
-    def constant_prompt(ctx: Context) -> Tensor:
-        """Return the same three vectors for every example."""
-        return torch.full((len(ctx.h), 3, bb.d), 0.3)
-
-    return {0: Insert(constant_prompt), layer: step_class(source)}

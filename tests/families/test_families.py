@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from consistency import iterate_step_kinds, measure_consistency, single_step_plan
 from torch import nn
 
 from idp_tutorial.core.context import INPUT
@@ -11,8 +12,6 @@ from idp_tutorial.core.single_position import run_for_position
 from idp_tutorial.core.steps import KeyValue
 from idp_tutorial.methods.adapters import add_adapters, add_lora
 from idp_tutorial.testing.parity import (
-    CONSISTENCY_COMPARISONS,
-    LIBRARY_COMPARISONS,
     library_hidden_states,
     max_abs_difference,
     measure_parity,
@@ -21,10 +20,8 @@ from idp_tutorial.testing.small_models import (
     RAGGED_LENGTHS,
     SMALL_CONFIGS,
     attention_implementations,
-    iterate_step_kinds,
     random_batch,
     random_prompt,
-    single_step_plan,
     small_backbone,
 )
 
@@ -39,9 +36,10 @@ def test_it_computes_what_the_library_computes(name, attn):
     bb = small_backbone(name, attn)
     assert bb.config._attn_implementation == attn
     got = measure_parity(bb)
-    assert all((got[k] or 0.0) <= 2e-6 for k in LIBRARY_COMPARISONS) and all(
-        (got[k] or 0.0) <= 1e-5 for k in CONSISTENCY_COMPARISONS
-    ), got
+    assert all((difference or 0.0) <= 2e-6 for difference in got.values()), got
+    consistency = measure_consistency(bb)
+    assert all((difference or 0.0) <= 1e-5 for difference in consistency.values()), consistency
+    got |= consistency
     assert [k for k in got if got[k] is None] == [
         *(["logits"] if not bb.has_lm_head else []),
         *(["cache"] if not bb.causal else []),

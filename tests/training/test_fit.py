@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from consistency import single_step_plan
 from small import (
     Killed,
     backbone,
@@ -41,7 +42,6 @@ from idp_tutorial.testing.small_models import (
     attention_implementations,
     random_batch,
     random_prompt,
-    single_step_plan,
     small_backbone,
 )
 from idp_tutorial.training.distributed import compile_trained_layers

@@ -29,8 +29,6 @@ __all__ = ["METHODS", "register", "HeadOnlyConfig", "late_prompt_methods", "meth
     "head-only",
     reference="this implementation: the head alone",
     learning_rates=(1e-2, 3e-2, 1e-1),
-    insertion_point="nowhere",
-    kind="head",
     cacheable_states=("hidden",),
 )
 class HeadOnlyConfig(MethodConfig):

@@ -62,15 +62,13 @@ class CartridgeKeyValues(PromptSource):
 
 
 @register(
-    "cartridge",
-    reference="peft 0.21; Eyuboglu et al. 2025",
-    learning_rates=(1e-2, 3e-2, 1e-1),
-    insertion_point="keys",
-    kind="static",
+    "cartridge", reference="peft 0.21; Eyuboglu et al. 2025", learning_rates=(1e-2, 3e-2, 1e-1)
 )
 @dataclass(frozen=True, kw_only=True)
 class CartridgePromptConfig(TextInitConfig):
     """Options of a cartridge."""
+
+    insertion_point = "keys"
 
     def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:
         """Build the plan of P-tuning v2 with one source for all layers.

@@ -137,20 +137,6 @@ class EntailmentModel(PromptedModel):
         n_wrong: int | None = 1,
         gradient_checkpointing: bool = False,  # as for `PromptedModel`
     ) -> None:
-        empty = [i for i, text in enumerate(descriptions) if not text.strip()]
-        n = len(descriptions)
-        if empty:
-            raise UserError(
-                f"label description {empty[0]} is empty: give a sentence that describes the texts "
-                "of that label."
-            )
-        if n < 2:
-            raise UserError(f"at least two label descriptions are needed, got {n}.")
-        if n_wrong is not None and not 1 <= n_wrong < n:
-            raise UserError(
-                f"n_wrong must be between 1 and {n - 1} for {n} label descriptions, or None for "
-                f"all incorrect ones, got {n_wrong}."
-            )
         super().__init__(
             backbone,
             ClassificationHead(backbone.d, 2, pooling),
@@ -159,7 +145,7 @@ class EntailmentModel(PromptedModel):
             gradient_checkpointing,
         )
         self.description_tails = encode_description_tails(backbone, descriptions)
-        self.n_descriptions = n
+        self.n_descriptions = len(descriptions)
         self.n_wrong = self.n_descriptions - 1 if n_wrong is None else n_wrong
 
     def sample_descriptions(
@@ -218,7 +204,6 @@ class EntailmentModel(PromptedModel):
     "efl",
     reference="Wang et al. 2021",
     learning_rates=(5e-5, 1.5e-4, 5e-4),
-    insertion_point="weights",
     kind="entailment",
     trains_backbone=True,
     unused_options=("two_layer_head", "head_init"),

@@ -15,7 +15,6 @@ import string
 import torch
 from codecs import BOM_UTF8
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from torch import Tensor
@@ -77,25 +76,18 @@ def find_glove_file(
 ) -> Path:
     """Return the file of GloVe vectors.
 
-    Raises: `MissingFileError` with a download address, `UserError` for a compressed file.
+    Raises: `MissingFileError` with a download address.
     """
     file = Path(path).expanduser()
-    advice = (
-        "give glove.6B.300d.txt or its folder; https://nlp.stanford.edu/data/glove.6B.zip has it"
-    )
     if file.is_dir():
         standard_file = file / "glove.6B.300d.txt"
         candidates = [standard_file] if standard_file.is_file() else sorted(file.glob("*.txt"))
-        if len(candidates) != 1:
-            raise MissingFileError(
-                f"the folder {path} has {len(candidates)} .txt files, and none is "
-                f"glove.6B.300d.txt: {'give the path of one of them' if candidates else advice}."
-            )
-        return candidates[0]
-    if not file.is_file():
-        raise MissingFileError(f"no GloVe vectors at {path}: {advice}.")
-    if file.suffix in (".zip", ".gz", ".xz"):
-        raise UserError(f"{path} is compressed: decompress it, and give the .txt file.")
+        file = candidates[0] if len(candidates) == 1 else standard_file
+    if not file.is_file() or file.suffix in (".zip", ".gz", ".xz"):
+        raise MissingFileError(
+            f"no GloVe vectors at {path}: give glove.6B.300d.txt, decompressed, or a folder with "
+            "it or with one .txt file; https://nlp.stanford.edu/data/glove.6B.zip has it."
+        )
     return file
 
 
@@ -111,85 +103,49 @@ def read_glove(
     index: dict[str, int] = {}
     vectors: list[np.ndarray] = []
     d = 0
-    encoded_words = None if words is None else {word.encode() for word in words}
     with open(file, "rb") as lines:
-        for number, line in enumerate(map(bytes.rstrip, lines), 1):
-            line = line.removeprefix(BOM_UTF8) if number == 1 else line
+        for number, line in enumerate(lines, 1):
+            line = line.removeprefix(BOM_UTF8).rstrip()
             if not line:
                 continue
-            place = f"{file}, line {number}"
-            d = d or _count_dimensions(line, place)
-            word = _split_word(line, d, place)
-            if encoded_words is None or word in encoded_words:
-                index[_decode_word(word, place)] = len(vectors)
-                vectors.append(_parse_vector(line[len(word) :], d, place))
+            d = d or line.count(b" ")
+            try:
+                word, vector = _parse_line(line, d, words)
+            except ValueError:
+                raise UserError(
+                    f"{file}, line {number}: {line[:30]!r}… is not a word with {d} numbers: the "
+                    "file is damaged, or not in GloVe's text format (a word2vec header must be "
+                    "deleted); download or decompress it again."
+                ) from None
+            if vector is not None:
+                index[word] = len(vectors)
+                vectors.append(vector)
     if not d:
-        raise UserError(f"{file} is empty: {_REMEDY}.")
+        raise UserError(f"{file} is empty: download or decompress it again.")
     return index, np.stack(vectors) if vectors else np.zeros((0, d), np.float32)
 
 
-_REMEDY = "download or decompress it again"
+def _parse_line(
+    line: bytes, d: int, words: Collection[str] | None
+) -> tuple[str, np.ndarray | None]:
+    """Return the word of a line, and its vector if the word is asked for."""
+    word, *numbers = line.decode().rsplit(" ", d)  # a few words of the larger files have spaces
+    if d < 2 or len(numbers) != d or any(_is_number(part) for part in word.split(" ")[1:]):
+        raise ValueError(line)
+    if words is not None and word not in words:
+        return word, None
+    vector = np.array(numbers, np.float32)
+    if "_" in "".join(numbers) or not np.isfinite(vector).all():  # NumPy takes 1_0 for a number
+        raise ValueError(line)
+    return word, vector
 
 
-def _count_dimensions(line: bytes, place: str) -> int:
-    """Return the number of dimensions of the vector in the first line."""
-    n = line.count(b" ")
-    if n >= 2:
-        return n
-    is_header = line.replace(b" ", b"").isdigit()
-    advice = (
-        "it looks like a word2vec header, so delete that line"
-        if is_header
-        else "this is not GloVe's text format"
-    )
-    raise UserError(f"{place}: {line[:30]!r} is not a word with its vector: {advice}.")
-
-
-def _split_word(line: bytes, d: int, place: str) -> bytes:
-    """Return the word of a line, which contains spaces in a few lines of the larger files."""
-    n = line.count(b" ")
-    if n < d:
-        raise UserError(
-            f"{place} has {n} numbers, where line 1 has {d}: the file is cut off or damaged; "
-            f"{_REMEDY}."
-        )
-    word = line.rsplit(b" ", d)[0] if n > d else line[: line.index(b" ")]
-    if any(map(_is_number, word.split(b" ")[1:])):
-        raise UserError(
-            f"{place} has more numbers than the {d} of line 1: the file is damaged, or was joined "
-            f"from two files; {_REMEDY}."
-        )
-    return word
-
-
-def _decode_word(word: bytes, place: str) -> str:
+def _is_number(text: str) -> bool:
     try:
-        return word.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{place}: {word[:20]!r} is not UTF-8: the file is damaged; {_REMEDY}."
-        ) from error
-
-
-def _is_number(text: bytes) -> bool:
-    try:
-        parse_number(text.decode())
+        parse_number(text)
     except ValueError:
         return False
     return True
-
-
-def _parse_vector(text: bytes, d: int, place: str) -> np.ndarray:
-    vector = np.zeros(0, np.float32)
-    if b"_" not in text:  # NumPy accepts 1_0 as a number
-        with suppress(ValueError):
-            vector = np.array(text.split(), np.float32)
-    if len(vector) != d or not np.isfinite(vector).all():
-        raise UserError(
-            f"{place}: {text[:30].decode(errors='replace')!r}… are not {d} numbers: the file is "
-            f"damaged; {_REMEDY}."
-        )
-    return vector
 
 # %% ../../nbs/engine/methods/glove.ipynb #12e9a99e
 class GloveEncoder(PromptSource):
@@ -294,16 +250,13 @@ def load_glove_encoder(
     return GloveEncoder(index, vectors, tokenizer, noise)
 
 # %% ../../nbs/engine/methods/glove.ipynb #bdbf8a46
-@register(
-    "m-idpg-phm-glove",
-    reference="IDPG, Eq. 5",
-    learning_rates=(3e-3, 1e-2, 3e-2),
-    insertion_point="layers",
-    kind="generated",
-)
+@register("m-idpg-phm-glove", reference="IDPG, Eq. 5", learning_rates=(3e-3, 1e-2, 3e-2))
 @dataclass(frozen=True, kw_only=True)
 class GloveIDPGConfig(SentenceVectorConfig):
     """Options of M-IDPG whose generators read the mean GloVe vector of the words."""
+
+    insertion_point = "layers"
+    kind = "generated"
 
     bottleneck: BottleneckWidth = 16  # width of the generators' bottleneck
     glove: str | None = None  # file or folder of GloVe vectors (default: those of the package)

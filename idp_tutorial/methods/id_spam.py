@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 # %% ../../nbs/course/13_id_spam.ipynb #7c96b445
-from ..utils.checks import UserError, check_at_least, check_choice
+from ..utils.checks import check_choice
 from .sentence_vectors import MeanPooling, token_vectors
 from ..core.context import Context
 from ..core.steps import PromptSource
@@ -38,26 +38,15 @@ class TokenAttention(MeanPooling):
     def __init__(
         self,
         d: int,  # width of the token vectors
-        # width of the queries and keys; None: `d`, which the published parameter counts imply
-        d_k: int | None = None,
         # leave the padding out of the keys and of the queries (the paper does not specify it)
         mask_padding: bool = True,
     ) -> None:
         super().__init__(mask_padding)
-        if d_k is not None and d_k < 1:
-            raise UserError(
-                f"d_k is the width of the queries and keys, so it must be at least 1, got {d_k}. "
-                "None uses the width of the backbone."
-            )
-        self.q = nn.Linear(d, d_k or d, bias=False)
-        self.k = nn.Linear(d, d_k or d, bias=False)
+        self.q = nn.Linear(d, d, bias=False)  # the published parameter counts imply the width d
+        self.k = nn.Linear(d, d, bias=False)
         self.v = nn.Linear(d, d, bias=False)
 
-    def token_weights(
-        self,
-        E: Tensor,  # token vectors `[B,T,d]`
-        attention_mask: Tensor,  # 1 = token, 0 = padding `[B,T]`
-    ) -> Tensor:  # `[B,T]`, sums to 1 for each example
+    def token_weights(self, E: Tensor, attention_mask: Tensor) -> Tensor:  # `[B,T]`, sums to 1
         """Return the attention weight of each token, averaged over the queries."""
         scores = self.q(E) @ self.k(E).transpose(1, 2) / self.k.out_features**0.5
         if self.mask_padding:
@@ -65,11 +54,7 @@ class TokenAttention(MeanPooling):
         weights = scores.softmax(-1).to(E.dtype)  # of each key, for each query `[B,T,T]`
         return torch.einsum("bq,bqk->bk", super().token_weights(E, attention_mask), weights)
 
-    def forward(
-        self,
-        E: Tensor,  # token vectors `[B,T,d]`
-        attention_mask: Tensor,  # 1 = token, 0 = padding `[B,T]`
-    ) -> Tensor:  # `[B,d]`
+    def forward(self, E: Tensor, attention_mask: Tensor) -> Tensor:  # `[B,d]`
         """Return the mean output of the attention head for each example."""
         return self.v(super().forward(E, attention_mask))
 
@@ -90,41 +75,27 @@ class AttentionPromptGenerator(PromptSource):
         attention_input: str = "words",  # 'words' or 'embeddings', as for `token_vectors`
         prompt_relu: bool = False,  # apply ReLU to the prompt too (Eq. 2: yes, prose: no)
         bias: bool = False,  # add biases to the bottleneck (prose: yes, Eq. 2 and the counts: no)
-        d_k: int | None = None,  # width of the queries and keys, as for `TokenAttention`
         mask_padding: bool = True,  # leave the padding out, as for `TokenAttention`
         # dropout on the prompt; the paper tunes a dropout and does not say where it is applied
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        check_at_least(t, 1, "ID-SPAM: prompt length t")
-        check_at_least(m, 1, "ID-SPAM: bottleneck m")
-        check_choice(pool, {"attention": "ID-SPAM", "mean": "its ablation"}, "pool")
-        check_choice(attention_input, ("words", "embeddings"), "attention_input")
+        has_attention = check_choice(pool, ("attention", "mean"), "pool") == "attention"
         self.d = d
         self.attention_input = attention_input
         self.prompt_relu = prompt_relu
-        self.pool = (
-            TokenAttention(d, d_k, mask_padding)
-            if pool == "attention"
-            else MeanPooling(mask_padding)
-        )
+        self.pool = TokenAttention(d, mask_padding) if has_attention else MeanPooling(mask_padding)
         self.down = nn.Linear(d, m, bias)
         self.up = nn.Linear(m, t * d, bias)
         self.dropout = nn.Dropout(dropout)
 
-    def token_weights(
-        self,
-        ctx: Context,  # context of any layer
-    ) -> Tensor:  # `[B,T]`, sums to 1 for each example
+    def token_weights(self, ctx: Context) -> Tensor:  # `[B,T]`, sums to 1 for each example
         """Return the weight of each token of the text in A."""
         E = token_vectors(ctx, self.attention_input)
         return self.pool.token_weights(E, ctx.batch["attention_mask"])
 
-    def forward(
-        self,
-        ctx: Context,  # context of any layer; only the tokens of the text are used
-    ) -> Tensor:  # `[B,t,d]`
-        """Generate the prompt of each example."""
+    def forward(self, ctx: Context) -> Tensor:  # `[B,t,d]`
+        """Generate the prompt of each example; only the tokens of the text are used."""
         A = self.pool(token_vectors(ctx, self.attention_input), ctx.batch["attention_mask"])
         p = self.up(self.down(A).relu())
         if self.prompt_relu:
@@ -133,11 +104,7 @@ class AttentionPromptGenerator(PromptSource):
 
 # %% ../../nbs/course/13_id_spam.ipynb #d7e7a859
 @register(
-    "id-spam",
-    reference="Muppidi et al. 2025, Eq. 1–2",
-    learning_rates=(1.5e-3, 5e-3, 1.5e-2),
-    insertion_point="middle",
-    kind="generated",
+    "id-spam", reference="Muppidi et al. 2025, Eq. 1–2", learning_rates=(1.5e-3, 5e-3, 1.5e-2)
 )
 @dataclass(frozen=True, kw_only=True)
 class AttentionLateConfig(LatePromptConfig):
@@ -160,21 +127,15 @@ class AttentionLateConfig(LatePromptConfig):
             self.prompt_length,
             self.bottleneck,
             self.pool,
-            attention_input=self.attention_input,
-            prompt_relu=self.prompt_relu,
-            bias=self.bias,
+            self.attention_input,
+            self.prompt_relu,
+            self.bias,
             dropout=self.prompt_dropout,
         )
         return lpt_plan(bb, source, self.layer)
 
 
-@register(
-    "id-spam-mean",
-    reference="ID-SPAM, Table 3",
-    learning_rates=(1.5e-3, 5e-3, 1.5e-2),
-    insertion_point="middle",
-    kind="generated",
-)
+@register("id-spam-mean", reference="ID-SPAM, Table 3", learning_rates=(1.5e-3, 5e-3, 1.5e-2))
 class MeanLateConfig(AttentionLateConfig):
     """Options of ID-SPAM's ablation with the mean of the word vectors."""
 

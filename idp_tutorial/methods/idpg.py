@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from collections.abc import Callable
 from torch import Tensor, nn
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 # %% ../../nbs/course/09_idpg.ipynb #336d9a56
-from ..utils.checks import UserError, check_at_least, check_choice
+from ..utils.checks import check_choice
 from .phm import PHMLinear
 from .prompt_tuning import prompt_plan
 from .sentence_vectors import SecondPassConfig, SentenceVector
@@ -23,7 +23,12 @@ from ..core.backbone import Backbone
 from ..core.context import Context
 from ..core.steps import PromptSource, Step
 from ..training.config import TrainingConfig
-from .method_registry import BottleneckWidth, Plan, register
+from idp_tutorial.methods.method_registry import (
+    BottleneckWidth,
+    Plan,
+    register,
+    require_equal_widths,
+)
 
 # %% ../../nbs/course/09_idpg.ipynb #ecbe1fdd
 class PromptGenerator(nn.Module):
@@ -41,8 +46,6 @@ class PromptGenerator(nn.Module):
         kind: str = "phm",  # layers of the generator: 'phm', or 'dnn' for plain linear layers
         n: int = 16,  # number of Kronecker terms of the PHM layers; divides d_in, m and t·d
         shared_A: bool = False,  # share one rule `A` between both PHM layers (paper: yes, code: no)
-        # rank of the PHM layers' factors (only in the authors' code); None: full rank
-        rank: int | None = None,
         n_output_biases: int = 1,  # number of biases b₂: one, or one for each layer of the backbone
         # how z is added to each prompt vector: as in the 'paper' (§A.5.1) or the 'code'; None: not
         residual: str | None = None,
@@ -50,30 +53,15 @@ class PromptGenerator(nn.Module):
         dropout: float = 0.1,  # dropout after GELU
     ) -> None:
         super().__init__()
-        check_at_least(t, 1, "prompt length t")
-        check_at_least(m, 1, "bottleneck m")
-        check_choice(kind, ("phm", "dnn"), "kind of generator")
-        if kind == "dnn" and (shared_A or rank is not None):
-            raise UserError(
-                f"shared_A={shared_A} and rank={rank} are options of PHM layers, but kind='dnn' "
-                "has plain linear layers. Use kind='phm', or leave both options out."
-            )
-        check_choice(residual, (None, "paper", "code"), "residual")
-        if residual and d_in != d:
-            raise UserError(
-                f"residual={residual!r} adds the sentence vector to each prompt vector, so both "
-                f"need the same width, but they have {d_in} and {d}. Use residual=None."
-            )
         A = nn.Parameter(0.05 * torch.randn(n, n, n)) if shared_A else None
         self.d_in = d_in
         self.t = t
-        self.residual = residual
+        self.residual = check_choice(residual, (None, "paper", "code"), "residual")
         self.down: nn.Module
         self.up: nn.Module
-        if kind == "phm":
-            std = 0.05 if rank is None else 0.05**0.5
-            self.down = PHMLinear(d_in, m, n, A, rank, True, std=std)
-            self.up = PHMLinear(m, t * d, n, A, rank, False, std=std)
+        if check_choice(kind, ("phm", "dnn"), "kind of generator") == "phm":
+            self.down = PHMLinear(d_in, m, n, A)
+            self.up = PHMLinear(m, t * d, n, A, bias=False)
         else:
             self.down = _make_plain_linear(d_in, m, True)
             self.up = _make_plain_linear(m, t * d, False)
@@ -81,32 +69,22 @@ class PromptGenerator(nn.Module):
         bias_std = 0.0 if kind == "dnn" and n_output_biases == 1 else 0.02
         self.b2 = nn.Parameter(bias_std * torch.randn(n_output_biases, t * d))
         has_norm_z = residual == "paper" and layer_norm
-        self.norm_p = _make_layer_norm(d, residual == "code" or has_norm_z)
-        self.norm_z = _make_layer_norm(d, has_norm_z)
-        self.norm = _make_layer_norm(d, layer_norm)
+        self.norm_p = nn.LayerNorm(d) if residual == "code" or has_norm_z else nn.Identity()
+        self.norm_z = nn.LayerNorm(d) if has_norm_z else nn.Identity()
+        self.norm = nn.LayerNorm(d) if layer_norm else nn.Identity()
 
     def forward(
         self,
         z: Tensor,  # sentence vectors `[B,d_in]`
         layer: int = 0,  # index of the bias b₂, where there are several
     ) -> Tensor:  # prompts `[B,t,d]`
-        """Generate the prompt of each example.
-
-        Raises: `UserError` if the sentence vectors do not have the width `d_in`.
-        """
-        if z.shape[-1] != self.d_in:
-            raise UserError(
-                f"the sentence vectors have shape {tuple(z.shape)}, but this generator needs "
-                f"vectors of width {self.d_in}. Build it with d_in={z.shape[-1]}, or use another "
-                "encoder."
-            )
-        z = z.to(self.b2.dtype)
-        p = F.gelu(self.down(z))
+        """Generate the prompt of each example."""
+        p = F.gelu(self.down(z.to(self.b2.dtype)))
         p = self.up(self.dropout(p))
         p = p + self.b2[layer if len(self.b2) > 1 else 0]
         p = p.unflatten(-1, (self.t, -1))
         if self.residual:
-            p = self.norm_p(p) + self.norm_z(z)[:, None]
+            p = self.norm_p(p) + self.norm_z(z.to(p.dtype))[:, None]
         return self.norm(p)
 
 
@@ -117,10 +95,6 @@ def _make_plain_linear(d_in: int, d_out: int, bias: bool) -> nn.Linear:
     if bias:
         nn.init.zeros_(layer.bias)
     return layer
-
-
-def _make_layer_norm(d: int, is_used: bool) -> nn.Module:
-    return nn.LayerNorm(d) if is_used else nn.Identity()
 
 # %% ../../nbs/course/09_idpg.ipynb #ba934b4d
 class GeneratedPrompt(PromptSource):
@@ -162,17 +136,14 @@ def idpg_plan(
 
 # %% ../../nbs/course/09_idpg.ipynb #139b00a4
 @register(
-    "s-idpg-dnn",
-    reference="IDPG (Wu et al. 2022), §3.1",
-    learning_rates=(1.5e-3, 5e-3, 1.5e-2),
-    insertion_point="input",
-    kind="second pass",
+    "s-idpg-dnn", reference="IDPG (Wu et al. 2022), §3.1", learning_rates=(1.5e-3, 5e-3, 1.5e-2)
 )
 @dataclass(frozen=True, kw_only=True)
 class SingleIDPGConfig(SecondPassConfig):
     """Options of S-IDPG."""
 
     layer_kind: ClassVar[str] = "dnn"  # kind of the generator's linear layers
+    shared_rule = False  # an option with PHM layers
 
     bottleneck: BottleneckWidth = 256  # width of the generator's bottleneck
     # variant of the generator (Table 7)
@@ -180,42 +151,27 @@ class SingleIDPGConfig(SecondPassConfig):
 
     def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:
         """Build the plan: one generated prompt among the word vectors."""
-        width = bb.d_embedding
+        has_residual = self.generator in ("residual", "both")
+        if has_residual:
+            require_equal_widths(bb, cfg)
         sentence_dropout, generator_dropout = self.dropouts()
         generator = PromptGenerator(
             bb.d,
-            width,
+            bb.d_embedding,
             self.prompt_length,
             self.bottleneck,
             self.layer_kind,
-            math.gcd(16, bb.d, width, self.bottleneck),
-            dropout=generator_dropout,
-            **self.generator_options(),
-        )
-        return idpg_plan(
-            bb,
-            generator,
-            self.position,
-            self.sentence_encoder(cfg.pooling),
-            sentence_dropout,
-            self.standardise,
-        )
-
-    def generator_options(self) -> dict[str, Any]:
-        """Return further arguments of `PromptGenerator`."""
-        return dict(
-            residual="paper" if self.generator in ("residual", "both") else None,
+            math.gcd(16, bb.d, bb.d_embedding, self.bottleneck),
+            self.shared_rule,
+            residual="paper" if has_residual else None,
             layer_norm=self.generator in ("layer-norm", "both"),
+            dropout=generator_dropout,
         )
+        encoder = self.sentence_encoder(cfg.pooling)
+        return idpg_plan(bb, generator, self.position, encoder, sentence_dropout, self.standardise)
 
 
-@register(
-    "s-idpg-phm",
-    reference="IDPG, Eq. 4",
-    learning_rates=(3e-3, 1e-2, 3e-2),
-    insertion_point="input",
-    kind="second pass",
-)
+@register("s-idpg-phm", reference="IDPG, Eq. 4", learning_rates=(3e-3, 1e-2, 3e-2))
 @dataclass(frozen=True, kw_only=True)
 class SinglePHMConfig(SingleIDPGConfig):
     """Options of S-IDPG whose generator has PHM layers."""
@@ -223,7 +179,3 @@ class SinglePHMConfig(SingleIDPGConfig):
     layer_kind = "phm"
 
     shared_rule: bool = False  # one rule A for both PHM layers, as the paper counts (105K)
-
-    def generator_options(self) -> dict[str, Any]:
-        """Return further arguments of `PromptGenerator`."""
-        return dict(super().generator_options(), shared_A=self.shared_rule)

@@ -65,11 +65,7 @@ def multilayer_idpg_plan(
     """
     d_in = d_in or bb.d
     d = bb.d_kv_prompt if insertion == "kv" else bb.d
-    check_choice(
-        parameter_sharing,
-        {"S": "everything", "M": "all but b₂", "L": "nothing"},
-        "parameter_sharing",
-    )
+    check_choice(parameter_sharing, ("S", "M", "L"), "parameter_sharing")
     check_choice(generator_input, ("previous", "layer0"), "generator_input")
     check_choice(insertion, tuple(_LATER_STEPS), "insertion")
     if insertion == "kv" and position:
@@ -79,9 +75,8 @@ def multilayer_idpg_plan(
         )
     if generator_input == "previous" and d_in != bb.d:
         raise UserError(
-            "one generator cannot read both the encoder's vectors and the hidden states of the "
-            f"previous layer, since their widths are {d_in} and {bb.d}. Use "
-            "generator_input='layer0', as M-IDPG-PHM-GloVe does."
+            f"the encoder's vectors of width {d_in} and the hidden states of width {bb.d} cannot "
+            "be read by one generator. Use generator_input='layer0', as M-IDPG-PHM-GloVe does."
         )
     generator_options["dropout"] = dropout if generator_dropout is None else generator_dropout
 
@@ -122,16 +117,12 @@ _LATER_STEPS: dict[str, Callable[[GeneratedPrompt], Step]] = {
 }
 
 # %% ../../nbs/course/10_idpg_in_every_layer.ipynb #fa2c8c65
-@register(
-    "m-idpg-dnn",
-    reference="IDPG, §3.2.2",
-    learning_rates=(1.5e-3, 5e-3, 1.5e-2),
-    insertion_point="layers",
-    kind="second pass",
-)
+@register("m-idpg-dnn", reference="IDPG, §3.2.2", learning_rates=(1.5e-3, 5e-3, 1.5e-2))
 @dataclass(frozen=True, kw_only=True)
 class MultiIDPGConfig(SecondPassConfig):
     """Options of M-IDPG."""
+
+    insertion_point = "layers"
 
     layer_kind: ClassVar[str] = "dnn"  # kind of the generators' linear layers
 
@@ -165,13 +156,8 @@ class MultiIDPGConfig(SecondPassConfig):
         )
 
 
-@register(
-    "m-idpg-phm",
-    reference="IDPG, §3.2.2",
-    learning_rates=(1e-3, 3e-3, 1e-2),  # with 3e-2 one seed in three did not learn
-    insertion_point="layers",
-    kind="second pass",
-)
+# with 3e-2 one seed in three did not learn
+@register("m-idpg-phm", reference="IDPG, §3.2.2", learning_rates=(1e-3, 3e-3, 1e-2))
 class MultiPHMConfig(MultiIDPGConfig):
     """Options of M-IDPG whose generators have PHM layers."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 # %% ../../nbs/course/11_late_prompt_tuning.ipynb #9d645794
-from ..utils.checks import UserError, check_at_least, check_choice
+from ..utils.checks import UserError, check_choice
 from .prompt_tuning import SoftPrompt
 from .sentence_vectors import RunningStandardiser
 from ..core.backbone import Backbone
@@ -57,18 +57,13 @@ class NaivePromptGenerator(PromptSource):
         standardise: bool = False,  # standardise the hidden state first (not in the paper)
     ) -> None:
         super().__init__()
-        check_at_least(t, 1, "NPG: prompt length t")
-        check_at_least(m, 1, "NPG: bottleneck m")
         self.d = d
         self.scale = RunningStandardiser(d) if standardise else nn.Identity()
         self.down = nn.Linear(d, m)
         self.up = nn.Linear(m, t * d)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self,
-        ctx: Context,  # context at the layer that the prompt enters
-    ) -> Tensor:  # `[B,t,d]`
+    def forward(self, ctx: Context) -> Tensor:  # `[B,t,d]`
         """Generate a prompt from the state at `<s>` (decoders: at the last context word)."""
         h = self.scale(ctx.state_at(_summary_position(ctx)))
         p = self.up(self.down(h).relu())
@@ -106,7 +101,6 @@ def adaptive_pool(
     Raises: `UserError` if a text has no position to pool.
     """
     check_choice(kind, POOLING_GENERATORS, "pooling")
-    check_at_least(t, 1, "number of pooled vectors t")
     mask = mask.long()
     n = mask.sum(1)[:, None]
     T = x.shape[1]
@@ -148,20 +142,14 @@ class PoolingPromptGenerator(PromptSource):
         exclude_last_token: bool = False,
     ) -> None:
         super().__init__()
-        check_at_least(t, 1, "PPG: prompt length t")
-        check_at_least(m, 1, "PPG: bottleneck m")
-        check_choice(pool, POOLING_GENERATORS, "pooling")
         self.t = t
-        self.pool = pool
+        self.pool = check_choice(pool, POOLING_GENERATORS, "pooling")
         self.exclude_last_token = exclude_last_token
         self.down = nn.Linear(d, m)
         self.up = nn.Linear(m, d)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self,
-        ctx: Context,  # context at the layer that the prompt enters
-    ) -> Tensor:  # `[B,t,d]`
+    def forward(self, ctx: Context) -> Tensor:  # `[B,t,d]`
         """Generate a prompt from the hidden states of the words.
 
         Raises: `UserError` if a text has no hidden state to pool.
@@ -170,16 +158,11 @@ class PoolingPromptGenerator(PromptSource):
         if self.exclude_last_token and ctx.backbone.causal:
             mask = mask.scatter(1, ctx.tracked_positions[_summary_position(ctx)][:, None], 0)
         h = adaptive_pool(self.down(ctx.float32_states), mask, self.t, self.pool)
-        p = self.up(h.relu())
-        return self.dropout(p)
+        return self.dropout(self.up(h.relu()))
 
 # %% ../../nbs/course/11_late_prompt_tuning.ipynb #55426fbb
 @register(
-    "lpt",
-    reference="LPT (Liu et al. 2022)",
-    learning_rates=(1e-2, 3e-2, 1e-1),
-    insertion_point="middle",
-    kind="static",
+    "lpt", reference="LPT (Liu et al. 2022)", learning_rates=(1e-2, 3e-2, 1e-1), kind="static"
 )
 @dataclass(frozen=True, kw_only=True)
 class StaticLateConfig(LatePromptConfig):
@@ -192,13 +175,7 @@ class StaticLateConfig(LatePromptConfig):
         return lpt_plan(bb, SoftPrompt(self.prompt_length, bb.d, self.init_std), self.layer)
 
 
-@register(
-    "lpt-npg",
-    reference="LPT, §5.1",
-    learning_rates=(1.5e-3, 5e-3, 1.5e-2),
-    insertion_point="middle",
-    kind="generated",
-)
+@register("lpt-npg", reference="LPT, §5.1", learning_rates=(1.5e-3, 5e-3, 1.5e-2))
 @dataclass(frozen=True, kw_only=True)
 class NaiveLateConfig(LatePromptConfig):
     """Options of LPT with the naive prompt generator (NPG)."""
@@ -216,13 +193,7 @@ class NaiveLateConfig(LatePromptConfig):
         return lpt_plan(bb, source, self.layer)
 
 
-@register(
-    "lpt-mppg",
-    reference="LPT, Eq. 3–4",
-    learning_rates=(1.5e-3, 5e-3, 1.5e-2),
-    insertion_point="middle",
-    kind="generated",
-)
+@register("lpt-mppg", reference="LPT, Eq. 3–4", learning_rates=(1.5e-3, 5e-3, 1.5e-2))
 @dataclass(frozen=True, kw_only=True)
 class MaxPoolingLateConfig(LatePromptConfig):
     """Options of LPT with the max pooling prompt generator (MPPG)."""
@@ -252,13 +223,7 @@ class MaxPoolingLateConfig(LatePromptConfig):
         return lpt_plan(bb, source, self.layer)
 
 
-@register(
-    "lpt-appg",
-    reference="LPT, Eq. 3–4",
-    learning_rates=(1.5e-3, 5e-3, 1.5e-2),
-    insertion_point="middle",
-    kind="generated",
-)
+@register("lpt-appg", reference="LPT, Eq. 3–4", learning_rates=(1.5e-3, 5e-3, 1.5e-2))
 class MeanPoolingLateConfig(MaxPoolingLateConfig):
     """Options of LPT with the average pooling prompt generator (APPG)."""
 

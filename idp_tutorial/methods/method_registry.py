@@ -2,10 +2,9 @@
 
 A method is a config class with its options and its plan, registered with facts about it:
 
-    @register("lpt-npg", reference="LPT, §5.1", learning_rates=(1.5e-3, 5e-3, 1.5e-2),
-              insertion_point="middle", kind="generated")
+    @register("lpt-npg", reference="LPT, §5.1", learning_rates=(1.5e-3, 5e-3, 1.5e-2))
     @dataclass(frozen=True, kw_only=True)
-    class NaiveLateConfig(LatePromptConfig):  # prompt_length, layer
+    class NaiveLateConfig(LatePromptConfig):  # prompt_length, layer; 'middle', 'generated'
         bottleneck: BottleneckWidth = 128  # width of the generator's bottleneck
 
         def plan(self, bb, cfg):
@@ -42,6 +41,7 @@ __all__ = [
     "PromptConfig",
     "InputPromptConfig",
     "LatePromptConfig",
+    "WeightsConfig",
     "Method",
     "register",
     "require_equal_widths",
@@ -81,6 +81,9 @@ class MethodConfig:
     """The options of a method, and the plan that they give."""
 
     option_group: ClassVar[str] = "the method"
+    # facts of the row in `METHODS`, unless `register` gets others
+    insertion_point: ClassVar[str] = "nowhere"
+    kind: ClassVar[str] = "head"
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -105,6 +108,9 @@ class PromptConfig(MethodConfig):
 class InputPromptConfig(PromptConfig):
     """Options of a method whose prompt enters among the word vectors."""
 
+    insertion_point = "input"
+    kind = "static"
+
     # position of the prompt among the words: IDPG's insertion positions 0-4
     position: PromptPosition = 0
 
@@ -113,8 +119,18 @@ class InputPromptConfig(PromptConfig):
 class LatePromptConfig(PromptConfig):
     """Options of a method whose prompt enters between two layers."""
 
+    insertion_point = "middle"
+    kind = "generated"
+
     # layers below the prompt (default: half of them)
     layer: LayerNumber | None = None
+
+
+class WeightsConfig(MethodConfig):
+    """Options of a method that changes the backbone, and has no prompt vectors."""
+
+    insertion_point = "weights"
+    kind = "weights"
 
 
 @dataclass(frozen=True)
@@ -138,17 +154,8 @@ class Method:
     def __post_init__(self) -> None:
         check_choice(self.insertion_point, INSERTION_POINTS, "insertion point")
         check_choice(self.kind, METHOD_KINDS, "kind of method")
-        if not (
-            isinstance(self.config_class, type) and issubclass(self.config_class, MethodConfig)
-        ):
-            raise UserError(
-                f"register decorates a subclass of MethodConfig, got {self.config_class!r:.60}."
-            )
-        if isinstance(self.learning_rates, (str, int, float)):
-            raise UserError(
-                "learning_rates must be a tuple of learning rates, such as (1e-3, 3e-3, 1e-2), got "
-                f"{self.learning_rates!r}."
-            )
+        if not isinstance(self.learning_rates, (tuple, list)):
+            raise UserError(f"learning_rates must be a tuple, got {self.learning_rates!r}.")
         for learning_rate in self.learning_rates:
             check_positive(learning_rate, "learning_rates", "learning rates, such as 1e-3")
 
@@ -179,13 +186,19 @@ _ConfigClass = TypeVar("_ConfigClass", bound=type[MethodConfig])
 
 def register(
     name: str,  # name of the method
-    **facts: Any,  # the fields of `Method`, except its config class
+    # the fields of `Method`, except its config class, which has `insertion_point` and `kind`
+    **facts: Any,
 ) -> Callable[[_ConfigClass], _ConfigClass]:
     """Decorate the config class of a method, so that it becomes a row of `METHODS`."""
 
     def add_row(config_class: _ConfigClass) -> _ConfigClass:
         """Add the row of a config class."""
-        row = Method(config_class, **facts)
+        if not (isinstance(config_class, type) and issubclass(config_class, MethodConfig)):
+            raise UserError(
+                f"register decorates a subclass of MethodConfig, got {config_class!r:.60}."
+            )
+        of_class = dict(insertion_point=config_class.insertion_point, kind=config_class.kind)
+        row = Method(config_class, **{**of_class, **facts})
         (CONTROL_METHODS if row.kind == "control" else METHODS)[name] = row
         return config_class
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dataclasses import dataclass
 
 # %% ../../nbs/engine/methods/p_tuning.ipynb #8a406cc0
-from ..utils.checks import check_at_least, check_choice
+from ..utils.checks import check_choice
 from .prompt_tuning import SoftPrompt, prompt_plan
 from ..core.context import Context
 from ..core.steps import PromptSource
@@ -39,12 +39,9 @@ class ReparameterizedPrompt(PromptSource):
         network: str = "mlp",  # 'mlp' or 'lstm'
     ) -> None:
         super().__init__()
-        check_at_least(t, 1, "t")
-        check_at_least(m, 1, "m")
-        check_choice(network, ("mlp", "lstm"), "network")
         self.table = nn.Parameter(torch.randn(t, d))
         self.lstm: nn.LSTM | None = None
-        if network == "mlp":
+        if check_choice(network, ("mlp", "lstm"), "network") == "mlp":
             self.mlp = nn.Sequential(
                 nn.Linear(d, m), nn.ReLU(), nn.Linear(m, m), nn.ReLU(), nn.Linear(m, d)
             )
@@ -70,13 +67,7 @@ class ReparameterizedPrompt(PromptSource):
         return soft
 
 # %% ../../nbs/engine/methods/p_tuning.ipynb #9eb58cba
-@register(
-    "p-tuning",
-    reference="Liu et al. 2021",
-    learning_rates=(5e-3, 1.5e-2, 5e-2),
-    insertion_point="input",
-    kind="static",
-)
+@register("p-tuning", reference="Liu et al. 2021", learning_rates=(5e-3, 1.5e-2, 5e-2))
 @dataclass(frozen=True, kw_only=True)
 class PTuningConfig(InputPromptConfig):
     """Options of P-tuning."""

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from typing import Literal
 
 # %% ../../nbs/course/06_deep_prompts.ipynb #d7e001d9
-from ..utils.checks import UserError, check_at_least, check_choice
+from ..utils.checks import UserError, check_choice
 from .prompt_tuning import SoftPrompt, prompt_plan
 from ..core.backbone import Backbone
 from ..core.context import Context
-from ..core.steps import Add, Insert, KeyValue, PromptSource, Replace, Step
+from ..core.steps import Add, Insert, KeyValue, Replace, Step
 from ..core.prompt_key_values import PromptKeyValues
 from ..training.config import TrainingConfig
 from .method_registry import Plan, StandardDeviation, register
@@ -24,7 +24,7 @@ from .text_init import TextInitConfig, text_keys_values
 from ..utils.options import Probability
 
 # %% ../../nbs/course/06_deep_prompts.ipynb #a7f8acf6
-class KeyValuePrompt(PromptSource):
+class KeyValuePrompt(SoftPrompt):
     """Trainable keys and values of one layer, the same for every example (P-tuning v2).
 
     [K; V] = Dropout(P), with trainable P `[t,2d]` (Liu et al. 2021a).
@@ -40,17 +40,12 @@ class KeyValuePrompt(PromptSource):
         std: float = 0.02,  # standard deviation of the normal initialisation
         initial: Tensor | None = None,  # initial values `[t,2d]`; None: random
     ) -> None:
-        super().__init__()
-        check_at_least(t, 1, "prompt length t")
-        self.p = nn.Parameter(std * torch.randn(t, 2 * d) if initial is None else initial)
+        super().__init__(t, 2 * d, std, initial)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self,
-        ctx: Context,  # only the batch size is used
-    ) -> Tensor:  # `[B,t,2d]`: keys, then values
+    def forward(self, ctx: Context) -> Tensor:  # `[B,t,2d]`: keys, then values
         """Return the keys and values once for each example, with dropout in training mode."""
-        return self.dropout(self.p.expand(ctx.h.shape[0], -1, -1))
+        return self.dropout(super().forward(ctx))
 
 # %% ../../nbs/course/06_deep_prompts.ipynb #76306870
 def _embed_shifted(ctx: Context, t: int) -> Tensor:  # `[B,T,d]`
@@ -122,12 +117,7 @@ def deep_prompt_plan(
     another insertion than 'kv'.
     """
     insertion = insertion or ("kv" if bb.supports_kv_prompt else "replace")
-    meanings = {
-        "kv": "keys and values",
-        "replace": "new vectors at the prompt positions",
-        "add": "vectors added at the prompt positions",
-    }
-    check_choice(insertion, meanings, "insertion")
+    check_choice(insertion, ("kv", "replace", "add"), "insertion")
     if initial_ids is not None and insertion != "kv":
         raise UserError(
             f"init='text' gives initial keys and values, but insertion={insertion!r} has none. Use "
@@ -157,16 +147,12 @@ def deep_prompt_plan(
     return plan
 
 # %% ../../nbs/course/06_deep_prompts.ipynb #c68068bd
-@register(
-    "p-tuning-v2",
-    reference="Liu et al. 2021a",
-    learning_rates=(1e-2, 3e-2, 1e-1),
-    insertion_point="keys",
-    kind="static",
-)
+@register("p-tuning-v2", reference="Liu et al. 2021a", learning_rates=(1e-2, 3e-2, 1e-1))
 @dataclass(frozen=True, kw_only=True)
 class DeepPromptConfig(TextInitConfig):
     """Options of P-tuning v2."""
+
+    insertion_point = "keys"
 
     # how the prompt enters each layer: keys and values ('kv'), 'replace' or 'add'; None: 'kv' if
     # the backbone supports it, else 'replace'

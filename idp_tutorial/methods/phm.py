@@ -6,29 +6,26 @@
 __all__ = ['count_phm_parameters', 'count_phm_multiplications', 'PHMLinear']
 
 # %% ../../nbs/course/08_phm.ipynb #7c388ced
-import math
 import torch
 from torch import Tensor, nn
 
 # %% ../../nbs/course/08_phm.ipynb #3c1a90e1
-from ..utils.checks import UserError, check_at_least, check_choice
+from ..utils.checks import UserError
 
 # %% ../../nbs/course/08_phm.ipynb #7e6127ee
 def count_phm_parameters(
     d_in: int,  # input width, a multiple of `n`
     d_out: int,  # output width, a multiple of `n`
     n: int,  # number of Kronecker terms
-    rank: int | None = None,  # rank of the factors `B` (Compacter: 1); None: full factors
     shared_A: bool = False,  # do not count the rule `A`, which is counted in another layer
     bias: bool = True,  # count the bias, `d_out` parameters
 ) -> int:  # number of parameters
     """Return the number of parameters of a PHM layer.
 
-    n³ + d_in·d_out/n + d_out; with low-rank factors n³ + rank·(d_in+d_out) + d_out.
+    n³ + d_in·d_out/n + d_out
     """
     rule = 0 if shared_A else n**3
-    factors = d_in * d_out // n if rank is None else rank * (d_in + d_out)
-    return rule + factors + (d_out if bias else 0)
+    return rule + d_in * d_out // n + (d_out if bias else 0)
 
 # %% ../../nbs/course/08_phm.ipynb #5b8010c8
 def count_phm_multiplications(
@@ -36,18 +33,14 @@ def count_phm_multiplications(
     d_out: int,  # output width, a multiple of `n`
     n: int,  # number of Kronecker terms
     n_vectors: int,  # number of input vectors
-    rank: int | None = None,  # rank of the factors `B`; None: full factors
 ) -> dict[str, int]:  # algorithm, 'factored' or 'materialised' → multiplications
     """Return the multiplications of a forward pass of a PHM layer with each algorithm.
 
     A backward pass needs twice as many with either of them.
     """
-    build = n * d_in * d_out + (rank or 0) * d_in * d_out // n
-    if rank is None:
-        per_vector = d_in * d_out + n * n * min(d_in, d_out)
-    else:
-        per_vector = rank * n * (d_in + d_out + n * n)
-    return dict(factored=n_vectors * per_vector, materialised=build + n_vectors * d_in * d_out)
+    per_vector = d_in * d_out + n * n * min(d_in, d_out)
+    materialised = n * d_in * d_out + n_vectors * d_in * d_out
+    return dict(factored=n_vectors * per_vector, materialised=materialised)
 
 # %% ../../nbs/course/08_phm.ipynb #cd664348
 class PHMLinear(nn.Module):
@@ -63,85 +56,40 @@ class PHMLinear(nn.Module):
         d_out: int,  # output width, a multiple of `n`
         n: int = 16,  # number of Kronecker terms (IDPG 16, with GloVe 4; Compacter 4)
         A: nn.Parameter | None = None,  # rule `[n,n,n]` shared with other layers; None: a new one
-        rank: int | None = None,  # rank of the factors `Bᵢ = sᵢtᵢ` (Compacter: 1); None: full
         bias: bool = True,  # add a trainable bias `[d_out]`
         algorithm: str = "auto",  # 'factored', 'materialised', or 'auto': the cheaper of the two
-        init: str = "idpg",  # initialisation: 'idpg' or 'compacter', as in the authors' code
-        # standard deviation of the factors with init='idpg'; √0.05 in its low-rank generator
-        std: float = 0.05,
     ) -> None:
         super().__init__()
-        if min(d_in, d_out, n) < 1 or d_in % n or d_out % n:
-            common = math.gcd(d_in, d_out)
-            divisors = ", ".join(str(i) for i in range(1, common + 1) if common % i == 0)
-            raise UserError(
-                f"n must divide both widths, got n={n} for d_in={d_in} and d_out={d_out}. "
-                f"Possible values are {divisors}."
-            )
-        if rank is not None:
-            check_at_least(rank, 1, "rank", "None means full factors")
-        if A is not None and A.shape != (n, n, n):
-            raise UserError(
-                f"A must have the shape {(n, n, n)} for n={n}, got {tuple(A.shape)}. Layers that "
-                "share A must have the same n."
-            )
-        check_choice(algorithm, ("auto", "factored", "materialised"), "algorithm")
-        check_choice(init, ("idpg", "compacter"), "init")
+        if n < 1 or d_in % n or d_out % n:
+            raise UserError(f"n must divide both widths, got {n=} for {d_in=} and {d_out=}.")
         self.d_in = d_in
         self.d_out = d_out
         self.n = n
-        self.rank = rank
         self.algorithm = algorithm
-        self.A = nn.Parameter(torch.empty(n, n, n)) if A is None else A
-        if rank is None:
-            self.B = nn.Parameter(torch.empty(n, d_in // n, d_out // n))
-        else:
-            self.s = nn.Parameter(torch.empty(n, d_in // n, rank))
-            self.t = nn.Parameter(torch.empty(n, rank, d_out // n))
-        self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
-        self._initialise(init, std, with_rule=A is None)
+        # the initialisation of IDPG's code; a generator sets its second bias itself
+        self.A = nn.Parameter(torch.empty(n, n, n).normal_(std=0.05)) if A is None else A
+        self._add_factors()
+        self.bias = nn.Parameter(torch.empty(d_out).normal_(std=0.05)) if bias else None
 
-    @torch.no_grad()
-    def _initialise(self, init: str, std: float, with_rule: bool) -> None:
-        """Initialise the parameters as IDPG's or Compacter's code does; keep a shared rule."""
-        factors = [self.B] if self.rank is None else [self.s, self.t]
-        if init == "idpg":  # a generator sets its second bias itself, to N(0, 0.02²)
-            if with_rule:
-                self.A.normal_(std=0.05)
-            for factor in factors:
-                factor.normal_(std=std)
-            if self.bias is not None:
-                self.bias.normal_(std=0.05)
-        else:  # biases stay at 0
-            if with_rule:
-                self.A.normal_(std=1e-4)
-            for factor in factors:
-                for term in factor:
-                    nn.init.xavier_uniform_(term, math.sqrt(2))
+    def _add_factors(self) -> None:
+        n = self.n
+        self.B = nn.Parameter(torch.empty(n, self.d_in // n, self.d_out // n).normal_(std=0.05))
 
     @property
     def weight(self) -> Tensor:  # `[d_in,d_out]`
         """The matrix W, built in one multiplication."""
-        B = self.B if self.rank is None else self.s @ self.t
-        return torch.einsum("qij,qkl->ikjl", self.A, B).reshape(self.d_in, self.d_out)
+        return torch.einsum("qij,qkl->ikjl", self.A, self.B).reshape(self.d_in, self.d_out)
 
-    def forward(
-        self,
-        x: Tensor,  # `[...,d_in]`
-    ) -> Tensor:  # `[...,d_out]`
-        """Return x W + b, computed with the chosen algorithm.
+    def count_multiplications(self, n_vectors: int) -> dict[str, int]:
+        """Return the multiplications of each algorithm for a number of input vectors."""
+        return count_phm_multiplications(self.d_in, self.d_out, self.n, n_vectors)
 
-        Raises: `UserError` if the last dimension of x is not `d_in`.
-        """
-        if x.shape[-1] != self.d_in:
-            raise UserError(
-                f"the input must have the shape [..., {self.d_in}], since d_in={self.d_in}, got "
-                f"{tuple(x.shape)}."
-            )
+    def forward(self, x: Tensor) -> Tensor:  # `[...,d_in]` → `[...,d_out]`
+        """Return x W + b, computed with the chosen algorithm."""
         vectors = x.reshape(-1, self.d_in)
         algorithm = self.algorithm
         if algorithm == "auto" and not torch.compiler.is_compiling():  # a graph is for any batch
-            cost = count_phm_multiplications(self.d_in, self.d_out, self.n, len(vectors), self.rank)
+            cost = self.count_multiplications(len(vectors))
             algorithm = min(cost, key=lambda name: cost[name])
         y = self._factored(vectors) if algorithm == "factored" else vectors @ self.weight
         y = y.reshape(*x.shape[:-1], self.d_out)
@@ -150,14 +98,7 @@ class PHMLinear(nn.Module):
     def _factored(self, x: Tensor) -> Tensor:  # `[R,d_in]` → `[R,d_out]`
         """Return Σᵢ Aᵢᵀ X Bᵢ for X `[n,d_in/n]`; the rule is applied on the narrower side."""
         R = len(x)
-        n = self.n
-        p = self.d_in // n
-        r = self.d_out // n
-        if self.rank is not None:
-            z = x.reshape(R * n, p) @ self.s.transpose(0, 1).flatten(1)
-            z = z.view(R, n, n, self.rank)  # `[R,i,q,rank]`
-            z = torch.einsum("riqk,qij->rjqk", z, self.A)
-            return (z.reshape(R * n, n * self.rank) @ self.t.flatten(0, 1)).view(R, n * r)
+        n, p, r = self.B.shape
         if p <= r:
             z = self.A.permute(2, 0, 1).reshape(n * n, n) @ x.view(R, n, p)  # `[R,(j,q),p]`
             return (z.reshape(R * n, n * p) @ self.B.flatten(0, 1)).view(R, n * r)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing import ClassVar
 
 # %% ../../nbs/course/05_prompt_tuning.ipynb #d5de7031
-from ..utils.checks import UserError, check_at_least
+from ..utils.checks import UserError
 from ..core.backbone import Backbone
 from ..core.context import INPUT, Context
 from ..core.steps import Insert, PromptSource, Step
@@ -44,13 +44,9 @@ class SoftPrompt(PromptSource):
         initial: Tensor | None = None,  # initial values `[t,d]`; None: random
     ) -> None:
         super().__init__()
-        check_at_least(t, 1, "prompt length t")
         self.p = nn.Parameter(std * torch.randn(t, d) if initial is None else initial)
 
-    def forward(
-        self,
-        ctx: Context,  # only the batch size is used
-    ) -> Tensor:  # `[B,t,d]`
+    def forward(self, ctx: Context) -> Tensor:  # `[B,t,d]`
         """Return the prompt once for each example of the batch."""
         return self.p.expand(ctx.h.shape[0], -1, -1)
 
@@ -135,13 +131,7 @@ def prompt_plan(
     return {INPUT: Insert(source, partial(insertion_positions, position=position))}
 
 # %% ../../nbs/course/05_prompt_tuning.ipynb #f93b7fac
-@register(
-    "prompt-tuning",
-    reference="Lester et al. 2021",
-    learning_rates=(1e-2, 3e-2, 1e-1),
-    insertion_point="input",
-    kind="static",
-)
+@register("prompt-tuning", reference="Lester et al. 2021", learning_rates=(1e-2, 3e-2, 1e-1))
 @dataclass(frozen=True, kw_only=True)
 class PromptTuningConfig(TextInitConfig, InputPromptConfig):
     """Options of prompt tuning."""

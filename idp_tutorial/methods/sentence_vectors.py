@@ -126,6 +126,8 @@ def resolve_sentence_pooling(
 class SecondPassConfig(SentenceVectorConfig):
     """Options of the generators that read IDPG's M(x), which needs a second pass."""
 
+    kind = "second pass"
+
     # M(x): 'mean' over the words, 'cls' (the papers' <s>), or 'noisy': <s> with dropout, sampled
     # again in every step, as in the released code; None: as pooling
     sentence_pooling: Literal["mean", "cls", "noisy"] | None = None

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context, to_float32
 from idp_tutorial.core.steps import PromptSource, Step
-from idp_tutorial.methods.method_registry import BottleneckWidth, MethodConfig, Plan, register
+from idp_tutorial.methods.method_registry import BottleneckWidth, Plan, WeightsConfig, register
 from idp_tutorial.training.config import TrainingConfig
-from idp_tutorial.utils.checks import check_at_least, require_packages
+from idp_tutorial.utils.checks import require_packages
 from idp_tutorial.utils.options import Probability
 
 __all__ = ["ShadowNetwork", "CorrectStates", "ShadowNetworkConfig"]
@@ -60,7 +60,6 @@ class ShadowNetwork(PromptSource):
         from peft import ShadowConfig
         from peft.tuners.shadow.layers import ShadowLayer
 
-        check_at_least(rank, 1, "shadow: bottleneck")
         config = ShadowConfig(r=rank, shadow_dropout=dropout, shadow_alpha=0.1)
         self.initial = _build_initial_network(bb)
         self.layers = nn.ModuleList(
@@ -99,16 +98,12 @@ class CorrectStates(Step):
         ctx.h = self.compute_prompt(ctx)
 
 
-@register(
-    "shadow",
-    reference="peft 0.21, ShadowPEFT",
-    learning_rates=(3e-4, 1e-3, 3e-3),
-    insertion_point="states",
-    kind="weights",
-)
+@register("shadow", reference="peft 0.21, ShadowPEFT", learning_rates=(3e-4, 1e-3, 3e-3))
 @dataclass(frozen=True, kw_only=True)
-class ShadowNetworkConfig(MethodConfig):
+class ShadowNetworkConfig(WeightsConfig):
     """Options of the shadow network."""
+
+    insertion_point = "states"
 
     bottleneck: BottleneckWidth = 8  # width of the shadow network's bottlenecks
     # dropout on the difference of hidden states and shadow state

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from typing import Annotated
 
 # %% ../../nbs/engine/methods/smop_dept.ipynb #e9693556
-from ..utils.checks import UserError, check_at_least, check_positive
-from .prompt_tuning import prompt_plan
+from ..utils.checks import UserError
+from .prompt_tuning import SoftPrompt, prompt_plan
 from .sentence_vectors import MeanPooling, token_vectors
 from ..core.backbone import Backbone
 from ..core.context import INPUT, Context
@@ -42,8 +42,6 @@ class RoutedPrompt(PromptSource):
         std: float = 1.0,  # standard deviation of the initial prompts
     ) -> None:
         super().__init__()
-        check_at_least(t, 1, "t")
-        check_at_least(noise, 0, "noise")
         if not 1 <= top_k <= n_prompts:
             raise UserError(
                 f"top_k must be between 1 and n_prompts={n_prompts}, got {top_k}; n_prompts must "
@@ -75,7 +73,7 @@ class RoutedPrompt(PromptSource):
         return torch.einsum("bn,bntd->btd", prob, self.p[i])
 
 # %% ../../nbs/engine/methods/smop_dept.ipynb #89d9d4a8
-class DecomposedPrompt(PromptSource):
+class DecomposedPrompt(SoftPrompt):
     """A prompt with a low-rank update of word vectors (DePT, Shi and Lipani 2024).
 
     p = P, and e' = e + α/√r (A B), by position
@@ -91,23 +89,12 @@ class DecomposedPrompt(PromptSource):
         std: float = 1.0,  # standard deviation of the initial prompt
         lr_scale: float = 0.1,  # learning rate of the update, as a fraction of the prompt's
     ) -> None:
-        super().__init__()
-        check_at_least(t, 1, "t")
-        check_at_least(r, 1, "r")
-        check_at_least(max_len, 1, "max_len")
-        check_positive(
-            lr_scale, "lr_scale", "the update's learning rate, as a fraction of the prompt's"
-        )
-        self.p = nn.Parameter(std * torch.randn(t, d))
+        super().__init__(t, d, std)
         self.A = nn.Parameter(torch.empty(max_len, r))
         self.B = nn.Parameter(torch.zeros(r, d))
         nn.init.kaiming_uniform_(self.A, a=5**0.5)
         self.scale = alpha / r**0.5
         self.lr_scale = dict(A=lr_scale, B=lr_scale)
-
-    def forward(self, ctx: Context) -> Tensor:  # `[B,t,d]`
-        """Return the same prompt for every example of the batch."""
-        return self.p.expand(ctx.h.shape[0], -1, -1)
 
     def update_embeddings(self, ctx: Context) -> Tensor:  # `[B,T,d]`
         """Return the word vectors plus the update of their positions, in their dtype.
@@ -159,16 +146,12 @@ def dept_plan(
 _Count = Annotated[int, Range(1, 10**4)]
 
 
-@register(
-    "smop",
-    reference="Choi et al. 2023",
-    learning_rates=(1e-2, 3e-2, 1e-1),
-    insertion_point="input",
-    kind="generated",
-)
+@register("smop", reference="Choi et al. 2023", learning_rates=(1e-2, 3e-2, 1e-1))
 @dataclass(frozen=True, kw_only=True)
 class RoutedPromptConfig(InputPromptConfig):
     """Options of SMoP."""
+
+    kind = "generated"
 
     n_prompts: _Count = 4  # number of prompts
     top_k: _Count = 1  # number of prompts that are selected for an example, and summed
@@ -178,22 +161,12 @@ class RoutedPromptConfig(InputPromptConfig):
     def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:
         """Build the plan: one of several prompts, chosen by a router."""
         source = RoutedPrompt(
-            bb.d_embedding,
-            self.prompt_length,
-            self.n_prompts,
-            self.top_k,
-            self.routing_noise,
+            bb.d_embedding, self.prompt_length, self.n_prompts, self.top_k, self.routing_noise
         )
         return prompt_plan(bb, source, self.position)
 
 
-@register(
-    "dept",
-    reference="Shi and Lipani 2024",
-    learning_rates=(1e-2, 3e-2, 1e-1),
-    insertion_point="input",
-    kind="static",
-)
+@register("dept", reference="Shi and Lipani 2024", learning_rates=(1e-2, 3e-2, 1e-1))
 @dataclass(frozen=True, kw_only=True)
 class DecomposedPromptConfig(InputPromptConfig):
     """Options of DePT."""

@@ -25,6 +25,8 @@ __all__ = ["TextInitConfig", "prompt_token_ids", "text_word_vectors", "text_keys
 class TextInitConfig(PromptConfig):
     """Options of a static prompt that can be initialised from a text."""
 
+    kind = "static"
+
     # initial prompt: 'random', or from a 'text': the word vectors of init_text, or its keys and
     # values
     init: Literal["random", "text"] = "random"
@@ -33,15 +35,12 @@ class TextInitConfig(PromptConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.init == "text" and not (self.init_text or "").strip():
+        has_text = bool((self.init_text or "").strip())
+        if (self.init == "text") != has_text:
             raise UserError(
+                f"init={self.init!r} and init_text={self.init_text!r:.60} do not belong together. "
                 "init='text' needs init_text, the text that initialises the prompt, such as "
-                "init_text='Is this review positive or negative?'."
-            )
-        if self.init == "random" and self.init_text is not None:
-            raise UserError(
-                f"init_text={self.init_text!r:.60} is not used with init='random'. Set "
-                "init='text', or leave init_text out."
+                "init_text='Is this review positive or negative?'; init='random' has none."
             )
 
     def initial_token_ids(
@@ -72,9 +71,7 @@ def prompt_token_ids(
     ids = bb.tokenizer(text, add_special_tokens=False)["input_ids"]
     if not ids:
         raise UserError(f"init_text={text!r} has no tokens. Give a text with at least one word.")
-    n_copies = -(-t // len(ids))
-    device = bb.device
-    return torch.tensor((ids * n_copies)[:t], device=device)
+    return torch.tensor((ids * t)[:t], device=bb.device)
 
 
 @torch.no_grad()

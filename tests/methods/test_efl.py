@@ -330,15 +330,6 @@ def test_what_is_refused(small_folder, messages):
         describe_labels(TASKS["mnli"])
     with pytest.raises(ValueError, match="regression"):
         describe_labels(Task("grades", metric="pearson"))
-    with pytest.raises(ValueError, match="at least two"):
-        EntailmentModel(backbone(), ["Yes."])
-    with pytest.raises(ValueError, match="label description 1 is empty"):
-        EntailmentModel(backbone(), ["Yes.", " "])
-    for w in (0, 3, -1):
-        with pytest.raises(
-            ValueError, match=f"n_wrong must be between 1 and 2 for 3 label descriptions.*got {w}"
-        ):
-            EntailmentModel(backbone(), SENTENCES, n_wrong=w)
     with pytest.raises(ValueError, match="head='classification'"):
         build_model(config(method="efl", head="verbalizer"), backbone(), small_task())
     with pytest.raises(ValueError, match="Leave it out"):

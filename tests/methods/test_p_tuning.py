@@ -103,8 +103,6 @@ def test_sizes():
 @pytest.mark.parametrize(
     "kw,words",
     [
-        (dict(t=0, d=8), ["t must be at least 1, got 0"]),
-        (dict(t=2, d=8, m=0), ["m must be at least 1, got 0"]),
         (dict(t=2, d=8, network="gru"), ["network must be ", "got 'gru'", "'mlp' or 'lstm'"]),
     ],
 )

@@ -357,17 +357,11 @@ def test_fit_uses_both(monkeypatch):
 @pytest.mark.parametrize(
     "make,words",
     [
-        (lambda: RoutedPrompt(32, t=0), ["t must be at least 1, got 0"]),
         (lambda: RoutedPrompt(32, n_prompts=0), ["n_prompts=0", "top_k must be between 1 and"]),
         (
             lambda: RoutedPrompt(32, n_prompts=2, top_k=3),
             ["top_k must be between 1 and n_prompts=2", "got 3"],
         ),
-        (lambda: RoutedPrompt(32, noise=-1.0), ["noise must be at least 0, got -1.0"]),
-        (lambda: DecomposedPrompt(32, max_len=0), ["max_len must be at least 1, got 0"]),
-        (lambda: DecomposedPrompt(32, lr_scale=0), ["lr_scale must be a positive number, got 0"]),
-        (lambda: DecomposedPrompt(32, t=0), ["t must be at least 1, got 0"]),
-        (lambda: DecomposedPrompt(32, r=0), ["r must be at least 1, got 0"]),
         (lambda: dept_plan(backbone(), dept(), None), ["among them", "from 0 to 4"]),
         (lambda: dept_plan(backbone(), dept(), 7), ["between 0 and 4", "got 7"]),
     ],

@@ -94,7 +94,7 @@ def test_the_record_has_the_text():
     "options, message",
     [
         (dict(init="text"), "needs init_text"),
-        (dict(init_text=TEXT), "is not used with init='random'"),
+        (dict(init_text=TEXT), "init='random' and init_text=.* do not belong together"),
         (dict(init="text", init_text=" "), "init_text is empty"),
         (dict(init="text", init_text=TEXT, insertion="add"), "insertion='add' has none"),
     ],

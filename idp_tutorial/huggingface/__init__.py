@@ -3,9 +3,9 @@
 Modules:
 
 - `files`: Files of a `PromptModel`: write a prompt with its head, and read it for a model.
-- `heads`: Heads of a `PromptModel`, and the model of prompts and head that its settings describe.
 - `prompt_model`: Prompts for a Hugging Face model object, as a module for anybody's training loop.
-- `settings`: Settings of a prompt on a Hugging Face model: the method, the task and the head.
+- `prompts`: What a prompt on a Hugging Face model is: its settings, its head, and the model of
+  both.
 """
 
 import lazy_loader

@@ -16,7 +16,7 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import DTYPES
 from idp_tutorial.core.prompted_model import PromptedModel, persistent_tensors, restore_state
-from idp_tutorial.huggingface.settings import (
+from idp_tutorial.huggingface.prompts import (
     HEADS,
     TASK_TYPES,
     PromptSettings,

@@ -27,8 +27,11 @@ from idp_tutorial.core.heads import VerbalizerHead
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.families.family import get_family, wrap_hf_model
 from idp_tutorial.huggingface.files import read_prompt_settings, restore_prompt, save_prompt
-from idp_tutorial.huggingface.heads import build_prompted_model
-from idp_tutorial.huggingface.settings import PromptSettings, make_prompt_settings
+from idp_tutorial.huggingface.prompts import (
+    PromptSettings,
+    build_prompted_model,
+    make_prompt_settings,
+)
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import MethodConfig
 from idp_tutorial.saving.hub import push_to_hub, read_saved_prompts

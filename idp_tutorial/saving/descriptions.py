@@ -217,7 +217,10 @@ def describe_run(
     options = cfg.to_dict()
     if options["metric"] is None:  # a record has the metric of its task under this name
         del options["metric"]
-    return dict(cfg=options, task=asdict(replace(task, splits={}, convert_row=None)))
+    fields_of_task = asdict(replace(task, splits={}, convert_row=None))
+    if not task.multi_label:  # most files do not have it
+        del fields_of_task["multi_label"]
+    return dict(cfg=options, task=fields_of_task)
 
 
 def _check_prompt_sizes(cfg: RunConfig, tensors: Mapping[str, Tensor], source: Any) -> None:
@@ -247,10 +250,11 @@ def parse_saved_run(
     Raises: `UserError` for unknown fields, for options that `RunConfig` refuses, and for sizes
     that do not fit the tensors.
     """
+    values: dict[str, Any] = {**description["task"], "splits": {}, "convert_row": None}
     # JSON has no tuples
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in description["task"].items()}
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     try:
-        task = Task(**{**values, "splits": {}, "convert_row": None})
+        task = Task(**values)
         cfg = RunConfig(**description["cfg"])
     except (UserError, TypeError) as error:  # TypeError: a field that the class does not have
         raise UserError(

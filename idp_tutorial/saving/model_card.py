@@ -133,21 +133,13 @@ or `echo '…' | idp predict --model {location}{" --backbone FOLDER" if backbone
 
 def _requirements_text(description: dict[str, Any]) -> str:
     backbone = description["backbone"]
-    if description["format"] == PROMPT_MODEL_FORMAT:
-        base = description["prompt_model"]["base"]
-        digest = f"`{base['digests'][base['dtype']]}` ({base['dtype']})"
-        return (
-            f"The frozen Hugging Face model of type **{backbone['name']}** that the prompts were "
-            f"trained on, which is not included. Its weights are compared with the digest {digest} "
-            "when the prompts are loaded."
-        )
     source = BACKBONE_SOURCES.get(backbone["name"])
     origin = f" ({source.description}; {source.licence})" if source else ""
-    pinned = f", revision `{backbone['revision']}`" if backbone["revision"] else ""
+    pinned = f", revision `{backbone['revision']}`" if backbone.get("revision") else ""
     digest = f"`{backbone['digests'][backbone['dtype']]}` ({backbone['dtype']})"
     return (
-        f"The frozen backbone **{backbone['name']}**{origin}{pinned}, which is not included. Its "
-        f"weights and tokenizer are compared with the digest {digest} when the model is loaded."
+        f"The frozen backbone **{backbone['name']}**{origin}{pinned}, which is not included. It is "
+        f"compared with the digest {digest} when the model is loaded."
     )
 
 
@@ -169,10 +161,8 @@ def build_model_card(
     if task.get("multi_label"):
         labels = f"any number of the labels {labels}"
     texts = "pairs of texts" if task["pair"] else "texts"
-    length = ""
-    if row.kind in ("static", "generated", "second pass"):
-        prompt_length = cfg.get("prompt_length", getattr(row.config_class, "prompt_length", None))
-        length = f", prompt_length={prompt_length}"
+    prompt_length = cfg.get("prompt_length", getattr(row.config_class, "prompt_length", None))
+    length = f", prompt_length={prompt_length}" if prompt_length else ""
     formulas = "\n".join(f"- {f}" for f in description.get("formula", ())) or f"- {row.reference}"
     params = (
         f"\n{sum(record['params'].values()):,} trained parameters: {record['params']}."

@@ -16,12 +16,7 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import DTYPES
 from idp_tutorial.core.prompted_model import PromptedModel, persistent_tensors, restore_state
-from idp_tutorial.huggingface.prompts import (
-    HEADS,
-    TASK_TYPES,
-    PromptSettings,
-    find_label_token_ids,
-)
+from idp_tutorial.huggingface.prompts import PromptSettings, find_label_token_ids
 from idp_tutorial.saving.descriptions import (
     PROMPT_MODEL_FORMAT,
     SAVE_FORMAT,
@@ -35,7 +30,7 @@ from idp_tutorial.saving.descriptions import (
     write_prompts,
 )
 from idp_tutorial.saving.hub import SavedPrompts
-from idp_tutorial.utils.checks import UserError, check_choice
+from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import collect_versions
 
 __all__ = ["prompt_tensors", "read_prompt_settings", "save_prompt", "restore_prompt"]
@@ -99,8 +94,8 @@ def read_prompt_settings(
         token_ids = find_label_token_ids(task, bb) if cfg.head == "verbalizer" else ()
         return PromptSettings(cfg, "SEQ_CLS", cfg.head, task.labels, token_ids)
     check_backbone_matches(saved["base"], bb, dependent, cfg.backbone, _base_digest)
-    task_type = check_choice(saved["task_type"], TASK_TYPES, "task_type")
-    head = check_choice(saved["head"], HEADS, "head")
+    task_type = saved["task_type"]
+    head = saved["head"]
     token_ids = tuple(saved["label_token_ids"])
     n_tokens = bb.word_embeddings.weight.shape[0]
     n_expected = len(task.labels) if head == "verbalizer" else 0
@@ -123,11 +118,12 @@ def save_prompt(
     bb = prompted.backbone
     base = _describe_base(bb)
     named = _describe_named_backbone(bb, base) if settings.head == "classification" else None
+    run = describe_run(settings.task, settings.cfg)
     description = dict(
         format=SAVE_FORMAT if named else PROMPT_MODEL_FORMAT,
         version=collect_versions()["idp_tutorial"],
-        **describe_run(settings.task, settings.cfg),
-        backbone=named or dict(base, name=bb.config.model_type, local=False),
+        **run,
+        backbone=named or dict(base, name=run["cfg"]["backbone"], local=False),
         glove=None,
         digests=None,
         formula=[],
@@ -155,7 +151,9 @@ def restore_prompt(
     tensors = prompt_tensors(prompted)
     if not have_same_shapes(tensors, saved.tensors):
         raise UserError(
-            f"the tensors of {saved.source}, with num_labels={settings.num_labels}, do not fit "
-            "this model: load it with this num_labels, or save the prompt again with this version."
+            f"the tensors of {saved.source} are for num_labels={settings.num_labels}, and do not "
+            "fit this model: load the model with this number, by "
+            "AutoModelForSequenceClassification if the prompt has the model's own classifier, or "
+            "save the prompt again with this version."
         )
     restore_state(tensors, saved.tensors)

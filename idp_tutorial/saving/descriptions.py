@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -176,8 +176,8 @@ class _Base:
 class SavedPromptModel:
     """Schema of what only a `PromptModel` has."""
 
-    task_type: str
-    head: str
+    task_type: Literal["SEQ_CLS", "CAUSAL_LM"]
+    head: Literal["keep", "classification", "verbalizer"]
     label_token_ids: list[Count]
     base: _Base
 
@@ -286,10 +286,10 @@ def check_save_format(
             "PromptModel.from_pretrained(model, folder)."
         )
     if saved_format not in (SAVE_FORMAT, PROMPT_MODEL_FORMAT):
+        version = reprlib.repr(description.get("version")).strip("'\"")
         raise UserError(
-            f"{source} has format {reprlib.repr(saved_format)} of idp_tutorial "
-            f"{reprlib.repr(description.get('version'))}, and version "
-            f"{collect_versions()['idp_tutorial']} reads format {SAVE_FORMAT} only: "
+            f"{source} has format {reprlib.repr(saved_format)} of idp_tutorial {version}, and "
+            f"version {collect_versions()['idp_tutorial']} reads format {SAVE_FORMAT} only: "
             "install that version, or train the model again."
         )
     check_schema(SavedModel, description, source, "save the model again")

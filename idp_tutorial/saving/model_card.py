@@ -56,8 +56,6 @@ def _card_metadata(
     cfg = description["cfg"]
     backbone = description["backbone"]
     base_model = BACKBONE_HUB_NAMES.get(backbone["name"], backbone["name"])
-    if description["format"] == PROMPT_MODEL_FORMAT:
-        base_model = cfg["backbone"]
     name = task["name"]
     kind = "text-generation" if task["is_generation"] else "text-classification"
     results = None

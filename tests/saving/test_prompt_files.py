@@ -242,7 +242,7 @@ def test_newer_versions_are_named(saved):
         from_pretrained(folder)
     rewrite(folder, format=8)
     with pytest.raises(
-        ValueError, match="has format 8 of idp_tutorial '7.1', and version .* reads format 2 only"
+        ValueError, match="has format 8 of idp_tutorial 7.1, and version .* reads format 2 only"
     ):
         from_pretrained(folder)
 

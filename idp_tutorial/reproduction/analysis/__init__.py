@@ -11,5 +11,4 @@ Modules:
   bits.
 - `prompt_swaps`: Give an example the prompt that was generated for another one, and compare the
   predictions.
-- `short_answers`: Measure the short answers of SmolLM2, for `results/writing`.
 """

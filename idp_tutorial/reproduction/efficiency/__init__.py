@@ -6,11 +6,10 @@ Modules:
   layers.
 - `end_to_end`: Whole commands beside those of `peft` and Transformers, from start to exit.
 - `other_libraries`: Times of training steps beside `peft`, and of predictions beside Transformers.
+- `other_scripts`: Scripts without this package: training with `peft`, and answering with a
+  pipeline.
 - `parameter_counts`: Exact counts of the trained parameters of each method, and formats of printed
   counts.
-- `peft_script`: Prompt tuning or LoRA with `peft` and `transformers.Trainer`, without this package.
-- `phm_timing`: Times and peak memory of six implementations of a PHM layer.
-- `pipeline_script`: The classes of texts from `transformers.pipeline`, without this package.
 - `published_counts`: 120 published parameter counts, each with a formula and a module that
   reproduces it.
 - `timing`: Times of functions and of training steps, measured in turns.

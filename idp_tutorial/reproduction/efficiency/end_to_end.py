@@ -44,7 +44,8 @@ logger = logging.getLogger(__name__)
 
 END_TO_END_METHODS = ("prompt-tuning", "lora", "lpt-npg")
 _PEFT_METHODS = ("prompt-tuning", "lora")  # those that the script for `peft` knows
-_SCRIPTS = "idp_tutorial.reproduction.efficiency"
+_SCRIPTS = "idp_tutorial.reproduction.efficiency.other_scripts"
+_MAIN = "idp_tutorial.cli.main"
 SIZES = dict(train=4952, validation=500, test=500)  # texts of `questions`, as many as in TREC
 N_ANSWERS = 3600  # texts of mixed length to predict
 
@@ -179,7 +180,7 @@ def _training_commands(settings: EndToEndSettings, path: str, folder: Path) -> l
         arguments = [str(folder / "task"), *_format_options(text="text", label="label", **common)]
         arguments += _format_options(backbone=settings.backbone, out=out)
         arguments += _format_options(epochs=1, evaluations=1, save_every=0)
-        idp = _Command("idp train", "idp_tutorial.cli.main", ["train", *arguments], fields, out)
+        idp = _Command("idp train", _MAIN, ["train", *arguments], fields, out)
         commands.append(idp)
         if method in _PEFT_METHODS:
             out = folder / f"peft-{method}"
@@ -187,8 +188,7 @@ def _training_commands(settings: EndToEndSettings, path: str, folder: Path) -> l
             length = options["prompt_length"].default if "prompt_length" in options else 0
             arguments = _format_options(data=folder / "task", backbone=path, out=out, **common)
             arguments += _format_options(prompt_length=length)
-            script = f"{_SCRIPTS}.peft_script"
-            idp.baseline = _Command("peft + Trainer", script, arguments, fields, out)
+            idp.baseline = _Command("peft + Trainer", _SCRIPTS, arguments, fields, out)
             commands.append(idp.baseline)
     return commands
 
@@ -198,17 +198,18 @@ def _answering_commands(settings: EndToEndSettings, folder: Path) -> list[_Comma
     commands = []
     method = settings.methods[-1]
     for dtype in ("float32", "bfloat16"):
-        common = dict(texts=folder / "texts.csv", device=settings.device, dtype=dtype)
+        texts = folder / "texts.csv"
+        common = dict(device=settings.device, dtype=dtype)
         out = folder / f"pipeline-{dtype}.csv"
-        arguments = _format_options(**common, model=folder / "classifier", out=out)
+        arguments = _format_options(data=texts, backbone=folder / "classifier", out=out, **common)
         arguments += _format_options(max_len=settings.max_len)
-        script = f"{_SCRIPTS}.pipeline_script"
-        pipeline = _Command("pipeline", script, arguments, dict(dtype=dtype), out)
+        pipeline = _Command("pipeline", _SCRIPTS, arguments, dict(dtype=dtype), out)
         out = folder / f"idp-{dtype}.csv"
-        arguments = _format_options(**common, model=folder / method, text="text", out=out)
+        arguments = _format_options(
+            texts=texts, model=folder / method, text="text", out=out, **common
+        )
         fields = dict(method=method, dtype=dtype)
-        main = "idp_tutorial.cli.main"
-        idp = _Command("idp predict", main, ["predict", *arguments], fields, out, pipeline)
+        idp = _Command("idp predict", _MAIN, ["predict", *arguments], fields, out, pipeline)
         commands += [idp, pipeline]
     return commands
 

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.benchmark import timer
@@ -45,11 +45,6 @@ from idp_tutorial.reproduction.efficiency.cost_model import (
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import UserError, check_name
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 __all__ = [
     "time_functions",
     "BenchmarkVariant",
@@ -61,7 +56,6 @@ __all__ = [
     "SCALING_METHODS",
     "SCALING_VALUES",
     "time_scaling",
-    "plot_scaling",
 ]
 
 logger = logging.getLogger(__name__)
@@ -213,15 +207,10 @@ def _make_variant_config(
     needs_positions = METHODS[variant.method].insertion_point in ("input", "layers", "keys")
     n_prompt = cfg.get("prompt_length", 0) if needs_positions else 0
     if base.max_len + n_prompt > bb.max_tokens:
-        prompt = ""
-        other_fix = ""
-        if n_prompt:
-            prompt = f" and the {n_prompt} prompt positions of {variant.method!r}"
-            other_fix = ", a smaller prompt_length, or leave this method out"
         raise UserError(
-            f"backbone {bb.name!r} has {bb.max_tokens} positions, too few for length={base.max_len}"
-            f"{prompt}. Use length={max(bb.max_tokens - n_prompt, 1)} or less"
-            f"{other_fix}."
+            f"{variant.method!r} needs {base.max_len} positions for length={base.max_len} and "
+            f"{n_prompt} for its prompt, and backbone {bb.name!r} has {bb.max_tokens}. Use a "
+            "smaller length or prompt_length, or leave this method out."
         )
     return cfg
 
@@ -368,51 +357,3 @@ def time_scaling(
         sizes = dict(batch_size=base.batch_size, length=base.max_len)
         for r in benchmark_methods(bb, variants, base, **options):
             yield {**r, **sizes, "grow": axis, "value": value}
-
-
-SCALING_AXIS_LABELS = dict(
-    prompt_length="prompt length $t$",
-    length="tokens of an example",
-    depth="layers below the prompt",
-    batch="batch size",
-)
-
-
-def _plot_axis(ax: "Axes", df: "pd.DataFrame", axis: str, lines: list) -> None:
-    """Plot the speed-ups along one axis, with one colour for each method and use of the cache."""
-    groups = df.sort_values("value").groupby(["method", "cached"], sort=False)
-    for (method, cached), group in groups:
-        color = f"C{lines.index((method, cached))}"
-        label = method + (", cached" if cached else "")
-        ax.plot(group.value, group.ratio, "o", color=color, label=label)
-        ax.plot(group.value, group.ideal, color=color, lw=1)
-    values = sorted(df.value.unique())
-    ax.set(
-        xlabel=SCALING_AXIS_LABELS[axis],
-        xscale="linear" if axis == "depth" else "log",
-        yscale="log",
-        xticks=values,
-        xticklabels=values,
-    )
-    low, high = ax.get_ylim()
-    ticks = [v for v in (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if low <= v <= high]
-    ax.set_yticks(ticks, [f"{v:g}" for v in ticks])
-    ax.minorticks_off()
-
-
-def plot_scaling(
-    records: list[dict],  # from `time_scaling`
-) -> "Figure":
-    """Plot the measured speed-up over fine-tuning as dots, and that of the cost model as lines."""
-    import matplotlib.pyplot as plt
-    import pandas as pd
-
-    df = pd.DataFrame([r for r in records if r.get("ms") and r["method"] != "fine-tuning"])
-    axes = [axis for axis in SCALING_VALUES if axis in set(df.grow)]
-    lines = [*df.groupby(["method", "cached"], sort=False).groups]
-    fig, axs = plt.subplots(1, len(axes), figsize=(3.2 * len(axes), 3), squeeze=False)
-    for ax, axis in zip(axs[0], axes):
-        _plot_axis(ax, df[df.grow == axis], axis, lines)
-    axs[0, 0].set_ylabel("speed-up over fine-tuning")
-    axs[0, 0].legend(frameon=False, fontsize=7)
-    return fig

@@ -5,10 +5,9 @@ No test depends on a measured time.
 
 import json
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from small import FAMILY, backbone
+from small import backbone
 from timings import as_it_was, replace_fit, state, tiny_base
 
 from idp_tutorial.backbones.load import load_backbone
@@ -26,7 +25,6 @@ from idp_tutorial.reproduction.efficiency.timing import (
     list_benchmark_variants,
     make_benchmark_config,
     make_timing_task,
-    plot_scaling,
     time_functions,
     time_scaling,
 )
@@ -280,11 +278,11 @@ def test_an_interrupted_turn_gives_the_backbone_back(method, monkeypatch):
 SOME = ["prompt-tuning", "p-tuning-v2", "s-idpg-phm", "lpt-npg", "id-spam", "lora", "adapterdrop"]
 
 
-@pytest.mark.parametrize("family", FAMILY)
-def test_every_method_is_timed(family):
-    bb = backbone(family, max_position_embeddings=258) if family != "bert" else backbone(family)
+@pytest.mark.parametrize("family", ["roberta", "gpt2"])
+def test_every_kind_of_method_is_timed(family):
+    bb = backbone(family, max_position_embeddings=258)
     before = state(bb)
-    plan = list_benchmark_variants(METHODS if family == "roberta" else SOME, 3, [1])
+    plan = list_benchmark_variants(SOME, 3, [1])
     rows = benchmark_methods(bb, plan, tiny_base(bb), repeats=1, warmup=0)
     assert [(r["method"], r["layer"], r["cached"], r["weights_dtype"]) for r in rows] == plan
     assert all(r["refused"] is None and r["ms"] > 0 and r["ratio"] > 0 for r in rows)
@@ -333,18 +331,6 @@ def test_cached_variants_really_go_on_from_states(cached, monkeypatch):
         ("lpt-npg", cached, False),
         ("s-idpg-phm", False, cached),
     }
-
-
-def test_a_verbalizer_head():
-    bb = backbone()
-    rows = benchmark_methods(
-        bb,
-        list_benchmark_variants(["prompt-tuning", "lpt-npg"], 3, [1]),
-        tiny_base(bb, head="verbalizer"),
-        repeats=1,
-        warmup=0,
-    )
-    assert len(rows) == 4 and all(r["ms"] > 0 for r in rows)
 
 
 @pytest.mark.parametrize(
@@ -396,27 +382,3 @@ def test_depth_goes_through_the_whole_model(fits):
     bb = backbone()
     rows = list(time_scaling("depth", bb, make_benchmark_config(bb, 2, 24), repeats=1, warmup=0))
     assert [r["value"] for r in rows if not r["cached"] and r["method"] == "lpt-npg"] == [0, 1, 2]
-
-
-def test_plot_of_growth():
-    def row(w, m, v):
-        return dict(grow=w, value=v, method=m, cached=False, ms=1.0, ratio=v / 10, ideal=v / 20)
-
-    fig = plot_scaling(
-        [
-            row(w, m, v)
-            for w in ("prompt_length", "batch")
-            for m in ("fine-tuning", "lpt-npg")
-            for v in (8, 2, 4)
-        ]
-    )
-    assert [ax.get_xlabel() for ax in fig.axes] == ["prompt length $t$", "batch size"]
-    dots, line = fig.axes[0].lines
-    assert (
-        dots.get_marker() == "o"
-        and [*dots.get_xdata()] == [2, 4, 8]
-        and np.allclose(dots.get_ydata(), (0.2, 0.4, 0.8))
-        and np.allclose(line.get_ydata(), (0.1, 0.2, 0.4))
-        and len(fig.axes[0].lines) == 2
-    )
-    plt.close(fig)

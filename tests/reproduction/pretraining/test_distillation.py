@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from transformers import BertConfig, BertForMaskedLM
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.backbones.pretraining import PretrainConfig
 from idp_tutorial.data.synthetic import make_rows
+from idp_tutorial.families.family import wrap_hf_model
 from idp_tutorial.reproduction.pretraining import distillation
 from idp_tutorial.reproduction.pretraining.corpus import train_tokenizer
 from idp_tutorial.reproduction.pretraining.distillation import (
@@ -31,7 +33,18 @@ def tok(lines):
 
 @pytest.fixture(scope="module")
 def teacher():
-    return load_backbone("minilm", attn="eager")
+    """Return a small BERT with random weights and the tokenizer of MiniLM."""
+    tokenizer = load_backbone("minilm").tokenizer
+    cfg = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=48,
+        num_hidden_layers=6,
+        num_attention_heads=2,
+        intermediate_size=96,
+    )
+    torch.manual_seed(0)
+    model = BertForMaskedLM._from_config(cfg, attn_implementation="eager")
+    return wrap_hf_model(model.eval(), tokenizer, "small-bert")
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +153,7 @@ def test_the_loss_of_a_constant_is_one_and_of_a_perfect_map_zero(dist, arrays):
     assert dist([torch.zeros(8, 24, 32)] * 4, positions).item() == pytest.approx(1, abs=0.3)
     for f in dist.projections:
         torch.nn.init.eye_(f.weight)
-    wide = torch.nn.Linear(384, 384)
+    wide = torch.nn.Linear(48, 48)
     torch.nn.init.eye_(wide.weight)
     torch.nn.init.zeros_(wide.bias)
     projections = dist.projections

@@ -1,8 +1,9 @@
-"""Measure the short answers of SmolLM2, for `results/writing`.
+"""Measure the short answers of SmolLM2.
 
-`python -m idp_tutorial.reproduction.analysis.short_answers MODEL MODEL --out FOLDER`, where the
-models are folders that `idp train --task in-short` saved. The model without a prompt is measured
-too, with and without eight solved examples in the context.
+    python results/writing/short_answers.py MODEL MODEL --out FOLDER
+
+The models are folders that `idp train --task in-short` saved. The model without a prompt is
+measured too, with and without eight solved examples in the context.
 """
 
 import argparse
@@ -21,8 +22,6 @@ from idp_tutorial.saving.prompt_files import from_pretrained
 from idp_tutorial.training.evaluation import evaluate, predict
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.records import append_record, read_records
-
-__all__ = ["answer_after_examples", "measure_short_answers", "score_parts", "split_answer"]
 
 N_SENTENCES = 200  # sentences of the test split
 BATCH_SIZE = 40

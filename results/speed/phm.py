@@ -1,4 +1,8 @@
-"""Times and peak memory of six implementations of a PHM layer.
+"""Measure times and peak memory of six implementations of a PHM layer.
+
+    python results/speed/phm.py
+
+The times of one core are written to `results/speed/phm.jsonl`.
 
 A PHM layer is a sum of n Kronecker products. The released code of IDPG multiplies the input by
 each of them in turn, so both passes cost as much as n full matrices. Compacter's builds all n
@@ -21,8 +25,6 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.benchmark import Timer
 
 from idp_tutorial.methods.phm import PHMLinear
-
-__all__ = ["PHM_IMPLEMENTATIONS", "measure_phm"]
 
 
 def _apply_layer(layer: nn.Module, x: Tensor) -> Tensor:
@@ -132,3 +134,9 @@ def measure_phm(
             measured = _measure_implementation(apply, layers, x, min_seconds)
             records.append({**sizes, "way": name, **measured, **machine})
     return records
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    lines = [json.dumps(record) + "\n" for record in measure_phm()]
+    Path(__file__).with_name("phm.jsonl").write_text("".join(lines))

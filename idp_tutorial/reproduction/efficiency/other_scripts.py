@@ -1,20 +1,22 @@
-"""Prompt tuning or LoRA with `peft` and `transformers.Trainer`, without this package."""
+"""Scripts without this package: training with `peft`, and answering with a pipeline.
+
+`end_to_end` runs them beside `idp train` and `idp predict`.
+"""
 
 import csv
 import json
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
 
-def train_with_peft() -> None:
-    """Train on `train.csv` of a folder, and write the accuracy on its `test.csv`."""
-    parser = ArgumentParser()
-    for name in ("data", "backbone", "method", "out", "device"):
-        parser.add_argument(f"--{name}")
-    for name in ("prompt_length", "batch_size", "max_len", "lr"):
-        parser.add_argument(f"--{name}", type=float if name == "lr" else int)
-    args = parser.parse_args()
+def _read_rows(file: Path | str) -> list[dict[str, str]]:
+    with open(file, newline="", encoding="utf-8") as opened:
+        return list(csv.DictReader(opened))
+
+
+def train_with_peft(args: Namespace) -> None:
+    """Train prompt tuning or LoRA with `Trainer`, and write the accuracy on `test.csv`."""
     import transformers as hf
     from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
@@ -22,8 +24,7 @@ def train_with_peft() -> None:
     data: Any = {}
     labels: list[str] = []  # of the training split
     for split in ("train", "validation", "test"):
-        with open(Path(args.data) / f"{split}.csv", newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        rows = _read_rows(Path(args.data) / f"{split}.csv")
         labels = labels or sorted({row["label"] for row in rows})
         texts = [row["text"] for row in rows]
         tokens = tokenizer(texts, truncation=True, max_length=args.max_len)
@@ -56,5 +57,29 @@ def train_with_peft() -> None:
     (Path(args.out) / "record.jsonl").write_text(json.dumps(dict(score=score)) + "\n")
 
 
+def classify_with_pipeline(args: Namespace) -> None:
+    """Classify the texts of a CSV file, and write each text with its class."""
+    import torch
+    from transformers import pipeline
+
+    device = 0 if args.device != "cpu" and torch.cuda.is_available() else -1
+    classify = pipeline("text-classification", args.backbone, device=device, dtype=args.dtype)
+    texts = [row["text"] for row in _read_rows(args.data)]
+    predictions = classify(texts, truncation=True, max_length=args.max_len)
+    with open(args.out, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "prediction"])
+        writer.writerows([text, p["label"]] for text, p in zip(texts, predictions))
+
+
 if __name__ == "__main__":
-    train_with_peft()
+    parser = ArgumentParser()
+    for name in ("data", "backbone", "out", "device", "dtype", "method"):
+        parser.add_argument(f"--{name}")
+    for name in ("prompt_length", "batch_size", "max_len", "lr"):
+        parser.add_argument(f"--{name}", type=float if name == "lr" else int)
+    arguments = parser.parse_args()
+    if arguments.method:
+        train_with_peft(arguments)
+    else:
+        classify_with_pipeline(arguments)

@@ -7,8 +7,8 @@ parameters.
 """
 
 import torch
+from torch import Tensor
 
-from idp_tutorial.assembly.class_weights import compute_class_weights
 from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.assembly.controls import ControlConfig, build_control
 from idp_tutorial.backbones.load import load_backbone
@@ -21,7 +21,7 @@ from idp_tutorial.data.task import Task
 from idp_tutorial.methods.backbone_edits import ensure_unmodified, revert_backbone
 from idp_tutorial.methods.efl import EntailmentModel, describe_labels
 from idp_tutorial.methods.method_registry import ALL_METHODS
-from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.checks import UserError, check_name
 
 __all__ = ["resolve_pooling", "weights_dtype", "load_config_backbone", "build_model"]
 
@@ -44,6 +44,33 @@ def _build_head(
         resolve_pooling(cfg, bb),
         cfg.two_layer_head,
     )
+
+
+def _compute_class_weights(
+    class_weight: str | dict,  # 'balanced', or weights by class; those left out have weight 1
+    task: Task,  # its training split has the frequencies for 'balanced'
+) -> Tensor | None:  # a weight for each class `[C]`; None: 'balanced', without training rows
+    """Return the weight of each class in the loss.
+
+    A balanced weight is inverse to the class's frequency: N / (C n_c), for n_c of N rows in C
+    classes. Raises: `UserError` for a task without classes or with several labels a row, and for
+    an unknown class.
+    """
+    if not task.labels or task.multi_label:
+        raise UserError(
+            f"class_weight={class_weight!r} needs one class for each row, which task "
+            f"{task.name!r} does not have: leave it out."
+        )
+    if isinstance(class_weight, dict):
+        for name in class_weight:
+            check_name(name, task.labels, "class in class_weight")
+        return torch.tensor([float(class_weight.get(name, 1)) for name in task.labels])
+    rows = task.splits.get("train")
+    if not rows:  # a loaded model has no examples, and needs no loss
+        return None
+    labels = torch.tensor([row["label"] for row in rows])
+    counts = torch.bincount(labels, minlength=len(task.labels))
+    return len(rows) / (len(counts) * counts.clamp(min=1).float())
 
 
 def resolve_pooling(
@@ -85,17 +112,12 @@ def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
     plan = cfg.method_config.plan(bb, cfg)
     model: PromptedModel
     is_entailment = ALL_METHODS[cfg.method].kind == "entailment"
-    if is_entailment and task.multi_label:
+    if is_entailment and (task.multi_label or (cfg.class_weight and not task.pair)):
         raise UserError(
-            f"{cfg.method!r} predicts the one label that a text entails, but rows of task "
-            f"{task.name!r} may have several labels: use another method."
+            f"method {cfg.method!r} scores pairs of a text and a label: it has neither several "
+            "labels in a row nor a class_weight. Leave them out, or use another method."
         )
     if is_entailment and not task.pair:  # a pair has premise and hypothesis already
-        if cfg.class_weight:
-            raise UserError(
-                f"class_weight={cfg.class_weight!r} needs a classification head, but method "
-                f"{cfg.method!r} scores pairs: leave it out."
-            )
         model = EntailmentModel(
             bb,
             describe_labels(task),
@@ -114,7 +136,7 @@ def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
         )
     _require_float32_parameters(model, cfg)
     if cfg.class_weight:
-        model.head.class_weights = compute_class_weights(cfg.class_weight, task)
+        model.head.class_weights = _compute_class_weights(cfg.class_weight, task)
     return model
 
 

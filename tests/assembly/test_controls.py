@@ -199,7 +199,7 @@ def test_the_majority_of_several_labels_is_each_labels_majority():
     "options,words",
     [
         (dict(head="verbalizer"), "head='verbalizer' predicts one label word"),
-        (dict(method="efl"), "'efl' predicts the one label that a text entails"),
+        (dict(method="efl"), "method 'efl' scores pairs"),
         (dict(class_weight="balanced"), "class_weight='balanced' needs one class for each row"),
     ],
 )

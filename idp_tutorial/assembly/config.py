@@ -27,7 +27,7 @@ from idp_tutorial.methods import all_methods  # noqa: F401 (it registers the met
 from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS, MethodConfig
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.utils.checks import UserError, check_name
-from idp_tutorial.utils.options import Option, check_option_name, declared_options, find_option
+from idp_tutorial.utils.options import Option, check_option_name, declared_options
 
 __all__ = [
     "RunOptions",
@@ -206,21 +206,19 @@ def methods_with_option(
     ]
 
 
+def _list_some(methods: list[str]) -> str:
+    """Return the first four names of a list."""
+    return ", ".join(methods[:4]) + (" …" if len(methods) > 4 else "")
+
+
 def _refuse_option(method: str, name: str, own_options: Mapping[str, Option]) -> None:
     """Refuse an option that a method does not have."""
-    known = [*own_options, *general_options()]
     users = methods_with_option(name)
     if not users:
-        option = find_option(name, [*known, *all_method_options()])
-        if option is None or option in known:
-            check_option_name(name, known, f"option of {method!r}")
-        # 'num_virtual_tokens' of a method without a prompt is reported as 'prompt_length'
-        name = str(option)
-        users = methods_with_option(name)
-    more = " …" if len(users) > 4 else ""
+        check_option_name(name, [*own_options, *general_options()], f"option of {method!r}")
     raise UserError(
         f"method {method!r} has no option {name!r}: leave it out, or use a method that has it "
-        f"({', '.join(users[:4])}{more}). Its options are {', '.join(own_options) or 'none'}."
+        f"({_list_some(users)}). Its options are {', '.join(own_options) or 'none'}."
     )
 
 
@@ -265,48 +263,33 @@ def _check_cache(configs: Collection[RunConfig], cache: str) -> None:
     if requested and not any(_has_cacheable_state(cfg, requested) for cfg in configs):
         raise UserError(
             f"cache={cache!r} has no effect on {', '.join(cfg.method for cfg in configs)}: leave "
-            "cache out. 'hidden' needs a late prompt with layer > 0 or method 'head-only', and "
-            "'sentence' needs a generator that runs the backbone twice, with sentence_pooling "
-            "other than 'noisy'."
+            "it out. 'hidden' needs a frozen layer below the prompt, and 'sentence' a generator "
+            "that runs the backbone twice, with sentence_pooling other than 'noisy'."
         )
 
 
-_HEAD_OPTIONS = ("two_layer_head", "head_init", "head_lr", "tune_head_first")
+_HEAD_OPTIONS = ("two_layer_head", "head_init", "head_lr", "tune_head_first", "pooling")
 
 
 def _refuse_unused_head_option(
     name: str, value: Any, methods: Collection[str], options: RunOptions
 ) -> None:
     """Refuse an option that the head of this run does not use."""
-    option = f"{name}={value!r}"
+    if name == "pooling" and methods_with_option("sentence_pooling", methods):
+        return  # M(x) of a generator depends on it too
+    reason = ""
     has_verbalizer = options.head == "verbalizer"
-    # M(x) of a generator depends on `pooling` too
-    is_unused_pooling = name == "pooling" and not methods_with_option("sentence_pooling", methods)
     if any(task.is_generation for task in TASKS.values() if task.name == options.task):
-        if is_unused_pooling or name in (*_HEAD_OPTIONS, "head", "loss_vocab"):
-            raise UserError(
-                f"{option} has no effect: task {options.task!r} is answered with generated text, "
-                "which needs no classification head. Leave it out."
-            )
+        if name in (*_HEAD_OPTIONS, "head", "loss_vocab"):
+            reason = f"task {options.task!r} is answered with generated text"
     elif has_verbalizer and name in _HEAD_OPTIONS:
-        raise UserError(
-            f"{option} has no effect on a verbalizer, which has no classification head: leave it "
-            "out, or use head='classification'."
-        )
-    elif has_verbalizer and is_unused_pooling:
-        raise UserError(
-            f"{option} has no effect on a verbalizer, which predicts at its mask token: leave it "
-            "out, or use head='classification'."
-        )
+        reason = "a verbalizer predicts at its mask token and has no classification head"
     elif not has_verbalizer and name == "loss_vocab":
-        raise UserError(
-            f"{option} has an effect on a verbalizer only: leave it out, or use head='verbalizer'."
-        )
+        reason = "it needs head='verbalizer'"
     elif not has_verbalizer and name == "template" and options.pooling != "mask":
-        raise UserError(
-            f"{option} has an effect on a head at the mask token only: leave it out, or use "
-            "head='verbalizer', or a trained head with pooling='mask'."
-        )
+        reason = "it needs head='verbalizer', or a trained head with pooling='mask'"
+    if reason:
+        raise UserError(f"{name}={value!r} has no effect: {reason}. Leave it out.")
 
 
 def refuse_control(method: str) -> None:
@@ -333,13 +316,11 @@ _COMMAND_OPTIONS = {
 def _refuse_option_without_users(
     name: str, value: Any, methods: Collection[str], users: list[str]
 ) -> None:
-    if any(method in users for method in methods):
-        return
-    more = " …" if len(users) > 4 else ""
-    raise UserError(
-        f"option {name}={value!r} has no effect on {', '.join(methods)}: leave it out, or use a "
-        f"method that has it ({', '.join(users[:4])}{more})."
-    )
+    if not {*methods} & {*users}:
+        raise UserError(
+            f"option {name}={value!r} has no effect on {', '.join(methods)}: leave it out, or use "
+            f"a method that has it ({_list_some(users)})."
+        )
 
 
 def refuse_unread_options(

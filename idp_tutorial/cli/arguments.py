@@ -19,8 +19,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
-from idp_tutorial.utils.checks import UserError, closest_match, parse_number
-from idp_tutorial.utils.options import Option, check_option_name, find_option
+from idp_tutorial.utils.checks import UserError, parse_number
+from idp_tutorial.utils.options import Option, check_option_name
 
 __all__ = ["OneLineParser", "build_parser", "parse_arguments", "parse_value", "read_option_file"]
 
@@ -35,15 +35,12 @@ class OneLineParser(ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
-def _parse_class_weights(text: str) -> dict[str, float]:
-    """Return a weight for each class; raise `UserError` for a class that is given twice."""
-    pairs = json.loads(text, object_pairs_hook=list)
-    names = Counter(name for name, _ in pairs)
-    for name, count in names.items():
+def _build_mapping(pairs: list[tuple[Any, Any]]) -> dict:
+    """Return a dictionary of pairs; raise `ValueError` for a key that occurs twice."""
+    for key, count in Counter(key for key, _ in pairs).items():
         if count > 1:
-            raise UserError(f"class {name!r} has {count} weights: give one")
-    # the scalars of a YAML file are strings
-    return {name: parse_number(str(weight)) for name, weight in pairs}
+            raise ValueError(f"{key} occurs twice")
+    return dict(pairs)
 
 
 def parse_value(
@@ -52,19 +49,17 @@ def parse_value(
     name: str,  # how the option was given, for the message
 ) -> Any:
     """Return the value of an option that is not a Boolean."""
+    needed = "balanced, or one weight for each class in JSON, such as '{\"rare\": 5}'"
     try:
         if option.kind in (int, float):
+            needed = "a whole number" if option.kind is int else "a number"
             return parse_number(text, option.kind)
         if text.startswith("{") and option.name == "class_weight":
-            return _parse_class_weights(text)
-    except UserError as e:
-        raise UserError(f"{name} {text:.80}: {e}.") from None
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        needed = {int: "a whole number", float: "a number"}.get(option.kind)
-        needed = needed or "balanced, or a weight for each class in JSON, such as '{\"rare\": 5}'"
+            weights = json.loads(text, object_pairs_hook=_build_mapping)
+            # the scalars of a YAML file are strings
+            return {label: parse_number(str(weight)) for label, weight in weights.items()}
+    except (ValueError, RecursionError):
         raise UserError(f"{name} {text:.80}: give {needed}.") from None
-    if not text.strip() and not option.may_be_empty:
-        raise UserError(f"{name} is empty: give a value, or leave it out.")
     return text
 
 
@@ -115,29 +110,29 @@ def build_parser(
     return parser
 
 
-def _load_yaml(text: str) -> tuple[Any, list[str]]:
-    """Return the content of a YAML file, and the keys that occur twice in one mapping.
+def _load_yaml(file: str) -> dict[str, Any]:
+    """Return the options in a YAML file, whose scalars are strings as on the command line.
 
-    Scalars stay strings, as on the command line: a column may be called `on`, `12:30` or `010`.
+    A column may be called `on`, `12:30` or `010`.
     """
     import yaml
 
-    repeated: list[str] = []
-    kept_resolvers = {}
-    for character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
-        kept_resolvers[character] = [r for r in resolvers if r[0].endswith((":null", ":merge"))]
-    kept_resolvers.pop("", None)  # a key without a value is a mistake, `null` is the default
-
-    class StringLoader(yaml.SafeLoader):
-        yaml_implicit_resolvers = kept_resolvers
-
+    class StringLoader(yaml.BaseLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict:
-            """Build a mapping, and collect the keys that it has more than once."""
-            keys = Counter(k.value for k, _ in node.value if isinstance(k, yaml.ScalarNode))
-            repeated.extend(key for key, count in keys.items() if count > 1)
-            return super().construct_mapping(node, deep)
+            """Build a mapping without repeated keys."""
+            return _build_mapping(self.construct_pairs(node, deep))
 
-    return yaml.load(text, StringLoader), repeated
+    try:
+        content = yaml.load(Path(file).read_text(encoding="utf-8-sig"), StringLoader)
+        if not isinstance(content, dict):
+            raise ValueError("it contains no options")
+        return _build_mapping([(str(k).replace("-", "_"), v) for k, v in content.items()])
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as e:
+        reason = getattr(e, "strerror", None) or str(e).replace("\n", " ")
+        raise UserError(
+            f"--config {file} cannot be read ({reason}): give a YAML file with one line for each "
+            "option, such as method: lpt-npg."
+        ) from None
 
 
 def read_option_file(
@@ -145,32 +140,16 @@ def read_option_file(
     options: Mapping[str, Option],  # the options of the command
 ) -> dict[str, Any]:  # option: value
     """Return the options of a file, with the names and checks of the command line."""
-    import yaml
-
-    try:
-        content, repeated = _load_yaml(Path(file).read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as e:
-        reason = getattr(e, "strerror", None) or str(e).replace("\n", " ")
-        raise UserError(
-            f"--config {file} cannot be read ({reason}): give a YAML file with lines such as "
-            "method: lpt-npg."
-        ) from None
-    if not isinstance(content, dict):
-        raise UserError(
-            f"--config {file} contains no options: write lines such as method: lpt-npg."
-        )
-    names = [str(key).replace("-", "_") for key in content]
-    repeated += [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise UserError(f"--config {file}: {repeated[0]} occurs twice: keep one of the two lines.")
     values = {}
-    for name, value in zip(names, content.values()):
+    for name, value in _load_yaml(file).items():
         option = options[check_option_name(name, options, f"option in {file}")]
+        if value in ("null", "~"):  # the default
+            continue
         if option.kind is bool:
             if str(value).lower() not in _BOOLEAN_WORDS:
                 raise UserError(f"--config {file}: {name} is {value!r}: write true or false.")
             values[name] = _BOOLEAN_WORDS[str(value).lower()]
-        elif value is not None:
+        else:
             parts = value if isinstance(value, list) else [value]
             text = ",".join(json.dumps(v) if isinstance(v, dict) else str(v) for v in parts)
             values[name] = parse_value(option, text, f"--config {file}: {name}")
@@ -192,15 +171,9 @@ def parse_arguments(
     ]
     namespace, unknown = parser.parse_known_args(arguments)
     if unknown:
-        name = unknown[0].split("=")[0]
-        suggestion = find_option(name.lstrip("-"), options)
-        verb = "did you mean" if suggestion == closest_match(name.lstrip("-"), options) else "use"
-        advice = f"{parser.prog} --help lists the options."
-        if suggestion:
-            is_positional = options[suggestion].is_positional
-            shown = suggestion.upper() if is_positional else f"--{suggestion}"
-            advice = f"{verb} {shown}{'?' if verb != 'use' else '.'}"
-        raise UserError(f"unrecognized arguments: {' '.join(unknown)[:200]}: {advice}")
+        if not unknown[0].startswith("--"):
+            parser.error(f"unrecognized arguments: {' '.join(unknown)[:200]}")
+        check_option_name(unknown[0][2:].split("=")[0], options)
     given = vars(namespace)
     values: dict[str, Any] = {}
     for file in given.pop("config"):

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from idp_tutorial.cli.commands import (
     CommandOptions,
     command,
-    parse_ints,
+    parse_numbers,
     refuse_given,
     split_names,
 )
@@ -27,7 +27,6 @@ from idp_tutorial.utils.checks import (
     UserError,
     check_choice,
     check_name,
-    check_writable_folder,
     require_packages,
 )
 from idp_tutorial.utils.options import Range
@@ -103,97 +102,74 @@ def _check_measurements(options: BenchOptions) -> None:
     if measured == {"commands"}:
         refuse_given(options, "prompt_length bottleneck head dtypes", "for commands")
     require_packages("pandas", *(["peft"] if measured & {"peft", "commands"} else []))
-
-
-def _check_device_and_file(options: BenchOptions) -> None:
-    """Check the GPU and the output file, before an hour of measurements."""
-    import torch
-
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "device='cuda' needs a GPU, and PyTorch sees no GPU. Use 'cpu', or install a build of "
-            "PyTorch with CUDA on a machine with a GPU."
-        )
     if options.out and Path(options.out).is_dir():
         raise UserError(f"out={options.out} is a folder: give a file, such as results/bench.jsonl.")
-    if options.out:
-        check_writable_folder(Path(options.out).absolute().parent)
-
-
-def _load_benchmark_backbone(name: str, dtype: str, n_positions: int) -> Any:
-    """Load a backbone; a published configuration gets random weights and enough positions."""
-    from idp_tutorial.backbones.load import FULL_SCALE_CONFIGS, load_backbone
-
-    if name not in FULL_SCALE_CONFIGS:
-        return load_backbone(name, dtype=dtype)
-    published = getattr(FULL_SCALE_CONFIGS[name](), "max_position_embeddings", n_positions)
-    sizes: dict[str, Any] = {}
-    if published < n_positions:
-        sizes["max_position_embeddings"] = n_positions
-    return load_backbone(name, "random", dtype=dtype, **sizes)
 
 
 def _load_backbones(options: BenchOptions) -> list[Any]:
-    """Load the backbone in every dtype, with positions for the longest sequence."""
+    """Load the backbone in every dtype; a published one with random weights and enough positions.
+
+    The positions are those of the prompt and of the longest sequence.
+    """
+    from idp_tutorial.backbones.load import FULL_SCALE_CONFIGS, load_backbone
     from idp_tutorial.reproduction.efficiency.timing import (
         BENCHMARK_PROMPT_LENGTHS,
         SCALING_VALUES,
     )
 
+    dtypes = split_names(options.dtypes)
+    if options.backbone not in FULL_SCALE_CONFIGS:
+        return [load_backbone(options.backbone, dtype=dtype) for dtype in dtypes]
     largest = dict(
         prompt_length=options.prompt_length or max(BENCHMARK_PROMPT_LENGTHS.values()),
         length=options.length,
     )
     for axis in {*largest} & {*split_names(options.measure)}:
-        largest[axis] = max(parse_ints(options.values, "values") or SCALING_VALUES[axis])
+        largest[axis] = max(parse_numbers(options.values, "values") or SCALING_VALUES[axis])
     n_positions = sum(largest.values()) + 2
-    dtypes = split_names(options.dtypes)
-    return [_load_benchmark_backbone(options.backbone, dtype, n_positions) for dtype in dtypes]
+    published = FULL_SCALE_CONFIGS[options.backbone]()
+    sizes: dict[str, Any] = {}
+    if getattr(published, "max_position_embeddings", n_positions) < n_positions:
+        sizes["max_position_embeddings"] = n_positions
+    return [load_backbone(options.backbone, "random", dtype=dtype, **sizes) for dtype in dtypes]
 
 
-def _measure_methods(
+def _measure_parts(
     options: BenchOptions, measurement: str, backbones: list[Any], base: Any
-) -> Iterator[dict]:
-    """Yield the records of the training steps of methods, or of their scaling."""
+) -> Iterator[tuple[dict, Iterable[dict]]]:
+    """Yield the fields that all records of a part have, and its records."""
     from idp_tutorial.methods.all_methods import methods_with_head
     from idp_tutorial.reproduction.efficiency import timing
-
-    bb, *others = backbones
-    base = base.with_options(bottleneck=options.bottleneck)
-    rounds: dict[str, Any] = dict(prompt_length=options.prompt_length, repeats=options.repeats)
-    if measurement in AXES:
-        methods = _select_methods(options, timing.SCALING_METHODS)
-        values = parse_ints(options.values, "values")
-        for record in timing.time_scaling(measurement, bb, base, methods, values, **rounds):
-            yield dict(part=f"growth with {measurement}", **record)
-        return
-    methods = _select_methods(options, methods_with_head(options.head))
-    dtypes = split_names(options.dtypes)
-    variants = timing.list_benchmark_variants(methods, bb.n_layers, dtypes=dtypes)
-    for record in timing.benchmark_methods(bb, variants, base, others=others, **rounds):
-        yield dict(part="methods", **record)
-
-
-def _measure_beside_libraries(
-    options: BenchOptions, measurement: str, backbones: list[Any], base: Any
-) -> Iterator[dict]:
-    """Yield the records of plain training steps or predictions, beside those of other libraries."""
     from idp_tutorial.reproduction.efficiency.other_libraries import (
         time_inference,
         time_training_steps,
     )
 
-    prompt_length = options.prompt_length or 20
-    for bb in backbones:
-        if measurement == "peft":
-            fields = dict(part="beside peft", prompt_length=prompt_length, **bb.weights_info)
-            records = time_training_steps(bb, base, prompt_length, options.repeats)
-        else:
-            # predictions are always measured on the processor
-            fields = dict(part="answers", device="cpu", **bb.weights_info)
-            records = time_inference(bb, base, repeats=options.repeats)
-        for record in records:
-            yield {**fields, **record}
+    if measurement in ("peft", "pipeline"):
+        prompt_length = options.prompt_length or 20
+        for bb in backbones:
+            if measurement == "peft":
+                fields = dict(part="beside peft", prompt_length=prompt_length)
+                records = time_training_steps(bb, base, prompt_length, options.repeats)
+            else:  # predictions are always measured on the processor
+                fields = dict(part="answers", device="cpu")
+                records = time_inference(bb, base, repeats=options.repeats)
+            yield {**fields, **bb.weights_info}, records
+        return
+    bb, *others = backbones
+    base = base.with_options(bottleneck=options.bottleneck)
+    rounds: dict[str, Any] = dict(prompt_length=options.prompt_length, repeats=options.repeats)
+    if measurement in AXES:
+        methods = _select_methods(options, timing.SCALING_METHODS)
+        values = parse_numbers(options.values, "values")
+        records = timing.time_scaling(measurement, bb, base, methods, values, **rounds)
+        yield dict(part=f"growth with {measurement}"), records
+    else:
+        methods = _select_methods(options, methods_with_head(options.head))
+        dtypes = split_names(options.dtypes)
+        variants = timing.list_benchmark_variants(methods, bb.n_layers, dtypes=dtypes)
+        records = timing.benchmark_methods(bb, variants, base, others=others, **rounds)
+        yield dict(part="methods"), records
 
 
 def _measure_commands(options: BenchOptions) -> Iterator[dict]:
@@ -239,10 +215,9 @@ def _measure(options: BenchOptions) -> Iterator[dict]:
     if options.bottleneck:
         settings["bottleneck"] = options.bottleneck
     for measurement in measurements:
-        is_beside = measurement in ("peft", "pipeline")
-        measure = _measure_beside_libraries if is_beside else _measure_methods
-        for record in measure(options, measurement, backbones, base):
-            yield {**settings, **record}
+        for fields, records in _measure_parts(options, measurement, backbones, base):
+            for record in records:
+                yield {**settings, **fields, **record}
 
 
 def _collect_records(options: BenchOptions) -> list[dict]:
@@ -306,11 +281,12 @@ def _print_tables(records: list[dict]) -> None:
 @command(BenchOptions)
 def bench_command(options: BenchOptions, base: Any) -> None:
     """Measure time and memory of every method, beside the cost model and LPT's tables."""
-    _check_measurements(options)
-    _check_device_and_file(options)
-    if options.threads:
-        import torch
+    import torch
 
+    _check_measurements(options)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device='cuda' needs a GPU, and PyTorch sees no GPU: use device='cpu'.")
+    if options.threads:
         torch.set_num_threads(options.threads)
     records = _collect_records(options)
     if not options.json:

@@ -42,8 +42,7 @@ __all__ = [
     "Command",
     "command",
     "split_names",
-    "parse_ints",
-    "parse_floats",
+    "parse_numbers",
     "given_options",
     "refuse_given",
     "print_report",
@@ -162,17 +161,15 @@ class TrainingRunOptions(CommandOptions):
     ) -> tuple[float, ...]:  # (): each method's own learning rate, or those of `tune`
         """Return the learning rates to try.
 
-        Raises: `UserError` if `lr` is given beside `learning_rates`.
+        Raises: `UserError` if `lr` is given beside `learning_rates` or `tune`.
         """
-        grid = parse_floats(self.learning_rates, "learning_rates")
-        if lr and grid:
-            raise UserError(
-                f"learning_rates={self.learning_rates} and lr={lr:g} exclude each other: give one "
-                "of them."
-            )
+        grid = parse_numbers(self.learning_rates, "learning_rates", float)
+        for name in ("learning_rates", "tune"):
+            if lr and getattr(self, name, None):
+                raise UserError(f"{name} and lr={lr:g} exclude each other: give one of them.")
         for learning_rate in grid:
-            check_positive(learning_rate, "learning_rates", "learning rates, such as 1e-3,3e-3")
-        return grid
+            check_positive(learning_rate, "learning_rates")
+        return tuple(grid)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,15 +183,6 @@ class ComparisonOptions(TrainingRunOptions):
     tune: bool = False  # choose each method's learning rate from three, on the validation split
     # choose the head's learning rate from three without a prompt, and use it for every method
     tune_head_first: bool = False
-
-    def learning_rate_grid(self, lr: float | None) -> tuple[float, ...]:
-        """Return the learning rates to try.
-
-        Raises: `UserError` if `lr` is given beside `learning_rates` or `tune`.
-        """
-        if lr and self.tune:
-            raise UserError(f"tune and lr={lr:g} exclude each other: give one of them.")
-        return super().learning_rate_grid(lr)
 
     def refuse_unread(
         self,
@@ -269,10 +257,10 @@ class Command:
         )
 
     def _run(self, values: Mapping[str, Any]) -> None:
-        own_names = declared_options(self.options_class)
-        known = [*own_names, *self._options_of_runs()]
+        known = self.options()
         for name in values:
             check_option_name(name, known)
+        own_names = declared_options(self.options_class)
         own_options = self.options_class(**{n: v for n, v in values.items() if n in own_names})
         given = {name: value for name, value in values.items() if name not in own_names}
         base = self._run_options_from(own_options, given) if self.run_options != () else None
@@ -337,31 +325,19 @@ def split_names(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
-def _parse_numbers(
-    text: str | None, option: str, kind: type[int] | type[float], example: str
+def parse_numbers(
+    text: str | None,  # such as '6,12,18'; None: the option was not given
+    option: str,  # name of the option
+    kind: type[int] | type[float] = int,  # int: whole numbers
 ) -> list:
+    """Return the numbers in the value of an option."""
     try:
         return [parse_number(number, kind) for number in text.split(",")] if text else []
     except ValueError:
+        example = "6,12,18" if kind is int else "1e-3,3e-3"
         raise UserError(
             f"{option}={text!r}: give numbers with commas between them, such as {example}."
         ) from None
-
-
-def parse_ints(
-    text: str | None,  # such as '6,12,18'; None: the option was not given
-    option: str,  # name of the option
-) -> list[int] | None:
-    """Return the integers in the value of an option."""
-    return _parse_numbers(text, option, int, "6,12,18") or None
-
-
-def parse_floats(
-    text: str | None,  # such as '1e-3,3e-3'; None: the option was not given
-    option: str,  # name of the option
-) -> tuple[float, ...]:
-    """Return the numbers in the value of an option."""
-    return tuple(_parse_numbers(text, option, float, "1e-3,3e-3"))
 
 
 def given_options(options: CommandOptions) -> dict[str, Any]:  # name: value
@@ -375,12 +351,16 @@ def refuse_given(
     options: CommandOptions,
     names: str,  # names of options, with spaces between them
     reason: str,  # why they are not used, such as 'without probe'
+    base: Any = None,  # the `RunOptions` that were given, if some of the names are theirs
 ) -> None:
     """Refuse an option that was given but has no effect.
 
     Raises: `UserError` with the reason.
     """
     given = given_options(options)
+    if base:
+        declared = declared_options(type(options))
+        given |= {n: v for n, v in base.to_dict().items() if v and n not in declared}
     for name in names.split():
         if name in given:
             raise UserError(f"{name}={given[name]} is not used {reason}: leave it out.")

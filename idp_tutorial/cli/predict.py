@@ -18,11 +18,7 @@ from typing import IO, Annotated, Any, ClassVar, Literal
 
 from idp_tutorial.cli.commands import CommandOptions, command, print_report, refuse_given
 from idp_tutorial.data.table_options import TextConfig
-from idp_tutorial.utils.checks import (
-    UserError,
-    check_writable_file,
-    check_writable_folder,
-)
+from idp_tutorial.utils.checks import UserError, check_writable_folder
 from idp_tutorial.utils.durable_files import open_atomically
 from idp_tutorial.utils.options import Range, declared_options
 
@@ -65,7 +61,7 @@ def select_text_columns(
 
     Raises: `UserError` that counts the rows without a text, after all rows are read.
     """
-    from idp_tutorial.data.rows import is_empty_text, require_text, skip_empty_texts
+    from idp_tutorial.data.rows import is_empty_text, skip_empty_texts
     from idp_tutorial.training.evaluation import require_text_columns
 
     trained = task.source_columns
@@ -86,10 +82,7 @@ def select_text_columns(
         if not task.allow_empty_text and any(is_empty_text(row[c]) for c in columns.values()):
             empty.append(where)
         elif not empty or skip_empty:  # otherwise the remaining rows are only counted
-            texts = {
-                name: require_text(row[column], f"{where}: {column}", task.allow_empty_text)
-                for name, column in columns.items()
-            }
+            texts = {name: row[column] for name, column in columns.items()}
             if "group" in row:
                 texts["group"] = row["group"]
             require_text_columns(task, texts if "sentence1" in texts else row, where)
@@ -117,79 +110,59 @@ def _open_output(out: str) -> AbstractContextManager[IO]:
     return nullcontext(sys.stdout)
 
 
-def _json_default(value: Any) -> str:
-    """Return a value that JSON cannot express as a string; a date as ISO 8601."""
-    if isinstance(value, bytes):
-        raise UserError(
-            "a column contains bytes, which JSON lines cannot express: remove the column, or "
-            "decode it."
-        )
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def _to_json_value(value: Any, column: str | None = None) -> Any:
-    """Return a value with null for NaN, which Parquet has for missing values.
-
-    Raises: `UserError` for infinity, which JSON cannot express either.
-    """
+def _to_json_value(value: Any) -> Any:
+    """Return a value as JSON has it: null for NaN, and dates as ISO 8601."""
     if isinstance(value, dict):
-        return {k: _to_json_value(v, column or k) for k, v in value.items()}
+        return {k: _to_json_value(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_to_json_value(v, column) for v in value]
-    if isinstance(value, float) and math.isinf(value):
-        raise UserError(
-            f"column {column!r} contains infinity, which JSON lines cannot express: remove the "
-            "column, or write CSV (out_format=csv)."
-        )
-    return None if isinstance(value, float) and math.isnan(value) else value
+        return [_to_json_value(v) for v in value]
+    if isinstance(value, float) and math.isnan(value):  # Parquet has it for missing values
+        return None
+    return value.isoformat() if hasattr(value, "isoformat") else value
 
 
-def _make_csv_writer(file: IO) -> Callable[[dict], None]:
-    """Return a function that writes rows as CSV with the columns of the first row."""
+def _flatten_row(row: dict) -> dict:
+    """Return a row with one column for each probability, and several labels as one text."""
     from idp_tutorial.data.user_data import format_labels
 
-    table: csv.DictWriter[str] = csv.DictWriter(file, [], restval="", lineterminator="\n")
-
-    def write_row(row: dict) -> None:
-        """Write a row, after the header if it is the first one."""
-        flat = dict(row)
-        for label, probability in flat.pop("probabilities", {}).items():
-            column = f"probability {label}"
-            if column in row:
-                raise UserError(
-                    f"a row already has a column {column!r}, which the prediction would replace: "
-                    "rename it."
-                )
-            flat[column] = probability
-        if isinstance(flat.get("prediction"), list):  # several labels
-            flat["prediction"] = format_labels(flat["prediction"])
-        if not table.fieldnames:
-            table.fieldnames = list(flat)
-            table.writeheader()
-        for column in flat:
-            if column not in table.fieldnames:
-                raise UserError(
-                    f"a row has a column {column!r} that the first row lacks: a CSV file needs the "
-                    "same columns in every row; write JSON lines (out_format=jsonl)."
-                )
-        table.writerow(flat)
-
-    return write_row
+    flat = dict(row)
+    for label, probability in flat.pop("probabilities", {}).items():
+        column = f"probability {label}"
+        if column in row:
+            raise UserError(
+                f"a row already has a column {column!r}, which the prediction would replace: "
+                "rename it."
+            )
+        flat[column] = probability
+    if isinstance(flat.get("prediction"), list):
+        flat["prediction"] = format_labels(flat["prediction"])
+    return flat
 
 
 def make_row_writer(
     file: IO,  # open for text
-    format: str,  # 'csv' or 'jsonl'
+    format: str,  # 'csv', with the columns of the first row, or 'jsonl'
 ) -> Callable[[dict], None]:
     """Return a function that writes a row to a file."""
-    if format == "csv":
-        return _make_csv_writer(file)
+    table: csv.DictWriter[str] = csv.DictWriter(file, [], restval="", lineterminator="\n")
 
     def write_row(row: dict) -> None:
-        """Write a row as a line of JSON."""
-        values = _to_json_value(row)
-        text = json.dumps(values, ensure_ascii=False, allow_nan=False, default=_json_default)
-        print(text, file=file)
+        """Write a row as a line of JSON or CSV."""
+        values = _flatten_row(row) if format == "csv" else _to_json_value(row)
+        try:
+            if format == "jsonl":
+                text = json.dumps(values, ensure_ascii=False, allow_nan=False, default=str)
+                print(text, file=file)
+                return
+            if not table.fieldnames:
+                table.fieldnames = list(values)
+                table.writeheader()
+            table.writerow(values)
+        except ValueError as e:  # infinity, or a column that the first row lacks
+            other = "jsonl" if format == "csv" else "csv"
+            raise UserError(
+                f"{row!r:.80} cannot be written as {format} ({e}): use out_format={other}."
+            ) from None
 
     return write_row
 
@@ -269,8 +242,16 @@ def predict_command(options: PredictOptions, base: Any) -> None:
     idp predict --model tickets --texts new.csv --text message --proba --out answers.csv
     """
     output_format = _output_format(options.out, options.out_format)
-    if options.out != "-":
-        check_writable_file(options.out)
+    if options.report:
+        check_writable_folder(options.report, "report=")
+    with _open_output(options.out) as file:  # an error, before the model is loaded
+        _predict_file(options, make_row_writer(file, output_format))
+    if options.report:
+        print_report(options.report, sys.stderr if options.out == "-" else sys.stdout)
+
+
+def _predict_file(options: PredictOptions, write_row: Callable[[dict], None]) -> None:
+    """Predict the texts of a file, and write the report if there is to be one."""
     import torch
 
     from idp_tutorial.data.file_readers import iterate_rows
@@ -286,7 +267,6 @@ def predict_command(options: PredictOptions, base: Any) -> None:
     all_predictions: list[dict] = []
     if options.report:
         require_reportable(task)
-        check_writable_folder(options.report, "report=")
     if options.device == "auto" and torch.cuda.is_available():
         trained.to("cuda")
     read = iterate_rows(options.texts, options.format, task.pair, options.encoding, options.sep)
@@ -294,18 +274,15 @@ def predict_command(options: PredictOptions, base: Any) -> None:
     batch_size = options.batch_size
     # the rows of a question must be predicted together
     window_size = None if task.grouping == "choose" else max(WINDOW_SIZE, 8 * batch_size)
-    with _open_output(options.out) as file:
-        write_row = make_row_writer(file, output_format)
-        while window := [*islice(rows, window_size)]:
-            predictions = predict(trained, task, cfg, [t for _, t in window], batch_size)
-            for (row, texts), prediction in zip(window, predictions):
-                write_row({**row, **_predicted_columns(prediction, task, options.proba)})
-                if options.report:
-                    where = f"row {len(labelled) + 1}"
-                    label = _parse_row_label(task, row, texts, options.label, where)
-                    labelled.append({**texts, "label": label})
-                    all_predictions.append(prediction)
+    while window := [*islice(rows, window_size)]:
+        predictions = predict(trained, task, cfg, [t for _, t in window], batch_size)
+        for (row, texts), prediction in zip(window, predictions):
+            write_row({**row, **_predicted_columns(prediction, task, options.proba)})
+            if options.report:
+                where = f"row {len(labelled) + 1}"
+                label = _parse_row_label(task, row, texts, options.label, where)
+                labelled.append({**texts, "label": label})
+                all_predictions.append(prediction)
     if options.report:
         title = f"{cfg.method} on {Path(options.texts).name}"
         write_report(task, labelled, all_predictions, options.report, title)
-        print_report(options.report, sys.stderr if options.out == "-" else sys.stdout)

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 from idp_tutorial.cli.commands import (
     CommandOptions,
     command,
-    parse_floats,
+    parse_numbers,
     refuse_given,
     split_names,
 )
-from idp_tutorial.utils.checks import UserError, check_writable_folder
+from idp_tutorial.utils.checks import check_writable_folder
 from idp_tutorial.utils.options import Range
 from idp_tutorial.utils.process import handle_messages
 
@@ -104,13 +104,6 @@ def _reproduce_figure(options: "ReproduceOptions", data: str | None) -> None:
     print(f"\nwritten: {file}")
 
 
-def _refuse_run_option(base: Any, name: str, reason: str) -> None:
-    """Raise `UserError` if an option of the runs is given that is not used."""
-    value = base.to_dict().get(name)
-    if value:
-        raise UserError(f"{name}={value} is not used {reason}: leave it out.")
-
-
 def _print_plan(runs: Iterable[Any]) -> None:
     """Print the settings of the runs of a table."""
     for cfg in runs:
@@ -154,10 +147,8 @@ def reproduce_command(options: ReproduceOptions, base: Any) -> None:
     idp reproduce --table lpt-2 --scale small --data FOLDER
     """
     if options.claims:
-        unused = "table scale backbone methods tasks steps seeds learning_rates out plan"
-        refuse_given(options, unused, "with claims")
-        for name in ("data", "glove"):
-            _refuse_run_option(base, name, "with claims")
+        unused = "table scale backbone methods tasks steps seeds learning_rates out plan data glove"
+        refuse_given(options, unused, "with claims", base)
         _update_claims(options.claims)
         return
     from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
@@ -166,33 +157,27 @@ def reproduce_command(options: ReproduceOptions, base: Any) -> None:
 
     table = options.table
     if table in FIGURE_EXPERIMENTS:
-        unused = "methods tasks learning_rates"
-        refuse_given(options, unused, f"by the figure {table}")
-        _refuse_run_option(base, "glove", f"by the figure {table}")
+        unused = "methods tasks learning_rates glove"
+        refuse_given(options, unused, f"by the figure {table}", base)
         _reproduce_figure(options, base.data)
         return
     methods = split_names(options.methods) if options.methods else None
     tasks = split_names(options.tasks) if options.tasks else None
-    backbone = options.backbone
+    settings = (table, options.scale, options.backbone, base.data)
     glove = base.get("glove")
     if options.plan:
-        _print_plan(
-            plan_table_runs(table, options.scale, backbone, base.data, methods, tasks, glove)
-        )
+        _print_plan(plan_table_runs(*settings, methods, tasks, glove))
         if options.scale == "full":
             print(f"\n{describe_search_space(table)}")
         return
     with handle_messages():
         results = reproduce_table(
-            table,
-            options.scale,
-            backbone,
-            base.data,
+            *settings,
             options.seeds,
             options.out,
             methods,
             tasks,
-            parse_floats(options.learning_rates, "learning_rates"),
+            tuple(parse_numbers(options.learning_rates, "learning_rates", float)),
             options.steps,
             glove,
         )

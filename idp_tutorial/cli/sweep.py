@@ -13,7 +13,7 @@ from idp_tutorial.cli.commands import (
     ComparisonOptions,
     TableOptions,
     command,
-    parse_ints,
+    parse_numbers,
     refuse_given,
     split_names,
 )
@@ -129,7 +129,7 @@ def sweep_command(options: SweepOptions, base: Any) -> None:
     matplotlib.use("Agg")
     probe_cfg = ProbeConfig(options.probe_depth, options.probe_width, steps=options.probe_steps)
     methods = split_names(options.methods)
-    layers = parse_ints(options.layers, "layers")
+    layers = parse_numbers(options.layers, "layers") or None
     seeds = options.seeds
     out = options.out
     task = _validate(methods, base, layers, options)

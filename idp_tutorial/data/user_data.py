@@ -39,13 +39,7 @@ from idp_tutorial.data.splits import list_files, load_hub_dataset, match_splits
 from idp_tutorial.data.table_options import FRACTION_HINT, TableConfig
 from idp_tutorial.data.task import TEXT_COLUMNS, Task, make_column_templates
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.utils.checks import (
-    MissingFileError,
-    UserError,
-    check_number,
-    is_number,
-    parse_number,
-)
+from idp_tutorial.utils.checks import MissingFileError, Range, UserError, is_number, parse_number
 from idp_tutorial.utils.options import check_option_name, declared_options
 
 __all__ = [
@@ -425,7 +419,7 @@ def hold_out_rows(
     seed: int = 0,  # seed of the sample
 ) -> tuple[list, list]:  # the remaining rows, the rows that are held out
     """Sample a stratified part of the rows; at least one row of every class remains."""
-    check_number(fraction, "validation", 0, 1, FRACTION_HINT, True, True)
+    Range(0, 1, FRACTION_HINT, True, True).check(fraction, "validation")
     rng = random.Random(seed)
     by_class: dict[Any, list] = {}
     for row in rows:

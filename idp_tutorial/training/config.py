@@ -12,7 +12,7 @@ from idp_tutorial.core.dtypes import INT4_HINT
 from idp_tutorial.core.heads import HeadConfig
 from idp_tutorial.data.metrics import METRICS
 from idp_tutorial.data.task import TaskConfig
-from idp_tutorial.utils.checks import UserError, check_choice, check_name, check_number
+from idp_tutorial.utils.checks import UserError, check_choice, check_name
 from idp_tutorial.utils.options import Range, check_options
 
 __all__ = ["MachineConfig", "TrainingConfig"]
@@ -32,7 +32,7 @@ class _ClassWeights:
         """Check a mapping of class weights, or `balanced`."""
         if isinstance(value, dict):
             for label, weight in value.items():
-                check_number(weight, f"{name}[{label!r}]", 0, 1e40, is_low_excluded=True)
+                Range(0, 1e40, is_low_excluded=True).check(weight, f"{name}[{label!r}]")
         else:
             hint = "or a weight for each class, such as {'rare': 5}"
             check_choice(value, (None, "balanced"), name, hint)

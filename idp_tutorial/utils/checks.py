@@ -12,8 +12,8 @@ import errno
 import importlib.util
 import math
 import os
-import re
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,9 +25,7 @@ __all__ = [
     "DivergenceError",
     "check_choice",
     "is_number",
-    "describe_lower_limit",
-    "describe_upper_limit",
-    "check_number",
+    "Range",
     "check_at_least",
     "check_int",
     "check_positive",
@@ -39,7 +37,6 @@ __all__ = [
     "explain_os_error",
     "is_out_of_memory",
     "check_writable_folder",
-    "check_writable_file",
     "require_packages",
 ]
 
@@ -90,54 +87,48 @@ def is_number(
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _format_number(number: float) -> str:
+def _format(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) and number < 10**15 else f"{number:g}"
 
 
-def describe_lower_limit(
-    low: float,  # smallest allowed number
-    is_excluded: bool = False,  # the number must be greater than `low`
-) -> str:
-    """Return which numbers are large enough, such as 'at least 1'."""
-    if low == -math.inf:
-        return "a number"
-    if is_excluded and low == 0:
-        return "a positive number"
-    return f"{'greater than' if is_excluded else 'at least'} {_format_number(low)}"
+@dataclass(frozen=True)
+class Range:
+    """The numbers that an argument or an option may have."""
 
+    low: float = -math.inf  # smallest allowed number
+    high: float = math.inf  # largest allowed number
+    hint: str = ""  # what the number is, or what usually fixes it, for the message
+    is_low_excluded: bool = False  # the number must be greater than `low`
+    is_high_excluded: bool = False  # the number must be smaller than `high`
 
-def describe_upper_limit(
-    high: float,  # largest allowed number
-    is_excluded: bool = False,  # the number must be smaller than `high`
-) -> str:
-    """Return which numbers are small enough, such as 'at most 100'."""
-    return f"{'below' if is_excluded else 'at most'} {_format_number(high)}"
+    def _describe_low(self) -> str:
+        if self.low == -math.inf:
+            return "a number"
+        if self.is_low_excluded and self.low == 0:
+            return "a positive number"
+        return f"{'greater than' if self.is_low_excluded else 'at least'} {_format(self.low)}"
 
+    def _describe_high(self) -> str:
+        return f"{'below' if self.is_high_excluded else 'at most'} {_format(self.high)}"
 
-def check_number(
-    value: Any,  # the value to check
-    name: str,  # name of the argument
-    low: float = -math.inf,  # smallest allowed number
-    high: float = math.inf,  # largest allowed number
-    hint: str = "",  # what the number is, or what usually fixes it, added to the message
-    is_low_excluded: bool = False,  # the number must be greater than `low`
-    is_high_excluded: bool = False,  # the number must be smaller than `high`
-) -> Any:  # `value`
-    """Return `value` if it is a number between two limits.
+    def __str__(self) -> str:
+        low = self._describe_low()
+        return low if self.high == math.inf else f"{low} and {self._describe_high()}"
 
-    Raises: `UserError` for another number, NaN or something that is not a number.
-    """
-    if not is_number(value):
-        needed = "a positive number" if is_low_excluded else "a number"
-        raise UserError(f"{name} must be {needed}, got {value!r:.40}{_in_brackets(hint)}.")
-    is_above = value > low if is_low_excluded else value >= low  # false for NaN
-    is_below = value < high if is_high_excluded else value <= high
-    if is_above and is_below:
-        return value
-    needed = describe_lower_limit(low, is_low_excluded)
-    if is_above:
-        needed = describe_upper_limit(high, is_high_excluded)
-    raise UserError(f"{name} must be {needed}, got {value!s:.30}{_in_brackets(hint)}.")
+    def check(self, value: Any, name: str) -> Any:  # `value`
+        """Return a number that is in the range.
+
+        Raises: `UserError` for another number, NaN, or something that is not a number.
+        """
+        needed = self._describe_low()
+        if not is_number(value):
+            needed = "a positive number" if self.is_low_excluded else "a number"
+        elif value > self.low if self.is_low_excluded else value >= self.low:  # false for NaN
+            if value < self.high if self.is_high_excluded else value <= self.high:
+                return value
+            needed = self._describe_high()
+        shown = str(value) if is_number(value) else repr(value)
+        raise UserError(f"{name} must be {needed}, got {shown:.40}{_in_brackets(self.hint)}.")
 
 
 def check_at_least(
@@ -150,7 +141,7 @@ def check_at_least(
 
     Raises: `UserError` for a smaller number, NaN or something that is not a number.
     """
-    return check_number(value, name, low, hint=hint)
+    return Range(low, hint=hint).check(value, name)
 
 
 def check_int(
@@ -175,7 +166,7 @@ def check_positive(
 
     Raises: `UserError` for anything else.
     """
-    return value if value is None else check_number(value, name, 0, 1e40, hint, True)
+    return value if value is None else Range(0, 1e40, hint, True).check(value, name)
 
 
 def check_between(
@@ -189,7 +180,7 @@ def check_between(
 
     Raises: `UserError` for anything else.
     """
-    return value if value is None else check_number(value, name, low, high, hint)
+    return value if value is None else Range(low, high, hint).check(value, name)
 
 
 def check_bool(
@@ -205,12 +196,6 @@ def check_bool(
     return value
 
 
-_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
-_NUMBER = re.compile(
-    r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE
-)
-
-
 def parse_number(
     text: str,  # such as '12', '-2.5' or '1e-3', perhaps between spaces
     kind: type[int] | type[float] = float,  # int: a whole number
@@ -222,8 +207,7 @@ def parse_number(
 
     Raises: `ValueError` for any other text.
     """
-    text = text.strip(" \t\r\n")
-    if not (_WHOLE_NUMBER if kind is int else _NUMBER).fullmatch(text):
+    if not text.isascii() or "_" in text:
         raise ValueError(f"{text!r:.60} is not a number")
     return kind(text)
 
@@ -263,23 +247,6 @@ def check_name(
     )
 
 
-_OS_ERROR_ADVICE = {
-    errno.ENOSPC: "no space is left on the disk of {file}: free some, or use another disk",
-    errno.EDQUOT: "your disk quota for {file} is used up: free some space, or use another disk",
-    errno.EFBIG: "{file} exceeds the largest file size of this disk: use another disk",
-    errno.EACCES: "no permission to read or write {file}: change its permissions or use another",
-    errno.EPERM: "no permission to read or write {file}: change its permissions or use another",
-    errno.EROFS: "the disk of {file} is read-only: use another disk",
-    errno.ENAMETOOLONG: "the file name {file} is too long (limit: 255 bytes): use a shorter one",
-    errno.ELOOP: "{file} is a link that leads back to itself: give the file or folder itself",
-    errno.EISDIR: "{file} is a folder: give the path of a file",
-    errno.ENOTDIR: "a part of the path {file} is a file, not a folder: give another path",
-    errno.ENOENT: "{file} does not exist: check the spelling of the path",
-    errno.EMFILE: "too many files are open: close some programs, or raise the limit (ulimit -n)",
-    errno.EIO: "the disk of {file} reports an I/O error: use another disk",
-}
-
-
 def explain_os_error(
     error: OSError,  # the error to explain
     default_file: Path | str = "the file",  # file to name if the error does not name one
@@ -287,11 +254,11 @@ def explain_os_error(
     """Return what the operating system refused and what usually fixes it, without a full stop."""
     filename = error.filename2 or error.filename or default_file
     file = filename.decode(errors="replace") if isinstance(filename, bytes) else str(filename)
-    if len(file) > 100:
-        file = f"{file[:60]}… ({len(file.encode(errors='replace'))} bytes)"
-    unknown = f"{{file}} cannot be used ({error.strerror or type(error).__name__})"
-    advice = _OS_ERROR_ADVICE.get(error.errno or 0, unknown)
-    return advice.replace("{file}", file)
+    reason = error.strerror or type(error).__name__
+    advice = "check the path and its permissions"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        advice = "free some space, or use another disk"
+    return f"{file[:100]} cannot be used ({reason}): {advice}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -307,41 +274,16 @@ def check_writable_folder(
 ) -> None:
     """Check that a folder can be written or created.
 
-    Raises: `UserError` for an empty name, a file, or a folder without write permission.
+    Raises: `UserError` for a file, or a folder without write permission.
     """
-    if not str(folder):
-        raise UserError(f"{argument}'' is empty: use '.' for the current folder.")
-    try:
-        path = Path(folder).absolute()
-        existing = next(p for p in (path, *path.parents) if p.exists())
-    except (OSError, ValueError) as e:  # a name that is too long, a circular link, a zero byte
-        reason = explain_os_error(e, folder) if isinstance(e, OSError) else e
-        raise UserError(f"{argument}{str(folder)[:80]!r}: {reason}.") from None
+    path = Path(folder).absolute()
+    existing = next(p for p in (path, *path.parents) if p.exists())
     if not existing.is_dir():
         raise UserError(f"{argument}{folder}: {existing} is a file: give a folder.")
     if not os.access(existing, os.W_OK):
         raise UserError(
             f"{argument}{folder}: there is no write permission in {existing}: give another folder."
         )
-
-
-def check_writable_file(
-    path: Path | str,  # its folder must exist
-) -> None:
-    """Check that a file of the option `out` can be written.
-
-    Raises: `UserError` for a folder, a missing folder, or a folder without write permission.
-    """
-    file = Path(os.path.realpath(path))
-    folder = Path(path).parent
-    given = f"out={path or repr('')}"
-    if file.is_dir():
-        raise UserError(f"{given} is a folder: give a file in it.")
-    if not file.parent.is_dir():
-        raise UserError(f"{given}: the folder {folder} does not exist: create it, or give another.")
-    is_replaced = file.is_file() or not file.exists()  # a pipe or a device is written in place
-    if is_replaced and not os.access(file.parent, os.W_OK):
-        raise UserError(f"{given}: there is no write permission in {folder}: give another folder.")
 
 
 EXTRA_OF_PACKAGE = {  # package: the extra of settings.ini that installs it

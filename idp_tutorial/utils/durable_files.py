@@ -16,10 +16,10 @@ without such locks, `filelock` writes the process and the host into the file, an
 that process is gone.
 """
 
+import glob
 import json
 import logging
 import os
-import re
 import secrets
 import socket
 import sys
@@ -84,15 +84,6 @@ def move_into_place(source: Path, destination: Path) -> None:
     _sync(destination.parent)
 
 
-def _refuse_link_to_device(file: Path) -> None:
-    """Raise `UserError` for a link to a pipe or a device in the place of a file."""
-    if file.is_symlink() and "/dev/" not in f"{file.absolute().parent}/":
-        raise UserError(
-            f"{file} is a link to {os.path.realpath(file)}, from which nothing can be read again: "
-            "remove the link."
-        )
-
-
 @contextmanager
 def open_atomically(
     file: Path | str,  # the file to write; a link is followed
@@ -100,9 +91,8 @@ def open_atomically(
     **open_kwargs: Any,  # further arguments of `open`
 ) -> Iterator[IO]:  # an open file
     """Open a file that replaces the old one when the block ends without an error."""
-    given, file = Path(file), Path(os.path.realpath(file))
+    file = Path(os.path.realpath(file))
     if file.exists() and not file.is_file():  # a pipe or a device cannot be replaced
-        _refuse_link_to_device(given)
         with open(file, mode, **open_kwargs) as f:
             yield f
         return
@@ -112,7 +102,8 @@ def open_atomically(
             yield f
         move_into_place(part, file)
     except BaseException as e:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         if isinstance(e, OSError) and str(e.filename) == str(part):
             e.filename = str(file)  # the message names the file that the user knows
         raise
@@ -132,11 +123,8 @@ def remove_stale_part_files(
     name: str = "",  # file whose part files are removed; '': all part files of the folder
 ) -> None:
     """Remove incomplete files of killed processes, which are named by `open_atomically`."""
-    stem = re.escape(name[:40]) if name else ".*"
-    pattern = rf"\.{stem}\.\d+-[0-9a-f]{{8}}\.part"
-    for part in folder.glob(".*.part"):
-        if not re.fullmatch(pattern, part.name, re.DOTALL):
-            continue
+    stem = glob.escape(name[:40]) if name else "*"
+    for part in folder.glob(f".{stem}.[0-9]*-????????.part"):
         with suppress(FileNotFoundError):  # another process may have removed it
             if time.time() - part.stat().st_mtime > 3600:
                 part.unlink()
@@ -152,14 +140,6 @@ def _describe_this_process() -> str:
     command = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     started = time.strftime("%d %B %H:%M:%S")
     return f"process {os.getpid()} on {socket.gethostname()} ({command}), since {started}"
-
-
-def _read_lock_holder(note: Path) -> str:
-    """Return the description of the process that holds the lock, as far as it is known."""
-    try:
-        return note.read_text(encoding="utf-8") or "another process"
-    except (OSError, UnicodeDecodeError):
-        return "another process"
 
 
 @contextmanager
@@ -188,7 +168,9 @@ def folder_lock(
     try:
         lock.acquire(timeout=1 if wait else 0)
     except Timeout:
-        holder = _read_lock_holder(note)
+        holder = "another process"
+        with suppress(OSError, UnicodeDecodeError):
+            holder = note.read_text(encoding="utf-8") or holder
         if not wait:
             raise UserError(
                 f"{target} is in use by {holder}: wait until it ends, or use another output folder."
@@ -241,8 +223,6 @@ def append_line(file: Path, line: str) -> None:
     """Append a line to a file and flush it to disk; other processes wait."""
     # a lock of its own: that of the whole file may be held for hours
     with folder_lock(file.parent, file.name + "-end", wait=True):
-        if file.exists() and not file.is_file():
-            _refuse_link_to_device(file)
         if file.exists():
             repair_last_line(file)
         with open(file, "ab") as f:

@@ -21,7 +21,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import torch
 
@@ -75,15 +75,13 @@ def load_record(line: str) -> dict:
     """
     try:
         record = json.loads(line)
-        stored = record.pop("digest", None) if isinstance(record, dict) else None
-        text = json.dumps(record)
         json.dumps(record, ensure_ascii=False).encode()
     except RecursionError:
         raise UserError("its brackets are nested too deeply") from None
-    except UnicodeEncodeError:
-        raise UserError("it contains a lone surrogate, which is not a character") from None
     if not isinstance(record, dict):
         raise UserError(f"it is not a JSON object but {str(record)[:40]!r}")
+    stored = record.pop("digest", None)
+    text = json.dumps(record)
     # a record without digest is accepted, unless the damage is in the key 'digest' itself
     is_key_damaged = stored is None and any(
         isinstance(v, str) and _DIGEST_PATTERN.fullmatch(v) for v in record.values()
@@ -97,21 +95,15 @@ def load_record(line: str) -> dict:
 SCHEMA_VERSION: Literal[3] = 3
 
 
-class _Config(Protocol):
-    """The config of a run, or the options of several runs."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all options by name."""
-        ...
-
-
 _FILE_OPTIONS = ("data", "glove", "init_from")  # files and folders
 # options that name a place or a device; the contents of the files are compared by their digests
 _PLACES = (*_FILE_OPTIONS, "device", "cache_dir")
 _WITHOUT_EFFECT = (*_PLACES, "gradient_checkpointing")  # options that do not change a result
 
 
-def config_to_record(cfg: _Config | Mapping[str, Any]) -> dict[str, Any]:
+def config_to_record(
+    cfg: Any,  # a `RunConfig`, `RunOptions`, or a mapping of options
+) -> dict[str, Any]:
     """Return the options of a run for its record; files and folders are stored by name only."""
     options = dict(cfg) if isinstance(cfg, Mapping) else cfg.to_dict()
     options["cache_dir"] = None
@@ -126,7 +118,9 @@ def config_to_record(cfg: _Config | Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def config_fingerprint(cfg: _Config | Mapping[str, Any]) -> dict[str, Any]:
+def config_fingerprint(
+    cfg: Any,  # a `RunConfig`, `RunOptions`, or a mapping of options
+) -> dict[str, Any]:
     """Return the options of a run that can change its result.
 
     The names of the task and of the backbone are among them, because tables list runs by them.
@@ -374,9 +368,9 @@ def processor_name() -> str:
 
 def _shorten_paths(argument: str) -> str:
     """Return an argument with only the last component of a path, also in `--data=PATH`."""
-    option, equals, value = (
-        argument.rpartition("=") if argument.startswith("--") else ("", "", argument)
-    )
+    option, equals, value = "", "", argument
+    if argument.startswith("--"):
+        option, equals, value = argument.rpartition("=")
     return option + equals + (Path(value).name if os.sep in value else value)
 
 

@@ -138,30 +138,7 @@ def _unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 class _DamagedFileError(UserError):
-    """Error for a file whose content differs from what was written."""
-
-
-def _write_tree(
-    file: Path | str,  # replaced as a whole
-    tree: Any,  # dictionaries, lists, tuples, tensors and plain values
-) -> None:
-    """Write a tree of tensors and plain values to a file, as a whole or not at all."""
-    tensors: dict[str, Tensor] = {}
-    description = _flatten(tree, tensors)
-    save_tensors(file, tensors, description)
-
-
-def _read_tree(file: Path | str) -> Any:
-    """Return the tree that `_write_tree` wrote.
-
-    Raises: `UserError` for a damaged file, `OSError` for one that cannot be read.
-    """
-    data = Path(file).read_bytes()
-    try:
-        description, tensors = deserialise_tensors(data)
-        return _unflatten(description, tensors)
-    except (ValueError, KeyError, TypeError, RecursionError) as e:
-        raise _DamagedFileError(f"{file} is damaged: it was changed after it was written") from e
+    """Error for a snapshot whose content differs from what was written."""
 
 
 def list_snapshots(folder: Path | str) -> list[tuple[int, Path]]:
@@ -185,7 +162,9 @@ def write_snapshot(
     """
     folder = Path(folder)
     try:
-        _write_tree(folder / f"checkpoint-{step}.safetensors", dict(step=step, tree=tree))
+        tensors: dict[str, Tensor] = {}
+        description = _flatten(dict(step=step, tree=tree), tensors)
+        save_tensors(folder / f"checkpoint-{step}.safetensors", tensors, description)
         up_to_now = [path for s, path in list_snapshots(folder) if s <= step]
         for old in up_to_now[2:]:
             old.unlink(missing_ok=True)
@@ -198,14 +177,16 @@ def write_snapshot(
 
 
 def _read_snapshot(file: Path, step: int) -> Any:
-    content = _read_tree(file)
-    if not (isinstance(content, dict) and content.keys() >= {"step", "tree"}):
-        raise _DamagedFileError(f"{file} is damaged: it has no step or no tree")
-    if content["step"] != step:
-        raise _DamagedFileError(
-            f"{file} is damaged: its name and its content (step {content['step']!r:.40}) disagree"
-        )
-    return content["tree"]
+    """Return the tree of a snapshot; raise `OSError` if the file cannot be read."""
+    data = file.read_bytes()
+    try:
+        content = _unflatten(*deserialise_tensors(data))
+        tree = content["tree"]
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
+        raise _DamagedFileError(f"{file} is damaged: it was changed after it was written") from e
+    if content.get("step") != step:
+        raise _DamagedFileError(f"{file} is damaged: its name and its content disagree")
+    return tree
 
 
 def read_last_snapshot(

@@ -22,7 +22,7 @@ import numpy as np
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig, RunOptions, recorded_option
-from idp_tutorial.cli.commands import TrainingRunOptions, command, parse_ints, split_names
+from idp_tutorial.cli.commands import TrainingRunOptions, command, parse_numbers, split_names
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_config_task
@@ -276,7 +276,7 @@ def run_differences(options: ClaimRunOptions, base: RunOptions) -> None:
 
 def run_prompt_layers(options: ClaimRunOptions, base: RunOptions) -> None:
     """Run every method with its prompt at each of the given layers."""
-    layers = parse_ints(options.layers, "layers") or []
+    layers = parse_numbers(options.layers, "layers") or []
     for (task_name, method), layer in product(options.settings(), layers):
         cfg = make_method_config(options, base, task_name, method)
         run_all_seeds(options, cfg.with_options(layer=layer))

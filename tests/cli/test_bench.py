@@ -163,7 +163,7 @@ def test_long_texts_get_a_position_table(monkeypatch):
         (dict(head="verbaliser"), ["'verbaliser'", "'verbalizer'"]),
         (dict(backbone="nowhere"), ["no backbone 'nowhere'"]),
         (dict(out="."), ["out=.", "folder"]),
-        (dict(out="/dev/null/x/y.jsonl"), ["out=/dev/null/x: /dev/null is a file"]),
+        (dict(out="/dev/null/x/y.jsonl"), ["/dev/null/x cannot be used"]),
     ],
     ids=lambda v: str(v)[:40],
 )

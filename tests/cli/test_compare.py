@@ -1,6 +1,5 @@
 """`idp compare` on the command line: an error as one line and status 2, or three files."""
 
-import json
 import logging
 import os
 import re
@@ -14,74 +13,28 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from idp_tutorial.cli.compare import Progress
+from idp_tutorial.cli.compare import Progress, compare_command
 from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.runs import compare as comparison
+from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.process import handle_messages
 from idp_tutorial.utils.records import read_records
 
-SERVER = """
-"Imports once, then runs each command line it is given in a child of its own"
-import json, os, sys
-import torch
-from idp_tutorial.cli.compare import compare_command
-from idp_tutorial.runs import compare as comparison
-from idp_tutorial.runs import tables as results
-from idp_tutorial.backbones.load import load_backbone
-torch.set_num_threads(1)
-load_backbone('tiny') # with what its libraries import late
-for line in iter(sys.stdin.readline, ''):
-    argv,cwd,report = json.loads(line)
-    pid = os.fork()
-    if not pid:
-        # a child makes its pool of threads anew: before two threads of a loader ask at once
-        torch.set_num_threads(1)
-        code = 70
+
+@pytest.fixture
+def command(capsys, monkeypatch, tmp_path):
+    """Return a function that runs a command: exit status, stdout and stderr."""
+
+    def call(*argv, cwd=tmp_path):
+        monkeypatch.chdir(cwd)
+        code = 0
         try:
-            for fd,name in ((1,'out'),(2,'err')):
-                os.dup2(os.open(f'{report}.{name}', os.O_CREAT|os.O_WRONLY|os.O_TRUNC), fd)
-            os.chdir(cwd)
-            try:
-                compare_command.main(argv)
-                code = 0
-            except SystemExit as e: code = e.code or 0
-            except BaseException: import traceback; traceback.print_exc(); code = 1
-            sys.stdout.flush(); sys.stderr.flush()
-        finally: os._exit(code)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
+            compare_command.main([*map(str, argv)])
+        except SystemExit as e:
+            code = e.code or 0
+        return (code, *capsys.readouterr())
 
-
-@pytest.fixture(scope="module")
-def command(tmp_path_factory):
-    """Return a function that runs a command in a process: exit status, stdout and stderr."""
-    home = tmp_path_factory.mktemp("server")
-    (home / "server.py").write_text(SERVER)
-    env = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-    }
-    with subprocess.Popen(
-        [sys.executable, home / "server.py"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=env,
-    ) as server:
-
-        def call(*argv, cwd=home):
-            server.stdin.write(
-                json.dumps([[*map(str, argv)], str(cwd), str(home / "report")]) + "\n"
-            )
-            server.stdin.flush()
-            return (
-                int(server.stdout.readline()),
-                (home / "report.out").read_text(),
-                (home / "report.err").read_text(),
-            )
-
-        yield call
-        server.stdin.close()
+    return call
 
 
 @pytest.fixture
@@ -167,7 +120,7 @@ def test_bad_arguments(args, words, refused):
         (["--steps", "ten"], "--steps ten: give a whole number"),
         (["--seeds", "1.5"], "--seeds 1.5: give a whole number"),
         (["--lr", "fast"], "--lr fast: give a number"),
-        (["--stepz", "3"], "--stepz"),
+        (["--stepz", "3"], "unknown option 'stepz': did you mean 'steps'?"),
     ],
 )
 def test_what_does_not_parse(args, word, command, tmp_path):
@@ -263,61 +216,38 @@ def three_files(out, methods, seeds):
     return records
 
 
-def test_a_comparison_of_all_methods(command, small_folder, few_options, tmp_path):
-    code, out, err = command(
-        "--backbone",
-        small_folder,
-        *few_options,
-        "--methods",
-        "all",
-        "--steps",
-        2,
-        "--seeds",
-        1,
-        "--prompt_length",
-        3,
-        "--out",
-        tmp_path / "a/b",
-        cwd=tmp_path,
-    )
-    assert code == 0, err
-    records = three_files(tmp_path / "a/b", METHODS, 1)
-    assert all(
-        r["steps"] == 2
-        and r["data"] == few_options[1].name
-        and r["split_sizes"]["test"] == 20
-        and r.get("prompt_length", 3) == 3
-        and r["lr_selection"] == "default"
-        for r in records
-    )
-    assert (
-        "best checkpoint on validation, reported on test" in out
-        and all(m in out for m in METHODS)
-        and "Traceback" not in err
-    )
-    again = ["s-idpg-phm", "lpt-npg", "fine-tuning"]
-    command(
-        "--backbone",
-        small_folder,
-        *few_options,
-        "--methods",
-        ",".join(again),
-        "--steps",
-        2,
-        "--seeds",
-        1,
-        "--prompt_length",
-        3,
-        "--out",
-        tmp_path / "c",
-    )
-    first = [r for m in again for r in records if r["method"] == m]
-    for a, b in zip(
-        first, read_records(tmp_path / "c/compare.jsonl"), strict=True
-    ):  # equal commands, equal numbers
-        varying = ("provenance", "ms_per_step", "peak_memory_mb", "seconds", "tuning_seconds")
-        a, b = [{k: v for k, v in r.items() if k not in varying} for r in (a, b)]
-        assert a == b
+def test_equal_commands_write_equal_numbers(command, small_folder, few_options, tmp_path):
+    methods = ["s-idpg-phm", "lpt-npg", "fine-tuning"]
+    records = []
+    for out in (tmp_path / "a/b", tmp_path / "c"):
+        code, printed, err = command(
+            *("--backbone", small_folder, *few_options, "--methods", ",".join(methods)),
+            *("--steps", 2, "--seeds", 1, "--prompt_length", 3, "--out", out),
+        )
+        assert code == 0 and "Traceback" not in err, err
+        assert "best checkpoint on validation, reported on test" in printed
+        assert all(m in printed for m in methods)
+        records.append(three_files(out, methods, 1))
+    for first, second in zip(*records, strict=True):
+        assert first["steps"] == 2 and first["data"] == few_options[1].name
+        assert first["split_sizes"]["test"] == 20 and first["lr_selection"] == "default"
+        assert first.get("prompt_length", 3) == 3
+        for r in (first, second):
+            for name in ("provenance", "ms_per_step", "peak_memory_mb", "seconds"):
+                r.pop(name)
+            r.pop("tuning_seconds", None)
+        assert first == second
+
+
+def test_all_stands_for_every_method(command, monkeypatch):
+    methods = []
+
+    def compare_and_write(names, *rest):
+        methods.extend(names)
+        raise UserError("enough")
+
+    monkeypatch.setattr(comparison, "compare_and_write", compare_and_write)
+    assert command("--methods", "all")[0] == 2 and methods == [*METHODS]
 
 
 def test_tuned_with_a_verbalizer_and_a_method_given_twice(
@@ -346,32 +276,6 @@ def test_tuned_with_a_verbalizer_and_a_method_given_twice(
         and "best of 3 on validation" in a["lr_selection"]
         and (a["head"], b["steps_done"], a["params"]["head"]) == ("verbalizer", 0, 0)
     )
-
-
-def test_where_the_sentence_is_read(command, small_folder, few_options, tmp_path):
-    for readout in ("mean", "cls"):
-        code, _, err = command(
-            "--backbone",
-            small_folder,
-            *few_options,
-            "--methods",
-            "s-idpg-phm",
-            "--pooling",
-            readout,
-            "--steps",
-            2,
-            "--seeds",
-            1,
-            "--prompt_length",
-            3,
-            "--cache",
-            "sentence",
-            "--out",
-            tmp_path / readout,
-        )
-        assert code == 0, err
-    a, b = [read_records(tmp_path / r / "compare.jsonl")[0] for r in ("mean", "cls")]
-    assert (a["pooling"], b["pooling"]) == ("mean", "cls")
 
 
 def test_a_run_that_diverges(command, small_folder, few_options, tmp_path):
@@ -406,7 +310,7 @@ def test_the_primary_contrast_stands_first(command, small_folder, few_options, t
             small_folder,
             *few_options,
             "--methods",
-            "head-only,lpt,fine-tuning",
+            "head-only,lpt",
             "--lr",
             "1e-2",
             "--steps",
@@ -434,7 +338,7 @@ def test_the_primary_contrast_stands_first(command, small_folder, few_options, t
     scores = {(r["method"], r["seed"]): r["score"] for r in records}
     effect = sum(scores["lpt", s] - scores["head-only", s] for s in (0, 1)) / 2
     assert f": {effect:+.1f} points, 95 % interval" in line
-    (line, *_), err = primary_line("fine-tuning - lpt")
+    (line, *_), err = primary_line("head-only - lpt")
     assert (
         "chosen after some of these runs" in line and "seed" not in err
     )  # nothing is trained again
@@ -498,7 +402,7 @@ def test_options_reach_the_runs(command, small_folder, few_options, tmp_path):
     [
         (
             ["--template", "paper"],
-            "template='paper' has an effect on a head at the mask token only",
+            "template='paper' has no effect: it needs head='verbalizer'",
         ),
         (["--methods", "lora", "--position", "1"], "position=1 has no effect on lora"),
         (["--clip", "0"], "clip must be a positive number, got 0.0 (the largest gradient norm"),
@@ -511,7 +415,9 @@ def test_options_that_nothing_reads(args, words, refused):
     refused(words, args=[*FAST, "--methods", "lpt", *args])
 
 
-def test_an_interrupted_comparison_keeps_what_is_finished(small_folder, few_options, tmp_path):
+def test_an_interrupted_comparison_keeps_what_is_finished(
+    command, small_folder, few_options, tmp_path
+):
     env = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -566,16 +472,9 @@ def test_an_interrupted_comparison_keeps_what_is_finished(small_folder, few_opti
         and not (tmp_path / "compare.jsonl").exists()
     )
     args[args.index("99")] = str(len(records))
-    p = subprocess.run(
-        [*map(str, [sys.executable, "-m", "idp_tutorial", "compare", *args])],
-        capture_output=True,
-        text=True,
-        env=env,
-        cwd=tmp_path,
-        timeout=300,
-    )
     # the same command goes on, and has nothing left to do
-    assert p.returncode == 0 and "seed" not in p.stderr, p.stderr
+    code, _, err = command(*args)
+    assert code == 0 and "seed" not in err, err
     assert read_records(tmp_path / "compare.jsonl") == records and not part.exists()
 
 

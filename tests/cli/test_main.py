@@ -166,7 +166,7 @@ def test_a_file_of_options_gives_positional_arguments(name, argument, value, tmp
         (["trian"], "idp: unknown command 'trian': did you mean 'train'"),
         (
             ["train", "--botleneck", "3"],
-            "unrecognized arguments: --botleneck: did you mean --bottleneck",
+            "unknown option 'botleneck': did you mean 'bottleneck'",
         ),
         (
             ["train", "--method", "lpt", "--bottleneck", "3"],
@@ -178,7 +178,7 @@ def test_a_file_of_options_gives_positional_arguments(name, argument, value, tmp
             ["train", "--schedule", "cosine"],
             "schedule must be 'linear' or .*, got 'cosine'",
         ),
-        (["predict", "--conf", "x.yaml"], "unrecognized arguments: --conf x.yaml"),
+        (["predict", "--conf", "x.yaml"], "unknown option 'conf': "),
         (["fetch"], "idp fetch: name is missing"),
         (
             ["compare", "--methods", "head-only,lpt", "--bottleneck", "3"],

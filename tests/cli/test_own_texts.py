@@ -170,9 +170,9 @@ def test_pairs_and_numbers(small_folder, monkeypatch, capsys):
             "must be different columns, got",
         ),
         ("empty.csv --text message --label topic", "idp train: empty.csv has no rows"),
-        ("--config twice.yaml", "--config twice.yaml: steps occurs twice"),
-        ("--config same.yaml", "--config same.yaml: batch_size occurs twice"),
-        ("--config weights.yaml", "--config weights.yaml: login occurs twice"),
+        ("--config twice.yaml", "--config twice.yaml cannot be read .steps occurs twice"),
+        ("--config same.yaml", "same.yaml .*batch_size occurs twice"),
+        ("--config weights.yaml", "weights.yaml .*login occurs twice"),
         ("--config dates.yaml", "class_weight .*2020-01-01.*: give balanced, or"),
         (
             "tickets.csv --config on.yaml",
@@ -193,13 +193,10 @@ def test_refused_in_one_sentence(options, words, monkeypatch, capsys):
 
 def test_streams_that_are_closed_or_narrow_and_a_folder_without_a_name(monkeypatch):
     from idp_tutorial.data.file_readers import iterate_rows
-    from idp_tutorial.utils.checks import check_writable_folder
 
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(ValueError, match="standard input is closed"):
         [*iterate_rows("-", "lines", False)]
-    with pytest.raises(ValueError, match="is empty: use '.' for the current folder"):
-        check_writable_folder("")
     help = [sys.executable, "-m", "idp_tutorial", "train", "--help"]
     got = subprocess.run(
         help, env=os.environ | dict(PYTHONIOENCODING="ascii"), capture_output=True, text=True

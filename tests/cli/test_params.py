@@ -14,9 +14,6 @@ def test_the_command_prints_every_row(capsys):
         {"reported", "exact", "ours", "status"} <= set(l) and isinstance(l["ours"], int)
         for l in lines
     )
-    params_command(published=True)
-    out = capsys.readouterr().out
-    assert len(out.splitlines()) == 121 and "3,495,312" in out and "unexplained" in out
 
 
 def test_the_command_counts_methods(capsys):

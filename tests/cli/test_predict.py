@@ -3,7 +3,6 @@
 import io
 import json
 import math
-import os
 from dataclasses import replace
 
 import pytest
@@ -20,14 +19,13 @@ from idp_tutorial.cli.predict import (
 )
 from idp_tutorial.saving.prompt_files import save_pretrained
 from idp_tutorial.training import evaluation
-from idp_tutorial.utils.checks import check_writable_file
 
 
 def test_nan_becomes_null_and_infinity_is_refused():
     output = io.StringIO()
     make_row_writer(output, "jsonl")(dict(size=math.nan, split_sizes=[1.0, dict(a=math.nan)], n=3))
     assert json.loads(output.getvalue()) == dict(size=None, split_sizes=[1.0, dict(a=None)], n=3)
-    with pytest.raises(ValueError, match="column 'size' contains infinity"):
+    with pytest.raises(ValueError, match="cannot be written as jsonl .Out of range float"):
         make_row_writer(output, "jsonl")(dict(size=[math.inf]))
 
 
@@ -55,23 +53,17 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("x")
     for out, words in (
-        ("nope/a.csv", "the folder nope does not exist: create it"),
-        (".", "is a folder: give a file in it"),
-        ("file/a.csv", "the folder file does not exist"),
+        ("nope/a.csv", "nope/a.csv cannot be used (No such file or directory)"),
+        (".", "cannot be used (Is a directory)"),
+        ("file/a.csv", "file/a.csv cannot be used (Not a directory)"),
     ):
         with pytest.raises(SystemExit):
             predict_command(model="nowhere", out=out)  # before the model is looked for
         err = capsys.readouterr().err
-        assert words in err and err.startswith(f"idp predict: out={out}") and err.count("\n") == 1
+        assert words in err and err.startswith("idp predict: ") and err.count("\n") == 1
     with pytest.raises(SystemExit):
         predict_command(model="nowhere", out="")
     assert capsys.readouterr().err == "idp predict: out is empty: give a value, or leave it out.\n"
-    for out in ("file", "new", "/dev/null"):
-        check_writable_file(out)
-    monkeypatch.setattr(os, "access", lambda *a: False)
-    check_writable_file("/dev/null")
-    with pytest.raises(ValueError, match="there is no write permission in ."):
-        check_writable_file("new")
 
 
 @pytest.fixture(scope="module")

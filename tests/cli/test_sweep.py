@@ -248,7 +248,7 @@ def test_a_sweep_whose_runs_diverge(monkeypatch, tmp_path, capsys):
 
 WRONG = [
     (dict(learning_rates="a"), "learning_rates='a': give numbers"),
-    (dict(learning_rates="1e-3", lr=0.1), "learning_rates=1e-3 and lr=0.1"),
+    (dict(learning_rates="1e-3", lr=0.1), "learning_rates and lr=0.1"),
     (dict(methods="ltp"), "did you mean 'lpt'?"),
     (dict(methods="none"), "efl, fine-tuning.\n"),
     (dict(task="sst-2"), "did you mean 'sst2'?"),

@@ -52,8 +52,8 @@ WORDS = [
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_saved_answers_as_before(method, cfg, tmp_path):
-    c = cfg(method=method, lr=1e-2, standardise=True)
-    task = small_task()
+    c = cfg(method=method, lr=1e-2, standardise=True, steps=1)
+    task = small_task(train=8, validation=4, test=4)
     model = build_model(c, load_backbone(c.backbone), task)
     fit(model, task, c)
     save_pretrained(model, tmp_path / "a/b", task, c)
@@ -386,7 +386,7 @@ def test_texts(tmp_path):
             r"2 of 3 rows have no text .*in, line 1, line 4\): .* out with skip_empty",
         ),
         ('{"text": "a"}', one, dict(text="b"), "line 1: no column 'b' among text"),
-        ('{"sentence1": 3}', one, {}, "sentence1 must be a text that is not empty, got 3"),
+        ('{"sentence1": 3}', one, {}, "line 1: .* has no text 'sentence1'"),
         ('{"message": ""}', mine, {}, "1 of 1 rows has no text .*line 1"),
         (f'{{"text": "a", "{PREDICTION_COLUMNS[0]}": 1}}', one, {}, "rename it"),
     ):

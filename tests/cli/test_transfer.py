@@ -92,7 +92,7 @@ def test_command(small_folder, tmp_path, capsys):
     assert has_logits(r, tmp_path)
     for kw, words in (
         (dict(source="questions"), "do not correspond"),
-        (dict(learning_rates="1e-3", lr=0.1), "learning_rates=1e-3 and lr"),
+        (dict(learning_rates="1e-3", lr=0.1), "learning_rates and lr"),
         (dict(bottleneck=4), "bottleneck=4 has no effect on head-only"),
         (dict(learning_rates="a"), "learning_rates='a': give numbers"),
         (dict(labels="a"), "'a' is not a pair"),

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from idp_tutorial.utils.checks import (
+    Range,
     UserError,
     check_at_least,
     check_between,
     check_name,
-    check_number,
     check_positive,
     closest_match,
 )
@@ -19,10 +19,10 @@ from idp_tutorial.utils.checks import (
 @pytest.mark.parametrize(
     "check,words",
     [
-        (lambda: check_number(math.nan, "n"), "n must be a number, got nan"),
-        (lambda: check_number(True, "n"), "n must be a number, got True"),
-        (lambda: check_number(3, "n", 3, is_low_excluded=True), "n must be greater than 3, got 3"),
-        (lambda: check_number(1, "n", 0, 1, "a part", False, True), r"below 1, got 1 \(a part\)"),
+        (lambda: Range().check(math.nan, "n"), "n must be a number, got nan"),
+        (lambda: Range().check(True, "n"), "n must be a number, got True"),
+        (lambda: Range(3, is_low_excluded=True).check(3, "n"), "n must be greater than 3, got 3"),
+        (lambda: Range(0, 1, "a part", False, True).check(1, "n"), r"below 1, got 1 \(a part\)"),
         (lambda: check_at_least(0, 1, "n", "a size"), r"n must be at least 1, got 0 \(a size\)"),
         (lambda: check_between(10**7, 1, 10**6, "n"), "n must be at most 1,000,000, got 10000000"),
         (lambda: check_positive(0, "n"), "n must be a positive number, got 0"),
@@ -36,7 +36,7 @@ def test_numbers_beyond_their_limits_are_refused(check, words):
 
 
 def test_numbers_between_their_limits_are_returned():
-    assert check_number(math.inf, "n", 0) == math.inf
+    assert Range(0).check(math.inf, "n") == math.inf
     assert check_between(None, 0, 1, "n") is check_positive(None, "n") is None
     assert check_at_least(np.float32(0.5), 0, "n") == 0.5
 

@@ -58,6 +58,9 @@ def _open_text(path: str | Path, encoding: str) -> Iterator[IO[str]]:
     if path == "-":
         if sys.stdin is None:
             raise UserError("standard input is closed: pass a file, or pipe the texts in.")
+        if not hasattr(sys.stdin, "buffer"):  # replaced by another stream of text
+            yield sys.stdin
+            return
         text_file = TextIOWrapper(sys.stdin.buffer, **options)
         try:
             yield text_file

@@ -210,7 +210,8 @@ class MultiTaskModel:
         examples: list[dict] = [{} for _ in rows]
         for name, indices in indices_by_task.items():
             m = self.task_models[name]
-            texts = [{column: rows[i][column] for column in m.task.text_columns} for i in indices]
+            columns = m.task.text_columns
+            texts = [dict(zip(columns, map(rows[i].get, columns))) for i in indices]
             template = select_template(m.model, m.cfg)
             encoded = encode_rows(m.task, texts, self.backbone, m.cfg.max_len, template)
             for i, example in zip(indices, encoded):

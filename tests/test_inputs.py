@@ -14,6 +14,7 @@ from datasets import Dataset
 
 from idp_tutorial.cli.predict import select_text_columns
 from idp_tutorial.data.file_readers import iterate_rows
+from idp_tutorial.data.table_options import TableConfig
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import _read_labelled_rows
 from idp_tutorial.estimator import PromptClassifier, PromptRegressor, convert_to_rows
@@ -57,7 +58,7 @@ def write(file, row):
 
 
 def read_table(source, regression=False):
-    rows, _ = _read_labelled_rows(source, {}, ("text", None, "label"), regression)
+    rows, _ = _read_labelled_rows(source, TableConfig(regression=regression))
     if not rows:
         raise UserError("no row has a label")
     return rows[0]

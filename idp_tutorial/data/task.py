@@ -353,17 +353,13 @@ class Task:
         token_ids = []
         for word in self.label_words:
             ids = tokenizer(" " + word, add_special_tokens=False)["input_ids"]
-            if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
+            if len(ids) != 1 or ids[0] == tokenizer.unk_token_id or ids[0] in token_ids:
                 raise UserError(
-                    f"task {self.name!r}: label word {word!r} must be a single token of the "
-                    f"tokenizer, got {tokenizer.tokenize(' ' + word)}: use other label_words."
+                    f"task {self.name!r}: each label word must be another single token of the "
+                    f"tokenizer, but {word!r} is {tokenizer.tokenize(' ' + word)}: use other "
+                    "label_words."
                 )
             token_ids.append(ids[0])
-        if len(set(token_ids)) < len(token_ids):
-            raise UserError(
-                f"task {self.name!r}: two of the label words {self.label_words} are the same "
-                "token: use other label_words."
-            )
         return token_ids
 
     def to_predictions(

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from idp_tutorial.data.file_readers import detect_format
 from idp_tutorial.data.rows import (
     check_row,
     convert_copa_row,
@@ -25,7 +24,7 @@ from idp_tutorial.data.rows import (
 from idp_tutorial.data.splits import load_splits_from_folder, load_splits_from_hub, make_splits
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.task import TEMPLATES, Task, TaskConfig
-from idp_tutorial.utils.checks import UserError, check_at_least, check_name
+from idp_tutorial.utils.checks import check_at_least, check_name
 
 __all__ = ["TASKS", "load_task", "load_config_task"]
 
@@ -187,16 +186,6 @@ _TASK_LIST = [
 TASKS = {t.name: t for t in _TASK_LIST}
 
 
-def _check_task_name(name: str) -> str:
-    """Return the name of a task; raise `UserError` for an unknown name and for that of a file."""
-    if name not in TASKS and detect_format(name) != "auto":
-        raise UserError(
-            f"task {name!r} is the name of a table: pass it as the first argument of idp train, "
-            "idp compare or idp sweep, or in Python to `register_table_task`."
-        )
-    return check_name(name, TASKS, "task")
-
-
 def load_task(
     name: str | Task,  # key of `TASKS`, or a user-defined task
     # folder that contains `NAME/train.jsonl` …; None: use the rows of the task or of the hub
@@ -209,7 +198,7 @@ def load_task(
     stratified: bool = True,
 ) -> Task:  # the task with three splits: train, validation (selects), test (reports)
     """Load the rows of a task and divide them into three disjoint splits."""
-    task = name if isinstance(name, Task) else TASKS[_check_task_name(str(name))]
+    task = name if isinstance(name, Task) else TASKS[check_name(str(name), TASKS, "task")]
     if shots is not None:
         check_at_least(shots, 1, "shots", "shots=None uses all training rows")
     is_frozen = False

@@ -18,9 +18,8 @@ import math
 import random
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -242,8 +241,9 @@ def _name_source(source: Any) -> str:
     return str(source if isinstance(source, (str, Path)) else source.split or "dataset")
 
 
-def _iterate_source(source: Any, reading: Mapping[str, Any]) -> Iterable[tuple[str, dict]]:
+def _iterate_source(source: Any, table: TableConfig) -> Iterable[tuple[str, dict]]:
     """Return the rows of a file or of a dataset, with their location."""
+    reading = {name: getattr(table, name) for name in ("format", "encoding", "sep")}
     if isinstance(source, (str, Path)):
         return iterate_rows(source, **reading)
     if given := [name for name, value in reading.items() if value is not None]:
@@ -269,11 +269,7 @@ def check_labels(
 
 def _read_labelled_rows(
     source: Any,  # a file or a dataset
-    reading: Mapping[str, Any],  # arguments of `iterate_rows`
-    columns: Sequence[str | None],  # as for `resolve_columns`
-    regression: bool,
-    skip_empty: bool = False,
-    multi_label: bool = False,
+    table: TableConfig,
 ) -> tuple[list[dict], tuple]:
     """Read the rows of a split and its columns; without any label the list of rows is empty."""
     rows: list[dict] = []
@@ -282,7 +278,8 @@ def _read_labelled_rows(
     used: list[str] = []  # columns of texts
     resolved: tuple = ()
     features = getattr(source, "features", None) or {}
-    for where, row in _iterate_source(source, reading):
+    columns = (table.text, table.text2, table.label or "label")
+    for where, row in _iterate_source(source, table):
         text, text2, label = resolved = resolve_columns(row, where, *columns)
         used = [text, text2] if text2 else [text]
         if any(is_empty_text(row[column]) for column in used):
@@ -293,7 +290,7 @@ def _read_labelled_rows(
         rows.append({**dict(zip(TEXT_COLUMNS, texts)), "label": decoded})
         places.append(where)
     column = f"column {' or '.join(map(repr, used))}"
-    skip_empty_texts(empty, len(rows) + len(empty), column, skip_empty)
+    skip_empty_texts(empty, len(rows) + len(empty), column, table.skip_empty)
     if not rows:
         raise UserError(
             f"{_name_source(source)} has no rows{' with a text' if empty else ''}: it must "
@@ -302,23 +299,23 @@ def _read_labelled_rows(
     labels = [row["label"] for row in rows]
     if all(label in (None, "", -1, "-1") for label in labels):
         return [], resolved
-    if not multi_label:
+    if not table.multi_label:
         check_labels(labels, places)
     for row, where in zip(rows, places):
-        if multi_label:
+        if table.multi_label:
             row["label"] = parse_labels(row["label"], where)
         else:
-            row["label"] = parse_label(row["label"], where, regression)
+            row["label"] = parse_label(row["label"], where, table.regression)
     return rows, resolved
 
 
-def _read_splits(data: Any, read_rows: Callable) -> tuple[dict[str, list], tuple]:
+def _read_splits(data: Any, table: TableConfig) -> tuple[dict[str, list], tuple]:
     """Read the splits of a table that have labels, and the columns of the last split read."""
     splits = {}
     columns: tuple = ()
     name = data if isinstance(data, (str, Path)) else "the dataset"
     for split, source in _find_sources(data).items():
-        rows, columns = read_rows(source)
+        rows, columns = _read_labelled_rows(source, table)
         if rows:
             splits[split] = rows
         else:
@@ -459,15 +456,7 @@ def load_table_task(
     for name in options:
         check_option_name(name, declared_options(TableConfig))
     table = TableConfig(**options)
-    read_rows = partial(
-        _read_labelled_rows,
-        reading=dict(format=table.format, encoding=table.encoding, sep=table.sep),
-        columns=(table.text, table.text2, table.label or "label"),
-        regression=table.regression,
-        skip_empty=table.skip_empty,
-        multi_label=table.multi_label,
-    )
-    splits, columns = _read_splits(data, read_rows)
+    splits, columns = _read_splits(data, table)
     fractions = {}
     if table.test and "test" not in splits:
         fractions["test"] = table.test

@@ -140,10 +140,6 @@ def test_unknown_tasks_and_invalid_shots():
         load_task("sst-2")
     with pytest.raises(ValueError, match="unknown task 'xyzzy'. Known: sst2"):
         load_task("xyzzy")
-    with pytest.raises(
-        ValueError, match="is the name of a table: pass it .* idp train, idp compare or idp sweep"
-    ):
-        load_task("mine/tickets.csv")
     with pytest.raises(ValueError, match="shots must be at least 1, got 0 .shots=None uses all"):
         load_task("sentiment", shots=0)
     with pytest.raises(

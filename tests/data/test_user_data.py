@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
+from idp_tutorial.data.table_options import TableConfig
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import (
     _read_labelled_rows,
@@ -74,7 +75,7 @@ def test_a_missing_class_label_is_reported(tmp_path):
 
     def read(label):
         rows_ = Dataset.from_list([*rows, dict(text="last", label=label)], features=features)
-        return _read_labelled_rows(rows_, {}, (None, None, "label"), False)
+        return _read_labelled_rows(rows_, TableConfig())
 
     for label in (None, -1):
         with pytest.raises(ValueError, match=r"1 of 21 rows has no label \(dataset, row 21\)"):
@@ -283,5 +284,5 @@ def test_lists_of_class_labels_are_decoded():
     features = Features(dict(text=Value("string"), label=labels))
     rows = [dict(text="a", label=[0, 1]), dict(text="b", label=[])]
     dataset = Dataset.from_list(rows, features=features)
-    read, _ = _read_labelled_rows(dataset, {}, (None, None, "label"), False, multi_label=True)
+    read, _ = _read_labelled_rows(dataset, TableConfig(multi_label=True))
     assert [row["label"] for row in read] == [["no", "yes"], []]

@@ -9,13 +9,11 @@ Texts can be a list, a list of pairs, columns of pandas, or a `datasets.Dataset`
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from enum import Enum
 from inspect import Parameter, Signature, signature
 from numbers import Real
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -25,11 +23,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from idp_tutorial.assembly.config import RunConfig, all_method_options, general_options
-from idp_tutorial.core.context import Context
-from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, copy_state, trained_state
 from idp_tutorial.core.random_numbers import preserved_random_numbers
-from idp_tutorial.core.steps import Step
 from idp_tutorial.data.rows import (
     convert_label,
     is_empty_text,
@@ -54,8 +49,7 @@ from idp_tutorial.runs.report import Report, make_report, require_reportable, wr
 from idp_tutorial.saving.hub import push_to_hub, read_run_record, read_saved_prompts
 from idp_tutorial.saving.prompt_files import build_saved_model, save_pretrained
 from idp_tutorial.training.callbacks import list_callbacks
-from idp_tutorial.training.evaluation import generate, iterate_batches, predict
-from idp_tutorial.training.examples import encode_for_model
+from idp_tutorial.training.evaluation import predict
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.checks import (
     DivergenceError,
@@ -65,6 +59,7 @@ from idp_tutorial.utils.checks import (
     check_name,
 )
 from idp_tutorial.utils.options import check_option_name
+from idp_tutorial.utils.schemas import check_schema
 
 __all__ = [
     "ESTIMATOR_OPTIONS",
@@ -121,25 +116,18 @@ def _resolve_columns(
 
 
 def _check_collection(values: Any, name: str, items: str) -> None:
-    """Raise `UserError` for anything but an ordered collection.
+    """Raise `UserError` for anything but an ordered collection without hidden values.
 
     A set has no order, which the labels or predictions need; a masked array hides values; an array
     without a dimension has one value; rows of a sparse matrix are matrices.
     """
-    problem = ""
-    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        n_masked = int(np.ma.getmaskarray(values).sum())
-        problem = f"a masked array with {n_masked} masked values"
-    elif hasattr(values, "toarray"):
-        problem = "a sparse matrix"
-    elif isinstance(values, Set) and not isinstance(values, KeysView):
-        problem = f"a {type(values).__name__}, which has no order"
-    elif isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
-        problem = f"{values!r:.60}"
-    elif getattr(values, "ndim", 1) == 0:
-        problem = "an array without a dimension"
-    if problem:
-        raise UserError(f"{name} is {problem}: give a list of {items}.")
+    is_one_value = isinstance(values, (str, bytes, Mapping)) or getattr(values, "ndim", 1) == 0
+    is_special = isinstance(values, (Set, np.ma.MaskedArray)) or hasattr(values, "toarray")
+    if is_one_value or is_special or not hasattr(values, "__iter__"):
+        raise UserError(
+            f"{name} is a {type(values).__name__}: give a list of {items}, or an array, column or "
+            "table that is neither masked nor sparse."
+        )
 
 
 def convert_to_rows(
@@ -202,18 +190,6 @@ ESTIMATOR_OPTIONS |= dict(lr="auto", steps=300) | _OWN_OPTIONS
 ESTIMATOR_OPTIONS |= dict.fromkeys(all_method_options())
 
 
-def _record_output(step: Step, outputs: list[np.ndarray]) -> Step:
-    """Return a step whose source also appends its prompt vectors to `outputs`."""
-
-    def source(ctx: Context) -> torch.Tensor:
-        """Return the prompt of the step, and append its vectors to `outputs`."""
-        prompt = step.source(ctx)
-        outputs.append(prompt.detach().float().cpu().numpy())
-        return prompt
-
-    return replace(step, source=source)
-
-
 def _name_options(init: Callable) -> Signature:
     """Return a signature with every option, from which scikit-learn reads names and defaults."""
     positional = [*signature(init).parameters.values()][:2]
@@ -232,18 +208,6 @@ def _select_splits(X: Any, validation: Any) -> tuple[Any, Any]:
     if isinstance(validation, Real) and "validation" in splits:
         validation = splits["validation"]
     return splits["train"], validation
-
-
-def _describe_model(task: Task, method: str, backbone: str | Path) -> dict[str, Any]:
-    """Return what a model has in common with one that is trained from it."""
-    return {
-        "method": method,
-        "backbone": str(backbone),
-        "classes": [*task.labels],
-        "pair": task.pair,
-        "regression": task.is_regression,
-        "text_targets": task.is_generation,
-    }
 
 
 class PromptEstimator(BaseEstimator):
@@ -303,7 +267,6 @@ class PromptEstimator(BaseEstimator):
         # table; a `DatasetDict` with a validation split needs none
         validation: Any = 0.1,
         resume: Path | str | None = None,  # folder for checkpoints, from which a killed fit resumes
-        text_targets: bool = False,  # True: the labels are texts that a decoder learns to generate
         *,
         text: str | None = None,  # column of the texts of a table; None: the usual names
         text2: str | None = None,  # column of the second texts, for pairs
@@ -321,7 +284,7 @@ class PromptEstimator(BaseEstimator):
         try:
             X, validation = _select_splits(X, validation)
             self._fit_columns = _resolve_columns(X, y, text, text2, label)
-            task = self._make_training_task(X, y, validation, text_targets, skip_empty)
+            task = self._make_training_task(X, y, validation, skip_empty)
             continues = self.warm_start if warm_start is None else warm_start
             initial_state = self._trained_state(task) if continues else None
             with preserved_random_numbers():
@@ -331,25 +294,14 @@ class PromptEstimator(BaseEstimator):
             raise
         return self
 
-    def _make_training_task(
-        self, X: Any, y: Any, validation: Any, text_targets: bool, skip_empty: bool
-    ) -> Task:
+    def _make_training_task(self, X: Any, y: Any, validation: Any, skip_empty: bool) -> Task:
         """Return a task with a training split and a validation split."""
-        if text_targets and not isinstance(self, ClassifierMixin):
-            raise UserError(
-                f"text_targets=True needs an estimator whose predict returns texts, and "
-                f"{type(self).__name__} predicts numbers: use PromptClassifier."
-            )
 
         def make_rows(X: Any, y: Any, is_training_data: bool = False) -> list[dict]:
-            """Return rows with labels that `make_task` accepts, or with target texts."""
+            """Return rows with labels that `make_task` accepts."""
             rows, labels = self._read_texts_and_labels(X, y, self._fit_columns, skip_empty)
-            if text_targets:
-                labels = [require_text(text, "target", allow_empty=True) for text in labels]
-            else:
-                labels = self._validate_labels(labels, is_training_data)
-            column = "target" if text_targets else "label"
-            return [{**row, column: label} for row, label in zip(rows, labels)]
+            labels = self._validate_labels(labels, is_training_data)
+            return [{**row, "label": label} for row, label in zip(rows, labels)]
 
         rows = make_rows(X, y, is_training_data=True)
         if isinstance(validation, Real):
@@ -364,23 +316,7 @@ class PromptEstimator(BaseEstimator):
                 "validation must be a fraction, such as 0.1, (texts, labels), or a table with "
                 f"labels, got {validation!r:.60}. These texts select the checkpoint."
             )
-        return self._make_task(dict(train=rows, validation=validation_rows), text_targets)
-
-    def _trained_state(self, task: Task) -> dict[str, torch.Tensor] | None:
-        """Return the tensors of the earlier fit, if there is one and it is of the same task."""
-        if not hasattr(self, "model_"):
-            return None
-        earlier = _describe_model(self.task_, self.config_.method, self.config_.backbone)
-        for name, value in _describe_model(task, self.method, self.backbone).items():
-            if value != earlier[name]:
-                raise UserError(
-                    f"warm_start=True continues from a model with {name}={earlier[name]!r}, but "
-                    f"this fit has {name}={value!r}: use the same, or warm_start=False."
-                )
-        return copy_state(trained_state(self.model_))
-
-    def _make_task(self, splits: dict[str, list[dict]], text_targets: bool) -> Task:
-        if splits["train"][0].keys() != splits["validation"][0].keys():
+        if rows[0].keys() != validation_rows[0].keys():
             raise UserError(
                 "the training texts and the validation texts differ: one set contains pairs, "
                 "the other single texts. Pass both in the same form."
@@ -389,16 +325,22 @@ class PromptEstimator(BaseEstimator):
         columns: dict[str, Any] = (
             {"columns": make_column_templates(text, text2, label or "label")} if text else {}
         )
-        if not text_targets:
-            return make_task("own", splits, **self._label_fields(), **columns)
-        return Task(
-            "own",
-            is_generation=True,
-            metric="exact_match",
-            pair="sentence2" in splits["train"][0],
-            splits=splits,
-            **columns,
-        )
+        splits = dict(train=rows, validation=validation_rows)
+        return make_task("own", splits, **self._label_fields(), **columns)
+
+    def _trained_state(self, task: Task) -> dict[str, torch.Tensor] | None:
+        """Return the tensors of the earlier fit, if there is one and it is of the same task."""
+        if not hasattr(self, "model_"):
+            return None
+        cfg = self.config_
+        earlier = (cfg.method, str(cfg.backbone), self.task_.labels, self.task_.pair)
+        current = (self.method, str(self.backbone), task.labels, task.pair)
+        if current != earlier:
+            raise UserError(
+                f"warm_start=True continues from a model with the method, backbone, classes and "
+                f"pairs {earlier}, but this fit has {current}: use the same, or warm_start=False."
+            )
+        return copy_state(trained_state(self.model_))
 
     def _validate_labels(self, y: Any, is_training_data: bool) -> list:
         raise NotImplementedError
@@ -452,18 +394,10 @@ class PromptEstimator(BaseEstimator):
             weights = {str(label): weight for label, weight in weights.items()}
             if len(weights) < len(self.class_weight):
                 raise UserError(
-                    f"class_weight={self.class_weight!s:.80} has two weights for a class, as a "
-                    "text and as another type: give one."
+                    f"class_weight={self.class_weight!s:.80} has two weights for a class."
                 )
         evaluations = check_int(self.evaluations, "evaluations")
-        hint = "number of evaluations during training"
-        check_between(evaluations, 0, 10**9, "evaluations", hint)
-        if not isinstance(self.backbone, (str, Path)):
-            raise UserError(
-                "backbone must be the name or the folder of a model, such as 'tiny' or "
-                f"'roberta-base', got {self.backbone!r:.60}. To train prompts on a model object, "
-                "use get_prompt_model(model, method)."
-            )
+        check_between(evaluations, 0, 10**9, "evaluations")
         cfg = RunConfig(
             self.method,
             task=task.name,
@@ -580,35 +514,6 @@ class PromptEstimator(BaseEstimator):
             return make_report(self.task_, rows, predictions, title)
         return write_report(self.task_, rows, predictions, folder, title)
 
-    @torch.no_grad()
-    def compute_prompts(
-        self,
-        X: Any,  # texts, as for `convert_to_rows`
-    ) -> np.ndarray:  # `[N,t,d]`; for prompts in several layers `[N,layers,t,d]`
-        """Return the prompt vectors that are inserted for each text, without separators."""
-        check_is_fitted(self, "model_")
-        model = self.model_.eval()
-        if not model.plan:
-            raise UserError(
-                f"{self.method!r} has no prompts to compute: it trains {METHODS[self.method].kind}."
-            )
-        outputs: dict[Any, list[np.ndarray]] = {layer: [] for layer in model.plan}
-        plan = {layer: _record_output(step, outputs[layer]) for layer, step in model.plan.items()}
-        examples = encode_for_model(model, self.task_, self.config_, self._validate_rows(X))
-        for batch in iterate_batches(model.backbone, examples, 128):
-            run_layers(model.backbone, batch, plan)
-        layers = [np.concatenate(batches) for batches in outputs.values()]
-        return layers[0] if len(layers) == 1 else np.stack(layers, 1)
-
-    def generate(
-        self,
-        X: Any,  # texts, as for `convert_to_rows`
-        **generation_options,  # `max_new_tokens`, `do_sample`, `seed` …, as for `generate_ids`
-    ) -> list[str]:  # one text for each text in `X`
-        """Return the texts that a decoder generates after `fit(..., text_targets=True)`."""
-        rows = self._validate_rows(X)
-        return generate(self.model_, rows, self.task_, self.config_, **generation_options)
-
     def save_pretrained(
         self,
         folder: Path | str,  # created if needed
@@ -647,6 +552,8 @@ class PromptEstimator(BaseEstimator):
             saved, backbone, glove, hub_options.get("token"), dtype
         )
         self.record_ = read_run_record(saved.folder, saved.description["cfg"])
+        if self.task_.is_generation:
+            raise UserError(f"{folder} holds a model that generates texts: use `generate`.")
         if self.task_.is_regression == isinstance(self, ClassifierMixin):
             kind = "regression" if self.task_.is_regression else "classification"
             other = "PromptRegressor" if self.task_.is_regression else "PromptClassifier"
@@ -675,26 +582,26 @@ class PromptEstimator(BaseEstimator):
         return state
 
     def __setstate__(self, state):
-        if not isinstance(state, dict) or not isinstance(state.get("saved_"), (dict, NoneType)):
-            raise UserError("the pickled model has no state of this package: save it again.")
-        saved_files = state.pop("saved_", None)
+        check_schema(dict[str, Any], state, "the pickled model")
+        saved_files = check_schema(
+            dict[str, bytes] | None, state.pop("saved_", None), "the pickled model"
+        )
         super().__setstate__(state)
-        if saved_files:
-            with tempfile.TemporaryDirectory() as folder:
-                for name, data in saved_files.items():
-                    is_file = isinstance(name, str) and isinstance(data, bytes)
-                    # a pickle may come from anybody
-                    if not is_file or not _FILE_NAME.fullmatch(name):
-                        raise UserError(
-                            f"the pickled model has a file with the name {name!r:.60}, but the "
-                            "files of a model are named without folders: this package did not "
-                            "pickle it."
-                        )
-                    (Path(folder) / name).write_bytes(data)
-                is_path = isinstance(self.backbone, (str, Path))
-                backbone = self.backbone if is_path and Path(self.backbone).is_dir() else None
-                fitted = type(self).from_pretrained(folder, backbone, self.glove)
-                vars(self).update({k: v for k, v in vars(fitted).items() if k.endswith("_")})
+        if not saved_files:
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            for name, data in saved_files.items():
+                if not _FILE_NAME.fullmatch(name):  # a pickle may come from anybody
+                    raise UserError(
+                        f"the pickled model has a file {name!r:.60}, but the files of a model are "
+                        "named without folders: this package did not pickle it."
+                    )
+                (Path(folder) / name).write_bytes(data)
+            is_folder = isinstance(self.backbone, (str, Path)) and Path(self.backbone).is_dir()
+            fitted = type(self).from_pretrained(
+                folder, self.backbone if is_folder else None, self.glove
+            )
+            vars(self).update({k: v for k, v in vars(fitted).items() if k.endswith("_")})
 
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # of a file in a saved model
@@ -706,17 +613,16 @@ def _detect_label_form(y: list) -> str:
 
     A list with one label is that label, as scikit-learn takes a column.
     """
-    if not any(isinstance(v, _COLLECTIONS) and len(np.atleast_1d([*v])) != 1 for v in y):
+    if not any(isinstance(v, _COLLECTIONS) and len(v) != 1 for v in y):
         return "single"
     if not all(isinstance(v, _COLLECTIONS) for v in y):
         raise UserError(
             "some texts have a list of labels and others a single label. Give a list for every "
             "text, [] for no label."
         )
-    is_matrix = len({len(v) for v in y}) == 1
-    values = [value for v in y for value in v]
-    is_binary = all(not isinstance(v, (str, bytes)) and v in (0, 1) for v in values)
-    return "indicators" if is_matrix and is_binary else "lists"
+    has_one_length = len({len(v) for v in y}) == 1
+    is_binary = all(not isinstance(value, str) and value in (0, 1) for v in y for value in v)
+    return "indicators" if has_one_length and is_binary else "lists"
 
 
 class PromptClassifier(ClassifierMixin, PromptEstimator):
@@ -763,10 +669,6 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
                 raise UserError(
                     f"{place} must be a text, a number or a truth value, got {value!r:.60}."
                 )
-            if isinstance(value, Enum) and not isinstance(value, int):
-                raise UserError(
-                    f"{place} is {value!r:.60}, a member of an enumeration: give its value."
-                )
             require_utf8(str(value), place)
         check_labels(values, places)
         if self.label_form_ == "single":
@@ -787,8 +689,6 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
     def _restore_classes(self, task: Task) -> None:
         labels = task.hub_labels
         names = task.labels
-        if not names:
-            return
         self.label_form_ = "lists" if task.multi_label else "single"
         if task.multi_label and not labels and names == tuple(map(str, range(len(names)))):
             self.label_form_ = "indicators"
@@ -800,14 +700,11 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
         self,
         X: Any,  # texts, as for `convert_to_rows`
     ) -> Any:  # labels `[N]`; of several labels N lists, or indicators `[N,C]`
-        """Return the label of each text, or the generated text if `text_targets` was True.
+        """Return the label of each text.
 
         Where a text may have several labels, those with a probability above .5 are returned, in
         the form of the labels that `fit` was given.
         """
-        check_is_fitted(self, "model_")
-        if self.task_.is_generation:
-            return np.array(self.generate(X), object)
         probabilities = self.predict_proba(X)
         if self.label_form_ == "single":
             return self.classes_[probabilities.argmax(1)]
@@ -826,7 +723,7 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
         """Return the accuracy; of several labels, the proportion of texts with all correct."""
         check_is_fitted(self, "model_")
         y = self._labels_or_column(X, y)
-        if getattr(self, "label_form_", "single") == "single":
+        if self.label_form_ == "single":
             return super().score(X, y, sample_weight)
         rows = self._read_labelled_rows(X, y)
         names = [p["label"] for p in self._predict_rows(rows)]
@@ -841,12 +738,6 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
 
         A row sums to 1, unless a text may have several labels: they are independent.
         """
-        check_is_fitted(self, "model_")
-        if self.task_.is_generation:
-            raise UserError(
-                "predict_proba needs a task with classes, but this estimator generates texts, "
-                "without probabilities of classes. Use predict."
-            )
         return np.array([[*p["probabilities"].values()] for p in self._predict_rows(X)])
 
 

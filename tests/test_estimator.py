@@ -8,7 +8,6 @@ import warnings
 from copy import deepcopy
 from dataclasses import dataclass
 from decimal import Decimal
-from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,7 @@ from idp_tutorial import PromptClassifier, PromptRegressor
 from idp_tutorial.assembly.config import RunConfig, describe_all_options
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.user_data import hold_out_rows
-from idp_tutorial.estimator import ESTIMATOR_OPTIONS
+from idp_tutorial.estimator import ESTIMATOR_OPTIONS, convert_to_rows
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import LatePromptConfig, register
 from idp_tutorial.training.examples import encode_rows
@@ -87,12 +86,8 @@ def test_every_option_of_a_run_is_a_keyword():
         PromptClassifier(layers=3)
 
 
-@pytest.mark.parametrize(
-    "labels", [("a", "b", "c"), (1, 2, 3), (True, False), (0.5, 2.0), ("10", "9", "8")], ids=str
-)
+@pytest.mark.parametrize("labels", [(True, False), (0.0, 2.0), ("10", "9", "8")], ids=str)
 def test_predictions_are_the_labels_that_were_given(labels, quick, tmp_path):
-    if labels == (0.5, 2.0):
-        labels = (0.0, 2.0)  # whole numbers may be classes, others may not
     y = [labels[i % len(labels)] for i in range(len(TEXTS))]
     clf = quick().fit(TEXTS, y)
     assert clf.classes_.tolist() == sorted(set(y)) and set(clf.predict(TEXTS).tolist()) <= set(y)
@@ -114,14 +109,12 @@ def test_predictions_are_the_labels_that_were_given(labels, quick, tmp_path):
 
 
 def test_other_columns_of_a_table_are_ignored_beside_one_with_a_usual_name(quick):
-    expected = quick().fit(TEXTS, LABELS).predict_proba(TEXTS)
     authors = ["me"] * len(TEXTS)
     columns = dict(author=authors, n=[*range(len(TEXTS))], label=LABELS)
     for name in ("text", "sentence"):
         frame = pd.DataFrame({**columns, name: TEXTS})
         for table in (frame, Dataset.from_pandas(frame), frame.to_dict("records")):
-            clf = quick().fit(table, LABELS)
-            assert not clf.task_.pair and (clf.predict_proba(table) == expected).all()
+            assert convert_to_rows(table) == [dict(sentence1=text) for text in TEXTS]
     pairs = pd.DataFrame({"text2": authors, "text": TEXTS, "n": LABELS})
     clf = quick().fit(pairs, LABELS)
     assert clf.task_.pair
@@ -146,17 +139,7 @@ def test_fit_leaves_the_random_numbers_of_the_process_as_they_were(quick):
     assert draw() == expected
 
 
-class Mood(str, Enum):
-    BAD = "bad"
-    FINE = "fine"
-
-
 def test_labels_that_are_no_texts_or_numbers_are_refused(quick):
-    moods = [[Mood.BAD, Mood.FINE][i % 2] for i in range(len(TEXTS))]
-    with pytest.raises(UserError, match="is <Mood.BAD: 'bad'>, a member of an enumeration"):
-        quick().fit(TEXTS, moods)
-    with pytest.raises(UserError, match="a member of an enumeration: give its value"):
-        quick().fit(TEXTS, [[mood, *{Mood.BAD}] for mood in moods])
     for label in (Decimal(1), pd.Timestamp(2026, 1, 1)):
         with pytest.raises(
             UserError, match="label 0 must be a text, a number or a truth value, got"
@@ -178,30 +161,27 @@ def test_a_saved_estimator_can_predict_in_bfloat16(quick, tmp_path):
 
 def test_texts_in_any_shape(quick):
     pairs = [(t, t[::-1]) for t in TEXTS]
-    want = quick().fit(TEXTS, LABELS).predict_proba(TEXTS)
     frame = pd.DataFrame(dict(text=TEXTS, label=LABELS))
     shapes = [
-        (frame["text"], frame["label"]),
-        (frame[["text"]], LABELS),
-        (np.array(TEXTS, object), np.array(LABELS)),
-        (pd.DataFrame(dict(n=LABELS, sentence1=TEXTS)), LABELS),
-        (Dataset.from_dict(dict(sentence1=TEXTS, n=[*range(len(TEXTS))])), LABELS),
+        frame["text"],
+        frame[["text"]],
+        np.array(TEXTS, object),
+        pd.DataFrame(dict(n=LABELS, sentence1=TEXTS)),
+        Dataset.from_dict(dict(sentence1=TEXTS, n=[*range(len(TEXTS))])),
+        Dataset.from_pandas(frame),  # its labels are not read as second texts
     ]
-    for X, y in shapes:
-        assert (quick().fit(X, y).predict_proba(TEXTS) == want).all()
-    labelled = Dataset.from_pandas(frame)  # its labels are not read as second texts
-    assert (quick().fit(labelled).predict_proba(labelled) == want).all()
+    for X in shapes:
+        assert convert_to_rows(X) == [dict(sentence1=text) for text in TEXTS]
+    want = quick().fit(frame["text"], frame["label"]).predict_proba(TEXTS)
+    assert (quick().fit(shapes[-1]).predict_proba(shapes[-1]) == want).all()
     clf = quick().fit(pairs, LABELS)
     assert (
         clf.task_.pair and clf.predict(pd.DataFrame(pairs)).tolist() == clf.predict(pairs).tolist()
     )
     turned = pd.DataFrame(pairs, columns=["sentence1", "sentence2"])[["sentence2", "sentence1"]]
-    assert (
-        clf.predict_proba(turned) == clf.predict_proba(pairs)
-    ).all()  # columns named sentence1 and sentence2 are read by name
-    for method in (clf.predict, clf.compute_prompts):
-        with pytest.raises(ValueError, match="X has single texts, but .* fitted on pairs of texts"):
-            method(TEXTS)
+    assert convert_to_rows(turned) == convert_to_rows(pairs)  # columns are read by name
+    with pytest.raises(ValueError, match="X has single texts, but .* fitted on pairs of texts"):
+        clf.predict(TEXTS)
     with pytest.raises(ValueError, match="one set contains pairs"):
         quick().fit(TEXTS, LABELS, (pairs, LABELS))
 
@@ -230,14 +210,14 @@ def test_texts_in_any_shape(quick):
         (["a", "b \ud800"], ["a", "b"], "row 1 contains a lone surrogate"),
         (["a", "b \0"], ["a", "b"], "row 1 contains a NUL character"),
         (["a", " ", float("nan"), pd.NA], [*"abab"], r"3 of 4 .*row 1, row 2, row 3\)"),
-        ({*TEXTS}, LABELS, "X is a set, which has no order"),
-        (frozenset(TEXTS), LABELS, "X is a frozenset, which has no order"),
-        (TEXTS, {*range(24)}, "y is a set, which has no order"),
-        (["a", "b"], "ab", "y is 'ab': give a list of labels, one for each text"),
-        (["a", "b"], dict(a=1, b=2), "y is {'a': 1, 'b': 2}: give a list of labels"),
+        ({*TEXTS}, LABELS, "X is a set: give a list of texts"),
+        (frozenset(TEXTS), LABELS, "X is a frozenset: give a list of texts"),
+        (TEXTS, {*range(24)}, "y is a set: give a list of labels"),
+        (["a", "b"], "ab", "y is a str: give a list of labels, one for each text"),
+        (["a", "b"], dict(a=1, b=2), "y is a dict: give a list of labels"),
         (["a", "b"], ["a", " "], r"1 of 2 rows has no label \(label 1\)"),
         (["a", "b"], ["a", "b\udfff"], "label 1 contains a lone surrogate"),
-        ("text", ["a"], "X is 'text': give a list of texts"),
+        ("text", ["a"], "X is a str: give a list of texts"),
         ([], [], "0 sample"),
         (["a", "b"], ["a", "b"], "no row can be held out"),
     ],
@@ -248,18 +228,13 @@ def test_texts_and_labels_that_cannot_be_fitted_are_refused(X, y, words, quick):
         quick().fit(X, y)
 
 
-@pytest.mark.parametrize("text", [False, True])
-def test_fit_refuses_bad_validation_and_missing_labels(text, quick):
+def test_fit_refuses_bad_validation_and_missing_labels(quick):
     for y, validation, words in (
         (LABELS, None, "validation must be a fraction.*got None"),
         (LABELS, "a", "These texts select the checkpoint"),
-        (None, 0.1, "requires y"),
-        (LABELS[:3], 0.1, "24 texts and y has 3 labels"),
     ):
         with pytest.raises(ValueError, match=words):
-            quick().fit(TEXTS, y, validation, text_targets=text)
-    with pytest.raises(ValueError, match="use PromptClassifier"):
-        quick(cls=PromptRegressor).fit(TEXTS, LABELS, text_targets=True)
+            quick().fit(TEXTS, y, validation)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +260,7 @@ def test_an_option_with_a_bad_value_is_refused_by_name(option, value, quick):
 
 @pytest.mark.parametrize("cls", [PromptClassifier, PromptRegressor])
 def test_an_estimator_that_is_not_fitted_cannot_predict(cls, quick):
-    for name in ("predict", "predict_proba", "generate", "compute_prompts", "save_pretrained"):
+    for name in ("predict", "predict_proba", "score", "save_pretrained"):
         if hasattr(cls, name):
             with pytest.raises(NotFittedError):
                 getattr(quick(cls=cls), name)(TEXTS)
@@ -312,7 +287,7 @@ def test_columns_of_a_table_are_chosen_by_name(quick, tmp_path):
     columns = dict(text="message", label="topic")
     names = [["no", "yes", "perhaps"]["abc".index(label)] for label in LABELS]
     want = quick().fit(TEXTS, names).predict_proba(TEXTS)
-    for X in (data, data.with_format("numpy"), DatasetDict(train=data, test=data)):
+    for X in (data.with_format("numpy"), DatasetDict(train=data, test=data)):
         clf = quick().fit(X, **columns)
         assert clf.classes_.tolist() == ["no", "perhaps", "yes"]
         assert (clf.predict_proba(data) == want).all() and (clf.predict_proba(TEXTS) == want).all()
@@ -321,9 +296,8 @@ def test_columns_of_a_table_are_chosen_by_name(quick, tmp_path):
     again = PromptClassifier.from_pretrained(tmp_path / "model")
     assert (again.predict_proba(data.to_pandas()) == want).all()
     frame = pd.DataFrame(dict(n=range(24), message=TEXTS, topic=names))
-    assert (quick().fit(frame, **columns).predict_proba(frame) == want).all()
     rows = frame.to_dict("records")
-    assert (quick().fit(rows, **columns).predict_proba(rows) == want).all()
+    assert (again.predict_proba(frame) == want).all() and (again.predict_proba(rows) == want).all()
     pairs = quick().fit(frame.assign(reply=TEXTS[::-1]), text2="reply", **columns)
     assert pairs.task_.pair and pairs.task_.columns == ("{message}", "{reply}", "topic")
 
@@ -405,7 +379,7 @@ def test_separate_validation_texts(quick):
     )  # a fraction of any numeric type
     assert clf.log_.validation == pytest.approx(100 * clf.score(TEXTS[12:], LABELS[12:]))
     with pytest.raises(
-        ValueError, match="the validation rows have the class 'z', which the training"
+        ValueError, match="validation rows: label must be .* a class name .a, b, c. .* got 'z'"
     ):
         quick().fit(TEXTS, LABELS, validation=(["x"], ["z"]))
 
@@ -455,37 +429,7 @@ def test_a_killed_fit_resumes(quick, tmp_path, monkeypatch):
         taken
     ) == 5 + 2
     clf.fit(TEXTS, LABELS, resume=tmp_path)  # nothing is left to train
-    assert (
-        clf.compute_prompts(TEXTS) == clf.compute_prompts(TEXTS)
-    ).all() and not clf.model_.training
-
-
-@pytest.mark.parametrize(
-    "method,shape",
-    [
-        ("lpt-npg", (24, 2, 32)),
-        ("prompt-tuning", (24, 2, 32)),
-        ("m-idpg-phm", (24, 3, 2, 32)),
-        ("p-tuning-v2", (24, 3, 2, 64)),
-    ],
-)
-def test_computed_prompts_have_the_shape_of_the_method(method, shape, quick):
-    # of four hidden units, all could be zero for every text
-    wide = {"bottleneck": 16} if "bottleneck" in METHODS[method].options else {}
-    clf = quick(method, steps=8, lr=1e-2, **wide).fit(TEXTS, LABELS)
-    p = clf.compute_prompts(TEXTS)
-    assert p.shape[0] == 24 and p.shape[-2:] == shape[-2:] and np.isfinite(p).all()
-    assert (method == "lpt-npg") == bool((p[0] != p[1]).any()) or method == "m-idpg-phm"
-    apart = (
-        quick(method, steps=1, lr=1e-2, position=4, **wide)
-        if "m-idpg" in method or "prompt" in method
-        else clf
-    )
-    assert (
-        apart.fit(TEXTS, LABELS).compute_prompts(TEXTS).shape == p.shape
-    )  # without the separators
-    with pytest.raises(ValueError, match="lora. has no prompts to compute"):
-        quick("lora").fit(TEXTS, LABELS).compute_prompts(TEXTS)
+    assert len(taken) == 5 + 2
 
 
 def test_a_learning_rate_is_chosen_and_the_card_states_it(quick, tmp_path):
@@ -536,42 +480,6 @@ def test_word_vectors_of_a_file_are_found_again(quick, tmp_path):
         PromptClassifier.from_pretrained(tmp_path / "model")
 
 
-def test_a_decoder_generates_texts(tmp_path):
-    clf = PromptClassifier(
-        "prompt-tuning",
-        backbone="tiny-gpt2",
-        steps=1,
-        evaluations=1,
-        lr=None,
-        prompt_length=2,
-        device="cpu",
-        max_len=40,
-    )
-    clf.fit(TEXTS[:6], [t.split()[1] for t in TEXTS[:6]], text_targets=True, validation=0.4)
-    generated = clf.generate(TEXTS[:2], max_new_tokens=2)
-    assert (
-        len(generated) == 2
-        and all(isinstance(s, str) for s in generated)
-        and clf.predict(TEXTS[:2]).shape == (2,)
-    )
-    clf.save_pretrained(tmp_path)
-    assert (
-        PromptClassifier.from_pretrained(tmp_path).generate(TEXTS[:2], max_new_tokens=2)
-        == generated
-    )
-    with pytest.raises(ValueError, match="without probabilities"):
-        clf.predict_proba(TEXTS[:2])
-    with pytest.raises(ValueError, match="target must be a text, got None"):
-        clf.fit(TEXTS[:6], [None] * 6, text_targets=True)
-    clf.fit([(t, "why ?") for t in TEXTS[:6]], TEXTS[:6], text_targets=True, validation=0.4)
-    assert clf.predict([("who ?", "why ?")]).shape == (1,)
-
-
-def test_a_classifier_with_classes_cannot_generate(quick):
-    with pytest.raises(ValueError, match="is answered with a label"):
-        quick().fit(TEXTS, LABELS).generate(TEXTS)
-
-
 def test_the_regressor_predicts_numbers(quick, tmp_path):
     y = np.array([len(t) + 0.5 for t in TEXTS])
     reg = quick(cls=PromptRegressor, method="prompt-tuning").fit(TEXTS, y)
@@ -592,7 +500,7 @@ def test_the_regressor_predicts_numbers(quick, tmp_path):
 
 def test_cross_validation_grid_search_and_pipelines(quick):
     clf = quick()
-    assert cross_val_score(clf, TEXTS, LABELS, cv=3).shape == (3,)
+    assert cross_val_score(clf, TEXTS, LABELS, cv=2).shape == (2,)
     lower = FunctionTransformer(lambda X: [t.lower() for t in X])
     search = GridSearchCV(
         Pipeline([("lower", lower), ("clf", clf)]), dict(clf__prompt_length=[2, 3]), cv=2
@@ -660,15 +568,6 @@ def test_scikit_learns_own_checks(quick):
     } and len(results) >= 45
 
 
-def test_a_label_is_not_read_as_a_text(quick):
-    for X in (
-        pd.DataFrame(dict(text=TEXTS, label=LABELS)),
-        [dict(text=t, label=y) for t, y in zip(TEXTS, LABELS)],
-    ):
-        clf = quick().fit(X, LABELS)
-        assert not clf.task_.pair and len(clf.predict(X[:2])) == 2
-
-
 def test_options_can_be_numpy_numbers(quick, tmp_path):
     clf = quick(
         prompt_length=np.int64(3),
@@ -686,13 +585,11 @@ def test_options_can_be_numpy_numbers(quick, tmp_path):
     )
 
 
-def test_labels_of_two_types_and_generating_before_fit_are_refused(quick):
+def test_labels_of_two_types_are_refused(quick):
     with pytest.raises(
         ValueError, match="but that of label 0 is 1: write all labels as texts, or all"
     ):
         quick().fit(TEXTS, [1, "a"] * 12)
-    with pytest.raises(NotFittedError):
-        quick().generate(TEXTS)
 
 
 def test_a_model_of_a_bundled_task_predicts_its_label_names(small_folder, tmp_path):
@@ -742,13 +639,14 @@ def test_lists_of_labels_are_predicted_as_lists(quick, tmp_path):
         clf.score(TEXTS[:1], [["blue"]])
 
 
-@pytest.mark.parametrize("form", [np.array, pd.DataFrame, lambda y: y.tolist()])
-def test_indicators_are_predicted_as_indicators(form, quick):
-    clf = quick().fit(TEXTS, form(INDICATORS))
+def test_indicators_are_predicted_as_indicators(quick):
+    clf = quick().fit(TEXTS, INDICATORS)
     predicted = clf.predict(TEXTS)
     assert predicted.shape == INDICATORS.shape and {*predicted.ravel()} <= {0, 1}
     assert (predicted == (clf.predict_proba(TEXTS) > 0.5)).all()
     assert (pickle.loads(pickle.dumps(clf)).predict(TEXTS) == predicted).all()
+    for y in (pd.DataFrame(INDICATORS), INDICATORS.tolist()):
+        assert clf.score(TEXTS, y) == clf.score(TEXTS, INDICATORS)
     with pytest.raises(ValueError, match="every row of y must have 2 indicators"):
         clf.score(TEXTS[:1], [[1, 0, 0]])
 
@@ -819,10 +717,13 @@ def test_a_warm_start_begins_with_the_last_loss(quick):
 @pytest.mark.parametrize(
     "change,message",
     [
-        (lambda clf: clf.fit(TEXTS, ["x", "y"] * 12), r"with classes=\['a', 'b', 'c'\].*\['x"),
+        (
+            lambda clf: clf.fit(TEXTS, ["x", "y"] * 12),
+            r"\('a', 'b', 'c'\), False\), but this fit has .*\('x', 'y'\)",
+        ),
         (
             lambda clf: clf.set_params(method="lpt").fit(TEXTS, LABELS),
-            "with method='lpt-npg', but this fit has method='lpt'",
+            r"\('lpt-npg', .*, but this fit has \('lpt', ",
         ),
         (
             lambda clf: clf.set_params(prompt_length=3).fit(TEXTS, LABELS),

@@ -212,12 +212,12 @@ def test_every_row_of_the_page_is_tested():
 TWELVE = [f"text number {i}" for i in range(12)]
 MASK = np.arange(12) == 3
 ODD_COLLECTIONS = {  # id: (X, y, message)
-    "masked labels": (TWELVE, np.ma.array([0, 1] * 6, mask=MASK), "y is a masked array with 1"),
-    "masked texts": (np.ma.array(TWELVE, mask=MASK), [0, 1] * 6, "X is a masked array with 1"),
-    "one text": (np.array("a text"), [1], "X is an array without a dimension"),
-    "one label": (TWELVE, np.array(1), "y is an array without a dimension"),
-    "sparse features": (scipy.sparse.csr_matrix(np.eye(12)), [0, 1] * 6, "X is a sparse matrix"),
-    "sparse labels": (TWELVE, scipy.sparse.csr_matrix([0, 1] * 6), "y is a sparse matrix"),
+    "masked labels": (TWELVE, np.ma.array([0, 1] * 6, mask=MASK), "y is a MaskedArray"),
+    "masked texts": (np.ma.array(TWELVE, mask=MASK), [0, 1] * 6, "X is a MaskedArray"),
+    "one text": (np.array("a text"), [1], "X is a ndarray"),
+    "one label": (TWELVE, np.array(1), "y is a ndarray"),
+    "sparse features": (scipy.sparse.csr_matrix(np.eye(12)), [0, 1] * 6, "X is a csr_matrix"),
+    "sparse labels": (TWELVE, scipy.sparse.csr_matrix([0, 1] * 6), "y is a csr_matrix"),
 }
 
 

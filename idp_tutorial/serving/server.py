@@ -8,7 +8,6 @@ model reads its first `max_len` tokens only. Errors are a sentence of limited le
 """
 
 import asyncio
-import logging
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -26,8 +25,6 @@ from idp_tutorial.utils.checks import (
 )
 
 __all__ = ["Batcher", "cut_text", "parse_request", "create_app", "run_app"]
-
-logger = logging.getLogger(__name__)
 
 _REQUEST_HINT = (
     'send an object such as {"text": "…"} or {"text": ["…", "…"]}, with "text2" for pairs, and '
@@ -266,22 +263,22 @@ async def _predict_request(
     return predictions if is_list else predictions[0]
 
 
-def _describe_error(error: Exception) -> tuple[int, str, dict[str, str]]:
-    """Return the status, the sentence and the headers of the response to a request that failed."""
+async def _answer_request(
+    request: Any, model: MultiTaskModel, batcher: Batcher, limits: ServerLimits
+) -> Any:
+    """Return the predictions for a request; an error that is not a bug has its status."""
+    from fastapi import HTTPException
     from starlette.requests import ClientDisconnect
 
-    headers: dict[str, str] = {}
-    if isinstance(error, _RequestError):
-        status, detail, headers = error.status, str(error), error.headers
-    elif isinstance(error, UserError):
-        status, detail = 422, str(error)
-    elif isinstance(error, ClientDisconnect):
-        status, detail = 400, "the request was not complete."
-    else:
-        logger.error("a prediction failed", exc_info=error)
-        status, detail = 500, "the prediction failed; the log of the server says why."
-    # a lone surrogate cannot be encoded
-    return status, detail[:_MAX_ERROR_LENGTH].encode(errors="backslashreplace").decode(), headers
+    try:
+        return await _predict_request(request, model, batcher, limits)
+    except _RequestError as e:
+        raise HTTPException(e.status, str(e), e.headers) from None
+    except UserError as e:  # a lone surrogate cannot be encoded
+        detail = str(e)[:_MAX_ERROR_LENGTH].encode(errors="backslashreplace").decode()
+        raise HTTPException(422, detail) from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the request was not complete.") from None
 
 
 def create_app(
@@ -331,11 +328,7 @@ def create_app(
 
     @app.post("/answer", response_model=None)
     async def answer(request: Request) -> Any:
-        try:
-            return await _predict_request(request, model, batcher, limits)
-        except Exception as e:
-            status, detail, headers = _describe_error(e)
-            return JSONResponse({"detail": detail}, status, headers)
+        return await _answer_request(request, model, batcher, limits)
 
     return app
 
@@ -356,12 +349,12 @@ def _make_protocol() -> type:
         """A connection that is closed if a head is not complete in time; uvicorn waits forever."""
 
         def connection_made(self, transport: Any) -> None:
-            """Begin to look for a request that does not arrive."""
+            """Start the timer of the first request."""
             super().connection_made(transport)
             self.loop.call_later(_HEAD_TIMEOUT, self.close_incomplete, None)
 
         def close_incomplete(self, last_request: Any) -> None:
-            """Close the connection if no request has arrived since the last look."""
+            """Close the connection if no request has arrived since the last check."""
             if self.conn.their_state is h11.IDLE and self.cycle is last_request:
                 self.transport.close()
             elif not self.transport.is_closing():

@@ -541,7 +541,7 @@ class PromptEstimator(BaseEstimator):
         folder: Path | str,  # from `save_pretrained` or idp train, or a repository on the Hub
         backbone: Any = None,  # a `Backbone` or its folder; None: loaded by its name
         glove: Path | str | None = None,  # GloVe vectors, if the model was trained with a file
-        # dtype of the backbone's weights, 'float32', 'bfloat16' or 'auto'; None: that of training
+        # dtype of the backbone's weights, 'float32', 'bfloat16' or 'int8'; None: that of training
         dtype: str | None = None,
         **hub_options: Any,  # `revision` and `token`
     ) -> "PromptEstimator":

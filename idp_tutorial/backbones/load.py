@@ -41,7 +41,6 @@ from idp_tutorial.core.dtypes import (
     cast_weights,
     parse_dtype,
     quantise_linear_layers,
-    resolve_dtype,
 )
 from idp_tutorial.core.random_numbers import thread_random_numbers
 from idp_tutorial.families.family import (
@@ -506,8 +505,8 @@ def load_backbone(
     # None: pretrained; with a name of `FULL_SCALE_CONFIGS`, 'random', or 'meta' (no memory)
     weights: str | None = None,
     attn: str = "sdpa",  # 'sdpa' or 'eager'; DeBERTa, MPNet and Gemma 2 are always 'eager'
-    # of the weights: 'float32', 'bfloat16', 'auto' (`choose_faster_dtype`), or a torch dtype;
-    # 'int8': the linear layers are in int8, the other weights in float32
+    # of the weights: 'float32', 'bfloat16' or a torch dtype; 'int8': the linear layers are in int8,
+    # the other weights in float32
     dtype: str | torch.dtype = "float32",
     # commit, tag or branch of a model on the hub; 'NAME@REVISION' has the same effect
     revision: str | None = None,
@@ -536,8 +535,6 @@ def load_backbone(
             tokenizer = _bundled_tokenizer(name)
         else:
             model, tokenizer, folder = _load_by_name(name, attn, load_dtype, revision, token)
-    if dtype == "auto":
-        load_dtype = resolve_dtype(dtype, model)
     origin = describe_origin(name, folder) if name in BACKBONE_SOURCES and not weights else ""
     bb = wrap_hf_model(cast_weights(model, load_dtype), tokenizer, name, origin)
     if dtype == "int8":

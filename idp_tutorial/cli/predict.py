@@ -229,9 +229,8 @@ class PredictOptions(TextConfig, CommandOptions):
     report: str | None = None
     # largest number of texts in a batch; on a processor, long texts make smaller batches
     batch_size: Annotated[int, Range(1, 10**6)] = 128
-    # dtype of the backbone's weights: float32, bfloat16, or auto, the faster one in a short
-    # measurement (default: that of training)
-    dtype: Literal["float32", "bfloat16", "auto"] | None = None
+    # dtype of the backbone's weights (default: that of training)
+    dtype: Literal["float32", "bfloat16"] | None = None
     device: Literal["auto", "cpu"] = "auto"  # a GPU if there is one, or the processor
 
 

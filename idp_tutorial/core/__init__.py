@@ -6,7 +6,7 @@ Modules:
 
 - `backbone`: The frozen language model: its parts, its attention masks, and digests of its weights.
 - `context`: The state of one pass through a frozen model, which prompt sources and heads read.
-- `dtypes`: The dtype of frozen weights: bfloat16 where it is faster, or int8 in linear layers.
+- `dtypes`: The dtype of frozen weights: float32, bfloat16, or int8 in linear layers.
 - `generation`: Text generation with a prompted decoder: layer caches, and the library's `generate`.
 - `heads`: The heads: a trained classifier, the masked language model, and text generation.
 - `input_checks`: Checks of a batch and a plan: what would give a wrong result, or no result, is

@@ -1,13 +1,9 @@
-"""The dtype of frozen weights: bfloat16 where it is faster, or int8 in linear layers.
+"""The dtype of frozen weights: float32, bfloat16, or int8 in linear layers.
 
 A frozen model is never updated, so its weights need fewer bits: no small update is ever added
 to them. bfloat16 halves the memory, and newer processors and GPUs have instructions for
-products in bfloat16. Others do not, and convert every number. `measure_bfloat16_speedup` finds
-out which kind this machine has. Prompts, heads and losses are float32 in either case: the layer
-loop passes them float32 states and converts their vectors to the dtype of the layers.
-
-`RunConfig(dtype='auto')` uses the measurement. The default is `'float32'`, because with
-`'auto'` equal configs would give different results on another machine. A record states the
+products in bfloat16. Prompts, heads and losses are float32 in either case: the layer loop passes
+them float32 states and converts their vectors to the dtype of the layers. A record states the
 dtype that was used as `weights_dtype`.
 
 Frozen linear layers with weights in int8 need a quarter of the memory of float32. Each row of a
@@ -17,24 +13,17 @@ the weights only, and takes longer than float32. Activations are not rounded. Th
 through to the input, so prompts below the layer can be trained.
 """
 
-import time
-from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from idp_tutorial.utils.checks import UserError, check_choice
+from idp_tutorial.utils.checks import check_choice
 
 __all__ = [
     "DTYPES",
-    "MIN_SPEEDUP",
     "parse_dtype",
     "cast_weights",
-    "measure_bfloat16_speedup",
-    "choose_faster_dtype",
-    "resolve_dtype",
     "Int8Linear",
     "quantise_linear_layers",
     "is_quantised",
@@ -47,12 +36,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def parse_dtype(
-    dtype: str | torch.dtype,  # 'float32', 'bfloat16', 'int8', 'auto', or a torch dtype
-) -> torch.dtype | str:  # a torch dtype, 'int8' or 'auto'
-    """Return the torch dtype of a name; 'int8', 'auto' and torch dtypes are returned unchanged."""
+    dtype: str | torch.dtype,  # 'float32', 'bfloat16', 'int8', or a torch dtype
+) -> torch.dtype | str:  # a torch dtype, or 'int8'
+    """Return the torch dtype of a name; 'int8' and torch dtypes are returned unchanged."""
     if isinstance(dtype, torch.dtype):
         return dtype
-    check_choice(dtype, (*DTYPES, "int8", "auto"), "dtype", INT4_HINT)
+    check_choice(dtype, (*DTYPES, "int8"), "dtype", INT4_HINT)
     return DTYPES.get(dtype, dtype)
 
 
@@ -67,72 +56,6 @@ def cast_weights(
     for p in model.parameters():
         p.data = p.data.to(dtype)
     return model
-
-
-def _time_product(x: Tensor, w: Tensor) -> float:
-    """Return the seconds that one linear layer takes."""
-    start = time.perf_counter()
-    F.linear(x, w)
-    if x.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-@cache
-def measure_bfloat16_speedup(
-    device: str,  # 'cpu' or 'cuda'
-    n_in: int,  # columns of the matrix
-    n_out: int,  # rows of the matrix
-) -> float:
-    """Return how many times faster a matrix product is in bfloat16 than in float32.
-
-    The two are timed alternately, and the best of five repetitions counts. No random number is
-    drawn, so a run that measures has the same random state as one that does not.
-    """
-    rows = 512  # batch size times sequence length
-    seconds: dict[torch.dtype, list[float]] = {dtype: [] for dtype in DTYPES.values()}
-    for _ in range(6):  # the first repetition is a warm-up
-        for dtype, times in seconds.items():
-            x = torch.full((rows, n_in), 0.5, dtype=dtype, device=device)
-            w = torch.full((n_out, n_in), 0.5, dtype=dtype, device=device)
-            times.append(_time_product(x, w))
-    return min(seconds[torch.float32][1:]) / min(seconds[torch.bfloat16][1:])
-
-
-MIN_SPEEDUP = 1.2  # smallest speed-up for which bfloat16 is chosen
-
-
-def choose_faster_dtype(
-    model: Any,  # a Hugging Face model
-) -> torch.dtype:  # bfloat16 or float32
-    """Return bfloat16 if a product with the model's largest matrix is clearly faster in it.
-
-    It is measured on a GPU if there is one. The tables of word embeddings are not considered.
-    """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    vocab_size = model.get_input_embeddings().num_embeddings
-    matrices = [p for p in model.parameters() if p.dim() == 2 and vocab_size not in p.shape]
-    n_in, n_out = sorted(max(matrices, key=Tensor.numel).shape)
-    if measure_bfloat16_speedup(device, n_in, n_out) >= MIN_SPEEDUP:
-        return torch.bfloat16
-    return torch.float32
-
-
-def resolve_dtype(
-    dtype: str | torch.dtype,  # 'float32', 'bfloat16', 'auto', or a torch dtype
-    model: Any,  # a Hugging Face model, for 'auto'
-) -> torch.dtype:
-    """Return the torch dtype of a name; 'auto' is the faster one on this machine.
-
-    Raises: `UserError` for 'int8', which is not one dtype of all weights.
-    """
-    parsed = parse_dtype(dtype)
-    if parsed == "int8":
-        raise UserError(
-            "dtype='int8' is chosen when a backbone is loaded, such as in training: use 'float32', "
-            "'bfloat16' or 'auto' for a trained model."
-        )
-    return parsed if isinstance(parsed, torch.dtype) else choose_faster_dtype(model)
 
 
 class _Int8Product(torch.autograd.Function):

@@ -27,7 +27,7 @@ from idp_tutorial.assembly.build import build_model, weights_dtype
 from idp_tutorial.assembly.config import RunConfig, refuse_control
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.dtypes import cast_weights, resolve_dtype
+from idp_tutorial.core.dtypes import DTYPES, cast_weights
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
 from idp_tutorial.data.task import Task
 from idp_tutorial.saving import hub as hub_models
@@ -44,7 +44,7 @@ from idp_tutorial.saving.descriptions import (
     write_prompts,
 )
 from idp_tutorial.saving.hub import RECORD_FILE, SavedPrompts, read_saved_prompts, write_model_card
-from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.checks import UserError, check_choice
 from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.process import process_state
 from idp_tutorial.utils.records import collect_versions, dump_record
@@ -165,7 +165,7 @@ def from_pretrained(
     glove: Path | str | None = None,
     revision: str | None = None,  # branch, tag or commit of the repository
     token: str | None = None,  # access token of the hub
-    # dtype of the backbone's weights, 'float32', 'bfloat16' or 'auto'; None: that of training
+    # dtype of the backbone's weights, 'float32', 'bfloat16' or 'int8'; None: that of training
     dtype: str | None = None,
 ) -> tuple[PromptedModel, Task, RunConfig]:  # the model is in eval mode
     """Load a model that `save_pretrained` wrote.
@@ -215,7 +215,7 @@ def build_saved_model(
         )
     restore_state(tensors, saved_tensors)
     if dtype is not None and weights_dtype(cfg) != dtype:  # training needed float32
-        cast_weights(model.lm, resolve_dtype(dtype, model.lm))
+        cast_weights(model.lm, DTYPES[check_choice(dtype, DTYPES, "dtype")])
     backbone = bb.name if Path(bb.name).is_dir() else cfg.backbone
     glove_path = cfg.get("glove") if glove is None else str(glove)
     return model.eval(), task, cfg.with_options(backbone=backbone, glove=glove_path)

@@ -55,10 +55,9 @@ class MachineConfig:
 
     # autocast in training; scores are computed in float32
     precision: Literal["no", "bf16", "fp16"] = "no"
-    # dtype of frozen weights: 'float32', 'bfloat16', 'auto', the faster of the two in a short
-    # measurement, or 'int8', the linear layers in a quarter of the memory; trained weights and the
-    # loss are float32
-    dtype: Annotated[Literal["float32", "bfloat16", "int8", "auto"], INT4_HINT] = "float32"
+    # dtype of frozen weights: 'float32', 'bfloat16', or 'int8', the linear layers in a quarter of
+    # the memory; trained weights and the loss are float32
+    dtype: Annotated[Literal["float32", "bfloat16", "int8"], INT4_HINT] = "float32"
     # compile the trained layers with torch.compile, which takes a minute: for long runs on a GPU
     compile: bool = False
     # compute the layers again in the backward pass instead of keeping their activations: less

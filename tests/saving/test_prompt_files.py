@@ -397,5 +397,5 @@ def test_the_dtype_of_a_loaded_backbone_is_not_changed(saved):
     folder, _, cfg = saved
     with pytest.raises(ValueError, match="cannot be used with a backbone that is loaded already"):
         from_pretrained(folder, load_backbone(cfg.backbone), dtype="bfloat16")
-    with pytest.raises(ValueError, match="dtype must be 'float32', 'bfloat16', 'int8' or 'auto'"):
+    with pytest.raises(ValueError, match="dtype must be 'float32', 'bfloat16' or 'int8'"):
         from_pretrained(folder, dtype="float16")

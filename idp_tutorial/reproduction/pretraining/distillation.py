@@ -17,7 +17,6 @@ from typing import Any
 # %% ../../../nbs/engine/pretraining/distillation.ipynb #a52b5fdd
 from ...utils.checks import UserError
 from ...core.backbone import Backbone
-from ...core.dtypes import choose_faster_dtype
 from .corpus import draw_windows
 
 # %% ../../../nbs/engine/pretraining/distillation.ipynb #8046538e
@@ -147,7 +146,7 @@ class DistillationLoss(nn.Module):
         ]
         copied = deepcopy(teacher.model.base_model)  # the original keeps its dtype
         # in a list, so that the teacher is not a submodule, and is neither trained nor saved
-        self.unregistered_teacher = [copied.to(choose_faster_dtype(copied))]
+        self.unregistered_teacher = [copied.to(torch.bfloat16)]
         self.cls_id = teacher.tokenizer.cls_token_id
         self.sep_id = teacher.tokenizer.sep_token_id
         with torch.random.fork_rng(devices=[]):

@@ -229,12 +229,9 @@ def _pip_download(requirement: str, folder: Path) -> str:
     if re.search("Retrying|NewConnection|NameResolution|ConnectTimeout", process.stderr):
         return "no connection to the package registry"
     lines = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
-    if "ERROR: Exception:" in lines:  # pip's own traceback ends with the reason
-        return lines[-1]
-    for line in reversed(lines):
-        if "ERROR" in line or "No module named" in line:
-            return line
-    return lines[-1]
+    errors = [line for line in lines if "ERROR" in line or "No module named" in line]
+    # pip's own traceback ends with the reason
+    return lines[-1] if "ERROR: Exception:" in lines or not errors else errors[-1]
 
 
 def _extract_member(archive: Path, pattern: str, output: IO[bytes]) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -77,19 +77,19 @@ _FILE_SUFFIXES = (".json", ".txt", ".model", ".safetensors", ".bin")
 _IGNORED_TENSORS = re.compile(r"pooler|position_ids$|rotary_emb\.inv_freq$|attn\.(masked_)?bias$")
 
 
-def _check_model_files(folder: Path, name: str) -> None:
-    """Check that each entry of a folder that should be a file is one.
+def _refuse(name: str, reason: str) -> NoReturn:
+    """Raise `UserError` for files that are damaged, or do not belong together."""
+    raise UserError(
+        f"backbone {name!r} cannot be used: {reason}. Correct this file, or download or save the "
+        "model again."
+    )
 
-    Raises: `UserError` for a folder of that name, a link to nothing, or a link to itself.
-    """
+
+def _check_model_files(folder: Path, name: str) -> None:
+    """Check that each entry of a folder that should be a file is no folder, pipe or broken link."""
     for entry in sorted(folder.iterdir()):
-        if entry.suffix not in _FILE_SUFFIXES or entry.is_file():
-            continue
-        kind = "a folder" if entry.is_dir() else "a link that leads to no file"
-        raise UserError(
-            f"{entry.name} of backbone {name!r} is {kind}, and must be a file: copy or download it "
-            "again."
-        )
+        if entry.suffix in _FILE_SUFFIXES and not entry.is_file():
+            _refuse(name, f"{entry.name} must be a file, and is a folder or a link to no file")
 
 
 def _stored_shapes(folder: Path) -> dict[str, list[int]]:
@@ -110,52 +110,36 @@ def _stored_shapes(folder: Path) -> dict[str, list[int]]:
 
 
 def _check_config_numbers(config: Any, name: str) -> None:
-    """Check that the numbers in a config are finite, its dropout rates fractions, its ids valid.
-
-    Raises: `UserError` for another number.
-    """
+    """Check that the numbers in a config are finite, its dropout rates fractions, its ids valid."""
     pad_id = getattr(config, "pad_token_id", None)
     if isinstance(pad_id, int) and pad_id < -1:  # Llama's is -1: none
-        raise UserError(
-            f"config.json of backbone {name!r} has pad_token_id={pad_id}, and needs a token id: "
-            "correct it, or download or save the model again."
-        )
+        _refuse(name, f"config.json has pad_token_id={pad_id}, and needs a token id")
     for key, value in config.to_dict().items():
-        if not is_number(value):
-            continue
         is_rate = key.endswith(("dropout", "_dropout_prob", "_pdrop"))
-        is_finite = abs(value) <= sys.float_info.max
-        if not is_finite or (is_rate and not 0 <= value <= 1):
-            raise UserError(
-                f"config.json of backbone {name!r} has {key}={value!r:.40}, and needs "
-                f"{'a fraction from 0 to 1' if is_rate else 'a finite number'}: correct it, or "
-                "download or save the model again."
-            )
+        low, high = (0, 1) if is_rate else (-sys.float_info.max, sys.float_info.max)
+        if is_number(value) and not low <= value <= high:
+            kind = "a fraction from 0 to 1" if is_rate else "a finite number"
+            _refuse(name, f"config.json has {key}={value!r:.40}, and needs {kind}")
 
 
 def _check_layer_count(stored: Mapping[str, list[int]], config: Any, name: str) -> None:
-    """Check that the config has as many layers as the weights, before a model is built.
-
-    Raises: `UserError` for another number.
-    """
+    """Check that the config has as many layers as the weights, before a model is built."""
     layers_path = re.escape(get_family(config, name).backbone_class.layers_path)
     pattern = re.compile(rf"(?:^|\.){layers_path}\.(\d+)\.")
     matches = map(pattern.search, stored)
     indices = {int(match[1]) for match in matches if match and "decoder" not in match.string}
     n_layers = config.num_hidden_layers
     if indices and max(indices) + 1 != n_layers:
-        raise UserError(
-            f"config.json of backbone {name!r} says {n_layers:,} layers, but its weights have "
-            f"{max(indices) + 1:,}. Correct the number of layers in config.json, or download or "
-            "save the model again."
+        _refuse(
+            name,
+            f"config.json says {n_layers:,} layers, but its weights have {max(indices) + 1:,}",
         )
 
 
 def _check_tensor_shapes(stored: Mapping[str, list[int]], config: Any, name: str) -> None:
     """Check that the weights have the shapes that the config describes, before a model is built.
 
-    The shapes come from a model of one layer on the meta device, which needs no memory. Raises:
-    `UserError` for another shape.
+    The shapes come from a model of one layer on the meta device, which needs no memory.
     """
     config = copy.deepcopy(config)
     try:
@@ -171,55 +155,41 @@ def _check_tensor_shapes(stored: Mapping[str, list[int]], config: Any, name: str
         inner = tensor.removeprefix(prefix)
         for key in (tensor, inner, prefix + inner):
             if key in stored and stored[key] != list(expected.shape):
-                raise UserError(
-                    f"config.json of backbone {name!r} describes a tensor {key} of shape "
-                    f"{tuple(expected.shape)}, but its weights have {tuple(stored[key])}. Correct "
-                    "the sizes in config.json, or download or save the model again."
+                _refuse(
+                    name,
+                    f"config.json describes a tensor {key} of shape {tuple(expected.shape)}, but "
+                    f"its weights have {tuple(stored[key])}",
                 )
 
 
 def _check_unexpected_tensors(model: Any, names: Iterable[str], name: str) -> None:
-    """Check that a model uses all tensors of its checkpoint, except those of heads and poolers.
-
-    Raises: `UserError` for other tensors, such as those of further layers.
-    """
+    """Check that a model uses all tensors of its checkpoint, except those of heads and poolers."""
     prefix = model.base_model_prefix
-    base = getattr(model, prefix, model)
-    parts = tuple(f"{part}." for part, _ in base.named_children())
-    unused = [
-        tensor
-        for tensor in sorted(names)
-        if tensor.removeprefix(f"{prefix}.").startswith(parts)
-        and not _IGNORED_TENSORS.search(tensor)
-    ]
-    if unused:
-        raise UserError(
-            f"the checkpoint of backbone {name!r} has {len(unused)} tensors that its config does "
-            f"not use ({unused[0]}, …), so it would be another model. Correct config.json, or "
-            "download or save the model again."
-        )
+    parts = tuple(f"{part}." for part, _ in model.base_model.named_children())
+    for tensor in sorted(names):
+        is_part = tensor.removeprefix(f"{prefix}.").startswith(parts)
+        if is_part and not _IGNORED_TENSORS.search(tensor):
+            _refuse(name, f"its checkpoint has {tensor}, which its config.json does not use")
 
 
 def _check_tokenizer_size(model: Any, tokenizer: Any, name: str) -> None:
     """Check that the word embeddings have a row for each token of the tokenizer.
 
     Special tokens beyond the table are accepted, since no text contains them (Gemma 3 has one).
-    Raises: `UserError` for other tokens.
     """
-    n_rows = model.get_input_embeddings().weight.shape[0]
     longest = tokenizer.model_max_length
     if not is_number(longest) or longest < 1:
-        raise UserError(
-            f"tokenizer_config.json of backbone {name!r} has model_max_length={longest!r:.40}, and "
-            "needs a positive number: correct it, or download or save the model again."
+        _refuse(
+            name,
+            f"tokenizer_config.json has model_max_length={longest!r:.40}, and needs a positive "
+            "number",
         )
-    if len(tokenizer) <= n_rows:
-        return
+    n_rows = model.get_input_embeddings().weight.shape[0]
     special_ids = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    unknown = [i for i in tokenizer.get_vocab().values() if i >= n_rows and i not in special_ids]
-    if unknown:
+    largest = max(set(tokenizer.get_vocab().values()) - special_ids, default=0)
+    if largest >= n_rows:
         raise UserError(
-            f"the tokenizer of backbone {name!r} has token ids up to {max(unknown)}, but the word "
+            f"the tokenizer of backbone {name!r} has token ids up to {largest}, but the word "
             f"embeddings of the model have only {n_rows} rows. Use the tokenizer of the model; "
             "after adding tokens, call resize_token_embeddings(len(tokenizer)) on the model and "
             "save both."
@@ -272,13 +242,9 @@ def _explain_missing_backbone(
     """Return a message with what is missing and which names would have worked."""
     if Path(path_or_hub_name).is_dir():
         reason = f"its folder has no config.json that can be read ({type(error).__name__})"
-    elif allow_hub:
-        reason = "it is not a folder, and the Hugging Face hub does not have it or denies access"
     else:
-        reason = (
-            "it is not a folder, and the Hugging Face hub cannot be reached (its cache does not "
-            "have the model)"
-        )
+        hub = "does not have it or denies access" if allow_hub else "cannot be reached"
+        reason = f"it is not a folder, and the Hugging Face hub {hub}"
     known_names = [*BUNDLED_BACKBONES, "minilm", *BACKBONE_SOURCES, *FULL_SCALE_CONFIGS]
     similar_name = closest_match(name, known_names)
     hint = ""

@@ -83,7 +83,7 @@ def test_another_number_of_layers_is_refused_before_a_model_is_built(
     save(backbone(family), tmp_path)
     change_config(tmp_path, **{field: n_layers})
     start = time.monotonic()
-    cannot_load(tmp_path, shown, "layers, but its weights have 3. Correct the number of layers")
+    cannot_load(tmp_path, shown, "layers, but its weights have 3. Correct this file")
     assert time.monotonic() - start < 5
 
 
@@ -137,7 +137,7 @@ def test_tensors_that_the_config_does_not_use_are_refused(tmp_path):
     weights["classifier.weight"] = torch.zeros(2, 32)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     cannot_load(
-        folder, "has 1 tensors that its config does not use (roberta.encoder.layer.1.adapter"
+        folder, "has roberta.encoder.layer.1.adapter.weight, which its config.json does not use"
     )
     del weights["roberta.encoder.layer.1.adapter.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -201,13 +201,13 @@ def test_a_file_that_is_a_folder_or_a_broken_link_is_refused(file, tmp_path):
     path = folder / file
     path.unlink()
     path.mkdir()
-    cannot_load(folder, f"{file} of backbone", "is a folder, and must be a file")
+    cannot_load(folder, f"{file} must be a file, and is a folder or a link to no file")
     path.rmdir()
     path.symlink_to("nowhere")
-    cannot_load(folder, f"{file} of backbone", "a link that leads to no file")
+    cannot_load(folder, f"{file} must be a file")
     path.unlink()
     path.symlink_to(file)
-    cannot_load(folder, f"{file} of backbone", "a link that leads to no file")
+    cannot_load(folder, f"{file} must be a file")
 
 
 class _Payload:

@@ -23,10 +23,6 @@ Modules:
 - `t5`: The encoder of T5 and FLAN-T5, with a relative position bias instead of positions.
 """
 
-import re
-
-import transformers
-
 from idp_tutorial.families import (
     deberta,
     distilbert,
@@ -45,28 +41,5 @@ from idp_tutorial.families.family import (
     register_family,
     wrap_hf_model,
 )
-from idp_tutorial.utils.checks import UserError
 
 __all__ = ["FAMILIES", "Family", "get_family", "register_family", "wrap_hf_model"]
-
-_OLDEST_TRANSFORMERS = "5.15"  # as in settings.ini
-
-
-def _check_transformers(version: str) -> None:
-    """Check the version of transformers.
-
-    With an earlier release the hidden states of Gemma and T5 are not the library's, and GPT-2
-    and ModernBERT fail. Raises: `UserError` for such a release.
-    """
-    installed, oldest = (
-        [int(part) for part in re.findall(r"\d+", text)[:2]]
-        for text in (version, _OLDEST_TRANSFORMERS)
-    )
-    if installed < oldest:
-        raise UserError(
-            f"transformers {version} is installed, but {_OLDEST_TRANSFORMERS} or newer is needed: "
-            "pip install --upgrade transformers"
-        )
-
-
-_check_transformers(transformers.__version__)

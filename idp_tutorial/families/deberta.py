@@ -24,12 +24,10 @@ class DebertaBackbone(Backbone):
     supports_single_position = False
     lora_target_modules = ("in_proj",)
 
-    def __init__(
-        self, model: Any, tokenizer: Any, name: str = "", weights_origin: str = ""
-    ) -> None:
-        super().__init__(model, tokenizer, name, weights_origin)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         # Microsoft's checkpoints (`config.legacy=False`) have another language-model head
-        self.has_microsoft_lm_head = hasattr(model, "lm_predictions")
+        self.has_microsoft_lm_head = hasattr(self.model, "lm_predictions")
         self.has_lm_head |= self.has_microsoft_lm_head
 
     def embed(self, e: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class ElectraBackbone(Backbone):
     def embed(self, e: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
         """Return the first layer's input, projected to width `d` if the embeddings are narrower."""
         h = super().embed(e, attention_mask, token_type_ids)
-        return self.base.embeddings_project(h) if hasattr(self.base, "embeddings_project") else h
+        return h if self.d_embedding == self.d else self.base.embeddings_project(h)
 
 
 register_family("electra", ElectraBackbone)

@@ -45,10 +45,8 @@ class LlamaBackbone(Backbone):
     sublayer_output_modules = ("self_attn.o_proj", "mlp.down_proj")
     attention_dropout_field = "attention_dropout"
 
-    def __init__(
-        self, model: Any, tokenizer: Any, name: str = "", weights_origin: str = ""
-    ) -> None:
-        super().__init__(model, tokenizer, name, weights_origin)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         # in Mistral, all layers have sliding-window attention and the config does not list them
         if self.sliding_window and not hasattr(self.config, "layer_types"):
             self.layer_types = ["sliding_attention"] * self.n_layers

@@ -20,10 +20,8 @@ class RobertaBackbone(Backbone):
 
     lm_head_modules = ("lm_head",)
 
-    def __init__(
-        self, model: Any, tokenizer: Any, name: str = "", weights_origin: str = ""
-    ) -> None:
-        super().__init__(model, tokenizer, name, weights_origin)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.pad_position: int = self.base.embeddings.padding_idx
         self.max_tokens -= self.pad_position + 1
 

@@ -30,10 +30,8 @@ class T5Backbone(Backbone):
     sublayer_output_modules = ("layer.0.dropout", "layer.1.dropout")
     attention_dropout_field = "dropout_rate"
 
-    def __init__(
-        self, model: Any, tokenizer: Any, name: str = "", weights_origin: str = ""
-    ) -> None:
-        super().__init__(model, tokenizer, name, weights_origin)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.norm = nn.Sequential(self.base.encoder.final_layer_norm, self.base.encoder.dropout)
 
     def embed(self, e: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:

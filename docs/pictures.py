@@ -30,7 +30,8 @@ from idp_tutorial.assembly.config import RunOptions
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import INPUT
-from idp_tutorial.core.steps import Add, Insert, KeyValue, Plan, Replace, Step, check_plan
+from idp_tutorial.core.plan_checks import check_plan
+from idp_tutorial.core.steps import Add, Insert, KeyValue, Plan, Replace, Step
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.id_spam import AttentionPromptGenerator
 from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan

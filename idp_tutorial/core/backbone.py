@@ -69,7 +69,7 @@ class Backbone:
         self.active_edit: ReversibleEdit | None = None
         self._initial_fingerprint: str | None = None
         self.config = model.config
-        self.base = getattr(model, model.base_model_prefix, model)
+        self.base = model.base_model
         self.family: str = self.config.model_type
         self.d: int = self.config.hidden_size
         self.n_heads: int = self.config.num_attention_heads
@@ -246,27 +246,23 @@ class Backbone:
 
         Raises: UserError for keys and values that the library's gradient checkpointing would drop.
         """
+        block = self.layers[layer]
         cache = dict(past_key_values=kv) if kv else {}
-        if kv:
-            self._check_checkpointing(self.layers[layer])
-        output = self.layers[layer](h, **layer_kwargs_by_type[self.layer_types[layer]], **cache)
-        return output[0] if isinstance(output, tuple) else output
-
-    def _check_checkpointing(self, layer: nn.Module) -> None:
-        """Raise `UserError` if the library would drop the keys and values of a cache."""
-        is_enabled = layer.training and getattr(layer, "gradient_checkpointing", False)
-        if is_enabled and not getattr(layer, "_can_checkpoint_with_cache", False):
+        is_checkpointed = block.training and getattr(block, "gradient_checkpointing", False)
+        if kv and is_checkpointed and not getattr(block, "_can_checkpoint_with_cache", False):
             raise UserError(
                 "the gradient checkpointing of transformers drops keys and values that are given "
                 "to a layer: call gradient_checkpointing_disable() on the Hugging Face model, and "
                 "use gradient_checkpointing=True of PromptedModel or of the config instead."
             )
+        output = block(h, **layer_kwargs_by_type[self.layer_types[layer]], **cache)
+        return output[0] if isinstance(output, tuple) else output
 
     def run_layer_at_position(
         self,
+        position: Tensor,  # the position to compute in each example `[B]`
         layer: int,  # 0-based
         h: Tensor,  # hidden states `[B,T,d]`
-        position: Tensor,  # the position to compute in each example `[B]`
         layer_kwargs_by_type: dict[str, Any],
         kv: Any = None,  # a prompt's keys and values, or None
     ) -> Tensor:  # `[B,1,d]`

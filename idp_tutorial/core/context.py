@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from idp_tutorial.core import input_checks
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.random_numbers import run_with_recomputation
+from idp_tutorial.core.prompt_key_values import PromptKeyValues
 
 __all__ = ["INPUT", "to_float32", "splice", "Context"]
 
@@ -39,15 +40,12 @@ def splice(
     """Insert `new` before the given position of each example."""
     if isinstance(position, int):
         return torch.cat([x[:, :position], new, x[:, position:]], 1)
-    T = x.shape[1]
-    t = new.shape[1]
-    target = torch.arange(T + t, device=x.device).expand(len(x), -1)
+    words = torch.arange(x.shape[1], device=x.device)
+    inserted = torch.arange(new.shape[1], device=x.device)
     start = position[:, None]
-    # `new` is at T..T+t-1 of the concatenation below
-    after_start = torch.where(target < start + t, target - start + T, target - t)
-    source = torch.where(target < start, target, after_start)
+    positions = torch.cat([words + new.shape[1] * (words >= start), start + inserted], 1)
     each_example = torch.arange(len(x), device=x.device)[:, None]
-    return torch.cat([x, new], 1)[each_example, source]
+    return torch.cat([x, new], 1)[each_example, positions.argsort(1)]
 
 
 @dataclass
@@ -73,9 +71,7 @@ class Context:
     # what a source stores in one layer for later ones; its keys are the objects that store it
     memo: dict[object, Any] = field(default_factory=dict)
     recompute: bool = False  # compute each layer again in the backward pass?
-    _layer_kwargs: tuple[tuple[int, int], dict[str, Any]] | None = field(
-        default=None, init=False, repr=False
-    )
+    _layer_kwargs: tuple[Any, Any] = (None, None)  # key and result of `layer_kwargs`
 
     @classmethod
     def from_batch(
@@ -91,27 +87,7 @@ class Context:
         Raises: UserError for states of a wrong shape, padding that is not on the right, or unknown
         tokens (on a GPU, CUDA reports these itself).
         """
-        attention_mask = batch["attention_mask"]
-        input_checks.check_right_padding(attention_mask)
-        word_mask = attention_mask
-        if "answer_start" in batch:  # a prompt depends on the input, not on the target after it
-            index = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-            word_mask = attention_mask * (index < batch["answer_start"][:, None])
-            batch = {**batch, "attention_mask": word_mask}
-        tracked = dict(cls=torch.zeros_like(word_mask[:, 0]), last=word_mask.sum(1) - 1)
-        if "mask_position" in batch:
-            tracked["mask"] = batch["mask_position"]
-        if "hidden_states" in batch:
-            h = batch["hidden_states"].to(backbone.word_embeddings.weight.dtype)
-            layer = int(batch["start_layer"][0])
-            input_checks.check_cached_states(backbone, attention_mask, layer, h)
-        else:
-            h = input_checks.embed_words(backbone, batch["input_ids"])
-            layer = INPUT
-        input_ids, token_type_ids = batch["input_ids"], batch["token_type_ids"]
-        return cls(
-            backbone, input_ids, attention_mask, token_type_ids, word_mask, tracked, h, batch, layer
-        )
+        return cls(backbone, **input_checks.first_fields(backbone, batch))
 
     def insert(
         self,
@@ -132,10 +108,8 @@ class Context:
         self.attention_mask = splice(self.attention_mask, zeros + 1, position)
         self.token_type_ids = splice(self.token_type_ids, zeros, position)
         self.word_mask = splice(self.word_mask, zeros, position)
-        self.tracked_positions = {
-            name: tracked + t * (tracked >= position)
-            for name, tracked in self.tracked_positions.items()
-        }
+        old = self.tracked_positions
+        self.tracked_positions = {k: old[k] + t * (old[k] >= position) for k in old}
         self.prompt_span = first, t
 
     def layer_kwargs(
@@ -147,20 +121,23 @@ class Context:
         They are computed again only if the sequence or the number of prompt keys has changed.
         """
         key = (self.h.shape[1], n_prompt_keys)
-        if self._layer_kwargs is None or self._layer_kwargs[0] != key:
+        if self._layer_kwargs[0] != key:
             kwargs = self.backbone.layer_kwargs_by_type(self.attention_mask, self.h, n_prompt_keys)
             self._layer_kwargs = key, kwargs
         return self._layer_kwargs[1]
 
-    def call_layer(
+    def run_layer(
         self,
-        run: Callable[..., Tensor],  # method of the backbone that runs a layer
-        *args: Any,  # its arguments
-    ) -> Tensor:
-        """Run a layer; with `recompute`, the backward pass runs it again, for its activations."""
+        run: Callable[..., Tensor],  # `run_layer` of the backbone, or a function like it
+        key_values: PromptKeyValues | None,  # of a prompt
+    ) -> None:
+        """Run the current layer; with `recompute`, the backward pass runs it again."""
+        layer_kwargs = self.layer_kwargs(key_values.t if key_values else 0)
+        args = (self.layer, self.h, layer_kwargs, key_values)
         if self.recompute and torch.is_grad_enabled():
-            return run_with_recomputation(run, *args)
-        return run(*args)
+            self.h = checkpoint(run, *args, use_reentrant=False)
+        else:
+            self.h = run(*args)
 
     def state_at(self, name: str) -> Tensor:  # `[B,d]`
         """Return the current hidden states at a tracked position: 'cls', 'last' or 'mask'.

@@ -32,9 +32,10 @@ class LayerCache:
         self,
         prompt_key_values: PromptKeyValues | None = None,  # of a 'kv' prompt
     ) -> None:
-        self.prompt_key_values = prompt_key_values
-        self.k: Tensor | None = None  # keys `[B,n_kv_heads,length,d_head]`
-        self.v: Tensor | None = None  # values `[B,n_kv_heads,length,d_head]`
+        self.k = (
+            prompt_key_values.k if prompt_key_values else None
+        )  # `[B,n_kv_heads,length,d_head]`
+        self.v = prompt_key_values.v if prompt_key_values else None  # values, of the same shape
 
     def update(
         self,
@@ -45,10 +46,8 @@ class LayerCache:
     ) -> tuple[Tensor, Tensor]:
         """Append new keys and values and return all of them."""
         if self.k is not None and self.v is not None:
-            k = torch.cat([self.k, k], 2)
-            v = torch.cat([self.v, v], 2)
-        elif self.prompt_key_values:
-            k, v = self.prompt_key_values.update(k, v)
+            k = torch.cat([self.k.to(k.dtype), k], 2)
+            v = torch.cat([self.v.to(v.dtype), v], 2)
         self.k = k
         self.v = v
         return k, v

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import INPUT, Context
+from idp_tutorial.core.plan_checks import check_plan
 from idp_tutorial.core.single_position import run_for_position
-from idp_tutorial.core.steps import Plan, PromptSource, check_plan
+from idp_tutorial.core.steps import Plan, PromptSource
 from idp_tutorial.utils.checks import UserError
 
 __all__ = [

@@ -13,7 +13,6 @@ define a subclass beside their source (DePT, P-tuning v2, IDPG's position 4).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -21,11 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from idp_tutorial.core import input_checks
-from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
 
-__all__ = ["PromptSource", "Step", "Insert", "Add", "Replace", "KeyValue", "Plan", "check_plan"]
+__all__ = ["PromptSource", "Step", "Insert", "Add", "Replace", "KeyValue", "PromptChange", "Plan"]
 
 
 class PromptSource(nn.Module):
@@ -66,17 +64,16 @@ class Step:
         """Let the prompt enter; return keys and values for the next layer, or None."""
         raise NotImplementedError
 
-    def check(self, layer: int, backbone: Backbone, has_prompt: bool) -> None:
-        """Raise `UserError` if the step is impossible at this layer of this backbone."""
-
-    def compute_prompt(self, ctx: Context, width: int | None = None) -> Tensor:  # `[B,t,width]`
+    def compute_prompt(
+        self, ctx: Context, width: int | None = None, t: int | None = None
+    ) -> Tensor:  # `[B,t,width]`
         """Return the source's vectors in the dtype of the hidden states.
 
-        `width` is None for that of the hidden states. Raises: UserError for a wrong shape.
+        `width` is None for that of the hidden states, `t` for any length. Raises: UserError for a
+        wrong shape.
         """
         p = self.source(ctx)
-        B, _, d = ctx.h.shape
-        input_checks.check_prompt_shape(p, B, width or d, self.name, ctx.layer)
+        input_checks.check_prompt(ctx, self.name, p, width or ctx.h.shape[2], t)
         return p.to(ctx.h.dtype)
 
 
@@ -98,41 +95,39 @@ class Insert(Step):
 
 
 @dataclass(frozen=True)
-class _ChangePrompt(Step):
-    def check(self, layer: int, backbone: Backbone, has_prompt: bool) -> None:
-        """Raise `UserError` if no prompt is inserted before the step."""
-        input_checks.check_prompt_exists(has_prompt, self.name, layer)
+class PromptChange(Step):
+    """Step that changes the hidden states of the prompt that was inserted last."""
 
-    def _prompt_and_index(self, ctx: Context) -> tuple[Tensor, Tensor]:  # `[B,t,d]` each
-        p = self.compute_prompt(ctx)
-        assert ctx.prompt_span is not None  # `check` requires an `Insert` below
+    def prompt_and_index(self, ctx: Context) -> tuple[Tensor, Tensor]:  # `[B,t,d]` each
+        """Return the source's vectors, and the positions of the prompt, expanded to their width."""
+        assert ctx.prompt_span is not None  # `check_plan` requires an `Insert` below
         first, t = ctx.prompt_span
-        input_checks.check_prompt_length(p, t, self.name, ctx.layer)
+        p = self.compute_prompt(ctx, t=t)
         positions = first[:, None] + torch.arange(t, device=p.device)
         return p, positions[..., None].expand_as(p)
 
 
 @dataclass(frozen=True)
-class Add(_ChangePrompt):
+class Add(PromptChange):
     """Add the vectors to the prompt that was inserted last (IDPG's later layers)."""
 
     name = "add"
 
     def apply(self, ctx: Context) -> None:
         """Add to the hidden states of the prompt."""
-        p, index = self._prompt_and_index(ctx)
+        p, index = self.prompt_and_index(ctx)
         ctx.h = ctx.h.scatter_add(1, index, p)
 
 
 @dataclass(frozen=True)
-class Replace(_ChangePrompt):
+class Replace(PromptChange):
     """Put the vectors in place of the prompt that was inserted last (deep prompts)."""
 
     name = "replace"
 
     def apply(self, ctx: Context) -> None:
         """Replace the hidden states of the prompt."""
-        p, index = self._prompt_and_index(ctx)
+        p, index = self.prompt_and_index(ctx)
         ctx.h = ctx.h.scatter(1, index, p)
 
 
@@ -145,22 +140,7 @@ class KeyValue(Step):
 
     name = "kv"
 
-    def check(self, layer: int, backbone: Backbone, has_prompt: bool) -> None:
-        """Raise `UserError` among the word embeddings, or if the layers take no keys and values."""
-        input_checks.check_key_values_possible(backbone, self.name, layer)
-
     def apply(self, ctx: Context) -> PromptKeyValues:
         """Return the keys and values for the next layer."""
         p = self.compute_prompt(ctx, ctx.backbone.d_kv_prompt)
         return PromptKeyValues.from_prompt(p, ctx.backbone.n_kv_heads)
-
-
-def check_plan(plan: Plan, backbone: Backbone) -> None:
-    """Raise `UserError` for a plan that is impossible on this backbone."""
-    for layer in plan:
-        input_checks.check_layer(layer, backbone)
-    has_prompt = False
-    for layer, step in sorted(plan.items(), key=itemgetter(0)):
-        input_checks.check_step(step, isinstance(step, Step), layer)
-        step.check(layer, backbone, has_prompt)
-        has_prompt = has_prompt or isinstance(step, Insert)

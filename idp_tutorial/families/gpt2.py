@@ -36,9 +36,9 @@ class GPT2Backbone(Backbone):
 
     def run_layer_at_position(
         self,
+        position: Tensor,
         layer: int,
         h: Tensor,
-        position: Tensor,
         layer_kwargs_by_type: dict[str, Any],
         kv: Any = None,
     ) -> Tensor:

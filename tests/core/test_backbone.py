@@ -12,6 +12,7 @@ from idp_tutorial.backbones.load import (
     load_backbone,
 )
 from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.prompt_key_values import PromptKeyValues
 from idp_tutorial.families.family import wrap_hf_model
 from idp_tutorial.methods.adapters import add_lora
 
@@ -59,16 +60,6 @@ def test_train_mode_draws_the_same_dropout(family, attn, lens):
     assert (other - got)[real].abs().max() > 0.1  # there was dropout
 
 
-class FixedPrefix:
-    """Cache with a fixed prefix of random keys and values."""
-
-    def __init__(self, *size):
-        self.k, self.v = torch.randn(2, *size)
-
-    def update(self, k, v, *a, **kw):
-        return torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
-
-
 @pytest.mark.parametrize("prefix", [0, 3])
 @pytest.mark.parametrize("lens", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("family,attn", [k for k in KINDS if k[0] != "deberta"])
@@ -80,13 +71,11 @@ def test_a_layer_at_one_position_equals_the_whole_layer_there(family, attn, lens
     B = len(lens)
     h = torch.randn(B, keep.shape[1], 32, dtype=torch.float64, requires_grad=True)
     row = torch.randint(0, 9, (B,)) % keep.sum(1)
-    kv = FixedPrefix(B, 4, prefix, 8) if prefix else None
-    if kv:
-        kv.k, kv.v = kv.k.double(), kv.v.double()
+    kv = PromptKeyValues(*torch.randn(2, B, 4, prefix, 8).double()) if prefix else None
     mask = bb.layer_kwargs_by_type(keep, h, prefix)
     w = torch.randn(B, 32, dtype=torch.float64)
     whole = bb.run_layer(1, h, mask, kv)[torch.arange(B), row]
-    alone = bb.run_layer_at_position(1, h, row, mask, kv)
+    alone = bb.run_layer_at_position(row, 1, h, mask, kv)
     assert alone.shape == (B, 1, 32)
     torch.testing.assert_close(alone[:, 0], whole, atol=1e-12, rtol=0)
     g = [torch.autograd.grad((o * w).sum(), h)[0] for o in (whole, alone[:, 0])]
@@ -165,7 +154,7 @@ def test_a_layer_at_one_position_has_dropout(family):
         bb.layers[2].train(train)
         h = torch.linspace(-2, 2, 2 * 9 * 32).view(2, 9, 32).sin()
         return bb.run_layer_at_position(
-            2, h, torch.tensor([3, 3]), bb.layer_kwargs_by_type(batch["attention_mask"], h)
+            torch.tensor([3, 3]), 2, h, bb.layer_kwargs_by_type(batch["attention_mask"], h)
         )
 
     assert (read(True) - read(True)).abs().max() > 0.1 and torch.equal(read(False), read(False))

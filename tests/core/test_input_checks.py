@@ -14,7 +14,8 @@ from small_layers import (
 
 from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.steps import Add, Insert, KeyValue, Replace, check_plan
+from idp_tutorial.core.plan_checks import check_plan
+from idp_tutorial.core.steps import Add, Insert, KeyValue, Replace
 
 
 def test_invalid_plans():
@@ -77,7 +78,7 @@ def test_invalid_plans():
         ),
         (
             {0: Insert(static()), 2: Add(static(t=3))},
-            ("'add' at layer 2", "has 4 vectors but the source gives 3", "one prompt length"),
+            ("'add' at layer 2", "(3, 4, 32)", "(3, 3, 32)", "need one length"),
         ),
         (
             {0: Insert(static()), 2: Replace(lambda ctx: torch.zeros(1, t, d))},
@@ -133,7 +134,7 @@ def test_a_resumed_run_refuses_prompts_below_its_start():
     )
     refused(lambda: run_layers(bb, batch, stop=4), "between 0", "got 4")
     refused(lambda: run_layers(bb, resumed, stop=1), "between 2", "got 1")
-    refused(lambda: run_layers(bb, resume(batch, 4, h)), "start_layer", "got 4")
+    refused(lambda: run_layers(bb, resume(batch, 4, h)), "start_layer", "and 4")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_a_prompt_among_the_words_needs_positions(family, max_tokens):
     )
     refused(
         lambda: run_layers(bb, make_batch(bb, (max_tokens - t + 1,)), {INPUT: Insert(p)}),
-        f"has {max_tokens - t + 1} tokens and the prompt 4 vectors",
+        f"has {max_tokens - t + 1} tokens, and the prompt 4 vectors",
         f"max_len={max_tokens - t} or less",
         "insert it at layer 0",
     )

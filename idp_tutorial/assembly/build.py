@@ -16,7 +16,7 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import DTYPES, is_quantised
 from idp_tutorial.core.heads import ClassificationHead, GenerationHead, VerbalizerHead
 from idp_tutorial.core.prompted_model import PromptedModel
-from idp_tutorial.core.random_numbers import seed_random_numbers, thread_random_numbers
+from idp_tutorial.core.random_numbers import exclusive_random_numbers, seed_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.backbone_edits import ensure_unmodified, revert_backbone
 from idp_tutorial.methods.efl import EntailmentModel, describe_labels
@@ -140,7 +140,7 @@ def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
     return model
 
 
-@thread_random_numbers()
+@exclusive_random_numbers()
 def build_model(
     cfg: RunConfig,  # config of the run
     bb: Backbone,  # its backbone, without changes of an earlier method

@@ -27,7 +27,7 @@ from idp_tutorial.core.context import Context
 from idp_tutorial.core.heads import ClassificationHead, prediction_loss
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, copy_state
-from idp_tutorial.core.random_numbers import current_generator, thread_random_numbers
+from idp_tutorial.core.random_numbers import exclusive_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.idpg import PromptGenerator
 from idp_tutorial.methods.method_registry import (
@@ -190,7 +190,7 @@ def fit_side_network(
     assert lr is not None
     optimizer = torch.optim.AdamW(head.parameters(), lr, weight_decay=cfg.weight_decay)
     order = torch.Generator().manual_seed(cfg.seed)
-    current_generator().manual_seed(cfg.seed)
+    torch.manual_seed(cfg.seed)
     head.scale.train()(Z)
     history: list[tuple[int, float]] = []  # (step, validation score) of each evaluation
     validation_losses: list[float | None] = []
@@ -368,7 +368,7 @@ def build_control(
     return ControlModel(bb, options.build_head(bb, cfg, n_out))
 
 
-@thread_random_numbers()
+@exclusive_random_numbers()
 def fit_control(
     control: MethodConfig,  # options of the control
     model: ControlModel,  # model that `build_control` returned, which is changed in place

@@ -42,7 +42,6 @@ from idp_tutorial.core.dtypes import (
     parse_dtype,
     quantise_linear_layers,
 )
-from idp_tutorial.core.random_numbers import thread_random_numbers
 from idp_tutorial.families.family import (
     build_hf_model,
     get_auto_class,
@@ -464,7 +463,6 @@ def _refuse_revision(name: str, revision: str | None) -> None:
 
 
 @pause_garbage_collection()  # the first call imports transformers
-@thread_random_numbers()
 def load_backbone(
     # 'tiny', 'tiny-gpt2', 'minilm', 'smollm2', 'mpnet', a folder, or a name on the hub
     name: str = "tiny",

@@ -6,11 +6,9 @@ written for its `Trainer` work here. `CallbackRunner` calls them with what `Trai
 """
 
 import csv
-import inspect
 import io
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -117,43 +115,22 @@ def _make_training_arguments(run: Any, folder: Path | str | None) -> "TrainingAr
     )
 
 
-def _needs_arguments(callback_class: type) -> bool:
-    """Return whether a class cannot be called without arguments."""
-    with suppress(ValueError):  # a class that is not written in Python may have no signature
-        signature = inspect.signature(callback_class)
-        try:
-            signature.bind()
-        except TypeError:
-            return True
-    return False
-
-
 def list_callbacks(
     callbacks: Any,  # `TrainerCallback` objects or classes, or others with some of its methods
 ) -> list[Any]:  # the same objects and classes
-    """Return callbacks as a list after checking each of them.
+    """Return callbacks as a list.
 
-    Raises: `UserError` for a callback that is not in a list, for another object, and for a class
-    that needs arguments.
+    Raises: `UserError` for callbacks that are not in a list, and for other objects.
     """
-    if not isinstance(callbacks, Iterable) or isinstance(callbacks, (str, bytes, Mapping)):
-        raise UserError(
-            f"callbacks must be a list of transformers.TrainerCallback, got {callbacks!r:.60}: "
-            "write callbacks=[...]."
-        )
-    checked = [*callbacks]
-    for callback in checked:
-        if not any(name.startswith("on_") for name in dir(callback)):
+    is_list = isinstance(callbacks, Iterable) and not isinstance(callbacks, (str, bytes, Mapping))
+    listed = [*callbacks] if is_list else [callbacks]
+    for callback in listed:
+        if not is_list or not any(name.startswith("on_") for name in dir(callback)):
             raise UserError(
-                f"a callback must be a transformers.TrainerCallback, got {callback!r:.60}: give an "
-                "object with methods such as on_step_end."
+                "callbacks must be a list of transformers.TrainerCallback, or of objects with "
+                f"methods such as on_step_end, got {callback!r:.60}: write callbacks=[...]."
             )
-        if isinstance(callback, type) and _needs_arguments(callback):
-            raise UserError(
-                f"the callback {callback.__name__} needs arguments: give an object, such as "
-                f"{callback.__name__}(...), not the class."
-            )
-    return checked
+    return listed
 
 
 class CallbackRunner:

@@ -14,18 +14,17 @@ not part of it.
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state
-from idp_tutorial.core.random_numbers import current_generator
 from idp_tutorial.training.config import TrainingConfig
-from idp_tutorial.training.distributed import StepProfiler, all_gather_objects
+from idp_tutorial.training.distributed import StepMeasurements, all_gather_objects
 from idp_tutorial.utils.checks import UserError, check_writable_folder
 from idp_tutorial.utils.digests import compute_digest, file_digest
 from idp_tutorial.utils.records import config_fingerprint, describe_differences
@@ -33,7 +32,6 @@ from idp_tutorial.utils.schemas import Count, check_schema, check_structure
 from idp_tutorial.utils.tensor_files import (
     PROMPTS_FILE,
     read_last_snapshot,
-    remove_snapshots,
     write_snapshot,
 )
 
@@ -86,7 +84,7 @@ def get_random_state() -> dict:
     numpy_state: Any = np.random.get_state()
     name, keys, *rest = numpy_state
     return dict(
-        torch=current_generator().get_state(),
+        torch=torch.get_rng_state(),
         cuda=torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
         python=random.getstate(),
         numpy=(name, keys.tolist(), *rest),
@@ -96,30 +94,14 @@ def get_random_state() -> dict:
 def set_random_state(state: dict) -> None:
     """Restore the states that `get_random_state` returned."""
     name, keys, *rest = state["numpy"]
-    current_generator().set_state(state["torch"])
+    torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     np.random.set_state((name, np.array(keys, np.uint32), *rest))
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
 
 
-class _Run(Protocol):
-    """Attributes of `TrainingRun` that a checkpoint saves and restores."""
-
-    acc: Any
-    optimizer: Any
-    lr_scheduler: Any
-    profiler: StepProfiler
-    state: Any
-    trained_tensors: dict[str, Tensor]
-
-    @property
-    def is_finished(self) -> bool:
-        """True after the last step."""
-        ...
-
-
-def _stateful_parts(run: _Run) -> dict[str, Any]:
+def _stateful_parts(run: Any) -> dict[str, Any]:
     """Return the parts of a run with a state of their own, by name; None: the run has none."""
     return dict(optimizer=run.optimizer, lr_scheduler=run.lr_scheduler, grad_scaler=run.acc.scaler)
 
@@ -141,21 +123,12 @@ class _SavedProgress:
 
 
 @dataclass
-class _SavedProfiler:
-    """Schema of a saved `StepProfiler`."""
-
-    step_times_ms: list[float]
-    activation_bytes: Count
-    largest_batch_tokens: Count
-
-
-@dataclass
 class _SavedContent:
     """Schema of a checkpoint."""
 
     fingerprint: dict[str, Any]
     progress: _SavedProgress
-    profiler: _SavedProfiler
+    profiler: StepMeasurements
     random_states: list[dict[str, Any]]
     tensors: dict[str, Tensor]
     optimizer: dict[str, Any] | None
@@ -192,7 +165,7 @@ def check_optimizer_state(
             raise UserError(f"{source} has moments of another shape for parameter {i}: {remedy}.")
 
 
-def _check_content(content: Mapping[str, Any], run: _Run, source: str) -> None:
+def _check_content(content: Mapping[str, Any], run: Any, source: str) -> None:
     """Check the content of a checkpoint against the run that continues from it."""
     trained = dict(run.trained_tensors)
     best = content["progress"]["best_tensors"]
@@ -232,7 +205,10 @@ class Checkpoint:
         check_writable_folder(folder, "checkpoint_dir=")
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def save(self, run: _Run) -> None:
+    def save(
+        self,
+        run: Any,  # a `TrainingRun`
+    ) -> None:
         """Write the state of a run; once it is finished, only its best tensors and its log."""
         random_states = all_gather_objects(get_random_state())
         if not run.acc.is_main_process:
@@ -247,18 +223,17 @@ class Checkpoint:
         content = dict(
             fingerprint=self.run_fingerprint,
             progress={**vars(run.state), "losses": torch.stack(run.state.losses)},
-            profiler=run.profiler.state_dict(),
+            profiler=asdict(run.profiler),
             random_states=random_states,
             tensors=tensors,
             **states,
         )
         write_snapshot(self.folder, run.state.step, content)
 
-    def delete_all(self) -> None:
-        """Delete all checkpoints of the folder, so that another run may use it."""
-        remove_snapshots(self.folder)
-
-    def load(self, run: _Run) -> None:
+    def load(
+        self,
+        run: Any,  # a `TrainingRun`
+    ) -> None:
         """Restore a run from the last checkpoint; without one, leave it unchanged."""
         content = self._read_on_all_processes(run.acc)
         if content is None:
@@ -269,7 +244,7 @@ class Checkpoint:
         for name, part in _stateful_parts(run).items():
             if content[name]:
                 part.load_state_dict(content[name])
-        run.profiler.load_state_dict(content["profiler"])
+        vars(run.profiler).update(content["profiler"])
         progress = dict(content["progress"])
         progress["losses"] = list(progress["losses"].to(run.acc.device))
         vars(run.state).update(progress)
@@ -288,15 +263,15 @@ class Checkpoint:
                 "Use DDP (prompts are small), or pass checkpoint_dir=None (save_every=0)."
             )
         content = None
-        error = None
         try:
             content = self.read()
+            result: int | str = content["progress"]["step"] if content else 0
         except ValueError as e:
-            error = str(e)
-        results = all_gather_objects(error or (content["progress"]["step"] if content else 0))
-        errors = [result for result in results if isinstance(result, str)]
-        if errors:
-            raise UserError(error or errors[0])
+            result = str(e)
+        results = all_gather_objects(result)
+        for other in (result, *results):
+            if isinstance(other, str):
+                raise UserError(other)
         if len(set(results)) > 1:
             raise UserError(
                 f"the processes read different checkpoints from {self.folder} (steps {results}). "

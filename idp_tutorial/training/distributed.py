@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['make_loss_weight', 'iterate_step_batches', 'end_process_group', 'create_accelerator', 'prepare_for_training',
-           'all_gather_objects', 'create_optimizer', 'compile_trained_layers', 'StepProfiler']
+           'all_gather_objects', 'create_optimizer', 'compile_trained_layers', 'StepMeasurements', 'StepProfiler']
 
 # %% ../../nbs/engine/training/distributed.ipynb #6c952805
 import atexit
@@ -13,6 +13,7 @@ import time
 import torch
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from itertools import chain, islice, pairwise, repeat
 from torch import Tensor, nn
 from typing import Any
@@ -23,7 +24,7 @@ from .config import TrainingConfig
 from ..data.encoding import make_dataloader, collate
 from ..core.heads import ClassificationHead, GenerationHead, VerbalizerHead
 from ..core.prompted_model import PromptedModel
-from ..utils.process import ACCELERATE_LOCK
+from ..utils.schemas import Count
 
 # %% ../../nbs/engine/training/distributed.ipynb #97fe1c21
 def make_loss_weight(head: nn.Module | None) -> Callable[[dict], float]:
@@ -109,17 +110,12 @@ def create_accelerator(
             "precision='fp16' needs a GPU: on a CPU the run would compute in float32. "
             "Use 'bf16' or 'no'."
         )
-    with ACCELERATE_LOCK:
-        _reset_accelerate(cfg.device == "cpu")
-        acc = Accelerator(
-            cpu=cfg.device == "cpu",
-            mixed_precision=cfg.precision,
-            gradient_accumulation_plugin=plugin,
-        )
-        if not torch.distributed.is_initialized():
-            # accelerate shares these between all its objects; threads may train at the same time
-            for state in (acc.state, acc.gradient_state):
-                state.__dict__ = dict(state.__dict__)
+    _reset_accelerate(cfg.device == "cpu")
+    acc = Accelerator(
+        cpu=cfg.device == "cpu",
+        mixed_precision=cfg.precision,
+        gradient_accumulation_plugin=plugin,
+    )
     if torch.distributed.is_initialized():
         atexit.unregister(end_process_group)  # registered once, however many runs a process has
         atexit.register(end_process_group)
@@ -138,9 +134,7 @@ def prepare_for_training(
     """Return what a step calls instead of the model, under `acc.autocast()`, and its optimizer."""
     before = {name: v for name, v in vars(model).items() if name in _ACCELERATE_ATTRIBUTES}
     try:
-        prepared, prepared_optimizer = acc.prepare(model, optimizer)
-        prepared_optimizer.gradient_state = acc.gradient_state  # not what all threads share
-        return prepared, prepared_optimizer
+        return acc.prepare(model, optimizer)
     finally:
         for name in _ACCELERATE_ATTRIBUTES:
             vars(model).pop(name, None)
@@ -210,7 +204,16 @@ def compile_trained_layers(
             layer._compiled_call_impl = None
 
 # %% ../../nbs/engine/training/distributed.ipynb #e89b75d6
-class StepProfiler:
+@dataclass
+class StepMeasurements:
+    """What a checkpoint stores of a `StepProfiler`."""
+
+    step_times_ms: list[float] = field(default_factory=list)
+    activation_bytes: Count = 0  # saved in the largest batch
+    largest_batch_tokens: Count = 0
+
+
+class StepProfiler(StepMeasurements):
     """Time of each step, and bytes that autograd saves in the largest batch."""
 
     def __init__(
@@ -218,11 +221,9 @@ class StepProfiler:
         model: nn.Module,
         accelerator: Any,  # only `device` is read
     ) -> None:
+        super().__init__()
         self.is_cuda = accelerator.device.type == "cuda"
         self.model = model
-        self.step_times_ms: list[float] = []
-        self.activation_bytes = 0  # saved in the largest batch
-        self.largest_batch_tokens = 0
         self.start_time = 0.0
         if self.is_cuda:
             torch.cuda.reset_peak_memory_stats()
@@ -270,17 +271,3 @@ class StepProfiler:
         trained = sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
         # the factor 3 is for the gradient and AdamW's two moments
         return (weights + 3 * trained + self.activation_bytes) / 1e6
-
-    def state_dict(self) -> dict:
-        """Return the measurements, for a checkpoint."""
-        return dict(
-            step_times_ms=self.step_times_ms,
-            activation_bytes=self.activation_bytes,
-            largest_batch_tokens=self.largest_batch_tokens,
-        )
-
-    def load_state_dict(self, state: dict) -> None:
-        """Restore the measurements of `state_dict`."""
-        self.step_times_ms = state["step_times_ms"]
-        self.activation_bytes = state["activation_bytes"]
-        self.largest_batch_tokens = state["largest_batch_tokens"]

@@ -183,26 +183,21 @@ def iterate_batches(bb: Backbone, examples: Sequence[dict], batch_size: int) -> 
 
 def require_text_columns(task: Task, row: dict, where: str = "this row") -> dict:
     """Return the row if it has the columns that the task reads; raise `UserError` if not."""
+    example = '{"sentence1": ...}, or a line of text'
+    if task.pair:
+        example = '{"sentence1": ..., "sentence2": ...}, or two texts separated by a tab'
     for column in task.text_columns:
         text = row.get(column) if isinstance(row, dict) else None
         if not isinstance(text, str) or not (text.strip() or task.allow_empty_text):
-            hint = (
-                'pass {"sentence1": ...}, or a line of text; name the column of a table with text='
-            )
-            if task.pair:
-                hint = (
-                    'pass {"sentence1": ..., "sentence2": ...}, or two texts separated by a tab; '
-                    "name the columns of a table with text= and text2="
-                )
             raise UserError(
-                f"{where}: {row!r:.80} has no text {column!r}, which task {task.name!r} "
-                f"needs: {hint}."
+                f"{where}: {row!r:.80} has no text {column!r}, which task {task.name!r} needs: "
+                f"pass {example}; name the columns of a table with text= and text2=."
             )
         require_utf8(text, f"{where}: {column}")
     if task.grouping == "choose" and not isinstance(row.get("group"), (str, int, float)):
         raise UserError(
-            f"{where}: {row!r:.80} has no 'group', and task {task.name!r} chooses one of the "
-            f"rows of a question: give the rows of a question the same group, such as a number."
+            f"{where}: {row!r:.80} has no 'group', and task {task.name!r} chooses one of the rows "
+            "of a question: give the rows of a question the same group, such as a number."
         )
     return row
 

@@ -80,16 +80,6 @@ class PackedExamples(Sequence):
         return example
 
 
-def _can_be_packed(example: dict, names: list[str]) -> bool:
-    """Return whether an example has the given columns and only values that arrays can store."""
-    is_plain = all(
-        name in TOKEN_DTYPES or value is None or isinstance(value, (int, float, str))
-        for name, value in example.items()
-    )
-    same_length = len(example["input_ids"]) == len(example["token_type_ids"])
-    return [*example] == names and is_plain and same_length
-
-
 def pack_examples(
     encode_fn: Callable,  # converts rows to examples with `input_ids` and `token_type_ids`
     rows: Sequence,  # rows of a split
@@ -105,7 +95,7 @@ def pack_examples(
     for i in range(0, len(rows), chunk_size):
         examples = encode_fn(rows[i : i + chunk_size])
         names = names or [*examples[0]]
-        if not all(_can_be_packed(e, names) for e in examples):
+        if any([*e] != names for e in examples):
             return encode_fn(rows)
         for name, dtype in TOKEN_DTYPES.items():
             flat[name].append(np.array([v for e in examples for v in e[name]], dtype))
@@ -198,9 +188,6 @@ def encode_for_evaluation(
 
 def _input_lengths(examples: Sequence[dict]) -> np.ndarray:
     """Return the number of tokens of each example, those of an answer not counted."""
-    if isinstance(examples, PackedExamples):
-        answer_starts = examples.columns.get("answer_start")
-        return np.array(answer_starts or np.diff(examples.ends, prepend=0))
     return np.array([e.get("answer_start", len(e["input_ids"])) for e in examples])
 
 

@@ -19,6 +19,7 @@ from ..utils.checks import DivergenceError, UserError
 from .config import TrainingConfig
 from ..data.task import Task, scale_labels
 from ..utils.durable_files import folder_lock
+from ..utils.tensor_files import remove_snapshots
 from idp_tutorial.core.prompted_model import (
     PromptedModel,
     copy_state,
@@ -26,9 +27,8 @@ from idp_tutorial.core.prompted_model import (
     trained_state,
 )
 from idp_tutorial.core.random_numbers import (
-    exclusive_gpu_random_numbers,
+    exclusive_random_numbers,
     seed_random_numbers,
-    thread_random_numbers,
 )
 from .callbacks import CallbackRunner
 from .checkpoint import Checkpoint, run_fingerprint
@@ -249,7 +249,7 @@ class TrainingRun:
     def _raise_divergence(self, symptom: str) -> NoReturn:
         """Delete the checkpoints, so that another learning rate may use the folder, and raise."""
         if self.checkpoint and self.acc.is_main_process:
-            self.checkpoint.delete_all()
+            remove_snapshots(self.checkpoint.folder)
         cause = explain_non_finite(self.model, "No checkpoint of this run is kept")
         raise DivergenceError(
             f"{symptom} at step {self.state.step} (method {self.cfg.run_name!r}, learning rate "
@@ -333,7 +333,7 @@ class TrainingRun:
         )
 
 # %% ../../nbs/engine/training/fit.ipynb #0d0a4880
-@thread_random_numbers()
+@exclusive_random_numbers()
 def fit(
     model: PromptedModel,
     task: Task,  # with its splits
@@ -355,7 +355,6 @@ def fit(
     if not model.trained_parameters():
         return run.evaluate_untrained()
     with (
-        exclusive_gpu_random_numbers(run.acc.device),
         folder_lock(checkpoint_dir if run.acc.is_main_process else None),
         run.start_or_resume(checkpoint_dir, save_every, progress),
         compile_trained_layers(model, cfg.compile),

@@ -96,28 +96,12 @@ def test_callbacks_do_not_change_the_training(train):
     assert train([Recorder()]).losses == train().losses
 
 
-def test_another_object_is_not_a_callback(train):
-    message = r"a callback must be a transformers\.TrainerCallback, .* methods such as on_step_end"
-    for callback in (print, int, "early stopping"):
-        with pytest.raises(UserError, match=message):
-            train([callback])
-
-
-def test_a_callback_is_made_of_a_class_that_needs_no_arguments(train):
-    class NeedsFile(Recorder):
-        def __init__(self, file):
-            super().__init__()
-
-    message = (
-        r"NeedsFile needs arguments: give an object, such as NeedsFile\(\.\.\.\), not the class"
-    )
-    with pytest.raises(UserError, match=message):
-        train([NeedsFile])
+def test_a_callback_is_made_of_a_class(train):
     assert train([Recorder]).steps == 6
 
 
 @pytest.mark.parametrize(
-    "callbacks", [None, Recorder(), Recorder, "early", b"", {}, {"early": Recorder()}]
+    "callbacks", [None, Recorder(), Recorder, "early", b"", {}, {"early": Recorder()}, [print]]
 )
 def test_callbacks_are_a_list(train, callbacks):
     with pytest.raises(UserError, match=r"must be a list of .*: write callbacks=\[\.\.\.\]"):

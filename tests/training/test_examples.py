@@ -101,9 +101,9 @@ def test_values_and_their_types_are_preserved():
     )
 
 
-def test_examples_that_arrays_cannot_store_stay_a_list():
+def test_examples_with_different_columns_stay_a_list():
     def odd(rows):
-        return [dict(input_ids=[1], token_type_ids=[0], target=[1, 2]) for _ in rows]
+        return [dict(input_ids=[1], token_type_ids=[0], **{f"n{i}": 1}) for i in range(len(rows))]
 
     assert isinstance(pack_examples(odd, [1] * 9, 4), list)
 

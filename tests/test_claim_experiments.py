@@ -9,7 +9,7 @@ import pytest
 from idp_tutorial.runs.contrasts import has_per_example_results, per_example_scores
 from idp_tutorial.utils.records import read_records
 
-SCRIPT = Path(__file__).resolve().parents[3] / "results/claims/run.py"
+SCRIPT = Path(__file__).resolve().parents[1] / "results/claims/run.py"
 pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="results are not in this installation")
 
 

@@ -88,7 +88,7 @@ def build_parser(
     name: str,  # name of the command, such as 'idp train'
     description: str,  # its docstring: one line, and an example
     options: Mapping[str, Option],  # its options by name, those of a group together
-) -> ArgumentParser:
+) -> OneLineParser:
     """Return the parser of a command, with its options in groups."""
     width = shutil.get_terminal_size((120, 30)).columns
     first_line, _, example = description.partition("\n\n")

@@ -145,6 +145,7 @@ def _measure_parts(
         time_training_steps,
     )
 
+    records: Iterable[dict]
     if measurement in ("peft", "pipeline"):
         prompt_length = options.prompt_length or 20
         for bb in backbones:

@@ -28,32 +28,18 @@ def load_command(
     return getattr(module, f"{name}_command")
 
 
-def _build_main_parser() -> OneLineParser:
-    """Return the parser of `idp`, whose help lists the commands."""
+def _build_main_parser(complete_command: str = "") -> OneLineParser:
+    """Return the parser of `idp`, with the commands, and all options of the one to complete."""
     parser = OneLineParser("idp", description="Train, compare and use soft prompts.")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command")
     for name in COMMAND_NAMES:
-        summary = (load_command(name).function.__doc__ or "").partition("\n")[0]
-        commands.add_parser(name, help=summary, add_help=False)
+        command = load_command(name)
+        summary = (command.function.__doc__ or "").partition("\n")[0]
+        parents = []
+        if name == complete_command:
+            parents.append(build_parser(command.name, "", command.options()))
+        commands.add_parser(name, help=summary, parents=parents, add_help=False)
     return parser
-
-
-def _complete() -> None:
-    """Print completions, if the shell asks for them."""
-    import argcomplete
-
-    words = os.environ.get("COMP_LINE", "").split()
-    if len(words) > 1 and words[1] in COMMAND_NAMES:
-        # the options of one command, as if its name were a part of the program's name
-        command = load_command(words[1])
-        parser = build_parser(command.name, "", command.options())
-        line = os.environ["COMP_LINE"]
-        shortened = line.replace(f"{words[0]} {words[1]}", words[0], 1)
-        point = int(os.environ["COMP_POINT"]) - len(line) + len(shortened)
-        os.environ.update(COMP_LINE=shortened, COMP_POINT=str(point))
-    else:
-        parser = _build_main_parser()
-    argcomplete.autocomplete(parser)
 
 
 def main(
@@ -61,7 +47,10 @@ def main(
 ) -> None:
     """Run the command that the arguments name."""
     if "_ARGCOMPLETE" in os.environ:
-        _complete()
+        import argcomplete
+
+        words = [*os.environ.get("COMP_LINE", "").split(), "", ""]
+        argcomplete.autocomplete(_build_main_parser(words[1]))
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help"):
         _build_main_parser().print_help()

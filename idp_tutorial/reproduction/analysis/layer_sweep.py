@@ -35,6 +35,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,12 +143,17 @@ def check_single_sweep(
     return records
 
 
+@lru_cache(1)  # a sweep asks several times
+def _count_layers(backbone: str) -> int:
+    return load_backbone(backbone).n_layers
+
+
 def _resolve_layers(layers: Sequence[int] | None, backbone: str) -> list[int]:
     """Return all layers of a backbone, or the given ones without repetitions.
 
     Raises: `UserError` for a layer that the backbone does not have.
     """
-    L = load_backbone(backbone).n_layers
+    L = _count_layers(backbone)
     resolved = list(range(L) if layers is None else dict.fromkeys(layers))
     for layer in resolved:
         if layer not in range(L):
@@ -228,7 +234,7 @@ def sweep_prompt_layer(
     cfgs, lr_selection = plan_layer_sweep(
         methods, base, layers, seeds, tune_learning_rate, out, task, learning_rates
     )
-    L = load_backbone(base.backbone).n_layers
+    L = _count_layers(base.backbone)
     records = []
     with file_lock(out):
         store = RunStore(out)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from idp_tutorial.assembly.config import RunConfig, RunOptions
-from idp_tutorial.assembly.controls import ControlConfig, build_control
+from idp_tutorial.assembly.controls import ControlConfig, ControlModel
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import DTYPES, is_quantised
@@ -24,6 +24,10 @@ from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.utils.checks import UserError, check_name
 
 __all__ = ["resolve_pooling", "weights_dtype", "load_config_backbone", "build_model"]
+
+
+def _count_outputs(task: Task) -> int:
+    return 1 if task.is_regression else len(task.labels)
 
 
 def _build_head(
@@ -40,7 +44,7 @@ def _build_head(
         return VerbalizerHead(bb, task.word_ids(bb.tokenizer), cfg.loss_vocab)
     return ClassificationHead(
         bb.d,
-        1 if task.is_regression else len(task.labels),
+        _count_outputs(task),
         resolve_pooling(cfg, bb),
         cfg.two_layer_head,
     )
@@ -168,7 +172,7 @@ def build_model(
         )
     seed_random_numbers(cfg.seed)
     if isinstance(cfg.method_config, ControlConfig):
-        return build_control(cfg.method_config, cfg, bb, task)
+        return ControlModel(bb, cfg.method_config.build_head(bb, cfg, _count_outputs(task)))
     ensure_unmodified(bb, cfg.method)
     try:
         return _assemble_model(cfg, bb, task)

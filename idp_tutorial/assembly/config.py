@@ -332,11 +332,9 @@ def refuse_unread_options(
 ) -> None:
     """Refuse an option that was given and that none of the methods uses.
 
-    Raises: `UserError` for such an option, an unknown method, or an unknown option name.
+    Raises: `UserError` for such an option, or an unknown method.
     """
     general = general_options()
-    for name in command_options:
-        check_option_name(name, [*_COMMAND_OPTIONS, *general])
     for method in methods:
         check_name(method, allowed_methods, "method")
     if not options.stratified and options.shots is None:

@@ -63,7 +63,6 @@ __all__ = [
     "MajorityConfig",
     "ProbeControlConfig",
     "SideNetworkConfig",
-    "build_control",
     "fit_control",
 ]
 
@@ -357,21 +356,10 @@ class SideNetworkConfig(ControlConfig):
         return fit_side_network(model, task, cfg)
 
 
-def build_control(
-    options: ControlConfig,  # options of the control
-    cfg: TrainingConfig,
-    bb: Backbone,
-    task: Task,
-) -> ControlModel:
-    """Build the model of a control, which is not yet fitted."""
-    n_out = 1 if task.is_regression else len(task.labels)
-    return ControlModel(bb, options.build_head(bb, cfg, n_out))
-
-
 @exclusive_random_numbers()
 def fit_control(
     control: MethodConfig,  # options of the control
-    model: ControlModel,  # model that `build_control` returned, which is changed in place
+    model: ControlModel,  # model of `build_model`, which is changed in place
     task: Task,  # task with its splits
     cfg: TrainingConfig,  # config of the run
 ) -> TrainLog:

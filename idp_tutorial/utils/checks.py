@@ -30,7 +30,6 @@ __all__ = [
     "check_int",
     "check_positive",
     "check_between",
-    "check_bool",
     "parse_number",
     "closest_match",
     "check_name",
@@ -181,19 +180,6 @@ def check_between(
     Raises: `UserError` for anything else.
     """
     return value if value is None else Range(low, high, hint).check(value, name)
-
-
-def check_bool(
-    value: Any,  # the value to check; NumPy's Boolean scalars are accepted
-    name: str,  # name of the argument
-) -> Any:  # `value`
-    """Return `value` if it is True or False.
-
-    Raises: `UserError` for anything else.
-    """
-    if type(value).__name__ not in ("bool", "bool_"):
-        raise UserError(f"{name} must be True or False, got {value!r:.40}.")
-    return value
 
 
 def parse_number(

@@ -24,7 +24,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from idp_tutorial.utils.checks import (
     Range,
     UserError,
-    check_bool,
     check_choice,
     check_int,
     closest_match,
@@ -99,9 +98,9 @@ class Option:
         if self.choices:
             hint = next((c for c in self.checks if isinstance(c, str)), "")
             return check_choice(value, self.choices, self.name, hint)
-        if self.kind is bool:
-            check_bool(value, self.name)
-        elif self.kind is int:
+        if self.kind is bool and not isinstance(value, bool):
+            raise UserError(f"{self.name} must be True or False, got {value!r:.40}.")
+        if self.kind is int:
             check_int(value, self.name)
         elif self.kind is float and not self.checks:
             Range().check(value, self.name)

@@ -331,29 +331,26 @@ def read_existing_records(
     return _parse_records(data, file)
 
 
-def _run_git(*arguments: str) -> str | None:
-    """Return the output of a git command in the folder of the package; None if it fails."""
-    folder = str(files("idp_tutorial"))
-    result = subprocess.run(
-        ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=20
-    )
-    return result.stdout.strip() if result.returncode == 0 else None
-
-
 @cache
 def git_state() -> dict:  # `commit` and `worktree_clean`; both are None outside of a repository
     """Return the commit of the package, and whether its files are unchanged since."""
-    unknown = dict(commit=None, worktree_clean=None)
+    folder = str(files("idp_tutorial"))
+
+    def run_git(*arguments: str) -> str:
+        """Return the output of a git command in the folder of the package."""
+        command = ["git", *arguments]
+        result = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=20, check=True
+        )
+        return result.stdout.strip()
+
     try:
-        # the package may be installed inside a repository that does not track it
-        is_tracked = _run_git("ls-files", "--error-unmatch", "__init__.py")
-        commit = _run_git("rev-parse", "HEAD") if is_tracked else None
-        if commit is None:
-            return unknown
-        is_clean = _run_git("status", "--porcelain", "--", ".") == ""
-        return dict(commit=commit, worktree_clean=is_clean)
-    except (OSError, subprocess.TimeoutExpired):
-        return unknown
+        # fails for a package that is installed inside a repository which does not track it
+        run_git("ls-files", "--error-unmatch", "__init__.py")
+        commit = run_git("rev-parse", "HEAD")
+        return dict(commit=commit, worktree_clean=not run_git("status", "--porcelain", "--", "."))
+    except (OSError, subprocess.SubprocessError):
+        return dict(commit=None, worktree_clean=None)
 
 
 @cache

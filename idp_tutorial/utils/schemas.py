@@ -11,7 +11,7 @@ import reprlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -107,55 +107,39 @@ def _check_fields(schema: Any, value: Any, path: str) -> None:
             raise _MismatchError(inner, "", MISSING)
 
 
-def _check_items(origin: Any, arguments: tuple, value: Any, path: str) -> None:
-    """Check a value against `dict[K, V]`, `list[T]`, `tuple[T, ...]` or `tuple[T, U]`."""
-    if origin is dict:
-        _require(isinstance(value, dict), path, "an object", value)
-        for key, item in value.items():
-            _check(arguments[0], key, f"{path} key")
-            _check(arguments[1], item, f"{path}.{key!s:.40}")
-        return
+def _check_items(origin: Any, types: tuple, value: Any, path: str) -> None:
+    """Check a value against `list[T]`, `tuple[T, ...]` or `tuple[T, U]`."""
     _require(isinstance(value, (list, tuple)), path, "a list", value)  # JSON has no tuples
-    types = arguments
-    if origin is list or arguments[1:] == (...,):
-        types = (arguments[0],) * len(value)
+    if origin is list or types[1:] == (...,):
+        types = (types[0],) * len(value)
     _require(len(types) == len(value), path, f"{len(types)} values", value)
     for i, (kind, item) in enumerate(zip(types, value)):
         _check(kind, item, f"{path}[{i}]")
 
 
-def _check_rules(arguments: tuple, value: Any, path: str) -> None:
-    _check(arguments[0], value, path)
-    for rule in arguments[1:]:
-        _require(rule.accepts(value), path, rule.expected, value)
-
-
-def _check_choices(arguments: tuple, value: Any, path: str) -> None:
-    fits = any(type(value) is type(choice) and value == choice for choice in arguments)
-    _require(fits, path, " or ".join(map(repr, arguments)), value)
-
-
-_CHECKS: dict[Any, Callable] = {
-    Annotated: _check_rules,
-    Literal: _check_choices,
-    Union: _check_any_of,
-    UnionType: _check_any_of,
-    dict: partial(_check_items, dict),
-    list: partial(_check_items, list),
-    tuple: partial(_check_items, tuple),
-}
-
-
 def _check(kind: Any, value: Any, path: str) -> None:
     """Raise `_MismatchError` unless a value has a type."""
-    if kind is Any:
-        return
     origin = get_origin(kind)
-    if origin is not None:
-        _CHECKS[origin](get_args(kind), value, path)
+    arguments = get_args(kind)
+    if origin is Annotated:
+        _check(arguments[0], value, path)
+        for rule in arguments[1:]:
+            _require(rule.accepts(value), path, rule.expected, value)
+    elif origin is Literal:
+        fits = any(type(value) is type(choice) and value == choice for choice in arguments)
+        _require(fits, path, " or ".join(map(repr, arguments)), value)
+    elif origin in (Union, UnionType):
+        _check_any_of(arguments, value, path)
+    elif origin is dict:
+        _require(isinstance(value, dict), path, "an object", value)
+        for key, item in value.items():
+            _check(arguments[0], key, f"{path} key")
+            _check(arguments[1], item, f"{path}.{key!s:.40}")
+    elif origin is not None:
+        _check_items(origin, arguments, value, path)
     elif is_dataclass(kind):
         _check_fields(kind, value, path)
-    else:
+    elif kind is not Any:
         _require(_has_type(value, kind), path, _NAMES.get(kind, f"a {kind.__name__}"), value)
 
 

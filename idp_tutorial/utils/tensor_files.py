@@ -62,7 +62,6 @@ def serialise_tensors(
 def deserialise_tensors(
     data: bytes,  # content of a safetensors file
     name: Path | str = "these bytes",  # name of the file, for messages
-    remedy: str = "save it again, or download it again",  # what usually fixes it, for messages
 ) -> tuple[Any, dict[str, Tensor]]:  # the description and the tensors
     """Return the description and the tensors that `serialise_tensors` wrote.
 
@@ -72,7 +71,7 @@ def deserialise_tensors(
     if not match or _digest_without_digest(data, match) != match[1]:
         raise UserError(
             f"{name} is damaged, or was not written by idp_tutorial (its checksum does not match): "
-            f"{remedy}."
+            "save it again, or download it again."
         )
     header_size = int.from_bytes(data[:8], "little")
     try:
@@ -82,7 +81,7 @@ def deserialise_tensors(
         json.dumps(description, ensure_ascii=False).encode()  # without lone surrogates
         return description, tensors
     except Exception as e:  # a valid digest of invalid content
-        raise UserError(f"{name} cannot be read ({type(e).__name__}): {remedy}.") from None
+        raise UserError(f"{name} cannot be read ({type(e).__name__}): save it again.") from None
 
 
 def _digest_without_digest(data: bytes, match: re.Match) -> bytes:

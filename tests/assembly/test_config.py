@@ -262,11 +262,6 @@ def test_options_of_a_command_that_would_change_nothing():
         refuse_unread_options(["lpt"], RunOptions(head_lr=1e-3), tune_head_first=True)
 
 
-def test_the_message_for_a_misspelt_option_has_the_closest_name():
-    with pytest.raises(ValueError, match="unknown option 'tun': did you mean 'tune'"):
-        refuse_unread_options(["lpt"], RunOptions(), tun=True)
-
-
 def test_a_layer_that_is_given_to_several_methods_moves_the_late_prompts():
     late = [m for m in METHODS if METHODS[m].insertion_point == "middle"]
     for m in late:

@@ -260,7 +260,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path):
             again = fit(make(cfg), small_task(), cfg, checkpoint_dir=tmp_path, save_every=2)
         assert numbers(again) == numbers(log)
     newest.write_bytes((tmp_path / "checkpoint-4.safetensors").read_bytes())  # swapped
-    with pytest.warns(UserWarning, match="its name and its content .step 4. disagree"):
+    with pytest.warns(UserWarning, match="its name and its content disagree"):
         assert numbers(
             fit(make(cfg), small_task(), cfg, checkpoint_dir=tmp_path, save_every=2)
         ) == numbers(log)

@@ -8,7 +8,7 @@ without, and count the similar pairs at the top; its Figure 5 shows how the two 
 pair differ in length.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -165,6 +165,7 @@ def _measure_map_correlation(
 
 
 SIMILARITY_THRESHOLD = 4.0  # similarity label (0 … 5) from which a pair counts as similar
+MAX_EXAMPLES = 1500  # test examples of a figure (of `idpg-f5`: training examples)
 FIGURE_SEEDS = 5  # seeds of a figure with an experiment of its own
 
 
@@ -212,8 +213,6 @@ def reproduce_figure(
     base_config: RunOptions,  # all settings but method, task and seed
     seeds: int = FIGURE_SEEDS,  # number of seeds: 0 … seeds−1
     out: Path | None = None,  # JSONL file; what it contains is not run again
-    tasks: Mapping[str, Task] | None = None,  # tasks that are already loaded
-    max_examples: int = 1500,  # maximum number of test examples (training examples for `idpg-f5`)
 ) -> list[dict]:  # records of the runs that did not diverge
     """Train models and measure what a figure shows.
 
@@ -221,19 +220,15 @@ def reproduce_figure(
     """
     plan = plan_figure_runs(name, base_config, seeds)
     measure = FIGURE_EXPERIMENTS[name].measure
-    loaded_tasks = dict(tasks or {})
     records = []
     with file_lock(out):
         store = RunStore(out)
         for cfg in plan:
-            if cfg.task not in loaded_tasks:
-                loaded_tasks[cfg.task] = load_config_task(cfg)
-            task = loaded_tasks[cfg.task]
+            task = load_config_task(cfg)
             cfg = cfg.resolve_epochs(len(task.splits["train"]))
             run = Experiment(cfg, task)
-            fingerprint = make_fingerprint(cfg, run.digests(), figure=name, texts=max_examples)
-            measure_run = partial(_run_and_record, run, measure, max_examples)
-            records.append(store.get_or_run(fingerprint, measure_run))
+            fingerprint = make_fingerprint(cfg, run.digests(), figure=name, texts=MAX_EXAMPLES)
+            records.append(store.get_or_run(fingerprint, partial(_run_and_record, run, measure)))
     finished = select_finished(records)
     if not finished:
         raise DivergenceError(records[0]["message"])
@@ -256,9 +251,7 @@ def plan_figure_runs(
     ]
 
 
-def _run_and_record(
-    experiment: Experiment, measure: MeasureFunction | None, max_examples: int
-) -> Record:
+def _run_and_record(experiment: Experiment, measure: MeasureFunction | None) -> Record:
     """Train and measure; return the record, whose `status` is 'done' or 'diverged'."""
     cfg = experiment.cfg
     task = experiment.task
@@ -266,10 +259,10 @@ def _run_and_record(
     try:
         if measure is None:
             tokenizer = load_config_backbone(cfg).tokenizer
-            measurements = length_differences(task.splits["train"][:max_examples], tokenizer)
+            measurements = length_differences(task.splits["train"][:MAX_EXAMPLES], tokenizer)
         else:
             model, log = experiment.fit()
-            measurements = measure(model, experiment, task.splits["test"][:max_examples])
+            measurements = measure(model, experiment, task.splits["test"][:MAX_EXAMPLES])
             measurements["validation"] = log.validation
     except FloatingPointError as e:
         return experiment.record_divergence(e)

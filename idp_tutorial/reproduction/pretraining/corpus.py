@@ -42,10 +42,7 @@ from idp_tutorial.utils.digests import (
     find_damaged_file,
     write_manifest,
 )
-from idp_tutorial.utils.durable_files import (
-    folder_lock,
-    write_atomically,
-)
+from idp_tutorial.utils.durable_files import folder_lock, write_atomically
 
 __all__ = [
     "SPECIAL_TOKENS",
@@ -294,12 +291,12 @@ def prepare_text(
     with folder_lock(out, "text", wait=True):
         if description_file.exists():
             _check_description(description_file, description)
-        damaged = description_file.exists() and _find_damaged_array(out)
-        if damaged:
-            warnings.warn(
-                f"{out / damaged} is damaged or missing: the text is prepared again.", stacklevel=2
-            )
-            description_file.unlink()
+            has_manifest = (out / MANIFEST_NAME).is_file()
+            damaged = find_damaged_file(out) if has_manifest else MANIFEST_NAME
+            if damaged:
+                message = f"{out / damaged} is damaged or missing: the text is prepared again."
+                warnings.warn(message, stacklevel=2)
+                description_file.unlink()
         if not description_file.exists():
             _write_tokenizer_and_streams(lines, out, vocab_size, seed, encode)
             write_manifest(out, "*.npy", "tokenizer/*")
@@ -349,8 +346,3 @@ def _check_description(file: Path, description: dict) -> None:
             f"{file.parent} holds other text ({saved!s:.300}; this run has {description}). Use "
             "another folder, or delete it."
         )
-
-
-def _find_damaged_array(out: Path) -> str | None:
-    """Return the name of a file that is damaged or missing, or None."""
-    return find_damaged_file(out) if (out / MANIFEST_NAME).is_file() else MANIFEST_NAME

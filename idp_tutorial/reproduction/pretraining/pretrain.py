@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_model
 from torch import Tensor, nn
 
 from idp_tutorial.backbones.pretraining import PretrainConfig
@@ -240,25 +240,15 @@ def load_initial_weights(
     if (file.parent / MANIFEST_NAME).is_file():
         require_intact_files(file.parent, "Download or save the backbone again.")
     try:
-        weights = load_file(file)
+        load_model(model, file)
     except SafetensorError as e:
         raise UserError(f"{file} is damaged ({e}). Download or save the backbone again.") from None
-    state = model.state_dict()
-    for name, tensor in weights.items():
-        if name not in state or state[name].shape != tensor.shape:
-            raise _shape_error(f"its {name} is {list(tensor.shape)}", cfg)
-    loaded = {state[name].data_ptr() for name in weights}  # tied tensors are stored once
-    for name, tensor in state.items():
-        if tensor.data_ptr() not in loaded:
-            raise _shape_error(f"it has no {name}", cfg)
-    model.load_state_dict(weights, strict=False)
-
-
-def _shape_error(reason: str, cfg: PretrainConfig) -> UserError:
-    return UserError(
-        f"init_from={cfg.init_from!r} is a model of another shape ({reason}). Use the same family, "
-        f"d, n_layers and vocabulary ({cfg})."
-    )
+    except RuntimeError as e:  # names or shapes of tensors that differ
+        reason = " ".join(str(e).split())
+        raise UserError(
+            f"init_from={cfg.init_from!r} is a model of another shape ({reason:.300}). Use the "
+            f"same family, d, n_layers and vocabulary ({cfg})."
+        ) from None
 
 
 def _create_log_entry(
@@ -368,7 +358,6 @@ def pretrain(
     initial_embeddings: Tensor | None = None,  # initial word embeddings `[V,d]`
     distillation_loss: nn.Module | None = None,  # a `DistillationLoss`, trained with the model
     eval_every: int = 500,  # steps between two evaluations, each of which writes a checkpoint
-    stop_at_step: int | None = None,  # end this process at this step; the schedule stays the same
 ) -> tuple[Any, list[dict]]:
     """Train a RoBERTa or GPT-2 on raw text; return the model in float32 and the log.
 
@@ -377,18 +366,17 @@ def pretrain(
     check_between(eval_every, 1, 10**9, "eval_every", "steps between two checkpoints")
     _check_stream_length(len(stream), cfg)
     out = Path(out) if out else None
-    last_step = cfg.steps if stop_at_step is None else min(stop_at_step, cfg.steps)
     with folder_lock(out):
         model, masters = _initialise(tokenizer, cfg, initial_embeddings, distillation_loss)
         step, log = _start_or_resume(out, cfg, masters)
         losses = []
         start_time = time.time()
-        while step < last_step:
+        while step < cfg.steps:
             losses.append(
                 _train_step(model, masters, stream, tokenizer, cfg, step, distillation_loss)
             )
             step += 1
-            if step % eval_every and step != last_step:
+            if step % eval_every and step != cfg.steps:
                 continue
             held_out = evaluate_held_out(
                 model, stream, tokenizer, cfg.held_out_tokens, distillation_loss

@@ -5,7 +5,7 @@ import json
 import pytest
 from small import config, small_task
 
-from idp_tutorial.reproduction.analysis.paper_figures import reproduce_figure
+from idp_tutorial.reproduction.analysis import paper_figures
 from idp_tutorial.runs import record as run_records
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.utils.records import SCHEMA_VERSION, read_records
@@ -25,17 +25,10 @@ def drawn(small_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(Experiment, "fit", trained)
     base = config(backbone=str(small_folder), lr=1e-3, steps=2, eval_every=2)
 
-    def call(task=None, name="lpt-f6", seeds=1, **kw):
+    def call(task=None, name="lpt-f6", seeds=1):
         task = task or small_task()
-        return reproduce_figure(
-            name,
-            base,
-            seeds,
-            out,
-            {t: task for t in ("subj", "mnli", "mrpc")},
-            max_examples=8,
-            **kw,
-        )
+        monkeypatch.setattr(paper_figures, "load_config_task", lambda cfg: task)
+        return paper_figures.reproduce_figure(name, base, seeds, out)
 
     return call, ran, out
 
@@ -49,7 +42,7 @@ def test_a_figure_record_has_its_provenance(drawn):
             SCHEMA_VERSION,
             "done",
             "lpt-f6",
-            8,
+            1500,
             1e-3,
         )
         assert r["digests"] == dict(

@@ -12,7 +12,5 @@ Modules:
   counts.
 - `published_counts`: 120 published parameter counts, each with a formula and a module that
   reproduces it.
-- `timing`: Times of functions and of training steps, measured in turns.
-- `training_estimate`: Time and memory of a training run, estimated from one forward pass and the
-  cost model.
+- `timing`: Times of functions and of training steps, measured in turns, and an estimate of a run.
 """

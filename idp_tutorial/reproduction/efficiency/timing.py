@@ -13,6 +13,8 @@ size, and keeps the other three.
 
 LPT sets all inputs to 256 tokens. So we make a task whose examples all have the wanted length:
 random words of the bundled reviews, more of them than fit, which `encode` truncates.
+
+`estimate_training` estimates time and memory of a run from one forward pass and the cost model.
 """
 
 import gc
@@ -26,11 +28,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch.utils.benchmark import timer
 
-from idp_tutorial.assembly.build import build_model
+from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS
@@ -42,6 +48,8 @@ from idp_tutorial.reproduction.efficiency.cost_model import (
     ideal_speed_up,
     step_cost,
 )
+from idp_tutorial.training.distributed import StepProfiler, create_accelerator
+from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import UserError, check_name
 
@@ -56,6 +64,7 @@ __all__ = [
     "SCALING_METHODS",
     "SCALING_VALUES",
     "time_scaling",
+    "estimate_training",
 ]
 
 logger = logging.getLogger(__name__)
@@ -357,3 +366,77 @@ def time_scaling(
         sizes = dict(batch_size=base.batch_size, length=base.max_len)
         for r in benchmark_methods(bb, variants, base, **options):
             yield {**r, **sizes, "grow": axis, "value": value}
+
+
+def _time_forward_pass(model: PromptedModel, batch: dict, accelerator: Any) -> float:
+    """Return the seconds of a forward pass of all layers: the best of three, after one warm-up."""
+    profiler = StepProfiler(model, accelerator)
+    for _ in range(4):
+        profiler.start()
+        with torch.no_grad():
+            run_layers(model.backbone, batch)
+        profiler.stop()
+    return min(profiler.step_times_ms[1:]) / 1000
+
+
+def _typical_and_longest_batch(
+    model: PromptedModel, task: Task, cfg: RunConfig, device: torch.device
+) -> tuple[dict, dict]:
+    """Return a batch of examples of median length, and one of the longest examples."""
+    examples = sorted(
+        encode_for_model(model, task, cfg, task.splits["train"][:512]),
+        key=lambda example: len(example["input_ids"]),
+    )
+    middle = max(0, (len(examples) - cfg.batch_size) // 2)
+    selections = (examples[middle : middle + cfg.batch_size], examples[-cfg.batch_size :])
+    batches = []
+    for selection in selections:
+        batch = collate(selection, model.backbone.pad_id)
+        batches.append({name: tensor.to(device) for name, tensor in batch.items()})
+    typical, longest = batches
+    return typical, longest
+
+
+def _measure_training_memory(
+    model: PromptedModel, task: Task, batch: dict, accelerator: Any
+) -> float:
+    """Return the memory of one training step in MB."""
+    profiler = StepProfiler(model, accelerator)
+    if task.is_regression:  # labels are scaled to 0 … 1 in training
+        batch = {**batch, "label": torch.rand(len(batch["label"]), device=accelerator.device)}
+    with accelerator.autocast(), profiler.track_activations(batch["input_ids"].numel()):
+        model.train()(batch, return_loss=True)
+    return profiler.peak_memory_mb()
+
+
+def estimate_training(
+    cfg: RunConfig,  # of the run
+    task: Task,  # with its splits
+) -> dict:  # `params` by group, `memory_mb`, `ms_per_step`, `seconds` of the whole run
+    """Estimate time and memory of a training run on this machine, without training."""
+    check_name(cfg.method, METHODS, "method")
+    accelerator = create_accelerator(cfg)
+    model = build_model(cfg, load_config_backbone(cfg), task).to(accelerator.device)
+    bb = model.backbone
+    typical, longest = _typical_and_longest_batch(model, task, cfg, accelerator.device)
+    evaluation_pass = _time_forward_pass(model, typical, accelerator)  # without autocast
+    training_pass = evaluation_pass
+    if cfg.precision != "no":
+        with accelerator.autocast():
+            training_pass = _time_forward_pass(model, typical, accelerator)
+    length = typical["input_ids"].shape[1]
+    t = cfg.get("prompt_length", 0)
+    cost = step_cost(cfg.method, bb.n_layers, cfg.get("layer"), prompt_length=t, T=length, d=bb.d)
+    n_evaluations = -(-cfg.steps // cfg.eval_every)
+    n_batches = len(task.splits["validation"]) * n_evaluations / len(typical["input_ids"])
+    if METHODS[cfg.method].kind == "entailment":
+        # a step scores the descriptions of two labels, an evaluation those of all labels
+        n_batches *= len(task.labels) / 2
+    step_seconds = training_pass * cost.total / bb.n_layers * cfg.accumulate
+    evaluation_seconds = n_batches * evaluation_pass * cost.forward / bb.n_layers
+    return dict(
+        params=count_parameters(model),
+        memory_mb=_measure_training_memory(model, task, longest, accelerator),
+        ms_per_step=1000 * step_seconds,
+        seconds=step_seconds * cfg.steps + evaluation_seconds,
+    )

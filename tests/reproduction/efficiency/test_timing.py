@@ -7,7 +7,8 @@ import json
 
 import numpy as np
 import pytest
-from small import backbone
+import torch
+from small import backbone, config, small_task
 from timings import as_it_was, replace_fit, state, tiny_base
 
 from idp_tutorial.backbones.load import load_backbone
@@ -22,6 +23,7 @@ from idp_tutorial.reproduction.efficiency.timing import (
     BENCHMARK_PROMPT_LENGTHS,
     BenchmarkVariant,
     benchmark_methods,
+    estimate_training,
     list_benchmark_variants,
     make_benchmark_config,
     make_timing_task,
@@ -382,3 +384,37 @@ def test_depth_goes_through_the_whole_model(fits):
     bb = backbone()
     rows = list(time_scaling("depth", bb, make_benchmark_config(bb, 2, 24), repeats=1, warmup=0))
     assert [r["value"] for r in rows if not r["cached"] and r["method"] == "lpt-npg"] == [0, 1, 2]
+
+
+def test_efl_trains_on_two_descriptions_and_evaluates_all(small_folder, monkeypatch):
+    monkeypatch.setattr(timing, "_time_forward_pass", lambda *a: 1.0)
+    task = small_task("questions")  # of six labels
+
+    def estimate(method):
+        cfg = config(method=method, backbone=str(small_folder), steps=4, eval_every=2, batch_size=4)
+        e = estimate_training(cfg, task)
+        return e["ms_per_step"], e["seconds"] - 4 * e[
+            "ms_per_step"
+        ] / 1000  # a step; the evaluations
+
+    (step, evaluation), (plain_step, plain_evaluation) = estimate("efl"), estimate("fine-tuning")
+    assert 0.9 < step / (2 * plain_step) < 1.1 and 0.9 < evaluation / (6 * plain_evaluation) < 1.1
+
+
+def test_steps_use_autocast_and_evaluations_do_not(small_folder, monkeypatch):
+    monkeypatch.setattr(
+        timing, "_time_forward_pass", lambda *a: 1.0 if torch.is_autocast_enabled("cpu") else 2.0
+    )
+    task = small_task("questions")
+
+    def estimate(precision):
+        cfg = config(
+            backbone=str(small_folder), steps=4, eval_every=2, batch_size=4, precision=precision
+        )
+        e = estimate_training(cfg, task)
+        return e["ms_per_step"], e["seconds"] - 4 * e["ms_per_step"] / 1000, e["memory_mb"]
+
+    step, evaluation, memory = estimate("bf16")
+    plain_step, plain_evaluation, plain_memory = estimate("no")
+    assert step == plain_step / 2 and abs(evaluation - plain_evaluation) < 1e-6
+    assert memory != plain_memory  # saved tensors have half the bytes, but attention is not fused

@@ -1,12 +1,12 @@
-"""Checks of a batch and of a prompt: what would give a wrong result, or no result, is refused.
+"""Checks of a batch: what would give a wrong result, or no result, is refused.
 
 `first_fields` takes from a batch what a pass begins with: word embeddings or cached hidden states.
 
-The context and the steps call these functions. A compiled or exported graph cannot depend on the
+The context calls these functions. A compiled or exported graph cannot depend on the
 values of its input, so checks of values are left out there.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,13 +14,9 @@ from torch import Tensor
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.utils.checks import UserError
 
-if TYPE_CHECKING:
-    from idp_tutorial.core.context import Context
-
 __all__ = [
     "check_right_padding",
     "first_fields",
-    "check_prompt",
     "check_insertion",
     "check_position_name",
 ]
@@ -102,24 +98,6 @@ def _embed_words(backbone: Backbone, batch: dict[str, Any]) -> Tensor:
             f"{backbone.name!r}, got ids from {int(ids.min())} to {int(ids.max())}. Encode the "
             "texts with the tokenizer of the backbone, without added tokens."
         ) from None
-
-
-def check_prompt(
-    ctx: "Context",
-    name: str,  # name of the step
-    p: Tensor,  # prompt that its source has returned
-    width: int,  # width that a vector needs
-    t: int | None = None,  # length of the prompt that the step changes; None: any length
-) -> None:
-    """Raise `UserError` for a prompt that is not `[B,t,width]`."""
-    B = ctx.h.shape[0]
-    if p.dim() != 3 or p.shape != (B, p.shape[1] if t is None else t, width):
-        where = "INPUT" if ctx.layer < 0 else f"layer {ctx.layer}"
-        raise UserError(
-            f"{name!r} at {where}: the source must return a prompt of shape ({B}, {t or 't'}, "
-            f"{width}) (batch, length, width), got {tuple(p.shape)}. A static prompt needs "
-            "`.expand(len(ctx.h), -1, -1)`, and all prompts of a plan need one length."
-        )
 
 
 def check_insertion(

@@ -19,9 +19,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from idp_tutorial.core import input_checks
 from idp_tutorial.core.context import Context
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
+from idp_tutorial.utils.checks import UserError
 
 __all__ = ["PromptSource", "Step", "Insert", "Add", "Replace", "KeyValue", "PromptChange", "Plan"]
 
@@ -53,6 +53,24 @@ class PromptSource(nn.Module):
         return None
 
 
+def _check_prompt(
+    ctx: Context,
+    name: str,  # name of the step
+    p: Tensor,  # prompt that its source has returned
+    width: int,  # width that a vector needs
+    t: int | None = None,  # length of the prompt that the step changes; None: any length
+) -> None:
+    """Raise `UserError` for a prompt that is not `[B,t,width]`."""
+    B = ctx.h.shape[0]
+    if p.dim() != 3 or p.shape != (B, p.shape[1] if t is None else t, width):
+        where = "INPUT" if ctx.layer < 0 else f"layer {ctx.layer}"
+        raise UserError(
+            f"{name!r} at {where}: the source must return a prompt of shape ({B}, {t or 't'}, "
+            f"{width}) (batch, length, width), got {tuple(p.shape)}. A static prompt needs "
+            "`.expand(len(ctx.h), -1, -1)`, and all prompts of a plan need one length."
+        )
+
+
 @dataclass(frozen=True)
 class Step:
     """Entry of a plan: a prompt source, and how its vectors enter. The base of the four steps."""
@@ -73,7 +91,7 @@ class Step:
         wrong shape.
         """
         p = self.source(ctx)
-        input_checks.check_prompt(ctx, self.name, p, width or ctx.h.shape[2], t)
+        _check_prompt(ctx, self.name, p, width or ctx.h.shape[2], t)
         return p.to(ctx.h.dtype)
 
 

@@ -206,7 +206,7 @@ def compile_trained_layers(
 # %% ../../nbs/engine/training/distributed.ipynb #e89b75d6
 @dataclass
 class StepMeasurements:
-    """What a checkpoint stores of a `StepProfiler`."""
+    """Measurements of a `StepProfiler` that a checkpoint stores."""
 
     step_times_ms: list[float] = field(default_factory=list)
     activation_bytes: Count = 0  # saved in the largest batch

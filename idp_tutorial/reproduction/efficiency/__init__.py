@@ -12,5 +12,5 @@ Modules:
   counts.
 - `published_counts`: 120 published parameter counts, each with a formula and a module that
   reproduces it.
-- `timing`: Times of functions and of training steps, measured in turns, and an estimate of a run.
+- `timing`: Times of functions and of training steps, measured in turns.
 """

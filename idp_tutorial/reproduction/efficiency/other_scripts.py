@@ -9,6 +9,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 
 def _read_rows(file: Path | str) -> list[dict[str, str]]:
     with open(file, newline="", encoding="utf-8") as opened:
@@ -59,7 +61,6 @@ def train_with_peft(args: Namespace) -> None:
 
 def classify_with_pipeline(args: Namespace) -> None:
     """Classify the texts of a CSV file, and write each text with its class."""
-    import torch
     from transformers import pipeline
 
     device = 0 if args.device != "cpu" and torch.cuda.is_available() else -1

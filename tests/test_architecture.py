@@ -457,7 +457,6 @@ NO_TEST_FILE = {
     "families.modernbert": "every family in turn: families/test_families.py",
     "families.mpnet": "every family in turn: families/test_families.py",
     "families.t5": "every family in turn: families/test_families.py",
-    "core.plan_checks": "plans that are refused: core/test_input_checks.py",
     "reproduction.efficiency.other_scripts": "a script that test_end_to_end.py runs",
     "assembly.probe_config": "three numbers: reproduction/analysis/test_information.py",
     "data.table_options": "options of tables, which data/test_user_data.py reads",

@@ -131,13 +131,18 @@ class Context:
         run: Callable[..., Tensor],  # `run_layer` of the backbone, or a function like it
         key_values: PromptKeyValues | None,  # of a prompt
     ) -> None:
-        """Run the current layer; with `recompute`, the backward pass runs it again."""
+        """Run the current layer; with `recompute`, the backward pass runs it again.
+
+        Raises: UserError if the layer ignores keys and values that it got.
+        """
         layer_kwargs = self.layer_kwargs(key_values.t if key_values else 0)
         args = (self.layer, self.h, layer_kwargs, key_values)
         if self.recompute and torch.is_grad_enabled():
             self.h = checkpoint(run, *args, use_reentrant=False)
         else:
             self.h = run(*args)
+        if key_values:
+            input_checks.check_key_values_used(self.backbone, self.layer, key_values.was_used)
 
     def state_at(self, name: str) -> Tensor:  # `[B,d]`
         """Return the current hidden states at a tracked position: 'cls', 'last' or 'mask'.

@@ -18,6 +18,7 @@ __all__ = [
     "check_right_padding",
     "first_fields",
     "check_insertion",
+    "check_key_values_used",
     "check_position_name",
 ]
 
@@ -113,6 +114,21 @@ def check_insertion(
             f"a prompt cannot be inserted at positions {first.tolist()}, because the examples of "
             f"this batch have {lengths.tolist()} tokens. Use positions from 0 to the length of "
             "each example, not inside the padding."
+        )
+
+
+def check_key_values_used(
+    backbone: Backbone,
+    layer: int,  # layer that got keys and values
+    was_used: bool,
+) -> None:
+    """Raise `UserError` for a family whose layer ignores the keys and values of a prompt."""
+    if not was_used:
+        name = type(backbone).__name__
+        raise UserError(
+            f"layer {layer} of a {backbone.family} backbone did not use the prompt's keys "
+            f"and values. Pass `kv` on in `{name}.run_layer`, or set "
+            f"`supports_kv_prompt = False` in {name}."
         )
 
 

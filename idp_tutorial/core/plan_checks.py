@@ -41,10 +41,15 @@ def check_plan(
                 f"{step.name!r} at {where} changes a prompt, but no prompt is inserted before it. "
                 "Begin the plan with an `Insert`."
             )
-        if isinstance(step, KeyValue) and (layer == INPUT or not backbone.supports_kv_prompt):
+        if isinstance(step, KeyValue) and not backbone.supports_kv_prompt:
             raise UserError(
-                f"{step.name!r} at {where} of a {backbone.family} backbone: keys and values enter "
-                "at a layer, and not in every family. Use `Insert` and `Replace`."
+                f"{step.name!r} at {where}: the attention of a {backbone.family} backbone takes no "
+                "prompt keys and values. Use `Insert` and `Replace`."
+            )
+        if isinstance(step, KeyValue) and layer == INPUT:
+            raise UserError(
+                f"{step.name!r} at {where}: keys and values enter at a layer. Give a layer, or use "
+                "`Insert`."
             )
         has_prompt = has_prompt or isinstance(step, Insert)
 

@@ -35,6 +35,7 @@ class PromptKeyValues:
         self.k = k
         self.v = v
         self.t = k.shape[2]
+        self.was_used = False  # has a layer called `update`?
 
     @classmethod
     def from_prompt(
@@ -54,6 +55,7 @@ class PromptKeyValues:
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:  # `[B,n_kv_heads,t+T,d_head]` each
         """Return the keys and values to attend to, in the layer's dtype."""
+        self.was_used = True
         return torch.cat([self.k.to(k.dtype), k], 2), torch.cat([self.v.to(v.dtype), v], 2)
 
     def get_seq_length(self, *args: Any) -> int:

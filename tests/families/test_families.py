@@ -174,20 +174,36 @@ def test_the_modules_named_for_lora_and_adapters_exist_in_every_layer():
         assert hasattr(bb.config, bb.attention_dropout_field)
 
 
-def test_prompt_keys_that_a_family_does_not_take_are_refused():
+def test_a_family_that_ignores_prompt_keys_raises_an_error():
+    """A user-defined class that declares a wrong capability does not ignore a prompt silently."""
     bb = small_backbone("roberta")
 
-    class Honest(type(bb)):
+    class Deaf(type(bb)):
+        def run_layer(self, layer, h, layer_kwargs_by_type, kv=None):
+            return super().run_layer(layer, h, layer_kwargs_by_type)
+
+    class Honest(Deaf):
         supports_kv_prompt = False
 
     plan = single_step_plan(bb, KeyValue, 1, lambda ctx: torch.randn(len(ctx.h), 3, bb.d_kv_prompt))
+    deaf = Deaf(bb.model, bb.tokenizer, "deaf")
+    # without padding there is no mask, so nothing else would notice
+    whole = {
+        k: v[:1, :4]
+        for k, v in random_batch().items()
+        if k in ("input_ids", "attention_mask", "token_type_ids")
+    }
     with pytest.raises(
         ValueError,
-        match="'kv' at layer 1 of a roberta backbone: keys and values .* not in every family",
+        match="layer 1 of a roberta backbone did not use .* Pass `kv` on in `Deaf.run_layer`",
+    ):
+        run_layers(deaf, whole, plan)
+    with pytest.raises(
+        ValueError,
+        match="'kv' at layer 1: the attention of a roberta backbone takes no prompt keys",
     ):
         run_layers(Honest(bb.model, bb.tokenizer, "honest"), random_batch(), plan)
-    with pytest.raises(
-        ValueError, match="'kv' at INPUT of a roberta backbone: keys and values enter at a layer"
-    ):
+    with pytest.raises(ValueError, match="'kv' at INPUT: keys and values enter at a layer"):
         run_layers(bb, random_batch(), single_step_plan(bb, KeyValue, INPUT, plan[1].source))
+    run_layers(deaf, random_batch())
     run_layers(bb, random_batch(), plan)

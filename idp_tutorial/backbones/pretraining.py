@@ -30,7 +30,7 @@ class PretrainConfig:
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0  # seed of initialisation, batches and masks
     # tokens at the end of the text that are not trained on
     held_out_tokens: Annotated[int, Range(0, 2**40)] = 200_000
-    # dtype of the forward and the backward pass
+    # dtype of the forward and the backward pass, and of the teacher
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     # weight of the distillation loss on the teacher's hidden states
     distillation_weight: Annotated[

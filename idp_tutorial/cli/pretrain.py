@@ -51,6 +51,8 @@ def pretrain_command(options: PretrainOptions, base: Any) -> None:
     """Pretrain a small RoBERTa or GPT-2; run the same command again to resume."""
     if not options.teacher:
         refuse_given(options, "distillation_weight", "without a teacher")
+    import torch
+
     from idp_tutorial.backbones.load import load_backbone
     from idp_tutorial.reproduction.pretraining.corpus import prepare_text, read_corpus
     from idp_tutorial.reproduction.pretraining.distillation import (
@@ -74,7 +76,13 @@ def pretrain_command(options: PretrainOptions, base: Any) -> None:
     if options.teacher and options.distillation_weight:
         is_causal = options.family == "gpt2"
         loss = DistillationLoss(
-            teacher_bb, arrays, options.d, options.n_layers, causal=is_causal, seed=options.seed
+            teacher_bb,
+            arrays,
+            options.d,
+            options.n_layers,
+            causal=is_causal,
+            seed=options.seed,
+            dtype=getattr(torch, cfg.dtype),
         )
     with handle_messages():
         model, _ = pretrain(

@@ -136,6 +136,7 @@ class DistillationLoss(nn.Module):
         teacher_layers: Sequence[int] = (2, 4, 6),
         causal: bool = False,  # True for a decoder, whose summary is at the last position
         seed: int = 0,  # of the maps and of the windows that standardise the targets
+        dtype: torch.dtype = torch.bfloat16,  # of the teacher's pass
     ) -> None:
         super().__init__()
         self.streams = streams
@@ -146,7 +147,7 @@ class DistillationLoss(nn.Module):
         ]
         copied = deepcopy(teacher.model.base_model)  # the original keeps its dtype
         # in a list, so that the teacher is not a submodule, and is neither trained nor saved
-        self.unregistered_teacher = [copied.to(torch.bfloat16)]
+        self.unregistered_teacher = [copied.to(dtype)]
         self.cls_id = teacher.tokenizer.cls_token_id
         self.sep_id = teacher.tokenizer.sep_token_id
         with torch.random.fork_rng(devices=[]):

@@ -113,16 +113,14 @@ def dist(teacher, arrays):
     return DistillationLoss(teacher, arrays, d=32, n_layers=3)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_targets_are_means_of_the_teachers_states(causal, teacher, arrays):
-    dist = DistillationLoss(teacher, arrays, 32, 3, causal=causal)
+@pytest.mark.parametrize("causal,dtype", [(False, torch.bfloat16), (True, torch.float32)])
+def test_targets_are_means_of_the_teachers_states(causal, dtype, teacher, arrays):
+    dist = DistillationLoss(teacher, arrays, 32, 3, causal=causal, dtype=dtype)
     rng = np.random.default_rng(0)
     positions = rng.integers(0, len(arrays["stream"]) - 24, 4)[:, None] + np.arange(24)
     targets = dist.targets(positions)
     bert = dist.unregistered_teacher[0]
-    assert (
-        bert.dtype == torch.bfloat16 and teacher.model.dtype == torch.float32
-    )  # the teacher is a copy
+    assert bert.dtype == dtype and teacher.model.dtype == torch.float32  # a copy
     for w, row in enumerate(positions):
         lo = arrays["start"][row[0]]
         hi = arrays["stop"][row[-1]]

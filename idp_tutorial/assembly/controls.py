@@ -161,7 +161,7 @@ def _encode_sentence_vectors(
     examples = encode_rows(task, task.splits[split], bb, cfg.max_len)
     batch_size = 4 * cfg.batch_size
     if cfg.cache == "none":
-        return pool_all_layers(bb, examples, (pooling,), batch_size)[:, -1, 0].float()
+        return pool_all_layers(bb, examples, (pooling,), None, batch_size)[:, -1, 0].float()
     kind = "mean_sentence" if pooling == "mean" else "sentence"
     cached, _ = cache_states(bb, examples, kind, cfg.cache_dir, batch_size=batch_size)
     return torch.tensor(np.stack([example[kind] for example in cached])).float()
@@ -308,6 +308,7 @@ class MajorityConfig(ControlConfig):
     insertion_point="nowhere",
     kind="control",
     unused_options=("lr", "weight_decay", *_TRAINING_LOOP_OPTIONS),
+    cacheable_states=("hidden", "sentence"),
 )
 class ProbeControlConfig(ControlConfig):
     """The linear probe, which has no options."""

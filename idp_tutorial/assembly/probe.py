@@ -5,7 +5,7 @@ First every layer and pooling is tried with one regularisation, then the best fo
 them. The standardisation is folded into `W` and `b`, so the probe is a linear head on the
 original hidden states.
 
-`pool_all_layers` computes the pooled representations. A probe asks which
+`pool_all_layers` computes the pooled representations and caches them on disk. A probe asks which
 layer, and which position or mean of it, already determines the label. Nothing below it is trained,
 so one pass over the texts computes all its inputs: the mean over the words, the classification
 token `<s>`, the last token, and with a template the mask.
@@ -14,20 +14,23 @@ token `<s>`, the last token, and with a template the mask.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.backbone import Backbone, backbone_fingerprint
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import walk_layers
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
-from idp_tutorial.training.cache import iterate_states
+from idp_tutorial.training.cache import add_missing_states, iterate_states
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.examples import encode_rows
+from idp_tutorial.training.state_store import StateStore, example_key
 from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.durable_files import cache_folder
 
 __all__ = [
     "pool_all_layers",
@@ -57,10 +60,19 @@ def _pool_batch(batch: dict, bb: Backbone, poolings: Sequence[str]) -> Tensor:
     return torch.stack(by_layer, 1).clamp(-_FLOAT16_MAX, _FLOAT16_MAX).flatten(1)
 
 
+def _pooled_key(example: dict, poolings: Sequence[str]) -> bytes:
+    """Return the key of an example; the vector at the mask depends on the mask's position, too."""
+    types = list(example["token_type_ids"])
+    if "mask" in poolings:
+        types.append(example["mask_position"])
+    return example_key({**example, "token_type_ids": types})
+
+
 def pool_all_layers(
     bb: Backbone,
     examples: Sequence[dict],  # from `encode_rows`; with a template for the pooling 'mask'
     poolings: Sequence[str] = ("mean", "cls", "last"),  # keys of `POOLINGS`, `n` of them
+    folder: Path | str | None = None,  # folder of the cache; None: nothing is cached
     batch_size: int = 128,
 ) -> Tensor:
     """Return the pooled states of each text at every depth, without a prompt.
@@ -70,8 +82,24 @@ def pool_all_layers(
     """
     shape = len(examples), bb.n_layers + 1, len(poolings), bb.d
     pool_batch = partial(_pool_batch, bb=bb, poolings=poolings)
-    batches = iterate_states(bb, examples, pool_batch, "float16", batch_size)
-    return torch.cat([torch.from_numpy(states) for states in batches]).view(shape)
+    if not folder:
+        batches = iterate_states(bb, examples, pool_batch, "float16", batch_size)
+        return torch.cat([torch.from_numpy(states) for states in batches]).view(shape)
+    store_folder = cache_folder(folder) / backbone_fingerprint(bb)
+    store = StateStore(
+        store_folder / f"pooled-{'-'.join(poolings)}", shape[1] * shape[2] * bb.d, "float16"
+    )
+    keys = [_pooled_key(e, poolings) for e in examples]
+    add_missing_states(
+        store,
+        bb,
+        dict(zip(keys, examples)),
+        dict.fromkeys(keys, 1),
+        pool_batch,
+        batch_size,
+        "pooled representations",
+    )
+    return torch.stack([torch.from_numpy(store[k][0].copy()) for k in keys]).view(shape)
 
 
 # scikit-learn's C of logistic regression; for ridge regression N/(1000 α), with N examples
@@ -179,10 +207,12 @@ class _FittedProbe(NamedTuple):
 def _iterate_candidates(bb: Backbone, cfg: TrainingConfig, task: Task) -> Iterator[_Candidate]:
     """Yield the pooled representations of every layer and pooling."""
     splits = task.splits["train"], task.splits["validation"]
+    folder = None if cfg.cache == "none" else cache_folder(cfg.cache_dir)
     for poolings, template in _probe_poolings(bb, cfg, task):
         encoded = [encode_rows(task, rows, bb, cfg.max_len, template) for rows in splits]
         train, validation = [
-            pool_all_layers(bb, examples, poolings, 4 * cfg.batch_size) for examples in encoded
+            pool_all_layers(bb, examples, poolings, folder, 4 * cfg.batch_size)
+            for examples in encoded
         ]
         for layer in range(bb.n_layers + 1):
             for i, pooling in enumerate(poolings):
@@ -215,7 +245,8 @@ def training_targets(
 def fit_best_probe(
     bb: Backbone,  # frozen backbone
     task: Task,  # task with its training and validation splits
-    cfg: TrainingConfig,  # its `max_len`, `batch_size` and `template` are used
+    # its `cache`, `cache_dir`, `max_len`, `batch_size` and `template` are used
+    cfg: TrainingConfig,
     # function of layer and pooling that returns whether to try them
     accept_layer_and_pooling: Callable[[int, str], bool] = lambda layer, pooling: True,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:  # `W`, `b`, and a description with all candidates

@@ -115,6 +115,18 @@ def test_a_probe_of_a_label_of_no_row_is_constant():
     assert not predicted[:, 1].any() and predicted[:, 2].all()
 
 
+def test_damaged_cached_representations_are_computed_again(tmp_path):
+    bb = backbone()
+    task = small_task(train=12)
+    examples = encode_rows(task, task.splits["train"], bb, 32)
+    want = pool_all_layers(bb, examples, folder=tmp_path)
+    part = max((p for p in tmp_path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 64
+    part.write_bytes(content)
+    assert torch.equal(pool_all_layers(bb, examples, folder=tmp_path), want)
+
+
 def test_a_task_without_a_probe_is_refused(cfg):
     """There is no probe at the mask token without a template."""
     task = replace(small_task(train=12), templates={})

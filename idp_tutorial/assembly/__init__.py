@@ -3,6 +3,7 @@
 Modules:
 
 - `build`: Build the model of a config: a frozen backbone, the plan of a method, and a head.
+- `class_weights`: Weights of the classes in the loss, for labels of unequal frequency.
 - `config`: `RunConfig`: everything that can change the result of a run, and `RunOptions` of several
   runs.
 - `controls`: Controls without a prompt: the majority class, a linear probe, and a side network.

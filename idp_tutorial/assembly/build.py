@@ -7,8 +7,8 @@ parameters.
 """
 
 import torch
-from torch import Tensor
 
+from idp_tutorial.assembly.class_weights import compute_class_weights
 from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.assembly.controls import ControlConfig, ControlModel
 from idp_tutorial.backbones.load import load_backbone
@@ -21,7 +21,7 @@ from idp_tutorial.data.task import Task
 from idp_tutorial.methods.backbone_edits import ensure_unmodified, revert_backbone
 from idp_tutorial.methods.efl import EntailmentModel, describe_labels
 from idp_tutorial.methods.method_registry import ALL_METHODS
-from idp_tutorial.utils.checks import UserError, check_name
+from idp_tutorial.utils.checks import UserError
 
 __all__ = ["resolve_pooling", "weights_dtype", "load_config_backbone", "build_model"]
 
@@ -48,33 +48,6 @@ def _build_head(
         resolve_pooling(cfg, bb),
         cfg.two_layer_head,
     )
-
-
-def _compute_class_weights(
-    class_weight: str | dict,  # 'balanced', or weights by class; those left out have weight 1
-    task: Task,  # its training split has the frequencies for 'balanced'
-) -> Tensor | None:  # a weight for each class `[C]`; None: 'balanced', without training rows
-    """Return the weight of each class in the loss.
-
-    A balanced weight is inverse to the class's frequency: N / (C n_c), for n_c of N rows in C
-    classes. Raises: `UserError` for a task without classes or with several labels a row, and for
-    an unknown class.
-    """
-    if not task.labels or task.multi_label:
-        raise UserError(
-            f"class_weight={class_weight!r} needs one class for each row, which task "
-            f"{task.name!r} does not have: leave it out."
-        )
-    if isinstance(class_weight, dict):
-        for name in class_weight:
-            check_name(name, task.labels, "class in class_weight")
-        return torch.tensor([float(class_weight.get(name, 1)) for name in task.labels])
-    rows = task.splits.get("train")
-    if not rows:  # a loaded model has no examples, and needs no loss
-        return None
-    labels = torch.tensor([row["label"] for row in rows])
-    counts = torch.bincount(labels, minlength=len(task.labels))
-    return len(rows) / (len(counts) * counts.clamp(min=1).float())
 
 
 def resolve_pooling(
@@ -140,7 +113,7 @@ def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
         )
     _require_float32_parameters(model, cfg)
     if cfg.class_weight:
-        model.head.class_weights = _compute_class_weights(cfg.class_weight, task)
+        model.head.class_weights = compute_class_weights(cfg.class_weight, task)
     return model
 
 

@@ -1,7 +1,5 @@
 """Models built from a config: the head, the pooling, and what is refused."""
 
-from dataclasses import dataclass, replace
-
 import pytest
 import torch
 from small import backbone, batch_of, config, model_of, refused, small_task
@@ -14,8 +12,6 @@ from idp_tutorial.assembly.config import (
 )
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.methods.efl import EntailmentConfig
-from idp_tutorial.methods.method_registry import register
 from idp_tutorial.training.examples import encode_for_model
 
 
@@ -79,53 +75,3 @@ def test_trainable_parameters_are_float32(method):
     assert {p.dtype for p in model.trained_parameters().values()} == {torch.float32}
     held = "float32" if method in ("fine-tuning", "efl", "bitfit") else "bfloat16"
     assert model.backbone.weights_info["weights_dtype"] == held
-
-
-# ---- class weights
-
-
-def test_class_weights_of_an_entailment_method_are_refused_with_its_name():
-    rows = dict(METHODS)
-
-    @register(
-        "my-efl",
-        reference="this test",
-        learning_rates=(1e-5, 2e-5, 3e-5),
-        insertion_point="weights",
-        kind="entailment",
-        trains_backbone=True,
-    )
-    @dataclass(frozen=True, kw_only=True)
-    class MyConfig(EntailmentConfig):
-        """Options of another method that scores pairs."""
-
-    try:
-        with pytest.raises(ValueError, match="method 'my-efl' scores pairs"):
-            build_model(RunConfig("my-efl", class_weight="balanced"), backbone(), small_task())
-    finally:
-        METHODS.clear()
-        METHODS.update(rows)
-
-
-def class_weights(class_weight, train):
-    """Return the weights in the head's loss, with training rows of the given labels."""
-    rows = [dict(sentence1="a text", label=label) for label in train]
-    task = replace(small_task(), splits=dict(train=rows))
-    cfg = RunConfig("head-only", class_weight=class_weight)
-    return build_model(cfg, backbone(), task).head.class_weights
-
-
-def test_balanced_weights_are_inverse_to_the_frequencies():
-    weights = class_weights("balanced", [0, 0, 0, 1])
-    assert weights.tolist() == pytest.approx([4 / (2 * 3), 4 / (2 * 1)])
-
-
-def test_a_class_without_rows_gets_a_finite_weight():
-    assert class_weights("balanced", [0, 0]).tolist() == [0.5, 1.0]  # as if it had one row
-
-
-def test_weights_by_name_leave_the_other_classes_at_one():
-    first = small_task().labels[0]
-    assert class_weights({first: 7}, [0, 1]).tolist() == [7, 1]
-    with pytest.raises(ValueError, match="class in class_weight"):
-        class_weights({"no such class": 7}, [0, 1])

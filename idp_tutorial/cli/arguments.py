@@ -170,10 +170,13 @@ def parse_arguments(
         for argument in argv
     ]
     namespace, unknown = parser.parse_known_args(arguments)
+    for argument in unknown:
+        if argument.startswith("--"):
+            check_option_name(argument[2:].split("=")[0], options)
     if unknown:
-        if not unknown[0].startswith("--"):
-            parser.error(f"unrecognized arguments: {' '.join(unknown)[:200]}")
-        check_option_name(unknown[0][2:].split("=")[0], options)
+        positional = ", ".join(o.name.upper() for o in options.values() if o.is_positional)
+        advice = f": give {positional} without its name" if positional else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)[:200]}{advice}")
     given = vars(namespace)
     values: dict[str, Any] = {}
     for file in given.pop("config"):

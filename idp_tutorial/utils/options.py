@@ -223,8 +223,10 @@ def find_option(
 ) -> str | None:
     """Return the option that a name of another library, or a misspelt name, stands for."""
     name = str(name).replace("-", "_")
-    synonym = OPTION_SYNONYMS.get(name.lower())
-    return synonym if synonym in known else closest_match(name, known)
+    synonyms = [OPTION_SYNONYMS.get(name.lower())]
+    if synonyms == ["backbone"]:  # commands that read trained models call them so
+        synonyms = ["models", "model", "backbone"]
+    return next((s for s in synonyms if s in known), None) or closest_match(name, known)
 
 
 def check_option_name(

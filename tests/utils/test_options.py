@@ -146,6 +146,8 @@ def test_commands_and_files_name_the_option(tmp_path, capsys):
         (["--train-file", "a.csv"], "did you mean 'table'?"),
         (["--verbose"], "unknown option 'verbose': Known: "),
         (["a.csv", "b.csv"], "idp train: unrecognized arguments: b.csv"),
+        (["--table=a.csv"], "unrecognized arguments: --table=a.csv: give TABLE without its name"),
+        (["--table", "a.csv", "--learning_rate", "1e-3"], "'learning_rate': did you mean 'lr'?"),
         (["--config", str(tmp_path / "a.yaml")], "'learning_rate': did you mean 'lr'?"),
     ):
         with pytest.raises(SystemExit) as error:

@@ -84,6 +84,12 @@ def move_into_place(source: Path, destination: Path) -> None:
     _sync(destination.parent)
 
 
+def _refuse_link_to_device(file: Path) -> None:
+    """Raise `UserError` for a link to a pipe or a device in the place of a file."""
+    if file.is_symlink() and "/dev/" not in f"{file.absolute().parent}/":
+        raise UserError(f"{file} is a link to a device, which keeps nothing: remove the link.")
+
+
 @contextmanager
 def open_atomically(
     file: Path | str,  # the file to write; a link is followed
@@ -91,8 +97,9 @@ def open_atomically(
     **open_kwargs: Any,  # further arguments of `open`
 ) -> Iterator[IO]:  # an open file
     """Open a file that replaces the old one when the block ends without an error."""
-    file = Path(os.path.realpath(file))
+    given, file = Path(file), Path(os.path.realpath(file))
     if file.exists() and not file.is_file():  # a pipe or a device cannot be replaced
+        _refuse_link_to_device(given)
         with open(file, mode, **open_kwargs) as f:
             yield f
         return
@@ -223,6 +230,8 @@ def append_line(file: Path, line: str) -> None:
     """Append a line to a file and flush it to disk; other processes wait."""
     # a lock of its own: that of the whole file may be held for hours
     with folder_lock(file.parent, file.name + "-end", wait=True):
+        if file.exists() and not file.is_file():
+            _refuse_link_to_device(file)
         if file.exists():
             repair_last_line(file)
         with open(file, "ab") as f:

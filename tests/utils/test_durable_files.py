@@ -78,6 +78,16 @@ def test_a_link_is_followed_and_a_device_is_written_directly(tmp_path):
     write_atomically("/dev/null", b"x")
 
 
+def test_a_link_to_a_device_is_refused(tmp_path):
+    """What is written through it is lost, so a saved model or a record would be missing."""
+    (tmp_path / "file").symlink_to(os.devnull)
+    with pytest.raises(UserError, match="is a link to a device, which keeps nothing"):
+        write_atomically(tmp_path / "file", b"x")
+    with pytest.raises(UserError, match="is a link to a device, which keeps nothing"):
+        append_line(tmp_path / "file", "{}")
+    assert (tmp_path / "file").is_symlink()
+
+
 # --- locks
 
 HOLD = """

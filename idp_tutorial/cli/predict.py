@@ -139,6 +139,13 @@ def _flatten_row(row: dict) -> dict:
     return flat
 
 
+def _to_text(value: Any) -> str:
+    """Return the text of a value that JSON does not have, such as a decimal number."""
+    if isinstance(value, bytes):
+        raise TypeError("bytes are not a text")
+    return str(value)
+
+
 def make_row_writer(
     file: IO,  # open for text
     format: str,  # 'csv', with the columns of the first row, or 'jsonl'
@@ -151,13 +158,15 @@ def make_row_writer(
         values = _flatten_row(row) if format == "csv" else _to_json_value(row)
         try:
             if format == "jsonl":
-                text = json.dumps(values, ensure_ascii=False, allow_nan=False, default=str)
+                text = json.dumps(values, ensure_ascii=False, allow_nan=False, default=_to_text)
                 print(text, file=file)
                 return
             if not table.fieldnames:
                 table.fieldnames = list(values)
                 table.writeheader()
             table.writerow(values)
+        except TypeError as e:  # bytes
+            raise UserError(f"{row!r:.80} cannot be written as jsonl ({e}): remove them.") from None
         except ValueError as e:  # infinity, or a column that the first row lacks
             other = "jsonl" if format == "csv" else "csv"
             raise UserError(
@@ -244,17 +253,24 @@ def predict_command(options: PredictOptions, base: Any) -> None:
     if options.report:
         check_writable_folder(options.report, "report=")
     with _open_output(options.out) as file:  # an error, before the model is loaded
-        _predict_file(options, make_row_writer(file, output_format))
-    if options.report:
+        task, labelled, predictions, title = _predict_file(
+            options, make_row_writer(file, output_format)
+        )
+    if options.report:  # the predictions are complete, even if the report cannot be written
+        from idp_tutorial.runs.report import write_report
+
+        write_report(task, labelled, predictions, options.report, title)
         print_report(options.report, sys.stderr if options.out == "-" else sys.stdout)
 
 
-def _predict_file(options: PredictOptions, write_row: Callable[[dict], None]) -> None:
-    """Predict the texts of a file, and write the report if there is to be one."""
+def _predict_file(
+    options: PredictOptions, write_row: Callable[[dict], None]
+) -> tuple[Any, list[dict], list[dict], str]:
+    """Predict the texts of a file; return the task, rows, predictions and title of the report."""
     import torch
 
     from idp_tutorial.data.file_readers import iterate_rows
-    from idp_tutorial.runs.report import require_reportable, write_report
+    from idp_tutorial.runs.report import require_reportable
     from idp_tutorial.saving.prompt_files import from_pretrained
     from idp_tutorial.training.evaluation import predict
 
@@ -282,6 +298,4 @@ def _predict_file(options: PredictOptions, write_row: Callable[[dict], None]) ->
                 label = _parse_row_label(task, row, texts, options.label, where)
                 labelled.append({**texts, "label": label})
                 all_predictions.append(prediction)
-    if options.report:
-        title = f"{cfg.method} on {Path(options.texts).name}"
-        write_report(task, labelled, all_predictions, options.report, title)
+    return task, labelled, all_predictions, f"{cfg.method} on {Path(options.texts).name}"

@@ -4,6 +4,7 @@ import io
 import json
 import math
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from small import config, small_task
 from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.cli import predict as predict_module
 from idp_tutorial.cli.predict import (
+    _open_output,
     _output_format,
     make_row_writer,
     predict_command,
@@ -19,6 +21,7 @@ from idp_tutorial.cli.predict import (
 )
 from idp_tutorial.saving.prompt_files import save_pretrained
 from idp_tutorial.training import evaluation
+from idp_tutorial.utils import durable_files
 
 
 def test_nan_becomes_null_and_infinity_is_refused():
@@ -64,6 +67,16 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypat
     with pytest.raises(SystemExit):
         predict_command(model="nowhere", out="")
     assert capsys.readouterr().err == "idp predict: out is empty: give a value, or leave it out.\n"
+    with _open_output("/dev/null") as file:
+        file.write("x")
+    monkeypatch.setattr(durable_files, "open", Mock(side_effect=PermissionError), raising=False)
+    with pytest.raises(PermissionError), _open_output("new"):
+        pass
+
+
+def test_bytes_are_refused():
+    with pytest.raises(ValueError, match="cannot be written as jsonl .bytes are not a text"):
+        make_row_writer(io.StringIO(), "jsonl")(dict(text="tea", image=b"x"))
 
 
 @pytest.fixture(scope="module")

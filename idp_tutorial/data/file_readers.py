@@ -185,6 +185,11 @@ def _detect_delimiter(first_line: str, default: str, where: str) -> str:
     return delimiter
 
 
+def _is_header(names: list[str]) -> bool:
+    """Return whether the columns have names that differ."""
+    return any(names) and len(set(names)) == len(names)
+
+
 def _read_csv(
     lines: Iterator[tuple[int, str]], where: str, default_delimiter: str, sep: str | None
 ) -> Iterator[tuple[str, dict]]:
@@ -199,7 +204,7 @@ def _read_csv(
     )
     try:
         header = [name.strip() for name in next(reader, [])]
-        if not any(header) or len(set(header)) < len(header):
+        if not _is_header(header):
             raise csv.Error(f"the header must name each column once, got {header!s:.200}")
         for cells in reader:
             if cells and len(cells) != len(header):
@@ -227,10 +232,15 @@ def _read_excel(path: str | Path) -> Iterator[tuple[str, dict]]:
         )
     import pandas
 
-    table = pandas.read_excel(path, engine="openpyxl", dtype=str, na_filter=False)
-    for n, row in enumerate(table.to_dict("records"), 2):
-        if any(str(cell).strip() for cell in row.values()):
-            yield f"{path}, row {n}", {str(name): str(cell) for name, cell in row.items()}
+    table = pandas.read_excel(path, engine="openpyxl", dtype=str, na_filter=False, header=None)
+    columns = [column for column in table if any(str(cell).strip() for cell in table[column])]
+    rows = [[str(cell) for cell in row] for row in table[columns].to_numpy()]
+    header = [name.strip() for name in rows[0]] if rows else []
+    if not _is_header(header):
+        raise UserError(f"{path}, row 1 must name each column once, got {header!s:.200}.")
+    for n, cells in enumerate(rows[1:], 2):
+        if any(cell.strip() for cell in cells):
+            yield f"{path}, row {n}", dict(zip(header, cells))
 
 
 def _read_parquet(path: str | Path) -> Iterator[tuple[str, dict]]:

@@ -253,6 +253,12 @@ def test_an_excel_sheet_is_a_table(tmp_path):
         (f"{tmp_path}/a.xlsx, row 3", dict(message="café – x", topic="2.5")),
         (f"{tmp_path}/a.xlsx, row 5", dict(message="last", topic="True")),
     ]
+    for header in (("text", " label ", "text"), ()):  # twice the same name; an empty sheet
+        book = openpyxl.Workbook()
+        book.active.append(header)
+        book.save(tmp_path / "b.xlsx")
+        with pytest.raises(ValueError, match="row 1 must name each column once"):
+            read_rows(tmp_path / "b.xlsx")
     (tmp_path / "b.xlsx").write_bytes(b"PK\x03\x04")
     with pytest.raises(ValueError, match="b.xlsx cannot be read as xlsx"):
         read_rows(tmp_path / "b.xlsx")

@@ -61,7 +61,7 @@ def match_splits(
 
 def list_files(
     folder: Path,
-    formats: Collection[str],  # keys of `FILE_FORMATS`; files of other formats are ignored
+    formats: Collection[str],  # of `FILE_FORMATS`; files of other formats are ignored
 ) -> dict[str, Path]:  # name → path
     """Return the files of a folder that have one of the formats."""
     paths = [p for p in sorted(folder.iterdir()) if p.is_file() and detect_format(p) in formats]
@@ -130,8 +130,9 @@ def load_splits_from_folder(
             missing.append(f"{split}.jsonl")
     if missing:
         few_shot = ", ".join(p.name for p in sorted(folder.glob("k*"))) or "none"
+        place = few_shot_folder if is_frozen and test_file else folder
         raise MissingFileError(
-            f"{few_shot_folder if is_frozen else folder} has no {missing[0]}: add the file "
+            f"{place} has no {missing[0]}: add the file "
             f"(few-shot sets of the folder, for shots=: {few_shot})."
         )
     return {split: _read_task_file(task, path) for split, path in files.items()}, is_frozen

@@ -28,6 +28,10 @@ def test_a_frozen_few_shot_set_is_read_and_files_may_be_compressed(tmp_path):
     assert load_task(YES_NO, tmp_path, shots=6).split_sizes() == dict(
         train=6, validation=54, test=3
     )
+    (tmp_path / "mine/test.jsonl.xz").unlink()
+    with pytest.raises(FileNotFoundError, match="mine has no test.jsonl or validation.jsonl"):
+        load_task(YES_NO, tmp_path, shots=5)
+    write_splits(tmp_path / "mine", test=YES_NO_ROWS[:3])
     (tmp_path / "mine/k5/validation.jsonl").unlink()
     with pytest.raises(FileNotFoundError, match="k5 has no validation.jsonl: add the file"):
         load_task(YES_NO, tmp_path, shots=5)

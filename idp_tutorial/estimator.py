@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from enum import Enum
 from inspect import Parameter, Signature, signature
 from numbers import Real
 from pathlib import Path
@@ -116,7 +117,7 @@ def _resolve_columns(
 
 
 def _check_collection(values: Any, name: str, items: str) -> None:
-    """Raise `UserError` for anything but an ordered collection without hidden values.
+    """Raise `UserError` for anything but an ordered collection of values.
 
     A set has no order, which the labels or predictions need; a masked array hides values; an array
     without a dimension has one value; rows of a sparse matrix are matrices.
@@ -125,8 +126,8 @@ def _check_collection(values: Any, name: str, items: str) -> None:
     is_special = isinstance(values, (Set, np.ma.MaskedArray)) or hasattr(values, "toarray")
     if is_one_value or is_special or not hasattr(values, "__iter__"):
         raise UserError(
-            f"{name} is a {type(values).__name__}: give a list of {items}, or an array, column or "
-            "table that is neither masked nor sparse."
+            f"{name} must be an ordered collection, got {type(values).__name__}: give a list of "
+            f"{items}, or an array, column or table that is neither masked nor sparse."
         )
 
 
@@ -553,7 +554,10 @@ class PromptEstimator(BaseEstimator):
         )
         self.record_ = read_run_record(saved.folder, saved.description["cfg"])
         if self.task_.is_generation:
-            raise UserError(f"{folder} holds a model that generates texts: use `generate`.")
+            raise UserError(
+                f"{folder} holds a model that generates texts: load it with "
+                "`idp_tutorial.from_pretrained` and call `idp_tutorial.generate`."
+            )
         if self.task_.is_regression == isinstance(self, ClassifierMixin):
             kind = "regression" if self.task_.is_regression else "classification"
             other = "PromptRegressor" if self.task_.is_regression else "PromptClassifier"
@@ -668,6 +672,10 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
             if not isinstance(value, (str, int, float)):
                 raise UserError(
                     f"{place} must be a text, a number or a truth value, got {value!r:.60}."
+                )
+            if isinstance(value, Enum) and not isinstance(value, int):
+                raise UserError(
+                    f"{place} is {value!r:.60}, a member of an enumeration: give its value."
                 )
             require_utf8(str(value), place)
         check_labels(values, places)

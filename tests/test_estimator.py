@@ -210,14 +210,26 @@ def test_texts_in_any_shape(quick):
         (["a", "b \ud800"], ["a", "b"], "row 1 contains a lone surrogate"),
         (["a", "b \0"], ["a", "b"], "row 1 contains a NUL character"),
         (["a", " ", float("nan"), pd.NA], [*"abab"], r"3 of 4 .*row 1, row 2, row 3\)"),
-        ({*TEXTS}, LABELS, "X is a set: give a list of texts"),
-        (frozenset(TEXTS), LABELS, "X is a frozenset: give a list of texts"),
-        (TEXTS, {*range(24)}, "y is a set: give a list of labels"),
-        (["a", "b"], "ab", "y is a str: give a list of labels, one for each text"),
-        (["a", "b"], dict(a=1, b=2), "y is a dict: give a list of labels"),
+        ({*TEXTS}, LABELS, "X must be an ordered collection, got set: give a list of texts"),
+        (
+            frozenset(TEXTS),
+            LABELS,
+            "X must be an ordered collection, got frozenset: give a list of texts",
+        ),
+        (TEXTS, {*range(24)}, "y must be an ordered collection, got set: give a list of labels"),
+        (
+            ["a", "b"],
+            "ab",
+            "y must be an ordered collection, got str: give a list of labels, one for each text",
+        ),
+        (
+            ["a", "b"],
+            dict(a=1, b=2),
+            "y must be an ordered collection, got dict: give a list of labels",
+        ),
         (["a", "b"], ["a", " "], r"1 of 2 rows has no label \(label 1\)"),
         (["a", "b"], ["a", "b\udfff"], "label 1 contains a lone surrogate"),
-        ("text", ["a"], "X is a str: give a list of texts"),
+        ("text", ["a"], "X must be an ordered collection, got str: give a list of texts"),
         ([], [], "0 sample"),
         (["a", "b"], ["a", "b"], "no row can be held out"),
     ],
@@ -228,7 +240,7 @@ def test_texts_and_labels_that_cannot_be_fitted_are_refused(X, y, words, quick):
         quick().fit(X, y)
 
 
-def test_fit_refuses_bad_validation_and_missing_labels(quick):
+def test_fit_refuses_bad_validation(quick):
     for y, validation, words in (
         (LABELS, None, "validation must be a fraction.*got None"),
         (LABELS, "a", "These texts select the checkpoint"),

@@ -210,14 +210,26 @@ def test_every_row_of_the_page_is_tested():
 
 
 TWELVE = [f"text number {i}" for i in range(12)]
+
+
+@pytest.mark.parametrize("factor", [1e-300, 1e300])
+def test_labels_that_float32_cannot_hold_are_refused(factor):
+    with pytest.raises(UserError, match="labels of own are between .* use another unit"):
+        PromptRegressor("lpt-npg", steps=1).fit(TWELVE, [factor * i for i in range(12)])
+
+
 MASK = np.arange(12) == 3
 ODD_COLLECTIONS = {  # id: (X, y, message)
-    "masked labels": (TWELVE, np.ma.array([0, 1] * 6, mask=MASK), "y is a MaskedArray"),
-    "masked texts": (np.ma.array(TWELVE, mask=MASK), [0, 1] * 6, "X is a MaskedArray"),
-    "one text": (np.array("a text"), [1], "X is a ndarray"),
-    "one label": (TWELVE, np.array(1), "y is a ndarray"),
-    "sparse features": (scipy.sparse.csr_matrix(np.eye(12)), [0, 1] * 6, "X is a csr_matrix"),
-    "sparse labels": (TWELVE, scipy.sparse.csr_matrix([0, 1] * 6), "y is a csr_matrix"),
+    "masked labels": (TWELVE, np.ma.array([0, 1] * 6, mask=MASK), "y must be .* got MaskedArray"),
+    "masked texts": (np.ma.array(TWELVE, mask=MASK), [0, 1] * 6, "X must be .* got MaskedArray"),
+    "one text": (np.array("a text"), [1], "X must be .* got ndarray"),
+    "one label": (TWELVE, np.array(1), "y must be .* got ndarray"),
+    "sparse features": (
+        scipy.sparse.csr_matrix(np.eye(12)),
+        [0, 1] * 6,
+        "X must be .* got csr_matrix",
+    ),
+    "sparse labels": (TWELVE, scipy.sparse.csr_matrix([0, 1] * 6), "y must be .* got csr_matrix"),
 }
 
 

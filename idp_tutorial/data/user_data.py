@@ -41,6 +41,8 @@ from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.utils.checks import MissingFileError, Range, UserError, is_number, parse_number
 from idp_tutorial.utils.options import check_option_name, declared_options
 
+_MIN_LABEL_RANGE, _MAX_LABEL = 1e-30, 1e30  # of a regression, which is computed in float32
+
 __all__ = [
     "is_saved_dataset",
     "select_splits",
@@ -369,6 +371,11 @@ def make_task(
     if isinstance(values[0], float):
         low = min(values)
         high = max(values)
+        if high > low and not (high - low > _MIN_LABEL_RANGE and max(-low, high) < _MAX_LABEL):
+            raise UserError(
+                f"the labels of {name} are between {low:g} and {high:g}, but the model computes in "
+                "float32: use another unit, such as labels divided by their standard deviation."
+            )
         label_range = (low, high if high > low else low + 1)
         fields = dict(metric="pearson+spearman", label_range=label_range) | fields
         return Task(name, pair=pair, splits=splits, **fields)

@@ -99,7 +99,10 @@ def parse_request(
     """
     request = parse_json_object(body.decode(errors="surrogateescape"), "the request", _REQUEST_HINT)
     only_task = model.task_names[0] if len(model.task_names) == 1 else None
-    name = check_name(str(request.get("task") or only_task), model.task_names, "task")
+    given_task = request.get("task", only_task)
+    if given_task is None:
+        raise UserError(f"the request needs the field 'task': {', '.join(model.task_names)}.")
+    name = check_name(str(given_task), model.task_names, "task")
     task = model.task_models[name].task
     given = {c: _get_texts(request, _TEXT_FIELDS[c], name) for c in task.text_columns}
     if not task.pair and request.get("text2", request.get("sentence2")) is not None:

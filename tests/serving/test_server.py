@@ -86,13 +86,14 @@ def test_a_text_or_a_list_of_texts_is_predicted(model, one):
     with TestClient(create_app(model)) as client:
         pairs = dict(task="close", text=["a", "b"], text2=["c", "d"])
         assert len(client.post("/answer", json=pairs).json()) == 2
+        assert client.post("/answer", json=dict(pairs, task="")).status_code == 422
         assert "value" in client.post("/answer", json=dict(pairs, text="a", text2="b")).json()
 
 
 NEEDS_TEXT = "task 'mood' needs one field 'text' with a text or a list of texts: send an object"
 REFUSED = [  # request, words of the answer
     (dict(task="moods", text="x"), "unknown task 'moods': did you mean 'mood'?"),
-    (dict(text="x"), "unknown task 'None'. Known: mood, close"),
+    (dict(text="x"), "the request needs the field 'task': mood, close."),
     (dict(task=["mood"], text="x"), "unknown task"),
     (dict(task="mood", txt="x"), NEEDS_TEXT),
     (dict(task="close", text="x"), "task 'close' needs one field 'text2'"),

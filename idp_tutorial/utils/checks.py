@@ -241,10 +241,14 @@ def explain_os_error(
     filename = error.filename2 or error.filename or default_file
     file = filename.decode(errors="replace") if isinstance(filename, bytes) else str(filename)
     reason = error.strerror or type(error).__name__
-    advice = "check the path and its permissions"
+    advice = ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        advice = "free some space, or use another disk"
-    return f"{file[:100]} cannot be used ({reason}): {advice}"
+        advice = ": free some space, or use another disk"
+    elif isinstance(
+        error, (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+    ):
+        advice = ": check the path and its permissions"
+    return f"{file[:100]} cannot be used ({reason}){advice}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from typing import Any
 
 __all__ = [
-    "ACCELERATE_LOCK",
     "process_state",
     "pause_garbage_collection",
     "MessageHandler",
@@ -31,14 +30,14 @@ __all__ = [
 ]
 
 
-ACCELERATE_LOCK = threading.Lock()  # held while objects of accelerate are created
+_STATE_LOCK = threading.Lock()  # held while `PartialState` is created
 
 
 def process_state() -> Any:
     """Return accelerate's `PartialState`: the rank of this process and the number of processes."""
     from accelerate import PartialState
 
-    with ACCELERATE_LOCK:
+    with _STATE_LOCK:
         state = PartialState()
         state.__dict__ = dict(state.__dict__)  # another thread may reset the shared ones
         return state

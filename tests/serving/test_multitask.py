@@ -1,9 +1,11 @@
 """Several tasks in one batch: outputs, predictions, saved models, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
-from small import FAMILY, backbone, config, model_of, same, small_task, topic_task
+from small import FAMILY, backbone, config, model_of, same, small_task, topic_task, write_glove
 from task_models import IN_WEIGHTS, alone, everything, mixed, rows_of, task_model
 
 from idp_tutorial.assembly.build import build_model
@@ -120,7 +122,7 @@ def three():
 # --- many rows, saved models
 
 
-def test_batches_of_similar_length_predict_as_one_batch(three):
+def test_batches_of_similar_length_predict_as_one_batch(three, monkeypatch):
     words = [
         "the",
         "soup",
@@ -144,7 +146,16 @@ def test_batches_of_similar_length_predict_as_one_batch(three):
         for i, n in enumerate(["one", "pair", "number"] * 9)
     ]
     whole = three.predict(rows, batch_size=99, probabilities=True)
-    parts = three.predict(rows, batch_size=5, probabilities=True)
+    lengths = []
+    compute = three.compute_outputs
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            three,
+            "compute_outputs",
+            lambda batch: lengths.append(max(len(e["input_ids"]) for e in batch)) or compute(batch),
+        )
+        parts = three.predict(rows, batch_size=5, probabilities=True)
+    assert len(lengths) == 6 and lengths == sorted(lengths) and lengths[0] < lengths[-1]
     for a, b, r in zip(whole, parts, rows):
         if r["task"] == "number":
             assert a["value"] == pytest.approx(b["value"], abs=1e-4)
@@ -228,6 +239,24 @@ def test_a_task_of_several_labels_is_served_beside_others():
     assert answers[0]["label"] == chosen and answers[1]["label"] in TASKS["sentiment"].labels
     (alone,) = predict(member.model, topics, cfg, [dict(sentence1=rows[0]["sentence1"])])
     assert answers[0]["probabilities"] == pytest.approx(alone["probabilities"], abs=1e-5)
+
+
+def test_moved_word_vectors_of_a_task_can_be_given(tmp_path, small_folder):
+    file = tmp_path / "glove.txt"
+    write_glove(dict(tea=0, rain=1), torch.randn(2, 8).numpy(), file)
+    task = small_task()
+    cfg = config(backbone=str(small_folder), method="m-idpg-phm-glove", glove=str(file))
+    cfg = replace(cfg, task=task.name)
+    trained = build_model(cfg, load_backbone(cfg.backbone), task)
+    save_pretrained(trained, tmp_path / "mood", task, cfg)
+    moved = file.rename(tmp_path / "moved.txt")
+    with pytest.raises(ValueError, match="not saved with them: give its path"):
+        MultiTaskModel.from_pretrained([tmp_path / "mood"])
+    loaded = MultiTaskModel.from_pretrained([tmp_path / "mood"], glove=moved)
+    (want,) = predict(trained, task, cfg, [dict(sentence1="tea and rain")])
+    rows = [dict(task=task.name, sentence1="tea and rain")]
+    (got,) = loaded.predict(rows, probabilities=True)
+    assert got["probabilities"] == pytest.approx(want["probabilities"], abs=1e-5)
 
 
 # ---- one pass for the rows of several tasks equals a pass for each task
@@ -336,6 +365,11 @@ def test_order_other_rows_and_padding_change_nothing(family):
     chosen = [i for i, r in enumerate(rows) if r["task"] in list(members)[::3]]
     for i, o in zip(chosen, mixed(members, [rows[i] for i in chosen])):
         same(o, out[i])  # without the other tasks
+    model = MultiTaskModel(members)
+    longer = rows_of(dict([*members.items()][:1]), 1)[0]
+    longer["sentence1"] = " ".join([longer["sentence1"]] * 5)
+    for i, o in enumerate(model.compute_outputs(model.encode([*rows, longer]))[:-1]):
+        same(o, out[i])  # with more padding
 
 
 def test_each_layer_runs_once(monkeypatch):

@@ -191,7 +191,7 @@ def test_refused_in_one_sentence(options, words, monkeypatch, capsys):
     assert e.value.code == 2 and re.search(words, err) and err.count("\n") == 1
 
 
-def test_streams_that_are_closed_or_narrow_and_a_folder_without_a_name(monkeypatch):
+def test_streams_that_are_closed_or_narrow(monkeypatch):
     from idp_tutorial.data.file_readers import iterate_rows
 
     monkeypatch.setattr(sys, "stdin", None)

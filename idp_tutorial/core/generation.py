@@ -8,6 +8,7 @@ __all__ = ['LayerCache', 'DecodingState', 'build_decoder', 'generate_ids']
 # %% ../../nbs/engine/core/generation.ipynb #a05a4e11
 import torch
 from collections.abc import Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import cache
@@ -32,10 +33,9 @@ class LayerCache:
         self,
         prompt_key_values: PromptKeyValues | None = None,  # of a 'kv' prompt
     ) -> None:
-        self.k = (
-            prompt_key_values.k if prompt_key_values else None
-        )  # `[B,n_kv_heads,length,d_head]`
-        self.v = prompt_key_values.v if prompt_key_values else None  # values, of the same shape
+        # keys and values, both `[B,n_kv_heads,length,d_head]`
+        self.k = prompt_key_values.k if prompt_key_values else None
+        self.v = prompt_key_values.v if prompt_key_values else None
 
     def update(
         self,
@@ -275,7 +275,7 @@ def generate_ids(
     """Generate a continuation of each text, in eval mode.
 
     The global random state and the model's mode are not changed. Raises: UserError if a text is
-    empty or too long for the backbone's positions.
+    empty or too long for the backbone's positions, or if it samples while another thread trains.
     """
     check_at_least(max_new_tokens, 1, "max_new_tokens")
     if not texts or not min(map(len, texts)):
@@ -294,7 +294,7 @@ def generate_ids(
     sampling = dict(temperature=temperature, top_p=top_p, top_k=0) if do_sample else {}
     mode = model.training
     try:
-        with forked_random_numbers(seed):
+        with forked_random_numbers(seed) if do_sample else nullcontext():
             output = build_decoder(model.eval()).generate(
                 pad_sequence(ids, True, bb.pad_id, "left"),
                 attention_mask=pad_sequence(ones, True, 0, "left"),

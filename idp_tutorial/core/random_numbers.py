@@ -1,8 +1,8 @@
 """Random numbers: seeds, and blocks after which the random state is as before.
 
 All threads of a process share the random numbers of PyTorch, Python and NumPy. So that a run gives
-what it would give alone, one thread at a time may build and train models
-(`exclusive_random_numbers`); to train several models at once, use processes.
+what it would give alone, one thread at a time may build and train models, or set and restore the
+random state (`exclusive_random_numbers`); to train several models at once, use processes.
 """
 
 import random
@@ -37,36 +37,44 @@ def forked_random_numbers(
     seed: int,
     devices: list[int] | None = None,  # GPUs whose state is restored; None: all
 ) -> Iterator[None]:
-    """Draw with a seed in a `with` block; afterwards the random state of PyTorch is as before."""
-    with torch.random.fork_rng(devices):
+    """Draw with a seed in a `with` block; afterwards the random state of PyTorch is as before.
+
+    Raises: UserError if another thread uses the random numbers.
+    """
+    with exclusive_random_numbers(), torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         yield
 
 
 @contextmanager
 def preserved_random_numbers() -> Iterator[None]:
-    """Restore the random states of Python, NumPy and PyTorch after a `with` block."""
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
+    """Restore the random states of Python, NumPy and PyTorch after a `with` block.
+
+    Raises: UserError if another thread uses the random numbers.
+    """
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
+    with exclusive_random_numbers():
+        python_state = random.getstate()
+        numpy_state = np.random.get_state()
+        try:
+            with torch.random.fork_rng(devices):
+                yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
 @contextmanager
 def exclusive_random_numbers() -> Iterator[None]:
-    """Let no other thread build or train a model in a `with` block, or a function.
+    """Let no other thread build, train or sample from a model in a `with` block, or a function.
 
     Raises: UserError if another thread of the process does so.
     """
     if not _in_use.acquire(blocking=False):
         raise UserError(
-            "another thread of this process is building or training a model, and all threads share "
-            "their random numbers. Train one model after the other, or in processes of their own."
+            "another thread of this process is building or training a model or samples from one, "
+            "and all threads share their random numbers. Do one after the other, or in processes "
+            "of their own."
         )
     try:
         yield

@@ -129,6 +129,10 @@ def _parse_line(
     line: bytes, d: int, words: Collection[str] | None
 ) -> tuple[str, np.ndarray | None]:
     """Return the word of a line, and its vector if the word is asked for."""
+    if words is not None and line.count(b" ") == d > 1:
+        word = line[: line.index(b" ")].decode()
+        if word not in words:
+            return word, None  # before the numbers are split, which takes most of the time
     word, *numbers = line.decode().rsplit(" ", d)  # a few words of the larger files have spaces
     if d < 2 or len(numbers) != d or any(_is_number(part) for part in word.split(" ")[1:]):
         raise ValueError(line)

@@ -34,6 +34,9 @@ __all__ = ["METHODS", "register", "HeadOnlyConfig", "late_prompt_methods", "meth
 class HeadOnlyConfig(MethodConfig):
     """Training of the head alone, which has no options and an empty plan."""
 
+    insertion_point = "nowhere"
+    kind = "head"
+
 
 _TABLE_ORDER = (  # the order in which tables list the methods; others follow
     *("head-only", "prompt-tuning", "prompt-tuning-134", "p-tuning", "p-tuning-v2", "cartridge"),

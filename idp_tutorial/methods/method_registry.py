@@ -81,9 +81,9 @@ class MethodConfig:
     """The options of a method, and the plan that they give."""
 
     option_group: ClassVar[str] = "the method"
-    # facts of the row in `METHODS`, unless `register` gets others
-    insertion_point: ClassVar[str] = "nowhere"
-    kind: ClassVar[str] = "head"
+    # facts of the row in `METHODS`, which a subclass states unless `register` gets them
+    insertion_point: ClassVar[str]
+    kind: ClassVar[str]
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -197,8 +197,15 @@ def register(
             raise UserError(
                 f"register decorates a subclass of MethodConfig, got {config_class!r:.60}."
             )
-        of_class = dict(insertion_point=config_class.insertion_point, kind=config_class.kind)
-        row = Method(config_class, **{**of_class, **facts})
+        row_facts = dict(facts)
+        for fact in ("insertion_point", "kind"):
+            if fact not in row_facts and not hasattr(config_class, fact):
+                raise UserError(
+                    f"method {name!r} has no {fact}: state it in {config_class.__name__}, or give "
+                    f"{fact}= to register."
+                )
+            row_facts.setdefault(fact, getattr(config_class, fact, None))
+        row = Method(config_class, **row_facts)
         (CONTROL_METHODS if row.kind == "control" else METHODS)[name] = row
         return config_class
 

@@ -9,7 +9,7 @@ from idp_tutorial.assembly.config import (
     describe_all_options,
 )
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.methods.method_registry import LatePromptConfig, register
+from idp_tutorial.methods.method_registry import LatePromptConfig, PromptConfig, register
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import config_to_record
 
@@ -65,6 +65,17 @@ FACTS = dict(reference="this test", insertion_point="middle", kind="generated")
 def test_a_method_with_odd_facts_is_not_registered(config_class, learning_rates, message):
     with pytest.raises(UserError, match=message):
         register("odd", learning_rates=learning_rates, **FACTS)(config_class)
+    assert "odd" not in METHODS
+
+
+@pytest.mark.parametrize(
+    "missing,given", [("insertion_point", "kind"), ("kind", "insertion_point")]
+)
+def test_a_method_without_a_fact_is_not_registered(missing, given):
+    facts = dict(reference="this test", learning_rates=(1e-3,))
+    facts[given] = FACTS[given]
+    with pytest.raises(UserError, match=f"'odd' has no {missing}: state it in PromptConfig"):
+        register("odd", **facts)(PromptConfig)
     assert "odd" not in METHODS
 
 

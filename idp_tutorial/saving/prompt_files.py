@@ -165,7 +165,8 @@ def from_pretrained(
     glove: Path | str | None = None,
     revision: str | None = None,  # branch, tag or commit of the repository
     token: str | None = None,  # access token of the hub
-    # dtype of the backbone's weights, 'float32', 'bfloat16' or 'int8'; None: that of training
+    # dtype of the backbone's weights, 'float32', 'bfloat16' or 'int8' (not for methods that train
+    # the backbone); None: that of training
     dtype: str | None = None,
 ) -> tuple[PromptedModel, Task, RunConfig]:  # the model is in eval mode
     """Load a model that `save_pretrained` wrote.
@@ -215,6 +216,11 @@ def build_saved_model(
         )
     restore_state(tensors, saved_tensors)
     if dtype is not None and weights_dtype(cfg) != dtype:  # training needed float32
+        if dtype == "int8":
+            raise UserError(
+                f"dtype='int8' cannot be used with method {cfg.method!r}, which trains the "
+                "backbone: use 'float32' or 'bfloat16'."
+            )
         cast_weights(model.lm, DTYPES[check_choice(dtype, DTYPES, "dtype")])
     backbone = bb.name if Path(bb.name).is_dir() else cfg.backbone
     glove_path = cfg.get("glove") if glove is None else str(glove)

@@ -32,8 +32,8 @@ def check_plan(
             )
         if layer < start:
             raise UserError(
-                f"the plan has a prompt at layer {where.removeprefix('layer ')}, but the batch has "
-                f"hidden states that have passed {start} layers, so the prompt would be left out. "
+                f"the plan has a prompt at {where}, but the batch has hidden states that have "
+                f"passed {start} layers, so the prompt would be left out. "
                 "Give states of a lower layer, computed without a prompt, or none."
             )
         if isinstance(step, PromptChange) and not has_prompt:
@@ -76,9 +76,10 @@ def check_max_tokens(
     t = ctx.h.shape[1] - n_tokens
     if n_tokens + t > bb.max_tokens:
         prompt = f", and the prompt {t} vectors" if t else ""
-        hint = ", shorten the prompt, or insert it at layer 0" if t else ""
+        hints = ["shorten the prompt", "insert it at layer 0"] if t else []
+        if t < bb.max_tokens:
+            hints.insert(0, f"encode with max_len={bb.max_tokens - t} or less")
         raise UserError(
             f"the longest example has {n_tokens} tokens{prompt}, but backbone {bb.name!r} has only "
-            f"{bb.max_tokens} positions. Encode with max_len={max(bb.max_tokens - t, 1)} or "
-            f"less{hint}."
+            f"{bb.max_tokens} positions: {', or '.join(hints)}."
         )

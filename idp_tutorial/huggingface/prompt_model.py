@@ -53,8 +53,8 @@ def _wrap_model(model: Any, tokenizer: Any) -> Backbone:
     if not isinstance(model, PreTrainedModel):
         raise UserError(
             f"model must be a Hugging Face model, such as AutoModel.from_pretrained(...), got "
-            f"{type(model).__name__}. Give its module, and wrap the result; to a PromptModel add a "
-            "prompt with add_prompt or load_prompt, or give its base_model."
+            f"{type(model).__name__}. Of a wrapped model (DDP, Accelerate) give `.module`; to a "
+            "PromptModel add a prompt with add_prompt or load_prompt, or give its base_model."
         )
     name = model.config._name_or_path or model.config.model_type
     get_family(model.config, name)

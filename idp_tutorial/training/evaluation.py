@@ -184,14 +184,16 @@ def iterate_batches(bb: Backbone, examples: Sequence[dict], batch_size: int) -> 
 def require_text_columns(task: Task, row: dict, where: str = "this row") -> dict:
     """Return the row if it has the columns that the task reads; raise `UserError` if not."""
     example = '{"sentence1": ...}, or a line of text'
+    arguments = "text="
     if task.pair:
         example = '{"sentence1": ..., "sentence2": ...}, or two texts separated by a tab'
+        arguments = "text= and text2="
     for column in task.text_columns:
         text = row.get(column) if isinstance(row, dict) else None
         if not isinstance(text, str) or not (text.strip() or task.allow_empty_text):
             raise UserError(
                 f"{where}: {row!r:.80} has no text {column!r}, which task {task.name!r} needs: "
-                f"pass {example}; name the columns of a table with text= and text2=."
+                f"pass {example}; name the columns of a table with {arguments}."
             )
         require_utf8(text, f"{where}: {column}")
     if task.grouping == "choose" and not isinstance(row.get("group"), (str, int, float)):

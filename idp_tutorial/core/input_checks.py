@@ -2,8 +2,8 @@
 
 `first_fields` takes from a batch what a pass begins with: word embeddings or cached hidden states.
 
-The context calls these functions. A compiled or exported graph cannot depend on the
-values of its input, so checks of values are left out there.
+The context calls these functions. A compiled or exported graph cannot depend on the values of its
+input, so checks of values are left out there.
 """
 
 from typing import Any

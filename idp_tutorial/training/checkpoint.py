@@ -80,7 +80,7 @@ def run_fingerprint(
 
 
 def get_random_state() -> dict:
-    """Return the states of all random generators of this thread: PyTorch, CUDA, Python, NumPy."""
+    """Return the states of all random generators of this process: PyTorch, CUDA, Python, NumPy."""
     numpy_state: Any = np.random.get_state()
     name, keys, *rest = numpy_state
     return dict(

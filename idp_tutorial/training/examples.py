@@ -85,7 +85,7 @@ def pack_examples(
     rows: Sequence,  # rows of a split
     chunk_size: int = 2000,  # number of rows encoded at once; up to this number a list is returned
 ) -> Sequence:  # `PackedExamples`, or a list
-    """Encode rows chunk by chunk into flat arrays, or into a list if arrays cannot store them."""
+    """Encode rows chunk by chunk into flat arrays, or into a list if their columns differ."""
     if len(rows) <= chunk_size:
         return encode_fn(rows)
     flat: dict[str, list[np.ndarray]] = {name: [] for name in TOKEN_DTYPES}

@@ -81,7 +81,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
-def test_every_method_is_counted_on_every_family(name):
+def test_methods_are_counted_on_one_model_of_each_kind(name):
     """Parameters are counted on the meta device, as idp params does."""
     options = RunOptions(backbone=name).with_options(prompt_length=5, bottleneck=16)
     for method in METHODS:

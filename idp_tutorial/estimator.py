@@ -399,6 +399,11 @@ class PromptEstimator(BaseEstimator):
                 )
         evaluations = check_int(self.evaluations, "evaluations")
         check_between(evaluations, 0, 10**9, "evaluations")
+        if not isinstance(self.backbone, (str, Path)):
+            raise UserError(
+                f"backbone must be the name or the folder of a model, got {self.backbone!r:.60}. "
+                "To train prompts on a model object, use get_prompt_model(model, method)."
+            )
         cfg = RunConfig(
             self.method,
             task=task.name,

@@ -11,7 +11,6 @@ kill loses the run in progress and no other.
 import hashlib
 import io
 import json
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +79,15 @@ def _read_runs(file: Path) -> dict[str, _Arrays]:  # run: its arrays
     return runs
 
 
-@lru_cache(maxsize=32)
+# the last version that was read of each file, and the arrays of its runs
+_versions: dict[Path, tuple[tuple[int, ...], dict[str, _Arrays]]] = {}
+
+
 def _read_version(file: Path, *version: int) -> dict[str, _Arrays]:
     """Return the arrays of all runs of a file, read again only after the file was replaced."""
-    return _read_runs(file)
+    if file not in _versions or _versions[file][0] != version:
+        _versions[file] = version, _read_runs(file)
+    return _versions[file][1]
 
 
 def _digest_arrays(arrays: _Arrays) -> str:

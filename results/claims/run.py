@@ -219,8 +219,10 @@ def run_supplemented(options: ClaimRunOptions, base: RunOptions) -> None:
         first = make_base_config(base, options.first or task_name)
         folder = Path(options.folder) / f"{Path(base.backbone).name}-{first.task}-{method}"
         task = load_config_task(first)
+        n_rows = len(task.splits["train"]) * (2 if task.pair else 1)  # pairs in both orders
+        n_steps = 3 * -(-n_rows // STAGE_1["batch_size"])  # three epochs
         stage1 = run_supplementary_training(
-            replace(plain, eval_every=50, lr=options.first_lr, epochs=3, **STAGE_1),
+            replace(plain, steps=n_steps, eval_every=50, lr=options.first_lr, **STAGE_1),
             build_model,
             task,
             folder,

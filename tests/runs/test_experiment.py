@@ -20,12 +20,13 @@ from idp_tutorial.runs.record import RunStore, make_fingerprint
 from idp_tutorial.runs.tables import (
     results_table,
 )
-from idp_tutorial.saving.prompt_files import PROMPTS_FILE, from_pretrained, save_pretrained
+from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.training.evaluation import predict
 from idp_tutorial.training.fit import fit
 from idp_tutorial.utils import records
 from idp_tutorial.utils.checks import DivergenceError, UserError
 from idp_tutorial.utils.records import read_records
+from idp_tutorial.utils.tensor_files import PROMPTS_FILE
 
 
 def test_the_fields_of_a_record(cfg, task, tmp_path):

@@ -438,6 +438,6 @@ def test_prompts_that_do_not_fit(cfg, pairs, stage1, tmp_path):
             torch.equal(start[n], p) for n, p in model.trained_parameters().items()
         )  # untouched
     with pytest.raises(
-        FileNotFoundError, match="give a folder that `run_supplementary_training` wrote"
+        FileNotFoundError, match="give a folder that `save_pretrained` or idp train wrote"
     ):
         Experiment(cfg(init_from=str(tmp_path)), pairs).build_model()

@@ -233,8 +233,9 @@ def _read_excel(path: str | Path) -> Iterator[tuple[str, dict]]:
     import pandas
 
     table = pandas.read_excel(path, engine="openpyxl", dtype=str, na_filter=False, header=None)
-    columns = [column for column in table if any(str(cell).strip() for cell in table[column])]
-    rows = [[str(cell) for cell in row] for row in table[columns].to_numpy()]
+    table = table.astype(str)
+    is_used = table.apply(lambda column: column.str.strip().any())
+    rows = table.loc[:, is_used].to_numpy().tolist()
     header = [name.strip() for name in rows[0]] if rows else []
     if not _is_header(header):
         raise UserError(f"{path}, row 1 must name each column once, got {header!s:.200}.")

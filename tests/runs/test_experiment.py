@@ -327,7 +327,7 @@ def test_runs_with_different_metrics_are_different_runs(tmp_path):
 def test_a_metric_that_does_not_exist_or_fit_is_refused():
     with pytest.raises(ValueError, match="unknown metric 'f3'"):
         config(metric="f3")
-    with pytest.raises(ValueError, match="metric 'pearson' does not fit labels"):
+    with pytest.raises(ValueError, match="metric 'pearson' does not fit a task that has"):
         Experiment(config(metric="pearson"), small_task())
 
 

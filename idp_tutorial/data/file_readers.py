@@ -234,7 +234,7 @@ def _read_excel(path: str | Path) -> Iterator[tuple[str, dict]]:
 
     table = pandas.read_excel(path, engine="openpyxl", dtype=str, na_filter=False, header=None)
     table = table.astype(str)
-    is_used = table.apply(lambda column: column.str.strip().any())
+    is_used = [bool(table[column].str.strip().any()) for column in table]
     rows = table.loc[:, is_used].to_numpy().tolist()
     header = [name.strip() for name in rows[0]] if rows else []
     if not _is_header(header):

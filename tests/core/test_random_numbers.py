@@ -45,6 +45,26 @@ def test_only_one_thread_trains_at_a_time():
     assert in_threads(try_to_draw, [0]) == [None]
 
 
+def test_a_thread_that_is_refused_changes_no_random_state():
+    """Otherwise the run that is training would draw the same numbers again."""
+    with exclusive_random_numbers():
+        before = random_state()
+        torch.rand(1)
+        during = random_state()
+        blocks = [preserved_random_numbers, lambda: forked_random_numbers(0, [])]
+        errors = in_threads(try_to_enter, blocks)
+        assert random_state() == during != before
+    assert [type(error) for error in errors] == [UserError] * 2
+
+
+def try_to_enter(block):
+    try:
+        with block():
+            return None
+    except UserError as e:
+        return e
+
+
 def try_to_draw(_):
     try:
         with exclusive_random_numbers():

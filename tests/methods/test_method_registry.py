@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 
 import pytest
+from small import small_task
 
+from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import (
     RunConfig,
     describe_all_options,
 )
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import LatePromptConfig, PromptConfig, register
+from idp_tutorial.testing.small_models import small_backbone
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import config_to_record
 
@@ -97,3 +100,19 @@ def test_an_option_with_the_name_of_an_option_of_all_runs_is_refused(monkeypatch
 
     with pytest.raises(UserError, match="has an option 'steps', a name that .* rename the field"):
         RunConfig("clash")
+
+
+@pytest.mark.parametrize(
+    "method,options",
+    [
+        ("id-spam", {}),
+        ("m-idpg-phm", {}),
+        ("s-idpg-phm", dict(generator="residual")),
+        ("s-idpg-phm", dict(generator="both")),
+    ],
+)
+def test_a_method_that_needs_equal_widths_refuses_a_backbone_with_narrow_words(method, options):
+    electra = small_backbone("electra")
+    assert electra.d_embedding < electra.d
+    with pytest.raises(UserError, match="word vectors and hidden states of the same width"):
+        build_model(RunConfig(method, **options), electra, small_task())

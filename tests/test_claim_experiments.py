@@ -29,19 +29,40 @@ def small_run(backbone):
     return ["--backbone", str(backbone), *options]
 
 
-def test_a_few_shot_experiment_is_run_and_not_repeated(
-    run_claim_experiment, small_folder, tmp_path
+@pytest.mark.parametrize(
+    "experiment,task,options,n_runs",
+    [
+        ("methods", "sentiment", ["--lr", "1e-3"], 1),
+        (
+            "fewshot",
+            "sentiment-k8",
+            [
+                "--learning_rates",
+                "1e-3",
+                "--split_seeds",
+                "2",
+                "--set",
+                "head=classification,prompt_length=2",
+            ],
+            2,
+        ),
+        ("layers", "sentiment", ["--lr", "1e-3", "--layers", "1,2"], 2),
+        ("controls", "sentiment-k8", ["--split_seeds", "2"], 2),
+    ],
+)
+def test_an_experiment_is_run_and_not_repeated(
+    experiment, task, options, n_runs, run_claim_experiment, small_folder, tmp_path
 ):
     out = tmp_path / "r.jsonl"
-    argv = ["fewshot", "sentiment-k8", "--methods", "lpt-npg", "--seeds", "1", "--out", str(out)]
-    argv += ["--learning_rates", "1e-3", "--split_seeds", "2", *small_run(small_folder)]
-    argv += ["--set", "head=classification,prompt_length=2"]
+    methods = "majority" if experiment == "controls" else "lpt-npg"
+    argv = [experiment, task, "--methods", methods, "--seeds", "1", "--out", str(out), *options]
+    argv += small_run(small_folder)
     run_claim_experiment.main(argv)
     records = read_records(out)
-    assert [r["status"] for r in records] == ["done", "done"]
+    assert [r["status"] for r in records] == ["done"] * n_runs
     assert all(has_per_example_results(r, tmp_path) for r in records)
     run_claim_experiment.main(argv)  # nothing is left to run
-    assert len(read_records(out)) == 2
+    assert len(read_records(out)) == n_runs
 
 
 def test_the_gain_of_stage_1_is_recorded(run_claim_experiment, small_folder, tmp_path):

@@ -80,14 +80,18 @@ def _read_runs(file: Path) -> dict[str, _Arrays]:  # run: its arrays
 
 
 # the last version that was read of each file, and the arrays of its runs
-_versions: dict[Path, tuple[tuple[int, ...], dict[str, _Arrays]]] = {}
+_VERSIONS: dict[Path, tuple[tuple[int, ...], dict[str, _Arrays]]] = {}
+_MAX_FILES = 32  # number of files that are kept in memory
 
 
 def _read_version(file: Path, *version: int) -> dict[str, _Arrays]:
     """Return the arrays of all runs of a file, read again only after the file was replaced."""
-    if file not in _versions or _versions[file][0] != version:
-        _versions[file] = version, _read_runs(file)
-    return _versions[file][1]
+    if file not in _VERSIONS or _VERSIONS[file][0] != version:
+        _VERSIONS.pop(file, None)
+        while len(_VERSIONS) >= _MAX_FILES:
+            del _VERSIONS[next(iter(_VERSIONS))]  # the first that was read
+        _VERSIONS[file] = version, _read_runs(file)
+    return _VERSIONS[file][1]
 
 
 def _digest_arrays(arrays: _Arrays) -> str:

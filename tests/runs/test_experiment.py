@@ -81,10 +81,7 @@ def test_the_fields_of_a_record(cfg, task, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["fine-tuning", "lora", "prompt-tuning", "s-idpg-phm", "lpt-npg", "id-spam", "smop", "efl"],
-)
+@pytest.mark.parametrize("method", METHODS)
 def test_equal_configs_give_equal_records(method, cfg, task):
     a = run_experiment(cfg(method=method), task)
     torch.rand(3)

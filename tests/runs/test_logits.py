@@ -1,7 +1,9 @@
 """Logits: one file for all runs of a comparison, a digest for each, and nothing lost by a kill."""
 
 import errno
+import gc
 import os
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -140,6 +142,24 @@ def test_the_versions_that_are_written_do_not_stay_in_memory(records, tmp_path, 
     monkeypatch.setattr(logits, "_read_version", lambda *args: read.append(args))
     write_run_arrays(tmp_path / "logits/c.npz", "run3", arrays(3))
     assert not read
+
+
+def test_only_the_last_version_of_a_file_stays_in_memory(records, tmp_path):
+    """Each run that is written replaces the file."""
+    old = weakref.ref(load_logits(records[0], tmp_path)["test"])
+    write_run_arrays(tmp_path / "logits/c.npz", "run3", arrays(3))
+    load_logits(records[0], tmp_path)
+    gc.collect()
+    assert old() is None
+
+
+def test_the_number_of_files_in_memory_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(logits, "_MAX_FILES", 2)
+    for i in range(4):
+        record = write_run_arrays(tmp_path / f"logits/{i}.npz", "run", arrays(i))
+        load_logits(record, tmp_path)
+    assert len(logits._VERSIONS) == 2
+    assert (load_logits(record, tmp_path)["test"] == arrays(3)["test"]).all()
 
 
 def test_of_several_processes_only_the_main_one_writes(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from sweeps import BASE, HUMP, SETTINGS, TASK, fake, pretend, swept
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig, RunOptions
+from idp_tutorial.backbones import load as backbone_loading
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.all_methods import METHODS
@@ -517,3 +518,40 @@ def test_a_curve_whose_run_diverges_leaves_a_record(curves_of, monkeypatch, tmp_
     assert {r["prompt_layer"] for r in check_single_sweep(read_records(out))} == {2}
     with pytest.raises(FloatingPointError, match="lower the learning rate"):
         call(prompt_layers=[1], seeds=1, out=out)
+
+
+def test_error_is_that_of_the_layer_with_the_fewest_seeds():
+    records = [r for r in HUMP if (r["layer"], r["seed"]) != (2, 2)]
+    (row,) = depth_profile_table(records).to_dict("records")
+    assert row["error"] == pytest.approx(((5 * 0.25 + 0.125) / 6 * 1.5 / 2) ** 0.5)
+
+
+def test_a_layer_given_twice_is_swept_once(monkeypatch):
+    ran = pretend(monkeypatch)
+    swept(["lpt", "lpt"], [2, 2], 1)
+    assert len(ran) == 1
+
+
+def test_other_weights_make_another_curve(curves_of, tmp_path, monkeypatch):
+    call, trained = curves_of
+    kw = dict(prompt_layers=[1], seeds=1, out=tmp_path / "i.jsonl")
+    call(**kw)
+    monkeypatch.setattr(run_records, "backbone_digest", lambda cfg: "of others")
+    call(**kw)
+    assert len(trained) == 2
+
+
+def test_a_sweep_loads_a_backbone_for_each_run_and_once_for_its_digest(small_folder, monkeypatch):
+    loads = []
+    load_pretrained = backbone_loading.load_pretrained
+
+    def load(*args, **kwargs):
+        loads.append(args)
+        return load_pretrained(*args, **kwargs)
+
+    monkeypatch.setattr(backbone_loading, "load_pretrained", load)
+    base = replace(BASE, backbone=str(small_folder), steps=1, eval_every=1)
+    records = sweep_prompt_layer(["lpt"], base, [0, 1, 2], 2, task=small_task())
+    # one load counts the layers
+    assert len(records) == 6 and len(loads) == 1 + 1 + 6
+    assert len({r["digests"]["weights"] for r in records}) == 1

@@ -115,7 +115,8 @@ class Report:
         for name, value in self.scores.items():
             digits = 3 if name in ("log_loss", "mae", "rmse") else 1
             scores.append(dict(score=_SCORE_NAMES[name], value=f"{value:.{digits}f}"))
-        parts = [f"# {self.title}", f"{self.n_rows:,} rows.", _format_table(pd.DataFrame(scores))]
+        score_table = _format_table(pd.DataFrame(scores), numbers=["value"])
+        parts = [f"# {self.title}", f"{self.n_rows:,} rows.", score_table]
         if self.classes is not None:
             parts += [f"## {self.kind.capitalize()}", _format_table(self.classes)]
         if self.confusion is not None:
@@ -167,12 +168,17 @@ def _format_cell(value: Any, float_format: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
-def _format_table(table: pd.DataFrame, float_format: str = ".1f") -> str:
+def _format_table(
+    table: pd.DataFrame,
+    float_format: str = ".1f",
+    numbers: Sequence[str] = (),  # columns whose texts are numbers
+) -> str:
     """Return a Markdown table; numbers are aligned to the right.
 
     `tabulate`, which pandas would use, is not among the requirements of every installation.
     """
-    lines = [[*table.columns], ["--:" if t.kind in "if" else "---" for t in table.dtypes]]
+    is_number = [name in numbers or t.kind in "if" for name, t in table.dtypes.items()]
+    lines = [[*table.columns], ["--:" if number else "---" for number in is_number]]
     lines += table.astype(object).to_numpy().tolist()
     rows = []
     for line in lines:

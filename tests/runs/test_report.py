@@ -106,6 +106,13 @@ def test_cells_of_a_table_cannot_break_it():
     assert "a \\| b &lt;img>" in line and len(line) < 160
 
 
+def test_scores_and_counts_are_aligned_to_the_right():
+    lines = make_report(TOPIC, ROWS[:1], predictions_of([0.9])).to_markdown().splitlines()
+    assert lines[lines.index("| score | value |") + 1] == "| --- | --: |"
+    classes = lines.index("## Classes") + 2
+    assert lines[classes + 1].count("--:") == lines[classes].count("|") - 2
+
+
 def test_a_class_may_have_the_name_of_a_score():
     names = ("accuracy", "macro avg")
     task = Task("odd", labels=names)

@@ -21,6 +21,7 @@ from idp_tutorial.assembly.config import RunConfig, refuse_control
 from idp_tutorial.assembly.controls import ControlModel, fit_control
 from idp_tutorial.assembly.probe import initialise_head_from_probe
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
+from idp_tutorial.core.random_numbers import exclusive_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.method_registry import ALL_METHODS
@@ -94,6 +95,7 @@ class Experiment:
             initialise_head_from_probe(model, self.task, cfg)
         return model
 
+    @exclusive_random_numbers()  # from the seed in `build_model` to the last step
     def fit(
         self,
         checkpoint_dir: Path | None = None,  # folder for checkpoints; unused by controls

@@ -86,12 +86,13 @@ _MAX_FILES = 32  # number of files that are kept in memory
 
 def _read_version(file: Path, *version: int) -> dict[str, _Arrays]:
     """Return the arrays of all runs of a file, read again only after the file was replaced."""
-    if file not in _VERSIONS or _VERSIONS[file][0] != version:
-        _VERSIONS.pop(file, None)
-        while len(_VERSIONS) >= _MAX_FILES:
-            del _VERSIONS[next(iter(_VERSIONS))]  # the first that was read
-        _VERSIONS[file] = version, _read_runs(file)
-    return _VERSIONS[file][1]
+    entry = _VERSIONS.pop(file, None)
+    if entry is None or entry[0] != version:
+        entry = version, _read_runs(file)
+    _VERSIONS[file] = entry  # the one used last is at the end
+    while len(_VERSIONS) > _MAX_FILES:
+        _VERSIONS.pop(next(iter(_VERSIONS)), None)
+    return entry[1]
 
 
 def _digest_arrays(arrays: _Arrays) -> str:

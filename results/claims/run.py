@@ -278,7 +278,7 @@ def run_differences(options: ClaimRunOptions, base: RunOptions) -> None:
 
 def run_prompt_layers(options: ClaimRunOptions, base: RunOptions) -> None:
     """Run every method with its prompt at each of the given layers."""
-    layers = parse_numbers(options.layers, "layers") or []
+    layers = parse_numbers(options.layers, "layers")
     for (task_name, method), layer in product(options.settings(), layers):
         cfg = make_method_config(options, base, task_name, method)
         run_all_seeds(options, cfg.with_options(layer=layer))

@@ -20,6 +20,7 @@ from ...utils.checks import DivergenceError, UserError
 from ...assembly.probe_config import ProbeConfig
 from ...data.task import Task, require_classes
 from ...core.loop import walk_layers
+from ...core.random_numbers import forked_random_numbers
 from ...core.prompted_model import PromptedModel
 from ...training.evaluation import iterate_batches
 from ...training.examples import encode_rows
@@ -131,9 +132,8 @@ def mutual_information(
     for split in y:
         x[split] = [(h - mean) / std for h in states[split]]
     y = {split: classes.to(positions.device) for split, classes in y.items()}
-    on_gpu = positions.device.type == "cuda"
-    with torch.random.fork_rng(devices=[positions.device] if on_gpu else []):
-        torch.manual_seed(cfg.seed)
+    gpu = positions.device.index  # None on a CPU
+    with forked_random_numbers(cfg.seed, [] if gpu is None else [gpu]):
         validation, test, accuracy = _train_probe(x, y, cfg)
     if math.isinf(validation):
         raise DivergenceError(

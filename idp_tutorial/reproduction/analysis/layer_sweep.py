@@ -446,7 +446,7 @@ def measure_information_curves(
 
     Raises: `DivergenceError` if all runs diverge.
     """
-    L = load_backbone(cfg.backbone).n_layers
+    L = _count_layers(cfg.backbone)
     store = RunStore(out)
     prompt_layers = (0, L // 2, L - 1) if prompt_layers is None else prompt_layers
     records = []

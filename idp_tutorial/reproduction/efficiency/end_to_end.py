@@ -28,9 +28,9 @@ from statistics import median
 from typing import Any, Literal
 
 import pandas as pd
-import torch
 
 from idp_tutorial.backbones.load import find_local_backbone, silence_transformers
+from idp_tutorial.core.random_numbers import forked_random_numbers
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.methods.all_methods import METHODS
@@ -151,8 +151,7 @@ def _save_classifier(path: str, labels: Sequence[str], folder: Path) -> None:
     """Save a backbone with a new classification head, for the pipeline."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    with silence_transformers(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with silence_transformers(), forked_random_numbers(0, []):
         model = AutoModelForSequenceClassification.from_pretrained(
             path, num_labels=len(labels), trust_remote_code=False
         )

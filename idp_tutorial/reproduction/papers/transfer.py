@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.context import Context
 from idp_tutorial.core.prompted_model import PromptedModel, copy_state, restore_state
-from idp_tutorial.core.random_numbers import seed_random_numbers
+from idp_tutorial.core.random_numbers import exclusive_random_numbers, seed_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_config_task, load_task
 from idp_tutorial.methods.all_methods import METHODS
@@ -194,6 +194,7 @@ def compute_majority_score(
     return compute_headline_score(task, scores)
 
 
+@exclusive_random_numbers()
 def _train_with_best_learning_rate(
     model: PromptedModel,
     task: Task,

@@ -17,6 +17,7 @@ from typing import Any
 # %% ../../../nbs/engine/pretraining/distillation.ipynb #a52b5fdd
 from ...utils.checks import UserError
 from ...core.backbone import Backbone
+from ...core.random_numbers import forked_random_numbers
 from .corpus import draw_windows
 
 # %% ../../../nbs/engine/pretraining/distillation.ipynb #8046538e
@@ -150,8 +151,7 @@ class DistillationLoss(nn.Module):
         self.unregistered_teacher = [copied.to(dtype)]
         self.cls_id = teacher.tokenizer.cls_token_id
         self.sep_id = teacher.tokenizer.sep_token_id
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with forked_random_numbers(seed, []):
             self.projections = nn.ModuleList(nn.Linear(d, teacher.d) for _ in teacher_layers)
         n = len(streams["stream"])
         positions = draw_windows(

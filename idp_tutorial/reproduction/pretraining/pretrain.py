@@ -30,6 +30,7 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 
 from idp_tutorial.backbones.pretraining import PretrainConfig
+from idp_tutorial.core.random_numbers import exclusive_random_numbers
 from idp_tutorial.reproduction.pretraining.corpus import draw_windows
 from idp_tutorial.reproduction.pretraining.language_modelling import (
     compute_losses,
@@ -350,6 +351,7 @@ def _check_stream_length(n: int, cfg: PretrainConfig) -> None:
         )
 
 
+@exclusive_random_numbers()
 def pretrain(
     stream: np.ndarray,  # token ids `[N]`; the last `cfg.held_out_tokens` are held out
     tokenizer: Any,

@@ -395,7 +395,8 @@ class PromptEstimator(BaseEstimator):
             weights = {str(label): weight for label, weight in weights.items()}
             if len(weights) < len(self.class_weight):
                 raise UserError(
-                    f"class_weight={self.class_weight!s:.80} has two weights for a class."
+                    f"class_weight={self.class_weight!s:.80} has two weights for one class "
+                    "(1 and '1' are the same label): give one."
                 )
         evaluations = check_int(self.evaluations, "evaluations")
         check_between(evaluations, 0, 10**9, "evaluations")

@@ -373,7 +373,7 @@ def test_the_share_of_cut_texts_is_an_attribute(quick):
 
 def test_a_class_has_one_weight(quick):
     with pytest.raises(
-        ValueError, match="class_weight={1: 2.0, '1': 3.0} has two weights for a class"
+        ValueError, match="class_weight={1: 2.0, '1': 3.0} has two weights for one class"
     ):
         quick(class_weight={1: 2.0, "1": 3.0}).fit(TEXTS, [i % 2 for i in range(24)])
 

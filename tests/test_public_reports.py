@@ -93,7 +93,7 @@ def test_a_model_in_bfloat16_generates_while_it_is_trained():
 
 
 def test_a_wrapped_model_is_refused_with_the_way_out(tmp_path):
-    with pytest.raises(UserError, match="got DataParallel. Of a wrapped model .* give `.module`"):
+    with pytest.raises(UserError, match="got DataParallel. If it is wrapped .* pass its `.module`"):
         get_prompt_model(nn.DataParallel(classifier(3)), "lpt")
     model = get_prompt_model(classifier(3), "lpt", prompt_length=3)
     model.save_pretrained(tmp_path)

@@ -281,7 +281,7 @@ def _refuse_unused_head_option(
     has_verbalizer = options.head == "verbalizer"
     if any(task.is_generation for task in TASKS.values() if task.name == options.task):
         if name in (*_HEAD_OPTIONS, "head", "loss_vocab"):
-            reason = f"task {options.task!r} is answered with generated text"
+            reason = f"task {options.task!r} is a generation task and has no classification head"
     elif has_verbalizer and name in _HEAD_OPTIONS:
         reason = "a verbalizer predicts at its mask token and has no classification head"
     elif not has_verbalizer and name == "loss_vocab":

@@ -85,10 +85,10 @@ def _refuse(name: str, reason: str) -> NoReturn:
 
 
 def _check_model_files(folder: Path, name: str) -> None:
-    """Check that each entry of a folder that should be a file is no folder, pipe or broken link."""
+    """Check that the model files in a folder are regular files."""
     for entry in sorted(folder.iterdir()):
         if entry.suffix in _FILE_SUFFIXES and not entry.is_file():
-            _refuse(name, f"{entry.name} must be a file, and is a folder or a link to no file")
+            _refuse(name, f"{entry.name} must be a file, but is a folder, a pipe or a broken link")
 
 
 def _stored_shapes(folder: Path) -> dict[str, list[int]]:

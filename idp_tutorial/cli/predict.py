@@ -166,7 +166,9 @@ def make_row_writer(
                 table.writeheader()
             table.writerow(values)
         except TypeError as e:  # bytes
-            raise UserError(f"{row!r:.80} cannot be written as jsonl ({e}): remove them.") from None
+            raise UserError(
+                f"{row!r:.80} cannot be written as jsonl ({e}): remove the column."
+            ) from None
         except ValueError as e:  # infinity, or a column that the first row lacks
             other = "jsonl" if format == "csv" else "csv"
             raise UserError(

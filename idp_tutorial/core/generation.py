@@ -70,6 +70,7 @@ def _with_cached_source(layer: int, step: Step, prompts: dict[int, Tensor]) -> S
     """Return a step whose source is called once; later calls return the same prompt."""
 
     def source(ctx: Context) -> Tensor:
+        """Return the prompt, computed at the first call."""
         if layer not in prompts:
             prompts[layer] = step.source(ctx)
         return prompts[layer]

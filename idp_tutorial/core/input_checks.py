@@ -86,7 +86,10 @@ def _cached_states(backbone: Backbone, batch: dict[str, Any]) -> Tensor:
 
 
 def _embed_words(backbone: Backbone, batch: dict[str, Any]) -> Tensor:
-    """Return the word embeddings; raise `UserError` for unknown tokens, as CUDA does itself."""
+    """Return the word embeddings.
+
+    Raises: UserError for unknown tokens; on a GPU, CUDA reports these itself.
+    """
     ids = batch["input_ids"]
     word_embeddings = backbone.word_embeddings
     if torch.compiler.is_compiling():

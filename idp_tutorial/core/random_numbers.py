@@ -1,4 +1,4 @@
-"""Random numbers: seeds, and blocks after which the random state is as before.
+"""Seed, fork and restore random number generators, one thread at a time.
 
 All threads of a process share the random numbers of PyTorch, Python and NumPy. So that a run gives
 what it would give alone, one thread at a time may build and train models, or set and restore the
@@ -37,9 +37,9 @@ def forked_random_numbers(
     seed: int,
     devices: list[int] | None = None,  # GPUs whose state is restored; None: all
 ) -> Iterator[None]:
-    """Draw with a seed in a `with` block; afterwards the random state of PyTorch is as before.
+    """Seed PyTorch in a `with` block, and restore its random state afterwards.
 
-    Raises: UserError if another thread uses the random numbers.
+    Raises: UserError if another thread has reserved the random numbers.
     """
     with exclusive_random_numbers(), torch.random.fork_rng(devices):
         torch.manual_seed(seed)
@@ -50,7 +50,7 @@ def forked_random_numbers(
 def preserved_random_numbers() -> Iterator[None]:
     """Restore the random states of Python, NumPy and PyTorch after a `with` block.
 
-    Raises: UserError if another thread uses the random numbers.
+    Raises: UserError if another thread has reserved them.
     """
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with exclusive_random_numbers():
@@ -66,15 +66,15 @@ def preserved_random_numbers() -> Iterator[None]:
 
 @contextmanager
 def exclusive_random_numbers() -> Iterator[None]:
-    """Let no other thread build, train or sample from a model in a `with` block, or a function.
+    """Reserve the random numbers of the process for this thread, in a block or a function.
 
-    Raises: UserError if another thread of the process does so.
+    Raises: UserError if another thread has reserved them.
     """
     if not _in_use.acquire(blocking=False):
         raise UserError(
-            "another thread of this process is building or training a model or samples from one, "
-            "and all threads share their random numbers. Do one after the other, or in processes "
-            "of their own."
+            "another thread of this process is building, training or sampling from a model, and "
+            "all threads share their random numbers: run one after the other, or in separate "
+            "processes."
         )
     try:
         yield

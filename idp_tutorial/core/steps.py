@@ -67,7 +67,8 @@ def _check_prompt(
         raise UserError(
             f"{name!r} at {where}: the source must return a prompt of shape ({B}, {t or 't'}, "
             f"{width}) (batch, length, width), got {tuple(p.shape)}. A static prompt needs "
-            "`.expand(len(ctx.h), -1, -1)`, and all prompts of a plan need one length."
+            "`.expand(len(ctx.h), -1, -1)`, and `Add` and `Replace` need as many vectors as the "
+            "prompt that was inserted."
         )
 
 
@@ -83,12 +84,14 @@ class Step:
         raise NotImplementedError
 
     def compute_prompt(
-        self, ctx: Context, width: int | None = None, t: int | None = None
+        self,
+        ctx: Context,
+        width: int | None = None,  # width of the vectors; None: that of the hidden states
+        t: int | None = None,  # number of vectors; None: any
     ) -> Tensor:  # `[B,t,width]`
         """Return the source's vectors in the dtype of the hidden states.
 
-        `width` is None for that of the hidden states, `t` for any length. Raises: UserError for a
-        wrong shape.
+        Raises: UserError for a wrong shape.
         """
         p = self.source(ctx)
         _check_prompt(ctx, self.name, p, width or ctx.h.shape[2], t)

@@ -205,7 +205,10 @@ def _read_csv(
     try:
         header = [name.strip() for name in next(reader, [])]
         if not _is_header(header):
-            raise csv.Error(f"the header must name each column once, got {header!s:.200}")
+            raise UserError(
+                f"{where}, line 1: the header must name each column once, got {header!s:.200}: "
+                "rename the columns, or pass another separator as sep=."
+            )
         for cells in reader:
             if cells and len(cells) != len(header):
                 columns = f"{len(header)} columns ({', '.join(header)[:80]})"

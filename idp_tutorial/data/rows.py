@@ -74,7 +74,7 @@ def convert_label(
         if is_number(label) and low <= label <= high:
             number = float(label)
     elif task.multi_label:
-        needed = f"a list of names, or of an indicator 0 or 1 for each name ({names})"
+        needed = f"a list of label names, or of 0 and 1 for each label ({names})"
         number = _to_indicators(task, label)
     else:
         needed = f"an index from 0 to {len(task.labels) - 1} or a class name ({names})"

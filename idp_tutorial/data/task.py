@@ -108,8 +108,9 @@ def _check_task(task: "Task") -> None:
         is_tuple = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
         if not is_tuple or len({*labels}) < len(labels) or len(labels) == 1:
             raise UserError(
-                f"task {task.name!r}: labels and label_words must be tuples of strings, and labels "
-                f"two or more different ones, such as ('billing', 'delivery'), got {names!r}."
+                f"task {task.name!r}: labels and label_words must be tuples of strings, and "
+                "labels needs at least two different names, such as ('billing', 'delivery'), "
+                f"got {names!r}."
             )
     if len(task.label_words) not in (0, len(labels)):
         raise UserError(

@@ -53,8 +53,8 @@ def _wrap_model(model: Any, tokenizer: Any) -> Backbone:
     if not isinstance(model, PreTrainedModel):
         raise UserError(
             f"model must be a Hugging Face model, such as AutoModel.from_pretrained(...), got "
-            f"{type(model).__name__}. Of a wrapped model (DDP, Accelerate) give `.module`; to a "
-            "PromptModel add a prompt with add_prompt or load_prompt, or give its base_model."
+            f"{type(model).__name__}. If it is wrapped (DDP, Accelerate), pass its `.module`. If "
+            "it is a PromptModel, call its add_prompt or load_prompt, or pass its base_model."
         )
     name = model.config._name_or_path or model.config.model_type
     get_family(model.config, name)
@@ -167,9 +167,9 @@ def _infer_problem_type(logits: Tensor, labels: Any, problem_type: str | None) -
     }
     if not fits[problem_type]:
         raise UserError(
-            f"labels of {B} texts are {B} class indices (integers), the numbers of a regression, "
-            f"or several labels of each text (float numbers {(B, C)}), got {labels.dtype} of shape "
-            f"{tuple(labels.shape)}."
+            f"labels of {B} texts must be {B} class indices (integers), one number for each output "
+            f"of a regression, or indicators of several labels (float numbers {(B, C)}), got "
+            f"{labels.dtype} of shape {tuple(labels.shape)}."
         )
     return problem_type
 

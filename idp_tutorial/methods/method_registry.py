@@ -81,7 +81,7 @@ class MethodConfig:
     """The options of a method, and the plan that they give."""
 
     option_group: ClassVar[str] = "the method"
-    # facts of the row in `METHODS`, which a subclass states unless `register` gets them
+    # fields of the entry in `METHODS`; a subclass defines them, or they are passed to `register`
     insertion_point: ClassVar[str]
     kind: ClassVar[str]
 
@@ -186,7 +186,7 @@ _ConfigClass = TypeVar("_ConfigClass", bound=type[MethodConfig])
 
 def register(
     name: str,  # name of the method
-    # the fields of `Method`, except its config class, which has `insertion_point` and `kind`
+    # the fields of `Method`; `insertion_point` and `kind` may be stated in the class instead
     **facts: Any,
 ) -> Callable[[_ConfigClass], _ConfigClass]:
     """Decorate the config class of a method, so that it becomes a row of `METHODS`."""
@@ -201,7 +201,7 @@ def register(
         for fact in ("insertion_point", "kind"):
             if fact not in row_facts and not hasattr(config_class, fact):
                 raise UserError(
-                    f"method {name!r} has no {fact}: state it in {config_class.__name__}, or give "
+                    f"method {name!r} has no {fact}: define it in {config_class.__name__}, or pass "
                     f"{fact}= to register."
                 )
             row_facts.setdefault(fact, getattr(config_class, fact, None))

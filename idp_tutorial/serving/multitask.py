@@ -137,8 +137,8 @@ def _validate_one_pass(name: str, task_model: TaskModel) -> None:
         )
     if type(task_model.model) is not PromptedModel:
         raise UserError(
-            f"{name!r} is a {type(task_model.model).__name__}, which makes several pairs of every "
-            "example, so it cannot join a joint batch. Use a PromptedModel."
+            f"{name!r} is a {type(task_model.model).__name__}, which needs passes of its own and "
+            "cannot join a joint batch: use a method with prompts."
         )
 
 

@@ -101,7 +101,9 @@ def parse_request(
     only_task = model.task_names[0] if len(model.task_names) == 1 else None
     given_task = request.get("task", only_task)
     if given_task is None:
-        raise UserError(f"the request needs the field 'task': {', '.join(model.task_names)}.")
+        raise UserError(
+            f"the request needs the field 'task', one of {', '.join(model.task_names)}."
+        )
     name = check_name(str(given_task), model.task_names, "task")
     task = model.task_models[name].task
     given = {c: _get_texts(request, _TEXT_FIELDS[c], name) for c in task.text_columns}
@@ -113,8 +115,8 @@ def parse_request(
     has_one_form = len({type(texts) for texts in given.values()}) == 1
     if len(lengths) > 1 or 0 in lengths or not has_one_form:
         raise UserError(
-            "send one text, or a list of at least one, and for pairs the second texts in the same "
-            "form and number."
+            "a request needs one text or a non-empty list, and for pairs as many second texts in "
+            f"the same form, got {', '.join(str(len(column)) for column in columns)} texts."
         )
     rows: list[dict] = []
     for i, texts in enumerate(zip(*columns)):
@@ -125,7 +127,9 @@ def parse_request(
         rows.append(row)
     if len(rows) > max_texts:
         raise _RequestError(
-            413, f"the request has {len(rows)} texts, and this server takes {max_texts} at once."
+            413,
+            f"the request has {len(rows)} texts, and this server takes {max_texts} at once: "
+            "send fewer.",
         )
     return rows, is_list
 

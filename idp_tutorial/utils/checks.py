@@ -92,7 +92,7 @@ def _format(number: float) -> str:
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that an argument or an option may have."""
+    """Range of numbers that an argument or an option may take."""
 
     low: float = -math.inf  # smallest allowed number
     high: float = math.inf  # largest allowed number
@@ -115,7 +115,7 @@ class Range:
         return low if self.high == math.inf else f"{low} and {self._describe_high()}"
 
     def check(self, value: Any, name: str) -> Any:  # `value`
-        """Return a number that is in the range.
+        """Return `value` if it is a number in the range.
 
         Raises: `UserError` for another number, NaN, or something that is not a number.
         """

@@ -241,5 +241,5 @@ def check_option_name(
     if name in known:
         return name
     option = find_option(name, known)
-    advice = f"did you mean {option!r}?" if option else f"Known: {', '.join(known)}."
-    raise UserError(f"unknown {kind} {name!r:.80}: {advice}")
+    advice = f": did you mean {option!r}?" if option else f". Known: {', '.join(known)}."
+    raise UserError(f"unknown {kind} {name!r:.80}{advice}")

@@ -209,7 +209,7 @@ def test_options_of_training_that_would_change_nothing(methods, kw, words):
 def test_a_task_that_is_answered_with_a_text_has_no_head(kw):
     fields = {k: v for k, v in kw.items() if k != "tune_head_first"}
     training_options = {k: v for k, v in kw.items() if k == "tune_head_first"}
-    with pytest.raises(ValueError, match="task 'in-short' is answered with generated text"):
+    with pytest.raises(ValueError, match="task 'in-short' is a generation task"):
         refuse_unread_options(["lpt"], RunOptions(task="in-short", **fields), **training_options)
 
 

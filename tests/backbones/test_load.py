@@ -201,7 +201,7 @@ def test_a_file_that_is_a_folder_or_a_broken_link_is_refused(file, tmp_path):
     path = folder / file
     path.unlink()
     path.mkdir()
-    cannot_load(folder, f"{file} must be a file, and is a folder or a link to no file")
+    cannot_load(folder, f"{file} must be a file, but is a folder, a pipe or a broken link")
     path.rmdir()
     path.symlink_to("nowhere")
     cannot_load(folder, f"{file} must be a file")

@@ -178,7 +178,7 @@ def test_a_file_of_options_gives_positional_arguments(name, argument, value, tmp
             ["train", "--schedule", "cosine"],
             "schedule must be 'linear' or .*, got 'cosine'",
         ),
-        (["predict", "--conf", "x.yaml"], "unknown option 'conf': "),
+        (["predict", "--conf", "x.yaml"], "unknown option 'conf'. "),
         (["fetch"], "idp fetch: name is missing"),
         (
             ["compare", "--methods", "head-only,lpt", "--bottleneck", "3"],

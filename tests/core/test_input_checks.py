@@ -35,7 +35,7 @@ from idp_tutorial.core.steps import Add, Insert, KeyValue, Replace
         ),
         (
             {0: Insert(static()), 2: Add(static(t=3))},
-            ("'add' at layer 2", "(3, 4, 32)", "(3, 3, 32)", "need one length"),
+            ("'add' at layer 2", "(3, 4, 32)", "(3, 3, 32)", "as many vectors as"),
         ),
         (
             {0: Insert(static()), 2: Replace(lambda ctx: torch.zeros(1, t, d))},

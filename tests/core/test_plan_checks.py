@@ -16,7 +16,7 @@ from idp_tutorial.core.plan_checks import check_plan
 from idp_tutorial.core.steps import Add, Insert, KeyValue, Replace
 
 
-def test_invalid_plans():
+def test_invalid_plans_are_refused():
     bb = backbone("roberta")
     deberta = backbone("deberta")
     p = static()

@@ -77,7 +77,7 @@ def test_a_method_with_odd_facts_is_not_registered(config_class, learning_rates,
 def test_a_method_without_a_fact_is_not_registered(missing, given):
     facts = dict(reference="this test", learning_rates=(1e-3,))
     facts[given] = FACTS[given]
-    with pytest.raises(UserError, match=f"'odd' has no {missing}: state it in PromptConfig"):
+    with pytest.raises(UserError, match=f"'odd' has no {missing}: define it in PromptConfig"):
         register("odd", **facts)(PromptConfig)
     assert "odd" not in METHODS
 

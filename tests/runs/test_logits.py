@@ -144,7 +144,7 @@ def test_the_versions_that_are_written_do_not_stay_in_memory(records, tmp_path, 
     assert not read
 
 
-def test_only_the_last_version_of_a_file_stays_in_memory(records, tmp_path):
+def test_replaced_versions_of_a_file_are_not_kept_in_memory(records, tmp_path):
     """Each run that is written replaces the file."""
     old = weakref.ref(load_logits(records[0], tmp_path)["test"])
     write_run_arrays(tmp_path / "logits/c.npz", "run3", arrays(3))

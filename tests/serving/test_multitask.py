@@ -67,7 +67,7 @@ def test_grouped_rows_get_one_positive_prediction_per_question():
 def test_methods_that_change_weights(method):
     m = task_model(method, backbone())
     with pytest.raises(
-        ValueError, match="makes several pairs" if method == "efl" else "changes the backbone"
+        ValueError, match="passes of its own" if method == "efl" else "changes the backbone"
     ):
         MultiTaskModel({"a": m})
 

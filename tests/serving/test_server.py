@@ -93,15 +93,18 @@ def test_a_text_or_a_list_of_texts_is_predicted(model, one):
 NEEDS_TEXT = "task 'mood' needs one field 'text' with a text or a list of texts: send an object"
 REFUSED = [  # request, words of the answer
     (dict(task="moods", text="x"), "unknown task 'moods': did you mean 'mood'?"),
-    (dict(text="x"), "the request needs the field 'task': mood, close."),
+    (dict(text="x"), "the request needs the field 'task', one of mood, close."),
     (dict(task=["mood"], text="x"), "unknown task"),
     (dict(task="mood", txt="x"), NEEDS_TEXT),
     (dict(task="close", text="x"), "task 'close' needs one field 'text2'"),
-    (dict(task="close", text=["x"], text2="y"), "send one text, or a list of at least one"),
-    (dict(task="close", text=["x", "y"], text2=["y"]), "send one text, or a list"),
+    (dict(task="close", text=["x"], text2="y"), "a request needs one text or a non-empty list"),
+    (
+        dict(task="close", text=["x", "y"], text2=["y"]),
+        "a request needs one text or a non-empty list",
+    ),
     (dict(task="mood", text="x", text2="y"), "task 'mood' has one text, but the request has two"),
     (dict(task="mood", text="x", sentence1="y"), NEEDS_TEXT),
-    (dict(task="mood", text=[]), "send one text, or a list of at least one"),
+    (dict(task="mood", text=[]), "a request needs one text or a non-empty list"),
     (dict(task="mood", text={"a": 1}), NEEDS_TEXT),
     (dict(task="mood", text=["a", " "]), "text 1: text must be a text that is not empty, got ' '"),
     (dict(task="mood", text=3), NEEDS_TEXT),

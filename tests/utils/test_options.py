@@ -130,7 +130,7 @@ def test_names_of_other_libraries_lead_to_the_option(name, option):
 @pytest.mark.parametrize("name", ["gamma", "load_best_model", "verbose", "tokenizer", "n_jobs"])
 def test_a_name_without_a_similar_option_gets_no_suggestion(name):
     assert find_option(name, describe_all_options()) is None
-    with pytest.raises(ValueError, match=f"unknown option '{name}': Known: "):
+    with pytest.raises(ValueError, match=rf"unknown option '{name}'. Known: "):
         RunOptions(**{name: 1})
 
 
@@ -144,7 +144,7 @@ def test_commands_and_files_name_the_option(tmp_path, capsys):
     for argv, words in (
         (["--learning_rate", "1e-3"], "unknown option 'learning_rate': did you mean 'lr'?"),
         (["--train-file", "a.csv"], "did you mean 'table'?"),
-        (["--verbose"], "unknown option 'verbose': Known: "),
+        (["--verbose"], "unknown option 'verbose'. Known: "),
         (["a.csv", "b.csv"], "idp train: unrecognized arguments: b.csv"),
         (["--table=a.csv"], "unrecognized arguments: --table=a.csv: give TABLE without its name"),
         (["--table", "a.csv", "--learning_rate", "1e-3"], "'learning_rate': did you mean 'lr'?"),

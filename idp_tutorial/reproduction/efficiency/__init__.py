@@ -6,8 +6,8 @@ Modules:
   layers.
 - `end_to_end`: Whole commands beside those of `peft` and Transformers, from start to exit.
 - `other_libraries`: Times of training steps beside `peft`, and of predictions beside Transformers.
-- `other_scripts`: Scripts without this package: training with `peft`, and answering with a
-  pipeline.
+- `other_scripts`: Train with `peft` and classify with a Transformers pipeline, without this
+  package.
 - `parameter_counts`: Exact counts of the trained parameters of each method, and formats of printed
   counts.
 - `published_counts`: 120 published parameter counts, each with a formula and a module that

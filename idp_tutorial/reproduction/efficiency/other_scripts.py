@@ -1,4 +1,4 @@
-"""Scripts without this package: training with `peft`, and answering with a pipeline.
+"""Train with `peft` and classify with a Transformers pipeline, without this package.
 
 `end_to_end` runs them beside `idp train` and `idp predict`.
 """

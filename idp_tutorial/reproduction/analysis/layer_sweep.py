@@ -35,7 +35,6 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,17 +142,11 @@ def check_single_sweep(
     return records
 
 
-@lru_cache(1)  # a sweep asks several times
-def _count_layers(backbone: str) -> int:
-    return load_backbone(backbone).n_layers
-
-
-def _resolve_layers(layers: Sequence[int] | None, backbone: str) -> list[int]:
-    """Return all layers of a backbone, or the given ones without repetitions.
+def _resolve_layers(layers: Sequence[int] | None, backbone: str, L: int) -> list[int]:
+    """Return all `L` layers of a backbone, or the given ones without repetitions.
 
     Raises: `UserError` for a layer that the backbone does not have.
     """
-    L = _count_layers(backbone)
     resolved = list(range(L) if layers is None else dict.fromkeys(layers))
     for layer in resolved:
         if layer not in range(L):
@@ -194,6 +187,7 @@ def plan_layer_sweep(
     out: Path | None = None,  # JSONL file of the sweep, which is compared if `task` is given
     task: Task | None = None,  # the task of `base`, if it is already loaded
     learning_rates: tuple = (),  # learning rates to try; (): the three of each method
+    n_layers: int | None = None,  # of the backbone; None: it is loaded to count them
 ) -> tuple[
     list[RunConfig], str
 ]:  # a config for each method and layer; how learning rates are chosen
@@ -205,7 +199,8 @@ def plan_layer_sweep(
         check_name(name, METHODS, "method")
     check_at_least(seeds, 1, "seeds", "use at least two for a standard deviation")
     base = base.resolve_epochs(len(task.splits["train"])) if task else base
-    layers = _resolve_layers(layers, base.backbone)
+    L = n_layers or load_backbone(base.backbone).n_layers
+    layers = _resolve_layers(layers, base.backbone, L)
     lr_selection = describe_lr_selection(learning_rates, base.lr, tune_learning_rate)
     cfgs = []
     for name in dict.fromkeys(methods):
@@ -231,10 +226,10 @@ def sweep_prompt_layer(
 ) -> list[dict]:  # records, old and new, with `n_layers`, `seconds` and `tuning_seconds`
     """Train methods at every layer with every seed (LPT §4 and §5.2, Figures 2, 4 and 5)."""
     task = task or load_config_task(base)
+    L = load_backbone(base.backbone).n_layers
     cfgs, lr_selection = plan_layer_sweep(
-        methods, base, layers, seeds, tune_learning_rate, out, task, learning_rates
+        methods, base, layers, seeds, tune_learning_rate, out, task, learning_rates, L
     )
-    L = _count_layers(base.backbone)
     records = []
     with file_lock(out):
         store = RunStore(out)
@@ -446,7 +441,7 @@ def measure_information_curves(
 
     Raises: `DivergenceError` if all runs diverge.
     """
-    L = _count_layers(cfg.backbone)
+    L = load_backbone(cfg.backbone).n_layers
     store = RunStore(out)
     prompt_layers = (0, L // 2, L - 1) if prompt_layers is None else prompt_layers
     records = []

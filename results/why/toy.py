@@ -5,7 +5,7 @@
 
 The static prompts of the course train for at most 300 steps. Here each gets 3,000 steps of 16
 examples and six learning rates, of which the best on validation with seed 0 is used with seeds 0 to
-2. Learning rates that are given as an option train three seeds each. Each run is appended to
+4. Learning rates that are given as an option train three seeds each. Each run is appended to
 `results/why/toy-TASK-BACKBONE.jsonl`; a second call continues.
 """
 
@@ -66,7 +66,7 @@ def main() -> None:
             if record["status"] == "done":
                 scores[lr] = record["validation"]
         best = max(scores, key=lambda lr: scores[lr])
-        run_seeds(RunConfig(method, lr=best, **options), task, selection, 3, store)
+        run_seeds(RunConfig(method, lr=best, **options), task, selection, 5, store)
 
 
 if __name__ == "__main__":

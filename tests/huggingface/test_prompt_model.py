@@ -125,7 +125,7 @@ def test_left_padding_moves_the_logits_of_a_language_model():
         (lambda m, t: m(**t, labels=LABELS - 1), "indices from 0 to 2, or -100 .*got -1"),
         (
             lambda m, t: m(**t, labels=LABELS[:5]),
-            r"labels of 6 texts are 6 class indices .*shape \(5,\)",
+            r"labels of 6 texts must be 6 class indices .*shape \(5,\)",
         ),
         (lambda m, t: m(**t, labels=LABELS.float()), r"class indices \(integers\)"),
         (lambda m, t: m(**t, labels=[0, 1, 2, 0, 1, 2]), "labels must be a tensor, got a list"),
@@ -158,7 +158,7 @@ def test_labels_are_integers_of_any_size():
 
 def test_labels_of_a_wrong_shape_or_value_are_not_trained_on():
     regression = prompt_model(num_labels=1)
-    with pytest.raises(UserError, match="labels of 6 texts are .* the numbers of a regression"):
+    with pytest.raises(UserError, match="labels of 6 texts must be .* one number for each output of a regression"):
         regression(**tokens(), labels=torch.ones(1))  # would be broadcast
     tokenizer = backbone("bert").tokenizer
     model = get_prompt_model(

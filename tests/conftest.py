@@ -15,6 +15,11 @@ os.environ.update(
 )
 
 
+def pytest_collection_modifyitems(items):
+    """Run the notebooks first, so that short tests are left for the worker that ends first."""
+    items.sort(key=lambda item: item.get_closest_marker("notebook") is None)
+
+
 @pytest.fixture(autouse=True)
 def seed():
     """Seed torch before each test."""

@@ -646,7 +646,8 @@ def test_lists_of_labels_are_predicted_as_lists(quick, tmp_path):
         )
         assert loaded.metric == "macro_f1"
     with pytest.raises(
-        ValueError, match=r"row 0: label must be a list of label names.* \(here, red\) .* got \['blue'\]"
+        ValueError,
+        match=r"row 0: label must be a list of label names.* \(here, red\) .* got \['blue'\]",
     ):
         clf.score(TEXTS[:1], [["blue"]])
 

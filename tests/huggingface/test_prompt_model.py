@@ -158,7 +158,9 @@ def test_labels_are_integers_of_any_size():
 
 def test_labels_of_a_wrong_shape_or_value_are_not_trained_on():
     regression = prompt_model(num_labels=1)
-    with pytest.raises(UserError, match="labels of 6 texts must be .* one number for each output of a regression"):
+    with pytest.raises(
+        UserError, match="labels of 6 texts must be .* one number for each output of a regression"
+    ):
         regression(**tokens(), labels=torch.ones(1))  # would be broadcast
     tokenizer = backbone("bert").tokenizer
     model = get_prompt_model(

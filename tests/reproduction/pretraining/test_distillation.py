@@ -110,7 +110,7 @@ def test_each_token_is_aligned_with_the_pieces_that_share_its_characters(arrays,
 
 @pytest.fixture(scope="module")
 def dist(teacher, arrays):
-    return DistillationLoss(teacher, arrays, d=32, n_layers=3)
+    return DistillationLoss(teacher, arrays, d=32, n_layers=3, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("causal,dtype", [(False, torch.bfloat16), (True, torch.float32)])
@@ -161,10 +161,17 @@ def test_the_loss_of_a_constant_is_one_and_of_a_perfect_map_zero(dist, arrays):
 
 
 def test_the_distillation_loss_falls_and_the_teacher_stays_frozen(tok, arrays, teacher):
-    dist = DistillationLoss(teacher, arrays, 32, 3)
+    dist = DistillationLoss(teacher, arrays, 32, 3, dtype=torch.float32)
     before = [p.clone() for p in teacher.model.parameters()]
     cfg = PretrainConfig(
-        d=32, n_layers=3, steps=40, tokens_per_step=512, lr=5e-3, warmup=4, held_out_tokens=1000
+        d=32,
+        n_layers=3,
+        steps=40,
+        tokens_per_step=512,
+        lr=5e-3,
+        warmup=4,
+        held_out_tokens=1000,
+        dtype="float32",
     )
     _, log = pretrain(
         arrays["stream"],

@@ -808,13 +808,7 @@ def test_a_resumed_warm_start_trains(quick, tmp_path):
 def test_a_method_that_is_registered_later_does_not_concern_others(quick):
     rows = dict(METHODS)
 
-    @register(
-        "late",
-        reference="this test",
-        learning_rates=(1e-3, 1e-2, 1e-1),
-        insertion_point="middle",
-        kind="generated",
-    )
+    @register("late", reference="this test", learning_rates=(1e-3, 1e-2, 1e-1))
     @dataclass(frozen=True, kw_only=True)
     class LateConfig(LatePromptConfig):
         """Options of a method that is registered after the estimators were imported."""

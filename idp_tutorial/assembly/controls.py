@@ -256,6 +256,9 @@ _TRAINING_LOOP_OPTIONS = (  # a control is fitted in another way
 class ControlConfig(MethodConfig):
     """Options of a control, whose head is fitted without a prompt."""
 
+    insertion_point = "nowhere"
+    kind = "control"
+
     def build_head(self, bb: Backbone, cfg: TrainingConfig, n_out: int) -> nn.Module:
         """Return the head of the control, which is not yet fitted."""
         raise NotImplementedError
@@ -269,8 +272,6 @@ class ControlConfig(MethodConfig):
     "majority",
     reference="the most frequent label",
     learning_rates=(),
-    insertion_point="nowhere",
-    kind="control",
     unused_options=("lr", "weight_decay", *_TRAINING_LOOP_OPTIONS),
 )
 class MajorityConfig(ControlConfig):
@@ -305,8 +306,6 @@ class MajorityConfig(ControlConfig):
     "probe",
     reference="a converged linear model of the frozen hidden states",
     learning_rates=(),
-    insertion_point="nowhere",
-    kind="control",
     unused_options=("lr", "weight_decay", *_TRAINING_LOOP_OPTIONS),
     cacheable_states=("hidden", "sentence"),
 )
@@ -331,8 +330,6 @@ class ProbeControlConfig(ControlConfig):
     "side-network",
     reference="the generator without its prompt",
     learning_rates=(3e-4, 1e-3, 3e-3),
-    insertion_point="nowhere",
-    kind="control",
     unused_options=_TRAINING_LOOP_OPTIONS,
     cacheable_states=("hidden", "sentence"),
 )

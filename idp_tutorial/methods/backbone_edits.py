@@ -185,11 +185,12 @@ class BiasConfig(WeightsConfig):
     "fine-tuning",
     reference="this implementation: all weights are trained",
     learning_rates=(5e-5, 1.5e-4, 5e-4),
-    kind="all weights",
     trains_backbone=True,
 )
 class FineTuningConfig(WeightsConfig):
     """Fine-tuning, which has no options."""
+
+    kind = "all weights"
 
     def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:
         """Unfreeze all weights of the backbone, and return an empty plan."""

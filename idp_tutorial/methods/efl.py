@@ -204,12 +204,13 @@ class EntailmentModel(PromptedModel):
     "efl",
     reference="Wang et al. 2021",
     learning_rates=(5e-5, 1.5e-4, 5e-4),
-    kind="entailment",
     trains_backbone=True,
     unused_options=("two_layer_head", "head_init"),
 )
 class EntailmentConfig(FineTuningConfig):
     """EFL, which has no options; its `EntailmentModel` is built by `build_model`."""
+
+    kind = "entailment"
 
     def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:
         """Unfreeze all weights.

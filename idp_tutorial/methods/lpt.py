@@ -161,12 +161,12 @@ class PoolingPromptGenerator(PromptSource):
         return self.dropout(self.up(h.relu()))
 
 # %% ../../nbs/course/11_late_prompt_tuning.ipynb #55426fbb
-@register(
-    "lpt", reference="LPT (Liu et al. 2022)", learning_rates=(1e-2, 3e-2, 1e-1), kind="static"
-)
+@register("lpt", reference="LPT (Liu et al. 2022)", learning_rates=(1e-2, 3e-2, 1e-1))
 @dataclass(frozen=True, kw_only=True)
 class StaticLateConfig(LatePromptConfig):
     """Options of LPT with a static prompt."""
+
+    kind = "static"
 
     init_std: StandardDeviation = 1.0  # standard deviation of the initial values of the prompt
 

@@ -81,9 +81,9 @@ class MethodConfig:
     """The options of a method, and the plan that they give."""
 
     option_group: ClassVar[str] = "the method"
-    # fields of the entry in `METHODS`; a subclass defines them, or they are passed to `register`
-    insertion_point: ClassVar[str]
-    kind: ClassVar[str]
+    # a subclass defines both
+    insertion_point: ClassVar[str]  # where the prompt vectors enter: a key of `INSERTION_POINTS`
+    kind: ClassVar[str]  # what is trained: a key of `METHOD_KINDS`
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -142,8 +142,6 @@ class Method:
     # three learning rates that a comparison tries; the middle one is the default; () if none is
     # used
     learning_rates: tuple[float, ...]
-    insertion_point: str  # where the prompt vectors enter: a key of `INSERTION_POINTS`
-    kind: str  # what is trained: a key of `METHOD_KINDS`
     # tensors of the backbone itself are trained, which must be float32; LoRA and adapters add some
     trains_backbone: bool = False
     # options of `TrainingConfig` that have no effect on the method
@@ -158,6 +156,16 @@ class Method:
             raise UserError(f"learning_rates must be a tuple, got {self.learning_rates!r}.")
         for learning_rate in self.learning_rates:
             check_positive(learning_rate, "learning_rates", "learning rates, such as 1e-3")
+
+    @property
+    def insertion_point(self) -> str:
+        """The place where prompt vectors enter: a key of `INSERTION_POINTS`."""
+        return self.config_class.insertion_point
+
+    @property
+    def kind(self) -> str:
+        """The kind of what is trained: a key of `METHOD_KINDS`."""
+        return self.config_class.kind
 
     @property
     def options(self) -> Mapping[str, Option]:
@@ -186,8 +194,7 @@ _ConfigClass = TypeVar("_ConfigClass", bound=type[MethodConfig])
 
 def register(
     name: str,  # name of the method
-    # the fields of `Method`; `insertion_point` and `kind` may be stated in the class instead
-    **facts: Any,
+    **facts: Any,  # the other fields of `Method`
 ) -> Callable[[_ConfigClass], _ConfigClass]:
     """Decorate the config class of a method, so that it becomes a row of `METHODS`."""
 
@@ -197,15 +204,12 @@ def register(
             raise UserError(
                 f"register decorates a subclass of MethodConfig, got {config_class!r:.60}."
             )
-        row_facts = dict(facts)
         for fact in ("insertion_point", "kind"):
-            if fact not in row_facts and not hasattr(config_class, fact):
+            if not hasattr(config_class, fact):
                 raise UserError(
-                    f"method {name!r} has no {fact}: define it in {config_class.__name__}, or pass "
-                    f"{fact}= to register."
+                    f"method {name!r} has no {fact}: define it in {config_class.__name__}."
                 )
-            row_facts.setdefault(fact, getattr(config_class, fact, None))
-        row = Method(config_class, **row_facts)
+        row = Method(config_class, **facts)
         (CONTROL_METHODS if row.kind == "control" else METHODS)[name] = row
         return config_class
 

@@ -151,18 +151,15 @@ class PromptTuningConfig(TextInitConfig, InputPromptConfig):
         return prompt_plan(bb, source, self.position)
 
 
-@register(
-    "prompt-tuning-134",
-    reference="IDPG, Table 1",
-    learning_rates=(1e-2, 3e-2, 1e-1),
-    insertion_point="input",
-    kind="static",
-)
+@register("prompt-tuning-134", reference="IDPG, Table 1", learning_rates=(1e-2, 3e-2, 1e-1))
 @dataclass(frozen=True, kw_only=True)
 class LongPromptConfig(MethodConfig):
     """Options of prompt tuning with as many parameters as IDPG's generator."""
 
+    insertion_point = "input"
+    kind = "static"
     prompt_length: ClassVar[int] = 134  # not an option
+
     # position of the prompt among the words: IDPG's insertion positions 0-4
     position: PromptPosition = 0
     init_std: StandardDeviation = 0.02  # standard deviation of the initial values of the prompt

@@ -19,8 +19,6 @@ def test_class_weights_of_an_entailment_method_are_refused_with_its_name():
         "my-efl",
         reference="this test",
         learning_rates=(1e-5, 2e-5, 3e-5),
-        insertion_point="weights",
-        kind="entailment",
         trains_backbone=True,
     )
     @dataclass(frozen=True, kw_only=True)

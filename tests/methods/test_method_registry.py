@@ -22,13 +22,7 @@ def gated(monkeypatch):
     """Register a method with an option of its own, for one test."""
     rows = dict(METHODS)
 
-    @register(
-        "gated",
-        reference="this test",
-        learning_rates=(1e-3, 1e-2, 1e-1),
-        insertion_point="middle",
-        kind="generated",
-    )
+    @register("gated", reference="this test", learning_rates=(1e-3, 1e-2, 1e-1))
     @dataclass(frozen=True, kw_only=True)
     class GatedConfig(LatePromptConfig):
         """Options of a method that is defined here."""
@@ -53,9 +47,6 @@ def test_a_method_from_outside_has_an_option_of_its_own(gated):
         RunConfig("gated", gate="x")
 
 
-FACTS = dict(reference="this test", insertion_point="middle", kind="generated")
-
-
 @pytest.mark.parametrize(
     "config_class,learning_rates,message",
     [
@@ -67,31 +58,37 @@ FACTS = dict(reference="this test", insertion_point="middle", kind="generated")
 )
 def test_a_method_with_odd_facts_is_not_registered(config_class, learning_rates, message):
     with pytest.raises(UserError, match=message):
-        register("odd", learning_rates=learning_rates, **FACTS)(config_class)
+        register("odd", learning_rates=learning_rates, reference="this test")(config_class)
     assert "odd" not in METHODS
 
 
 @pytest.mark.parametrize(
-    "missing,given", [("insertion_point", "kind"), ("kind", "insertion_point")]
+    "facts,message",
+    [
+        (dict(kind="generated"), "'odd' has no insertion_point: define it in OddConfig"),
+        (dict(insertion_point="middle"), "'odd' has no kind: define it in OddConfig"),
+        (dict(insertion_point="middle", kind="odd"), "kind of method must be .*, got 'odd'"),
+        (dict(insertion_point="odd", kind="static"), "insertion point must be .*, got 'odd'"),
+    ],
 )
-def test_a_method_without_a_fact_is_not_registered(missing, given):
-    facts = dict(reference="this test", learning_rates=(1e-3,))
-    facts[given] = FACTS[given]
-    with pytest.raises(UserError, match=f"'odd' has no {missing}: define it in PromptConfig"):
-        register("odd", **facts)(PromptConfig)
+def test_a_method_without_an_insertion_point_and_a_kind_is_not_registered(facts, message):
+    with pytest.raises(UserError, match=message):
+        register("odd", reference="this test", learning_rates=(1e-3,))(
+            type("OddConfig", (PromptConfig,), facts)
+        )
     assert "odd" not in METHODS
 
 
 def test_a_method_may_have_one_learning_rate(monkeypatch):
     monkeypatch.setitem(METHODS, "one-rate", None)
-    register("one-rate", learning_rates=(2e-3,), **FACTS)(LatePromptConfig)
+    register("one-rate", learning_rates=(2e-3,), reference="this test")(LatePromptConfig)
     assert METHODS["one-rate"].default_learning_rate == 2e-3
 
 
 def test_an_option_with_the_name_of_an_option_of_all_runs_is_refused(monkeypatch):
     monkeypatch.setitem(METHODS, "clash", None)
 
-    @register("clash", learning_rates=(1e-3,), **FACTS)
+    @register("clash", learning_rates=(1e-3,), reference="this test")
     @dataclass(frozen=True, kw_only=True)
     class ClashConfig(LatePromptConfig):
         """Options of a method whose field `steps` would be confused with that of the run."""

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from idp_tutorial.core import input_checks
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
+from idp_tutorial.utils.checks import UserError
 
 __all__ = ["INPUT", "to_float32", "splice", "Context"]
 
@@ -46,6 +47,39 @@ def splice(
     positions = torch.cat([words + new.shape[1] * (words >= start), start + inserted], 1)
     each_example = torch.arange(len(x), device=x.device)[:, None]
     return torch.cat([x, new], 1)[each_example, positions.argsort(1)]
+
+
+def _cached_states(backbone: Backbone, batch: dict[str, Any]) -> Tensor:
+    """Return the cached hidden states; raise `UserError` for a wrong shape or layer."""
+    h = batch["hidden_states"].to(backbone.word_embeddings.weight.dtype)
+    layer = int(batch["start_layer"][0])
+    shape = (*batch["input_ids"].shape, backbone.d)
+    if not 0 <= layer <= backbone.n_layers or h.shape != shape:
+        raise UserError(
+            f"hidden_states must have shape {shape} without prompts, and start_layer must be "
+            f"between 0 and {backbone.n_layers} for backbone {backbone.name!r}; got "
+            f"{tuple(h.shape)} and {layer}."
+        )
+    return h
+
+
+def _embed_words(backbone: Backbone, batch: dict[str, Any]) -> Tensor:
+    """Return the word embeddings.
+
+    Raises: UserError for unknown tokens; on a GPU, CUDA reports these itself.
+    """
+    ids = batch["input_ids"]
+    word_embeddings = backbone.word_embeddings
+    if torch.compiler.is_compiling():
+        return word_embeddings(ids)
+    try:
+        return word_embeddings(ids)
+    except IndexError:
+        raise UserError(
+            f"input_ids must be between 0 and {word_embeddings.num_embeddings - 1} for backbone "
+            f"{backbone.name!r}, got ids from {int(ids.min())} to {int(ids.max())}. Encode the "
+            "texts with the tokenizer of the backbone, without added tokens."
+        ) from None
 
 
 @dataclass
@@ -84,10 +118,32 @@ class Context:
     ) -> "Context":
         """Return the context of a batch: at `INPUT`, or at the layer of its cached states.
 
+        A prompt depends on the input, not on the target text after it.
+
         Raises: UserError for states of a wrong shape, padding that is not on the right, or unknown
         tokens (on a GPU, CUDA reports these itself).
         """
-        return cls(backbone, **input_checks.first_fields(backbone, batch))
+        attention_mask = batch["attention_mask"]
+        input_checks.check_right_padding(attention_mask)
+        word_mask = attention_mask
+        if "answer_start" in batch:
+            index = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+            word_mask = attention_mask * (index < batch["answer_start"][:, None])
+        tracked = dict(cls=torch.zeros_like(word_mask[:, 0]), last=word_mask.sum(1) - 1)
+        if "mask_position" in batch:
+            tracked["mask"] = batch["mask_position"]
+        is_cached = "hidden_states" in batch
+        return cls(
+            backbone,
+            input_ids=batch["input_ids"],
+            attention_mask=attention_mask,
+            token_type_ids=batch["token_type_ids"],
+            word_mask=word_mask,
+            tracked_positions=tracked,
+            h=_cached_states(backbone, batch) if is_cached else _embed_words(backbone, batch),
+            batch={**batch, "attention_mask": word_mask},
+            layer=int(batch["start_layer"][0]) if is_cached else INPUT,
+        )
 
     def insert(
         self,

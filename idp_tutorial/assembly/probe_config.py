@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.options import Range, check_options
+from idp_tutorial.utils.checks import Range, UserError
+from idp_tutorial.utils.options import check_options
 
 __all__ = ["ProbeConfig"]
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.options import AllowEmpty, Range, check_options
+from idp_tutorial.utils.checks import Range, UserError
+from idp_tutorial.utils.options import AllowEmpty, check_options
 
 __all__ = ["PretrainConfig"]
 

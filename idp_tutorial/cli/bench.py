@@ -24,12 +24,12 @@ from idp_tutorial.cli.commands import (
     split_names,
 )
 from idp_tutorial.utils.checks import (
+    Range,
     UserError,
     check_choice,
     check_name,
     require_packages,
 )
-from idp_tutorial.utils.options import Range
 from idp_tutorial.utils.process import MessageHandler, handle_messages
 
 __all__ = ["BenchOptions", "bench_command"]

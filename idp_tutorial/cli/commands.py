@@ -19,19 +19,14 @@ from typing import IO, Annotated, Any, ClassVar
 from idp_tutorial.cli.arguments import build_parser, parse_arguments
 from idp_tutorial.data.table_options import TableConfig
 from idp_tutorial.utils.checks import (
+    Range,
     UserError,
     check_positive,
     explain_os_error,
     is_out_of_memory,
     parse_number,
 )
-from idp_tutorial.utils.options import (
-    Option,
-    Range,
-    check_option_name,
-    check_options,
-    declared_options,
-)
+from idp_tutorial.utils.options import Option, check_option_name, check_options, declared_options
 from idp_tutorial.utils.process import pause_garbage_collection
 
 __all__ = [

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from idp_tutorial.cli.commands import ComparisonOptions, TableOptions, command, split_names
-from idp_tutorial.utils.checks import require_packages
-from idp_tutorial.utils.options import Range
+from idp_tutorial.utils.checks import Range, require_packages
 from idp_tutorial.utils.process import MessageHandler, handle_messages
 
 __all__ = ["Progress", "CompareOptions", "compare_command"]

@@ -18,8 +18,7 @@ from idp_tutorial.cli.commands import (
     refuse_given,
     split_names,
 )
-from idp_tutorial.utils.checks import check_writable_folder
-from idp_tutorial.utils.options import Range
+from idp_tutorial.utils.checks import Range, check_writable_folder
 from idp_tutorial.utils.process import handle_messages
 
 __all__ = ["ReproduceOptions", "reproduce_command"]

@@ -13,8 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from idp_tutorial.cli.commands import CommandOptions, command, split_names
 from idp_tutorial.serving.limits import ServerLimits
-from idp_tutorial.utils.checks import UserError, require_packages
-from idp_tutorial.utils.options import Range
+from idp_tutorial.utils.checks import Range, UserError, require_packages
 
 __all__ = ["ServeOptions", "serve_command"]
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from idp_tutorial.cli.commands import TableOptions, TrainingRunOptions, command, print_report
-from idp_tutorial.utils.checks import check_writable_folder
-from idp_tutorial.utils.options import Range
+from idp_tutorial.utils.checks import Range, check_writable_folder
 from idp_tutorial.utils.process import handle_messages, process_state
 
 __all__ = ["TrainOptions", "train_command"]

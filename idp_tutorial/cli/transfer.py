@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from idp_tutorial.cli.commands import ComparisonOptions, command, split_names
-from idp_tutorial.utils.checks import UserError, check_writable_folder
-from idp_tutorial.utils.options import Range
+from idp_tutorial.utils.checks import Range, UserError, check_writable_folder
 from idp_tutorial.utils.process import handle_messages
 
 __all__ = ["parse_label_map", "TransferOptions", "transfer_command"]

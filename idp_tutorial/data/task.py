@@ -27,9 +27,8 @@ from idp_tutorial.data.metrics import (
     exact_match,
 )
 from idp_tutorial.data.templates import check_max_len
-from idp_tutorial.utils.checks import UserError
+from idp_tutorial.utils.checks import Range, UserError
 from idp_tutorial.utils.digests import compute_digest
-from idp_tutorial.utils.options import Range
 from idp_tutorial.utils.schemas import Count, Finite, Rule
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 # %% ../../nbs/engine/methods/glove.ipynb #1c56d458
-from ..utils.checks import MissingFileError, UserError, parse_number
+from ..utils.checks import MissingFileError, Range, UserError, parse_number
 from ..core.backbone import Backbone
 from ..backbones.load import load_backbone
 from ..core.context import Context
@@ -37,7 +37,6 @@ from idp_tutorial.methods.method_registry import (
 from .idpg_multilayer import multilayer_idpg_plan
 from .sentence_vectors import SentenceVectorConfig
 from ..utils.digests import compute_digest
-from ..utils.options import Range
 
 # %% ../../nbs/engine/methods/glove.ipynb #75aaf9ff
 PUNCTUATION_TABLE = str.maketrans("", "", string.punctuation)

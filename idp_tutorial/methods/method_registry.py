@@ -23,8 +23,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.steps import Plan
 from idp_tutorial.training.config import TrainingConfig
-from idp_tutorial.utils.checks import UserError, check_choice, check_positive
-from idp_tutorial.utils.options import Option, Range, check_options, declared_options
+from idp_tutorial.utils.checks import Range, UserError, check_choice, check_positive
+from idp_tutorial.utils.options import Option, check_options, declared_options
 
 __all__ = [
     "INSERTION_POINTS",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing import Annotated
 
 # %% ../../nbs/engine/methods/smop_dept.ipynb #e9693556
-from ..utils.checks import UserError
+from ..utils.checks import Range, UserError
 from .prompt_tuning import SoftPrompt, prompt_plan
 from .sentence_vectors import MeanPooling, token_vectors
 from ..core.backbone import Backbone
@@ -22,7 +22,6 @@ from ..core.context import INPUT, Context
 from ..core.steps import Insert, PromptSource, Step
 from ..training.config import TrainingConfig
 from .method_registry import InputPromptConfig, Plan, register
-from ..utils.options import Range
 
 # %% ../../nbs/engine/methods/smop_dept.ipynb #db2b890c
 class RoutedPrompt(PromptSource):

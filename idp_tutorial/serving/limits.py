@@ -6,8 +6,8 @@ They are options of the command too, which reads them without importing the serv
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from idp_tutorial.utils.checks import UserError
-from idp_tutorial.utils.options import Range, check_options
+from idp_tutorial.utils.checks import Range, UserError
+from idp_tutorial.utils.options import check_options
 
 __all__ = ["ServerLimits"]
 

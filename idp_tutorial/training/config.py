@@ -12,8 +12,8 @@ from idp_tutorial.core.dtypes import INT4_HINT
 from idp_tutorial.core.heads import HeadConfig
 from idp_tutorial.data.metrics import METRICS
 from idp_tutorial.data.task import TaskConfig
-from idp_tutorial.utils.checks import UserError, check_choice, check_name
-from idp_tutorial.utils.options import Range, check_options
+from idp_tutorial.utils.checks import Range, UserError, check_choice, check_name
+from idp_tutorial.utils.options import check_options
 
 __all__ = ["MachineConfig", "TrainingConfig"]
 

@@ -30,7 +30,6 @@ from idp_tutorial.utils.checks import (
 )
 
 __all__ = [
-    "Range",
     "AllowEmpty",
     "Probability",
     "Option",

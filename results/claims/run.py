@@ -35,8 +35,7 @@ from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.learning_rate_search import train_at_learning_rate, try_learning_rates
 from idp_tutorial.runs.logits import load_logits, write_run_arrays
 from idp_tutorial.runs.record import RunStore, make_fingerprint, run_digests
-from idp_tutorial.utils.checks import check_name
-from idp_tutorial.utils.options import Range
+from idp_tutorial.utils.checks import Range, check_name
 from idp_tutorial.utils.process import handle_messages
 from idp_tutorial.utils.records import append_record, read_existing_records, read_records
 

@@ -12,10 +12,10 @@ from idp_tutorial.assembly.config import RunOptions, describe_all_options
 from idp_tutorial.cli.main import load_command
 from idp_tutorial.cli.train import train_command
 from idp_tutorial.estimator import PromptClassifier
+from idp_tutorial.utils.checks import Range
 from idp_tutorial.utils.options import (
     OPTION_SYNONYMS,
     Probability,
-    Range,
     check_options,
     declared_options,
     find_option,

@@ -151,14 +151,14 @@ def compute_metric(
         raise UserError(
             f"metric {metric!r} scores questions: pass the `group` of each row in groups=."
         )
-    if "neg_log_loss" not in names:
-        return float(100 * np.mean([METRICS[name](p, y, groups) for name in names]))
-    if len(names) > 1 or probabilities is None:
+    needs_probabilities = "neg_log_loss" in names
+    if needs_probabilities and (len(names) > 1 or probabilities is None):
         raise UserError(
             f"metric {metric!r} needs the probability of each class in probabilities=, and a "
             "log-loss has no mean with other metrics, which are proportions."
         )
-    return float(100 * _neg_log_loss(np.asarray(probabilities, float), y, groups))
+    outputs = np.asarray(probabilities, float) if needs_probabilities else p
+    return float(100 * np.mean([METRICS[name](outputs, y, groups) for name in names]))
 
 # %% ../../nbs/engine/data/metrics.ipynb #b9fbce02
 def exact_match(

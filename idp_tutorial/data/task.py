@@ -22,6 +22,7 @@ from idp_tutorial.data.encoding import append_targets, tokenize_rows
 from idp_tutorial.data.metrics import (
     METRICS,
     MULTI_LABEL_METRICS,
+    QUESTION_METRICS,
     REGRESSION_METRICS,
     compute_metric,
     exact_match,
@@ -89,7 +90,7 @@ def _check_metric(task: "Task") -> None:
     elif task.labels:
         excluded = {"micro_f1", "subset_accuracy", *REGRESSION_METRICS}
         excluded |= {"f1"} if len(task.labels) != 2 else set()
-        excluded |= set() if task.grouping else {"exact", "f1_m"}
+        excluded |= set() if task.grouping else {*QUESTION_METRICS}
         allowed = [name for name in METRICS if name not in excluded]
     else:
         allowed = [*REGRESSION_METRICS]
@@ -432,7 +433,7 @@ class Task:
         if len(self.labels) == 2 and not self.multi_label:
             names += ["f1", "accuracy+f1", "accuracy+macro_f1"]
         if self.grouping and groups is not None:
-            names += ["exact", "f1_m"] if self.grouping == "each" else ["exact"]
+            names += QUESTION_METRICS if self.grouping == "each" else ["exact"]
         requested = dict.fromkeys([self.metric, *names]) if all_metrics else [self.metric]
         return {
             name: compute_metric(name, predictions, labels, groups, probabilities)

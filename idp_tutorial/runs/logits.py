@@ -19,7 +19,7 @@ import torch
 
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.prompted_model import PromptedModel
-from idp_tutorial.data.metrics import compute_metric
+from idp_tutorial.data.metrics import QUESTION_METRICS, compute_metric
 from idp_tutorial.data.task import Task
 from idp_tutorial.runs.record import make_fingerprint
 from idp_tutorial.training import evaluation
@@ -229,7 +229,7 @@ def majority_vote_score(
     if not records:
         return None
     metric = records[0]["metric"]
-    is_over_examples = not {"exact", "f1_m", "neg_log_loss"} & {*metric.split("+")}
+    is_over_examples = not {*QUESTION_METRICS, "neg_log_loss"} & {*metric.split("+")}
     folders = [r.get("folder") or "." for r in records]
     if not is_over_examples or not all(map(has_logits, records, folders)):
         return None

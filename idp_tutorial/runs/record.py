@@ -265,10 +265,7 @@ class RunStore:
     ) -> dict | None:
         """Return the last record that agrees with a fingerprint, or None."""
         for record in reversed(self.records):
-            # the choice of a learning rate has a result
-            is_complete = "lr_selection" not in fingerprint or {"lr", "status"} <= record.keys()
-            agrees = all(_agrees(record, name, value) for name, value in fingerprint.items())
-            if agrees and is_complete:
+            if all(_agrees(record, name, value) for name, value in fingerprint.items()):
                 return record
         return None
 

@@ -257,6 +257,8 @@ def check_record(
     check_schema(_RunFields, record, "it", "create it again")
     if record["status"] == "diverged" and "message" not in record:
         raise UserError("it is of a run that diverged, and has no message: create it again")
+    if "lr_selection" in record and "lr" not in record:
+        raise UserError("it says how its lr was chosen, and has no lr: create it again")
     return record
 
 

@@ -156,10 +156,23 @@ def test_earlier_records_are_found_but_not_written(tmp_path):
     assert len(calls) == 1 and not (tmp_path / "r.jsonl").exists()
 
 
-def test_a_record_of_another_schema_is_refused(tmp_path):
+RUN = dict(method="lpt", seed=0, schema=SCHEMA_VERSION, status="done", task="a", backbone="b")
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        (dict(schema=2), "its schema is 2, and this version reads schema"),
+        (dict(status="diverged"), "it is of a run that diverged, and has no message"),
+        (dict(lr_selection="given"), "it says how its lr was chosen, and has no lr"),
+    ],
+)
+def test_an_incomplete_record_of_a_run_is_refused(tmp_path, change, message):
     file = tmp_path / "r.jsonl"
-    append_record(dict(method="lpt", seed=0, schema=2), file)
-    with pytest.raises(ValueError, match="line 1 .*its schema is 2, and this version reads schema"):
+    append_record(RUN, file)
+    assert RunStore(file).records == [RUN]
+    append_record({**RUN, **change}, file)
+    with pytest.raises(ValueError, match=f"line 2 .*{message}"):
         RunStore(file)
 
 

@@ -14,7 +14,7 @@ not part of it.
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +223,7 @@ class Checkpoint:
         content = dict(
             fingerprint=self.run_fingerprint,
             progress={**vars(run.state), "losses": torch.stack(run.state.losses)},
-            profiler=asdict(run.profiler),
+            profiler=run.profiler.state_dict(),
             random_states=random_states,
             tensors=tensors,
             **states,
@@ -244,7 +244,7 @@ class Checkpoint:
         for name, part in _stateful_parts(run).items():
             if content[name]:
                 part.load_state_dict(content[name])
-        vars(run.profiler).update(content["profiler"])
+        run.profiler.load_state_dict(content["profiler"])
         progress = dict(content["progress"])
         progress["losses"] = list(progress["losses"].to(run.acc.device))
         vars(run.state).update(progress)

@@ -13,7 +13,7 @@ import time
 import torch
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain, islice, pairwise, repeat
 from torch import Tensor, nn
 from typing import Any
@@ -227,6 +227,14 @@ class StepProfiler(StepMeasurements):
         self.start_time = 0.0
         if self.is_cuda:
             torch.cuda.reset_peak_memory_stats()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the measurements for a checkpoint."""
+        return asdict(self)
+
+    def load_state_dict(self, measurements: dict[str, Any]) -> None:
+        """Continue from the measurements of a checkpoint."""
+        vars(self).update(measurements)
 
     def start(self) -> None:
         """Start the time of a step."""

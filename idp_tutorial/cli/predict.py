@@ -151,18 +151,19 @@ def make_row_writer(
     format: str,  # 'csv', with the columns of the first row, or 'jsonl'
 ) -> Callable[[dict], None]:
     """Return a function that writes a row to a file."""
-    table: csv.DictWriter[str] = csv.DictWriter(file, [], restval="", lineterminator="\n")
+    table: csv.DictWriter[str] | None = None
 
     def write_row(row: dict) -> None:
         """Write a row as a line of JSON or CSV."""
+        nonlocal table
         values = _flatten_row(row) if format == "csv" else _to_json_value(row)
         try:
             if format == "jsonl":
                 text = json.dumps(values, ensure_ascii=False, allow_nan=False, default=_to_text)
                 print(text, file=file)
                 return
-            if not table.fieldnames:
-                table.fieldnames = list(values)
+            if table is None:
+                table = csv.DictWriter(file, list(values), restval="", lineterminator="\n")
                 table.writeheader()
             table.writerow(values)
         except TypeError as e:  # bytes

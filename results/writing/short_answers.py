@@ -10,7 +10,6 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.generation import generate_ids
 from idp_tutorial.core.heads import GenerationHead
@@ -19,20 +18,12 @@ from idp_tutorial.data.metrics import exact_match
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.saving.prompt_files import from_pretrained
-from idp_tutorial.training.evaluation import evaluate, predict
+from idp_tutorial.training.evaluation import evaluate, generate
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.records import append_record, read_records
 
 N_SENTENCES = 200  # sentences of the test split
 BATCH_SIZE = 40
-
-
-def generate_answers_of(
-    model: PromptedModel, task: Task, cfg: RunConfig, rows: Sequence[dict]
-) -> list[str]:
-    """Return the generated answer to each row."""
-    inputs = [dict(sentence1=row["sentence1"]) for row in rows]
-    return [prediction["generated"] for prediction in predict(model, task, cfg, inputs)]
 
 
 def split_answer(text: str) -> list[str]:
@@ -74,16 +65,17 @@ def measure_short_answers() -> None:
     task = load_task("in-short")
     answers = {}
     rows = task.splits["test"][:N_SENTENCES]
+    sentences = [row["sentence1"] for row in rows]
     for folder in args.models:
         model, _, cfg = from_pretrained(folder)
-        answers[cfg.method] = generate_answers_of(model, task, cfg, rows)
+        answers[cfg.method] = generate(model, sentences, task, cfg)
         run = read_records(folder / "record.jsonl")[0]
         run.pop("digest", None)  # the digest of the record without `parts`
         parts = score_parts(answers[cfg.method], rows)
         append_record(run | dict(parts=parts), args.out / "in-short.jsonl")
     bb = load_backbone("smollm2", dtype="bfloat16")
     bare = PromptedModel(bb, GenerationHead(bb), {}).eval()
-    answers["no prompt"] = generate_answers_of(bare, task, cfg, rows[:3])
+    answers["no prompt"] = generate(bare, sentences[:3], task, cfg)
     answers["eight examples"] = answer_after_examples(bare, task)
     no_prompt = evaluate(bare, encode_for_model(bare, task, cfg, rows), task)[0]["exact_match"]
     with_examples = exact_match(answers["eight examples"], [row["target"] for row in rows])

@@ -38,7 +38,6 @@ __all__ = [
     "command",
     "split_names",
     "parse_numbers",
-    "given_options",
     "refuse_given",
     "print_report",
     "exit_with_message",
@@ -116,7 +115,7 @@ class TableOptions(TableConfig, CommandOptions):
         from idp_tutorial.data.user_data import is_saved_dataset, register_table_task
 
         options = {name: getattr(self, name) for name in declared_options(TableOptions)}
-        described = [name for name in given_options(self) if name in options]
+        described = [name for name in _given_options(self) if name in options]
         table = options.pop("table")
         data = given.get("data")
         if data and not table and is_saved_dataset(data):
@@ -335,7 +334,7 @@ def parse_numbers(
         ) from None
 
 
-def given_options(options: CommandOptions) -> dict[str, Any]:  # name: value
+def _given_options(options: CommandOptions) -> dict[str, Any]:  # name: value
     """Return the options that have other values than their defaults."""
     declared = declared_options(type(options))
     values = {name: getattr(options, name) for name in declared}
@@ -352,7 +351,7 @@ def refuse_given(
 
     Raises: `UserError` with the reason.
     """
-    given = given_options(options)
+    given = _given_options(options)
     if base:
         declared = declared_options(type(options))
         given |= {n: v for n, v in base.to_dict().items() if v and n not in declared}

@@ -35,8 +35,6 @@ __all__ = [
     "Option",
     "declared_options",
     "check_options",
-    "OPTION_SYNONYMS",
-    "find_option",
     "check_option_name",
 ]
 

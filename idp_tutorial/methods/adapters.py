@@ -59,7 +59,7 @@ class Adapter(nn.Module):
 
 
 def _insert_after_sublayers(
-    bb: Backbone, name: str, make_module: Callable[[], nn.Module], first_layer: int
+    bb: Backbone, name: str, make_module: Callable[[], nn.Module], first_layer: int = 0
 ) -> BackboneEdit:
     """Insert new modules before the two residual sums of each layer from `first_layer` on."""
     if first_layer not in range(bb.n_layers):
@@ -144,7 +144,6 @@ def add_compacters(
     bb: Backbone,  # the backbone, which is changed in place
     m: int = 16,  # width of the bottleneck
     n: int = 4,  # number of Kronecker terms; must divide `m` and the width of the backbone
-    first_layer: int = 0,  # first layer with adapters
     dropout: float = 0.0,  # dropout after GELU and on the output (IDPG .1)
 ) -> BackboneEdit:  # its `restore()` removes the adapters
     """Add adapters with rank-1 PHM layers: `n³+2(d+m)+m+d` parameters each.
@@ -152,7 +151,7 @@ def add_compacters(
     The two matrices of an adapter share a rule (IDPG's code). IDPG, Table 2 and §A.1.2: 149.25K at
     `d=1024`.
 
-    Raises: `UserError` for sizes that do not fit, or a layer that the backbone does not have.
+    Raises: `UserError` for sizes that do not fit.
     """
 
     def make_adapter() -> Adapter:
@@ -163,7 +162,7 @@ def add_compacters(
             nn.init.normal_(up.bias, std=0.02)
         return Adapter(down, up, dropout, inner_dropout=dropout)
 
-    return _insert_after_sublayers(bb, "compacters", make_adapter, first_layer)
+    return _insert_after_sublayers(bb, "compacters", make_adapter)
 
 # %% ../../nbs/engine/methods/adapters.ipynb #9a9c4d01
 def _lora_target_names(bb: Backbone, target_modules: str, include_lm_head: bool) -> list[str]:

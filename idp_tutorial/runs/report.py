@@ -66,16 +66,18 @@ _SCORE_NAMES = {  # name in `scores.csv`: name in the text
 def bin_by_confidence(
     confidence: Any,  # probabilities `[N]`
     is_correct: Any,  # 1 where the prediction is correct `[N]`
-    n_bins: int = N_BINS,  # bins of equal width; a bin contains its upper edge
 ) -> pd.DataFrame:  # `low`, `high`, `count`, and in percent `confidence` and `accuracy`
-    """Return the number of predictions, mean confidence and accuracy of each bin."""
-    edges = np.linspace(0, 1, n_bins + 1)
+    """Return the number of predictions, mean confidence and accuracy of each of `N_BINS` bins.
+
+    The bins have equal width; a bin contains its upper edge.
+    """
+    edges = np.linspace(0, 1, N_BINS + 1)
     confidence = np.clip(np.asarray(confidence, float), 0, 1)
     bins = pd.cut(confidence, edges, labels=False, include_lowest=True)
     accuracy = np.asarray(is_correct, float)
     values = pd.DataFrame(dict(confidence=confidence, accuracy=accuracy))
-    means = 100 * values.groupby(bins).mean().reindex(range(n_bins))  # NaN for an empty bin
-    count = np.bincount(bins, minlength=n_bins)
+    means = 100 * values.groupby(bins).mean().reindex(range(N_BINS))  # NaN for an empty bin
+    count = np.bincount(bins, minlength=N_BINS)
     return pd.DataFrame(dict(low=100 * edges[:-1], high=100 * edges[1:], count=count)).join(means)
 
 

@@ -201,15 +201,10 @@ def parse_number(
 def closest_match(
     name: str,  # a name that is not known
     names: Iterable[str],  # the known names
-    cutoff: float = 0.75,  # smallest similarity, from 0 to 1
 ) -> str | None:
-    """Return the known name that is most similar, or None if no name is really similar.
-
-    Two letters in the wrong order lower the similarity of names of three letters to 2/3, so at
-    most 0.66 is asked of these.
-    """
-    if len(name) <= 3:
-        cutoff = min(cutoff, 0.66)
+    """Return the known name that is most similar, or None if no name is really similar."""
+    # two letters in the wrong order lower the similarity of names of three letters to 2/3
+    cutoff = 0.66 if len(name) <= 3 else 0.75
     matches = difflib.get_close_matches(name[:100], list(names), 1, cutoff)
     return matches[0] if matches else None
 

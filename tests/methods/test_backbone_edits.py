@@ -612,11 +612,11 @@ def test_lora_is_a_sum_of_matrices(family, where):
 
 @families
 @pytest.mark.parametrize(
-    "change",
-    [lambda b: add_adapters(b, 8, first_layer=1), lambda b: add_compacters(b, 8, first_layer=1)],
+    "change,first_layer",
+    [(lambda b: add_adapters(b, 8, first_layer=1), 1), (lambda b: add_compacters(b, 8), 0)],
     ids=["adapter", "compacter"],
 )
-def test_adapters_stand_behind_both_projections(change, family):
+def test_adapters_stand_behind_both_projections(change, first_layer, family):
     """Hooks on the two projections of an untouched backbone, in eval mode.
 
     Do what the adapters do.
@@ -638,7 +638,9 @@ def test_adapters_stand_behind_both_projections(change, family):
 
     handles = [
         l.get_submodule(o).register_forward_hook(hook(a))
-        for (l, o), a in zip([(l, o) for l in bb.layers[1:] for o in outs], new, strict=True)
+        for (l, o), a in zip(
+            [(l, o) for l in bb.layers[first_layer:] for o in outs], new, strict=True
+        )
     ]
     same(states(bb, batch).detach(), h, 5e-5)
     [x.remove() for x in handles]

@@ -39,12 +39,12 @@ def read_csv(path):
 
 
 def test_calibration_error_is_the_weighted_mean_distance_of_the_bins():
-    # ten bins; .9 is the upper edge of its bin
-    confidence = [0.95, 0.95, 0.85, 0.9, 0.52, 1.0]
+    # fifteen bins; .8 is the upper edge of its bin
+    confidence = [0.95, 0.95, 0.78, 0.8, 0.52, 1.0]
     is_correct = [1, 0, 1, 1, 0, 1]
-    bins = bin_by_confidence(confidence, is_correct, n_bins=10)
-    assert bins["count"].tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 2, 3]
-    by_hand = (3 * abs(0.96666667 - 2 / 3) + 2 * abs(0.875 - 1) + 1 * abs(0.52 - 0)) / 6
+    bins = bin_by_confidence(confidence, is_correct)
+    assert bins["count"].tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 3]
+    by_hand = (3 * abs(0.96666667 - 2 / 3) + 2 * abs(0.79 - 1) + 1 * abs(0.52 - 0)) / 6
     assert expected_calibration_error(bins) == pytest.approx(100 * by_hand)
     assert np.isnan(bins.accuracy[0])  # an empty bin has no accuracy
 

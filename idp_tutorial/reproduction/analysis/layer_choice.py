@@ -70,13 +70,12 @@ def prompt_gradient_statistics(
     examples: Sequence[dict],  # from `task.encode`
     features: Tensor,  # from `layer_features` `[n_layers+1,N,d]`
     prompt_length: int = 10,  # number of prompt vectors
-    batch_size: int = 32,  # examples in a batch
 ) -> list[dict]:  # for each layer: `norm`, `signal` and `agreement`
     """Measure the gradient of the loss at a neutral prompt for each prompt layer."""
     bb.model.eval()
     gradients: list[list[Tensor]] = [[] for _ in range(bb.n_layers)]
     state_norms: list[list[Tensor]] = [[] for _ in range(bb.n_layers)]
-    for batch in iterate_batches(bb, examples, batch_size):
+    for batch in iterate_batches(bb, examples, 32):
         for ctx in walk_layers(bb, batch, stop=bb.n_layers - 1):
             layer = ctx.layer
             neutral = features[layer].mean(0).expand(prompt_length, -1)

@@ -27,13 +27,13 @@ def mask_tokens(
     vocab_size: int,
     rng: np.random.Generator,
     p: float = 0.15,  # probability that a token is to be predicted
-    n_special: int = len(SPECIAL_TOKENS),  # smaller ids are neither masked nor drawn
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return masked ids `[B,T]`, positions to predict `[M]` and their tokens `[M]`.
 
     80 % of the positions are masked, 10 % get a random token, 10 % are unchanged. A position is an
     index into the flattened batch. At least one position is predicted if `p` > 0.
     """
+    n_special = len(SPECIAL_TOKENS)  # smaller ids are neither masked nor drawn
     flat = ids.flatten().numpy()
     positions = np.flatnonzero((rng.random(flat.size) < p) & (flat >= n_special))
     if p and not len(positions):  # the mean over no position would not be finite

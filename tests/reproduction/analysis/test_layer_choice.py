@@ -295,9 +295,9 @@ def test_gradients_of_each_text(family, layer, head):
 
 
 def test_gradient_norms_by_hand():
-    bb, _task, examples, head = setting(n=5)
+    bb, _task, examples, head = setting(n=35)  # two batches
     X = layer_features(bb, examples)
-    got = prompt_gradient_statistics(bb, head, examples, X, prompt_length=3, batch_size=2)
+    got = prompt_gradient_statistics(bb, head, examples, X, prompt_length=3)
     assert [r["layer"] for r in got] == list(range(bb.n_layers))
     for r in got:
         k = r["layer"]

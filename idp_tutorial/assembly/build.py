@@ -27,6 +27,7 @@ __all__ = ["resolve_pooling", "weights_dtype", "load_config_backbone", "build_mo
 
 
 def _count_outputs(task: Task) -> int:
+    """Return the number of outputs of the head: 1 for a regression, else one for each label."""
     return 1 if task.is_regression else len(task.labels)
 
 

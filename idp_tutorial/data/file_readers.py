@@ -139,6 +139,7 @@ def _parse_json(text: str, where: str, hint: str) -> Any:
 
 
 def _require_object(row: Any, where: str, hint: str) -> dict:
+    """Return a row of JSON if it is an object; raise `UserError` with a hint if not."""
     if not isinstance(row, dict):
         raise UserError(f"{where}: {row!r:.60} is not an object: {hint}.")
     return row

@@ -52,6 +52,7 @@ def _base_digest(bb: Backbone, dtype: torch.dtype) -> str:
 
 
 def _describe_base(bb: Backbone) -> dict[str, Any]:
+    """Return the dtype of the base model, and digests of its weights in each dtype."""
     digests = {name: _base_digest(bb, dtype) for name, dtype in DTYPES.items()}
     return dict(dtype=bb.dtype_name, digests=digests)
 

@@ -415,6 +415,7 @@ class PromptModel(nn.Module):
         self._recompute_layers(False)
 
     def _recompute_layers(self, recomputes: bool) -> None:
+        """Set whether the backward pass computes the layers again, for all prompts."""
         self._recomputes_layers = recomputes
         for prompted in self._prompted.values():
             prompted.gradient_checkpointing = recomputes

@@ -113,6 +113,7 @@ class LowRankPHMLinear(PHMLinear):
     """PHM layer whose factors have rank 1: y = x W + b with W = Σᵢ Aᵢ ⊗ (sᵢ tᵢ) (Compacter)."""
 
     def _add_factors(self) -> None:
+        """Create the trained factors sᵢ and tᵢ of each Bᵢ."""
         n = self.n
         self.s = nn.Parameter(torch.empty(n, self.d_in // n, 1).normal_(std=0.05))
         self.t = nn.Parameter(torch.empty(n, 1, self.d_out // n).normal_(std=0.05))

@@ -72,6 +72,7 @@ class PHMLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(d_out).normal_(std=0.05)) if bias else None
 
     def _add_factors(self) -> None:
+        """Create the trained factors Bᵢ."""
         n = self.n
         self.B = nn.Parameter(torch.empty(n, self.d_in // n, self.d_out // n).normal_(std=0.05))
 

@@ -335,6 +335,7 @@ def create_app(
 
     @app.post("/answer", response_model=None)
     async def answer(request: Request) -> Any:
+        """Return the predictions for a request."""
         return await _answer_request(request, model, batcher, limits)
 
     return app

@@ -87,6 +87,7 @@ def is_number(
 
 
 def _format(number: float) -> str:
+    """Return a number for a message; a whole number has commas between its thousands."""
     return f"{number:,}" if isinstance(number, int) and number < 10**15 else f"{number:g}"
 
 
@@ -101,6 +102,7 @@ class Range:
     is_high_excluded: bool = False  # the number must be smaller than `high`
 
     def _describe_low(self) -> str:
+        """Return the lower limit in words."""
         if self.low == -math.inf:
             return "a number"
         if self.is_low_excluded and self.low == 0:
@@ -108,6 +110,7 @@ class Range:
         return f"{'greater than' if self.is_low_excluded else 'at least'} {_format(self.low)}"
 
     def _describe_high(self) -> str:
+        """Return the upper limit in words."""
         return f"{'below' if self.is_high_excluded else 'at most'} {_format(self.high)}"
 
     def __str__(self) -> str:

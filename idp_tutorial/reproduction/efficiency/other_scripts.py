@@ -13,6 +13,7 @@ import torch
 
 
 def _read_rows(file: Path | str) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
     with open(file, newline="", encoding="utf-8") as opened:
         return list(csv.DictReader(opened))
 

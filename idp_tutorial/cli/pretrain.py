@@ -51,9 +51,8 @@ def pretrain_command(options: PretrainOptions, base: Any) -> None:
     """Pretrain a small RoBERTa or GPT-2; run the same command again to resume."""
     if not options.teacher:
         refuse_given(options, "distillation_weight", "without a teacher")
-    import torch
-
     from idp_tutorial.backbones.load import load_backbone
+    from idp_tutorial.core.dtypes import DTYPES
     from idp_tutorial.reproduction.pretraining.corpus import prepare_text, read_corpus
     from idp_tutorial.reproduction.pretraining.distillation import (
         DistillationLoss,
@@ -82,7 +81,7 @@ def pretrain_command(options: PretrainOptions, base: Any) -> None:
             options.n_layers,
             causal=is_causal,
             seed=options.seed,
-            dtype=getattr(torch, cfg.dtype),
+            dtype=DTYPES[cfg.dtype],
         )
     with handle_messages():
         model, _ = pretrain(

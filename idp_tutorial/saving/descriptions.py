@@ -29,6 +29,7 @@ from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.fetch import backbone_cache_folder
 from idp_tutorial.backbones.load import find_local_backbone, load_backbone
 from idp_tutorial.core.backbone import Backbone, weights_digest
+from idp_tutorial.core.dtypes import DTYPES
 from idp_tutorial.data.task import Task
 from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.durable_files import write_atomically
@@ -310,7 +311,7 @@ def have_same_shapes(
     return tensor_shapes(tensors) == tensor_shapes(saved_tensors)
 
 
-_DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+_DTYPES = {**DTYPES, "float16": torch.float16, "float64": torch.float64}
 
 
 def describe_backbone(

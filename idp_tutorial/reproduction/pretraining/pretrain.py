@@ -30,6 +30,7 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 
 from idp_tutorial.backbones.pretraining import PretrainConfig
+from idp_tutorial.core.dtypes import DTYPES
 from idp_tutorial.core.random_numbers import exclusive_random_numbers
 from idp_tutorial.reproduction.pretraining.corpus import draw_windows
 from idp_tutorial.reproduction.pretraining.language_modelling import (
@@ -76,7 +77,7 @@ class MasterWeightOptimizer:
             p.detach().clone().requires_grad_() for p in self.model_parameters
         ]
         for module in modules:
-            module.to(getattr(torch, cfg.dtype))
+            module.to(DTYPES[cfg.dtype])
         matrices = [p for p in self.master_parameters if p.dim() > 1]
         vectors = [p for p in self.master_parameters if p.dim() < 2]
         self.optimizer = torch.optim.AdamW(

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from small import backbone, config, refused, small_task, topic_task, without_times, write_glove
+from small import (
+    backbone,
+    config,
+    in_threads,
+    refused,
+    small_task,
+    topic_task,
+    without_times,
+    write_glove,
+)
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.data.tasks import load_task
@@ -87,6 +96,24 @@ def test_equal_configs_give_equal_records(method, cfg, task):
     torch.rand(3)
     assert without_times(a) == without_times(run_experiment(cfg(method=method), task))
     assert without_times(a) != without_times(run_experiment(cfg(method=method, seed=1), task))
+
+
+def test_another_thread_is_refused_between_the_initialisation_and_the_first_step(
+    cfg, task, monkeypatch
+):
+    def build_elsewhere(cfg):
+        with pytest.raises(UserError, match="another thread of this process"):
+            build_model(cfg, backbone(), task)
+        return True
+
+    def fit_after_others(model, task, cfg, **options):
+        refused_elsewhere.extend(in_threads(build_elsewhere, [cfg]))
+        return fit(model, task, cfg, **options)
+
+    refused_elsewhere = []
+    monkeypatch.setattr(experiment, "fit", fit_after_others)
+    Experiment(cfg(method="lpt"), task).fit()
+    assert refused_elsewhere == [True]
 
 
 def test_a_run_does_not_change_later_runs(cfg, task):

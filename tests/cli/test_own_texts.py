@@ -1,6 +1,7 @@
 """Tables of the user: the commands of the README, held-out splits, pairs, numbers, YAML files."""
 
 import csv
+import errno
 import json
 import os
 import re
@@ -278,6 +279,15 @@ def test_a_report_of_predictions_needs_labels(small_folder, monkeypatch, capsys)
             call(line, monkeypatch)
         assert error.value.code == 2 and words in capsys.readouterr().err
     assert not Path("q").exists()
+
+    def write_nothing(*args):
+        raise OSError(errno.ENOSPC, "No space left on device", "r")
+
+    monkeypatch.setattr("idp_tutorial.runs.report.write_report", write_nothing)
+    with pytest.raises(SystemExit) as error:
+        call(f"{predict} --texts tickets.csv --report r --out again.jsonl", monkeypatch)
+    assert error.value.code == 2 and "No space left" in capsys.readouterr().err
+    assert Path("again.jsonl").read_text() == Path("p.jsonl").read_text()
 
 
 def test_a_report_of_numbers_is_drawn(small_folder, monkeypatch, capsys):

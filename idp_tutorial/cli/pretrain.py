@@ -59,7 +59,11 @@ def pretrain_command(options: PretrainOptions, base: Any) -> None:
         encode_aligned_streams,
         project_teacher_embeddings,
     )
-    from idp_tutorial.reproduction.pretraining.pretrain import pretrain, save_backbone
+    from idp_tutorial.reproduction.pretraining.pretrain import (
+        check_stream_length,
+        pretrain,
+        save_backbone,
+    )
 
     cfg = PretrainConfig(**{f.name: getattr(options, f.name) for f in fields(PretrainConfig)})
     encode = embeddings = loss = None
@@ -70,6 +74,7 @@ def pretrain_command(options: PretrainOptions, base: Any) -> None:
     tokenizer, arrays = prepare_text(
         lines, Path(options.corpus_dir or options.out), cfg.vocab_size, 0, encode
     )
+    check_stream_length(len(arrays["stream"]), cfg)  # before the teacher reads it
     if options.teacher:
         embeddings = project_teacher_embeddings(tokenizer, teacher_bb, options.d)
     if options.teacher and options.distillation_weight:

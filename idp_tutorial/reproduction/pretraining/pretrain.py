@@ -53,6 +53,7 @@ __all__ = [
     "load_master_weights",
     "find_weights_file",
     "load_initial_weights",
+    "check_stream_length",
     "pretrain",
     "save_backbone",
 ]
@@ -343,13 +344,23 @@ def _start_or_resume(
     return step, log
 
 
-def _check_stream_length(n: int, cfg: PretrainConfig) -> None:
+def check_stream_length(
+    n: int,  # token ids of the text
+    cfg: PretrainConfig,
+) -> None:
+    """Raise `UserError` if a text is too short to hold out and to train on."""
     if cfg.held_out_tokens < 64 or n - cfg.held_out_tokens <= 256:
         raise UserError(
             f"the text has {n} ids, of which held_out_tokens={cfg.held_out_tokens} are held out. "
             "At least 64 must be held out, and more than 256 must remain to train on: use more "
             "text or another held_out_tokens."
         )
+
+
+def _is_bfloat16_emulated(device: torch.device, cfg: PretrainConfig) -> bool:
+    """Return whether the products of a run are computed without instructions for its dtype."""
+    is_on_cpu = device.type == "cpu" and cfg.dtype == "bfloat16"
+    return is_on_cpu and torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 @exclusive_random_numbers()
@@ -367,11 +378,16 @@ def pretrain(
     Runs on the same machine are deterministic, and a run that was killed resumes from `out`.
     """
     check_between(eval_every, 1, 10**9, "eval_every", "steps between two checkpoints")
-    _check_stream_length(len(stream), cfg)
+    check_stream_length(len(stream), cfg)
     out = Path(out) if out else None
     with folder_lock(out):
         model, masters = _initialise(tokenizer, cfg, initial_embeddings, distillation_loss)
         step, log = _start_or_resume(out, cfg, masters)
+        if step < cfg.steps and _is_bfloat16_emulated(model.device, cfg):
+            logger.warning(
+                "this processor has no instructions for bfloat16 (it has AVX2): dtype='float32' "
+                "is many times faster."
+            )
         losses = []
         start_time = time.time()
         while step < cfg.steps:

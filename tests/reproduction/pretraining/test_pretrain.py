@@ -92,7 +92,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     torch.rand(9)
     messages.clear()
     model, log = pretrain(stream, tok, CFG, tmp_path, eval_every=3)
-    assert messages[0].startswith(f"step {step}/") and len(messages) == (12 - step) // 3 + 1
+    evaluations = [line for line in messages if line.startswith("step ")]
+    assert evaluations[0].startswith(f"step {step}/") and len(evaluations) == (12 - step) // 3 + 1
     assert without_times(log) == without_times(uninterrupted[1])
     assert (
         all(torch.equal(a, b) for a, b in zip(model.parameters(), uninterrupted[0].parameters()))
@@ -274,6 +275,19 @@ def test_invalid_texts_and_options_are_refused(stream, tok):
         "family must be 'roberta' or 'gpt2', got 't5'",
     )
     refused(lambda: PretrainConfig(dtype="float8"), "'bfloat16'")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the run would use the GPU")
+@pytest.mark.parametrize(
+    ("instructions", "dtype", "warns"),
+    [("AVX2", "bfloat16", True), ("AVX2", "float32", False), ("AVX512", "bfloat16", False)],
+)
+def test_emulated_bfloat16_is_slow_and_warned_about(
+    instructions, dtype, warns, stream, tok, monkeypatch, messages
+):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
+    pretrain(stream, tok, replace(CFG, steps=1, tokens_per_step=64, dtype=dtype))
+    assert any("dtype='float32' is many times faster" in line for line in messages) == warns
 
 
 def test_a_saved_folder_is_loaded_as_a_backbone(tmp_path):

@@ -21,7 +21,7 @@ NOTEBOOKS = sorted(
 )
 SERVER = """
 "Import the large libraries once, and run each notebook in a child process of its own."
-import json, os, signal, sys
+import gc, json, os, signal, sys
 import accelerate, matplotlib.pyplot, nbformat, pandas, peft, scipy.stats, sklearn.linear_model
 import torch
 import transformers, transformers.trainer_pt_utils
@@ -29,6 +29,8 @@ from IPython.core.interactiveshell import InteractiveShell
 import notebooks
 torch.set_num_threads(1)
 assert not any(m.startswith('idp_tutorial') for m in sys.modules)
+gc.collect()
+gc.freeze() # the collector does not visit the libraries
 
 def run(path): # 1 if a cell fails
     shell = InteractiveShell.instance(colors='NoColor')

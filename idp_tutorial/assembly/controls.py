@@ -45,11 +45,8 @@ from idp_tutorial.methods.sentence_vectors import (
 from idp_tutorial.training.cache import cache_states
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.distributed import create_accelerator
-from idp_tutorial.training.evaluation import (
-    compute_output_loss,
-    find_best_evaluation,
-    should_stop_early,
-)
+from idp_tutorial.training.early_stopping import find_best_evaluation, should_stop_early
+from idp_tutorial.training.evaluation import compute_output_loss
 from idp_tutorial.training.examples import encode_rows
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.checks import DivergenceError

@@ -28,7 +28,7 @@ from idp_tutorial.runs.record import (
     remove_checkpoints,
     run_digests,
 )
-from idp_tutorial.training.evaluation import find_best_evaluation
+from idp_tutorial.training.early_stopping import find_best_evaluation
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.checks import DivergenceError
 from idp_tutorial.utils.durable_files import folder_lock

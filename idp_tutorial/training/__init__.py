@@ -13,6 +13,7 @@ Modules:
 - `config`: `TrainingConfig`: the options of every run, whatever its method.
 - `distributed`: The parts of a training step: batches, precision, optimizer, compilation, time and
   memory.
+- `early_stopping`: The best of several evaluations, and when a run stops early.
 - `evaluation`: Predictions and scores of trained models: logits, generated answers and metrics.
 - `examples`: Encoding of texts as examples for a model, and their storage in flat arrays.
 - `fit`: The training loop of every method: schedule, steps, evaluations and the best checkpoint.

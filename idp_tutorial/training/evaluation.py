@@ -7,12 +7,8 @@ Models run without dropout and without gradients. Batches are sorted by length, 
 little padding; outputs are returned in the order of the examples. The task computes the score.
 A regression is trained on labels scaled to 0…1, and its predictions are converted back to its
 own units.
-
-Scores on a small validation split are often equal, so the validation loss decides which of several
-evaluations is the best one, and whether a run stops early.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -39,8 +35,6 @@ __all__ = [
     "model_outputs",
     "evaluate",
     "compute_output_loss",
-    "find_best_evaluation",
-    "should_stop_early",
     "iterate_batches",
     "require_text_columns",
     "generate",
@@ -179,34 +173,6 @@ def compute_output_loss(
     elif task.multi_label:
         labels = labels.double()
     return prediction_loss(outputs.double(), labels).item()
-
-
-def find_best_evaluation(
-    history: Sequence[tuple[int, float]],  # (step, score) of every evaluation, at least one
-    losses: Sequence[float | None],  # loss of every evaluation; None: not known
-) -> int:  # index of the evaluation
-    """Return the evaluation with the best score; of equal scores the one with the lowest loss.
-
-    Of equal losses it is the first one.
-    """
-
-    def rank(index: int) -> tuple[float, float]:
-        """Return what is greatest for the best evaluation."""
-        loss = losses[index]
-        return history[index][1], -math.inf if loss is None else -loss
-
-    return max(range(len(history)), key=rank)
-
-
-def should_stop_early(
-    history: Sequence[tuple[int, float]],  # (step, score) of every evaluation
-    losses: Sequence[float | None],  # loss of every evaluation; it decides between equal scores
-    patience: int | None,  # evaluations without a better one before stopping; None: never stop
-) -> bool:
-    """Return whether the last `patience` evaluations were no better than the best before them."""
-    if not patience or not history:
-        return False
-    return len(history) - 1 - find_best_evaluation(history, losses) >= patience
 
 
 def iterate_batches(bb: Backbone, examples: Sequence[dict], batch_size: int) -> Iterator[dict]:

@@ -32,12 +32,11 @@ from idp_tutorial.core.random_numbers import (
 )
 from .callbacks import CallbackRunner
 from .checkpoint import Checkpoint, run_fingerprint
+from .early_stopping import find_best_evaluation, should_stop_early
 from idp_tutorial.training.evaluation import (
     compute_output_loss,
     explain_non_finite,
-    find_best_evaluation,
     model_outputs,
-    should_stop_early,
 )
 from .examples import encode_training_splits
 from idp_tutorial.training.distributed import (

@@ -459,7 +459,7 @@ NO_TEST_FILE = {
     "families.t5": "every family in turn: families/test_families.py",
     "reproduction.efficiency.other_scripts": "a script that test_end_to_end.py runs",
     "assembly.probe_config": "three numbers: reproduction/analysis/test_information.py",
-    "data.table_options": "options of tables, which data/test_user_data.py reads",
+    "data.config": "options of tables, which data/test_user_data.py reads",
     "serving.limits": "numbers, which the server applies: serving/test_server.py",
 }
 # test files in the folders of packages that are about more than one module

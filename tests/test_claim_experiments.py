@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from idp_tutorial.runs.contrasts import has_per_example_results, per_example_scores
+from idp_tutorial.runs.statistics import has_per_example_results, per_example_scores
 from idp_tutorial.utils.records import read_records
 
 SCRIPT = Path(__file__).resolve().parents[1] / "results/claims/run.py"

@@ -13,8 +13,8 @@ import scipy.sparse
 from datasets import Dataset
 
 from idp_tutorial.cli.predict import select_text_columns
+from idp_tutorial.data.config import TableConfig
 from idp_tutorial.data.file_readers import iterate_rows
-from idp_tutorial.data.table_options import TableConfig
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import _read_labelled_rows
 from idp_tutorial.estimator import PromptClassifier, PromptRegressor, convert_to_rows

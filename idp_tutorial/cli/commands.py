@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any, ClassVar
 
 from idp_tutorial.cli.arguments import build_parser, parse_arguments
-from idp_tutorial.data.table_options import TableConfig
+from idp_tutorial.data.config import TableConfig
 from idp_tutorial.utils.checks import (
     Range,
     UserError,

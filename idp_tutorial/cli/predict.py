@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any, ClassVar, Literal
 
 from idp_tutorial.cli.commands import CommandOptions, command, print_report, refuse_given
-from idp_tutorial.data.table_options import TextConfig
+from idp_tutorial.data.config import TextConfig
 from idp_tutorial.utils.checks import Range, UserError, check_writable_folder
 from idp_tutorial.utils.durable_files import open_atomically
 from idp_tutorial.utils.options import declared_options

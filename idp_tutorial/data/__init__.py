@@ -6,6 +6,7 @@ tokens, and computes the metrics.
 
 Modules:
 
+- `config`: The options of a table of texts, which the commands and `load_table_task` read.
 - `encoding`: Turn rows into token ids and examples into padded batches of tensors.
 - `few_shot`: Sample a few-shot training set and a validation set from many rows.
 - `file_readers`: Read rows from CSV, TSV, JSON, Parquet, Excel and plain-text files.
@@ -16,7 +17,6 @@ Modules:
 - `splits`: Load the splits of a task from a folder or from the Hugging Face hub, and divide them.
 - `synthetic`: Eight small English text tasks that need no download, four of which a bag-of-words
   model cannot solve.
-- `table_options`: The options of a table of texts, which the commands and `load_table_task` read.
 - `task`: The definition of a task: its labels, splits, templates, encoding and metrics.
 - `tasks`: The registry of the papers' tasks and of the bundled ones, and the function that loads a
   task.

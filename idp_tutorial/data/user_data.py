@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from idp_tutorial.data.config import FRACTION_HINT, TableConfig
 from idp_tutorial.data.file_readers import detect_format, iterate_rows
 from idp_tutorial.data.rows import (
     convert_label,
@@ -35,7 +36,6 @@ from idp_tutorial.data.rows import (
     skip_empty_texts,
 )
 from idp_tutorial.data.splits import list_files, load_hub_dataset, match_splits
-from idp_tutorial.data.table_options import FRACTION_HINT, TableConfig
 from idp_tutorial.data.task import TEXT_COLUMNS, Task, make_column_templates
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.utils.checks import MissingFileError, Range, UserError, is_number, parse_number

@@ -5,8 +5,6 @@ Modules:
 - `compare`: Training of several methods with the same head, steps, seeds and choice of a learning
   rate.
 - `conclusions`: A sentence on what a table shows, the primary contrast, and the verdict on a claim.
-- `contrasts`: Paired differences between two methods on the same examples and seeds, with
-  intervals.
 - `experiment`: Train, score and save one config: the one pipeline of commands, comparisons and
   estimators.
 - `learning_rate_search`: Choose a learning rate on the validation split and store it.
@@ -14,6 +12,8 @@ Modules:
 - `record`: Records of runs, with everything that is needed to trust a score, and the store that
   finds them.
 - `report`: The report of a trained model: scores, tables, pictures and errors on labelled rows.
+- `statistics`: Paired differences between two methods on the same examples and seeds, with
+  intervals.
 - `tables`: Turn records of runs into tables, pictures and files.
 """
 

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from idp_tutorial.methods.method_registry import ALL_METHODS
-from idp_tutorial.runs.contrasts import estimate_contrast
+from idp_tutorial.runs.statistics import estimate_contrast
 from idp_tutorial.utils.checks import UserError
 
 __all__ = [

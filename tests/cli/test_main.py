@@ -222,7 +222,7 @@ def test_a_closed_pipe_is_not_an_error():
 def test_modules_of_commands_import_little():
     """They import the standard library and light modules; functions import the rest."""
     light = {"utils.checks", "utils.durable_files", "utils.options", "utils.process"}
-    light |= {"assembly.probe_config", "backbones.pretraining", "data.table_options"}
+    light |= {"assembly.probe_config", "backbones.pretraining", "data.config"}
     light |= {"serving.limits"}
     for path in COMMAND_MODULES.glob("[a-z]*.py"):
         for n in ast.parse(path.read_text(encoding="utf-8")).body:

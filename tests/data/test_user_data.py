@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from idp_tutorial.data.table_options import TableConfig
+from idp_tutorial.data.config import TableConfig
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import (
     _read_labelled_rows,

@@ -9,7 +9,7 @@ from idp_tutorial.runs.conclusions import (
     parse_primary_contrast,
     summarise_comparison,
 )
-from idp_tutorial.runs.contrasts import (
+from idp_tutorial.runs.statistics import (
     estimate_contrast,
 )
 from idp_tutorial.runs.tables import results_table

@@ -38,7 +38,7 @@ from idp_tutorial.runs.conclusions import (
     decide_verdict,
     has_enough_runs,
 )
-from idp_tutorial.runs.contrasts import (
+from idp_tutorial.runs.statistics import (
     PAIRED_INTERVAL,
     SETTING_FIELDS,
     adjust_p_values_holm,

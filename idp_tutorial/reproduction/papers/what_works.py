@@ -26,8 +26,8 @@ import pandas as pd
 
 from idp_tutorial.reproduction.papers.claims import REFERENCE_CONTROLS, read_claims
 from idp_tutorial.reproduction.papers.statements import printed_differences
-from idp_tutorial.runs.contrasts import paired_bootstrap, per_example_scores
 from idp_tutorial.runs.logits import has_logits
+from idp_tutorial.runs.statistics import paired_bootstrap, per_example_scores
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import read_records
 

@@ -20,14 +20,14 @@ from idp_tutorial.reproduction.papers.claims import (
 )
 from idp_tutorial.reproduction.papers.statements import STATEMENT_CHECKS, printed_differences
 from idp_tutorial.runs.conclusions import decide_verdict
-from idp_tutorial.runs.contrasts import (
+from idp_tutorial.runs.logits import write_run_arrays
+from idp_tutorial.runs.statistics import (
     correlation_by_example,
     estimate_contrast,
     has_per_example_results,
     paired_bootstrap,
     per_example_scores,
 )
-from idp_tutorial.runs.logits import write_run_arrays
 from idp_tutorial.utils.records import read_records
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -15,12 +15,12 @@ from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.reproduction.papers import transfer as T
-from idp_tutorial.runs.contrasts import (
+from idp_tutorial.runs.experiment import Experiment
+from idp_tutorial.runs.statistics import (
     estimate_contrast,
     has_per_example_results,
     per_example_scores,
 )
-from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.training.fit import TrainingRun, TrainLog, fit
 from idp_tutorial.utils.checks import MissingFileError
 from idp_tutorial.utils.records import SCHEMA_VERSION, read_records

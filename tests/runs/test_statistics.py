@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from claim_records import record
 
-from idp_tutorial.runs import contrasts
+from idp_tutorial.runs import statistics
 from idp_tutorial.runs.conclusions import decide_verdict, has_enough_runs
-from idp_tutorial.runs.contrasts import (
+from idp_tutorial.runs.logits import write_run_arrays
+from idp_tutorial.runs.statistics import (
     adjust_p_values_holm,
     estimate_contrast,
     paired_bootstrap,
     per_example_scores,
 )
-from idp_tutorial.runs.logits import write_run_arrays
 from idp_tutorial.utils.checks import UserError
 
 
@@ -156,7 +156,7 @@ def test_a_few_shot_sample_counts_once_for_all_its_seeds():
         np.array([[g + 0.5] for g in gain]),
         np.zeros((4, 1)),
         standard_errors=[
-            contrasts._score_standard_error(
+            statistics._score_standard_error(
                 rs[:2],
                 [("score", np.mean([r["score"] for r in rs if r["method"] == m])) for m in "ab"],
             )

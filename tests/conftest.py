@@ -31,8 +31,11 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def seed():
     """Seed torch before each test."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized():
+        torch.manual_seed(0)
+    elif torch:
+        torch.default_generator.manual_seed(0)  # `torch.manual_seed` takes milliseconds
 
 
 @pytest.fixture(autouse=True)
@@ -59,24 +62,22 @@ def folders_of_models_are_read_once():
     """Read each folder of a model once, and give a copy to whoever loads it, to save time.
 
     A folder whose files have changed is read again. A test that replaces the function that reads
-    the weights gets the replacement. Copies of a tokenizer share the vocabulary.
+    the weights gets the replacement.
     """
     from idp_tutorial.backbones import load
 
     load_pretrained, read_weights = load.load_pretrained, load._load_with_lm_head
 
     @functools.cache
-    def load_once(folder, attn, dtype, files):
-        return load_pretrained(folder, folder.name, attn, dtype, False)
+    def load_once(folder, name, attn, dtype, files):
+        return load_pretrained(folder, name, attn, dtype, False)
 
     def load_copy(folder, name, attn, dtype, allow_hub, **hub_kwargs):
         if not isinstance(folder, Path) or load._load_with_lm_head is not read_weights:
             return load_pretrained(folder, name, attn, dtype, allow_hub, **hub_kwargs)
-        stats = [(file.name, file.stat()) for file in sorted(folder.iterdir())]
-        files = tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
-        model, tokenizer = load_once(folder, attn, dtype, files)
-        vocabulary = getattr(tokenizer, "_tokenizer", None)
-        return copy.deepcopy((model, tokenizer), {id(vocabulary): vocabulary})
+        stats = [(file.name, file.lstat()) for file in sorted(folder.iterdir())]
+        files = tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in stats)
+        return copy.deepcopy(load_once(folder, name, attn, dtype, files))
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(load, "load_pretrained", load_copy)

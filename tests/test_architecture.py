@@ -4,6 +4,7 @@ A failure names the place and the better word. `docs/style.md` says why.
 """
 
 import ast
+import functools
 import importlib.util
 import json
 import os
@@ -140,13 +141,20 @@ def package_of(module: str) -> str:
     return module.split(".")[0] if "." in module else "top"
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     """Return the syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imports(path: Path):
-    """Yield (imported module, is it inside a function, line) of a module."""
+@functools.cache
+def imports(path: Path) -> list[tuple[str, bool, int]]:
+    """Return (imported module, is it inside a function, line) of the imports of a module."""
+    return list(iterate_imports(path))
+
+
+def iterate_imports(path: Path):
+    """Yield what `imports` returns."""
     tree = parse(path)
     functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
     inside = {id(n) for f in functions for n in ast.walk(f)}
@@ -173,6 +181,7 @@ def is_module(dotted: str) -> bool:
     return (LIB / (dotted.replace(".", "/") + ".py")).is_file()
 
 
+@functools.cache
 def local_imports(path: Path) -> set[str]:
     """Return the modules of the package that a module imports when it is imported.
 

@@ -32,7 +32,7 @@ def small_run(backbone):
 @pytest.mark.parametrize(
     "experiment,task,options,n_runs",
     [
-        ("methods", "sentiment", ["--lr", "1e-3"], 1),
+        pytest.param("methods", "sentiment", ["--lr", "1e-3"], 1, marks=pytest.mark.slow),
         (
             "fewshot",
             "sentiment-k8",

@@ -37,7 +37,10 @@ def soon(monkeypatch):
     monkeypatch.setattr(controls, "SIDE_NETWORK_PATIENCE", 2)
 
 
-@pytest.mark.parametrize("name,cache", [("sentiment", "none"), ("similarity", "both")])
+@pytest.mark.parametrize(
+    "name,cache",
+    [pytest.param("sentiment", "none", marks=pytest.mark.slow), ("similarity", "both")],
+)
 def test_controls_stand_beside_methods(cfg, name, cache, tmp_path):
     """One table, one file, found again; the cache changes no score."""
     task = small_task(name, train=40, validation=16, test=16)

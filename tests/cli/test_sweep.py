@@ -1,8 +1,6 @@
 """`idp sweep`: a choice, a sweep and its curves, and errors before anything is written."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from sweeps import fake, pretend, swept
@@ -26,7 +24,7 @@ def choose_at_once(monkeypatch):
 
 
 def test_the_command(small_sentiment, tmp_path, capsys):
-    """The command runs as a program; a second call finds all runs done."""
+    """A second call finds all runs done."""
     kw = dict(
         task="sentiment",
         data=str(small_sentiment),
@@ -40,15 +38,8 @@ def test_the_command(small_sentiment, tmp_path, capsys):
         device="cpu",
         out=str(tmp_path),
     )
-    call = [
-        sys.executable,
-        "-m",
-        "idp_tutorial",
-        "sweep",
-        *[o for k, v in kw.items() for o in (f"--{k}", str(v))],
-    ]
-    got = subprocess.run(call, capture_output=True, text=True, timeout=300)
-    assert got.returncode == 0 and "layer 1  seed 0" in got.stdout, got.stderr
+    sweep_command(**kw)
+    assert "layer 1  seed 0" in capsys.readouterr().out
     choice = tmp_path / "choice-sentiment-k16-tiny.jsonl"
     sweep = tmp_path / "sweep-sentiment-k16-tiny.jsonl"
     sweep_command(**kw)

@@ -19,8 +19,8 @@ def tiny():
     "method,pooling",
     [
         ("prompt-tuning", "mean"),
-        ("lpt-npg", "cls"),
-        ("id-spam", "mean"),
+        pytest.param("lpt-npg", "cls", marks=pytest.mark.slow),
+        pytest.param("id-spam", "mean", marks=pytest.mark.slow),
         ("s-idpg-phm", "cls"),
         ("p-tuning-v2", "mean"),
     ],

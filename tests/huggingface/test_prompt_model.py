@@ -568,6 +568,7 @@ def test_an_exported_model_computes_the_same(exported):
 HAS_ONNX = all(map(importlib.util.find_spec, ("onnx", "onnxruntime", "onnxscript")))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_ONNX, reason="needs onnx, onnxruntime and onnxscript")
 def test_onnx_runtime_computes_the_same(exported, tmp_path):
     import onnxruntime

@@ -90,7 +90,8 @@ def test_the_fields_of_a_record(cfg, task, tmp_path):
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
+# training/test_fit.py compares two runs of every method
+@pytest.mark.parametrize("method", ["head-only", "prompt-tuning", "m-idpg-phm", "lora"])
 def test_equal_configs_give_equal_records(method, cfg, task):
     a = run_experiment(cfg(method=method), task)
     torch.rand(3)

@@ -26,6 +26,7 @@ def run_in_this_process(command, **kwargs):
     return SimpleNamespace(returncode=0, stderr="")
 
 
+@pytest.mark.slow
 def test_whole_commands_are_timed_beside_those_of_others(tmp_path, monkeypatch, capsys):
     pytest.importorskip("peft")
     monkeypatch.setattr(end_to_end, "SIZES", SMALL_SIZES)

@@ -596,7 +596,7 @@ idp reproduce --table lpt-2 --scale full --steps 20 --out runs/test
 idp reproduce --table lpt-2 --scale full               # train; the same command continues
 ```
 
-Data sets and models are downloaded from the Hugging Face hub, unless `--data` names a folder. Begin
+Models are downloaded from the Hugging Face hub, and so are data sets unless `--data` names a folder. Begin
 with a part of a table: `--methods fine-tuning,lpt-npg --tasks rte,trec`. A run that
 `runs/reproduce/TABLE-full.jsonl` contains is not repeated. The table that is printed at the end has
 the published score and that of your runs side by side. Put the file into `results/reproduce/` and
@@ -608,7 +608,8 @@ the folder `logits` beside the file; without it there is an error.
 - **runs.** The first seed tries every learning rate of the paper, and the other seeds take the best
   one on validation. If it is at an edge of the grid, the command tries more, so there may be more
   runs. Controls are included. idpg-f4, idpg-f8 and lpt-f6 have five seeds at one learning rate,
-  and idpg-f7b has one seed. A dash means that steps are timed and nothing is trained.
+  and idpg-f7b has one seed. A dash means that nothing is trained: steps are timed, or parameters or
+  lengths are computed.
 - **hours.** One GPU like the one in LPT's Table 5, an RTX 3090 with 24 GB (LPT writes GTX 3090), in
   float32. The [cost model](../nbs/engine/efficiency/cost_model.ipynb) counts passes of a token
   through a layer, without a cache. LPT publishes {published:.1f} tokens/ms for fine-tuning
@@ -620,10 +621,10 @@ the folder `logits` beside the file; without it there is an error.
 - **Lengths.** An example has the mean number of tokens of its task, measured on SST-2, MR, CR,
   Subj, TREC, IMDB, RTE, MRPC, QQP and STS-B. {assumed} tokens are *assumed* for MNLI, QNLI, MPQA,
   CB and COPA, and 256 for MultiRC and BoolQ. Hours are proportional to the length.
-- **memory.** The run that needs most, with 256 tokens in each example of a batch. A line through
-  LPT's published memory of NPG at three depths has {constant:.1f} GB for the model and
-  {slope:.2f} GB for each layer that has a gradient, for 16 examples. Trained weights add three
-  copies of the model. Shorter examples need less.
+- **memory.** For the run that needs most, with 256 tokens in each example of a batch. A line fitted
+  to LPT's published memory of NPG at three depths gives {constant:.1f} GB for the model and
+  {slope:.2f} GB for each layer that has a gradient, for 16 examples. Training the model's weights
+  adds three copies of it. Shorter examples need less.
 - **GPU.** The smallest of 24, 48 and 80 GB that holds it.
 - **the paper's number.** The paper's own method, averaged over the tasks where the paper prints a
   mean; in tables of parameters, how many it trains.

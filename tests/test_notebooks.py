@@ -93,15 +93,30 @@ def run(tmp_path_factory):
         server.stdin.close()
 
 
-def mark_solutions(path):
-    """Return the parameters of a test of a notebook; solutions take minutes and run weekly."""
+# essays that take more than 15 s; their modules have tests of their own
+SLOW_ESSAYS = {
+    "analysis/information",
+    "analysis/layer_choice",
+    "analysis/prompt_swaps",
+    "efficiency/cost_model",
+    "methods/backbone_edits",
+    "methods/smop_dept",
+    "papers/supplementary_training",
+    "pretraining/distillation",
+    "training/cache",
+    "training/fit",
+}
+
+
+def mark_slow(path):
+    """Return the parameters of a test of a notebook; solutions and slow essays run weekly."""
     name = path.relative_to(NBS).with_suffix("").as_posix()
-    marks = [pytest.mark.slow] if path.parent.name == "solutions" else []
-    return pytest.param(path, id=name, marks=marks)
+    is_slow = path.parent.name == "solutions" or name.removeprefix("engine/") in SLOW_ESSAYS
+    return pytest.param(path, id=name, marks=[pytest.mark.slow] if is_slow else [])
 
 
 @pytest.mark.notebook
-@pytest.mark.parametrize("path", map(mark_solutions, NOTEBOOKS))
+@pytest.mark.parametrize("path", map(mark_slow, NOTEBOOKS))
 def test_a_notebook_runs_and_is_unchanged(path, run):
     before = path.read_bytes()
     status, output = run(path)

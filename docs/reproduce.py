@@ -596,8 +596,8 @@ idp reproduce --table lpt-2 --scale full --steps 20 --out runs/test
 idp reproduce --table lpt-2 --scale full               # train; the same command continues
 ```
 
-Models are downloaded from the Hugging Face hub, and so are data sets unless `--data` names a folder. Begin
-with a part of a table: `--methods fine-tuning,lpt-npg --tasks rte,trec`. A run that
+Models are downloaded from the Hugging Face hub, and so are data sets unless `--data` names a
+folder. Begin with a part of a table: `--methods fine-tuning,lpt-npg --tasks rte,trec`. A run that
 `runs/reproduce/TABLE-full.jsonl` contains is not repeated. The table that is printed at the end has
 the published score and that of your runs side by side. Put the file into `results/reproduce/` and
 run `python docs/reproduce.py`: then this page shows your scores. The votes of `idpg-7` also need

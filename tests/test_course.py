@@ -466,14 +466,17 @@ def test_the_chapter_on_prompt_tuning_compares_it_with_a_probe_of_the_same_posit
     rates = [r["lr"] for r in runs]
     final = max(set(rates), key=rates.count)
     validation = statistics.mean(r["validation"] for r in runs if r["lr"] == final)
-    sentence = f"has {at_the_head:.1f} % on the validation texts, where prompt tuning has "
+    sentence = f"has {at_the_head:.1f} % on the validation texts, and prompt tuning "
     assert f"{sentence}{validation:.1f} %" in prose(5)
     assert round(validation - at_the_head) == 4
 
 
 def test_the_chapter_on_prompt_tuning_compares_two_read_outs():
     text = prose(5)
-    for name, place in (("readout", "at the first token"), ("head", "At the mean of the words")):
+    for name, place in (
+        ("readout", "a head on the first token"),
+        ("head", "On the mean of the words"),
+    ):
         records = read_records(ROOT / f"results/why/{name}-trec-310.jsonl")
         scores = {}
         for method in ("head-only", "prompt-tuning"):

@@ -68,14 +68,17 @@ def folders_of_models_are_read_once():
 
     load_pretrained, read_weights = load.load_pretrained, load._load_with_lm_head
 
-    @functools.cache
+    @functools.lru_cache(maxsize=8)
     def load_once(folder, name, attn, dtype, files):
         return load_pretrained(folder, name, attn, dtype, False)
 
     def load_copy(folder, name, attn, dtype, allow_hub, **hub_kwargs):
         if not isinstance(folder, Path) or load._load_with_lm_head is not read_weights:
             return load_pretrained(folder, name, attn, dtype, allow_hub, **hub_kwargs)
-        stats = [(file.name, file.lstat()) for file in sorted(folder.iterdir())]
+        stats = [
+            (file.name, file.stat() if file.exists() else file.lstat())
+            for file in sorted(folder.iterdir())
+        ]
         files = tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in stats)
         return copy.deepcopy(load_once(folder, name, attn, dtype, files))
 

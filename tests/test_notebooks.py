@@ -93,7 +93,7 @@ def run(tmp_path_factory):
         server.stdin.close()
 
 
-# essays that take more than 15 s; their modules have tests of their own
+# the ten slowest essays; their modules have tests of their own
 SLOW_ESSAYS = {
     "analysis/information",
     "analysis/layer_choice",

@@ -38,7 +38,7 @@ def test_the_command(small_sentiment, tmp_path, capsys):
         device="cpu",
         out=str(tmp_path),
     )
-    sweep_command(**kw)
+    sweep_command.main([word for k, v in kw.items() for word in (f"--{k}", str(v))])
     assert "layer 1  seed 0" in capsys.readouterr().out
     choice = tmp_path / "choice-sentiment-k16-tiny.jsonl"
     sweep = tmp_path / "sweep-sentiment-k16-tiny.jsonl"

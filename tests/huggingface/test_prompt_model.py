@@ -503,7 +503,7 @@ def run_process(folder):
     os._exit(0)  # gloo's threads have been seen to keep a finished process from ending
 
 
-@pytest.mark.slow  # training/test_distributed.py trains every method in two processes
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     run_two_processes(__file__, tmp_path)
     a, b = (json.loads((tmp_path / f"{r}.json").read_text()) for r in "01")

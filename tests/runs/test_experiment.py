@@ -90,8 +90,14 @@ def test_the_fields_of_a_record(cfg, task, tmp_path):
     )
 
 
-# training/test_fit.py compares two runs of every method
-@pytest.mark.parametrize("method", ["head-only", "prompt-tuning", "m-idpg-phm", "lora"])
+# training/test_fit.py compares losses and weights of two runs of every method
+DAILY_METHODS = ("head-only", "prompt-tuning", "m-idpg-phm", "lora")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [m if m in DAILY_METHODS else pytest.param(m, marks=pytest.mark.slow) for m in METHODS],
+)
 def test_equal_configs_give_equal_records(method, cfg, task):
     a = run_experiment(cfg(method=method), task)
     torch.rand(3)

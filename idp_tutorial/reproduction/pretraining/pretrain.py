@@ -358,7 +358,7 @@ def check_stream_length(
 
 
 def _is_bfloat16_emulated(device: torch.device, cfg: PretrainConfig) -> bool:
-    """Return whether the products of a run are computed without instructions for its dtype."""
+    """Return whether a run in bfloat16 is on a CPU that has AVX2 and nothing wider."""
     is_on_cpu = device.type == "cpu" and cfg.dtype == "bfloat16"
     return is_on_cpu and torch.backends.cpu.get_cpu_capability() == "AVX2"
 
@@ -383,7 +383,7 @@ def pretrain(
     with folder_lock(out):
         model, masters = _initialise(tokenizer, cfg, initial_embeddings, distillation_loss)
         step, log = _start_or_resume(out, cfg, masters)
-        if step < cfg.steps and _is_bfloat16_emulated(model.device, cfg):
+        if not step and _is_bfloat16_emulated(model.device, cfg):  # a run keeps its dtype
             logger.warning(
                 "this processor has no instructions for bfloat16 (it has AVX2): dtype='float32' "
                 "is many times faster."

@@ -54,8 +54,8 @@ from idp_tutorial.training.evaluation import predict
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.checks import (
     DivergenceError,
+    Range,
     UserError,
-    check_between,
     check_int,
     check_name,
 )
@@ -399,7 +399,7 @@ class PromptEstimator(BaseEstimator):
                     "(1 and '1' are the same label): give one."
                 )
         evaluations = check_int(self.evaluations, "evaluations")
-        check_between(evaluations, 0, 10**9, "evaluations")
+        Range(0, 10**9).check(evaluations, "evaluations")
         if not isinstance(self.backbone, (str, Path)):
             raise UserError(
                 f"backbone must be the name or the folder of a model, got {self.backbone!r:.60}. "

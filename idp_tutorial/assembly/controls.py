@@ -27,7 +27,6 @@ from idp_tutorial.core.context import Context
 from idp_tutorial.core.heads import ClassificationHead, prediction_loss
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, copy_state
-from idp_tutorial.core.random_numbers import exclusive_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.idpg import PromptGenerator
 from idp_tutorial.methods.method_registry import (
@@ -44,7 +43,6 @@ from idp_tutorial.methods.sentence_vectors import (
 )
 from idp_tutorial.training.cache import cache_states
 from idp_tutorial.training.config import TrainingConfig
-from idp_tutorial.training.distributed import create_accelerator
 from idp_tutorial.training.early_stopping import find_best_evaluation, should_stop_early
 from idp_tutorial.training.evaluation import compute_output_loss
 from idp_tutorial.training.examples import encode_rows
@@ -63,7 +61,6 @@ __all__ = [
     "MajorityConfig",
     "ProbeControlConfig",
     "SideNetworkConfig",
-    "fit_control",
 ]
 
 
@@ -352,15 +349,3 @@ class SideNetworkConfig(ControlConfig):
     def fit(self, model: ControlModel, task: Task, cfg: TrainingConfig) -> TrainLog:
         """Train the network on sentence vectors that are computed once."""
         return fit_side_network(model, task, cfg)
-
-
-@exclusive_random_numbers()
-def fit_control(
-    control: MethodConfig,  # options of the control
-    model: ControlModel,  # model of `build_model`, which is changed in place
-    task: Task,  # task with its splits
-    cfg: TrainingConfig,  # config of the run
-) -> TrainLog:
-    """Fit a control on the device of the run."""
-    assert isinstance(control, ControlConfig)
-    return control.fit(model.to(create_accelerator(cfg).device), task, cfg)

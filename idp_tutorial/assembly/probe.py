@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -186,26 +186,10 @@ def _probe_poolings(
     return groups
 
 
-class _Candidate(NamedTuple):
-    """Pooled representations of one layer."""
-
-    layer: int
-    pooling: str
-    train: Tensor  # `[N,d]`
-    validation: Tensor  # `[M,d]`
-
-
-class _FittedProbe(NamedTuple):
-    """Linear model of a candidate, and its score on the validation split."""
-
-    score: float
-    W: Tensor
-    b: Tensor
-    description: dict[str, Any]
-
-
-def _iterate_candidates(bb: Backbone, cfg: TrainingConfig, task: Task) -> Iterator[_Candidate]:
-    """Yield the pooled representations of every layer and pooling."""
+def _iterate_candidates(
+    bb: Backbone, cfg: TrainingConfig, task: Task
+) -> Iterator[tuple[int, str, Tensor, Tensor]]:
+    """Yield each layer and pooling with the representations `[N,d]` of both splits."""
     splits = task.splits["train"], task.splits["validation"]
     folder = None if cfg.cache == "none" else cache_folder(cfg.cache_dir)
     for poolings, template in _probe_poolings(bb, cfg, task):
@@ -216,9 +200,7 @@ def _iterate_candidates(bb: Backbone, cfg: TrainingConfig, task: Task) -> Iterat
         ]
         for layer in range(bb.n_layers + 1):
             for i, pooling in enumerate(poolings):
-                yield _Candidate(
-                    layer, pooling, train[:, layer, i].float(), validation[:, layer, i].float()
-                )
+                yield layer, pooling, train[:, layer, i].float(), validation[:, layer, i].float()
 
 
 def score_main_metric(
@@ -254,19 +236,19 @@ def fit_best_probe(
     targets = training_targets(task, task.splits["train"])
     n_classes = len(task.labels) or None
 
-    def fit(C: float, candidate: _Candidate) -> _FittedProbe:
+    def fit(
+        C: float, layer: int, pooling: str, train: Tensor, validation: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """Fit a probe with the regularisation `C`, and score it on the validation split."""
-        W, b, converged = fit_linear_model(candidate.train, targets, C, n_classes)
-        outputs = candidate.validation @ W.T + b
-        score = score_main_metric(task, outputs, task.splits["validation"])
-        place = dict(layer=candidate.layer, pooling=candidate.pooling)
-        return _FittedProbe(score, W, b, dict(place, C=C, converged=converged, validation=score))
+        W, b, converged = fit_linear_model(train, targets, C, n_classes)
+        score = score_main_metric(task, validation @ W.T + b, task.splits["validation"])
+        return W, b, dict(layer=layer, pooling=pooling, C=C, converged=converged, validation=score)
 
     first_C = INVERSE_REGULARISATION_GRID[1]
     fitted = [
-        (fit(first_C, candidate), candidate)
+        (fit(first_C, *candidate), candidate)
         for candidate in _iterate_candidates(bb, cfg, task)
-        if accept_layer_and_pooling(candidate.layer, candidate.pooling)
+        if accept_layer_and_pooling(*candidate[:2])
     ]
     if not fitted:
         raise UserError(
@@ -274,13 +256,13 @@ def fit_best_probe(
             "task with a template, and a backbone with a mask token. Use head_init='random' or "
             "another pooling."
         )
-    fitted.sort(key=lambda pair: -pair[0].score)  # stable: of equal scores the lower layer first
+    # stable: of equal scores the lower layer first
+    fitted.sort(key=lambda pair: -pair[0][2]["validation"])
     probes = [probe for probe, _ in fitted]
     for _, candidate in fitted[:4]:
-        probes += [fit(C, candidate) for C in INVERSE_REGULARISATION_GRID if first_C != C]
-    best = max(probes, key=lambda probe: probe.score)
-    candidates = [probe.description for probe in probes]
-    return best.W, best.b, {**best.description, "candidates": candidates}
+        probes += [fit(C, *candidate) for C in INVERSE_REGULARISATION_GRID if first_C != C]
+    W, b, best = max(probes, key=lambda probe: probe[2]["validation"])
+    return W, b, {**best, "candidates": [description for _, _, description in probes]}
 
 
 @torch.no_grad()

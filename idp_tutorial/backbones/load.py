@@ -58,7 +58,6 @@ from idp_tutorial.utils.checks import (
 )
 from idp_tutorial.utils.digests import MANIFEST_NAME, require_intact_files
 from idp_tutorial.utils.hub_access import is_hub_reachable, split_revision
-from idp_tutorial.utils.process import pause_garbage_collection
 
 __all__ = [
     "BUNDLED_BACKBONES",
@@ -462,7 +461,6 @@ def _refuse_revision(name: str, revision: str | None) -> None:
         )
 
 
-@pause_garbage_collection()  # the first call imports transformers
 def load_backbone(
     # 'tiny', 'tiny-gpt2', 'minilm', 'smollm2', 'mpnet', a folder, or a name on the hub
     name: str = "tiny",

@@ -175,22 +175,21 @@ def _measure_parts(
 
 def _measure_commands(options: BenchOptions) -> Iterator[dict]:
     """Yield the records of whole commands."""
+    from idp_tutorial.assembly.config import RunOptions
     from idp_tutorial.reproduction.efficiency.end_to_end import (
         END_TO_END_METHODS,
-        EndToEndSettings,
         measure_end_to_end,
     )
 
-    settings = EndToEndSettings(
+    base = RunOptions(
         backbone=options.backbone,
-        methods=_select_methods(options, END_TO_END_METHODS),
         data=options.data,
         batch_size=options.batch_size,
         max_len=options.length,
         device="cpu" if options.device == "cpu" else "auto",
-        threads=options.threads,
     )
-    return measure_end_to_end(settings, options.repeats)
+    methods = _select_methods(options, END_TO_END_METHODS)
+    return measure_end_to_end(base, methods, options.repeats, options.threads)
 
 
 def _measure(options: BenchOptions) -> Iterator[dict]:

@@ -21,13 +21,11 @@ from idp_tutorial.data.config import TableConfig
 from idp_tutorial.utils.checks import (
     Range,
     UserError,
-    check_positive,
     explain_os_error,
     is_out_of_memory,
     parse_number,
 )
 from idp_tutorial.utils.options import Option, check_option_name, check_options, declared_options
-from idp_tutorial.utils.process import pause_garbage_collection
 
 __all__ = [
     "CommandOptions",
@@ -162,7 +160,7 @@ class TrainingRunOptions(CommandOptions):
             if lr and getattr(self, name, None):
                 raise UserError(f"{name} and lr={lr:g} exclude each other: give one of them.")
         for learning_rate in grid:
-            check_positive(learning_rate, "learning_rates")
+            Range(0, 1e40, is_low_excluded=True).check(learning_rate, "learning_rates")
         return tuple(grid)
 
 
@@ -279,7 +277,6 @@ class Command:
             base = replace(base, eval_every=max(1, base.steps // max(1, own_options.evaluations)))
         return base
 
-    @pause_garbage_collection()
     def parse(
         self,
         argv: list[str],  # arguments after the name of the command

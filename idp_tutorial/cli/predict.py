@@ -201,10 +201,10 @@ def _predicted_columns(prediction: dict, task: Any, with_probabilities: bool) ->
     return columns
 
 
-def _parse_row_label(task: Any, row: dict, texts: dict, label: str | None, where: str) -> Any:
+def _parse_row_label(task: Any, row: dict, label: str | None, where: str) -> Any:
     """Return the label of a row as the task has it: an index, a number, or indicators."""
+    from idp_tutorial.data.rows import convert_label
     from idp_tutorial.data.user_data import parse_label, parse_labels
-    from idp_tutorial.training.examples import validate_inference_row
 
     column = label or next((c for c in ("label", *task.columns[2:3]) if c in row), None)
     if column not in row:
@@ -218,7 +218,7 @@ def _parse_row_label(task: Any, row: dict, texts: dict, label: str | None, where
     parsed: Any = parse_labels(value, where) if task.multi_label else parse_label(value, where)
     if parsed not in task.labels and str(parsed).isdecimal():
         parsed = int(parsed)
-    return validate_inference_row(task, {**texts, "label": parsed}, where)["label"]
+    return convert_label(task, parsed, where)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,7 +298,7 @@ def _predict_file(
             write_row({**row, **_predicted_columns(prediction, task, options.proba)})
             if options.report:
                 where = f"row {len(labelled) + 1}"
-                label = _parse_row_label(task, row, texts, options.label, where)
+                label = _parse_row_label(task, row, options.label, where)
                 labelled.append({**texts, "label": label})
                 all_predictions.append(prediction)
     return task, labelled, all_predictions, f"{cfg.method} on {Path(options.texts).name}"

@@ -330,23 +330,14 @@ class Backbone:
         The output matrix is cut to these tokens, unless LoRA has replaced it.
         """
         head = self.get_lm_head()
-        output_layer = self._find_output_layer(head)
-        if output_layer is None:
+        output_layer = self.model.get_output_embeddings()
+        names = [name for name, module in head.named_modules() if module is output_layer]
+        if type(output_layer) is not nn.Linear or not names:
             return self.lm_logits(h)[..., ids]
-        prefix = f"{output_layer}." if output_layer else ""
-        parameters = head.get_submodule(output_layer).named_parameters()
-        selected = {prefix + name: p[ids] for name, p in parameters}
+        prefix = f"{names[0]}." if names[0] else ""
+        selected = {prefix + name: p[ids] for name, p in output_layer.named_parameters()}
         logits = functional_call(head, selected, (h.to(self.word_embeddings.weight.dtype),))
         return self.softcap_logits(logits).to(h.dtype)
-
-    def _find_output_layer(self, head: nn.Module) -> str | None:
-        """Return the name of the head's linear output layer, or None if it was replaced."""
-        output_layer = self.model.get_output_embeddings()
-        if type(output_layer) is nn.Linear:
-            for name, module in head.named_modules():
-                if module is output_layer:
-                    return name
-        return None
 
 # %% ../../nbs/engine/core/backbone.ipynb #019dd902
 @contextmanager

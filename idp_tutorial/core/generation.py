@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from typing import Any
 
 # %% ../../nbs/engine/core/generation.ipynb #77953d34
-from ..utils.checks import UserError, check_at_least
+from ..utils.checks import Range, UserError
 from .loop import apply_step, begin_pass
 from .context import Context, to_float32
 from .steps import Add, Insert, KeyValue, Replace, Step
@@ -94,7 +94,7 @@ class DecodingState:
     ) -> None:
         self.bb = model.backbone
         for layer, step in model.plan.items():
-            if layer > 0 and type(step) not in (Insert, Add, Replace, KeyValue):
+            if layer > 0 and (step.update or type(step) not in (Insert, Add, Replace, KeyValue)):
                 raise UserError(
                     f"the plan has a {type(step).__name__} at layer {layer}, which generation "
                     "supports only at INPUT and layer 0, because it would not apply to new tokens: "
@@ -278,7 +278,7 @@ def generate_ids(
     The global random state and the model's mode are not changed. Raises: UserError if a text is
     empty or too long for the backbone's positions, or if it samples while another thread trains.
     """
-    check_at_least(max_new_tokens, 1, "max_new_tokens")
+    Range(1).check(max_new_tokens, "max_new_tokens")
     if not texts or not min(map(len, texts)):
         raise UserError("generation needs at least one text, and at least one token in each text.")
     bb = model.backbone

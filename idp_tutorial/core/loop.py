@@ -81,4 +81,8 @@ def begin_pass(
 def apply_step(ctx: Context, plan: Plan) -> PromptKeyValues | None:
     """Apply the step of the current layer; return keys and values that the layer must get."""
     step = plan.get(ctx.layer)
-    return step.apply(ctx) if step else None
+    if step is None:
+        return None
+    if step.update:
+        ctx.h = step.update(ctx)
+    return step.apply(ctx)

@@ -200,13 +200,11 @@ def trained_state(model: PromptedModel) -> dict[str, Tensor]:
 
     These are the trainable parameters and the running statistics of sources.
     """
-    persistent = model.state_dict().keys()
-    buffers = {
-        name: buffer
-        for name, buffer in model.named_buffers()
-        if name in persistent and not name.startswith("lm.")
+    return {
+        name: tensor
+        for name, tensor in persistent_tensors(model).items()
+        if tensor.requires_grad or not (isinstance(tensor, nn.Parameter) or name.startswith("lm."))
     }
-    return {**model.trained_parameters(), **buffers}
 
 
 def copy_state(

@@ -5,14 +5,15 @@ says where they enter. A plan maps a layer to a step. The layer is the number of
 applied, so 0 is the output of the embedding module; `INPUT` is earlier still, among the word
 embeddings. (LPT counts from one: its "13th layer" is our 12. ID-SPAM's *m* is our layer.)
 
-A step applies itself to the context of the layer loop. Methods that need more than the four steps
-define a subclass beside their source (DePT, P-tuning v2, IDPG's position 4).
+A step applies itself to the context of the layer loop. It may have an `update` of the hidden
+states, which comes first (DePT, P-tuning v2). A method that needs more defines a subclass beside
+its source (IDPG's position 4).
 
 `PromptSource` is the base class of prompt sources, with all that the library may ask of one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -53,30 +54,13 @@ class PromptSource(nn.Module):
         return None
 
 
-def _check_prompt(
-    ctx: Context,
-    name: str,  # name of the step
-    p: Tensor,  # prompt that its source has returned
-    width: int,  # width that a vector needs
-    t: int | None = None,  # length of the prompt that the step changes; None: any length
-) -> None:
-    """Raise `UserError` for a prompt that is not `[B,t,width]`."""
-    B = ctx.h.shape[0]
-    if p.dim() != 3 or p.shape != (B, p.shape[1] if t is None else t, width):
-        where = "INPUT" if ctx.layer < 0 else f"layer {ctx.layer}"
-        raise UserError(
-            f"{name!r} at {where}: the source must return a prompt of shape ({B}, {t or 't'}, "
-            f"{width}) (batch, length, width), got {tuple(p.shape)}. A static prompt needs "
-            "`.expand(len(ctx.h), -1, -1)`, and `Add` and `Replace` need as many vectors as the "
-            "prompt that was inserted."
-        )
-
-
 @dataclass(frozen=True)
 class Step:
     """Entry of a plan: a prompt source, and how its vectors enter. The base of the four steps."""
 
     source: Callable[[Context], Tensor]  # context → prompt `[B,t,d]`
+    # function that returns the hidden states `[B,T,d]` that the prompt enters; None: unchanged
+    update: Callable[[Context], Tensor] | None = field(default=None, kw_only=True)
     name: ClassVar[str]  # in messages and pictures
 
     def apply(self, ctx: Context) -> PromptKeyValues | None:
@@ -94,7 +78,16 @@ class Step:
         Raises: UserError for a wrong shape.
         """
         p = self.source(ctx)
-        _check_prompt(ctx, self.name, p, width or ctx.h.shape[2], t)
+        B = ctx.h.shape[0]
+        width = width or ctx.h.shape[2]
+        if p.dim() != 3 or p.shape != (B, p.shape[1] if t is None else t, width):
+            where = "INPUT" if ctx.layer < 0 else f"layer {ctx.layer}"
+            raise UserError(
+                f"{self.name!r} at {where}: the source must return a prompt of shape "
+                f"({B}, {t or 't'}, {width}) (batch, length, width), got {tuple(p.shape)}. A "
+                "static prompt needs `.expand(len(ctx.h), -1, -1)`, and `Add` and `Replace` need "
+                "as many vectors as the prompt that was inserted."
+            )
         return p.to(ctx.h.dtype)
 
 

@@ -24,7 +24,7 @@ from idp_tutorial.data.rows import (
 from idp_tutorial.data.splits import load_splits_from_folder, load_splits_from_hub, make_splits
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.task import TEMPLATES, Task, TaskConfig
-from idp_tutorial.utils.checks import check_at_least, check_name
+from idp_tutorial.utils.checks import Range, check_name
 
 __all__ = ["TASKS", "load_task", "load_config_task"]
 
@@ -200,7 +200,7 @@ def load_task(
     """Load the rows of a task and divide them into three disjoint splits."""
     task = name if isinstance(name, Task) else TASKS[check_name(str(name), TASKS, "task")]
     if shots is not None:
-        check_at_least(shots, 1, "shots", "shots=None uses all training rows")
+        Range(1, hint="shots=None uses all training rows").check(shots, "shots")
     is_frozen = False
     if data is not None:
         raw, is_frozen = load_splits_from_folder(task, data, shots)

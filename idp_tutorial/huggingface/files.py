@@ -23,10 +23,10 @@ from idp_tutorial.saving.descriptions import (
     check_backbone_matches,
     describe_backbone,
     describe_run,
-    have_same_shapes,
     load_saved_backbone,
     parse_saved_run,
     remember_local_backbone,
+    tensor_shapes,
     write_prompts,
 )
 from idp_tutorial.saving.hub import SavedPrompts
@@ -150,7 +150,7 @@ def restore_prompt(
     Raises: `UserError` if their shapes differ.
     """
     tensors = prompt_tensors(prompted)
-    if not have_same_shapes(tensors, saved.tensors):
+    if tensor_shapes(tensors) != tensor_shapes(saved.tensors):
         raise UserError(
             f"the tensors of {saved.source} are for num_labels={settings.num_labels}, and do not "
             "fit this model: load the model with this number, by "

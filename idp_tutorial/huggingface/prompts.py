@@ -26,7 +26,7 @@ from idp_tutorial.core.steps import PromptSource
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import ALL_METHODS, METHOD_KINDS, MethodConfig
-from idp_tutorial.utils.checks import UserError, check_at_least, check_choice, check_int, check_name
+from idp_tutorial.utils.checks import Range, UserError, check_choice, check_int, check_name
 
 __all__ = [
     "HEADS",
@@ -96,7 +96,7 @@ def _class_names(
     """Return the names of the classes, those of the model's config by default; () for numbers."""
     if num_labels is None:
         num_labels = len(id2label) if id2label else config.num_labels
-    check_at_least(check_int(num_labels, "num_labels"), 1, "num_labels")
+    Range(1).check(check_int(num_labels, "num_labels"), "num_labels")
     if id2label is None and num_labels == config.num_labels:
         id2label = config.id2label
     if id2label is None:

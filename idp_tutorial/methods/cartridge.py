@@ -18,7 +18,7 @@ from idp_tutorial.methods.method_registry import Plan, register
 from idp_tutorial.methods.p_tuning_v2 import deep_prompt_plan
 from idp_tutorial.methods.text_init import TextInitConfig, text_keys_values
 from idp_tutorial.training.config import TrainingConfig
-from idp_tutorial.utils.checks import UserError, check_at_least, require_packages
+from idp_tutorial.utils.checks import Range, UserError, require_packages
 
 __all__ = ["CartridgeKeyValues", "CartridgePromptConfig"]
 
@@ -39,7 +39,7 @@ class CartridgeKeyValues(PromptSource):
         require_packages("peft")
         from peft import CartridgeConfig, CartridgeEncoder
 
-        check_at_least(t, 2, "cartridge: prompt length t", "the first token is frozen")
+        Range(2, hint="the first token is frozen").check(t, "cartridge: prompt length t")
         config = CartridgeConfig(
             num_virtual_tokens=t, num_layers=bb.n_layers, token_dim=bb.d_kv_prompt // 2
         )

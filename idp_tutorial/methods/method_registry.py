@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.steps import Plan
 from idp_tutorial.training.config import TrainingConfig
-from idp_tutorial.utils.checks import Range, UserError, check_choice, check_positive
+from idp_tutorial.utils.checks import Range, UserError, check_choice
 from idp_tutorial.utils.options import Option, check_options, declared_options
 
 __all__ = [
@@ -155,7 +155,9 @@ class Method:
         if not isinstance(self.learning_rates, (tuple, list)):
             raise UserError(f"learning_rates must be a tuple, got {self.learning_rates!r}.")
         for learning_rate in self.learning_rates:
-            check_positive(learning_rate, "learning_rates", "learning rates, such as 1e-3")
+            Range(0, 1e40, "learning rates, such as 1e-3", True).check(
+                learning_rate, "learning_rates"
+            )
 
     @property
     def insertion_point(self) -> str:

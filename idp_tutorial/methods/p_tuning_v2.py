@@ -7,7 +7,8 @@ __all__ = ['KeyValuePrompt', 'deep_prompt_plan', 'DeepPromptConfig']
 
 # %% ../../nbs/course/06_deep_prompts.ipynb #6fd8848d
 import torch
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from torch import Tensor, nn
 from typing import Literal
 
@@ -17,7 +18,6 @@ from .prompt_tuning import SoftPrompt, prompt_plan
 from ..core.backbone import Backbone
 from ..core.context import Context
 from ..core.steps import Add, Insert, KeyValue, Replace, Step
-from ..core.prompt_key_values import PromptKeyValues
 from ..training.config import TrainingConfig
 from .method_registry import Plan, StandardDeviation, register
 from .text_init import TextInitConfig, text_keys_values
@@ -73,29 +73,6 @@ def _embed_shifted(ctx: Context, t: int) -> Tensor:  # `[B,T,d]`
     return bb.embed(embeddings, attention_mask, token_type_ids)[:, t:].to(ctx.h.dtype)
 
 
-@dataclass(frozen=True)
-class _ShiftedInsert(Insert):
-    """Step of layer 0 that moves the text up by `shift` positions and inserts the prompt."""
-
-    shift: int = field(kw_only=True)
-
-    def apply(self, ctx: Context) -> None:
-        """Embed the text after the prompt, then insert the prompt."""
-        ctx.h = _embed_shifted(ctx, self.shift)
-        super().apply(ctx)
-
-
-@dataclass(frozen=True)
-class _ShiftedKeyValue(KeyValue):
-    """Step of layer 0 that moves the text up by `shift` positions and adds keys and values."""
-
-    shift: int = field(kw_only=True)
-
-    def apply(self, ctx: Context) -> PromptKeyValues:
-        """Embed the text after the prompt, and return the keys and values for layer 0."""
-        ctx.h = _embed_shifted(ctx, self.shift)
-        return super().apply(ctx)
-
 # %% ../../nbs/course/06_deep_prompts.ipynb #e13f919a
 def deep_prompt_plan(
     bb: Backbone,  # frozen model that the prompts enter
@@ -124,19 +101,18 @@ def deep_prompt_plan(
             "insertion='kv', or init='random'."
         )
     plan: dict[int, Step] = {}
+    shift = partial(_embed_shifted, t=t) if shift_positions else None
     if insertion == "kv":
         initial: list[Tensor | None] = [None] * bb.n_layers
         if initial_ids is not None:
             initial = list(text_keys_values(bb, initial_ids))
         for layer in range(bb.n_layers):
             source = KeyValuePrompt(t, bb.d_kv_prompt // 2, dropout, std, initial[layer])
-            plan[layer] = KeyValue(source)
-        if shift_positions:
-            plan[0] = _ShiftedKeyValue(plan[0].source, shift=t)
+            plan[layer] = KeyValue(source, update=None if layer else shift)
         return plan
     first = SoftPrompt(t, bb.d, std)
     if insertion == "replace":
-        plan[0] = _ShiftedInsert(first, shift=t) if shift_positions else Insert(first)
+        plan[0] = Insert(first, update=shift)
     elif shift_positions:
         plan |= prompt_plan(bb, first, 0)
     else:

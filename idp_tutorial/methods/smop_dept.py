@@ -8,8 +8,7 @@ __all__ = ['RoutedPrompt', 'DecomposedPrompt', 'dept_plan', 'RoutedPromptConfig'
 # %% ../../nbs/engine/methods/smop_dept.ipynb #1d43d921
 import torch
 import torch.nn.functional as F
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from typing import Annotated
 
@@ -19,7 +18,7 @@ from .prompt_tuning import SoftPrompt, prompt_plan
 from .sentence_vectors import MeanPooling, token_vectors
 from ..core.backbone import Backbone
 from ..core.context import INPUT, Context
-from ..core.steps import Insert, PromptSource, Step
+from ..core.steps import PromptSource, Step
 from ..training.config import TrainingConfig
 from .method_registry import InputPromptConfig, Plan, register
 
@@ -111,18 +110,6 @@ class DecomposedPrompt(SoftPrompt):
         return updated.to(ctx.h.dtype)
 
 
-@dataclass(frozen=True)
-class _UpdateAndInsert(Insert):
-    """Update the word vectors, then insert the prompt among them."""
-
-    update: Callable[[Context], Tensor] = field(kw_only=True)
-
-    def apply(self, ctx: Context) -> None:
-        """Update the word vectors, then insert the prompt."""
-        ctx.h = self.update(ctx)
-        super().apply(ctx)
-
-
 def dept_plan(
     bb: Backbone,  # backbone of the model
     source: DecomposedPrompt,  # prompt with its update
@@ -134,12 +121,12 @@ def dept_plan(
     Raises: `UserError` if the prompt does not enter among the word vectors.
     """
     step = prompt_plan(bb, source, position).get(INPUT)
-    if not isinstance(step, Insert):
+    if step is None:
         raise UserError(
             "DePT changes word vectors, so its prompt must enter among them: give a position from "
             "0 to 4."
         )
-    return {INPUT: _UpdateAndInsert(source, step.position, update=source.update_embeddings)}
+    return {INPUT: replace(step, update=source.update_embeddings)}
 
 # %% ../../nbs/engine/methods/smop_dept.ipynb #d7b9116e
 _Count = Annotated[int, Range(1, 10**4)]

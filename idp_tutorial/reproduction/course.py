@@ -204,7 +204,7 @@ def train_and_test_plan(
         cache="both",
     )
     log = fit(model, task, cfg, progress=False)  # a bar would name the method of the config
-    examples, _ = encode_for_evaluation(model, task, cfg, task.splits["test"])
+    examples = encode_for_evaluation(model, task, cfg, task.splits["test"])
     scores, _ = evaluate(model, examples, task, 64, "cpu")
     return model.eval(), next(iter(scores.values())), log
 

@@ -53,8 +53,8 @@ from idp_tutorial.training.evaluation import predict_logits
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.checks import (
     DivergenceError,
+    Range,
     UserError,
-    check_at_least,
     check_name,
     check_writable_folder,
     require_packages,
@@ -92,7 +92,7 @@ def validate_comparison(
                 f"{method!r} has its own entailment head, so it cannot use head='verbalizer'. "
                 "Leave it out of methods=..., or use head='classification'."
             )
-    check_at_least(seeds, 1, "seeds", "at least 2 for a standard deviation")
+    Range(1, hint="at least 2 for a standard deviation").check(seeds, "seeds")
 
 
 def _text_length(row: dict) -> int:
@@ -275,7 +275,7 @@ OTHER_RECORDS_FILE = "earlier.jsonl"  # beside `compare.jsonl`: records of other
 
 def _configs_per_split_seed(base: RunOptions, split_seeds: int) -> list[RunOptions]:
     """Return a config for each few-shot sample, beginning with the split seed of `base`."""
-    check_at_least(split_seeds, 1, "split_seeds")
+    Range(1).check(split_seeds, "split_seeds")
     if split_seeds > 1 and base.shots is None:
         raise UserError(
             f"split_seeds={split_seeds} needs shots=..., because without it all training examples "

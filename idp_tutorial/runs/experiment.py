@@ -18,7 +18,7 @@ from torch import Tensor
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.assembly.config import RunConfig, refuse_control
-from idp_tutorial.assembly.controls import ControlModel, fit_control
+from idp_tutorial.assembly.controls import ControlConfig, ControlModel
 from idp_tutorial.assembly.probe import initialise_head_from_probe
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
 from idp_tutorial.core.random_numbers import exclusive_random_numbers
@@ -33,9 +33,10 @@ from idp_tutorial.runs.record import (
     run_digests,
 )
 from idp_tutorial.runs.report import require_reportable, write_report
-from idp_tutorial.saving.descriptions import have_same_shapes, read_fingerprint
+from idp_tutorial.saving.descriptions import read_fingerprint, tensor_shapes
 from idp_tutorial.saving.hub import RECORD_FILE
 from idp_tutorial.saving.prompt_files import load_first_stage, save_pretrained
+from idp_tutorial.training.distributed import create_accelerator
 from idp_tutorial.training.evaluation import format_predictions
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import DivergenceError, UserError, check_name
@@ -111,7 +112,7 @@ class Experiment:
         model = self.build_model()
         if initial_state:
             state = trained_state(model)
-            if not have_same_shapes(state, initial_state):
+            if tensor_shapes(state) != tensor_shapes(initial_state):
                 raise UserError(
                     "the earlier model has other trained tensors: use the same options of the "
                     "method and the head, or warm_start=False."
@@ -121,8 +122,10 @@ class Experiment:
                 tensors = (t.detach().cpu().contiguous() for t in initial_state.values())
                 blocks = (t.reshape(-1).view(torch.uint8).numpy() for t in tensors)
                 checkpoint_dir = Path(checkpoint_dir) / f"from-{compute_digest(blocks)}"
-        if isinstance(model, ControlModel):
-            return model, fit_control(self.cfg.method_config, model, self.task, self.cfg)
+        control = self.cfg.method_config
+        if isinstance(control, ControlConfig) and isinstance(model, ControlModel):
+            model.to(create_accelerator(self.cfg).device)
+            return model, control.fit(model, self.task, self.cfg)
         return model, fit(
             model,
             self.task,

@@ -58,7 +58,7 @@ def split_outputs(
     model: PromptedModel, task: Task, cfg: RunConfig, split: str
 ) -> tuple:  # logits `[N,C]` or N texts; the N encoded examples
     """Return the outputs of a model for one split of a task, with the encoded examples."""
-    examples, _ = encode_for_evaluation(model, task, cfg, task.splits[split])
+    examples = encode_for_evaluation(model, task, cfg, task.splits[split])
     device = next(model.parameters()).device
     return evaluation.model_outputs(model, examples, task, 4 * cfg.batch_size, device), examples
 

@@ -54,7 +54,6 @@ __all__ = [
     "parse_saved_run",
     "check_save_format",
     "tensor_shapes",
-    "have_same_shapes",
     "describe_backbone",
     "check_backbone_matches",
     "load_saved_backbone",
@@ -301,14 +300,6 @@ def tensor_shapes(
 ) -> dict[str, tuple]:
     """Return the shape of each tensor, and whether its numbers are real."""
     return {name: (*t.shape, t.is_floating_point()) for name, t in tensors.items()}
-
-
-def have_same_shapes(
-    tensors: Mapping[str, Tensor],  # of a model
-    saved_tensors: Mapping[str, Tensor],  # of a file
-) -> bool:
-    """Return whether two states have the same names, shapes and kinds of numbers."""
-    return tensor_shapes(tensors) == tensor_shapes(saved_tensors)
 
 
 _DTYPES = {**DTYPES, "float16": torch.float16, "float64": torch.float64}

@@ -35,7 +35,6 @@ from idp_tutorial.saving.descriptions import (
     SAVE_FORMAT,
     describe_backbone,
     describe_run,
-    have_same_shapes,
     load_saved_backbone,
     parse_saved_run,
     read_prompts,
@@ -209,7 +208,7 @@ def build_saved_model(
     )
     model = rebuild_model(description, task, cfg, bb, glove, folder)
     tensors = trained_state(model)
-    if not have_same_shapes(tensors, saved_tensors):
+    if tensor_shapes(tensors) != tensor_shapes(saved_tensors):
         raise UserError(
             f"the tensors of {folder} do not fit the model that its config describes, probably "
             "because another version saved it: train it again."

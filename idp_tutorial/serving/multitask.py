@@ -38,7 +38,7 @@ from idp_tutorial.training.evaluation import (
     require_text_columns,
 )
 from idp_tutorial.training.examples import encode_rows, select_template
-from idp_tutorial.utils.checks import UserError, check_at_least, check_name
+from idp_tutorial.utils.checks import Range, UserError, check_name
 
 __all__ = ["run_joint_batch", "TaskModel", "MultiTaskModel"]
 
@@ -246,7 +246,7 @@ class MultiTaskModel:
         probabilities: bool = False,  # True: return dictionaries with all probabilities
     ) -> list[Any]:  # label names, lists of them, or numbers; with `probabilities` dictionaries
         """Return the prediction for every row, as a label name or a number."""
-        check_at_least(batch_size, 1, "batch_size")
+        Range(1).check(batch_size, "batch_size")
         examples = self.encode(rows)
         outputs: list[Any] = [None] * len(rows)
         for indices in batch_by_length([len(e["input_ids"]) for e in examples], batch_size):

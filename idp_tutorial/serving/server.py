@@ -18,8 +18,8 @@ from idp_tutorial.data.rows import require_text
 from idp_tutorial.serving.limits import ServerLimits
 from idp_tutorial.serving.multitask import MultiTaskModel
 from idp_tutorial.utils.checks import (
+    Range,
     UserError,
-    check_at_least,
     check_name,
     require_packages,
 )
@@ -185,7 +185,7 @@ class Batcher:
         max_wait: float,  # seconds that the first row waits for others
     ) -> None:
         self.predict_rows = predict_rows
-        self.batch_size = check_at_least(batch_size, 1, "batch_size")
+        self.batch_size = Range(1).check(batch_size, "batch_size")
         self.max_wait = max_wait
         self.n_waiting = 0  # rows without a prediction
         self.queue: asyncio.Queue = asyncio.Queue()

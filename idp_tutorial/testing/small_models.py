@@ -59,18 +59,7 @@ SMALL_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "camembert": ("CamembertConfig", _COMMON_SIZES | _DROPOUT),
     "electra": ("ElectraConfig", _COMMON_SIZES | _DROPOUT | dict(embedding_size=16)),
     "mpnet": ("MPNetConfig", _COMMON_SIZES | _DROPOUT),
-    "distilbert": (
-        "DistilBertConfig",
-        dict(
-            vocab_size=60,
-            dim=32,
-            n_layers=3,
-            n_heads=4,
-            hidden_dim=48,
-            max_position_embeddings=64,
-            pad_token_id=1,
-        ),
-    ),
+    "distilbert": ("DistilBertConfig", _COMMON_SIZES | dict(hidden_dim=48)),
     "deberta": (
         "DebertaConfig",
         _COMMON_SIZES | _RELATIVE_POSITIONS | dict(pos_att_type=["c2p", "p2c"]),
@@ -103,15 +92,7 @@ SMALL_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5, gated": ("T5Config", _T5_SIZES | dict(d_kv=8, feed_forward_proj="gated-gelu")),
     "gpt2": (
         "GPT2Config",
-        dict(
-            vocab_size=60,
-            n_embd=32,
-            n_layer=3,
-            n_head=4,
-            n_positions=64,
-            bos_token_id=0,
-            eos_token_id=2,
-        ),
+        _COMMON_SIZES | dict(bos_token_id=0, eos_token_id=2, pad_token_id=None),
     ),
     "llama": ("LlamaConfig", _COMMON_SIZES | _GROUPED_QUERY),
     "mistral": ("MistralConfig", _COMMON_SIZES | _SLIDING_WINDOW),

@@ -8,7 +8,6 @@ __all__ = ['SENTENCE_POOLINGS', 'iterate_states', 'add_missing_states', 'cache_s
 
 # %% ../../nbs/engine/training/cache.ipynb #c5fbefb5
 import numpy as np
-import time
 import torch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -147,15 +146,12 @@ def attach_cached_states(
     examples: Sequence[dict],  # from `task.encode`
     # `cache`, `cache_dtype`, `cache_dir`, `batch_size` and `precision` are read
     cfg: TrainingConfig,
-) -> tuple[Sequence[dict], dict]:
+) -> Sequence[dict]:
     """Return the examples with the cached states that the model can use and `cfg.cache` allows.
 
-    The losses stay the same, except for the rounding of float16. The second value has the number of
-    `computed` texts, the size in `mb`, and the time in `seconds`.
+    The losses stay the same, except for the rounding of float16.
     """
     bb = model.backbone
-    start_time = time.perf_counter()
-    cost = dict(computed=0, mb=0.0)
     states_to_cache: list[int | str] = []
     if cfg.cache in ("hidden", "both") and model.first_trained_layer > 0:
         if model.dropout_below_prompt:
@@ -171,7 +167,7 @@ def attach_cached_states(
     if states_to_cache:
         name = backbone_fingerprint(bb, bb.device.type, cfg.precision)
     for layer_or_pooling in states_to_cache:
-        examples, added_cost = cache_states(
+        examples, _ = cache_states(
             bb,
             examples,
             layer_or_pooling,
@@ -180,8 +176,7 @@ def attach_cached_states(
             4 * cfg.batch_size,
             name,
         )
-        cost = {k: cost[k] + added_cost[k] for k in cost}
-    return examples, {**cost, "seconds": round(time.perf_counter() - start_time, 3)}
+    return examples
 
 
 def required_sentence_vectors(model: PromptedModel) -> list[str]:

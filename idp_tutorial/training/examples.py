@@ -15,7 +15,7 @@ before, so code that reads examples does not change.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -23,7 +23,6 @@ import numpy as np
 
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.prompted_model import PromptedModel
-from idp_tutorial.data.rows import check_row
 from idp_tutorial.data.task import Task
 from idp_tutorial.training.cache import attach_cached_states
 from idp_tutorial.training.config import TrainingConfig
@@ -33,7 +32,6 @@ __all__ = [
     "PackedExamples",
     "pack_examples",
     "encode_rows",
-    "validate_inference_row",
     "select_template",
     "precompute_source_inputs",
     "encode_for_model",
@@ -47,20 +45,14 @@ __all__ = [
 TOKEN_DTYPES = {"input_ids": np.int32, "token_type_ids": np.int16}
 
 
+@dataclass(eq=False, repr=False)
 class PackedExamples(Sequence):
     """Sequence of examples that are stored in flat arrays; `packed[i]` is a dictionary."""
 
-    def __init__(
-        self,
-        names: list[str],  # column names of an example, in their order
-        flat: dict[str, np.ndarray],  # column name → values of all tokens of all examples
-        columns: dict[str, list],  # column name → one value per example
-        ends: np.ndarray,  # index after the last token of each example
-    ):
-        self.column_names = names
-        self.token_arrays = flat
-        self.columns = columns
-        self.ends = ends
+    column_names: list[str]  # of an example, in their order
+    token_arrays: dict[str, np.ndarray]  # column name → values of all tokens of all examples
+    columns: dict[str, list]  # column name → one value per example
+    ends: np.ndarray  # index after the last token of each example
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -127,27 +119,6 @@ def encode_rows(
     )
 
 
-def validate_inference_row(
-    task: Task,
-    row: dict,
-    where: str,  # name of the row in messages, such as 'row 3'
-) -> dict:
-    """Return the columns of a row that the task reads, after `check_row`; the label is optional.
-
-    The group is optional too, unless the task chooses among the rows of a group.
-    """
-    has_label = row.get("label") is not None
-    if all(row.get(column) is not None for column in task.text_columns):
-        defaults = {} if task.grouping == "choose" else {"group": 0}
-        row = {**defaults, **row}
-        if not has_label:  # any valid label, removed below
-            row["label"] = task.label_range[0] if task.is_regression else 0
-            if task.multi_label:
-                row["label"] = []
-    checked = check_row(task, row, where, " (a label only to train)")
-    return {k: v for k, v in checked.items() if k != "label" or has_label}
-
-
 def select_template(model: PromptedModel, cfg: TrainingConfig) -> str | None:
     """Return the config's template if the head reads a mask or generates text, or None."""
     return cfg.template if model.head.pooling in ("mask", "answer") else None
@@ -177,11 +148,11 @@ def encode_for_evaluation(
     task: Task,
     cfg: TrainingConfig,
     rows: list[dict],
-) -> tuple[Sequence[dict], dict]:
-    """Return the examples of `encode_for_model` with cached states, and the cache's cost."""
+) -> Sequence[dict]:
+    """Return the examples of `encode_for_model` with cached states."""
     examples = encode_for_model(model, task, cfg, rows)
     if cfg.cache == "none":
-        return examples, {}
+        return examples
     # evaluations run without autocast
     return attach_cached_states(model, examples, replace(cfg, precision="no"))
 
@@ -230,8 +201,8 @@ def encode_training_splits(
     model: PromptedModel,
     task: Task,  # with its splits
     cfg: TrainingConfig,
-) -> tuple[Sequence[dict], Sequence[dict], dict, int]:
-    """Return training and validation examples, the cost of the cache, and how many texts are cut.
+) -> tuple[Sequence[dict], Sequence[dict], int]:
+    """Return training and validation examples, and how many texts are cut.
 
     States are cached only for a model that has trainable parameters.
     """
@@ -242,12 +213,10 @@ def encode_training_splits(
         max_len = min(cfg.max_len, model.backbone.max_tokens)
         _log_cut_texts_once(task.name, n_cut, len(rows), max_len)
     if cfg.cache == "none" or not model.trained_parameters():
-        return train, encode_for_model(model, task, cfg, task.splits["validation"]), {}, n_cut
+        return train, encode_for_model(model, task, cfg, task.splits["validation"]), n_cut
     model.to(acc.device)
     with acc.local_main_process_first():
         with acc.autocast():
-            train, cost = attach_cached_states(model, train, cfg)
-        validation, validation_cost = encode_for_evaluation(
-            model, task, cfg, task.splits["validation"]
-        )
-    return train, validation, {k: cost[k] + validation_cost[k] for k in cost}, n_cut
+            train = attach_cached_states(model, train, cfg)
+        validation = encode_for_evaluation(model, task, cfg, task.splits["validation"])
+    return train, validation, n_cut

@@ -61,7 +61,6 @@ class TrainLog:
     steps: int = 0  # optimizer steps taken
     ms_per_step: float = 0.0  # median
     peak_memory_mb: float = 0.0
-    cache: dict[str, Any] = field(default_factory=dict)  # what the cached states cost
     probe: dict[str, Any] | None = None  # of the control 'probe': the linear model it selected
     cut_texts: int = 0  # training texts that were cut at `max_len`
     validation_loss: float | None = None  # of the best evaluation; None: generated texts, no loss
@@ -98,21 +97,16 @@ class TrainingRun:
         self.state = TrainState()
         self.checkpoint: Checkpoint | None = None
         self.callbacks = CallbackRunner(self)
-        train, validation, cost, self.cut_texts = encode_training_splits(
+        self.train_examples, self.validation_examples, self.cut_texts = encode_training_splits(
             self.acc, model, task, self.cfg
         )
-        self.train_examples = train
-        self.validation_examples = validation
-        self.cache_cost = cost
 
     def evaluate_untrained(self) -> TrainLog:
         """Return the log of a model without trainable parameters, such as a verbalizer alone."""
         self.model.to(self.acc.device)
         score, loss = self.validate()
         peak_memory_mb = StepProfiler(self.model, self.acc).peak_memory_mb()
-        return TrainLog(
-            score, peak_memory_mb=peak_memory_mb, cache=self.cache_cost, validation_loss=loss
-        )
+        return TrainLog(score, peak_memory_mb=peak_memory_mb, validation_loss=loss)
 
     def start_or_resume(
         self,
@@ -326,7 +320,6 @@ class TrainingRun:
             steps=self.state.step,
             ms_per_step=step_times[len(step_times) // 2],
             peak_memory_mb=self.profiler.peak_memory_mb(),
-            cache=self.cache_cost,
             cut_texts=self.cut_texts,
             validation_loss=self.state.validation_losses[best],
             validation_losses=self.state.validation_losses,

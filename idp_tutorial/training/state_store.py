@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from idp_tutorial.utils.checks import UserError, check_positive, parse_number
+from idp_tutorial.utils.checks import Range, UserError, parse_number
 from idp_tutorial.utils.durable_files import open_atomically, remove_stale_part_files
 
 __all__ = [
@@ -86,7 +86,7 @@ def _cache_limit_bytes() -> float:
     value = os.environ.get("IDP_CACHE_LIMIT") or "50"
     hint = "the maximum size of all caches together in GB, such as 50"
     try:
-        return 1e9 * check_positive(parse_number(value), "IDP_CACHE_LIMIT", hint)
+        return 1e9 * Range(0, 1e40, hint, True).check(parse_number(value), "IDP_CACHE_LIMIT")
     except ValueError:
         raise UserError(
             f"IDP_CACHE_LIMIT must be a positive number, got {value!r} ({hint})."

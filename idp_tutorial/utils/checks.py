@@ -26,10 +26,7 @@ __all__ = [
     "check_choice",
     "is_number",
     "Range",
-    "check_at_least",
     "check_int",
-    "check_positive",
-    "check_between",
     "parse_number",
     "closest_match",
     "check_name",
@@ -133,19 +130,6 @@ class Range:
         raise UserError(f"{name} must be {needed}, got {shown:.40}{_in_brackets(self.hint)}.")
 
 
-def check_at_least(
-    value: Any,  # the value to check
-    low: float,  # smallest allowed value
-    name: str,  # name of the argument
-    hint: str = "",  # what usually fixes it, added to the message
-) -> Any:  # `value`
-    """Return `value` if it is a number not smaller than `low`.
-
-    Raises: `UserError` for a smaller number, NaN or something that is not a number.
-    """
-    return Range(low, hint=hint).check(value, name)
-
-
 def check_int(
     value: Any,  # the value to check
     name: str,  # name of the argument
@@ -157,32 +141,6 @@ def check_int(
     if not is_number(value, Integral):
         raise UserError(f"{name} must be a whole number, got {value!r:.40}.")
     return value
-
-
-def check_positive(
-    value: Any,  # the value to check; None is accepted
-    name: str,  # name of the argument
-    hint: str = "",  # what the argument is, and a usual value
-) -> Any:  # `value`
-    """Return `value` if it is None or a positive number up to 1e40, beyond float32.
-
-    Raises: `UserError` for anything else.
-    """
-    return value if value is None else Range(0, 1e40, hint, True).check(value, name)
-
-
-def check_between(
-    value: Any,  # the value to check; None is accepted
-    low: float,  # smallest allowed value
-    high: float,  # largest allowed value
-    name: str,  # name of the argument
-    hint: str = "",  # what the argument is
-) -> Any:  # `value`
-    """Return `value` if it is None or a number from `low` to `high`.
-
-    Raises: `UserError` for anything else.
-    """
-    return value if value is None else Range(low, high, hint).check(value, name)
 
 
 def parse_number(

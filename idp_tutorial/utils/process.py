@@ -1,11 +1,6 @@
-"""State of the process: its rank, its garbage collector, and the handler of progress messages.
+"""State of the process: its rank, and the handler of progress messages.
 
 Threads must not create accelerate's state of the process at the same time.
-
-The garbage collector pauses while large libraries are imported. An import creates hundreds of
-thousands of objects that stay, and the collector looks at them again and again. Pausing it saves
-processor time in the imports of PyTorch and Transformers; no gain was seen in the time of a whole
-command.
 
 Progress messages are records of the logger `idp_tutorial`, which the commands print. Each module
 logs to the logger of its name, such as `idp_tutorial.runs.compare`, at level INFO. In Python
@@ -14,7 +9,6 @@ nothing is shown, as of any library, until logging is set up:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
 """
 
-import gc
 import logging
 import sys
 import threading
@@ -24,7 +18,6 @@ from typing import Any
 
 __all__ = [
     "process_state",
-    "pause_garbage_collection",
     "MessageHandler",
     "handle_messages",
 ]
@@ -41,18 +34,6 @@ def process_state() -> Any:
         state = PartialState()
         state.__dict__ = dict(state.__dict__)  # another thread may reset the shared ones
         return state
-
-
-@contextmanager
-def pause_garbage_collection() -> Iterator[None]:
-    """Switch the garbage collector off for a `with` block, or a function, if it is on."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class MessageHandler(logging.StreamHandler):

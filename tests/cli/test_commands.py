@@ -7,7 +7,7 @@ import torch
 
 from idp_tutorial.cli.commands import CommandOptions, command, exit_with_message
 from idp_tutorial.cli.main import load_command
-from idp_tutorial.utils.checks import check_at_least
+from idp_tutorial.utils.checks import Range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class DoubleOptions(CommandOptions):
 @command(DoubleOptions, run_options=("batch_size",))
 def double_command(options, base):
     """Double a number."""
-    print(2 * check_at_least(options.n, 1, "n"), base.batch_size)
+    print(2 * Range(1).check(options.n, "n"), base.batch_size)
 
 
 def test_a_command_is_called_from_python_and_from_the_shell(capsys):

@@ -287,9 +287,7 @@ def test_caches_of_single_texts_are_not_used(tmp_path):
     task = small_task()
     model = EntailmentModel(bb, SENTENCES[:2]).eval()
     examples = task.encode(task.splits["train"][:4], bb.tokenizer, 60)
-    cached, _ = attach_cached_states(
-        model, examples, config(cache="hidden", cache_dir=str(tmp_path))
-    )
+    cached = attach_cached_states(model, examples, config(cache="hidden", cache_dir=str(tmp_path)))
     with torch.no_grad():
         same(model(collate(cached, 1)), model(collate(examples, 1)))
 

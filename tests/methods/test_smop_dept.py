@@ -96,6 +96,18 @@ def test_every_position(bbs, method, position):
     assert len(list(model.sources.parameters())) == (2 if method == "smop" else 3)
 
 
+@pytest.mark.parametrize("position", range(5))
+def test_without_an_update_dept_is_prompt_tuning_at_every_position(bbs, position):
+    bb = bbs("bert")
+    batch = batch_of(bb, small_task("entailment"))
+    source = dept(B=0.0)
+    with torch.no_grad():
+        own = run_layers(bb, batch, dept_plan(bb, source, position))
+        expected = run_layers(bb, batch, prompt_plan(bb, source, position))
+    assert torch.equal(own.attention_mask, expected.attention_mask)
+    same(own.h, expected.h)
+
+
 @pytest.mark.parametrize("family", FAMILY)
 @pytest.mark.parametrize("method", ["smop", "dept"])
 def test_gradients_reach_the_source_and_nothing_else(bbs, method, family):

@@ -271,7 +271,7 @@ def test_outputs_and_gradients_are_the_same_with_cached_states(
     task = small_task(name)
     examples = encode_examples(bb, task, template)
     model = create_model(bb, plan, task, head).eval()
-    cached, _ = attach_cached_states(model, examples, config(cache="both", cache_dir=str(tmp_path)))
+    cached = attach_cached_states(model, examples, config(cache="both", cache_dir=str(tmp_path)))
     assert ("hidden_states" in cached[0]) + ("sentence" in cached[0]) == (
         2 if plan == "both" else 1
     )
@@ -333,19 +333,23 @@ def test_training_with_a_cache_is_the_same_training(family, plan, tmp_path):
     )
     for n in wa:
         assert_close(wa[n], wb[n], 1e-5)
-    assert (
-        b.cache["computed"] > 0 and b.cache["mb"] > 0 and b.cache["seconds"] > 0 and a.cache == {}
-    )
+    assert any(tmp_path.rglob("*.states"))
 
 
 def test_half_precision_changes_losses_by_rounding_only(tmp_path):
     a = losses("roberta", "late", "none", tmp_path)[0]
-    b = losses("roberta", "late", "hidden", tmp_path, cache_dtype="float16")[0]
+    half, full = tmp_path / "half", tmp_path / "full"
+    b = losses("roberta", "late", "hidden", half, cache_dtype="float16")[0]
     difference = max(abs(x - y) for x, y in zip(a.losses, b.losses))
     assert 1e-7 < difference < 5e-3
-    c = losses("roberta", "late", "hidden", tmp_path)[0]
+    losses("roberta", "late", "hidden", full)
+    bytes_half, bytes_full = [
+        sum(file.stat().st_size for file in folder.rglob("*.states")) for folder in (half, full)
+    ]
+    assert 0 < bytes_half < 0.55 * bytes_full
     # float32 states are not read from the float16 cache
-    assert b.cache["mb"] < 0.55 * c.cache["mb"] and c.losses == pytest.approx(a.losses, abs=1e-6)
+    c = losses("roberta", "late", "hidden", half)[0]
+    assert c.losses == pytest.approx(a.losses, abs=1e-6)
 
 
 def test_caches_of_different_precisions_are_separate(tmp_path):
@@ -353,9 +357,8 @@ def test_caches_of_different_precisions_are_separate(tmp_path):
         losses("roberta", "both", c, tmp_path, precision="bf16")[0].losses for c in ("none", "both")
     ]
     assert a == pytest.approx(b, abs=2e-3)
-    n = len({r["sentence1"] for r in small_task(train=48).splits["train"]})
     # full precision has its own cache, which validation always uses
-    assert losses("roberta", "both", "both", tmp_path)[0].cache["computed"] == 2 * n
+    losses("roberta", "both", "both", tmp_path)
     assert len([*tmp_path.iterdir()]) == 2
 
 
@@ -386,8 +389,7 @@ def test_cached_layers_do_not_run(plan, cache, passes, tmp_path, monkeypatch):
     bb = backbone()
     model = create_model(bb, plan)
     calls = count_layers(bb)
-    log = fit(model, task, cfg)
-    assert log.cache.get("computed", 0) == 0
+    fit(model, task, cfg)
     assert calls == [n * (3 + 1) for n in passes]  # three steps and one evaluation
 
 
@@ -402,7 +404,7 @@ def test_a_model_without_frozen_layers_trains_without_a_cache(tmp_path):
             )
             for c in ("none", "both")
         ]
-        assert runs[0].losses == runs[1].losses and runs[1].cache["computed"] == 0
+        assert runs[0].losses == runs[1].losses
     assert not any(tmp_path.iterdir())
 
 
@@ -411,7 +413,7 @@ def test_predictions_from_cached_states_are_in_order(bbs, tmp_path):
     task = small_task("questions", test=20)
     model = model_of("lpt-npg", bb, task, layer=2)
     rows = encode_examples(bb, task, split="test", n=20)
-    cached, _ = attach_cached_states(model, rows, config(cache="hidden", cache_dir=str(tmp_path)))
+    cached = attach_cached_states(model, rows, config(cache="hidden", cache_dir=str(tmp_path)))
     assert evaluate(model, cached, task, batch_size=3) == evaluate(
         model, rows, task, batch_size=7
     ) and [k["input_ids"] for k in cached] == [r["input_ids"] for r in rows]
@@ -484,10 +486,9 @@ def test_required_sentence_vectors_are_those_that_sources_read(bbs, tmp_path):
         {INPUT: Insert(FromMean(bb.d)), 1: Add(FromSentence(bb.d))},
     )
     assert required_sentence_vectors(model) == ["sentence", "mean_sentence"]
-    cached, cost = attach_cached_states(
+    cached = attach_cached_states(
         model, encode_examples(bb), config(cache="both", cache_dir=str(tmp_path))
     )
-    assert cost["computed"] == 20
     b = collate(cached, 1)
     assert (
         torch.equal(model.eval()(b), model(b))
@@ -536,7 +537,7 @@ def test_caches_that_would_change_results_are_refused(tmp_path, bbs):
     bb = bbs["roberta"]
     rows = encode_examples(bb)
     model = create_model(bb, "late")
-    cached, _ = attach_cached_states(model, rows, config(cache="hidden", cache_dir=str(tmp_path)))
+    cached = attach_cached_states(model, rows, config(cache="hidden", cache_dir=str(tmp_path)))
     for options, words in (
         (dict(cache="all"), ["cache must be 'none', 'sentence', 'hidden' or 'both', got 'all'"]),
         (dict(cache_dtype="half"), ["cache_dtype must be ", "got 'half'", "float16"]),

@@ -37,9 +37,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from idp_tutorial.assembly.config import RunConfig, RunOptions, general_options
 from idp_tutorial.assembly.probe_config import ProbeConfig
@@ -56,15 +57,12 @@ from idp_tutorial.runs.record import RunStore, build_record, make_fingerprint
 from idp_tutorial.runs.tables import select_finished
 from idp_tutorial.utils.checks import (
     DivergenceError,
+    Range,
     UserError,
-    check_at_least,
     check_name,
 )
 from idp_tutorial.utils.durable_files import file_lock
 from idp_tutorial.utils.records import config_to_record, read_existing_records
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = [
     "check_single_sweep",
@@ -197,7 +195,7 @@ def plan_layer_sweep(
     """
     for name in methods:
         check_name(name, METHODS, "method")
-    check_at_least(seeds, 1, "seeds", "use at least two for a standard deviation")
+    Range(1, hint="use at least two for a standard deviation").check(seeds, "seeds")
     base = base.resolve_epochs(len(task.splits["train"])) if task else base
     L = n_layers or load_backbone(base.backbone).n_layers
     layers = _resolve_layers(layers, base.backbone, L)
@@ -238,10 +236,8 @@ def sweep_prompt_layer(
     return records
 
 
-def _select_sweep(records: list[dict]) -> "pd.DataFrame":
+def _select_sweep(records: list[dict]) -> pd.DataFrame:
     """Return the finished records of one sweep, of which there must be at least one."""
-    import pandas as pd
-
     finished = check_single_sweep(records)
     if not finished:
         raise UserError("there are no finished records: run sweep_prompt_layer or idp sweep first.")
@@ -250,7 +246,7 @@ def _select_sweep(records: list[dict]) -> "pd.DataFrame":
 
 def sweep_table(
     records: list[dict],  # records of one sweep
-) -> "pd.DataFrame":  # one row for each method and layer
+) -> pd.DataFrame:  # one row for each method and layer
     """Tabulate mean and standard deviation over seeds, cost and learning rate by layer."""
     df = _select_sweep(records)
     df = df.assign(params=[sum(p.values()) for p in df.params])
@@ -281,10 +277,8 @@ def sweep_file(
     return Path(folder) / f"{'-'.join(parts)}.jsonl"
 
 
-def _select_late_records(records: list[dict]) -> "pd.DataFrame":
+def _select_late_records(records: list[dict]) -> pd.DataFrame:
     """Return the finished records of late methods of one sweep, of which there must be one."""
-    import pandas as pd
-
     late = late_prompt_methods()
     df = pd.DataFrame([r for r in check_single_sweep(records) if r["method"] in late])
     if not len(df):
@@ -296,14 +290,12 @@ def _select_late_records(records: list[dict]) -> "pd.DataFrame":
 
 def depth_profile_table(
     records: list[dict],  # records of one sweep
-) -> "pd.DataFrame":  # one row for each late method
+) -> pd.DataFrame:  # one row for each late method
     """Compare the scores of the first layer, the middle third and the last layer (LPT §4).
 
     `error` is the standard error of such a difference; `middle_maximum` tells whether the middle
     exceeds both ends by two of them.
     """
-    import pandas as pd
-
     rows = []
     for method, group in _select_late_records(records).groupby("method", sort=False):
         L = group.n_layers.iloc[0]
@@ -333,10 +325,8 @@ def depth_profile_table(
 def layer_choice_regret(
     records: list[dict],  # records of one sweep
     choice: dict,  # from `choose_prompt_layer`
-) -> "pd.DataFrame":  # one row for each late method
+) -> pd.DataFrame:  # one row for each late method
     """Tabulate the points lost with the chosen, the middle and a random layer, and the seconds."""
-    import pandas as pd
-
     if records and not choice_matches_sweep(choice, records[0]):
         raise UserError(
             "the choice was made for another task, backbone, head, text or prompt length than the "

@@ -108,7 +108,7 @@ def evaluate_prompt_swaps(
     """
     require_classes(task, "swapping prompts")
     batch_size = 4 * cfg.batch_size
-    examples, _ = encode_for_evaluation(model, task, cfg, task.splits["test"])
+    examples = encode_for_evaluation(model, task, cfg, task.splits["test"])
     labels = torch.tensor([e["label"] for e in examples])
     rng = torch.Generator().manual_seed(0)
     prompts, own_logits = collect_prompts(model, examples, batch_size)

@@ -25,10 +25,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
+from idp_tutorial.assembly.config import RunOptions
 from idp_tutorial.backbones.load import find_local_backbone, silence_transformers
 from idp_tutorial.core.random_numbers import forked_random_numbers
 from idp_tutorial.data.synthetic import make_rows
@@ -37,7 +38,7 @@ from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import processor_name, read_records
 
-__all__ = ["END_TO_END_METHODS", "EndToEndSettings", "measure_end_to_end"]
+__all__ = ["END_TO_END_METHODS", "measure_end_to_end"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,19 +49,6 @@ _SCRIPTS = "idp_tutorial.reproduction.efficiency.other_scripts"
 _MAIN = "idp_tutorial.cli.main"
 SIZES = dict(train=4952, validation=500, test=500)  # texts of `questions`, as many as in TREC
 N_ANSWERS = 3600  # texts of mixed length to predict
-
-
-@dataclass(frozen=True)
-class EndToEndSettings:
-    """Settings that all commands of a measurement share."""
-
-    backbone: str  # name or folder of pretrained weights
-    methods: Sequence[str] = END_TO_END_METHODS
-    data: str | None = None  # folder of tasks with TREC; None: the bundled task `questions`
-    batch_size: int = 32
-    max_len: int = 128  # tokens of a text; longer ones are cut
-    device: Literal["auto", "cpu"] = "auto"
-    threads: int | None = None  # of the processor; None: the choice of PyTorch
 
 
 @dataclass
@@ -163,21 +151,23 @@ def _format_options(**options: Any) -> list[str]:
     return [f"--{name}={value}" for name, value in options.items()]
 
 
-def _training_commands(settings: EndToEndSettings, path: str, folder: Path) -> list[_Command]:
+def _training_commands(
+    base: RunOptions, methods: Sequence[str], path: str, folder: Path
+) -> list[_Command]:
     """Return `idp train` for each method, and the script for `peft` where it has the method."""
     commands = []
-    for method in settings.methods:
+    for method in methods:
         lr = METHODS[method].default_learning_rate
         fields = dict(method=method, lr=lr)
         common = dict(
             **fields,
-            batch_size=settings.batch_size,
-            max_len=settings.max_len,
-            device=settings.device,
+            batch_size=base.batch_size,
+            max_len=base.max_len,
+            device=base.device,
         )
         out = folder / method
         arguments = [str(folder / "task"), *_format_options(text="text", label="label", **common)]
-        arguments += _format_options(backbone=settings.backbone, out=out)
+        arguments += _format_options(backbone=base.backbone, out=out)
         arguments += _format_options(epochs=1, evaluations=1, save_every=0)
         idp = _Command("idp train", _MAIN, ["train", *arguments], fields, out)
         commands.append(idp)
@@ -192,16 +182,15 @@ def _training_commands(settings: EndToEndSettings, path: str, folder: Path) -> l
     return commands
 
 
-def _answering_commands(settings: EndToEndSettings, folder: Path) -> list[_Command]:
+def _answering_commands(base: RunOptions, method: str, folder: Path) -> list[_Command]:
     """Return `idp predict` and the script for `pipeline`, in float32 and in bfloat16."""
     commands = []
-    method = settings.methods[-1]
     for dtype in ("float32", "bfloat16"):
         texts = folder / "texts.csv"
-        common = dict(device=settings.device, dtype=dtype)
+        common = dict(device=base.device, dtype=dtype)
         out = folder / f"pipeline-{dtype}.csv"
         arguments = _format_options(data=texts, backbone=folder / "classifier", out=out, **common)
-        arguments += _format_options(max_len=settings.max_len)
+        arguments += _format_options(max_len=base.max_len)
         pipeline = _Command("pipeline", _SCRIPTS, arguments, dict(dtype=dtype), out)
         out = folder / f"idp-{dtype}.csv"
         arguments = _format_options(
@@ -226,32 +215,34 @@ def _run_in_turns(commands: Sequence[_Command], repeats: int, threads: int | Non
 
 
 def measure_end_to_end(
-    settings: EndToEndSettings,
+    base: RunOptions,  # its backbone, data, batch size, length of a text and device are used
+    methods: Sequence[str],  # names of `END_TO_END_METHODS`; the last one also predicts
     repeats: int = 3,  # rounds
+    threads: int | None = None,  # of the processor; None: the choice of PyTorch
 ) -> Iterator[dict]:  # records of training, then those of answering
     """Time training and answering as whole commands, beside `peft` and `pipeline`, in turns.
 
     Raises: `UserError` for a backbone whose weights are not on this machine.
     """
-    path = str(find_local_backbone(settings.backbone) or settings.backbone)
+    path = str(find_local_backbone(base.backbone) or base.backbone)
     if not Path(path).is_dir():
         raise UserError(
-            f"backbone={settings.backbone!r} has no weights on this machine, and whole commands "
+            f"backbone={base.backbone!r} has no weights on this machine, and whole commands "
             "are timed with trained ones: give 'tiny', 'minilm', or a folder."
         )
     machine = dict(processor=processor_name(), load_before=measure_load())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        common = dict(max_len=settings.max_len, **machine, **_write_inputs(settings.data, folder))
-        training = _training_commands(settings, path, folder)
-        _run_in_turns(training, repeats, settings.threads)
+        common = dict(max_len=base.max_len, **machine, **_write_inputs(base.data, folder))
+        training = _training_commands(base, methods, path, folder)
+        _run_in_turns(training, repeats, threads)
         for command in training:
             score = read_records(command.out / "record.jsonl")[0]["score"]
             yield dict(part="training", **common, **command.record(), score=score)
         labels = pd.read_csv(folder / "task" / "train.csv", dtype=str)["label"].unique()
         _save_classifier(path, labels, folder / "classifier")
-        answering = _answering_commands(settings, folder)
-        _run_in_turns(answering, repeats, settings.threads)
+        answering = _answering_commands(base, methods[-1], folder)
+        _run_in_turns(answering, repeats, threads)
         for command in answering:
             exact = next(c for c in answering if c.name == command.name)  # in float32
             as_usual = next(c for c in answering if c.name == "pipeline")

@@ -36,17 +36,9 @@ def _flan_t5() -> Any:
     from transformers import T5Config
 
     sizes: dict[str, Any] = dict(
-        vocab_size=32128,
-        d_model=2048,
-        d_kv=64,
-        d_ff=5120,
-        num_layers=24,
-        num_decoder_layers=24,
-        num_heads=32,
-        feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,
+        d_model=2048, d_ff=5120, num_layers=24, num_heads=32, tie_word_embeddings=False
     )
-    return T5Config(**sizes)
+    return T5Config(feed_forward_proj="gated-gelu", **sizes)
 
 
 # models that are counted only: the layer loop has no decoder with cross-attention

@@ -36,7 +36,6 @@ from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
-from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS
@@ -49,6 +48,7 @@ from idp_tutorial.reproduction.efficiency.cost_model import (
     step_cost,
 )
 from idp_tutorial.training.distributed import StepProfiler, create_accelerator
+from idp_tutorial.training.evaluation import iterate_batches
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import UserError, check_name
@@ -379,22 +379,15 @@ def _time_forward_pass(model: PromptedModel, batch: dict, accelerator: Any) -> f
     return min(profiler.step_times_ms[1:]) / 1000
 
 
-def _typical_and_longest_batch(
-    model: PromptedModel, task: Task, cfg: RunConfig, device: torch.device
-) -> tuple[dict, dict]:
+def _typical_and_longest_batch(model: PromptedModel, task: Task, cfg: RunConfig) -> list[dict]:
     """Return a batch of examples of median length, and one of the longest examples."""
     examples = sorted(
         encode_for_model(model, task, cfg, task.splits["train"][:512]),
         key=lambda example: len(example["input_ids"]),
     )
     middle = max(0, (len(examples) - cfg.batch_size) // 2)
-    selections = (examples[middle : middle + cfg.batch_size], examples[-cfg.batch_size :])
-    batches = []
-    for selection in selections:
-        batch = collate(selection, model.backbone.pad_id)
-        batches.append({name: tensor.to(device) for name, tensor in batch.items()})
-    typical, longest = batches
-    return typical, longest
+    selections = (examples[middle:], examples[-cfg.batch_size :])
+    return [next(iterate_batches(model.backbone, part, cfg.batch_size)) for part in selections]
 
 
 def _measure_training_memory(
@@ -418,7 +411,7 @@ def estimate_training(
     accelerator = create_accelerator(cfg)
     model = build_model(cfg, load_config_backbone(cfg), task).to(accelerator.device)
     bb = model.backbone
-    typical, longest = _typical_and_longest_batch(model, task, cfg, accelerator.device)
+    typical, longest = _typical_and_longest_batch(model, task, cfg)
     evaluation_pass = _time_forward_pass(model, typical, accelerator)  # without autocast
     training_pass = evaluation_pass
     if cfg.precision != "no":

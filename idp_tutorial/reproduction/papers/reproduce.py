@@ -38,7 +38,7 @@ from idp_tutorial.runs.learning_rate_search import describe_lr_selection
 from idp_tutorial.runs.logits import majority_vote_score
 from idp_tutorial.runs.record import RunStore
 from idp_tutorial.runs.tables import select_finished
-from idp_tutorial.utils.checks import UserError, check_between, check_writable_folder
+from idp_tutorial.utils.checks import Range, UserError, check_writable_folder
 from idp_tutorial.utils.durable_files import file_lock
 
 __all__ = [
@@ -152,8 +152,9 @@ def reproduce_table(
     Raises: `UserError` for an argument that makes no run, before anything is trained.
     """
     check_writable_folder(out)
-    check_between(seeds, 1, 10**6, "seeds")
-    check_between(steps, 1, 10**9, "steps")
+    for name, value, most in (("seeds", seeds, 10**6), ("steps", steps, 10**9)):
+        if value is not None:
+            Range(1, most).check(value, name)
     plan = plan_table_runs(table, scale, backbone, data, methods, tasks, glove)
     _check_inputs_exist(plan, scale)
     file = Path(out) / f"{table}-{scale}.jsonl"

@@ -66,7 +66,7 @@ from idp_tutorial.runs.record import (
 )
 from idp_tutorial.runs.tables import check_same_settings, format_std, select_finished
 from idp_tutorial.training.fit import TrainLog, fit
-from idp_tutorial.utils.checks import DivergenceError, UserError, check_at_least, check_name
+from idp_tutorial.utils.checks import DivergenceError, Range, UserError, check_name
 from idp_tutorial.utils.durable_files import file_lock
 
 __all__ = [
@@ -442,7 +442,7 @@ def compare_transfer(
     Raises: `UserError`, before anything is trained, for tasks or methods that cannot work.
     """
     validate_comparison(methods, base.head, seeds)
-    check_at_least(target_shots, 0, "target_shots")
+    Range(0).check(target_shots, "target_shots")
     if loaded_tasks:
         source_task, target_task = loaded_tasks
     else:

@@ -23,16 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import AddedToken, ByteLevelBPETokenizer, processors
 
 from idp_tutorial.data.file_readers import iterate_lines, parse_json_object
 from idp_tutorial.utils.checks import MissingFileError, UserError
@@ -177,27 +168,19 @@ def train_tokenizer(
     """
     from transformers import PreTrainedTokenizerFast
 
-    bpe = Tokenizer(models.BPE())
-    bpe.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    bpe.decoder = decoders.ByteLevel()
+    bpe = ByteLevelBPETokenizer(add_prefix_space=True, lowercase=True, unicode_normalizer="nfkc")
     special_tokens = [*SPECIAL_TOKENS[:4], AddedToken("<mask>", lstrip=True, special=True)]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=special_tokens,
-        show_progress=False,
-        min_frequency=2,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
     frequent_words = (" ".join([word] * 2000) for word in LABEL_WORDS)
-    bpe.train_from_iterator(chain(lines, frequent_words), trainer)
+    bpe.train_from_iterator(
+        chain(lines, frequent_words), vocab_size, show_progress=False, special_tokens=special_tokens
+    )
     bpe.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>",
         pair="<s> $A </s> </s> $B </s>",
         special_tokens=[("<s>", 0), ("</s>", 2)],
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
+        tokenizer_object=bpe._tokenizer,
         bos_token="<s>",
         cls_token="<s>",
         eos_token="</s>",

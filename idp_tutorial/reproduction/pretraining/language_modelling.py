@@ -14,6 +14,7 @@ from torch import Tensor
 from typing import Any
 
 # %% ../../../nbs/engine/pretraining/language_modelling.ipynb #8790f18c
+from ...families.family import build_hf_model
 from idp_tutorial.reproduction.pretraining.corpus import (
     SPECIAL_TOKENS,
     draw_windows,
@@ -93,37 +94,25 @@ def create_language_model(
     """Return a RoBERTa or GPT-2 of Transformers with random weights.
 
     Its attention heads have 32 dimensions, its feed-forward layers four times the hidden size. It
-    has 256 positions and no dropout.
+    has 256 positions, and is in eval mode, without dropout.
     """
-    from transformers import GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForMaskedLM
+    from transformers import GPT2Config, RobertaConfig
 
-    special_ids: dict[str, Any] = dict(bos_token_id=0, pad_token_id=1, eos_token_id=2)
-    if family == "gpt2":
-        gpt2_config = GPT2Config(
-            vocab_size=vocab_size,
-            n_embd=d,
-            n_layer=n_layers,
-            n_head=d // 32,
-            n_positions=256,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            **special_ids,
-        )
-        return GPT2LMHeadModel._from_config(gpt2_config, attn_implementation="eager")
-    roberta_config = RobertaConfig(
+    sizes: dict[str, Any] = dict(
         vocab_size=vocab_size,
         hidden_size=d,
         num_hidden_layers=n_layers,
         num_attention_heads=d // 32,
-        intermediate_size=4 * d,
-        max_position_embeddings=258,  # RoBERTa's positions begin at 2
-        type_vocab_size=1,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        **special_ids,
+        bos_token_id=0,
+        pad_token_id=1,
+        eos_token_id=2,
     )
-    return RobertaForMaskedLM._from_config(roberta_config, attn_implementation="eager")
+    if family == "gpt2":
+        return build_hf_model(GPT2Config(**sizes, n_positions=256), "eager").eval()
+    roberta_config = RobertaConfig(  # RoBERTa's positions begin at 2
+        **sizes, intermediate_size=4 * d, max_position_embeddings=258, type_vocab_size=1
+    )
+    return build_hf_model(roberta_config, "eager").eval()
 
 # %% ../../../nbs/engine/pretraining/language_modelling.ipynb #33f4755d
 def compute_losses(

@@ -39,7 +39,7 @@ from idp_tutorial.reproduction.pretraining.language_modelling import (
     evaluate_held_out,
 )
 from idp_tutorial.training.checkpoint import check_optimizer_state
-from idp_tutorial.utils.checks import MissingFileError, UserError, check_between
+from idp_tutorial.utils.checks import MissingFileError, Range, UserError
 from idp_tutorial.utils.digests import MANIFEST_NAME, require_intact_files, write_manifest
 from idp_tutorial.utils.durable_files import folder_lock, move_into_place, write_atomically
 from idp_tutorial.utils.records import describe_differences, dump_record
@@ -377,7 +377,7 @@ def pretrain(
 
     Runs on the same machine are deterministic, and a run that was killed resumes from `out`.
     """
-    check_between(eval_every, 1, 10**9, "eval_every", "steps between two checkpoints")
+    Range(1, 10**9, "steps between two checkpoints").check(eval_every, "eval_every")
     check_stream_length(len(stream), cfg)
     out = Path(out) if out else None
     with folder_lock(out):
@@ -411,15 +411,6 @@ def pretrain(
     return model.eval(), log
 
 
-_DROPOUT_OPTIONS = (  # of RoBERTa's and GPT-2's configs
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "resid_pdrop",
-    "embd_pdrop",
-    "attn_pdrop",
-)
-
-
 def save_backbone(
     model: Any,  # model of Transformers; it is not changed
     tokenizer: Any,  # tokenizer of Transformers
@@ -427,13 +418,10 @@ def save_backbone(
 ) -> None:
     """Write weights, config, tokenizer and checksums to a folder that `load_backbone` reads.
 
-    The weights are saved in float16, and the dropout of the config is 0.1, for fine-tuning.
+    The weights are saved in float16.
     """
     folder = Path(folder)
     copied = copy.deepcopy(model).half()
-    for name in _DROPOUT_OPTIONS:
-        if hasattr(copied.config, name):
-            setattr(copied.config, name, 0.1)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as tmp:
         new = Path(tmp)

@@ -23,7 +23,7 @@ def test_own_prompts_reproduce_the_predictions(method):
     task = small_task()
     cfg = config(method=method)
     model = model_of(method, bb, task)
-    examples, _ = encode_for_evaluation(model, task, cfg, task.splits["test"])
+    examples = encode_for_evaluation(model, task, cfg, task.splits["test"])
     prompts, logits = collect_prompts(model, examples, 7)
     assert set(prompts) == set(model.plan) and {p.shape[:2] for p in prompts.values()} == {(24, 4)}
     same(logits, predict_logits(model, examples), 1e-4, 1e-4)

@@ -2,11 +2,13 @@
 
     python results/why/toy.py
     python results/why/toy.py --methods lpt --learning-rates 0.003 0.01
+    python results/why/toy.py --task two-domains-order --methods head-only,lpt --seeds 3
 
 The static prompts of the course train for at most 300 steps. Here each gets 3,000 steps of 16
 examples and six learning rates, of which the best on validation with seed 0 is used with seeds 0 to
-4. Learning rates that are given as an option train three seeds each. Each run is appended to
-`results/why/toy-TASK-BACKBONE.jsonl`; a second call continues.
+4. They are tried in ascending order, and those above the first one with 100 % on validation are
+left out. Learning rates that are given as an option train three seeds each. Each run is appended
+to `results/why/toy-TASK-BACKBONE.jsonl`; a second call continues.
 """
 
 import argparse
@@ -29,6 +31,7 @@ METHODS: dict[str, tuple] = {  # method: learning rates
     "lpt": STATIC,
     "p-tuning-v2": STATIC,
     "s-idpg-phm": SMALL,
+    "side-network": SMALL,
 }
 
 
@@ -41,6 +44,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--learning-rates", type=float, nargs="+")
+    parser.add_argument("--seeds", type=int, default=5)
     args = parser.parse_args()
     task = load_task(args.task)
     store = RunStore(HERE / f"toy-{args.task}-{args.backbone}.jsonl")
@@ -65,8 +69,10 @@ def main() -> None:
             (record,) = run_seeds(RunConfig(method, lr=lr, **options), task, selection, 1, store)
             if record["status"] == "done":
                 scores[lr] = record["validation"]
+            if scores.get(lr) == 100:
+                break
         best = max(scores, key=lambda lr: scores[lr])
-        run_seeds(RunConfig(method, lr=best, **options), task, selection, 5, store)
+        run_seeds(RunConfig(method, lr=best, **options), task, selection, args.seeds, store)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ DESCRIPTION := setup.py settings.ini pyproject.toml constraints.txt
 unexport PYTHONPATH PYTHONHOME
 export PATH := $(BIN):$(PATH)
 
-.PHONY: help compare backbones test faults wheel lab docs site prepare clean
+.PHONY: help compare backbones check test faults wheel lab docs site prepare clean
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
@@ -23,11 +23,13 @@ backbones: .venv/.dev ## fetch SmolLM2, a real language model, into the user's c
 FORMATTED := nbs idp_tutorial tests docs results configs setup.py
 CHECKED := idp_tutorial tests docs results configs setup.py
 
-test: .venv/.dev ## what CI runs, without the test of the wheel
+check: .venv/.dev ## the checks that need no test: style, types, and whether notebooks and modules agree
 	@$(BIN)/ruff check --quiet --output-format=concise $(CHECKED)
 	@$(BIN)/ruff check --quiet --output-format=concise --select E501 nbs
 	@$(BIN)/ruff format --quiet --check $(FORMATTED)
 	@$(BIN)/mypy & mypy=$$!; $(BIN)/python docs/notebooks.py check && wait $$mypy
+
+test: check ## what CI runs, without the test of the wheel
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 faults: .venv/.dev ## fault campaigns (an hour): kills, full disks, damaged files, two at once, random input; prints the counts

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+# nbformat imports jsonschema, which builds 39 parsers with this package: seconds in each process,
+# for formats that a notebook does not have
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 os.environ.update(
     HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", MPLBACKEND="Agg"
 )

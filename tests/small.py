@@ -29,10 +29,30 @@ from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import make_task
 from idp_tutorial.families.family import wrap_hf_model
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.utils.process import handle_messages
 
 BASE_MODELS = dict(roberta="roberta-base", gpt2="gpt2", deberta="deberta-large")
 SIZES = dict(vocab_size=8192, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
+
+# one method or two of each kind; tests that train take the others weekly
+DAILY_METHODS = (
+    "head-only",
+    "prompt-tuning",
+    "p-tuning-v2",
+    "m-idpg-phm",
+    "m-idpg-phm-glove",
+    "lpt-appg",
+    "smop",
+    "dept",
+    "lora",
+    "adapterdrop",
+    "efl",
+    "fine-tuning",
+)
+EACH_METHOD = [
+    m if m in DAILY_METHODS else pytest.param(m, marks=pytest.mark.slow) for m in METHODS
+]
 
 
 @contextmanager

@@ -22,6 +22,7 @@ NOTEBOOKS = sorted(
 SERVER = """
 "Import the large libraries once, and run each notebook in a child process of its own."
 import gc, json, os, signal, sys
+sys.modules['rfc3987_syntax'] = None # as in conftest.py
 import accelerate, matplotlib.pyplot, nbformat, pandas, peft, scipy.stats, sklearn.linear_model
 import torch
 import transformers, transformers.trainer_pt_utils

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors import safe_open
-from small import backbone, config, small_task, stop_at, write_glove
+from small import EACH_METHOD, backbone, config, small_task, stop_at, write_glove
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
@@ -19,7 +19,6 @@ from idp_tutorial.cli.train import train_command
 from idp_tutorial.core.prompted_model import trained_state
 from idp_tutorial.data.file_readers import iterate_rows
 from idp_tutorial.data.tasks import TASKS, load_task
-from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.glove import backbone_word_vectors
 from idp_tutorial.runs.experiment import run_experiment, train_and_save
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
@@ -50,7 +49,7 @@ WORDS = [
 # --- prompt files
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EACH_METHOD)
 def test_what_is_saved_answers_as_before(method, cfg, tmp_path):
     c = cfg(method=method, lr=1e-2, standardise=True, steps=1)
     task = small_task(train=8, validation=4, test=4)

@@ -31,7 +31,10 @@ each = pytest.mark.parametrize("name,attn", ALL)
 each_once = pytest.mark.parametrize("name,attn", ONE)
 
 
-@each
+@pytest.mark.parametrize(
+    "name,attn",
+    [pair if pair in ONE else pytest.param(*pair, marks=pytest.mark.slow) for pair in ALL],
+)
 def test_it_computes_what_the_library_computes(name, attn):
     bb = small_backbone(name, attn)
     assert bb.config._attn_implementation == attn

@@ -2,7 +2,7 @@
 
 import pytest
 from huggingface_hub import ModelCard
-from small import config, small_task
+from small import EACH_METHOD, config, small_task
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
@@ -61,7 +61,7 @@ def test_controls_a_licence_and_a_backbone_of_the_hub(saved_model):
     assert "from_pretrained('me/x')" in card.text
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EACH_METHOD)
 def test_every_method_and_kind_of_task_has_a_card(method, small_folder, tmp_path):
     name = "similarity" if len(method) % 2 and method != "efl" else "sentiment"
     cfg = config(backbone=str(small_folder), method=method, task=name)

@@ -6,11 +6,20 @@ import threading
 import numpy as np
 import pytest
 import torch
-from small import Killed, backbone, config, kill_at, model_of, numbers, small_task, write_glove
+from small import (
+    EACH_METHOD,
+    Killed,
+    backbone,
+    config,
+    kill_at,
+    model_of,
+    numbers,
+    small_task,
+    write_glove,
+)
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.core import prompted_model
-from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.training.checkpoint import Checkpoint, run_fingerprint
 from idp_tutorial.training.fit import TrainingRun, fit
 from idp_tutorial.utils import durable_files, tensor_files
@@ -49,7 +58,7 @@ def assert_same_tensors(a, b):
     assert a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EACH_METHOD)
 def test_a_resumed_run_equals_an_uninterrupted_one(method, tmp_path):
     cfg = config(
         method=method, steps=7, eval_every=3, lr=1e-3, standardise=True

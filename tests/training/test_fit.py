@@ -17,6 +17,7 @@ import pytest
 import torch
 from consistency import single_step_plan
 from small import (
+    EACH_METHOD,
     Killed,
     backbone,
     batch_of,
@@ -104,7 +105,7 @@ def adamw(monkeypatch):
 # --- seeds and frozen weights
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EACH_METHOD)
 def test_a_run_depends_on_its_seed_only(method):
     task = small_task()
 

@@ -72,7 +72,6 @@ def _embed_shifted(ctx: Context, t: int) -> Tensor:  # `[B,T,d]`
     token_type_ids = prepend(ctx.token_type_ids, 0)
     return bb.embed(embeddings, attention_mask, token_type_ids)[:, t:].to(ctx.h.dtype)
 
-
 # %% ../../nbs/course/06_deep_prompts.ipynb #e13f919a
 def deep_prompt_plan(
     bb: Backbone,  # frozen model that the prompts enter

@@ -11,8 +11,7 @@ Modules:
 - `hub_access`: Whether the Hugging Face hub can be reached, and offline mode where it cannot.
 - `options`: Options: fields of dataclasses, from which checks, commands, help and tables are
   derived.
-- `process`: State of the process: its rank, its garbage collector, and the handler of progress
-  messages.
+- `process`: State of the process: its rank, and the handler of progress messages.
 - `records`: Records of runs as lines of JSON: how they are written, read and selected, and their
   provenance.
 - `schemas`: Checks of values that were read from a file, against a dataclass or against a live

@@ -56,7 +56,6 @@ __all__ = [
     "MajorityHead",
     "ProbeHead",
     "SideNetwork",
-    "fit_side_network",
     "ControlConfig",
     "MajorityConfig",
     "ProbeControlConfig",
@@ -162,65 +161,6 @@ def _encode_sentence_vectors(
     kind = "mean_sentence" if pooling == "mean" else "sentence"
     cached, _ = cache_states(bb, examples, kind, cfg.cache_dir, batch_size=batch_size)
     return torch.tensor(np.stack([example[kind] for example in cached])).float()
-
-
-def fit_side_network(
-    model: ControlModel,  # model with a `SideNetwork`, which is changed in place
-    task: Task,  # task with its splits
-    cfg: TrainingConfig,  # config with learning rate, weight decay, batch size, seed and cache
-) -> TrainLog:
-    """Train a side network with AdamW on sentence vectors that are computed once.
-
-    Training stops after `SIDE_NETWORK_PATIENCE` evaluations without improvement on the validation
-    split, and the head gets the parameters of the best evaluation. The validation loss decides
-    between equal scores.
-
-    Raises: `DivergenceError` if the loss or an output is not finite.
-    """
-    head = model.head.cpu()
-    validation_rows = task.splits["validation"]
-    Z = _encode_sentence_vectors(model, task, cfg, "train")
-    validation_Z = _encode_sentence_vectors(model, task, cfg, "validation")
-    targets = torch.tensor(training_targets(task, task.splits["train"]))
-    lr = cfg.lr or CONTROL_METHODS["side-network"].default_learning_rate
-    assert lr is not None
-    optimizer = torch.optim.AdamW(head.parameters(), lr, weight_decay=cfg.weight_decay)
-    order = torch.Generator().manual_seed(cfg.seed)
-    torch.manual_seed(cfg.seed)
-    head.scale.train()(Z)
-    history: list[tuple[int, float]] = []  # (step, validation score) of each evaluation
-    validation_losses: list[float | None] = []
-    losses: list[float] = []
-    best_state = head.state_dict()
-    n_epochs = max(1, -(-_MIN_STEPS_BETWEEN_EVALUATIONS * cfg.batch_size // len(Z)))
-    while len(history) < _MAX_EVALUATIONS and not should_stop_early(
-        history, validation_losses, SIDE_NETWORK_PATIENCE
-    ):
-        for _ in range(n_epochs):
-            losses += _train_one_epoch(head, optimizer, Z, targets, cfg.batch_size, order)
-        with torch.no_grad():
-            outputs = head.eval().classify_vectors(validation_Z)
-        if not (np.isfinite(losses).all() and outputs.isfinite().all()):
-            raise DivergenceError(
-                f"the loss or an output of {cfg.run_name!r} is not finite after step {len(losses)} "
-                f"(learning rate {optimizer.defaults['lr']:g}): a lower lr usually fixes it."
-            )
-        score = score_main_metric(task, outputs, validation_rows)
-        history.append((len(losses), score))
-        validation_losses.append(compute_output_loss(task, outputs, validation_rows))
-        best = find_best_evaluation(history, validation_losses)
-        if best == len(history) - 1:
-            best_state = copy_state(head.state_dict())
-    head.load_state_dict(best_state)
-    model.to(model.backbone.device)
-    return TrainLog(
-        history[best][1],
-        history,
-        losses,
-        steps=len(losses),
-        validation_loss=validation_losses[best],
-        validation_losses=validation_losses,
-    )
 
 
 def _train_one_epoch(
@@ -347,5 +287,55 @@ class SideNetworkConfig(ControlConfig):
         return SideNetwork(bb.d, n_out, self.bottleneck, site, self.prompt_dropout)
 
     def fit(self, model: ControlModel, task: Task, cfg: TrainingConfig) -> TrainLog:
-        """Train the network on sentence vectors that are computed once."""
-        return fit_side_network(model, task, cfg)
+        """Train a side network with AdamW on sentence vectors that are computed once.
+
+        Training stops after `SIDE_NETWORK_PATIENCE` evaluations without improvement on the
+        validation split, and the head gets the parameters of the best evaluation. The validation
+        loss decides between equal scores.
+
+        Raises: `DivergenceError` if the loss or an output is not finite.
+        """
+        head = model.head.cpu()
+        validation_rows = task.splits["validation"]
+        Z = _encode_sentence_vectors(model, task, cfg, "train")
+        validation_Z = _encode_sentence_vectors(model, task, cfg, "validation")
+        targets = torch.tensor(training_targets(task, task.splits["train"]))
+        lr = cfg.lr or CONTROL_METHODS["side-network"].default_learning_rate
+        assert lr is not None
+        optimizer = torch.optim.AdamW(head.parameters(), lr, weight_decay=cfg.weight_decay)
+        order = torch.Generator().manual_seed(cfg.seed)
+        torch.manual_seed(cfg.seed)
+        head.scale.train()(Z)
+        history: list[tuple[int, float]] = []  # (step, validation score) of each evaluation
+        validation_losses: list[float | None] = []
+        losses: list[float] = []
+        best_state = head.state_dict()
+        n_epochs = max(1, -(-_MIN_STEPS_BETWEEN_EVALUATIONS * cfg.batch_size // len(Z)))
+        while len(history) < _MAX_EVALUATIONS and not should_stop_early(
+            history, validation_losses, SIDE_NETWORK_PATIENCE
+        ):
+            for _ in range(n_epochs):
+                losses += _train_one_epoch(head, optimizer, Z, targets, cfg.batch_size, order)
+            with torch.no_grad():
+                outputs = head.eval().classify_vectors(validation_Z)
+            if not (np.isfinite(losses).all() and outputs.isfinite().all()):
+                raise DivergenceError(
+                    f"the loss or an output of {cfg.run_name!r} is not finite after step "
+                    f"{len(losses)} (learning rate {lr:g}): a lower lr usually fixes it."
+                )
+            score = score_main_metric(task, outputs, validation_rows)
+            history.append((len(losses), score))
+            validation_losses.append(compute_output_loss(task, outputs, validation_rows))
+            best = find_best_evaluation(history, validation_losses)
+            if best == len(history) - 1:
+                best_state = copy_state(head.state_dict())
+        head.load_state_dict(best_state)
+        model.to(model.backbone.device)
+        return TrainLog(
+            history[best][1],
+            history,
+            losses,
+            steps=len(losses),
+            validation_loss=validation_losses[best],
+            validation_losses=validation_losses,
+        )

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from tabulate import tabulate
 from torch import Tensor
@@ -51,7 +52,6 @@ from idp_tutorial.utils.records import read_records
 __all__ = [
     "ScoreTable",
     "build_results_table",
-    "build_published_table",
     "COURSE_SENTENCES",
     "encode_course_sentences",
     "encode_with_template",
@@ -214,33 +214,6 @@ def course_seeds() -> range:
     return range(int(os.environ.get("IDP_COURSE_SEEDS", 1)))
 
 
-def build_results_table(
-    methods: dict[str, str],  # method → file of records, such as 'claims/controls-minilm.jsonl'
-    task: str,  # name of the task in the records
-    folder: Path | str = "../../results",  # the folder of records in the repository
-) -> Any:  # a `DataFrame` to show, or a sentence if a file is missing
-    """Return the stored scores of some methods on a task: mean and standard deviation in %."""
-    import pandas as pd
-
-    if not _are_stored(methods, folder):
-        return _NOT_STORED
-    rows = {}
-    for method, file in methods.items():
-        runs = load_records(file, folder, method=method, task=task, status="done")
-        scores = [record["score"] for record in runs]
-        n_prompt = runs[0]["params"]["prompt"]
-        rows[method] = f"{n_prompt:,}", _format_mean_and_std(scores)
-    columns = ["prompt parameters", "test accuracy, %"]
-    return pd.DataFrame(rows, columns).T.rename_axis("method")
-
-
-_NOT_STORED = "not stored here: the records are in the folder results/ of the repository"
-
-
-def _are_stored(methods: dict[str, str], folder: Path | str) -> bool:
-    return all(Path(folder, file).is_file() for file in methods.values())
-
-
 def _select_final_runs(records: list[dict]) -> list[dict]:
     """Return the runs at the learning rate with the most seeds; the others have fewer."""
     by_learning_rate: dict[float | None, list[dict]] = {}
@@ -249,26 +222,27 @@ def _select_final_runs(records: list[dict]) -> list[dict]:
     return max(by_learning_rate.values(), key=len)
 
 
-def build_published_table(
+def build_results_table(
     methods: dict[str, str],  # method → file of records, such as 'why/as-published.jsonl'
-    published: str,  # table of published scores, such as 'idpg-3'
     task: str,  # name of the task in the records
+    published: str | None = None,  # table of published scores to add, such as 'idpg-3'
     setting: str = "",  # beginning of the published setting, such as 'K=500'; '': the only one
     layer: int | None = None,  # layer that the prompt enters, where the files have several
     folder: Path | str = "../../results",  # the folder of records in the repository
 ) -> Any:  # a `DataFrame` to show, or a sentence if a file is missing
-    """Return stored scores beside the published ones: mean and standard deviation over seeds in %.
+    """Return stored scores, and published ones if asked: mean and standard deviation in %.
 
     Of each method the runs at its final learning rate count. Controls were not published.
     """
-    import pandas as pd
-
-    if not _are_stored(methods, folder):
-        return _NOT_STORED
-    scores = load_published_scores(published)
-    is_shown = (scores.task.map(TASK_NAMES) == task) & scores.setting.str.startswith(setting)
-    scores = scores[is_shown].assign(method=scores.method.map(METHOD_NAMES))
-    (metric,) = scores.metric.unique()
+    if not all(Path(folder, file).is_file() for file in methods.values()):
+        return "not stored here: the records are in the folder results/ of the repository"
+    metric = ""
+    scores = pd.DataFrame(columns=["backbone"])
+    if published:
+        scores = load_published_scores(published)
+        is_shown = (scores.task.map(TASK_NAMES) == task) & scores.setting.str.startswith(setting)
+        scores = scores[is_shown].assign(method=scores.method.map(METHOD_NAMES))
+        (metric,) = scores.metric.unique()
     rows = {}
     for method, file in methods.items():
         records = load_records(file, folder, method=method, task=task, status="done")
@@ -277,11 +251,10 @@ def build_published_table(
         runs = _select_final_runs(runs)
         # a record's score has the F1 of class 1; ID-SPAM publishes the macro F1
         key = "accuracy+macro_f1" if "macro" in metric else runs[0]["metric"]
+        heading = f"{metric}, %: {runs[0]['backbone']}" if metric else "test accuracy, %"
         row = {
             "prompt parameters": f"{runs[0]['params']['prompt']:,}",
-            f"{metric}, %: {runs[0]['backbone']}": _format_mean_and_std(
-                [r["scores"][key] for r in runs]
-            ),
+            heading: _format_mean_and_std([r["scores"][key] for r in runs]),
         }
         for backbone in scores.backbone.unique():
             cell = scores[(scores.backbone == backbone) & (scores.method == method)]

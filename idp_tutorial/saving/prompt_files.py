@@ -51,7 +51,6 @@ from idp_tutorial.utils.records import collect_versions, dump_record
 __all__ = [
     "word_vectors_digest",
     "save_pretrained",
-    "rebuild_model",
     "build_saved_model",
     "from_pretrained",
     "load_first_stage",
@@ -128,34 +127,6 @@ def save_pretrained(
         hub_models.push_to_hub(folder, push_to_hub, controls=controls, **hub_options)
 
 
-def rebuild_model(
-    description: dict[str, Any],  # description in the file
-    task: Task,  # task of the model
-    cfg: RunConfig,  # config of the model
-    bb: Backbone,  # backbone that it was trained on
-    # GloVe vectors that the user gave; None: those of the bundled backbone
-    glove: Path | str | None,
-    folder: Path | str,  # folder of the model, for messages
-) -> PromptedModel:  # its trained tensors have their initial values
-    """Build the model of a saved description, and check its GloVe vectors.
-
-    Raises: `UserError` if the GloVe vectors are missing, or are not those of training.
-    """
-    if glove is None and cfg.get("glove") and description.get("glove"):
-        raise UserError(
-            f"the prompts of {folder} were trained with the word vectors of the file "
-            f"{cfg.get('glove')!r}, which is not saved with them: give its path (glove=…)."
-        )
-    # only a file that the user gave is opened, never the one in the saved config
-    model = build_model(cfg.with_options(glove=str(glove) if glove else None), bb, task)
-    if word_vectors_digest(model) != description.get("glove"):
-        raise UserError(
-            f"the prompts of {folder} belong to other word vectors than those of "
-            f"{glove or 'the bundled backbone'}: give the file they were trained with (glove=…)."
-        )
-    return model
-
-
 def from_pretrained(
     folder: Path | str,  # folder of a saved model, or a repository on the hub, such as 'me/tickets'
     # backbone that it was trained on, or its folder or name; None: the name in the description
@@ -206,7 +177,18 @@ def build_saved_model(
         token=token,
         dtype=weights_dtype(cfg),
     )
-    model = rebuild_model(description, task, cfg, bb, glove, folder)
+    if glove is None and cfg.get("glove") and description.get("glove"):
+        raise UserError(
+            f"the prompts of {folder} were trained with the word vectors of the file "
+            f"{cfg.get('glove')!r}, which is not saved with them: give its path (glove=…)."
+        )
+    # only a file that the user gave is opened, never the one in the saved config
+    model = build_model(cfg.with_options(glove=str(glove) if glove else None), bb, task)
+    if word_vectors_digest(model) != description.get("glove"):
+        raise UserError(
+            f"the prompts of {folder} belong to other word vectors than those of "
+            f"{glove or 'the bundled backbone'}: give the file they were trained with (glove=…)."
+        )
     tensors = trained_state(model)
     if tensor_shapes(tensors) != tensor_shapes(saved_tensors):
         raise UserError(

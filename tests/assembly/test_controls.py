@@ -108,7 +108,7 @@ def test_a_side_network_learns_what_no_line_can(cfg):
             lambda m, t, g, split: Z[:500] if split == "train" else Z[500:],
         )
         # the middle of its learning rates
-        log = controls.fit_side_network(model, task, cfg(method="side-network", lr=None))
+        log = controls.SideNetworkConfig().fit(model, task, cfg(method="side-network", lr=None))
     W, b, _ = fit_linear_model(Z[:500], y[:500], 1.0, 2)
     line = 100 * ((Z[500:] @ W.T + b).argmax(1) == y[500:]).float().mean().item()
     assert log.validation > line + 15 and log.history[-1][0] == log.steps == len(log.losses)
@@ -126,7 +126,7 @@ def test_a_side_network_keeps_the_lowest_loss_of_equal_scores(cfg, monkeypatch):
 
     monkeypatch.setattr(controls, "score_main_metric", score)
     monkeypatch.setattr(controls, "compute_output_loss", lambda *args: next(losses))
-    log = controls.fit_side_network(model, task, cfg(method="side-network", lr=3e-3))
+    log = controls.SideNetworkConfig().fit(model, task, cfg(method="side-network", lr=3e-3))
     assert len(log.history) == 2 + controls.SIDE_NETWORK_PATIENCE and log.validation == 100
     assert log.validation_losses[:3] == [0.5, 0.3, 0.4] and log.validation_loss == 0.3
     for name, tensor in model.head.state_dict().items():

@@ -10,7 +10,6 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.reproduction.course import (
     EXERCISE_ANSWERS,
     answer_digest,
-    build_published_table,
     build_results_table,
     build_score_table,
     check_answer,
@@ -42,17 +41,17 @@ def test_stored_results_have_a_row_a_method_or_say_that_they_are_missing(tmp_pat
         "prompt-tuning": "claims/converged-trec-minilm.jsonl",
         "probe": "claims/controls-minilm.jsonl",
     }
-    table = build_results_table(files, "trec", records)
+    table = build_results_table(files, "trec", folder=records)
     assert list(table.index) == list(files)
     assert table.loc["prompt-tuning"].tolist() == ["1,920", "93.8 ± 0.4 (5 seeds)"]
-    assert build_results_table(files, "trec", tmp_path).startswith("not stored here")
+    assert build_results_table(files, "trec", folder=tmp_path).startswith("not stored here")
 
 
 def test_scores_as_published_are_those_of_the_final_learning_rate(tmp_path):
     records = Path(__file__).resolve().parents[2] / "results"
     file = "why/as-published.jsonl"
     methods = dict.fromkeys(("prompt-tuning", "m-idpg-phm", "majority", "probe"), file)
-    table = build_published_table(methods, "idpg-3", "subj", "K=500", folder=records)
+    table = build_results_table(methods, "subj", "idpg-3", "K=500", folder=records)
     assert list(table.columns) == [
         "prompt parameters",
         "accuracy, %: minilm",
@@ -60,7 +59,7 @@ def test_scores_as_published_are_those_of_the_final_learning_rate(tmp_path):
     ]
     assert table.loc["prompt-tuning"].tolist() == ["1,920", "86.4 ± 0.6 (5 seeds)", "91.2 ± 0.1"]
     assert table.loc["probe"].tolist() == ["0", "91.2 (one run)", "–"]
-    assert build_published_table(methods, "idpg-3", "subj", "K=500", folder=tmp_path).startswith(
+    assert build_results_table(methods, "subj", "idpg-3", "K=500", folder=tmp_path).startswith(
         "not stored here"
     )
 
@@ -69,7 +68,7 @@ def test_the_score_has_the_published_metric():
     """ID-SPAM publishes the mean of accuracy and macro F1; of one class this is far below F1."""
     records = Path(__file__).resolve().parents[2] / "results"
     methods = dict.fromkeys(("id-spam", "majority"), "why/as-published.jsonl")
-    table = build_published_table(methods, "id-spam-2", "mrpc", folder=records)
+    table = build_results_table(methods, "mrpc", "id-spam-2", folder=records)
     score = "avg(acc, macro-F1), %: minilm"
     assert table[score].tolist() == ["59.3 ± 1.5 (5 seeds)", "54.5 (one run)"]
     assert table.loc["id-spam", "published: RoBERTa-base"] == "82.8 ± 0.3"
@@ -82,7 +81,7 @@ def test_the_table_has_the_runs_of_one_layer():
         "lpt": "why/layers-trec-600.jsonl",  # with runs that only chose a learning rate
         "probe": "claims/controls-smollm2.jsonl",
     }
-    table = build_published_table(methods, "lpt-4", "trec", layer=15, folder=records)
+    table = build_results_table(methods, "trec", "lpt-4", layer=15, folder=records)
     assert table["accuracy, %: smollm2"].tolist() == [
         "90.0 ± 2.3 (5 seeds)",
         "90.6 ± 0.0 (5 seeds)",

@@ -35,7 +35,7 @@ from idp_tutorial.utils.process import handle_messages
 BASE_MODELS = dict(roberta="roberta-base", gpt2="gpt2", deberta="deberta-large")
 SIZES = dict(vocab_size=8192, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
 
-# one method or two of each kind; tests that train take the others weekly
+# one method or two of each kind; several tests that train take the others weekly
 DAILY_METHODS = (
     "head-only",
     "prompt-tuning",
@@ -45,11 +45,13 @@ DAILY_METHODS = (
     "lpt-appg",
     "smop",
     "dept",
+    "shadow",
     "lora",
     "adapterdrop",
     "efl",
     "fine-tuning",
 )
+assert {*DAILY_METHODS} <= {*METHODS}
 EACH_METHOD = [
     m if m in DAILY_METHODS else pytest.param(m, marks=pytest.mark.slow) for m in METHODS
 ]

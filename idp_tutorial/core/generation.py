@@ -94,9 +94,11 @@ class DecodingState:
     ) -> None:
         self.bb = model.backbone
         for layer, step in model.plan.items():
-            if layer > 0 and (step.update or type(step) not in (Insert, Add, Replace, KeyValue)):
+            is_known = type(step) in (Insert, Add, Replace, KeyValue)
+            if layer > 0 and (step.update is not None or not is_known):
+                kind = "step with an update" if is_known else type(step).__name__
                 raise UserError(
-                    f"the plan has a {type(step).__name__} at layer {layer}, which generation "
+                    f"the plan has a {kind} at layer {layer}, which generation "
                     "supports only at INPUT and layer 0, because it would not apply to new tokens: "
                     "use another plan or method."
                 )

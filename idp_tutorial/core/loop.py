@@ -83,6 +83,6 @@ def apply_step(ctx: Context, plan: Plan) -> PromptKeyValues | None:
     step = plan.get(ctx.layer)
     if step is None:
         return None
-    if step.update:
+    if step.update is not None:
         ctx.h = step.update(ctx)
     return step.apply(ctx)

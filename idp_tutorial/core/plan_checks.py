@@ -1,5 +1,7 @@
 """Checks of a plan: what would give a wrong result, or no result, is refused."""
 
+from torch import nn
+
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import INPUT, Context
 from idp_tutorial.core.steps import Insert, KeyValue, Plan, PromptChange, Step
@@ -29,6 +31,11 @@ def check_plan(
             raise UserError(
                 f"the plan has a {type(step).__name__} at {where} instead of a step. Write for "
                 "example {0: Insert(source)}."
+            )
+        if isinstance(step.update, nn.Module):
+            raise UserError(
+                f"the update of {step.name!r} at {where} is a module, which would be neither "
+                "trained nor saved: make it a method of the source."
             )
         if layer < start:
             raise UserError(

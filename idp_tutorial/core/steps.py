@@ -6,8 +6,8 @@ applied, so 0 is the output of the embedding module; `INPUT` is earlier still, a
 embeddings. (LPT counts from one: its "13th layer" is our 12. ID-SPAM's *m* is our layer.)
 
 A step applies itself to the context of the layer loop. It may have an `update` of the hidden
-states, which comes first (DePT, P-tuning v2). A method that needs more defines a subclass beside
-its source (IDPG's position 4).
+states, which the loop calls first (DePT, P-tuning v2). A method that needs more defines a subclass
+beside its source (IDPG's position 4).
 
 `PromptSource` is the base class of prompt sources, with all that the library may ask of one.
 """
@@ -59,7 +59,8 @@ class Step:
     """Entry of a plan: a prompt source, and how its vectors enter. The base of the four steps."""
 
     source: Callable[[Context], Tensor]  # context → prompt `[B,t,d]`
-    # function that returns the hidden states `[B,T,d]` that the prompt enters; None: unchanged
+    # function that returns the hidden states `[B,T,d]` that the prompt enters; None: unchanged.
+    # What it trains must be part of `source`
     update: Callable[[Context], Tensor] | None = field(default=None, kw_only=True)
     name: ClassVar[str]  # in messages and pictures
 

@@ -230,7 +230,7 @@ def build_results_table(
     layer: int | None = None,  # layer that the prompt enters, where the files have several
     folder: Path | str = "../../results",  # the folder of records in the repository
 ) -> Any:  # a `DataFrame` to show, or a sentence if a file is missing
-    """Return stored scores, and published ones if asked: mean and standard deviation in %.
+    """Return stored scores, and those of a published table: mean and standard deviation in %.
 
     Of each method the runs at its final learning rate count. Controls were not published.
     """

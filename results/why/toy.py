@@ -1,13 +1,12 @@
-"""Train head, static prompts, LoRA and all parameters longer than the course does.
+"""Train heads, prompts, LoRA, all parameters and a side network longer than the course does.
 
     python results/why/toy.py
     python results/why/toy.py --methods lpt --learning-rates 0.003 0.01
     python results/why/toy.py --task two-domains-order --methods head-only,lpt --seeds 3
 
 The static prompts of the course train for at most 300 steps. Here each gets 3,000 steps of 16
-examples and six learning rates, of which the best on validation with seed 0 is used with seeds 0 to
-4. They are tried in ascending order, and those above the first one with 100 % on validation are
-left out. Learning rates that are given as an option train three seeds each. Each run is appended
+examples and six learning rates, of which the best on validation with seed 0 is used with five seeds
+(`--seeds`). Learning rates that are given as an option train three seeds each. Each run is appended
 to `results/why/toy-TASK-BACKBONE.jsonl`; a second call continues.
 """
 
@@ -69,8 +68,6 @@ def main() -> None:
             (record,) = run_seeds(RunConfig(method, lr=lr, **options), task, selection, 1, store)
             if record["status"] == "done":
                 scores[lr] = record["validation"]
-            if scores.get(lr) == 100:
-                break
         best = max(scores, key=lambda lr: scores[lr])
         run_seeds(RunConfig(method, lr=best, **options), task, selection, args.seeds, store)
 

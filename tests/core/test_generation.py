@@ -14,6 +14,7 @@ from idp_tutorial.cli.predict import predict_command
 from idp_tutorial.core.generation import DecodingState, generate_ids
 from idp_tutorial.core.heads import GenerationHead
 from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.steps import Insert
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
@@ -190,6 +191,22 @@ def test_draws_end_tokens_and_several_sequences():
     with pytest.raises(ValueError, match="without beam search do not support"):
         generate_ids(model.train(), TEXTS, 8, num_return_sequences=2)
     assert model.training  # whatever the library says
+
+
+def test_steps_that_would_not_apply_to_new_tokens_are_refused():
+    model = model_of("llama", "lpt-npg")
+    ((layer, step),) = model.plan.items()
+
+    class OwnInsert(Insert):
+        pass
+
+    for other, kind in (
+        (replace(step, update=lambda ctx: 2 * ctx.h), "a step with an update"),
+        (OwnInsert(step.source), "a OwnInsert"),
+    ):
+        model.plan = {layer: other}
+        with pytest.raises(ValueError, match=f"the plan has {kind} at layer {layer}"):
+            generate_ids(model, TEXTS, 2)
 
 
 def test_greedy_is_the_librarys_own_without_a_prompt():

@@ -1,6 +1,7 @@
 """Plans that are refused, with messages that say why."""
 
 import pytest
+import torch
 from small import refused
 from small_layers import (
     backbone,
@@ -9,6 +10,7 @@ from small_layers import (
     static,
     t,
 )
+from torch import nn
 
 from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.loop import run_layers
@@ -55,7 +57,25 @@ def test_invalid_plans_are_refused():
         "a deberta backbone",
         "Use `Insert` and `Replace`",
     )
+    refused(
+        lambda: check_plan({1: Insert(p, update=nn.Linear(d, d))}, bb),
+        "the update of 'insert' at layer 1 is a module",
+        "a method of the source",
+    )
     check_plan({2: Add(p), INPUT: Insert(p), 1: KeyValue(p)}, bb)
+
+
+def test_an_update_changes_the_states_that_the_prompt_enters():
+    bb = backbone("roberta")
+    p = static()
+    batch = make_batch(bb)
+    doubled = 2 * run_layers(bb, batch, stop=1).h
+    start_layer = torch.ones(len(doubled), dtype=torch.long)
+    expected = run_layers(
+        bb, dict(batch, hidden_states=doubled, start_layer=start_layer), {1: Insert(p)}
+    )
+    actual = run_layers(bb, batch, {1: Insert(p, update=lambda ctx: 2 * ctx.h)})
+    torch.testing.assert_close(actual.h, expected.h)
 
 
 @pytest.mark.parametrize(

@@ -358,7 +358,8 @@ def test_caches_of_different_precisions_are_separate(tmp_path):
     ]
     assert a == pytest.approx(b, abs=2e-3)
     # full precision has its own cache, which validation always uses
-    losses("roberta", "both", "both", tmp_path)
+    exact, cached = [losses("roberta", "both", c, tmp_path)[0].losses for c in ("none", "both")]
+    assert cached == pytest.approx(exact, abs=1e-6)
     assert len([*tmp_path.iterdir()]) == 2
 
 

@@ -94,7 +94,7 @@ def create_language_model(
     """Return a RoBERTa or GPT-2 of Transformers with random weights.
 
     Its attention heads have 32 dimensions, its feed-forward layers four times the hidden size. It
-    has 256 positions, and is in eval mode, without dropout.
+    has 256 positions, and is in eval mode: `train()` would switch its dropout of 0.1 on.
     """
     from transformers import GPT2Config, RobertaConfig
 

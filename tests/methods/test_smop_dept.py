@@ -102,10 +102,10 @@ def test_without_an_update_dept_is_prompt_tuning_at_every_position(bbs, position
     batch = batch_of(bb, small_task("entailment"))
     source = dept(B=0.0)
     with torch.no_grad():
-        own = run_layers(bb, batch, dept_plan(bb, source, position))
+        updated = run_layers(bb, batch, dept_plan(bb, source, position))
         expected = run_layers(bb, batch, prompt_plan(bb, source, position))
-    assert torch.equal(own.attention_mask, expected.attention_mask)
-    same(own.h, expected.h)
+    assert torch.equal(updated.attention_mask, expected.attention_mask)
+    same(updated.h, expected.h)
 
 
 @pytest.mark.parametrize("family", FAMILY)

@@ -518,11 +518,14 @@ def escape_formulas(app: Any, doctree: Any, name: str) -> None:
 
 
 def markdown_to_rst(text: str) -> str:
-    """Return one line of Markdown, with code and formulas, as reStructuredText."""
-    parts = re.split(r"(``[^`]+``|`[^`]+`|\$[^$]+\$)", text.strip())
+    """Return one line of Markdown, with code, formulas and emphasis, as reStructuredText."""
+    emphasis = r"(?<![\w*])\*[^\s*`](?:[^*`]*[^\s*`])?\*(?![\w*])"
+    parts = re.split(rf"(``[^`]+``|`[^`]+`|\$[^$]+\$|{emphasis})", text.strip())
     for i, part in enumerate(parts):
         if i % 2 == 0:
             parts[i] = re.sub(r"([\\*_|`])", r"\\\1", part)
+        elif part[0] == "*":  # the same in both
+            parts[i] = part.replace("_", r"\_").replace("|", r"\|")
         elif part[0] == "$":
             parts[i] = f":math:`{part[1:-1]}`"
         else:

@@ -692,6 +692,8 @@ def test_a_formula_contains_no_tags(site):
         ("`a` b", "``a``\\  b"),
         ("$x_1$s", ":math:`x_1`\\ s"),
         ("*args, a_", "\\*args, a\\_"),
+        ("*args, **kwargs", "\\*args, \\*\\*kwargs"),
+        ("a *new a_* is 2*3*4", "a \\ *new a\\_*\\  is 2\\*3\\*4"),
         ("plain", "plain"),
     ],
 )

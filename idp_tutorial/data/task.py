@@ -6,8 +6,8 @@ checkpoint, another F1. So a task is defined once, completely, and every method 
 definition.
 
 A masked language model predicts masked tokens. LPT therefore formulates classification as a
-masked token: *S1 . It was `<mask>` .*, where *great* means positive and *terrible* negative.
-GPT-2 has no mask token and continues the text: *S1 It was …*
+masked token: `S1 . It was <mask> .`, where *great* means positive and *terrible* negative. GPT-2
+has no mask token and continues the text: `S1 It was …`
 
 `TaskConfig` has the options that choose a task, its data and its examples.
 """

@@ -10,8 +10,8 @@ The optimizer is AdamW with float32 master weights, with a linear warm-up and, a
 linear decay to zero.
 
 Half precision doubles the speed of a CPU with bfloat16 instructions, and more on a GPU. But a
-weight stored in bfloat16 cannot take a small step. The optimizer therefore keeps *master
-weights* in float32, and the model computes with their rounded copies.
+weight stored in bfloat16 cannot take a small step. The optimizer therefore keeps
+*master weights* in float32, and the model computes with their rounded copies.
 """
 
 import copy

@@ -37,7 +37,7 @@ def _format_values(option: Option) -> str:
 
 
 def _format_default(default: object) -> str:
-    return "" if default is None or default is MISSING else f"`{default}`"
+    return "" if default in (None, MISSING, "") else f"`{default}`"
 
 
 def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -402,6 +402,18 @@ def test_the_first_chapter_states_the_scores_of_longer_training():
     assert "with 3,000 steps before layer 4, at the best of eight learning rates" in text
     assert f"accuracies of {first}, {second} and {third} %" in text
     assert f"a head alone has {lowest} to {highest} % then" in text
+    order_runs = read_records(ROOT / "results/why/toy-two-domains-order-tiny.jsonl")
+    for method, n_learning_rates in (("lpt", 4), ("head-only", 6)):
+        own_runs = [r for r in order_runs if r["method"] == method]
+        search = {r["lr"]: r["validation"] for r in own_runs if r["seed"] == 0}
+        best = max(search, key=search.get)
+        assert len(search) == n_learning_rates
+        by_seed = {r["seed"]: r["score"] for r in own_runs if r["lr"] == best}
+        scores[method] = sorted(round(score) for score in by_seed.values())
+    first, second, third = scores["lpt"]
+    assert f"accuracies of {first}, {second} and {third} %. A head alone has" in text
+    assert f"A head alone has {scores['head-only'][0]} to {scores['head-only'][-1]} % then" in text
+    assert "layer 4, at the best of four learning rates, three seeds" in text
     lora, tuned = scores["lora"], scores["fine-tuning"]
     assert f"LoRA has {lora[0]} to {lora[-1]} % and fine-tuning {tuned[0]} to {tuned[-1]} %" in text
 

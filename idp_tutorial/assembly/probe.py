@@ -244,6 +244,10 @@ def fit_best_probe(
         score = score_main_metric(task, validation @ W.T + b, task.splits["validation"])
         return W, b, dict(layer=layer, pooling=pooling, C=C, converged=converged, validation=score)
 
+    def validation_score(probe: tuple[Tensor, Tensor, dict[str, Any]]) -> float:
+        """Return the validation score in the description of a probe."""
+        return probe[2]["validation"]
+
     first_C = INVERSE_REGULARISATION_GRID[1]
     fitted = [
         (fit(first_C, *candidate), candidate)
@@ -257,11 +261,11 @@ def fit_best_probe(
             "another pooling."
         )
     # stable: of equal scores the lower layer first
-    fitted.sort(key=lambda pair: -pair[0][2]["validation"])
+    fitted.sort(key=lambda pair: -validation_score(pair[0]))
     probes = [probe for probe, _ in fitted]
     for _, candidate in fitted[:4]:
         probes += [fit(C, *candidate) for C in INVERSE_REGULARISATION_GRID if first_C != C]
-    W, b, best = max(probes, key=lambda probe: probe[2]["validation"])
+    W, b, best = max(probes, key=validation_score)
     return W, b, {**best, "candidates": [description for _, _, description in probes]}
 
 

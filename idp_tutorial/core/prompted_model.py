@@ -200,6 +200,7 @@ def trained_state(model: PromptedModel) -> dict[str, Tensor]:
 
     These are the trainable parameters and the running statistics of sources.
     """
+    # trainable parameters, and buffers outside of the language model
     return {
         name: tensor
         for name, tensor in persistent_tensors(model).items()

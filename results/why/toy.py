@@ -58,7 +58,7 @@ def main() -> None:
             eval_every=args.steps // 10,
             cache="both",
         )
-        if method in ("s-idpg-phm", "lpt-npg"):  # the sentence vectors of the bundled model are small
+        if method in ("s-idpg-phm", "lpt-npg"):  # the vectors that they read are small in `tiny`
             options["standardise"] = True
         for lr in args.learning_rates or ():
             run_seeds(RunConfig(method, lr=lr, **options), task, "all are reported", 3, store)

@@ -100,6 +100,15 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         seeds=10,  # as many as `readout` and `confirmation` together
         head_alone=False,
     ),
+    "id-spam": dict(  # ID-SPAM in the setting of `readout`, with as many seeds as `first-layer`
+        methods=("id-spam", "id-spam-mean"),
+        learning_rates=(3e-3, 1e-2, 3e-2, 1e-1),
+        head_learning_rates=(None,),
+        initial_heads=("probe",),
+        pooling="cls",
+        seeds=10,
+        head_alone=False,
+    ),
     "edges": dict(  # below and above the learning rates of `readout`, which chose .003 and .1
         methods=("lpt-npg", "lpt"),
         learning_rates=(1e-3, 3e-1),

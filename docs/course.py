@@ -178,13 +178,13 @@ def format_scores(scores: list[float]) -> str:
 
 
 def load_chapter_scores(path: Path) -> dict[str, list[float]]:
-    """Return the scores of the methods that a chapter trains on the running task."""
+    """Return the scores of the methods of a chapter that have five seeds on the running task."""
     number = path.stem[:2]
     rows = json.loads((COURSE_FOLDER / "scores.json").read_text(encoding="utf-8"))
     return {
         row["method"]: row["scores"]
         for row in rows
-        if row["chapter"] == number and row["task"] == "two-domains"
+        if row["chapter"] == number and row["task"] == "two-domains" and len(row["scores"]) >= 5
     }
 
 
@@ -280,7 +280,7 @@ The *core path* leads from the first prompt to your own experiments. The other c
 *optional*: each answers one more question. A minute of reading is {WORDS_PER_MINUTE} words or
 {CODE_LINES_PER_MINUTE} lines of code; folded cells do not count. *Seconds* is the time of one core
 for all cells of the chapter. *Best score* is that of the best method that the chapter trains on
-the running task `two-domains`: accuracy in % on 500 test examples.
+the running task `two-domains` with five seeds: accuracy in % on 500 test examples.
 """
 
 ONLINE_INTRODUCTION = f"""

@@ -8,6 +8,7 @@ from idp_tutorial.assembly.config import (
     general_options,
     methods_with_option,
 )
+from idp_tutorial.cli.commands import Command
 from idp_tutorial.cli.main import COMMAND_NAMES, load_command
 from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.utils.options import Option, declared_options
@@ -55,18 +56,32 @@ def _group_tables(options: dict[str, Option]) -> str:
 
 
 def _method_table() -> str:
-    rows = []
+    """Return a table with a row for each meaning of each option of methods."""
+    meanings: dict[tuple[str, str, str], dict[str, list[str]]] = {}  # methods by default
     for name in describe_all_options().keys() - general_options().keys():
-        methods = methods_with_option(name)
-        options = {method: ALL_METHODS[method].options[name] for method in methods}
-        defaults: dict[str, list[str]] = {}
-        for method, option in options.items():
-            defaults.setdefault(_format_default(option.default) or "none", []).append(method)
-        texts = list(dict.fromkeys(option.help for option in options.values()))
-        users = "; ".join(f"{default}: {', '.join(m)}" for default, m in defaults.items())
-        values = list(dict.fromkeys(_format_values(option) for option in options.values()))
-        rows.append((f"`{name}`", " or ".join(values), users, "; or ".join(texts)))
+        for method in methods_with_option(name):
+            option = ALL_METHODS[method].options[name]
+            meaning = (f"`{name}`", option.help, _format_values(option))
+            methods = meanings.setdefault(meaning, {})
+            methods.setdefault(_format_default(option.default) or "none", []).append(method)
+    rows = []
+    for (name, text, values), methods_by_default in meanings.items():
+        users = "; ".join(f"{value}: {', '.join(m)}" for value, m in methods_by_default.items())
+        rows.append((name, values, users, text))
     return _table(("option", "values", "default: methods", "meaning"), sorted(rows))
+
+
+def _describe_run_options(command: Command) -> str:
+    """Return which of the options above a command takes, and which have another default."""
+    defaults = ", ".join(f"`{name}` {_format_default(v)}" for name, v in command.defaults.items())
+    other_defaults = f" Other defaults: {defaults}." if defaults else ""
+    if command.run_options == ():
+        return "It takes none of the options above."
+    if command.run_options is None:
+        excluded = ", ".join(f"`{name}`" for name in command.excluded)
+        return f"It also takes the options above, without {excluded}.{other_defaults}"
+    names = ", ".join(f"`{name}`" for name in command.run_options)
+    return f"Of the options above it takes {names}.{other_defaults}"
 
 
 def _command_tables() -> str:
@@ -80,7 +95,8 @@ def _command_tables() -> str:
         ]
         summary = (command.function.__doc__ or "").partition("\n")[0]
         table = _table(("option", "default", "meaning"), rows)
-        parts.append(f"### idp {name}\n\n{summary}\n\n{table}")
+        run_options = _describe_run_options(command)
+        parts.append(f"### idp {name}\n\n{summary}\n\n{run_options}\n\n{table}")
     return "\n\n".join(parts)
 
 
@@ -93,7 +109,6 @@ def render() -> str:
         "## Methods",
         _method_table(),
         "## Commands",
-        "Each command has options of its own besides those above.",
         _command_tables(),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"

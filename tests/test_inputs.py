@@ -107,9 +107,9 @@ TEXTS = [  # first cell of the page's table, value
     ("an empty text, or spaces only", ""),
     ("an empty text, or spaces only", " \t"),
     ("a missing value: None, null, NaN", None),
-    ("a number or a truth value", 3),
-    ("a number or a truth value", 2.5),
-    ("a number or a truth value", True),
+    ("a number or a Boolean", 3),
+    ("a number or a Boolean", 2.5),
+    ("a number or a Boolean", True),
     ("an object or bytes", {"a": 1}),
     ("an object or bytes", b"tea"),
     ("a NUL character", "tea\0"),
@@ -133,9 +133,9 @@ def test_a_text_is_accepted_in_every_way_or_in_none(kind, value, way, tmp_path):
 
 LABELS = [  # first cell of the page's table, value, the label that is read
     ("a text", "billing", "billing"),
-    ("a whole number or a truth value", 3, "3"),
-    ("a whole number or a truth value", True, "True"),
-    ("a number with a fraction", 2.5, None),
+    ("a whole number or a Boolean", 3, "3"),
+    ("a whole number or a Boolean", True, "True"),
+    ("a non-integer number", 2.5, None),
     ("an empty text, or spaces only", " ", None),
     ("a missing value: None, null, NaN", None, None),
     ("several labels in a list", ["a", "b"], None),
@@ -151,7 +151,7 @@ NUMBERS = [
         ("regression: `2,5`, `1_0`, digits of other scripts, `inf`, NaN", value, None)
         for value in ("2,5", "1_0", "١٢", "２", "inf", "nan")
     ),
-    *(("regression: a truth value, or another text", value, None) for value in (True, "x", " ")),
+    *(("regression: a Boolean, or another text", value, None) for value in (True, "x", " ")),
 ]
 
 

@@ -445,7 +445,7 @@ def test_the_front_page_says_what_was_not_run_and_how_to_begin():
     text = read_readme()
     required = ("git clone", "make compare", "make lab", "make test", "idp reproduce")
     assert not [words for words in required if words not in text]
-    assert "No result on RoBERTa-large, the papers' model, exists here" in text
+    assert "This project has no score on RoBERTa-large, the papers' main model" in text
     assert "lab/what_works.ipynb" in text
 
 

@@ -47,7 +47,7 @@ class BenchOptions(CommandOptions):
     # comma-separated: 'methods' (training steps of methods), 'peft' (plain training steps beside
     # `peft`), 'pipeline' (predictions beside `pipeline`), 'commands' (whole commands: `idp train`
     # beside `peft` with Trainer, `idp predict` beside `pipeline`; other work on the machine
-    # falsifies the times), or the scaling of methods with 'prompt_length', 'length', 'depth' or
+    # distorts the times), or the scaling of methods with 'prompt_length', 'length', 'depth' or
     # 'batch'
     measure: str = "methods"
     # comma-separated, besides fine-tuning ('all' of scaling: prompt-tuning, s-idpg-phm, lpt-npg; of
@@ -152,7 +152,7 @@ def _measure_parts(
             if measurement == "peft":
                 fields = dict(part="beside peft", prompt_length=prompt_length)
                 records = time_training_steps(bb, base, prompt_length, options.repeats)
-            else:  # predictions are always measured on the processor
+            else:  # predictions are always measured on the CPU
                 fields = dict(part="answers", device="cpu")
                 records = time_inference(bb, base, repeats=options.repeats)
             yield {**fields, **bb.weights_info}, records

@@ -243,7 +243,7 @@ class PredictOptions(TextConfig, CommandOptions):
     batch_size: Annotated[int, Range(1, 10**6)] = 128
     # dtype of the backbone's weights (default: that of training)
     dtype: Literal["float32", "bfloat16"] | None = None
-    device: Literal["auto", "cpu"] = "auto"  # a GPU if there is one, or the processor
+    device: Literal["auto", "cpu"] = "auto"  # a GPU if there is one, or the CPU
 
 
 @command(PredictOptions)

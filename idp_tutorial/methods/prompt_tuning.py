@@ -64,7 +64,7 @@ def insertion_positions(
     ctx: Context,  # state of the layer loop, with tokens and attention mask
     position: int,  # insertion position from 0 to 4, numbered as in IDPG's Fig. 6
 ) -> Tensor:  # `[B]`
-    """Return the index that the first prompt vector will have in each example.
+    """Return the index that the first prompt vector, or at 4 its first separator, will have.
 
     For encoders only. Raises: `UserError` for position 2 or 3 if an example has one sentence.
     """

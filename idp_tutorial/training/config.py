@@ -63,7 +63,7 @@ class MachineConfig:
     # compute the layers again in the backward pass instead of keeping their activations: less
     # memory, more time, the same results
     gradient_checkpointing: bool = False
-    # a GPU if there is one, or the processor
+    # a GPU if there is one, or the CPU
     device: Annotated[Literal["auto", "cpu"], "to choose a GPU, set CUDA_VISIBLE_DEVICES"] = "auto"
     # states of frozen layers that are computed once and kept on disk
     cache: Literal["none", "sentence", "hidden", "both"] = "none"
@@ -78,7 +78,7 @@ class TrainingConfig(TaskConfig, HeadConfig, MachineConfig):
 
     option_group: ClassVar[str] = "training"
 
-    seed: Annotated[int, Range(0, 2**32 - 1)] = 0  # of initialisation, order and dropout
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 0  # of initialisation, example order and dropout
     lr: _LearningRate | None = None  # peak learning rate of AdamW; None: the method's default
     head_lr: _LearningRate | None = None  # learning rate of the classification head (default: lr)
     steps: _Count = 300  # number of optimizer steps
@@ -91,7 +91,7 @@ class TrainingConfig(TaskConfig, HeadConfig, MachineConfig):
     warmup: Annotated[
         float, Range(0, 1, "a fraction of the steps, such as .06", is_high_excluded=True)
     ] = 0.06
-    schedule: Literal["linear", "constant"] = "linear"  # after the warm-up; constant: IDPG
+    schedule: Literal["linear", "constant"] = "linear"  # learning rate after the warm-up
     weight_decay: Annotated[float, Range(0, 10**6)] = 0.01  # weight decay of AdamW
     no_decay_on_bias_and_norm: bool = False  # no weight decay on biases and LayerNorm (LPT)
     # decay rate of squared gradients in AdamW (IDPG, ID-SPAM: .98)
@@ -109,7 +109,7 @@ class TrainingConfig(TaskConfig, HeadConfig, MachineConfig):
     class_weight: Annotated[str | dict, _ClassWeights()] | None = None
     # folder of an earlier run whose trained prompts initialise this one (default: no such run)
     init_from: str | None = None
-    eval_every: _Count = 50  # steps between evaluations on the validation split
+    eval_every: _Count = 50  # steps between evaluations (commands: `evaluations`)
     # metric that selects checkpoints and learning rates, and is reported: accuracy,
     # balanced_accuracy, f1, macro_f1, mcc, log_loss (reported negated, as neg_log_loss), micro_f1,
     # subset_accuracy, pearson, spearman, or a mean such as accuracy+macro_f1 (default: the task's)

@@ -55,11 +55,11 @@ def table():
     works = [w for w in dict.fromkeys(l["work"] for l in lines()) if w != "input"]
     rows = [[w, *(cases[w, c] for c in COLUMNS)] for w in works]
     rows.append(["**all**", *(sum(r[i] for r in rows) for i in range(1, len(COLUMNS) + 1))])
-    out = [f"| work | {' | '.join(COLUMNS)} |", "|---|" + "--:|" * len(COLUMNS)]
+    out = [f"| workload | {' | '.join(COLUMNS)} |", "|---|" + "--:|" * len(COLUMNS)]
     out += [f"| {' | '.join(f'{v:,}' if isinstance(v, int) else v for v in r)} |" for r in rows]
     out += ["", f"Outcomes ({failures:,} broke a promise):", ""]
     for label in dict.fromkeys(label for label, _ in outcomes):
-        counts = [f"{n:,} {o}" for (name, o), n in sorted(outcomes.items()) if name == label]
+        counts = [f"{n:,} {o.removeprefix('was ')}" for (name, o), n in sorted(outcomes.items()) if name == label]
         out.append(f"- {label}: {', '.join(counts)}")
     return "\n".join([*out, ""])
 

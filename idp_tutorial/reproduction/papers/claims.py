@@ -433,7 +433,9 @@ def _describe_missing_headroom(
     control = mean_of_side(relabelled, " ".join(["control", *metric]))
     means = [mean_of_side(records, claim[side]) for records, side in zip(sides, "ab")]
     scores = [mean for mean in means if mean is not None]
-    if control is None or len(scores) < 2 or max(scores) > control:
+    if control is None:
+        return "no control was run in this setting"
+    if len(scores) < 2 or max(scores) > control:
         return ""
     text = " and ".join(f"{score:.1f}" for score in scores)
     return f"no side scores above the control ({text}, control {control:.1f})"
@@ -495,7 +497,7 @@ def _judge_measured(
         runs=str(estimate["runs"]),
         texts=str(estimate["texts"]),
         interval_over=estimate["interval_over"],
-        **{k: f"{estimate[k]:.2f}" for k in ("effect", "low", "high", "detectable")},
+        **{k: f"{estimate[k]:.4f}" for k in ("effect", "low", "high", "detectable")},
         above=above,
         p="" if p is None else f"{p:.4f}",
         published="" if published is None else f"{published:+.1f}",

@@ -235,8 +235,8 @@ def _contrast_row(
         return None
     tasks = estimate["tasks"]
     row: dict[str, Any] = dict(_numbers(estimate, *_INTERVAL))
-    if all(task in published for task in tasks):
-        row["paper"] = mean(published[task] for task in tasks)
+    if common := [task for task in tasks if task in published]:
+        row["paper"] = mean(published[task] for task in common)
     if all(task in control_scores for task in tasks):
         scores = collect_scores(records, pair[1], setting, folder)
         row["control"] = mean(control_scores[task] - float(scores[task].mean()) for task in tasks)
@@ -252,7 +252,7 @@ def contrast_table(
     """Return the differences in points, a row for each contrast and setting.
 
     The columns are contrast, setting, effect, low, high, detectable, paper, control and tasks.
-    `paper` is the published difference on the same tasks, NaN where the paper lacks one of them.
+    `paper` is the published difference on those of the tasks that the paper has, or NaN.
     `control` is the difference with the first method replaced by the better of two controls
     (on validation), so a method whose `effect` is smaller scores less than the control.
     """

@@ -167,6 +167,13 @@ def write_runs(folder, a=80.0, b=60.0, methods=("lpt-npg", "lpt"), **fields):
     (folder / "claims/runs.jsonl").write_text("\n".join(lines) + "\n")
 
 
+def write_probe(folder, score):
+    """Write five seeds of a control in the setting of `write_runs`."""
+    fields = dict(task="trec", head="classification", validation=score)
+    lines = [json.dumps(record("probe", seed, score, **fields)) for seed in range(5)]
+    (folder / "claims/controls-b.jsonl").write_text("\n".join(lines) + "\n")
+
+
 def change_records(folder, method, **change):
     """Change fields of the records of a method in `claims/runs.jsonl`."""
     file = folder / "claims/runs.jsonl"
@@ -197,7 +204,7 @@ def test_idp_reproduce_updates_verdicts_from_records(results, capsys):
     out = capsys.readouterr().out
     assert "seen on TREC with b (was open)" in out and "counted: 1 agrees" in out
     one, two = read_claims(folder / "claims.csv")
-    assert (one["effect"], one["texts"], one["verdict"]) == ("25.00", "40", "seen")
+    assert (one["effect"], one["texts"], one["verdict"]) == ("25.0000", "40", "seen")
     assert (two["recomputed"], two["verdict"]) == ("0.324", "agrees")
     typed = [c for c in CLAIM_COLUMNS if c not in COMPUTED_COLUMNS]
     assert [one[c] for c in typed] == [claim_row()[c] for c in typed]
@@ -237,7 +244,7 @@ def test_no_verdict_where_the_paper_prints_the_other_sign(tmp_path):
     text = [s.replace("verbalizer", "classification") if "fine-tuning" in s else s for s in text]
     (tmp_path / "claims/runs.jsonl").write_text("\n".join(text) + "\n")
     (row,) = judge_claims([claim_row(b="fine-tuning", printed=cells)], tmp_path)
-    assert (row["effect"], row["published"], row["verdict"]) == ("20.00", "-0.4", "open")
+    assert (row["effect"], row["published"], row["verdict"]) == ("20.0000", "-0.4", "open")
     assert not row["finding"]  # task and heads are the paper's
     (row,) = judge_claims([claim_row(b="fine-tuning", printed=cells + "; task=SST-2")], tmp_path)
     assert row["finding"]  # the claim is about another task
@@ -280,6 +287,7 @@ def test_a_side_with_more_learning_rates_gets_no_verdict_in_its_favour(
     scores, says, more, verdict, tmp_path
 ):
     write_runs(tmp_path, *scores, split_sizes=dict(test=20000))
+    write_probe(tmp_path, 65.0)
     claim = claim_row(says=says, printed="", stated="")
     (equal,) = judge_claims([claim], tmp_path)
     assert equal["verdict"] != "open"
@@ -301,15 +309,22 @@ def test_an_interval_over_seeds_alone_gives_no_verdict(tmp_path):
     assert (row["verdict"], row["reason"], row["interval_over"]) == ("open", reason, "seeds")
 
 
-@pytest.mark.parametrize("control,verdict", [(65.0, "not seen"), (75.0, "open")])
-def test_a_difference_is_not_missed_where_no_side_is_above_the_control(control, verdict, tmp_path):
+@pytest.mark.parametrize(
+    "control,verdict,reason",
+    [
+        (65.0, "not seen", ""),
+        (75.0, "open", "no side scores above the control (70.2 and 70.2, control 75.0)"),
+        (None, "open", "no control was run in this setting"),
+    ],
+)
+def test_a_difference_is_not_missed_where_no_side_is_above_the_control(
+    control, verdict, reason, tmp_path
+):
     write_runs(tmp_path, a=70.0, b=70.0, split_sizes=dict(test=20000))
-    fields = dict(task="trec", head="classification", validation=control)
-    lines = [json.dumps(record("probe", seed, control, **fields)) for seed in range(5)]
-    (tmp_path / "claims/controls-b.jsonl").write_text("\n".join(lines) + "\n")
+    if control:
+        write_probe(tmp_path, control)
     (row,) = judge_claims([claim_row(printed="")], tmp_path)
-    reason = "no side scores above the control (70.2 and 70.2, control 75.0)"
-    assert (row["verdict"], row["reason"]) == (verdict, reason if verdict == "open" else "")
+    assert (row["verdict"], row["reason"]) == (verdict, reason)
 
 
 def test_a_claim_without_records_is_not_run(tmp_path):

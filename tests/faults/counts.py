@@ -59,7 +59,10 @@ def table():
     out += [f"| {' | '.join(f'{v:,}' if isinstance(v, int) else v for v in r)} |" for r in rows]
     out += ["", f"Outcomes ({failures:,} broke a promise):", ""]
     for label in dict.fromkeys(label for label, _ in outcomes):
-        counts = [f"{n:,} {o.removeprefix('was ')}" for (name, o), n in sorted(outcomes.items()) if name == label]
+        counted = [
+            (o.removeprefix("was "), n) for (of, o), n in sorted(outcomes.items()) if of == label
+        ]
+        counts = [f"{n:,} {outcome}" for outcome, n in counted]
         out.append(f"- {label}: {', '.join(counts)}")
     return "\n".join([*out, ""])
 

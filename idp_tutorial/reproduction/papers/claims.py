@@ -568,7 +568,7 @@ def format_claim_effect(
     if claim["interval_over"] != PAIRED_INTERVAL:
         over = f" over {claim['interval_over']}"
     return (
-        f"{effect:+.{n}f} ({low:+.{n}f} … {high:+.{n}f}){over}; {claim['runs']} runs, visible from "
+        f"{effect:+.{n}f} ({low:+.{n}f} … {high:+.{n}f}){over}; {claim['runs']} runs, detectable: "
         f"{detectable:.{n}f}"
     )
 

@@ -72,16 +72,16 @@ def _method_table() -> str:
 
 
 def _describe_run_options(command: Command) -> str:
-    """Return which of the options above a command takes, and which have another default."""
+    """Return which options of runs a command takes, and which have another default."""
     defaults = ", ".join(f"`{name}` {_format_default(v)}" for name, v in command.defaults.items())
     other_defaults = f" Other defaults: {defaults}." if defaults else ""
     if command.run_options == ():
-        return "It takes none of the options above."
+        return "It takes only these options:"
     if command.run_options is None:
-        excluded = ", ".join(f"`{name}`" for name in command.excluded)
-        return f"It also takes the options above, without {excluded}.{other_defaults}"
+        excluded = " and ".join(f"`{name}`" for name in command.excluded)
+        return f"It also takes the options of runs and methods, except {excluded}.{other_defaults}"
     names = ", ".join(f"`{name}`" for name in command.run_options)
-    return f"Of the options above it takes {names}.{other_defaults}"
+    return f"Of the options of runs and methods it takes {names}.{other_defaults}"
 
 
 def _command_tables() -> str:

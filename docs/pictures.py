@@ -531,7 +531,9 @@ def hero() -> Picture:
     for i, (title, (note, method, prompt_kinds)) in enumerate(HERO_COLUMNS.items()):
         scores = read_hero_runs(method) if method else read_control_scores()
         shapes += _draw_hero_column(12 + 168 * i, title, note, scores, prompt_kinds)
-        described.append(f"{title} scores {scores.mean} %")
+        described.append(
+            f"{title if method else 'a network on word vectors'} scores {scores.mean} %"
+        )
     footer = "Predictions: one run. Bars: test accuracy, mean of five; line: chance. Blue: trained."
     shapes.append(Text(12, 219, footer, "note", "start"))
     title = "A cold soda is praise, a cold soup is blame"

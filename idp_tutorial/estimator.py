@@ -677,7 +677,7 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
         for value, place in zip(values, places):
             if not isinstance(value, (str, int, float)):
                 raise UserError(
-                    f"{place} must be a text, a number or a truth value, got {value!r:.60}."
+                    f"{place} must be a text, a number or a Boolean, got {value!r:.60}."
                 )
             if isinstance(value, Enum) and not isinstance(value, int):
                 raise UserError(

@@ -141,9 +141,7 @@ def test_fit_leaves_the_random_numbers_of_the_process_as_they_were(quick):
 
 def test_labels_that_are_no_texts_or_numbers_are_refused(quick):
     for label in (Decimal(1), pd.Timestamp(2026, 1, 1)):
-        with pytest.raises(
-            UserError, match="label 0 must be a text, a number or a truth value, got"
-        ):
+        with pytest.raises(UserError, match="label 0 must be a text, a number or a Boolean, got"):
             quick().fit(TEXTS, [label] * len(TEXTS))
 
 
@@ -196,7 +194,7 @@ def test_texts_in_any_shape(quick):
         (
             TEXTS,
             [["a", None], ["b"]] * 12,
-            "label 0 must be a text, a number or a truth value, got None",
+            "label 0 must be a text, a number or a Boolean, got None",
         ),
         (TEXTS, LABELS[:3], "24 texts and y has 3 labels"),
         (TEXTS, ["a"] * 24, "only the class 'a'"),

@@ -52,7 +52,7 @@ class RunOptions(TrainingConfig):
 
     option_group: ClassVar[str] = "the model"
 
-    backbone: str = "tiny"  # 'tiny', 'minilm', 'smollm2', a folder, or a name on the Hub
+    backbone: str = "tiny"  # 'tiny', 'minilm', 'smollm2', a folder, or a name on the hub
     # options of methods that were given; a method gets those which it has
     method_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 

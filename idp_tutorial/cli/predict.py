@@ -239,7 +239,7 @@ class PredictOptions(TextConfig, CommandOptions):
     # folder for a report on rows with labels: scores of each class, confusion matrix, calibration
     # and misclassified rows
     report: str | None = None
-    # largest number of texts in a batch; on a processor, long texts make smaller batches
+    # largest number of texts in a batch; on a CPU, long texts make smaller batches
     batch_size: Annotated[int, Range(1, 10**6)] = 128
     # dtype of the backbone's weights (default: that of training)
     dtype: Literal["float32", "bfloat16"] | None = None

@@ -64,7 +64,7 @@ def insertion_positions(
     ctx: Context,  # state of the layer loop, with tokens and attention mask
     position: int,  # insertion position from 0 to 4, numbered as in IDPG's Fig. 6
 ) -> Tensor:  # `[B]`
-    """Return the index that the first prompt vector, or at 4 its first separator, will have.
+    """Return the index of the first prompt vector (at position 4: of its first separator).
 
     For encoders only. Raises: `UserError` for position 2 or 3 if an example has one sentence.
     """

@@ -57,7 +57,7 @@ def explain_non_finite(
     return f"{fallback_reason}. A lower lr usually fixes it"
 
 
-# Largest number of tokens in a batch of new texts on a processor. With more, the hidden states
+# Largest number of tokens in a batch of new texts on a CPU. With more, the hidden states
 # leave its caches: MiniLM takes a tenth longer for a token if a batch has 16,384 of them.
 CPU_BATCH_TOKENS = 4096
 

@@ -421,7 +421,7 @@ def _more_trials_may_explain(
 def _describe_missing_headroom(
     claim: dict[str, str], sides: tuple[list[dict], list[dict]], controls: list[dict]
 ) -> str:
-    """Return that no side scores above the better control of its setting; '' if one does.
+    """Return why no side is known to score above a control of its setting; '' if one does.
 
     Prompts that have learnt less than a probe cannot show which of them is the better one.
     """

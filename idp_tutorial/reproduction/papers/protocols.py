@@ -543,8 +543,8 @@ def _resolve_score_table(table: str) -> tuple[str, str]:
     )
     if score_table not in FIGURE_VARIANTS and not has_scores:
         raise UserError(
-            f"{table} ({row.what}) is not a table of scores: another command makes it, "
-            f"{row.command}. docs/reproduce.md has the number of its runs and their hours."
+            f"{table} ({row.what}) is not a table of scores, so it has no runs here. Run: "
+            f"{row.command}. Its cost is in docs/reproduce.md."
         )
     return score_table, row.kind
 

@@ -310,7 +310,7 @@ def draw_contrasts(
     labels = [f"MiniLM, {name}" if name in SETTINGS else name for name in names]
     axes[0].set_yticks([-i for i in range(len(names))], labels, fontsize=8)
     (in_place,) = axes[0].plot([], [], **control, label="a control in place of the first method")
-    (printed,) = axes[0].plot([], [], **paper, label="the paper's value on the same tasks")
+    (printed,) = axes[0].plot([], [], **paper, label="the paper's value (IDPG: on Subj)")
     figure.tight_layout(rect=(0, 0.07, 1, 1))
     figure.legend(
         handles=[in_place, printed], loc="lower right", ncols=2, fontsize=8, frameon=False

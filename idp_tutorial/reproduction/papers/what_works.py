@@ -186,14 +186,14 @@ def read_controls(
 ) -> list[dict]:
     """Read the runs of the controls with MiniLM on the tasks of the factorials.
 
-    They have as many training examples as the factorials, but on Subj 1,000 of its 7,000.
+    They have as many training examples: all of TREC and Subj, 1,000 of the other tasks.
     """
     return [
         record
         for record in read_records(Path(folder).parent / "claims/controls-minilm.jsonl")
         if record["method"] in REFERENCE_CONTROLS
         and record["task"] in _TASK_NAMES | FEW_SHOT_TASKS
-        and record["shots"] == (None if record["task"] == "trec" else 1000)
+        and record["shots"] == (None if record["task"] in _TASK_NAMES else 1000)
     ]
 
 

@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 
 from idp_tutorial.reproduction.papers.published_scores import load_published_scores
+from idp_tutorial.runs.statistics import paired_bootstrap, per_example_scores
 from idp_tutorial.utils.records import read_records
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -384,38 +386,67 @@ def test_the_first_chapter_states_what_the_stored_scores_show():
     assert f"{mean['side network']:.1f} %" in course.read_markdown(CHAPTERS[0])
 
 
+# method: its row in the table of chapter 00, numbers of learning rates and of seeds for each task.
+# A lower learning rate has 100 % on validation than LoRA's two highest, which were not run.
+LONGER_RUNS = {
+    "head-only": ("head alone", (6, 6), 3),
+    "lpt": ("one prompt for all", (8, 6), 5),
+    "lpt-npg": ("a prompt generated from the text", (6, 6), 5),
+    "side-network": ("side network on the hidden states", (6, 6), 5),
+    "lora": ("LoRA", (4,), 3),
+    "fine-tuning": ("fine-tuning", (6,), 3),
+}
+
+
+def longer_runs(method, task, n_learning_rates):
+    """Return the runs of each seed with 3,000 steps at the best learning rate on validation."""
+    records = read_records(ROOT / f"results/why/toy-{task}-tiny.jsonl")
+    runs = [r for r in records if r["method"] == method]
+    assert {r["steps"] for r in runs} == {3000} and {r["split_sizes"]["train"] for r in runs} == {
+        2000
+    }
+    search = {r["lr"]: r["validation"] for r in runs if r["seed"] == 0}
+    assert len(search) == n_learning_rates
+    best = max(search, key=search.get)
+    by_seed = {r["seed"]: r for r in runs if r["lr"] == best}
+    return [by_seed[seed] for seed in sorted(by_seed)]
+
+
 def test_the_first_chapter_states_the_scores_of_longer_training():
-    runs = read_records(ROOT / "results/why/toy-two-domains-tiny.jsonl")
-    assert {r["steps"] for r in runs} == {3000}
-    scores = {}
-    # LoRA's two highest rates were not run: a lower one has 100 % on validation
-    for method, n_learning_rates in (("lpt", 8), ("head-only", 6), ("lora", 4), ("fine-tuning", 6)):
-        own_runs = [r for r in runs if r["method"] == method]
-        search = {r["lr"]: r["validation"] for r in own_runs if r["seed"] == 0}
-        best = max(search, key=search.get)
-        assert len(search) == n_learning_rates
-        scores[method] = sorted(round(r["score"]) for r in own_runs if r["lr"] == best)
-    assert max(r["validation"] for r in runs if r["method"] == "lora") == 100
-    first, second, third = scores["lpt"]
-    lowest, _, highest = scores["head-only"]
+    text = course.read_markdown(CHAPTERS[0])
+    for method, (name, n_rates, n_seeds) in LONGER_RUNS.items():
+        cells = []
+        for task, n in zip(("two-domains", "two-domains-order"), n_rates):
+            runs = longer_runs(method, task, n)
+            assert [r["seed"] for r in runs] == [*range(n_seeds)]
+            if method.startswith("lpt"):
+                assert {r["prompt_length"] for r in runs} == {10}
+            scores = [r["score"] for r in runs]
+            mean = statistics.mean(scores)
+            cells.append(f"{mean:.1f} ({min(scores):.1f} to {max(scores):.1f})")
+        cells += ["not run"] * (2 - len(cells))
+        assert f"| {name} | {' | '.join(cells)} |" in text
+
+
+def test_pages_state_what_generating_a_prompt_adds_in_longer_training():
+    folder = ROOT / "results/why"
+    estimates = {}
+    for task, n_static in (("two-domains", 8), ("two-domains-order", 6)):
+        generated = longer_runs("lpt-npg", task, 6)
+        for other, n in (("lpt", n_static), ("side-network", 6)):
+            sides = (generated, longer_runs(other, task, n))
+            scores = [np.stack([per_example_scores(r, folder) for r in runs]) for runs in sides]
+            estimate = paired_bootstrap(*scores)
+            estimates[task, other] = [round(estimate[key]) for key in ("effect", "low", "high")]
+    first, second = estimates["two-domains", "lpt"], estimates["two-domains-order", "lpt"]
+    page = " ".join(course.read_markdown(ROOT / "nbs/lab/what_a_prompt_adds.ipynb").split())
+    assert "{} points more than a static prompt ({} to {}), and ".format(*first) in page
+    assert f"and {second[0]} on `two-domains-order`" in page and second[1] > 0
     text = " ".join(course.read_markdown(CHAPTERS[0]).split())
-    assert "with 3,000 steps before layer 4, at the best of eight learning rates" in text
-    assert f"accuracies of {first}, {second} and {third} %" in text
-    assert f"a head alone has {lowest} to {highest} % then" in text
-    order_runs = read_records(ROOT / "results/why/toy-two-domains-order-tiny.jsonl")
-    for method, n_learning_rates in (("lpt", 4), ("head-only", 6)):
-        own_runs = [r for r in order_runs if r["method"] == method]
-        search = {r["lr"]: r["validation"] for r in own_runs if r["seed"] == 0}
-        best = max(search, key=search.get)
-        assert len(search) == n_learning_rates
-        by_seed = {r["seed"]: r["score"] for r in own_runs if r["lr"] == best}
-        scores[method] = sorted(round(score) for score in by_seed.values())
-    first, second, third = scores["lpt"]
-    assert f"accuracies of {first}, {second} and {third} %. A head alone has" in text
-    assert f"A head alone has {scores['head-only'][0]} to {scores['head-only'][-1]} % then" in text
-    assert "layer 4, at the best of four learning rates, three seeds" in text
-    lora, tuned = scores["lora"], scores["fine-tuning"]
-    assert f"LoRA has {lora[0]} to {lora[-1]} % and fine-tuning {tuned[0]} to {tuned[-1]} %" in text
+    assert f"scores {first[0]} points more on the first and {second[0]} on the second" in text
+    over_network = estimates["two-domains-order", "side-network"]
+    assert over_network[0] == 5 and over_network[1] > 0
+    assert f"scores {over_network[0]} points more than a side network" in text
 
 
 def final_runs(method, task, metric="accuracy"):

@@ -78,7 +78,8 @@ def _describe_run_options(command: Command) -> str:
     if command.run_options == ():
         return "It takes only these options:"
     if command.run_options is None:
-        excluded = " and ".join(f"`{name}`" for name in command.excluded)
+        *names, last = (f"`{name}`" for name in command.excluded)
+        excluded = f"{', '.join(names)} and {last}" if names else last
         return f"It also takes the options of runs and methods, except {excluded}.{other_defaults}"
     names = ", ".join(f"`{name}`" for name in command.run_options)
     return f"Of the options of runs and methods it takes {names}.{other_defaults}"

@@ -443,10 +443,22 @@ def test_pages_state_what_generating_a_prompt_adds_in_longer_training():
     assert "{} points more than a static prompt ({} to {}), and ".format(*first) in page
     assert f"and {second[0]} on `two-domains-order`" in page and second[1] > 0
     text = " ".join(course.read_markdown(CHAPTERS[0]).split())
-    assert f"scores {first[0]} points more on the first and {second[0]} on the second" in text
+    intervals = "(95 % intervals: {1} to {2}, and {4} to {5})".format(*first, *second)
+    claim = f"scores {first[0]} points more on the first and {second[0]} on the second {intervals}"
+    assert claim in text
+    counts = [
+        longer_runs(m, "two-domains", n)[0]["params"] for m, n in (("lpt-npg", 6), ("lpt", 8))
+    ]
+    assert f"{round(counts[0]['prompt'] / counts[1]['prompt'])} times as many parameters" in text
     over_network = estimates["two-domains-order", "side-network"]
     assert over_network[0] == 5 and over_network[1] > 0
     assert f"scores {over_network[0]} points more than a side network" in text
+    for task, words in (("two-domains", "1.3 more"), ("two-domains-order", "5.1 less")):
+        runs = (longer_runs(m, task, 6) for m in ("side-network", "lpt-npg"))
+        of_network, generated = (statistics.mean(r["score"] for r in each) for each in runs)
+        number, sign = words.split()
+        assert f"{abs(of_network - generated):.1f}" == number
+        assert (of_network > generated) == (sign == "more") and words in page
 
 
 def final_runs(method, task, metric="accuracy"):

@@ -59,10 +59,8 @@ def table():
     out += [f"| {' | '.join(f'{v:,}' if isinstance(v, int) else v for v in r)} |" for r in rows]
     out += ["", f"Outcomes ({failures:,} broke a promise):", ""]
     for label in dict.fromkeys(label for label, _ in outcomes):
-        counted = [
-            (o.removeprefix("was "), n) for (of, o), n in sorted(outcomes.items()) if of == label
-        ]
-        counts = [f"{n:,} {outcome}" for outcome, n in counted]
+        counts = [f"{n:,} {o}" for (name, o), n in sorted(outcomes.items()) if name == label]
+        counts = [text.replace(" was refused", " refused") for text in counts]
         out.append(f"- {label}: {', '.join(counts)}")
     return "\n".join([*out, ""])
 

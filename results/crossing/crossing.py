@@ -22,7 +22,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from idp_tutorial.assembly.config import RunConfig
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.prompted_model import PromptedModel, copy_state, restore_state, trained_state
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace, method: str, layer: int, lr: float, seed: int)
     selection = "best of 5 (equal for all methods) on validation, seeds 0 and 1"
     digests = run_digests(cfg, task)
     fingerprint = make_fingerprint(cfg, digests, lr_selection=selection)
-    records_file, readers_file = files(args)
+    records_file, _ = files(args)
     lock = records_file.with_suffix("")  # the store and its logits have locks of their own
     with file_lock(lock, wait=True):
         stored = RunStore(records_file).find(fingerprint)
@@ -167,20 +167,43 @@ def run(args: argparse.Namespace, method: str, layer: int, lr: float, seed: int)
         model, log = experiment.fit()
     except FloatingPointError as error:
         record = experiment.record_divergence(error).to_dict()
-        measured = None
     else:
+        torch.save(copy_state(trained_state(model)), state_file(args, method, layer, lr, seed))
         with file_lock(lock, wait=True):
             record = experiment.score(model, log, records_file=records_file).to_dict()
-        measured = measure_readers(model, task, experiment.cfg)
     record |= dict(lr_selection=selection) | fingerprint
     with file_lock(lock, wait=True):
         record = RunStore(records_file).add(record)
-        if measured:
-            key = dict(method=method, layer=cfg.get("layer"), lr=lr, seed=seed)
-            with readers_file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(key | measured) + "\n")
-    print(method, layer, lr, seed, record.get("score"), measured, flush=True)
+    print(method, layer, lr, seed, record.get("score"), flush=True)
     return record
+
+
+def state_file(args: argparse.Namespace, *key: Any) -> Path:
+    """Return the file of a run's trained tensors, which are kept until they are measured."""
+    folder = args.out / "states"
+    folder.mkdir(exist_ok=True)
+    return folder / f"{args.task}-{args.backbone}-{args.steps}-{'-'.join(map(str, key))}.pt"
+
+
+def measure(args: argparse.Namespace, method: str, layer: int, lr: float, seed: int) -> None:
+    """Measure a stored run, if its trained tensors are there and nobody has."""
+    torch.set_num_threads(1)
+    run(args, method, layer, lr, seed)
+    state = state_file(args, method, layer, lr, seed)
+    if not state.exists():
+        return
+    experiment = Experiment(make_config(args, method, layer, lr, seed), load_task(args.task))
+    model = experiment.build_model()
+    restore_state(trained_state(model), torch.load(state, weights_only=True))
+    measured = measure_readers(model, experiment.task, experiment.cfg)
+    key = dict(method=method, layer=experiment.cfg.get("layer"), lr=lr, seed=seed)
+    records_file, readers_file = files(args)
+    line = json.dumps(key | measured) + "\n"
+    lock = file_lock(records_file.with_suffix(""), wait=True)
+    with lock, readers_file.open("a", encoding="utf-8") as file:
+        file.write(line)
+    state.unlink()
+    print(key, measured, flush=True)
 
 
 def learning_rates(method: str) -> tuple[float, ...]:
@@ -231,9 +254,7 @@ def main() -> None:
         final = []
         for cell, runs in tuning.items():
             lr = choose_learning_rate([r.result() for r in runs])
-            final += [
-                pool.submit(run, args, *cell, lr, seed) for seed in range(TUNING_SEEDS, args.seeds)
-            ]
+            final += [pool.submit(measure, args, *cell, lr, seed) for seed in range(args.seeds)]
         for r in final:
             r.result()
 

@@ -148,7 +148,9 @@ def files(args: argparse.Namespace) -> tuple[Path, Path]:
     return args.out / name, args.out / f"readers-{name}"
 
 
-def run(args: argparse.Namespace, method: str, layer: int, lr: float, seed: int) -> dict:
+def run(
+    args: argparse.Namespace, method: str, layer: int, lr: float, seed: int, verbose: bool = True
+) -> dict:
     """Train, score and measure one run, or return the stored one."""
     torch.set_num_threads(1)
     task = load_task(args.task)
@@ -168,13 +170,15 @@ def run(args: argparse.Namespace, method: str, layer: int, lr: float, seed: int)
     except FloatingPointError as error:
         record = experiment.record_divergence(error).to_dict()
     else:
-        torch.save(copy_state(trained_state(model)), state_file(args, method, layer, lr, seed))
+        if args.measure:
+            torch.save(copy_state(trained_state(model)), state_file(args, method, layer, lr, seed))
         with file_lock(lock, wait=True):
             record = experiment.score(model, log, records_file=records_file).to_dict()
     record |= dict(lr_selection=selection) | fingerprint
     with file_lock(lock, wait=True):
         record = RunStore(records_file).add(record)
-    print(method, layer, lr, seed, record.get("score"), flush=True)
+    if verbose:
+        print(method, layer, lr, seed, record.get("score"), flush=True)
     return record
 
 
@@ -241,6 +245,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the records")
     args = parser.parse_args()
+    args.measure = True
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.workers, mp_context=context) as pool:
         tuning = {

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 # kind of text: font size, in units of which a picture is 424 wide
-FONT_SIZES = dict(title=15, note=12.5, label=12, on=12.5)
+FONT_SIZES = {
+    "title": 15,
+    "note": 12.5,
+    "label": 12,
+    "on": 12.5,
+    "static-name": 13,
+    "generated-name": 13,
+}
 
 
 class Text(NamedTuple):
@@ -170,6 +177,9 @@ STYLES = {
     ".state": {"stroke": "--edge"},
     ".pointer": {"stroke": "--edge"},
     ".grad": {"stroke": "--grad", "stroke-linecap": "round"},
+    ".static": {"stroke": "--other"},
+    ".static-name": _filled("other"),
+    ".generated-name": _filled("trained"),
     ".backward": _filled("grad"),
     ".forward": _filled("edge"),
     ".read.tip": _filled("trained"),

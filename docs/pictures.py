@@ -541,6 +541,104 @@ def hero() -> Picture:
     return Picture(shapes, 690, 228, title, alt)
 
 
+N_SMOLLM2_LAYERS = 30
+# method: kinds of its line and of its dots and name
+CROSSING_METHODS = {"lpt": ("static", "static-name"), "lpt-npg": ("read", "generated-name")}
+
+
+def read_crossing(method: str) -> dict[int, list[float]]:
+    """Return the scores of a method on TREC by the layer of its prompt, five seeds each."""
+    runs = read_json_lines("results/why/layers-trec-600.jsonl", method)
+    scores: dict[tuple[int, float], list[float]] = {}
+    for run in runs:
+        scores.setdefault((run["layer"], run["lr"]), []).append(run["score"])
+    # the learning rate that validation chose has all five seeds
+    return {layer: values for (layer, _), values in sorted(scores.items()) if len(values) == 5}
+
+
+def _draw_axes(x: Callable[[float], float], y: Callable[[float], float]) -> list[Shape]:
+    """Draw the labels and the lines of the accuracies."""
+    shapes: list[Shape] = []
+    for value in range(60, 101, 10):
+        shapes += [
+            Line(((x(0) - 6, y(value)), (x(N_SMOLLM2_LAYERS), y(value))), "pointer", False, 0.5),
+            Text(x(0) - 10, y(value) + 4, str(value), "note", "end"),
+        ]
+    return shapes
+
+
+def _draw_curve(
+    scores: dict[int, list[float]],
+    line: str,
+    dot: str,
+    x: Callable[[float], float],
+    y: Callable[[float], float],
+) -> list[Shape]:
+    """Draw the mean over the layers, and a dot for each seed."""
+    means = [(x(layer), y(statistics.mean(values))) for layer, values in scores.items()]
+    shapes: list[Shape] = [Line(tuple(means), line, False, 2.4)]
+    for layer, values in scores.items():
+        for i, value in enumerate(values):
+            shapes.append(Box(x(layer) - 6.5 + 2 * i, y(value) - 2.5, 5, 5, dot))
+    return shapes
+
+
+def crossing() -> Picture:
+    """Draw static and generated prompts over the layer where they enter, and the cost below."""
+
+    def x(layer: float) -> float:
+        return 44 + 11.6 * layer
+
+    def y(score: float) -> float:
+        return 62 + 4.6 * (100 - score)
+
+    scores = {method: read_crossing(method) for method in CROSSING_METHODS}
+    probe = read_json_lines("results/claims/controls-smollm2.jsonl", "probe")
+    probe_score = statistics.mean(r["score"] for r in probe if r["task"] == "trec")
+    shapes: list[Shape] = [
+        Text(10, 20, "Who reads the text?", "title", "start"),
+        Text(10, 40, "accuracy in %, TREC, SmolLM2, label words, five seeds", "note", "start"),
+    ]
+    shapes += _draw_axes(x, y)
+    shapes.append(
+        Line(((x(0), y(probe_score)), (x(N_SMOLLM2_LAYERS), y(probe_score))), "state", False, 1.2)
+    )
+    shapes.append(Text(x(0.4), y(probe_score) + 15, "a probe, no prompt", "note", "start"))
+    for method, kinds in CROSSING_METHODS.items():
+        shapes += _draw_curve(scores[method], *kinds, x, y)
+    shapes += [
+        Text(x(22.5), y(75), "the same prompt for every text", "static-name", "end"),
+        Text(x(29), y(96), "a prompt generated from the text", "generated-name", "end"),
+    ]
+    top = y(60) + 34
+    shapes.append(
+        Text(
+            10,
+            top - 10,
+            "frozen layers above the prompt = length of the backward pass",
+            "note",
+            "start",
+        )
+    )
+    layers = sorted({layer for by_layer in scores.values() for layer in by_layer})
+    for layer in layers:
+        above = N_SMOLLM2_LAYERS - layer
+        shapes += [
+            Box(x(layer) - 7, top + 30 - above, 14, above, "backward"),
+            Text(x(layer), top + 46, str(above), "note"),
+        ]
+    static = {layer: statistics.mean(values) for layer, values in scores["lpt"].items()}
+    generated = {layer: statistics.mean(values) for layer, values in scores["lpt-npg"].items()}
+    last = max(layers)
+    title = "Who reads the text?"
+    alt = (
+        f"The fewer frozen layers are left above a static prompt, the less it scores, from "
+        f"{static[0]:.0f} % to {static[last]:.0f} %, while a generated prompt stays at "
+        f"{min(generated.values()):.0f} to {max(generated.values()):.0f} %."
+    )
+    return Picture(shapes, 424, top + 54, title, alt)
+
+
 def costs(name: str = "roberta-large", layers: int = 24) -> Picture:
     """Draw the passes through the model in a training step, and the trained parameters."""
     methods = [
@@ -590,6 +688,7 @@ def costs(name: str = "roberta-large", layers: int = 24) -> Picture:
 
 PICTURES: dict[str, Callable[[], Picture]] = dict(
     hero=hero,
+    crossing=crossing,
     frozen_model=frozen_model,
     four_ways=four_ways,
     head_or_word=head_or_word,

@@ -64,9 +64,8 @@ def describe(scores: Scores, controls: Mapping[str, float]) -> str:
             "and a small network."
         )
     best = max(controls, key=lambda name: controls[name])
-    end = (
-        f"Without a prompt, a {CONTROLS[best]} of the frozen states scores {controls[best]:.0f} %."
-    )
+    score = f"{controls[best]:.0f} %"
+    end = f"Without a prompt, a {CONTROLS[best]} of the frozen states scores {score}."
     first = "Before layer 0 the generator reads the same state of `<s>` in every text."
     return " ".join([compare(7), compare(0), first, lesson, end])
 

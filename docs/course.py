@@ -1,7 +1,7 @@
-"""Measure the chapters of the course, and write the table of chapters.
+"""Measure the chapters of the course: minutes to read, seconds to run.
 
 `python docs/course.py run [05 ...]` runs chapters and stores their outputs and seconds.
-`python docs/course.py write` updates the minutes and seconds that the pages state.
+`python docs/course.py write` updates the minutes and seconds that the chapters state.
 `python docs/course.py fold` hides cells of imports and of checks in JupyterLab.
 `tests/test_course.py` contains the rules.
 """
@@ -13,7 +13,6 @@ import math
 import os
 import re
 import resource
-import statistics
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterable
@@ -28,7 +27,6 @@ from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[1]
 COURSE_FOLDER = ROOT / "nbs/course"
-HOME_NOTEBOOK = ROOT / "nbs/index.ipynb"
 SECONDS_FILE = ROOT / "nbs/course/seconds.json"
 HIDDEN_CELL = re.compile(r"#\|\s*hide\b")
 WORDS_PER_MINUTE = 200  # speed of a reader
@@ -169,34 +167,6 @@ def write_folds(numbers: Iterable[str]) -> None:
             print(f"folded {path.relative_to(ROOT)}")
 
 
-def format_scores(scores: list[float]) -> str:
-    """Return the mean, the standard deviation and the number of seeds as text."""
-    if len(scores) == 1:
-        return f"{scores[0]:.1f} (one run)"
-    mean = statistics.mean(scores)
-    return f"{mean:.1f} ± {statistics.stdev(scores):.1f} ({len(scores)} seeds)"
-
-
-def load_chapter_scores(path: Path) -> dict[str, list[float]]:
-    """Return the scores of the methods of a chapter that have five seeds on the running task."""
-    number = path.stem[:2]
-    rows = json.loads((COURSE_FOLDER / "scores.json").read_text(encoding="utf-8"))
-    return {
-        row["method"]: row["scores"]
-        for row in rows
-        if row["chapter"] == number and row["task"] == "two-domains" and len(row["scores"]) >= 5
-    }
-
-
-def format_best_score(path: Path) -> str:
-    """Return the best method of a chapter with its scores; an empty text if there is none."""
-    scores = load_chapter_scores(path)
-    if not scores:
-        return ""
-    best = max(scores, key=lambda method: statistics.mean(scores[method]))
-    return f"{best}: {format_scores(scores[best])}"
-
-
 def load_seconds() -> dict[str, int]:
     """Return the measured seconds of each chapter on one core."""
     return json.loads(SECONDS_FILE.read_text(encoding="utf-8")) if SECONDS_FILE.exists() else {}
@@ -210,17 +180,24 @@ def estimate_reading_minutes(cells: list[NotebookNode]) -> float:
 
 
 def summarise_chapter(path: Path) -> dict[str, Any]:
-    """Return a row of the table of chapters."""
+    """Return what the table of chapters on the front page states of a chapter."""
     nb = nbformat.read(path, 4)
     return {
         "chapter": path.stem,
-        "words": len(extract_prose(nb).split()),
-        "code": len(extract_code_lines(nb)),
+        "is_core": path.stem[:2] not in OPTIONAL_CHAPTERS,
         "minutes": round(estimate_reading_minutes(nb.cells)),
         "seconds": load_seconds().get(path.stem, 0),
-        "drawings": len(list_drawings(nb)),
-        "exercises": len(list_exercises(nb)),
-        "score": format_best_score(path),
+    }
+
+
+def summarise_course() -> dict[str, float]:
+    """Return hours to read all chapters and the core path, and minutes of one core to run them."""
+    rows = [summarise_chapter(path) for path in list_chapters()]
+    return {
+        "hours": sum(row["minutes"] for row in rows) / 60,
+        "core_hours": sum(row["minutes"] for row in rows if row["is_core"]) / 60,
+        "minutes_to_run": sum(row["seconds"] for row in rows) / 60,
+        "minutes_to_first_score": minutes_to_first_score(),
     }
 
 
@@ -239,7 +216,7 @@ def minutes_to_first_score() -> float:
     return estimate_reading_minutes(cells[: index + 1]) + load_seconds().get(path.stem, 0) / 60
 
 
-# ---- pages that state numbers of the table
+# ---- chapters that state their minutes and seconds
 
 
 def format_duration(path: Path) -> str:
@@ -266,32 +243,6 @@ def update_duration(text: str, path: Path) -> str:
     return "\n\n".join(wrap_paragraph(p) if "**It takes**" in p else p for p in paragraphs)
 
 
-def update_home_minutes(text: str) -> str:
-    """Return a Markdown cell of the home page with the present minutes of the chapters."""
-    minutes = {path.stem: summarise_chapter(path)["minutes"] for path in list_chapters()}
-    link = r"(course/(\d\d_\w+)\.ipynb\)) \d+′"
-    return re.sub(link, lambda m: f"{m[1]} {minutes[m[2]]}′", text)
-
-
-TABLE_INTRODUCTION = f"""<!-- Made by `python docs/course.py write`: do not edit. -->
-# The course in one table
-
-The *core path* leads from the first prompt to your own experiments. The other chapters are
-*optional*: each answers one more question. A minute of reading is {WORDS_PER_MINUTE} words or
-{CODE_LINES_PER_MINUTE} lines of code; folded cells do not count. *Seconds* is the time of one core
-for all cells of the chapter. *Best score* is that of the best method that the chapter trains on
-the running task `two-domains` with five seeds: accuracy in % on 500 test examples.
-"""
-
-ONLINE_INTRODUCTION = f"""
-You need not install anything: open a chapter [in Colab]({COLAB_URL}/00_why.ipynb)
-by the link in its row, or all of them [on Binder]({BINDER_URL}).
-"""
-
-TABLE_HEAD = """| | chapter | path | words | code | minutes | seconds | exercises | best score |
-|---|---|---|--:|--:|--:|--:|--:|---|"""
-
-
 def is_public() -> bool:
     """Return whether the repository is public, so that Colab and Binder find it.
 
@@ -300,44 +251,6 @@ def is_public() -> bool:
     ini = ConfigParser(delimiters=["="], interpolation=None)
     ini.read(ROOT / "settings.ini", encoding="utf-8")
     return ini["DEFAULT"].getboolean("is_public", fallback=False)
-
-
-def _render_row(row: dict[str, Any], title: str) -> str:
-    chapter = row["chapter"]
-    link = f"[{title}]({chapter}.ipynb)"
-    if is_public():
-        link += f" ([Colab]({COLAB_URL}/{chapter}.ipynb))"
-    cells = [
-        chapter[:2],
-        link,
-        "optional" if chapter[:2] in OPTIONAL_CHAPTERS else "core",
-        f"{row['words']:,}",
-        row["code"],
-        row["minutes"],
-        row["seconds"] or "not measured",
-        row["exercises"],
-        row["score"],
-    ]
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def render_course_table() -> str:
-    """Return the text of `nbs/course/chapters.md`: the course in one table."""
-    rows = []
-    lines = [TABLE_INTRODUCTION + (ONLINE_INTRODUCTION if is_public() else ""), TABLE_HEAD]
-    for path in list_chapters():
-        title = nbformat.read(path, 4).cells[0].source.split("\n")[0].strip("# ")
-        rows.append(summarise_chapter(path))
-        lines.append(_render_row(rows[-1], title))
-    total = {key: sum(row[key] for row in rows) for key in ("words", "code", "minutes", "seconds")}
-    core = sum(row["minutes"] for row in rows if row["chapter"][:2] not in OPTIONAL_CHAPTERS)
-    summary = (
-        f"The course has {total['words']:,} words and {total['code']:,} lines of code. It takes "
-        f"{total['minutes'] / 60:.1f} hours to read, the core path {core / 60:.1f} hours, and "
-        f"{total['seconds'] / 60:.0f} minutes of one core to run. A reader sees the first trained "
-        f"score after {minutes_to_first_score():.0f} minutes."
-    )
-    return "\n".join([*lines, "", summary, ""])
 
 
 def edit_markdown_cells(path: Path, change: Callable[[str], str]) -> NotebookNode | None:
@@ -352,21 +265,22 @@ def edit_markdown_cells(path: Path, change: Callable[[str], str]) -> NotebookNod
     return nb if has_changed else None
 
 
-def render_updates() -> tuple[dict[Path, NotebookNode], str]:
-    """Return updates of notebooks that state old minutes or seconds, and the table of chapters."""
-    updates = {HOME_NOTEBOOK: edit_markdown_cells(HOME_NOTEBOOK, update_home_minutes)}
-    for path in list_chapters():
-        updates[path] = edit_markdown_cells(path, partial(update_duration, path=path))
-    return {path: nb for path, nb in updates.items() if nb}, render_course_table()
+def render_updates() -> dict[Path, NotebookNode]:
+    """Return updates of the chapters that state old minutes or seconds."""
+    updates = {
+        path: edit_markdown_cells(path, partial(update_duration, path=path))
+        for path in list_chapters()
+    }
+    return {path: nb for path, nb in updates.items() if nb}
 
 
 def write_updates() -> None:
-    """Write the present minutes and seconds into chapters, home page and table of chapters."""
-    for path, nb in render_updates()[0].items():
+    """Write the present minutes and seconds into the chapters, and print those of the course."""
+    for path, nb in render_updates().items():
         nbformat.write(nb, path)
-    text = render_course_table()  # the words of the updated chapters count
-    (COURSE_FOLDER / "chapters.md").write_text(text, encoding="utf-8")
-    print(text)
+    for name, value in summarise_course().items():
+        print(f"{name}: {value:.1f}")
+    print("`python docs/notebooks.py readme` updates the table of the front page")
 
 
 def child_cpu_seconds() -> float:
@@ -404,9 +318,7 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     subparsers = parser.add_subparsers(dest="command", required=True)
-    subparsers.add_parser(
-        "write", help="update minutes and seconds in chapters, home page and table of chapters"
-    )
+    subparsers.add_parser("write", help="update the minutes and seconds that the chapters state")
     run_parser = subparsers.add_parser(
         "run", help="run chapters with one thread, store outputs and seconds, then `write`"
     )

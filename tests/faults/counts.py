@@ -1,14 +1,10 @@
-"""Write the counts of the campaigns (counts.jsonl) into docs/promises.md."""
+"""Print the counts of the campaigns, which counts.jsonl has."""
 
 import json
-import re
 from collections import Counter
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-COUNTS = HERE / "counts.jsonl"
-PAGE = HERE.parents[1] / "docs/promises.md"
-BETWEEN = re.compile("(<!-- counts -->\n).*?(<!-- end of counts -->)", re.S)
+COUNTS = Path(__file__).with_name("counts.jsonl")
 COLUMNS = {  # of the table: the campaign, and the start of its outcomes
     "killed before": ("kills", "kill"),
     "killed half-way": ("kills", "half"),
@@ -20,7 +16,8 @@ COLUMNS = {  # of the table: the campaign, and the start of its outcomes
 }
 
 
-def lines():
+def read_counts():
+    """Return a record for each campaign and workload."""
     return [json.loads(l) for l in COUNTS.read_text(encoding="utf-8").splitlines()]
 
 
@@ -36,7 +33,7 @@ def count_cases():
     """Return the cases by work and column, and those by fault and outcome."""
     cases = Counter()
     outcomes = Counter()
-    for line in lines():
+    for line in read_counts():
         for key, n in line["outcomes"].items():
             fault, _, outcome = key.partition(": ")
             column = column_of(line["campaign"], fault)
@@ -51,8 +48,8 @@ def count_cases():
 def table():
     """Return a table of the cases by work and fault, and a list of their outcomes."""
     cases, outcomes = count_cases()
-    failures = sum(line["bad"] for line in lines())
-    works = [w for w in dict.fromkeys(l["work"] for l in lines()) if w != "input"]
+    failures = sum(line["bad"] for line in read_counts())
+    works = [w for w in dict.fromkeys(l["work"] for l in read_counts()) if w != "input"]
     rows = [[w, *(cases[w, c] for c in COLUMNS)] for w in works]
     rows.append(["**all**", *(sum(r[i] for r in rows) for i in range(1, len(COLUMNS) + 1))])
     out = [f"| workload | {' | '.join(COLUMNS)} |", "|---|" + "--:|" * len(COLUMNS)]
@@ -65,10 +62,5 @@ def table():
     return "\n".join([*out, ""])
 
 
-def main():
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(BETWEEN.sub(lambda m: m[1] + table() + m[2], page), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    print(table())

@@ -6,7 +6,7 @@ The promises are in docs/promises.md.
 import pytest
 import works
 from campaigns import damaged, finished_again, kills, pairs, place
-from counts import PAGE, lines, table
+from counts import read_counts
 
 from idp_tutorial.utils.records import read_records
 
@@ -59,9 +59,8 @@ def test_another_comparison_in_the_folder_loses_nothing():
         )
 
 
-def test_the_page_of_promises_has_the_counts():
-    assert table() in PAGE.read_text(encoding="utf-8"), "run tests/faults/counts.py"
-    assert not sum(line["bad"] for line in lines())
+def test_no_case_of_the_last_campaigns_broke_a_promise():
+    assert not sum(line["bad"] for line in read_counts())
 
 
 @pytest.mark.slow

@@ -1,10 +1,7 @@
-"""What public bug reports of other libraries describe, tried here: see docs/public_reports.md.
+"""What public bug reports of peft and setfit describe, tried with this project.
 
-A report whose behaviour another test shows is not repeated here. The table names its test.
+Each test names the issues on GitHub (`peft #114` is huggingface/peft/issues/114).
 """
-
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +16,6 @@ from idp_tutorial.families.family import resolve_attention
 from idp_tutorial.testing.small_models import SMALL_CONFIGS, random_batch
 from idp_tutorial.utils.checks import UserError
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs/public_reports.md"
 TEXTS = [f"the {a} {b}" for a in ("red", "blue", "old", "new") for b in ("door", "cup", "tree")]
 
 
@@ -64,6 +59,7 @@ def fit(labels, texts=TEXTS, folder=None, **options):
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_keys_of_a_prompt_have_the_heads_of_grouped_query_attention(name):
+    """See peft #2449 and peft #2821."""
     base = small_model(name)
     assert base.config.num_key_value_heads < base.config.num_attention_heads
     model = get_prompt_model(base, "p-tuning-v2", prompt_length=3)
@@ -77,6 +73,7 @@ def test_keys_of_a_prompt_have_the_heads_of_grouped_query_attention(name):
 
 
 def test_a_model_in_bfloat16_generates_while_it_is_trained():
+    """See peft #1515."""
     model = get_prompt_model(small_model("llama").bfloat16(), "p-tuning-v2", prompt_length=3)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 50.0)
     ids = words(1)["input_ids"]
@@ -93,6 +90,7 @@ def test_a_model_in_bfloat16_generates_while_it_is_trained():
 
 
 def test_a_wrapped_model_is_refused_with_the_way_out(tmp_path):
+    """See peft #114 and peft #2115."""
     with pytest.raises(UserError, match="got DataParallel. If it is wrapped .* pass its `.module`"):
         get_prompt_model(nn.DataParallel(classifier(3)), "lpt")
     model = get_prompt_model(classifier(3), "lpt", prompt_length=3)
@@ -106,6 +104,7 @@ def test_a_wrapped_model_is_refused_with_the_way_out(tmp_path):
 
 
 def test_a_saved_classifier_is_loaded_or_its_number_of_labels_named(tmp_path):
+    """See peft #554 and peft #577."""
     model = get_prompt_model(classifier(3), "p-tuning", prompt_length=3)
     model.save_pretrained(tmp_path)
     # the classifier of a new model object has other random weights
@@ -118,6 +117,7 @@ def test_a_saved_classifier_is_loaded_or_its_number_of_labels_named(tmp_path):
 
 
 def test_p_tuning_is_loaded_with_its_network_and_trained_on(tmp_path):
+    """See peft #1247 and peft #1607."""
     model = get_prompt_model(classifier(3), "p-tuning", prompt_length=3).eval()
     model.save_pretrained(tmp_path)
     loaded = PromptModel.from_pretrained(classifier(3), tmp_path, is_trainable=True)
@@ -135,6 +135,7 @@ def test_p_tuning_is_loaded_with_its_network_and_trained_on(tmp_path):
 
 
 def test_columns_of_probabilities_are_in_the_order_of_the_classes():
+    """See setfit #228 and setfit #462."""
     labels = ["negative", "zeta", "alpha"] * 4  # not in the order of the alphabet
     clf = fit(labels)
     probabilities = clf.predict_proba(TEXTS)
@@ -145,6 +146,7 @@ def test_columns_of_probabilities_are_in_the_order_of_the_classes():
 
 
 def test_a_seed_gives_the_same_model_also_after_another_fit():
+    """See setfit #381 and setfit #432."""
     labels = ["a", "b"] * 6
     first = fit(labels, seed=1).predict_proba(TEXTS)
     other = fit(labels[::-1], seed=2).predict_proba(TEXTS)
@@ -153,24 +155,10 @@ def test_a_seed_gives_the_same_model_also_after_another_fit():
 
 
 def test_a_hundred_classes_of_unequal_size(tmp_path):
+    """See setfit #145."""
     labels = [f"class {i}" for i in range(100) for _ in range(2 + i % 3)]
     texts = [f"text {i} of {name}" for i, name in enumerate(labels)]
     clf = fit(labels, texts, class_weight="balanced")
     clf.save_pretrained(tmp_path)
     probabilities = idp_tutorial.PromptClassifier.from_pretrained(tmp_path).predict_proba(texts[:3])
     assert probabilities.shape == (3, 100) and probabilities.sum(1) == pytest.approx(1)
-
-
-# ---- the page
-
-
-def test_the_page_names_tests_that_exist():
-    text = PAGE.read_text(encoding="utf-8")
-    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text)
-    assert len(named) >= 33
-    for file, test in named:
-        assert f"\ndef {test}(" in (ROOT / file).read_text(encoding="utf-8"), (file, test)
-    tests_here = set(
-        re.findall(r"^def (test_\w+)", Path(__file__).read_text(encoding="utf-8"), re.M)
-    )
-    assert tests_here - {test for _, test in named} == {"test_the_page_names_tests_that_exist"}

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import ast
 import base64
 import importlib.util
 import io
@@ -419,8 +420,10 @@ def read_title_and_summary(path: Path) -> tuple[str, str]:
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).replace("|", "\\|")
     title = re.search(r"^# +(.+)$", text, re.M)
-    summary = re.search(r"^> +(.+)$", text, re.M)
-    return title[1].strip() if title else "", summary[1].strip() if summary else ""
+    quoted = re.search(r"(?:^>.*\n?)+", text, re.M)
+    summary = re.sub(r"^> ?", "", quoted[0], flags=re.M) if quoted else ""
+    first_sentence = re.match(r".*?[.?!](?=\s|$)", " ".join(summary.split()))
+    return title[1].strip() if title else "", first_sentence[0] if first_sentence else ""
 
 
 def _load_course() -> ModuleType:
@@ -433,26 +436,33 @@ def _load_course() -> ModuleType:
     return module
 
 
-def list_chapter_methods(path: Path) -> list[str]:
-    """Return the methods that a chapter registers, such as `prompt-tuning`."""
-    sources = [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
-    exported = [source for source in sources if re.search(r"^#\s*\|\s*export", source, re.M)]
-    return re.findall(r"@register\(\s*\"([\w-]+)\"", "\n".join(exported))
-
-
 def render_chapter_table() -> str:
-    """Return the table of chapters: title, minutes to read, methods."""
+    """Return the table of chapters: core path, title, minutes to read, and its summary."""
     course = _load_course()
-    lines = ["| chapter, minutes to read | methods |", "|---|---|"]
+    lines = ["| | chapter | minutes | what it shows |", "|---|---|--:|---|"]
     for path in list_notebooks():
         if notebook_folder(path) != "course":
             continue
-        title, _ = read_title_and_summary(path)
-        minutes = course.summarise_chapter(path)["minutes"]
-        methods = ", ".join(f"`{name}`" for name in list_chapter_methods(path))
+        title, summary = read_title_and_summary(path)
+        row = course.summarise_chapter(path)
         link = f"[{path.stem[:2]} · {title}]({notebook_name(path)}.ipynb)"
-        lines.append(f"| {link} {minutes}′ | {methods} |")
+        core = "◆" if row["is_core"] else ""
+        lines.append(f"| {core} | {link} | {row['minutes']} | {summary} |")
+    total = course.summarise_course()
+    lines += [
+        "",
+        f"The core path takes {total['core_hours']:.1f} hours to read, all chapters "
+        f"{total['hours']:.1f}; one core runs them in {total['minutes_to_run']:.0f} minutes.",
+    ]
     return "\n".join(lines)
+
+
+def render_generator() -> str:
+    """Return the class `NPG` of `minimal.py` as a block of code."""
+    source = (ROOT / "idp_tutorial/minimal.py").read_text(encoding="utf-8")
+    lines = source.splitlines()
+    (node,) = (n for n in ast.parse(source).body if getattr(n, "name", "") == "NPG")
+    return "\n".join(["```python", *lines[node.lineno - 1 : node.end_lineno], "```"])
 
 
 def render_lab_list() -> str:
@@ -478,6 +488,7 @@ def render_online_links() -> str:
 
 GENERATED_PARTS: dict[str, Callable[[], str]] = {
     "chapters": render_chapter_table,
+    "generator": render_generator,
     "lab": render_lab_list,
     "online": render_online_links,
 }

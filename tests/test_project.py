@@ -4,9 +4,11 @@ import ast
 import base64
 import importlib
 import importlib.util
+import inspect
 import io
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +17,9 @@ from pathlib import Path
 import pandas
 import pytest
 
-from idp_tutorial.reproduction.papers.claims import read_claims
+from idp_tutorial.cli.main import COMMAND_NAMES
+from idp_tutorial.minimal import NPG
+from idp_tutorial.utils.records import read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 MACHINE_PATH = re.compile(r"(?<![\w.~$}\])/])/(?:home|root|work|tmp|Users)/[\w.-]+")
@@ -388,41 +392,64 @@ def read_readme():
     return (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def prose_of(markdown):
-    """Return Markdown without code, comments, pictures, tables and addresses of links."""
-    text = re.sub(r"```.*?```|<!--.*?-->|!\[[^\]]*\]\([^)]*\)", "", markdown, flags=re.S)
-    text = re.sub(r"\]\([^)]*\)", "]", text)
-    return re.sub(r"^\|.*$", "", text, flags=re.M)
+def mean_of(file, method, **fields):
+    """Return the mean score of stored runs at the learning rate that has the most seeds."""
+    records = read_records(ROOT / "results" / file)
+    fields |= dict(method=method, status="done")
+    rates = {}
+    for record in records:
+        if all(record.get(name) == value for name, value in fields.items()):
+            rates.setdefault(record["lr"], {})[record["seed"]] = record["score"]
+    scores = [*max(rates.values(), key=len).values()]
+    assert len(scores) == 5
+    return sum(scores) / 5
 
 
-def test_the_front_page_is_short():
-    above = read_readme().split("\n## Install")[0]
-    titles = re.findall(r"^\| \[\d\d · ([^\]]+)\]", above, re.M)
-    assert len(" ".join([prose_of(above), *titles]).split()) <= 450
-
-
-def test_no_paragraph_of_the_front_page_has_more_than_two_numbers():
-    for paragraph in re.split(r"\n\n|\n- ", prose_of(read_readme())):
-        numbers = re.findall(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w-])", paragraph)
-        assert len(numbers) <= 2, paragraph
-
-
-def test_the_front_page_states_the_effects_and_verdicts_of_the_claims():
-    claims = {row["id"]: row for row in read_claims(ROOT / "results/claims.csv")}
+def test_the_front_page_states_stored_scores():
+    smollm2, minilm = "why/layers-trec-600.jsonl", "claims/converged-trec-minilm.jsonl"
+    at_input, half_way = (mean_of(smollm2, "lpt", layer=layer) for layer in (0, 15))
+    assert half_way < at_input
+    last = mean_of(smollm2, "lpt", layer=29)
+    generated = [mean_of(smollm2, "lpt-npg", layer=layer) for layer in (15, 24, 29)]
+    fine_tuning = mean_of(smollm2, "fine-tuning")
+    controls = [f"claims/controls-{model}.jsonl" for model in ("smollm2", "minilm")]
+    probes = [mean_of(file, "probe", task="trec") for file in controls]
+    lora = mean_of(minilm, "lora", task="trec")
     text = read_readme()
-    npg, late = claims["lpt-npg-lm"], claims["lpt-late-lm"]
-    assert late["verdict"] == "opposite" and "the opposite of LPT's claim" in text
-    assert f"[{-float(late['effect']):.1f} points](" in text and late["runs"] == "5"
-    assert "less half-way than at the input" in text
-    assert f"this is [{npg['verdict']}](nbs/lab/claims.ipynb#lpt-npg-lm)" in text
+    for sentence in (
+        f"the static one loses {at_input - last:.0f} points",
+        f"{at_input:.1f} % on TREC with SmolLM2; a probe scores {probes[0]:.1f}, "
+        f"fine-tuning scores {fine_tuning:.1f}",
+        f"{generated[0]:.1f} %, and a step is",
+        f"it scores {probes[1]:.1f} % on TREC",
+        f"LoRA or fine-tuning: {lora:.1f} %",
+    ):
+        assert sentence in text, sentence
+    assert round(generated[0] - generated[-1]) == 3 and "the generated one three" in text
+    assert max(generated) < at_input
 
 
-def test_the_front_page_says_what_was_not_run_and_how_to_begin():
+def test_the_front_page_prints_the_stored_comparison(capsys, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "results/crossing")
+    who_reads = importlib.import_module("who_reads")
+    who_reads.print_stored(ROOT / "results/crossing/first_run")
+    assert capsys.readouterr().out.strip() in read_readme()
+
+
+def test_the_commands_of_the_front_page_exist():
     text = read_readme()
-    required = ("git clone", "make compare", "make lab", "make test", "idp reproduce")
-    assert not [words for words in required if words not in text]
-    assert "This project has no score on RoBERTa-large, the papers' main model" in text
-    assert "lab/what_works.ipynb" in text
+    targets = re.findall(r"^make (\w+)", text, re.M)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert {"compare", "lab", "test"} <= {*targets}
+    assert all(re.search(rf"^{target}:", makefile, re.M) for target in targets)
+    for line in re.findall(r"^idp (.*)$", text, re.M):
+        name, *arguments = shlex.split(line, comments=True)
+        assert name in COMMAND_NAMES
+        options = [argument for argument in arguments if argument.startswith("--")]
+        shown = subprocess.run(
+            [sys.executable, "-m", "idp_tutorial", name, "--help"], capture_output=True, text=True
+        ).stdout
+        assert options and all(option in shown for option in options)
 
 
 def test_links_to_hosted_notebooks_follow_the_setting(monkeypatch):
@@ -438,15 +465,13 @@ def test_links_to_hosted_notebooks_follow_the_setting(monkeypatch):
 
 
 def test_the_table_of_chapters_has_a_row_for_each():
-    rows = re.findall(
-        r"^\| \[(\d\d) · ([^\]]+)\]\(nbs/(\S+)\.ipynb\) (\d+)′ \|", read_readme(), re.M
-    )
+    pattern = r"^\| (◆?) *\| \[(\d\d) · ([^\]]+)\]\(nbs/(\S+)\.ipynb\) \| (\d+) \| \S.* \|$"
+    rows = re.findall(pattern, read_readme(), re.M)
     paths = [p for p in notebooks.list_notebooks() if notebooks.notebook_folder(p) == "course"]
     assert [name for *_, name, _ in rows] == [notebooks.notebook_name(p) for p in paths]
-    for (number, title, *_), path in zip(rows, paths):
+    for (core, number, title, *_), path in zip(rows, paths):
         assert path.stem.startswith(number) and title == notebooks.read_title_and_summary(path)[0]
-    idpg = next(p for p in paths if p.stem == "09_idpg")
-    assert "s-idpg-phm" in notebooks.list_chapter_methods(idpg)
+        assert bool(core) == notebooks._load_course().summarise_chapter(path)["is_core"]
 
 
 def test_old_titles_on_the_front_page_are_replaced():
@@ -456,17 +481,23 @@ def test_old_titles_on_the_front_page_are_replaced():
     assert new.startswith("before\n<!-- lab -->") and new.endswith("<!-- end -->\nafter")
 
 
-def test_the_code_of_the_front_page_trains_a_model():
+def test_the_code_of_the_front_page_trains_a_model(capsys):
     """Run it with the bundled model, for fewer steps."""
     from idp_tutorial.backbones.load import find_local_backbone
 
-    (script,) = re.findall(r"```python\n(.*?)```", read_readme(), re.S)
-    assert len(script.splitlines()) == 12
+    generator, script = re.findall(r"```python\n(.*?)```", read_readme(), re.S)
+    assert generator.strip() == inspect.getsource(NPG).strip()
     tiny = str(find_local_backbone("tiny"))
     script = script.replace("FacebookAI/roberta-base", tiny).replace("range(100)", "range(2)")
+    script = script.replace("(0, 99)", "(0, 1)")
     namespace = {}
     exec(compile(script, "README.md", "exec"), namespace)
     model = namespace["model"]
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{trained:,} trained parameters"
+    first, last = (float(line.split()[-1]) for line in lines[1:])
+    assert last < first
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 

@@ -1,6 +1,6 @@
 """Show who reads the text, in two minutes: static and generated prompts before three layers.
 
-    python results/crossing/small.py
+    python results/crossing/who_reads.py
 
 The bundled model `tiny` has eight frozen layers. It classifies questions (six classes) by the word
 that it predicts, without a trained head. A static and a generated prompt (LPT's NPG) are trained
@@ -13,6 +13,7 @@ import argparse
 import logging
 import multiprocessing
 import os
+import textwrap
 import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -26,12 +27,14 @@ from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.runs.compare import run_seeds
 from idp_tutorial.runs.record import RunStore
+from idp_tutorial.utils.records import read_records
 
 LEARNING_RATES = {"lpt": 0.3, "lpt-npg": 0.007}  # the best of five at most layers
 NAMES = {"lpt": "static prompt", "lpt-npg": "generated prompt"}
 CONTROLS = {"probe": "probe", "side-network": "side network"}
 LAYERS = (7, 4, 0)
 N_LAYERS = 8
+HEADER = "accuracy  method            frozen layers above"
 Scores = Mapping[tuple[str, int], float]  # method, layer: accuracy in percent
 
 
@@ -114,31 +117,44 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     print(f"task questions, model tiny (8 frozen layers), {args.steps} steps, one seed\n")
-    print("accuracy  method            frozen layers above")
+    print(HEADER)
     runs: dict[Any, Any] = {}
+    scores: dict[Any, float] = {}
     with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn")) as pool:
         for layer in LAYERS:
             for method, lr in LEARNING_RATES.items():
                 runs[method, layer] = pool.submit(crossing.run, args, method, layer, lr, 0, False)
         for method in CONTROLS:
             runs[method] = pool.submit(train_control, args, method)
-        scores = {key: run.result()["score"] for key, run in _in_order(runs, start)}
+        for key, run in runs.items():
+            scores[key] = run.result()["score"]
+            print(
+                f"{format_row(key, scores[key]):48} [{time.monotonic() - start:.0f} s]", flush=True
+            )
     controls = {name: scores.pop(name) for name in CONTROLS}
     picture = args.out / "who_reads.png"
     draw(scores, controls, picture)
-    print(f"\n{describe(scores, controls)}\n\nwritten: {picture}")
+    print(f"\n{textwrap.fill(describe(scores, controls), 90)}\n\nwritten: {picture}")
 
 
-def _in_order(runs: Mapping[Any, Any], start: float) -> Any:
-    """Yield the runs in their order, and print the row of each when it has ended."""
-    for key, run in runs.items():
-        score = run.result()["score"]
-        name, above = CONTROLS.get(key), "no prompt"
-        if name is None:
-            name, above = NAMES[key[0]], str(N_LAYERS - key[1])
-        seconds = time.monotonic() - start
-        print(f"{score:7.1f}   {name:17} {above:19} [{seconds:.0f} s]", flush=True)
-        yield key, run
+def format_row(key: Any, score: float) -> str:
+    """Return the row of a run: of a control, or of a method and a layer."""
+    if key in CONTROLS:
+        return f"{score:7.1f}   {CONTROLS[key]:17} no prompt"
+    return f"{score:7.1f}   {NAMES[key[0]]:17} {N_LAYERS - key[1]}"
+
+
+def print_stored(folder: Path | str) -> None:
+    """Print the table and the sentences of a run that is stored in a folder."""
+    records = read_records(Path(folder) / "questions-tiny-300.jsonl")
+    stored = {(r["method"], r["layer"]): r["score"] for r in records}
+    scores = {(method, layer): stored[method, layer] for layer in LAYERS for method in NAMES}
+    records = read_records(Path(folder) / "controls.jsonl")
+    controls = {r["method"]: r["score"] for r in records}
+    print(HEADER)
+    for key, score in {**scores, **controls}.items():
+        print(format_row(key, score))
+    print(f"\n{textwrap.fill(describe(scores, controls), 90)}")
 
 
 if __name__ == "__main__":

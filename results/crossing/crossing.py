@@ -242,6 +242,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=LAYERS)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--learning-rates", type=float, nargs="+", help="default: the five")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the records")
     args = parser.parse_args()
@@ -251,7 +252,7 @@ def main() -> None:
         tuning = {
             cell: [
                 pool.submit(run, args, *cell, lr, seed)
-                for lr in learning_rates(cell[0])
+                for lr in args.learning_rates or learning_rates(cell[0])
                 for seed in range(TUNING_SEEDS)
             ]
             for cell in cells(args)

@@ -494,6 +494,10 @@ def prepare_notebook(nb: NotebookNode, file: str, full_names: dict[str, str]) ->
         elif not cell.source:  # myst-nb drops the outputs of a cell without a source
             cell.source = "#"
             cell.metadata["tags"] = ["remove-input"]
+            if cell.metadata.get("jupyter", {}).get("outputs_hidden"):  # a table behind a click
+                cell.metadata["tags"].append("hide-output")
+                prompts = dict(code_prompt_show="Show it", code_prompt_hide="Hide it")
+                cell.metadata.setdefault("mystnb", {}).update(prompts)
         elif course.is_folded(cell):
             cell.metadata["tags"] = ["hide-input"]  # folded, as in JupyterLab
             prompt = f"Show the {course.describe_folded(cell.source)}"

@@ -198,15 +198,6 @@ def find_unrendered(cell):
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in NOTEBOOKS if p.parent.name == "lab"], ids=lambda p: p.stem
-)
-def test_a_page_of_results_has_at_most_900_words(path):
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    texts = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
-    assert len(" ".join(texts).split()) <= 900
-
-
-@pytest.mark.parametrize(
     "path", NOTEBOOKS, ids=lambda p: p.relative_to(NBS).with_suffix("").as_posix()
 )
 def test_github_renders_a_notebook(path):

@@ -5,7 +5,8 @@ A claim is a row of `results/claims.csv`, and has one of three kinds. A claim th
 agrees with them or differs. A claim that is *measured here* names the records and the two sides
 of a contrast. It has a verdict only if the records are of a task of the paper, with the head that
 the paper uses; a result on another task is a *finding* of this project, whose words name the task
-and the backbone.
+and the backbone. Two claims that compare the same two sides of the same records are one contrast,
+and `count_contrasts` counts it once.
 
 `idp reproduce --claims results/claims.csv` reads the records, writes the file again, and prints
 which verdicts changed.
@@ -57,6 +58,7 @@ __all__ = [
     "write_claims",
     "judge_claims",
     "count_verdicts",
+    "count_contrasts",
     "format_claim_effect",
     "format_verdict",
 ]
@@ -68,7 +70,13 @@ CLAIM_KINDS = {
     "counted": "trained parameters of built modules",
     "read from the paper's own tables": "arithmetic on printed numbers",
 }
+WITHIN = f"within ±{EQUIVALENCE_MARGIN:g}"
+ON_A_CPU = "seen on a CPU"
+OUT_OF_REACH = "cannot be decided here"
 CLAIM_VERDICTS = VERDICT_MEANINGS | {
+    WITHIN: "not significant, and the whole interval is within a point of 0",
+    ON_A_CPU: "a ratio of times, measured on a CPU",
+    OUT_OF_REACH: "it needs a task, a backbone or a precision that this project does not have",
     "not run": "there are no records",
     "agrees": "the paper's own numbers give what it states",
     "differs": "the paper's own numbers give something else",
@@ -77,6 +85,7 @@ COMPUTED_COLUMNS = (
     *("tasks", "backbones", "runs", "texts", "interval_over"),  # the records
     *("effect", "low", "high", "p", "detectable", "above"),  # the contrast, and a control
     *("published", "recomputed"),  # values of the paper
+    *("steps", "rise"),  # of the training, and what the last fifth of it still gained
     *("trials", "verdict", "reason", "scope", "finding"),
 )
 CLAIM_COLUMNS = (
@@ -84,8 +93,15 @@ CLAIM_COLUMNS = (
     *("kind", "says", "stated", "printed"),  # what the paper claims
     *("family", "a", "b", "keep", "records"),  # two sides of a contrast, and their records
     *COMPUTED_COLUMNS,
+    "beyond",  # why it cannot be decided here
     "decides",
 )
+SPEED_RATIOS: dict[str, tuple[str, dict[str, Any]]] = {  # claim: file of times, and its record
+    "lpt-faster": (
+        "speed/bench-roberta-large.jsonl",
+        dict(method="lpt-npg", layer=12, cached=False),
+    ),
+}
 
 
 def _first_empty_column(row: dict[str, str]) -> str | None:
@@ -351,7 +367,8 @@ def _describe_trials(claim: dict[str, str], sides: tuple[list[dict], list[dict]]
     return "; ".join(notes)
 
 
-BACKBONE_LABELS = {"minilm": "MiniLM", "smollm2": "SmolLM2"}
+BACKBONE_LABELS = {"minilm": "MiniLM", "smollm2": "SmolLM2 (4-bit, dequantised)"}
+MAX_RISE = 1.0  # points of validation; above it a verdict names the steps of the training
 TASK_LABELS = {name: label for label, name in TASK_NAMES.items()} | {"imdb": "IMDB"}
 
 
@@ -365,6 +382,23 @@ def _describe_scope(tasks: list[str], estimate: dict) -> str:  # 'TREC (100 exam
     return f"{', '.join(labels)}{examples} with {', '.join(backbones)}"
 
 
+def _is_within_margin(estimate: dict) -> bool:
+    """Return whether a difference in points is known to be smaller than the margin."""
+    is_paired = estimate["interval_over"] == PAIRED_INTERVAL and estimate["points"]
+    return is_paired and max(-estimate["low"], estimate["high"]) < EQUIVALENCE_MARGIN
+
+
+def _late_rise(records: list[dict]) -> float | None:
+    """Return what the last fifth of the training gained on validation, as a mean over runs."""
+    gains = []
+    for record in records:
+        history = record.get("history") or []
+        before = [score for step, score in history if step <= 0.8 * history[-1][0]]
+        if before:
+            gains.append(history[-1][1] - before[-1])
+    return float(np.mean(gains)) if gains else None
+
+
 def _describe_finding(
     estimate: dict,
     p: float | None,  # corrected p-value; None: too few runs
@@ -374,10 +408,10 @@ def _describe_finding(
     """Return what a contrast shows about the tasks and backbones of its records, and no more."""
     if p is None:
         word = "too few runs"
-    elif expected_sign == "=" and max(-estimate["low"], estimate["high"]) < EQUIVALENCE_MARGIN:
-        word = f"equal within {EQUIVALENCE_MARGIN:g} point"
     elif p < 0.05:
         word = "higher" if estimate["effect"] > 0 else "lower"
+    elif _is_within_margin(estimate):
+        word = WITHIN
     else:
         word = "no significant difference"
     return f"{word} on {scope}"
@@ -451,6 +485,8 @@ def _explain_open(
     """Return what leaves a claim open whose numbers would give a verdict."""
     if verdict == "open":
         return ""
+    if verdict == WITHIN:
+        return ""
     reasons = []
     if estimate["interval_over"] == "seeds":
         reasons.append("the interval is over seeds alone")
@@ -460,6 +496,51 @@ def _explain_open(
     if verdict == "not seen":
         reasons.append(_describe_missing_headroom(claim, sides, controls))
     return "; ".join(filter(None, reasons))
+
+
+def _describe_headroom_of_equality(
+    claim: dict[str, str],
+    verdict: str,
+    sides: tuple[list[dict], list[dict]],
+    controls: list[dict],
+) -> str:
+    """Return that two equal sides are below a control; it limits the verdict, but stands."""
+    return _describe_missing_headroom(claim, sides, controls) if verdict == WITHIN else ""
+
+
+def _is_own_sample(claim: dict[str, str], estimate: dict) -> bool:
+    """Return whether a claim of IDPG, whose few-shot tables have one sample, is judged on one."""
+    return claim["paper"] == "IDPG" and estimate["draws"] == 1 and estimate["runs"] >= 5
+
+
+def _decide_claim(
+    claim: dict[str, str], estimate: dict, published: float | None, p: float | None
+) -> str:
+    """Return the verdict that the numbers give, before what leaves a claim open."""
+    verdict = decide_verdict(estimate, published, claim["says"], p)
+    is_enough = has_enough_runs(estimate) or _is_own_sample(claim, estimate)
+    is_significant = (estimate["p"] if p is None else p) < 0.05
+    if verdict in ("open", "not seen") and is_enough and not is_significant:
+        return WITHIN if _is_within_margin(estimate) else verdict
+    return verdict
+
+
+def _judge_speed(claim: dict[str, str], results_folder: Path | str) -> dict[str, str]:
+    """Return the computed columns of a claim on a ratio of times."""
+    name, conditions = SPEED_RATIOS[claim["id"]]
+    file = Path(results_folder) / name
+    records = read_records(file) if file.exists() else []
+    (record,) = [r for r in records if conditions.items() <= r.items()] or [None]
+    if record is None:
+        return dict(verdict="not run")
+    ratio = f"{record['ratio']:.2f} on a CPU"
+    if record.get("paper"):
+        ratio += f", {record['paper']:.2f} in the paper's table"
+    return dict(
+        backbones=record["backbone"],
+        recomputed=ratio,
+        verdict=ON_A_CPU if record["ratio"] > 1 else "open",
+    )
 
 
 def _judge_measured(
@@ -486,8 +567,9 @@ def _judge_measured(
     if not _is_paper_setting(claim, tasks, sides):
         finding = _describe_finding(estimate, p, scope, claim["says"])
     elif claimed_sign * (published or 0) >= 0:  # else the paper itself prints the other sign here
-        verdict = decide_verdict(estimate, published, claim["says"], p)
+        verdict = _decide_claim(claim, estimate, published, p)
         reason = _explain_open(claim, verdict, estimate, sides, controls)
+    rises = [_late_rise(records) for records in sides]
     above = ""
     if above_control:
         above = "{effect:+.1f} ({low:+.1f} … {high:+.1f})".format_map(above_control)
@@ -501,9 +583,11 @@ def _judge_measured(
         above=above,
         p="" if p is None else f"{p:.4f}",
         published="" if published is None else f"{published:+.1f}",
+        steps=_format_numbers({r["steps"] for side in sides for r in side if r.get("steps")}),
+        rise=" and ".join("–" if rise is None else f"{rise:+.1f}" for rise in rises),
         trials=_describe_trials(claim, sides),
         verdict="open" if reason else verdict,
-        reason=reason,
+        reason=reason or _describe_headroom_of_equality(claim, verdict, sides, controls),
         scope=scope,
         finding=finding,
     )
@@ -528,6 +612,8 @@ def judge_claims(
             computed |= _judge_measured(
                 claim, *measured[claim["id"]], p, records, controls + own_controls
             )
+        elif claim["id"] in SPEED_RATIOS:
+            computed |= _judge_speed(claim, results_folder)
         elif claim["kind"] == MEASURED:  # its records, if any, are described in `decides`
             has_records = bool(select_claim_records(claim | dict(keep=""), results_folder))
             computed["verdict"] = "open" if has_records else "not run"
@@ -535,6 +621,8 @@ def judge_claims(
             check = check_statement(claim["id"])
             computed["recomputed"] = check.recomputed
             computed["verdict"] = "agrees" if check.agrees else "differs"
+        if computed["verdict"] in ("open", "not run") and claim["beyond"]:
+            computed["verdict"] = OUT_OF_REACH
         if computed["verdict"] in ("open", "not run") and not claim["decides"]:
             raise UserError(
                 f"claim {claim['id']!r} is {computed['verdict']} with these records. State in its "
@@ -552,6 +640,21 @@ def count_verdicts(
     for row in rows:
         counts[row["kind"]][row["verdict"]] += 1
     return counts
+
+
+def count_contrasts(
+    rows: list[dict[str, str]],  # judged claims
+) -> Counter:  # number of contrasts by verdict
+    """Count the verdicts of the claims that are measured here, the same contrast once.
+
+    Claims on the same two sides of the same records are one contrast.
+    """
+    verdicts: dict[tuple, str] = {}
+    for row in rows:
+        if row["kind"] == MEASURED:
+            contrast = tuple(row[column] for column in ("a", "b", "keep", "records"))
+            verdicts[contrast if row["a"] else (row["id"],)] = row["verdict"]
+    return Counter(verdicts.values())
 
 
 def format_claim_effect(
@@ -575,9 +678,14 @@ def format_claim_effect(
 
 def format_verdict(
     claim: dict[str, str],  # a judged claim
-) -> str:  # such as 'opposite on TREC with SmolLM2'
-    """Return the verdict of a claim with the tasks and backbones that it applies to."""
-    if claim["verdict"] not in ("seen", "not seen", "opposite"):
+) -> str:  # such as 'opposite on TREC with SmolLM2 (4-bit, dequantised), after 600 steps'
+    """Return the verdict of a claim with the tasks and backbones that it applies to.
+
+    It names the steps if a side still gained more than a point in the last fifth of them.
+    """
+    if claim["verdict"] not in ("seen", "not seen", "opposite", WITHIN):
         return claim["verdict"]
+    rises = [float(rise) for rise in claim["rise"].split(" and ") if rise not in ("", "–")]
+    after = f", after {claim['steps']} steps" if max(rises, default=0) > MAX_RISE else ""
     outside = ", at learning rates outside of the paper's" if "outside" in claim["trials"] else ""
-    return f"{claim['verdict']} on {claim['scope']}{outside}"
+    return f"{claim['verdict']} on {claim['scope']}{after}{outside}"

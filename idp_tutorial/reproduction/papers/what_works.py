@@ -1,10 +1,14 @@
-"""Five differences of methods in several settings, beside those that the papers print.
+"""Generated minus static prompts at the same place, and five differences of methods in settings.
 
-The data of the lab's first page and of its picture. The first four settings are those of a
-factorial with MiniLM on TREC and Subj (`results/why/PLAN.md`): the head reads the mean of the
-words, begins at random or at a converged linear probe, and learns at .001 or at the learning rate
-of the prompt. In the fifth the head reads the first token, as in IDPG and ID-SPAM. In the sixth a
-language model predicts a label word; its differences are read from `results/claims.csv`.
+The data of the lab's first page. `MATCHED_PLACES` lists every contrast of this project in which
+only the generation of the prompt differs: both prompts enter before the same layer, or in the same
+layers. `matched_place_table` estimates the contrasts, and `draw_matched_places` draws them.
+
+The five differences that the papers print change more than one thing. The first four settings are
+those of a factorial with MiniLM on TREC and Subj (`results/why/PLAN.md`): the head reads the mean
+of the words, begins at random or at a converged linear probe, and learns at .001 or at the learning
+rate of the prompt. In the fifth the head reads the first token, as in IDPG and ID-SPAM. In the
+sixth a language model predicts a label word; its differences are read from `results/claims.csv`.
 
 Two further sets of runs answer narrower questions. One repeats the comparison on IDPG's own
 samples of 1,000 examples, on one task with both kinds of pooling, and on STS-B with pairs; the
@@ -13,13 +17,14 @@ other trains a static prompt of the language model at two layers with six learni
 A gain that a paper reports may belong to the method or to the setting in which it was measured,
 such as a head that begins at random. The contrast of two methods is measured in both settings; the
 *interaction* is the difference between the two contrasts, paired by seed and by test example. Its
-interval says whether the settings differ, which two separate intervals do not.
+interval says whether the settings differ, which two separate intervals do not. Where the head
+learns at two rates, `estimate_main_effect` averages the interaction over them.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,7 +32,11 @@ import pandas as pd
 from idp_tutorial.reproduction.papers.claims import REFERENCE_CONTROLS, read_claims
 from idp_tutorial.reproduction.papers.statements import printed_differences
 from idp_tutorial.runs.logits import has_logits
-from idp_tutorial.runs.statistics import paired_bootstrap, per_example_scores
+from idp_tutorial.runs.statistics import (
+    estimate_contrast,
+    paired_bootstrap,
+    per_example_scores,
+)
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import read_records
 
@@ -45,6 +54,14 @@ __all__ = [
     "contrast_table",
     "draw_contrasts",
     "pooling_table",
+    "estimate_mean_contrast",
+    "estimate_main_effect",
+    "MatchedPlace",
+    "MATCHED_PLACES",
+    "matched_place_table",
+    "summarise_matched_places",
+    "draw_matched_places",
+    "find_collapsed_runs",
 ]
 
 
@@ -125,6 +142,61 @@ def estimate_interaction(
     in_first = _differences(records, a, b, first, folder)
     in_second = _differences(records, a, b, second, folder)
     return _estimate({t: in_first[t] - in_second[t] for t in in_first if t in in_second})
+
+
+def _mean_over_settings(
+    records: Sequence[dict],
+    a: str,
+    b: str,
+    settings: Sequence[Mapping[str, Any]],
+    folder: Path | str,
+) -> dict[str, np.ndarray]:
+    """Return `a - b` by seed and example of the tasks that all settings have, as their mean.
+
+    The settings have the same seeds and examples, so these remain the units of an interval.
+    """
+    by_setting = [_differences(records, a, b, setting, folder) for setting in settings]
+    tasks = [task for task in by_setting[0] if all(task in d for d in by_setting)]
+    return {task: np.mean([d[task] for d in by_setting], axis=0) for task in tasks}
+
+
+def estimate_mean_contrast(
+    records: Sequence[dict],
+    a: str,  # name of a method
+    b: str,  # the method that is subtracted
+    settings: Sequence[Mapping[str, Any]],  # of the same seeds
+    folder: Path | str,  # folder of the records
+) -> dict[str, Any] | None:  # of `paired_bootstrap`, and `tasks`; None without common tasks
+    """Estimate the mean of `a - b` over several settings, all tasks, seeds and examples."""
+    return _estimate(_mean_over_settings(records, a, b, settings, folder))
+
+
+def estimate_main_effect(
+    records: Sequence[dict],
+    a: str,  # name of a method
+    b: str,  # the method that is subtracted
+    first: Sequence[Mapping[str, Any]],  # settings on one side of the factor
+    second: Sequence[Mapping[str, Any]],  # settings on the side that is subtracted
+    folder: Path | str,  # folder of the records
+) -> dict[str, Any] | None:  # of `paired_bootstrap`, and `tasks`; None without common tasks
+    """Estimate by how much `a - b` is larger on one side of a factorial than on the other."""
+    on_first, on_second = (
+        _mean_over_settings(records, a, b, settings, folder) for settings in (first, second)
+    )
+    return _estimate({t: on_first[t] - on_second[t] for t in on_first if t in on_second})
+
+
+def find_collapsed_runs(
+    records: Sequence[dict],
+    fall: float = 20.0,  # in points of the validation score
+) -> list[dict]:
+    """Return the runs whose last validation score is far below their best one."""
+    collapsed = []
+    for record in records:
+        scores = [score for _, score in record.get("history") or ()]
+        if scores and max(scores) - scores[-1] > fall:
+            collapsed.append(record)
+    return collapsed
 
 
 # label: the two methods, the published difference, the claim with SmolLM2
@@ -371,3 +443,279 @@ def pooling_table(
                     row[column] = probe - float(scores.mean())
         table = pd.concat([table, pd.DataFrame([row])], ignore_index=True)
     return table
+
+
+class MatchedPlace(NamedTuple):
+    """A contrast in which only the generation of the prompt differs."""
+
+    group: str  # a key of `GROUP_COLORS`
+    setting: str  # what the runs have in common
+    a: str  # the generated prompt, a side of a contrast as in `runs.statistics`
+    b: str  # the static prompt at the same place
+    files: str  # patterns of files in the folder of results
+    keep: Mapping[str, Any] = {}  # options and their values
+    printed: str = ""  # the difference in the papers, for `printed_differences`
+
+
+INPUT, EVERY_LAYER, HALF_WAY = "input", "every layer", "half-way"
+NO_HEAD, NO_WORD = "no head", "no word decides"
+GROUP_COLORS = {INPUT: "C0", EVERY_LAYER: "C2", HALF_WAY: "C1", NO_HEAD: "C3", NO_WORD: "C4"}
+TRAINED_HEAD = (INPUT, EVERY_LAYER, HALF_WAY)
+_S_ON_ALL = "idpg-1: S-IDPG-PHM − Prompt-tuning"
+_NPG_ON_ALL = "lpt-1: LPT w/ NPG − LPT w/o PG; backbone=RoBERTa-large"
+_ONE_LAYER = ("s-idpg-phm", "prompt-tuning")
+_LAYERS = ("m-idpg-phm", "p-tuning-v2")
+_ADDED = ("m-idpg-phm", "p-tuning-v2 insertion=add")
+_LATE = ("lpt-npg", "lpt")
+_FACTORIAL = [name for name in SETTINGS if name != FIRST_TOKEN]
+_HEAD_FILES = "why/head-*-310.jsonl"
+_CONVERGED_FILES = "claims/converged-*.jsonl"
+_SENTENCES = "why/task-cr-310.jsonl why/task-mr-310.jsonl why/task-sst2-310.jsonl"
+_FIRST_TOKEN_FILES = "why/readout-trec-310.jsonl why/confirmation-trec-310.jsonl"
+_CR_FILES = "why/first-token-1000-cr-310.jsonl why/late-1000-cr-310.jsonl"
+
+
+def _k_1000(pair: str) -> str:
+    return f"idpg-3: {pair}; setting=K=1000"
+
+
+MATCHED_PLACES: tuple[MatchedPlace, ...] = (
+    *(
+        MatchedPlace(INPUT, name, *_ONE_LAYER, _HEAD_FILES, SETTINGS[name], _S_ON_ALL)
+        for name in _FACTORIAL
+    ),
+    *(
+        MatchedPlace(
+            INPUT,
+            f"1,000 sentences, {name}",
+            *_ONE_LAYER,
+            _SENTENCES,
+            dict(head_init=head),
+            _k_1000("S-IDPG-PHM − prompt tuning"),
+        )
+        for head, name in (("random", "random head"), ("probe", "head from a probe"))
+    ),
+    MatchedPlace(INPUT, "head from a probe, one epoch", *_ONE_LAYER, _CONVERGED_FILES),
+    MatchedPlace(
+        INPUT, "first token, ten seeds", *_ONE_LAYER, _FIRST_TOKEN_FILES, SETTINGS[FIRST_TOKEN]
+    ),
+    MatchedPlace(
+        INPUT,
+        "first token, 1,000 sentences",
+        *_ONE_LAYER,
+        _CR_FILES,
+        SETTINGS[FIRST_TOKEN],
+        _k_1000("S-IDPG-PHM − prompt tuning"),
+    ),
+    MatchedPlace(
+        INPUT,
+        "IDPG's settings, 500 sentences",
+        *_ONE_LAYER,
+        "why/as-published.jsonl",
+        dict(task="subj"),
+        "idpg-3: S-IDPG-PHM − prompt tuning; setting=K=500",
+    ),
+    *(
+        MatchedPlace(
+            EVERY_LAYER,
+            f"1,000 sentences, {name}",
+            *_LAYERS,
+            _SENTENCES,
+            dict(head_init=head),
+            _k_1000("M-IDPG-PHM − P-Tuningv2"),
+        )
+        for head, name in (("random", "random head"), ("probe", "head from a probe"))
+    ),
+    MatchedPlace(EVERY_LAYER, "head from a probe, one epoch", *_ADDED, _CONVERGED_FILES),
+    MatchedPlace(
+        EVERY_LAYER, "100 questions, four samples", *_ADDED, "claims/few-100-minilm.jsonl"
+    ),
+    *(
+        MatchedPlace(HALF_WAY, name, *_LATE, _HEAD_FILES, SETTINGS[name], _NPG_ON_ALL)
+        for name in _FACTORIAL
+    ),
+    MatchedPlace(
+        HALF_WAY, "head from a probe, one epoch", *_LATE, _CONVERGED_FILES, {}, _NPG_ON_ALL
+    ),
+    MatchedPlace(
+        HALF_WAY,
+        "first token, ten seeds",
+        *_LATE,
+        _FIRST_TOKEN_FILES,
+        SETTINGS[FIRST_TOKEN],
+        _NPG_ON_ALL,
+    ),
+    MatchedPlace(
+        HALF_WAY,
+        "ID-SPAM, first token, ten seeds",
+        "id-spam",
+        "lpt",
+        f"{_FIRST_TOKEN_FILES} why/id-spam-trec-310.jsonl",
+        SETTINGS[FIRST_TOKEN],
+    ),
+    MatchedPlace(
+        HALF_WAY, "first token, 1,000 sentences", *_LATE, _CR_FILES, SETTINGS[FIRST_TOKEN]
+    ),
+    *(
+        MatchedPlace(
+            NO_HEAD,
+            f"{30 - layer} layer{'s' * (layer < 29)} above",
+            f"lpt-npg layer={layer}",
+            f"lpt layer={layer}",
+            "why/layers-trec-600.jsonl",
+            {},
+            "lpt-4: LPT w/ NPG − LPT w/o PG; backbone=GPT2-large" if layer == 15 else "",
+        )
+        for layer in (15, 24, 29)
+    ),
+    *(
+        MatchedPlace(NO_WORD, "3,000 steps", *_LATE, f"why/toy-{task}-tiny.jsonl")
+        for task in ("two-domains", "two-domains-order")
+    ),
+)
+
+
+def _final_runs(records: Sequence[dict]) -> list[dict]:
+    """Return the runs with logits at the learning rate that has the most seeds.
+
+    The other rates only served to choose it. A run that is stored twice counts once.
+    """
+    by_rate: dict[tuple, dict[Any, dict[int, dict]]] = {}
+    for record in records:
+        if record["status"] == "done" and "logits" in record:
+            fields = ("task", "method", "layer", "insertion", "split_seed")
+            cell = tuple(record.get(field) for field in fields)
+            rates = by_rate.setdefault(cell, {})
+            rates.setdefault(record.get("lr"), {})[record["seed"]] = record
+    final = []
+    for rates in by_rate.values():
+        final += max(rates.values(), key=len).values()
+    return final
+
+
+def _read_place(contrast: MatchedPlace, results_folder: Path) -> list[dict]:
+    """Return the final runs of a contrast, each with its `folder`."""
+    records = []
+    for pattern in contrast.files.split():
+        for file in sorted(results_folder.glob(pattern)):
+            records += [{**r, "folder": file.parent} for r in read_records(file)]
+    methods = {side.split()[0] for side in (contrast.a, contrast.b)}
+    kept = [
+        r
+        for r in records
+        if r["method"] in methods and all(r.get(k) == v for k, v in contrast.keep.items())
+    ]
+    return _final_runs(kept)
+
+
+_PLACE_TASK_NAMES = _TASK_NAMES | FEW_SHOT_TASKS | {"two-domains-order": "word order"}
+
+
+def matched_place_table(
+    results_folder: Path | str,
+    contrasts: Sequence[MatchedPlace] = MATCHED_PLACES,
+) -> pd.DataFrame:
+    """Estimate generated minus static of each contrast, paired by seed and test text.
+
+    The columns are group, setting, tasks, contrast, effect, low, high, p, runs, and paper: the
+    published difference on those of the tasks that the paper has, or NaN.
+    """
+    rows = []
+    for contrast in contrasts:
+        records = _read_place(contrast, Path(results_folder))
+        fields = ("task", "shots", "backbone")
+        estimate = estimate_contrast(records, contrast.a, contrast.b, setting_fields=fields)
+        if estimate is None:
+            raise UserError(
+                f"{contrast.files} has no runs of both {contrast.a} and {contrast.b} in the "
+                f"setting {dict(contrast.keep)}: restore the records in {results_folder}."
+            )
+        tasks = [setting["task"] for setting in estimate["settings"]]
+        published = printed_differences(contrast.printed) if contrast.printed else {}
+        common = [task for task in tasks if task in published]
+        row: dict[str, Any] = dict(group=contrast.group, setting=contrast.setting)
+        row["tasks"] = ", ".join(_PLACE_TASK_NAMES.get(task, task) for task in tasks)
+        row["contrast"] = " − ".join(side.split()[0] for side in (contrast.a, contrast.b))
+        row |= {key: float(estimate[key]) for key in ("effect", "low", "high", "p")}
+        row["runs"] = estimate["runs"]
+        row["paper"] = mean(published[task] for task in common) if common else np.nan
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def summarise_matched_places(
+    table: pd.DataFrame,  # of `matched_place_table`
+) -> dict[str, int]:
+    """Count the contrasts with a trained head: all, above zero, at or below it, with small limits.
+
+    `above` counts the intervals that are wholly above zero, before any correction; `at_or_below`
+    the effects that are not above zero; `below_2` the upper limits below 2 points.
+    """
+    with_head = table[table.group.isin(TRAINED_HEAD)]
+    return dict(
+        contrasts=len(with_head),
+        above=int((with_head.low > 0).sum()),
+        at_or_below=int((with_head.effect.round(2) <= 0).sum()),
+        below_2=int((with_head.high < 2).sum()),
+    )
+
+
+def draw_matched_places(
+    table: pd.DataFrame,  # of `matched_place_table`
+) -> "Figure":
+    """Draw a dot with its interval for each contrast, in groups; hollow: the papers' values."""
+    import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
+
+    titles = {
+        INPUT: "head, at the input",
+        EVERY_LAYER: "head, in every layer",
+        HALF_WAY: "head, half-way",
+        NO_HEAD: "no head (SmolLM2)",
+        NO_WORD: "synthetic: no word\ndecides alone",
+    }
+    figure, axis = plt.subplots(figsize=(5.2, 6.2), dpi=100)
+    axis.axvspan(-1, 1, color="0.88", zorder=0)
+    axis.axvline(0, color="0.5", linewidth=0.8, zorder=1)
+    y = 0.0
+    ticks, labels = [], []
+    for group, title in titles.items():
+        rows = table[table.group == group]
+        start = y
+        for row in rows.itertuples():
+            axis.plot([row.low, row.high], [y, y], color=GROUP_COLORS[group], linewidth=1.6)
+            axis.plot(row.effect, y, "o", color=GROUP_COLORS[group], markersize=5)
+            axis.plot(row.paper, y, "D", color="black", fillstyle="none", markersize=5.5)
+            if group == NO_HEAD:
+                axis.annotate(
+                    row.setting, (row.high + 0.9, y), fontsize=9.5, va="center", color="0.2"
+                )
+            y -= 1
+        ticks.append((start + y + 1) / 2)
+        labels.append(f"{title}\n({len(rows)})")
+        y -= 0.9
+    axis.set_yticks(ticks, labels, fontsize=9.5)
+    axis.tick_params(axis="y", length=0)
+    axis.set_ylim(y + 1.2, 0.8)
+    axis.set_xlim(-12, 42)
+    axis.set_xlabel("generated − static at the same place\n(points of accuracy, 95 %)", fontsize=10)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    handles = [
+        Line2D([], [], color="0.35", marker="o", markersize=5, label="this project"),
+        Line2D(
+            [],
+            [],
+            color="black",
+            marker="D",
+            fillstyle="none",
+            linestyle="none",
+            label="the paper's value",
+        ),
+        Line2D([], [], color="0.88", linewidth=8, label="within ±1 point"),
+    ]
+    axis.legend(handles=handles, loc="upper right", fontsize=9, frameon=False)
+    axis.set_title(
+        "On real tasks with a trained head, generating gains nothing", fontsize=11, loc="right"
+    )
+    figure.tight_layout()
+    return figure

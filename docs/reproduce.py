@@ -598,7 +598,7 @@ yours stand side by side.
 *Hours* are those of one RTX 3090 with 24 GB, the GPU of LPT's Table 5, in float32: {speed:.0f}
 passes of a token through a layer of RoBERTa-large in a millisecond. They are estimates by the
 [cost model](../nbs/engine/efficiency/cost_model.ipynb), without evaluations, and a lower bound for
-short examples. *GPU* is the smallest of 24, 48 and 80 GB that holds a batch of examples of 256 tokens.
+short examples. *GPU* is the smallest of 24, 48 and 80 GB that holds a batch of 256-token examples.
 *Here* is the same method from finished runs in `results/reproduce/`."""
 
 NOTES = f"""## What the numbers rest on

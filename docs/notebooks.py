@@ -520,8 +520,9 @@ def render_engine_list() -> str:
         "<!-- Made from the notebooks by `make prepare`: do not edit. -->",
         "# Essays on the implementation",
         "",
-        "A package imports only from packages above it; "
-        "[architecture](../../docs/architecture.md) says what each contains and why.",
+        "Begin with the [layer loop](core/loop.ipynb), where every prompt enters. A package imports"
+        " only from packages above it; [architecture](../../docs/architecture.md) says what each "
+        "contains and why.",
     ]
     for subpackage, contents in SUBPACKAGES.items():
         paths = [p for p in list_notebooks() if notebook_folder(p) == f"engine/{subpackage}"]

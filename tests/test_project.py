@@ -419,7 +419,7 @@ def test_the_front_page_states_stored_scores():
     (speed,) = (
         r["ratio"]
         for r in read_records(ROOT / "results/speed/bench-roberta-large.jsonl")
-        if (r["method"], r["layer"], r["cached"]) == ("lpt-npg", 12, False)
+        if (r["method"], r.get("layer"), r.get("cached")) == ("lpt-npg", 12, False)
     )
     expected = {at_input, fine_tuning, generated[0], *probes, lora, speed}
     stated = {float(number) for number in re.findall(r"\d+\.\d", advice)}

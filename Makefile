@@ -5,13 +5,18 @@ NB ?=
 COMPARE = $(or $(ARGS),--standardise --steps 180 --evaluations 2 --cache both)
 BIN := $(CURDIR)/.venv/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-input -c constraints.txt
+# pip compiles on one core, `compileall` on all of them; a few files of libraries are templates, which do not compile
+COMPILE = $(BIN)/python -m compileall -qq -j 0 $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') || true
+# Without a GPU of NVIDIA, the build of PyTorch without CUDA: 0.2 GB instead of several. `make CPU=0 ...` and `make CPU=1 ...` choose.
+CPU ?= $(shell [ "$$(uname)" != Linux ] || [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null && echo 0 || echo 1)
+PYTORCH_CPU := https://download.pytorch.org/whl/cpu
 DESCRIPTION := setup.py settings.ini pyproject.toml constraints.txt
-unexport PYTHONPATH PYTHONHOME
+unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 export PATH := $(BIN):$(PATH)
 
-.PHONY: help compare backbones check test faults wheel lab docs site prepare clean
+.PHONY: help compare backbones check test test-all faults wheel lab docs site prepare clean
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 compare: .venv/.dev ## train the methods on the bundled task and print the table
 	@echo "idp compare $(COMPARE)"
@@ -29,8 +34,13 @@ check: .venv/.dev ## the checks that need no test: style, types, and whether not
 	@$(BIN)/ruff format --quiet --check $(FORMATTED)
 	@$(BIN)/mypy & mypy=$$!; $(BIN)/python docs/notebooks.py check && wait $$mypy
 
-test: check ## what CI runs, without the test of the wheel
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test: check ## the checks and most tests, every chapter of the course included (ten minutes on two cores)
+	@$(PYTEST) $(ARGS)
+
+test-all: check ## the tests that `make test` leaves out because they take long
+	@$(PYTEST) -m 'long and not slow' $(ARGS)
 
 faults: .venv/.dev ## fault campaigns (an hour): kills, full disks, damaged files, two at once, random input; prints the counts
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 MPLBACKEND=Agg $(BIN)/python tests/faults/campaigns.py $(ARGS)
@@ -72,10 +82,16 @@ clean: ## remove the environment and everything built
 
 .venv/.dev: $(DESCRIPTION) | .venv/bin/python
 	@echo "Installing the library and its tools into .venv (minutes the first time, mostly torch)"
+ifeq ($(CPU),1)
+	@$(PIP) --no-deps --retries 1 --timeout 10 --index-url $(PYTORCH_CPU) torch 2>/dev/null \
+		|| echo "No build of PyTorch for the CPU from $(PYTORCH_CPU): pip chooses the build"
+endif
 	@$(PIP) -e '.[dev]'
+	@$(COMPILE)
 	@touch $@
 
 .venv/.docs: .venv/.dev
 	@echo "Installing the site's tools"
 	@$(PIP) -e '.[docs]'
+	@$(COMPILE)
 	@touch $@

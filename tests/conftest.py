@@ -19,8 +19,29 @@ os.environ.update(
 )
 
 
+# `superglue_folder` has test rows without labels, as the benchmark has
+EXPECTED_WARNING = pytest.mark.filterwarnings("ignore:.* has no labels and is ignored:UserWarning")
+
+
+def leave_one_case_of_each_grid(items):
+    """Mark the cases of a `grid` as `long`, except for the first one that is not `slow`."""
+    represented = set()
+    for item in items:
+        if not item.get_closest_marker("grid") or item.get_closest_marker("slow"):
+            continue
+        function = item.nodeid.partition("[")[0]
+        if function in represented:
+            item.add_marker("long")
+        represented.add(function)
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(items):
     """Run the notebooks first, so that short tests are left for the worker that ends first."""
+    leave_one_case_of_each_grid(items)
+    for item in items:
+        if "superglue_folder" in getattr(item, "fixturenames", ()):
+            item.add_marker(EXPECTED_WARNING)
     items.sort(key=lambda item: item.get_closest_marker("notebook") is None)
 
 

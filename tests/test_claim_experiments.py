@@ -29,6 +29,7 @@ def small_run(backbone):
     return ["--backbone", str(backbone), *options]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "experiment,task,options,n_runs",
     [
@@ -65,6 +66,7 @@ def test_an_experiment_is_run_and_not_repeated(
     assert len(read_records(out)) == n_runs
 
 
+@pytest.mark.long
 def test_the_gain_of_stage_1_is_recorded(run_claim_experiment, small_folder, tmp_path):
     out = tmp_path / "r.jsonl"
     argv = ["supplemented", "questions-k8", "--first", "sentiment-k8", "--lr", "1e-3"]

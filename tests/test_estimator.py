@@ -569,6 +569,7 @@ NOT_PASSED = {  # checks of scikit-learn that an estimator of texts does not pas
 }
 
 
+@pytest.mark.long
 def test_scikit_learns_own_checks(quick):
     """An estimator of texts gets one check, and one that takes tables of numbers gets all."""
     assert check_results(quick()) == {"check_estimator_cloneable": ("passed", "None")}

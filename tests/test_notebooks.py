@@ -115,15 +115,19 @@ SLOW_ESSAYS = {
 }
 
 
+LONG_PAGES = {"lab/what_works", "lab/what_a_prompt_adds"}  # their numbers have tests of their own
+
+
 def mark_slow(path):
     """Return the parameters of a test of a notebook; solutions and slow essays run weekly."""
     name = path.relative_to(NBS).with_suffix("").as_posix()
     is_slow = path.parent.name == "solutions" or name.removeprefix("engine/") in SLOW_ESSAYS
-    return pytest.param(path, id=name, marks=[pytest.mark.slow] if is_slow else [])
+    marks = [pytest.mark.slow] if is_slow else [pytest.mark.long] if name in LONG_PAGES else []
+    return pytest.param(path, id=name, marks=marks)
 
 
 @pytest.mark.notebook
-@pytest.mark.parametrize("path", map(mark_slow, NOTEBOOKS))
+@pytest.mark.parametrize("path", [*map(mark_slow, NOTEBOOKS)])
 def test_a_notebook_runs_and_is_unchanged(path, run):
     before = path.read_bytes()
     status, output = run(path)

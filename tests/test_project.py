@@ -88,6 +88,7 @@ def test_no_file_contains_a_path_of_one_machine():
     assert not paths, "\n".join(paths)
 
 
+@pytest.mark.long
 def test_every_module_imports_in_a_new_interpreter_and_defines_its_public_names():
     script = f"""import importlib
 for name in {list_modules()}:

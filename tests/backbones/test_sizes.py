@@ -80,6 +80,7 @@ METHODS = [
 ]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_methods_are_counted_on_one_model_of_each_kind(name):
     """Parameters are counted on the meta device, as idp params does."""

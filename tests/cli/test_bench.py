@@ -181,6 +181,7 @@ def test_the_command_says_why(kw, words, small_folder, capsys, monkeypatch, fits
     ), captured.err
 
 
+@pytest.mark.long
 def test_several_measurements_are_one_command(small_folder, tmp_path):
     out = tmp_path / "speed.jsonl"
     bench_command(

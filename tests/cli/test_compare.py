@@ -415,6 +415,7 @@ def test_options_that_nothing_reads(args, words, refused):
     refused(words, args=[*FAST, "--methods", "lpt", *args])
 
 
+@pytest.mark.long
 def test_an_interrupted_comparison_keeps_what_is_finished(
     command, small_folder, few_options, tmp_path
 ):
@@ -509,6 +510,7 @@ def test_help_names_every_option(command):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name,k", [("trec", 100), ("mr", 100)])
 def test_real_tasks(name, k, command, data_dir, small_folder, tmp_path):
     if not (data_dir / name).is_dir():

@@ -75,6 +75,7 @@ def test_a_method_imports_torch_and_nothing_heavier():
     assert res.returncode == 0 and json.loads(res.stdout) == [], res.stderr or res.stdout
 
 
+@pytest.mark.long
 def test_a_shell_completes_options(tmp_path):
     pytest.importorskip("argcomplete")
     asks = dict(
@@ -194,6 +195,7 @@ def test_a_mistake_is_one_line(argv, words, capsys):
     assert re.search(words, err), err
 
 
+@pytest.mark.long
 def test_the_script_for_accelerate_has_help():
     res = subprocess.run(
         [sys.executable, ROOT / "configs/train.py", "--help"],

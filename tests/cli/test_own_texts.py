@@ -192,6 +192,7 @@ def test_refused_in_one_sentence(options, words, monkeypatch, capsys):
     assert e.value.code == 2 and re.search(words, err) and err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_streams_that_are_closed_or_narrow(monkeypatch):
     from idp_tutorial.data.file_readers import iterate_rows
 
@@ -218,6 +219,7 @@ def topics():
     return texts, labels
 
 
+@pytest.mark.long
 def test_several_labels_are_trained_predicted_and_reported(topics, monkeypatch, capsys):
     _, labels = topics
     call(

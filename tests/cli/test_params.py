@@ -7,6 +7,7 @@ import pytest
 from idp_tutorial.cli.params import params_command
 
 
+@pytest.mark.long
 def test_the_command_prints_every_row(capsys):
     params_command(published=True, json=True)
     lines = [json.loads(l) for l in capsys.readouterr().out.splitlines()]

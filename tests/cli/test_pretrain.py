@@ -29,7 +29,8 @@ def refused(capsys, **kw):
     return err
 
 
-@pytest.mark.parametrize("family,teacher", [("roberta", "minilm"), ("gpt2", "")])
+@pytest.mark.grid
+@pytest.mark.parametrize("family,teacher", [("gpt2", ""), ("roberta", "minilm")])
 def test_the_command_trains_a_backbone(family, teacher, text, tmp_path, capsys):
     kw = dict(
         text=str(text),

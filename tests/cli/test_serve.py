@@ -100,6 +100,7 @@ def check_killed_clients(process, port):
     assert count_open_files(process) <= before[0] and memory_mb(process) < before[1] + 100
 
 
+@pytest.mark.long
 def test_a_process_answers_drops_slow_clients_and_stops(server):
     process, port = server
     for _ in range(100):

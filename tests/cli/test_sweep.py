@@ -105,6 +105,7 @@ def test_the_command_probes_with_the_sweeps_rates(monkeypatch, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_a_sweep_without_a_choice(tmp_path, capsys):
     """A regression has no classes for the probes of the choice, and can be swept all the same."""
     sweep_command(
@@ -173,6 +174,7 @@ def test_a_table_of_ones_own(monkeypatch, tmp_path, capsys):
     )
 
 
+@pytest.mark.long
 def test_a_grid_of_ones_own(monkeypatch, tmp_path):
     """Every layer tries it, and more rates at its edge; a second start tries nothing."""
     ran = pretend(monkeypatch)
@@ -207,6 +209,7 @@ def test_a_grid_of_ones_own(monkeypatch, tmp_path):
         sweep_command(**{**kw, "learning_rates": "1e-3,5e-3"})  # another choice is another sweep
 
 
+@pytest.mark.long
 def test_a_sweep_whose_runs_diverge(monkeypatch, tmp_path, capsys):
     """Diverged runs are printed, others go on; an error without retraining if all diverge."""
     ran = pretend(monkeypatch)

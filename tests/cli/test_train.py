@@ -70,6 +70,7 @@ def test_what_is_saved_answers_as_before(method, cfg, tmp_path):
     assert predict(again, task2, c2, WORDS) == predict(model, task, c, WORDS)
 
 
+@pytest.mark.long
 def test_word_vectors_of_a_file(cfg, tmp_path, capsys):
     bb = backbone()
     task = small_task()
@@ -215,6 +216,7 @@ def test_a_tuned_backbone_is_no_starting_point(cfg, tmp_path):
 # --- one run
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "kw",
     [

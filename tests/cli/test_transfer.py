@@ -18,6 +18,7 @@ def test_a_label_map_is_parsed():
         parse_label_map("a=c,b")
 
 
+@pytest.mark.long
 def test_command(small_folder, tmp_path, capsys):
     def run(**kw):
         return transfer.transfer_command(

@@ -15,6 +15,7 @@ def tiny():
     return load_backbone("tiny")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "method,pooling",
     [

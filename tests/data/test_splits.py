@@ -113,6 +113,7 @@ def test_a_test_file_without_labels_is_ignored_with_a_warning(tmp_path):
     assert {r["sentence1"].split()[0] for r in task.splits["test"]} == {"validation"}
 
 
+@pytest.mark.filterwarnings("ignore:.* has no labels and is ignored")
 def test_files_may_have_the_columns_of_the_benchmark(tmp_path):
     write_splits(
         tmp_path / "sst2",

@@ -16,6 +16,7 @@ def pretended(monkeypatch):
     works.pretend(monkeypatch)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "name", ["recording", "logits", "snapshots", "caching", "comparing", "answering"]
 )
@@ -24,6 +25,7 @@ def test_a_work_continues_after_a_kill_or_a_full_disk(name):
     assert not bad and sum(seen.values()) >= 4
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "name", ["recording", "logits", "snapshots", "caching", "saving", "bundling"]
 )
@@ -32,6 +34,7 @@ def test_a_damaged_file_is_written_again_or_refused(name):
     assert not bad and sum(seen.values()) >= 3
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["recording", "caching", "comparing", "reproducing"])
 def test_two_processes_leave_the_result_of_one(name):
     seen, bad = pairs(name, 2)

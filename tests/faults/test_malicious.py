@@ -6,6 +6,7 @@ import folders
 import pytest
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", descriptions.QUICK)
 def test_a_description_of_another_content_is_refused(name):
     seen, bad = descriptions.malicious(name, 40)
@@ -17,6 +18,7 @@ def test_a_malicious_folder_is_no_backbone():
     assert not bad and sum(seen.values()) == 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["transfer", "supplement"])
 def test_two_processes_of_a_command_leave_the_files_of_one(name):
     seen, bad = commands.at_once(name)

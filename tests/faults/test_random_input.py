@@ -265,6 +265,7 @@ def files_of(n, tmp_path, seed=0):
     check()
 
 
+@pytest.mark.filterwarnings("ignore:.* has no labels and is ignored")
 def test_files_of_anything(tmp_path):
     files_of(60, tmp_path)
 

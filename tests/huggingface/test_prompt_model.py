@@ -397,6 +397,7 @@ def test_noise_on_word_embeddings_is_refused_where_it_has_no_effect(tmp_path):
     assert runs[0] != runs[1]
 
 
+@pytest.mark.long
 def test_accumulated_gradients_are_those_of_one_batch(tmp_path):
     torch.manual_seed(0)
     model = without_dropout("lpt-npg")
@@ -414,6 +415,7 @@ def test_accumulated_gradients_are_those_of_one_batch(tmp_path):
         same(four.model.state_dict()[name], tensor, atol=1e-4)
 
 
+@pytest.mark.long
 def test_bfloat16_and_a_frozen_model_in_bfloat16(tmp_path):
     float32 = losses(train(tmp_path, save_strategy="no", max_steps=1))
     autocast = losses(train(tmp_path, save_strategy="no", max_steps=1, bf16=True))
@@ -457,6 +459,8 @@ def test_gradient_checkpointing_computes_layers_again(method, pooling, family):
     assert gradients()[0] == n_calls
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
 def test_the_trainer_uses_gradient_checkpointing(tmp_path):
     options = dict(save_strategy="no", max_steps=2)
     plain = train(tmp_path, "p-tuning-v2", **options)
@@ -521,6 +525,7 @@ def test_two_processes_train_as_one(tmp_path):
 # ---- graphs
 
 
+@pytest.mark.long
 def test_a_compiled_model_computes_the_same():
     model = prompt_model("p-tuning-v2", num_labels=3)
     compiled = torch.compile(model, backend="eager")
@@ -559,6 +564,7 @@ def exported(tiny):
         return model, torch.export.export(model, (), batches[0], dynamic_shapes=shapes), batches
 
 
+@pytest.mark.long
 def test_an_exported_model_computes_the_same(exported):
     model, program, batches = exported
     with torch.no_grad():
@@ -585,6 +591,7 @@ def test_onnx_runtime_computes_the_same(exported, tmp_path):
 # ---- the page
 
 
+@pytest.mark.long
 def test_the_script_of_the_page_trains_a_model(tiny, tmp_path, monkeypatch):
     """Run the script with the bundled model, and with fewer steps and examples."""
     page = (ROOT / "docs/huggingface.md").read_text(encoding="utf-8")

@@ -60,6 +60,7 @@ def test_every_method_is_tuned_alike(cfg, fakes):
     )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("tuned", [False, True])
 @pytest.mark.parametrize("half", [False, True])
 def test_a_killed_comparison_is_resumed(cfg, fakes, tmp_path, tuned, half):
@@ -99,6 +100,7 @@ def test_a_killed_comparison_is_resumed(cfg, fakes, tmp_path, tuned, half):
         assert trained  # another config is another run
 
 
+@pytest.mark.long
 def test_a_kill_loses_no_more_than_the_steps_since_an_evaluation(cfg, tmp_path, monkeypatch):
     """A kill in the search of the learning rate, and one in the run of the next seed."""
     base = cfg(lr=None, steps=4, eval_every=2)
@@ -333,6 +335,7 @@ def test_a_run_that_patience_ended_is_not_repeated(cfg, task, tmp_path, messages
     assert len(messages) == 1 and r["steps"] == 40 > r["steps_done"]
 
 
+@pytest.mark.long
 def test_a_seed_that_diverges_does_not_end_a_comparison(cfg, tmp_path, monkeypatch, messages):
     """It is not repeated by a second call; table and sweep leave it out."""
     calls = []
@@ -431,6 +434,7 @@ def test_seeds_may_begin_later(cfg, task, tmp_path):
     assert later[0] == first[2] and len(read_records(store.file)) == 4
 
 
+@pytest.mark.long
 def test_a_comparison_in_which_everything_diverged(cfg, tmp_path, wild):
     """Its records are stored, its error is that of the first; a second call trains nothing."""
     for _ in range(2):
@@ -462,6 +466,7 @@ def test_a_comparison_in_which_everything_diverged(cfg, tmp_path, wild):
     )
 
 
+@pytest.mark.long
 def test_several_splits_make_one_table(cfg, tmp_path, messages):
     """Each split has its own examples and all seeds; a second call trains nothing."""
     base = cfg(lr=1e-2, shots=24, bottleneck=None)

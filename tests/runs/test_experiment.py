@@ -94,6 +94,7 @@ def test_the_fields_of_a_record(cfg, task, tmp_path):
 DAILY_METHODS = ("head-only", "prompt-tuning", "m-idpg-phm", "lora")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "method",
     [m if m in DAILY_METHODS else pytest.param(m, marks=pytest.mark.slow) for m in METHODS],
@@ -144,6 +145,7 @@ def test_default_learning_rates(cfg, task):
     assert untrained["steps_done"] == 0
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name,k", [("questions", 12), ("entailment", 10), ("similarity", 8)])
 def test_few_shot_runs_of_bundled_tasks(name, k, cfg):
     r = run_experiment(cfg(task=name, shots=k, steps=1, batch_size=4, eval_every=1))
@@ -325,6 +327,7 @@ def test_a_run_that_diverges_leaves_a_record(cfg, task, tmp_path, wild):
 # ---- the metric of a run
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("metric", ["mcc", "log_loss", "accuracy+macro_f1"])
 def test_the_metric_selects_the_checkpoint_and_is_recorded(metric):
     task = small_task("questions")

@@ -262,6 +262,7 @@ def test_moved_word_vectors_of_a_task_can_be_given(tmp_path, small_folder):
 # ---- one pass for the rows of several tasks equals a pass for each task
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("family", FAMILY)
 def test_every_row_is_as_if_its_task_were_alone(family):
     members = everything(backbone(family))
@@ -354,6 +355,7 @@ def test_outputs_equal_a_pure_hugging_face_model():
             same(o, F.linear(h.mean(1)[0], m.model.head.net.weight, m.model.head.net.bias), 2e-5)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("family", FAMILY)
 def test_order_other_rows_and_padding_change_nothing(family):
     members = everything(backbone(family))

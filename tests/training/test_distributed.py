@@ -193,6 +193,7 @@ def assert_same_run(a, b):
 
 
 # SMoP draws noise in training
+@pytest.mark.long
 @pytest.mark.parametrize("method", [m for m in EACH_METHOD if m != "smop"])
 def test_two_processes_are_one_with_the_same_texts(method, pair):
     a = pair[0]["methods"][method]

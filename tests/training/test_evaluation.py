@@ -75,6 +75,7 @@ def test_answers_do_not_depend_on_the_batch(superglue_folder, bbs, family):
     assert pred == [int(odds[i] > odds[i ^ 1]) for i in range(len(odds))]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["copa", "boolq"])
 def test_training_fits_the_training_rows(superglue_folder, name):
     task = load_task(name, superglue_folder)

@@ -404,6 +404,7 @@ def record_modes(model):
     return modes
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("compile", [False, True])
 def test_evaluations_run_without_autocast(compile, small_folder, tmp_path, monkeypatch):
     """The trained model predicts the same as a model that only gets its weights."""
@@ -602,6 +603,7 @@ def test_trained_layers_are_compiled_during_a_run(monkeypatch):
 FAST_FAMILIES = ("bert", "llama")  # the others take a minute together
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "name",
     [n if n in FAST_FAMILIES else pytest.param(n, marks=pytest.mark.slow) for n in SMALL_CONFIGS],

@@ -35,6 +35,7 @@ for f,name in (load_backbone,'roberta-larg'),(load_task,'sst2'):
 """
 
 
+@pytest.mark.long
 def test_an_offline_process_without_offline_settings_fails_fast(tmp_path):
     env = {k: v for k, v in os.environ.items() if "OFFLINE" not in k and "proxy" not in k.lower()}
     with socket.socket() as s:

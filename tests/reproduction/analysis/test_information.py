@@ -42,6 +42,7 @@ def both_of(make, sizes=(1200, 300, 1200)):
     return {k: v[0] for k, v in s.items()}, {k: v[1] for k, v in s.items()}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("eps", [0, 0.25, 0.75])
 def test_information_is_found_where_it_is_known(eps):
     known = (

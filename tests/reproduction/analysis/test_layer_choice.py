@@ -32,6 +32,7 @@ from idp_tutorial.reproduction.analysis.probes import layer_features
 from idp_tutorial.utils.records import read_records
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "family,head",
     [*((family, "classification") for family in FAMILY), ("roberta", "verbalizer")],

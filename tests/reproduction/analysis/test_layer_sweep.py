@@ -88,6 +88,7 @@ def test_given_learning_rate(monkeypatch):
     assert {r[3] for r in ran} == {0.5} and {r["lr_selection"] for r in records} == {"given"}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("tuned", [False, True])
 @pytest.mark.parametrize("half", [False, True])
 def test_a_killed_sweep_goes_on(monkeypatch, tmp_path, tuned, half):
@@ -113,6 +114,7 @@ def test_a_killed_sweep_goes_on(monkeypatch, tmp_path, tuned, half):
 
 
 # the other settings are compared in `test_different_experiments_are_not_averaged`
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "change",
     [dict(steps=4), dict(head="verbalizer"), dict(lr=0.7), dict(shots=5), dict(metric="macro_f1")],
@@ -431,6 +433,7 @@ def test_curves_are_extended(curves_of, tmp_path):
     )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "change",
     [

@@ -206,6 +206,7 @@ def test_what_is_refused(f, words):
 # --- counted: multiplications of real training steps
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("family,full", [("roberta", "roberta-base"), ("gpt2", "gpt2")])
 def test_the_model_agrees_with_counted_operations(family, full, pooling):

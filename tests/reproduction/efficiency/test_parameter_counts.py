@@ -161,6 +161,7 @@ BY_HAND = {
 WIDTHS = {"roberta-base": (768, 12), "gpt2-medium": (1024, 24)}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", WIDTHS)
 def test_prompts_by_hand(name):
     d, L = WIDTHS[name]

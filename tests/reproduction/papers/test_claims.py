@@ -437,6 +437,7 @@ def test_p_values_of_a_family_are_corrected(tmp_path):
     assert float(many[0]["p"]) == pytest.approx(4 * float(alone["p"]), rel=0.2)
 
 
+@pytest.mark.long
 def test_claims_csv_agrees_with_the_records():
     """Effects, intervals and verdicts are those computed from the records."""
     rows = read_claims(CLAIMS)
@@ -711,6 +712,7 @@ FLOAT16_DIFFERENCES = {
 }
 
 
+@pytest.mark.long
 def test_records_whose_logits_give_another_score_are_listed():
     differences = {}
     for file in sorted((ROOT / "results").glob("*/*.jsonl")):

@@ -55,6 +55,7 @@ def small_tasks(monkeypatch):
     monkeypatch.setattr(R, "load_config_task", load_config_task)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("table", ["idpg-7", "lpt-10", "id-spam-16"])
 def test_a_table_runs_from_end_to_end(table, small_tasks, small_folder, tmp_path, messages):
     """The part has one task and one method in all its variants, with one training step."""

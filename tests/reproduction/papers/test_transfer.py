@@ -403,6 +403,7 @@ def runs(small_folder, tmp_path, messages):
     return go, messages, tmp_path / "new" / "t.jsonl"
 
 
+@pytest.mark.long
 def test_recorded_runs_are_not_repeated(runs, monkeypatch):
     go, messages, file = runs
     first = go()
@@ -458,6 +459,7 @@ def test_zero_shot_needs_no_training_examples_of_the_target(small_folder, tmp_pa
     assert r["split_sizes"]["imdb"]["train"] == 30 and r["setting"] == "zero-shot"
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kill", [7, 12])
 def test_a_kill_loses_no_more_than_the_steps_since_an_evaluation(
     kill, small_folder, tmp_path, monkeypatch
@@ -500,6 +502,7 @@ def test_an_interrupted_run_is_repeated(runs):
     ] and len(messages) == 2
 
 
+@pytest.mark.long
 def test_learning_rates_are_chosen_on_validation(runs, monkeypatch):
     go, _, _ = runs
     fitted = []
@@ -534,6 +537,7 @@ def test_learning_rates_are_chosen_on_validation(runs, monkeypatch):
         T.run_transfer(config(lr=None), small_task(), small_task())
 
 
+@pytest.mark.long
 def test_a_record_of_transfer_can_be_paired_by_example(runs):
     """It has digests of both tasks, the losses, and logits of every example."""
     go, _, file = runs
@@ -585,6 +589,7 @@ def test_a_record_of_transfer_can_be_paired_by_example(runs):
         estimate_contrast(records, *sides, folder=file.parent)
 
 
+@pytest.mark.long
 def test_a_record_of_other_data_or_weights_is_not_the_result(runs):
     go, messages, file = runs
     go(("head-only",), 1)
@@ -595,6 +600,7 @@ def test_a_record_of_other_data_or_weights_is_not_the_result(runs):
         assert len(go(("head-only",), 1)) == 3 and len(messages) == 3
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "bad,lost,tuned", [("sentiment", 3, True), ("flipped", 2, True), ("flipped", 2, False)]
 )

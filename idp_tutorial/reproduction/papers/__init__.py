@@ -12,5 +12,7 @@ Modules:
   tables print.
 - `supplementary_training`: The first stage of IDPG's supplementary training.
 - `transfer`: Train on one task and score another, zero-shot or after a few examples of it.
-- `what_works`: Five differences of methods in several settings, beside those that the papers print.
+- `what_works`: Generated minus static prompts at the same place, and five differences of methods in
+  settings.
+- `who_reads`: What generating a prompt is worth, by the number of frozen layers above it.
 """

@@ -32,18 +32,26 @@ __all__ = [
     "mechanism_table",
 ]
 
+INPUT_METHODS = ("prompt-tuning", "s-idpg-phm")
 TUNING_SEEDS = 2  # a learning rate is chosen by the validation scores of seeds 0 and 1
 
 
 def read_depth_records(
     *files: Path | str,  # JSONL files of records
 ) -> list[dict]:  # each with its `folder`
-    """Read the finished runs with a prompt before a layer; files that do not exist are skipped."""
+    """Read the finished runs with a prompt, each with its layer and folder.
+
+    A prompt of a method without this option enters at the input, so its layer is 0. Files that do
+    not exist are skipped.
+    """
     records = []
     for file in map(Path, files):
-        if file.exists():
-            records += [{**r, "folder": file.parent} for r in read_records(file)]
-    return [r for r in records if r["status"] == "done" and r.get("layer") is not None]
+        for record in read_records(file) if file.exists() else ():
+            if record.get("layer") is None and record["method"] in INPUT_METHODS:
+                record = {**record, "layer": 0}
+            if record["status"] == "done" and record.get("layer") is not None:
+                records.append({**record, "folder": file.parent})
+    return records
 
 
 def select_chosen_runs(

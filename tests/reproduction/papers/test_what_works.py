@@ -5,6 +5,7 @@ Interactions of a contrast with a setting, on records whose answer is known.
 
 import argparse
 import importlib.util
+import json
 from collections import Counter
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -18,17 +19,26 @@ from idp_tutorial.reproduction.papers.what_works import (
     CONVERGED,
     FEW_SHOT_TASKS,
     LANGUAGE_MODEL,
+    MATCHED_PLACES,
     POOLING_CONTRASTS,
     POOLING_SETTINGS,
     SETTINGS,
+    TRAINED_HEAD,
+    MatchedPlace,
     collect_scores,
     contrast_table,
     draw_contrasts,
+    draw_matched_places,
     estimate_contrast_in_setting,
     estimate_interaction,
+    estimate_main_effect,
+    estimate_mean_contrast,
+    find_collapsed_runs,
+    matched_place_table,
     pooling_table,
     read_controls,
     read_factorial,
+    summarise_matched_places,
 )
 from idp_tutorial.runs.logits import has_logits, load_logits, write_run_arrays
 from idp_tutorial.utils.checks import UserError
@@ -148,6 +158,37 @@ def test_the_interaction_is_the_difference_of_two_contrasts(runs):
     assert swapped["effect"] == pytest.approx(-8)
 
 
+def test_a_main_effect_is_the_mean_of_its_interactions(tmp_path):
+    """The gain is 10 and 6 points with a random head, 2 and 0 with a probe's."""
+    gains = {("random", 0.1): 0.10, ("random", None): 0.06, ("probe", 0.1): 0.02}
+    gains["probe", None] = 0.0
+    records = []
+    for (head, rate), gain in gains.items():
+        setting = dict(head_init=head, head_lr=rate)
+        for seed in range(SEEDS):
+            for method, accuracy in (("a", 0.7 + gain), ("b", 0.7)):
+                run = write_record(tmp_path / str(rate), method, setting, seed, accuracy)
+                file, _, key = run["logits"].rpartition("/")
+                records.append(run | dict(logits=f"{rate}/{file}/{key}"))
+    random, probe = (
+        [dict(head_init=head, head_lr=rate) for rate in (0.1, None)] for head in ("random", "probe")
+    )
+    with_random = estimate_mean_contrast(records, "a", "b", random, tmp_path)
+    main = estimate_main_effect(records, "a", "b", random, probe, tmp_path)
+    assert with_random["effect"] == pytest.approx(8)
+    assert main["effect"] == pytest.approx(7) and main["low"] > 3
+    assert estimate_main_effect(records, "a", "c", random, probe, tmp_path) is None
+
+
+def test_a_collapsed_run_is_found():
+    runs = [
+        dict(seed=0, history=[[1, 50], [2, 83], [3, 21]]),
+        dict(seed=1, history=[[1, 50], [2, 83], [3, 64]]),
+        dict(seed=2),
+    ]
+    assert [run["seed"] for run in find_collapsed_runs(runs)] == [0]
+
+
 def test_runs_without_logits_are_left_out(runs):
     records, folder = runs
     search = dict(method="a", task="toy", seed=0, head_init="random", lr=9.0)
@@ -223,6 +264,62 @@ def test_the_controls_have_the_test_examples_of_the_factorials():
                 arrays = load_logits(control, WHY.with_name("claims"))
                 assert np.array_equal(arrays["test_label"], labels)
                 assert control["split_sizes"] == run["split_sizes"]
+
+
+@pytest.fixture(scope="module")
+def places():
+    """Return the contrasts at the same place, from the stored records."""
+    return matched_place_table(CLAIMS.parent)
+
+
+@pytest.mark.skipif(not WHY.exists(), reason="results/why is not in this installation")
+def test_with_a_head_no_generated_prompt_is_above_a_static_one_at_its_place(places):
+    assert len(places) == len(MATCHED_PLACES) == 27
+    assert summarise_matched_places(places) == dict(
+        contrasts=22, above=0, at_or_below=18, below_2=20
+    )
+    others = places[~places.group.isin(TRAINED_HEAD)]
+    assert others.effect.round(1).tolist() == [2.6, 5.3, 22.1, 24.3, 11.8]
+    assert (others.low > 0).tolist() == [False, True, True, True, True]
+    half_way = places[places.setting == "15 layers above"].iloc[0]
+    assert half_way.paper == pytest.approx(2.4) and half_way.runs == 5
+    figure = draw_matched_places(places)
+    assert len(figure.axes[0].get_yticks()) == places.group.nunique()
+    plt.close(figure)
+
+
+@pytest.mark.skipif(not WHY.exists(), reason="results/why is not in this installation")
+def test_with_a_converged_head_the_papers_differences_are_within_a_point():
+    records = read_factorial(WHY)
+    probe, random = (
+        [dict(pooling="mean", head_init=head, head_lr=rate) for rate in (1e-3, None)]
+        for head in ("probe", "random")
+    )
+    for pair, _, _ in CONTRASTS.values():
+        estimate = estimate_mean_contrast(records, *pair, probe, WHY)
+        assert estimate["tasks"] == ["subj", "trec"]
+        assert round(max(-estimate["low"], estimate["high"]), 1) <= 1.0
+    late = estimate_main_effect(records, "lpt", "prompt-tuning", random, probe, WHY)
+    assert [round(late[key], 1) for key in ("effect", "low", "high")] == [1.3, 0.5, 2.0]
+
+
+def test_a_place_counts_a_run_once_and_leaves_out_the_search(tmp_path):
+    for lr, change, seeds in ((0.1, 0, 3), (0.3, 0.1, 1)):  # the search has one seed of .3
+        folder = tmp_path / f"runs/{lr}"
+        values = dict(lr=lr, status="done", score=0.0, metric="accuracy", shots=None, schema=3)
+        values |= dict(backbone="b", split_seed=0)
+        records = [
+            write_record(folder, method, RANDOM, seed, accuracy + change, **values)
+            for method, accuracy in (("lpt-npg", 0.8), ("lpt", 0.7))
+            for seed in range(seeds)
+        ]
+        lines = [json.dumps(record) for record in [*records, records[0]]]
+        (folder / "runs.jsonl").write_text("\n".join(lines))
+    place = MatchedPlace("input", "s", "lpt-npg", "lpt", "runs/*/*.jsonl", RANDOM)
+    (row,) = matched_place_table(tmp_path, [place]).to_dict("records")
+    assert row["effect"] == pytest.approx(10) and row["runs"] == 3 and np.isnan(row["paper"])
+    with pytest.raises(UserError, match="no runs of both lpt-npg and lora"):
+        matched_place_table(tmp_path, [place._replace(b="lora")])
 
 
 # file: methods that were not run, as PLAN.md says

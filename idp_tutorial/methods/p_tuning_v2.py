@@ -109,6 +109,12 @@ def deep_prompt_plan(
             source = KeyValuePrompt(t, bb.d_kv_prompt // 2, dropout, std, initial[layer])
             plan[layer] = KeyValue(source, update=None if layer else shift)
         return plan
+    if insertion == "add" and shift_positions and bb.d_embedding != bb.d:
+        raise UserError(
+            f"insertion='add' puts the first prompt among the word vectors, but backbone "
+            f"{bb.name!r} has word vectors of width {bb.d_embedding} and hidden states of width "
+            f"{bb.d}: use insertion='kv' or 'replace'."
+        )
     first = SoftPrompt(t, bb.d, std)
     if insertion == "replace":
         plan[0] = Insert(first, update=shift)

@@ -341,6 +341,17 @@ def test_a_damaged_first_stage_is_no_start(saved):
         load_first_stage(model, folder)
 
 
+@pytest.mark.parametrize("method", ["lora", "adapter", "bitfit", "fine-tuning", "prompt-tuning"])
+def test_a_first_stage_initialises_all_that_its_method_trains(method, small_folder, tmp_path):
+    cfg = config(method, backbone=str(small_folder))
+    first = model_of(method, load_backbone(cfg.backbone), backbone=cfg.backbone)
+    save_pretrained(first, tmp_path, small_task(), cfg)
+    model = build_model(cfg, load_backbone(cfg.backbone), small_task())
+    assert {*load_first_stage(model, tmp_path)} == {*trained_state(model)}
+    for name, tensor in trained_state(model).items():
+        assert torch.equal(tensor, trained_state(first)[name]), name
+
+
 @pytest.mark.parametrize("method", ["probe", "majority", "side-network"])
 def test_a_control_is_not_saved_over_a_model(method, saved):
     folder, _, cfg = saved

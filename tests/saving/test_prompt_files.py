@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import backbone, config, small_task
+from small import backbone, config, model_of, small_task
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.load import cast_weights, load_backbone
 from idp_tutorial.core.backbone import weights_digest
+from idp_tutorial.core.prompted_model import trained_state
 from idp_tutorial.methods import glove
 from idp_tutorial.saving.descriptions import (
     check_backbone_matches,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..utils.checks import check_choice
 from .method_registry import InputPromptConfig
 from ..utils.options import Probability
-from ..core.backbone import in_eval_mode
+from ..core.backbone import Backbone, in_eval_mode
 from ..core.single_position import compute_sentence_vector
 from ..core.context import Context, to_float32
 from ..core.steps import PromptSource
@@ -106,6 +106,13 @@ class SentenceVectorConfig(InputPromptConfig):
     generator_dropout: Probability | None = None
     # standardise the generator's input to standard deviation 1 (not in the papers)
     standardise: bool = False
+
+    def unused_options(self, bb: Backbone | None = None) -> dict[str, str]:
+        """Return that both dropouts in the place of `prompt_dropout` leave it without effect."""
+        unused = super().unused_options(bb)
+        if self.sentence_dropout is not None and self.generator_dropout is not None:
+            unused["prompt_dropout"] = "sentence_dropout and generator_dropout"
+        return unused
 
     def dropouts(self) -> tuple[float, float]:
         """Return the dropout on M(x) and the dropout in the generator."""

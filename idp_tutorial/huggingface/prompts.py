@@ -205,7 +205,8 @@ def make_prompt_settings(
     if num_labels is None and id2label is None and not _has_own_classifier(model):
         raise UserError(
             f"num_labels is needed, because this {type(model).__name__} has no classifier: give "
-            "the number of classes, or 1 for a regression."
+            "the number of classes, or 1 for a regression, or label_words= to predict words at a "
+            "mask token."
         )
     labels = _class_names(model.config, num_labels, id2label)
     head = _choose_head(model, len(labels) or 1, head)

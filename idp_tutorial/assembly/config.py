@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 from idp_tutorial.assembly import controls  # noqa: F401 (it registers the controls)
+from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods import all_methods  # noqa: F401 (it registers the methods)
 from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS, MethodConfig
@@ -38,6 +39,7 @@ __all__ = [
     "methods_with_option",
     "recorded_option",
     "config_for_method",
+    "find_unused_options",
     "refuse_control",
     "refuse_unread_options",
 ]
@@ -292,6 +294,44 @@ def _refuse_unused_head_option(
         raise UserError(f"{name}={value!r} has no effect: {reason}. Leave it out.")
 
 
+def _unused_general_options(cfg: RunConfig) -> dict[str, str]:  # option: what takes its effect
+    """Return options of all runs that have no effect beside other values of a config."""
+    unused = {}
+    if cfg.cache not in ("hidden", "both"):
+        unused["cache_dtype"] = f"cache={cfg.cache!r}"
+    if not cfg.weight_decay:
+        unused["no_decay_on_bias_and_norm"] = "weight_decay=0"
+    if cfg.init_from:
+        unused |= dict.fromkeys(("init", "init_text", "init_std"), "init_from")
+    return unused
+
+
+def find_unused_options(
+    configs: Collection[RunConfig],  # of the methods that are trained with the same options
+    bb: Backbone | None = None,  # their backbone; None: what holds for every backbone
+) -> dict[str, str]:  # name: message that names the option and what takes its effect away
+    """Return the options that were given, and that other options leave without effect.
+
+    An option that has an effect on one of the methods is used.
+    """
+    reasons: dict[str, str] = {}
+    used: set[str] = set()
+    for cfg in configs:
+        unused = {**_unused_general_options(cfg), **cfg.method_config.unused_options(bb)}
+        declared = {**general_options(), **ALL_METHODS[cfg.method].options}
+        for name, option in declared.items():
+            value = cfg.to_dict()[name]
+            if value == option.default:
+                continue
+            if name in unused:
+                reasons[name] = (
+                    f"{name}={value!r} has no effect with {unused[name]}: leave one of them out."
+                )
+            else:
+                used.add(name)
+    return {name: reason for name, reason in reasons.items() if name not in used}
+
+
 def refuse_control(method: str) -> None:
     """Refuse to save a control.
 
@@ -347,7 +387,10 @@ def refuse_unread_options(
             f"head_lr={options.head_lr:g} and tune_head_first=True exclude each other: "
             "tune_head_first searches the learning rate of the head. Leave one of them out."
         )
-    _check_cache([config_for_method(options, m, methods) for m in methods], options.cache)
+    configs = [config_for_method(options, m, methods) for m in methods]
+    _check_cache(configs, options.cache)
+    for message in find_unused_options(configs).values():
+        raise UserError(message)
     for name, value in options.method_options.items():
         if value is not None:
             _refuse_option_without_users(name, value, methods, methods_with_option(name))

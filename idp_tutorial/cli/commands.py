@@ -272,6 +272,11 @@ class Command:
         }
         if isinstance(own_options, TableOptions):
             own_options.register_task(given, self.defaults.get("task", ""))
+        if given.get("epochs") is not None and given.get("steps") is not None:
+            raise UserError(
+                f"steps={given['steps']} has no effect with epochs={given['epochs']}: leave one of "
+                "them out."
+            )
         base = RunOptions(**{**defaults, **given})
         if isinstance(own_options, TrainingRunOptions):
             base = replace(base, eval_every=max(1, base.steps // max(1, own_options.evaluations)))

@@ -45,7 +45,7 @@ def splice(
     inserted = torch.arange(new.shape[1], device=x.device)
     start = position[:, None]
     positions = torch.cat([words + new.shape[1] * (words >= start), start + inserted], 1)
-    each_example = torch.arange(len(x), device=x.device)[:, None]
+    each_example = torch.arange(x.shape[0], device=x.device)[:, None]
     return torch.cat([x, new], 1)[each_example, positions.argsort(1)]
 
 

@@ -215,6 +215,43 @@ def _pad_on_the_right(input_ids: Tensor, attention_mask: Tensor) -> dict[str, Te
     )
 
 
+def _check_positions(
+    model: PromptedModel,
+    n_tokens: int,  # tokens of the longest input
+    max_length: int,  # tokens of input and continuation
+) -> None:
+    """Raise `UserError` if input, prompt and continuation need more positions than there are.
+
+    A pass over two tokens computes the prompts; with these, tokens of the full length are embedded.
+    """
+    bb = model.backbone
+    prompts: dict[int, Tensor] = {}
+    plan = {
+        layer: _with_cached_source(layer, step, prompts)
+        for layer, step in model.plan.items()
+        if layer <= 0
+    }
+    last_length = max_length - 1  # the last token is not embedded
+    for length in (2, last_length) if last_length > 2 else ():
+        ids = torch.zeros(1, length, dtype=torch.long, device=bb.device)
+        batch = dict(
+            input_ids=ids,
+            attention_mask=ids + 1,
+            token_type_ids=ids,
+            answer_start=ids.new_tensor([length]),
+        )
+        try:
+            apply_step(begin_pass(bb, batch, plan), plan)
+        except UserError:
+            if length != last_length:
+                raise
+            raise UserError(
+                f"{max_length - n_tokens} new tokens after an input of {n_tokens} tokens and the "
+                f"prompt exceed the {bb.max_tokens} positions of backbone {bb.name!r}: reduce "
+                "max_new_tokens, or shorten the text or the prompt."
+            ) from None
+
+
 @cache
 def _decoder_class() -> Any:
     """Return a transformers model class around a `PromptedModel`; transformers is imported late."""
@@ -241,6 +278,15 @@ def _decoder_class() -> Any:
             return dict(
                 input_ids=input_ids, past_key_values=past_key_values, attention_mask=attention_mask
             )
+
+        def _validate_generated_length(
+            self, generation_config, input_ids_length, has_default_max_length
+        ):
+            """Check the length before the first token, not when a table of positions ends."""
+            super()._validate_generated_length(
+                generation_config, input_ids_length, has_default_max_length
+            )
+            _check_positions(self.prompted, input_ids_length, generation_config.max_length)
 
         def forward(self, input_ids, attention_mask=None, past_key_values=None, **kwargs):
             """Return the next token's logits, with a `DecodingState` as the cache."""

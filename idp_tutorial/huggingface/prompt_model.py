@@ -9,9 +9,11 @@ The model object is not changed, except that its parameters are frozen. `state_d
 and heads only: a checkpoint of the `Trainer` is as small as they are.
 """
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -42,6 +44,44 @@ __all__ = ["PromptModel", "get_prompt_model"]
 # arguments of a Hugging Face model that change nothing, or nothing while they are false
 _HARMLESS_ARGUMENTS = ("return_dict", "use_cache")
 
+# heads of whole models that a `PromptModel` cannot have
+_OTHER_HEADS = re.compile(
+    "For(TokenClassification|QuestionAnswering|MultipleChoice|NextSentencePrediction)"
+)
+
+# ids of the models whose prompts are disabled in this thread or task
+_disabled: ContextVar[frozenset[int]] = ContextVar("disabled", default=frozenset())
+
+
+def _refuse_model(model: Any) -> None:
+    """Raise `UserError` for a model whose head or weights a `PromptModel` cannot use."""
+    class_name = type(model).__name__
+    if _OTHER_HEADS.search(class_name):
+        raise UserError(
+            f"{class_name} has a head that prompts do not have: they predict classes or a number "
+            "for each text, label words at a mask token, or text. Load the model with AutoModel, "
+            "AutoModelForSequenceClassification, AutoModelForMaskedLM or AutoModelForCausalLM."
+        )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UserError(
+            f"some weights of this {class_name} are not in memory (device_map has put them on disk "
+            "or offloads them), but the layers with prompts are called one by one: load the model "
+            "on one device, such as device_map={'': 0}, with dtype=torch.bfloat16 if it is large."
+        )
+
+
+def _announce_to_pipelines() -> None:
+    """Tell `transformers.pipeline` that it may use a `PromptModel`, as it does for peft's models.
+
+    It logs an error for the name of a class that it does not know.
+    """
+    from transformers.pipelines import base
+
+    known = getattr(base, "SUPPORTED_PEFT_TASKS", {})
+    for task in ("text-classification", "sentiment-analysis", "text-generation"):
+        if "PromptModel" not in known.get(task, ["PromptModel"]):
+            known[task].append("PromptModel")
+
 
 def _wrap_model(model: Any, tokenizer: Any) -> Backbone:
     """Return a Hugging Face model as the layer loop takes it.
@@ -54,8 +94,10 @@ def _wrap_model(model: Any, tokenizer: Any) -> Backbone:
         raise UserError(
             f"model must be a Hugging Face model, such as AutoModel.from_pretrained(...), got "
             f"{type(model).__name__}. If it is wrapped (DDP, Accelerate), pass its `.module`. If "
-            "it is a PromptModel, call its add_prompt or load_prompt, or pass its base_model."
+            "it is a PromptModel, call its add_prompt or load_prompt, or pass its base_model. If "
+            "it is a PeftModel, pass its merge_and_unload()."
         )
+    _refuse_model(model)
     name = model.config._name_or_path or model.config.model_type
     get_family(model.config, name)
     attention = model.config._attn_implementation
@@ -261,11 +303,12 @@ class PromptModel(nn.Module):
         self.prompts = nn.ModuleDict()
         self._prompted: dict[str, PromptedModel] = {}
         self._configs: dict[str, Any] = {}
-        self._is_disabled = False
+        self._n_disabled = 0  # open `disable_prompt` blocks, of all threads
         self._recomputes_layers = False
         self.add_prompt(prompt_name, method, **options)
         self.set_prompt(prompt_name)
         self.register_load_state_dict_post_hook(_forget_frozen)
+        _announce_to_pipelines()
         self.train(mode)
 
     # ---- prompts by name
@@ -280,11 +323,7 @@ class PromptModel(nn.Module):
 
         Raises: `UserError` if the name is used already, or for options that cannot be combined.
         """
-        if prompt_name in self.settings or not prompt_name.isidentifier():
-            raise UserError(
-                f"prompt_name must be a word that is not in use, got {prompt_name!r}; there are "
-                f"{', '.join(self.settings) or 'no prompts'}."
-            )
+        self._check_new_name(prompt_name)
         bb = self.backbone
         settings = method
         if not isinstance(settings, PromptSettings):
@@ -305,12 +344,28 @@ class PromptModel(nn.Module):
         self._configs[prompt_name] = config
         self._prompted[prompt_name] = prompted
 
+    def _check_new_name(self, prompt_name: Any) -> None:
+        """Raise `UserError` for a name that a new prompt cannot have."""
+        if prompt_name in self.settings or not str(prompt_name).isidentifier():
+            raise UserError(
+                f"prompt_name must be a word that is not in use, got {prompt_name!r}; there are "
+                f"{', '.join(self.settings) or 'no prompts'}."
+            )
+        if hasattr(self.prompts, prompt_name):  # torch stores a module under its name
+            raise UserError(
+                f"prompt_name={prompt_name!r} is an attribute of torch.nn.ModuleDict, which holds "
+                f"the prompts: use another name, such as {prompt_name + '_prompt'!r}."
+            )
+
     def set_prompt(
         self,
         prompt_name: str,  # name of the prompt to use
         is_trainable: bool = True,  # train its parameters; False: freeze them
     ) -> None:
-        """Make a prompt the active one, and freeze the others."""
+        """Make a prompt the active one of all threads, and freeze the others.
+
+        Threads that use different prompts pass `prompt_name` to `forward` and `generate`.
+        """
         self.active_prompt = check_name(prompt_name, self.settings, "prompt")
         for name, prompt in self.prompts.items():
             prompt.requires_grad_(is_trainable and name == prompt_name)
@@ -331,13 +386,22 @@ class PromptModel(nn.Module):
 
     @contextmanager
     def disable_prompt(self) -> Iterator[None]:
-        """Use the model as it was, with its own head and output, for a `with` block."""
-        was_disabled = self._is_disabled
-        self._is_disabled = True
+        """Use the model as it was, with its own head and output, for a `with` block.
+
+        Other threads keep their prompts.
+        """
+        token = _disabled.set(_disabled.get() | {id(self)})
+        self._n_disabled += 1
         try:
             yield
         finally:
-            self._is_disabled = was_disabled
+            self._n_disabled -= 1
+            _disabled.reset(token)
+
+    @property
+    def _is_disabled(self) -> bool:
+        """True in a `disable_prompt` block of this thread; the count spares graphs the look-up."""
+        return self._n_disabled > 0 and id(self) in _disabled.get()
 
     @property
     def prompt_config(self) -> dict[str, MethodConfig]:
@@ -376,13 +440,38 @@ class PromptModel(nn.Module):
         """Name of the loss, from which the `Trainer` knows whether it shifts the labels."""
         return "ForCausalLM" if self.can_generate() else "ForSequenceClassification"
 
+    def _get_name(self) -> str:
+        """Return the name by which the `Trainer` knows whether to shift labels that it smooths."""
+        name: str = super()._get_name()
+        return self.base_model._get_name() if self.can_generate() else name
+
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,  # tokens of the tokenizer; None: as now
+        *args: Any,  # further arguments of a model's own method, which are not used
+        **kwargs: Any,
+    ) -> nn.Module:
+        """Return the word embeddings if they have this size.
+
+        Raises: `UserError` for another size: new word vectors would be random, and frozen.
+        """
+        embeddings = self.get_input_embeddings()
+        size = len(embeddings.weight)
+        if new_num_tokens not in (None, size):
+            raise UserError(
+                f"the frozen model has {size} word vectors, and {new_num_tokens} would add some "
+                "that are never trained: call resize_token_embeddings of the model, and train "
+                "them, before get_prompt_model."
+            )
+        return embeddings
+
     def get_input_embeddings(self) -> nn.Module:
         """Return the word embeddings of the model."""
         return self.backbone.word_embeddings
 
     def can_generate(self) -> bool:
         """Return whether the active prompt is one of a decoder that generates text."""
-        return self.settings[self.active_prompt].task_type == "CAUSAL_LM"
+        return self._generates_text(self.active_prompt)
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
         """Return the number of trainable parameters, and of all parameters."""
@@ -434,9 +523,14 @@ class PromptModel(nn.Module):
         # `[B,T]`, with -100 where none is to be predicted
         labels: Tensor | None = None,
         num_items_in_batch: Any = None,  # divisor of the loss; None: that of this batch
+        # prompt to use in this call, whatever other threads use; None: the active one
+        prompt_name: str | None = None,
         **kwargs: Any,  # `return_dict`; what has no effect is refused
     ) -> Any:
-        """Return a `ModelOutput` with the logits, and with the loss if labels are given."""
+        """Return a `ModelOutput` with the logits, and with the loss if labels are given.
+
+        In training mode the prompt must be the active one.
+        """
         if getattr(self, "_is_replica", False):
             raise UserError(
                 "torch.nn.DataParallel cannot copy a PromptModel: use one process for each GPU "
@@ -448,13 +542,29 @@ class PromptModel(nn.Module):
             return self.base_model(input_ids=input_ids, **given, **kwargs)
         _refuse_arguments(kwargs)
         self._refuse_unused_noise()
-        self._check_dtype()
+        name = self._choose_prompt(prompt_name)
+        self._check_dtype(name)
         batch, index = _make_batch(input_ids, attention_mask, token_type_ids)
-        if self.can_generate():
-            output = self._predict_tokens(batch, index, labels, num_items_in_batch)
+        if self._generates_text(name):
+            output = self._predict_tokens(name, batch, index, labels, num_items_in_batch)
         else:
-            output = self._classify(batch, labels, num_items_in_batch)
+            output = self._classify(name, batch, labels, num_items_in_batch)
         return output.to_tuple() if kwargs.get("return_dict") is False else output
+
+    def _choose_prompt(self, prompt_name: str | None) -> str:
+        """Return the prompt of a call; it is read once, since another thread may set it."""
+        active = self.active_prompt
+        if prompt_name is None:
+            return active
+        if self.training and prompt_name != active:
+            raise UserError(
+                f"prompt_name={prompt_name!r} was given in training mode, in which only the active "
+                f"prompt {active!r} is trained: call set_prompt({prompt_name!r}), or eval()."
+            )
+        return check_name(prompt_name, self.settings, "prompt")
+
+    def _generates_text(self, prompt_name: str) -> bool:
+        return self.settings[prompt_name].task_type == "CAUSAL_LM"
 
     def _refuse_unused_noise(self) -> None:
         """Raise `UserError` for noise of the `Trainer` on embeddings that are in eval mode."""
@@ -467,11 +577,11 @@ class PromptModel(nn.Module):
                 "neftune_noise_alpha out, or give get_prompt_model dropout_below_prompt=True."
             )
 
-    def _check_dtype(self) -> None:
+    def _check_dtype(self, prompt_name: str) -> None:
         """Raise `UserError` for prompts that were cast to a dtype of 16 bits with the model."""
         if torch.is_autocast_enabled(self.device.type):
             return
-        for parameter in self.prompts[self.active_prompt].parameters():
+        for parameter in self.prompts[prompt_name].parameters():
             if parameter.dtype in (torch.float16, torch.bfloat16):
                 raise UserError(
                     f"the prompt is in {parameter.dtype}, but prompts and heads are trained in "
@@ -479,13 +589,16 @@ class PromptModel(nn.Module):
                     "precision of the Trainer (bf16=True) or autocast."
                 )
 
-    def _classify(self, batch: dict[str, Tensor], labels: Tensor | None, n_items: Any) -> Any:
+    def _classify(
+        self, prompt_name: str, batch: dict[str, Tensor], labels: Tensor | None, n_items: Any
+    ) -> Any:
         from transformers.modeling_outputs import SequenceClassifierOutput
 
-        head = self.prompted_model.head
+        prompted = self._prompted[prompt_name]
+        head = prompted.head
         if isinstance(head, VerbalizerHead):
             batch["mask_position"] = _find_mask_position(self.backbone, batch)
-        ctx = self.prompted_model.compute_context(batch)
+        ctx = prompted.compute_context(batch)
         logits = head(ctx)
         loss = None
         if labels is not None and isinstance(head, VerbalizerHead):
@@ -494,11 +607,17 @@ class PromptModel(nn.Module):
             loss = head.loss(ctx, labels)  # over the vocabulary of `loss_vocab`
             loss = loss if n_items is None else loss * len(labels) / n_items
         elif labels is not None:
-            loss = _classification_loss(logits, labels, self.config.problem_type, n_items)
+            problem_type = self._configs[prompt_name].problem_type
+            loss = _classification_loss(logits, labels, problem_type, n_items)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
     def _predict_tokens(
-        self, batch: dict[str, Tensor], index: Tensor, labels: Tensor | None, n_items: Any
+        self,
+        prompt_name: str,
+        batch: dict[str, Tensor],
+        index: Tensor,
+        labels: Tensor | None,
+        n_items: Any,
     ) -> Any:
         from transformers.loss.loss_utils import ForCausalLMLoss
         from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -506,10 +625,10 @@ class PromptModel(nn.Module):
         if labels is not None:
             _check_shape("labels", labels, batch["input_ids"])
             labels = labels.long()
-        method = self.settings[self.active_prompt].cfg.method
+        method = self.settings[prompt_name].cfg.method
         if METHODS[method].kind not in ("static", "head"):
             self._mark_answers(batch, None if labels is None else labels.gather(1, index))
-        logits = self.prompted_model(batch)
+        logits = self._prompted[prompt_name](batch)
         T = index.shape[1]
         back = _shifted_index(T, T - index[:, :1])  # to where the tokens were
         logits = logits.gather(1, back[..., None].expand(-1, -1, logits.shape[2]))
@@ -524,7 +643,8 @@ class PromptModel(nn.Module):
             if self.training:
                 raise UserError(
                     "this prompt is generated from the input, so training needs labels, with -100 "
-                    "for the tokens of the input: give labels=."
+                    "for the tokens of the input: give labels=. (The Trainer withholds them with "
+                    "label_smoothing_factor or compute_loss_func.)"
                 )
             return
         is_target = labels != -100
@@ -544,13 +664,15 @@ class PromptModel(nn.Module):
         # tokens `[B,T]`, padded on either side; in the result the padding is on the left
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,  # `[B,T]`
+        prompt_name: str | None = None,  # prompt to use in this call; None: the active one
         **kwargs: Any,  # arguments of the model's own `generate`
     ) -> Any:
         """Generate text with a decoder, as the model's own `generate` does.
 
         Raises: `UserError` for a model that does not generate text.
         """
-        if not self.can_generate():
+        name = self._choose_prompt(prompt_name)
+        if not self._generates_text(name):
             raise UserError(
                 "generate needs a prompt of a decoder that generates text: load the model with "
                 "AutoModelForCausalLM, and leave num_labels out."
@@ -562,7 +684,12 @@ class PromptModel(nn.Module):
         mask = batch["attention_mask"]
         # `generate` needs the padding on the left
         index = _shifted_index(mask.shape[1], mask.sum(1, keepdim=True))
-        decoder = build_decoder(self.prompted_model)
+        if kwargs.get("assistant_model") is not None:
+            raise UserError(
+                "assistant_model was given, but its tokens are checked in a cache that a prompt "
+                "does not have: leave assistant_model out."
+            )
+        decoder = build_decoder(self._prompted[name])
         decoder.generation_config = self.generation_config
         return decoder.generate(
             batch["input_ids"].gather(1, index), attention_mask=mask.gather(1, index), **kwargs

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from idp_tutorial.assembly.build import resolve_pooling
-from idp_tutorial.assembly.config import RunConfig
+from idp_tutorial.assembly.config import RunConfig, find_unused_options
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context, to_float32
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
@@ -181,6 +181,8 @@ def make_prompt_settings(
     """
     model = bb.model
     cfg = _make_config(method, bb.name, options)
+    for message in find_unused_options([cfg], bb).values():
+        raise UserError(message)
     given = dict(options, num_labels=num_labels, id2label=id2label, label_words=label_words or None)
     if head != "keep":
         given["head"] = head
@@ -203,7 +205,8 @@ def make_prompt_settings(
     if num_labels is None and id2label is None and not _has_own_classifier(model):
         raise UserError(
             f"num_labels is needed, because this {type(model).__name__} has no classifier: give "
-            "the number of classes, or 1 for a regression."
+            "the number of classes, or 1 for a regression, or label_words= to predict words at a "
+            "mask token."
         )
     labels = _class_names(model.config, num_labels, id2label)
     head = _choose_head(model, len(labels) or 1, head)

@@ -135,6 +135,13 @@ class MultiIDPGConfig(SecondPassConfig):
     # or 'kv' (keys and values)
     insertion: Literal["add", "replace", "insert", "kv"] = "add"
 
+    def unused_options(self, bb: Backbone | None = None) -> dict[str, str]:
+        """Return that the embeddings are below keys and values, and so have dropout."""
+        unused = super().unused_options(bb)
+        if self.insertion == "kv":
+            unused.pop("dropout_below_prompt", None)
+        return unused
+
     def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:
         """Build the plan: a generated prompt in every layer."""
         require_equal_widths(bb, cfg)

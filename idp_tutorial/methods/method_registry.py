@@ -96,6 +96,18 @@ class MethodConfig:
         """Build the plan of the method: which source enters at which layer."""
         return {}
 
+    def unused_options(
+        self,
+        bb: Backbone | None = None,  # None: what holds for every backbone
+    ) -> dict[str, str]:  # option: what takes its effect away, such as "init='text'"
+        """Return the options that have no effect beside the other values of this config.
+
+        They may be options of the method or of all runs.
+        """
+        if self.insertion_point in ("input", "layers"):
+            return {"dropout_below_prompt": "a prompt among the words, below all layers"}
+        return {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class PromptConfig(MethodConfig):
@@ -113,7 +125,6 @@ class InputPromptConfig(PromptConfig):
 
     # position of the prompt among the words: IDPG's insertion positions 0-4
     position: PromptPosition = 0
-
 
 @dataclass(frozen=True, kw_only=True)
 class LatePromptConfig(PromptConfig):

@@ -73,6 +73,11 @@ def _embed_shifted(ctx: Context, t: int) -> Tensor:  # `[B,T,d]`
     return bb.embed(embeddings, attention_mask, token_type_ids)[:, t:].to(ctx.h.dtype)
 
 # %% ../../nbs/course/06_deep_prompts.ipynb #e13f919a
+def _default_insertion(bb: Backbone) -> str:
+    """Return how the prompt enters a backbone if nothing else was chosen."""
+    return "kv" if bb.supports_kv_prompt else "replace"
+
+
 def deep_prompt_plan(
     bb: Backbone,  # frozen model that the prompts enter
     t: int,  # prompt length: number of vectors per layer
@@ -92,7 +97,7 @@ def deep_prompt_plan(
     and IDPG's code ('add'). Raises: `UserError` for an unknown insertion, or `initial_ids` with
     another insertion than 'kv'.
     """
-    insertion = insertion or ("kv" if bb.supports_kv_prompt else "replace")
+    insertion = insertion or _default_insertion(bb)
     check_choice(insertion, ("kv", "replace", "add"), "insertion")
     if initial_ids is not None and insertion != "kv":
         raise UserError(
@@ -109,6 +114,12 @@ def deep_prompt_plan(
             source = KeyValuePrompt(t, bb.d_kv_prompt // 2, dropout, std, initial[layer])
             plan[layer] = KeyValue(source, update=None if layer else shift)
         return plan
+    if insertion == "add" and shift_positions and bb.d_embedding != bb.d:
+        raise UserError(
+            f"insertion='add' puts the first prompt among the word vectors, but backbone "
+            f"{bb.name!r} has word vectors of width {bb.d_embedding} and hidden states of width "
+            f"{bb.d}: use insertion='kv' or 'replace'."
+        )
     first = SoftPrompt(t, bb.d, std)
     if insertion == "replace":
         plan[0] = Insert(first, update=shift)
@@ -134,6 +145,16 @@ class DeepPromptConfig(TextInitConfig):
     insertion: Literal["kv", "replace", "add"] | None = None
     prompt_dropout: Probability = 0.1  # dropout on the prompt
     init_std: StandardDeviation = 0.02  # standard deviation of the initial values of the prompt
+
+    def unused_options(self, bb: Backbone | None = None) -> dict[str, str]:
+        """Return that only keys and values have dropout, and what 'add' leaves without effect."""
+        unused = super().unused_options(bb)
+        insertion = self.insertion or (_default_insertion(bb) if bb else "kv")
+        if insertion != "kv":
+            unused["prompt_dropout"] = f"insertion={insertion!r}"
+        if insertion == "add":  # its first prompt is among the words
+            unused["dropout_below_prompt"] = "insertion='add'"
+        return unused
 
     def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:
         """Build the plan: a static prompt in every layer."""

@@ -60,20 +60,32 @@ def separator_id(bb: Backbone) -> int:
     return tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
 
 
+def _check_separators(n_separators: Tensor, position: int) -> None:
+    """Raise `UserError` for an example without the separator at which a position is."""
+    if position and bool((n_separators < 1).any()):
+        raise UserError(
+            f"position {position} is found by separators, but this batch has examples without one. "
+            "Encode with special tokens, or use position 0."
+        )
+    if position in (2, 3) and bool((n_separators < 2).any()):
+        raise UserError(
+            f"position {position} is in the second sentence, but this batch has examples with one "
+            "sentence. Use position 0, 1 or 4."
+        )
+
+
 def insertion_positions(
     ctx: Context,  # state of the layer loop, with tokens and attention mask
     position: int,  # insertion position from 0 to 4, numbered as in IDPG's Fig. 6
 ) -> Tensor:  # `[B]`
     """Return the index of the first prompt vector (at position 4: of its first separator).
 
-    For encoders only. Raises: `UserError` for position 2 or 3 if an example has one sentence.
+    For encoders only. Raises: `UserError` if an example has no separator, or, for position 2 or 3,
+    one sentence.
     """
     is_separator = (ctx.input_ids == separator_id(ctx.backbone)) & (ctx.attention_mask == 1)
-    if position in (2, 3) and bool((is_separator.sum(1) < 2).any()):
-        raise UserError(
-            f"position {position} is in the second sentence, but this batch has examples with one "
-            "sentence. Use position 0, 1 or 4."
-        )
+    if not torch.compiler.is_compiling():  # a graph cannot depend on the values of its input
+        _check_separators(is_separator.sum(1), position)
     index = torch.arange(ctx.input_ids.shape[1], device=ctx.input_ids.device)
     first = is_separator.int().argmax(1)
     last = (is_separator * index).argmax(1)

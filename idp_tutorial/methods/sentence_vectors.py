@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..utils.checks import check_choice
 from .method_registry import InputPromptConfig
 from ..utils.options import Probability
-from ..core.backbone import in_eval_mode
+from ..core.backbone import Backbone, in_eval_mode
 from ..core.single_position import compute_sentence_vector
 from ..core.context import Context, to_float32
 from ..core.steps import PromptSource
@@ -62,6 +62,13 @@ CACHED_ENCODERS: dict[Callable[[Context], Tensor], str] = {
 }
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #daebe938
+def _sum_over_processes(x: Tensor) -> Tensor:
+    """Return the sum of a tensor over all processes of a training; all of them must call it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(x)
+    return x
+
+
 class RunningStandardiser(nn.Module):
     """Standardisation with the statistics of all training vectors (not in the papers).
 
@@ -84,16 +91,18 @@ class RunningStandardiser(nn.Module):
         """Standardise vectors; in training mode, add them to the statistics first."""
         if self.training:
             v = z.detach().float()
-            self.n += len(v)
-            self.total += v.sum(0)
-            self.square += v.square().sum(0)
-        if self.n < 2:
-            return z
-        mean = self.total / self.n
+            count = self.n.new_full((1,), v.shape[0])
+            for sums, new in zip(
+                (self.n, self.total, self.square), (count, v.sum(0), v.square().sum(0))
+            ):
+                sums += _sum_over_processes(new)
+        n = self.n.clamp(min=1)
+        mean = self.total / n
         # float32 cannot represent a smaller variance beside so large a mean
         min_variance = (1e-7 * mean.square()).clamp(min=1e-8)
-        std = (self.square / self.n - mean.square()).maximum(min_variance).sqrt()
-        return ((z - mean) / std).to(z.dtype)
+        std = (self.square / n - mean.square()).maximum(min_variance).sqrt()
+        # one vector has no variance; a graph cannot depend on how many there were
+        return torch.where(self.n < 2, z, ((z - mean) / std).to(z.dtype))
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #5e27a0c1
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +115,13 @@ class SentenceVectorConfig(InputPromptConfig):
     generator_dropout: Probability | None = None
     # standardise the generator's input to standard deviation 1 (not in the papers)
     standardise: bool = False
+
+    def unused_options(self, bb: Backbone | None = None) -> dict[str, str]:
+        """Return that both dropouts in the place of `prompt_dropout` leave it without effect."""
+        unused = super().unused_options(bb)
+        if self.sentence_dropout is not None and self.generator_dropout is not None:
+            unused["prompt_dropout"] = "sentence_dropout and generator_dropout"
+        return unused
 
     def dropouts(self) -> tuple[float, float]:
         """Return the dropout on M(x) and the dropout in the generator."""

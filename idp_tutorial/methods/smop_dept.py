@@ -144,6 +144,11 @@ class RoutedPromptConfig(InputPromptConfig):
     # standard deviation of the relative noise on the router's scores, in training
     routing_noise: Annotated[float, Range(0, 10**6)] = 1.0
 
+    def unused_options(self, bb: Backbone | None = None) -> dict[str, str]:
+        """Return that one prompt needs no router."""
+        unused = super().unused_options(bb)
+        return {**unused, "routing_noise": "n_prompts=1"} if self.n_prompts == 1 else unused
+
     def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:
         """Build the plan: one of several prompts, chosen by a router."""
         source = RoutedPrompt(
@@ -162,6 +167,13 @@ class DecomposedPromptConfig(InputPromptConfig):
     update_scale: Annotated[float, Range(-(10**6), 10**6)] = 8.0
     # learning rate of the update, as a fraction of the prompt's
     update_lr_scale: Annotated[float, Range(0, 10**6, is_low_excluded=True)] = 0.1
+
+    def unused_options(self, bb: Backbone | None = None) -> dict[str, str]:
+        """Return that an update of scale 0 leaves the word vectors unchanged."""
+        unused = super().unused_options(bb)
+        if not self.update_scale:
+            unused |= dict.fromkeys(("update_rank", "update_lr_scale"), "update_scale=0")
+        return unused
 
     def plan(self, bb: Backbone, cfg: TrainingConfig) -> Plan:
         """Build the plan: a short prompt and a low-rank update of the word vectors."""

@@ -43,6 +43,11 @@ class TextInitConfig(PromptConfig):
                 "init_text='Is this review positive or negative?'; init='random' has none."
             )
 
+    def unused_options(self, bb: Backbone | None = None) -> dict[str, str]:
+        """Return that a prompt from a text has no random initial values."""
+        unused = super().unused_options(bb)
+        return {**unused, "init_std": "init='text'"} if self.init == "text" else unused
+
     def initial_token_ids(
         self,
         bb: Backbone,

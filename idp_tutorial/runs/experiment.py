@@ -8,6 +8,7 @@ record states how the checkpoint was chosen.
 """
 
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
-from idp_tutorial.assembly.config import RunConfig, refuse_control
+from idp_tutorial.assembly.config import RunConfig, find_unused_options, refuse_control
 from idp_tutorial.assembly.controls import ControlConfig, ControlModel
 from idp_tutorial.assembly.probe import initialise_head_from_probe
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
@@ -88,6 +89,10 @@ class Experiment:
         git_state()  # its cached result is the state at the start of the run, not at the end
         bb = load_config_backbone(cfg)
         self.weights_digest = bb.initial_fingerprint()  # before anything is trained
+        # what the command refuses; a protocol may set an option of all runs for all its methods
+        unused = find_unused_options([replace(cfg, init_from=None)], bb)
+        for name in unused.keys() & ALL_METHODS[cfg.method].options.keys():
+            warnings.warn(unused[name], stacklevel=2)
         model = build_model(cfg, bb, self.task)
         if cfg.init_from:
             load_first_stage(model, cfg.init_from)

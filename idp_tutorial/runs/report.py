@@ -223,22 +223,33 @@ def _score_classes(
 
 
 def _tabulate_classes(task: Task, labels: np.ndarray, predictions: np.ndarray) -> pd.DataFrame:
-    """Return the data of scikit-learn's classification report, in percent."""
+    """Return the data of scikit-learn's classification report, in percent.
+
+    Averages are over the classes of the labels and predictions, as in the scores: a class that
+    has neither is in the table, with zeros, and in no average.
+    """
     from sklearn.metrics import classification_report
 
-    keys = [f"class {i}" for i in range(len(task.labels))]  # a label may be called 'accuracy'
-    report = classification_report(
-        labels,
-        predictions,
-        labels=range(len(task.labels)),
-        target_names=keys,
-        output_dict=True,
-        zero_division=0,
-    )
+    def report(classes: Sequence[int]) -> dict[str, dict[str, float]]:
+        """Return the rows of some classes, and their averages."""
+        return classification_report(
+            labels,
+            predictions,
+            labels=classes,
+            target_names=[f"class {i}" for i in classes],  # a label may be called 'accuracy'
+            output_dict=True,
+            zero_division=0,
+        )
+
+    classes = range(len(task.labels))
     averages = ["macro avg", "weighted avg"]
     if task.multi_label:
         averages.insert(0, "micro avg")
-    table = pd.DataFrame([report[key] for key in (*keys, *averages)])
+    used = classes if task.multi_label else np.union1d(labels, predictions).tolist()
+    by_class = report(classes)
+    by_average = report(used)
+    rows = [by_class[f"class {i}"] for i in classes] + [by_average[name] for name in averages]
+    table = pd.DataFrame(rows)
     return pd.DataFrame(
         dict(
             label=[*task.labels, *averages],

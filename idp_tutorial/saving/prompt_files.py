@@ -212,14 +212,12 @@ def load_first_stage(
     model: PromptedModel,  # model of the second stage, which is changed in place
     folder: Path | str,  # folder of the first stage
 ) -> list[str]:  # names of the tensors that were copied
-    """Initialise a model with the trained prompts of an earlier stage, and its head if it fits.
+    """Initialise a model with what an earlier stage trained, and with its head if it fits.
 
     Raises: `MissingFileError` if the folder has no prompts, `UserError` if they have other shapes.
     """
     _, saved_tensors = read_prompts(folder)
-    model_tensors = {
-        name: tensor for name, tensor in trained_state(model).items() if not name.startswith("lm.")
-    }
+    model_tensors = trained_state(model)
     unlike = tensor_shapes(model_tensors).items() ^ tensor_shapes(saved_tensors).items()
     unlike_names = {name for name, _ in unlike}
     if any(not name.startswith("head.") for name in unlike_names):

@@ -353,3 +353,23 @@ def test_the_command_generates_as_with_whole_passes_with_a_real_model(tmp_path):
             step_by_step(model, e["input_ids"][: e["answer_start"]], 6), skip_special_tokens=True
         )
         assert answer["generated"] == " ".join(want.split())
+
+
+@pytest.mark.parametrize("method", ["prompt-tuning", "p-tuning-v2", "s-idpg-phm", "lpt-npg"])
+def test_the_length_is_checked_with_the_prompt_and_before_the_first_token(method, monkeypatch):
+    bb = small_backbone("gpt2")
+    bb.tokenizer = Tokens()
+    cfg = config(method, prompt_length=4)
+    model = PromptedModel(bb, GenerationHead(bb), cfg.method_config.plan(bb, cfg)).eval()
+    prompt = 0 if method == "lpt-npg" else 4  # positions that the prompt takes
+    bb.max_tokens = 20
+    new = bb.max_tokens - 5 - prompt  # the longest of `TEXTS` has 5 tokens
+    steps = []
+    step = DecodingState.step
+    monkeypatch.setattr(DecodingState, "step", lambda *a: (steps.append(1), step(*a))[1])
+    assert len(generate_ids(model, TEXTS[:1], new)[0]) <= new and steps
+    steps.clear()
+    too_many = new + 2 if prompt else new + 1
+    with pytest.raises(ValueError, match="positions of backbone.*educe max_new_tokens"):
+        generate_ids(model, TEXTS[:1], too_many)
+    assert not steps

@@ -55,6 +55,19 @@ def test_probability_zero_is_in_the_first_bin():
     assert expected_calibration_error(bins) == 0
 
 
+@pytest.mark.parametrize("extra", [(), ("unseen",), ("unseen", "never")], ids=len)
+def test_scores_and_table_of_classes_have_the_same_macro_average(extra):
+    task = Task("topics", labels=("bill", "mail", *extra))
+    predictions = predictions_of(LIKELY_BILL)
+    for prediction in predictions:
+        prediction["probabilities"] |= dict.fromkeys(extra, 0.0)
+    report = make_report(task, ROWS, predictions)
+    table = report.classes.set_index("label")
+    assert table.f1["macro avg"] == pytest.approx(report.scores["macro_f1"])
+    assert report.scores["macro_f1"] == pytest.approx(50)  # two classes, each with F1 1/2
+    assert table.support[[*extra]].tolist() == [0] * len(extra)
+
+
 def test_scores_of_classes_are_those_worked_out_by_hand():
     report = make_report(TOPIC, ROWS, predictions_of(LIKELY_BILL))
     predicted = [0, 0, 1, 1]

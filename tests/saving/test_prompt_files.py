@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import backbone, config, small_task
+from small import backbone, config, model_of, small_task
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.load import cast_weights, load_backbone
 from idp_tutorial.core.backbone import weights_digest
+from idp_tutorial.core.prompted_model import trained_state
 from idp_tutorial.methods import glove
 from idp_tutorial.saving.descriptions import (
     check_backbone_matches,
@@ -339,6 +340,17 @@ def test_a_damaged_first_stage_is_no_start(saved):
     (folder / "prompts.safetensors").write_bytes(data)
     with pytest.raises(ValueError, match="is damaged"):
         load_first_stage(model, folder)
+
+
+@pytest.mark.parametrize("method", ["lora", "adapter", "bitfit", "fine-tuning", "prompt-tuning"])
+def test_a_first_stage_initialises_all_that_its_method_trains(method, small_folder, tmp_path):
+    cfg = config(method, backbone=str(small_folder))
+    first = model_of(method, load_backbone(cfg.backbone), backbone=cfg.backbone)
+    save_pretrained(first, tmp_path, small_task(), cfg)
+    model = build_model(cfg, load_backbone(cfg.backbone), small_task())
+    assert {*load_first_stage(model, tmp_path)} == {*trained_state(model)}
+    for name, tensor in trained_state(model).items():
+        assert torch.equal(tensor, trained_state(first)[name]), name
 
 
 @pytest.mark.parametrize("method", ["probe", "majority", "side-network"])

@@ -54,6 +54,7 @@ from idp_tutorial.utils.checks import (
     UserError,
     check_choice,
     closest_match,
+    explain_panics,
     is_number,
     is_out_of_memory,
 )
@@ -292,6 +293,19 @@ def _ensure_pad_token(tokenizer: Any) -> Any:  # the same tokenizer
     return tokenizer
 
 
+def _check_hub_files(hub_name: str, name: str, hub_kwargs: Mapping[str, Any]) -> None:
+    """Download the tokenizer and the weights of a model on the hub, and check its files."""
+    from transformers.utils import cached_file
+
+    for file in ("tokenizer.json", "model.safetensors"):
+        try:
+            path = cached_file(hub_name, file, **hub_kwargs)
+        except OSError:
+            continue  # not every model has it; loading says what is missing
+        if path:
+            check_untrusted_files(Path(path).parent, name)
+
+
 def load_pretrained(
     path_or_hub_name: str | Path,  # a folder, or a name on the hub
     name: str,  # as the user wrote it, for messages
@@ -317,19 +331,24 @@ def load_pretrained(
         message = _explain_missing_backbone(path_or_hub_name, name, allow_hub, e)
         raise UserError(message) from e
     get_family(config, name)  # raises if the family is not supported
-    if folder.is_dir():
+    if not folder.is_dir():
+        _check_hub_files(str(path_or_hub_name), name, hub_kwargs)
+    else:
         _check_config_numbers(config, name)
         stored = _stored_shapes(folder)
         _check_layer_count(stored, config, name)
         _check_tensor_shapes(stored, config, name)
     try:
         attention = resolve_attention(config, attn)
-        model, missing, unexpected = _load_with_lm_head(
-            path_or_hub_name, config, attn_implementation=attention, dtype=dtype, **hub_kwargs
-        )
-        tokenizer = _ensure_pad_token(
-            AutoTokenizer.from_pretrained(path_or_hub_name, trust_remote_code=False, **hub_kwargs)
-        )
+        with explain_panics("reading it"):
+            model, missing, unexpected = _load_with_lm_head(
+                path_or_hub_name, config, attn_implementation=attention, dtype=dtype, **hub_kwargs
+            )
+            tokenizer = _ensure_pad_token(
+                AutoTokenizer.from_pretrained(
+                    path_or_hub_name, trust_remote_code=False, **hub_kwargs
+                )
+            )
     except Exception as e:
         if is_out_of_memory(e):  # the checkpoint may be intact
             raise

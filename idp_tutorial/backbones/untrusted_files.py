@@ -48,7 +48,8 @@ _TRIAL_TEXTS = [
     "",
     "The tea was cold, and the rain was loud (again): it's 3.50 \u20ac!",
     f"{'a' * 200} {'ab' * 100} {'1' * 100} {' ' * 100}\n\t{'-' * 100}x",
-    "Na\u00efve caf\u00e9, \u96e8\u3068\u8336, \u0434\u043e\u0436\u0434\u044c, \U0001f327\ufe0f <b>html</b> \ufdfa",
+    "Na\u00efve caf\u00e9, \u96e8\u3068\u8336, \u0434\u043e\u0436\u0434\u044c, "
+    "\U0001f327\ufe0f <b>html</b> \ufdfa",
 ]
 
 

@@ -196,9 +196,9 @@ def warn_about_shared_texts(
         other_name = "training" if other == "train" else other
         if sorted(keys[split]) == sorted(keys[other]):
             raise UserError(
-                f"the {split} rows of {source} are the {other_name} rows again, so a score would say "
-                f"nothing about new texts: leave the {split} split out, and a part of the training "
-                "rows is held out."
+                f"the {split} rows of {source} are the {other_name} rows again, so a score would "
+                f"say nothing about new texts: leave the {split} split out, and a part of the "
+                "training rows is held out."
             )
         texts = set(keys[other])
         shared = [key for key in keys[split] if key in texts]

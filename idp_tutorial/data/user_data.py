@@ -551,9 +551,10 @@ def hold_out_rows(
         rng = random.Random(seed)
         rest, sampled = _hold_out_units([[row] for row in rows], fraction, rng)
     if not sampled:
+        classes = {None if isinstance(r.get("label"), float) else str(r.get("label")) for r in rows}
         raise UserError(
-            f"no row can be held out for validation from {len(rows)} rows: give more rows, or a "
-            "validation set."
+            f"no row can be held out for validation from {len(rows)} rows of {len(classes)} "
+            "classes: give more rows, or a validation set."
         )
     rng.shuffle(sampled)
     rng.shuffle(rest)

@@ -9,7 +9,6 @@ import pytest
 from idp_tutorial.data.file_readers import TableDialect, iterate_rows
 from idp_tutorial.data.user_data import hold_out_rows, load_table_task, parse_label
 
-
 BAD = ("1;unquoted;text;human", "2;one cell too few")
 
 

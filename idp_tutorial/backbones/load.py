@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -36,6 +36,7 @@ from idp_tutorial.backbones.sizes import (
     FULL_SCALE_HUB_NAMES,
     build_full_scale_model,
 )
+from idp_tutorial.backbones.untrusted_files import check_untrusted_files, refuse_file
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import (
     cast_weights,
@@ -53,6 +54,7 @@ from idp_tutorial.utils.checks import (
     UserError,
     check_choice,
     closest_match,
+    explain_panics,
     is_number,
     is_out_of_memory,
 )
@@ -70,24 +72,8 @@ __all__ = [
 ]
 
 
-_FILE_SUFFIXES = (".json", ".txt", ".model", ".safetensors", ".bin")
 # buffers that earlier versions of transformers saved, and a module that the layer loop does not use
 _IGNORED_TENSORS = re.compile(r"pooler|position_ids$|rotary_emb\.inv_freq$|attn\.(masked_)?bias$")
-
-
-def _refuse(name: str, reason: str) -> NoReturn:
-    """Raise `UserError` for files that are damaged, or do not belong together."""
-    raise UserError(
-        f"backbone {name!r} cannot be used: {reason}. Correct this file, or download or save the "
-        "model again."
-    )
-
-
-def _check_model_files(folder: Path, name: str) -> None:
-    """Check that the model files in a folder are regular files."""
-    for entry in sorted(folder.iterdir()):
-        if entry.suffix in _FILE_SUFFIXES and not entry.is_file():
-            _refuse(name, f"{entry.name} must be a file, but is a folder, a pipe or a broken link")
 
 
 def _stored_shapes(folder: Path) -> dict[str, list[int]]:
@@ -111,13 +97,13 @@ def _check_config_numbers(config: Any, name: str) -> None:
     """Check that the numbers in a config are finite, its dropout rates fractions, its ids valid."""
     pad_id = getattr(config, "pad_token_id", None)
     if isinstance(pad_id, int) and pad_id < -1:  # Llama's is -1: none
-        _refuse(name, f"config.json has pad_token_id={pad_id}, and needs a token id")
+        refuse_file(name, f"config.json has pad_token_id={pad_id}, and needs a token id")
     for key, value in config.to_dict().items():
         is_rate = key.endswith(("dropout", "_dropout_prob", "_pdrop"))
         low, high = (0, 1) if is_rate else (-sys.float_info.max, sys.float_info.max)
         if is_number(value) and not low <= value <= high:
             kind = "a fraction from 0 to 1" if is_rate else "a finite number"
-            _refuse(name, f"config.json has {key}={value!r:.40}, and needs {kind}")
+            refuse_file(name, f"config.json has {key}={value!r:.40}, and needs {kind}")
 
 
 def _check_layer_count(stored: Mapping[str, list[int]], config: Any, name: str) -> None:
@@ -128,7 +114,7 @@ def _check_layer_count(stored: Mapping[str, list[int]], config: Any, name: str) 
     indices = {int(match[1]) for match in matches if match and "decoder" not in match.string}
     n_layers = config.num_hidden_layers
     if indices and max(indices) + 1 != n_layers:
-        _refuse(
+        refuse_file(
             name,
             f"config.json says {n_layers:,} layers, but its weights have {max(indices) + 1:,}",
         )
@@ -153,7 +139,7 @@ def _check_tensor_shapes(stored: Mapping[str, list[int]], config: Any, name: str
         inner = tensor.removeprefix(prefix)
         for key in (tensor, inner, prefix + inner):
             if key in stored and stored[key] != list(expected.shape):
-                _refuse(
+                refuse_file(
                     name,
                     f"config.json describes a tensor {key} of shape {tuple(expected.shape)}, but "
                     f"its weights have {tuple(stored[key])}",
@@ -167,7 +153,7 @@ def _check_unexpected_tensors(model: Any, names: Iterable[str], name: str) -> No
     for tensor in sorted(names):
         is_part = tensor.removeprefix(f"{prefix}.").startswith(parts)
         if is_part and not _IGNORED_TENSORS.search(tensor):
-            _refuse(name, f"its checkpoint has {tensor}, which its config.json does not use")
+            refuse_file(name, f"its checkpoint has {tensor}, which its config.json does not use")
 
 
 def _check_tokenizer_size(model: Any, tokenizer: Any, name: str) -> None:
@@ -177,7 +163,7 @@ def _check_tokenizer_size(model: Any, tokenizer: Any, name: str) -> None:
     """
     longest = tokenizer.model_max_length
     if not is_number(longest) or longest < 1:
-        _refuse(
+        refuse_file(
             name,
             f"tokenizer_config.json has model_max_length={longest!r:.40}, and needs a positive "
             "number",
@@ -307,6 +293,19 @@ def _ensure_pad_token(tokenizer: Any) -> Any:  # the same tokenizer
     return tokenizer
 
 
+def _check_hub_files(hub_name: str, name: str, hub_kwargs: Mapping[str, Any]) -> None:
+    """Download the tokenizer and the weights of a model on the hub, and check its files."""
+    from transformers.utils import cached_file
+
+    for file in ("tokenizer.json", "model.safetensors"):
+        try:
+            path = cached_file(hub_name, file, **hub_kwargs)
+        except OSError:
+            continue  # not every model has it; loading says what is missing
+        if path:
+            check_untrusted_files(Path(path).parent, name)
+
+
 def load_pretrained(
     path_or_hub_name: str | Path,  # a folder, or a name on the hub
     name: str,  # as the user wrote it, for messages
@@ -324,27 +323,32 @@ def load_pretrained(
 
     hub_kwargs["local_files_only"] = not allow_hub
     folder = Path(path_or_hub_name)
-    if folder.is_dir():
-        _check_model_files(folder, name)
+    if folder.is_dir() and name not in BACKBONE_HUB_NAMES and name not in BUNDLED_BACKBONES:
+        check_untrusted_files(folder, name)
     try:
         config = AutoConfig.from_pretrained(path_or_hub_name, trust_remote_code=False, **hub_kwargs)
     except Exception as e:
         message = _explain_missing_backbone(path_or_hub_name, name, allow_hub, e)
         raise UserError(message) from e
     get_family(config, name)  # raises if the family is not supported
-    if folder.is_dir():
+    if not folder.is_dir():
+        _check_hub_files(str(path_or_hub_name), name, hub_kwargs)
+    else:
         _check_config_numbers(config, name)
         stored = _stored_shapes(folder)
         _check_layer_count(stored, config, name)
         _check_tensor_shapes(stored, config, name)
     try:
         attention = resolve_attention(config, attn)
-        model, missing, unexpected = _load_with_lm_head(
-            path_or_hub_name, config, attn_implementation=attention, dtype=dtype, **hub_kwargs
-        )
-        tokenizer = _ensure_pad_token(
-            AutoTokenizer.from_pretrained(path_or_hub_name, trust_remote_code=False, **hub_kwargs)
-        )
+        with explain_panics("reading it"):
+            model, missing, unexpected = _load_with_lm_head(
+                path_or_hub_name, config, attn_implementation=attention, dtype=dtype, **hub_kwargs
+            )
+            tokenizer = _ensure_pad_token(
+                AutoTokenizer.from_pretrained(
+                    path_or_hub_name, trust_remote_code=False, **hub_kwargs
+                )
+            )
     except Exception as e:
         if is_out_of_memory(e):  # the checkpoint may be intact
             raise

@@ -16,7 +16,6 @@ from dataclasses import MISSING
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, NoReturn
 
 from idp_tutorial.utils.checks import UserError, parse_number
@@ -110,20 +109,39 @@ def build_parser(
     return parser
 
 
+_MAX_FILE_BYTES = 2**16  # of a file of options; a device such as /dev/zero never ends
+
+
+def _read_text(file: str) -> str:
+    """Return the text of a small file, which may be a pipe; raise `ValueError` for a large one."""
+    with open(file, "rb") as f:
+        data = f.read(_MAX_FILE_BYTES + 1)
+    if len(data) > _MAX_FILE_BYTES:
+        raise ValueError(f"it has more than {_MAX_FILE_BYTES:,} bytes")
+    return data.decode("utf-8-sig")
+
+
 def _load_yaml(file: str) -> dict[str, Any]:
     """Return the options in a YAML file, whose scalars are strings as on the command line.
 
-    A column may be called `on`, `12:30` or `010`.
+    A column may be called `on`, `12:30` or `010`. Aliases are refused: options need none, and
+    aliases of aliases can describe more values than any memory holds.
     """
     import yaml
 
     class StringLoader(yaml.BaseLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            """Return the next node, which must not be an alias."""
+            if self.check_event(yaml.AliasEvent):
+                raise ValueError(f"line {self.peek_event().start_mark.line + 1} has an alias, *")
+            return super().compose_node(parent, index)
+
         def construct_mapping(self, node: Any, deep: bool = False) -> dict:
             """Build a mapping without repeated keys."""
             return _build_mapping(self.construct_pairs(node, deep))
 
     try:
-        content = yaml.load(Path(file).read_text(encoding="utf-8-sig"), StringLoader)
+        content = yaml.load(_read_text(file), StringLoader)
         if not isinstance(content, dict):
             raise ValueError("it contains no options")
         return _build_mapping([(str(k).replace("-", "_"), v) for k, v in content.items()])

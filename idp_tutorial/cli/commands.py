@@ -23,6 +23,7 @@ from idp_tutorial.utils.checks import (
     UserError,
     explain_os_error,
     is_out_of_memory,
+    is_panic,
     parse_number,
 )
 from idp_tutorial.utils.options import Option, check_option_name, check_options, declared_options
@@ -43,7 +44,7 @@ __all__ = [
 
 
 def _error_message(
-    error: Exception,
+    error: BaseException,
 ) -> str | None:  # None: not a user error, so that the traceback is shown
     """Return the message for an error that the user can fix."""
     if isinstance(error, UserError):
@@ -52,6 +53,8 @@ def _error_message(
         return f"{explain_os_error(error)}." if error.errno else str(error)
     if isinstance(error, (lzma.LZMAError, EOFError)):
         return f"a compressed file is damaged or incomplete ({error}): download it again."
+    if is_panic(error):
+        return f"a library stopped with an internal error ({str(error)[:100]}): check the model."
     if is_out_of_memory(error):
         return (
             "there is not enough memory: use a smaller batch_size, max_len, prompt_length or "
@@ -72,7 +75,7 @@ def exit_with_message(
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
-    except Exception as e:
+    except BaseException as e:  # a panic is no `Exception`
         message = _error_message(e)
         if message is None:
             raise

@@ -12,11 +12,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Annotated, Any, ClassVar, Literal
 
 from idp_tutorial.cli.commands import CommandOptions, command, print_report, refuse_given
+from idp_tutorial.cli.progress import ProgressLines
 from idp_tutorial.data.config import TextConfig
 from idp_tutorial.utils.checks import Range, UserError, check_writable_folder
 from idp_tutorial.utils.durable_files import open_atomically
@@ -36,17 +38,21 @@ PREDICTION_COLUMNS = "prediction", "probabilities", "generated"  # columns that 
 # Rows that are read, sorted by length and predicted together. With 1,024 rows and batches of 128,
 # a tenth of the computed positions is padding; with 4,096 rows, three in a hundred.
 WINDOW_SIZE = 4096
+# files of a saved model that predicting reads, or that cannot be made again
+_MODEL_FILES = ("prompts.*", "record.jsonl", "README.md", "SHA256SUMS", "checkpoint-*")
 
 
 def _choose_column(
     row: dict, where: str, given: str | None, candidates: Iterable[str | None]
 ) -> str | None:
-    """Return the column that was given, or the first candidate in the row."""
+    """Return the column that was given, or the first candidate in the row, or its only column."""
     if given and given not in row:
         raise UserError(
             f"{where}: no column {given!r} among {', '.join(row)}: name another with text= or "
             "text2=."
         )
+    if len(row) == 1:
+        candidates = [*candidates, *row]
     return given or next((c for c in candidates if c and c in row), None)
 
 
@@ -56,38 +62,53 @@ def select_text_columns(
     text: str | None = None,  # column of the text; None: sentence1, the column of training, or text
     text2: str | None = None,  # column of the second text; None: sentence2, or that of training
     skip_empty: bool = False,  # leave out rows without a text, and log how many they are
+    source: str | None = None,  # name of a table whose columns have their names once
+    faults: Any = None,  # a `RowFaults`, which the reader of the rows adds to
 ) -> Iterator[tuple[dict, dict]]:
     """Yield each row, and its texts under the names of the task.
 
-    Raises: `UserError` that counts the rows without a text, after all rows are read.
+    Raises: `UserError` that names all faults of the rows, after all rows are read.
     """
-    from idp_tutorial.data.rows import is_empty_text, skip_empty_texts
+    from idp_tutorial.data.rows import is_empty_text, log_skipped
+    from idp_tutorial.data.table_checks import RowFaults
     from idp_tutorial.training.evaluation import require_text_columns
+
+    faults = faults or RowFaults()
 
     trained = task.source_columns
     candidates: dict[str, tuple] = {"sentence1": (text, ("sentence1", trained[0], "text"))}
     if task.pair:
         candidates["sentence2"] = (text2, ("sentence2", trained[1]))
-    empty: list[str] = []  # places of the rows without a text
+    empty = faults.without_text
     n_rows = 0
     for where, row in rows:
         n_rows += 1
+        place = source or where
         if taken := [column for column in PREDICTION_COLUMNS if column in row]:
             raise UserError(
-                f"{where} already has a column {taken[0]!r}, which the prediction would replace: "
+                f"{place} already has a column {taken[0]!r}, which the prediction would replace: "
                 "rename it."
             )
-        chosen = {name: _choose_column(row, where, *names) for name, names in candidates.items()}
+        chosen = {name: _choose_column(row, place, *names) for name, names in candidates.items()}
         columns = {name: column for name, column in chosen.items() if column}
         if not task.allow_empty_text and any(is_empty_text(row[c]) for c in columns.values()):
             empty.append(where)
-        elif not empty or skip_empty:  # otherwise the remaining rows are only counted
-            texts = {name: row[column] for name, column in columns.items()}
-            if "group" in row:
-                texts["group"] = row["group"]
+            continue
+        texts = {name: row[column] for name, column in columns.items()}
+        if "group" in row:
+            texts["group"] = row["group"]
+        try:
             require_text_columns(task, texts if "sentence1" in texts else row, where)
+        except UserError as e:
+            faults.add("text", e)
+        if not faults.counts and (not empty or skip_empty):  # otherwise all is only counted
             yield row, texts
-    skip_empty_texts(empty, n_rows, "the column of texts", skip_empty)
+    n_rows += faults.counts.get("row", 0)
+    if skip_empty:
+        log_skipped("skip_empty", empty, n_rows)
+        empty.clear()
+    if message := faults.describe(source or "the input", n_rows, "the column of texts"):
+        raise UserError(message)
 
 
 def _output_format(out: str, given: str | None) -> str:
@@ -101,12 +122,12 @@ def _output_format(out: str, given: str | None) -> str:
     return given or ("csv" if extension == ".csv" else "jsonl")
 
 
-def _open_output(out: str) -> AbstractContextManager[IO]:
+def _open_output(out: str, encoding: str = "utf-8") -> AbstractContextManager[IO]:
     """Open standard output or a file, which appears when it is complete."""
     if out != "-":
-        return open_atomically(out, "w", encoding="utf-8", newline="")
+        return open_atomically(out, "w", encoding=encoding, newline="")
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(encoding="utf-8")  # in every locale
+        sys.stdout.reconfigure(encoding=encoding)  # in every locale
     return nullcontext(sys.stdout)
 
 
@@ -146,37 +167,93 @@ def _to_text(value: Any) -> str:
     return str(value)
 
 
+class _CSVWriter:
+    """Writes rows as CSV, in the dialect of the table that they are from."""
+
+    def __init__(self, file: IO, dialect: Any) -> None:
+        self.file = file
+        self.dialect = dialect
+        self.table: csv.DictWriter[str] | None = None
+
+    def write_header(self, columns: list[str]) -> None:
+        """Write the first lines, unless they are written."""
+        if self.table is not None:
+            return
+        dialect = self.dialect
+        if dialect.has_byte_order_mark:
+            self.file.write("\ufeff")
+        if dialect.has_separator_line:
+            self.file.write(f"sep={dialect.delimiter}{dialect.line_end}")
+        self.table = csv.DictWriter(
+            self.file,
+            columns,
+            restval="",
+            delimiter=dialect.delimiter,
+            lineterminator=dialect.line_end,
+        )
+        self.table.writeheader()
+
+    def write(self, row: dict) -> None:
+        """Write a row; the first one decides about the columns."""
+        self.write_header([*row])
+        assert self.table is not None
+        self.table.writerow(row)
+
+
 def make_row_writer(
     file: IO,  # open for text
     format: str,  # 'csv', with the columns of the first row, or 'jsonl'
-) -> Callable[[dict], None]:
-    """Return a function that writes a row to a file."""
-    table: csv.DictWriter[str] | None = None
+    dialect: Any = None,  # a `TableDialect` of CSV, which is read when the first row is written
+) -> Callable[..., None]:
+    """Return a function that writes a row to a file.
 
-    def write_row(row: dict) -> None:
+    With `is_header` it writes the names of the columns only, for a table without rows.
+    """
+    from idp_tutorial.data.file_readers import TableDialect
+
+    table = _CSVWriter(file, dialect or TableDialect())
+
+    def write_row(row: dict, is_header: bool = False) -> None:
         """Write a row as a line of JSON or CSV."""
-        nonlocal table
         values = _flatten_row(row) if format == "csv" else _to_json_value(row)
         try:
-            if format == "jsonl":
+            if format == "csv" and is_header:
+                table.write_header([*values])
+            elif format == "csv":
+                table.write(values)
+            elif not is_header:
                 text = json.dumps(values, ensure_ascii=False, allow_nan=False, default=_to_text)
                 print(text, file=file)
-                return
-            if table is None:
-                table = csv.DictWriter(file, list(values), restval="", lineterminator="\n")
-                table.writeheader()
-            table.writerow(values)
         except TypeError as e:  # bytes
             raise UserError(
                 f"{row!r:.80} cannot be written as jsonl ({e}): remove the column."
             ) from None
-        except ValueError as e:  # infinity, or a column that the first row lacks
+        except ValueError as e:  # infinity, a column that the first row lacks, or an encoding
             other = "jsonl" if format == "csv" else "csv"
             raise UserError(
                 f"{row!r:.80} cannot be written as {format} ({e}): use out_format={other}."
             ) from None
 
     return write_row
+
+
+def _refuse_replaced_input(options: "PredictOptions") -> None:
+    """Refuse an output that would replace the texts, the model or the backbone that is read."""
+    used = [Path(options.texts), Path(options.glove or "-")]
+    for folder, names in ((options.model, _MODEL_FILES), (options.backbone, ("*",))):
+        used += [file for name in names for file in Path(folder or "/dev/null").glob(name)]
+    outputs = [("out", Path(options.out))]
+    if options.report:
+        outputs += [("report", Path(options.report) / Path(options.texts).name)]
+    for option, output in outputs:
+        is_used = any(
+            file.is_file() and output.is_file() and file.samefile(output) for file in used
+        )
+        if is_used:
+            raise UserError(
+                f"{option}={getattr(options, option)}: {output} is read by this command, which "
+                "would replace it: give another name."
+            )
 
 
 def _refuse_unused(options: "PredictOptions", task: Any, cfg: Any) -> None:
@@ -252,13 +329,18 @@ def predict_command(options: PredictOptions, base: Any) -> None:
 
     idp predict --model tickets --texts new.csv --text message --proba --out answers.csv
     """
+    from idp_tutorial.data.file_readers import TableDialect, detect_format
+
     output_format = _output_format(options.out, options.out_format)
     if options.report:
         check_writable_folder(options.report, "report=")
-    with _open_output(options.out) as file:  # an error, before the model is loaded
-        task, labelled, predictions, title = _predict_file(
-            options, make_row_writer(file, output_format)
-        )
+    _refuse_replaced_input(options)
+    dialect = TableDialect()
+    is_csv = output_format == "csv" and detect_format(options.texts, options.format) == "csv"
+    encoding = (options.encoding if is_csv else None) or "utf-8"
+    with _open_output(options.out, encoding) as file:  # an error, before the model is loaded
+        write_row = make_row_writer(file, output_format, dialect if is_csv else None)
+        task, labelled, predictions, title = _predict_file(options, write_row, dialect)
     if options.report:  # the predictions are complete, even if the report cannot be written
         from idp_tutorial.runs.report import write_report
 
@@ -266,13 +348,52 @@ def predict_command(options: PredictOptions, base: Any) -> None:
         print_report(options.report, sys.stderr if options.out == "-" else sys.stdout)
 
 
+def _read_rows(options: PredictOptions, task: Any, dialect: Any) -> Iterator[tuple[dict, dict]]:
+    """Return the rows of the file, each with its texts."""
+    from idp_tutorial.data.file_readers import has_header, iterate_rows
+    from idp_tutorial.data.table_checks import RowFaults
+
+    faults = RowFaults()
+    read = iterate_rows(
+        options.texts,
+        options.format,
+        task.pair,
+        options.encoding,
+        options.sep,
+        dialect,
+        partial(faults.add, "row"),
+    )
+    source = "standard input" if options.texts == "-" else options.texts
+    return select_text_columns(
+        read,
+        task,
+        options.text,
+        options.text2,
+        options.skip_empty,
+        source if has_header(options.texts, options.format) else None,
+        faults,
+    )
+
+
+def _empty_output_row(header: list[str], task: Any, with_probabilities: bool) -> dict:
+    """Return a row with the columns that predictions for a table have."""
+    row: dict[str, Any] = dict.fromkeys(header, "")
+    if task.is_generation:
+        return {**row, "generated": ""}
+    row["prediction"] = ""
+    if with_probabilities:
+        row["probabilities"] = dict.fromkeys(task.labels, "")
+    return row
+
+
 def _predict_file(
-    options: PredictOptions, write_row: Callable[[dict], None]
+    options: PredictOptions,
+    write_row: Callable[..., None],
+    dialect: Any,  # a `TableDialect`, which is told how the texts are written
 ) -> tuple[Any, list[dict], list[dict], str]:
     """Predict the texts of a file; return the task, rows, predictions and title of the report."""
     import torch
 
-    from idp_tutorial.data.file_readers import iterate_rows
     from idp_tutorial.runs.report import require_reportable
     from idp_tutorial.saving.prompt_files import from_pretrained
     from idp_tutorial.training.evaluation import predict
@@ -287,8 +408,9 @@ def _predict_file(
         require_reportable(task)
     if options.device == "auto" and torch.cuda.is_available():
         trained.to("cuda")
-    read = iterate_rows(options.texts, options.format, task.pair, options.encoding, options.sep)
-    rows = select_text_columns(read, task, options.text, options.text2, options.skip_empty)
+    rows = _read_rows(options, task, dialect)
+    progress = ProgressLines()
+    n_predicted = 0
     batch_size = options.batch_size
     # the rows of a question must be predicted together
     window_size = None if task.grouping == "choose" else max(WINDOW_SIZE, 8 * batch_size)
@@ -301,4 +423,8 @@ def _predict_file(
                 label = _parse_row_label(task, row, options.label, where)
                 labelled.append({**texts, "label": label})
                 all_predictions.append(prediction)
+        n_predicted += len(window)
+        progress.report(f"{n_predicted:,} texts are predicted")
+    if not n_predicted and dialect.header:
+        write_row(_empty_output_row(dialect.header, task, options.proba), is_header=True)
     return task, labelled, all_predictions, f"{cfg.method} on {Path(options.texts).name}"

@@ -4,7 +4,8 @@ A fine-tuned model for each task needs a process for each task. A frozen backbon
 process for all of them: requests that arrive at the same time share a forward pass, whatever
 their tasks are. The LPT paper names this advantage. The server has limits (`serving.server`) but no
 accounts and no encryption, and by default it accepts connections from this machine only: for
-others, put a reverse proxy before it. FastAPI is installed with the extra `serve`.
+others, put a reverse proxy before it. It answers requests to an IP address, to localhost, and to
+the names that `host` and `host_names` give. FastAPI is installed with the extra `serve`.
 """
 
 import socket
@@ -43,6 +44,9 @@ class ServeOptions(ServerLimits, CommandOptions):
     models: str
     backbone: str | None = None  # folder of the backbone, if it has moved since training
     host: str = "127.0.0.1"  # address to listen on; the default accepts this machine only
+    # names by which clients may call the server beside localhost, host and any IP address,
+    # comma-separated; behind a reverse proxy its name, such as models.example.org
+    host_names: str | None = None
     port: Annotated[int, Range(0, 65_535)] = 8000  # port to listen on
 
 
@@ -58,7 +62,10 @@ def serve_command(options: ServeOptions, base: Any) -> None:
 
     with _bind_socket(options.host, options.port) as server_socket:  # before models are loaded
         model = MultiTaskModel.from_pretrained(split_names(options.models), options.backbone)
-        app = create_app(model, options)
+        names = split_names(options.host_names or "")
+        app = create_app(
+            model, options, {"localhost", *(n.lower() for n in (options.host, *names))}
+        )
         bound_port = server_socket.getsockname()[1]
         print(
             f"http://{options.host}:{bound_port}/answer (tasks: {', '.join(model.task_names)}; "

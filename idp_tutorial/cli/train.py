@@ -8,10 +8,12 @@ uses the prompt that it saves. With several processes only the main process prin
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from idp_tutorial.cli.commands import TableOptions, TrainingRunOptions, command, print_report
-from idp_tutorial.utils.checks import Range, check_writable_folder
+from idp_tutorial.cli.progress import TrainingProgress
+from idp_tutorial.utils.checks import Range, UserError, check_writable_folder
 from idp_tutorial.utils.process import handle_messages, process_state
 
 __all__ = ["TrainOptions", "train_command"]
@@ -39,6 +41,21 @@ def _print_forecast(cfg: Any) -> None:
     )
 
 
+def _refuse_table_in_output(options: "TrainOptions") -> None:
+    """Refuse a table that a file of the run would replace."""
+    from idp_tutorial.runs.experiment import REPORT_FOLDER
+
+    if not options.table or not Path(options.table).is_file():
+        return
+    table = Path(options.table).resolve()
+    out = Path(options.out).resolve()
+    if table.parent in (out, out / REPORT_FOLDER):
+        raise UserError(
+            f"out={options.out} is the folder of the table {options.table}, which a file of the "
+            "run may replace: give another folder."
+        )
+
+
 def _train_and_report(cfg: Any, learning_rates: tuple[float, ...], options: "TrainOptions") -> None:
     """Choose a learning rate if several are given, train, and print the score."""
     from idp_tutorial.runs.experiment import REPORT_FOLDER, train_and_save
@@ -47,7 +64,10 @@ def _train_and_report(cfg: Any, learning_rates: tuple[float, ...], options: "Tra
 
     out = options.out
     check_writable_folder(out, "out=")
+    _refuse_table_in_output(options)
     callbacks = make_log_callbacks(options.log_with, out)
+    if not options.progress and not sys.stderr.isatty():
+        callbacks.append(TrainingProgress(f"{cfg.method} on {cfg.task}"))
     search: dict = {}
     is_main_process = process_state().is_main_process
     messages = handle_messages() if is_main_process else nullcontext()
@@ -93,7 +113,7 @@ class TrainOptions(TableOptions, TrainingRunOptions):
     # write loss, learning rate and validation score to tensorboard (out/runs), to wandb, or to a
     # csv file (out/log.csv)
     log_with: Literal["tensorboard", "wandb", "csv"] | None = None
-    # show a progress bar also where stderr is not a terminal
+    # show a progress bar also where stderr is not a terminal, instead of a line every 30 seconds
     progress: bool = False
     out: str = "runs/train"  # folder of the run; a run that was stopped continues
     # print a report on the test split, and write it to OUT/report: scores of each class, confusion

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, RandomSampler
 from typing import TYPE_CHECKING, Any, cast
 
 # %% ../../nbs/engine/data/encoding.ipynb #fa4998f6
-from ..utils.checks import UserError
+from ..utils.checks import UserError, explain_panics
+from .long_texts import cut_rows, cut_text
 from .templates import check_max_len, encode_template, get_eos_ids, split_template
 
 if TYPE_CHECKING:
@@ -53,13 +54,17 @@ def tokenize_rows(
         causal = tokenizer.mask_token_id is None
     if template is not None:
         split_template(template, causal, pair)
-        examples = encode_template(rows, tokenizer, max_len, template, causal=causal)
-    elif causal:
-        examples = encode_template(
-            rows, tokenizer, max_len, "{s1} {s2}" if pair else "{s1}", add_eos=True, causal=causal
-        )
-    else:
-        examples = _encode_without_template(rows, tokenizer, max_len, pair)
+    with explain_panics("the tokenizer"):
+        texts = cut_rows(rows, tokenizer, max_len)
+        if template is not None:
+            examples = encode_template(texts, tokenizer, max_len, template, causal=causal)
+        elif causal:
+            sentences = "{s1} {s2}" if pair else "{s1}"
+            examples = encode_template(
+                texts, tokenizer, max_len, sentences, add_eos=True, causal=causal
+            )
+        else:
+            examples = _encode_without_template(texts, tokenizer, max_len, pair)
     for example, row in zip(examples, rows):
         example |= {column: row[column] for column in ("label", "group") if column in row}
     return examples
@@ -82,7 +87,8 @@ def append_targets(
         target = {}
         if "target" in row:
             target = dict(target=row["target"])
-            target_ids = tokenizer(" " + row["target"], add_special_tokens=False)["input_ids"]
+            target_text = cut_text(" " + row["target"], tokenizer, max_answer_len, "right")
+            target_ids = tokenizer(target_text, add_special_tokens=False)["input_ids"]
             answer_ids = target_ids[: max_answer_len - 1] + get_eos_ids(tokenizer)
         input_ids = [*example["input_ids"], *answer_ids]
         token_type_ids = [0] * len(input_ids)

@@ -23,6 +23,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
@@ -34,6 +35,8 @@ from idp_tutorial.utils.checks import UserError, check_choice
 __all__ = [
     "ROW_HINT",
     "FILE_FORMATS",
+    "TableDialect",
+    "has_header",
     "iterate_lines",
     "parse_json_object",
     "detect_format",
@@ -41,6 +44,17 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TableDialect:
+    """How a table was written: what its first lines say, and the names of its columns."""
+
+    delimiter: str = ","
+    line_end: str = "\n"
+    has_byte_order_mark: bool = False
+    has_separator_line: bool = False  # the first line is sep=; as Excel writes it
+    header: list[str] = field(default_factory=list)
 
 
 # ---- lines
@@ -87,6 +101,7 @@ def _require_text_line(text: str, where: str, encoding: str) -> None:
 def iterate_lines(
     path: str | Path,  # a file, perhaps compressed (`.xz`, `.gz`); '-': standard input
     encoding: str | None = None,  # name of its encoding, such as 'cp1252'; None: UTF-8
+    dialect: TableDialect | None = None,  # is told of a byte order mark
 ) -> Iterator[tuple[int, str]]:  # line number from 1, and the line
     """Yield the lines of a file; raise `UserError` if it cannot be decoded."""
     where = "standard input" if path == "-" else path
@@ -102,6 +117,8 @@ def iterate_lines(
                         "characters: pass a text file with one example a line."
                     )
                 _require_text_line(text, f"{where}, line {line_number}", encoding)
+                if dialect and line_number == 1:
+                    dialect.has_byte_order_mark = text.startswith("\ufeff")
                 # concatenated files have byte order marks in the middle
                 yield line_number, text.removeprefix("\ufeff")
     except (LookupError, UnicodeError) as e:  # an unknown encoding, or half a character of UTF-16
@@ -154,7 +171,17 @@ def parse_json_object(
     return _require_object(_parse_json(text, where, hint), where, hint)
 
 
-def _read_json_rows(lines: Iterator[tuple[int, str]], path: str) -> Iterator[tuple[str, dict]]:
+# is called with the error of a row that cannot be read, and raises it or returns
+_OnFault = Callable[[UserError], None]
+
+
+def _raise(error: UserError) -> None:
+    raise error
+
+
+def _read_json_rows(
+    lines: Iterator[tuple[int, str]], path: str, on_fault: _OnFault
+) -> Iterator[tuple[str, dict]]:
     """Yield the rows of a file of JSON lines, or of a file that is one JSON array."""
     is_first = True
     for line_number, text in lines:
@@ -166,7 +193,12 @@ def _read_json_rows(lines: Iterator[tuple[int, str]], path: str) -> Iterator[tup
         elif text.strip():
             is_first = False
             where = f"{path}, line {line_number}"
-            yield where, parse_json_object(text, where)
+            try:
+                row = parse_json_object(text, where)
+            except UserError as e:
+                on_fault(e)
+                continue
+            yield where, row
 
 
 # ---- CSV and TSV
@@ -191,37 +223,70 @@ def _is_header(names: list[str]) -> bool:
     return any(names) and len(set(names)) == len(names)
 
 
+_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)  # as Excel writes and reads it
+
+
+def _read_dialect(
+    lines: Iterator[tuple[int, str]],
+    where: str,
+    default_delimiter: str,
+    sep: str | None,
+    dialect: TableDialect,
+) -> str:
+    """Return the line of the header, and write into `dialect` how the table is separated."""
+    first_line = next(lines, (1, ""))[1]
+    dialect.line_end = "\r\n" if first_line.endswith("\r\n") else "\n"
+    if named := _SEPARATOR_LINE.fullmatch(first_line):
+        dialect.has_separator_line = True
+        first_line = next(lines, (2, ""))[1]
+        sep = sep or named[1]
+    dialect.delimiter = sep or _detect_delimiter(first_line, default_delimiter, where)
+    return first_line
+
+
 def _read_csv(
-    lines: Iterator[tuple[int, str]], where: str, default_delimiter: str, sep: str | None
+    lines: Iterator[tuple[int, str]],
+    where: str,
+    default_delimiter: str,
+    sep: str | None,
+    dialect: TableDialect,
+    on_fault: _OnFault,
 ) -> Iterator[tuple[str, dict]]:
     """Yield (file and line, row) of a CSV or TSV table with a header; cells stay strings."""
     csv.field_size_limit(2**31 - 1)  # a cell may be as long as a book
-    first_line = next(lines, (1, ""))[1]
-    delimiter = sep or _detect_delimiter(first_line, default_delimiter, where)
+    first_line = _read_dialect(lines, where, default_delimiter, sep, dialect)
     reader = csv.reader(
         chain([first_line] if first_line else [], (text for _, text in lines)),
-        delimiter=delimiter,
+        delimiter=dialect.delimiter,
         strict=True,
     )
+
+    def explain(reason: str) -> UserError:
+        """Return the error of the line that was read last."""
+        return UserError(
+            f"{place()}: {reason}: put a text that contains the separator "
+            f"{dialect.delimiter!r} or a line break in double quotes, and double the quotation "
+            "marks inside it, or pass another separator as sep=."
+        )
+
+    def place() -> str:
+        return f"{where}, line {max(1, reader.line_num) + dialect.has_separator_line}"
+
     try:
-        header = [name.strip() for name in next(reader, [])]
+        header = dialect.header = [name.strip() for name in next(reader, [])]
         if not _is_header(header):
             raise UserError(
-                f"{where}, line 1: the header must name each column once, got {header!s:.200}: "
+                f"{place()}: the header must name each column once, got {header!s:.200}: "
                 "rename the columns, or pass another separator as sep=."
             )
         for cells in reader:
             if cells and len(cells) != len(header):
                 columns = f"{len(header)} columns ({', '.join(header)[:80]})"
-                raise csv.Error(f"{len(cells)} cells, but the header has {columns}")
-            if cells:
-                yield f"{where}, line {reader.line_num}", dict(zip(header, cells))
-    except csv.Error as e:
-        raise UserError(
-            f"{where}, line {max(1, reader.line_num)}: {e}: put a text that contains the separator "
-            f"{delimiter!r} or a line break in double quotes, and double the quotation marks "
-            "inside it, or pass another separator as sep=."
-        ) from None
+                on_fault(explain(f"{len(cells)} cells, but the header has {columns}"))
+            elif cells:
+                yield place(), dict(zip(header, cells))
+    except csv.Error as e:  # where the next row begins is not known
+        on_fault(explain(str(e)))
 
 
 # ---- Excel and Parquet
@@ -300,6 +365,14 @@ def detect_format(
     return _FORMAT_BY_SUFFIX.get(suffixes[-1], "auto") if suffixes else "auto"
 
 
+def has_header(
+    path: str | Path,  # a file, or '-'
+    format: str | None = None,  # as for `detect_format`
+) -> bool:
+    """Return whether the columns of a file have their names once, and not in each row."""
+    return detect_format(path, format) in ("csv", "tsv", "parquet", "xlsx")
+
+
 def _parse_line(text: str, where: str, format: str, pair: bool) -> dict:
     """Parse a line of the formats `lines` and `auto`."""
     if format == "auto" and text.lstrip().startswith("{"):
@@ -320,6 +393,10 @@ def iterate_rows(
     pair: bool = False,  # do plain lines contain two sentences, separated by a tab?
     encoding: str | None = None,  # name of the encoding of a text file; None: UTF-8
     sep: str | None = None,  # separator of the cells of CSV and TSV; None: that of the header
+    dialect: TableDialect | None = None,  # is told how a CSV or TSV table is written
+    # is called with the error of each row that cannot be read, which is then left out; None: the
+    # first error is raised
+    on_fault: Callable[[UserError], None] | None = None,
 ) -> Iterator[tuple[str, dict]]:  # file and line, and the row
     """Yield the rows of a file one at a time, with their location; empty lines are skipped."""
     format = detect_format(path, format)
@@ -334,7 +411,9 @@ def iterate_rows(
     if format in _BINARY_READERS:
         yield from _read_binary_file(path, format)
         return
-    lines = iterate_lines(path, encoding)
+    dialect = dialect or TableDialect()
+    on_fault = on_fault or _raise
+    lines = iterate_lines(path, encoding, dialect)
     if format in ("csv", "tsv"):
         if sep is not None:
             sep = "\t" if sep in ("tab", r"\t") else sep  # a tab is hard to type in a shell
@@ -342,11 +421,24 @@ def iterate_rows(
                 raise UserError(
                     f"sep must be one character, such as ';' or 'tab', got {sep!r:.40}."
                 )
-        yield from _read_csv(lines, where, "," if format == "csv" else "\t", sep)
+        default = "," if format == "csv" else "\t"
+        yield from _read_csv(lines, where, default, sep, dialect, on_fault)
     elif format == "jsonl":
-        yield from _read_json_rows(lines, where)
+        yield from _read_json_rows(lines, where, on_fault)
     else:
-        for line_number, text in lines:
-            if text.strip():
-                line_location = f"{where}, line {line_number}"
-                yield line_location, _parse_line(text, line_location, format, pair)
+        yield from _read_lines(lines, where, format, pair, on_fault)
+
+
+def _read_lines(
+    lines: Iterator[tuple[int, str]], where: str, format: str, pair: bool, on_fault: _OnFault
+) -> Iterator[tuple[str, dict]]:
+    """Yield the rows of the formats `lines` and `auto`."""
+    for line_number, text in lines:
+        if text.strip():
+            line_location = f"{where}, line {line_number}"
+            try:
+                row = _parse_line(text, line_location, format, pair)
+            except UserError as e:
+                on_fault(e)
+                continue
+            yield line_location, row

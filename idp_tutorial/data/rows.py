@@ -24,7 +24,9 @@ __all__ = [
     "convert_label",
     "require_utf8",
     "is_empty_text",
+    "describe_missing",
     "refuse_missing",
+    "log_skipped",
     "skip_empty_texts",
     "require_text",
     "check_row",
@@ -117,18 +119,28 @@ def is_empty_text(
     return text is None or is_nan or type(text).__name__ == "NAType"  # of pandas
 
 
-def refuse_missing(
+def describe_missing(
     places: Sequence[str],  # file and line of the rows without a value
     n_rows: int,  # number of all rows
     value: str,  # what they lack, such as 'label' or "text in column 'message'"
     advice: str,  # ends the message
+) -> str:  # '' if there are none
+    """Return a message that counts the rows without a value, and names the first ones."""
+    if not places:
+        return ""
+    verb = "has" if len(places) == 1 else "have"
+    return f"{len(places)} of {n_rows} rows {verb} no {value} ({_name_first(places)}): {advice}."
+
+
+def refuse_missing(
+    places: Sequence[str],  # as for `describe_missing`
+    n_rows: int,
+    value: str,
+    advice: str,
 ) -> None:
     """Raise `UserError` that counts the rows without a value, if there are any."""
-    if places:
-        verb = "has" if len(places) == 1 else "have"
-        raise UserError(
-            f"{len(places)} of {n_rows} rows {verb} no {value} ({_name_first(places)}): {advice}."
-        )
+    if message := describe_missing(places, n_rows, value, advice):
+        raise UserError(message)
 
 
 def _name_first(places: Sequence[str]) -> str:
@@ -148,9 +160,15 @@ def skip_empty_texts(
     if not skip_empty:
         advice = "write the texts, or leave these rows out with skip_empty"
         refuse_missing(places, n_rows, f"text in {column}", advice)
-    elif places:
+    else:
+        log_skipped("skip_empty", places, n_rows)
+
+
+def log_skipped(option: str, places: Sequence[str], n_rows: int) -> None:
+    """Log how many rows an option left out, and where the first ones are."""
+    if places:
         logger.warning(
-            "skip_empty left out %d of %d rows (%s)", len(places), n_rows, _name_first(places)
+            "%s left out %d of %d rows (%s)", option, len(places), n_rows, _name_first(places)
         )
 
 

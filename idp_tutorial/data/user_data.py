@@ -19,23 +19,31 @@ import random
 import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from idp_tutorial.data.config import FRACTION_HINT, TableConfig
-from idp_tutorial.data.file_readers import detect_format, iterate_rows
+from idp_tutorial.data.file_readers import detect_format, has_header, iterate_rows
 from idp_tutorial.data.rows import (
     convert_label,
     is_empty_text,
+    log_skipped,
     refuse_missing,
     require_text,
     require_utf8,
-    skip_empty_texts,
 )
 from idp_tutorial.data.splits import list_files, load_hub_dataset, match_splits
+from idp_tutorial.data.table_checks import (
+    RowFaults,
+    text_key,
+    warn_about_labels,
+    warn_about_repeated_texts,
+    warn_about_shared_texts,
+)
 from idp_tutorial.data.task import TEXT_COLUMNS, Task, make_column_templates
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.utils.checks import MissingFileError, Range, UserError, is_number, parse_number
@@ -170,7 +178,7 @@ def parse_label(
     if regression:
         try:
             number = parse_number(value) if isinstance(value, str) else float(value)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):  # a whole number of 400 digits
             number = math.nan
         if isinstance(value, bool) or not math.isfinite(number):
             raise UserError(
@@ -243,11 +251,13 @@ def _name_source(source: Any) -> str:
     return str(source if isinstance(source, (str, Path)) else source.split or "dataset")
 
 
-def _iterate_source(source: Any, table: TableConfig) -> Iterable[tuple[str, dict]]:
+def _iterate_source(
+    source: Any, table: TableConfig, faults: RowFaults
+) -> Iterable[tuple[str, dict]]:
     """Return the rows of a file or of a dataset, with their location."""
     reading = {name: getattr(table, name) for name in ("format", "encoding", "sep")}
     if isinstance(source, (str, Path)):
-        return iterate_rows(source, **reading)
+        return iterate_rows(source, **reading, on_fault=partial(faults.add, "row"))
     if given := [name for name, value in reading.items() if value is not None]:
         raise UserError(f"{given[0]} describes a file, and the data is a dataset: leave it out.")
     return ((f"{_name_source(source)}, row {n}", row) for n, row in enumerate(source, 1))
@@ -269,61 +279,138 @@ def check_labels(
         )
 
 
+@dataclass
+class _TableRows:
+    """The rows of one file or dataset, and what is wrong with the others."""
+
+    rows: list[dict] = field(default_factory=list)  # with texts and a label
+    places: list[str] = field(default_factory=list)  # file and line of each row
+    columns: tuple = ()  # of the text, the second text and the label
+    faults: RowFaults = field(default_factory=RowFaults)
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows in the source."""
+        return len(self.rows) + len(self.faults.without_text) + sum(self.faults.counts.values())
+
+
+def _read_texts(source: Any, table: TableConfig) -> _TableRows:
+    """Read the rows of a split; their labels are as the source has them."""
+    read = _TableRows()
+    features = getattr(source, "features", None) or {}
+    columns = (table.text, table.text2, table.label or "label")
+    is_file = isinstance(source, (str, Path))
+    names_columns_once = not is_file or has_header(source, table.format)
+    for where, row in _iterate_source(source, table, read.faults):
+        place = _name_source(source) if names_columns_once else where
+        text, text2, label = read.columns = resolve_columns(row, place, *columns)
+        used = [text, text2] if text2 else [text]
+        if any(is_empty_text(row[column]) for column in used):
+            read.faults.without_text.append(where)
+            continue
+        try:
+            texts = [require_text(row[column], f"{where}: {column}") for column in used]
+        except UserError as e:
+            read.faults.add("text", e)
+            continue
+        decoded = decode_hub_label(row[label], features.get(label))
+        read.rows.append({**dict(zip(TEXT_COLUMNS, texts)), "label": decoded})
+        read.places.append(where)
+    return read
+
+
+def _parse_labels_of_rows(read: _TableRows, table: TableConfig) -> None:
+    """Replace the labels of rows by class names or numbers; rows without one are left out."""
+    labelled = []
+    for row, where in zip(read.rows, read.places):
+        if not table.multi_label and is_empty_text(row["label"]):
+            read.faults.without_label.append(where)
+        else:
+            labelled.append((row, where))
+    if not table.multi_label and labelled:
+        try:
+            check_labels([row["label"] for row, _ in labelled], [where for _, where in labelled])
+        except UserError as e:
+            read.faults.add("label", e)
+            labelled = []
+    read.rows = []
+    for row, where in labelled:
+        try:
+            if table.multi_label:
+                row["label"] = parse_labels(row["label"], where)
+            else:
+                row["label"] = parse_label(row["label"], where, table.regression)
+            read.rows.append(row)
+        except UserError as e:
+            read.faults.add("label", e)
+
+
+def _read_source(source: Any, table: TableConfig) -> tuple[list[dict], tuple, str]:
+    """Read a split: its rows, its columns, and a message with all of its faults.
+
+    Without any label the list of rows is empty.
+    """
+    read = _read_texts(source, table)
+    faults = read.faults
+    n_rows = read.n_rows
+    text, text2, _ = read.columns or ("", None, "")
+    column = f"column {' or '.join(repr(name) for name in (text, text2) if name)}"
+    name = _name_source(source)
+    if table.skip_empty:
+        log_skipped("skip_empty", faults.without_text, n_rows)
+        is_blank = bool(faults.without_text)
+        faults.without_text = []
+        if not read.rows and is_blank and not faults.counts:
+            raise UserError(
+                f"{name} has no rows with a text: it must contain at least a few of each class."
+            )
+    if not read.rows:
+        if message := faults.describe(name, n_rows, column):
+            return [], read.columns, message
+        raise UserError(f"{name} has no rows: it must contain at least a few of each class.")
+    if all(row["label"] in (None, "", -1, "-1") for row in read.rows):
+        return [], read.columns, faults.describe(name, n_rows, column)
+    _parse_labels_of_rows(read, table)
+    if table.skip_unlabelled:
+        log_skipped("skip_unlabelled", faults.without_label, n_rows)
+        faults.without_label = []
+    return read.rows, read.columns, faults.describe(name, n_rows, column)
+
+
 def _read_labelled_rows(
     source: Any,  # a file or a dataset
     table: TableConfig,
 ) -> tuple[list[dict], tuple]:
-    """Read the rows of a split and its columns; without any label the list of rows is empty."""
-    rows: list[dict] = []
-    places = []
-    empty = []  # places of the rows with an empty text
-    used: list[str] = []  # columns of texts
-    resolved: tuple = ()
-    features = getattr(source, "features", None) or {}
-    columns = (table.text, table.text2, table.label or "label")
-    for where, row in _iterate_source(source, table):
-        text, text2, label = resolved = resolve_columns(row, where, *columns)
-        used = [text, text2] if text2 else [text]
-        if any(is_empty_text(row[column]) for column in used):
-            empty.append(where)
-            continue
-        texts = [require_text(row[column], f"{where}: {column}") for column in used]
-        decoded = decode_hub_label(row[label], features.get(label))
-        rows.append({**dict(zip(TEXT_COLUMNS, texts)), "label": decoded})
-        places.append(where)
-    column = f"column {' or '.join(map(repr, used))}"
-    skip_empty_texts(empty, len(rows) + len(empty), column, table.skip_empty)
-    if not rows:
-        raise UserError(
-            f"{_name_source(source)} has no rows{' with a text' if empty else ''}: it must "
-            "contain at least a few of each class."
-        )
-    labels = [row["label"] for row in rows]
-    if all(label in (None, "", -1, "-1") for label in labels):
-        return [], resolved
-    if not table.multi_label:
-        check_labels(labels, places)
-    for row, where in zip(rows, places):
-        if table.multi_label:
-            row["label"] = parse_labels(row["label"], where)
-        else:
-            row["label"] = parse_label(row["label"], where, table.regression)
-    return rows, resolved
+    """Read the rows of a split and its columns; without any label the list of rows is empty.
+
+    Raises: `UserError` that names all faults of the rows.
+    """
+    rows, columns, message = _read_source(source, table)
+    if message:
+        raise UserError(message)
+    return rows, columns
 
 
 def _read_splits(data: Any, table: TableConfig) -> tuple[dict[str, list], tuple]:
     """Read the splits of a table that have labels, and the columns of the last split read."""
     splits = {}
     columns: tuple = ()
-    name = data if isinstance(data, (str, Path)) else "the dataset"
+    messages = []
+    name = str(data) if isinstance(data, (str, Path)) else "the dataset"
     for split, source in _find_sources(data).items():
-        rows, columns = _read_labelled_rows(source, table)
+        rows, columns, message = _read_source(source, table)
+        if message:
+            messages.append(message)
         if rows:
             splits[split] = rows
-        else:
+        elif not message:
             warnings.warn(
                 f"The {split} rows of {name} have no labels and are ignored.", stacklevel=3
             )
+    warn_about_labels([row for rows in splits.values() for row in rows])
+    if messages:
+        raise UserError(" ".join(messages))
+    warn_about_shared_texts(splits, name)
     if "train" not in splits:
         raise UserError(
             f"the rows of {name} have no labels: pass the name of the column in label=."
@@ -417,26 +504,54 @@ def _compute_quotas(class_sizes: list[int], fraction: float) -> list[int]:
     return quotas
 
 
+def _hold_out_units(
+    units: list[list[dict]], fraction: float, rng: random.Random
+) -> tuple[list, list]:
+    """Sample a stratified part of groups of rows; a group belongs to the class of its first row."""
+    by_class: dict[Any, list[list[dict]]] = {}
+    for unit in units:
+        label = unit[0].get("label")
+        key = None if isinstance(label, (float, list)) else label
+        by_class.setdefault(key, []).append(unit)
+    classes = [*by_class.values()]
+    for members in classes:
+        rng.shuffle(members)
+    quotas = _compute_quotas([sum(map(len, c)) for c in classes], fraction)
+    sampled: list[dict] = []
+    rest: list[dict] = []
+    for quota, members in zip(quotas, classes):
+        n_taken = 0
+        for unit in members:
+            if n_taken + len(unit) <= quota:
+                n_taken += len(unit)
+                sampled += unit
+            else:
+                rest += unit
+    return rest, sampled
+
+
 def hold_out_rows(
     rows: list,  # rows, perhaps with a `label`: a class, a float, or a list of classes
     fraction: float,  # fraction of the rows to hold out, above 0 and below 1
     seed: int = 0,  # seed of the sample
+    # hold rows with equal texts out together? (not if no row could be held out otherwise)
+    group_duplicates: bool = True,
 ) -> tuple[list, list]:  # the remaining rows, the rows that are held out
     """Sample a stratified part of the rows; at least one row of every class remains."""
     Range(0, 1, FRACTION_HINT, True, True).check(fraction, "validation")
-    rng = random.Random(seed)
-    by_class: dict[Any, list] = {}
-    for row in rows:
-        label = row.get("label")
-        key = None if isinstance(label, (float, list)) else label
-        by_class.setdefault(key, []).append(row)
-    classes = [*by_class.values()]
-    for members in classes:
-        rng.shuffle(members)
-    quotas = _compute_quotas([len(c) for c in classes], fraction)
-    sampled = [row for quota, c in zip(quotas, classes) for row in c[:quota]]
-    rest = [row for quota, c in zip(quotas, classes) for row in c[quota:]]
+    rest: list[dict] = []
+    sampled: list[dict] = []
+    if group_duplicates:
+        by_text: dict[Any, list[dict]] = {}
+        for i, row in enumerate(rows):
+            by_text.setdefault(text_key(row) or i, []).append(row)
+        rng = random.Random(seed)
+        rest, sampled = _hold_out_units([*by_text.values()], fraction, rng)
     if not sampled:
+        rng = random.Random(seed)
+        rest, sampled = _hold_out_units([[row] for row in rows], fraction, rng)
+    if not sampled:
+        classes = {None if isinstance(r.get("label"), float) else str(r.get("label")) for r in rows}
         raise UserError(
             f"no row can be held out for validation from {len(rows)} rows of {len(classes)} "
             "classes: give more rows, or a validation set."
@@ -472,9 +587,14 @@ def load_table_task(
     if sum(fractions.values()) >= 1:
         given = " and ".join(f"{split}={fraction}" for split, fraction in fractions.items())
         raise UserError(f"{given} leave no rows for training: their sum must be below 1.")
+    if fractions:
+        name = str(data) if isinstance(data, (str, Path)) else "the dataset"
+        warn_about_repeated_texts(splits["train"], name, table.group_duplicates)
     remaining = 1.0  # a fraction is of all rows, and the test rows are removed first
     for split, fraction in fractions.items():
-        splits["train"], splits[split] = hold_out_rows(splits["train"], fraction / remaining, seed)
+        splits["train"], splits[split] = hold_out_rows(
+            splits["train"], fraction / remaining, seed, table.group_duplicates
+        )
         remaining -= fraction
     splits.setdefault("test", splits["validation"])
     task = make_task(_name_table_task(data), splits, columns=make_column_templates(*columns))

@@ -62,7 +62,7 @@ def write_model_card(
 ) -> None:
     """Write the model card, unless the folder has a README that this package did not write."""
     file = folder / MODEL_CARD_FILE
-    if file.exists():
+    if file.is_file():
         beginning = file.read_text(encoding="utf-8", errors="replace")[:400]
         if "library_name: idp_tutorial" not in beginning:
             return

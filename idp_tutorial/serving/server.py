@@ -3,14 +3,19 @@
 A request names a text, or several, and the server answers with predictions. Requests that arrive at
 the same time share a forward pass. Every resource that a client can use has a limit: the size of a
 body, the number of texts in a request, the number of texts that wait, the time of a request, and
-the time in which the head of a request must arrive. A text is cut before it is tokenized, since a
-model reads its first `max_len` tokens only. Errors are a sentence of limited length.
+the time in which the head of a request must arrive. A text whose client has gone is not predicted.
+Errors are a sentence of limited length.
+
+A page of a browser can make the name of its own server point to this machine, and send requests
+here. The browser then names that server in the header Host, so `idp serve` refuses names that it
+does not know.
 """
 
 import asyncio
-import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import ipaddress
+import logging
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from idp_tutorial.data.file_readers import parse_json_object
@@ -21,10 +26,13 @@ from idp_tutorial.utils.checks import (
     Range,
     UserError,
     check_name,
+    is_panic,
     require_packages,
 )
 
-__all__ = ["Batcher", "cut_text", "parse_request", "create_app", "run_app"]
+logger = logging.getLogger(__name__)
+
+__all__ = ["Batcher", "parse_request", "create_app", "run_app"]
 
 _REQUEST_HINT = (
     'send an object such as {"text": "…"} or {"text": ["…", "…"]}, with "text2" for pairs, and '
@@ -42,36 +50,6 @@ class _RequestError(Exception):
         super().__init__(detail)
         self.status = status
         self.headers = headers
-
-
-# ---- texts
-
-
-def cut_text(
-    text: str,
-    tokenizer: Any,  # a tokenizer of transformers
-    max_tokens: int,  # number of tokens that the model reads
-) -> str:  # the text, or its beginning
-    """Cut a text so that its first `max_tokens` tokens stay the same.
-
-    It is cut at a space after these tokens, so that the tokenizer need not read all of it. (Of two
-    texts of a pair that are both too long, one may lose a token more than the other, since the
-    tokenizer gives the odd token to the longer one.)
-    """
-    if getattr(tokenizer, "truncation_side", "right") != "right":
-        return text
-    needed = max_tokens + 8
-    n_characters = 16 * needed
-    while n_characters < len(text):
-        space = re.compile(r"\s").search(text, n_characters, n_characters + 1000)
-        beginning = text[: space.start() if space else n_characters + 1000]
-        encoding = tokenizer(
-            beginning, add_special_tokens=False, truncation=True, max_length=needed
-        )
-        if len(encoding["input_ids"]) == needed:
-            return beginning
-        n_characters *= 4
-    return text
 
 
 # ---- requests
@@ -134,32 +112,53 @@ def parse_request(
     return rows, is_list
 
 
+_MAX_DISCARDED = 2**26  # bytes of a request that is too large, which are read and forgotten
+_DISCARD_SECONDS = 0.5  # in which the client must send the next of them
+
+
+async def _discard_body(request: Any) -> None:
+    """Read the rest of a request, since a client that still sends would not see the answer."""
+    if "expect" in request.headers:  # the client waits for permission to send
+        return
+    n_bytes = 0
+    with suppress(asyncio.TimeoutError):
+        while n_bytes < _MAX_DISCARDED:
+            message = await asyncio.wait_for(request.receive(), _DISCARD_SECONDS)
+            n_bytes += len(message.get("body", b""))
+            if not message.get("more_body"):
+                return
+
+
 async def _read_body(request: Any, limits: ServerLimits) -> bytes:
     """Return the body of a request, and raise `_RequestError` for one that is too large or slow."""
-    too_large = _RequestError(
-        413,
-        f"the request has more than {limits.max_body:,} bytes: send less at once.",
-        Connection="close",
-    )
     declared = request.headers.get("content-length", "")
-    if len(declared) > 18 or (declared.isdecimal() and int(declared) > limits.max_body):
-        raise too_large
+    is_too_large = len(declared) > 18 or (declared.isdecimal() and int(declared) > limits.max_body)
     body = bytearray()
 
     async def read() -> None:
+        nonlocal is_too_large
         async for chunk in request.stream():
             body.extend(chunk)
             if len(body) > limits.max_body:
-                raise too_large
+                is_too_large = True
+                return
 
     try:
-        await asyncio.wait_for(read(), limits.timeout)
+        if not is_too_large:
+            await asyncio.wait_for(read(), limits.timeout)
     except asyncio.TimeoutError:
         raise _RequestError(
             408,
             f"the request did not arrive within {limits.timeout:g} seconds.",
             Connection="close",
         ) from None
+    if is_too_large:
+        await _discard_body(request)
+        raise _RequestError(
+            413,
+            f"the request has more than {limits.max_body:,} bytes: send less at once.",
+            Connection="close",
+        )
     return bytes(body)
 
 
@@ -204,7 +203,11 @@ class Batcher:
         """Return a prediction or an exception for each row."""
         try:
             return await asyncio.to_thread(self.predict_rows, rows)
-        except Exception as e:
+        except BaseException as e:
+            if is_panic(e):  # a future takes only an `Exception`
+                e = RuntimeError(f"a library stopped with an internal error: {e}")
+            if not isinstance(e, Exception):
+                raise
             if len(rows) == 1:
                 return [e]
             outcomes = []
@@ -212,42 +215,38 @@ class Batcher:
                 outcomes += await self._predict_each([row])
             return outcomes
 
+    async def _answer_next_batch(self) -> None:
+        """Predict for the rows that wait now, or for the next one."""
+        batch = [await self.queue.get()]
+        if self.queue.qsize() + 1 < self.batch_size:  # else the batch is full already
+            await asyncio.sleep(self.max_wait)
+        while len(batch) < self.batch_size and not self.queue.empty():
+            batch.append(self.queue.get_nowait())
+        batch = [item for item in batch if not item[1].done()]  # whose request has not ended
+        outcomes = await self._predict_each([row for row, _ in batch]) if batch else []
+        for (_, future), outcome in zip(batch, outcomes):
+            if future.done():
+                continue
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
     async def run(self) -> None:
         """Predict for the rows in the queue until the task is cancelled."""
         while True:
-            batch = [await self.queue.get()]
-            if self.queue.qsize() + 1 < self.batch_size:  # else the batch is full already
-                await asyncio.sleep(self.max_wait)
-            while len(batch) < self.batch_size and not self.queue.empty():
-                batch.append(self.queue.get_nowait())
-            batch = [item for item in batch if not item[1].done()]  # whose request has not ended
-            outcomes = await self._predict_each([row for row, _ in batch]) if batch else []
-            for (_, future), outcome in zip(batch, outcomes):
-                if future.done():
-                    continue
-                if isinstance(outcome, Exception):
-                    future.set_exception(outcome)
-                else:
-                    future.set_result(outcome)
+            try:
+                await self._answer_next_batch()
+            except Exception:  # without this loop no request would be answered any more
+                logger.exception("a batch failed")
 
 
 # ---- the application
 
 
 def _make_predict(model: MultiTaskModel) -> Callable[[list[dict]], list]:
-    """Return a function that cuts the texts of rows and predicts."""
-    tokenizer = model.backbone.tokenizer
-
-    def predict_rows(rows: list[dict]) -> list:
-        """Return a prediction for each row, in one batch."""
-        cut_rows = []
-        for row in rows:
-            max_len = min(model.task_models[row["task"]].cfg.max_len, model.backbone.max_tokens)
-            columns = model.task_models[row["task"]].task.text_columns
-            cut_rows.append(row | {c: cut_text(row[c], tokenizer, max_len) for c in columns})
-        return model.predict(cut_rows, batch_size=len(cut_rows), probabilities=True)
-
-    return predict_rows
+    """Return a function that predicts for rows in one batch."""
+    return lambda rows: model.predict(rows, batch_size=len(rows), probabilities=True)
 
 
 async def _predict_request(
@@ -263,11 +262,31 @@ async def _predict_request(
     if batcher.n_waiting + len(rows) > limits.max_waiting:
         raise busy
     submitted = asyncio.gather(*(batcher.submit(row) for row in rows))
-    try:
-        predictions = await asyncio.wait_for(submitted, limits.timeout)
-    except asyncio.TimeoutError:
-        raise busy from None
+    predictions = await _wait_for_predictions(submitted, request, limits.timeout)
+    if predictions is None:
+        raise busy
     return predictions if is_list else predictions[0]
+
+
+async def _wait_for_predictions(
+    submitted: asyncio.Future, request: Any, timeout: float
+) -> list | None:  # None: they took too long
+    """Wait for predictions; they are cancelled if the client has gone, or after some time."""
+    from starlette.requests import ClientDisconnect
+
+    gone = asyncio.ensure_future(request.receive())  # the only message after the body
+    try:
+        await asyncio.wait({submitted, gone}, timeout=timeout, return_when="FIRST_COMPLETED")
+        if submitted.done():
+            return submitted.result()
+        if gone.done():
+            raise ClientDisconnect
+        return None
+    finally:
+        gone.cancel()
+        submitted.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await submitted  # so that the rows are no longer counted as waiting
 
 
 async def _answer_request(
@@ -288,16 +307,35 @@ async def _answer_request(
         raise HTTPException(400, "the request was not complete.") from None
 
 
+def _check_host(given: str, allowed: Collection[str] | None) -> None:
+    """Refuse a header Host that has neither an IP address nor one of the allowed names."""
+    from fastapi import HTTPException
+
+    name, _, port = given.rpartition(":")
+    host = (name if name and port.isdecimal() else given).strip("[]").lower().rstrip(".")
+    with suppress(ValueError):
+        ipaddress.ip_address(host)  # no page can make the name of its server an address
+        return
+    if allowed is not None and host not in allowed:
+        raise HTTPException(
+            421,
+            f"this server is not called {given[:60]!r}: use its address, or start it with "
+            "--host_names.",
+        )
+
+
 def create_app(
     model: MultiTaskModel,
     limits: ServerLimits = ServerLimits(),  # noqa: B008 (it cannot be changed)
+    # names by which clients may call the server, beside IP addresses; None: all names
+    host_names: Collection[str] | None = None,
 ) -> Any:
     """Return a FastAPI application: POST /answer {"text": …}, GET /tasks, /health and /ready.
 
     Raises: `UserError` for a task that chooses among several rows.
     """
     require_packages("fastapi")
-    from fastapi import FastAPI, Request
+    from fastapi import Depends, FastAPI, Request
     from fastapi.responses import JSONResponse
 
     for name, task_model in model.task_models.items():
@@ -314,7 +352,18 @@ def create_app(
         yield
         app.state.worker.cancel()
 
-    app = FastAPI(title="idp_tutorial", lifespan=lifespan)
+    def check_host(request: Request) -> None:
+        """Refuse a request whose header Host has another name."""
+        _check_host(request.headers.get("host", ""), host_names)
+
+    # without the pages of documentation, whose scripts a browser would load from another server
+    app = FastAPI(
+        title="idp_tutorial",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        dependencies=[Depends(check_host)],
+    )
 
     @app.get("/health")
     async def health() -> dict:
@@ -346,15 +395,39 @@ def create_app(
 _HEAD_TIMEOUT = 10.0  # seconds in which the head of a request must arrive
 _STOP_TIMEOUT = 5  # seconds in which requests may end after SIGTERM or Ctrl-C
 _MAX_CONNECTIONS = 1000
+_MAX_EVENT_BYTES = 2**14  # of the head of a request
+
+
+_MAX_CHUNKS = 10_000  # of a request; each takes the server microseconds, whatever its size
 
 
 def _make_protocol() -> type:
-    """Return uvicorn's class of HTTP/1.1 connections, with a timeout for the head of a request."""
+    """Return uvicorn's class of HTTP/1.1 connections, with limits of time and of chunks."""
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class TimedProtocol(H11Protocol):
+    class CountingConnection(h11.Connection):
+        """The state of a connection, in which a request has a limited number of chunks."""
+
+        n_chunks = 0  # of the current request
+
+        def next_event(self) -> Any:
+            """Return the next event of the client."""
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                self.n_chunks = 0
+            elif isinstance(event, h11.Data):
+                self.n_chunks += event.chunk_start
+                if self.n_chunks > _MAX_CHUNKS:
+                    raise h11.RemoteProtocolError("too many chunks")
+            return event
+
+    class LimitedProtocol(H11Protocol):
         """A connection that is closed if a head is not complete in time; uvicorn waits forever."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.conn = CountingConnection(h11.SERVER, _MAX_EVENT_BYTES)
 
         def connection_made(self, transport: Any) -> None:
             """Start the timer of the first request."""
@@ -368,7 +441,7 @@ def _make_protocol() -> type:
             elif not self.transport.is_closing():
                 self.loop.call_later(_HEAD_TIMEOUT, self.close_incomplete, self.cycle)
 
-    return TimedProtocol
+    return LimitedProtocol
 
 
 def run_app(
@@ -390,6 +463,6 @@ def run_app(
         limit_concurrency=_MAX_CONNECTIONS,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=_STOP_TIMEOUT,
-        h11_max_incomplete_event_size=2**14,
+        h11_max_incomplete_event_size=_MAX_EVENT_BYTES,
     )
     uvicorn.Server(config).run(sockets=[server_socket])

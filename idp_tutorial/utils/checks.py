@@ -12,7 +12,8 @@ import errno
 import importlib.util
 import math
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -32,6 +33,8 @@ __all__ = [
     "check_name",
     "explain_os_error",
     "is_out_of_memory",
+    "is_panic",
+    "explain_panics",
     "check_writable_folder",
     "require_packages",
 ]
@@ -212,6 +215,25 @@ def is_out_of_memory(error: BaseException) -> bool:
     text = str(error)
     has_words = "out of memory" in text or "can't allocate memory" in text
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and has_words)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return whether an error is a panic of a library written in Rust, which is no `Exception`."""
+    return type(error).__module__ == "pyo3_runtime"
+
+
+@contextmanager
+def explain_panics(
+    work: str,  # what fails, for the message, such as 'the tokenizer'
+) -> Iterator[None]:
+    """Raise `UserError` in place of a panic, which passes `except Exception`."""
+    try:
+        yield
+    except BaseException as e:
+        if is_panic(e):
+            reason = " ".join(str(e).split())[:120]
+            raise UserError(f"{work} fails with an error of its library ({reason}).") from None
+        raise
 
 
 def check_writable_folder(

@@ -16,7 +16,9 @@ without such locks, `filelock` writes the process and the host into the file, an
 that process is gone.
 """
 
+import errno
 import glob
+import hashlib
 import json
 import logging
 import os
@@ -27,6 +29,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,6 +39,7 @@ from idp_tutorial.utils.checks import UserError
 
 __all__ = [
     "cache_folder",
+    "refuse_pipe",
     "move_into_place",
     "open_atomically",
     "write_atomically",
@@ -90,6 +94,56 @@ def _refuse_link_to_device(file: Path) -> None:
         raise UserError(f"{file} is a link to a device, which keeps nothing: remove the link.")
 
 
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file; a pipe that no process reads is an error, for which the system waits."""
+    try:
+        descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+    except OSError as e:
+        if e.errno == errno.ENXIO:
+            raise UserError(
+                f"{path} is a pipe that no process reads: remove it, or give another file."
+            ) from None
+        raise
+    if hasattr(os, "set_blocking"):
+        os.set_blocking(descriptor, True)
+    return descriptor
+
+
+def refuse_pipe(
+    file: Path,  # a file that this package wrote, and reads again
+) -> Path:  # `file`
+    """Return a file, unless it is a pipe, which may never end.
+
+    Raises: `UserError` for a pipe.
+    """
+    if file.is_fifo() and not str(file).startswith("/dev/"):  # of a shell: <(command)
+        raise UserError(f"{file} is a pipe, in the place of a file: remove it.")
+    return file
+
+
+@cache
+def _process_space() -> str:  # four hexadecimal digits
+    """Return a name of this host and of its process ids, which a container has of its own."""
+    space = ""
+    with suppress(OSError, AttributeError):
+        space = os.readlink("/proc/self/ns/pid")
+    return hashlib.blake2b(f"{socket.gethostname()} {space}".encode(), digest_size=2).hexdigest()
+
+
+def _is_process_gone(tag: str) -> bool:
+    """Return whether the process of a part file, `PID-HOSTXXXX`, is known to have ended."""
+    pid, _, rest = tag.partition("-")
+    if os.name != "posix" or not rest.startswith(_process_space()) or not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:
+        pass
+    return False
+
+
 @contextmanager
 def open_atomically(
     file: Path | str,  # the file to write; a link is followed
@@ -100,10 +154,12 @@ def open_atomically(
     given, file = Path(file), Path(os.path.realpath(file))
     if file.exists() and not file.is_file():  # a pipe or a device cannot be replaced
         _refuse_link_to_device(given)
-        with open(file, mode, **open_kwargs) as f:
+        with open(file, mode, opener=_open_without_waiting, **open_kwargs) as f:
             yield f
         return
-    part = file.with_name(f".{file.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    remove_stale_part_files(file.parent, file.name)
+    tag = f"{os.getpid()}-{_process_space()}{secrets.token_hex(2)}"
+    part = file.with_name(f".{file.name[:40]}.{tag}.part")
     try:
         with open(part, mode.replace("w", "x"), **open_kwargs) as f:
             yield f
@@ -129,11 +185,15 @@ def remove_stale_part_files(
     folder: Path,
     name: str = "",  # file whose part files are removed; '': all part files of the folder
 ) -> None:
-    """Remove incomplete files of killed processes, which are named by `open_atomically`."""
+    """Remove incomplete files of killed processes, which are named by `open_atomically`.
+
+    A process on another host may be alive, so its files are kept for an hour.
+    """
     stem = glob.escape(name[:40]) if name else "*"
     for part in folder.glob(f".{stem}.[0-9]*-????????.part"):
         with suppress(FileNotFoundError):  # another process may have removed it
-            if time.time() - part.stat().st_mtime > 3600:
+            is_old = time.time() - part.stat().st_mtime > 3600
+            if is_old or _is_process_gone(part.name.split(".")[-2]):
                 part.unlink()
 
 
@@ -177,7 +237,7 @@ def folder_lock(
     except Timeout:
         holder = "another process"
         with suppress(OSError, UnicodeDecodeError):
-            holder = note.read_text(encoding="utf-8") or holder
+            holder = refuse_pipe(note).read_text(encoding="utf-8") or holder
         if not wait:
             raise UserError(
                 f"{target} is in use by {holder}: wait until it ends, or use another output folder."
@@ -186,7 +246,8 @@ def folder_lock(
         lock.acquire()
     _HELD_LOCKS[key] = lock
     try:
-        note.write_text(_describe_this_process(), encoding="utf-8")
+        with open(note, "w", encoding="utf-8", opener=_open_without_waiting) as f:
+            f.write(_describe_this_process())
         remove_stale_part_files(folder, name)
         yield
     finally:
@@ -210,7 +271,7 @@ def file_lock(
 
 def repair_last_line(file: Path) -> None:
     """Remove an incomplete last line of a JSONL file, or add the line break that it lacks."""
-    with open(file, "rb") as f:  # of a complete file, only the last byte is read
+    with open(refuse_pipe(file), "rb") as f:  # of a complete file, only the last byte is read
         if not f.seek(0, os.SEEK_END):
             return
         f.seek(-1, os.SEEK_END)
@@ -232,9 +293,10 @@ def append_line(file: Path, line: str) -> None:
     with folder_lock(file.parent, file.name + "-end", wait=True):
         if file.exists() and not file.is_file():
             _refuse_link_to_device(file)
-        if file.exists():
+        if file.is_file():
             repair_last_line(file)
-        with open(file, "ab") as f:
+        with open(file, "ab", opener=_open_without_waiting) as f:
             f.write(line.encode() + b"\n")
-        _sync(file)
+        if file.is_file():
+            _sync(file)
         _sync(file.parent)

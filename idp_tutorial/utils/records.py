@@ -30,6 +30,7 @@ from idp_tutorial.utils.digests import compute_digest
 from idp_tutorial.utils.durable_files import (
     append_line,
     folder_lock,
+    refuse_pipe,
     repair_last_line,
 )
 from idp_tutorial.utils.process import process_state
@@ -324,7 +325,7 @@ def read_existing_records(
     """Return the records of a file so far; an incomplete last line is removed from the file."""
     if file is None or not Path(file).exists():
         return []
-    file = Path(file)
+    file = refuse_pipe(Path(file))
     data = file.read_bytes()
     if not data.endswith(b"\n"):  # perhaps another process is writing the line
         with folder_lock(file.parent, file.name + "-end", wait=True):  # against `append_line`

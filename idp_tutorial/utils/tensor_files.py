@@ -25,7 +25,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from idp_tutorial.utils.checks import UserError, explain_os_error
-from idp_tutorial.utils.durable_files import write_atomically
+from idp_tutorial.utils.durable_files import refuse_pipe, write_atomically
 
 __all__ = [
     "PROMPTS_FILE",
@@ -42,6 +42,7 @@ __all__ = [
 
 PROMPTS_FILE = "prompts.safetensors"  # name of the file in the folder of a saved model
 METADATA_KEY = "idp_tutorial"  # key of the safetensors metadata: a digest, a space, JSON
+_MAX_HEADER_BYTES = 2**25  # names, shapes and description; a snapshot has some thousands of bytes
 _ZERO_DIGEST = b"0" * 64
 _DIGEST_IN_HEADER = re.compile(rb'"idp_tutorial":"([0-9a-f]{64}) ')
 
@@ -74,6 +75,11 @@ def deserialise_tensors(
             "save it again, or download it again."
         )
     header_size = int.from_bytes(data[:8], "little")
+    if header_size > _MAX_HEADER_BYTES:
+        raise UserError(
+            f"{name} has a header of {header_size:,} bytes, and at most {_MAX_HEADER_BYTES:,} are "
+            "read: save it again."
+        )
     try:
         tensors = load(data)
         text = json.loads(data[8 : 8 + header_size])["__metadata__"][METADATA_KEY]
@@ -177,7 +183,7 @@ def write_snapshot(
 
 def _read_snapshot(file: Path, step: int) -> Any:
     """Return the tree of a snapshot; raise `OSError` if the file cannot be read."""
-    data = file.read_bytes()
+    data = refuse_pipe(file).read_bytes()
     try:
         content = _unflatten(*deserialise_tensors(data))
         tree = content["tree"]

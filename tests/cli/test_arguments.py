@@ -1,5 +1,8 @@
 """Values on the command line and in files of options: numbers, empty values, class weights."""
 
+import os
+import threading
+
 import pytest
 
 from idp_tutorial.cli.commands import parse_numbers
@@ -84,3 +87,33 @@ def test_a_file_of_options_runs_no_code(tmp_path):
     with pytest.raises(ValueError, match="a.yaml"):
         train_command.parse(["--config", str(tmp_path / "a.yaml")])
     assert not ran.exists()
+
+
+ALIASES = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
+)
+TOO_MUCH = {"aliases of aliases": f"{ALIASES}method: *a11\n", "one alias": "a: &x 1\nb: *x\n"}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_a_file_of_options_has_no_aliases(name, tmp_path):
+    (tmp_path / "a.yaml").write_text(TOO_MUCH[name])
+    with pytest.raises(ValueError, match="a.yaml cannot be read .line .* has an alias"):
+        train_command.parse(["--config", str(tmp_path / "a.yaml")])
+
+
+def test_a_file_of_options_has_a_limited_size(tmp_path):
+    with pytest.raises(ValueError, match="/dev/zero cannot be read .it has more than 65,536 bytes"):
+        train_command.parse(["--config", "/dev/zero"])
+    (tmp_path / "a.yaml").write_text("steps: 5\n" + "#" * 70_000)
+    with pytest.raises(ValueError, match="it has more than 65,536 bytes"):
+        train_command.parse(["--config", str(tmp_path / "a.yaml")])
+
+
+def test_a_file_of_options_may_be_a_pipe(tmp_path):
+    """As a shell makes one of `--config <(command)`."""
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("steps: 7\n",))
+    writer.start()
+    assert train_command.parse(["--config", str(tmp_path / "pipe")]) == dict(steps=7)
+    writer.join()

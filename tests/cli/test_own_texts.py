@@ -331,8 +331,8 @@ def test_a_table_of_excel_is_trained_and_predicted(small_folder, monkeypatch, ca
     assert "columns are separated by ';'" in caplog.messages[0] and "1 of 41" in caplog.messages[1]
     predict = "idp predict --model m --texts excel.csv --encoding cp1252 --sep ';' --device cpu"
     call(f"{predict} --skip_empty --out out.csv", monkeypatch)
-    with open("out.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    with open("out.csv", newline="", encoding="cp1252") as file:  # as the table was written
+        rows = list(csv.DictReader(file, delimiter=";"))
     assert len(rows) == 40 and rows[3]["message"] == "café 3 – open" and rows[3]["prediction"]
 
 

@@ -12,6 +12,7 @@ from small import config, small_task
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.cli import predict as predict_module
+from idp_tutorial.cli import progress
 from idp_tutorial.cli.predict import (
     _open_output,
     _output_format,
@@ -150,3 +151,117 @@ def test_an_empty_text_of_a_table_is_predicted_if_the_task_allows_it():
     assert texts == [dict(sentence1="good"), dict(sentence1="")]
     with pytest.raises(ValueError, match="line 2"):
         [*select_text_columns(rows, small_task())]
+
+
+def predict_text(saved, tmp_path, content, name="in.csv", out="out.csv", **options):
+    """Write a file, predict it, and return the bytes of the output."""
+    (tmp_path / name).write_bytes(content)
+    options = dict(model=str(saved), texts=str(tmp_path / name), out=str(tmp_path / out)) | options
+    predict_command(device="cpu", **options)
+    return (tmp_path / out).read_bytes()
+
+
+DIALECTS = {  # content of a table without the cells: the first lines of the output
+    b"text,id\n%s,1\n": b"text,id,prediction\n%s,1,",
+    b"text;id\r\n%s;1\r\n": b"text;id;prediction\r\n%s;1;",
+    b"\xef\xbb\xbfsep=;\r\ntext;id\r\n%s;1\r\n": (
+        b"\xef\xbb\xbfsep=;\r\ntext;id;prediction\r\n%s;1;"
+    ),
+}
+
+
+@pytest.mark.parametrize("table", DIALECTS)
+def test_a_table_keeps_its_dialect(saved_tiny, tmp_path, table):
+    text = "caf\u00e9 <b>\U0001f327</b>".encode()
+    out = predict_text(saved_tiny, tmp_path, table % text)
+    assert out.startswith(DIALECTS[table] % text)
+    again = predict_text(  # what was written is a table again
+        saved_tiny, tmp_path, out.replace(b"prediction", b"earlier"), "again.csv", "twice.csv"
+    )
+    assert again.count(b"\n") == out.count(b"\n")
+
+
+def test_a_table_keeps_its_encoding(saved_tiny, tmp_path):
+    content = "text;id\ncaf\u00e9;1\n".encode("cp1252")
+    out = predict_text(saved_tiny, tmp_path, content, encoding="cp1252")
+    assert out.startswith(content[:-1].replace(b"text;id", b"text;id;prediction"))
+
+
+@pytest.mark.parametrize("proba", [False, True])
+@pytest.mark.parametrize("header", [b"text,id\n", b"text;id\r\n", b"text\n"])
+def test_a_table_without_rows_gives_one(saved_tiny, tmp_path, header, proba):
+    out = predict_text(saved_tiny, tmp_path, header, proba=proba)
+    filled = predict_text(
+        saved_tiny, tmp_path, header + header.replace(b"text", b"tea"), proba=proba
+    )
+    assert out and out.splitlines() == filled.splitlines()[:1]
+    out = out.replace(b"prediction", b"earlier")
+    assert predict_text(saved_tiny, tmp_path, out, "again.csv", "twice.csv")
+    assert predict_text(saved_tiny, tmp_path, header, out="out.jsonl") == b""
+
+
+@pytest.mark.parametrize(
+    "name,content",
+    [("a.csv", b"Message\ntea\n"), ("a.jsonl", b'{"Message": "tea"}\n')],
+)
+def test_the_only_column_has_the_texts(saved_tiny, tmp_path, name, content):
+    assert b"tea" in predict_text(saved_tiny, tmp_path, content, name)
+
+
+def test_all_faults_of_a_table_are_named_at_once(saved_tiny, tmp_path, capsys):
+    lines = [b"text,id", b"tea,1", b" ,2", b"tea", b"rain,4", b"a\0b,5", b" ,6", b"tea,1,2"]
+    lines[5] = b"rain,5"
+    with pytest.raises(SystemExit):
+        predict_text(saved_tiny, tmp_path, b"\n".join(lines))
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "in.csv has 2 kinds of problems: (1) 2 of 7 rows have no" in err
+    assert "2 of 7 rows cannot be read." in err and "line 4: 1 cells" in err
+    assert "line 8: 3 cells" in err and not (tmp_path / "out.csv").exists()
+
+
+def test_a_missing_column_is_a_fault_of_the_header(saved_tiny, tmp_path, capsys):
+    for content, words in (
+        (b"a,b\nc,d\n", "in.csv: "),
+        (b"a,prediction\nc,d\n", "in.csv already has a column 'prediction'"),
+    ):
+        with pytest.raises(SystemExit):
+            predict_text(saved_tiny, tmp_path, content, text="a" if b"pred" in content else "x")
+        err = capsys.readouterr().err
+        assert words in err and "line 2" not in err
+
+
+def replaced_files(saved):
+    return [
+        dict(out="in.csv"),
+        dict(out="link.csv"),
+        dict(out=str(saved / "prompts.json")),
+        dict(out=str(saved / "prompts.safetensors")),
+        dict(report="."),
+    ]
+
+
+@pytest.mark.parametrize("n", range(5))
+def test_an_output_replaces_nothing_that_is_read(saved_tiny, tmp_path, n, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.csv").write_text("text,label\ntea,positive\n")
+    (tmp_path / "link.csv").symlink_to("in.csv")
+    before = {p: p.read_bytes() for p in [*saved_tiny.iterdir(), tmp_path / "in.csv"]}
+    options = dict(model=str(saved_tiny), texts="in.csv", device="cpu", out="new.csv")
+    with pytest.raises(SystemExit):
+        predict_command(**options | replaced_files(saved_tiny)[n])
+    assert "is read by this command, which would replace it" in capsys.readouterr().err
+    assert {p: p.read_bytes() for p in before} == before
+    predict_command(**options)
+    predict_command(**options)  # an earlier output is replaced
+
+
+def test_a_line_of_progress_is_printed_now_and_then(saved_tiny, tmp_path, monkeypatch, capsys):
+    write_texts(tmp_path / "in", 30)
+    monkeypatch.setattr(predict_module, "WINDOW_SIZE", 8)
+    options = dict(model=str(saved_tiny), texts=str(tmp_path / "in"), out=str(tmp_path / "out"))
+    predict_command(**options, batch_size=1)
+    assert "texts are predicted" not in capsys.readouterr().err
+    monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.0)
+    predict_command(**options, batch_size=1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"{n} texts are predicted" for n in (8, 16, 24, 30)]

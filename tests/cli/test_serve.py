@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def server(small_folder, tmp_path):
     cfg = config(backbone=str(small_folder), method="lpt", task=task.name)
     model = build_model(cfg, load_backbone(cfg.backbone), task)
     save_pretrained(model, tmp_path / "folder", task, cfg)
-    argv = [str(tmp_path / "folder"), "--port", "0", "--max_body", "10000"]
+    argv = [str(tmp_path / "folder"), "--port", "0", "--max_body", "20000"]
     argv += ["--backbone", str(small_folder)]
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE, *argv],
@@ -63,7 +64,7 @@ CLIENT = """
 import socket, sys, time
 port, kind = int(sys.argv[1]), sys.argv[2]
 body = b'{"text": ["the tea was cold"' + b', "and so was the rain"' * 20 + b"]}"
-head = b"POST /answer HTTP/1.1\\r\\nHost: a\\r\\nContent-Type: application/json\\r\\n"
+head = b"POST /answer HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Type: application/json\\r\\n"
 head += b"Content-Length: %d\\r\\n\\r\\n" % len(body)
 data = {"head": head[:20], "body": head + body[:9], "answer": head + body}[kind]
 connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(15)]
@@ -100,6 +101,25 @@ def check_killed_clients(process, port):
     assert count_open_files(process) <= before[0] and memory_mb(process) < before[1] + 100
 
 
+def check_odd_bodies(port):
+    """Send a body that is far too large, and one in very many chunks."""
+    head = b"POST /answer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", port)) as large:
+        large.settimeout(15)
+        large.sendall(head + b"Content-Length: 10000000\r\n\r\n" + b" " * 10_000_000)
+        assert large.recv(100).startswith(b"HTTP/1.1 413")
+    for n_chunks, status in ((9000, b"200"), (10_001, b"400")):
+        body = b'{"text": "tea"'.ljust(n_chunks - 1) + b"}"
+        with socket.create_connection(("127.0.0.1", port)) as chunked:
+            chunked.settimeout(15)
+            chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+            chunked.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+            assert chunked.recv(100).split()[1] == status
+    evil = urllib.request.Request(f"http://127.0.0.1:{port}/tasks", headers={"Host": "evil.org"})
+    with pytest.raises(urllib.error.HTTPError, match="421"):
+        urllib.request.urlopen(evil, timeout=30)
+
+
 @pytest.mark.long
 def test_a_process_answers_drops_slow_clients_and_stops(server):
     process, port = server
@@ -112,19 +132,20 @@ def test_a_process_answers_drops_slow_clients_and_stops(server):
     check_killed_clients(process, port)
     slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
     for connection in slow:
-        connection.sendall(b"POST /answer HTTP/1.1\r\nHost: a\r\n")
+        connection.sendall(b"POST /answer HTTP/1.1\r\nHost: localhost\r\n")
     for connection in slow:  # a head that does not end: the connection is closed after a second
         connection.settimeout(15)
         assert connection.recv(1) == b""
         connection.close()
     with socket.create_connection(("127.0.0.1", port)) as large:
         large.sendall(
-            b"POST /answer HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-            b"Content-Length: 20000\r\n\r\n"
+            b"POST /answer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 30000\r\n\r\n"
         )
         large.settimeout(15)
         assert large.recv(100).startswith(b"HTTP/1.1 413")  # before the body is sent
-    head = b"POST /answer HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    check_odd_bodies(port)
+    head = b"POST /answer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", port)) as half:
         half.sendall(head + b'Content-Length: 100\r\n\r\n{"text')
         assert ask(port, b'{"text": ["tea", "rain"]}')[1]["label"]  # others are not disturbed

@@ -14,7 +14,7 @@ from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.saving.prompt_files import save_pretrained
 from idp_tutorial.serving.limits import ServerLimits
 from idp_tutorial.serving.multitask import MultiTaskModel, TaskModel
-from idp_tutorial.serving.server import Batcher, _make_predict, create_app, cut_text
+from idp_tutorial.serving.server import Batcher, _make_predict, create_app
 
 pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
@@ -195,48 +195,8 @@ def test_a_bug_is_not_sent(one, monkeypatch):
     assert r.status_code == 500 and "secret" not in r.text
 
 
-LONG_TEXTS = [
-    "the tea was cold and the rain was loud , " * 2000,
-    " " * 30_000 + "tea and rain " * 2000,
-    "x" * 50_000,
-    "naïve – “quoted” …\n\n\t" * 3000,
-    "雨と茶" * 9000,
-    "tea   " * 9000,
-    "short",
-]
-
-
-@pytest.mark.parametrize("name", ["roberta", "gpt2", "wordpiece"])
-@pytest.mark.parametrize("max_tokens", [1, 16, 128])
-def test_a_long_text_is_cut_behind_the_tokens_that_are_read(name, max_tokens, bbs):
-    tokenizer = wordpiece() if name == "wordpiece" else bbs(name).tokenizer
-
-    def ids(text):
-        options = dict(add_special_tokens=False, truncation=True, max_length=max_tokens)
-        return tokenizer(text, **options)["input_ids"]
-
-    shorter = 0
-    for text in LONG_TEXTS:
-        beginning = cut_text(text, tokenizer, max_tokens)
-        assert text.startswith(beginning) and ids(beginning) == ids(text)
-        shorter += len(beginning) < len(text) / 2
-    assert shorter >= 3 and cut_text("short", tokenizer, max_tokens) == "short"
-
-
-def wordpiece():
-    """Return a tokenizer that knows a few words, as BERT's: spaces and long words are dropped."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = ["[UNK]", "tea", "rain", "the", "was", "and", *"abcdefx,–“”…", *"雨と茶"]
-    tokenizer = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
-
-
 def test_a_text_that_is_cut_has_the_same_prediction(one):
-    text = LONG_TEXTS[0]
+    text = "the tea was cold and the rain was loud , " * 2000
     (want,) = one.predict([dict(task="mood", sentence1=text)], probabilities=True)
     with TestClient(create_app(one)) as client:
         got = client.post("/answer", json=dict(text=text)).json()
@@ -318,3 +278,147 @@ def test_a_batch_of_the_server_is_a_batch_of_the_model(one):
     model = SimpleNamespace(backbone=one.backbone, task_models=one.task_models, predict=predict)
     rows = [dict(task="mood", sentence1=f"tea {i}") for i in range(40)]
     assert _make_predict(model)(rows) == rows and len(batches) == 1
+
+
+class Panic(BaseException):
+    """A panic of a library written in Rust, such as tokenizers."""
+
+
+Panic.__module__ = "pyo3_runtime"
+
+
+def test_a_panic_of_a_library_ends_one_request_only(one, monkeypatch):
+    plain = one.predict
+
+    def predict(rows, **options):
+        if any("panic" in row["sentence1"] for row in rows):
+            raise Panic("index out of range")
+        return plain(rows, **options)
+
+    monkeypatch.setattr(one, "predict", predict)
+    with TestClient(create_app(one), raise_server_exceptions=False) as client:
+        assert client.post("/answer", json=dict(text="panic")).status_code == 500
+        assert client.get("/ready").status_code == 200
+        assert client.post("/answer", json=dict(text="tea")).status_code == 200
+        texts = dict(text=["tea", "panic", "rain"])
+        assert client.post("/answer", json=texts).status_code == 500
+        assert client.post("/answer", json=dict(text="tea")).status_code == 200
+
+
+def test_a_tokenizer_that_panics_at_a_text_is_a_refusal(one, monkeypatch):
+    tokenizer = one.backbone.tokenizer
+    plain = type(tokenizer)._encode_plus
+
+    def encode(self, text, *args, **options):
+        if "panic" in str(text):
+            raise Panic("Onig: Regex search error")
+        return plain(self, text, *args, **options)
+
+    monkeypatch.setattr(type(tokenizer), "_encode_plus", encode)
+    with TestClient(create_app(one)) as client:
+        r = client.post("/answer", json=dict(text="panic"))
+        assert r.status_code == 422 and "the tokenizer fails with an error" in r.json()["detail"]
+        assert client.post("/answer", json=dict(text="tea")).status_code == 200
+
+
+def test_the_worker_survives_an_error_of_its_own(monkeypatch):
+    async def submit_all():
+        batcher = Batcher(lambda rows: rows, 1, max_wait=0)
+        plain = batcher._predict_each
+        calls = []
+
+        async def predict_each(rows):
+            calls.append(rows)
+            if len(calls) == 1:
+                raise RuntimeError("a bug")
+            return await plain(rows)
+
+        monkeypatch.setattr(batcher, "_predict_each", predict_each)
+        at_work = asyncio.create_task(batcher.run())
+        lost = asyncio.create_task(batcher.submit("lost"))
+        await asyncio.sleep(0.05)
+        answer = await asyncio.wait_for(batcher.submit("a"), 10)
+        lost.cancel()
+        at_work.cancel()
+        return answer
+
+    assert asyncio.run(submit_all()) == "a"
+
+
+def call_app(app, messages, headers=()):
+    """Call POST /answer of an application with the messages of a client; return what it sends."""
+    scope = dict(type="http", method="POST", path="/answer", query_string=b"", http_version="1.1")
+    json_type = (b"content-type", b"application/json")
+    scope |= dict(headers=[json_type, *headers], asgi={"version": "3.0"}, root_path="")
+    sent = []
+
+    async def call():
+        async def receive():
+            if messages:
+                return messages.pop(0)
+            await asyncio.sleep(3600)
+
+        async def send(message):
+            sent.append(message)
+
+        async with app.router.lifespan_context(app):
+            await app(scope, receive, send)
+
+    asyncio.run(call())
+    return sent
+
+
+def test_texts_of_a_client_that_has_gone_are_not_predicted(one, monkeypatch):
+    predicted = []
+    monkeypatch.setattr(one, "predict", lambda rows, **options: predicted.extend(rows))
+    app = create_app(one, ServerLimits(wait_ms=60_000, batch_size=1000))
+    body = dict(type="http.request", body=b'{"text": "tea"}', more_body=False)
+    sent = call_app(app, [body, dict(type="http.disconnect")])
+    assert sent[0]["status"] == 400 and not predicted
+
+
+def test_a_body_that_is_too_large_is_read_before_the_answer(one):
+    """A client that is still sending when the connection closes does not see the answer."""
+    part = dict(type="http.request", body=b" " * 1000, more_body=True)
+    messages = [dict(part) for _ in range(20)] + [dict(part, more_body=False)]
+    sent = call_app(create_app(one, ServerLimits(max_body=2000)), messages)
+    assert sent[0]["status"] == 413 and not messages
+    messages = [dict(part)]  # its size is declared, and the client waits for permission to send it
+    headers = [(b"content-length", b"10000000"), (b"expect", b"100-continue")]
+    sent = call_app(create_app(one, ServerLimits(max_body=2000)), messages, headers)
+    assert sent[0]["status"] == 413 and len(messages) == 1
+
+
+HOSTS = {
+    "localhost": True,
+    "localhost:8000": True,
+    "LocalHost.": True,
+    "127.0.0.1:8000": True,
+    "[::1]:8000": True,
+    "10.2.3.4": True,
+    "models.example.org": True,
+    "evil.example.org": False,
+    "localhost.evil.example.org:8000": False,
+    "127.0.0.1.evil.example.org": False,
+    "": False,
+}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_request_to_another_name_is_refused(one, host):
+    """The name of a page's own server may have been made to point to this machine."""
+    with TestClient(create_app(one, host_names=["localhost", "models.example.org"])) as client:
+        for method, path in (("GET", "/tasks"), ("GET", "/health"), ("POST", "/answer")):
+            r = client.request(
+                method,
+                path,
+                json=dict(text="tea") if method == "POST" else None,
+                headers={"host": host},
+            )
+            assert r.status_code == (200 if HOSTS[host] else 421)
+
+
+def test_no_page_loads_scripts_from_another_server(one):
+    with TestClient(create_app(one)) as client:
+        assert client.get("/docs").status_code == client.get("/redoc").status_code == 404
+        assert "/answer" in client.get("/openapi.json").json()["paths"]

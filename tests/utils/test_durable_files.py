@@ -4,6 +4,8 @@ import errno
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -19,6 +21,8 @@ from idp_tutorial.utils.durable_files import (
     repair_last_line,
     write_atomically,
 )
+from idp_tutorial.utils.records import read_existing_records
+from idp_tutorial.utils.tensor_files import read_last_snapshot
 
 
 def names(folder):
@@ -86,6 +90,93 @@ def test_a_link_to_a_device_is_refused(tmp_path):
     with pytest.raises(UserError, match="is a link to a device, which keeps nothing"):
         append_line(tmp_path / "file", "{}")
     assert (tmp_path / "file").is_symlink()
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """Return a pipe that no process reads or writes."""
+    os.mkfifo(tmp_path / "file")
+    return tmp_path / "file"
+
+
+WRITERS = {
+    "a whole file": lambda pipe: write_atomically(pipe, b"x"),
+    "a line": lambda pipe: append_line(pipe, "{}"),
+    "the note of a lock": lambda pipe: take_lock(pipe.rename(pipe.parent / ".a.lock-by")),
+}
+READERS = {
+    "records": read_existing_records,
+    "a last line": repair_last_line,
+    "a snapshot": lambda pipe: read_last_snapshot(
+        pipe.rename(pipe.parent / "checkpoint-3.safetensors").parent
+    ),
+}
+
+
+def take_lock(pipe):
+    with file_lock(pipe.parent / "a"):
+        pass
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_pipe_that_nobody_reads_is_refused_at_once(name, pipe):
+    with pytest.raises(UserError, match="is a pipe that no process reads: remove it"):
+        WRITERS[name](pipe)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_pipe_is_not_read_in_the_place_of_a_file(name, pipe):
+    with pytest.raises(UserError, match="is a pipe, in the place of a file: remove it"):
+        READERS[name](pipe)
+
+
+def test_a_pipe_with_a_reader_is_written(pipe):
+    """As a shell makes one of `--out >(command)`."""
+    data = b"x" * 300_000  # more than a pipe holds
+    received = []
+    reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
+    reader.start()
+    for _ in range(500):  # until the reader has opened the pipe
+        try:
+            write_atomically(pipe, data)
+            break
+        except UserError:
+            time.sleep(0.01)
+    reader.join()
+    assert received == [data]
+
+
+KILLED = """
+import os, sys
+from idp_tutorial.utils.durable_files import open_atomically
+with open_atomically(sys.argv[1]) as f:
+    f.write(b"half")
+    f.flush()
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_part_file_of_a_killed_process_is_removed_by_the_next_writer(tmp_path):
+    file = tmp_path / "answers.csv"
+    subprocess.run([sys.executable, "-c", KILLED, file])
+    (part,) = names(tmp_path)
+    assert part.startswith(".answers.csv.") and part.endswith(".part")
+    write_atomically(tmp_path / "other", b"x")
+    assert part in names(tmp_path)
+    write_atomically(file, b"x")
+    assert names(tmp_path) == ["answers.csv", "other"]
+
+
+def test_the_part_file_of_a_process_that_may_run_is_kept(tmp_path):
+    with open_atomically(tmp_path / "a") as f, open_atomically(tmp_path / "a") as g:
+        f.write(b"1")
+        g.write(b"2")
+        elsewhere = tmp_path / f".a.{2**22}-00000000.part"  # of another host
+        if not elsewhere.name.split("-")[1].startswith(durable_files._process_space()):
+            elsewhere.touch()
+            write_atomically(tmp_path / "a", b"3")
+            assert elsewhere.exists()
+    assert (tmp_path / "a").read_bytes() == b"1"
 
 
 # --- locks

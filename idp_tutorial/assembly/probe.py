@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from idp_tutorial.core.backbone import Backbone, backbone_fingerprint
+from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import walk_layers
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.task import Task
-from idp_tutorial.training.cache import add_missing_states, iterate_states
+from idp_tutorial.training.cache import add_missing_states, cache_name, iterate_states
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.examples import encode_rows
 from idp_tutorial.training.state_store import StateStore, example_key
@@ -85,7 +85,7 @@ def pool_all_layers(
     if not folder:
         batches = iterate_states(bb, examples, pool_batch, "float16", batch_size)
         return torch.cat([torch.from_numpy(states) for states in batches]).view(shape)
-    store_folder = cache_folder(folder) / backbone_fingerprint(bb)
+    store_folder = cache_folder(folder) / cache_name(bb)
     store = StateStore(
         store_folder / f"pooled-{'-'.join(poolings)}", shape[1] * shape[2] * bb.d, "float16"
     )

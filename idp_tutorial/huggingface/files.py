@@ -1,20 +1,17 @@
 """Files of a `PromptModel`: write a prompt with its head, and read it for a model.
 
-A prompt belongs to the weights of its model, which are compared by their digests. A classifier on a
+A prompt belongs to the weights of its model, which `backbone_id` identifies. A classifier on a
 model that `load_backbone` finds by its name is written as `idp train` writes one, so that
 `idp predict` reads it.
 """
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.dtypes import DTYPES
+from idp_tutorial.core.backbone import Backbone, backbone_id
 from idp_tutorial.core.prompted_model import PromptedModel, persistent_tensors, restore_state
 from idp_tutorial.huggingface.prompts import PromptSettings, find_label_token_ids
 from idp_tutorial.saving.descriptions import (
@@ -23,6 +20,7 @@ from idp_tutorial.saving.descriptions import (
     check_backbone_matches,
     describe_backbone,
     describe_run,
+    describe_weights,
     load_saved_backbone,
     parse_saved_run,
     remember_local_backbone,
@@ -36,28 +34,7 @@ from idp_tutorial.utils.records import collect_versions
 __all__ = ["prompt_tensors", "read_prompt_settings", "save_prompt", "restore_prompt"]
 
 
-def _base_digest(bb: Backbone, dtype: torch.dtype) -> str:
-    """Return the SHA-256 digest of the weights that the layers use, in a dtype.
-
-    It is the same for every class of a model: heads and poolers are left out. A head that uses the
-    pooler has a copy.
-    """
-    digest = hashlib.sha256()
-    for name, tensor in sorted(bb.base.state_dict().items()):
-        if "pooler." not in name and not name.startswith("decoder."):
-            value = tensor.detach().cpu().to(dtype).contiguous()
-            digest.update(f"{name} {tuple(value.shape)}".encode())
-            digest.update(value.reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-def _describe_base(bb: Backbone) -> dict[str, Any]:
-    """Return the dtype of the base model, and digests of its weights in each dtype."""
-    digests = {name: _base_digest(bb, dtype) for name, dtype in DTYPES.items()}
-    return dict(dtype=bb.dtype_name, digests=digests)
-
-
-def _describe_named_backbone(bb: Backbone, base: dict[str, Any]) -> dict[str, Any] | None:
+def _describe_named_backbone(bb: Backbone) -> dict[str, Any] | None:
     """Describe the model as `idp predict` loads it by name; None if it cannot."""
     if bb.tokenizer is None or bb.causal:  # a decoder's texts are encoded in another way
         return None
@@ -65,7 +42,8 @@ def _describe_named_backbone(bb: Backbone, base: dict[str, Any]) -> dict[str, An
         named = load_backbone(bb.name, dtype=bb.dtype_name)
     except UserError:
         return None
-    return describe_backbone(named, bb.name) if _describe_base(named) == base else None
+    is_same = backbone_id(named, weights_only=True) == backbone_id(bb, weights_only=True)
+    return describe_backbone(named, bb.name) if is_same else None
 
 
 def prompt_tensors(
@@ -89,12 +67,13 @@ def read_prompt_settings(
     saved = description.get("prompt_model")
     if saved is None:
         named = load_saved_backbone(description["backbone"], cfg.backbone, None, dependent)
-        check_backbone_matches(_describe_base(named), bb, dependent, named.name, _base_digest)
+        base = describe_weights(named, weights_only=True)
+        check_backbone_matches(base, bb, dependent, named.name, weights_only=True)
         if task.is_generation:
             return PromptSettings(cfg, "CAUSAL_LM", "keep")
         token_ids = find_label_token_ids(task, bb) if cfg.head == "verbalizer" else ()
         return PromptSettings(cfg, "SEQ_CLS", cfg.head, task.labels, token_ids)
-    check_backbone_matches(saved["base"], bb, dependent, cfg.backbone, _base_digest)
+    check_backbone_matches(saved["base"], bb, dependent, cfg.backbone, weights_only=True)
     task_type = saved["task_type"]
     head = saved["head"]
     token_ids = tuple(saved["label_token_ids"])
@@ -117,8 +96,8 @@ def save_prompt(
 ) -> None:
     """Save a prompt and its head, with a description from which they can be built again."""
     bb = prompted.backbone
-    base = _describe_base(bb)
-    named = _describe_named_backbone(bb, base) if settings.head == "classification" else None
+    base = describe_weights(bb, weights_only=True)
+    named = _describe_named_backbone(bb) if settings.head == "classification" else None
     run = describe_run(settings.task, settings.cfg)
     description = dict(
         format=SAVE_FORMAT if named else PROMPT_MODEL_FORMAT,

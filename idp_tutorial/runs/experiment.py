@@ -21,6 +21,7 @@ from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.assembly.config import RunConfig, find_unused_options, refuse_control
 from idp_tutorial.assembly.controls import ControlConfig, ControlModel
 from idp_tutorial.assembly.probe import initialise_head_from_probe
+from idp_tutorial.core.backbone import backbone_id
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
 from idp_tutorial.core.random_numbers import exclusive_random_numbers
 from idp_tutorial.data.task import Task
@@ -69,13 +70,13 @@ class Experiment:
         n_examples = len(self.task.splits["train"])
         self.cfg = cfg.resolve_epochs(n_examples, process_state().num_processes)
         self.start_time = time.time()
-        self.weights_digest: str | None = None  # of the backbone before training, once it is loaded
+        self.backbone_id: str | None = None  # of the backbone before training, once it is loaded
         self.test_outputs: Any = None  # outputs for the test split, once it is scored
 
     def digests(self, include_test: bool = True) -> dict[str, str]:
         """Return the digests of everything that the experiment reads."""
-        digests = run_digests(self.cfg, self.task, include_test, self.weights_digest)
-        self.weights_digest = digests["weights"]
+        digests = run_digests(self.cfg, self.task, include_test, self.backbone_id)
+        self.backbone_id = digests["weights"]
         return digests
 
     def build_model(self) -> PromptedModel:
@@ -88,7 +89,7 @@ class Experiment:
         cfg = self.cfg
         git_state()  # its cached result is the state at the start of the run, not at the end
         bb = load_config_backbone(cfg)
-        self.weights_digest = bb.initial_fingerprint()  # before anything is trained
+        self.backbone_id = backbone_id(bb)  # before anything is trained
         # what the command refuses; a protocol may set an option of all runs for all its methods
         unused = find_unused_options([replace(cfg, init_from=None)], bb)
         for name in unused.keys() & ALL_METHODS[cfg.method].options.keys():

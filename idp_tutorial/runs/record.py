@@ -30,6 +30,7 @@ import torch
 from idp_tutorial.assembly.build import load_config_backbone, weights_dtype
 from idp_tutorial.assembly.config import RunConfig, recorded_option
 from idp_tutorial.backbones.load import list_backbone_files
+from idp_tutorial.core.backbone import backbone_id
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.glove import find_glove_file
@@ -111,8 +112,8 @@ def input_digests(cfg: RunConfig) -> dict[str, str]:  # keys `glove` and `init_f
 _BACKBONE_DIGESTS: dict[tuple, str] = {}
 
 
-def backbone_digest(cfg: RunConfig) -> str:  # 16 hexadecimal digits
-    """Return the fingerprint of the backbone that a run begins with.
+def backbone_digest(cfg: RunConfig) -> str:  # 32 hexadecimal digits
+    """Return the `backbone_id` of the backbone that a run begins with.
 
     The backbone is loaded only if its digest is not known to this process, or its files have
     changed since. A backbone of the hub without a full commit hash is always loaded.
@@ -124,7 +125,7 @@ def backbone_digest(cfg: RunConfig) -> str:  # 16 hexadecimal digits
     key = (weights_dtype(cfg), *files)
     digest = _BACKBONE_DIGESTS.get(key)
     if digest is None:
-        digest = load_config_backbone(cfg).initial_fingerprint()
+        digest = backbone_id(load_config_backbone(cfg))
         if files:
             _BACKBONE_DIGESTS[key] = digest
     return digest

@@ -3,11 +3,11 @@
 A saved file may come from another machine or another person, so its content is untrusted data.
 Its description is compared with a schema before anything is built: the classes `Saved...`, and
 `Task` itself. Its config and its task are rebuilt field by field, no path in it is opened, and the
-weights it names are compared with their digest before they are used.
+weights it names are compared with their identity (`backbone_id`) before they are used.
 
 A path contains names of people and machines, so it does not belong in a file that is sent to
-others. A saved model therefore stores only the last part of its backbone's path and the digest
-of the weights. The user can name the folder (`--backbone`); otherwise this machine remembers it
+others. A saved model therefore stores only the last part of its backbone's path and the identity
+of the backbone. The user can name the folder (`--backbone`); otherwise this machine remembers it
 in a note in the cache, named by the digest and written when a model with this backbone was
 saved. A note is only a hint: the weights that are loaded from the folder are compared with the
 digest.
@@ -16,7 +16,8 @@ digest.
 import json
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,12 +29,12 @@ from torch import Tensor
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.fetch import backbone_cache_folder
 from idp_tutorial.backbones.load import find_local_backbone, load_backbone
-from idp_tutorial.core.backbone import Backbone, weights_digest
+from idp_tutorial.core.backbone import Backbone, backbone_id
 from idp_tutorial.core.dtypes import DTYPES
 from idp_tutorial.data.task import Task
 from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.durable_files import write_atomically
-from idp_tutorial.utils.records import collect_versions, config_fingerprint
+from idp_tutorial.utils.records import collect_versions, config_fingerprint, renew_digests
 from idp_tutorial.utils.schemas import Count, check_schema
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, deserialise_tensors, save_tensors
 
@@ -54,6 +55,7 @@ __all__ = [
     "parse_saved_run",
     "check_save_format",
     "tensor_shapes",
+    "describe_weights",
     "describe_backbone",
     "check_backbone_matches",
     "load_saved_backbone",
@@ -145,7 +147,8 @@ def read_fingerprint(
             f"{folder} has a model that was saved without the record of its run: use another "
             f"folder, or delete its {PROMPTS_FILE}."
         )
-    return {**config_fingerprint(description["cfg"]), "digests": description["digests"]}
+    digests = renew_digests(description["digests"])
+    return {**config_fingerprint(description["cfg"]), "digests": digests}
 
 
 SAVE_FORMAT = 2  # format of saved models
@@ -161,7 +164,7 @@ class SavedBackbone:
 
     name: str
     dtype: str
-    digests: dict[str, str]  # by dtype
+    digests: dict[str, str]  # `backbone_id` by dtype
     local: bool = False
     revision: str | None = None
 
@@ -169,7 +172,7 @@ class SavedBackbone:
 @dataclass
 class _Base:
     dtype: str
-    digests: dict[str, str]  # by dtype
+    digests: dict[str, str]  # `backbone_id` of the weights only, by dtype
 
 
 @dataclass
@@ -305,19 +308,29 @@ def tensor_shapes(
 _DTYPES = {**DTYPES, "float16": torch.float16, "float64": torch.float64}
 
 
+def describe_weights(bb: Backbone, weights_only: bool = False) -> dict[str, Any]:
+    """Return the dtype of a backbone, and its `backbone_id` in this dtype and in shorter ones."""
+    size = _DTYPES[bb.dtype_name].itemsize
+    names = [n for n, dtype in _DTYPES.items() if dtype.itemsize < size or n == bb.dtype_name]
+    digests = {name: backbone_id(bb, _DTYPES[name], weights_only) for name in names}
+    return dict(dtype=bb.dtype_name, digests=digests)
+
+
 def describe_backbone(
     bb: Backbone,  # the backbone that the prompts were trained on
     name: str,  # its name or folder in the config
 ) -> dict[str, Any]:
-    """Describe the weights that prompts belong to: name, revision, dtype, and digests."""
-    dtypes = sorted({bb.dtype_name, "float32", "bfloat16", "float16"})
+    """Describe the weights that prompts belong to: name, revision, dtype, and identities."""
     return dict(
         name=_portable_name(name),
         local=_is_local_folder(name),
         revision=getattr(bb.config, "_commit_hash", None),
-        dtype=bb.dtype_name,
-        digests={dtype: weights_digest(bb, _DTYPES[dtype]) for dtype in dtypes},
+        **describe_weights(bb),
     )
+
+
+# length of the digests of earlier versions, which differed with the version of transformers
+_EARLIER_LENGTHS = (16, 64)
 
 
 def check_backbone_matches(
@@ -325,18 +338,27 @@ def check_backbone_matches(
     bb: Backbone,  # the backbone to check
     dependent: str,  # what was trained on it, for messages, such as 'the prompts of runs/a'
     name: str,  # name of the backbone that is needed
-    compute_digest: Callable[[Backbone, torch.dtype], str] = weights_digest,
+    weights_only: bool = False,  # the digests are those of `backbone_id(..., weights_only=True)`
 ) -> None:
     """Check that a backbone has the weights that prompts were trained on.
+
+    A digest of an earlier version cannot be checked; it is accepted with a warning.
 
     Raises: `UserError` for other weights.
     """
     # the weights may have been rounded to the dtype of training
     for dtype in (bb.dtype_name, saved_backbone["dtype"]):
-        saved_digest = saved_backbone["digests"].get(dtype)
-        if saved_digest is None or dtype not in _DTYPES:
+        saved_id = saved_backbone["digests"].get(dtype)
+        if saved_id is None or dtype not in _DTYPES:
             continue
-        if saved_digest == compute_digest(bb, _DTYPES[dtype]):
+        if len(saved_id) in _EARLIER_LENGTHS:
+            warnings.warn(
+                f"{dependent} were saved by an earlier version, whose digest of {name!r} cannot "
+                "be checked: make sure that it is the same model, and save them again.",
+                stacklevel=2,
+            )
+            return
+        if saved_id == backbone_id(bb, _DTYPES[dtype], weights_only):
             return
     raise UserError(
         f"{dependent} belong to another backbone: they need {name!r}, and the weights of "

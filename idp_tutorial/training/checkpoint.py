@@ -6,8 +6,8 @@ therefore writes checkpoints, and the same call resumes from them.
 
 Resuming with other texts, another learning rate or another backbone would give a score that
 belongs to no config. A checkpoint therefore contains the fingerprint of its run: the config,
-and digests of the encoded examples, of the backbone before training, of the weights that stay
-frozen, and of word vectors and initial prompts, where there are any. Paths and the device are
+the identity of the backbone before training, and digests of the encoded examples, of frozen
+weights of the head, and of word vectors and initial prompts, where there are any. Paths and the device are
 not part of it.
 """
 
@@ -17,11 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from idp_tutorial.core.backbone import backbone_id
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.distributed import StepMeasurements, all_gather_objects
@@ -44,11 +46,23 @@ __all__ = [
 ]
 
 
+# training can change the backbone of a model, which may be interrupted and then resumed
+_initial_ids: WeakKeyDictionary[PromptedModel, str] = WeakKeyDictionary()
+
+
+def _initial_backbone_id(model: PromptedModel) -> str:
+    """Return the `backbone_id` of the first call, which comes before any training."""
+    if model not in _initial_ids:
+        _initial_ids[model] = backbone_id(model.backbone)
+    return _initial_ids[model]
+
+
 def _iterate_frozen_weights(model: PromptedModel) -> Iterator[bytes | np.ndarray]:
-    """Yield name and bytes of each parameter that is not trained."""
+    """Yield name and bytes of each parameter outside the backbone that is not trained."""
     trained = model.trained_parameters()
+    in_backbone = set(model.backbone.base.parameters())
     for name, tensor in model.named_parameters():
-        if name not in trained:
+        if name not in trained and tensor not in in_backbone:
             yield name.encode()
             yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
@@ -72,8 +86,8 @@ def run_fingerprint(
         "lr": lr,
         "processes": num_processes,
         "examples": compute_digest(inputs),
-        "backbone weights": model.backbone.initial_fingerprint(),
-        "frozen weights": compute_digest(_iterate_frozen_weights(model)),
+        "backbone": _initial_backbone_id(model),
+        "other frozen weights": compute_digest(_iterate_frozen_weights(model)),
         "word vectors": word_vector_digests,
         "initial prompts": initial_prompts,
     }
@@ -288,7 +302,12 @@ class Checkpoint:
         if content is None:
             return None
         check_schema(_SavedContent, content, f"the checkpoint in {self.folder}", _REMEDY)
-        differences = describe_differences(content["fingerprint"], self.run_fingerprint)
+        saved = content["fingerprint"]
+        current = self.run_fingerprint
+        if "backbone weights" in saved:  # of an earlier version, whose digests cannot be checked
+            shared = saved.keys() & current.keys()
+            saved, current = ({name: f[name] for name in shared} for f in (saved, current))
+        differences = describe_differences(saved, current)
         if differences:
             raise UserError(
                 f"{self.folder} holds another run ({differences}). Use another folder "

@@ -39,6 +39,7 @@ from idp_tutorial.utils.schemas import Count, Finite, Rule, check_schema
 __all__ = [
     "SCHEMA_VERSION",
     "RECORDED_PACKAGES",
+    "renew_digests",
     "config_to_record",
     "config_fingerprint",
     "describe_differences",
@@ -94,6 +95,37 @@ def load_record(line: str) -> dict:
 
 
 SCHEMA_VERSION: Literal[3] = 3
+
+
+# digest of a backbone in records of earlier versions → its `backbone_id`. An earlier digest differed
+# with the version of transformers, so a backbone can have several.
+_RENEWED_DIGESTS = {
+    "2ef68a2e3294e2e3": "ef707222edbe1bd8bc3de77781da4146",  # tiny float32
+    "6dedf37e899f4ee4": "874f0f25047b1b581c630e3d3f321adf",  # tiny bfloat16
+    "9f6251c137c87847": "5342f6458bd7055676cbbf239550a410",  # tiny int8
+    "a0d7f070bb26b4a1": "6b41d0b22e504983bd510c46d803fcff",  # tiny-gpt2 float32
+    "27fae7946fda1e86": "32a66b5efb3c199366d74c2fb74d2b8a",  # tiny-gpt2 bfloat16
+    "078c0d63f8a1405d": "654b6f0b02a00c789e3ec4afd58e03ee",  # tiny-gpt2 int8
+    "6f0f486a55d07bb8": "3dc7c801ac1e3857575a0b161d30f4f9",  # minilm float32
+    "f18ab670f5f20866": "0f7be6d2adbe3a45b297dd5757054fd3",  # minilm bfloat16
+    "b9956c0fe772aa42": "27007565cdefce7ac073630aeaa3fb54",  # minilm int8
+    "1da000382578c8a0": "4979488c5ef985baff495bbf24fc488b",  # smollm2 float32
+    "ad3a1dcf8216abc2": "4979488c5ef985baff495bbf24fc488b",  # smollm2 float32
+    "7c368cf058b82d3f": "63c9fbe2a5cd1d37124df1f46932ddd2",  # smollm2 bfloat16
+    "abe1f37e710878ef": "63c9fbe2a5cd1d37124df1f46932ddd2",  # smollm2 bfloat16
+    "5ff337678749ccc6": "9c7eee5e6244eee240df980e6e1545d1",  # smollm2 int8
+    "7932db613b2eef92": "3cf84a2dac8e0ffd97321b74a0096c68",  # mpnet float32
+    "35159d04a5238746": "0d03f7bfca4c4241aa453710483b4393",  # mpnet bfloat16
+    "0a6653d1c0e6e75f": "b49c9b4d1397938ad91d4e86f880ff47",  # mpnet int8
+}
+
+
+def renew_digests(digests: Any) -> Any:
+    """Return the digests of a record with the backbone's present identity, if it is known."""
+    weights = digests.get("weights") if isinstance(digests, dict) else None
+    if not isinstance(weights, str) or weights not in _RENEWED_DIGESTS:
+        return digests
+    return {**digests, "weights": _RENEWED_DIGESTS[weights]}
 
 
 _FILE_OPTIONS = ("data", "glove", "init_from")  # files and folders
@@ -268,7 +300,10 @@ def _parse_records(data: bytes, path: Path) -> list[dict]:
     records = []
     for number, line in enumerate(data.splitlines(), 1):
         try:
-            records.append(check_record(load_record(line.decode())))
+            record = check_record(load_record(line.decode()))
+            if "digests" in record:
+                record["digests"] = renew_digests(record["digests"])
+            records.append(record)
         except ValueError as e:
             raise UserError(
                 f"{path}, line {number} is not a record ({str(e).rstrip('.')}): remove the line, "

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.backbones.pretraining import PretrainConfig
+from idp_tutorial.core.backbone import backbone_id
 from idp_tutorial.reproduction.papers import reproduce, transfer
 from idp_tutorial.reproduction.papers.transfer import resolve_label_map
 from idp_tutorial.reproduction.pretraining.pretrain import pretrain, save_backbone
@@ -289,7 +290,7 @@ def finishing(folder):
     """Run a whole `idp train`, with its prompts and its record."""
     c = config(steps=2, batch_size=8)
     experiments.load_config_backbone = lambda cfg: backbone()
-    run_records.backbone_digest = lambda cfg: backbone().initial_fingerprint()
+    run_records.backbone_digest = lambda cfg: backbone_id(backbone())
     train_and_save(c, folder, task())
     (record,) = read_records(Path(folder) / "record.jsonl")
     return digits(

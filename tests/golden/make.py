@@ -45,7 +45,7 @@ from idp_tutorial.cli.pretrain import pretrain_command
 from idp_tutorial.cli.sweep import sweep_command
 from idp_tutorial.cli.train import train_command
 from idp_tutorial.cli.transfer import transfer_command
-from idp_tutorial.core.backbone import Backbone, backbone_fingerprint
+from idp_tutorial.core.backbone import Backbone, backbone_id
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters, trained_state
 from idp_tutorial.data.synthetic import make_rows
@@ -521,7 +521,7 @@ def _run_train_and_predict(folder: Path) -> dict[str, Any]:
         "about": {
             "cfg": description["cfg"],
             "task": description["task"],
-            "fingerprint": backbone_fingerprint(load_backbone()),
+            "fingerprint": backbone_id(load_backbone()),
             "glove": description["glove"],
         },
         "bits": hashlib.sha256(save_bytes(tensors)).hexdigest()[:12],

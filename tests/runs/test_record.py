@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from small import config, small_task
 
 from idp_tutorial.assembly.build import load_config_backbone
+from idp_tutorial.core.backbone import backbone_id
 from idp_tutorial.data.splits import load_splits_from_folder
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import load_table_task
@@ -255,7 +256,7 @@ def test_a_backbone_is_loaded_for_its_digest_only_if_its_files_are_new(
     first = backbone_digest(cfg)
     for other in (cfg, replace(cfg, seed=1, batch_size=4)):
         assert backbone_digest(other) == first
-    assert len(loads) == 1 and first == load_config_backbone(cfg).initial_fingerprint()
+    assert len(loads) == 1 and first == backbone_id(load_config_backbone(cfg))
     assert backbone_digest(replace(cfg, dtype="bfloat16")) != first and len(loads) == 2
     file = folder / "model.safetensors"
     weights = bytearray(file.read_bytes())
@@ -267,7 +268,7 @@ def test_a_backbone_is_loaded_for_its_digest_only_if_its_files_are_new(
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     last = backbone_digest(cfg)
     assert len(loads) == 4 and backbone_digest(cfg) == last
-    assert len(loads) == 4 and last == load_config_backbone(cfg).initial_fingerprint()
+    assert len(loads) == 4 and last == backbone_id(load_config_backbone(cfg))
 
 
 def test_the_digest_of_a_branch_is_not_kept(small_folder, tmp_path, loads, monkeypatch):

@@ -17,7 +17,7 @@ from small import backbone, config, model_of, small_task
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.load import cast_weights, load_backbone
-from idp_tutorial.core.backbone import weights_digest
+from idp_tutorial.core.backbone import backbone_id
 from idp_tutorial.core.prompted_model import trained_state
 from idp_tutorial.methods import glove
 from idp_tutorial.saving.descriptions import (
@@ -317,9 +317,9 @@ def test_weights_are_the_same_in_any_attention_and_dtype():
     half = describe_backbone(in_dtype(torch.bfloat16), "a")  # and the other way round
     check_backbone_matches(half, a, "these", "a")
     assert (
-        weights_digest(a)
-        == weights_digest(backbone(attn="eager"))
-        != weights_digest(backbone("bert"))
+        backbone_id(a)
+        == backbone_id(backbone(attn="eager"))
+        != backbone_id(backbone("bert"))
     )
     with torch.no_grad():
         a.word_embeddings.weight[5, 5] += 1e-6

@@ -11,7 +11,6 @@ import torch
 from small import backbone, config, model_of, refused, small_task
 from torch import nn
 
-from idp_tutorial.core.backbone import backbone_fingerprint
 from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
@@ -27,6 +26,7 @@ from idp_tutorial.methods.sentence_vectors import mean_sentence_vector, sentence
 from idp_tutorial.training import cache as caches
 from idp_tutorial.training.cache import (
     attach_cached_states,
+    cache_name,
     cache_states,
     required_sentence_vectors,
 )
@@ -182,31 +182,31 @@ def test_a_full_disk_is_reported_before_anything_is_written(tmp_path, monkeypatc
 # --- names of caches
 
 
-def test_a_fingerprint_depends_on_all_that_changes_the_states():
+def test_the_name_of_a_cache_depends_on_all_that_changes_the_states():
     a = backbone()
     b = backbone()
-    name = backbone_fingerprint(a)
-    assert name == backbone_fingerprint(b) and len(name) == 16
+    name = cache_name(a)
+    assert name == cache_name(b)
     b.model.train()
     b.tokenizer(["a text"] * 2, truncation=True, max_length=3, padding=True)
     b.name = "another"
-    assert backbone_fingerprint(b) == name  # none of these changes the states
+    assert cache_name(b) == name  # none of these changes the states
     other_names = {
-        backbone_fingerprint(a, "cuda"),
-        backbone_fingerprint(backbone(attn="eager")),
-        backbone_fingerprint(backbone("bert")),
+        cache_name(a, "cuda"),
+        cache_name(backbone(attn="eager")),
+        cache_name(backbone("bert")),
     }
     with torch.no_grad():
         for p in (a.word_embeddings.weight, a.layers[2].output.LayerNorm.bias):
             p.view(-1)[0] += 1e-5
-            other_names.add(backbone_fingerprint(a))
+            other_names.add(cache_name(a))
     a.config.layer_norm_eps = 1e-6
-    other_names.add(backbone_fingerprint(a))
+    other_names.add(cache_name(a))
     a.tokenizer = deepcopy(a.tokenizer)  # others share it
     a.tokenizer.add_tokens(["zyzzyva"])
-    other_names.add(backbone_fingerprint(a))
+    other_names.add(cache_name(a))
     a.model.half()
-    other_names.add(backbone_fingerprint(a))
+    other_names.add(cache_name(a))
     assert len(other_names) == 8 and name not in other_names
 
 
@@ -509,7 +509,7 @@ def test_the_cache_folder_is_an_argument_a_variable_or_the_default(tmp_path, mon
     cache_states(bbs["roberta"], rows)
     cache_states(bbs["roberta"], rows, folder=tmp_path / "arg")
     for name in ("env", "arg"):
-        assert (tmp_path / name / backbone_fingerprint(bbs["roberta"]) / "sentence").is_dir()
+        assert (tmp_path / name / cache_name(bbs["roberta"]) / "sentence").is_dir()
     monkeypatch.delenv("IDP_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
     cache_states(bbs["roberta"], rows)

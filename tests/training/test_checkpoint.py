@@ -194,8 +194,8 @@ def test_a_checkpoint_contains_trained_tensors_optimizer_and_progress(tmp_path):
     )
     assert (
         str(tmp_path) not in str(content["fingerprint"])
-        and content["fingerprint"]["frozen weights"]
-        == run_fingerprint(make(cfg), [[]], cfg, 1.0)["frozen weights"]
+        and content["fingerprint"]["other frozen weights"]
+        == run_fingerprint(make(cfg), [[]], cfg, 1.0)["other frozen weights"]
     )
     size = (tmp_path / "checkpoint-3.safetensors").stat().st_size
     fit(make(cfg), small_task(), cfg, checkpoint_dir=tmp_path, save_every=3)
@@ -367,7 +367,7 @@ def test_a_checkpoint_of_other_texts_or_another_backbone_is_refused(folder):
     cfg = config()
     bb = backbone()
     bb.word_embeddings.weight.data[7, 0] += 1e-4
-    with pytest.raises(ValueError, match="frozen weights was '"):
+    with pytest.raises(ValueError, match="backbone was '"):
         fit(build_model(cfg, bb, small_task()), small_task(), cfg, checkpoint_dir=folder)
 
 
@@ -382,7 +382,7 @@ def test_a_checkpoint_of_another_trained_backbone_is_refused(method, tmp_path):
         fit(model, small_task(), cfg, checkpoint_dir=tmp_path)
     bb = backbone()
     bb.word_embeddings.weight.data[7, 0] += 1e-4
-    with pytest.raises(ValueError, match="holds another run .*backbone weights was '"):
+    with pytest.raises(ValueError, match="holds another run .*backbone was '"):
         fit(build_model(cfg, bb, small_task()), small_task(), cfg, checkpoint_dir=tmp_path)
     del model.forward
     assert numbers(fit(model, small_task(), cfg, checkpoint_dir=tmp_path)) == numbers(whole)

@@ -30,7 +30,7 @@ from ...data.task import Task, require_classes
 from ...runs.record import RunStore
 from ...assembly.build import load_config_backbone
 from ...methods.all_methods import late_prompt_methods
-from ...core.backbone import Backbone, backbone_fingerprint
+from ...core.backbone import Backbone, backbone_id
 from ...core.heads import ClassificationHead, VerbalizerHead
 from ...core.loop import run_layers, walk_layers
 from ...core.steps import Insert
@@ -252,7 +252,7 @@ def load_or_choose_layer(
         max_len=cfg.max_len,
         template=cfg.template if cfg.head == "verbalizer" else None,
     )
-    digests = dict(weights=backbone_fingerprint(bb), data=task.digest())
+    digests = dict(weights=backbone_id(bb), data=task.digest())
 
     def choose() -> dict:
         """Choose a layer, and return the record of the choice."""

@@ -18,7 +18,7 @@ from ...utils.checks import UserError
 from transformers.utils import logging as hf_logging
 from ...assembly.config import RunConfig
 from ...data.task import Task
-from ...core.backbone import Backbone, backbone_fingerprint
+from ...core.backbone import Backbone, backbone_id
 from ...backbones.load import load_backbone
 from ...core.prompted_model import PromptedModel, trained_state
 from ...runs.record import checkpoint_folder, remove_checkpoints
@@ -103,7 +103,7 @@ def run_supplementary_training(
         fingerprint=dict(
             **config_fingerprint(cfg),
             with_swapped_pairs=with_swapped_pairs,
-            weights=backbone_fingerprint(load_backbone(cfg.backbone)),
+            weights=backbone_id(load_backbone(cfg.backbone)),
             data=task.digest(),
         ),
     )

@@ -11,7 +11,7 @@ from small import FAMILY, backbone, batch_of, one, refused, same, setting, small
 from sweeps import BASE, HUMP, TASK
 
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.core.backbone import backbone_fingerprint
+from idp_tutorial.core.backbone import backbone_id
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.core.steps import Insert
@@ -231,7 +231,7 @@ def test_a_choice_of_other_weights_or_rows_is_another(small_folder, monkeypatch,
     ]
     r = read_records(out)[0]
     assert r["digests"] == dict(
-        weights=backbone_fingerprint(load_backbone(str(small_folder))), data=TASK.digest()
+        weights=backbone_id(load_backbone(str(small_folder))), data=TASK.digest()
     )
 
 

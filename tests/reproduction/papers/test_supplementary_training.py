@@ -10,7 +10,7 @@ from small import Killed, backbone, config, small_task
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.core.backbone import backbone_fingerprint
+from idp_tutorial.core.backbone import backbone_id
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.methods.sentence_vectors import sentence_vector
@@ -225,9 +225,9 @@ def test_stage_one_saves_a_backbone_with_its_prompts(cfg, pairs, stage1):
         for (n, a), b in zip(old.base.named_parameters(), new.base.parameters())
         if not torch.equal(a, b)
     ]
-    assert len(moved) > 0.9 * len([*old.base.parameters()]) and backbone_fingerprint(
+    assert len(moved) > 0.9 * len([*old.base.parameters()]) and backbone_id(
         old
-    ) != backbone_fingerprint(new)
+    ) != backbone_id(new)
     assert (
         description["steps"] == math.ceil(128 / 32)
         and 0 <= description["validation"] <= 100

@@ -20,6 +20,7 @@ from typing import Any
 import course  # docs/course.py
 import nbformat
 import notebooks as nbs
+import playground_page  # docs/playground_page.py
 from nbformat import NotebookNode
 
 PARALLEL_SUBPACKAGES = {"data", "training"}  # do not import from the subpackage before them
@@ -223,7 +224,7 @@ def render_sidebar() -> str:
         "Project": [page.removesuffix(".md") for page in list_project_pages().values()],
     }
     tables = sorted(nbs.NOTEBOOKS_FOLDER.glob("course/[a-z]*.md"))  # glossary, table of chapters
-    sections["Learn"] += [nbs.notebook_name(path) for path in tables]
+    sections["Learn"] += ["playground", *(nbs.notebook_name(path) for path in tables)]
     if notebooks_in_folder("course/solutions"):
         sections["Learn"].append("course/solutions/index")
     return "".join(
@@ -391,6 +392,7 @@ def render_generated_pages() -> dict[str, str]:
         pages[f"engine/{subpackage}/index.md"] = render_essays_page(subpackage)
     if notebooks_in_folder("course/solutions"):
         pages["course/solutions/index.md"] = render_solutions_page()
+    pages["playground.md"] = playground_page.render_page()
     return pages
 
 

@@ -44,14 +44,14 @@ PROMPTS: tuple[tuple[str, int | None], ...] = (
     ("lpt-npg", 0),
     ("id-spam", 0),
 )
-LEARNING_RATES = {"lpt": 0.3, "lpt-npg": 0.007, "id-spam": 0.005, "s-idpg-phm": 0.01}
+LEARNING_RATES = {"lpt": 0.3, "lpt-npg": 0.02, "id-spam": 0.03, "s-idpg-phm": 0.02}
 OPTIONS: dict[str, dict[str, Any]] = {
     "lpt-npg": dict(bottleneck=32, standardise=True),  # the states of the bundled model are small
     "id-spam": dict(bottleneck=32),
     "s-idpg-phm": dict(standardise=True),
 }
 SEED = 0
-STEPS = 300
+STEPS = 600
 DETAILS = ("method", "task", "layer", "lr", "seed", "steps", "batch_size", "prompt_length")
 
 
@@ -69,7 +69,7 @@ def make_config(task: str, method: str, layer: int | None) -> RunConfig:
         seed=SEED,
         steps=STEPS,
         batch_size=16,
-        eval_every=STEPS // 3,
+        eval_every=STEPS // 4,
         cache="both",
         prompt_length=5,
         **options,

@@ -326,12 +326,14 @@ def export_models(folder: Path) -> dict[str, Any]:
         manifest["tasks"][name] = describe_task(name, bb, sentences)
         head = Head(bb, load_task(name).word_ids(bb.tokenizer))
         export_graph(head, torch.randn(1, bb.d), folder / f"head-{name}.onnx", ("out",), False)
+    last_layer = max(layer for method, layer in training.PROMPTS if method == "id-spam")
     for cell in training.cells():
         run = training.find_run(*cell)
         if run is None:
             continue
         model, experiment = training.load_model(*cell)
-        untrained = experiment.build_model().eval() if cell[1] == "id-spam" else None
+        shows_words = cell[1:] == ("id-spam", last_layer)  # the panel *Which words?*
+        untrained = experiment.build_model().eval() if shows_words else None
         manifest["prompts"].append(export_prompt(model, run, folder, untrained))
     assets = asset_path("lexicons.json").parent / "tiny"
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -88,12 +88,13 @@ def read_depth_data() -> list[dict[str, Any]]:
 def read_published_counts() -> list[dict[str, Any]]:
     """Return the published counts that the panel *How many parameters?* marks."""
     shown = {("IDPG", "S-IDPG-PHM"), ("IDPG", "M-IDPG-PHM"), ("LPT", "LPT w/ NPG")}
-    rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))
-    return [
+    rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["counts"]
+    counts = [
         {name: row[name] for name in ("paper", "method", "reported", "exact", "sizes")}
         for row in rows
         if (row["paper"], row["method"]) in shown and row["backbone"] == "RoBERTa-large"
     ]
+    return sorted(counts, key=lambda row: row["exact"])
 
 
 def read_live() -> dict[str, Any] | None:
@@ -171,6 +172,7 @@ def render_page() -> str:
     answer = best_answer(data["stored"], data["scores"])
     sentences = data["stored"]["sentences"]["two-domains"]
     table = render_exchange_table(answer, sentences, LABELS["two-domains"])
+    steps = max(score["steps"] for score in data["scores"])
     source = f"{METHOD_NAMES[answer['method']]} {describe_place(answer['layer'])}"
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     panels = TEMPLATE.read_text(encoding="utf-8").replace("@DATA@", text)
@@ -207,8 +209,8 @@ def render_page() -> str:
             "",
             "## Limits",
             "",
-            "The live model has been trained with one seed and 300 steps for each prompt; its "
-            "scores are illustrations, and stand beside it. The comparison of methods is in "
+            f"Each prompt of the live model has been trained with one seed and {steps} steps; the "
+            "scores beside it are illustrations. The comparison of methods is in "
             "[What works](lab/what_works.ipynb).",
             "",
         ]

@@ -147,13 +147,12 @@ def train(task: str, method: str, layer: int | None) -> None:
 
 
 def example_sentences(task: str) -> list[str]:
-    """Return the four sentences of the course, or the first test text of each class."""
+    """Return the four sentences of the course, or the shortest test text of each class."""
     if task == "two-domains":
         return [*COURSE_SENTENCES]
-    first: dict[int, str] = {}
-    for row in load_task(task).splits["test"]:
-        first.setdefault(row["label"], row["sentence1"])
-    return [first[label] for label in sorted(first)]
+    rows = sorted(load_task(task).splits["test"], key=lambda row: len(row["sentence1"]))
+    shortest = {row["label"]: row["sentence1"] for row in reversed(rows)}
+    return [shortest[label] for label in sorted(shortest)]
 
 
 @torch.inference_mode()

@@ -1,6 +1,6 @@
 /** The bundled model in a browser: the layer loop of `idp_tutorial.core.loop`, over exported graphs. */
 
-const TASK_INPUT = "input" // the place of IDPG's prompt: among the word vectors, after `<s>`
+const INPUT = "input" // the place of IDPG's prompt: among the word vectors, after `<s>`
 
 /** Return vectors `[1,n,d]` inserted into `x` `[1,T,d]` before a position. */
 function insert(x, vectors, d, position) {
@@ -92,7 +92,7 @@ export class Model {
   async pass(words, prompt = null, layer = null) {
     let x = words
     const first = this.manifest.backbone.indexOf("layer-0")
-    if (prompt && layer === TASK_INPUT) x = insert(x, prompt, this.d, 1)
+    if (prompt && layer === INPUT) x = insert(x, prompt, this.d, 1)
     x = await this.runVectors("embed", x)
     let at = null
     for (let i = 0; i < this.manifest.n_layers; i++) {
@@ -117,7 +117,7 @@ export class Model {
 
   /** Return the logits of the classes for a text with a prompt, or without one. */
   async logits(task, {ids, mask}, prompt = null, layer = null) {
-    const place = layer ?? TASK_INPUT
+    const place = layer ?? INPUT
     const {states} = await this.pass(await this.words(ids), prompt, place)
     const t = prompt ? prompt.length / this.d : 0
     const position = mask + t

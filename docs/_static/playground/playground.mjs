@@ -5,7 +5,7 @@ import {Model, softmax} from "./model.mjs"
 
 const MAX_CHARACTERS = 2000
 const FOLDER = "playground/" // exported models and runtime
-const root = document.getElementById("playground")
+const root = document.getElementById("pg-root")
 const $ = id => document.getElementById(id)
 const data = JSON.parse($("pg-data").textContent)
 let model = null
@@ -156,7 +156,7 @@ function clearResult(text) {
 
 function missingText() {
   if (!data.live) return "This copy of the site has no live model: pick one of the listed sentences."
-  return "Load the model below to ask about your own sentences, or pick one of the listed ones."
+  return "Load the model (in the first panel) to ask about your own sentences, or pick one of the listed ones."
 }
 
 async function describeReader(owner, task, text, giver, label, method, place) {

@@ -50,6 +50,8 @@ html_theme = "furo"
 html_title = cfg["title"]
 html_static_path = ["_static"]
 html_extra_path = ["_build/extra"]
+if (DOCS_FOLDER / "_build/live").is_dir():  # docs/playground.py exports models for the playground
+    html_extra_path.append("_build/live")
 html_css_files = ["site.css"]
 html_favicon = "_static/icon.svg"
 html_copy_source = False

@@ -246,13 +246,21 @@ class Picture:
                 f'font-family="{FONT}">',
                 f"<title>{html.escape(self.title)}</title>",
                 f"<desc>{html.escape(self.description)}</desc>",
-                f"<style>{_dark_css()}</style>",
+                f"<style>{_dark_css()}{self._motion_css()}</style>",
                 Box(0, 0, self.w, self.h, "paper").to_svg(),
-                *(s.to_svg() for s in self.shapes),
+                *self._drawn_shapes(),
                 "</svg>",
                 "",
             ]
         )
+
+    def _motion_css(self) -> str:
+        """Return the CSS of an animation, if there is one."""
+        return ""
+
+    def _drawn_shapes(self) -> list[str]:
+        """Return the SVG elements of all shapes."""
+        return [s.to_svg() for s in self.shapes]
 
     def translate(self, dx: float, dy: float) -> "Picture":
         """Return the picture with all shapes and anchors moved by `dx` and `dy`."""
@@ -263,6 +271,41 @@ class Picture:
     def save(self, path: Path | str) -> None:
         """Write the picture to an SVG file."""
         Path(path).write_text(self._repr_svg_(), encoding="utf-8")
+
+
+class AnimatedPicture(Picture):
+    """Picture whose frames appear one after the other, three times, and then stay.
+
+    Without CSS, or where the reader wants no motion, all frames are there from the start.
+    """
+
+    SECONDS = 9  # of a round
+
+    def __init__(
+        self,
+        frames: Iterable[Iterable[Shape]],  # the first one is always visible
+        w: float,  # width in units
+        h: float,  # height in units
+        title: str = "",  # as for `Picture`
+        alt: str = "",  # as for `Picture`
+    ) -> None:
+        self.frames = [list(frame) for frame in frames]
+        super().__init__([s for frame in self.frames for s in frame], w, h, title, alt)
+
+    def _motion_css(self) -> str:
+        rules = ""
+        for i in range(1, len(self.frames)):
+            start = 90 * i / len(self.frames)
+            keyframes = f"0%,{start:.0f}%{{opacity:.12}}{start + 5:.0f}%,100%{{opacity:1}}"
+            rules += f"@keyframes idp-{i}{{{keyframes}}}"
+            rules += f".idp .frame-{i}{{animation:idp-{i} {self.SECONDS}s 3}}"
+        return f"@media (prefers-reduced-motion:no-preference){{{rules}}}"
+
+    def _drawn_shapes(self) -> list[str]:
+        drawn = []
+        for i, frame in enumerate(self.frames):
+            drawn += [f'<g class="frame-{i}">', *(s.to_svg() for s in frame), "</g>"]
+        return drawn
 
 
 LEGEND_LABELS = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from drawing import (
+    AnimatedPicture,
     Box,
     Line,
     Picture,
@@ -686,6 +687,56 @@ def costs(name: str = "roberta-large", layers: int = 24) -> Picture:
     return Picture(shapes, w, y + 28, title, alt, description=f"{title}. {'; '.join(described)}.")
 
 
+def _draw_pass(x: float, title: str, text: str, n_prompts: int) -> list[Shape]:
+    """Draw a frozen model with a text below it; the first positions are left for a prompt."""
+    shapes: list[Shape] = [Text(x, 22, title, "title", "start")]
+    shapes += [Box(x, 84 + 14 * i, 138, 11, "layer") for i in range(6)]
+    shapes += [Box(x + 23 * i, 186, 16, 16, "position") for i in range(n_prompts, 6)]
+    return [*shapes, Text(x + 138, 221, text, "label", "end")]
+
+
+def passes() -> Picture:
+    """Draw IDPG in motion: pass, sentence vector, generator, prompt, pass, gradient."""
+    left, right = 12, 274
+    still = [
+        *_draw_pass(left, "pass 1: read", "the soup was cold", 0),
+        *_draw_pass(right, "pass 2: answer", "the soup was cold", 2),
+    ]
+    middle = left + 69
+    first_pass = [Line(((middle, 180), (middle, 62)), "state")]
+    vector = [
+        Box(left, 40, 138, 20, "position"),
+        Text(middle, 54, "sentence vector", "label"),
+    ]
+    generator = [
+        Line(((left + 140, 50), (212, 50), (212, 98)), "read"),
+        Box(166, 100, 92, 40, "trained"),
+        Text(212, 124, "generator", "on"),
+    ]
+    prompt = [
+        Line(((212, 142), (212, 194), (right - 5, 194)), "read"),
+        *(Box(right + 23 * i, 186, 16, 16, "generated") for i in range(2)),
+        Text(right - 4, 221, "prompt", "label", "end"),
+    ]
+    second_pass = [
+        Line(((right + 92, 180), (right + 92, 62)), "state"),
+        Box(right, 40, 138, 20, "position"),
+        Text(right + 69, 54, "negative", "label"),
+    ]
+    gradient: list[Shape] = [
+        Line(((right + 31, 64), (right + 31, 182)), "grad", False, 4),
+        Line(((right - 5, 201), (204, 201), (204, 144)), "grad", False, 4),
+    ]
+    note = "Red: the gradient. It ends at the generator."
+    gradient += [Text(10, 246, note, "note", "start")]
+    alt = (
+        "A first pass reads the text, a generator turns its sentence vector into a prompt, a "
+        "second pass with the prompt answers, and the gradient runs back to the generator."
+    )
+    frames = [still, first_pass, vector, generator, prompt, second_pass, gradient]
+    return AnimatedPicture(frames, 424, 256, "A prompt generated from the text, step by step", alt)
+
+
 PICTURES: dict[str, Callable[[], Picture]] = dict(
     hero=hero,
     crossing=crossing,
@@ -704,6 +755,7 @@ PICTURES: dict[str, Callable[[], Picture]] = dict(
     your_own=your_own,
     costs=costs,
     map=map_of_methods,
+    passes=passes,
 )
 
 

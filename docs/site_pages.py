@@ -20,6 +20,7 @@ from typing import Any
 import course  # docs/course.py
 import nbformat
 import notebooks as nbs
+import playground_page  # docs/playground_page.py
 from nbformat import NotebookNode
 
 PARALLEL_SUBPACKAGES = {"data", "training"}  # do not import from the subpackage before them
@@ -226,7 +227,7 @@ def render_sidebar() -> str:
         "Reference": [*(page for page in REFERENCES if page in pages), "api/index", "engine/index"],
         "Project": [page for page in pages if page not in GUIDES + REFERENCES],
     }
-    sections["Learn"].append("course/glossary")
+    sections["Learn"] += ["playground", "course/glossary"]
     if notebooks_in_folder("course/solutions"):
         sections["Learn"].append("course/solutions/index")
     return "".join(
@@ -394,6 +395,7 @@ def render_generated_pages() -> dict[str, str]:
         pages[f"engine/{subpackage}/index.md"] = render_essays_page(subpackage)
     if notebooks_in_folder("course/solutions"):
         pages["course/solutions/index.md"] = render_solutions_page()
+    pages["playground.md"] = playground_page.render_page()
     return pages
 
 

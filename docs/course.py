@@ -169,14 +169,6 @@ def write_folds(numbers: Iterable[str]) -> None:
             print(f"folded {path.relative_to(ROOT)}")
 
 
-def format_scores(scores: list[float]) -> str:
-    """Return the mean, the standard deviation and the number of seeds as text."""
-    if len(scores) == 1:
-        return f"{scores[0]:.1f} (one run)"
-    mean = statistics.mean(scores)
-    return f"{mean:.1f} ± {statistics.stdev(scores):.1f} ({len(scores)} seeds)"
-
-
 def load_chapter_scores(path: Path) -> dict[str, list[float]]:
     """Return the scores of the methods of a chapter that have five seeds on the running task."""
     number = path.stem[:2]
@@ -193,6 +185,8 @@ def format_best_score(path: Path) -> str:
     scores = load_chapter_scores(path)
     if not scores:
         return ""
+    from idp_tutorial.reproduction.course import format_scores
+
     best = max(scores, key=lambda method: statistics.mean(scores[method]))
     return f"{best}: {format_scores(scores[best])}"
 
@@ -279,8 +273,9 @@ TABLE_INTRODUCTION = f"""<!-- Made by `python docs/course.py write`: do not edit
 The *core path* leads from the first prompt to your own experiments. The other chapters are
 *optional*: each answers one more question. A minute of reading is {WORDS_PER_MINUTE} words or
 {CODE_LINES_PER_MINUTE} lines of code; folded cells do not count. *Seconds* is the time of one core
-for all cells of the chapter. *Best score* is that of the best method that the chapter trains on
-the running task `two-domains` with five seeds: accuracy in % on 500 test examples.
+for all cells of the chapter. *Best score* is of the best method that the chapter trains on the
+running task `two-domains` with five seeds: accuracy in % on 500 test examples. Where seeds differ
+much, the table says how many have learnt the task (at least 70 %), and what these score.
 """
 
 ONLINE_INTRODUCTION = f"""

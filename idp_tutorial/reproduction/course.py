@@ -63,6 +63,7 @@ __all__ = [
     "train_and_test_plan",
     "course_seeds",
     "load_course_scores",
+    "format_scores",
     "store_or_compare_scores",
     "build_score_table",
     "answer_digest",
@@ -292,10 +293,10 @@ def store_or_compare_scores(
         rows = sorted([r for r in rows if r is not old] + [new], key=lambda r: r["chapter"])
         lines = ",\n".join(json.dumps(r, ensure_ascii=False) for r in rows)
         Path(file).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-        return f"{method} on {task}: stored, {_format_mean_and_std(rounded)}"
+        return f"{method} on {task}: stored, {format_scores(rounded)}"
     if old is None:
         return f"{method} on {task}: {scores[0]:.1f}; nothing is stored yet"
-    stored = _format_mean_and_std(old["scores"])
+    stored = format_scores(old["scores"])
     comparison = f"{method} on {task}: {scores[0]:.1f} in this run; {stored} stored"
     if min(old["scores"]) - tolerance <= scores[0] <= max(old["scores"]) + tolerance:
         return comparison
@@ -312,8 +313,25 @@ def _format_mean_and_std(scores: list[float]) -> str:
     return f"{mean} ± {statistics.stdev(scores):.1f} ({len(scores)} seeds)"
 
 
+LEARNT = 70  # accuracy in % on a running task from which a run has learnt it; chance is 50
+
+
+def format_scores(
+    scores: list[float],  # accuracy in % on a running task, one per seed
+) -> str:
+    """Return the scores of several seeds as text: mean and standard deviation, or a count.
+
+    Runs of which only some have learnt the task have no useful mean: they are counted.
+    """
+    learnt = sorted(score for score in scores if score >= LEARNT)
+    if len(scores) == 1 or statistics.stdev(scores) <= 5 or not learnt:
+        return _format_mean_and_std(scores)
+    interval = "–".join(f"{end:.1f}" for end in dict.fromkeys((learnt[0], learnt[-1])))
+    return f"learnt in {len(learnt)} of {len(scores)} ({interval})"
+
+
 SCORE_TABLE_TASKS = ("two-domains", "two-domains-order")
-SCORE_TABLE_CONTROLS = ("majority", "probe", "side network")
+SCORE_TABLE_CONTROLS = ("majority", "probe", "network on word vectors")
 
 
 class ScoreTable:
@@ -342,7 +360,7 @@ def build_score_table(
     chapter: str = "",  # two digits, such as '05'; by default, all chapters
     file: Path | str = "scores.json",
 ) -> ScoreTable:
-    """Return the mean scores of a chapter in %, ± standard deviation, and the controls, last."""
+    """Return the scores of a chapter in % over seeds, and the controls, last."""
     records = [
         r
         for r in load_course_scores(file)
@@ -350,7 +368,7 @@ def build_score_table(
     ]
     names = list(dict.fromkeys((r["chapter"], r["method"]) for r in records))
     names.sort(key=lambda name: (name[1] in SCORE_TABLE_CONTROLS, name[0]))
-    scores = {(r["method"], r["task"]): _format_mean_and_std(r["scores"]) for r in records}
+    scores = {(r["method"], r["task"]): format_scores(r["scores"]) for r in records}
     rows = []
     for number, method in names:
         cells = [scores.get((method, task), "not measured") for task in SCORE_TABLE_TASKS]

@@ -14,6 +14,7 @@ from idp_tutorial.reproduction.course import (
     build_score_table,
     check_answer,
     encode_course_sentences,
+    format_scores,
     load_course_scores,
     load_records,
     load_short_task,
@@ -109,6 +110,20 @@ def test_several_scores_are_stored_and_one_is_compared(tmp_path):
     assert [r["method"] for r in load_course_scores(file)] == ["control", "ours"]
 
 
+@pytest.mark.parametrize(
+    ("scores", "text"),
+    [
+        ([98.0, 48.8, 96.0, 95.8, 93.8], "learnt in 4 of 5 (93.8–98.0)"),
+        ([54.2, 58.2, 64.6, 70.4, 51.8], "learnt in 1 of 5 (70.4)"),
+        ([90.2, 84.2, 87.8, 88.4, 82.6], "86.6 ± 3.1 (5 seeds)"),
+        ([49.2, 50.8, 50.8, 60.0, 48.2], "51.8 ± 4.7 (5 seeds)"),
+        ([48.8], "48.8 (one run)"),
+    ],
+)
+def test_runs_of_which_only_some_learn_are_counted(scores, text):
+    assert format_scores(scores) == text
+
+
 @pytest.mark.parametrize("score", [60.0, 99.0])
 def test_a_score_far_from_the_stored_one_gives_a_hint(tmp_path, score):
     file = tmp_path / "scores.json"
@@ -137,11 +152,16 @@ def test_an_answer_within_a_range_is_correct(monkeypatch):
 
 def test_the_table_has_the_rows_of_a_chapter_and_then_the_controls(tmp_path):
     file = tmp_path / "scores.json"
-    methods = [("05", "prompt tuning"), ("04", "side network"), ("03", "head"), ("09", "IDPG")]
+    methods = [
+        ("05", "prompt tuning"),
+        ("04", "network on word vectors"),
+        ("03", "head"),
+        ("09", "IDPG"),
+    ]
     for chapter, method in methods:
         store_or_compare_scores(chapter, method, [50.0, 52.0], file=file)
     table = build_score_table("05", file)
-    assert [row[1] for row in table.rows] == ["prompt tuning", "side network"]
+    assert [row[1] for row in table.rows] == ["prompt tuning", "network on word vectors"]
     assert len(build_score_table(file=file).rows) == 4
     assert repr(table).splitlines()[0].split() == [
         "chapter",

@@ -316,11 +316,7 @@ def test_weights_are_the_same_in_any_attention_and_dtype():
         check_backbone_matches(saved, other, "these", "a")
     half = describe_backbone(in_dtype(torch.bfloat16), "a")  # and the other way round
     check_backbone_matches(half, a, "these", "a")
-    assert (
-        backbone_id(a)
-        == backbone_id(backbone(attn="eager"))
-        != backbone_id(backbone("bert"))
-    )
+    assert backbone_id(a) == backbone_id(backbone(attn="eager")) != backbone_id(backbone("bert"))
     with torch.no_grad():
         a.word_embeddings.weight[5, 5] += 1e-6
     for description in (saved, half):  # bfloat16 does not see so little

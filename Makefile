@@ -2,7 +2,6 @@
 PYTHON ?= python3
 ARGS ?=
 NB ?=
-COMPARE = $(or $(ARGS),--standardise --steps 180 --evaluations 2 --cache both)
 BIN := $(CURDIR)/.venv/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-input -c constraints.txt
 # pip compiles on one core, `compileall` on all of them; a few files of libraries are templates, which do not compile
@@ -18,9 +17,8 @@ export PATH := $(BIN):$(PATH)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-compare: .venv/.dev ## train the methods on the bundled task and print the table
-	@echo "idp compare $(COMPARE)"
-	@$(BIN)/idp compare $(COMPARE)
+compare: .venv/.dev ## show the finding in small: static and generated prompts before three layers (two minutes)
+	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python results/crossing/who_reads.py $(ARGS)
 
 backbones: .venv/.dev ## fetch SmolLM2, a real language model, into the user's cache (93 MB, once)
 	@$(BIN)/idp fetch smollm2

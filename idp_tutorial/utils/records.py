@@ -97,8 +97,8 @@ def load_record(line: str) -> dict:
 SCHEMA_VERSION: Literal[3] = 3
 
 
-# digest of a backbone in records of earlier versions → its `backbone_id`. An earlier digest differed
-# with the version of transformers, so a backbone can have several.
+# digest of a backbone in records of earlier versions → its `backbone_id`. An earlier digest changed
+# with the version of transformers, so that a backbone can have several.
 _RENEWED_DIGESTS = {
     "2ef68a2e3294e2e3": "ef707222edbe1bd8bc3de77781da4146",  # tiny float32
     "6dedf37e899f4ee4": "874f0f25047b1b581c630e3d3f321adf",  # tiny bfloat16

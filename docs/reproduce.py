@@ -579,9 +579,9 @@ INTRODUCTION = """<!-- Made by `python docs/reproduce.py`: do not edit. -->
 
 {state} What this project measured, on smaller models, is in [the lab](../nbs/lab/claims.ipynb).
 
-You can run every table and figure of the three papers. Begin with a cheap one, such as
-`lpt-10`, which prints numbers to compare with. If you have run a table, tell us, whatever came out:
-a record with its config is worth more than a score.
+You can run every table and figure of the three papers that has results. Begin with a cheap one,
+such as `lpt-10`. If you have run a table, tell us, whatever came out: a record with its config is
+worth more than a score.
 
 ```bash
 pip install '.[experiments]'

@@ -137,6 +137,12 @@ def test_a_notebook_runs_and_is_unchanged(path, run):
     assert path.read_bytes() == before
 
 
+def test_every_chapter_runs_each_time():
+    chapters = [path for path in NOTEBOOKS if path.parent.name == "course"]
+    assert len(chapters) > 10
+    assert not any(mark_slow(path).marks for path in chapters)
+
+
 @pytest.mark.notebook
 def test_a_failing_cell_is_reported_with_its_source(run, tmp_path):
     def cell(source):

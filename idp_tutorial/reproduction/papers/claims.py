@@ -73,11 +73,13 @@ CLAIM_KINDS = {
 WITHIN = f"within ±{EQUIVALENCE_MARGIN:g}"
 ON_A_CPU = "seen on a CPU"
 OUT_OF_REACH = "cannot be decided here"
-CLAIM_VERDICTS = VERDICT_MEANINGS | {
+CLAIM_VERDICTS = {
+    **{verdict: VERDICT_MEANINGS[verdict] for verdict in ("seen", "opposite", "not seen")},
     WITHIN: "not significant, and the whole interval is within a point of 0",
     ON_A_CPU: "a ratio of times, measured on a CPU",
-    OUT_OF_REACH: "it needs a task, a backbone or a precision that this project does not have",
+    "open": VERDICT_MEANINGS["open"],
     "not run": "there are no records",
+    OUT_OF_REACH: "it needs a task, a backbone or a precision that this project does not have",
     "agrees": "the paper's own numbers give what it states",
     "differs": "the paper's own numbers give something else",
 }
@@ -533,9 +535,9 @@ def _judge_speed(claim: dict[str, str], results_folder: Path | str) -> dict[str,
     (record,) = [r for r in records if conditions.items() <= r.items()] or [None]
     if record is None:
         return dict(verdict="not run")
-    ratio = f"{record['ratio']:.2f} on a CPU"
+    ratio = f"{record['ratio']:.2f} ({record['backbone']} on a CPU)"
     if record.get("paper"):
-        ratio += f", {record['paper']:.2f} in the paper's table"
+        ratio += f"; the paper's table: {record['paper']:.2f}"
     return dict(
         backbones=record["backbone"],
         recomputed=ratio,

@@ -389,7 +389,7 @@ def test_a_ratio_of_times_is_seen_on_a_cpu(ratio, verdict, tmp_path):
     row = claim_row(id="lpt-faster", a="", b="", family="")
     (judged,) = judge_claims([row], tmp_path)
     assert judged["verdict"] == verdict
-    assert judged["recomputed"] == f"{ratio:.2f} on a CPU, 2.00 in the paper's table"
+    assert judged["recomputed"] == f"{ratio:.2f} (b on a CPU); the paper's table: 2.00"
 
 
 def test_two_claims_on_one_contrast_are_counted_once():

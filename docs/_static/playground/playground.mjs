@@ -461,8 +461,9 @@ async function loadModel() {
   button.disabled = true
   progress.hidden = false
   say("Loading …")
-  let bytes = 0
   const manifest = JSON.parse(new TextDecoder().decode(await fetchFile("manifest.json")))
+  const scripts = ["ort.wasm.bundle.min.mjs", "tokenizers.min.mjs"]
+  let bytes = scripts.reduce((sum, name) => sum + manifest.files[name].bytes, 0)
   const count = name => {
     bytes += manifest.files[name].bytes
     progress.value = Math.min(1, bytes / data.live.bytes)
@@ -470,12 +471,11 @@ async function loadModel() {
   }
   const read = async name => {
     const file = await fetchFile(name)
-    if (progress.value < 1) count(name)
+    if (!model) count(name)
     return file
   }
   const url = name => new URL(FOLDER + name, document.baseURI).href
-  const ort = await import(url("ort.wasm.bundle.min.mjs"))
-  const {Tokenizer} = await import(url("tokenizers.min.mjs"))
+  const [ort, {Tokenizer}] = await Promise.all(scripts.map(name => import(url(name))))
   ort.env.wasm.numThreads = 1
   ort.env.wasm.wasmBinary = await read("ort-wasm-simd-threaded.wasm")
   const loaded = new Model(ort, Tokenizer, manifest, read)

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ANSWERS = ROOT / "results/playground/answers.json"
 RUNS = ROOT / "results/playground/runs.jsonl"
 MANIFEST = ROOT / "docs/_build/live/playground/manifest.json"
+PICTURE = ROOT / "docs/images/course/passes.svg"
 TEMPLATE = ROOT / "docs/playground/panels.html"
 LABELS = {
     "two-domains": ["negative", "positive"],
@@ -161,6 +162,12 @@ def best_answer(stored: dict[str, Any], scores: list[dict[str, Any]]) -> dict[st
     )
 
 
+def read_description(picture: Path) -> str:
+    """Return what an SVG picture says about itself, as an alternative text."""
+    text = picture.read_text(encoding="utf-8")
+    return text.partition("<desc>")[2].partition("</desc>")[0]
+
+
 def describe_place(layer: int | None) -> str:
     """Return where a prompt enters, in words."""
     return "among the words" if layer is None else f"before layer {layer}"
@@ -191,13 +198,16 @@ def render_page() -> str:
             table,
             "",
             "Where a column changes from row to row, the prompt has decided, not the text: the "
-            "generator reads, and the frozen layers repeat. The panels let you try it.",
+            "generator has read, and the frozen layers above it repeat what they are told. A "
+            "static prompt is the same for every sentence, so there the frozen layers must read.",
             "",
             "```{raw} html",
             panels,
             "```",
             "",
             "## How this works",
+            "",
+            f"![{read_description(PICTURE)}](images/course/{PICTURE.name})",
             "",
             "The page runs the project's own model of five million parameters in your browser: its "
             "layers are exported one by one, and the loop over them is "
@@ -209,8 +219,8 @@ def render_page() -> str:
             "",
             "## Limits",
             "",
-            f"Each prompt of the live model has been trained with one seed and {steps} steps; the "
-            "scores beside it are illustrations. The comparison of methods is in "
+            f"Each prompt of the live model has been trained with one seed and at most {steps} "
+            "steps; the scores beside it are illustrations. The comparison of methods is in "
             "[What works](lab/what_works.ipynb).",
             "",
         ]

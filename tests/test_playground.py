@@ -34,6 +34,7 @@ STRANGE = [
     "\u200b\u00a0\ufeff",
     "...!!!???---___",
     "A" * 300,
+    "ΟΔΟΣ ΣΑΣ.",
 ]
 
 
@@ -270,7 +271,8 @@ def test_the_live_page_is_small_and_has_its_licences():
 # ---- tokenizer
 
 
-def test_the_tokenizer_of_the_page_is_that_of_the_model():
+def test_the_tokenizer_of_the_page_gives_the_ids_of_the_package():
+    """2,000 texts: of the bundled tasks, strange ones, and random letters of many scripts."""
     if not (BUILT / "tokenizers.min.mjs").exists():
         pytest.skip("the live model is not built: `python docs/playground.py` builds it")
     rng = np.random.default_rng(0)
@@ -288,10 +290,11 @@ def test_the_tokenizer_of_the_page_is_that_of_the_model():
     script = f"""
         import {{readFileSync}} from "node:fs"
         import {{Tokenizer}} from {json.dumps((BUILT / "tokenizers.min.mjs").as_uri())}
+        import {{normalise}} from {json.dumps((SCRIPTS / "model.mjs").as_uri())}
         const read = name => JSON.parse(readFileSync({json.dumps(str(BUILT))} + "/" + name))
         const tokenizer = new Tokenizer(read("tokenizer.json"), read("tokenizer_config.json"))
         const texts = JSON.parse(readFileSync(0))
-        const ids = t => tokenizer.encode(t, {{add_special_tokens: false}}).ids
+        const ids = t => tokenizer.encode(normalise(t), {{add_special_tokens: false}}).ids
         console.log(JSON.stringify(texts.map(ids)))
     """
     ours = run_node(script, json.dumps(texts))

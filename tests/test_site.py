@@ -33,6 +33,7 @@ THEMES = ("light", "dark")
 SAMPLE_PAGES = (
     "index.html",
     "search.html",
+    "playground.html",
     "changelog.html",
     "course/09_idpg.html",
     "course/11_late_prompt_tuning.html",

@@ -37,12 +37,8 @@ PROMPTS: tuple[tuple[str, int | None], ...] = (
     ("lpt", 7),
     ("id-spam", 7),
     ("lpt-npg", 4),
-    ("lpt", 4),
     ("s-idpg-phm", None),
-    ("id-spam", 4),
-    ("lpt", 0),
-    ("lpt-npg", 0),
-    ("id-spam", 0),
+    ("lpt", 4),
 )
 LEARNING_RATES = {"lpt": 0.3, "lpt-npg": 0.02, "id-spam": 0.03, "s-idpg-phm": 0.02}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -51,7 +47,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "s-idpg-phm": dict(standardise=True),
 }
 SEED = 0
-STEPS = 600
+STEPS = {"lpt": 600, "lpt-npg": 600, "id-spam": 600, "s-idpg-phm": 300}  # IDPG's are dearest
 DETAILS = ("method", "task", "layer", "lr", "seed", "steps", "batch_size", "prompt_length")
 
 
@@ -67,9 +63,9 @@ def make_config(task: str, method: str, layer: int | None) -> RunConfig:
         head="verbalizer",
         lr=LEARNING_RATES[method],
         seed=SEED,
-        steps=STEPS,
+        steps=STEPS[method],
         batch_size=16,
-        eval_every=STEPS // 4,
+        eval_every=STEPS[method] // 4,
         cache="both",
         prompt_length=5,
         **options,

@@ -18,6 +18,14 @@ function meanVector(x, d) {
   return mean.map(v => (v * d) / x.length)
 }
 
+/**
+ * Return a text as the tokenizer of the package normalises it: NFKC, then lower case, letter by
+ * letter. In a whole text, JavaScript writes a sigma at the end of a word as a final one.
+ */
+export function normalise(text) {
+  return [...text.normalize("NFKC")].map(letter => letter.toLowerCase()).join("")
+}
+
 export class Model {
   /**
    * `ort`: the module onnxruntime-web; `Tokenizer`: the class of @huggingface/tokenizers;
@@ -69,7 +77,7 @@ export class Model {
     for (const piece of pieces) {
       if (piece.mask) mask = ids.length
       if (piece.ids) { ids.push(...piece.ids); continue }
-      const own = this.tokenizer.encode(piece.space + text, {add_special_tokens: false}).ids
+      const own = this.tokenizer.encode(piece.space + normalise(text), {add_special_tokens: false}).ids
       cut = own.length > max_tokens - fixed
       ids.push(...own.slice(0, max_tokens - fixed))
     }

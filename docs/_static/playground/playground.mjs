@@ -217,10 +217,10 @@ async function showMatrix() {
       const i = largest(logits)
       cells.push(element("td", {className: `pg-class-${i % 2}`, textContent: labels[i], "data-text": text, "data-giver": giver ?? ""}))
     }
-    const name = giver === null ? "no prompt" : method === "lpt" ? "one prompt for all" : `prompt of “${giver}”`
+    const name = giver === null ? "no prompt" : method === "lpt" ? "one prompt for all" : `“${giver}”`
     rows.push(element("tr", {}, element("th", {scope: "row", textContent: name}), ...cells))
   }
-  const head = element("tr", {}, element("th", {scope: "col", textContent: "The model reads …"}),
+  const head = element("tr", {}, element("th", {scope: "col", textContent: "prompt of ↓, model reads →"}),
     ...sentences.map(s => element("th", {scope: "col", textContent: s})))
   $("pg-matrix").replaceChildren(element("thead", {}, head), element("tbody", {}, ...rows))
   $("pg-matrix").dataset.state = `${task} ${method} ${place} ${owner} ${model ? "live" : "stored"}`
@@ -299,10 +299,12 @@ function setUpDepth() {
   reset()
 }
 
-const CHART = {w: 640, h: 300, left: 44, right: 12, top: 14, bottom: 42}
+const narrow = matchMedia("(max-width: 40rem)") // phones get drawings of fewer units, so larger letters
+const CHART = {h: 300, left: 44, right: 14, top: 14, bottom: 42}
 
 function drawDepth(depth, layer) {
-  const {w, h, left, right, top, bottom} = CHART
+  const {h, left, right, top, bottom} = CHART
+  const w = narrow.matches ? 380 : 640
   const x = l => left + (l / (depth.n_layers - 1)) * (w - left - right)
   const y = s => h - bottom - (s / 100) * (h - top - bottom)
   const names = {lpt: "static", "lpt-npg": "generated (NPG)"}
@@ -325,7 +327,7 @@ function drawDepth(depth, layer) {
     }
   }
   const legend = Object.keys(depth.points).map((method, i) => {
-    const at = left + 14 + 110 * i
+    const at = left + 14 + 80 * i
     return svg("g", {}, method === "lpt"
       ? svg("circle", {cx: at, cy: h - bottom - 16, r: 4, class: `pg-dot pg-${method}`})
       : svg("rect", {x: at - 4, y: h - bottom - 20, width: 8, height: 8, class: `pg-dot pg-${method}`}),
@@ -420,7 +422,7 @@ function drawBlocks({d, m, n}) {
   let x = 10 + Math.max(W, 100) + 14
   parts.push(svg("text", {x, y: 84}, "="))
   x += 22
-  const shown = Math.min(n, 3)
+  const shown = Math.min(n, narrow.matches ? 1 : 3)
   for (let k = 0; k < shown; k++) {
     const a = 8 + 2 * n
     parts.push(svg("rect", {x, y: 80 - a / 2, width: a, height: a, class: "pg-block pg-rule"}))
@@ -435,9 +437,9 @@ function drawBlocks({d, m, n}) {
     x += w + 8
     if (k < shown - 1 || n > shown) { parts.push(svg("text", {x, y: 84}, "+")); x += 16 }
   }
-  if (n > shown) { parts.push(svg("text", {x, y: 84}, `… (${n} terms)`)); x += 80 }
+  if (n > shown) { parts.push(svg("text", {x, y: 84}, `… (${n} terms)`)); x += 90 }
   const label = `A matrix of ${d} by ${m} as the sum of ${n} Kronecker products`
-  return svg("svg", {viewBox: `0 0 ${Math.max(x + 10, 420)} 190`, role: "img", "aria-label": label}, ...parts)
+  return svg("svg", {viewBox: `0 0 ${Math.max(x + 10, narrow.matches ? 340 : 420)} 190`, role: "img", "aria-label": label}, ...parts)
 }
 
 function setUpCounts() {
@@ -461,8 +463,9 @@ async function loadModel() {
   button.disabled = true
   progress.hidden = false
   say("Loading …")
-  let bytes = 0
   const manifest = JSON.parse(new TextDecoder().decode(await fetchFile("manifest.json")))
+  const scripts = ["ort.wasm.bundle.min.mjs", "tokenizers.min.mjs"]
+  let bytes = scripts.reduce((sum, name) => sum + manifest.files[name].bytes, 0)
   const count = name => {
     bytes += manifest.files[name].bytes
     progress.value = Math.min(1, bytes / data.live.bytes)
@@ -470,12 +473,11 @@ async function loadModel() {
   }
   const read = async name => {
     const file = await fetchFile(name)
-    if (progress.value < 1) count(name)
+    if (!model) count(name)
     return file
   }
   const url = name => new URL(FOLDER + name, document.baseURI).href
-  const ort = await import(url("ort.wasm.bundle.min.mjs"))
-  const {Tokenizer} = await import(url("tokenizers.min.mjs"))
+  const [ort, {Tokenizer}] = await Promise.all(scripts.map(name => import(url(name))))
   ort.env.wasm.numThreads = 1
   ort.env.wasm.wasmBinary = await read("ort-wasm-simd-threaded.wasm")
   const loaded = new Model(ort, Tokenizer, manifest, read)
@@ -531,6 +533,10 @@ function start() {
   refreshWeights()
   if (data.depth.length) setUpDepth()
   setUpCounts()
+  narrow.addEventListener("change", () => {
+    if (data.depth.length) showDepth()
+    showCounts()
+  })
 }
 
 start()

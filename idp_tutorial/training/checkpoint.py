@@ -14,7 +14,7 @@ not part of it.
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,7 @@ class _SavedContent:
     optimizer: dict[str, Any] | None
     lr_scheduler: dict[str, Any] | None
     grad_scaler: dict[str, Any] | None
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)  # older ones have none
 
 
 @dataclass
@@ -225,6 +226,7 @@ class Checkpoint:
             progress={**vars(run.state), "losses": torch.stack(run.state.losses)},
             profiler=run.profiler.state_dict(),
             random_states=random_states,
+            callbacks=run.callbacks.state_dict(),
             tensors=tensors,
             **states,
         )
@@ -245,6 +247,7 @@ class Checkpoint:
             if content[name]:
                 part.load_state_dict(content[name])
         run.profiler.load_state_dict(content["profiler"])
+        run.saved_callbacks = content.get("callbacks", {})
         progress = dict(content["progress"])
         progress["losses"] = list(progress["losses"].to(run.acc.device))
         vars(run.state).update(progress)

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from idp_tutorial.core.devices import GPU_TYPES, gpu_random_states, set_gpu_random_states
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.distributed import StepMeasurements, all_gather_objects
@@ -80,12 +81,12 @@ def run_fingerprint(
 
 
 def get_random_state() -> dict:
-    """Return the states of all random generators of this process: PyTorch, CUDA, Python, NumPy."""
+    """Return the states of all random generators of this process: PyTorch, GPU, Python, NumPy."""
     numpy_state: Any = np.random.get_state()
     name, keys, *rest = numpy_state
     return dict(
         torch=torch.get_rng_state(),
-        cuda=torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        **{"cuda": None, **gpu_random_states()},
         python=random.getstate(),
         numpy=(name, keys.tolist(), *rest),
     )
@@ -97,8 +98,7 @@ def set_random_state(state: dict) -> None:
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     np.random.set_state((name, np.array(keys, np.uint32), *rest))
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    set_gpu_random_states({name: state.get(name) for name in GPU_TYPES})
 
 
 def _stateful_parts(run: Any) -> dict[str, Any]:
@@ -185,7 +185,9 @@ def _check_content(content: Mapping[str, Any], run: Any, source: str) -> None:
         raise UserError(f"{source} has random states of {len(states)} processes only: {_REMEDY}.")
     example = get_random_state()
     saved = states[run.acc.process_index]
-    example["cuda"] = saved.get("cuda")  # the checkpoint may be of another device
+    for name in GPU_TYPES:  # the checkpoint may be of another device
+        example.pop(name, None)
+        example |= {name: saved[name]} if name in saved else {}
     check_structure(saved, example, f"{source}, random_states,", _REMEDY)
 
 

@@ -126,6 +126,7 @@ class InputPromptConfig(PromptConfig):
     # position of the prompt among the words: IDPG's insertion positions 0-4
     position: PromptPosition = 0
 
+
 @dataclass(frozen=True, kw_only=True)
 class LatePromptConfig(PromptConfig):
     """Options of a method whose prompt enters between two layers."""

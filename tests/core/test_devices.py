@@ -1,4 +1,4 @@
-"""Every GPU is one for all parts of a run: MPS is tried with a generator of the CPU in its place."""
+"""A GPU is one for all parts of a run: MPS is tried, with a generator of the CPU in its place."""
 
 import random
 from types import SimpleNamespace

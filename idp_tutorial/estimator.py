@@ -392,7 +392,8 @@ class PromptEstimator(BaseEstimator):
                 options.pop(name, None)
         weights = self.class_weight
         if isinstance(weights, Mapping):  # the task has the labels as strings
-            weights = {str(label): weight for label, weight in weights.items()}
+            names = self._name_classes()
+            weights = {str(names.get(label, label)): weight for label, weight in weights.items()}
             if len(weights) < len(self.class_weight):
                 raise UserError(
                     f"class_weight={self.class_weight!s:.80} has two weights for one class "
@@ -581,6 +582,10 @@ class PromptEstimator(BaseEstimator):
     def _restore_classes(self, task: Task) -> None:
         """Set what `fit` learns about the labels, from the task of a saved model."""
 
+    def _name_classes(self) -> dict[Any, Any]:
+        """Return the classes by value; numbers have none."""
+        return {}
+
     def __getstate__(self):
         state = super().__getstate__()
         kept_attributes = ("log_", "cut_share_")  # a saved model does not have them
@@ -689,9 +694,13 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
             check_classification_targets(np.array(values))
         if is_training_data:
             self.classes_ = np.unique(values)
-        if self.label_form_ == "single":
-            return [*map(str, values)]
-        return [[*map(str, row)] for row in labels]
+        names = self._name_classes()
+        rows = [[str(names.get(value, value)) for value in row] for row in labels]
+        return [row[0] for row in rows] if self.label_form_ == "single" else rows
+
+    def _name_classes(self) -> dict[Any, Any]:  # label → equal class
+        """Return the classes by value: the label 1 is the class 1.0, as `np.unique` joins them."""
+        return {label: label for label in getattr(self, "classes_", np.array([])).tolist()}
 
     def _label_fields(self) -> dict[str, tuple]:
         """Return the class names of the task, and the labels as they were given."""

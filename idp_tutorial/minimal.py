@@ -114,6 +114,7 @@ def run(lm: Any, ids: Tensor, mask: Tensor, generator: Any = None, layer: int = 
     """Return z after the last layer, with a prompt after `layer` layers (-1: among the words)."""
     is_encoder = lm.config.model_type in ENCODERS
     first = int(is_encoder)  # after `<s>` (a late prompt may be anywhere), or in front
+    trains = bool(generator and generator.training)  # then what is above the prompt has dropout
     blocks = next(module for module in lm.modules() if isinstance(module, nn.ModuleList))
     words = h = lm.get_input_embeddings()(ids)
     z = run(lm, ids, mask) if isinstance(generator, IDPG) else words[:, 0]  # IDPG's M(x)
@@ -130,12 +131,12 @@ def run(lm: Any, ids: Tensor, mask: Tensor, generator: Any = None, layer: int = 
             visible = mask[:, None, None].bool() & (is_encoder | (positions <= positions.T))
             bias = h.new_zeros(visible.shape).masked_fill(~visible, torch.finfo(h.dtype).min)
             angles = lm.rotary_emb(h, positions) if hasattr(lm, "rotary_emb") else None
-            blocks[k].train(bool(generator and generator.training and k >= layer))  # dropout
+            blocks[k].train(trains and k >= layer)
             h = blocks[k](h, attention_mask=bias, position_embeddings=angles)
         elif is_encoder:
-            h = lm.embeddings(inputs_embeds=h)
+            h = lm.embeddings.train(trains and layer < 0)(inputs_embeds=h)
         elif lm.config.model_type == "gpt2":
-            h = h + lm.wpe.weight[: h.shape[1]]
+            h = lm.drop.train(trains and layer < 0)(h + lm.wpe.weight[: h.shape[1]])
         z = h[:, 0] if is_encoder else h[torch.arange(len(h)), mask.sum(1) - 1]
     return getattr(lm, "ln_f", getattr(lm, "norm", nn.Identity()))(z)
 
@@ -143,7 +144,8 @@ def run(lm: Any, ids: Tensor, mask: Tensor, generator: Any = None, layer: int = 
 def train(lm: Any, data: Dataset, n_classes: int, method: str, epochs: int = 5) -> list[nn.Module]:
     """Train and return a generator and a linear head on (ids, mask, class); print their scores."""
     make_generator, is_late, lr = PROMPTS[method]
-    generator, head = make_generator(lm.config), nn.Linear(lm.config.hidden_size, n_classes)
+    generator = make_generator(lm.config).to(lm.device)
+    head = nn.Linear(lm.config.hidden_size, n_classes, device=lm.device)
     layer = lm.config.num_hidden_layers // 2 if is_late else -1
     optimizer = torch.optim.AdamW([*generator.parameters(), *head.parameters()], lr)
     training, validation = random_split(data, [0.8, 0.2])
@@ -172,6 +174,7 @@ def train_from_csv(arguments: list[str] | None = None) -> None:
     parser.add_argument("--backbone", default="roberta-base", help="name or folder of the model")
     parser.add_argument("--method", default="lpt-npg", choices=PROMPTS)
     parser.add_argument("--epochs", default=5, type=int)
+    parser.add_argument("--seed", default=0, type=int, help="of initial values, order and dropout")
     args = parser.parse_args(arguments)
     logging.set_verbosity_error()
     try:
@@ -187,12 +190,16 @@ def train_from_csv(arguments: list[str] | None = None) -> None:
         parser.error(str(error).splitlines()[0])
     texts, labels = [row["text"] for row in rows], [row["label"] for row in rows]
     classes = sorted(set(labels))
-    targets = torch.tensor([classes.index(label) for label in labels])
+    device = "mps" if torch.backends.mps.is_available() else "cpu"
+    device = "cuda" if torch.cuda.is_available() else device
+    targets = torch.tensor([classes.index(label) for label in labels], device=device)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     tokenizer.padding_side = "right"
     tokens = tokenizer(texts, padding=True, truncation=True, max_length=128, return_tensors="pt")
+    tokens = tokens.to(device)
     data = TensorDataset(tokens["input_ids"], tokens["attention_mask"], targets)
-    train(lm.requires_grad_(False), data, len(classes), args.method, args.epochs)
+    torch.manual_seed(args.seed)
+    train(lm.requires_grad_(False).to(device), data, len(classes), args.method, args.epochs)
 
 
 if __name__ == "__main__" and "__file__" in globals():  # not in a notebook

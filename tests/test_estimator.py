@@ -86,6 +86,19 @@ def test_every_option_of_a_run_is_a_keyword():
         PromptClassifier(layers=3)
 
 
+@pytest.mark.parametrize(
+    "labels,classes", [((0, 1.0), [0.0, 1.0]), ((True, 0), [0, 1]), ((2.0, 3, 2, 3.0), [2.0, 3.0])]
+)
+def test_equal_numbers_are_one_class(labels, classes, quick):
+    y = [*labels] * (len(TEXTS) // len(labels))
+    weights = {label: 2 for label in {*labels}}
+    clf = quick(class_weight=weights).fit(TEXTS[: len(y)], y)
+    assert clf.classes_.tolist() == classes and {*clf.predict(TEXTS)} <= {*classes}
+    for kind in (int, float):  # of the labels of other texts
+        assert clf.score(TEXTS[: len(y)], [*map(kind, y)]) == clf.score(TEXTS[: len(y)], y)
+        clf.fit(TEXTS[: len(y)], y, validation=(TEXTS[:8], [*map(kind, y[:8])]))
+
+
 @pytest.mark.parametrize("labels", [(True, False), (0.0, 2.0), ("10", "9", "8")], ids=str)
 def test_predictions_are_the_labels_that_were_given(labels, quick, tmp_path):
     y = [labels[i % len(labels)] for i in range(len(TEXTS))]

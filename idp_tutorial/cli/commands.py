@@ -9,6 +9,7 @@ its traceback.
 
 import lzma
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, replace
@@ -66,6 +67,7 @@ def _error_message(
 def exit_with_message(
     name: str,  # name of the command, for the message
     f: Callable[[], Any],
+    translate: Callable[[str], str] = str,  # function that changes the message
 ) -> Any:  # what `f` returns
     """Call a function; print a user error as one line, and exit with status 2."""
     try:
@@ -79,7 +81,7 @@ def exit_with_message(
         message = _error_message(e)
         if message is None:
             raise
-        print(f"{name}: {message}", file=sys.stderr)
+        print(f"{name}: {translate(message)}", file=sys.stderr)
         raise SystemExit(2) from e
 
 
@@ -306,7 +308,25 @@ class Command:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):  # characters that the locale lacks: \u2026
                 stream.reconfigure(errors="backslashreplace")
-        exit_with_message(self.name, lambda: self._run(self.parse(argv)))
+        exit_with_message(self.name, lambda: self._run(self.parse(argv)), self._name_options)
+
+    def _name_options(self, message: str) -> str:
+        """Return a message that names options as they are typed: `--shots 5` for `shots=5`."""
+        options = self.options()
+        names = "|".join(sorted(options, key=len, reverse=True))
+        not_inside = r"(?<![\w./'\"=(-])"  # a path, a quotation, a call in Python
+        value = r"'[^']*'|(?!\.\.\.)[^\s,;()]*[^\s,;().:]"
+        message = re.sub(f"{not_inside}({names})=({value})", _type_option, message)
+        compound = "|".join(name for name in options if "_" in name)  # no word of a sentence
+        return re.sub(rf"{not_inside}({compound})(?![\w=(./])", r"--\1", message)
+
+
+def _type_option(match: re.Match[str]) -> str:
+    """Return an option as it is typed, from a match of its name and its value in Python."""
+    name, value = match.groups()
+    words = {"True": f"--{name}", "False": f"--no_{name}", "None": f"no --{name}"}
+    plain = value.strip("'") if re.fullmatch(r"'[\w.+-]+'", value) else value
+    return words.get(value, f"--{name} {plain}")
 
 
 def command(

@@ -6,6 +6,7 @@ Modules:
 
 - `backbone`: The frozen language model: its parts, its attention masks, and digests of its weights.
 - `context`: The state of one pass through a frozen model, which prompt sources and heads read.
+- `devices`: The GPU of this machine, whichever library drives it: CUDA, Apple's MPS or Intel's XPU.
 - `dtypes`: The dtype of frozen weights: float32, bfloat16, or int8 in linear layers.
 - `generation`: Text generation with a prompted decoder: layer caches, and the library's `generate`.
 - `heads`: The heads: a trained classifier, the masked language model, and text generation.

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from idp_tutorial.core.devices import forked_generators
 from idp_tutorial.utils.checks import UserError
 
 __all__ = [
@@ -41,7 +42,7 @@ def forked_random_numbers(
 
     Raises: UserError if another thread has reserved the random numbers.
     """
-    with exclusive_random_numbers(), torch.random.fork_rng(devices):
+    with exclusive_random_numbers(), forked_generators(devices):
         torch.manual_seed(seed)
         yield
 
@@ -52,12 +53,11 @@ def preserved_random_numbers() -> Iterator[None]:
 
     Raises: UserError if another thread has reserved them.
     """
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with exclusive_random_numbers():
         python_state = random.getstate()
         numpy_state = np.random.get_state()
         try:
-            with torch.random.fork_rng(devices):
+            with forked_generators():
                 yield
         finally:
             random.setstate(python_state)

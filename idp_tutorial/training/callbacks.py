@@ -162,6 +162,36 @@ class CallbackRunner:
             is_world_process_zero=run.acc.is_main_process,
         )
         self.n_logged = run.state.step  # steps whose losses are in the log
+        if run.state.history:  # of a run that is resumed
+            self.state.best_metric = max(score for _, score in run.state.history)
+        self._restore(run.saved_callbacks)
+
+    def _stateful_callbacks(self) -> dict[str, Any]:  # class, or class and number → callback
+        """Return the callbacks with a state of their own, such as the count of early stopping."""
+        from transformers.trainer_callback import ExportableState
+
+        named: dict[str, Any] = {}
+        for callback in self.callbacks:
+            if isinstance(callback, ExportableState):
+                name = type(callback).__name__
+                named[f"{name} {len(named)}" if name in named else name] = callback
+        return named
+
+    def _restore(self, states: Mapping[str, Any]) -> None:
+        """Give each callback the attributes that it had when the run was stopped."""
+        named = self._stateful_callbacks() if states else {}
+        for name in named.keys() & states.keys():
+            for attribute, value in states[name].items():
+                setattr(named[name], attribute, value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the attributes of the callbacks with a state of their own, for a checkpoint."""
+        if not self.callbacks:
+            return {}
+        return {
+            name: callback.state().get("attributes", {})
+            for name, callback in self._stateful_callbacks().items()
+        }
 
     @property
     def should_stop(self) -> bool:

@@ -14,7 +14,7 @@ device are not part of it.
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from idp_tutorial.core.backbone import backbone_id
+from idp_tutorial.core.devices import GPU_TYPES, gpu_random_states, set_gpu_random_states
 from idp_tutorial.core.prompted_model import PromptedModel, restore_state
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.distributed import StepMeasurements, all_gather_objects
@@ -94,12 +95,12 @@ def run_fingerprint(
 
 
 def get_random_state() -> dict:
-    """Return the states of all random generators of this process: PyTorch, CUDA, Python, NumPy."""
+    """Return the states of all random generators of this process: PyTorch, GPU, Python, NumPy."""
     numpy_state: Any = np.random.get_state()
     name, keys, *rest = numpy_state
     return dict(
         torch=torch.get_rng_state(),
-        cuda=torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        **{"cuda": None, **gpu_random_states()},
         python=random.getstate(),
         numpy=(name, keys.tolist(), *rest),
     )
@@ -111,8 +112,7 @@ def set_random_state(state: dict) -> None:
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     np.random.set_state((name, np.array(keys, np.uint32), *rest))
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    set_gpu_random_states({name: state.get(name) for name in GPU_TYPES})
 
 
 def _stateful_parts(run: Any) -> dict[str, Any]:
@@ -148,6 +148,7 @@ class _SavedContent:
     optimizer: dict[str, Any] | None
     lr_scheduler: dict[str, Any] | None
     grad_scaler: dict[str, Any] | None
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)  # older ones have none
 
 
 @dataclass
@@ -198,7 +199,9 @@ def _check_content(content: Mapping[str, Any], run: Any, source: str) -> None:
         raise UserError(f"{source} has random states of {len(states)} processes only: {_REMEDY}.")
     example = get_random_state()
     saved = states[run.acc.process_index]
-    example["cuda"] = saved.get("cuda")  # the checkpoint may be of another device
+    for name in GPU_TYPES:  # the checkpoint may be of another device
+        example.pop(name, None)
+        example |= {name: saved[name]} if name in saved else {}
     check_structure(saved, example, f"{source}, random_states,", _REMEDY)
 
 
@@ -239,6 +242,7 @@ class Checkpoint:
             progress={**vars(run.state), "losses": torch.stack(run.state.losses)},
             profiler=run.profiler.state_dict(),
             random_states=random_states,
+            callbacks=run.callbacks.state_dict(),
             tensors=tensors,
             **states,
         )
@@ -259,6 +263,7 @@ class Checkpoint:
             if content[name]:
                 part.load_state_dict(content[name])
         run.profiler.load_state_dict(content["profiler"])
+        run.saved_callbacks = content.get("callbacks", {})
         progress = dict(content["progress"])
         progress["losses"] = list(progress["losses"].to(run.acc.device))
         vars(run.state).update(progress)

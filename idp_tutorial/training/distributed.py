@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['make_loss_weight', 'iterate_step_batches', 'end_process_group', 'create_accelerator', 'prepare_for_training',
-           'all_gather_objects', 'create_optimizer', 'compile_trained_layers', 'StepMeasurements', 'StepProfiler']
+           'all_gather_objects', 'gather_results', 'create_optimizer', 'compile_trained_layers', 'StepMeasurements',
+           'StepProfiler']
 
 # %% ../../nbs/engine/training/distributed.ipynb #6c952805
 import atexit
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from typing import Any
 
 # %% ../../nbs/engine/training/distributed.ipynb #4b6e9ea3
-from ..utils.checks import UserError
+from ..utils.checks import DivergenceError, UserError
 from .config import TrainingConfig
 from ..data.encoding import make_dataloader, collate
 from ..core.heads import ClassificationHead, GenerationHead, VerbalizerHead
@@ -146,6 +147,30 @@ def all_gather_objects(value: Any) -> list:
     from accelerate.utils import gather_object
 
     return gather_object([value])
+
+
+def gather_results(
+    compute: Callable[[], Any],  # function that may raise an error in some processes only
+) -> list:
+    """Return the results of all processes; an error of one is raised in all, so that none waits.
+
+    Raises: `DivergenceError` if a process raised it, else `UserError` for another process's error.
+    """
+    result = own_error = None
+    try:
+        result = compute()
+    except Exception as error:
+        own_error = error
+    is_divergence = isinstance(own_error, FloatingPointError)
+    failure = own_error and (is_divergence, f"{type(own_error).__name__}: {own_error}")
+    outcomes = all_gather_objects((result, failure))
+    if own_error is not None and not is_divergence:
+        raise own_error
+    failures = [(i, *failure) for i, (_, failure) in enumerate(outcomes) if failure]
+    for i, diverged, message in sorted(failures, key=lambda f: not f[1]):
+        error_class = DivergenceError if diverged else UserError
+        raise error_class(f"process {i} of {len(outcomes)} failed ({message})")
+    return [result for result, _ in outcomes]
 
 # %% ../../nbs/engine/training/distributed.ipynb #19b00002
 def _parameters_without_decay(model: nn.Module) -> set[int]:

@@ -44,8 +44,8 @@ from idp_tutorial.training.distributed import (
     create_accelerator,
     compile_trained_layers,
     prepare_for_training,
-    all_gather_objects,
     create_optimizer,
+    gather_results,
     iterate_step_batches,
 )
 from tqdm.auto import tqdm  # after idp_tutorial, which prevents a warning in notebooks
@@ -96,6 +96,7 @@ class TrainingRun:
         self.cfg = cfg.resolve_epochs(len(task.splits["train"]), self.acc.num_processes)
         self.state = TrainState()
         self.checkpoint: Checkpoint | None = None
+        self.saved_callbacks: dict[str, Any] = {}  # states of callbacks, from a checkpoint
         self.callbacks = CallbackRunner(self)
         self.train_examples, self.validation_examples, self.cut_texts = encode_training_splits(
             self.acc, model, task, self.cfg
@@ -176,7 +177,7 @@ class TrainingRun:
         )
         if self.acc.process_index:
             # the dropout of this process differs from that of the first process
-            seed_random_numbers(cfg.seed + self.acc.process_index * 100_003)
+            seed_random_numbers((cfg.seed + self.acc.process_index * 100_003) % 2**32)
         schedule = "constant_with_warmup" if cfg.schedule == "constant" else cfg.schedule
         self.lr_scheduler = get_scheduler(
             schedule, self.optimizer, int(cfg.warmup * cfg.steps), cfg.steps
@@ -271,10 +272,14 @@ class TrainingRun:
             indices = [(i * n + self.acc.process_index) % len(examples) for i in range(per_process)]
             examples = [examples[i] for i in indices]
         batch_size = 4 * self.cfg.batch_size
-        outputs = model_outputs(self.model, examples, self.task, batch_size, self.acc.device)
+
+        def compute() -> Tensor | list[str]:
+            """Return the outputs of this process."""
+            return model_outputs(self.model, examples, self.task, batch_size, self.acc.device)
+
         if n == 1:
-            return outputs
-        by_process = all_gather_objects(outputs)
+            return compute()
+        by_process = gather_results(compute)
         gathered = [output for row in zip(*by_process) for output in row]
         gathered = gathered[: len(self.validation_examples)]
         return gathered if self.task.is_generation else torch.stack(gathered)

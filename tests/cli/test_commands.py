@@ -1,12 +1,14 @@
 """A command: from Python and from the shell, and its errors."""
 
+import re
 from dataclasses import dataclass
 
 import pytest
 import torch
 
 from idp_tutorial.cli.commands import CommandOptions, command, exit_with_message
-from idp_tutorial.cli.main import load_command
+from idp_tutorial.cli.main import load_command, main
+from idp_tutorial.cli.train import train_command
 from idp_tutorial.utils.checks import Range
 
 
@@ -67,3 +69,34 @@ def test_a_lack_of_memory_is_one_line(error, capsys):
 def test_an_error_that_is_not_of_the_user_keeps_its_traceback(error):
     with pytest.raises(type(error), match=str(error)):
         exit_with_message("idp train", lambda: _raise(error))
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        ("train --no_stratified", "--no_stratified needs shots.* such as --shots 100"),
+        ("train --two_layer_head --head verbalizer", "--two_layer_head has no effect: "),
+        (
+            "train --method p-tuning-v2 --insertion add --prompt_dropout .3",
+            "--prompt_dropout 0.3 has no effect with --insertion add: leave one of them out",
+        ),
+        ("train --method lpt --init_text x", "option 'init_text'"),
+        (
+            "compare --methods lpt --lr 1 --learning_rates 1,2",
+            "--learning_rates and --lr 1 exclude",
+        ),
+        ("train --epochs 2 --steps 5", "--steps 5 has no effect with --epochs 2.0"),
+        ("train --data no/lr=3/x", "no/lr=3/x"),
+    ],
+)
+def test_messages_name_options_as_they_are_typed(arguments, message, capsys):
+    command, *rest = arguments.split()
+    with pytest.raises(SystemExit):
+        main([command, *rest])
+    assert re.search(message, capsys.readouterr().err), capsys.readouterr().err
+
+
+def test_messages_in_python_speak_python(capsys):
+    with pytest.raises(SystemExit):
+        train_command(task="sentiment", stratified=False, out="unused")
+    assert "stratified=False needs shots" in capsys.readouterr().err

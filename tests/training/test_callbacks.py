@@ -92,6 +92,22 @@ def test_early_stopping_of_transformers_works(train):
     assert log.steps == 4
 
 
+@pytest.mark.parametrize("killed_at", [3, 5, 7])
+def test_a_resumed_run_stops_as_early_as_one_that_was_not_killed(
+    killed_at, train, tmp_path, monkeypatch
+):
+    def early():
+        return [EarlyStoppingCallback(3, 100.0)]
+
+    whole = train(early(), steps=20)
+    assert whole.steps == 8  # the first evaluation sets the best score
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as m:
+        stop_at(m, killed_at)
+        train(early(), tmp_path, steps=20)
+    resumed = train(early(), tmp_path, steps=20)
+    assert resumed.steps == whole.steps and resumed.losses == whole.losses
+
+
 def test_callbacks_do_not_change_the_training(train):
     assert train([Recorder()]).losses == train().losses
 

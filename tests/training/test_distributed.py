@@ -27,6 +27,7 @@ from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.training import fit as training
 from idp_tutorial.training.distributed import end_process_group, iterate_step_batches
 from idp_tutorial.training.fit import fit
+from idp_tutorial.utils.checks import DivergenceError
 from idp_tutorial.utils.tensor_files import read_last_snapshot
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,6 +93,10 @@ def run_process(folder):
         return train("lpt-npg", 2, prepare=lambda model: model, **options)
 
     results["with dropout"] = train_with_dropout()
+    # the largest seed: the other process has a seed of its own too
+    results["standardised"] = train("lpt-npg", 2, standardise=True, seed=2**32 - 1)
+    results["diverged"] = [fail_in_second_process(e) for e in (DivergenceError, KeyError)]
+    results["after divergence"] = train_with_dropout()
     original_step = training.TrainingRun.step
     calls = []
 
@@ -132,6 +137,24 @@ def run_process(folder):
     )
     save_pretrained(model, folder / "prompts", small_task(), cfg)
     (folder / f"{rank}.json").write_text(json.dumps(results))
+
+
+def fail_in_second_process(error_class):
+    """Return the error of a run whose second process alone fails in an evaluation."""
+    compute = training.model_outputs
+
+    def fail(*args):
+        if os.environ["RANK"] == "1":
+            raise error_class("the outputs of this process")
+        return compute(*args)
+
+    training.model_outputs = fail
+    try:
+        train("lpt-npg", 2)
+    except Exception as e:
+        return type(e).__name__
+    finally:
+        training.model_outputs = compute
 
 
 SHARDED = ("lpt-npg", "s-idpg-phm", "fine-tuning")
@@ -190,6 +213,21 @@ def assert_same_run(a, b):
     assert a["losses"] == pytest.approx(b["losses"], abs=1e-5) and [*map(tuple, a["history"])] == [
         *map(tuple, b["history"])
     ]
+
+
+def test_standardisation_has_the_statistics_of_all_processes(pair):
+    a, b = (results["standardised"] for results in pair[:2])
+    one = train("lpt-npg", 1, standardise=True, seed=2**32 - 1)
+    assert a == b
+    assert_same_run(a, one)
+    assert a["sums"] == pytest.approx(one["sums"], rel=1e-4, abs=1e-3)
+
+
+def test_an_error_of_one_process_is_raised_in_all(pair):
+    assert pair[0]["diverged"] == ["DivergenceError", "UserError"]
+    assert pair[1]["diverged"] == ["DivergenceError", "KeyError"]
+    for results in pair[:2]:  # and the next run begins as the first did
+        assert results["after divergence"] == results["with dropout"]
 
 
 # SMoP draws noise in training

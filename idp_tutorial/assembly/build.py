@@ -86,7 +86,22 @@ def _require_float32_parameters(model: PromptedModel, cfg: RunConfig) -> None:
         )
 
 
+_MAX_PROMPT_LENGTH = 4096  # on a backbone with fewer positions
+
+
+def _check_prompt_length(cfg: RunConfig, bb: Backbone) -> None:
+    """Refuse a prompt that would fill the memory before its length is compared with a text's."""
+    t = getattr(cfg.method_config, "prompt_length", 0)
+    longest = max(_MAX_PROMPT_LENGTH, bb.max_tokens)
+    if t > longest:
+        raise UserError(
+            f"prompt_length={t:,} is more than {longest:,} vectors, with which backbone "
+            f"{bb.name!r} of {bb.max_tokens:,} positions cannot be used: use a shorter prompt."
+        )
+
+
 def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
+    _check_prompt_length(cfg, bb)
     plan = cfg.method_config.plan(bb, cfg)
     model: PromptedModel
     is_entailment = ALL_METHODS[cfg.method].kind == "entailment"

@@ -339,8 +339,8 @@ def refuse_control(method: str) -> None:
     """
     if method in CONTROL_METHODS:
         raise UserError(
-            f"{method!r} is a control and has no prompt to save: score it with `run_experiment` or "
-            f"`compare_methods`."
+            f"{method!r} is a control and has no prompt to save: score it with "
+            f"`idp compare --methods {method}`, or in Python with `run_experiment`."
         )
 
 

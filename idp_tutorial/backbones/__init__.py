@@ -9,6 +9,8 @@ Modules:
   `reproduction.pretraining` read.
 - `sizes`: Configs of published models, to count their parameters or to time a step without a
   download.
+- `untrusted_files`: Limits of size, time and memory under which the files of somebody else's model
+  are opened.
 """
 
 import lazy_loader

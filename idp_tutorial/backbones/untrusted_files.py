@@ -46,7 +46,7 @@ for text in json.load(sys.stdin):
 """
 _TRIAL_TEXTS = [
     "",
-    "The tea was cold, and the rain was loud (again): it's 3.50 \u20ac!",
+    "The tea was cold, and the rain was heavy (again): it's 3.50 \u20ac!",
     f"{'a' * 200} {'ab' * 100} {'1' * 100} {' ' * 100}\n\t{'-' * 100}x",
     "Na\u00efve caf\u00e9, \u96e8\u3068\u8336, \u0434\u043e\u0436\u0434\u044c, "
     "\U0001f327\ufe0f <b>html</b> \ufdfa",
@@ -102,9 +102,9 @@ def _iterate_parts(tree: Any) -> Iterator[dict]:
 def _rule_growth(rule: dict) -> float:
     """Return the factor by which a rule of a tokenizer can make a text longer, at least 1."""
     if rule.get("type") == "Replace" and isinstance(rule.get("pattern"), dict):
-        found = str(rule["pattern"].get("String", "x"))  # a regular expression may match one letter
+        pattern = str(rule["pattern"].get("String", "x"))  # a regular expression may match a letter
         replacement = str(rule.get("content", ""))
-        return max(1.0, len(replacement) / len(found) if found else len(replacement) + 1.0)
+        return max(1.0, len(replacement) / len(pattern) if pattern else len(replacement) + 1.0)
     if rule.get("type") == "TemplateProcessing":
         sides = (rule.get("single"), rule.get("pair"))
         return float(max(1, *(len(side) for side in sides if isinstance(side, list)), 1))

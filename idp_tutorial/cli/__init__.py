@@ -12,6 +12,7 @@ Modules:
 - `params`: The command `idp params`: trained parameters of every method, and the published counts.
 - `predict`: The command `idp predict`: one prediction for each text of a file, with a saved prompt.
 - `pretrain`: The command `idp pretrain`: train a small language model on lines of text.
+- `progress`: Lines of progress, for a log file or another stream that is not a terminal.
 - `reproduce`: The command `idp reproduce`: run a published table or figure and compare the scores.
 - `serve`: The command `idp serve`: predictions for many tasks with one backbone, in mixed batches.
 - `supplement`: The command `idp supplement`: the first stage of IDPG's supplementary training.

@@ -75,7 +75,8 @@ def _add_option(group: Any, option: Option) -> None:
     if option.is_positional:
         group.add_argument(option.name, nargs="?", default=SUPPRESS, help=text)
     elif option.kind is bool:
-        shown = (SUPPRESS, text) if option.default else (text, SUPPRESS)
+        text_of_no = text.partition("; False: ")[2] or f"turn off: {text}"
+        shown = (SUPPRESS, text_of_no) if option.default else (text, SUPPRESS)
         common = dict(dest=option.name, default=SUPPRESS, action="store_const")
         group.add_argument(flag, const=True, help=shown[0], **common)
         group.add_argument(f"--no_{option.name}", const=False, help=shown[1], **common)

@@ -45,14 +45,12 @@ _MODEL_FILES = ("prompts.*", "record.jsonl", "README.md", "SHA256SUMS", "checkpo
 def _choose_column(
     row: dict, where: str, given: str | None, candidates: Iterable[str | None]
 ) -> str | None:
-    """Return the column that was given, or the first candidate in the row, or its only column."""
+    """Return the column that was given, or the first candidate in the row."""
     if given and given not in row:
         raise UserError(
             f"{where}: no column {given!r} among {', '.join(row)}: name another with text= or "
             "text2=."
         )
-    if len(row) == 1:
-        candidates = [*candidates, *row]
     return given or next((c for c in candidates if c and c in row), None)
 
 
@@ -89,7 +87,11 @@ def select_text_columns(
                 f"{place} already has a column {taken[0]!r}, which the prediction would replace: "
                 "rename it."
             )
-        chosen = {name: _choose_column(row, place, *names) for name, names in candidates.items()}
+        only = row if source and len(row) == 1 else ()  # the only column of a table has the texts
+        chosen = {
+            name: _choose_column(row, place, given, [*usual, *only])
+            for name, (given, usual) in candidates.items()
+        }
         columns = {name: column for name, column in chosen.items() if column}
         if not task.allow_empty_text and any(is_empty_text(row[c]) for c in columns.values()):
             empty.append(where)

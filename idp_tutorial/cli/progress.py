@@ -17,9 +17,8 @@ class ProgressLines:
 
     def report(self, text: str) -> None:
         """Print a text, unless one was printed a short time ago."""
-        now = time.monotonic()
-        if now - self.last >= PROGRESS_SECONDS:
-            self.last = now
+        if time.monotonic() - self.last >= PROGRESS_SECONDS:
+            self.last = time.monotonic()
             print(text, file=sys.stderr, flush=True)
 
 

@@ -38,7 +38,8 @@ class TableConfig(TextConfig):
     """Options that describe a table of labelled texts."""
 
     skip_unlabelled: bool = False  # leave out rows without a label, and say how many
-    # rows with equal texts are held out together; otherwise training texts may be tested
+    # rows with equal texts are held out together; False: they are held out one by one, so that
+    # training texts may be tested
     group_duplicates: bool = True
     regression: bool = False  # the labels are numbers, not classes
     # a row may have several labels: names joined by | in a cell, or a JSON list of names

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TableDialect:
-    """How a table was written: what its first lines say, and the names of its columns."""
+    """Dialect of a table: what its first lines say, and the names of its columns."""
 
     delimiter: str = ","
     line_end: str = "\n"

@@ -124,7 +124,7 @@ def describe_missing(
     n_rows: int,  # number of all rows
     value: str,  # what they lack, such as 'label' or "text in column 'message'"
     advice: str,  # ends the message
-) -> str:  # '' if there are none
+) -> str:  # '' if every row has a value
     """Return a message that counts the rows without a value, and names the first ones."""
     if not places:
         return ""

@@ -72,11 +72,11 @@ class RowFaults:
             examples = " ".join(messages)
             many = f"{self.counts[kind]} of {n_rows} {_KINDS[kind]}. {examples}"
             parts.append(examples if self.counts[kind] == 1 else many)
-        found = [part for part in parts if part]
-        if len(found) < 2:
-            return "".join(found)
-        numbered = " ".join(f"({n}) {part}" for n, part in enumerate(found, 1))
-        return f"{source} has {len(found)} kinds of problems: {numbered}"
+        problems = [part for part in parts if part]
+        if len(problems) < 2:
+            return "".join(problems)
+        numbered = " ".join(f"({n}) {problem}" for n, problem in enumerate(problems, 1))
+        return f"{source} has {len(problems)} kinds of problems: {numbered}"
 
 
 def text_key(row: Mapping) -> tuple:
@@ -189,7 +189,7 @@ def warn_about_shared_texts(
 
     Raises: `UserError` if a split is the same as another one.
     """
-    keys = {split: [text_key(row) for row in rows] for split, rows in splits.items()}
+    keys = {split: [*map(text_key, rows)] for split, rows in splits.items()}
     for split, other in (("validation", "train"), ("test", "train"), ("test", "validation")):
         if split not in keys or other not in keys:
             continue

@@ -75,3 +75,11 @@ def test_trainable_parameters_are_float32(method):
     assert {p.dtype for p in model.trained_parameters().values()} == {torch.float32}
     held = "float32" if method in ("fine-tuning", "efl", "bitfit") else "bfloat16"
     assert model.backbone.weights_info["weights_dtype"] == held
+
+
+@pytest.mark.parametrize("method", ["prompt-tuning", "lpt-npg", "p-tuning-v2"])
+def test_a_prompt_of_very_many_vectors_is_refused_before_it_is_built(method, monkeypatch):
+    cfg = config(method=method, prompt_length=100_000)
+    monkeypatch.setattr(type(cfg.method_config), "plan", lambda *args: pytest.fail("it is built"))
+    with pytest.raises(ValueError, match="prompt_length=100,000 is more than 4,096 vectors"):
+        build_model(cfg, backbone(), small_task())

@@ -37,8 +37,8 @@ def change_tokenizer(folder, **parts):
     file.write_text(json.dumps({**json.loads(file.read_text()), **parts}))
 
 
-def replace(found, content, kind="String"):
-    return dict(type="Replace", pattern={kind: found}, content=content)
+def replace(pattern, content, kind="String"):
+    return dict(type="Replace", pattern={kind: pattern}, content=content)
 
 
 def sequence(*rules):

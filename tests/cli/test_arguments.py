@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from idp_tutorial.cli.arguments import build_parser
 from idp_tutorial.cli.commands import parse_numbers
 from idp_tutorial.cli.train import train_command
 from idp_tutorial.utils.checks import parse_number
@@ -117,3 +118,13 @@ def test_a_file_of_options_may_be_a_pipe(tmp_path):
     writer.start()
     assert train_command.parse(["--config", str(tmp_path / "pipe")]) == dict(steps=7)
     writer.join()
+
+
+def test_the_help_of_an_option_to_turn_off_says_what_happens_then():
+    options = train_command.options()
+    help_text = " ".join(build_parser("idp train", "", options).format_help().split())
+    assert "--no_stratified sample at random (IDPG)" in help_text
+    assert "--no_group_duplicates they are held out one by one" in help_text
+    option = Option("warm", bool, True, "warm up", "training", False)
+    help_text = " ".join(build_parser("x", "", dict(warm=option)).format_help().split())
+    assert "--no_warm turn off: warm up" in help_text

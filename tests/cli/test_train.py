@@ -14,6 +14,7 @@ from small import EACH_METHOD, backbone, config, small_task, stop_at, write_glov
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.cli import progress
 from idp_tutorial.cli.predict import PREDICTION_COLUMNS, predict_command, select_text_columns
 from idp_tutorial.cli.train import train_command
 from idp_tutorial.core.prompted_model import trained_state
@@ -417,7 +418,7 @@ def test_answers_stand_beside_what_a_row_has(small_folder, tmp_path, capsys):
         predict_command(
             model=run, texts=str(tmp_path / "in.csv"), out=str(tmp_path / name), proba=True
         )
-    with open(tmp_path / "a.csv", newline="") as f:
+    with open(tmp_path / "a.csv", newline="", encoding="utf-8-sig") as f:
         table = [*csv.DictReader(f)]
     lines = [json.loads(l) for l in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert [{k: r[k] for k in ("text", "label", "prediction")} for r in table] == [
@@ -537,3 +538,40 @@ def test_a_log_and_a_progress_bar(small_folder, tmp_path, capsys):
     with pytest.raises(SystemExit):
         train_command(**run, out=str(tmp_path / "b"), log_with="excel")
     assert "log_with must be" in capsys.readouterr().err and not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("method", ["probe", "majority"])
+def test_a_control_leads_to_the_command_that_scores_it(method, capsys):
+    with pytest.raises(SystemExit):
+        train_command(method=method)
+    assert f"score it with `idp compare --methods {method}`" in capsys.readouterr().err
+
+
+def test_a_run_replaces_no_table_that_it_reads(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    table = "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(40))
+    (tmp_path / "log.csv").write_text("text,label\n" + table)
+    before = (tmp_path / "log.csv").read_bytes()
+    with pytest.raises(SystemExit):
+        train_command(table="log.csv", out=".", log_with="csv", backbone="tiny", steps=1)
+    assert "is the folder of the table log.csv" in capsys.readouterr().err
+    assert (tmp_path / "log.csv").read_bytes() == before
+
+
+def test_progress_is_a_line_now_and_then_without_a_terminal(
+    small_folder, tmp_path, monkeypatch, capsys
+):
+    table = "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(40))
+    (tmp_path / "a.csv").write_text("text,label\n" + table)
+    options = dict(table=str(tmp_path / "a.csv"), backbone=str(small_folder), steps=4)
+    options |= dict(batch_size=4, evaluations=2, max_len=20, out=str(tmp_path / "out"))
+    monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.0)
+    train_command(**options)
+    lines = [line for line in capsys.readouterr().err.splitlines() if ": step " in line]
+    assert [line.split(",")[0] for line in lines] == [
+        f"lpt-npg on a: step {n} of 4" for n in (1, 2, 3, 4)
+    ]
+    assert ", validation " in lines[-1]
+    monkeypatch.setattr(progress, "PROGRESS_SECONDS", 30.0)
+    train_command(**options | dict(out=str(tmp_path / "again")))
+    assert ": step " not in capsys.readouterr().err

@@ -44,10 +44,10 @@ PROMPT_LENGTH = 10
 def make_config(args: argparse.Namespace, method: str, layer: int, lr: float, seed: int):
     """Return the config of one run."""
     options: dict[str, Any] = dict(prompt_length=PROMPT_LENGTH)
-    own = ALL_METHODS[method].options
-    if "layer" in own:
+    method_options = ALL_METHODS[method].options
+    if "layer" in method_options:
         options["layer"] = layer
-    if "standardise" in own:  # the states of the bundled models are small
+    if "standardise" in method_options:  # the states of the bundled models are small
         options["standardise"] = True
     return RunConfig(
         method,
@@ -99,12 +99,12 @@ class Readings:
     @torch.inference_mode()
     def prompts(self) -> Tensor:  # `[N,t,d]`
         """Return the prompt of each text."""
-        kept: list[Tensor] = []
+        prompts: list[Tensor] = []
         with self.model.sources[0].register_forward_hook(
-            lambda _module, _inputs, prompt: kept.append(prompt)
+            lambda _module, _inputs, prompt: prompts.append(prompt)
         ):
             self.final_states()
-        return torch.cat(kept)
+        return torch.cat(prompts)
 
 
 def measure_readers(model: PromptedModel, task: Task, cfg: RunConfig) -> dict[str, float]:
@@ -113,7 +113,7 @@ def measure_readers(model: PromptedModel, task: Task, cfg: RunConfig) -> dict[st
         split: encode_for_model(model, task, cfg, task.splits[split][:1000])
         for split in ("train", "test")
     }
-    labels = {split: np.array([e["label"] for e in some]) for split, some in examples.items()}
+    labels = {split: np.array([e["label"] for e in rows]) for split, rows in examples.items()}
     test, train = (Readings(model, examples[split]) for split in ("test", "train"))
     without = Readings(PromptedModel(model.backbone, model.head), examples["test"])
     with_prompt, logits = test.final_states()

@@ -5,6 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 from claim_records import record
+from scipy.stats import ttest_1samp
 
 from idp_tutorial.runs import statistics
 from idp_tutorial.runs.conclusions import decide_verdict, has_enough_runs
@@ -108,6 +109,19 @@ def test_few_seeds_make_a_wide_interval():
     three = nine[:3]
     wide = paired_bootstrap(three, 0 * three)
     assert wide["high"] > 1.5 * paired_bootstrap(nine, 0 * nine)["high"]
+
+
+@pytest.mark.parametrize("n_seeds", [3, 5])
+def test_the_interval_over_few_seeds_is_students(n_seeds):
+    """Where only the seeds vary, it is the interval of a t-test, on average over experiments."""
+    rng = np.random.default_rng(0)
+    ratios = []
+    for i in range(50):
+        effects = rng.normal(0, 5, (n_seeds, 1))
+        estimate = paired_bootstrap(effects, 0 * effects, 4000, i)
+        low, high = ttest_1samp(effects[:, 0], 0).confidence_interval(0.95)
+        ratios.append((estimate["high"] - estimate["low"]) / (high - low))
+    assert np.mean(ratios) == pytest.approx(1, abs=0.03)
 
 
 def test_settings_have_equal_weight():

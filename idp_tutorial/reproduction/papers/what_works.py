@@ -589,7 +589,7 @@ def _final_runs(records: Sequence[dict]) -> list[dict]:
             cell = tuple(record.get(field) for field in fields)
             rates = by_rate.setdefault(cell, {})
             rates.setdefault(record.get("lr"), {})[record["seed"]] = record
-    final = []
+    final: list[dict] = []
     for rates in by_rate.values():
         final += max(rates.values(), key=len).values()
     return final

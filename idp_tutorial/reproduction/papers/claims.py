@@ -532,7 +532,7 @@ def _judge_speed(claim: dict[str, str], results_folder: Path | str) -> dict[str,
     name, conditions = SPEED_RATIOS[claim["id"]]
     file = Path(results_folder) / name
     records = read_records(file) if file.exists() else []
-    (record,) = [r for r in records if conditions.items() <= r.items()] or [None]
+    record = next((r for r in records if conditions.items() <= r.items()), None)
     if record is None:
         return dict(verdict="not run")
     ratio = f"{record['ratio']:.2f} ({record['backbone']} on a CPU)"

@@ -155,9 +155,11 @@ def _mean_over_settings(
 
     The settings have the same seeds and examples, so these remain the units of an interval.
     """
-    by_setting = [_differences(records, a, b, setting, folder) for setting in settings]
-    tasks = [task for task in by_setting[0] if all(task in d for d in by_setting)]
-    return {task: np.mean([d[task] for d in by_setting], axis=0) for task in tasks}
+    by_task: dict[str, list[np.ndarray]] = {}
+    for setting in settings:
+        for task, differences in _differences(records, a, b, setting, folder).items():
+            by_task.setdefault(task, []).append(differences)
+    return {task: np.mean(d, axis=0) for task, d in by_task.items() if len(d) == len(settings)}
 
 
 def estimate_mean_contrast(
@@ -457,10 +459,10 @@ class MatchedPlace(NamedTuple):
     printed: str = ""  # the difference in the papers, for `printed_differences`
 
 
-INPUT, EVERY_LAYER, HALF_WAY = "input", "every layer", "half-way"
+AT_INPUT, EVERY_LAYER, HALF_WAY = "input", "every layer", "half-way"
 NO_HEAD, NO_WORD = "no head", "no word decides"
-GROUP_COLORS = {INPUT: "C0", EVERY_LAYER: "C2", HALF_WAY: "C1", NO_HEAD: "C3", NO_WORD: "C4"}
-TRAINED_HEAD = (INPUT, EVERY_LAYER, HALF_WAY)
+GROUP_COLORS = {AT_INPUT: "C0", EVERY_LAYER: "C2", HALF_WAY: "C1", NO_HEAD: "C3", NO_WORD: "C4"}
+TRAINED_HEAD = (AT_INPUT, EVERY_LAYER, HALF_WAY)
 _S_ON_ALL = "idpg-1: S-IDPG-PHM − Prompt-tuning"
 _NPG_ON_ALL = "lpt-1: LPT w/ NPG − LPT w/o PG; backbone=RoBERTa-large"
 _ONE_LAYER = ("s-idpg-phm", "prompt-tuning")
@@ -481,12 +483,12 @@ def _k_1000(pair: str) -> str:
 
 MATCHED_PLACES: tuple[MatchedPlace, ...] = (
     *(
-        MatchedPlace(INPUT, name, *_ONE_LAYER, _HEAD_FILES, SETTINGS[name], _S_ON_ALL)
+        MatchedPlace(AT_INPUT, name, *_ONE_LAYER, _HEAD_FILES, SETTINGS[name], _S_ON_ALL)
         for name in _FACTORIAL
     ),
     *(
         MatchedPlace(
-            INPUT,
+            AT_INPUT,
             f"1,000 sentences, {name}",
             *_ONE_LAYER,
             _SENTENCES,
@@ -495,12 +497,12 @@ MATCHED_PLACES: tuple[MatchedPlace, ...] = (
         )
         for head, name in (("random", "random head"), ("probe", "head from a probe"))
     ),
-    MatchedPlace(INPUT, "head from a probe, one epoch", *_ONE_LAYER, _CONVERGED_FILES),
+    MatchedPlace(AT_INPUT, "head from a probe, one epoch", *_ONE_LAYER, _CONVERGED_FILES),
     MatchedPlace(
-        INPUT, "first token, ten seeds", *_ONE_LAYER, _FIRST_TOKEN_FILES, SETTINGS[FIRST_TOKEN]
+        AT_INPUT, "first token, ten seeds", *_ONE_LAYER, _FIRST_TOKEN_FILES, SETTINGS[FIRST_TOKEN]
     ),
     MatchedPlace(
-        INPUT,
+        AT_INPUT,
         "first token, 1,000 sentences",
         *_ONE_LAYER,
         _CR_FILES,
@@ -508,7 +510,7 @@ MATCHED_PLACES: tuple[MatchedPlace, ...] = (
         _k_1000("S-IDPG-PHM − prompt tuning"),
     ),
     MatchedPlace(
-        INPUT,
+        AT_INPUT,
         "IDPG's settings, 500 sentences",
         *_ONE_LAYER,
         "why/as-published.jsonl",
@@ -587,7 +589,7 @@ def _final_runs(records: Sequence[dict]) -> list[dict]:
             cell = tuple(record.get(field) for field in fields)
             rates = by_rate.setdefault(cell, {})
             rates.setdefault(record.get("lr"), {})[record["seed"]] = record
-    final = []
+    final: list[dict] = []
     for rates in by_rate.values():
         final += max(rates.values(), key=len).values()
     return final
@@ -600,12 +602,12 @@ def _read_place(contrast: MatchedPlace, results_folder: Path) -> list[dict]:
         for file in sorted(results_folder.glob(pattern)):
             records += [{**r, "folder": file.parent} for r in read_records(file)]
     methods = {side.split()[0] for side in (contrast.a, contrast.b)}
-    kept = [
+    selected = [
         r
         for r in records
         if r["method"] in methods and all(r.get(k) == v for k, v in contrast.keep.items())
     ]
-    return _final_runs(kept)
+    return _final_runs(selected)
 
 
 _PLACE_TASK_NAMES = _TASK_NAMES | FEW_SHOT_TASKS | {"two-domains-order": "word order"}
@@ -668,7 +670,7 @@ def draw_matched_places(
     from matplotlib.lines import Line2D
 
     titles = {
-        INPUT: "head, at the input",
+        AT_INPUT: "head, at the input",
         EVERY_LAYER: "head, in every layer",
         HALF_WAY: "head, half-way",
         NO_HEAD: "no head (SmolLM2)",

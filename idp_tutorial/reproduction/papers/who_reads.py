@@ -29,6 +29,7 @@ __all__ = [
     "contrast_by_depth",
     "estimate_slope",
     "contrast_by_step",
+    "READER_MEASUREMENTS",
     "mechanism_table",
 ]
 
@@ -95,8 +96,9 @@ def _paired_differences(
 
 
 def _shared_layers(records: Sequence[dict], *methods: str) -> list[int]:
-    layers = [{r["layer"] for r in records if r["method"] == method} for method in methods]
-    return sorted(set.intersection(*layers))
+    pairs = {(r["method"], r["layer"]) for r in records}
+    layers = {layer for _, layer in pairs}
+    return sorted(k for k in layers if pairs.issuperset((method, k) for method in methods))
 
 
 def contrast_by_depth(
@@ -152,10 +154,9 @@ def estimate_slope(
         return None
     depth = np.array([*differences], float)
     weights = (depth - depth.mean()) / ((depth - depth.mean()) ** 2).sum()
-    slopes = sum(
-        weight * np.stack([by_seed[seed] for seed in seeds])
-        for weight, by_seed in zip(weights, differences.values())
-    )
+    slopes: Any = 0.0
+    for weight, by_seed in zip(weights, differences.values()):
+        slopes = slopes + weight * np.stack([by_seed[seed] for seed in seeds])
     estimate = paired_bootstrap(slopes, np.zeros_like(slopes))
     return dict(estimate, layers=[*differences], runs=len(seeds))
 
@@ -186,7 +187,7 @@ def contrast_by_step(
     return pd.DataFrame(rows, columns=["step", "effect", "low", "high", "runs"])
 
 
-MEASUREMENTS = {  # key of a measurement: what it is
+READER_MEASUREMENTS = {  # key of a measurement: what it is
     "accuracy": "test accuracy (%)",
     "common_share": "share of the change that all texts have in common",
     "effective_dimension": "effective dimension of the rest",
@@ -204,9 +205,9 @@ def mechanism_table(
     for file in map(Path, files):
         if file.exists():
             lines += map(json.loads, file.read_text(encoding="utf-8").splitlines())
-    columns = ["method", "layer", "seed", *MEASUREMENTS]
+    columns = ["method", "layer", "seed", *READER_MEASUREMENTS]
     measured = pd.DataFrame(lines, columns=columns).drop_duplicates(["method", "layer", "seed"])
     groups = measured.groupby(["method", "layer"])
-    table = groups[[*MEASUREMENTS]].mean()
+    table = groups[[*READER_MEASUREMENTS]].mean()
     table["seeds"] = groups.size()
     return table.reset_index()

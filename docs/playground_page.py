@@ -91,7 +91,7 @@ def read_published_counts() -> list[dict[str, Any]]:
     shown = {("IDPG", "S-IDPG-PHM"), ("IDPG", "M-IDPG-PHM"), ("LPT", "LPT w/ NPG")}
     rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["counts"]
     counts = [
-        {name: row[name] for name in ("paper", "method", "reported", "exact", "sizes")}
+        {name: row[name] for name in ("paper", "method", "reported", "exact", "unit", "sizes")}
         for row in rows
         if (row["paper"], row["method"]) in shown and row["backbone"] == "RoBERTa-large"
     ]

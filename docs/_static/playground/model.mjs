@@ -34,6 +34,7 @@ export class Model {
   constructor(ort, Tokenizer, manifest, read) {
     Object.assign(this, {ort, Tokenizer, manifest, read, d: manifest.d})
     this.sessions = new Map()
+    this.prompts = new Map() // the prompts of the last texts, as promises
   }
 
   async readJson(name) {
@@ -114,8 +115,19 @@ export class Model {
   }
 
   /** Return the prompt that a trained model makes for a text: `[t·d]`, and weights of its tokens. */
-  async prompt(entry, ids) {
+  prompt(entry, ids) {
     if (entry.prompt) return {prompt: Float32Array.from(entry.prompt)}
+    const key = `${entry.file} ${ids}`
+    if (!this.prompts.has(key)) {
+      if (this.prompts.size > 100) this.prompts.clear()
+      const made = this.generate(entry, ids)
+      made.catch(() => this.prompts.delete(key))
+      this.prompts.set(key, made)
+    }
+    return this.prompts.get(key)
+  }
+
+  async generate(entry, ids) {
     const words = await this.words(ids)
     if (entry.reads === "words") return this.run(entry.file, words, [1, ids.length, this.d])
     const {states, at} = await this.pass(words, null, entry.layer)

@@ -394,7 +394,7 @@ function showCounts() {
   const top = Math.max(...counts.map(([, n]) => n))
   const rows = counts.map(([method, n]) => {
     const published = publishedFor(method, n)
-    const mark = published ? `${published.paper} prints ${published.reported}` : ""
+    const mark = published ? `${published.paper} prints ${published.reported}${published.unit === 1024 ? " (K: 1,024)" : ""}` : ""
     return element("tr", {className: published ? "pg-now" : ""},
       element("th", {scope: "row", textContent: method}),
       element("td", {className: "pg-number", textContent: n.toLocaleString("en-US")}),

@@ -694,9 +694,15 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
             check_classification_targets(np.array(values))
         if is_training_data:
             self.classes_ = np.unique(values)
-        names = self._name_classes()
-        rows = [[str(names.get(value, value)) for value in row] for row in labels]
-        return [row[0] for row in rows] if self.label_form_ == "single" else rows
+        classes = self._name_classes()
+
+        def name_label(value: Any) -> str:
+            """Return the name of the class that is equal to a label."""
+            return str(classes.get(value, value))
+
+        if self.label_form_ == "single":
+            return [*map(name_label, values)]
+        return [[*map(name_label, row)] for row in labels]
 
     def _name_classes(self) -> dict[Any, Any]:  # label → equal class
         """Return the classes by value: the label 1 is the class 1.0, as `np.unique` joins them."""

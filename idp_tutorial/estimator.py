@@ -694,15 +694,14 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
             check_classification_targets(np.array(values))
         if is_training_data:
             self.classes_ = np.unique(values)
-        classes = self._name_classes()
-
-        def name_label(value: Any) -> str:
-            """Return the name of the class that is equal to a label."""
-            return str(classes.get(value, value))
-
         if self.label_form_ == "single":
-            return [*map(name_label, values)]
-        return [[*map(name_label, row)] for row in labels]
+            return self._name_labels(values)
+        return [*map(self._name_labels, labels)]
+
+    def _name_labels(self, labels: list) -> list[str]:
+        """Return the names of the classes that are equal to the labels."""
+        classes = self._name_classes()
+        return [str(classes.get(label, label)) for label in labels]
 
     def _name_classes(self) -> dict[Any, Any]:  # label → equal class
         """Return the classes by value: the label 1 is the class 1.0, as `np.unique` joins them."""

@@ -694,9 +694,14 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
             check_classification_targets(np.array(values))
         if is_training_data:
             self.classes_ = np.unique(values)
-        names = self._name_classes()
-        rows = [[str(names.get(value, value)) for value in row] for row in labels]
-        return [row[0] for row in rows] if self.label_form_ == "single" else rows
+        if self.label_form_ == "single":
+            return self._name_labels(values)
+        return [*map(self._name_labels, labels)]
+
+    def _name_labels(self, labels: list) -> list[str]:
+        """Return the names of the classes that are equal to the labels."""
+        classes = self._name_classes()
+        return [str(classes.get(label, label)) for label in labels]
 
     def _name_classes(self) -> dict[Any, Any]:  # label → equal class
         """Return the classes by value: the label 1 is the class 1.0, as `np.unique` joins them."""

@@ -471,8 +471,10 @@ NO_TEST_FILE = {
 }
 # test files in the folders of packages that are about more than one module
 NO_MODULE = {
+    "assembly.option_pairs": "pairs of options, of every method",
     "cli.own_texts": "tables of the user, given to all commands that read them",
     "families.families": "every family in turn",
+    "huggingface.supported_uses": "uses and models that docs/huggingface.md lists",
     "methods.left_padding": "every method in turn",
     "training.gradient_checkpointing": "an option of training, with every family and method",
     "training.switches": "options that change a method, and what each of them changes",

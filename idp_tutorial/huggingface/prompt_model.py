@@ -455,8 +455,8 @@ class PromptModel(nn.Module):
 
         Raises: `UserError` for another size: new word vectors would be random, and frozen.
         """
-        embeddings = self.get_input_embeddings()
-        size = len(embeddings.weight)
+        embeddings = self.backbone.word_embeddings
+        size = embeddings.num_embeddings
         if new_num_tokens not in (None, size):
             raise UserError(
                 f"the frozen model has {size} word vectors, and {new_num_tokens} would add some "

@@ -99,8 +99,8 @@ def describe_model(bb, method, options):
     )
 
 
-def find_pairs_without_effect(bb, method, values):
-    """Yield pairs of options of which the first has no effect beside the second; count them."""
+def compare_pairs(bb, method, values):
+    """Yield pairs of options, and whether the first has no effect beside the second."""
     described = {}
 
     def describe(options):
@@ -125,10 +125,10 @@ EXPECTED = [({"sentence_pooling": "cls"}, {"pooling": "cls"})]
 
 
 def search(family, method, values):
-    found = [*find_pairs_without_effect(cached_backbone(family), method, values)]
-    wrong = [(first, second) for first, second, has_none in found if has_none]
-    assert [pair for pair in wrong if pair not in EXPECTED] == []
-    return len(found)
+    pairs = [*compare_pairs(cached_backbone(family), method, values)]
+    without_effect = [(first, second) for first, second, has_none in pairs if has_none]
+    assert [pair for pair in without_effect if pair not in EXPECTED] == []
+    return len(pairs)
 
 
 DAILY = {

@@ -102,9 +102,9 @@ BAD = dict(
     ),
     layer=(["--layer", "8"], ["layer, the number of layers", "between 0 and 7", "got 8"]),
     negative_layer=(["--layer", "-1"], ["layer, the number", "between 0 and 7", "got -1"]),
-    no_room=(["--max_len", "1"], ["max_len=1", "room"]),
+    no_room=(["--max_len", "1"], ["--max_len 1", "room"]),
     no_data=(["--data", "nowhere", "--task", "trec"], ["nowhere", "train.jsonl"]),
-    no_hub=(["--task", "sst2"], ["nyu-mll/glue", "data=DIR", "bundled"]),
+    no_hub=(["--task", "sst2"], ["nyu-mll/glue", "--data DIR", "bundled"]),
     other_backbone=(["--backbone", "roberta-large"], ["no backbone 'roberta-large'", "hub"]),
 )
 
@@ -352,7 +352,7 @@ def test_the_primary_contrast_stands_first(command, small_folder, few_options, t
 )
 def test_a_primary_contrast_of_other_methods(primary, refused):
     refused(
-        f"primary={primary!r}",
+        f"--primary {primary!r}" if " " in primary else f"--primary {primary}",
         "two methods of this comparison (lpt, lpt-npg)",
         "'lpt-npg - prompt-tuning'",
         args=[*FAST, "--methods", "lpt,lpt-npg", "--primary", primary],
@@ -402,11 +402,11 @@ def test_options_reach_the_runs(command, small_folder, few_options, tmp_path):
     [
         (
             ["--template", "paper"],
-            "template='paper' has no effect: it needs head='verbalizer'",
+            "--template paper has no effect: it needs --head verbalizer",
         ),
-        (["--methods", "lora", "--position", "1"], "position=1 has no effect on lora"),
+        (["--methods", "lora", "--position", "1"], "--position 1 has no effect on lora"),
         (["--clip", "0"], "clip must be a positive number, got 0.0 (the largest gradient norm"),
-        (["--methods", "majority", "--clip", "2"], "clip=2.0 has no effect on majority"),
+        (["--methods", "majority", "--clip", "2"], "--clip 2.0 has no effect on majority"),
         (["--patience", "0"], "patience must be at least 1, got 0"),
     ],
     ids=str,

@@ -183,7 +183,7 @@ def test_a_file_of_options_gives_positional_arguments(name, argument, value, tmp
         (["fetch"], "idp fetch: name is missing"),
         (
             ["compare", "--methods", "head-only,lpt", "--bottleneck", "3"],
-            "bottleneck=3 has no effect on head-only, lpt",
+            "--bottleneck 3 has no effect on head-only, lpt",
         ),
     ],
 )

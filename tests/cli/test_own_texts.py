@@ -141,7 +141,7 @@ def test_pairs_and_numbers(small_folder, monkeypatch, capsys):
         ("--method lora --prompt_length 5", "method 'lora' has no option 'prompt_length'"),
         (
             "tickets.csv --text message --label topic --task mr",
-            "task=mr and the table tickets.csv are two tasks",
+            "--task mr and the table tickets.csv are two tasks",
         ),
         ("nowhere.csv --text a --label b", "no file or folder nowhere.csv"),
         ("nowhere/there --text a", "nowhere/there"),
@@ -163,7 +163,7 @@ def test_pairs_and_numbers(small_folder, monkeypatch, capsys):
         ),
         (
             "tickets.csv --text message --label topic --test .95",
-            "test=0.95 and validation=0.1 leave no rows .* below 1",
+            "--test 0.95 and --validation 0.1 leave no rows .* below 1",
         ),
         ("tickets.csv --text topic --label topic", "text, label must be different columns, got"),
         (
@@ -275,7 +275,7 @@ def test_a_report_of_predictions_needs_labels(small_folder, monkeypatch, capsys)
     for line, words in (
         (f"{predict} --texts none.csv --report q", "no column 'label' among message"),
         (f"{predict} --texts new.csv --report q", "label must be an index"),
-        (f"{predict} --texts new.csv --label label", "label=label is not used without report"),
+        (f"{predict} --texts new.csv --label label", "--label label is not used without report"),
     ):
         with pytest.raises(SystemExit) as error:
             call(line, monkeypatch)

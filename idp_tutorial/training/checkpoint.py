@@ -7,8 +7,8 @@ therefore writes checkpoints, and the same call resumes from them.
 Resuming with other texts, another learning rate or another backbone would give a score that
 belongs to no config. A checkpoint therefore contains the fingerprint of its run: the config,
 the identity of the backbone before training, and digests of the encoded examples, of frozen
-weights of the head, and of word vectors and initial prompts, where there are any. Paths and the device are
-not part of it.
+weights of the head, and of word vectors and initial prompts, where there are any. Paths and the
+device are not part of it.
 """
 
 import json

@@ -225,9 +225,7 @@ def test_stage_one_saves_a_backbone_with_its_prompts(cfg, pairs, stage1):
         for (n, a), b in zip(old.base.named_parameters(), new.base.parameters())
         if not torch.equal(a, b)
     ]
-    assert len(moved) > 0.9 * len([*old.base.parameters()]) and backbone_id(
-        old
-    ) != backbone_id(new)
+    assert len(moved) > 0.9 * len([*old.base.parameters()]) and backbone_id(old) != backbone_id(new)
     assert (
         description["steps"] == math.ceil(128 / 32)
         and 0 <= description["validation"] <= 100

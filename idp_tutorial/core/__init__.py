@@ -4,7 +4,8 @@ Begin with `core.steps`, `core.context` and `core.loop`.
 
 Modules:
 
-- `backbone`: The frozen language model: its parts, its attention masks, and digests of its weights.
+- `backbone`: The frozen language model: its parts, its attention masks, and the identity of its
+  weights.
 - `context`: The state of one pass through a frozen model, which prompt sources and heads read.
 - `dtypes`: The dtype of frozen weights: float32, bfloat16, or int8 in linear layers.
 - `generation`: Text generation with a prompted decoder: layer caches, and the library's `generate`.

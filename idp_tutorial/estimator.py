@@ -428,7 +428,7 @@ class PromptEstimator(BaseEstimator):
         learning_rates: Sequence[Any] = method.learning_rates
         if self.lr != "auto":
             learning_rates = [method.default_learning_rate if self.lr is None else self.lr]
-        start_time = time.time()
+        start_time = time.perf_counter()
 
         def train(lr: float) -> tuple[tuple, TrainLog]:
             """Train in a folder of the learning rate's own."""

@@ -69,7 +69,7 @@ class Experiment:
         cfg = replace(cfg, lr=lr, task=self.task.name)
         n_examples = len(self.task.splits["train"])
         self.cfg = cfg.resolve_epochs(n_examples, process_state().num_processes)
-        self.start_time = time.time()
+        self.start_time = time.perf_counter()
         self.backbone_id: str | None = None  # of the backbone before training, once it is loaded
         self.test_outputs: Any = None  # outputs for the test split, once it is scored
 
@@ -114,7 +114,7 @@ class Experiment:
 
         Raises: `DivergenceError` for a loss that is not finite.
         """
-        self.start_time = time.time()
+        self.start_time = time.perf_counter()
         model = self.build_model()
         if initial_state:
             state = trained_state(model)

@@ -175,7 +175,7 @@ def search_learning_rate(
 
     The seed is `cfg.seed`. Where every learning rate diverges, the record's `status` is 'diverged'.
     """
-    start_time = time.time()
+    start_time = time.perf_counter()
 
     def train(lr: float) -> tuple[tuple[Experiment, PromptedModel], TrainLog]:
         """Train with a learning rate, whose checkpoints are in a folder of their own."""

@@ -174,7 +174,7 @@ def build_record(
     cfg: RunConfig,
     digests: dict[str, str],  # from `run_digests`
     split_sizes: dict[str, Any],
-    start_time: float,  # `time.time()` at the start of the run, which ends now
+    start_time: float,  # `time.perf_counter()` at the start of the run, which ends now
     model: PromptedModel | None = None,  # trained; None: the run has no model
     log: TrainLog | None = None,  # of its training; None: nothing was trained
     **values: Any,  # further fields; they replace the fields above

@@ -12,6 +12,7 @@ import atexit
 import os
 import time
 import torch
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -236,10 +237,11 @@ class StepMeasurements:
     step_times_ms: list[float] = field(default_factory=list)
     activation_bytes: Count = 0  # saved in the largest batch
     largest_batch_tokens: Count = 0
+    peak_bytes: Count = 0  # allocated on a GPU within a step
 
 
 class StepProfiler(StepMeasurements):
-    """Time of each step, and bytes that autograd saves in the largest batch."""
+    """Time of each step, and the memory that training needs."""
 
     def __init__(
         self,
@@ -250,11 +252,12 @@ class StepProfiler(StepMeasurements):
         self.is_cuda = accelerator.device.type == "cuda"
         self.model = model
         self.start_time = 0.0
-        if self.is_cuda:
-            torch.cuda.reset_peak_memory_stats()
+        # start and end of the steps whose times are not read yet
+        self.events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measurements for a checkpoint."""
+        self.times_ms()
         return asdict(self)
 
     def load_state_dict(self, measurements: dict[str, Any]) -> None:
@@ -263,16 +266,32 @@ class StepProfiler(StepMeasurements):
 
     def start(self) -> None:
         """Start the time of a step."""
-        self.start_time = self._synchronized_time()
+        if self.is_cuda:
+            torch.cuda.reset_peak_memory_stats()
+            self.events.append(tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)))
+            self.events[-1][0].record()
+        self.start_time = time.perf_counter()
 
     def stop(self) -> None:
-        """Record the time since `start`, in ms."""
-        self.step_times_ms.append(1000 * (self._synchronized_time() - self.start_time))
+        """Record the time since `start`, in ms, and on a GPU the peak memory since."""
+        if not self.is_cuda:
+            self.step_times_ms.append(1000 * (time.perf_counter() - self.start_time))
+            return
+        self.events[-1][1].record()
+        self.peak_bytes = max(self.peak_bytes, torch.cuda.max_memory_allocated())
+        while self.events and self.events[0][1].query():  # the GPU has finished this step
+            self._read_time()
 
-    def _synchronized_time(self) -> float:
-        if self.is_cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
+    def _read_time(self) -> None:
+        start, end = self.events.popleft()
+        end.synchronize()
+        self.step_times_ms.append(start.elapsed_time(end))
+
+    def times_ms(self) -> list[float]:
+        """Return the times of all steps in ms, after waiting for the last one."""
+        while self.events:
+            self._read_time()
+        return self.step_times_ms
 
     def track_activations(
         self,
@@ -299,7 +318,7 @@ class StepProfiler(StepMeasurements):
     def peak_memory_mb(self) -> float:
         """Return the peak memory of training in MB: measured on a GPU, counted on a CPU."""
         if self.is_cuda:
-            return torch.cuda.max_memory_allocated() / 1e6
+            return max(self.peak_bytes, torch.cuda.memory_allocated()) / 1e6
         weights = sum(p.nbytes for p in self.model.parameters())
         trained = sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
         # the factor 3 is for the gradient and AdamW's two moments

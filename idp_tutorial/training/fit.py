@@ -315,7 +315,7 @@ class TrainingRun:
 
     def training_log(self) -> TrainLog:
         """Return the log of a finished run, as `fit` returns it."""
-        step_times = sorted(self.profiler.step_times_ms)
+        step_times = sorted(self.profiler.times_ms())
         losses = torch.stack(self.state.losses).float()
         best = find_best_evaluation(self.state.history, self.state.validation_losses)
         return TrainLog(

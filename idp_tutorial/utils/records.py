@@ -97,8 +97,7 @@ def load_record(line: str) -> dict:
 SCHEMA_VERSION: Literal[3] = 3
 
 
-# digest of a backbone in records of earlier versions → its `backbone_id`. An earlier digest changed
-# with the version of transformers, so that a backbone can have several.
+# digest of a backbone in records of earlier versions → its `backbone_id`
 _RENEWED_DIGESTS = {
     "2ef68a2e3294e2e3": "ef707222edbe1bd8bc3de77781da4146",  # tiny float32
     "6dedf37e899f4ee4": "874f0f25047b1b581c630e3d3f321adf",  # tiny bfloat16
@@ -110,13 +109,14 @@ _RENEWED_DIGESTS = {
     "f18ab670f5f20866": "0f7be6d2adbe3a45b297dd5757054fd3",  # minilm bfloat16
     "b9956c0fe772aa42": "27007565cdefce7ac073630aeaa3fb54",  # minilm int8
     "1da000382578c8a0": "4979488c5ef985baff495bbf24fc488b",  # smollm2 float32
-    "ad3a1dcf8216abc2": "4979488c5ef985baff495bbf24fc488b",  # smollm2 float32
     "7c368cf058b82d3f": "63c9fbe2a5cd1d37124df1f46932ddd2",  # smollm2 bfloat16
-    "abe1f37e710878ef": "63c9fbe2a5cd1d37124df1f46932ddd2",  # smollm2 bfloat16
     "5ff337678749ccc6": "9c7eee5e6244eee240df980e6e1545d1",  # smollm2 int8
     "7932db613b2eef92": "3cf84a2dac8e0ffd97321b74a0096c68",  # mpnet float32
     "35159d04a5238746": "0d03f7bfca4c4241aa453710483b4393",  # mpnet bfloat16
     "0a6653d1c0e6e75f": "b49c9b4d1397938ad91d4e86f880ff47",  # mpnet int8
+    # converted by transformers 5.17, whose tokenizer has another end token and adds BOS to a text
+    "ad3a1dcf8216abc2": "1f6ce6b1343dbaeda38988d343ff6d1a",  # smollm2 float32
+    "abe1f37e710878ef": "fc692858586b3633d12a5c0d30c30146",  # smollm2 bfloat16
 }
 
 
@@ -420,16 +420,17 @@ def gpu_name() -> str | None:
 
 
 def collect_provenance(
-    start_time: float,  # `time.time()` when the run started
+    start_time: float,  # `time.perf_counter()` when the run started
     threads: int,  # number of threads that the run used
 ) -> dict:
     """Return the code, command, processor, start time and seconds of a run, for its record."""
+    seconds = time.perf_counter() - start_time  # a change of the clock does not change it
     return dict(
         command=format_command_line(),
         **git_state(),
         processor=processor_name(),
         **({"gpu": gpu} if (gpu := gpu_name()) else {}),
         threads=threads,
-        started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start_time)),
-        seconds=round(time.time() - start_time, 1),
+        started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - seconds)),
+        seconds=round(seconds, 1),
     )

@@ -353,7 +353,7 @@ def run_seed(
     learning_rates: Sequence[float],
 ) -> dict:
     """Train one seed with its learning rate or the best one; return its record."""
-    start_time = time.time()
+    start_time = time.perf_counter()
     out = Path(options.out)
     trials = try_learning_rates(
         partial(train_at_learning_rate, cfg, task),

@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True, help="folder of tasks: DATA/TASK/train.jsonl …")
     args = parser.parse_args()
-    start_time = time.time()
+    start_time = time.perf_counter()
     bb = load_backbone("minilm")
     task = load_task("stsb", args.data, shots=1000)
     rows = task.splits["test"]

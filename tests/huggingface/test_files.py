@@ -9,6 +9,7 @@ from small import batch_of, config, same, small_task
 import idp_tutorial
 from idp_tutorial import PromptModel, get_prompt_model
 from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.saving.descriptions import read_prompts, write_prompts
 from idp_tutorial.utils.checks import UserError
 
 
@@ -100,3 +101,26 @@ def test_a_model_of_the_package_is_loaded_on_a_model_object(tiny, tmp_path):
     with pytest.raises(UserError, match="leaves the model as it is"):
         PromptModel.from_pretrained(base, tmp_path)
     assert not any(p.requires_grad for p in base.parameters())
+
+
+def test_a_prompt_of_an_earlier_version_is_loaded_with_a_warning(tmp_path):
+    model = prompt_model("lpt-npg", num_labels=3)
+    model.save_pretrained(tmp_path)
+    description, tensors = read_prompts(tmp_path)
+    digests = dict(float32="a" * 64, bfloat16="b" * 64)
+    description["prompt_model"]["base"]["digests"] = digests
+    write_prompts(tmp_path, tensors, description)
+    with pytest.warns(UserWarning, match="saved by an earlier version"):
+        loaded = PromptModel.from_pretrained(model_object(), tmp_path)
+    same(loaded(**tokens()).logits, model(**tokens()).logits)
+
+
+def test_a_prompt_fits_its_model_with_another_dropout(tmp_path):
+    model = prompt_model("lpt-npg", num_labels=3)
+    model.save_pretrained(tmp_path)
+    other = model_object()
+    other.config.hidden_dropout_prob = 0.4
+    assert PromptModel.from_pretrained(other, tmp_path)
+    other.config.layer_norm_eps = 0.1
+    with pytest.raises(UserError, match="belong to another backbone"):
+        PromptModel.from_pretrained(other, tmp_path)

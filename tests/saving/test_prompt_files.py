@@ -23,11 +23,13 @@ from idp_tutorial.methods import glove
 from idp_tutorial.saving.descriptions import (
     check_backbone_matches,
     describe_backbone,
+    read_fingerprint,
     read_prompts,
 )
 from idp_tutorial.saving.prompt_files import from_pretrained, load_first_stage, save_pretrained
 from idp_tutorial.training.evaluation import predict, predict_logits
 from idp_tutorial.training.examples import encode_for_model
+from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.tensor_files import deserialise_tensors, save_tensors, serialise_tensors
 
 ROWS = [dict(sentence1=s) for s in ("the soup was cold .", "tea")]
@@ -407,3 +409,22 @@ def test_the_dtype_of_a_loaded_backbone_is_not_changed(saved):
         from_pretrained(folder, load_backbone(cfg.backbone), dtype="bfloat16")
     with pytest.raises(ValueError, match="dtype must be 'float32', 'bfloat16' or 'int8'"):
         from_pretrained(folder, dtype="float16")
+
+
+def test_a_digest_of_an_earlier_version_is_accepted_with_a_warning(saved, small_folder):
+    folder, want, _ = saved
+    rewrite(folder, backbone=dict(digests=dict(float32="a" * 16)))
+    with pytest.warns(UserWarning) as warnings:
+        model, task, cfg = from_pretrained(folder, small_folder)
+    (message,) = [str(w.message) for w in warnings if "earlier version" in str(w.message)]
+    assert "make sure that it is the same model" in message
+    assert predict(model, task, cfg, ROWS) == want
+    rewrite(folder, backbone=dict(digests=dict(float32="a" * 32)))
+    with pytest.raises(UserError, match="belong to another backbone"):
+        from_pretrained(folder, small_folder)
+
+
+def test_a_folder_of_an_earlier_version_is_the_same_run(saved):
+    folder, *_ = saved
+    rewrite(folder, digests=dict(weights="2ef68a2e3294e2e3", data="0" * 16))
+    assert read_fingerprint(folder)["digests"]["weights"] == backbone_id(load_backbone("tiny"))

@@ -24,7 +24,12 @@ from idp_tutorial.training.checkpoint import Checkpoint, run_fingerprint
 from idp_tutorial.training.fit import TrainingRun, fit
 from idp_tutorial.utils import durable_files, tensor_files
 from idp_tutorial.utils.durable_files import folder_lock
-from idp_tutorial.utils.tensor_files import PROMPTS_FILE, read_last_snapshot, save_tensors
+from idp_tutorial.utils.tensor_files import (
+    PROMPTS_FILE,
+    read_last_snapshot,
+    save_tensors,
+    write_snapshot,
+)
 
 
 def make(cfg, task=None):
@@ -369,6 +374,26 @@ def test_a_checkpoint_of_other_texts_or_another_backbone_is_refused(folder):
     bb.word_embeddings.weight.data[7, 0] += 1e-4
     with pytest.raises(ValueError, match="backbone was '"):
         fit(build_model(cfg, bb, small_task()), small_task(), cfg, checkpoint_dir=folder)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_continued(tmp_path):
+    """Its digests of the backbone cannot be checked, but its settings can."""
+    cfg = config()
+    whole = fit(make(cfg), small_task(), cfg)
+    model = make(cfg)
+    kill_at(model, 4)
+    with pytest.raises(Killed):
+        fit(model, small_task(), cfg, checkpoint_dir=tmp_path, save_every=2)
+    content = read_last_snapshot(tmp_path)
+    for name in ("backbone", "other frozen weights"):
+        del content["fingerprint"][name]
+    content["fingerprint"] |= {"backbone weights": "a" * 16, "frozen weights": "b" * 16}
+    del content["profiler"]["peak_bytes"]
+    write_snapshot(tmp_path, content["progress"]["step"], content)
+    other = config(batch_size=8)
+    with pytest.raises(ValueError, match=r"\(batch_size was 16 and is now 8\)"):
+        fit(make(other), small_task(), other, checkpoint_dir=tmp_path)
+    assert numbers(fit(make(cfg), small_task(), cfg, checkpoint_dir=tmp_path)) == numbers(whole)
 
 
 @pytest.mark.parametrize("method", ["fine-tuning", "efl", "lora", "bitfit"])

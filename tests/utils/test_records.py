@@ -4,6 +4,7 @@ The provenance of a record: the commit of the package, and a command without fol
 """
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,11 @@ def test_existing_records_are_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "repair_last_line", lambda file: None)
     assert [r["size"] for r in read_existing_records(file)] == [1] and len(contents) == 2
     assert [r["size"] for r in read_existing_records(file)] == [1] and not contents
+
+
+def test_seconds_do_not_follow_a_clock_that_is_set_back(monkeypatch):
+    start_time = time.perf_counter()
+    monkeypatch.setattr(time, "time", lambda: 1_000_000.0)  # in 1970
+    provenance = records.collect_provenance(start_time, threads=1)
+    assert 0 <= provenance["seconds"] < 60
+    assert provenance["started_at"].startswith("1970-01-12T13:46")

@@ -256,7 +256,7 @@ def load_or_choose_layer(
 
     def choose() -> dict:
         """Choose a layer, and return the record of the choice."""
-        started = time.time()
+        started = time.perf_counter()
         bb.model.to("cuda" if cfg.device == "auto" and torch.cuda.is_available() else "cpu")
         choice = choose_prompt_layer(bb, task, **options)
         settings = config_to_record(cfg)

@@ -376,7 +376,7 @@ def _time_forward_pass(model: PromptedModel, batch: dict, accelerator: Any) -> f
         with torch.no_grad():
             run_layers(model.backbone, batch)
         profiler.stop()
-    return min(profiler.step_times_ms[1:]) / 1000
+    return min(profiler.times_ms()[1:]) / 1000
 
 
 def _typical_and_longest_batch(model: PromptedModel, task: Task, cfg: RunConfig) -> list[dict]:
@@ -397,8 +397,10 @@ def _measure_training_memory(
     profiler = StepProfiler(model, accelerator)
     if task.is_regression:  # labels are scaled to 0 … 1 in training
         batch = {**batch, "label": torch.rand(len(batch["label"]), device=accelerator.device)}
+    profiler.start()
     with accelerator.autocast(), profiler.track_activations(batch["input_ids"].numel()):
         model.train()(batch, return_loss=True)
+    profiler.stop()
     return profiler.peak_memory_mb()
 
 

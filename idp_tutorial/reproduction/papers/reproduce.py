@@ -93,7 +93,7 @@ def _run_plan(
     given_learning_rates: tuple,
 ) -> list[dict]:
     """Run what `file` lacks of a plan; return all records, each with the `folder` of its logits."""
-    start_time = time.time()
+    start_time = time.perf_counter()
     store = RunStore(file)
     records = []
     for i, cfg in enumerate(plan):
@@ -111,7 +111,7 @@ def _run_plan(
             store,
             learning_rates,
         )
-        seconds_left = (time.time() - start_time) / (i + 1) * (len(plan) - i - 1)
+        seconds_left = (time.perf_counter() - start_time) / (i + 1) * (len(plan) - i - 1)
         logger.info(
             f"{table} {scale}: {i + 1} of {len(plan)}, about {seconds_left / 60:.0f} minutes left"
         )

@@ -365,7 +365,7 @@ def run_transfer(
     for setting in STAGES[1:] if few_shot else ():
         if setting == "alone":
             model = Experiment(target_cfg, target).build_model()
-        start_time = time.time()
+        start_time = time.perf_counter()
         try:
             log, lr = _train_with_best_learning_rate(
                 model,

@@ -389,7 +389,7 @@ def pretrain(
                 "is many times faster."
             )
         losses = []
-        start_time = time.time()
+        start_time = time.perf_counter()
         while step < cfg.steps:
             losses.append(
                 _train_step(model, masters, stream, tokenizer, cfg, step, distillation_loss)
@@ -400,12 +400,14 @@ def pretrain(
             held_out = evaluate_held_out(
                 model, stream, tokenizer, cfg.held_out_tokens, distillation_loss
             )
-            log.append(_create_log_entry(step, cfg, losses, time.time() - start_time, held_out))
+            log.append(
+                _create_log_entry(step, cfg, losses, time.perf_counter() - start_time, held_out)
+            )
             logger.info(_format_log_entry(log[-1], cfg))
             if out:
                 write_pretraining_checkpoint(out, cfg, masters, step, log)
             losses = []
-            start_time = time.time()
+            start_time = time.perf_counter()
     model = model.float().cpu()
     masters.copy_to_model()
     return model.eval(), log

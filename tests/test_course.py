@@ -633,8 +633,9 @@ def test_chapters_state_how_many_stored_runs_learn_the_task():
         7: scores["12", "NPG, standardised, layer 7"],
         4: scores["12", "NPG, standardised, layer 4"],
     }
-    at_6, at_7, at_4 = (f"{statistics.mean(row):.1f}" for row in by_layer.values())
-    assert f"had {at_6} %, before layer 7 it has {at_7} and before layer 4 {at_4}" in prose(12)
+    learnt = {layer: sum(score >= 70 for score in row) for layer, row in by_layer.items()}
+    assert learnt == {6: 5, 7: 3, 4: 1}
+    assert "five of five seeds, before layer 7 with three, and before layer 4 with one" in prose(12)
     attention = scores["13", "ID-SPAM, before layer 6"]
     of_the_mean = scores["13", "ID-SPAM with the mean, before layer 6"]
     assert len(attention) == len(of_the_mean) == 5

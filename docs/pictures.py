@@ -110,7 +110,11 @@ def _draw_reader(x: float, is_generated: bool, lines: list[str]) -> list[Shape]:
 def who_reads() -> Picture:
     """Draw a static prompt and a generated one, and who reads the text."""
     static = ["the same for every text:", "only the layers above", "can read the text for it"]
-    generated = ["written for this text by a", "network that reads the", "states of the layers below"]
+    generated = [
+        "written for this text by a",
+        "network that reads the",
+        "states of the layers below",
+    ]
     shapes = _draw_reader(4, False, static) + _draw_reader(216, True, generated)
     return add_legend(
         shapes,

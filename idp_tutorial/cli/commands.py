@@ -28,6 +28,7 @@ from idp_tutorial.utils.checks import (
     parse_number,
 )
 from idp_tutorial.utils.options import Option, check_option_name, check_options, declared_options
+from idp_tutorial.utils.process import show_warnings
 
 __all__ = [
     "CommandOptions",
@@ -254,6 +255,10 @@ class Command:
         )
 
     def _run(self, values: Mapping[str, Any]) -> None:
+        with show_warnings():
+            self._run_function(values)
+
+    def _run_function(self, values: Mapping[str, Any]) -> None:
         known = self.options()
         for name in values:
             check_option_name(name, known)

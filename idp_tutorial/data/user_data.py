@@ -407,8 +407,9 @@ def _read_splits(data: Any, table: TableConfig) -> tuple[dict[str, list], tuple]
             warnings.warn(
                 f"The {split} rows of {name} have no labels and are ignored.", stacklevel=3
             )
-    warn_about_labels([row for rows in splits.values() for row in rows])
+    all_rows = [row for rows in splits.values() for row in rows]
     if messages:
+        warn_about_labels(all_rows)
         raise UserError(" ".join(messages))
     warn_about_shared_texts(splits, name)
     if "train" not in splits:
@@ -424,6 +425,7 @@ def _read_splits(data: Any, table: TableConfig) -> tuple[dict[str, list], tuple]
             f"{columns[2]!r} is the column of the classes (label=), or pass regression=True if "
             "the labels are numbers."
         )
+    warn_about_labels(all_rows)
     return splits, columns
 
 

@@ -19,6 +19,7 @@ from typing import Any
 __all__ = [
     "process_state",
     "MessageHandler",
+    "show_warnings",
     "handle_messages",
 ]
 
@@ -42,6 +43,32 @@ class MessageHandler(logging.StreamHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """Raise the error that is being handled, such as that of a closed pipe."""
         raise
+
+
+class _WarningHandler(MessageHandler):
+    """Handler that writes warnings to stderr, unless another handler writes all messages."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self.setLevel(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a warning."""
+        handlers = logging.getLogger("idp_tutorial").handlers
+        if not any(isinstance(h, MessageHandler) and h is not self for h in handlers):
+            super().emit(record)
+
+
+@contextmanager
+def show_warnings() -> Iterator[None]:
+    """Write the warnings of the package to stderr while the block runs, as a command does."""
+    handler = _WarningHandler()
+    logger = logging.getLogger("idp_tutorial")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 @contextmanager

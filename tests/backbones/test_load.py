@@ -499,6 +499,20 @@ def test_a_cached_model_loads_without_the_hub(unreachable, tmp_path, monkeypatch
     cannot_load("tiny@main", "Only a model on the hub has revisions")
 
 
+def test_the_files_of_a_model_on_the_hub_are_checked(unreachable, tmp_path, monkeypatch):
+    """The tokenizer of the cached model would end the process with a panic at most texts."""
+    cache = tmp_path / "hub"
+    repo = cache / "models--me--mine"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs/main").write_text("a" * 40)
+    save_with_tokenizer(random_model("bert"), repo / "snapshots" / ("a" * 40))
+    monkeypatch.setattr(unreachable, "HF_HUB_CACHE", str(cache))
+    file = repo / "snapshots" / ("a" * 40) / "tokenizer.json"
+    rule = dict(type="Split", pattern=dict(Regex="(a+)+$"), behavior="Isolated", invert=False)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "pre_tokenizer": rule}))
+    cannot_load("me/mine", "its tokenizer.json cannot be read (", "Panic")
+
+
 def test_no_code_of_a_models_folder_is_run(tmp_path, monkeypatch):
     """A folder with code is refused without a question, since standard input may hold texts."""
     ran = tmp_path / "ran"

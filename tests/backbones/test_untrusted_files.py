@@ -86,6 +86,13 @@ def test_a_template_that_repeats_the_text_is_refused(folder):
     )
 
 
+def test_very_many_added_tokens_are_refused(folder):
+    token = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    added = [dict(id=i, content=f"t{i}", **token) for i in range(20_001)]
+    change_tokenizer(folder, added_tokens=added)
+    refused(lambda: load_backbone(str(folder)), "tokenizer.json has 20,001 added tokens")
+
+
 def test_rules_of_usual_tokenizers_are_accepted(folder):
     change_tokenizer(folder, normalizer=sequence(replace(" ", "\u2581"), replace("``", '"')))
     load_backbone(str(folder))

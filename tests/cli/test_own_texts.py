@@ -329,6 +329,8 @@ def test_a_table_of_excel_is_trained_and_predicted(small_folder, monkeypatch, ca
     caplog.clear()
     call(f"{train} --encoding cp1252 --skip_empty --out m", monkeypatch)
     assert "columns are separated by ';'" in caplog.messages[0] and "1 of 41" in caplog.messages[1]
+    err = capsys.readouterr().err  # what is logged is seen, once
+    assert err.count("columns are separated by") == err.count("skip_empty left out 1 of 41") == 1
     predict = "idp predict --model m --texts excel.csv --encoding cp1252 --sep ';' --device cpu"
     call(f"{predict} --skip_empty --out out.csv", monkeypatch)
     with open("out.csv", newline="", encoding="cp1252") as file:  # as the table was written

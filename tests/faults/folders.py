@@ -13,6 +13,7 @@ import shutil
 import signal
 import tempfile
 import warnings
+import zipfile
 from collections import Counter
 from functools import cache, partial
 from pathlib import Path
@@ -129,6 +130,11 @@ def change_header(kind, folder, _):
         header = list(header.items())
     elif kind == "null":
         header = dict.fromkeys(header)
+    elif kind == "80 MB":
+        header["__metadata__"] = {"x": "y" * 80_000_000}
+    elif kind == "many names":
+        entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+        header |= {f"x{i}": entry for i in range(300_000)}
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + n :])
 
@@ -150,6 +156,76 @@ def change_tensors(kind, folder, _):
     elif kind == "nan":
         weights[name] = torch.full_like(weights[name], float("nan"))
     save_file(weights, file, {"format": "pt"})
+
+
+def change_tokenizer(parts, folder, _):
+    """Replace parts of the tokenizer's description."""
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **parts}))
+
+
+def change_archive(folder, _):
+    """Replace the weights by an archive of zeros, which is small as long as it is compressed."""
+    (folder / "model.safetensors").unlink()
+    with zipfile.ZipFile(folder / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(10**8))
+
+
+def rules(n, pattern, content, kind="String"):
+    """Return n rules that replace a pattern."""
+    rule = dict(type="Replace", pattern={kind: pattern}, content=content)
+    return dict(type="Sequence", normalizers=[rule] * n)
+
+
+def split_at(pattern):
+    """Return a rule that splits a text at a regular expression."""
+    return dict(type="Split", pattern=dict(Regex=pattern), behavior="Isolated", invert=False)
+
+
+TOKENIZERS = {  # what a library in Rust does with it: parts of tokenizer.json
+    "doubles a text 28 times": dict(normalizer=rules(28, "a", "aa")),
+    "doubles a rare letter": dict(normalizer=rules(40, "\u0f3a", "\u0f3a\u0f3a")),
+    "doubles by a regular expression": dict(normalizer=rules(40, "[a-z]", "xx", "Regex")),
+    "inserts between all letters": dict(normalizer=rules(8, "", "abc")),
+    "panics at a regular expression": dict(pre_tokenizer=split_at("(a+)+$")),
+    "compiles a large expression": dict(pre_tokenizer=split_at("((a{1,999}){1,999}){1,999}")),
+    "panics at a table": dict(
+        normalizer=dict(type="Precompiled", precompiled_charsmap="AAAA"),
+    ),
+    "repeats the text": dict(
+        post_processor=dict(
+            type="TemplateProcessing",
+            single=[{"Sequence": {"id": "A", "type_id": 0}}] * 10**5,
+            pair=[],
+            special_tokens={},
+        )
+    ),
+    "has very many tokens": dict(
+        added_tokens=[
+            dict(
+                id=i,
+                content=f"t{i}",
+                **dict.fromkeys(
+                    ("single_word", "lstrip", "rstrip", "normalized", "special"), False
+                ),
+            )
+            for i in range(200_000)
+        ]
+    ),
+    "truncates with a long stride": dict(
+        truncation=dict(direction="Right", max_length=2, strategy="LongestFirst", stride=5)
+    ),
+    "pads to a large length": dict(
+        padding=dict(
+            strategy={"Fixed": 10**9},
+            direction="Right",
+            pad_to_multiple_of=None,
+            pad_id=0,
+            pad_type_id=0,
+            pad_token="x",
+        )
+    ),
+}
 
 
 SIZES = {
@@ -215,7 +291,20 @@ def cases():
     for target in ("../outside.safetensors", "/etc/passwd", "x" * 300, "\0", 3, None, ["x"]):
         yield f"index {target!r:.30}", partial(change_index, target)
     yield "adapter", change_adapter
-    for kind in ("length", "offsets", "shape", "dtype", "names", "type", "null"):
+    yield "compressed weights", change_archive
+    for name, parts in TOKENIZERS.items():
+        yield f"a tokenizer that {name}", partial(change_tokenizer, parts)
+    for kind in (
+        "length",
+        "offsets",
+        "shape",
+        "dtype",
+        "names",
+        "type",
+        "null",
+        "80 MB",
+        "many names",
+    ):
         yield f"header {kind}", partial(change_header, kind)
     for kind in ("fewer rows", "nothing", "integers", "more", "lost", "nan"):
         yield f"tensors {kind}", partial(change_tensors, kind)
@@ -270,9 +359,9 @@ def run(change, folder, mark):
     return outcome
 
 
-def malicious(limit=None, seed=0):
-    """Try folders, `limit` of them drawn by lot; None: all."""
-    chosen = [*cases()]
+def malicious(limit=None, seed=0, words=""):
+    """Try folders, `limit` of them drawn by lot; None: all whose names have the words."""
+    chosen = [case for case in cases() if words in case[0]]
     if limit is not None:
         chosen = random.Random(seed).sample(chosen, limit)
     seen = Counter()

@@ -18,6 +18,12 @@ def test_a_malicious_folder_is_no_backbone():
     assert not bad and sum(seen.values()) == 20
 
 
+@pytest.mark.parametrize("words", ["a tokenizer that", "compressed", "header"])
+def test_a_folder_made_for_the_libraries_is_no_backbone(words):
+    seen, bad = folders.malicious(words=words)
+    assert not bad and sum(seen.values()) >= 1
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["transfer", "supplement"])
 def test_two_processes_of_a_command_leave_the_files_of_one(name):

@@ -125,16 +125,18 @@ class Head(nn.Module):
 class Scale(nn.Module):
     """The standardiser of a trained generator, with its statistics as constants."""
 
-    def __init__(self, standardiser: nn.Module, d: int) -> None:
+    def __init__(self, standardiser: Any) -> None:
         super().__init__()
-        with torch.no_grad():
-            zero, one = standardiser(torch.zeros(2, d)), standardiser(torch.ones(2, d))
-        self.register_buffer("shift", zero[:1])
-        self.register_buffer("factor", one[:1] - zero[:1])
+        # as in `RunningStandardiser`, digit by digit: a variance is a difference of large numbers
+        mean = standardiser.total / standardiser.n
+        least = (1e-7 * mean.square()).clamp(min=1e-8)
+        variance = standardiser.square / standardiser.n - mean.square()
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", variance.maximum(least).sqrt())
 
     def forward(self, z: Tensor) -> Tensor:
         """Standardise."""
-        return self.factor * z + self.shift
+        return (z - self.mean) / self.std
 
 
 class StateGenerator(nn.Module):
@@ -143,7 +145,7 @@ class StateGenerator(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         self.source = source
-        self.scale = Scale(source.scale, source.d)
+        self.scale = Scale(source.scale)
 
     def forward(self, state: Tensor) -> Tensor:
         """Generate the prompt (LPT Eq. 1 and 2)."""
@@ -157,7 +159,7 @@ class SentenceGenerator(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         self.generator = source.generator
-        self.scale = Scale(source.read.scale, source.generator.d_in)
+        self.scale = Scale(source.read.scale)
 
     def forward(self, sentence: Tensor) -> Tensor:
         """Generate the prompt (IDPG §3.1)."""

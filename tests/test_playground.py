@@ -235,9 +235,10 @@ def test_exported_graphs_compute_what_the_package_computes(training, tmp_path):
         playground.build(folder, runtime=False)
     exported = ExportedModel(folder)
     assert len(exported.manifest["prompts"]) == len(list(training.cells()))
-    largest = 0.0
+    largest: dict[str, float] = {}
     for entry in exported.manifest["prompts"]:
         cell = (entry["task"], entry["method"], entry["layer"])
+        name = "-".join(map(str, cell))
         model, experiment = training.load_model(*cell)
         rows = experiment.task.splits["test"][:100]
         examples = encode_for_model(model, experiment.task, experiment.cfg, rows)
@@ -251,10 +252,12 @@ def test_exported_graphs_compute_what_the_package_computes(training, tmp_path):
             mask = examples[i]["mask_position"]
             got = exported.logits(entry, ids, mask, of_giver)
             expected = exchanged_logits(model, batch, i, giver)
-            largest = max(largest, float(np.abs(got - expected).max()))
+            difference = float(np.abs(got - expected).max())
+            largest[name] = max(largest.get(name, 0.0), difference)
             assert got.argmax() == expected.argmax()
-    print(f"largest difference of a logit: {largest:.2e}")
-    assert largest < 1e-4
+    # NPG divides rounding errors of a state by its small deviation among texts
+    limits = {name: 2e-4 if "-npg-" in name else 1e-4 for name in largest}
+    assert all(largest[name] < limits[name] for name in largest), largest
 
 
 @pytest.mark.slow

@@ -137,7 +137,8 @@ def test_commands_that_train_have_the_same_options(name):
     shared = load_command("train").options().keys() - {
         *("seed", "task", "layer", "method", "out", "save_every", "dry_run"),
         *("table", "text", "text2", "label", "format", "regression", "validation", "test"),
-        *("encoding", "sep", "skip_empty", "multi_label", "report", "progress", "log_with"),
+        *("encoding", "sep", "skip_empty", "skip_unlabelled", "group_duplicates", "multi_label"),
+        *("report", "progress", "log_with"),
     }
     if name == "transfer":  # whose metric follows from the two tasks
         shared -= {"metric"}
@@ -242,4 +243,4 @@ def test_modules_of_commands_import_little():
 def test_every_command_is_a_command():
     assert all(isinstance(load_command(name), Command) for name in COMMAND_NAMES)
     modules = {p.stem for p in COMMAND_MODULES.glob("[a-z]*.py")}
-    assert {*COMMAND_NAMES} == modules - {"arguments", "commands", "main"}
+    assert {*COMMAND_NAMES} == modules - {"arguments", "commands", "main", "progress"}

@@ -430,7 +430,7 @@ def backbone_id(
     It does not depend on the folder, the attention implementation or the version of transformers.
     It follows training, unless the weights are changed through `.data`.
     """
-    parts = [_weights_digest(bb, dtype), _config_values(bb, _FORWARD_FIELDS)]
+    parts: list[Any] = [_weights_digest(bb, dtype), _config_values(bb, _FORWARD_FIELDS)]
     if not bb.causal:
         parts.append(bb.config.pad_token_id)  # the positions of RoBERTa's tokens begin after it
     if not weights_only:

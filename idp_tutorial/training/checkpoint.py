@@ -311,7 +311,8 @@ class Checkpoint:
         current = self.run_fingerprint
         if "backbone weights" in saved:  # of an earlier version, whose digests cannot be checked
             shared = saved.keys() & current.keys()
-            saved, current = ({name: f[name] for name in shared} for f in (saved, current))
+            saved = {name: saved[name] for name in shared}
+            current = {name: current[name] for name in shared}
         differences = describe_differences(saved, current)
         if differences:
             raise UserError(

@@ -383,7 +383,7 @@ def build_score_table(
 EXERCISE_ANSWERS: dict[str, str | tuple[float, float]] = {
     "00.1": "71ef98662cde",
     "00.2": (75, 100),
-    "00.3": (60, 74),
+    "00.3": (62, 82),
     "01.1": "6ab52d1e65a8",
     "01.2": (55, 68),
     "01.3": "d43b58773fbe",

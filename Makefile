@@ -13,9 +13,9 @@ DESCRIPTION := setup.py settings.ini pyproject.toml constraints.txt
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 export PATH := $(BIN):$(PATH)
 
-.PHONY: help compare backbones check test test-all faults wheel lab docs site prepare clean
+.PHONY: help compare backbones check test test-all faults wheel lab playground docs site prepare clean
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 compare: .venv/.dev ## show the finding in small: static and generated prompts before three layers (two minutes)
 	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python results/crossing/who_reads.py $(ARGS)
@@ -50,6 +50,9 @@ wheel: .venv/.dev ## test the wheel in an empty environment with the newest depe
 lab: export OMP_WAIT_POLICY ?= PASSIVE
 lab: .venv/.dev ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter lab --notebook-dir=. $(or $(ARGS),nbs/course/00_why.ipynb)
+
+playground: .venv/.dev ## export the models of the site's playground (needs npm; minutes); then `make docs`
+	@$(BIN)/python docs/playground.py
 
 docs: .venv/.docs ## build the site: docs/_build/html/index.html
 	@mkdir -p docs/_build/source

@@ -93,13 +93,13 @@ def _draw_reader(x: float, is_generated: bool, lines: list[str]) -> list[Shape]:
         shapes.append(Box(x + 10 + 28 * i, 126, 24, 24, kind))
         shapes.append(Line(((x + 22 + 28 * i, 126), (x + 22 + 28 * i, 104)), "pointer"))
     for i, word in enumerate(("a", "cold", "soda")):
-        left = x + 76 + 43 * i
-        shapes += [Box(left, 126, 38, 24, "position"), Box(left, 236, 38, 24, "position")]
-        shapes.append(Text(left + 19, 252, word, "label"))
+        x_left = x + 76 + 43 * i
+        shapes += [Box(x_left, 126, 38, 24, "position"), Box(x_left, 236, 38, 24, "position")]
+        shapes.append(Text(x_left + 19, 252, word, "label"))
         for bottom, top in ((126, 104), (184, 150), (236, 214)):
-            shapes.append(Line(((left + 10, bottom), (left + 10, top)), "pointer"))
+            shapes.append(Line(((x_left + 10, bottom), (x_left + 10, top)), "pointer"))
         if is_generated:
-            path = (left + 28, 150), (left + 28, 166), (x + 50, 166), (x + 50, 184)
+            path = (x_left + 28, 150), (x_left + 28, 166), (x + 50, 166), (x + 50, 184)
             shapes.append(Line(path, "read"))
     shapes.append(Line(((x + 104, 74), (x + 104, 54)), "pointer"))
     if is_generated:
@@ -747,19 +747,19 @@ def _draw_pass(x: float, title: str, text: str, n_prompts: int) -> list[Shape]:
 
 def passes() -> Picture:
     """Draw IDPG in motion: pass, sentence vector, generator, prompt, pass, gradient."""
-    left, right = 12, 274
+    x_left, right = 12, 274
     still = [
-        *_draw_pass(left, "pass 1: read", "the soup was cold", 0),
+        *_draw_pass(x_left, "pass 1: read", "the soup was cold", 0),
         *_draw_pass(right, "pass 2: answer", "the soup was cold", 2),
     ]
-    middle = left + 69
+    middle = x_left + 69
     first_pass = [Line(((middle, 180), (middle, 62)), "state")]
     vector = [
-        Box(left, 40, 138, 20, "position"),
+        Box(x_left, 40, 138, 20, "position"),
         Text(middle, 54, "sentence vector", "label"),
     ]
     generator = [
-        Line(((left + 140, 50), (212, 50), (212, 98)), "read"),
+        Line(((x_left + 140, 50), (212, 50), (212, 98)), "read"),
         Box(166, 100, 92, 40, "trained"),
         Text(212, 124, "generator", "on"),
     ]

@@ -243,9 +243,9 @@ def store_in_half(model: Any) -> Any:
         initializer.CopyFrom(numpy_helper.from_array(half, f"{name}.half"))
         casts.append(helper.make_node("Cast", [f"{name}.half"], [name], to=TensorProto.FLOAT))
     names = {node.output[0] for node in casts}
-    kept = [value for value in model.graph.value_info if value.name not in names]
+    unchanged = [value for value in model.graph.value_info if value.name not in names]
     del model.graph.value_info[:]
-    model.graph.value_info.extend(kept)
+    model.graph.value_info.extend(unchanged)
     nodes = [*casts, *model.graph.node]
     del model.graph.node[:]
     model.graph.node.extend(nodes)

@@ -88,7 +88,7 @@ def test_points_of_the_depth_panel_are_means_of_records():
                 by_rate = {}
                 for r in runs:
                     by_rate.setdefault(r["lr"], []).append(r)
-                most = max(len(some) for some in by_rate.values())
+                most = max(len(rate_runs) for rate_runs in by_rate.values())
                 means = [mean(r["score"] for r in s) for s in by_rate.values() if len(s) == most]
                 assert len(point["scores"]) == most
                 assert any(mean(point["scores"]) == pytest.approx(m, abs=0.06) for m in means)
@@ -217,10 +217,10 @@ class ExportedModel:
 def exchanged_logits(model: PromptedModel, batch, i, giver):
     """Return PyTorch's logits of a text with the prompt of another."""
     (source,) = model.sources
-    own = []
-    with source.register_forward_hook(lambda _module, _inputs, prompt: own.append(prompt)):
+    prompts = []
+    with source.register_forward_hook(lambda _module, _inputs, prompt: prompts.append(prompt)):
         model(batch(giver))
-    with source.register_forward_hook(lambda *_: own[0]):
+    with source.register_forward_hook(lambda *_: prompts[0]):
         return model(batch(i))[0].numpy()
 
 

@@ -145,8 +145,8 @@ def test_an_exchanged_prompt_flips_the_prediction(visit):
             shown = visit.page.evaluate(SHOWN)
             logits = np.array(answer["logits"])
             assert shown["verdict"] == page.LABELS["two-domains"][logits[j, i].argmax()]
-            own, others = (logits[k, k].argmax() for k in (i, j))
-            if own != others and logits[j, i].argmax() == others:
+            answer_i, answer_j = (logits[k, k].argmax() for k in (i, j))
+            if answer_i != answer_j and logits[j, i].argmax() == answer_j:
                 flips += 1
                 assert "follows the prompt" in shown["follows"]
     assert flips == 8  # of the 8 pairs whose own answers differ

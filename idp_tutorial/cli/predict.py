@@ -394,8 +394,7 @@ def _predict_file(
     dialect: Any,  # a `TableDialect`, which is told how the texts are written
 ) -> tuple[Any, list[dict], list[dict], str]:
     """Predict the texts of a file; return the task, rows, predictions and title of the report."""
-    import torch
-
+    from idp_tutorial.core.devices import find_device
     from idp_tutorial.runs.report import require_reportable
     from idp_tutorial.saving.prompt_files import from_pretrained
     from idp_tutorial.training.evaluation import predict
@@ -408,8 +407,8 @@ def _predict_file(
     all_predictions: list[dict] = []
     if options.report:
         require_reportable(task)
-    if options.device == "auto" and torch.cuda.is_available():
-        trained.to("cuda")
+    if options.device == "auto":
+        trained.to(find_device())
     rows = _read_rows(options, task, dialect)
     progress = ProgressLines()
     n_predicted = 0

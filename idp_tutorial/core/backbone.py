@@ -437,4 +437,3 @@ def backbone_id(
         parts += [_config_values(bb, _DROPOUT_FIELDS), _tokenizer_state(bb.tokenizer)]
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-

@@ -33,7 +33,6 @@ def cache_name(
     """Return the name of the folder for the cached states of a backbone."""
     return "-".join([backbone_id(bb), bb.config._attn_implementation, *conditions])
 
-
 # %% ../../nbs/engine/training/cache.ipynb #1a080ec0
 SENTENCE_POOLINGS = ("sentence", "mean_sentence")  # kinds of `compute_sentence_vector`
 

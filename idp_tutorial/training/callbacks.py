@@ -38,7 +38,7 @@ class CSVCallback:
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Read the rows up to the step from which the run is resumed."""
         self.rows = []
-        if state.global_step and self.file.exists():
+        if state.global_step and self.file.is_file():
             with open(self.file, encoding="utf-8", newline="") as f:
                 rows = csv.DictReader(f)
                 self.rows = [row for row in rows if int(row["step"]) <= state.global_step]

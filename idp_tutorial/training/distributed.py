@@ -268,7 +268,8 @@ class StepProfiler(StepMeasurements):
         """Start the time of a step."""
         if self.is_cuda:
             torch.cuda.reset_peak_memory_stats()
-            self.events.append(tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)))
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self.events.append((first, last))
             self.events[-1][0].record()
         self.start_time = time.perf_counter()
 

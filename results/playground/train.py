@@ -155,12 +155,12 @@ def example_sentences(task: str) -> list[str]:
 def predict_exchanged(model: PromptedModel, batch: dict[str, Tensor]) -> list[list[list[float]]]:
     """Return the logits of each text with the prompt of each: [prompt][text][class]."""
     (source,) = model.sources
-    own: list[Tensor] = []
-    with source.register_forward_hook(lambda _module, _inputs, prompt: own.append(prompt)):
+    prompts: list[Tensor] = []
+    with source.register_forward_hook(lambda _module, _inputs, prompt: prompts.append(prompt)):
         model(batch)
     logits = []
-    for prompt in own[0]:
-        given = prompt.expand_as(own[0])
+    for prompt in prompts[0]:
+        given = prompt.expand_as(prompts[0])
         with source.register_forward_hook(lambda *_, given=given: given):
             logits.append([[round(x, 4) for x in row] for row in model(batch).tolist()])
     return logits

@@ -666,7 +666,7 @@ def crossing() -> Picture:
         Text(
             10,
             top - 10,
-            "frozen layers above the prompt = length of the backward pass",
+            "layers above the prompt: the backward pass",
             "note",
             "start",
         )

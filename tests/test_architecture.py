@@ -473,12 +473,10 @@ NO_TEST_FILE = {
 NO_MODULE = {
     "assembly.option_pairs": "pairs of options, of every method",
     "cli.own_texts": "tables of the user, given to all commands that read them",
-    "core.backbone_id": "the identity that the module `core.backbone` defines",
     "families.families": "every family in turn",
     "huggingface.supported_uses": "uses and models that docs/huggingface.md lists",
     "methods.left_padding": "every method in turn",
     "training.gradient_checkpointing": "an option of training, with every family and method",
-    "training.step_profiler": "the measures of `training.distributed`",
     "training.switches": "options that change a method, and what each of them changes",
 }
 

@@ -666,7 +666,7 @@ def crossing() -> Picture:
         Text(
             10,
             top - 10,
-            "layers above the prompt: the backward pass",
+            "layers above the prompt; bar: the backward pass",
             "note",
             "start",
         )

@@ -218,6 +218,11 @@ def load_first_stage(
     """
     _, saved_tensors = read_prompts(folder)
     model_tensors = trained_state(model)
+    for one, other in ((model_tensors, saved_tensors), (saved_tensors, model_tensors)):
+        # supplementary training saves its backbone beside the prompts, and the model has it already
+        if not any(name.startswith("lm.") for name in other):
+            for name in [name for name in one if name.startswith("lm.")]:
+                del one[name]
     unlike = tensor_shapes(model_tensors).items() ^ tensor_shapes(saved_tensors).items()
     unlike_names = {name for name, _ in unlike}
     if any(not name.startswith("head.") for name in unlike_names):

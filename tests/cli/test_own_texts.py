@@ -59,14 +59,13 @@ def test_the_commands_of_readme(small_folder, monkeypatch, capsys):
     block = re.search(
         r"## Your own data\n+```bash\n(.*?)```", README.read_text(encoding="utf-8"), re.S
     )[1]
-    lines = block.replace("\\\n", "").strip().splitlines()
-    assert [line.split()[1] for line in lines] == ["train", "predict", "compare"]
+    lines = [line for line in block.strip().splitlines() if line.startswith("idp ")]
+    assert [line.split()[1] for line in lines] == ["compare", "train", "predict"]
     for line in lines:
-        more = "--device cpu" if "predict" in line else f"{QUICK} --backbone {small_folder}"
-        call(
-            f"{line.replace(',fine-tuning', '')} {more}{' --seeds 1' if 'compare' in line else ''}",
-            monkeypatch,
-        )
+        more = "--device cpu" if "predict" in line else QUICK
+        line = line.replace("--backbone minilm", f"--backbone {small_folder}").replace(",lora", "")
+        line = line.replace("--method lora", "--method lpt-npg")
+        call(f"{line} {more}{' --seeds 1' if 'compare' in line else ''}", monkeypatch)
     captured = capsys.readouterr()
     assert "tickets: 48 train, 6 validation, 6 test rows; held out at random" in captured.err
     assert "3 classes: billing" in captured.err

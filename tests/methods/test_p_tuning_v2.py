@@ -20,6 +20,8 @@ from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.methods.p_tuning_v2 import KeyValuePrompt, _embed_shifted, deep_prompt_plan
 from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
+from idp_tutorial.testing.small_models import small_backbone
+from idp_tutorial.utils.checks import UserError
 
 t = 4
 d = 32
@@ -394,3 +396,10 @@ def test_types_move_up_with_their_words():
             position_ids=torch.arange(t, t + T)[None],
         ),
     )
+
+
+def test_vectors_of_one_width_are_not_added_to_words_of_another():
+    bb = small_backbone("electra")  # its word vectors are narrower than its hidden states
+    with pytest.raises(UserError, match="word vectors of width 16 .* use insertion='kv'"):
+        deep_prompt_plan(bb, t=t, insertion="add")
+    deep_prompt_plan(bb, t=t, insertion="kv")

@@ -69,7 +69,10 @@ def describe(scores: Scores, controls: Mapping[str, float]) -> str:
     best = max(controls, key=lambda name: controls[name])
     score = f"{controls[best]:.0f} %"
     end = f"Without a prompt, a {CONTROLS[best]} of the frozen states scores {score}."
-    first = "Before layer 0 the generator reads the same state of `<s>` in every text."
+    first = (
+        "Before layer 0 the generator reads the state of `<s>`, which is the same in every text, "
+        "so its prompt cannot depend on the text."
+    )
     return " ".join([compare(7), compare(0), first, lesson, end])
 
 

@@ -9,6 +9,7 @@ from idp_tutorial.utils.options import check_options
 __all__ = ["TextConfig", "TableConfig"]
 
 FRACTION_HINT = "a fraction of the rows, such as 0.1"
+_TEST_HINT = f"{FRACTION_HINT}, or 0 for none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class TableConfig(TextConfig):
     # fraction of the rows for validation, if there is no such split
     validation: Annotated[float, Range(0, 1, FRACTION_HINT, True, True)] = 0.1
     # fraction of the rows for testing, if there is no such split; 0: none
-    test: Annotated[float, Range(0, 1, f"{FRACTION_HINT}, or 0 for none", False, True)] = 0.1
+    test: Annotated[float, Range(0, 1, _TEST_HINT, False, True)] = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()

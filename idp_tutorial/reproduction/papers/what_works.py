@@ -7,8 +7,7 @@ layers. `matched_place_table` estimates the contrasts, and `draw_matched_places`
 The five differences that the papers print change more than one thing. The first four settings are
 those of a factorial with MiniLM on TREC and Subj (`results/why/PLAN.md`): the head reads the mean
 of the words, begins at random or at a converged linear probe, and learns at .001 or at the learning
-rate of the prompt. In the fifth the head reads the first token, as in IDPG and ID-SPAM. In the
-sixth a language model predicts a label word; its differences are read from `results/claims.csv`.
+rate of the prompt. In the fifth the head reads the first token, as in IDPG and ID-SPAM.
 
 Two further sets of runs answer narrower questions. One repeats the comparison on IDPG's own
 samples of 1,000 examples, on one task with both kinds of pooling, and on STS-B with pairs; the
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from idp_tutorial.reproduction.papers.claims import REFERENCE_CONTROLS, read_claims
+from idp_tutorial.reproduction.papers.claims import REFERENCE_CONTROLS
 from idp_tutorial.reproduction.papers.statements import printed_differences
 from idp_tutorial.runs.logits import has_logits
 from idp_tutorial.runs.statistics import (
@@ -51,8 +50,6 @@ __all__ = [
     "SETTINGS",
     "read_factorial",
     "read_controls",
-    "contrast_table",
-    "draw_contrasts",
     "pooling_table",
     "estimate_mean_contrast",
     "estimate_main_effect",
@@ -239,7 +236,6 @@ SETTINGS: dict[str, dict[str, Any]] = {  # of the factorials
     CONVERGED: dict(_MEAN, head_init="probe", head_lr=None),
     FIRST_TOKEN: dict(pooling="cls", head_init="probe", head_lr=None),
 }
-LANGUAGE_MODEL = "SmolLM2, label word"
 _TASK_NAMES = {"trec": "TREC", "subj": "Subj"}
 FEW_SHOT_TASKS = {"cr": "CR", "mr": "MR", "sst2": "SST-2", "stsb": "STS-B"}  # 1,000 examples
 
@@ -279,117 +275,8 @@ def _mean_of_controls(
     return pd.DataFrame(controls, columns=columns).groupby(["task", "method"]).mean()
 
 
-def _better_control_scores(
-    controls: Sequence[dict],  # of `read_controls`
-) -> dict[str, float]:  # by task
-    """Return the test score of the control with the better validation score on each task."""
-    means = _mean_of_controls(controls)
-    better = means.validation.groupby("task").idxmax()
-    return {str(task): float(means.score[control]) for task, control in better.items()}
-
-
-_INTERVAL = ("effect", "low", "high", "detectable")
-
-
 def _numbers(estimate: Mapping[str, Any], *columns: str) -> dict[str, float]:
     return {column: float(estimate[column]) for column in columns}
-
-
-def _contrast_row(
-    records: Sequence[dict],
-    pair: tuple[str, str],
-    setting: Mapping[str, Any],
-    folder: Path | str,
-    published: Mapping[str, float],  # the paper's difference by task
-    control_scores: Mapping[str, float],  # by task
-) -> dict[str, Any] | None:
-    """Return the columns of `contrast_table` for two methods in one setting of a factorial."""
-    estimate = estimate_contrast_in_setting(records, *pair, setting, folder)
-    if estimate is None:
-        return None
-    tasks = estimate["tasks"]
-    row: dict[str, Any] = dict(_numbers(estimate, *_INTERVAL))
-    if common := [task for task in tasks if task in published]:
-        row["paper"] = mean(published[task] for task in common)
-    if all(task in control_scores for task in tasks):
-        scores = collect_scores(records, pair[1], setting, folder)
-        row["control"] = mean(control_scores[task] - float(scores[task].mean()) for task in tasks)
-    return row | dict(tasks=" ".join(_TASK_NAMES[task] for task in tasks))
-
-
-def contrast_table(
-    records: Sequence[dict],  # of `read_factorial`, with the names 'head' and 'readout'
-    folder: Path | str,  # folder of the records
-    claims_file: Path | str,  # `results/claims.csv`
-    controls: Sequence[dict] = (),  # of `read_controls`
-) -> pd.DataFrame:
-    """Return the differences in points, a row for each contrast and setting.
-
-    The columns are contrast, setting, effect, low, high, detectable, paper, control and tasks.
-    `paper` is the published difference on those of the tasks that the paper has, or NaN.
-    `control` is the difference with the first method replaced by the better of two controls
-    (on validation), so a method whose `effect` is smaller scores less than the control.
-    """
-    claims = {row["id"]: row for row in read_claims(claims_file)}
-    control_scores = _better_control_scores(controls)
-    rows = []
-    for label, (pair, printed, claim) in CONTRASTS.items():
-        published = printed_differences(f"{printed}; backbone=RoBERTa-large")
-        for name, setting in SETTINGS.items():
-            row = _contrast_row(records, pair, setting, folder, published, control_scores)
-            if row:
-                rows.append(dict(contrast=label, setting=name, **row))
-        if claim:
-            numbers = _numbers(claims[claim], *_INTERVAL)
-            # the claim has the first method minus the control
-            above = float(claims[claim]["above"].split()[0])
-            numbers |= dict(paper=float(claims[claim]["published"]))
-            numbers |= dict(control=numbers["effect"] - above)
-            names = claims[claim]["tasks"].upper()
-            rows.append(dict(contrast=label, setting=LANGUAGE_MODEL, **numbers, tasks=names))
-    columns = ["contrast", "setting", *_INTERVAL, "paper", "control", "tasks"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def draw_contrasts(
-    table: pd.DataFrame,  # of `contrast_table`
-) -> "Figure":
-    """Draw a dot with its interval for each contrast and setting.
-
-    A grey bar has the better control in the place of the first method; hollow: the paper's value.
-    """
-    import matplotlib.pyplot as plt
-
-    colors = dict(
-        zip([*SETTINGS, LANGUAGE_MODEL], ("C3", "C1", "C0", "C9", "C2", "C4"), strict=True)
-    )
-    figure, axes = plt.subplots(1, len(CONTRASTS), figsize=(10, 3.2), sharey=True)
-    names = [*colors]
-    control = dict(marker="|", color="0.35", markersize=15, markeredgewidth=2.5, linestyle="none")
-    paper = dict(marker="o", color="black", fillstyle="none", markersize=8, linestyle="none")
-    for axis, contrast in zip(axes, CONTRASTS, strict=True):
-        axis.axvline(0, color="grey", linewidth=0.8)
-        for row in table[table.contrast == contrast].itertuples():
-            y = -names.index(row.setting)
-            axis.plot(row.control, y, **control)
-            axis.plot([row.low, row.high], [y, y], color=colors[row.setting])
-            axis.plot(row.effect, y, "o", color=colors[row.setting], markersize=5)
-            axis.plot(row.paper, y, **paper)
-        axis.set_title(contrast, fontsize=8)
-        axis.set_xlabel("points", fontsize=8)
-        axis.tick_params(labelsize=8)
-        axis.margins(x=0.08)
-        axis.set_ylim(0.6 - len(names), 0.6)
-        axis.spines[["top", "right"]].set_visible(False)
-    labels = [f"MiniLM, {name}" if name in SETTINGS else name for name in names]
-    axes[0].set_yticks([-i for i in range(len(names))], labels, fontsize=8)
-    (in_place,) = axes[0].plot([], [], **control, label="a control in place of the first method")
-    (printed,) = axes[0].plot([], [], **paper, label="the paper's value (IDPG: on Subj)")
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
-    figure.legend(
-        handles=[in_place, printed], loc="lower right", ncols=2, fontsize=8, frameon=False
-    )
-    return figure
 
 
 POOLING_SETTINGS: dict[str, dict[str, Any]] = {  # what the head reads; it begins at a probe of that

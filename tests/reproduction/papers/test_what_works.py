@@ -16,18 +16,13 @@ import pytest
 
 from idp_tutorial.reproduction.papers.what_works import (
     CONTRASTS,
-    CONVERGED,
     FEW_SHOT_TASKS,
-    LANGUAGE_MODEL,
     MATCHED_PLACES,
     POOLING_CONTRASTS,
     POOLING_SETTINGS,
-    SETTINGS,
     TRAINED_HEAD,
     MatchedPlace,
     collect_scores,
-    contrast_table,
-    draw_contrasts,
     draw_matched_places,
     estimate_contrast_in_setting,
     estimate_interaction,
@@ -45,80 +40,10 @@ from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import read_records
 
 CLAIMS = Path(__file__).resolve().parents[3] / "results/claims.csv"
+
+
 N = 60
 ACCURACY = {"m-idpg-phm": 0.8, "prompt-tuning": 0.7, "s-idpg-phm": 0.7, "lpt": 0.6, "lpt-npg": 0.9}
-
-
-@pytest.fixture
-def records(tmp_path):
-    """Two seeds of every method in every setting; M-IDPG gains less with the probe's head."""
-    stored_records = []
-    for method, accuracy in ACCURACY.items():
-        for setting in SETTINGS.values():
-            loss = 0.1 * (method == "m-idpg-phm" and setting["head_init"] == "probe")
-            logits = np.zeros((N, 2), np.float32)
-            logits[:, 1] = np.where(np.arange(N) < (accuracy - loss) * N - 0.5, -1, 1)
-            for seed in range(2):
-                run = "-".join(map(str, [method, seed, *setting.values()]))
-                arrays = dict(test=logits, test_label=np.zeros(N, int))
-                stored = write_run_arrays(tmp_path / "logits/runs.npz", run, arrays)
-                stored_records.append(
-                    dict(method=method, task="subj", seed=seed, **setting, **stored)
-                )
-    return stored_records
-
-
-@pytest.mark.skipif(not CLAIMS.exists(), reason="results/claims.csv is not in this installation")
-def test_contrasts_stand_beside_the_published_ones(records, tmp_path):
-    table = contrast_table(records, tmp_path, CLAIMS).set_index(["contrast", "setting"])
-    # the records have Subj alone: IDPG's and LPT's Table 1
-    assert table.paper["M-IDPG − prompt tuning", CONVERGED] == pytest.approx(97.5 - 95.5)
-    assert table.paper["late − input (static)", CONVERGED] == pytest.approx(95.1 - 93.9)
-    assert table.paper["NPG − static (both late)", LANGUAGE_MODEL] == pytest.approx(2.4)
-    random, _, probe, *_ = SETTINGS
-    assert table.effect["M-IDPG − prompt tuning", random] == pytest.approx(10)
-    assert table.effect["M-IDPG − prompt tuning", probe] == pytest.approx(0)
-    assert table.effect["NPG − static (both late)", LANGUAGE_MODEL] == pytest.approx(2.56)
-    axes = draw_contrasts(table.reset_index()).axes
-    assert [axis.get_title() for axis in axes] == [*CONTRASTS]
-    plt.close("all")
-
-
-@pytest.mark.skipif(not CLAIMS.exists(), reason="results/claims.csv is not in this installation")
-def test_the_published_difference_is_that_of_the_tasks_which_the_paper_has(records, tmp_path):
-    on_trec = [{**record, "task": "trec"} for record in records]
-    table = contrast_table([*records, *on_trec], tmp_path, CLAIMS)
-    table = table.set_index(["contrast", "setting"])
-    # IDPG's Table 1 has Subj alone, LPT's Table 1 TREC and Subj
-    on_subj = table.paper["M-IDPG − prompt tuning", CONVERGED]
-    assert on_subj == pytest.approx(2.0)
-    both = (95.1 - 93.9 + 89.7 - 86.4) / 2
-    assert table.paper["late − input (static)", CONVERGED] == pytest.approx(both)
-    table = contrast_table(on_trec, tmp_path, CLAIMS).set_index(["contrast", "setting"])
-    assert np.isnan(table.paper["M-IDPG − prompt tuning", CONVERGED])
-
-
-SUBJ_CONTROLS = [
-    dict(task="subj", method=method, validation=validation, score=score)
-    for method, validation, score in (
-        ("probe", 80.0, 95.0),
-        ("probe", 80.0, 85.0),
-        ("side-network", 79.0, 99.0),
-    )
-]
-
-
-@pytest.mark.skipif(not CLAIMS.exists(), reason="results/claims.csv is not in this installation")
-def test_a_contrast_has_the_better_control_in_place_of_the_first_method(records, tmp_path):
-    table = contrast_table(records, tmp_path, CLAIMS, SUBJ_CONTROLS)
-    control = table.set_index(["contrast", "setting"]).control
-    # the probe is better on validation, and has 90 % on the test examples
-    assert control["M-IDPG − prompt tuning", CONVERGED] == pytest.approx(90 - 70)
-    assert control["NPG − static (both late)", CONVERGED] == pytest.approx(90 - 60)
-    # 2.56 minus the claim's difference of NPG and the control, 2.3
-    assert control["NPG − static (both late)", LANGUAGE_MODEL] == pytest.approx(0.26)
-
-
 N_LONG, SEEDS = 400, 4
 RANDOM, PROBE = dict(head_init="random"), dict(head_init="probe")
 

@@ -439,7 +439,7 @@ def _load_course() -> ModuleType:
 def render_chapter_table() -> str:
     """Return the table of chapters: core path, title, minutes to read, and its summary."""
     course = _load_course()
-    lines = ["| | chapter | minutes | what it shows |", "|---|---|--:|---|"]
+    lines = ["| | chapter | minutes | summary |", "|---|---|--:|---|"]
     for path in list_notebooks():
         if notebook_folder(path) != "course":
             continue

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from drawing import (
     AnimatedPicture,
@@ -488,108 +488,10 @@ def map_of_methods() -> Picture:
 # ---- pictures of measurements and counts
 
 
-class Scores(NamedTuple):
-    """Test scores of one column of the picture on the front page, and predictions by sentence."""
-
-    scores: list[float]  # one for each run, in %
-    predictions: dict[str, list[str]]  # sentence: label of each run; empty if not recorded
-
-    @property
-    def mean(self) -> int:
-        """Return the mean score."""
-        return round(statistics.mean(self.scores))
-
-    def majority_prediction(self, sentence: str) -> str:
-        """Return the label that most runs predict."""
-        return statistics.mode(self.predictions[sentence])
-
-
-HERO_SENTENCES = {  # the noun: its sentence, and the right label
-    "soda": ("The soda was cold.", "positive"),
-    "soup": ("The soup was cold.", "negative"),
-}
-LABEL_NAMES = {"positive": "praise", "negative": "blame"}
-
-
-def read_hero_runs(method: str) -> Scores:
-    """Return the stored scores of a method, and its predictions for the two sentences."""
-    records = read_json_lines("results/what_a_prompt_adds/two-domains-tiny.jsonl", method)
-    runs = read_json_lines("results/hero/runs.jsonl", method)  # of some of the seeds
-    sentences = runs[0]["predictions"]
-    predictions = {sentence: [r["predictions"][sentence] for r in runs] for sentence in sentences}
-    return Scores([record["score"] for record in records], predictions)
-
-
 def read_json_lines(file: str, method: str) -> list[dict]:
     """Return the records of a method in a file."""
     lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     return [record for record in map(json.loads, lines) if record["method"] == method]
-
-
-def read_control_scores() -> Scores:
-    """Return the stored scores of chapter 04's network on the mean of the word vectors."""
-    rows = json.loads((ROOT / "nbs/course/scores.json").read_text(encoding="utf-8"))
-    key = ("network on word vectors", "two-domains")
-    row = next(r for r in rows if (r["method"], r["task"]) == key)
-    return Scores(row["scores"], {})
-
-
-HERO_COLUMNS = {  # title: note, method, kind of the prompt vectors for each sentence
-    "a head alone": ("no prompt", "head-only", ("", "")),
-    "one prompt for all": ("the same vectors", "prompt-tuning", ("trained", "trained")),
-    "a prompt per text": (
-        "generated from the text",
-        "s-idpg-phm",
-        ("generated", "generated-q"),
-    ),
-    "word vectors only": ("no language model", "", ("", "")),
-}
-
-
-def _draw_hero_text(x: float, y: float, prompt_kind: str, label: str) -> list[Shape]:
-    """Draw the positions of one sentence, and a label below them."""
-    kinds = ["position", prompt_kind, prompt_kind, "position", "position", "position"]
-    drawn = [kind for kind in kinds if kind]
-    squares = [Box(x + 25 * i, y, 14, 12, kind) for i, kind in enumerate(drawn)]
-    return [*squares, Text(x, y + 26, label, "label", "start")]
-
-
-def _draw_hero_column(
-    x: float, title: str, note: str, scores: Scores, prompt_kinds: tuple[str, str]
-) -> list[Shape]:
-    """Draw a model, what it predicts for both sentences, and a bar of its score."""
-    shapes: list[Shape] = [Text(x, 19, title, "title", "start"), Text(x, 36, note, "note", "start")]
-    if scores.predictions:
-        shapes += [Box(x, 45, 139, 18, "trained"), Text(x + 69.5, 58.5, "head", "on")]
-        shapes += [Box(x, 67 + 11 * k, 139, 9, "layer") for k in range(3)]
-    else:
-        shapes += [Box(x, 45, 139, 53, "trained"), Text(x + 69.5, 76, "small network", "on")]
-    for i, (noun, (sentence, label)) in enumerate(HERO_SENTENCES.items()):
-        text = f"cold {noun}"
-        if scores.predictions:
-            predicted = scores.majority_prediction(sentence)
-            text = f"{text}: {LABEL_NAMES[predicted]}" + " (wrong)" * (predicted != label)
-        shapes += _draw_hero_text(x, 105 + 37 * i, prompt_kinds[i], text)
-    shapes += [Box(x, 183, 100, 15, "layer"), Box(x, 183, scores.mean, 15, "forward")]
-    shapes.append(Line(((x + 50, 180), (x + 50, 201)), "pointer", False, 1.2))
-    return [*shapes, Text(x + 107, 196, f"{scores.mean} %", "title", "start")]
-
-
-def hero() -> Picture:
-    """Draw a head alone, a static prompt, a generated prompt and a control, for two texts."""
-    shapes: list[Shape] = []
-    described = []
-    for i, (title, (note, method, prompt_kinds)) in enumerate(HERO_COLUMNS.items()):
-        scores = read_hero_runs(method) if method else read_control_scores()
-        shapes += _draw_hero_column(12 + 168 * i, title, note, scores, prompt_kinds)
-        described.append(
-            f"{title if method else 'a network on word vectors'} scores {scores.mean} %"
-        )
-    footer = "Predictions: one run. Bars: test accuracy, mean of five; line: chance. Blue: trained."
-    shapes.append(Text(12, 219, footer, "note", "start"))
-    title = "A cold soda is praise, a cold soup is blame"
-    alt = f"{title}: {', '.join(described)}."
-    return Picture(shapes, 690, 228, title, alt)
 
 
 N_SMOLLM2_LAYERS = 30
@@ -788,7 +690,6 @@ def passes() -> Picture:
 
 
 PICTURES: dict[str, Callable[[], Picture]] = dict(
-    hero=hero,
     crossing=crossing,
     who_reads=who_reads,
     frozen_model=frozen_model,

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import small
 import torch
@@ -26,7 +27,6 @@ from method_diagrams import (
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.data.synthetic import find_noun_descriptor
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.phm import PHMLinear
 
@@ -40,9 +40,6 @@ pictures = importlib.util.module_from_spec(spec)
 
 
 spec.loader.exec_module(pictures)
-
-
-WIDE = {"hero"}  # the picture of the front page, which has the place of a screen
 
 
 PHONE = 360 - 2 * 16  # pixels that a page leaves to a picture
@@ -106,7 +103,7 @@ def overlap(a, b):
 def test_a_picture_is_legible_on_a_phone(name):
     p = pictures.PICTURES[name]()
     texts = [s for s in p.shapes if isinstance(s, Text) and s.content]
-    assert name in WIDE or min(FONT_SIZES[t.kind] for t in texts) * PHONE / p.w >= 9, (
+    assert min(FONT_SIZES[t.kind] for t in texts) * PHONE / p.w >= 9, (
         "letters of less than nine pixels"
     )
     for i, t in enumerate(texts):
@@ -230,48 +227,24 @@ def test_the_blocks_of_the_phm_picture_are_those_of_the_layer():
     ]
 
 
-def test_the_picture_of_the_front_page_is_wide_and_low():
-    p = pictures.hero()
-    assert 2.7 < p.w / p.h < 3.3
-    root = ET.fromstring(p._repr_svg_())
-    assert float(root.get("height")) <= 320
-
-
-def test_the_picture_of_the_front_page_shows_stored_scores():
-    records = ROOT / "results/what_a_prompt_adds/two-domains-tiny.jsonl"
+def test_the_picture_of_the_front_page_has_a_dot_for_each_seed_and_a_bar_for_each_layer():
+    boxes = [s for s in pictures.crossing().shapes if isinstance(s, Box)]
     scores = {}
-    for record in map(json.loads, records.read_text(encoding="utf-8").splitlines()):
-        scores.setdefault(record["method"], []).append(record["score"])
-    course = json.loads((ROOT / "nbs/course/scores.json").read_text(encoding="utf-8"))
-    key = ("network on word vectors", "two-domains")
-    rows = [r for r in course if (r["method"], r["task"]) == key]
-    scores["control"] = rows[0]["scores"]
-    shown = ("head-only", "prompt-tuning", "s-idpg-phm", "control")
-    assert all(len(scores[name]) == 5 for name in shown)
-    means = [round(sum(scores[name]) / 5) for name in shown]
-    shapes = pictures.hero().shapes
-    bars = [s for s in shapes if isinstance(s, Box) and s.kind == "forward"]
-    assert [bar.w for bar in bars] == means
-    labels = [s.content for s in shapes if isinstance(s, Text)]
-    assert [label for label in labels if label.endswith(" %")] == [f"{n} %" for n in means]
-
-
-def test_the_picture_of_the_front_page_shows_stored_predictions():
-    runs = [json.loads(line) for line in (ROOT / "results/hero/runs.jsonl").open()]
-    generated = [run for run in runs if run["method"] == "s-idpg-phm"]
-    assert generated
-    for sentence, label in pictures.HERO_SENTENCES.values():
-        assert not find_noun_descriptor(sentence).is_held_out
-        assert find_noun_descriptor(sentence).is_positive == (label == "positive")
-        assert {run["predictions"][sentence] for run in generated} == {label}
-    texts = [s.content for s in pictures.hero().shapes if isinstance(s, Text)]
-    shown = [text for text in texts if text.startswith("cold ")]
-    assert len(shown) == 8 and shown[4:6] == ["cold soda: praise", "cold soup: blame"]
-    for i, method in enumerate(("head-only", "prompt-tuning")):
-        stored = [run["predictions"] for run in runs if run["method"] == method]
-        for j, (sentence, label) in enumerate(pictures.HERO_SENTENCES.values()):
-            n_right = sum(predictions[sentence] == label for predictions in stored)
-            assert ("wrong" in shown[2 * i + j]) == (n_right < len(stored) / 2)
+    for line in (ROOT / "results/why/layers-trec-600.jsonl").open(encoding="utf-8"):
+        r = json.loads(line)
+        runs = scores.setdefault((r["method"], r.get("layer")), {}).setdefault(r["lr"], [])
+        runs.append(r["score"])
+    for method, kind, layers in (
+        ("lpt", "static-name", (0, 15, 24, 29)),
+        ("lpt-npg", "generated-name", (15, 24, 29)),
+    ):
+        shown = sorted(-box.y for box in boxes if box.kind == kind)
+        stored = sorted(s for k in layers for s in max(scores[method, k].values(), key=len))
+        assert len(shown) == len(stored) == 5 * len(layers)
+        slope, _ = np.polyfit(stored, shown, 1)
+        assert slope == pytest.approx(4.6)
+        assert np.corrcoef(stored, shown)[0, 1] == pytest.approx(1)
+    assert sorted(box.h for box in boxes if box.kind == "backward") == [1, 6, 15, 30]
 
 
 def test_a_picture_shows_the_true_input_of_each_source(monkeypatch):

@@ -270,6 +270,7 @@ def _read_csv(
         )
 
     def place() -> str:
+        """Return the file and the number of the line that was read last."""
         return f"{where}, line {max(1, reader.line_num) + dialect.has_separator_line}"
 
     try:

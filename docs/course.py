@@ -32,7 +32,7 @@ HIDDEN_CELL = re.compile(r"#\|\s*hide\b")
 WORDS_PER_MINUTE = 200  # speed of a reader
 CODE_LINES_PER_MINUTE = 25  # the formatter puts long calls on several lines
 # The other chapters are the core path.
-OPTIONAL_CHAPTERS = ("03", "06", "07", "10", "12", "14")
+OPTIONAL_CHAPTERS = ("03", "07", "10", "11", "12")
 COLAB_URL = (
     "https://colab.research.google.com/github/idp-tutorial/idp_tutorial/blob/main/nbs/course"
 )

@@ -260,7 +260,7 @@ def _draw_rule(rule: list, kind: str, name: str, y: float) -> list[Shape]:
 
 def phm() -> Picture:
     """Draw an 8 x 12 matrix as a sum of two Kronecker products with the rule of complex numbers."""
-    rules = [[[1, 0], [0, 1]], [[0, 1], [-1, 0]]]  # 1 and i, as in chapter 08
+    rules = [[[1, 0], [0, 1]], [[0, 1], [-1, 0]]]  # 1 and i, as in chapter 05
     n = 2
     rows = 8
     columns = 12

@@ -213,9 +213,9 @@ def render_page() -> str:
             "layers are exported one by one, and the loop over them is "
             "[the one of the package](engine/core/loop.ipynb). What you type stays on your "
             "machine. The chapters behind the panels: [static and generated prompts]"
-            "(course/00_why.ipynb), [IDPG](course/09_idpg.ipynb), [how deep]"
-            "(course/12_how_deep.ipynb), [ID-SPAM](course/13_id_spam.ipynb), "
-            "[counting](course/14_counting_and_cost.ipynb).",
+            "(course/00_why.ipynb), [IDPG](course/06_idpg.ipynb), [how deep]"
+            "(course/08_how_deep.ipynb), [ID-SPAM](course/09_id_spam.ipynb), "
+            "[counting](course/10_counting_and_cost.ipynb).",
             "",
             "## Limits",
             "",

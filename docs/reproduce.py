@@ -625,7 +625,7 @@ NOTES = f"""## What the numbers rest on
 4. Look for a learning rate at the edge of its grid (`lr_at_grid_edge` in the record), and for a
    training curve that still rises.
 5. Compute an interval over seeds before you call two scores different ([chapter
-   15](../nbs/course/15_a_fair_comparison.ipynb)). Some published means are of three runs.
+   11](../nbs/course/11_a_fair_comparison.ipynb)). Some published means are of three runs.
 6. Read where [the papers and their code differ](differences.md)."""
 
 

@@ -167,7 +167,7 @@ def build_generated_prompt(
     """Return a prompt that a small network computes from each text.
 
     The network reads the mean of the frozen model's final hidden states in a first pass without a
-    prompt, as IDPG's does. Chapter 09 builds it.
+    prompt, as IDPG's does. Chapter 06 builds it.
     """
     generator = PromptGenerator(bb.d, bb.d, t=t, m=m, kind="phm")
     plan = idpg_plan(bb, generator, None, mean_sentence_vector, dropout=0.0, standardise=True)
@@ -390,12 +390,12 @@ EXERCISE_ANSWERS: dict[str, str | tuple[float, float]] = {
     "02.1": "20af2ef70cb2",
     "02.2": "593631aa423a",
     "02.3": (68, 84),
-    "03.1": "d129944c54a9",
-    "03.2": "a8072d7c014e",
-    "03.3": (50, 75),
-    "04.1": "5bd9fbab788b",
-    "04.2": "1095c12f3d53",
-    "04.3": (86, 98),
+    "04.1": "d129944c54a9",
+    "04.2": "a8072d7c014e",
+    "04.3": (50, 75),
+    "03.1": "5bd9fbab788b",
+    "03.2": "1095c12f3d53",
+    "03.3": (86, 98),
 }
 
 

@@ -3,6 +3,7 @@
 Modules:
 
 - `course`: The example sentences, the short training run and the table of scores of the course.
+- `exercises`: The answers to the exercises of the course, as digests and ranges, and their check.
 - `analysis`: What the hidden states and the prompts contain.
 - `efficiency`: Parameters, time and memory of a method.
 - `papers`: The papers: their protocols, published scores and claims, and the runs that test them.

@@ -1,15 +1,14 @@
 """The example sentences, the short training run and the table of scores of the course.
 
-Each chapter of the course ends in a score on the same task. Four things are shared, so that
+Each chapter of the course ends in a score on the same task. Three things are shared, so that
 the scores can be compared: the four sentences that are followed from token ids to logits, the
-function that trains a plan for some seconds, the file `nbs/course/scores.json` with the scores
-of stored runs, and the function that checks the answer to an exercise.
+function that trains a plan for some seconds, and the file `nbs/course/scores.json` with the
+scores of stored runs.
 
 The task of the course in four sentences: *cold* is positive for a soda and negative for a soup,
 and *warm* the reverse. Both nouns are in the training split of `two-domains`.
 """
 
-import hashlib
 import inspect
 import json
 import os
@@ -66,8 +65,6 @@ __all__ = [
     "format_scores",
     "store_or_compare_scores",
     "build_score_table",
-    "answer_digest",
-    "check_answer",
     "show_slider",
 ]
 
@@ -374,55 +371,6 @@ def build_score_table(
         cells = [scores.get((method, task), "not measured") for task in SCORE_TABLE_TASKS]
         rows.append((number, method, *cells))
     return ScoreTable(rows)
-
-
-# For each exercise either the digest of the only correct answer, or the range of accepted values.
-# A range goes at least five points beyond the score of the solution, or up to 100: another machine
-# rounds otherwise, and another correct solution may draw other random numbers. In 03.3 another way
-# to search finds another pair of words; the range begins at chance.
-EXERCISE_ANSWERS: dict[str, str | tuple[float, float]] = {
-    "00.1": "71ef98662cde",
-    "00.2": (75, 100),
-    "00.3": (62, 82),
-    "01.1": "6ab52d1e65a8",
-    "01.2": (55, 68),
-    "01.3": "d43b58773fbe",
-    "02.1": "20af2ef70cb2",
-    "02.2": "593631aa423a",
-    "02.3": (68, 84),
-    "04.1": "d129944c54a9",
-    "04.2": "a8072d7c014e",
-    "04.3": (50, 75),
-    "03.1": "5bd9fbab788b",
-    "03.2": "1095c12f3d53",
-    "03.3": (86, 98),
-}
-
-
-def answer_digest(exercise: str, answer: object) -> str:
-    """Return a digest of an answer; a float counts to two decimals, a list as a tuple."""
-    if isinstance(answer, list):
-        answer = tuple(answer)
-    if isinstance(answer, float):
-        answer = round(answer, 2)
-        answer = int(answer) if answer.is_integer() else answer
-    text = answer.strip().lower() if isinstance(answer, str) else repr(answer)
-    return hashlib.sha256(f"{exercise} {text}".encode()).hexdigest()[:12]
-
-
-def check_answer(
-    exercise: str,  # chapter and number of the exercise, such as '00.1'
-    answer: Any = None,  # a number, a word or a tuple of them; None if there is no answer yet
-) -> str:  # one line to print
-    """Say whether the answer to an exercise is correct; the solutions give the reasons."""
-    expected = EXERCISE_ANSWERS[exercise]
-    if answer is None or answer is Ellipsis:
-        return f"Exercise {exercise}: replace `...` by your answer, and run the cell again."
-    if isinstance(expected, str):
-        is_correct = answer_digest(exercise, answer) == expected
-    else:
-        is_correct = expected[0] <= float(answer) <= expected[1]
-    return f"Exercise {exercise}: {'correct' if is_correct else 'not yet; read the hint again'}."
 
 
 # Set while notebooks are run to store their outputs, which GitHub and the site show as they are.

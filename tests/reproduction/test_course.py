@@ -8,11 +8,8 @@ import pytest
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.reproduction.course import (
-    EXERCISE_ANSWERS,
-    answer_digest,
     build_results_table,
     build_score_table,
-    check_answer,
     encode_course_sentences,
     format_scores,
     load_course_scores,
@@ -131,23 +128,6 @@ def test_a_score_far_from_the_stored_one_gives_a_hint(tmp_path, score):
     line = store_or_compare_scores("05", "ours", [score], file=file)
     assert f"{score} in this run" in line and "81.0 ± 1.4 (2 seeds) stored" in line
     assert "Hint: this is more than 12 points from the stored score" in line
-
-
-@pytest.mark.parametrize(
-    ("answer", "verdict"),
-    [(960, "correct"), (960.0, "correct"), (961, "not yet"), (..., "replace"), (None, "replace")],
-)
-def test_an_answer_with_a_digest_is_checked(answer, verdict, monkeypatch):
-    digest = answer_digest("99.1", 960)
-    assert digest != answer_digest("99.2", 960)
-    monkeypatch.setitem(EXERCISE_ANSWERS, "99.1", digest)
-    assert check_answer("99.1", answer).startswith(f"Exercise 99.1: {verdict}")
-
-
-def test_an_answer_within_a_range_is_correct(monkeypatch):
-    monkeypatch.setitem(EXERCISE_ANSWERS, "99.2", (65, 100))
-    assert "correct" in check_answer("99.2", 70)
-    assert "not yet" in check_answer("99.2", 60.0)
 
 
 def test_the_table_has_the_rows_of_a_chapter_and_then_the_controls(tmp_path):

@@ -140,7 +140,7 @@ def test_the_table_has_the_rows_of_a_chapter_and_then_the_controls(tmp_path):
     ]
     for chapter, method in methods:
         store_or_compare_scores(chapter, method, [50.0, 52.0], file=file)
-    table = build_score_table("04", file)
+    table = build_score_table("05", file)
     assert [row[1] for row in table.rows] == ["prompt tuning", "network on word vectors"]
     assert len(build_score_table(file=file).rows) == 4
     assert repr(table).splitlines()[0].split() == [

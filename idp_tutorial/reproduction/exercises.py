@@ -47,7 +47,7 @@ ANSWERS: dict[str, Answer] = {
         "The loss of one example is the negative logarithm of its label's probability.",
     ),
     "03.2": Answer(
-        "f55e440ca7e9",
+        "242d68555839",
         "Run the three controls with `questions`, and name the one that scores highest.",
     ),
     "03.3": Answer(

@@ -269,9 +269,9 @@ def test_cells_with_a_test_flag_are_skipped(source, skip):
 
 NAMES = [
     "index",
-    "course/04_reading",
-    "course/06_idpg",
-    "course/07_every_layer",
+    "course/03_reading",
+    "course/09_idpg",
+    "course/10_idpg_in_every_layer",
     "course/solutions/03_reading",
     "engine/utils/checks",
     "engine/core/backbone",
@@ -305,16 +305,16 @@ def test_notebooks_come_in_reading_order(notebook_folders):
 @pytest.mark.parametrize(
     "name,expected",
     [
-        ("04", ["course/04_reading", "course/solutions/03_reading"]),
-        ("06_i", ["course/06_idpg"]),
-        ("idpg", ["course/06_idpg"]),
-        ("idpg_in", ["course/07_every_layer"]),
+        ("03", ["course/03_reading", "course/solutions/03_reading"]),
+        ("09_i", ["course/09_idpg"]),
+        ("idpg", ["course/09_idpg"]),
+        ("idpg_in", ["course/10_idpg_in_every_layer"]),
         ("engine/core/backbone", ["engine/core/backbone"]),
         ("backbone.ipynb", ["engine/core/backbone"]),
         ("methods", ["engine/methods/registry"]),
-        ("nbs/course/06_idpg.ipynb", ["course/06_idpg"]),
+        ("nbs/course/09_idpg.ipynb", ["course/09_idpg"]),
         ("../nbs/lab/", ["lab/claims"]),
-        ("course/07", ["course/07_every_layer"]),
+        ("course/1", ["course/10_idpg_in_every_layer"]),
     ],
 )
 def test_a_notebook_is_found_by_number_name_folder_and_path(notebook_folders, name, expected):
@@ -322,9 +322,9 @@ def test_a_notebook_is_found_by_number_name_folder_and_path(notebook_folders, na
 
 
 def test_an_unknown_name_lists_the_notebooks(notebook_folders):
-    message = "starts with nonsense. The notebooks are: index, course/04_reading, "
+    message = "starts with nonsense. The notebooks are: index, course/03_reading, "
     with pytest.raises(SystemExit, match=message):
-        names_of("nonsense", "06")
+        names_of("nonsense", "09")
 
 
 @pytest.fixture(scope="module")

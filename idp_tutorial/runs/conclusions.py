@@ -9,7 +9,7 @@ would a small network on the same hidden states do as well without a prompt?
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -20,6 +20,8 @@ from idp_tutorial.utils.checks import UserError
 __all__ = [
     "VERDICT_MEANINGS",
     "EQUIVALENCE_MARGIN",
+    "Advice",
+    "advise",
     "summarise_comparison",
     "parse_primary_contrast",
     "describe_primary_contrast",
@@ -87,6 +89,89 @@ def summarise_comparison(
         f"{summary}; {'means of ' * (n > 1)}{runs}. Differences below {_MIN_NOTABLE_DIFFERENCE:g} "
         "points are not counted."
     )
+
+
+class Advice(NamedTuple):
+    """What a comparison says about the choice of a method."""
+
+    method: str  # the method to use
+    title: str  # one message, for a picture
+    sentence: str
+
+
+# kinds of methods, the ones first that cost least to train, to keep and to run
+_KINDS_BY_COST = (
+    *("control", "head", "static", "generated", "second pass", "weights", "all weights"),
+    "entailment",
+)
+_CONTROLS_BY_COST = ("majority", "words", "probe", "side-network")
+
+
+def _cost_rank(method: str) -> tuple[int, int]:
+    kind = _KINDS_BY_COST.index(ALL_METHODS[method].kind)
+    return kind, _CONTROLS_BY_COST.index(method) if method in _CONTROLS_BY_COST else 0
+
+
+def _is_lower(estimate: dict | None) -> bool:
+    """Return whether a difference is significantly below 0."""
+    return estimate is not None and bool(estimate["high"] < 0)
+
+
+def _join(parts: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+
+
+def advise(
+    records: list[dict],  # of one comparison: one task, number of shots, backbone and head
+    folder: Path | str | None = None,  # of the records and logits; None: each has a `folder`
+) -> Advice:
+    """Return which method to use, what is not worth its cost, and which differences are real.
+
+    The method to use is the cheapest one that does not score significantly lower than the best:
+    the 95 % interval of their difference, over the same test examples and over seeds, contains 0.
+    """
+    finished = [r for r in records if r["status"] == "done"]
+    scores = pd.DataFrame(finished).groupby("method", sort=False).score.mean()
+    best = str(scores.idxmax())
+    differences: dict[str, dict | None] = {}
+    for method in scores.index:
+        if method != best:
+            differences[method] = estimate_contrast(finished, method, best, folder)
+    lower = [m for m, estimate in differences.items() if _is_lower(estimate)]
+    choice = min((m for m in scores.index if m not in lower), key=_cost_rank)
+
+    def describe(method: str) -> str:
+        """Return a method with its score."""
+        return f"{method} ({scores[method]:.1f})"
+
+    if choice == "majority":
+        return Advice(
+            choice,
+            "No method scores significantly higher than the most frequent label",
+            f"Do not use any of these yet: the best, {describe(best)}, is not significantly above "
+            f"the most frequent label, {describe(choice)}; more labelled texts may change this.",
+        )
+    sentence = f"Use {describe(choice)}"
+    title = f"{choice} scores highest"
+    if choice != best:
+        title = f"{choice} is enough: no method scores significantly higher"
+        estimate = differences[choice]
+        assert estimate is not None
+        sentence += (
+            f": {describe(best)} scores higher, but the difference ({-estimate['effect']:.1f} "
+            f"points, 95 % interval {-estimate['high']:.1f} to {-estimate['low']:.1f}) may be "
+            "chance"
+        )
+    elif len(scores) > 1 and len(lower) == len(differences):
+        sentence += ", which scores significantly higher than every other method"
+    dearer = [
+        m for m in scores.index if m not in (choice, best) and _cost_rank(m) > _cost_rank(choice)
+    ]
+    if dearer:
+        sentence += (
+            f"; {_join([*map(describe, dearer)])} cost more and do not score significantly higher"
+        )
+    return Advice(choice, title, f"{sentence}.")
 
 
 def parse_primary_contrast(

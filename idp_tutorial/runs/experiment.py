@@ -153,7 +153,12 @@ class Experiment:
         """Score a trained model and return the record of its run."""
         task = self.task
         splits = [*["validation"] * bool(records_file), *["test"] * score_test]
-        outputs = {split: split_outputs(model, task, self.cfg, split) for split in splits}
+        outputs = {}
+        seconds = 1e-9
+        for split in splits:
+            start_time = time.perf_counter()
+            outputs[split] = split_outputs(model, task, self.cfg, split)
+            seconds = time.perf_counter() - start_time  # the test split is the last
         digests = self.digests(score_test)
         if records_file:
             name = logits_name(self.cfg, task, digests)
@@ -163,7 +168,9 @@ class Experiment:
             scores, _ = task.score_outputs(*outputs["test"])
             details |= dict(score=scores[task.metric], scores=scores)
         selection = "checkpoint: best on validation" + "; reported on test" * score_test
-        return build_record(
+        tensors = trained_state(model).values()
+        details["file_bytes"] = sum(t.numel() * t.element_size() for t in tensors)
+        record = build_record(
             self.cfg,
             digests,
             task.split_sizes(),
@@ -172,6 +179,10 @@ class Experiment:
             log,
             **dict(metric=task.metric, checkpoint_selection=selection) | details,
         )
+        if score_test:
+            texts_per_second = len(task.splits["test"]) / seconds
+            record.provenance["texts_per_second"] = round(texts_per_second, 1)
+        return record
 
     def record_divergence(
         self,
@@ -282,5 +293,12 @@ def train_and_save(
             groups = [row.get("group") for row in rows]
             predictions = format_predictions(experiment.task, experiment.test_outputs, groups)
             title = f"{cfg.method} on {experiment.task.name}, test"
-            write_report(experiment.task, rows, predictions, folder / REPORT_FOLDER, title)
+            write_report(
+                experiment.task,
+                rows,
+                predictions,
+                folder / REPORT_FOLDER,
+                title,
+                curves={cfg.method: record},
+            )
     return record

@@ -511,8 +511,8 @@ def test_several_splits_of_the_same_examples_are_refused(cfg, tmp_path):
 def test_packages_of_the_picture_are_looked_for_before_training(cfg, tmp_path, monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "adjustText" else find_spec(name)
+        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find_spec(name)
     )
     monkeypatch.setattr(comparison, "dry_run_comparison", lambda *a: pytest.fail("was started"))
-    with pytest.raises(ValueError, match=r"adjustText is not installed.*idp_tutorial\[experiments"):
+    with pytest.raises(ValueError, match=r"matplotlib is not installed.*idp_tutorial\[experiments"):
         compare_and_write(["lpt"], cfg(), 1, False, tmp_path)

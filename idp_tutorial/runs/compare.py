@@ -15,12 +15,13 @@ evaluation, also in the search of a learning rate.
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
+from datasets import Dataset
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.assembly.config import (
@@ -34,6 +35,7 @@ from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task, scale_labels
 from idp_tutorial.data.tasks import load_config_task
+from idp_tutorial.data.user_data import register_table_task
 from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.runs.conclusions import Advice, advise, parse_primary_contrast
 from idp_tutorial.runs.experiment import REPORT_FOLDER, Experiment
@@ -80,6 +82,9 @@ __all__ = [
     "choose_method_config",
     "compare_methods",
     "compare_and_write",
+    "DEFAULT_METHODS",
+    "Comparison",
+    "compare",
 ]
 
 logger = logging.getLogger(__name__)
@@ -209,8 +214,8 @@ def _fit_into_time(
         if (r.get("minutes"), r["task"], r["backbone"]) == (minutes, task.name, base.backbone)
         and r["method"] in step_seconds
     ]
-    left = 60 * minutes - seconds_used
-    steps = earlier[0] if earlier else steps_within(left, step_seconds, n_runs, sizes, base)
+    seconds_left = 60 * minutes - seconds_used
+    steps = earlier[0] if earlier else steps_within(seconds_left, step_seconds, n_runs, sizes, base)
     if steps < base.steps:
         logger.info(
             f"{steps} steps instead of {base.steps}, so that all runs take about {minutes:g} "
@@ -417,6 +422,46 @@ def _write_report(
     )
 
 
+DEFAULT_METHODS = ("majority", "words", "probe", "prompt-tuning", "lpt-npg", "id-spam", "lora")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of `compare`; print it to read it."""
+
+    table: pd.DataFrame  # from `results_table`
+    advice: Advice
+    folder: Path  # of the records, the picture and the report
+
+    def __str__(self) -> str:
+        return f"{format_table(self.table)}\n\n{self.advice.sentence}"
+
+
+def compare(
+    # as for `load_table_task`: a file, a folder or a `datasets.Dataset`; or (texts, labels)
+    data: Any,
+    folder: Path | str,  # for the records, the picture and the report
+    methods: Sequence[str] = DEFAULT_METHODS,
+    minutes: float = 5,  # for all runs: fewer steps where the time does not suffice; 0: no limit
+    seeds: int = 1,
+    backbone: str | None = None,  # None: that of `choose_backbone`
+    table_options: Mapping[str, Any] | None = None,  # of `TableConfig`, such as `text` and `label`
+    **options: Any,  # fields of `RunOptions`, such as `steps`
+) -> Comparison:
+    """Train methods on own texts, as `idp compare` does, and advise which to use."""
+    if isinstance(data, tuple):
+        texts, labels = data
+        data = Dataset.from_dict({"text": [*texts], "label": [*map(str, labels)]})
+    task, _ = register_table_task(data, **(table_options or {}))
+    name = backbone or choose_backbone(is_own_task=True)[0]
+    steps = options.setdefault("steps", 240)
+    options = {"eval_every": max(1, steps // 4), **options}
+    base = RunOptions(task=task.name, backbone=name, **options)
+    table = compare_and_write([*methods], base, seeds, False, folder, minutes=minutes)
+    records = read_existing_records(Path(folder) / "compare.jsonl")
+    return Comparison(table, advise(records, folder), Path(folder))
+
+
 def choose_backbone(
     is_own_task: bool,  # own texts, not a task of this package
 ) -> tuple[str, str]:  # its name, and a sentence that says why
@@ -475,7 +520,7 @@ def compare_and_write(
         for name in (OTHER_RECORDS_FILE, part.name, "compare.jsonl"):
             stored += read_existing_records(folder / name)
 
-        def compare(methods: list[str], cfg: RunOptions) -> list[dict]:
+        def train(methods: list[str], cfg: RunOptions) -> list[dict]:
             return compare_methods(
                 methods,
                 cfg,
@@ -491,7 +536,7 @@ def compare_and_write(
         try:
             if minutes:
                 extra_fields["minutes"] = minutes
-                quick_records = [compare(quick, cfg) for cfg in configs]
+                quick_records = [train(quick, cfg) for cfg in configs]
                 step_seconds = dry_run_comparison(methods, base, seeds, folder, slow, True)
                 n_rates = max(3 * tune_learning_rates, len(learning_rates))
                 n_runs = split_seeds * (seeds - 1 + max(1, n_rates))
@@ -502,7 +547,7 @@ def compare_and_write(
             records = []
             for cfg, first_records in zip(configs, quick_records):
                 records += sorted(
-                    first_records + compare(slow, cfg), key=lambda r: methods.index(r["method"])
+                    first_records + train(slow, cfg), key=lambda r: methods.index(r["method"])
                 )
             if not select_finished(records):
                 raise DivergenceError(records[0]["message"])

@@ -92,7 +92,7 @@ def summarise_comparison(
 
 
 class Advice(NamedTuple):
-    """What a comparison says about the choice of a method."""
+    """The method that a comparison recommends, and why."""
 
     method: str  # the method to use
     title: str  # one message, for a picture

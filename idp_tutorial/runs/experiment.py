@@ -48,7 +48,7 @@ from idp_tutorial.utils.process import process_state
 from idp_tutorial.utils.records import append_record, describe_differences, dump_record, git_state
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, remove_snapshots
 
-__all__ = ["REPORT_FOLDER", "Experiment", "run_experiment", "train_and_save"]
+__all__ = ["REPORT_FOLDER", "Experiment", "run_experiment", "score_controls", "train_and_save"]
 
 REPORT_FOLDER = "report"  # in the folder of a trained model; a repository on the hub lacks it
 
@@ -246,6 +246,28 @@ def run_experiment(
     if result.status == "diverged":
         raise DivergenceError(result.message)
     return record
+
+
+_MAX_PROBE_EXAMPLES = 5000  # with more, a probe takes minutes
+
+
+def score_controls(
+    cfg: RunConfig,  # of a run without the controls
+    task: Task | None = None,  # None: `cfg.task`
+) -> dict[str, float]:  # name: test score; {} for a task without labels
+    """Score the controls that take seconds, `words` and `probe`, on the task of a run.
+
+    The probe is left out for more than 5,000 training examples.
+    """
+    task = task or load_config_task(cfg)
+    if task.is_generation:
+        return {}
+    n_examples = len(task.splits["train"])
+    scores = {}
+    for method in ("words", "probe") if n_examples <= _MAX_PROBE_EXAMPLES else ("words",):
+        _, record = Experiment(cfg.with_method(method, lr=None, init_from=None), task).train()
+        scores[method] = record.to_dict()["score"]
+    return scores
 
 
 def train_and_save(

@@ -427,17 +427,17 @@ def _draw_scatter(report: Report, figure: Any) -> None:
 def _draw_curves(curves: Mapping[str, Mapping[str, Any]], figure: Any) -> None:
     """Draw the training loss and the validation score of runs over their steps."""
     figure.set_size_inches(7.5, 3.2)
-    left, right = figure.subplots(1, 2)
+    loss_axes, score_axes = figure.subplots(1, 2)
     for name, run in curves.items():
         losses = run.get("losses") or []
         steps = run.get("steps_done") or len(losses)
         ends = np.linspace(0, steps, len(losses) + 1)[1:]
-        left.plot(ends, losses, lw=1, label=name)
+        loss_axes.plot(ends, losses, lw=1, label=name)
         if run.get("history"):
-            right.plot(*zip(*run["history"]), "o-", ms=3, lw=1, label=name)
-    left.set(xlabel="step", ylabel="training loss")
-    right.set(xlabel="step", ylabel="validation score (%)")
-    right.legend(fontsize=8)
+            score_axes.plot(*zip(*run["history"]), "o-", ms=3, lw=1, label=name)
+    loss_axes.set(xlabel="step", ylabel="training loss")
+    score_axes.set(xlabel="step", ylabel="validation score (%)")
+    score_axes.legend(fontsize=8)
 
 
 def _draw_pictures(

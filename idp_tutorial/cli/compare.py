@@ -27,10 +27,12 @@ class Progress(MessageHandler):
     def __init__(
         self,
         n_runs: int,  # number of runs
+        note: str = "",  # line above the first message; a command that is refused prints one line
     ) -> None:
         super().__init__(sys.stderr)
         self.setLevel(logging.DEBUG)  # stored runs are reported at this level
         self.n_runs = n_runs
+        self.note = note
         self.n_stored = 0  # runs whose records were read
         self.n_trained = 0
         self.start_time = time.monotonic()
@@ -50,6 +52,9 @@ class Progress(MessageHandler):
         self.n_stored += run_status == "stored"
         self.n_trained += run_status == "trained"
         if record.levelno >= logging.INFO:
+            if self.note:
+                print(self.note, file=sys.stderr)
+                self.note = ""
             super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
@@ -126,10 +131,10 @@ def compare_command(options: CompareOptions, base: Any) -> None:
     from idp_tutorial.methods.all_methods import methods_with_head
     from idp_tutorial.runs.compare import choose_backbone, compare_and_write
 
+    reason = ""
     if base.backbone == "auto":
         name, reason = choose_backbone(bool(options.table or base.data))
         base = replace(base, backbone=name)
-        print(reason, file=sys.stderr)
     minutes = options.minutes
     if minutes is None:
         has_default_length = base.steps == _DEFAULT_STEPS and base.epochs is None
@@ -138,7 +143,7 @@ def compare_command(options: CompareOptions, base: Any) -> None:
     methods = methods_with_head(base.head) if is_all else split_names(options.methods)
     options.refuse_unread(methods, base, allow_controls=True)
     n_runs = len(methods) * options.seeds * max(1, options.split_seeds)
-    with handle_messages(Progress(n_runs)):
+    with handle_messages(Progress(n_runs, reason)):
         results = compare_and_write(
             methods,
             base,

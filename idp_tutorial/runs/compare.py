@@ -542,8 +542,7 @@ def compare_and_write(
                 n_runs = split_seeds * (seeds - 1 + max(1, n_rates))
                 used = time.perf_counter() - start_time
                 limited = _fit_into_time(base, minutes, stored, step_seconds, n_runs, used)
-                fields = dict(epochs=None, steps=limited.steps, eval_every=limited.eval_every)
-                configs = [replace(cfg, **fields) for cfg in configs]
+                configs = [replace(limited, split_seed=cfg.split_seed) for cfg in configs]
             records = []
             for cfg, first_records in zip(configs, quick_records):
                 records += sorted(

@@ -1,11 +1,10 @@
-"""A sentence on what a table shows, the primary contrast, and the verdict on a claim.
+"""Advice from a comparison, the primary contrast, and the verdict on a claim.
 
 A table of many methods has many differences, and the largest of them is large partly by chance.
 So one of them, the primary contrast, is chosen before the comparison runs, and is stated first.
 
-A table is read for one question: does a prompt gain by reading the input text? If it does,
-would a small network on the same hidden states do as well without a prompt?
-`summarise_comparison` answers from the rows of the table, in one sentence.
+A reader of a table wants to know which method to use. `advise` answers in one sentence, from the
+scores, the costs, and the intervals of differences on the same test examples.
 """
 
 from pathlib import Path
@@ -22,7 +21,6 @@ __all__ = [
     "EQUIVALENCE_MARGIN",
     "Advice",
     "advise",
-    "summarise_comparison",
     "parse_primary_contrast",
     "describe_primary_contrast",
     "has_enough_runs",
@@ -30,65 +28,11 @@ __all__ = [
 ]
 
 
-_MIN_NOTABLE_DIFFERENCE = 5.0  # in points; smaller differences between means are not mentioned
-
-
-def _describe_difference(
-    a: Any,  # row of a results table
-    b: Any,  # the row that it is compared with
-    description: str,  # what the method of `b` is
-) -> str:
-    difference = a.score - b.score
-    if abs(difference) < _MIN_NOTABLE_DIFFERENCE:
-        relation = "level with"
-    else:
-        relation = f"{abs(difference):.1f} points {'above' if difference > 0 else 'below'}"
-    return f"{relation} {description} ({b.method}, {b.score:.1f})"
-
-
-def _best_of_kinds(table: pd.DataFrame, *kinds: str) -> Any:
-    """Return the row with the best score among the methods of some kinds, or None."""
-    rows = table[[ALL_METHODS[m].kind in kinds for m in table.method]]
-    return rows.loc[rows.score.idxmax()] if len(rows) else None
-
-
 def _describe_runs(runs: int, draws: float) -> str:
     """Return the number of runs and of few-shot samples as words."""
     if runs == 1:
         return "one seed, so no standard deviation"
     return f"{runs} runs of {draws:.0f} draws" if draws > 1 else f"{runs} seeds"
-
-
-def summarise_comparison(
-    table: pd.DataFrame,  # from `results_table`, of one task
-) -> str:  # one sentence
-    """Return a sentence that states whether prompts gain by reading the input text."""
-    table = table[table.seeds > 0]  # without methods whose runs all diverged
-    input_dependent = _best_of_kinds(table, "generated", "second pass")
-    static = _best_of_kinds(table, "static")
-    control = _best_of_kinds(table, "control")
-    if input_dependent is None or static is None:
-        return (
-            "The table needs a prompt that reads the text and a static prompt: there is nothing "
-            "to conclude."
-        )
-    helps = input_dependent.score - static.score >= _MIN_NOTABLE_DIFFERENCE
-    summary = (
-        f"Reading the text {'helps' if helps else 'does not help'}: {input_dependent.method} "
-        f"({input_dependent.score:.1f}) is "
-        + _describe_difference(input_dependent, static, "the best static prompt")
-    )
-    if control is not None:
-        difference = _describe_difference(
-            input_dependent, control, "the best control, which inserts no prompt"
-        )
-        summary += f", and {difference}"
-    n = int(table.seeds.max())
-    runs = _describe_runs(n, table.draws.max() if "draws" in table else 1)
-    return (
-        f"{summary}; {'means of ' * (n > 1)}{runs}. Differences below {_MIN_NOTABLE_DIFFERENCE:g} "
-        "points are not counted."
-    )
 
 
 class Advice(NamedTuple):

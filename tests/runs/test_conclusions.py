@@ -11,12 +11,10 @@ from idp_tutorial.runs.conclusions import (
     decide_verdict,
     describe_primary_contrast,
     parse_primary_contrast,
-    summarise_comparison,
 )
 from idp_tutorial.runs.statistics import (
     estimate_contrast,
 )
-from idp_tutorial.runs.tables import results_table
 from idp_tutorial.utils.records import read_records
 
 
@@ -71,17 +69,6 @@ def test_not_seen_needs_an_interval_without_the_claimed_difference():
 
 def comparison(**scores):
     return [finished_record(m.replace("_", "-"), 0, score) for m, score in scores.items()]
-
-
-def test_a_summary_compares_with_a_static_prompt_and_with_the_best_control():
-    records = comparison(prompt_tuning=50.0, lpt_npg=80.0, probe=78.0)
-    summary = summarise_comparison(results_table(records))
-    assert summary.startswith("Reading the text helps: lpt-npg (80.0) is 30.0 points above")
-    assert "level with the best control" in summary
-    worse = comparison(prompt_tuning=50.0, lpt_npg=52.0, probe=78.0)
-    summary = summarise_comparison(results_table(worse))
-    assert "does not help" in summary and "26.0 points below the best control" in summary
-    assert "nothing to conclude" in summarise_comparison(results_table(records[:1]))
 
 
 def test_the_sentence_on_a_primary_contrast_says_if_it_was_chosen_late(tmp_path):

@@ -391,24 +391,25 @@ PANELS = {  # name → identifier of the heading, height in pixels
 def show_panel(
     name: str,  # 'whose prompt', 'how deep', 'which words' or 'how many parameters'
     file: Path | str = "panels.html",  # written by docs/playground_page.py
-) -> None:
-    """Show a panel of the site's playground below the cell.
+) -> Any:  # a widget, which a notebook shows as the value of the cell; else None
+    """Return a panel of the site's playground.
 
-    Where outputs are stored, or without the file, print where the panel is on the site.
+    Where outputs are stored, or without `ipywidgets` or the file, print its address on the site.
     """
     heading, height = PANELS[name]
-    if STATIC_OUTPUTS_VARIABLE in os.environ or not Path(file).exists():
+    try:
+        from ipywidgets import HTML
+    except ImportError:
+        HTML = None
+    if HTML is None or STATIC_OUTPUTS_VARIABLE in os.environ or not Path(file).exists():
         print(f"This panel moves in a notebook, and at {PLAYGROUND_URL}#{heading}")
-        return
-    from IPython.display import display
-
+        return None
     text = Path(file).read_text(encoding="utf-8")
     text = text.replace('data-panel=""', f'data-panel="{heading}"', 1)
-    frame = (
+    return HTML(
         f'<iframe title="{name}" sandbox="allow-scripts" srcdoc="{html.escape(text)}" '
         f'style="width:100%;height:{height}px;border:0"></iframe>'
     )
-    display({"text/html": frame, "text/plain": f"panel: {name}"}, raw=True)
 
 
 def show_slider(

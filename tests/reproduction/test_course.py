@@ -200,22 +200,18 @@ def test_a_slider_sets_one_argument_and_begins_at_its_default(monkeypatch):
 
 def parse_attributes(html):
     """Return the attributes of the first element."""
-    found = []
+    elements = []
     parser = HTMLParser()
-    parser.handle_starttag = lambda _tag, attributes: found.append(dict(attributes))
+    parser.handle_starttag = lambda _tag, attributes: elements.append(dict(attributes))
     parser.feed(html)
-    return found[0]
+    return elements[0]
 
 
 def test_a_panel_is_shown_alone_and_without_access_to_the_notebook(tmp_path, monkeypatch):
     monkeypatch.delenv(STATIC_OUTPUTS_VARIABLE, raising=False)
-    shown = []
-    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
     file = tmp_path / "panels.html"
     file.write_text('<body data-panel=""><p>"quoted" & <b></body>', encoding="utf-8")
-    show_panel("how deep", file)
-    (panel,) = shown
-    attributes = parse_attributes(panel["text/html"])
+    attributes = parse_attributes(show_panel("how deep", file).value)
     assert attributes["srcdoc"] == '<body data-panel="pg-deep"><p>"quoted" & <b></body>'
     assert attributes["sandbox"] == "allow-scripts"
 
@@ -229,5 +225,5 @@ def test_a_panel_without_its_file_or_in_a_stored_output_is_an_address(
     if is_stored:
         monkeypatch.setenv(STATIC_OUTPUTS_VARIABLE, "1")
         file.write_text("<body></body>", encoding="utf-8")
-    show_panel("how deep", file)
+    assert show_panel("how deep", file) is None
     assert capsys.readouterr().out.strip().endswith("playground.html#pg-deep")

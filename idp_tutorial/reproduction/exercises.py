@@ -53,12 +53,10 @@ ANSWERS: dict[str, Answer] = {
     "03.3": Answer(
         (86, 98), "Concatenate two word vectors, and train as long as `score_small_network` does."
     ),
-    "04.1": Answer(
-        "c7a7a374e39f", "A head has weights and biases; a verbalizer reads rows of a frozen table."
-    ),
-    "04.2": Answer("65cd7012ba04", "Count the sentences whose correct word has the higher logit."),
-    # another way to search finds another pair of words; the range begins at chance
-    "04.3": Answer((50, 75), "Score the pair that you chose on the test sentences, in percent."),
+    "04.1": Answer("024c5b6d6e48", "Eight tokens and five vectors; a vector has 1,024 numbers."),
+    "04.2": Answer((25, 55), "Set the seed as the chapter does, and keep the head on `<s>`."),
+    "04.3": Answer((10, 45), "Only `lr` changes; give the accuracy, not the share of a class."),
+    "04.4": Answer((38, 70), "One vector for each token of the text; train it with lr=1e-2."),
 }
 
 

@@ -663,6 +663,33 @@ def test_chapters_state_how_many_stored_runs_learn_the_task():
     assert sorted(attention)[1] > 90 and sorted(of_the_mean)[1] > 85
 
 
+def mean_score(file, method, task="trec", **fields):
+    """Return the mean score of the runs of a method that have logits."""
+    records = read_records(ROOT / "results" / file, with_logits=True)
+    fields |= dict(method=method, task=task)
+    runs = [r for r in records if all(r.get(name) == value for name, value in fields.items())]
+    assert len(runs) >= 4
+    return statistics.mean(r["score"] for r in runs)
+
+
+def test_the_advice_when_to_use_a_prompt_states_stored_scores():
+    controls, prompts = "claims/controls-smollm2.jsonl", "why/layers-trec-600.jsonl"
+    probe = mean_score(controls, "probe")
+    at_input = mean_score(prompts, "lpt", layer=0)
+    over_probe = f"{at_input - probe:.1f}"
+    behind_tuning = f"{mean_score(prompts, 'fine-tuning') - at_input:.1f}"
+    few_shot = mean_score("claims/few-100-minilm.jsonl", "fine-tuning") - mean_score(
+        "claims/controls-minilm-k100.jsonl", "probe"
+    )
+    assert {over_probe, behind_tuning, f"{few_shot:.1f}"} <= stated_numbers("12")
+    assert mean_score(controls, "side-network") < probe
+    gains = [
+        mean_score(prompts, "lpt-npg", layer=k) - mean_score(prompts, "lpt", layer=k)
+        for k in (15, 24, 29)
+    ]
+    assert [round(gain) for gain in gains] == [3, 5, 22]
+
+
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
 def test_no_output_averages_runs_that_differ_by_whether_they_learn(path):
     for deviation in re.findall(r"\d\d\.\d ± (\d+\.\d)", read_outputs(path)):

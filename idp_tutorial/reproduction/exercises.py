@@ -27,7 +27,11 @@ ANSWERS: dict[str, Answer] = {
     "00.2": Answer(
         (75, 100), "Train `GeneratedPrompt(t=1)` as long as the chapter trains five vectors."
     ),
-    "00.3": Answer((62, 82), "Give the accuracy of the static prompt with its head, in percent."),
+    "00.3": Answer(
+        (40, 60),
+        "Run the cell with `read_above` again; score the prompt that is trained already, in percent.",
+    ),
+    "00.4": Answer((62, 82), "Give the accuracy of the static prompt with its head, in percent."),
     "01.1": Answer(
         "6ab52d1e65a8", "The two sentences are cut to three tokens; each token has one vector."
     ),
@@ -35,13 +39,17 @@ ANSWERS: dict[str, Answer] = {
         (55, 68), "Only the position that the head reads changes; the accuracy is in percent."
     ),
     "01.3": Answer(
-        "d43b58773fbe", "Look at position 0, and count layers: the embeddings are 0 layers."
+        "3528c1e0fade", "Compare the first eight positions with those of the unpadded sentence."
+    ),
+    "01.4": Answer(
+        "2d6c51fba572", "Look at position 0, and count layers: the embeddings are 0 layers."
     ),
     "02.1": Answer(
         "20af2ef70cb2", "Inserted vectors are positions of the sequence; keys and values are not."
     ),
     "02.2": Answer("593631aa423a", "A score of -9 gives the third position almost no weight."),
-    "02.3": Answer((68, 84), "Give the accuracy before layer 4, in percent."),
+    "02.3": Answer("c5f541a62d7b", "A word reads only positions that the mask shows it."),
+    "02.4": Answer((68, 84), "Give the accuracy before layer 4, in percent."),
     "03.1": Answer(
         "b3a95e066db3",
         "The loss of one example is the negative logarithm of its label's probability.",
@@ -51,6 +59,9 @@ ANSWERS: dict[str, Answer] = {
         "Run the three controls with `questions`, and name the one that scores highest.",
     ),
     "03.3": Answer(
+        (40, 60), "The default learning rate is 0.01; give the test accuracy in percent."
+    ),
+    "03.4": Answer(
         (86, 98), "Concatenate two word vectors, and train as long as `score_small_network` does."
     ),
     "04.1": Answer(

@@ -29,7 +29,7 @@ ANSWERS: dict[str, Answer] = {
     ),
     "00.3": Answer(
         (40, 60),
-        "Run the cell with `read_above` again; score the prompt that is trained already, in percent.",
+        "Run the cell with `read_above` again; score the prompt that is trained, in percent.",
     ),
     "00.4": Answer((62, 82), "Give the accuracy of the static prompt with its head, in percent."),
     "01.1": Answer(
@@ -70,6 +70,47 @@ ANSWERS: dict[str, Answer] = {
     "04.2": Answer("65cd7012ba04", "Count the sentences whose correct word has the higher logit."),
     # another way to search finds another pair of words; the range begins at chance
     "04.3": Answer((50, 75), "Score the pair that you chose on the test sentences, in percent."),
+    "10.1": Answer(
+        "75ab86842ded", "One matrix and its bias grow with the prompt; the other stays."
+    ),
+    "10.2": Answer("1af60032d718", "Compare the counts of both PHM methods for n=4 and n=16."),
+    "10.3": Answer((1.8, 2.6), "Divide the bytes of both prompts by those of the late one alone."),
+    "10.4": Answer(
+        (15, 25),
+        "16 texts, 14 tokens each on average, at 11.6 tokens in a millisecond for 72 passes.",
+    ),
+    "11.1": Answer(
+        "e40ee601e218", "Raise n until `visible_difference(1.2, n)` is at most one point."
+    ),
+    "11.2": Answer(
+        (6, 8.5), "Reorder the texts of one method only; give the upper end minus the lower."
+    ),
+    "11.3": Answer(
+        "95b1f9c51438", "The best seed of PHM minus the best seed of each ID-SPAM, in points."
+    ),
+    "11.4": Answer(
+        "997d88af7f04",
+        "The products go back to the old order, and never decrease along the sorted p-values.",
+    ),
+    "12.1": Answer(
+        "7061abf25cd0",
+        "Two matrices and two biases; statistics that no gradient changes do not count.",
+    ),
+    "12.2": Answer((50, 72), "Give the accuracy on the test rows of the new file, in percent."),
+    "12.3": Answer(
+        (40, 60), "Roll the prompts within each batch, and use the trained model as it is."
+    ),
+    "12.4": Answer(
+        (60, 100), "Train before layer 6 for 300 steps, and give the accuracy in percent."
+    ),
+    "13.1": Answer("f3ea7f68426b", "Two matrices with biases; the prompt enters half-way."),
+    "13.2": Answer(
+        (30, 100), "Train on the first 1,000 questions, and test on the next 200, in percent."
+    ),
+    "13.3": Answer(
+        (10, 50), "Roll the prompts of the 200 questions by one, and give the accuracy in percent."
+    ),
+    "13.4": Answer("454989dada2b", "Two matrices, two biases, and nothing else."),
 }
 
 

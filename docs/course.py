@@ -89,7 +89,7 @@ def measure_size(path: Path) -> dict[str, int]:
     """
     cells = nbformat.read(path, 4).cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]
-    exported = [source for source in code if re.match(r"#\|\s*export\b", source)]
+    exported = [source for source in code if re.search(r"^#\|\s*exporti?\b", source, re.M)]
 
     def count_lines(sources: list[str]) -> int:
         lines = "\n".join(sources).split("\n")

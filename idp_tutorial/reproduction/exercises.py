@@ -74,7 +74,7 @@ ANSWERS: dict[str, Answer] = {
         "75ab86842ded", "One matrix and its bias grow with the prompt; the other stays."
     ),
     "10.2": Answer("1af60032d718", "Compare the counts of both PHM methods for n=4 and n=16."),
-    "10.3": Answer((1.8, 2.6), "Divide the bytes of both prompts by those of the late one alone."),
+    "10.3": Answer((2.2, 2.6), "Divide the bytes of both prompts by those of the late one alone."),
     "10.4": Answer(
         (15, 25),
         "16 texts, 14 tokens each on average, at 11.6 tokens in a millisecond for 72 passes.",
@@ -105,10 +105,10 @@ ANSWERS: dict[str, Answer] = {
     ),
     "13.1": Answer("f3ea7f68426b", "Two matrices with biases; the prompt enters half-way."),
     "13.2": Answer(
-        (30, 100), "Train on the first 1,000 questions, and test on the next 200, in percent."
+        (60, 90), "Train on the first 1,000 questions, and test on the next 200, in percent."
     ),
     "13.3": Answer(
-        (10, 50), "Roll the prompts of the 200 questions by one, and give the accuracy in percent."
+        (15, 40), "Roll the prompts of the 200 questions by one, and give the accuracy in percent."
     ),
     "13.4": Answer("454989dada2b", "Two matrices, two biases, and nothing else."),
 }

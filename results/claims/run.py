@@ -1,6 +1,6 @@
 """Run the experiments behind the records in `results/claims`.
 
-    python results/claims/run.py EXPERIMENT TASKS --out FILE
+    python -m results.claims.run EXPERIMENT TASKS --out FILE
 
 The experiments are `controls`, `methods`, `fewshot`, `supplemented`, `differences` and `layers`.
 The environment variable IDP_DATA names the folder of tasks. `effects` trains nothing: it writes

@@ -101,13 +101,13 @@ def test_a_busy_machine_is_reported(monkeypatch, messages):
 
 
 def test_a_process_is_timed(tmp_path):
-    command = end_to_end._Command("x", "json.tool", ["--help"], {}, tmp_path / "out")
+    command = end_to_end._Command("x", ["-m", "json.tool"], ["--help"], {}, tmp_path / "out")
     command.run(threads=1)
     assert command.seconds[0] > 0
 
 
 def test_a_command_that_fails_shows_its_error(tmp_path):
-    command = end_to_end._Command("x", "json.tool", ["--unknown"], {}, tmp_path / "out")
+    command = end_to_end._Command("x", ["-m", "json.tool"], ["--unknown"], {}, tmp_path / "out")
     with pytest.raises(RuntimeError, match="unrecognized arguments"):
         command.run(threads=None)
 

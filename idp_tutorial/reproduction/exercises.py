@@ -13,7 +13,7 @@ __all__ = ["check"]
 
 
 class Answer(NamedTuple):
-    """What counts as correct, and what to look at after a wrong answer."""
+    """Expected answer to an exercise, and advice after a wrong one."""
 
     expected: str | tuple[float, float]  # digest of the only answer, or the lowest and highest
     advice: str  # one sentence

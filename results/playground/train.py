@@ -40,14 +40,14 @@ PROMPTS: tuple[tuple[str, int | None], ...] = (
     ("s-idpg-phm", None),
     ("lpt", 4),
 )
-LEARNING_RATES = {"lpt": 0.3, "lpt-npg": 0.02, "id-spam": 0.03, "s-idpg-phm": 0.02}
+LEARNING_RATES = {"lpt": 0.3, "lpt-npg": 0.02, "id-spam": 0.006, "s-idpg-phm": 0.02}
 OPTIONS: dict[str, dict[str, Any]] = {
     "lpt-npg": dict(bottleneck=32, standardise=True),  # the states of the bundled model are small
     "id-spam": dict(bottleneck=32),
     "s-idpg-phm": dict(standardise=True),
 }
 SEED = 0
-STEPS = {"lpt": 600, "lpt-npg": 600, "id-spam": 600, "s-idpg-phm": 300}  # IDPG's are dearest
+STEPS = {"lpt": 600, "lpt-npg": 600, "id-spam": 2400, "s-idpg-phm": 300}  # IDPG's steps are dearest
 DETAILS = ("method", "task", "layer", "lr", "seed", "steps", "batch_size", "prompt_length")
 
 

@@ -59,6 +59,16 @@ ANSWERS: dict[str, Answer] = {
     "04.2": Answer("65cd7012ba04", "Count the sentences whose correct word has the higher logit."),
     # another way to search finds another pair of words; the range begins at chance
     "04.3": Answer((50, 75), "Score the pair that you chose on the test sentences, in percent."),
+    "05.1": Answer("bebf357fec44", "Add the rule, the blocks and the bias."),
+    "05.2": Answer("5f2df4a42d30", "How many dimensions does the rule of the quaternions have?"),
+    "05.3": Answer((40, 62), "Give the accuracy on `two-domains` in percent, with `lr=1.0`."),
+    "05.4": Answer((0, 1e-5), "Load the parameters of `PHM(8, 12, 4)` into your layer first."),
+    "06.1": Answer("3a5930f4f033", "A text has five vectors; a stored M(x) needs no first pass."),
+    "06.2": Answer((55, 90), "Give the accuracy of the linear classifier in percent."),
+    "06.3": Answer(
+        (40, 62), "Standardise nothing, train as long as the chapter, and give percent."
+    ),
+    "06.4": Answer("f3004ea28b63", "Two rules, two sets of blocks, and the biases b₁ and b₂."),
 }
 
 

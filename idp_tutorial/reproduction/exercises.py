@@ -27,7 +27,11 @@ ANSWERS: dict[str, Answer] = {
     "00.2": Answer(
         (75, 100), "Train `GeneratedPrompt(t=1)` as long as the chapter trains five vectors."
     ),
-    "00.3": Answer((62, 82), "Give the accuracy of the static prompt with its head, in percent."),
+    "00.3": Answer(
+        (40, 60),
+        "Run the cell with `read_above` again; score the prompt that is trained, in percent.",
+    ),
+    "00.4": Answer((62, 82), "Give the accuracy of the static prompt with its head, in percent."),
     "01.1": Answer(
         "6ab52d1e65a8", "The two sentences are cut to three tokens; each token has one vector."
     ),
@@ -35,13 +39,17 @@ ANSWERS: dict[str, Answer] = {
         (55, 68), "Only the position that the head reads changes; the accuracy is in percent."
     ),
     "01.3": Answer(
-        "d43b58773fbe", "Look at position 0, and count layers: the embeddings are 0 layers."
+        "3528c1e0fade", "Compare the first eight positions with those of the unpadded sentence."
+    ),
+    "01.4": Answer(
+        "2d6c51fba572", "Look at position 0, and count layers: the embeddings are 0 layers."
     ),
     "02.1": Answer(
         "20af2ef70cb2", "Inserted vectors are positions of the sequence; keys and values are not."
     ),
     "02.2": Answer("593631aa423a", "A score of -9 gives the third position almost no weight."),
-    "02.3": Answer((68, 84), "Give the accuracy before layer 4, in percent."),
+    "02.3": Answer("c5f541a62d7b", "A word reads only positions that the mask shows it."),
+    "02.4": Answer((68, 84), "Give the accuracy before layer 4, in percent."),
     "03.1": Answer(
         "b3a95e066db3",
         "The loss of one example is the negative logarithm of its label's probability.",
@@ -51,6 +59,9 @@ ANSWERS: dict[str, Answer] = {
         "Run the three controls with `questions`, and name the one that scores highest.",
     ),
     "03.3": Answer(
+        (40, 60), "The default learning rate is 0.01; give the test accuracy in percent."
+    ),
+    "03.4": Answer(
         (86, 98), "Concatenate two word vectors, and train as long as `score_small_network` does."
     ),
     "04.1": Answer(
@@ -69,6 +80,47 @@ ANSWERS: dict[str, Answer] = {
         (40, 62), "Standardise nothing, train as long as the chapter, and give percent."
     ),
     "06.4": Answer("f3004ea28b63", "Two rules, two sets of blocks, and the biases b₁ and b₂."),
+    "10.1": Answer(
+        "75ab86842ded", "One matrix and its bias grow with the prompt; the other stays."
+    ),
+    "10.2": Answer("1af60032d718", "Compare the counts of both PHM methods for n=4 and n=16."),
+    "10.3": Answer((2.2, 2.6), "Divide the bytes of both prompts by those of the late one alone."),
+    "10.4": Answer(
+        (15, 25),
+        "16 texts, 14 tokens each on average, at 11.6 tokens in a millisecond for 72 passes.",
+    ),
+    "11.1": Answer(
+        "e40ee601e218", "Raise n until `visible_difference(1.2, n)` is at most one point."
+    ),
+    "11.2": Answer(
+        (6, 8.5), "Reorder the texts of one method only; give the upper end minus the lower."
+    ),
+    "11.3": Answer(
+        "95b1f9c51438", "The best seed of PHM minus the best seed of each ID-SPAM, in points."
+    ),
+    "11.4": Answer(
+        "997d88af7f04",
+        "The products go back to the old order, and never decrease along the sorted p-values.",
+    ),
+    "12.1": Answer(
+        "7061abf25cd0",
+        "Two matrices and two biases; statistics that no gradient changes do not count.",
+    ),
+    "12.2": Answer((50, 72), "Give the accuracy on the test rows of the new file, in percent."),
+    "12.3": Answer(
+        (40, 60), "Roll the prompts within each batch, and use the trained model as it is."
+    ),
+    "12.4": Answer(
+        (60, 100), "Train before layer 6 for 300 steps, and give the accuracy in percent."
+    ),
+    "13.1": Answer("f3ea7f68426b", "Two matrices with biases; the prompt enters half-way."),
+    "13.2": Answer(
+        (60, 90), "Train on the first 1,000 questions, and test on the next 200, in percent."
+    ),
+    "13.3": Answer(
+        (15, 40), "Roll the prompts of the 200 questions by one, and give the accuracy in percent."
+    ),
+    "13.4": Answer("454989dada2b", "Two matrices, two biases, and nothing else."),
 }
 
 

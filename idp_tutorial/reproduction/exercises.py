@@ -68,6 +68,16 @@ ANSWERS: dict[str, Answer] = {
     "04.2": Answer((25, 55), "Set the seed as the chapter does, and keep the head on `<s>`."),
     "04.3": Answer((10, 45), "Only `lr` changes; give the accuracy, not the share of a class."),
     "04.4": Answer((38, 70), "One vector for each token of the text; train it with lr=1e-2."),
+    "05.1": Answer("bebf357fec44", "Add the rule, the blocks and the bias."),
+    "05.2": Answer("5f2df4a42d30", "How many dimensions does the rule of the quaternions have?"),
+    "05.3": Answer("1baff9d34c63", "Zero both factors, and take the maximum over the four units."),
+    "05.4": Answer((0, 1e-5), "Load the parameters of `PHM(8, 12, 4)` into your layer first."),
+    "06.1": Answer("3a5930f4f033", "A text has five vectors; a stored M(x) needs no first pass."),
+    "06.2": Answer((55, 90), "Give the accuracy of the linear classifier in percent."),
+    "06.3": Answer(
+        (40, 62), "Standardise nothing, train as long as the chapter, and give percent."
+    ),
+    "06.4": Answer("f3004ea28b63", "Two rules, two sets of blocks, and the biases b₁ and b₂."),
     "10.1": Answer(
         "75ab86842ded", "One matrix and its bias grow with the prompt; the other stays."
     ),

@@ -535,15 +535,17 @@ def matched_place_table(
 def summarise_matched_places(
     table: pd.DataFrame,  # of `matched_place_table`
 ) -> dict[str, int]:
-    """Count the contrasts with a trained head: all, above zero, at or below it, with small limits.
+    """Count the contrasts with a trained head: all, above and below zero, with small limits.
 
-    `above` counts the intervals that are wholly above zero, before any correction; `at_or_below`
-    the effects that are not above zero; `below_2` the upper limits below 2 points.
+    `above` and `below` count the intervals that are wholly above or below zero, before any
+    correction; `at_or_below` the effects that are not above zero; `below_2` the upper limits
+    below 2 points.
     """
     with_head = table[table.group.isin(TRAINED_HEAD)]
     return dict(
         contrasts=len(with_head),
         above=int((with_head.low > 0).sum()),
+        below=int((with_head.high < 0).sum()),
         at_or_below=int((with_head.effect.round(2) <= 0).sum()),
         below_2=int((with_head.high < 2).sum()),
     )

@@ -201,7 +201,7 @@ def places():
 def test_with_a_head_no_generated_prompt_is_above_a_static_one_at_its_place(places):
     assert len(places) == len(MATCHED_PLACES) == 27
     assert summarise_matched_places(places) == dict(
-        contrasts=22, above=0, at_or_below=18, below_2=20
+        contrasts=22, above=0, below=6, at_or_below=18, below_2=20
     )
     others = places[~places.group.isin(TRAINED_HEAD)]
     assert others.effect.round(1).tolist() == [2.6, 5.3, 22.1, 24.3, 11.8]

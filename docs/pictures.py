@@ -40,8 +40,9 @@ from idp_tutorial.methods.idpg_multilayer import multilayer_idpg_plan
 from idp_tutorial.methods.lpt import NaivePromptGenerator, PoolingPromptGenerator, lpt_plan
 from idp_tutorial.methods.p_tuning_v2 import KeyValuePrompt, deep_prompt_plan
 from idp_tutorial.methods.phm import count_phm_parameters
-from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
+from idp_tutorial.methods.prompt_tuning import prompt_plan
 from idp_tutorial.methods.sentence_vectors import mean_sentence_vector
+from idp_tutorial.methods.soft_prompt import SoftPrompt
 from idp_tutorial.reproduction.efficiency.cost_model import step_cost
 from idp_tutorial.reproduction.efficiency.parameter_counts import count_method_parameters
 

@@ -25,14 +25,15 @@ Modules:
 - `p_tuning_v2`: P-tuning v2: a trainable prompt for every layer, inserted in three different ways.
 - `phm`: PHM layers: linear layers whose matrix is a sum of `n` Kronecker products, with about 1/n
   of the parameters.
-- `prompt_tuning`: Prompt tuning: trainable prompt vectors in front of the input, the same for every
-  example.
+- `prompt_tuning`: Where a prompt at the input enters, and the options of prompt tuning.
 - `sentence_vectors`: Sentence vectors M(x) and token vectors: the inputs from which a generator
   computes a prompt.
 - `shadow`: Shadow: a small network beside the frozen model corrects the hidden states of every
   layer.
 - `smop_dept`: SMoP, which selects one of several prompts, and DePT, which also updates word
   vectors.
+- `soft_prompt`: Prompt tuning: trainable prompt vectors in front of the input, the same for every
+  example.
 - `text_init`: Initialise a static prompt from a text: from its word vectors, or from its keys and
   values.
 """

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 # %% ../../nbs/course/08_late_prompt_tuning.ipynb #9d645794
 from ..utils.checks import UserError, check_choice
-from .prompt_tuning import SoftPrompt
+from .soft_prompt import SoftPrompt
 from .sentence_vectors import RunningStandardiser
 from ..core.backbone import Backbone
 from ..core.context import Context

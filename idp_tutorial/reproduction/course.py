@@ -36,8 +36,8 @@ from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
-from idp_tutorial.methods.prompt_tuning import SoftPrompt
 from idp_tutorial.methods.sentence_vectors import mean_sentence_vector
+from idp_tutorial.methods.soft_prompt import SoftPrompt
 from idp_tutorial.reproduction.papers.published_scores import (
     METHOD_NAMES,
     TASK_NAMES,

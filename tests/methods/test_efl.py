@@ -22,7 +22,8 @@ from idp_tutorial.methods.efl import (
     describe_labels,
     encode_description_tails,
 )
-from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
+from idp_tutorial.methods.prompt_tuning import prompt_plan
+from idp_tutorial.methods.soft_prompt import SoftPrompt
 from idp_tutorial.reproduction.papers.supplementary_training import run_supplementary_training
 from idp_tutorial.runs.compare import compare_methods
 from idp_tutorial.saving.prompt_files import load_first_stage

@@ -24,7 +24,7 @@ from idp_tutorial.methods.lpt import (
     adaptive_pool,
     lpt_plan,
 )
-from idp_tutorial.methods.prompt_tuning import SoftPrompt
+from idp_tutorial.methods.soft_prompt import SoftPrompt
 
 backbone = cache(small.backbone)  # built once a family
 

@@ -31,7 +31,8 @@ from ...methods.idpg import PromptGenerator, idpg_plan
 from ...methods.idpg_multilayer import multilayer_idpg_plan
 from ...methods.lpt import NaivePromptGenerator, PoolingPromptGenerator, lpt_plan
 from ...methods.p_tuning_v2 import deep_prompt_plan
-from ...methods.prompt_tuning import SoftPrompt, prompt_plan
+from ...methods.prompt_tuning import prompt_plan
+from ...methods.soft_prompt import SoftPrompt
 from ...methods.backbone_edits import train_biases
 from ...backbones.load import FULL_SCALE_CONFIGS, load_backbone
 from ...core.heads import ClassificationHead

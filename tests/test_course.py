@@ -727,3 +727,23 @@ def test_a_generated_prompt_beats_the_controls_on_the_task_with_word_order():
     generated = max(score for name, score in mean.items() if name.startswith("IDPG"))
     assert generated > mean["probe"] + 20
     assert generated > mean["network on word vectors"] + 20
+
+
+def test_the_chapter_on_depth_states_the_means_of_the_stored_runs():
+    by_point = {}
+    for run in read_records(ROOT / "results/why/layers-trec-600.jsonl", with_logits=True):
+        if run["method"] in ("lpt", "lpt-npg"):
+            by_point.setdefault((run["method"], run["layer"]), []).append(run)
+    means = {key: statistics.mean(r["score"] for r in runs) for key, runs in by_point.items()}
+    rounded = {key: round(mean, 1) for key, mean in means.items()}
+    assert [rounded["lpt", layer] for layer in (0, 15, 29)] == [94.2, 90.0, 67.5]
+    assert [rounded["lpt-npg", layer] for layer in (15, 29)] == [92.6, 89.6]
+    gains = [means["lpt-npg", layer] - means["lpt", layer] for layer in (15, 24, 29)]
+    assert [round(gain) for gain in gains] == [3, 5, 22]
+    rises = {"lpt": [], "lpt-npg": []}  # of validation in the last 120 steps
+    for (method, _), runs in by_point.items():
+        rises[method] += [run["history"][-1][1] - run["history"][-2][1] for run in runs]
+    assert [round(statistics.mean(rise)) for rise in rises.values()] == [4, 2]
+    controls = read_records(ROOT / "results/claims/controls-smollm2.jsonl", with_logits=True)
+    probes = [r for r in controls if (r["method"], r["task"]) == ("probe", "trec")]
+    assert {round(run["score"], 1) for run in probes} == {90.6}  # the line of the picture

@@ -34,6 +34,8 @@ Modules:
   vectors.
 - `soft_prompt`: Prompt tuning: trainable prompt vectors in front of the input, the same for every
   example.
+- `state_generator`: NPG of late prompt tuning: let the prompt enter half-way, and generate it from
+  a hidden state there.
 - `text_init`: Initialise a static prompt from a text: from its word vectors, or from its keys and
   values.
 """

@@ -70,6 +70,12 @@ ANSWERS: dict[str, Answer] = {
     "04.2": Answer("65cd7012ba04", "Count the sentences whose correct word has the higher logit."),
     # another way to search finds another pair of words; the range begins at chance
     "04.3": Answer((50, 75), "Score the pair that you chose on the test sentences, in percent."),
+    "08.1": Answer(
+        "16c1d29fde90", "Count two passes for each layer above the prompt, none below it."
+    ),
+    "08.2": Answer((69, 80), "Train seed 0 before layer 7, and give the accuracy in percent."),
+    "08.3": Answer("80867a3125ae", "Before layer 0 no layer has read anything yet."),
+    "08.4": Answer("9f802e118fbb", "Cut the padding off first, then pool three values to five."),
     "10.1": Answer(
         "75ab86842ded", "One matrix and its bias grow with the prompt; the other stays."
     ),

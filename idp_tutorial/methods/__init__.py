@@ -38,6 +38,8 @@ Modules:
   a hidden state there.
 - `text_init`: Initialise a static prompt from a text: from its word vectors, or from its keys and
   values.
+- `token_attention`: The attention of ID-SPAM: one weight for each word of a text, and the weighted
+  mean of the words.
 """
 
 import lazy_loader

@@ -691,6 +691,10 @@ def test_the_weights_of_id_spam_are_of_five_runs_and_sum_to_one():
     weights = np.array([row["weights"] for row in rows])
     assert weights.shape == (5, 4, 8)
     assert np.abs(weights.sum(2) - 1).max() < 0.005
+    scores = {(row["chapter"], row["method"], row["task"]): row["scores"] for row in load_scores()}
+    assert [row["score"] for row in rows] == scores["09", "ID-SPAM, before layer 6", "two-domains"]
+    share = weights[:, :, [2, 3, 5]].sum(2)  # of noun and adjective
+    assert share[0].min() < 3 / 8 < 0.625 < share[1:].min()
 
 
 def test_the_chapter_on_id_spam_states_what_word_order_needs():

@@ -735,9 +735,9 @@ def test_the_chapter_on_depth_states_the_means_of_the_stored_runs():
     for (method, _), runs in by_point.items():
         rises[method] += [run["history"][-1][1] - run["history"][-2][1] for run in runs]
     assert [round(statistics.mean(rise)) for rise in rises.values()] == [4, 2]
-    controls = read_records(ROOT / "results/claims/controls-smollm2.jsonl", with_logits=True)
-    probes = [r for r in controls if (r["method"], r["task"]) == ("probe", "trec")]
-    assert {round(run["score"], 1) for run in probes} == {90.6}  # the line of the picture
+    same_tokens = read_records(ROOT / "results/why/same-tokens.jsonl")
+    probes = [r for r in same_tokens if (r["method"], r["task"]) == ("probe", "trec")]
+    assert {round(run["score"], 1) for run in probes} == {90.8}  # the line of the picture
 
 
 def test_the_chapter_on_id_spam_states_the_scores_of_attention_and_of_the_mean():

@@ -19,8 +19,8 @@ import pytest
 
 from idp_tutorial.cli.main import COMMAND_NAMES, load_command
 from idp_tutorial.minimal import NPG
-from idp_tutorial.reproduction.papers.who_reads import mechanism_table
 from idp_tutorial.utils.records import read_records
+from results.depth.who_reads import mechanism_table
 
 ROOT = Path(__file__).resolve().parents[1]
 MACHINE_PATH = re.compile(r"(?<![\w.~$}\])/])/(?:home|root|work|tmp|Users)/[\w.-]+")

@@ -9,8 +9,7 @@ Modules:
 - `controls`: Controls without a prompt: the majority class, a linear probe, and a side network.
 - `probe`: Fit the best linear model of frozen hidden states, over layers, poolings and
   regularisation.
-- `probe_config`: The options of a probe of hidden states, which `idp sweep` and
-  `reproduction.analysis` read.
+- `probe_config`: The options of a probe of hidden states, which `reproduction.analysis` reads.
 """
 
 import lazy_loader

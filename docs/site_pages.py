@@ -207,7 +207,7 @@ def notebooks_in_folder(folder: str) -> list[Path]:
 
 
 def toctree_entry(path: Path) -> str:
-    """Return a line of a table of contents: `03 · Title <course/04_reading_the_answer>`."""
+    """Return a line of a table of contents: `03 · Title <course/04_prompt_tuning>`."""
     number = re.match(r"\d+[a-z]?(?=_)", path.stem)
     title = read_title_and_summary(path)[0].replace("`", "") or path.stem
     return f"{number[0] + ' · ' if number else ''}{title} <{nbs.notebook_name(path)}>"

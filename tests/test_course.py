@@ -710,16 +710,35 @@ def test_the_chapter_on_id_spam_states_what_word_order_needs():
     assert f"{npg:.1f}" in stated_numbers("09")
 
 
-def test_a_generated_prompt_beats_the_controls_on_the_task_with_word_order():
+def test_where_word_order_decides_the_hidden_states_contain_what_word_vectors_do_not():
     """A network on the mean of the words has chance accuracy there, and a probe hardly more."""
-    mean = {
-        row["method"]: sum(row["scores"]) / len(row["scores"])
-        for row in load_scores()
-        if row["task"] == "two-domains-order"
+    scores = {
+        row["method"]: row["scores"] for row in load_scores() if row["task"] == "two-domains-order"
     }
-    generated = max(score for name, score in mean.items() if name.startswith("IDPG"))
-    assert generated > mean["probe"] + 20
-    assert generated > mean["network on word vectors"] + 20
+    read = statistics.mean(scores["network on M(x)"])
+    assert read > 20 + max(
+        statistics.mean(scores[name]) for name in ("probe", "network on word vectors")
+    )
+    assert f"{read:.1f}" in course.read_markdown(course.COURSE_FOLDER / "06_idpg.ipynb")
+
+
+def test_idpg_learns_the_task_from_hidden_states_and_from_word_vectors():
+    scores = {row["method"]: row["scores"] for row in load_scores() if row["chapter"] == "06"}
+    states = scores["IDPG, before layer 6"]
+    words = scores["IDPG from words, before layer 6"]
+    assert len(states) == len(words) == 5
+    assert min(states) > 80 and max(states) < min(words)
+
+
+def test_predictions_follow_the_exchanged_prompts_of_idpg():
+    outputs = read_outputs(course.COURSE_FOLDER / "06_idpg.ipynb")
+    lines = re.findall(r"^prompt of The (\w+) was (\w+)\. +(.+)$", outputs, re.M)
+    assert len(lines) == 4
+    for noun, adjective, labels in lines:
+        expected = "praise" if (noun == "soda") == (adjective == "cold") else "blame"
+        assert labels.split() == [expected] * 4
+    n_changed, n = map(int, re.search(r"(\d+) of (\d+) predictions change", outputs).groups())
+    assert n > 100 and n_changed / n > 0.9
 
 
 def test_the_chapter_on_depth_states_the_means_of_the_stored_runs():

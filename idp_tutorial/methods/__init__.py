@@ -9,12 +9,14 @@ Modules:
 - `all_methods`: All methods of the three papers and their baselines, in the order of the tables.
 - `backbone_edits`: Change a backbone for a method that trains weights inside it, and restore it
   afterwards.
+- `bottleneck_generator`: IDPG: a small network generates the prompt from the frozen model's
+  sentence vector.
 - `cartridge`: Cartridge: keys and values of every layer as parameters, initialised from a text.
 - `efl`: The EFL baseline: predict whether the description of each label follows from the text.
 - `glove`: IDPG's light encoder: the mean GloVe vector of the words of a text.
 - `id_spam`: ID-SPAM: weight the words by attention, and generate the prompt from their weighted
   mean.
-- `idpg`: IDPG: a small network generates the prompt from the frozen model's sentence vector.
+- `idpg`: S-IDPG: its generator with the choices of paper and code, its plan, and its options.
 - `idpg_multilayer`: A generated prompt in every layer: what is shared, what is read, and how
   prompts enter.
 - `lpt`: Late prompt tuning: insert the prompt half-way, generated from the hidden states there.
@@ -23,8 +25,9 @@ Modules:
 - `p_tuning`: `ReparameterizedPrompt`: a static prompt that a small network computes from a trained
   table.
 - `p_tuning_v2`: P-tuning v2: a trainable prompt for every layer, inserted in three different ways.
-- `phm`: PHM layers: linear layers whose matrix is a sum of `n` Kronecker products, with about 1/n
-  of the parameters.
+- `phm`: PHM layers that build their matrix only where that costs fewer multiplications.
+- `phm_layer`: PHM layers: linear layers whose matrix is a sum of `n` Kronecker products, with about
+  1/n of the parameters.
 - `prompt_tuning`: Where a prompt at the input enters, and the options of prompt tuning.
 - `sentence_vectors`: Sentence vectors M(x) and token vectors: the inputs from which a generator
   computes a prompt.

@@ -64,12 +64,20 @@ ANSWERS: dict[str, Answer] = {
     "03.4": Answer(
         (86, 98), "Concatenate two word vectors, and train as long as `score_small_network` does."
     ),
-    "04.1": Answer(
-        "c7a7a374e39f", "A head has weights and biases; a verbalizer reads rows of a frozen table."
+    "04.1": Answer("024c5b6d6e48", "Eight tokens and five vectors; a vector has 1,024 numbers."),
+    "04.2": Answer((25, 55), "Set the seed as the chapter does, and keep the head on `<s>`."),
+    "04.3": Answer((10, 45), "Only `lr` changes; give the accuracy, not the share of a class."),
+    "04.4": Answer((38, 70), "One vector for each token of the text; train it with lr=1e-2."),
+    "05.1": Answer("bebf357fec44", "Add the rule, the blocks and the bias."),
+    "05.2": Answer("5f2df4a42d30", "How many dimensions does the rule of the quaternions have?"),
+    "05.3": Answer("1baff9d34c63", "Zero both factors, and take the maximum over the four units."),
+    "05.4": Answer((0, 1e-5), "Load the parameters of `PHM(8, 12, 4)` into your layer first."),
+    "06.1": Answer("3a5930f4f033", "A text has five vectors; a stored M(x) needs no first pass."),
+    "06.2": Answer((55, 90), "Give the accuracy of the linear classifier in percent."),
+    "06.3": Answer(
+        (40, 62), "Standardise nothing, train as long as the chapter, and give percent."
     ),
-    "04.2": Answer("65cd7012ba04", "Count the sentences whose correct word has the higher logit."),
-    # another way to search finds another pair of words; the range begins at chance
-    "04.3": Answer((50, 75), "Score the pair that you chose on the test sentences, in percent."),
+    "06.4": Answer("f3004ea28b63", "Two rules, two sets of blocks, and the biases b₁ and b₂."),
     "08.1": Answer(
         "16c1d29fde90", "Count two passes for each layer above the prompt, none below it."
     ),

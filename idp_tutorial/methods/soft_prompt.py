@@ -7,9 +7,10 @@ __all__ = ['SoftPrompt']
 
 # %% ../../nbs/course/04_prompt_tuning.ipynb #c8b86785
 import torch
+from torch import Tensor, nn
+
 from ..core.context import Context
 from ..core.steps import PromptSource
-from torch import Tensor, nn
 
 # %% ../../nbs/course/04_prompt_tuning.ipynb #b129a260
 class SoftPrompt(PromptSource):

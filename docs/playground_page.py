@@ -267,7 +267,7 @@ def render_page() -> str:
             "[the one of the package](engine/core/loop.ipynb). What you type stays on your "
             "machine. The chapters behind the panels: [static and generated prompts]"
             "(course/00_why.ipynb), [IDPG](course/06_idpg.ipynb), [how deep]"
-            "(course/08_how_deep.ipynb), [ID-SPAM](course/09_id_spam.ipynb), "
+            "(course/08_late_prompt_tuning.ipynb), [ID-SPAM](course/09_id_spam.ipynb), "
             "[counting](course/10_counting_and_cost.ipynb).",
             "",
             "## Limits",

@@ -601,17 +601,6 @@ def test_the_chapter_on_id_spam_states_the_scores_as_published():
     }
     assert accuracy["majority"] < accuracy["id-spam"] < accuracy["prompt-tuning"]
     assert accuracy["prompt-tuning"] - accuracy["majority"] < 3
-    printed = [
-        output.text
-        for cell in read(chapter_path("09")).cells
-        for output in cell.get("outputs", ())
-        if output.output_type == "stream"
-    ]
-    assert any(
-        f"ID-SPAM {accuracy['id-spam']:.1f} prompt tuning {accuracy['prompt-tuning']:.1f}\n"
-        f"most frequent class {accuracy['majority']:.1f}" in text
-        for text in printed
-    )
 
 
 def test_the_chapter_on_late_prompts_states_the_stored_runs():
@@ -702,6 +691,10 @@ def test_the_weights_of_id_spam_are_of_five_runs_and_sum_to_one():
     weights = np.array([row["weights"] for row in rows])
     assert weights.shape == (5, 4, 8)
     assert np.abs(weights.sum(2) - 1).max() < 0.005
+    scores = {(row["chapter"], row["method"], row["task"]): row["scores"] for row in load_scores()}
+    assert [row["score"] for row in rows] == scores["09", "ID-SPAM, before layer 6", "two-domains"]
+    share = weights[:, :, [2, 3, 5]].sum(2)  # of noun and adjective
+    assert share[0].min() < 3 / 8 < 0.625 < share[1:].min()
 
 
 def test_the_chapter_on_id_spam_states_what_word_order_needs():
@@ -746,3 +739,32 @@ def test_predictions_follow_the_exchanged_prompts_of_idpg():
         assert labels.split() == [expected] * 4
     n_changed, n = map(int, re.search(r"(\d+) of (\d+) predictions change", outputs).groups())
     assert n > 100 and n_changed / n > 0.9
+
+
+def test_the_chapter_on_depth_states_the_means_of_the_stored_runs():
+    by_point = {}
+    for run in read_records(ROOT / "results/why/layers-trec-600.jsonl", with_logits=True):
+        if run["method"] in ("lpt", "lpt-npg"):
+            by_point.setdefault((run["method"], run["layer"]), []).append(run)
+    means = {key: statistics.mean(r["score"] for r in runs) for key, runs in by_point.items()}
+    rounded = {key: round(mean, 1) for key, mean in means.items()}
+    assert [rounded["lpt", layer] for layer in (0, 15, 29)] == [94.2, 90.0, 67.5]
+    assert [rounded["lpt-npg", layer] for layer in (15, 29)] == [92.6, 89.6]
+    rises = {"lpt": [], "lpt-npg": []}  # of validation in the last 120 steps
+    for (method, _), runs in by_point.items():
+        rises[method] += [run["history"][-1][1] - run["history"][-2][1] for run in runs]
+    assert [round(statistics.mean(rise)) for rise in rises.values()] == [4, 2]
+    same_tokens = read_records(ROOT / "results/why/same-tokens.jsonl")
+    probes = [r for r in same_tokens if (r["method"], r["task"]) == ("probe", "trec")]
+    assert {round(run["score"], 1) for run in probes} == {90.8}  # the line of the picture
+
+
+def test_the_chapter_on_id_spam_states_the_scores_of_attention_and_of_the_mean():
+    prompts = "claims/converged-trec-minilm.jsonl"
+    scores = [mean_score(prompts, method) for method in ("id-spam", "id-spam-mean")]
+    scores.append(mean_score("claims/controls-minilm.jsonl", "probe"))
+    assert {f"{score:.1f}" for score in scores} <= stated_numbers("09")
+    table = load_published_scores("id-spam-3").pivot(index="task", columns="method", values="mean")
+    gains = (table["ID-SPAM"] - table["Mean-pooling"]).round(1)
+    assert (len(gains), gains.min(), gains.max()) == (3, 3.8, 5.9)
+    assert {"3.8", "5.9"} <= stated_numbers("09")

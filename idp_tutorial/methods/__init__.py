@@ -37,8 +37,12 @@ Modules:
   vectors.
 - `soft_prompt`: Prompt tuning: trainable prompt vectors in front of the input, the same for every
   example.
+- `state_generator`: NPG of late prompt tuning: let the prompt enter half-way, and generate it from
+  a hidden state there.
 - `text_init`: Initialise a static prompt from a text: from its word vectors, or from its keys and
   values.
+- `token_attention`: The attention of ID-SPAM: one weight for each word of a text, and the weighted
+  mean of the words.
 """
 
 import lazy_loader

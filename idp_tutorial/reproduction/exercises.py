@@ -78,6 +78,18 @@ ANSWERS: dict[str, Answer] = {
         (40, 62), "Standardise nothing, train as long as the chapter, and give percent."
     ),
     "06.4": Answer("f3004ea28b63", "Two rules, two sets of blocks, and the biases b₁ and b₂."),
+    "08.1": Answer(
+        "16c1d29fde90", "Count two passes for each layer above the prompt, none below it."
+    ),
+    "08.2": Answer((69, 80), "Train seed 0 before layer 7, and give the accuracy in percent."),
+    "08.3": Answer("80867a3125ae", "Before layer 0 no layer has read anything yet."),
+    "08.4": Answer("9f802e118fbb", "Cut the padding off first, then pool three values to five."),
+    "09.1": Answer("16a2047dfa77", "Only one of the two inputs contains positions."),
+    "09.2": Answer((83, 94), "Train the mean with seed 0 and rate 0.03; give percent."),
+    "09.3": Answer(
+        (100, 300), "Divide the norm of the difference by the norm of the prompt alone."
+    ),
+    "09.4": Answer("533d75ca9d9f", "Multiply both matrices; count what is left."),
     "10.1": Answer(
         "75ab86842ded", "One matrix and its bias grow with the prompt; the other stays."
     ),

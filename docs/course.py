@@ -3,6 +3,7 @@
 `python docs/course.py run [05 ...]` runs chapters and stores their outputs and seconds.
 `python docs/course.py write` updates the minutes and seconds that the chapters state.
 `python docs/course.py fold` hides cells of imports and of checks in JupyterLab.
+`python docs/course.py size` prints cells, lines of code and minutes of each chapter.
 `tests/test_course.py` contains the rules.
 """
 
@@ -31,6 +32,7 @@ SECONDS_FILE = ROOT / "nbs/course/seconds.json"
 HIDDEN_CELL = re.compile(r"#\|\s*hide\b")
 WORDS_PER_MINUTE = 200  # speed of a reader
 CODE_LINES_PER_MINUTE = 25  # the formatter puts long calls on several lines
+EXERCISES = ("Predict", "Change", "Break", "Build")  # the kinds, in order
 # The other chapters are the core path.
 OPTIONAL_CHAPTERS = ("03", "07", "10", "11", "12")
 COLAB_URL = (
@@ -80,6 +82,24 @@ def extract_code_lines(nb: NotebookNode) -> list[str]:
     return [line for line in lines if not re.match(r"[\s()\[\]{},:]*(#|$)", line)]
 
 
+def measure_size(path: Path) -> dict[str, int]:
+    """Return the numbers of cells, of lines of code, and of lines that go into a module.
+
+    Comments and empty lines do not count.
+    """
+    cells = nbformat.read(path, 4).cells
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    exported = [source for source in code if re.search(r"^#\|\s*exporti?\b", source, re.M)]
+
+    def count_lines(sources: list[str]) -> int:
+        lines = "\n".join(sources).split("\n")
+        return sum(not re.match(r"\s*(#|$)", line) for line in lines)
+
+    return dict(
+        cells=len(cells), code_lines=count_lines(code), exported_lines=count_lines(exported)
+    )
+
+
 def list_drawings(nb: NotebookNode) -> list[str]:
     """Return the names of the drawings of `docs/pictures.py` that a notebook shows."""
     text = "\n".join(cell.source for cell in nb.cells)
@@ -87,9 +107,9 @@ def list_drawings(nb: NotebookNode) -> list[str]:
 
 
 def list_exercises(nb: NotebookNode) -> list[str]:
-    """Return the kinds of exercises in a notebook: `Predict`, `Modify` and `Invent`."""
+    """Return the kinds of the exercises in a notebook, as `EXERCISES` names them."""
     text = next((cell.source for cell in nb.cells if "## Exercises" in cell.source), "")
-    return re.findall(r"^\d\. \*(Predict|Modify|Invent)\.\*", text, re.M)
+    return re.findall(r"^\d\. \*(\w+)\.\*", text, re.M)
 
 
 def replace_magics(source: str) -> str:
@@ -314,6 +334,15 @@ def run_chapters(numbers: Iterable[str]) -> None:
         print(path.stem, seconds[path.stem], flush=True)
 
 
+def print_sizes() -> None:
+    """Print the size of each chapter, and the minutes and seconds that it takes."""
+    print(f"{'chapter':40} {'cells':>6} {'code':>6} {'export':>6} {'min':>6} {'s':>6}")
+    for path in list_chapters():
+        row = summarise_chapter(path)
+        numbers = [*measure_size(path).values(), row["minutes"], row["seconds"]]
+        print(f"{path.stem:40}", *(f"{number:6}" for number in numbers))
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -327,9 +356,13 @@ def main() -> None:
         "fold", help="hide cells of imports and of checks in JupyterLab"
     )
     fold_parser.add_argument("numbers", nargs="*", help="such as 05 (default: all)")
+    subparsers.add_parser("size", help="print cells, lines of code and minutes of each chapter")
     args = parser.parse_args()
     if args.command == "fold":
         write_folds(args.numbers)
+        return
+    if args.command == "size":
+        print_sizes()
         return
     if args.command == "run":
         run_chapters(args.numbers)

@@ -45,10 +45,9 @@ SUBPACKAGES = {  # what each subpackage contains; a module imports only from sub
     "huggingface": "Prompts for a Hugging Face model object.",
     "serving": "Several tasks on one backbone.",
     "cli": "Commands for a shell.",
-    "papers": "Protocols, published scores, claims and transfer.",
+    "papers": "Protocols, published scores, and the runs of a table.",
     "analysis": "What the hidden states and the prompts contain.",
     "efficiency": "Parameters, time and memory of a method.",
-    "pretraining": "How the bundled models were trained.",
     "reproduction": "Helpers of the course.",
     "testing": "Parity checks and small models, for a new family.",
 }

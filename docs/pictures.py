@@ -37,11 +37,13 @@ from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.id_spam import AttentionPromptGenerator
 from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
 from idp_tutorial.methods.idpg_multilayer import multilayer_idpg_plan
-from idp_tutorial.methods.lpt import NaivePromptGenerator, PoolingPromptGenerator, lpt_plan
+from idp_tutorial.methods.lpt import PoolingPromptGenerator, lpt_plan
 from idp_tutorial.methods.p_tuning_v2 import KeyValuePrompt, deep_prompt_plan
 from idp_tutorial.methods.phm import count_phm_parameters
-from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
+from idp_tutorial.methods.prompt_tuning import prompt_plan
 from idp_tutorial.methods.sentence_vectors import mean_sentence_vector
+from idp_tutorial.methods.soft_prompt import SoftPrompt
+from idp_tutorial.methods.state_generator import NaivePromptGenerator
 from idp_tutorial.reproduction.efficiency.cost_model import step_cost
 from idp_tutorial.reproduction.efficiency.parameter_counts import count_method_parameters
 
@@ -398,22 +400,6 @@ def late_prompt_tuning() -> Picture:
     )
 
 
-def how_deep() -> Picture:
-    """Draw the same prompt before each of four layers."""
-
-    def draw_late_prompt(layer: int) -> Picture:
-        n = backbone().n_layers - layer
-        note = f"{n} layer{'s' if n > 1 else ''} above it"
-        return draw(lpt_plan(backbone(), soft(), layer), title=f"layer {layer}", note=note)
-
-    return arrange_pictures(
-        [draw_late_prompt(layer) for layer in range(backbone().n_layers)],
-        "How deep should a prompt enter?",
-        "The same prompt enters before each of four layers, and the gradient runs "
-        "through the layers above it only.",
-    )
-
-
 def comparison() -> Picture:
     """Draw a late prompt and the two controls it is compared with."""
     bb = backbone()
@@ -701,7 +687,6 @@ PICTURES: dict[str, Callable[[], Picture]] = dict(
     idpg=idpg,
     idpg_in_every_layer=idpg_in_every_layer,
     late_prompt_tuning=late_prompt_tuning,
-    how_deep=how_deep,
     id_spam=id_spam,
     comparison=comparison,
     your_own=your_own,

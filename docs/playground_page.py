@@ -2,10 +2,14 @@
 
 The page works without the exported models of `playground.py`, and without JavaScript it shows what
 is stored. All numbers come from records, or from a formula that a test compares with the package.
+
+`python docs/playground_page.py` writes the same panels, with stored answers only, as the one file
+that the chapters of the course show: `nbs/course/panels.html`.
 """
 
 import html
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean, median
@@ -17,6 +21,23 @@ RUNS = ROOT / "results/playground/runs.jsonl"
 MANIFEST = ROOT / "docs/_build/live/playground/manifest.json"
 PICTURE = ROOT / "docs/images/course/passes.svg"
 TEMPLATE = ROOT / "docs/playground/panels.html"
+SCRIPTS = ROOT / "docs/_static/playground"
+NOTEBOOK_FILE = ROOT / "nbs/course/panels.html"
+# the colours that the theme of the site defines
+NOTEBOOK_STYLE = """
+body { margin: 0; font: 15px/1.5 system-ui, sans-serif; color: var(--color-foreground-primary); }
+:root {
+  color-scheme: light dark;
+  --color-foreground-primary: light-dark(#1f2933, #e6e9ec);
+  --color-foreground-secondary: light-dark(#52606d, #aab4be);
+  --color-foreground-muted: light-dark(#6b7680, #8b949e);
+  --color-background-primary: light-dark(#ffffff, #16191d);
+  --color-background-border: light-dark(#d5dbe1, #3a424b);
+  --color-brand-primary: light-dark(#1f6fb2, #66b2ee);
+}
+body { background: var(--color-background-primary); }
+.pg-panel { margin: 0; }
+"""
 LABELS = {
     "two-domains": ["negative", "positive"],
     "questions": ["abbreviation", "entity", "description", "human", "location", "numeric"],
@@ -121,16 +142,17 @@ def read_scores() -> list[dict[str, Any]]:
     return [{name: run[name] for name in names} for run in read_json_lines(RUNS)]
 
 
-def page_data() -> dict[str, Any]:
-    """Return the data of all panels."""
+def page_data(is_notebook: bool = False) -> dict[str, Any]:
+    """Return the data of all panels; in a notebook there is no live model."""
     return dict(
+        notebook=is_notebook,
         labels=LABELS,
         methods=METHOD_NAMES,
         stored=read_answers(),
         scores=read_scores(),
         depth=read_depth_data(),
         published=read_published_counts(),
-        live=read_live(),
+        live=None if is_notebook else read_live(),
     )
 
 
@@ -173,6 +195,39 @@ def describe_place(layer: int | None) -> str:
     return "among the words" if layer is None else f"before layer {layer}"
 
 
+def render_panels(data: dict[str, Any]) -> str:
+    """Return the panels as HTML, with their data."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    return TEMPLATE.read_text(encoding="utf-8").replace("@DATA@", text)
+
+
+def _read_script(name: str) -> str:
+    """Return a module of the panels without its imports and exports."""
+    text = (SCRIPTS / f"{name}.mjs").read_text(encoding="utf-8")
+    text = re.sub(r"^import .+\n", "", text, flags=re.M)
+    return re.sub(r"^export ", "", text, flags=re.M)
+
+
+def render_notebook_file() -> str:
+    """Return one HTML file with the panels, their style, data and scripts.
+
+    `show_panel` of `idp_tutorial.reproduction.course` names the panel that is shown in
+    `data-panel`.
+    """
+    panels = render_panels(page_data(is_notebook=True))
+    panels = re.sub(r"<script>.*?</script>\s*<link .*?</script>", "", panels, flags=re.S)
+    style = (SCRIPTS / "playground.css").read_text(encoding="utf-8")
+    scripts = "\n".join(map(_read_script, ("counts", "model", "playground")))
+    return "\n".join(
+        [
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            f"<style>{style}{NOTEBOOK_STYLE}</style></head>",
+            f'<body data-panel="">{panels}',
+            f'<script type="module">{scripts}</script></body></html>\n',
+        ]
+    )
+
+
 def render_page() -> str:
     """Return the page as MyST Markdown."""
     data = page_data()
@@ -181,8 +236,6 @@ def render_page() -> str:
     table = render_exchange_table(answer, sentences, LABELS["two-domains"])
     steps = max(score["steps"] for score in data["scores"])
     source = f"{METHOD_NAMES[answer['method']]} {describe_place(answer['layer'])}"
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    panels = TEMPLATE.read_text(encoding="utf-8").replace("@DATA@", text)
     return "\n".join(
         [
             "# Playground",
@@ -202,7 +255,7 @@ def render_page() -> str:
             "static prompt is the same for every sentence, so there the frozen layers must read.",
             "",
             "```{raw} html",
-            panels,
+            render_panels(data),
             "```",
             "",
             "## How this works",
@@ -214,7 +267,7 @@ def render_page() -> str:
             "[the one of the package](engine/core/loop.ipynb). What you type stays on your "
             "machine. The chapters behind the panels: [static and generated prompts]"
             "(course/00_why.ipynb), [IDPG](course/06_idpg.ipynb), [how deep]"
-            "(course/08_how_deep.ipynb), [ID-SPAM](course/09_id_spam.ipynb), "
+            "(course/08_late_prompt_tuning.ipynb), [ID-SPAM](course/09_id_spam.ipynb), "
             "[counting](course/10_counting_and_cost.ipynb).",
             "",
             "## Limits",
@@ -225,3 +278,7 @@ def render_page() -> str:
             "",
         ]
     )
+
+
+if __name__ == "__main__":
+    NOTEBOOK_FILE.write_text(render_notebook_file(), encoding="utf-8")

@@ -16,10 +16,11 @@ from typing import Any
 
 import pandas as pd
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # for the scripts beside the records
+
 from idp_tutorial.assembly.config import RunConfig, RunOptions, recorded_option
-from idp_tutorial.cli.bench import BenchOptions
 from idp_tutorial.cli.reproduce import ReproduceOptions, figure_options
-from idp_tutorial.cli.supplement import supplement_command
 from idp_tutorial.methods.all_methods import methods_with_head
 from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS
 from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS, plan_figure_runs
@@ -29,9 +30,6 @@ from idp_tutorial.reproduction.efficiency.cost_model import (
     LPT_PUBLISHED_SPEEDS,
     first_backward_layer,
     step_cost,
-)
-from idp_tutorial.reproduction.efficiency.timing import (
-    list_benchmark_variants,
 )
 from idp_tutorial.reproduction.papers.protocols import (
     FIGURE_TO_TABLE,
@@ -52,8 +50,11 @@ from idp_tutorial.reproduction.papers.reproduce import (
 from idp_tutorial.runs.tables import select_finished
 from idp_tutorial.utils.digests import asset_path
 from idp_tutorial.utils.records import config_fingerprint, read_existing_records
+from results import split_command
+from results.speed.bench import BenchOptions
+from results.speed.timing import list_benchmark_variants
+from results.supplement.run import supplement_command
 
-ROOT = Path(__file__).resolve().parents[1]
 FILE = Path(__file__).with_name("reproduce.md")
 RECORDS = ROOT / "results/reproduce"  # records of `idp reproduce`, where somebody has run it
 # task: training examples, as the papers print them (SuperGLUE: as published; of MultiRC the answers
@@ -111,7 +112,7 @@ HEADLINES = {  # paper or table: method whose scores the page repeats
     "id-spam": "ID-SPAM",
     "id-spam-16": "LoRA",
 }
-# steps of `idp bench` for a variant: three in each round and in the warm-up
+# steps of `results/speed/bench.py` for a variant: three in each round and in the warm-up
 BENCH_STEPS = 3 * (1 + BenchOptions.repeats)
 MEMORY_OF_GPUS = (24, 48, 80)  # GB
 MAX_CELLS = 4  # scores of a table that the page repeats
@@ -250,7 +251,7 @@ def read_run_options(options: dict[str, str], task: str) -> RunOptions:
 
 
 def estimate_sweep(options: dict[str, str]) -> Work:
-    """Return the work of `idp sweep`, which trains at every layer, or of `idp transfer`."""
+    """Return the work of a sweep, which trains at every layer, or of a transfer."""
     n = len(options["learning_rates"].split(",")) + int(options["seeds"]) - 1
     base = read_run_options(options, options.get("task") or options["source"])
     works = []
@@ -273,7 +274,7 @@ def estimate_train(options: dict[str, str]) -> Work:
 
 
 def estimate_supplement(options: dict[str, str]) -> Work:
-    """Return the work of `idp supplement`, whose epochs have every pair in both orders."""
+    """Return the work of supplementary training, whose epochs have every pair in both orders."""
     defaults = supplement_command.defaults
     given = {
         "prompt_length": str(own_prompt_lengths()[options["method"]]),
@@ -287,7 +288,7 @@ def estimate_supplement(options: dict[str, str]) -> Work:
 
 
 def estimate_bench(options: dict[str, str]) -> Work:
-    """Return the work of `idp bench`: a few steps of each variant."""
+    """Return the work of `results/speed/bench.py`: a few steps of each variant."""
     n_layers, width, _ = backbone_shape(options["backbone"])
     tokens = int(options["length"])
     methods = methods_with_head(options.get("head", "classification"))
@@ -324,7 +325,7 @@ ESTIMATES = {
 
 def estimate_command(command: str) -> Work:
     """Return the work of a command that needs a GPU."""
-    return ESTIMATES[command.split()[1]](read_options(command))
+    return ESTIMATES[split_command(command)[0]](read_options(command))
 
 
 def add_works(works: list[Work]) -> Work:

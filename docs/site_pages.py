@@ -154,15 +154,22 @@ def page_path(file: str) -> str:
 
 
 def site_link(target: str, file: str) -> str:
-    """Return a link written in `file` of the repository as the page of `file` needs it."""
-    if re.match(r"[a-z]+:|[#/]", target):
+    """Return a link written in `file` of the repository as the page of `file` needs it.
+
+    The playground is a page of the site only, so other files link to it by its address.
+    """
+    settings = nbs.read_settings()
+    anchor = separator = ""
+    if target == f"{settings['doc_host']}{settings['doc_baseurl']}/playground.html":
+        page: str | None = "playground.md"
+    elif re.match(r"[a-z]+:|[#/]", target):
         return target
-    path, separator, anchor = target.partition("#")
-    linked = os.path.normpath(PurePosixPath(file).parent / path).replace(os.sep, "/")
-    page = site_path(linked)
-    if page is None:
-        settings = nbs.read_settings()
-        return f"{settings['git_url']}/blob/{settings['branch']}/{linked}{separator}{anchor}"
+    else:
+        path, separator, anchor = target.partition("#")
+        linked = os.path.normpath(PurePosixPath(file).parent / path).replace(os.sep, "/")
+        page = site_path(linked)
+        if page is None:
+            return f"{settings['git_url']}/blob/{settings['branch']}/{linked}{separator}{anchor}"
     relative = os.path.relpath(page, PurePosixPath(page_path(file)).parent).replace(os.sep, "/")
     return f"{relative}{separator}{anchor}"
 
@@ -200,7 +207,7 @@ def notebooks_in_folder(folder: str) -> list[Path]:
 
 
 def toctree_entry(path: Path) -> str:
-    """Return a line of a table of contents: `03 · Title <course/04_reading_the_answer>`."""
+    """Return a line of a table of contents: `03 · Title <course/04_prompt_tuning>`."""
     number = re.match(r"\d+[a-z]?(?=_)", path.stem)
     title = read_title_and_summary(path)[0].replace("`", "") or path.stem
     return f"{number[0] + ' · ' if number else ''}{title} <{nbs.notebook_name(path)}>"

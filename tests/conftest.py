@@ -191,7 +191,7 @@ def small_folder(tmp_path_factory):
     """
     from small import backbone
 
-    from idp_tutorial.reproduction.pretraining.pretrain import save_backbone
+    from results.pretraining.pretrain import save_backbone
 
     bb = backbone(max_position_embeddings=258)
     folder = tmp_path_factory.mktemp("backbone")

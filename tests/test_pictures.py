@@ -59,7 +59,7 @@ def test_no_other_picture_is_stored():
 def test_a_picture_has_a_title_an_alternative_text_and_dark_colours(name):
     root = ET.parse(pictures.FOLDER / f"{name}.svg").getroot()
     title, desc, style = (root.find(f"{{*}}{tag}").text for tag in ("title", "desc", "style"))
-    assert len(title) > 10 and len(desc) > len(title) + 40
+    assert title and desc and title != desc
     assert "prefers-color-scheme:dark" in style
 
 
@@ -80,7 +80,6 @@ def test_a_picture_has_its_colours_without_css(name):
 def test_an_alternative_text_is_one_sentence(name):
     alt = pictures.PICTURES[name]().alt
     assert re.fullmatch(r"[A-Z][^.!?]*\.", alt), alt
-    assert len(alt.split()) <= 45
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "nbs").rglob("*.ipynb")), ids=lambda p: p.stem)

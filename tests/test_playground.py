@@ -1,6 +1,7 @@
 """The playground of the site: its data, its formulas, and the exported models."""
 
 import json
+import re
 import shutil
 import subprocess
 from statistics import mean
@@ -306,3 +307,23 @@ def test_the_tokenizer_of_the_page_gives_the_ids_of_the_package():
     different = [t for t, a, b in zip(texts, ours, expected) if a != b]
     assert not different, f"{len(different)} texts differ, such as {different[:5]}"
     assert len(texts) == 2000
+
+
+# ---- panels in notebooks
+
+
+def test_the_panels_of_the_notebooks_are_those_of_the_site():
+    text = page.render_notebook_file()
+    assert page.NOTEBOOK_FILE.read_text(encoding="utf-8") == text, (
+        "run `python docs/playground_page.py`"
+    )
+    assert 'src="' not in text and "@import" not in text  # one file, without requests
+
+
+def test_every_panel_that_a_notebook_can_show_is_in_the_file():
+    from idp_tutorial.reproduction.course import PANELS
+
+    text = page.NOTEBOOK_FILE.read_text(encoding="utf-8")
+    assert text.count('data-panel=""') == 1
+    shown = {heading for heading, _height in PANELS.values()}
+    assert shown == set(re.findall(r'class="pg-panel" aria-labelledby="([\w-]+)"', text))

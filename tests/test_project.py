@@ -19,8 +19,8 @@ import pytest
 
 from idp_tutorial.cli.main import COMMAND_NAMES, load_command
 from idp_tutorial.minimal import NPG
-from idp_tutorial.reproduction.papers.who_reads import mechanism_table
 from idp_tutorial.utils.records import read_records
+from results.depth.who_reads import mechanism_table
 
 ROOT = Path(__file__).resolve().parents[1]
 MACHINE_PATH = re.compile(r"(?<![\w.~$}\])/])/(?:home|root|work|tmp|Users)/[\w.-]+")
@@ -688,6 +688,11 @@ def test_a_plot_has_an_alternative_text_on_the_site(site):
         ("nbs/lab/claims.ipynb", "../../README.md", "../index.ipynb"),
         ("nbs/lab/claims.ipynb", "../../docs/images/costs.svg", "../images/costs.svg"),
         ("nbs/lab/claims.ipynb", "https://e.org/a", "https://e.org/a"),
+        (
+            "nbs/course/00_why.ipynb",
+            "https://idp-tutorial.github.io/idp_tutorial/playground.html",
+            "../playground.md",
+        ),
         ("nbs/lab/claims.ipynb", "#a", "#a"),
         ("CONTRIBUTING.md", "nbs/course/00_why.ipynb", "course/00_why.ipynb"),
         ("CONTRIBUTING.md", "configs/", f"{REPO}/configs"),

@@ -75,15 +75,19 @@ def test_a_table_has_the_papers_number(text):
 
 def test_estimates_of_commands():
     command = (
-        "idp sweep --task rte --methods lpt-npg --backbone roberta-large --prompt_length 5 "
+        "python -m results.depth.sweep --task rte --methods lpt-npg --backbone roberta-large "
+        "--prompt_length 5 "
         "--steps 10 --batch_size 16 --learning_rates 1e-3,1e-2 --seeds 5"
     )
     assert page.estimate_command(command).runs == 24 * 6
-    bench = "idp bench --backbone roberta-large --length 256 --batch_size 16"
+    bench = "python -m results.speed.bench --backbone roberta-large --length 256 --batch_size 16"
     assert page.estimate_command(bench).runs == 0
     assert page.estimate_command(bench).hours < 1
     # MNLI: 10 epochs of 785,404 pairs, batches of 32; all learning rates of SST-2 with one seed
-    supplement = "idp supplement --method prompt-tuning --backbone roberta-large --task mnli"
+    supplement = (
+        "python -m results.supplement.run --method prompt-tuning --backbone roberta-large "
+        "--task mnli"
+    )
     passes = 785404 * 10 * page.ASSUMED_TOKENS * 75
     hours = passes / page.layer_tokens_per_ms("roberta-large") / 3.6e6
     assert page.estimate_command(supplement).hours == pytest.approx(hours, rel=0.1)

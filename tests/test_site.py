@@ -373,7 +373,7 @@ def run_all_cells(page):
 
 
 @pytest.mark.parametrize(
-    "chapter", ["01_frozen_model", "04_prompt_tuning", "05_phm", "08_how_deep"]
+    "chapter", ["01_frozen_model", "04_prompt_tuning", "05_phm", "08_late_prompt_tuning"]
 )
 def test_all_cells_of_a_notebook_run_in_jupyterlab(browser, lab, chapter):
     page = open_in_lab(browser, lab, f"nbs/course/{chapter}.ipynb", [])
@@ -383,4 +383,4 @@ def test_all_cells_of_a_notebook_run_in_jupyterlab(browser, lab, chapter):
     end_kernels(lab)
     assert not defects, "\n".join(defects)
     if importlib.util.find_spec("ipywidgets"):
-        assert n_sliders == (chapter in ("05_phm", "08_how_deep"))
+        assert n_sliders == (chapter == "05_phm")

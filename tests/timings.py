@@ -2,9 +2,9 @@
 
 import torch
 
-from idp_tutorial.reproduction.efficiency import timing
-from idp_tutorial.reproduction.efficiency.timing import make_benchmark_config
 from idp_tutorial.training.fit import TrainLog
+from results.speed import timing
+from results.speed.timing import make_benchmark_config
 
 
 def tiny_base(bb, **kw):

@@ -1,4 +1,4 @@
-"""The options of a probe of hidden states, which `idp sweep` and `reproduction.analysis` read."""
+"""The options of a probe of hidden states, which `reproduction.analysis` reads."""
 
 from dataclasses import dataclass
 from typing import Annotated

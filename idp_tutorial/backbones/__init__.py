@@ -5,8 +5,6 @@ Modules:
 - `fetch`: Pretrained models from a package registry, for machines that cannot reach the hub.
 - `load`: The function that loads a backbone by name, from this package, the cache, a folder or the
   hub.
-- `pretraining`: The options of a pretraining run, which `idp pretrain` and
-  `reproduction.pretraining` read.
 - `sizes`: Configs of published models, to count their parameters or to time a step without a
   download.
 - `untrusted_files`: Limits of size, time and memory under which the files of somebody else's model

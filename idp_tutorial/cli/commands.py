@@ -220,8 +220,13 @@ class Command:
     @property
     def name(self) -> str:
         """The command as it is typed, such as `idp train`."""
-        package, _, name = self.function.__module__.rpartition(".")
-        return f"idp {name}" if package.endswith(".cli") else Path(sys.argv[0]).name
+        module = self.function.__module__
+        if module.startswith("idp_tutorial.cli."):
+            return f"idp {module.rpartition('.')[2]}"
+        if module == "__main__":
+            spec = sys.modules[module].__spec__  # None for a script that is run by its path
+            module = spec.name if spec else ""
+        return f"python -m {module}" if module else Path(sys.argv[0]).name
 
     def _options_of_runs(self) -> dict[str, Option]:
         if self.run_options == ():

@@ -14,10 +14,7 @@ from idp_tutorial.utils.checks import check_name
 
 __all__ = ["COMMAND_NAMES", "load_command", "main"]
 
-COMMAND_NAMES = (
-    *("train", "predict", "compare", "serve", "fetch", "params", "bench", "sweep", "transfer"),
-    *("pretrain", "supplement", "reproduce"),
-)
+COMMAND_NAMES = ("train", "predict", "compare", "serve", "fetch", "params", "reproduce")
 
 
 def load_command(

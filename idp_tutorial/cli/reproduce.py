@@ -24,32 +24,6 @@ from idp_tutorial.utils.process import handle_messages
 __all__ = ["ReproduceOptions", "reproduce_command"]
 
 
-def _update_claims(file: str) -> None:
-    """Compute effects and verdicts of claims from the records, and write and print them."""
-    from idp_tutorial.reproduction.papers.claims import (
-        count_verdicts,
-        format_claim_effect,
-        format_verdict,
-        judge_claims,
-        read_claims,
-        write_claims,
-    )
-
-    before = read_claims(file)
-    after = judge_claims(before, Path(file).parent)
-    for old, new in zip(before, after):
-        if new["effect"]:
-            note = new["finding"] or new["reason"]
-            note = f"; {note}" if note else ""
-            changed = f" (was {old['verdict']})" if old["verdict"] != new["verdict"] else ""
-            verdict = f"{format_verdict(new)}{changed}{note}"
-            print(f"{new['id']:24} {format_claim_effect(new):38} {verdict}")
-    write_claims(after, file)
-    for kind, verdicts in count_verdicts(after).items():
-        print(f"{kind}: " + ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()))
-    print(f"written: {file}")
-
-
 def figure_options(options: "ReproduceOptions", data: str | None) -> Any:
     """Return the options that all runs of a figure share."""
     from idp_tutorial.assembly.config import RunOptions
@@ -134,9 +108,6 @@ class ReproduceOptions(CommandOptions):
     # folder for TABLE-SCALE.jsonl; runs that the file contains are not repeated
     out: str = "runs/reproduce"
     plan: bool = False  # print the runs and stop
-    # a file of claims, such as results/claims.csv: train nothing; compute effects and verdicts from
-    # the records in its folder, write them into the file, and print them
-    claims: str | None = None
 
 
 @command(ReproduceOptions, run_options=("data", "glove"))
@@ -145,11 +116,6 @@ def reproduce_command(options: ReproduceOptions, base: Any) -> None:
 
     idp reproduce --table lpt-2 --scale small --data FOLDER
     """
-    if options.claims:
-        unused = "table scale backbone methods tasks steps seeds learning_rates out plan data glove"
-        refuse_given(options, unused, "with claims", base)
-        _update_claims(options.claims)
-        return
     from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
     from idp_tutorial.reproduction.papers.protocols import describe_search_space, plan_table_runs
     from idp_tutorial.reproduction.papers.reproduce import reproduce_table

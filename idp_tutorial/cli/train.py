@@ -22,7 +22,7 @@ __all__ = ["TrainOptions", "train_command"]
 def _print_forecast(cfg: Any) -> None:
     """Print what `--dry_run` estimates: trained parameters, memory and time."""
     from idp_tutorial.data.tasks import load_config_task
-    from idp_tutorial.reproduction.efficiency.timing import estimate_training
+    from idp_tutorial.reproduction.efficiency.forecast import estimate_training
 
     task = load_config_task(cfg)
     cfg = cfg.resolve_epochs(len(task.splits["train"]))

@@ -210,6 +210,17 @@ class Context:
         return to_float32(self.h[each_example, self.tracked_positions[name]])
 
     @property
+    def summary_position(self) -> str:
+        """Name of the tracked position whose hidden state summarises the text.
+
+        It is 'cls' for an encoder. For a decoder it is the last context word: 'mask' with a
+        template, 'last' without.
+        """
+        if self.backbone.causal and "mask" in self.tracked_positions:
+            return "mask"
+        return self.backbone.default_pooling
+
+    @property
     def float32_states(self) -> Tensor:  # `[B,T',d]`
         """Current hidden states in float32; `h` itself may be bfloat16."""
         return to_float32(self.h)

@@ -9,12 +9,14 @@ Modules:
 - `all_methods`: All methods of the three papers and their baselines, in the order of the tables.
 - `backbone_edits`: Change a backbone for a method that trains weights inside it, and restore it
   afterwards.
+- `bottleneck_generator`: IDPG: a small network generates the prompt from the frozen model's
+  sentence vector.
 - `cartridge`: Cartridge: keys and values of every layer as parameters, initialised from a text.
 - `efl`: The EFL baseline: predict whether the description of each label follows from the text.
 - `glove`: IDPG's light encoder: the mean GloVe vector of the words of a text.
 - `id_spam`: ID-SPAM: weight the words by attention, and generate the prompt from their weighted
   mean.
-- `idpg`: IDPG: a small network generates the prompt from the frozen model's sentence vector.
+- `idpg`: S-IDPG: its generator with the choices of paper and code, its plan, and its options.
 - `idpg_multilayer`: A generated prompt in every layer: what is shared, what is read, and how
   prompts enter.
 - `lpt`: Late prompt tuning: insert the prompt half-way, generated from the hidden states there.
@@ -23,18 +25,24 @@ Modules:
 - `p_tuning`: `ReparameterizedPrompt`: a static prompt that a small network computes from a trained
   table.
 - `p_tuning_v2`: P-tuning v2: a trainable prompt for every layer, inserted in three different ways.
-- `phm`: PHM layers: linear layers whose matrix is a sum of `n` Kronecker products, with about 1/n
-  of the parameters.
-- `prompt_tuning`: Prompt tuning: trainable prompt vectors in front of the input, the same for every
-  example.
+- `phm`: PHM layers that build their matrix only where that costs fewer multiplications.
+- `phm_layer`: PHM layers: linear layers whose matrix is a sum of `n` Kronecker products, with about
+  1/n of the parameters.
+- `prompt_tuning`: Where a prompt at the input enters, and the options of prompt tuning.
 - `sentence_vectors`: Sentence vectors M(x) and token vectors: the inputs from which a generator
   computes a prompt.
 - `shadow`: Shadow: a small network beside the frozen model corrects the hidden states of every
   layer.
 - `smop_dept`: SMoP, which selects one of several prompts, and DePT, which also updates word
   vectors.
+- `soft_prompt`: Prompt tuning: trainable prompt vectors in front of the input, the same for every
+  example.
+- `state_generator`: NPG of late prompt tuning: let the prompt enter half-way, and generate it from
+  a hidden state there.
 - `text_init`: Initialise a static prompt from a text: from its word vectors, or from its keys and
   values.
+- `token_attention`: The attention of ID-SPAM: one weight for each word of a text, and the weighted
+  mean of the words.
 """
 
 import lazy_loader

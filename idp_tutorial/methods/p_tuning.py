@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 # %% ../../nbs/engine/methods/p_tuning.ipynb #8a406cc0
 from ..utils.checks import check_choice
-from .prompt_tuning import SoftPrompt, prompt_plan
+from .prompt_tuning import prompt_plan
+from .soft_prompt import SoftPrompt
 from ..core.context import Context
 from ..core.steps import PromptSource
 from ..core.backbone import Backbone

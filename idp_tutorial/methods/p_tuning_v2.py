@@ -14,7 +14,8 @@ from typing import Literal
 
 # %% ../../nbs/course/07_deep_prompts.ipynb #d7e001d9
 from ..utils.checks import UserError, check_choice
-from .prompt_tuning import SoftPrompt, prompt_plan
+from .prompt_tuning import prompt_plan
+from .soft_prompt import SoftPrompt
 from ..core.backbone import Backbone
 from ..core.context import Context
 from ..core.steps import Add, Insert, KeyValue, Replace, Step

@@ -14,7 +14,8 @@ from typing import Annotated
 
 # %% ../../nbs/engine/methods/smop_dept.ipynb #e9693556
 from ..utils.checks import Range, UserError
-from .prompt_tuning import SoftPrompt, prompt_plan
+from .prompt_tuning import prompt_plan
+from .soft_prompt import SoftPrompt
 from .sentence_vectors import MeanPooling, token_vectors
 from ..core.backbone import Backbone
 from ..core.context import INPUT, Context

@@ -6,6 +6,5 @@ Modules:
 - `exercises`: The answers to the exercises of the course, as digests and ranges, and their check.
 - `analysis`: What the hidden states and the prompts contain.
 - `efficiency`: Parameters, time and memory of a method.
-- `papers`: The papers: their protocols, published scores and claims, and the runs that test them.
-- `pretraining`: How the bundled backbones were trained.
+- `papers`: The papers: their protocols and published scores, and the runs of their tables.
 """

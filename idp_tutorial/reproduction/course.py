@@ -9,6 +9,7 @@ The task of the course in four sentences: *cold* is positive for a soda and nega
 and *warm* the reverse. Both nouns are in the training split of `two-domains`.
 """
 
+import html
 import inspect
 import json
 import os
@@ -35,8 +36,8 @@ from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
-from idp_tutorial.methods.prompt_tuning import SoftPrompt
 from idp_tutorial.methods.sentence_vectors import mean_sentence_vector
+from idp_tutorial.methods.soft_prompt import SoftPrompt
 from idp_tutorial.reproduction.papers.published_scores import (
     METHOD_NAMES,
     TASK_NAMES,
@@ -65,6 +66,7 @@ __all__ = [
     "format_scores",
     "store_or_compare_scores",
     "build_score_table",
+    "show_panel",
     "show_slider",
 ]
 
@@ -375,6 +377,39 @@ def build_score_table(
 
 # Set while notebooks are run to store their outputs, which GitHub and the site show as they are.
 STATIC_OUTPUTS_VARIABLE = "IDP_STATIC_OUTPUTS"
+
+
+PLAYGROUND_URL = "https://idp-tutorial.github.io/idp_tutorial/playground.html"
+PANELS = {  # name → identifier of the heading, height in pixels
+    "whose prompt": ("pg-whose", 900),
+    "how deep": ("pg-deep", 680),
+    "which words": ("pg-words-title", 660),
+    "how many parameters": ("pg-count-title", 1080),
+}
+
+
+def show_panel(
+    name: str,  # 'whose prompt', 'how deep', 'which words' or 'how many parameters'
+    file: Path | str = "panels.html",  # written by docs/playground_page.py
+) -> Any:  # a widget, which a notebook shows as the value of the cell; else None
+    """Return a panel of the site's playground.
+
+    Where outputs are stored, or without `ipywidgets` or the file, print its address on the site.
+    """
+    heading, height = PANELS[name]
+    try:
+        from ipywidgets import HTML
+    except ImportError:
+        HTML = None
+    if HTML is None or STATIC_OUTPUTS_VARIABLE in os.environ or not Path(file).exists():
+        print(f"This panel moves in a notebook, and at {PLAYGROUND_URL}#{heading}")
+        return None
+    text = Path(file).read_text(encoding="utf-8")
+    text = text.replace('data-panel=""', f'data-panel="{heading}"', 1)
+    return HTML(
+        f'<iframe title="{name}" sandbox="allow-scripts" srcdoc="{html.escape(text)}" '
+        f'style="width:100%;height:{height}px;border:0"></iframe>'
+    )
 
 
 def show_slider(

@@ -1,6 +1,6 @@
 """Run the experiments behind the records in `results/claims`.
 
-    python results/claims/run.py EXPERIMENT TASKS --out FILE
+    python -m results.claims.run EXPERIMENT TASKS --out FILE
 
 The experiments are `controls`, `methods`, `fewshot`, `supplemented`, `differences` and `layers`.
 The environment variable IDP_DATA names the folder of tasks. `effects` trains nothing: it writes
@@ -28,7 +28,6 @@ from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_config_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.analysis.prompt_swaps import evaluate_prompt_swaps
-from idp_tutorial.reproduction.papers.supplementary_training import run_supplementary_training
 from idp_tutorial.runs.compare import compare_methods
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.learning_rate_search import train_at_learning_rate, try_learning_rates
@@ -38,6 +37,7 @@ from idp_tutorial.runs.statistics import adjust_p_values_holm, estimate_contrast
 from idp_tutorial.utils.checks import Range, check_name
 from idp_tutorial.utils.process import handle_messages
 from idp_tutorial.utils.records import append_record, read_existing_records, read_records
+from results.supplement.supplementary_training import run_supplementary_training
 
 CONTROLS = ["majority", "probe", "side-network"]
 # of supplementary training (IDPG, Table 4)

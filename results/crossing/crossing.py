@@ -10,7 +10,7 @@ measurements of `measure_readers` in `readers-TASK-BACKBONE-STEPS.jsonl`. A seco
 import argparse
 import json
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import mean
@@ -67,7 +67,7 @@ def make_config(args: argparse.Namespace, method: str, layer: int, lr: float, se
 class Readings:
     """Final states and prompts of a model for some texts, in their order."""
 
-    def __init__(self, model: PromptedModel, examples: list[dict]) -> None:
+    def __init__(self, model: PromptedModel, examples: Sequence[dict]) -> None:
         self.model = model.eval()
         self.batches = [
             collate(examples[i : i + 100], model.backbone.pad_id)

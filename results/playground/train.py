@@ -40,14 +40,14 @@ PROMPTS: tuple[tuple[str, int | None], ...] = (
     ("s-idpg-phm", None),
     ("lpt", 4),
 )
-LEARNING_RATES = {"lpt": 0.3, "lpt-npg": 0.02, "id-spam": 0.03, "s-idpg-phm": 0.02}
+LEARNING_RATES = {"lpt": 0.3, "lpt-npg": 0.02, "id-spam": 0.006, "s-idpg-phm": 0.02}
 OPTIONS: dict[str, dict[str, Any]] = {
     "lpt-npg": dict(bottleneck=32, standardise=True),  # the states of the bundled model are small
     "id-spam": dict(bottleneck=32),
     "s-idpg-phm": dict(standardise=True),
 }
 SEED = 0
-STEPS = {"lpt": 600, "lpt-npg": 600, "id-spam": 600, "s-idpg-phm": 300}  # IDPG's are dearest
+STEPS = {"lpt": 600, "lpt-npg": 600, "id-spam": 2400, "s-idpg-phm": 300}  # IDPG's steps are dearest
 DETAILS = ("method", "task", "layer", "lr", "seed", "steps", "batch_size", "prompt_length")
 
 
@@ -169,6 +169,7 @@ def predict_exchanged(model: PromptedModel, batch: dict[str, Tensor]) -> list[li
 @torch.inference_mode()
 def weigh_tokens(model: PromptedModel, batch: dict[str, Tensor]) -> list[list[float]]:
     """Return the weights that ID-SPAM's attention gives the tokens of each text."""
+    source: Any
     (source,) = model.sources
     weights = source.token_weights(Context.from_batch(model.backbone, batch))
     lengths = batch["attention_mask"].sum(1).tolist()
@@ -181,7 +182,9 @@ def compute_answers(task: str, method: str, layer: int | None) -> dict[str, Any]
     rows = [dict(sentence1=sentence, label=0) for sentence in example_sentences(task)]
     examples = encode_for_model(model, experiment.task, experiment.cfg, rows)
     batch = collate(examples, model.backbone.pad_id)
-    answers = dict(task=task, method=method, layer=layer, logits=predict_exchanged(model, batch))
+    answers: dict[str, Any] = dict(
+        task=task, method=method, layer=layer, logits=predict_exchanged(model, batch)
+    )
     with torch.inference_mode():
         without = PromptedModel(model.backbone, model.head)(batch).tolist()
     answers["without"] = [[round(x, 4) for x in row] for row in without]

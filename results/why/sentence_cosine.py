@@ -38,7 +38,8 @@ def main() -> None:
         sentences = [{"sentence1": row[column], "label": row["label"]} for row in rows]
         examples = encode_rows(task, sentences, bb, max_len=128)
         vectors.append(pool_all_layers(bb, examples, poolings=("mean",))[:, -1, 0].float())
-    cosines = cosine_similarity(*vectors)
+    first, second = vectors
+    cosines = cosine_similarity(first, second)
     scores = task.score(cosines.tolist(), [row["label"] for row in rows])
     result = dict(task="stsb", backbone=bb.name, pairs=len(rows), scores=scores)
     result |= dict(digests=dict(data=task.digest()))

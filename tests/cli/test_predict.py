@@ -1,4 +1,4 @@
-"""The output of idp predict, and the label map of idp transfer."""
+"""The output of idp predict."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""`idp reproduce`: figures and claims from the command line."""
+"""`idp reproduce`: figures from the command line."""
 
 import pytest
 from small import small_task
@@ -6,9 +6,6 @@ from small import small_task
 from idp_tutorial.cli.reproduce import reproduce_command
 from idp_tutorial.reproduction.analysis import paper_figures as figures
 from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
-from idp_tutorial.reproduction.papers.claims import (
-    CLAIM_COLUMNS,
-)
 from idp_tutorial.runs.conclusions import has_enough_runs
 
 
@@ -64,29 +61,9 @@ def test_a_figure_has_enough_seeds_for_a_verdict(monkeypatch, small_folder, tmp_
         (dict(table="lpt-f6", seeds=0), "seeds must be at least 1, got 0"),
         (dict(table="lpt-f6", steps=0), "steps must be at least 1, got 0"),
         (dict(table="lpt-f6", glove="g.txt"), "glove=g.txt is not used by the figure lpt-f6"),
-        (dict(claims="claims.csv", glove="g.txt"), "glove=g.txt is not used with claims"),
-        (dict(claims="claims.csv", data="tasks"), "data=tasks is not used with claims"),
     ],
 )
 def test_an_option_that_would_have_no_effect_is_refused(options, message, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        reproduce_command(**options) if "claims" in options else reproduce_command(
-            out=str(tmp_path / "out"), **options
-        )
+        reproduce_command(out=str(tmp_path / "out"), **options)
     assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "text", ['{"sentence1": "a precious record"}\n', "", ",".join(CLAIM_COLUMNS) + "\n"]
-)
-def test_a_file_without_claims_is_not_overwritten(text, tmp_path, capsys):
-    from idp_tutorial.cli.reproduce import reproduce_command
-
-    (tmp_path / "f").write_text(text)
-    with pytest.raises(SystemExit) as e:
-        reproduce_command(claims=str(tmp_path / "f"))
-    assert (
-        e.value.code == 2
-        and "holds no claims" in capsys.readouterr().err
-        and (tmp_path / "f").read_text() == text
-    )

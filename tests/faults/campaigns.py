@@ -149,7 +149,7 @@ def random_input(cases, seed):
     import test_random_input as t
     from small import backbone
 
-    from idp_tutorial.reproduction.pretraining.pretrain import save_backbone
+    from results.pretraining.pretrain import save_backbone
 
     t.SEEN.clear()
     bb = backbone(max_position_embeddings=258)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from harness import Faults, end, operations, pair, start
 
-from idp_tutorial.cli.main import load_command
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import read_records
+from results import find_command
 
 SMALL = ["--steps=2", "--batch_size=4", "--device=cpu", "--max_len=32"]
 ONE = [*SMALL, "--evaluations=1"]
@@ -89,7 +89,7 @@ NAMES = (
 def model():
     """Return the folder of a trained model."""
     folder = Path(tempfile.mkdtemp()) / "model"
-    load_command("train").main(arguments("train", folder))
+    find_command("train").main(arguments("train", folder))
     return folder
 
 
@@ -98,7 +98,7 @@ def run(name, folder):
     if name in ("predict", "bench"):
         folder.mkdir(exist_ok=True)
     try:
-        load_command(name).main(arguments(name, folder))
+        find_command(name).main(arguments(name, folder))
     except SystemExit as e:
         if e.code == 2:
             raise UserError(f"{name} was refused") from None

@@ -23,13 +23,8 @@ from small import backbone, config, small_task
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.backbones.pretraining import PretrainConfig
 from idp_tutorial.estimator import PromptClassifier
 from idp_tutorial.huggingface import PromptModel, get_prompt_model
-from idp_tutorial.reproduction.papers.supplementary_training import run_supplementary_training
-from idp_tutorial.reproduction.papers.transfer import transfer_table
-from idp_tutorial.reproduction.pretraining.corpus import prepare_text
-from idp_tutorial.reproduction.pretraining.pretrain import pretrain
 from idp_tutorial.runs.logits import load_logits, majority_vote_score, write_run_arrays
 from idp_tutorial.runs.record import RunStore
 from idp_tutorial.runs.tables import results_table
@@ -45,6 +40,11 @@ from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.digests import write_manifest
 from idp_tutorial.utils.records import dump_record, read_records
 from idp_tutorial.utils.tensor_files import deserialise_tensors, serialise_tensors
+from results.pretraining.config import PretrainConfig
+from results.pretraining.corpus import prepare_text
+from results.pretraining.pretrain import pretrain
+from results.supplement.supplementary_training import run_supplementary_training
+from results.transfer.scores import transfer_table
 
 
 def nested(depth):
@@ -363,7 +363,7 @@ def supplement(folder):
 
 @cache
 def small_backbone():
-    from idp_tutorial.reproduction.pretraining.pretrain import save_backbone
+    from results.pretraining.pretrain import save_backbone
 
     folder = Path(tempfile.mkdtemp()) / "backbone"
     bb = backbone(max_position_embeddings=258)

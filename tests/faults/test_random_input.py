@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 from idp_tutorial.cli.compare import compare_command
 from idp_tutorial.cli.params import params_command
 from idp_tutorial.cli.predict import predict_command
-from idp_tutorial.cli.pretrain import pretrain_command
-from idp_tutorial.cli.sweep import sweep_command
 from idp_tutorial.cli.train import train_command
-from idp_tutorial.cli.transfer import transfer_command
 from idp_tutorial.data.tasks import load_task
-from idp_tutorial.reproduction.pretraining.corpus import read_lines
 from idp_tutorial.utils.records import dump_record, load_record, read_existing_records, read_records
 from idp_tutorial.utils.tensor_files import read_last_snapshot
+from results.depth.sweep import sweep_command
+from results.pretraining.corpus import read_lines
+from results.pretraining.run import pretrain_command
+from results.transfer.run import transfer_command
 
 MANY = pytest.mark.slow
 SEEN = Counter()  # outcomes of the cases

@@ -12,11 +12,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.backbones.pretraining import PretrainConfig
 from idp_tutorial.core.backbone import backbone_id
-from idp_tutorial.reproduction.papers import reproduce, transfer
-from idp_tutorial.reproduction.papers.transfer import resolve_label_map
-from idp_tutorial.reproduction.pretraining.pretrain import pretrain, save_backbone
+from idp_tutorial.reproduction.papers import reproduce
 from idp_tutorial.runs import compare as comparison
 from idp_tutorial.runs import experiment as experiments
 from idp_tutorial.runs import record as run_records
@@ -41,6 +38,10 @@ from idp_tutorial.utils.records import (
     read_records,
 )
 from idp_tutorial.utils.tensor_files import read_last_snapshot, write_snapshot
+from results.pretraining.config import PretrainConfig
+from results.pretraining.pretrain import pretrain, save_backbone
+from results.transfer import scores as transfer
+from results.transfer.scores import resolve_label_map
 
 # the file that gets a byte for each step of an optimizer and each simulated run; []: nothing is
 # counted
@@ -247,7 +248,7 @@ def transferring(folder):
 
 @cache
 def corpus():
-    from idp_tutorial.reproduction.pretraining.corpus import encode_stream, train_tokenizer
+    from results.pretraining.corpus import encode_stream, train_tokenizer
 
     rows = small_task(train=300).splits["train"]
     tok = train_tokenizer([r["sentence1"] for r in rows], 400)

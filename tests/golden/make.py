@@ -36,15 +36,11 @@ from small import backbone, config, model_of, small_task
 
 from idp_tutorial.assembly.config import RunConfig, RunOptions, describe_all_options
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.cli.bench import bench_command
 from idp_tutorial.cli.compare import compare_command
-from idp_tutorial.cli.main import COMMAND_NAMES, load_command
+from idp_tutorial.cli.main import COMMAND_NAMES
 from idp_tutorial.cli.params import params_command
 from idp_tutorial.cli.predict import predict_command
-from idp_tutorial.cli.pretrain import pretrain_command
-from idp_tutorial.cli.sweep import sweep_command
 from idp_tutorial.cli.train import train_command
-from idp_tutorial.cli.transfer import transfer_command
 from idp_tutorial.core.backbone import Backbone, backbone_id
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters, trained_state
@@ -69,11 +65,16 @@ from idp_tutorial.reproduction.efficiency.published_counts import (
     recompute_published_averages,
     recompute_published_claims,
 )
-from idp_tutorial.reproduction.papers.transfer import published_transfer_table
 from idp_tutorial.training.evaluation import predict_logits
 from idp_tutorial.training.fit import fit
 from idp_tutorial.utils.records import read_records
 from idp_tutorial.utils.tensor_files import deserialise_tensors
+from results import SCRIPTS, find_command
+from results.depth.sweep import sweep_command
+from results.pretraining.run import pretrain_command
+from results.speed.bench import bench_command
+from results.transfer.run import transfer_command
+from results.transfer.scores import published_transfer_table
 
 METHOD_ORDER = [  # order of the methods in `counts.json`
     "head-only",
@@ -355,7 +356,7 @@ COUNTS: dict[str, Callable[[], Any]] = {
 
 def describe_help(name: str) -> dict[str, Any]:
     """Return default, help text, type and group of each option of a command."""
-    command = load_command(name)
+    command = find_command(name)
     options = {}
     for option in command.options().values():
         choices = list(option.choices) or option.kind.__name__
@@ -631,7 +632,7 @@ FILES: dict[str, tuple[Callable[[str], Any], Any]] = {  # function of a name, an
     "variants": (run_variant, VARIANTS),
     "deep": (run_deep_prompts, DEEP_PROMPTS),
     "counts": (lambda name: COUNTS[name](), COUNTS),
-    "help": (describe_help, COMMAND_NAMES),
+    "help": (describe_help, (*COMMAND_NAMES, *SCRIPTS)),
     "output": (run_command, OUTPUTS),
 }
 

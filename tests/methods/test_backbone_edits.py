@@ -27,7 +27,8 @@ from idp_tutorial.methods.backbone_edits import (
     unfreeze,
 )
 from idp_tutorial.methods.phm import PHMLinear
-from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
+from idp_tutorial.methods.prompt_tuning import prompt_plan
+from idp_tutorial.methods.soft_prompt import SoftPrompt
 from idp_tutorial.training.fit import fit
 
 CHANGES = {

@@ -22,13 +22,14 @@ from idp_tutorial.methods.efl import (
     describe_labels,
     encode_description_tails,
 )
-from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
-from idp_tutorial.reproduction.papers.supplementary_training import run_supplementary_training
+from idp_tutorial.methods.prompt_tuning import prompt_plan
+from idp_tutorial.methods.soft_prompt import SoftPrompt
 from idp_tutorial.runs.compare import compare_methods
 from idp_tutorial.saving.prompt_files import load_first_stage
 from idp_tutorial.training.cache import attach_cached_states
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.fit import fit
+from results.supplement.supplementary_training import run_supplementary_training
 
 families = pytest.mark.parametrize("family", FAMILY)
 SENTENCES = ("Yes.", "This is much longer than the other one.", "It is so.")

@@ -14,13 +14,10 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
-from idp_tutorial.methods.id_spam import (
-    AttentionLateConfig,
-    AttentionPromptGenerator,
-    TokenAttention,
-)
+from idp_tutorial.methods.id_spam import AttentionLateConfig, AttentionPromptGenerator
 from idp_tutorial.methods.lpt import lpt_plan
 from idp_tutorial.methods.sentence_vectors import MeanPooling, token_vectors
+from idp_tutorial.methods.token_attention import TokenAttention
 from idp_tutorial.training.config import TrainingConfig
 
 T = 3

@@ -22,11 +22,12 @@ from idp_tutorial.methods.idpg import (
     idpg_plan,
 )
 from idp_tutorial.methods.phm import PHMLinear
-from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
+from idp_tutorial.methods.prompt_tuning import prompt_plan
 from idp_tutorial.methods.sentence_vectors import (
     RunningStandardiser,
     sentence_vector,
 )
+from idp_tutorial.methods.soft_prompt import SoftPrompt
 from idp_tutorial.training.config import TrainingConfig
 
 t = 3

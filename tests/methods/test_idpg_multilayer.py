@@ -20,8 +20,9 @@ from idp_tutorial.core.steps import Add, Insert, KeyValue, Replace
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.methods.idpg import PromptGenerator
 from idp_tutorial.methods.idpg_multilayer import multilayer_idpg_plan, read_previous_layer
-from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
+from idp_tutorial.methods.prompt_tuning import prompt_plan
 from idp_tutorial.methods.sentence_vectors import sentence_vector
+from idp_tutorial.methods.soft_prompt import SoftPrompt
 
 t = 3
 d = 32

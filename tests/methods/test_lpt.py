@@ -19,12 +19,12 @@ from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.methods.lpt import (
-    NaivePromptGenerator,
     PoolingPromptGenerator,
     adaptive_pool,
     lpt_plan,
 )
-from idp_tutorial.methods.prompt_tuning import SoftPrompt
+from idp_tutorial.methods.soft_prompt import SoftPrompt
+from idp_tutorial.methods.state_generator import NaivePromptGenerator
 
 backbone = cache(small.backbone)  # built once a family
 

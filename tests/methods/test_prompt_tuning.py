@@ -11,7 +11,8 @@ import torch
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.data.encoding import collate, tokenize_rows
-from idp_tutorial.methods.prompt_tuning import SoftPrompt, prompt_plan
+from idp_tutorial.methods.prompt_tuning import prompt_plan
+from idp_tutorial.methods.soft_prompt import SoftPrompt
 from idp_tutorial.utils.checks import UserError
 
 

@@ -1,6 +1,7 @@
 """The scores of the course, and what its chapters share."""
 
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.reproduction.course import (
+    STATIC_OUTPUTS_VARIABLE,
     build_results_table,
     build_score_table,
     encode_course_sentences,
@@ -15,6 +17,7 @@ from idp_tutorial.reproduction.course import (
     load_course_scores,
     load_records,
     load_short_task,
+    show_panel,
     show_slider,
     store_or_compare_scores,
     train_and_test_plan,
@@ -193,3 +196,34 @@ def test_a_slider_sets_one_argument_and_begins_at_its_default(monkeypatch):
     show_slider(draw, layer=range(5))
     assert sliders == [([0, 1, 2, 3, 4], 3, "layer")]
     assert calls == [(4, 24)]
+
+
+def parse_attributes(html):
+    """Return the attributes of the first element."""
+    elements = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda _tag, attributes: elements.append(dict(attributes))
+    parser.feed(html)
+    return elements[0]
+
+
+def test_a_panel_is_shown_alone_and_without_access_to_the_notebook(tmp_path, monkeypatch):
+    monkeypatch.delenv(STATIC_OUTPUTS_VARIABLE, raising=False)
+    file = tmp_path / "panels.html"
+    file.write_text('<body data-panel=""><p>"quoted" & <b></body>', encoding="utf-8")
+    attributes = parse_attributes(show_panel("how deep", file).value)
+    assert attributes["srcdoc"] == '<body data-panel="pg-deep"><p>"quoted" & <b></body>'
+    assert attributes["sandbox"] == "allow-scripts"
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_panel_without_its_file_or_in_a_stored_output_is_an_address(
+    tmp_path, monkeypatch, capsys, is_stored
+):
+    file = tmp_path / "panels.html"
+    monkeypatch.delenv(STATIC_OUTPUTS_VARIABLE, raising=False)
+    if is_stored:
+        monkeypatch.setenv(STATIC_OUTPUTS_VARIABLE, "1")
+        file.write_text("<body></body>", encoding="utf-8")
+    assert show_panel("how deep", file) is None
+    assert capsys.readouterr().out.strip().endswith("playground.html#pg-deep")

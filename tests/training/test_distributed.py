@@ -23,7 +23,6 @@ from idp_tutorial.cli.train import train_command
 from idp_tutorial.core.prompted_model import trained_state
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.reproduction.pretraining.pretrain import save_backbone
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.training import fit as training
 from idp_tutorial.training.distributed import (
@@ -34,6 +33,7 @@ from idp_tutorial.training.distributed import (
 from idp_tutorial.training.fit import fit
 from idp_tutorial.utils.checks import DivergenceError
 from idp_tutorial.utils.tensor_files import read_last_snapshot
+from results.pretraining.pretrain import save_backbone
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"

@@ -89,7 +89,7 @@ def test_the_page_of_options_is_up_to_date(monkeypatch):
 
     text = (DOCS / "options.md").read_text(encoding="utf-8")
     assert text == options.render(), "run python docs/options.py"
-    assert "| `prompt_relu` | true, false |" in text and "### idp sweep" in text
+    assert "| `prompt_relu` | true, false |" in text and "### idp predict" in text
 
 
 # ---- names of other libraries

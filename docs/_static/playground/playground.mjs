@@ -135,7 +135,6 @@ function fillSentences() {
   $("pg-sentences").replaceChildren(...sentences.map(s => element("option", {value: s})))
   $("pg-text").value = sentences[0]
   $("pg-giver").value = sentences[1]
-  $("pg-words-text").value = sentences[0]
 }
 
 function drawBars(labels, shares) {
@@ -155,7 +154,7 @@ function clearResult(text) {
 }
 
 function missingText() {
-  if (!data.live) return "This copy of the site has no live model: pick one of the listed sentences."
+  if (!data.live) return "There is no live model here: pick one of the listed sentences."
   return "Load the model (in the first panel) to ask about your own sentences, or pick one of the listed ones."
 }
 
@@ -240,6 +239,14 @@ const refreshAll = latest(async () => { await showMatrix(); await showAnswer() }
 
 // ---- panel: which words?
 
+const WORDS_TASK = "questions" // one word of a question often says what it asks for
+
+function fillWordsSentences() {
+  const sentences = sentencesOf(WORDS_TASK)
+  $("pg-words-sentences").replaceChildren(...sentences.map(s => element("option", {value: s})))
+  $("pg-words-text").value = sentences.at(-1)
+}
+
 async function tokenWeights(task, text) {
   const places = data.scores.filter(s => s.task === task && s.method === "id-spam").map(s => placeOf(s.layer))
   const place = Math.max(...places)
@@ -254,7 +261,7 @@ async function tokenWeights(task, text) {
 }
 
 async function showWeights() {
-  const task = taskNow()
+  const task = WORDS_TASK
   const text = readText("pg-words-text")
   const found = text && await tokenWeights(task, text)
   if (!found) {
@@ -495,7 +502,9 @@ function setUpLoading() {
   const button = $("pg-load")
   if (!data.live) {
     button.hidden = true
-    say("This copy of the site has been built without the live model: the panels show stored answers.")
+    say(data.notebook
+      ? "Stored answers. The playground of the site runs the model on any sentence."
+      : "This copy of the site has been built without the live model: the panels show stored answers.")
     return
   }
   button.textContent = `Load the model (${megabytes(data.live.bytes)})`
@@ -511,13 +520,16 @@ function setUpLoading() {
 
 function start() {
   root.hidden = false
+  const only = document.body.dataset.panel // a notebook shows one panel
+  if (only) for (const panel of root.querySelectorAll(".pg-panel")) panel.hidden = panel.getAttribute("aria-labelledby") !== only
   fillSentences()
+  fillWordsSentences()
   fillMethods()
   fillLayers()
   enableControls()
   setUpLoading()
   $("pg-task").addEventListener("change", () => {
-    fillSentences(); fillMethods(); fillLayers(); refreshAll(); refreshWeights()
+    fillSentences(); fillMethods(); fillLayers(); refreshAll()
   })
   for (const id of ["pg-owner", "pg-method", "pg-layer"]) {
     $(id).addEventListener("change", () => {

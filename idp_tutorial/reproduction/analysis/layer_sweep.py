@@ -27,7 +27,7 @@ seeds.
 
 A curve is complete if the file has every layer of it, measured with the same configuration,
 data and probe. If a run was killed within a curve, only the missing layers are probed.
-`idp sweep --probe` runs the measurement at full size.
+`python -m results.depth.sweep --probe` runs the measurement at full size.
 """
 
 import json
@@ -240,7 +240,9 @@ def _select_sweep(records: list[dict]) -> pd.DataFrame:
     """Return the finished records of one sweep, of which there must be at least one."""
     finished = check_single_sweep(records)
     if not finished:
-        raise UserError("there are no finished records: run sweep_prompt_layer or idp sweep first.")
+        raise UserError(
+            "there are no finished records: run sweep_prompt_layer or results/depth/sweep.py first."
+        )
     return pd.DataFrame([{"layer": None, **r} for r in finished])  # some methods have no layer
 
 

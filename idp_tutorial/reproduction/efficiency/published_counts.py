@@ -29,9 +29,11 @@ from ...methods.adapters import add_adapters, add_compacters, add_lora
 from ...methods.id_spam import AttentionPromptGenerator
 from ...methods.idpg import PromptGenerator, idpg_plan
 from ...methods.idpg_multilayer import multilayer_idpg_plan
-from ...methods.lpt import NaivePromptGenerator, PoolingPromptGenerator, lpt_plan
+from ...methods.lpt import PoolingPromptGenerator, lpt_plan
 from ...methods.p_tuning_v2 import deep_prompt_plan
-from ...methods.prompt_tuning import SoftPrompt, prompt_plan
+from ...methods.prompt_tuning import prompt_plan
+from ...methods.soft_prompt import SoftPrompt
+from ...methods.state_generator import NaivePromptGenerator
 from ...methods.backbone_edits import train_biases
 from ...backbones.load import FULL_SCALE_CONFIGS, load_backbone
 from ...core.heads import ClassificationHead

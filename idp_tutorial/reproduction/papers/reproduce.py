@@ -190,7 +190,7 @@ def _matches_cell(record: dict, cell: Any) -> bool:
 def _metric_value(record: dict, metric: str) -> float | None:
     """Return the value of a record for the published name of a metric; None if it has none."""
     if any(word in metric for word in ("speed", "memory", "time")):
-        return None  # `idp bench` measures these
+        return None  # `results/speed/bench.py` measures these
     if metric.startswith("training loss at epoch"):
         fraction = int(metric.split()[-1]) / 30
         losses = record["losses"]

@@ -11,8 +11,9 @@ from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.core.steps import Insert, KeyValue, Replace
-from idp_tutorial.methods.lpt import NaivePromptGenerator, lpt_plan
-from idp_tutorial.methods.prompt_tuning import SoftPrompt
+from idp_tutorial.methods.lpt import lpt_plan
+from idp_tutorial.methods.soft_prompt import SoftPrompt
+from idp_tutorial.methods.state_generator import NaivePromptGenerator
 from idp_tutorial.reproduction.analysis import information
 from idp_tutorial.reproduction.analysis.information import (
     StateProbe,

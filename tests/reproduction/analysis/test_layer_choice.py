@@ -17,7 +17,7 @@ from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.core.steps import Insert
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.lpt import lpt_plan
-from idp_tutorial.methods.prompt_tuning import SoftPrompt
+from idp_tutorial.methods.soft_prompt import SoftPrompt
 from idp_tutorial.reproduction.analysis import layer_choice as module
 from idp_tutorial.reproduction.analysis.layer_choice import (
     choice_matches_sweep,

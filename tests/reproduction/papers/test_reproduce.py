@@ -10,7 +10,6 @@ import torch
 from small import backbone, config, model_of, small_task
 
 from idp_tutorial.backbones.sizes import FULL_SCALE_CONFIGS
-from idp_tutorial.cli.main import load_command
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import CONTROL_METHODS
@@ -30,6 +29,7 @@ from idp_tutorial.reproduction.papers.published_scores import (
 from idp_tutorial.runs.conclusions import has_enough_runs
 from idp_tutorial.runs.logits import write_run_arrays
 from idp_tutorial.utils.checks import MissingFileError
+from results import find_command, split_command
 
 TABLES = load_published_tables()
 
@@ -96,8 +96,8 @@ SIZES = {*FULL_SCALE_CONFIGS, *BACKBONE_NAMES.values()}
 def test_the_command_of_a_table_can_be_parsed(row):
     """Its options, tasks, models and methods exist; a command for a large model names it."""
     for one in row.command.split(" && "):
-        _, name, *argv = shlex.split(one)
-        command = load_command(name)
+        name, argv = split_command(one)
+        command = find_command(name)
         defaults = {key: option.default for key, option in command.options().items()}
         o = defaults | command.parse(argv)
         assert "--backbone" in argv or o.get("scale") == "full" or o.get("published")
@@ -147,10 +147,10 @@ PROTOCOL_OPTIONS = (
 def test_a_printed_command_has_the_options_of_its_paper(table):
     """The commands of figures and of transfer train as the plan of a table of the same paper."""
     for one in TABLES.set_index("table").command[table].split(" && "):
-        _, name, *argv = shlex.split(one)
+        name, argv = split_command(one)
         if name == "supplement":  # its defaults are the paper's: test_supplement.py
             continue
-        command = load_command(name)
+        command = find_command(name)
         given = command.parse(argv)
         options = {key: option.default for key, option in command.options().items()} | given
         methods = [options["method"]] if name == "train" else options["methods"].split(",")

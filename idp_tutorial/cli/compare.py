@@ -59,7 +59,7 @@ class Progress(MessageHandler):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the message with the status."""
-        return f"{record.getMessage()}  {self._format_status()}"
+        return f"{record.getMessage()}{getattr(record, 'cost', '')}  {self._format_status()}"
 
 
 def _print_report(table: Any, base: Any, out: str, primary: str | None) -> None:
@@ -128,12 +128,14 @@ def compare_command(options: CompareOptions, base: Any) -> None:
     """
     grid = options.learning_rate_grid(base.lr)
     require_packages("matplotlib", "tabulate")
+    from idp_tutorial.data.tasks import TASKS
     from idp_tutorial.methods.all_methods import methods_with_head
     from idp_tutorial.runs.compare import choose_backbone, compare_and_write
 
     reason = ""
     if base.backbone == "auto":
-        name, reason = choose_backbone(bool(options.table or base.data))
+        is_own_task = base.task in TASKS and bool(TASKS[base.task].splits)  # of a table
+        name, reason = choose_backbone(is_own_task)
         base = replace(base, backbone=name)
     minutes = options.minutes
     if minutes is None:

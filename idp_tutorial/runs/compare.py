@@ -211,8 +211,10 @@ def _fit_into_time(
     earlier = [
         r["steps"]
         for r in stored
-        if (r.get("minutes"), r["task"], r["backbone"]) == (minutes, task.name, base.backbone)
+        if (r.get("minutes"), r["task"]) == (minutes, task.name)
+        and r["backbone"] in (base.backbone, Path(base.backbone).name)  # a folder by its name
         and r["method"] in step_seconds
+        and r["steps"] <= base.steps
     ]
     seconds_left = 60 * minutes - seconds_used
     steps = earlier[0] if earlier else steps_within(seconds_left, step_seconds, n_runs, sizes, base)
@@ -290,7 +292,9 @@ def run_seeds(
                 tuning_seconds=seconds if is_search else 0.0,
             )
             summary = format_summary_line(record)
-            logger.info(f"{title}  {summary}, {seconds:.1f} s", extra={"run_status": "trained"})
+            speed = (record.get("provenance") or {}).get("texts_per_second")
+            cost = f", {seconds:.1f} s" + (f", {speed:,.0f} texts/s" if speed else "")
+            logger.info(f"{title}  {summary}", extra={"run_status": "trained", "cost": cost})
             record = store.add({**record, **fingerprint})
         remove_checkpoints(checkpoint_dir)
         lr = record["lr"] or lr

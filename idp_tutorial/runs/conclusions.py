@@ -112,9 +112,7 @@ def advise(
         m for m in scores.index if m not in (choice, best) and _cost_rank(m) > _cost_rank(choice)
     ]
     if dearer:
-        sentence += (
-            f"; {_join([*map(describe, dearer)])} cost more and do not score significantly higher"
-        )
+        sentence += f"; not worth their cost here: {_join([*map(describe, dearer)])}"
     return Advice(choice, title, f"{sentence}.")
 
 

@@ -169,7 +169,6 @@ class Experiment:
             details |= dict(score=scores[task.metric], scores=scores)
         selection = "checkpoint: best on validation" + "; reported on test" * score_test
         tensors = trained_state(model).values()
-        details["file_bytes"] = sum(t.numel() * t.element_size() for t in tensors)
         record = build_record(
             self.cfg,
             digests,
@@ -179,6 +178,8 @@ class Experiment:
             log,
             **dict(metric=task.metric, checkpoint_selection=selection) | details,
         )
+        # beside what depends on the machine, so that records of one run stay comparable
+        record.provenance["file_bytes"] = sum(t.numel() * t.element_size() for t in tensors)
         if score_test:
             texts_per_second = len(task.splits["test"]) / seconds
             record.provenance["texts_per_second"] = round(texts_per_second, 1)

@@ -215,9 +215,7 @@ def format_summary_line(
     lr = f"lr {record['lr']:.1e}  " if record.get("lr") else ""
     if record["status"] == "diverged":
         return f"{lr}diverged: {record['message']}"
-    speed = (record.get("provenance") or {}).get("texts_per_second")
-    speed = f", {speed:,.0f} texts/s" if speed else ""
-    return f"{lr}{record['metric']} {record['score']:.1f}{speed}"
+    return f"{lr}{record['metric']} {record['score']:.1f}"
 
 
 def checkpoint_folder(

@@ -65,7 +65,7 @@ _RUN_COLUMNS = (  # further fields that a table shows
 )
 _OPTIONAL_COLUMNS = [
     *("status", "seed", "split_seed", "lr_selection", "lr_at_grid_edge"),
-    *("file_bytes", "seconds", "tuning_seconds"),
+    *("seconds", "tuning_seconds"),
 ]
 _ZERO_PARAM_COUNTS = dict(prompt=0, head=0, backbone=0)  # for a method that always diverged
 
@@ -156,7 +156,8 @@ def results_table(
             "compare or idp train wrote."
         )
     df = df.reindex(columns=df.columns.union(_OPTIONAL_COLUMNS, sort=False))
-    df["texts_per_second"] = [(r.get("provenance") or {}).get("texts_per_second") for r in records]
+    for name in ("texts_per_second", "file_bytes"):
+        df[name] = [(r.get("provenance") or {}).get(name) for r in records]
     groups = df.groupby(_GROUP_COLUMNS, sort=False, dropna=False)
     table = pd.DataFrame([_summarise_seeds(key, runs, folder) for key, runs in groups])
     if "diverged" in table:
@@ -207,7 +208,8 @@ def format_table(
     from tabulate import tabulate
 
     metric = table.metric.iloc[0]
-    header = ("method", metric, "95 % interval", "parameters", "file", "seconds", "texts/s", "lr")
+    costs = ("parameters", "file size", "seconds", "texts/s")
+    header = ("method", metric, "95 % interval", *costs, "lr")
     rows = [header, *(_format_row(row) for _, row in table.iterrows())]
     alignment = ("left", *["right"] * (len(rows[0]) - 1))
     return tabulate(rows, "firstrow", disable_numparse=True, colalign=alignment)

@@ -488,9 +488,9 @@ def _run_compare(folder: Path) -> dict[str, Any]:
         **SMALL,
     )
     table = pd.read_csv(folder / "out/compare.csv")
-    varying = [column for column in table if re.search("ms|mem|seconds", column)]
+    varying = [column for column in table if re.search("ms|mem|seconds|per_second", column)]
     return {
-        "text": _masked_lines(output, "ms/step", "memory MB"),
+        "text": _masked_lines(output, "seconds", "texts/s"),
         "records": _masked_records(folder / "out/compare.jsonl"),
         "csv": _dump_frame(table.drop(columns=varying)),
         "files": _file_names(folder / "out"),
@@ -505,6 +505,7 @@ def _run_train_and_predict(folder: Path) -> dict[str, Any]:
         steps=3,
         prompt_length=3,
         bottleneck=8,
+        controls=False,
         data=folder / "data",
         out=folder / "run",
         **SMALL,

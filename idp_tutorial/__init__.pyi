@@ -14,6 +14,7 @@ from .huggingface import PromptModel as PromptModel
 from .huggingface import get_prompt_model as get_prompt_model
 from .methods.all_methods import METHODS as METHODS
 from .methods.all_methods import register as register
+from .runs.compare import compare as compare
 from .runs.experiment import run_experiment as run_experiment
 from .saving.prompt_files import (
     from_pretrained as from_pretrained,

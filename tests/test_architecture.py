@@ -37,7 +37,6 @@ LEVEL = {package: i for i, packages in enumerate(ORDER) for package in packages}
 # large or optional libraries that a function may import when it is called
 HEAVY = {
     "accelerate",
-    "adjustText",
     "datasets",
     "fastapi",
     "gguf",

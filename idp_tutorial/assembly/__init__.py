@@ -6,7 +6,8 @@ Modules:
 - `class_weights`: Weights of the classes in the loss, for labels of unequal frequency.
 - `config`: `RunConfig`: everything that can change the result of a run, and `RunOptions` of several
   runs.
-- `controls`: Controls without a prompt: the majority class, a linear probe, and a side network.
+- `controls`: Controls without a prompt: the majority class, words, a linear probe, and a side
+  network.
 - `probe`: Fit the best linear model of frozen hidden states, over layers, poolings and
   regularisation.
 - `probe_config`: The options of a probe of hidden states, which `reproduction.analysis` reads.

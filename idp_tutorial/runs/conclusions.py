@@ -1,15 +1,14 @@
-"""A sentence on what a table shows, the primary contrast, and the verdict on a claim.
+"""Advice from a comparison, the primary contrast, and the verdict on a claim.
 
 A table of many methods has many differences, and the largest of them is large partly by chance.
 So one of them, the primary contrast, is chosen before the comparison runs, and is stated first.
 
-A table is read for one question: does a prompt gain by reading the input text? If it does,
-would a small network on the same hidden states do as well without a prompt?
-`summarise_comparison` answers from the rows of the table, in one sentence.
+A reader of a table wants to know which method to use. `advise` answers in one sentence, from the
+scores, the costs, and the intervals of differences on the same test examples.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -20,34 +19,13 @@ from idp_tutorial.utils.checks import UserError
 __all__ = [
     "VERDICT_MEANINGS",
     "EQUIVALENCE_MARGIN",
-    "summarise_comparison",
+    "Advice",
+    "advise",
     "parse_primary_contrast",
     "describe_primary_contrast",
     "has_enough_runs",
     "decide_verdict",
 ]
-
-
-_MIN_NOTABLE_DIFFERENCE = 5.0  # in points; smaller differences between means are not mentioned
-
-
-def _describe_difference(
-    a: Any,  # row of a results table
-    b: Any,  # the row that it is compared with
-    description: str,  # what the method of `b` is
-) -> str:
-    difference = a.score - b.score
-    if abs(difference) < _MIN_NOTABLE_DIFFERENCE:
-        relation = "level with"
-    else:
-        relation = f"{abs(difference):.1f} points {'above' if difference > 0 else 'below'}"
-    return f"{relation} {description} ({b.method}, {b.score:.1f})"
-
-
-def _best_of_kinds(table: pd.DataFrame, *kinds: str) -> Any:
-    """Return the row with the best score among the methods of some kinds, or None."""
-    rows = table[[ALL_METHODS[m].kind in kinds for m in table.method]]
-    return rows.loc[rows.score.idxmax()] if len(rows) else None
 
 
 def _describe_runs(runs: int, draws: float) -> str:
@@ -57,36 +35,87 @@ def _describe_runs(runs: int, draws: float) -> str:
     return f"{runs} runs of {draws:.0f} draws" if draws > 1 else f"{runs} seeds"
 
 
-def summarise_comparison(
-    table: pd.DataFrame,  # from `results_table`, of one task
-) -> str:  # one sentence
-    """Return a sentence that states whether prompts gain by reading the input text."""
-    table = table[table.seeds > 0]  # without methods whose runs all diverged
-    input_dependent = _best_of_kinds(table, "generated", "second pass")
-    static = _best_of_kinds(table, "static")
-    control = _best_of_kinds(table, "control")
-    if input_dependent is None or static is None:
-        return (
-            "The table needs a prompt that reads the text and a static prompt: there is nothing "
-            "to conclude."
+class Advice(NamedTuple):
+    """The method that a comparison recommends, and why."""
+
+    method: str  # the method to use
+    title: str  # one message, for a picture
+    sentence: str
+
+
+# kinds of methods, the ones first that cost least to train, to keep and to run
+_KINDS_BY_COST = (
+    *("control", "head", "static", "generated", "second pass", "weights", "all weights"),
+    "entailment",
+)
+_CONTROLS_BY_COST = ("majority", "words", "probe", "side-network")
+
+
+def _cost_rank(method: str) -> tuple[int, int]:
+    kind = _KINDS_BY_COST.index(ALL_METHODS[method].kind)
+    return kind, _CONTROLS_BY_COST.index(method) if method in _CONTROLS_BY_COST else 0
+
+
+def _is_lower(estimate: dict | None) -> bool:
+    """Return whether a difference is significantly below 0."""
+    return estimate is not None and bool(estimate["high"] < 0)
+
+
+def _join(parts: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+
+
+def advise(
+    records: list[dict],  # of one comparison: one task, number of shots, backbone and head
+    folder: Path | str | None = None,  # of the records and logits; None: each has a `folder`
+) -> Advice:
+    """Return which method to use, what is not worth its cost, and which differences are real.
+
+    The method to use is the cheapest one that does not score significantly lower than the best:
+    the 95 % interval of their difference, over the same test examples and over seeds, contains 0.
+    """
+    finished = [r for r in records if r["status"] == "done"]
+    scores = pd.DataFrame(finished).groupby("method", sort=False).score.mean()
+    best = str(scores.idxmax())
+    differences: dict[str, dict | None] = {}
+    for method in scores.index:
+        if method != best:
+            differences[method] = estimate_contrast(finished, method, best, folder)
+    lower = [m for m, estimate in differences.items() if _is_lower(estimate)]
+    choice = min((m for m in scores.index if m not in lower), key=_cost_rank)
+
+    def describe(method: str) -> str:
+        """Return a method with its score."""
+        return f"{method} ({scores[method]:.1f})"
+
+    if choice == "majority":
+        return Advice(
+            choice,
+            "No method scores significantly higher than the most frequent label",
+            f"Do not use any of these yet: the best, {describe(best)}, is not significantly above "
+            f"the most frequent label, {describe(choice)}; more labelled texts may change this.",
         )
-    helps = input_dependent.score - static.score >= _MIN_NOTABLE_DIFFERENCE
-    summary = (
-        f"Reading the text {'helps' if helps else 'does not help'}: {input_dependent.method} "
-        f"({input_dependent.score:.1f}) is "
-        + _describe_difference(input_dependent, static, "the best static prompt")
-    )
-    if control is not None:
-        difference = _describe_difference(
-            input_dependent, control, "the best control, which inserts no prompt"
+    sentence = f"Use {describe(choice)}"
+    title = f"{choice} scores highest"
+    if choice != best:
+        title = f"{choice} is enough: no method scores significantly higher"
+        estimate = differences[choice]
+        assert estimate is not None
+        sentence += (
+            f": {describe(best)} scores higher, but the difference ({-estimate['effect']:.1f} "
+            f"points, 95 % interval {-estimate['high']:.1f} to {-estimate['low']:.1f}) may be "
+            "chance"
         )
-        summary += f", and {difference}"
-    n = int(table.seeds.max())
-    runs = _describe_runs(n, table.draws.max() if "draws" in table else 1)
-    return (
-        f"{summary}; {'means of ' * (n > 1)}{runs}. Differences below {_MIN_NOTABLE_DIFFERENCE:g} "
-        "points are not counted."
-    )
+    elif len(scores) > 1 and len(lower) == len(differences):
+        sentence += ", which scores significantly higher than every other method"
+    dearer = [
+        m for m in scores.index if m not in (choice, best) and _cost_rank(m) > _cost_rank(choice)
+    ]
+    if dearer:
+        sentence += (
+            f"; {_join([*map(describe, dearer)])} cost more and do not score significantly higher"
+        )
+    return Advice(choice, title, f"{sentence}.")
 
 
 def parse_primary_contrast(

@@ -48,7 +48,7 @@ from idp_tutorial.utils.process import process_state
 from idp_tutorial.utils.records import append_record, describe_differences, dump_record, git_state
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, remove_snapshots
 
-__all__ = ["REPORT_FOLDER", "Experiment", "run_experiment", "train_and_save"]
+__all__ = ["REPORT_FOLDER", "Experiment", "run_experiment", "score_controls", "train_and_save"]
 
 REPORT_FOLDER = "report"  # in the folder of a trained model; a repository on the hub lacks it
 
@@ -153,7 +153,12 @@ class Experiment:
         """Score a trained model and return the record of its run."""
         task = self.task
         splits = [*["validation"] * bool(records_file), *["test"] * score_test]
-        outputs = {split: split_outputs(model, task, self.cfg, split) for split in splits}
+        outputs = {}
+        seconds = 1e-9
+        for split in splits:
+            start_time = time.perf_counter()
+            outputs[split] = split_outputs(model, task, self.cfg, split)
+            seconds = time.perf_counter() - start_time  # the test split is the last
         digests = self.digests(score_test)
         if records_file:
             name = logits_name(self.cfg, task, digests)
@@ -163,7 +168,9 @@ class Experiment:
             scores, _ = task.score_outputs(*outputs["test"])
             details |= dict(score=scores[task.metric], scores=scores)
         selection = "checkpoint: best on validation" + "; reported on test" * score_test
-        return build_record(
+        tensors = trained_state(model).values()
+        details["file_bytes"] = sum(t.numel() * t.element_size() for t in tensors)
+        record = build_record(
             self.cfg,
             digests,
             task.split_sizes(),
@@ -172,6 +179,10 @@ class Experiment:
             log,
             **dict(metric=task.metric, checkpoint_selection=selection) | details,
         )
+        if score_test:
+            texts_per_second = len(task.splits["test"]) / seconds
+            record.provenance["texts_per_second"] = round(texts_per_second, 1)
+        return record
 
     def record_divergence(
         self,
@@ -237,6 +248,28 @@ def run_experiment(
     return record
 
 
+_MAX_PROBE_EXAMPLES = 5000  # with more, a probe takes minutes
+
+
+def score_controls(
+    cfg: RunConfig,  # of a run without the controls
+    task: Task | None = None,  # None: `cfg.task`
+) -> dict[str, float]:  # name: test score; {} for a task without labels
+    """Score the controls that take seconds, `words` and `probe`, on the task of a run.
+
+    The probe is left out for more than 5,000 training examples.
+    """
+    task = task or load_config_task(cfg)
+    if task.is_generation:
+        return {}
+    n_examples = len(task.splits["train"])
+    scores = {}
+    for method in ("words", "probe") if n_examples <= _MAX_PROBE_EXAMPLES else ("words",):
+        _, record = Experiment(cfg.with_method(method, lr=None, init_from=None), task).train()
+        scores[method] = record.to_dict()["score"]
+    return scores
+
+
 def train_and_save(
     cfg: RunConfig,
     folder: Path | str,  # folder of this run
@@ -282,5 +315,12 @@ def train_and_save(
             groups = [row.get("group") for row in rows]
             predictions = format_predictions(experiment.task, experiment.test_outputs, groups)
             title = f"{cfg.method} on {experiment.task.name}, test"
-            write_report(experiment.task, rows, predictions, folder / REPORT_FOLDER, title)
+            write_report(
+                experiment.task,
+                rows,
+                predictions,
+                folder / REPORT_FOLDER,
+                title,
+                curves={cfg.method: record},
+            )
     return record

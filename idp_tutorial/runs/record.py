@@ -215,7 +215,9 @@ def format_summary_line(
     lr = f"lr {record['lr']:.1e}  " if record.get("lr") else ""
     if record["status"] == "diverged":
         return f"{lr}diverged: {record['message']}"
-    return f"{lr}{record['metric']} {record['score']:.1f}"
+    speed = (record.get("provenance") or {}).get("texts_per_second")
+    speed = f", {speed:,.0f} texts/s" if speed else ""
+    return f"{lr}{record['metric']} {record['score']:.1f}{speed}"
 
 
 def checkpoint_folder(

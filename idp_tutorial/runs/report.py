@@ -13,7 +13,7 @@ how often rows have that label.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ REPORT_FILE = "report.md"
 _MAX_ERRORS = 20  # errors in `report.md`; `errors.csv` has all
 _MAX_CONFUSION_CLASSES = 12  # a larger confusion matrix is only in its file and picture
 _TABLE_FILES = ("scores", "classes", "confusion", "calibration", "errors")
-_PICTURE_FILES = ("confusion", "calibration", "scatter")
+_PICTURE_FILES = ("confusion", "calibration", "scatter", "curves")
 _SCORE_NAMES = {  # name in `scores.csv`: name in the text
     "accuracy": "accuracy (%)",
     "balanced_accuracy": "balanced accuracy (%)",
@@ -111,6 +111,7 @@ class Report:
         pictures: Sequence[str] = (),  # names of files beside the text
         max_errors: int = _MAX_ERRORS,  # largest number of errors to list
         note: str = "",  # a sentence at the end
+        introduction: str = "",  # Markdown below the title
     ) -> str:
         """Return the report as Markdown."""
         scores = []
@@ -118,7 +119,10 @@ class Report:
             digits = 3 if name in ("log_loss", "mae", "rmse") else 1
             scores.append(dict(score=_SCORE_NAMES[name], value=f"{value:.{digits}f}"))
         score_table = _format_table(pd.DataFrame(scores), numbers=["value"])
-        parts = [f"# {self.title}", f"{self.n_rows:,} rows.", score_table]
+        parts = [f"# {self.title}", *filter(None, [introduction])]
+        parts += [f"{self.n_rows:,} rows.", score_table]
+        if "curves.png" in pictures:
+            parts += ["## Learning curves", *_picture("curves", pictures, "Learning curves")]
         if self.classes is not None:
             parts += [f"## {self.kind.capitalize()}", _format_table(self.classes)]
         if self.confusion is not None:
@@ -368,14 +372,20 @@ def _draw_confusion(report: Report, figure: Any) -> None:
     # `$` in a name is a dollar sign, not the beginning of a formula
     names = [str(name)[:20].replace("$", r"\$") for name in report.confusion]
     n = len(names)
-    size = np.clip(0.55 * n + 1.4, 3.2, 12.4)  # inches
+    size = np.clip(0.55 * n + 1.4, 3.2, 16)  # inches
     figure.set_size_inches(size + 1.2, size)
     ax = figure.add_subplot()
     display = ConfusionMatrixDisplay(share, display_labels=names)
+    many = n > 20
+    rotation = 90 if many else 45
     display.plot(
-        ax=ax, cmap="Blues", values_format=".0f", include_values=n <= 20, xticks_rotation=45
+        ax=ax, cmap="Blues", values_format=".0f", include_values=n <= 60, xticks_rotation=rotation
     )
-    if n > 40:  # too many to read
+    if many:  # a matrix of many classes is read by its cells that are not 0
+        for cell in np.ravel(display.text_) if n <= 60 else ():
+            cell.set(fontsize=7, visible=cell.get_text() != "0")
+        ax.tick_params(labelsize=8)
+    if n > 60:  # too many to read
         ax.set(xticks=[], yticks=[])
     title = f"{report.n_rows:,} rows, accuracy {report.scores['accuracy']:.1f} %"
     ax.set(xlabel="predicted", ylabel="true (each row in %)", title=title)
@@ -414,15 +424,35 @@ def _draw_scatter(report: Report, figure: Any) -> None:
     ax.set(xlabel="prediction", ylabel="label", title=title)
 
 
-def _draw_pictures(report: Report) -> dict[str, bytes]:  # file name: PNG
+def _draw_curves(curves: Mapping[str, Mapping[str, Any]], figure: Any) -> None:
+    """Draw the training loss and the validation score of runs over their steps."""
+    figure.set_size_inches(7.5, 3.2)
+    loss_axes, score_axes = figure.subplots(1, 2)
+    for name, run in curves.items():
+        losses = run.get("losses") or []
+        steps = run.get("steps_done") or len(losses)
+        ends = np.linspace(0, steps, len(losses) + 1)[1:]
+        loss_axes.plot(ends, losses, lw=1, label=name)
+        if run.get("history"):
+            score_axes.plot(*zip(*run["history"]), "o-", ms=3, lw=1, label=name)
+    loss_axes.set(xlabel="step", ylabel="training loss")
+    score_axes.set(xlabel="step", ylabel="validation score (%)")
+    score_axes.legend(fontsize=8)
+
+
+def _draw_pictures(
+    report: Report, curves: Mapping[str, Mapping[str, Any]]
+) -> dict[str, bytes]:  # file name: PNG
     """Draw the pictures of a report; raise `UserError` without matplotlib."""
     require_packages("matplotlib")
     from matplotlib.figure import Figure
 
-    drawings = dict(
+    runs = {name: run for name, run in curves.items() if run.get("history")}
+    drawings: dict[str, tuple[Callable, bool]] = dict(
         confusion=(_draw_confusion, report.confusion is not None),
         calibration=(_draw_calibration, report.calibration is not None),
         scatter=(_draw_scatter, report.kind == "numbers"),
+        curves=(lambda _, figure: _draw_curves(runs, figure), bool(runs)),
     )
     pictures = {}
     for name, (draw, is_wanted) in drawings.items():
@@ -444,20 +474,23 @@ def write_report(
     predictions: Sequence[dict],  # of the same rows, from `predict`
     folder: Path | str,  # created if needed; a report in it is replaced
     title: str | None = None,  # None: the name of the task
+    introduction: str = "",  # Markdown below the title
+    # name of a method → its record, whose `losses` and `history` are drawn
+    curves: Mapping[str, Mapping[str, Any]] = {},
 ) -> Report:
     """Write a report: `report.md`, tables as CSV, and pictures as PNG if matplotlib is installed.
 
     Tables are `scores.csv`, `classes.csv`, `confusion.csv`, `calibration.csv` and `errors.csv`;
-    pictures are `confusion.png`, `calibration.png`, and for numbers `scatter.png`.
+    pictures are `confusion.png`, `calibration.png`, for numbers `scatter.png`, and `curves.png`.
     """
     report = make_report(task, rows, predictions, title)
     note = ""
     files: dict[str, bytes] = {}
     try:
-        files |= _draw_pictures(report)
+        files |= _draw_pictures(report, curves)
     except UserError as error:  # matplotlib is not installed
         note = f"No pictures: {error}"
-    text = report.to_markdown([*files], note=note)
+    text = report.to_markdown([*files], note=note, introduction=introduction)
     for name in _TABLE_FILES:
         table = getattr(report, name)
         if name == "scores":

@@ -14,14 +14,22 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
+from idp_tutorial.runs.statistics import (
+    has_per_example_results,
+    paired_bootstrap,
+    per_example_scores,
+)
 from idp_tutorial.utils.checks import UserError, require_packages
 from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.records import dump_record
 
 __all__ = [
     "select_finished",
+    "estimate_interval",
     "results_table",
     "format_table",
     "check_same_settings",
@@ -55,11 +63,33 @@ _RUN_COLUMNS = (  # further fields that a table shows
     "steps",
     "lr",
 )
-_OPTIONAL_COLUMNS = ["status", "seed", "split_seed", "lr_selection", "lr_at_grid_edge"]
+_OPTIONAL_COLUMNS = [
+    *("status", "seed", "split_seed", "lr_selection", "lr_at_grid_edge"),
+    *("file_bytes", "seconds", "tuning_seconds"),
+]
 _ZERO_PARAM_COUNTS = dict(prompt=0, head=0, backbone=0)  # for a method that always diverged
 
 
-def _summarise_seeds(key: tuple, runs: pd.DataFrame) -> dict:
+def estimate_interval(
+    records: list[dict],  # of one method with all its seeds
+    folder: Path | str | None,  # folder of the records, with their logits; None: no interval
+) -> tuple[float, float]:  # in points; NaN where no interval is known
+    """Return the 95 % interval of the score over test examples, and over seeds if there are some.
+
+    That of one accuracy is Wilson's, others are of the bootstrap.
+    """
+    if folder is None or not all(has_per_example_results(r, folder) for r in records):
+        return np.nan, np.nan
+    scores = np.stack([per_example_scores(r, folder) for r in records])
+    if len(records) == 1 and records[0]["metric"] == "accuracy":
+        n_correct = round(scores.sum() / 100)
+        interval = stats.binomtest(n_correct, scores.size).proportion_ci(method="wilson")
+        return 100 * interval.low, 100 * interval.high
+    estimate = paired_bootstrap(scores, np.zeros_like(scores), 4000)
+    return estimate["low"], estimate["high"]
+
+
+def _summarise_seeds(key: tuple, runs: pd.DataFrame, folder: Path | str | None) -> dict:
     """Return the row of one method, from its runs with all seeds."""
     is_diverged = runs.status.eq("diverged")
     example = runs[~is_diverged | is_diverged.all()].iloc[0]
@@ -70,6 +100,9 @@ def _summarise_seeds(key: tuple, runs: pd.DataFrame) -> dict:
         raise UserError(
             f"a record of {key[-1]!r} has no params with prompt, head and backbone: train it again."
         )
+    low, high = np.nan, np.nan
+    if len(runs):
+        low, high = estimate_interval(runs.to_dict("records"), folder)
     row = {
         **dict(zip(_GROUP_COLUMNS, key)),
         "metric": example.metric,
@@ -78,6 +111,11 @@ def _summarise_seeds(key: tuple, runs: pd.DataFrame) -> dict:
         "seeds": len(runs),
         "validation": runs.validation.mean(),
         **{f"{group}_params": n for group, n in params.items()},
+        "low": low,
+        "high": high,
+        "file_bytes": runs.file_bytes.max(),
+        "seconds": runs.seconds.median() + runs.tuning_seconds.fillna(0).sum(),
+        "texts_per_second": runs.texts_per_second.median(),
         "ms_per_step": runs.ms_per_step.median(),
         "peak_memory_mb": runs.peak_memory_mb.max(),
         "steps": example.steps,
@@ -98,11 +136,14 @@ def select_finished(records: list[dict]) -> list[dict]:
     return [r for r in records if r["status"] == "done"]
 
 
-def results_table(records: list[dict]) -> pd.DataFrame:
+def results_table(
+    records: list[dict],
+    folder: Path | str | None = None,  # folder of the records and logits; None: no intervals
+) -> pd.DataFrame:
     """Return a row for each method (and task, number of shots, backbone and head).
 
-    A row has the mean, standard deviation and number of its finished seeds, the number of trained
-    parameters by group, time, memory, and how the learning rate was chosen.
+    A row has the mean, standard deviation, interval and number of its finished seeds, the number
+    of trained parameters by group, time, memory, and how the learning rate was chosen.
     Raises: `UserError` if no run finished, or if a seed occurs twice in a row.
     """
     if not select_finished(records):
@@ -115,8 +156,9 @@ def results_table(records: list[dict]) -> pd.DataFrame:
             "compare or idp train wrote."
         )
     df = df.reindex(columns=df.columns.union(_OPTIONAL_COLUMNS, sort=False))
+    df["texts_per_second"] = [(r.get("provenance") or {}).get("texts_per_second") for r in records]
     groups = df.groupby(_GROUP_COLUMNS, sort=False, dropna=False)
-    table = pd.DataFrame([_summarise_seeds(key, runs) for key, runs in groups])
+    table = pd.DataFrame([_summarise_seeds(key, runs, folder) for key, runs in groups])
     if "diverged" in table:
         table = table.assign(diverged=table.diverged.fillna(0).astype(int))
     return table
@@ -131,34 +173,41 @@ def _format_score(row: pd.Series) -> str:
     return f"{row.score:.1f}{std}{lost}"
 
 
+def _format_bytes(n: float) -> str:
+    """Return a size as text."""
+    return f"{n / 1e6:.1f} MB" if n >= 1e5 else f"{n / 1e3:.1f} kB"
+
+
 def _format_row(row: pd.Series) -> tuple[str, ...]:
     """Return the cells of a row of `format_table`."""
-    cost: tuple[str, ...] = ("–",) * 5
-    if row.seeds:
-        cost = (
-            f"{row.prompt_params:,}",
-            f"{row.head_params:,}",
-            f"{row.backbone_params:,}",
-            f"{row.ms_per_step:.0f}",
-            f"{row.peak_memory_mb:.0f}",
-        )
+    n_params = row.prompt_params + row.head_params + row.backbone_params
     edge = "*" if row.get("lr_at_grid_edge") == 1 else ""
-    lr = "–" if pd.isna(row.lr) else f"{row.lr:.1e}{edge}"
-    return (row.method, _format_score(row), *cost, lr)
+    cells: dict[str, tuple[Any, str]] = {  # value and text
+        "interval": (row.low, f"{row.low:.1f} to {row.high:.1f}"),
+        "parameters": (n_params if row.seeds else None, f"{n_params:,}"),
+        "file": (row.file_bytes, _format_bytes(row.file_bytes)),
+        "seconds": (row.seconds if row.seeds else None, f"{row.seconds:,.1f}"),
+        "speed": (row.texts_per_second, f"{row.texts_per_second:,.0f}"),
+        "lr": (row.lr, f"{row.lr or 0:.1e}{edge}"),
+    }
+    texts = ["–" if pd.isna(value) else text for value, text in cells.values()]
+    return (row.method, _format_score(row), *texts)
 
 
 def format_table(
     table: pd.DataFrame,  # from `results_table`
 ) -> str:
-    """Return a table as text: score ± std over seeds, trained parameters, time and memory.
+    """Return a table as text: score ± std over seeds, interval, trained parameters and costs.
 
-    A * after the learning rate says that it is the smallest or largest of those that were tried.
+    The size of the file is that of the trained tensors; the seconds are of a run, with a search of
+    its learning rate. A * after the learning rate says that it is the smallest or largest of those
+    that were tried.
     """
     require_packages("tabulate")
     from tabulate import tabulate
 
     metric = table.metric.iloc[0]
-    header = ("method", metric, "prompt", "head", "backbone", "ms/step", "memory MB", "lr")
+    header = ("method", metric, "95 % interval", "parameters", "file", "seconds", "texts/s", "lr")
     rows = [header, *(_format_row(row) for _, row in table.iterrows())]
     alignment = ("left", *["right"] * (len(rows[0]) - 1))
     return tabulate(rows, "firstrow", disable_numparse=True, colalign=alignment)
@@ -188,78 +237,67 @@ def format_std(
     return "" if pd.isna(std) else f" ± {std}"
 
 
-def _describe_seed_count(row: pd.Series) -> str:
-    """Return the number of runs of a row as words for a title."""
-    if row.get("draws", 0) > 1:
-        return f"{row.seeds} runs on {row.draws:.0f} splits"
-    return "1 seed" if row.seeds == 1 else f"{row.seeds} seeds"
+PICTURE_GREY = "#7d8590"  # of texts and axes: readable on white and on black
 
 
 def plot_scores(
     records: list[dict],  # of one task, backbone and head
     ax: Any = None,  # matplotlib axes; None: a new figure
+    folder: Path | str | None = None,  # folder of the records and logits; None: no intervals
+    title: str = "",  # the message of the picture; "": the task and the backbone
 ) -> Any:  # the axes
-    """Plot the score of every seed against the number of trained parameters.
+    """Plot the score of every method and seed as dots, with the 95 % interval of each method.
 
-    Dashed lines show the means of head-only and fine-tuning, the two extremes.
     Raises: `UserError` if no run finished, or if the records differ in task, backbone or head.
     """
-    require_packages("matplotlib", "adjustText")
+    require_packages("matplotlib")
     import matplotlib.pyplot as plt
-    from adjustText import adjust_text
 
-    table = results_table(select_finished(records))
+    table = results_table(select_finished(records), folder)
     df = pd.DataFrame(select_finished(records))
     check_same_settings(
         table, _GROUP_COLUMNS[:-1], "one picture has one task, number of shots, backbone and head"
     )
-    ax = ax or plt.subplots(figsize=(5.5, 3.5))[1]
-    labels = []
-    bars: list[Any] = []
+    ax = ax or plt.subplots(figsize=(6, 0.8 + 0.35 * len(table)))[1]
     for i, row in enumerate(table.itertuples()):
-        n_params = max(1, row.prompt_params + row.head_params + row.backbone_params)
         scores = df[df.method == row.method].score
-        color = f"C{i}"
-        ax.plot([n_params] * len(scores), scores, "o", ms=4, alpha=0.5, color=color)
-        bars += ax.plot(n_params, row.score, "_", ms=16, mew=2.5, color=color)
-        labels.append(ax.text(n_params, row.score, row.method, fontsize=9, color=color))
-        if row.method in ("head-only", "fine-tuning"):
-            ax.axhline(row.score, color=color, ls="--", lw=0.8, alpha=0.5)
+        ax.plot([row.low, row.high], [i, i], "-", lw=2, color=f"C{i % 10}")
+        if len(scores) > 1:
+            ax.plot(scores, [i] * len(scores), "o", ms=4, alpha=0.5, color=f"C{i % 10}")
+        ax.plot(row.score, i, "o", ms=8, color=f"C{i % 10}")
     first = table.iloc[0]
-    n_examples = "" if pd.isna(first.shots) else f", {first.shots:.0f} examples"
-    ax.set(
-        xscale="log",
-        xlabel="trained parameters, including the head",
-        ylabel=f"{first.metric} (%), test",
-        title=f"{first.task}{n_examples}, {first.backbone}: {_describe_seed_count(first)}, "
-        "bar = mean",
-    )
-    ax.margins(x=0.2)
-    ax.spines[["top", "right"]].set_visible(False)
-    line = dict(arrowstyle="-", lw=0.6)
-    adjust_text(labels, objects=bars, ax=ax, expand=(1.2, 1.7), iter_lim=500, arrowprops=line)
+    ax.set_yticks(range(len(table)), table.method)
+    ax.invert_yaxis()
+    ax.set_xlabel(f"{first.metric} on test (%), line: 95 % interval", color=PICTURE_GREY)
+    ax.set_title(title or f"{first.task}, {first.backbone}", color=PICTURE_GREY, wrap=True)
+    ax.tick_params(colors=PICTURE_GREY)
+    ax.grid(axis="x", color=PICTURE_GREY, alpha=0.3)
+    for side in ax.spines.values():
+        side.set_visible(False)
     return ax
 
 
 def write_results(
     records: list[dict],  # of one task
     path_prefix: Path | str,  # folder and base name of the three files
+    title: str = "",  # of the picture; "": the task and the backbone
 ) -> pd.DataFrame:  # the table
     """Write the records, their table and their picture to PREFIX.jsonl, .csv and .png.
 
     Each file is replaced as a whole; the records are written first, since the others follow from
-    them.
+    them. The logits of the records, if they have some, are in the same folder.
     """
-    require_packages("matplotlib", "adjustText")
+    require_packages("matplotlib")
     from matplotlib.figure import Figure  # unlike a figure of pyplot it needs no `close`
 
     lines = "".join(dump_record(r) + "\n" for r in records)
     write_atomically(Path(f"{path_prefix}.jsonl"), lines.encode())
-    table = results_table(records)
+    folder = Path(path_prefix).parent
+    table = results_table(records, folder)
     write_atomically(Path(f"{path_prefix}.csv"), table.to_csv(index=False).encode())
-    figure = Figure(figsize=(5.5, 3.5))
-    plot_scores(records, figure.add_subplot())
+    figure = Figure(figsize=(6, 1.2 + 0.35 * len(table)))
+    plot_scores(records, figure.add_subplot(), folder, title)
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=150, bbox_inches="tight")
+    figure.savefig(picture, format="png", dpi=150, bbox_inches="tight", transparent=True)
     write_atomically(Path(f"{path_prefix}.png"), picture.getvalue())
     return table

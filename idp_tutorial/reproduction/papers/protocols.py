@@ -493,7 +493,7 @@ def _plan_control_runs(table: str, runs: list[RunConfig]) -> list[RunConfig]:
     """Return a run of every control for each backbone, task, size and split of `runs`."""
     distinct = {(c.backbone, c.task, c.shots, c.split_seed, c.data): c for c in runs}
     controls = []
-    for method in CONTROL_METHODS:
+    for method in ("majority", "probe", "side-network"):
         for c in distinct.values():
             if method == "probe" and c.task in ("qqp", "mnli") and c.shots is None:
                 continue

@@ -19,6 +19,8 @@ Modules:
 - `idpg`: S-IDPG: its generator with the choices of paper and code, its plan, and its options.
 - `idpg_multilayer`: A generated prompt in every layer: what is shared, what is read, and how
   prompts enter.
+- `key_value_prompt`: P-tuning v2 and M-IDPG: keys and values of its own for each layer, static or
+  generated.
 - `lpt`: Late prompt tuning: insert the prompt half-way, generated from the hidden states there.
 - `method_registry`: The registry `METHODS`: what a method is, its options, and facts such as its
   learning rates.

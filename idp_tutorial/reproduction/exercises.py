@@ -78,6 +78,12 @@ ANSWERS: dict[str, Answer] = {
         (40, 62), "Standardise nothing, train as long as the chapter, and give percent."
     ),
     "06.4": Answer("f3004ea28b63", "Two rules, two sets of blocks, and the biases b₁ and b₂."),
+    "07.1": Answer(
+        "68598af704a7", "Two vectors of the model's width for each prompt vector and layer."
+    ),
+    "07.2": Answer((30, 62), "Train the seed 0 plan for 100 steps on 500 questions, in percent."),
+    "07.3": Answer((0.01, 20), "Take the largest difference at the words, after the last layer."),
+    "07.4": Answer("31c0a1c7676e", "Two generators, each with one bias; nothing for each layer."),
     "08.1": Answer(
         "16c1d29fde90", "Count two passes for each layer above the prompt, none below it."
     ),

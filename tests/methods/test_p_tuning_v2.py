@@ -18,7 +18,8 @@ from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
-from idp_tutorial.methods.p_tuning_v2 import KeyValuePrompt, _embed_shifted, deep_prompt_plan
+from idp_tutorial.methods.key_value_prompt import KeyValuePrompt
+from idp_tutorial.methods.p_tuning_v2 import _embed_shifted, deep_prompt_plan
 from idp_tutorial.methods.prompt_tuning import prompt_plan
 from idp_tutorial.methods.soft_prompt import SoftPrompt
 from idp_tutorial.testing.small_models import small_backbone

@@ -37,9 +37,9 @@ from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.id_spam import AttentionPromptGenerator
 from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
 from idp_tutorial.methods.idpg_multilayer import multilayer_idpg_plan
+from idp_tutorial.methods.key_value_prompt import KeyValuePrompt
 from idp_tutorial.methods.lpt import PoolingPromptGenerator, lpt_plan
 from idp_tutorial.methods.p_tuning_v2 import deep_prompt_plan
-from idp_tutorial.methods.key_value_prompt import KeyValuePrompt
 from idp_tutorial.methods.phm import count_phm_parameters
 from idp_tutorial.methods.prompt_tuning import prompt_plan
 from idp_tutorial.methods.sentence_vectors import mean_sentence_vector

@@ -32,7 +32,7 @@ from idp_tutorial.methods.method_registry import (
 
 # %% ../../nbs/engine/methods/idpg.ipynb #8fd458a9
 class PromptGenerator(BottleneckGenerator):
-    """Generator of a prompt with the choices that IDPG's paper and code offer (IDPG §3.1, §A.5.1)."""
+    """Generator of a prompt with the choices of IDPG's paper and code (IDPG §3.1, §A.5.1)."""
 
     def __init__(
         self,

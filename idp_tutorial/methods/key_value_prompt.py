@@ -6,7 +6,6 @@
 __all__ = ['KeyValuePrompt']
 
 # %% ../../nbs/course/07_every_layer.ipynb #728edad8
-import torch
 from torch import Tensor, nn
 
 from ..core.context import Context

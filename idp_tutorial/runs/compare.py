@@ -412,6 +412,9 @@ def _write_report(
     except UserError as error:  # such as a task that generates texts
         logger.info(f"no report: {error}")
         return
+    if "logits" not in record:  # a record of an earlier version
+        logger.info(f"no report: the run of {advice.method} has no stored outputs")
+        return
     rows = task.splits["test"]
     outputs = torch.from_numpy(load_logits(record, folder)["test"])
     predictions = format_predictions(task, outputs, [row.get("group") for row in rows])

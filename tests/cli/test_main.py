@@ -139,7 +139,7 @@ def test_commands_that_train_have_the_same_options(name):
         *("seed", "task", "layer", "method", "out", "save_every", "dry_run"),
         *("table", "text", "text2", "label", "format", "regression", "validation", "test"),
         *("encoding", "sep", "skip_empty", "skip_unlabelled", "group_duplicates", "multi_label"),
-        *("report", "progress", "log_with"),
+        *("report", "progress", "log_with", "controls"),
     }
     if name == "transfer":  # whose metric follows from the two tasks
         shared -= {"metric"}

@@ -140,7 +140,7 @@ def pretend(monkeypatch):
     for module in (comparison, reproduce):
         monkeypatch.setattr(module, "load_config_task", lambda cfg: task())
     monkeypatch.setattr(transfer, "run_transfer", _transfer)
-    monkeypatch.setattr(results, "plot_scores", lambda records, ax: None)
+    monkeypatch.setattr(results, "plot_scores", lambda *_: None)
     monkeypatch.setattr("matplotlib.figure.Figure", _Figure)
 
 

@@ -25,7 +25,8 @@ def pad_on_the_left(batch):
 
 
 @pytest.mark.parametrize("family", POOLINGS)
-@pytest.mark.parametrize("method", ALL_METHODS)
+# the control on words has ids of its own words, and reads no position
+@pytest.mark.parametrize("method", [name for name in ALL_METHODS if name != "words"])
 def test_padding_on_the_left_is_refused(method, family):
     task = small_task()
     for pooling in POOLINGS[family]:

@@ -679,6 +679,49 @@ def test_the_advice_when_to_use_a_prompt_states_stored_scores():
     assert [round(gain) for gain in gains] == [3, 5, 22]
 
 
+def test_the_first_chapter_states_what_a_prompt_adds_to_the_network_that_writes_it():
+    scores = {row["method"]: row["scores"] for row in load_scores() if row["chapter"] == "00"}
+    network = scores["the same network, without a prompt"]
+    generated = scores["a prompt generated from the text"]
+    assert len(network) == len(generated) == 5
+    assert abs(statistics.mean(network) - statistics.mean(generated)) < 1
+    assert {f"{end:.1f}" for end in (min(network), max(network))} <= stated_numbers("00")
+    runs = "why/layers-trec-600.jsonl"
+    means = [[mean_score(runs, m, layer=k) for m in ("lpt", "lpt-npg")] for k in (15, 29)]
+    half_way, late = (generated - static for static, generated in means)
+    assert (f"{half_way:.1f}", round(late)) == ("2.6", 22)
+    assert f"{half_way:.1f}" in stated_numbers("00")
+
+
+def test_the_chapter_on_prompt_tuning_states_what_five_vectors_add_with_each_seed():
+    scores = {row["method"]: row["scores"] for row in load_scores() if row["task"] == "questions"}
+    gains = [b - a for a, b in zip(scores["a head"], scores["a head and five vectors"])]
+    stated = re.search(r"(\d+) to (\d+) points more", course.read_markdown(chapter_path("04")))
+    assert len(gains) == 5 and int(stated[1]) <= min(gains) and max(gains) <= int(stated[2])
+    small, large = (scores[f"prompt first, rate {rate}"] for rate in (0.001, 0.01))
+    assert len(small) == len(large) == 5 and max(small) < min(large)
+
+
+def test_the_chapter_on_a_fixed_prompt_states_by_how_much_generating_is_ahead():
+    by_point = {}
+    for run in read_records(ROOT / "results/crossing/questions-tiny-600.jsonl"):
+        if run["steps"] == 600:
+            rates = by_point.setdefault((run["method"], run["layer"]), {})
+            rates.setdefault(run["lr"], []).append(run)
+    chosen = {
+        point: max(rates.values(), key=lambda runs: runs[0]["validation"] + runs[1]["validation"])
+        for point, rates in by_point.items()
+    }
+    mean = {point: statistics.mean(r["score"] for r in runs) for point, runs in chosen.items()}
+    assert mean["lpt-npg", 0] < mean["lpt", 0]
+    for method, points in (("lpt-npg", 55), ("lpt-mppg", 70)):
+        gains = [mean[method, layer] - mean["lpt", layer] for layer in (4, 6, 7)]
+        assert round(statistics.mean(gains)) == points
+    outputs = read_outputs(chapter_path("02"))
+    shares = re.search(r"tensor\(\[\[(\S+), (\S+)\],\s+\[(\S+), (\S+)\]\]\)", outputs)
+    assert abs(float(shares[1]) - float(shares[3])) > 0.1  # the text chooses the shares
+
+
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
 def test_no_output_averages_runs_that_differ_by_whether_they_learn(path):
     for deviation in re.findall(r"\d\d\.\d ± (\d+\.\d)", read_outputs(path)):

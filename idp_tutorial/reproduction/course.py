@@ -363,7 +363,8 @@ def build_score_table(
     records = [
         r
         for r in load_course_scores(file)
-        if chapter in ("", r["chapter"]) or r["method"] in SCORE_TABLE_CONTROLS
+        if r["task"] in SCORE_TABLE_TASKS
+        and (chapter in ("", r["chapter"]) or r["method"] in SCORE_TABLE_CONTROLS)
     ]
     names = list(dict.fromkeys((r["chapter"], r["method"]) for r in records))
     names.sort(key=lambda name: (name[1] in SCORE_TABLE_CONTROLS, name[0]))

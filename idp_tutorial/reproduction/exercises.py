@@ -31,7 +31,9 @@ ANSWERS: dict[str, Answer] = {
         (40, 60),
         "Run the cell with `read_above` again; score the prompt that is trained, in percent.",
     ),
-    "00.4": Answer((62, 82), "Give the accuracy of the static prompt with its head, in percent."),
+    "00.4": Answer(
+        (80, 100), "Standardise the means of the word vectors; give the accuracy in percent."
+    ),
     "01.1": Answer(
         "6ab52d1e65a8", "The two sentences are cut to three tokens; each token has one vector."
     ),

@@ -34,7 +34,7 @@ from idp_tutorial.utils.durable_files import (
     repair_last_line,
 )
 from idp_tutorial.utils.process import process_state
-from idp_tutorial.utils.schemas import Count, Finite, Rule, check_schema
+from idp_tutorial.utils.schemas import Count, Finite, Rule, check_type
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -287,11 +287,11 @@ def check_record(
             f"its schema is {record.get('schema', 1)!s:.40}, and this version reads schema "
             f"{SCHEMA_VERSION} only"
         )
-    check_schema(_RunFields, record, "it", "create it again")
+    check_type(_RunFields, record, "")
     if record["status"] == "diverged" and "message" not in record:
-        raise UserError("it is of a run that diverged, and has no message: create it again")
+        raise UserError("it is of a run that diverged, and has no message")
     if "lr_selection" in record and "lr" not in record:
-        raise UserError("it says how its lr was chosen, and has no lr: create it again")
+        raise UserError("it says how its lr was chosen, and has no lr")
     return record
 
 

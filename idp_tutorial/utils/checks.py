@@ -271,9 +271,7 @@ def check_writable_folder(
     if not existing.is_dir():
         raise UserError(f"{argument}{folder}: {existing} is a file: give a folder.")
     if not os.access(existing, os.W_OK):
-        raise UserError(
-            f"{argument}{folder}: there is no write permission in {existing}: give another folder."
-        )
+        raise UserError(f"{argument}{folder}: {existing} cannot be written: give another folder.")
 
 
 EXTRA_OF_PACKAGE = {  # package: the extra of settings.ini that installs it
@@ -291,6 +289,4 @@ def require_packages(*packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             extra = EXTRA_OF_PACKAGE[package]
-            raise UserError(
-                f"{package} is not installed: install it with pip install 'idp_tutorial[{extra}]'."
-            )
+            raise UserError(f"{package} is not installed: run pip install 'idp_tutorial[{extra}]'.")

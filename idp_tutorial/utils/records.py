@@ -324,9 +324,7 @@ def read_records(
     records = []
     for path in map(Path, paths):
         if not path.is_file():
-            raise MissingFileError(
-                f"{path} does not exist: a comparison writes its records to OUT/compare.jsonl."
-            )
+            raise MissingFileError(f"{path} does not exist: give OUT/compare.jsonl.")
         records += _parse_records(path.read_bytes(), path)
     return [r for r in records if "logits" in r] if with_logits else records
 
@@ -339,9 +337,7 @@ def parse_conditions(
     for word in text.split():
         name, _, values = word.partition("=")
         if not (name and values):
-            raise UserError(
-                f"{text!r}: {word!r} is not a condition: write NAME=VALUE, such as layer=3,4."
-            )
+            raise UserError(f"{word!r} is not a condition: write NAME=VALUE, such as layer=3,4.")
         conditions[name] = values.split(",")
     return conditions
 

@@ -37,9 +37,8 @@ def _build_head(
     if task.is_generation:
         return GenerationHead(bb)
     if task.multi_label and cfg.head == "verbalizer":
-        raise UserError(
-            f"rows of task {task.name!r} may have several labels: use head='classification'."
-        )
+        problem = "head='verbalizer' predicts one label word, and a row may have several labels"
+        raise UserError(f"{problem}: use head='classification'.")
     if cfg.head == "verbalizer":
         return VerbalizerHead(bb, task.word_ids(bb.tokenizer), cfg.loss_vocab)
     return ClassificationHead(

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, TypeVar
 
 from idp_tutorial.assembly import controls  # noqa: F401 (it registers the controls)
 from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.heads import HeadConfig
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods import all_methods  # noqa: F401 (it registers the methods)
 from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS, MethodConfig
@@ -260,19 +261,17 @@ def _has_cacheable_state(cfg: RunConfig, states: Collection[str]) -> bool:
     return bool(cacheable & set(states))
 
 
-_HEAD_OPTIONS = ("two_layer_head", "head_init", "head_lr", "tune_head_first", "pooling")
-
-
 def _options_without_head(
     methods: Collection[str], options: RunOptions
 ) -> dict[str, str]:  # option: the reason why the head of the runs does not use it
     task = TASKS.get(options.task)
+    of_head = {*declared_options(HeadConfig), "head_lr", "tune_head_first"} - {"template"}
     if task and task.is_generation:
         reason = f"task {options.task!r} is a generation task and has no classification head"
-        unused = dict.fromkeys((*_HEAD_OPTIONS, "head", "loss_vocab"), reason)
+        unused = dict.fromkeys(of_head, reason)
     elif options.head == "verbalizer":
         reason = "a verbalizer predicts at its mask token and has no classification head"
-        unused = dict.fromkeys(_HEAD_OPTIONS, reason)
+        unused = dict.fromkeys(of_head - {"head", "loss_vocab"}, reason)
     else:
         unused = {"loss_vocab": "it needs head='verbalizer'"}
         if options.pooling != "mask":

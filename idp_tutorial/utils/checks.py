@@ -136,10 +136,6 @@ class Range:
         """Return the upper limit in words."""
         return f"{'below' if self.is_high_excluded else 'at most'} {_format(self.high)}"
 
-    def __str__(self) -> str:
-        low = self._describe_low()
-        return low if self.high == math.inf else f"{low} and {self._describe_high()}"
-
     def check(self, value: Any, name: str) -> Any:  # `value`
         """Return `value` if it is a number in the range.
 

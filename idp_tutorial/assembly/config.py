@@ -18,8 +18,7 @@ AdapterDrop keeps its default.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import wraps
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 from idp_tutorial.assembly import controls  # noqa: F401 (it registers the controls)
@@ -48,27 +47,8 @@ __all__ = [
 
 
 _Options = TypeVar("_Options", bound="RunOptions")
-_Class = TypeVar("_Class", bound=type)
 
 
-def _accept_method_options(cls: _Class) -> _Class:
-    """Let the constructor of a dataclass take what is in `method_options` by name, too."""
-    set_fields = vars(cls)["__init__"]
-    names = {member.name for member in fields(cls) if member.init}
-
-    @wraps(set_fields)
-    def initialise(
-        self: Any, *arguments: Any, method_options: Mapping[str, Any] | None = None, **options: Any
-    ) -> None:
-        given = {name: options.pop(name) for name in [*options] if name not in names}
-        set_fields(self, *arguments, method_options={**(method_options or {}), **given}, **options)
-        self.check_given(given)
-
-    setattr(cls, "__init__", initialise)  # noqa: B010 (a type checker allows no assignment)
-    return cls
-
-
-@_accept_method_options
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(TrainingConfig):
     """Options of several runs, before the method of each is chosen."""
@@ -79,14 +59,22 @@ class RunOptions(TrainingConfig):
     # options of methods that were given; a method gets those which it has
     method_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
+    def __init__(
+        self,
+        backbone: str = "tiny",
+        method_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        given = {name: options.pop(name) for name in [*options] if name not in general_options()}
+        object.__setattr__(self, "backbone", backbone)
+        object.__setattr__(self, "method_options", {**(method_options or {}), **given})
+        super().__init__(**options)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.method_options:
             if name not in all_method_options():
                 check_option_name(name, [*general_options(), *all_method_options()])
-
-    def check_given(self, method_options: Mapping[str, Any]) -> None:
-        """Check the options of methods that were given to the constructor by name."""
 
     def with_method(
         self,
@@ -120,7 +108,6 @@ class RunOptions(TrainingConfig):
         return {**general, **self.method_options}
 
 
-@_accept_method_options
 @dataclass(frozen=True)
 class RunConfig(RunOptions):
     """Settings of a run: everything that can change its result."""
@@ -130,6 +117,19 @@ class RunConfig(RunOptions):
     method_options: Mapping[str, Any] = field(default_factory=dict, compare=False, kw_only=True)
     # the method's own options, built from `method_options`
     method_config: MethodConfig = field(init=False)
+
+    def __init__(self, method: str = "prompt-tuning", **options: Any) -> None:
+        object.__setattr__(self, "method", method)
+        super().__init__(**options)
+        own_options = ALL_METHODS[method].options
+        for name in (
+            options.keys() - general_options().keys() - own_options.keys() - {"method_options"}
+        ):
+            raise UserError(
+                f"method {method!r} has no option {name!r}: leave it out, or use a method that has "
+                f"it ({_list_some(methods_with_option(name))}). Its options are "
+                f"{', '.join(own_options) or 'none'}."
+            )
 
     def __post_init__(self) -> None:
         row = ALL_METHODS[check_name(self.method, ALL_METHODS, "method")]
@@ -142,15 +142,6 @@ class RunConfig(RunOptions):
         own_values = {n: v for n, v in given.items() if v is not None}  # None: the default
         object.__setattr__(self, "method_config", row.config_class(**own_values))
         super().__post_init__()
-
-    def check_given(self, method_options: Mapping[str, Any]) -> None:
-        """Refuse options that the method does not have."""
-        for name in method_options.keys() - ALL_METHODS[self.method].options.keys():
-            raise UserError(
-                f"method {self.method!r} has no option {name!r}: leave it out, or use a method "
-                f"that has it ({_list_some(methods_with_option(name))}). Its options are "
-                f"{', '.join(ALL_METHODS[self.method].options) or 'none'}."
-            )
 
     @property
     def run_name(self) -> str:

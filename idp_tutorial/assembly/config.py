@@ -61,9 +61,10 @@ class RunOptions(TrainingConfig):
 
     def __init__(
         self,
+        *,
         backbone: str = "tiny",
         method_options: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Any,  # the other fields, and more options of methods
     ) -> None:
         given = {name: options.pop(name) for name in [*options] if name not in general_options()}
         object.__setattr__(self, "backbone", backbone)
@@ -122,9 +123,7 @@ class RunConfig(RunOptions):
         object.__setattr__(self, "method", method)
         super().__init__(**options)
         own_options = ALL_METHODS[method].options
-        for name in (
-            options.keys() - general_options().keys() - own_options.keys() - {"method_options"}
-        ):
+        for name in options.keys() - {*general_options(), *own_options, "method_options"}:
             raise UserError(
                 f"method {method!r} has no option {name!r}: leave it out, or use a method that has "
                 f"it ({_list_some(methods_with_option(name))}). Its options are "

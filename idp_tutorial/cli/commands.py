@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any, ClassVar
 
 from idp_tutorial.cli.arguments import build_parser, parse_arguments
+from idp_tutorial.cli.run_options import read_run_options
 from idp_tutorial.data.config import TableConfig
 from idp_tutorial.utils.checks import (
     Range,
@@ -222,9 +223,7 @@ class Command:
     def _options_of_runs(self) -> dict[str, Option]:
         if self.run_options == ():
             return {}
-        from idp_tutorial.assembly.config import describe_all_options
-
-        options = describe_all_options()
+        options = read_run_options()
         selected = options if self.run_options is None else self.run_options
         return {
             name: replace(options[name], default=self.defaults.get(name, options[name].default))

@@ -134,7 +134,7 @@ def test_other_columns_of_a_table_are_ignored_beside_one_with_a_usual_name(quick
     same = clf.predict_proba(pairs) == clf.predict_proba([*zip(TEXTS, authors)])
     assert same.all()
     with pytest.raises(
-        ValueError, match=r"row 0 of the columns message, n \(`text=` names others\) must be a text"
+        ValueError, match=r"24 of 24 rows .* row 0: n must be a text that is not empty, got 0"
     ):
         quick().fit(pd.DataFrame(dict(message=TEXTS, n=columns["n"])), LABELS)
 
@@ -216,10 +216,10 @@ def test_texts_in_any_shape(quick):
         (
             ["a", None],
             ["a", "b"],
-            r"1 of 2 rows has no text in X \(row 1\): write the texts, or leave .* skip_empty",
+            r"1 of 2 rows has no text in X \(row 1\): write the texts, or remove .* skip_empty",
         ),
-        (["a", "b \ud800"], ["a", "b"], "row 1 contains a lone surrogate"),
-        (["a", "b \0"], ["a", "b"], "row 1 contains a NUL character"),
+        (["a", "b \ud800"], ["a", "b"], "row 1: .* contains a lone surrogate"),
+        (["a", "b \0"], ["a", "b"], "row 1: .* contains a NUL character"),
         (["a", " ", float("nan"), pd.NA], [*"abab"], r"3 of 4 .*row 1, row 2, row 3\)"),
         ({*TEXTS}, LABELS, "X must be an ordered collection, got set: give a list of texts"),
         (
@@ -238,7 +238,7 @@ def test_texts_in_any_shape(quick):
             dict(a=1, b=2),
             "y must be an ordered collection, got dict: give a list of labels",
         ),
-        (["a", "b"], ["a", " "], r"1 of 2 rows has no label \(label 1\)"),
+        (["a", "b"], ["a", " "], "label 1 must be a text, .* got ' '"),
         (["a", "b"], ["a", "b\udfff"], "label 1 contains a lone surrogate"),
         ("text", ["a"], "X must be an ordered collection, got str: give a list of texts"),
         ([], [], "0 sample"),
@@ -353,7 +353,7 @@ def test_validation_can_be_a_table(quick):
         (labelled_dataset(), dict(text="message", label="x"), "X: no column 'x' .* in label="),
         (labelled_dataset(), dict(label="topic"), "no column 'text' among .* in text="),
         (labelled_dataset(), dict(text2="message"), "no column 'text' among .* in text="),
-        (TEXTS, dict(text="message"), "'message' names a column, but X is not a table"),
+        (TEXTS, dict(text="message"), "X: no column 'message' among sentence1"),
         (DatasetDict(test=labelled_dataset()), {}, "has no training rows, only test"),
     ],
     ids=lambda v: "",

@@ -16,7 +16,7 @@ from idp_tutorial.cli.predict import select_text_columns
 from idp_tutorial.data.config import TableConfig
 from idp_tutorial.data.file_readers import iterate_rows
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.data.user_data import _read_labelled_rows
+from idp_tutorial.data.user_data import _read_source
 from idp_tutorial.estimator import PromptClassifier, PromptRegressor, convert_to_rows
 from idp_tutorial.serving.server import parse_request
 from idp_tutorial.utils.checks import UserError
@@ -58,7 +58,8 @@ def write(file, row):
 
 
 def read_table(source, regression=False):
-    rows, _ = _read_labelled_rows(source, TableConfig(regression=regression))
+    rows, faults = _read_source(source, TableConfig(regression=regression))
+    faults.refuse()
     if not rows:
         raise UserError("no row has a label")
     return rows[0]

@@ -42,75 +42,47 @@ WINDOW_SIZE = 4096
 _MODEL_FILES = ("prompts.*", "record.jsonl", "README.md", "SHA256SUMS", "checkpoint-*")
 
 
-def _choose_column(
-    row: dict, where: str, given: str | None, candidates: Iterable[str | None]
-) -> str | None:
-    """Return the column that was given, or the first candidate in the row."""
-    if given and given not in row:
-        raise UserError(
-            f"{where}: no column {given!r} among {', '.join(row)}: name another with text= or "
-            "text2=."
-        )
-    return given or next((c for c in candidates if c and c in row), None)
-
-
 def select_text_columns(
-    rows: Iterable[tuple[str, dict]],  # (description of its place, row), as `iterate_rows` yields
+    records: Iterable[tuple[str, dict]],  # (file and line, row), as `iterate_rows` yields
     task: Any,  # a `Task`
-    text: str | None = None,  # column of the text; None: sentence1, the column of training, or text
-    text2: str | None = None,  # column of the second text; None: sentence2, or that of training
-    skip_empty: bool = False,  # leave out rows without a text, and log how many they are
+    given: Any = None,  # a `TextConfig`: columns that were named, and whether to skip empty texts
     source: str | None = None,  # name of a table whose columns have their names once
     faults: Any = None,  # a `RowFaults`, which the reader of the rows adds to
+    with_label: bool = False,  # do the texts have the `label` of their row?
 ) -> Iterator[tuple[dict, dict]]:
     """Yield each row, and its texts under the names of the task.
 
     Raises: `UserError` that names all faults of the rows, after all rows are read.
     """
-    from idp_tutorial.data.rows import is_empty_text, log_skipped
     from idp_tutorial.data.table_checks import RowFaults
-    from idp_tutorial.training.evaluation import require_text_columns
+    from idp_tutorial.data.user_data import iterate_texts
 
-    faults = faults or RowFaults()
-
-    trained = task.source_columns
-    candidates: dict[str, tuple] = {"sentence1": (text, ("sentence1", trained[0], "text"))}
-    if task.pair:
-        candidates["sentence2"] = (text2, ("sentence2", trained[1]))
-    empty = faults.without_text
-    n_rows = 0
-    for where, row in rows:
-        n_rows += 1
-        place = source or where
+    given = given or TextConfig()
+    faults = faults or RowFaults(source or "the input")
+    read = iterate_texts(
+        records,
+        faults,
+        given,
+        source is not None,
+        task.allow_empty_text,
+        trained=task.source_columns,
+        pair=task.pair,
+        with_label=with_label,
+        n_positional=1 if source else 0,  # the only column of a table has the texts
+    )
+    for where, row, texts in read:
         if taken := [column for column in PREDICTION_COLUMNS if column in row]:
             raise UserError(
-                f"{place} already has a column {taken[0]!r}, which the prediction would replace: "
-                "rename it."
+                f"{source or where} already has a column {taken[0]!r}, which the prediction would "
+                "replace: rename it."
             )
-        only = row if source and len(row) == 1 else ()  # the only column of a table has the texts
-        chosen = {
-            name: _choose_column(row, place, given, [*usual, *only])
-            for name, (given, usual) in candidates.items()
-        }
-        columns = {name: column for name, column in chosen.items() if column}
-        if not task.allow_empty_text and any(is_empty_text(row[c]) for c in columns.values()):
-            empty.append(where)
-            continue
-        texts = {name: row[column] for name, column in columns.items()}
         if "group" in row:
             texts["group"] = row["group"]
-        try:
-            require_text_columns(task, texts if "sentence1" in texts else row, where)
-        except UserError as e:
-            faults.add("text", e)
-        if not faults.counts and (not empty or skip_empty):  # otherwise all is only counted
-            yield row, texts
-    n_rows += faults.counts.get("row", 0)
-    if skip_empty:
-        log_skipped("skip_empty", empty, n_rows)
-        empty.clear()
-    if message := faults.describe(source or "the input", n_rows, "the column of texts"):
-        raise UserError(message)
+        if not faults.messages and (given.skip_empty or not faults.missing):
+            yield row, texts  # otherwise the faults are only counted
+    if given.skip_empty:
+        faults.skip("text", "skip_empty")
+    faults.refuse()
 
 
 def _output_format(out: str, given: str | None) -> str:
@@ -280,18 +252,11 @@ def _predicted_columns(prediction: dict, task: Any, with_probabilities: bool) ->
     return columns
 
 
-def _parse_row_label(task: Any, row: dict, label: str | None, where: str) -> Any:
+def _parse_row_label(task: Any, value: Any, where: str) -> Any:
     """Return the label of a row as the task has it: an index, a number, or indicators."""
     from idp_tutorial.data.rows import convert_label
     from idp_tutorial.data.user_data import parse_label, parse_labels
 
-    column = label or next((c for c in ("label", *task.columns[2:3]) if c in row), None)
-    if column not in row:
-        raise UserError(
-            f"{where}: no column {column or 'label'!r} among {', '.join(row)}, and a report needs "
-            "labels: name the column in label=, or leave report out."
-        )
-    value = row[column]
     if task.is_regression:
         return parse_label(value, where, regression=True)
     parsed: Any = parse_labels(value, where) if task.multi_label else parse_label(value, where)
@@ -355,7 +320,7 @@ def _read_rows(options: PredictOptions, task: Any, dialect: Any) -> Iterator[tup
     from idp_tutorial.data.file_readers import has_header, iterate_rows
     from idp_tutorial.data.table_checks import RowFaults
 
-    faults = RowFaults()
+    faults = RowFaults("standard input" if options.texts == "-" else options.texts)
     read = iterate_rows(
         options.texts,
         options.format,
@@ -365,16 +330,8 @@ def _read_rows(options: PredictOptions, task: Any, dialect: Any) -> Iterator[tup
         dialect,
         partial(faults.add, "row"),
     )
-    source = "standard input" if options.texts == "-" else options.texts
-    return select_text_columns(
-        read,
-        task,
-        options.text,
-        options.text2,
-        options.skip_empty,
-        source if has_header(options.texts, options.format) else None,
-        faults,
-    )
+    source = faults.source if has_header(options.texts, options.format) else None
+    return select_text_columns(read, task, options, source, faults, bool(options.report))
 
 
 def _empty_output_row(header: list[str], task: Any, with_probabilities: bool) -> dict:
@@ -416,12 +373,12 @@ def _predict_file(
     # the rows of a question must be predicted together
     window_size = None if task.grouping == "choose" else max(WINDOW_SIZE, 8 * batch_size)
     while window := [*islice(rows, window_size)]:
-        predictions = predict(trained, task, cfg, [t for _, t in window], batch_size)
-        for (row, texts), prediction in zip(window, predictions):
+        labels = [texts.pop("label", None) for _, texts in window]
+        predictions = predict(trained, task, cfg, [texts for _, texts in window], batch_size)
+        for (row, texts), label, prediction in zip(window, labels, predictions):
             write_row({**row, **_predicted_columns(prediction, task, options.proba)})
             if options.report:
-                where = f"row {len(labelled) + 1}"
-                label = _parse_row_label(task, row, options.label, where)
+                label = _parse_row_label(task, label, f"row {len(labelled) + 1}")
                 labelled.append({**texts, "label": label})
                 all_predictions.append(prediction)
         n_predicted += len(window)

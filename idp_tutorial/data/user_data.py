@@ -18,24 +18,22 @@ import math
 import random
 import re
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from idp_tutorial.data.config import FRACTION_HINT, TableConfig
-from idp_tutorial.data.file_readers import detect_format, has_header, iterate_rows
-from idp_tutorial.data.rows import (
-    convert_label,
-    is_empty_text,
-    log_skipped,
-    refuse_missing,
-    require_text,
-    require_utf8,
+from idp_tutorial.data.config import FRACTION_HINT, TableConfig, TextConfig
+from idp_tutorial.data.file_readers import (
+    detect_format,
+    has_header,
+    iterate_rows,
+    warn_about_unused,
 )
+from idp_tutorial.data.rows import convert_label, is_empty_text, require_text, require_utf8
 from idp_tutorial.data.splits import list_files, load_hub_dataset, match_splits
 from idp_tutorial.data.table_checks import (
     RowFaults,
@@ -55,6 +53,8 @@ __all__ = [
     "is_saved_dataset",
     "select_splits",
     "resolve_columns",
+    "iterate_texts",
+    "iterate_records",
     "parse_label",
     "parse_labels",
     "check_labels",
@@ -137,31 +137,89 @@ def _find_sources(data: Any) -> dict[str, Any]:
     )
 
 
-# ---- texts and labels
+# ---- columns
+
+
+# the usual names of the columns of texts and second texts
+_USUAL_COLUMNS = (("text", "text2"), TEXT_COLUMNS, ("sentence", None))
 
 
 def resolve_columns(
     names: Collection,  # names of the columns of a table
     where: str,  # the table, or file and line of a row, for error messages
-    text: str | None,  # column of the text; None: text, sentence1 or sentence
-    text2: str | None,  # column of the second text; None: sentence2 beside sentence1, or no column
-    label: str | None,  # column of the label; None: no column
+    given: TextConfig,  # the columns that were named, if any
+    trained: Sequence[str | None] = (None, None, None),  # columns that a model was trained on
+    pair: bool | None = None,  # is there a second text? None: if its column is found
+    with_label: bool = False,  # is a column of labels needed?
+    n_positional: int = 0,  # a table without usual names has texts in so many columns at most
 ) -> tuple[str, str | None, str | None]:
-    """Return the columns of text, second text and label; raise `UserError` if one is missing."""
-    text = text or next((c for c in ("text", "sentence1", "sentence") if c in names), "text")
-    text2 = text2 or ("sentence2" if text == "sentence1" and "sentence2" in names else None)
-    roles = {"text": text, "label": label, "text2": text2}
-    given = {argument: column for argument, column in roles.items() if column}
-    for argument, column in given.items():
+    """Return the columns of text, second text and label; raise `UserError` if one is missing.
+
+    A column that is not named has the name of training, or a usual one.
+    """
+    text, text2, label = given.text, given.text2, given.label
+    usual = [tuple(trained[:2]), *_USUAL_COLUMNS]
+    others = [name for name in names if name != (label or "label")]
+    is_named = text or text2 or label or any(name in names for name, _ in usual)
+    if not is_named and 0 < len(others) <= n_positional:
+        usual = [(*others, None)[:2]]
+    if text is None:
+        text = next((name for name, _ in usual if name in names), "text")
+    if pair is not False and text2 is None:
+        beside = (name for first, name in usual if first == text and name in names)
+        text2 = next(beside, "sentence2" if pair else None)
+    if with_label:
+        label = label or (trained[2] if trained[2] in names else "label")
+    roles = dict(text=text, label=label if with_label else None, text2=text2)
+    used = {argument: column for argument, column in roles.items() if column is not None}
+    for argument, column in used.items():
         if column not in names:
             hint = ", or the separator of the columns in sep=" if len(names) == 1 else ""
             raise UserError(
                 f"{where}: no column {column!r} among {', '.join(map(str, names))}: pass its name "
                 f"in {argument}={hint}."
             )
-    if len({*given.values()}) < len(given):
-        raise UserError(f"{where}: {', '.join(given)} must be different columns, got {given}.")
-    return text, text2, label
+    if len({*used.values()}) < len(used):
+        raise UserError(f"{where}: {', '.join(used)} must be different columns, got {used}.")
+    return text, text2, roles["label"]
+
+
+def iterate_texts(
+    records: Iterable[tuple[str, Mapping]],  # each with its location
+    faults: RowFaults,  # is told of the rows that cannot be used
+    given: TextConfig,  # the columns that were named, if any
+    names_columns_once: bool = True,  # are the columns of the first record those of all?
+    allow_empty: bool = False,  # accept a text of spaces or of no character
+    **resolving: Any,  # other arguments of `resolve_columns`
+) -> Iterator[tuple[str, Mapping, dict]]:
+    """Yield the location of each record that can be used, itself, and its texts as a row.
+
+    With `with_label` the row has the `label` too, as it is in the record.
+    """
+    columns = None
+    for where, record in records:
+        faults.n_rows += 1
+        try:
+            if not (columns and names_columns_once):
+                place = faults.source if names_columns_once else where
+                faults.columns = columns = resolve_columns(record, place, given, **resolving)
+            *texts, label = columns
+            named = {role: c for role, c in zip(TEXT_COLUMNS, texts) if c is not None}
+            row = {role: record.get(column) for role, column in named.items()}
+            if not allow_empty and any(map(is_empty_text, row.values())):
+                faults.missing["text"].append(where)
+                continue
+            for role, column in named.items():
+                row[role] = str(require_text(row[role], f"{where}: {column}", allow_empty))
+        except UserError as e:
+            if names_columns_once and not columns:
+                raise
+            faults.add("text", e)
+            continue
+        yield where, record, row if label is None else {**row, "label": record.get(label)}
+
+
+# ---- texts and labels
 
 
 def parse_label(
@@ -246,30 +304,11 @@ def decode_hub_label(
     return label
 
 
-def _name_source(source: Any) -> str:
-    """Return the name of a file or of a dataset, for messages."""
-    return str(source if isinstance(source, (str, Path)) else source.split or "dataset")
-
-
-def _iterate_source(
-    source: Any, table: TableConfig, faults: RowFaults
-) -> Iterable[tuple[str, dict]]:
-    """Return the rows of a file or of a dataset, with their location."""
-    reading = {name: getattr(table, name) for name in ("format", "encoding", "sep")}
-    if isinstance(source, (str, Path)):
-        return iterate_rows(source, **reading, on_fault=partial(faults.add, "row"))
-    if given := [name for name, value in reading.items() if value is not None]:
-        raise UserError(f"{given[0]} describes a file, and the data is a dataset: leave it out.")
-    return ((f"{_name_source(source)}, row {n}", row) for n, row in enumerate(source, 1))
-
-
 def check_labels(
     labels: Sequence,  # labels of all rows, one for each row
     places: Sequence[str],  # file and line of each row
 ) -> None:
-    """Raise `UserError` that counts missing labels, and for texts beside numbers."""
-    missing = [place for place, label in zip(places, labels) if is_empty_text(label)]
-    refuse_missing(missing, len(labels), "label", "add the labels or remove these rows")
+    """Raise `UserError` for texts beside numbers."""
     is_text = [isinstance(label, str) for label in labels]
     if len({*is_text}) > 1:
         i = is_text.index(not is_text[0])
@@ -279,127 +318,91 @@ def check_labels(
         )
 
 
-@dataclass
-class _TableRows:
-    """The rows of one file or dataset, and what is wrong with the others."""
-
-    rows: list[dict] = field(default_factory=list)  # with texts and a label
-    places: list[str] = field(default_factory=list)  # file and line of each row
-    columns: tuple = ()  # of the text, the second text and the label
-    faults: RowFaults = field(default_factory=RowFaults)
-
-    @property
-    def n_rows(self) -> int:
-        """The number of rows in the source."""
-        return len(self.rows) + len(self.faults.without_text) + sum(self.faults.counts.values())
+# ---- the rows of a table
 
 
-def _read_texts(source: Any, table: TableConfig) -> _TableRows:
-    """Read the rows of a split; their labels are as the source has them."""
-    read = _TableRows()
-    features = getattr(source, "features", None) or {}
-    columns = (table.text, table.text2, table.label or "label")
-    is_file = isinstance(source, (str, Path))
-    names_columns_once = not is_file or has_header(source, table.format)
-    for where, row in _iterate_source(source, table, read.faults):
-        place = _name_source(source) if names_columns_once else where
-        text, text2, label = read.columns = resolve_columns(row, place, *columns)
-        used = [text, text2] if text2 else [text]
-        if any(is_empty_text(row[column]) for column in used):
-            read.faults.without_text.append(where)
+def iterate_records(
+    data: Any,  # a `datasets.Dataset`, a data frame, dictionaries, texts, or pairs of texts
+) -> Iterator[dict]:
+    """Yield the rows of a table in memory, with the names of a `ClassLabel`.
+
+    Texts and pairs of texts get the names `sentence1` and `sentence2`.
+    """
+    features = getattr(data, "features", None) or {}
+    n_texts = 0  # 1, or 2 for pairs
+    if hasattr(data, "columns"):  # a data frame
+        names = [*data.columns]
+        data = [dict(zip(names, row)) for row in zip(*(data[name] for name in names))]
+    for i, record in enumerate(data):
+        if isinstance(record, Mapping):
+            yield {name: decode_hub_label(v, features.get(name)) for name, v in record.items()}
             continue
-        try:
-            texts = [require_text(row[column], f"{where}: {column}") for column in used]
-        except UserError as e:
-            read.faults.add("text", e)
-            continue
-        decoded = decode_hub_label(row[label], features.get(label))
-        read.rows.append({**dict(zip(TEXT_COLUMNS, texts)), "label": decoded})
-        read.places.append(where)
-    return read
+        texts = [*record] if isinstance(record, (list, tuple, np.ndarray)) else [record]
+        n_texts = n_texts or len(texts)
+        if len(texts) != n_texts or n_texts not in (1, 2):
+            raise UserError(
+                f"row {i} is {record!r:.60}, but every row must be a text, or every row a pair of "
+                "texts."
+            )
+        yield dict(zip(TEXT_COLUMNS, texts))
 
 
-def _parse_labels_of_rows(read: _TableRows, table: TableConfig) -> None:
-    """Replace the labels of rows by class names or numbers; rows without one are left out."""
-    labelled = []
-    for row, where in zip(read.rows, read.places):
-        if not table.multi_label and is_empty_text(row["label"]):
-            read.faults.without_label.append(where)
-        else:
-            labelled.append((row, where))
-    if not table.multi_label and labelled:
-        try:
-            check_labels([row["label"] for row, _ in labelled], [where for _, where in labelled])
-        except UserError as e:
-            read.faults.add("label", e)
-            labelled = []
-    read.rows = []
-    for row, where in labelled:
-        try:
-            if table.multi_label:
-                row["label"] = parse_labels(row["label"], where)
-            else:
-                row["label"] = parse_label(row["label"], where, table.regression)
-            read.rows.append(row)
-        except UserError as e:
-            read.faults.add("label", e)
-
-
-def _read_source(source: Any, table: TableConfig) -> tuple[list[dict], tuple, str]:
-    """Read a split: its rows, its columns, and a message with all of its faults.
+def _read_source(source: Any, table: TableConfig) -> tuple[list[dict], RowFaults]:
+    """Read a split: its rows, and the faults of the others.
 
     Without any label the list of rows is empty.
     """
-    read = _read_texts(source, table)
-    faults = read.faults
-    n_rows = read.n_rows
-    text, text2, _ = read.columns or ("", None, "")
-    column = f"column {' or '.join(repr(name) for name in (text, text2) if name)}"
-    name = _name_source(source)
+    is_file = isinstance(source, (str, Path))
+    faults = RowFaults(str(source if is_file else source.split or "dataset"))
+    reading = {name: getattr(table, name) for name in ("format", "encoding", "sep")}
+    records: Iterable[tuple[str, Mapping]]
+    if is_file:
+        records = iterate_rows(source, **reading, on_fault=partial(faults.add, "row"))
+    else:
+        warn_about_unused(reading, (), "a dataset, which is no file")
+        numbered = enumerate(iterate_records(source), 1)
+        records = ((f"{faults.source}, row {n}", record) for n, record in numbered)
+    once = not is_file or has_header(source, table.format)
+    read = [*iterate_texts(records, faults, table, once, with_label=True)]
     if table.skip_empty:
-        log_skipped("skip_empty", faults.without_text, n_rows)
-        is_blank = bool(faults.without_text)
-        faults.without_text = []
-        if not read.rows and is_blank and not faults.counts:
-            raise UserError(
-                f"{name} has no rows with a text: it must contain at least a few of each class."
-            )
-    if not read.rows:
-        if message := faults.describe(name, n_rows, column):
-            return [], read.columns, message
-        raise UserError(f"{name} has no rows: it must contain at least a few of each class.")
-    if all(row["label"] in (None, "", -1, "-1") for row in read.rows):
-        return [], read.columns, faults.describe(name, n_rows, column)
-    _parse_labels_of_rows(read, table)
+        faults.skip("text", "skip_empty")
+    if not read and not faults.describe():
+        raise UserError(
+            f"{faults.source} has no rows with a text: it must contain at least a few of each "
+            "class."
+        )
+    if all(row["label"] in (None, "", -1, "-1") for _, _, row in read):
+        return [], faults
+    first = None
+    rows = []
+    for where, _, row in read:
+        label = row["label"]
+        try:
+            if table.multi_label:
+                row["label"] = parse_labels(label, where)
+            elif is_empty_text(label):
+                faults.missing["label"].append(where)
+                continue
+            else:
+                first = first or (where, label)
+                check_labels([first[1], label], [first[0], where])
+                row["label"] = parse_label(label, where, table.regression)
+            rows.append(row)
+        except UserError as e:
+            faults.add("label", e)
     if table.skip_unlabelled:
-        log_skipped("skip_unlabelled", faults.without_label, n_rows)
-        faults.without_label = []
-    return read.rows, read.columns, faults.describe(name, n_rows, column)
+        faults.skip("label", "skip_unlabelled")
+    return rows, faults
 
 
-def _read_labelled_rows(
-    source: Any,  # a file or a dataset
-    table: TableConfig,
-) -> tuple[list[dict], tuple]:
-    """Read the rows of a split and its columns; without any label the list of rows is empty.
-
-    Raises: `UserError` that names all faults of the rows.
-    """
-    rows, columns, message = _read_source(source, table)
-    if message:
-        raise UserError(message)
-    return rows, columns
-
-
-def _read_splits(data: Any, table: TableConfig) -> tuple[dict[str, list], tuple]:
+def _read_splits(data: Any, table: TableConfig) -> tuple[dict[str, list], Sequence]:
     """Read the splits of a table that have labels, and the columns of the last split read."""
     splits = {}
-    columns: tuple = ()
     messages = []
-    name = str(data) if isinstance(data, (str, Path)) else "the dataset"
+    name = _name_data(data)
     for split, source in _find_sources(data).items():
-        rows, columns, message = _read_source(source, table)
-        if message:
+        rows, faults = _read_source(source, table)
+        if message := faults.describe():
             messages.append(message)
         if rows:
             splits[split] = rows
@@ -416,17 +419,21 @@ def _read_splits(data: Any, table: TableConfig) -> tuple[dict[str, list], tuple]
         raise UserError(
             f"the rows of {name} have no labels: pass the name of the column in label=."
         )
-    names = [name for row in splits["train"] for name in _class_names(row["label"])]
-    n_classes = len({name for name in names if isinstance(name, str)})  # 0 for a regression
+    classes = {name for row in splits["train"] for name in _class_names(row["label"])}
     n_train = len(splits["train"])
-    if 2 * n_classes > n_train:
+    if not table.regression and 2 * len(classes) > n_train:
         raise UserError(
-            f"{name} has {n_classes} classes in {n_train} training rows: check that "
-            f"{columns[2]!r} is the column of the classes (label=), or pass regression=True if "
-            "the labels are numbers."
+            f"{name} has {len(classes)} classes in {n_train} training rows: check that "
+            f"{faults.columns[2]!r} is the column of the classes (label=), or pass "
+            "regression=True if the labels are numbers."
         )
     warn_about_labels(all_rows)
-    return splits, columns
+    return splits, faults.columns
+
+
+def _name_data(data: Any) -> str:
+    """Return the name of a table for messages."""
+    return str(data) if isinstance(data, (str, Path)) else "the dataset"
 
 
 # ---- a task from rows
@@ -590,8 +597,7 @@ def load_table_task(
         given = " and ".join(f"{split}={fraction}" for split, fraction in fractions.items())
         raise UserError(f"{given} leave no rows for training: their sum must be below 1.")
     if fractions:
-        name = str(data) if isinstance(data, (str, Path)) else "the dataset"
-        warn_about_repeated_texts(splits["train"], name, table.group_duplicates)
+        warn_about_repeated_texts(splits["train"], _name_data(data), table.group_duplicates)
     remaining = 1.0  # a fraction is of all rows, and the test rows are removed first
     for split, fraction in fractions.items():
         splits["train"], splits[split] = hold_out_rows(

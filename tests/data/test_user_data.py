@@ -9,7 +9,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 from idp_tutorial.data.config import TableConfig
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import (
-    _read_labelled_rows,
+    _read_source,
     format_labels,
     hold_out_rows,
     load_table_task,
@@ -75,12 +75,14 @@ def test_a_missing_class_label_is_reported(tmp_path):
 
     def read(label):
         rows_ = Dataset.from_list([*rows, dict(text="last", label=label)], features=features)
-        return _read_labelled_rows(rows_, TableConfig())
+        rows_, faults = _read_source(rows_, TableConfig())
+        faults.refuse()
+        return rows_
 
     for label in (None, -1):
         with pytest.raises(ValueError, match=r"1 of 21 rows has no label \(dataset, row 21\)"):
             read(label)
-    assert read(1)[0][-1]["label"] == "yes"
+    assert read(1)[-1]["label"] == "yes"
 
 
 def test_empty_texts_are_counted_and_can_be_left_out(tmp_path, caplog):
@@ -90,7 +92,7 @@ def test_empty_texts_are_counted_and_can_be_left_out(tmp_path, caplog):
     (tmp_path / "a.csv").write_text("\n".join(lines))
     words = (
         r"8 of 20 rows have no text in column 'text' \(.*a.csv, line 4, line 6, line 8, line 10, "
-        r"line 12 …\): write the texts, or leave these rows out with skip_empty"
+        r"line 12 …\): write the texts, or remove these rows; with skip_empty"
     )
     with pytest.raises(ValueError, match=words):
         load_table_task(tmp_path / "a.csv")
@@ -134,12 +136,13 @@ def test_datasets_and_their_folders_are_tables(tmp_path, caplog):
     whole.save_to_disk(tmp_path / "one")
     assert load_table_task(tmp_path / "saved", **columns)[0].splits == task.splits
     assert load_table_task(str(tmp_path / "one"), **columns)[0].name == "one"
+    load_table_task(whole, **columns, sep=";")
+    assert "sep: no effect for a dataset, which is no file" in caplog.messages
     (tmp_path / "saved/train/state.json").write_text("{")
     for data, options, words in (
         (tmp_path / "saved", {}, "saved cannot be loaded as a saved dataset"),
         (DatasetDict(test=whole), {}, "has no training rows, only test: name a split train"),
         (DatasetDict(train=whole, val=whole, dev=whole), {}, "several tables .* .val, dev.: keep"),
-        (whole, dict(sep=";"), "sep describes a file, and the data is a dataset"),
         (3, {}, "data must be a file, a folder, a name on the hub, or a Dataset"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -284,5 +287,5 @@ def test_lists_of_class_labels_are_decoded():
     features = Features(dict(text=Value("string"), label=labels))
     rows = [dict(text="a", label=[0, 1]), dict(text="b", label=[])]
     dataset = Dataset.from_list(rows, features=features)
-    read, _ = _read_labelled_rows(dataset, TableConfig(multi_label=True))
+    read, _ = _read_source(dataset, TableConfig(multi_label=True))
     assert [row["label"] for row in read] == [["no", "yes"], []]

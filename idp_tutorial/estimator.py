@@ -170,8 +170,8 @@ class PromptEstimator(BaseEstimator):
         # (show a progress bar; None: if stderr is a terminal); and fields of `RunConfig`
         **options,
     ):
-        if unknown := options.keys() - ESTIMATOR_OPTIONS.keys():
-            check_option_name(min(unknown), ESTIMATOR_OPTIONS)
+        for name in options:
+            check_option_name(name, ESTIMATOR_OPTIONS)
         self.method = method
         for name, default in ESTIMATOR_OPTIONS.items():
             setattr(self, name, options.get(name, default))
@@ -331,8 +331,9 @@ class PromptEstimator(BaseEstimator):
                     f"class_weight={self.class_weight!s:.80} has two weights for one class "
                     "(1 and '1' are the same label): give one."
                 )
-        evaluations = check_int(self.evaluations, "evaluations")
-        Range(0, 10**9).check(evaluations, "evaluations")
+        evaluations = Range(0, 10**9).check(
+            check_int(self.evaluations, "evaluations"), "evaluations"
+        )
         if not isinstance(self.backbone, (str, Path)):
             raise UserError(
                 f"backbone must be the name or the folder of a model, got {self.backbone!r:.60}. "
@@ -480,15 +481,10 @@ class PromptEstimator(BaseEstimator):
             saved, backbone, glove, hub_options.get("token"), dtype
         )
         self.record_ = read_run_record(saved.folder, saved.description["cfg"])
-        if self.task_.is_generation:
-            raise UserError(
-                f"{folder} holds a model that generates texts: load it with "
-                "`idp_tutorial.from_pretrained` and call `idp_tutorial.generate`."
-            )
-        if self.task_.is_regression == isinstance(self, ClassifierMixin):
-            kind = "regression" if self.task_.is_regression else "classification"
-            other = "PromptRegressor" if self.task_.is_regression else "PromptClassifier"
-            raise UserError(f"{folder} holds a {kind} model: load it with {other}.")
+        other = "PromptRegressor" if self.task_.is_regression else "PromptClassifier"
+        other = "idp_tutorial.from_pretrained" if self.task_.is_generation else other
+        if other not in [base.__name__ for base in type(self).__mro__]:
+            raise UserError(f"{folder} holds a model of another kind: load it with {other}.")
         cfg = self.config_
         own_options = METHODS[cfg.method].options
         for name, value in cfg.to_dict().items():
@@ -576,14 +572,6 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
         tags.classifier_tags.multi_label = True
         return tags
 
-    def _read_indicators(self, y: list, is_training_data: bool) -> list[list[str]]:
-        """Return the positions of the labels of each text as strings."""
-        n = len(y[0]) if is_training_data else len(self.classes_)
-        if any(len(v) != n or any(value not in (0, 1) for value in v) for v in y):
-            raise UserError(f"every row of y must have {n} indicators, each 0 or 1.")
-        self.classes_ = np.arange(n)
-        return [[*map(str, np.flatnonzero(v))] for v in y]
-
     def _validate_labels(self, y: Any, is_training_data: bool) -> list[Any]:
         """Return the labels as strings; those of the training data define the classes."""
         form = _detect_label_form(y)
@@ -594,8 +582,11 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
                 "the training texts have one label each, but some of these have several. Give one "
                 "label per text, or lists of labels to train on."
             )
-        if self.label_form_ == "indicators":
-            return self._read_indicators(y, is_training_data)
+        if self.label_form_ == "indicators":  # the labels are the positions of the ones
+            n = len(y[0] if is_training_data else self.classes_)
+            if any(len(v) != n or any(value not in (0, 1) for value in v) for v in y):
+                raise UserError(f"every row of y must have {n} indicators, each 0 or 1.")
+            y = [np.flatnonzero(v) for v in y]
         labels = [[*v] if isinstance(v, _COLLECTIONS) else [v] for v in y]
         values = [v.item() if hasattr(v, "item") else v for row in labels for v in row]
         places = [f"label {i}" for i, row in enumerate(labels) for _ in row]
@@ -609,7 +600,8 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
         if self.label_form_ == "single":
             check_classification_targets(np.array(values))
         if is_training_data:
-            self.classes_ = np.unique(values)
+            is_matrix = self.label_form_ == "indicators"
+            self.classes_ = np.arange(n) if is_matrix else np.unique(values)
         if self.label_form_ == "single":
             return self._name_labels(values)
         return [*map(self._name_labels, labels)]

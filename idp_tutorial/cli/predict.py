@@ -255,11 +255,11 @@ def _predicted_columns(prediction: dict, task: Any, with_probabilities: bool) ->
 def _parse_row_label(task: Any, value: Any, where: str) -> Any:
     """Return the label of a row as the task has it: an index, a number, or indicators."""
     from idp_tutorial.data.rows import convert_label
-    from idp_tutorial.data.user_data import parse_label, parse_labels
+    from idp_tutorial.data.user_data import parse_label
 
+    parsed = parse_label(value, where, task.is_regression, task.multi_label)
     if task.is_regression:
-        return parse_label(value, where, regression=True)
-    parsed: Any = parse_labels(value, where) if task.multi_label else parse_label(value, where)
+        return parsed
     if parsed not in task.labels and str(parsed).isdecimal():
         parsed = int(parsed)
     return convert_label(task, parsed, where)

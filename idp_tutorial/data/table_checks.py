@@ -33,8 +33,8 @@ _KINDS = {  # kind of fault: what is said of several rows
     "label": "rows have a label that is not valid",
 }
 _ADVICE = {  # what a row may lack: what can be done
-    "text": "write the texts, or remove these rows; with skip_empty, fit and the commands leave them out",
-    "label": "add the labels or remove these rows, or leave them out with skip_unlabelled",
+    "text": "write the texts or remove these rows (skip_empty of fit and of commands does)",
+    "label": "add the labels or remove these rows (skip_unlabelled does)",
 }
 
 

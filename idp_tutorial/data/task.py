@@ -103,33 +103,28 @@ def _check_metric(task: "Task") -> None:
 
 def _check_task(task: "Task") -> None:
     """Raise `UserError` unless the labels, label words, metric and grouping fit together."""
-    labels = task.labels
-    for names in (labels, task.label_words):
-        is_tuple = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
-        if not is_tuple or len({*labels}) < len(labels) or len(labels) == 1:
-            raise UserError(
-                f"task {task.name!r}: labels and label_words must be tuples of strings, and "
-                "labels needs at least two different names, such as ('billing', 'delivery'), "
-                f"got {names!r}."
-            )
-    if len(task.label_words) not in (0, len(labels)):
-        raise UserError(
-            f"task {task.name!r}: give one label word for each label or none, got labels {labels} "
-            f"and label_words {task.label_words}."
-        )
-    can_be_grouped = len(labels) == 2 and not task.multi_label
-    if task.grouping not in (("", "choose", "each") if can_be_grouped else ("",)):
-        raise UserError(
-            f"task {task.name!r}: grouping must be 'choose' or 'each' with two labels, false and "
-            "true in this order, or '' if every row is a question by itself, got "
-            f"{task.grouping!r} with labels {labels}."
-        )
-    if (task.is_generation and labels) or (task.multi_label and not labels):
-        raise UserError(
-            f"task {task.name!r}: a task has no labels with is_generation=True, and needs labels "
-            f"with multi_label=True, got labels {labels}."
-        )
-    _check_metric(task)
+    labels, words = task.labels, task.label_words
+    are_tuples = isinstance(labels, tuple) and isinstance(words, tuple)
+    groupings = ["", "choose", "each"] if len(labels) == 2 and not task.multi_label else [""]
+    if not are_tuples or not all(isinstance(name, str) for name in labels + words):
+        problem = "labels and label_words must be tuples of strings"
+    elif len({*labels}) < len(labels):
+        problem = "labels must be different names"
+    elif len(labels) == 1:
+        problem = f"there is only the class {labels[0]!r}, and at least two are needed"
+    elif len(words) not in (0, len(labels)):
+        problem = "give one label word for each label or none"
+    elif task.grouping not in groupings:
+        problem = "grouping must be 'choose' or 'each' with two labels, false and true, or ''"
+    elif (task.is_generation and labels) or (task.multi_label and not labels):
+        problem = "is_generation=True takes no labels, and multi_label=True needs labels"
+    else:
+        _check_metric(task)
+        return
+    raise UserError(
+        f"task {task.name!r}: {problem}, got labels={labels!r:.200}, label_words={words!r:.200} "
+        f"and grouping={task.grouping!r}."
+    )
 
 
 def _describe_labels(task: "Task") -> str:

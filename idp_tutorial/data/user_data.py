@@ -56,7 +56,6 @@ __all__ = [
     "iterate_texts",
     "iterate_records",
     "parse_label",
-    "parse_labels",
     "check_labels",
     "format_labels",
     "decode_hub_label",
@@ -111,12 +110,7 @@ def select_splits(
 def _find_sources(data: Any) -> dict[str, Any]:
     """Return the file of each split as a path, or its dataset."""
     if not isinstance(data, (str, Path)):
-        if hasattr(data, "column_names"):
-            return select_splits(data)
-        raise UserError(
-            f"data must be a file, a folder, a name on the hub, or a Dataset or DatasetDict of "
-            f"datasets, got {data!r:.60}."
-        )
+        return select_splits(data)
     data = str(data)
     path = Path(data)
     if data == "-" or path.is_file():
@@ -226,9 +220,13 @@ def parse_label(
     value: Any,  # value of the label column
     where: str,  # file and line, for error messages
     regression: bool = False,  # must the label be a number?
-) -> str | float:  # the name of a class, or the number of a regression
-    """Return a label as a class name or a float; raise `UserError` if it is missing or invalid."""
+    # is it any number of labels: names joined by |, a list of names, or a JSON list?
+    multi_label: bool = False,
+) -> Any:  # the name of a class, the number of a regression, or a list of names, each once
+    """Return the label of a row; raise `UserError` if it is missing or invalid."""
     value = value.item() if isinstance(value, np.generic) else value
+    if multi_label:
+        return _parse_labels(value, where)
     if is_empty_text(value):
         raise UserError(
             f"{where}: every row needs a label, got {value!r}: add the label or remove the row."
@@ -252,12 +250,9 @@ def parse_label(
     return require_utf8(str(value).strip(), f"{where}: the label")
 
 
-def parse_labels(
-    value: Any,  # value of the label column: names joined by |, a list of names, or a JSON list
-    where: str,  # file and line, for error messages
-) -> list[str]:  # names of labels, each once; [] for an empty value
-    """Return the labels of a row that may have several; raise `UserError` if they are invalid."""
-    names = value
+def _parse_labels(value: Any, where: str) -> list[str]:
+    """Return the labels of a row that may have several; [] for an empty value."""
+    names = value.tolist() if isinstance(value, np.ndarray) else value
     if isinstance(value, str):
         names = value.split("|") if value.strip() else []
         if value.lstrip().startswith("["):
@@ -267,11 +262,8 @@ def parse_labels(
                 names = None
     elif is_number(value) and value == value:
         names = [value]
-    elif isinstance(value, np.ndarray):
-        names = value.tolist()
-    if not isinstance(names, (list, tuple, set)) or any(
-        not isinstance(n, (str, int, float)) or not str(n).strip() for n in names
-    ):
+    is_list = isinstance(names, (list, tuple, set))
+    if not is_list or not all(isinstance(n, (str, int, float)) and str(n).strip() for n in names):
         raise UserError(
             f"{where}: the labels are {value!r:.60}: write names joined by |, such as "
             "billing|urgent, or a JSON list of names; leave the cell empty for no label."
@@ -378,15 +370,13 @@ def _read_source(source: Any, table: TableConfig) -> tuple[list[dict], RowFaults
     for where, _, row in read:
         label = row["label"]
         try:
-            if table.multi_label:
-                row["label"] = parse_labels(label, where)
-            elif is_empty_text(label):
-                faults.missing["label"].append(where)
-                continue
-            else:
+            if not table.multi_label:
+                if is_empty_text(label):
+                    faults.missing["label"].append(where)
+                    continue
                 first = first or (where, label)
                 check_labels([first[1], label], [first[0], where])
-                row["label"] = parse_label(label, where, table.regression)
+            row["label"] = parse_label(label, where, table.regression, table.multi_label)
             rows.append(row)
         except UserError as e:
             faults.add("label", e)
@@ -477,12 +467,6 @@ def make_task(
         return Task(name, pair=pair, splits=splits, **fields)
     multi_label = isinstance(values[0], list)
     labels = labels or sort_class_names(name for value in values for name in _class_names(value))
-    if len(labels) < 2:
-        only = repr(labels[0]) if labels else "none"
-        raise UserError(
-            f"the training rows have only the class {only}, but at least two are needed: "
-            "add rows of another class, or choose another column of labels."
-        )
     if multi_label:
         fields = dict(metric="micro_f1", multi_label=True) | fields
     task = Task(name, labels, pair=pair, **fields)

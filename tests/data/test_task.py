@@ -42,7 +42,7 @@ def test_labels_are_a_tuple_of_names():
     ):
         with pytest.raises(ValueError, match="must be tuples of strings"):
             Task("t", **field)
-    with pytest.raises(ValueError, match="labels needs at least two different names"):
+    with pytest.raises(ValueError, match="labels must be different names"):
         Task("t", labels=("a", "b", "a"))
     assert Task("t", labels=["a", "b"]) == Task("t", labels=("a", "b"))
 

@@ -9,7 +9,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ __all__ = [
     "PREDICTION_COLUMNS",
     "WINDOW_SIZE",
     "select_text_columns",
-    "make_row_writer",
+    "RowWriter",
     "PredictOptions",
     "predict_command",
 ]
@@ -105,15 +105,21 @@ def _open_output(out: str, encoding: str = "utf-8") -> AbstractContextManager[IO
     return nullcontext(sys.stdout)
 
 
-def _to_json_value(value: Any) -> Any:
-    """Return a value as JSON has it: null for NaN, and dates as ISO 8601."""
+def _without_nan(value: Any) -> Any:
+    """Return a value with null for NaN, which JSON does not have."""
     if isinstance(value, dict):
-        return {k: _to_json_value(v) for k, v in value.items()}
+        return {k: _without_nan(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_to_json_value(v) for v in value]
-    if isinstance(value, float) and math.isnan(value):  # Parquet has it for missing values
-        return None
-    return value.isoformat() if hasattr(value, "isoformat") else value
+        return [_without_nan(v) for v in value]
+    is_nan = isinstance(value, float) and math.isnan(value)  # Parquet has it for missing values
+    return None if is_nan else value
+
+
+def _to_text(value: Any) -> str:
+    """Return the text of a value that JSON does not have, such as a date or a decimal number."""
+    if isinstance(value, bytes):
+        raise TypeError("bytes are not a text")
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def _flatten_row(row: dict) -> dict:
@@ -121,94 +127,65 @@ def _flatten_row(row: dict) -> dict:
     from idp_tutorial.data.user_data import format_labels
 
     flat = dict(row)
-    for label, probability in flat.pop("probabilities", {}).items():
-        column = f"probability {label}"
-        if column in row:
-            raise UserError(
-                f"a row already has a column {column!r}, which the prediction would replace: "
-                "rename it."
-            )
-        flat[column] = probability
+    probabilities = flat.pop("probabilities", {})
+    added = {f"probability {label}": value for label, value in probabilities.items()}
+    if taken := [column for column in added if column in row]:
+        raise UserError(
+            f"a row already has a column {taken[0]!r}, which the prediction would replace: rename "
+            "it."
+        )
     if isinstance(flat.get("prediction"), list):
         flat["prediction"] = format_labels(flat["prediction"])
-    return flat
+    return flat | added
 
 
-def _to_text(value: Any) -> str:
-    """Return the text of a value that JSON does not have, such as a decimal number."""
-    if isinstance(value, bytes):
-        raise TypeError("bytes are not a text")
-    return str(value)
+class RowWriter:
+    """Writes rows as JSON lines, or as CSV with the columns of the first row."""
 
-
-class _CSVWriter:
-    """Writes rows as CSV, in the dialect of the table that they are from."""
-
-    def __init__(self, file: IO, dialect: Any) -> None:
+    def __init__(
+        self,
+        file: IO,  # open for text
+        format: str,  # 'csv' or 'jsonl'
+        # a `TableDialect` for CSV, which is read when the first row is written
+        dialect: Any = None,
+    ) -> None:
         self.file = file
+        self.format = format
         self.dialect = dialect
         self.table: csv.DictWriter[str] | None = None
 
-    def write_header(self, columns: list[str]) -> None:
-        """Write the first lines, unless they are written."""
-        if self.table is not None:
-            return
-        dialect = self.dialect
-        if dialect.has_byte_order_mark:
-            self.file.write("\ufeff")
-        if dialect.has_separator_line:
-            self.file.write(f"sep={dialect.delimiter}{dialect.line_end}")
-        self.table = csv.DictWriter(
-            self.file,
-            columns,
-            restval="",
-            delimiter=dialect.delimiter,
-            lineterminator=dialect.line_end,
-        )
-        self.table.writeheader()
-
     def write(self, row: dict) -> None:
-        """Write a row; the first one decides about the columns."""
-        self.write_header([*row])
-        assert self.table is not None
-        self.table.writerow(row)
-
-
-def make_row_writer(
-    file: IO,  # open for text
-    format: str,  # 'csv', with the columns of the first row, or 'jsonl'
-    dialect: Any = None,  # a `TableDialect` of CSV, which is read when the first row is written
-) -> Callable[..., None]:
-    """Return a function that writes a row to a file.
-
-    With `is_header` it writes the names of the columns only, for a table without rows.
-    """
-    from idp_tutorial.data.file_readers import TableDialect
-
-    table = _CSVWriter(file, dialect or TableDialect())
-
-    def write_row(row: dict, is_header: bool = False) -> None:
-        """Write a row as a line of JSON or CSV."""
-        values = _flatten_row(row) if format == "csv" else _to_json_value(row)
+        """Write a row as a line."""
         try:
-            if format == "csv" and is_header:
-                table.write_header([*values])
-            elif format == "csv":
-                table.write(values)
-            elif not is_header:
-                text = json.dumps(values, ensure_ascii=False, allow_nan=False, default=_to_text)
-                print(text, file=file)
-        except TypeError as e:  # bytes
+            if self.format == "csv":
+                self.write_header(row).writerow(_flatten_row(row))
+            else:
+                options: dict[str, Any] = dict(ensure_ascii=False, allow_nan=False)
+                print(json.dumps(_without_nan(row), default=_to_text, **options), file=self.file)
+        except (TypeError, ValueError) as e:  # bytes, infinity, another column, or an encoding
+            if isinstance(e, UserError):
+                raise
+            other = "jsonl" if self.format == "csv" else "csv"
             raise UserError(
-                f"{row!r:.80} cannot be written as jsonl ({e}): remove the column."
-            ) from None
-        except ValueError as e:  # infinity, a column that the first row lacks, or an encoding
-            other = "jsonl" if format == "csv" else "csv"
-            raise UserError(
-                f"{row!r:.80} cannot be written as {format} ({e}): use out_format={other}."
+                f"{row!r:.80} cannot be written as {self.format} ({e}): remove the column, or use "
+                f"out_format={other}."
             ) from None
 
-    return write_row
+    def write_header(self, row: dict) -> "csv.DictWriter[str]":
+        """Write the first lines of a CSV table with the columns of a row, unless it has them."""
+        from idp_tutorial.data.file_readers import TableDialect
+
+        if self.table is None:
+            dialect = self.dialect or TableDialect()
+            separator = f"sep={dialect.delimiter}{dialect.line_end}"
+            self.file.write("\ufeff" * dialect.has_byte_order_mark)
+            self.file.write(separator * dialect.has_separator_line)
+            options: dict[str, Any] = dict(
+                delimiter=dialect.delimiter, lineterminator=dialect.line_end
+            )
+            self.table = csv.DictWriter(self.file, [*_flatten_row(row)], **options)
+            self.table.writeheader()
+        return self.table
 
 
 def _refuse_replaced_input(options: "PredictOptions") -> None:
@@ -216,14 +193,12 @@ def _refuse_replaced_input(options: "PredictOptions") -> None:
     used = [Path(options.texts), Path(options.glove or "-")]
     for folder, names in ((options.model, _MODEL_FILES), (options.backbone, ("*",))):
         used += [file for name in names for file in Path(folder or "/dev/null").glob(name)]
-    outputs = [("out", Path(options.out))]
+    outputs = dict(out=options.out)
     if options.report:
-        outputs += [("report", Path(options.report) / Path(options.texts).name)]
-    for option, output in outputs:
-        is_used = any(
-            file.is_file() and output.is_file() and file.samefile(output) for file in used
-        )
-        if is_used:
+        outputs["report"] = str(Path(options.report) / Path(options.texts).name)
+    for option, output in outputs.items():
+        written = Path(output)
+        if written.is_file() and any(f.is_file() and f.samefile(written) for f in used):
             raise UserError(
                 f"{option}={getattr(options, option)}: {output} is read by this command, which "
                 "would replace it: give another name."
@@ -306,8 +281,8 @@ def predict_command(options: PredictOptions, base: Any) -> None:
     is_csv = output_format == "csv" and detect_format(options.texts, options.format) == "csv"
     encoding = (options.encoding if is_csv else None) or "utf-8"
     with _open_output(options.out, encoding) as file:  # an error, before the model is loaded
-        write_row = make_row_writer(file, output_format, dialect if is_csv else None)
-        task, labelled, predictions, title = _predict_file(options, write_row, dialect)
+        writer = RowWriter(file, output_format, dialect if is_csv else None)
+        task, labelled, predictions, title = _predict_file(options, writer, dialect)
     if options.report:  # the predictions are complete, even if the report cannot be written
         from idp_tutorial.runs.report import write_report
 
@@ -347,7 +322,7 @@ def _empty_output_row(header: list[str], task: Any, with_probabilities: bool) ->
 
 def _predict_file(
     options: PredictOptions,
-    write_row: Callable[..., None],
+    writer: RowWriter,
     dialect: Any,  # a `TableDialect`, which is told how the texts are written
 ) -> tuple[Any, list[dict], list[dict], str]:
     """Predict the texts of a file; return the task, rows, predictions and title of the report."""
@@ -376,13 +351,13 @@ def _predict_file(
         labels = [texts.pop("label", None) for _, texts in window]
         predictions = predict(trained, task, cfg, [texts for _, texts in window], batch_size)
         for (row, texts), label, prediction in zip(window, labels, predictions):
-            write_row({**row, **_predicted_columns(prediction, task, options.proba)})
+            writer.write({**row, **_predicted_columns(prediction, task, options.proba)})
             if options.report:
                 label = _parse_row_label(task, label, f"row {len(labelled) + 1}")
                 labelled.append({**texts, "label": label})
                 all_predictions.append(prediction)
         n_predicted += len(window)
         progress.report(f"{n_predicted:,} texts are predicted")
-    if not n_predicted and dialect.header:
-        write_row(_empty_output_row(dialect.header, task, options.proba), is_header=True)
+    if not n_predicted and dialect.header and writer.format == "csv":
+        writer.write_header(_empty_output_row(dialect.header, task, options.proba))
     return task, labelled, all_predictions, f"{cfg.method} on {Path(options.texts).name}"

@@ -14,9 +14,9 @@ from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.cli import predict as predict_module
 from idp_tutorial.cli import progress
 from idp_tutorial.cli.predict import (
+    RowWriter,
     _open_output,
     _output_format,
-    make_row_writer,
     predict_command,
     select_text_columns,
 )
@@ -27,15 +27,15 @@ from idp_tutorial.utils import durable_files
 
 def test_nan_becomes_null_and_infinity_is_refused():
     output = io.StringIO()
-    make_row_writer(output, "jsonl")(dict(size=math.nan, split_sizes=[1.0, dict(a=math.nan)], n=3))
+    RowWriter(output, "jsonl").write(dict(size=math.nan, split_sizes=[1.0, dict(a=math.nan)], n=3))
     assert json.loads(output.getvalue()) == dict(size=None, split_sizes=[1.0, dict(a=None)], n=3)
     with pytest.raises(ValueError, match="cannot be written as jsonl .Out of range float"):
-        make_row_writer(output, "jsonl")(dict(size=[math.inf]))
+        RowWriter(output, "jsonl").write(dict(size=[math.inf]))
 
 
 def test_a_prediction_replaces_no_column_of_the_table():
     with pytest.raises(ValueError, match="already has a column 'probability yes'"):
-        make_row_writer(io.StringIO(), "csv")(
+        RowWriter(io.StringIO(), "csv").write(
             {"probability yes": "1", "probabilities": dict(yes=0.5)}
         )
 
@@ -77,7 +77,7 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypat
 
 def test_bytes_are_refused():
     with pytest.raises(ValueError, match="cannot be written as jsonl .bytes are not a text"):
-        make_row_writer(io.StringIO(), "jsonl")(dict(text="tea", image=b"x"))
+        RowWriter(io.StringIO(), "jsonl").write(dict(text="tea", image=b"x"))
 
 
 @pytest.fixture(scope="module")

@@ -292,7 +292,7 @@ def test_train_then_predict(small_folder, tmp_path, capsys, monkeypatch):
             model=str(tmp_path / "run"), texts=str(tmp_path / "in"), out=str(tmp_path / "new")
         )
     assert not [*tmp_path.glob("new*")]
-    assert "line 2: {'word': 'what ?'} has no text 'sentence1'" in capsys.readouterr().err
+    assert "line 2: no column 'text' among word" in capsys.readouterr().err
     assert all(
         s["prediction"] == max(s["probabilities"], key=s["probabilities"].get)
         and sum(s["probabilities"].values()) == pytest.approx(1)
@@ -389,7 +389,7 @@ def test_texts(tmp_path):
             '{"text": ""}\n{"text": "a"}\n\n{"text": null}',
             one,
             {},
-            r"2 of 3 rows have no text .*in, line 1, line 4\): .* with skip_empty",
+            r"2 of 3 rows have no text .*in, line 1, line 4\): .* .skip_empty",
         ),
         ('{"text": "a"}', one, dict(text="b"), "line 1: no column 'b' among text"),
         ('{"sentence1": 3}', one, {}, "line 1: sentence1 must be a text"),

@@ -91,7 +91,7 @@ def test_empty_texts_are_counted_and_can_be_left_out(tmp_path, caplog):
     (tmp_path / "a.csv").write_text("\n".join(lines))
     words = (
         r"8 of 20 rows have no text in column 'text' \(.*a.csv, line 4, line 6, line 8, line 10, "
-        r"line 12 …\): write the texts, or remove these rows .skip_empty"
+        r"line 12 …\): write the texts or remove these rows .skip_empty"
     )
     with pytest.raises(ValueError, match=words):
         load_table_task(tmp_path / "a.csv")

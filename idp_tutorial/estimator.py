@@ -544,16 +544,13 @@ def _detect_label_form(y: list) -> str:
 
     A list with one label is that label, as scikit-learn takes a column.
     """
-    if not any(isinstance(v, _COLLECTIONS) and len(v) != 1 for v in y):
+    sizes = {len(v) if isinstance(v, _COLLECTIONS) else 1 for v in y}
+    if sizes <= {1}:
         return "single"
-    if not all(isinstance(v, _COLLECTIONS) for v in y):
-        raise UserError(
-            "some texts have a list of labels and others a single label. Give a list for every "
-            "text, [] for no label."
-        )
-    has_one_length = len({len(v) for v in y}) == 1
-    is_binary = all(not isinstance(value, str) and value in (0, 1) for v in y for value in v)
-    return "indicators" if has_one_length and is_binary else "lists"
+    is_matrix = len(sizes) == 1
+    if is_matrix and all(not isinstance(n, str) and n in (0, 1) for v in y for n in v):
+        return "indicators"
+    return "lists"
 
 
 class PromptClassifier(ClassifierMixin, PromptEstimator):
@@ -685,12 +682,8 @@ class PromptRegressor(RegressorMixin, PromptEstimator):
 
     def _validate_labels(self, y: Any, is_training_data: bool) -> list[float]:
         """Return the labels as finite numbers."""
-        values = np.array(y, object)
-        if values.shape not in [(len(y),), (len(y), 1)]:
-            raise UserError(f"y must have one number per text, but its shape is {values.shape}.")
-        return [
-            float(parse_label(v, f"label {i}", regression=True)) for i, v in enumerate(values.flat)
-        ]
+        values = [v[0] if isinstance(v, _COLLECTIONS) and len(v) == 1 else v for v in y]
+        return [parse_label(v, f"label {i}", regression=True) for i, v in enumerate(values)]
 
     def predict(
         self,

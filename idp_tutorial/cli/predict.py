@@ -9,7 +9,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from idp_tutorial.utils.options import declared_options
 __all__ = [
     "PREDICTION_COLUMNS",
     "WINDOW_SIZE",
-    "select_text_columns",
+    "read_texts",
     "RowWriter",
     "PredictOptions",
     "predict_command",
@@ -42,44 +42,53 @@ WINDOW_SIZE = 4096
 _MODEL_FILES = ("prompts.*", "record.jsonl", "README.md", "SHA256SUMS", "checkpoint-*")
 
 
-def select_text_columns(
-    records: Iterable[tuple[str, dict]],  # (file and line, row), as `iterate_rows` yields
+def read_texts(
+    path: str,  # a file of texts; '-': standard input
     task: Any,  # a `Task`
-    given: Any = None,  # a `TextConfig`: columns that were named, and whether to skip empty texts
-    source: str | None = None,  # name of a table whose columns have their names once
-    faults: Any = None,  # a `RowFaults`, which the reader of the rows adds to
+    given: TextConfig,  # how the file is read, and the columns that were named
+    dialect: Any = None,  # a `TableDialect`, which is told how the table is written
     with_label: bool = False,  # do the texts have the `label` of their row?
 ) -> Iterator[tuple[dict, dict]]:
-    """Yield each row, and its texts under the names of the task.
+    """Yield each row of a file, and its texts under the names of the task.
 
     Raises: `UserError` that names all faults of the rows, after all rows are read.
     """
+    from idp_tutorial.data.file_readers import has_header, iterate_rows
     from idp_tutorial.data.table_checks import RowFaults
     from idp_tutorial.data.user_data import iterate_texts
 
-    given = given or TextConfig()
-    faults = faults or RowFaults(source or "the input")
-    read = iterate_texts(
+    faults = RowFaults("standard input" if path == "-" else path)
+    records = iterate_rows(
+        path,
+        given.format,
+        task.pair,
+        given.encoding,
+        given.sep,
+        dialect,
+        partial(faults.add, "row"),
+    )
+    is_table = has_header(path, given.format)
+    texts_of_rows = iterate_texts(
         records,
         faults,
         given,
-        source is not None,
+        is_table,
         task.allow_empty_text,
         trained=task.source_columns,
         pair=task.pair,
         with_label=with_label,
-        n_positional=1 if source else 0,  # the only column of a table has the texts
+        n_positional=int(is_table),  # the only column of a table has the texts
     )
-    for where, row, texts in read:
+    for where, row, texts in texts_of_rows:
         if taken := [column for column in PREDICTION_COLUMNS if column in row]:
             raise UserError(
-                f"{source or where} already has a column {taken[0]!r}, which the prediction would "
-                "replace: rename it."
+                f"{path if is_table else where} already has a column {taken[0]!r}, which the "
+                "prediction would replace: rename it."
             )
         if "group" in row:
             texts["group"] = row["group"]
         if not faults.messages and (given.skip_empty or not faults.missing):
-            yield row, texts  # otherwise the faults are only counted
+            yield dict(row), texts  # otherwise the faults are only counted
     if given.skip_empty:
         faults.skip("text", "skip_empty")
     faults.refuse()
@@ -220,7 +229,7 @@ def _refuse_unused(options: "PredictOptions", task: Any, cfg: Any) -> None:
 def _predicted_columns(prediction: dict, task: Any, with_probabilities: bool) -> dict:
     """Return the columns that are added to a row."""
     if task.is_generation:
-        return prediction
+        return {"generated": prediction["generated"]}
     columns = dict(prediction=prediction.get("label", prediction.get("value")))
     if with_probabilities and "probabilities" in prediction:
         columns["probabilities"] = prediction["probabilities"]
@@ -290,34 +299,12 @@ def predict_command(options: PredictOptions, base: Any) -> None:
         print_report(options.report, sys.stderr if options.out == "-" else sys.stdout)
 
 
-def _read_rows(options: PredictOptions, task: Any, dialect: Any) -> Iterator[tuple[dict, dict]]:
-    """Return the rows of the file, each with its texts."""
-    from idp_tutorial.data.file_readers import has_header, iterate_rows
-    from idp_tutorial.data.table_checks import RowFaults
-
-    faults = RowFaults("standard input" if options.texts == "-" else options.texts)
-    read = iterate_rows(
-        options.texts,
-        options.format,
-        task.pair,
-        options.encoding,
-        options.sep,
-        dialect,
-        partial(faults.add, "row"),
-    )
-    source = faults.source if has_header(options.texts, options.format) else None
-    return select_text_columns(read, task, options, source, faults, bool(options.report))
-
-
 def _empty_output_row(header: list[str], task: Any, with_probabilities: bool) -> dict:
     """Return a row with the columns that predictions for a table have."""
-    row: dict[str, Any] = dict.fromkeys(header, "")
-    if task.is_generation:
-        return {**row, "generated": ""}
-    row["prediction"] = ""
-    if with_probabilities:
-        row["probabilities"] = dict.fromkeys(task.labels, "")
-    return row
+    prediction = {"generated": ""} if task.is_generation else {"label": ""}
+    probabilities = {"probabilities": dict.fromkeys(task.labels, "")}
+    columns = _predicted_columns(prediction | probabilities, task, with_probabilities)
+    return dict.fromkeys(header, "") | columns
 
 
 def _predict_file(
@@ -341,7 +328,7 @@ def _predict_file(
         require_reportable(task)
     if options.device == "auto":
         trained.to(find_device())
-    rows = _read_rows(options, task, dialect)
+    rows = read_texts(options.texts, task, options, dialect, bool(options.report))
     progress = ProgressLines()
     n_predicted = 0
     batch_size = options.batch_size

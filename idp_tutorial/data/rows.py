@@ -122,9 +122,7 @@ def require_text(
     """Return a text; raise `UserError` if it is missing, empty or not a string."""
     if not isinstance(value, str) or not (value.strip() or allow_empty):
         needed = "a text" if allow_empty else "a text that is not empty"
-        raise UserError(
-            f"{name} must be {needed}, got {value!r:.60}: correct the row or remove it."
-        )
+        raise UserError(f"{name} must be {needed}, got {value!r:.60}: correct or remove the row.")
     return require_utf8(value, name)
 
 
@@ -148,8 +146,7 @@ def check_row(
         raise UserError(f"{where}: group must be a number or a text, got {row['group']!r:.60}.")
     if row.get("sentence2") and not task.pair:
         raise UserError(
-            f"{where}: the row has a sentence2, but task {task.name!r} has one sentence: "
-            "define the task with pair=True."
+            f"{where}: there is a sentence2, but task {task.name!r} is defined without pair=True."
         )
     if task.is_generation:
         texts.append("target")
@@ -175,8 +172,8 @@ def convert_copa_row(
     premise, *choices = _read_texts(record, "premise", "choice1", "choice2")
     if record["question"] not in ("cause", "effect") or record["label"] not in (0, 1):
         raise UserError(
-            "in COPA, question must be 'cause' or 'effect', and label 0 (choice1 is correct) or 1, "
-            f"got {record['question']!r:.40} and {record['label']!r:.40}."
+            "in COPA, question must be 'cause' or 'effect', and label 0 or 1, got "
+            f"{record['question']!r:.40} and {record['label']!r:.40}."
         )
     question = f"{premise} What was the {record['question']}?"
     correct = record["label"]
@@ -276,8 +273,7 @@ def convert_and_check_row(
             hint = f", or the columns of the benchmark, of which {e} is missing"
         except (AttributeError, TypeError, ValueError) as e:
             raise UserError(
-                f"{where}: {str(e).rstrip('.')}: use the file of {task.name!r} as the benchmark "
-                "distributes it."
+                f"{where}: {str(e).rstrip('.')}: use the file of {task.name!r} as distributed."
             ) from e
     return [check_row(task, row, where, hint) for row in rows]
 
@@ -303,8 +299,7 @@ def check_one_correct_candidate(
         if len(question) < 2 or n_correct != 1:
             raise UserError(
                 f"{where}: {n_correct} of the {len(question)} candidates of question "
-                f"{question[0]['group']!r} are labelled correct: give at least two rows with the "
-                "same group, and label one of them correct."
+                f"{question[0]['group']!r} are labelled correct: label one of at least two."
             )
 
 

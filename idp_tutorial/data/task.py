@@ -327,8 +327,7 @@ class Task:
             return tokenize_rows(rows, tokenizer, max_len, self.template(template, causal), causal)
         if not causal:
             raise UserError(
-                f"task {self.name!r} needs a model that generates text: use a decoder, such as "
-                "'tiny-gpt2' or 'smollm2'."
+                f"task {self.name!r} needs a model that generates text: use a decoder ('smollm2')."
             )
         check_max_len(max_len, self.max_answer_len, "the answer (max_answer_len)")
         template = self.template(template or "code", causal)
@@ -341,19 +340,16 @@ class Task:
     ) -> list[int]:  # one token id for each class, in index order
         """Return the token ids of the label words, as they are encoded after a space."""
         if not self.label_words:
-            reason = " (it is a regression)" if self.is_regression else ""
             raise UserError(
-                f"task {self.name!r} has no label words{reason}: "
-                "use a classification head, or define the task with label_words=."
+                f"task {self.name!r} has no label words: use a classification head, or label_words="
             )
         token_ids = []
         for word in self.label_words:
             ids = tokenizer(" " + word, add_special_tokens=False)["input_ids"]
             if len(ids) != 1 or ids[0] == tokenizer.unk_token_id or ids[0] in token_ids:
                 raise UserError(
-                    f"task {self.name!r}: each label word must be another single token of the "
-                    f"tokenizer, but {word!r} is {tokenizer.tokenize(' ' + word)}: use other "
-                    "label_words."
+                    f"task {self.name!r}: each label word must be another single token, but "
+                    f"{word!r} is {tokenizer.tokenize(' ' + word)}: use other label_words."
                 )
             token_ids.append(ids[0])
         return token_ids
@@ -377,12 +373,7 @@ class Task:
             low, high = self.label_range
             return (outputs[:, 0] * (high - low) + low).tolist()
         if self.grouping == "choose":
-            if groups is None:
-                raise UserError(
-                    f"task {self.name!r} compares the rows of a question: "
-                    "pass the `group` of each row in groups=."
-                )
-            return mark_best_candidates((outputs[:, 1] - outputs[:, 0]).tolist(), groups)
+            return mark_best_candidates((outputs[:, 1] - outputs[:, 0]).tolist(), groups or ())
         return outputs.argmax(-1).tolist()
 
     def label_indicators(

@@ -18,6 +18,7 @@ import math
 import random
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -86,8 +87,7 @@ def _load_saved_dataset(folder: Path) -> Any:
         return datasets.load_from_disk(str(folder))
     except Exception as e:
         raise UserError(
-            f"{folder} cannot be loaded as a saved dataset ({type(e).__name__}): it is damaged or "
-            "incomplete; save it again with save_to_disk."
+            f"{folder} cannot be loaded as a saved dataset ({type(e).__name__}): save it again."
         ) from None
 
 
@@ -102,7 +102,7 @@ def select_splits(
     if "train" not in splits:
         raise UserError(
             f"{source} has no training rows, only {', '.join(map(str, data)) or 'other files'}: "
-            "name a split train, or a file train.csv, train.tsv, train.jsonl or train.parquet."
+            "name a split train, or a file train.csv."
         )
     return splits
 
@@ -120,11 +120,8 @@ def _find_sources(data: Any) -> dict[str, Any]:
         is_saved = is_saved_dataset(path)
         return select_splits(_load_saved_dataset(path) if is_saved else tables, data)
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", data) and detect_format(data) == "auto":
-        dataset = load_hub_dataset(
-            data,
-            advice="correct the name of the dataset, file or folder, or connect to the internet",
-        )
-        return select_splits(dataset, data)
+        advice = "correct the name of the dataset, file or folder, or connect to the internet"
+        return select_splits(load_hub_dataset(data, advice=advice), data)
     raise MissingFileError(
         f"there is no file or folder {data}: pass a CSV, TSV, JSON, Parquet or Excel file, a "
         "folder with train.csv or of save_to_disk, or the name of a hub dataset, org/name."
@@ -333,8 +330,7 @@ def iterate_records(
         n_texts = n_texts or len(texts)
         if len(texts) != n_texts or n_texts not in (1, 2):
             raise UserError(
-                f"row {i} is {record!r:.60}, but every row must be a text, or every row a pair of "
-                "texts."
+                f"row {i} is {record!r:.60}, but all rows must be texts, or all pairs of texts."
             )
         yield dict(zip(TEXT_COLUMNS, texts))
 
@@ -345,7 +341,7 @@ def _read_source(source: Any, table: TableConfig) -> tuple[list[dict], RowFaults
     Without any label the list of rows is empty.
     """
     is_file = isinstance(source, (str, Path))
-    faults = RowFaults(str(source if is_file else source.split or "dataset"))
+    faults = RowFaults(str(source if is_file else getattr(source, "split", None) or "dataset"))
     reading = {name: getattr(table, name) for name in ("format", "encoding", "sep")}
     records: Iterable[tuple[str, Mapping]]
     if is_file:
@@ -359,10 +355,7 @@ def _read_source(source: Any, table: TableConfig) -> tuple[list[dict], RowFaults
     if table.skip_empty:
         faults.skip("text", "skip_empty")
     if not read and not faults.describe():
-        raise UserError(
-            f"{faults.source} has no rows with a text: it must contain at least a few of each "
-            "class."
-        )
+        raise UserError(f"{faults.source} has no rows with a text: write a few of each class.")
     if all(row["label"] in (None, "", -1, "-1") for _, _, row in read):
         return [], faults
     first = None
@@ -406,9 +399,7 @@ def _read_splits(data: Any, table: TableConfig) -> tuple[dict[str, list], Sequen
         raise UserError(" ".join(messages))
     warn_about_shared_texts(splits, name)
     if "train" not in splits:
-        raise UserError(
-            f"the rows of {name} have no labels: pass the name of the column in label=."
-        )
+        raise UserError(f"the rows of {name} have no labels: name their column in label=.")
     classes = {name for row in splits["train"] for name in _class_names(row["label"])}
     n_train = len(splits["train"])
     if not table.regression and 2 * len(classes) > n_train:
@@ -442,7 +433,7 @@ def sort_class_names(
 def make_task(
     name: str,  # name of the task
     # rows by split, with `sentence1`, perhaps `sentence2`, and `label` as returned by `parse_label`
-    # or, for several labels of a row, by `parse_labels`
+    # or, for several labels of a row, lists of names
     splits: dict,
     labels: tuple | None = None,  # class names in index order; None: those of the training rows
     **fields: Any,  # other fields of `Task`
@@ -501,11 +492,10 @@ def _hold_out_units(
     units: list[list[dict]], fraction: float, rng: random.Random
 ) -> tuple[list, list]:
     """Sample a stratified part of groups of rows; a group belongs to the class of its first row."""
-    by_class: dict[Any, list[list[dict]]] = {}
+    by_class: dict[Any, list[list[dict]]] = defaultdict(list)
     for unit in units:
         label = unit[0].get("label")
-        key = None if isinstance(label, (float, list)) else label
-        by_class.setdefault(key, []).append(unit)
+        by_class[None if isinstance(label, (float, list)) else label].append(unit)
     classes = [*by_class.values()]
     for members in classes:
         rng.shuffle(members)
@@ -532,26 +522,21 @@ def hold_out_rows(
 ) -> tuple[list, list]:  # the remaining rows, the rows that are held out
     """Sample a stratified part of the rows; at least one row of every class remains."""
     Range(0, 1, FRACTION_HINT, True, True).check(fraction, "validation")
-    rest: list[dict] = []
-    sampled: list[dict] = []
-    if group_duplicates:
-        by_text: dict[Any, list[dict]] = {}
-        for i, row in enumerate(rows):
-            by_text.setdefault(text_key(row) or i, []).append(row)
+    by_text: dict[Any, list[dict]] = defaultdict(list)
+    for i, row in enumerate(rows):
+        by_text[text_key(row) or i].append(row)
+    single = [[row] for row in rows]
+    for units in ([*by_text.values()], single) if group_duplicates else (single,):
         rng = random.Random(seed)
-        rest, sampled = _hold_out_units([*by_text.values()], fraction, rng)
-    if not sampled:
-        rng = random.Random(seed)
-        rest, sampled = _hold_out_units([[row] for row in rows], fraction, rng)
-    if not sampled:
-        classes = {None if isinstance(r.get("label"), float) else str(r.get("label")) for r in rows}
-        raise UserError(
-            f"no row can be held out for validation from {len(rows)} rows of {len(classes)} "
-            "classes: give more rows, or a validation set."
-        )
-    rng.shuffle(sampled)
-    rng.shuffle(rest)
-    return rest, sampled
+        rest, sampled = _hold_out_units(units, fraction, rng)
+        if sampled:
+            rng.shuffle(sampled)
+            rng.shuffle(rest)
+            return rest, sampled
+    raise UserError(
+        f"no row of {len(rows)} can be held out for validation, because every class keeps one: "
+        "give more rows, or a validation set."
+    )
 
 
 # ---- a table as a task
@@ -597,7 +582,8 @@ def _name_table_task(data: Any) -> str:
     """Return the name of a task: that of its file, folder or dataset."""
     if not isinstance(data, (str, Path)):
         first = next(iter(data.values())) if isinstance(data, Mapping) else data
-        return re.sub(r"\W+", "-", getattr(first.info, "dataset_name", None) or "dataset")
+        name = getattr(getattr(first, "info", None), "dataset_name", None)
+        return re.sub(r"\W+", "-", name or "dataset")
     stem = Path(str(data).partition("@")[0]).name.split(".")[0]
     return re.sub(r"\W+", "-", stem).strip("-") or "stdin"
 

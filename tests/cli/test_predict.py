@@ -18,8 +18,9 @@ from idp_tutorial.cli.predict import (
     _open_output,
     _output_format,
     predict_command,
-    select_text_columns,
+    read_texts,
 )
+from idp_tutorial.data.config import TextConfig
 from idp_tutorial.saving.prompt_files import save_pretrained
 from idp_tutorial.training import evaluation
 from idp_tutorial.utils import durable_files
@@ -144,13 +145,14 @@ def test_windows_change_neither_predictions_nor_the_order_of_rows(
     assert [r["sentence1"] for r in results[0]] == (tmp_path / "in").read_text().splitlines()
 
 
-def test_an_empty_text_of_a_table_is_predicted_if_the_task_allows_it():
-    rows = [("line 1", dict(text="good")), ("line 2", dict(text=""))]
+def test_an_empty_text_of_a_table_is_predicted_if_the_task_allows_it(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "good"}\n{"text": ""}\n')
+    file = str(tmp_path / "a.jsonl")
     task = replace(small_task(), allow_empty_text=True)
-    texts = [texts for _, texts in select_text_columns(rows, task)]
+    texts = [texts for _, texts in read_texts(file, task, TextConfig())]
     assert texts == [dict(sentence1="good"), dict(sentence1="")]
     with pytest.raises(ValueError, match="line 2"):
-        [*select_text_columns(rows, small_task())]
+        [*read_texts(file, small_task(), TextConfig())]
 
 
 def predict_text(saved, tmp_path, content, name="in.csv", out="out.csv", **options):

@@ -15,11 +15,10 @@ from small import EACH_METHOD, backbone, config, small_task, stop_at, write_glov
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli import progress
-from idp_tutorial.cli.predict import PREDICTION_COLUMNS, predict_command, select_text_columns
+from idp_tutorial.cli.predict import PREDICTION_COLUMNS, predict_command, read_texts
 from idp_tutorial.cli.train import train_command
 from idp_tutorial.core.prompted_model import trained_state
 from idp_tutorial.data.config import TextConfig
-from idp_tutorial.data.file_readers import iterate_rows
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.methods.glove import backbone_word_vectors
 from idp_tutorial.runs.experiment import run_experiment, train_and_save
@@ -353,11 +352,7 @@ def test_texts(tmp_path):
 
     def read(content, task, **columns):
         (tmp_path / "in").write_text(content)
-        return [
-            *select_text_columns(
-                iterate_rows(tmp_path / "in", None, task.pair), task, TextConfig(**columns)
-            )
-        ]
+        return [*read_texts(str(tmp_path / "in"), task, TextConfig(**columns))]
 
     assert [row for row, _ in read(' a b \n\n{"sentence1": "c", "x": 1}', one)] == [
         dict(sentence1="a b"),

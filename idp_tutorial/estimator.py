@@ -71,7 +71,7 @@ def _is_table(X: Any) -> bool:
     return has_columns or (isinstance(X, Sequence) and len(X) > 0 and isinstance(X[0], Mapping))
 
 
-def _check_collection(values: Any, name: str, items: str) -> None:
+def _check_collection(values: Any, name: str) -> None:
     """Raise `UserError` for anything but an ordered collection of values.
 
     A set has no order, which the labels or predictions need; a masked array hides values; an array
@@ -81,25 +81,34 @@ def _check_collection(values: Any, name: str, items: str) -> None:
     is_special = isinstance(values, (Set, np.ma.MaskedArray)) or hasattr(values, "toarray")
     if is_one_value or is_special or not hasattr(values, "__iter__"):
         raise UserError(
-            f"{name} must be an ordered collection, got {type(values).__name__}: give a list of "
-            f"{items}, or an array, column or table that is neither masked nor sparse."
+            f"{name} must be an ordered collection, got {type(values).__name__}: give a list, or "
+            "an array, column or table that is neither masked nor sparse."
         )
 
 
+def _read_records(X: Any) -> list[dict]:
+    """Return the rows of texts in any common form; raise `UserError` if there is none."""
+    _check_collection(X, "X")
+    if records := [*iterate_records(X)]:
+        return records
+    # begins as scikit-learn's own message does
+    raise UserError("Found array with 0 sample(s). At least one text is needed.")
+
+
 def _read_rows(
-    X: Any, given: TextConfig, with_label: bool = False, trained: Sequence[str | None] = (None,) * 3
-) -> tuple[list[dict], RowFaults]:
-    """Return the rows of texts in any common form, and what is wrong with the others."""
-    _check_collection(X, "X", "texts, or of pairs of texts")
+    records: list[dict], given: TextConfig, trained: Sequence[str | None], with_label: bool = False
+) -> tuple[list[dict], Sequence[str | None]]:
+    """Return the texts of records, perhaps with their labels, and the columns that they are in."""
     faults = RowFaults("X", "X")
-    records = ((f"row {i}", record) for i, record in enumerate(iterate_records(X)))
-    read = iterate_texts(
-        records, faults, given, with_label=with_label, trained=trained, n_positional=2
-    )
-    rows = [row for _, _, row in read]
-    if not faults.n_rows:  # begins as scikit-learn's own message does
-        raise UserError("Found array with 0 sample(s). At least one text is needed.")
-    return rows, faults
+    numbered = ((f"row {i}", record) for i, record in enumerate(records))
+    options: dict[str, Any] = dict(with_label=with_label, trained=trained, n_positional=2)
+    rows = [row for _, _, row in iterate_texts(numbered, faults, given, **options)]
+    if given.skip_empty:
+        faults.skip("text", "skip_empty")
+    faults.refuse()
+    if not rows:
+        raise UserError("X has no row with a text: at least one of each class is needed.")
+    return rows, faults.columns
 
 
 def convert_to_rows(
@@ -110,9 +119,7 @@ def convert_to_rows(
     trained: Sequence[str | None] = (None, None, None),
 ) -> list[dict[str, str]]:  # each with `sentence1`, and for pairs `sentence2`
     """Convert texts in any common form to rows, and raise `UserError` for anything else."""
-    rows, faults = _read_rows(X, TextConfig(), trained=trained)
-    faults.refuse()
-    return rows
+    return _read_rows(_read_records(X), TextConfig(), trained)[0]
 
 
 # options that `fit` determines
@@ -283,34 +290,23 @@ class PromptEstimator(BaseEstimator):
 
         The labels are `y`, or a column of the table.
         """
-        _check_collection(X, "X", "texts, or of pairs of texts")
-        records = [*iterate_records(X)]
-        usual = given.label or trained[2] or "label"
+        records = _read_records(X)
+        name = given.label or trained[2] or "label"
+        has_names = given.text or given.text2 or given.label
         if y is not None:
-            _check_collection(y, "y", "labels, one for each text")
-            y = y.to_numpy() if getattr(y, "ndim", 1) == 2 and hasattr(y, "to_numpy") else y
-            y = [*y]
+            _check_collection(y, "y")
+            y = [*(y.to_numpy() if getattr(y, "ndim", 1) == 2 and hasattr(y, "to_numpy") else y)]
             if len(records) != len(y):
-                raise UserError(
-                    f"X has {len(records)} texts and y has {len(y)} labels. Give one label per "
-                    "text."
-                )
-            records = [{**record, usual: label} for record, label in zip(records, y)]
-        elif not (given.text or given.text2 or given.label) and not any(
-            name in record for record in records[:1] for name in (usual, "label")
-        ):
+                raise UserError(f"X has {len(records)} texts and y has {len(y)} labels.")
+            records = [{**record, name: label} for record, label in zip(records, y)]
+        elif not has_names and not {name, "label"} & {*records[0]}:
             raise UserError(  # begins as scikit-learn's own message does
                 f"This {type(self).__name__} estimator requires y to be passed, but the target y "
                 "is None. Give one label per text, or a `datasets.Dataset` with a column `label`."
             )
-        rows, faults = _read_rows(records, given, True, trained)
-        if given.skip_empty:
-            faults.skip("text", "skip_empty")
-        faults.refuse()
-        if not rows:
-            raise UserError("X has no row with a text: at least one of each class is needed.")
+        rows, columns = _read_rows(records, given, trained, with_label=True)
         labels = self._validate_labels([row["label"] for row in rows], is_training_data)
-        return [{**row, "label": label} for row, label in zip(rows, labels)], faults.columns
+        return [{**row, "label": label} for row, label in zip(rows, labels)], columns
 
     def _make_config(self, task: Task) -> RunConfig:
         """Return the config of the options; its learning rate is still to be set."""

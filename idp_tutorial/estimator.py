@@ -239,7 +239,8 @@ class PromptEstimator(BaseEstimator):
             seed = int(check_int(self.seed, "seed"))
             rows, validation_rows = hold_out_rows(rows, float(validation), seed)
         elif isinstance(validation, (tuple, list)) and len(validation) == 2:
-            validation_rows, _ = self._read_labelled_rows(*validation, given)
+            texts, labels = validation
+            validation_rows, _ = self._read_labelled_rows(texts, labels, given)
         elif _is_table(validation):
             validation_rows, _ = self._read_labelled_rows(validation, None, given)
         else:

@@ -143,7 +143,7 @@ def resolve_columns(
     pair: bool | None = None,  # is there a second text? None: if its column is found
     with_label: bool = False,  # is a column of labels needed?
     n_positional: int = 0,  # a table without usual names has texts in so many columns at most
-) -> tuple[str, str | None, str | None]:
+) -> tuple[str | None, ...]:  # the column of the text is never None
     """Return the columns of text, second text and label; raise `UserError` if one is missing.
 
     A column that is not named has the name of training, or a usual one.
@@ -270,7 +270,7 @@ def _parse_labels(value: Any, where: str) -> list[str]:
 
 def format_labels(
     names: Sequence[str],  # labels of a row
-) -> str:  # as `parse_labels` reads it
+) -> str:  # as `parse_label` reads it
     """Return the labels of a row as one text: joined by |, or a JSON list if a name contains |."""
     has_separator = any("|" in name or name.startswith("[") for name in names)
     return json.dumps([*names], ensure_ascii=False) if has_separator else "|".join(names)

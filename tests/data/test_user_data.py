@@ -3,10 +3,11 @@
 import json
 from collections import Counter
 
+import pandas as pd
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from idp_tutorial.data.config import TableConfig
+from idp_tutorial.data.config import TableConfig, TextConfig
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import (
     _read_source,
@@ -15,6 +16,7 @@ from idp_tutorial.data.user_data import (
     load_table_task,
     parse_label,
     register_table_task,
+    resolve_columns,
     sort_class_names,
 )
 
@@ -144,6 +146,42 @@ def test_datasets_and_their_folders_are_tables(tmp_path, caplog):
     ):
         with pytest.raises(ValueError, match=words):
             load_table_task(data, **columns, **options)
+
+
+def test_every_reader_finds_the_same_columns(tmp_path):
+    """A file, a dataset, a data frame and a list of rows are one table."""
+    rows = [dict(text=f"t {i}", text2=f"u {i}", label="ab"[i % 2], n="x") for i in range(20)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task, _ = load_table_task(tmp_path / "a.jsonl")
+    assert task.pair and task.columns == ("{text}", "{text2}", "label")
+    for table in (Dataset.from_list(rows), pd.DataFrame(rows), rows):
+        assert load_table_task(table)[0].splits == task.splits
+    with pytest.raises(ValueError, match=r"1 of 21 rows has no text .*dataset, row 21"):
+        load_table_task([*rows, dict(text=None, text2="u", label="a")])
+
+
+@pytest.mark.parametrize(
+    "names,options,columns",
+    [
+        (("text", "label"), {}, ("text", None, "label")),
+        (("sentence1", "sentence2", "label"), {}, ("sentence1", "sentence2", "label")),
+        (("sentence", "text2", "label"), {}, ("sentence", None, "label")),
+        (("text", "text2", "label"), dict(pair=False), ("text", None, "label")),
+        (("text", "mine", "y"), dict(trained=("mine", None, "y")), ("mine", None, "y")),
+        (("text", "label"), dict(trained=("mine", None, "y")), ("text", None, "label")),
+        (("mine", "reply", "y"), dict(trained=("mine", "reply", "y")), ("mine", "reply", "y")),
+        ((0, 1, "label"), dict(n_positional=2), (0, 1, "label")),
+    ],
+)
+def test_columns_are_those_of_training_or_have_usual_names(names, options, columns):
+    found = resolve_columns(names, "a.csv", TextConfig(), with_label=True, **options)
+    assert found == columns
+
+
+@pytest.mark.parametrize("names", [("a", "label"), ("a", "b", "c", "label")])
+def test_columns_without_usual_names_are_named(names):
+    with pytest.raises(ValueError, match="a.csv: no column 'text' among a, .* in text="):
+        resolve_columns(names, "a.csv", TextConfig(), n_positional=2 * (len(names) > 2))
 
 
 def test_a_known_name_is_not_taken(tmp_path, monkeypatch):

@@ -87,7 +87,7 @@ def _check_collection(values: Any, name: str) -> None:
 
 
 def _read_records(X: Any) -> list[dict]:
-    """Return the rows of texts in any common form; raise `UserError` if there is none."""
+    """Return the rows of texts in any common form; raise `UserError` for no rows."""
     _check_collection(X, "X")
     if records := [*iterate_records(X)]:
         return records

@@ -241,7 +241,7 @@ def test_texts_in_any_shape(quick):
         (["a", "b"], ["a", "b\udfff"], "label 1 contains a lone surrogate"),
         ("text", ["a"], "X must be an ordered collection, got str: give a list"),
         ([], [], "0 sample"),
-        (["a", "b"], ["a", "b"], "no row of 2 can be held out"),
+        (["a", "b"], ["a", "b"], "no row can be held out from 2 rows"),
     ],
     ids=lambda v: "",
 )

@@ -77,9 +77,9 @@ class RowFaults:
         columns = " or ".join(repr(name) for name in self.columns[:2] if name is not None)
         texts = self.texts or f"column {columns}"
         for kind, places in self.missing.items():
-            what = f"text in {texts}" if kind == "text" else kind
+            value = f"text in {texts}" if kind == "text" else kind
             rows = f"{len(places)} of {self.n_rows} rows {'has' if len(places) == 1 else 'have'}"
-            problems.append(f"{rows} no {what} ({_name_first(places)}): {_ADVICE[kind]}.")
+            problems.append(f"{rows} no {value} ({_name_first(places)}): {_ADVICE[kind]}.")
         for kind, messages in self.messages.items():
             many = f"{len(messages)} of {self.n_rows} {_KINDS[kind]}. "
             problems.append((many if len(messages) > 1 else "") + " ".join(messages[:2]))

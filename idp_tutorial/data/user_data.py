@@ -533,9 +533,10 @@ def hold_out_rows(
             rng.shuffle(sampled)
             rng.shuffle(rest)
             return rest, sampled
+    n_classes = len({str(row.get("label")) for row in rows})
     raise UserError(
-        f"no row of {len(rows)} can be held out for validation, because every class keeps one: "
-        "give more rows, or a validation set."
+        f"no row can be held out from {len(rows)} rows of {n_classes} classes: give more rows, or a "
+        "validation set."
     )
 
 

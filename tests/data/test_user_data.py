@@ -174,8 +174,8 @@ def test_every_reader_finds_the_same_columns(tmp_path):
     ],
 )
 def test_columns_are_those_of_training_or_have_usual_names(names, options, columns):
-    found = resolve_columns(names, "a.csv", TextConfig(), with_label=True, **options)
-    assert found == columns
+    resolved = resolve_columns(names, "a.csv", TextConfig(), with_label=True, **options)
+    assert resolved == columns
 
 
 @pytest.mark.parametrize("names", [("a", "label"), ("a", "b", "c", "label")])

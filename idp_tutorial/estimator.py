@@ -250,8 +250,8 @@ class PromptEstimator(BaseEstimator):
             )
         if rows[0].keys() != validation_rows[0].keys():
             raise UserError(
-                "the training texts and the validation texts differ: one set contains pairs, "
-                "the other single texts. Pass both in the same form."
+                "of the training texts and the validation texts, one set contains pairs, the "
+                "other single texts. Pass both in the same form."
             )
         fields: dict[str, Any] = self._label_fields()
         if given.text or given.text2 or given.label:
@@ -311,31 +311,21 @@ class PromptEstimator(BaseEstimator):
 
     def _make_config(self, task: Task) -> RunConfig:
         """Return the config of the options; its learning rate is still to be set."""
-        options = {
-            name: getattr(self, name)
-            for name in ESTIMATOR_OPTIONS
-            if name not in {"lr", "class_weight", *_OWN_OPTIONS}
-        }
-        for name in all_method_options():  # None: the method's default
-            if options.get(name) is None:
-                options.pop(name, None)
+        others = {"lr", "class_weight", *_OWN_OPTIONS}
+        options = {name: getattr(self, name) for name in ESTIMATOR_OPTIONS if name not in others}
+        defaults = {name for name in all_method_options() if options.get(name) is None}
+        options = {name: value for name, value in options.items() if name not in defaults}
         weights = self.class_weight
         if isinstance(weights, Mapping):  # the task has the labels as strings
             names = self._name_classes()
             weights = {str(names.get(label, label)): weight for label, weight in weights.items()}
             if len(weights) < len(self.class_weight):
                 raise UserError(
-                    f"class_weight={self.class_weight!s:.80} has two weights for one class "
-                    "(1 and '1' are the same label): give one."
+                    f"class_weight={self.class_weight!s:.50} has two weights for one class."
                 )
         evaluations = Range(0, 10**9).check(
             check_int(self.evaluations, "evaluations"), "evaluations"
         )
-        if not isinstance(self.backbone, (str, Path)):
-            raise UserError(
-                f"backbone must be the name or the folder of a model, got {self.backbone!r:.60}. "
-                "To train prompts on a model object, use get_prompt_model(model, method)."
-            )
         cfg = RunConfig(
             self.method,
             task=task.name,

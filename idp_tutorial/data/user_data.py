@@ -193,7 +193,10 @@ def iterate_texts(
         try:
             if not (columns and names_columns_once):
                 place = faults.source if names_columns_once else where
-                faults.columns = columns = resolve_columns(record, place, given, **resolving)
+                resolved = resolve_columns(record, place, given, **resolving)
+                if columns and (columns[1] is None) != (resolved[1] is None):
+                    raise UserError(f"{where}: give each row a second text, or no row.")
+                faults.columns = columns = resolved
             *texts, label = columns
             named = {role: c for role, c in zip(TEXT_COLUMNS, texts) if c is not None}
             row = {role: record.get(column) for role, column in named.items()}
@@ -317,7 +320,7 @@ def iterate_records(
 
     Texts and pairs of texts get the names `sentence1` and `sentence2`.
     """
-    features = getattr(data, "features", None) or {}
+    features = (hasattr(data, "column_names") and data.features) or {}
     n_texts = 0  # 1, or 2 for pairs
     if hasattr(data, "columns"):  # a data frame
         names = [*data.columns]
@@ -341,7 +344,8 @@ def _read_source(source: Any, table: TableConfig) -> tuple[list[dict], RowFaults
     Without any label the list of rows is empty.
     """
     is_file = isinstance(source, (str, Path))
-    faults = RowFaults(str(source if is_file else getattr(source, "split", None) or "dataset"))
+    split = getattr(source, "split", None) if hasattr(source, "column_names") else None
+    faults = RowFaults(str(source if is_file else split or "dataset"))
     reading = {name: getattr(table, name) for name in ("format", "encoding", "sep")}
     records: Iterable[tuple[str, Mapping]]
     if is_file:
@@ -351,16 +355,17 @@ def _read_source(source: Any, table: TableConfig) -> tuple[list[dict], RowFaults
         numbered = enumerate(iterate_records(source), 1)
         records = ((f"{faults.source}, row {n}", record) for n, record in numbered)
     once = not is_file or has_header(source, table.format)
-    read = [*iterate_texts(records, faults, table, once, with_label=True)]
+    texts = iterate_texts(records, faults, table, once, with_label=True)
+    read = [(where, row) for where, _, row in texts]
     if table.skip_empty:
         faults.skip("text", "skip_empty")
     if not read and not faults.describe():
         raise UserError(f"{faults.source} has no rows with a text: write a few of each class.")
-    if all(row["label"] in (None, "", -1, "-1") for _, _, row in read):
+    if all(row["label"] in (None, "", -1, "-1") for _, row in read):
         return [], faults
     first = None
     rows = []
-    for where, _, row in read:
+    for where, row in read:
         label = row["label"]
         try:
             if not table.multi_label:
@@ -535,8 +540,8 @@ def hold_out_rows(
             return rest, sampled
     n_classes = len({str(row.get("label")) for row in rows})
     raise UserError(
-        f"no row can be held out from {len(rows)} rows of {n_classes} classes: give more rows, or a "
-        "validation set."
+        f"no row can be held out from {len(rows)} rows of {n_classes} classes: give more rows, or "
+        "a validation set."
     )
 
 

@@ -150,7 +150,8 @@ def test_datasets_and_their_folders_are_tables(tmp_path, caplog):
 
 def test_every_reader_finds_the_same_columns(tmp_path):
     """A file, a dataset, a data frame and a list of rows are one table."""
-    rows = [dict(text=f"t {i}", text2=f"u {i}", label="ab"[i % 2], n="x") for i in range(20)]
+    rows = [dict(text=f"t {i}", text2=f"u {i}", label="ab"[i % 2], features="x") for i in range(20)]
+    rows = [{**row, "split": "y"} for row in rows]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     task, _ = load_table_task(tmp_path / "a.jsonl")
     assert task.pair and task.columns == ("{text}", "{text2}", "label")
@@ -158,6 +159,14 @@ def test_every_reader_finds_the_same_columns(tmp_path):
         assert load_table_task(table)[0].splits == task.splits
     with pytest.raises(ValueError, match=r"1 of 21 rows has no text .*dataset, row 21"):
         load_table_task([*rows, dict(text=None, text2="u", label="a")])
+
+
+def test_some_rows_with_a_second_text_are_a_fault(tmp_path):
+    rows = [dict(text=f"t {i}", label="ab"[i % 2]) for i in range(20)]
+    rows[4]["text2"] = "u"
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ValueError, match="line 5: give each row a second text, or no row"):
+        load_table_task(tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@
 A table is one file of any format of `data.file_readers`. A folder may contain `train`, `validation`
 and `test` in any of the formats, or a dataset that `save_to_disk` saved. A name such as `org/name`
 is a dataset of the Hugging Face hub, with an optional revision after `@`. In Python a
-`datasets.Dataset` or `DatasetDict` is a table too. Splits that are missing are held out from the
-training rows.
+`datasets.Dataset` or `DatasetDict`, a data frame and a list of dictionaries are tables too. Splits
+that are missing are held out from the training rows.
+
+`resolve_columns` finds the columns, and `iterate_texts` reads the texts, for training, prediction
+and estimators alike.
 
 Rows are held out in proportion to the classes. A tenth of a class with three rows is less than one
 row; a tenth of twenty such classes is six rows. The integer part of each class's quota is
@@ -549,8 +552,8 @@ def hold_out_rows(
 
 
 def load_table_task(
-    # a file, '-' (standard input), a folder, the name of a hub dataset, or a `datasets.Dataset` or
-    # `DatasetDict`
+    # a file, '-' (standard input), a folder, the name of a hub dataset, a `datasets.Dataset` or
+    # `DatasetDict`, a data frame, or a list of dictionaries
     data: Any,
     seed: int = 0,  # seed of the rows that are held out
     **options: Any,  # fields of `TableConfig`: the columns, the format, and how splits are held out

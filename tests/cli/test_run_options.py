@@ -62,17 +62,21 @@ finally:
     assert "loaded: []" in error and status == (0 if word == "--help" else 2)
 
 
-def test_a_method_of_a_program_is_in_its_help():
-    code = """
+def test_a_method_of_a_program_is_in_its_help(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
 from dataclasses import dataclass
+from idp_tutorial.cli.main import main
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import register
-from idp_tutorial.cli.main import main
 @register("own-method", reference="here", learning_rates=(1e-3, 1e-2, 1e-1))
 @dataclass(frozen=True, kw_only=True)
 class OwnConfig(METHODS["lpt"].config_class):
+    option_group = "the method"
     own_option: int = 3  # a number of one's own
 main(["train", "--help"])
 """
-    shown, error, _ = run(code)
+    )
+    shown, error, _ = run(f"import runpy\nrunpy.run_path({str(program)!r}, run_name='program')")
     assert "--own_option" in shown, error

@@ -168,6 +168,15 @@ class Backbone:
         key_mask = torch.cat([prefix.expand(attention_mask.shape[0], -1), attention_mask], 1)
         return positions, distance, key_mask
 
+    def next_position_and_distances(
+        self,
+        key_mask: Tensor,  # 1 = real token or prompt key, 0 = padding `[B,S]`; the new token is last
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `positions_and_distances` does, for one new token `[B,1]` after its keys."""
+        key_positions = key_mask.cumsum(1) - 1
+        position = key_positions[:, -1:]
+        return position, position[:, :, None] - key_positions[:, None], key_mask
+
     def make_attention_mask(
         self,
         layer_type: str,  # 'full_attention' or 'sliding_attention'

@@ -184,14 +184,16 @@ class Context:
 
     def run_layer(
         self,
-        run: Callable[..., Tensor],  # `run_layer` of the backbone, or a function like it
-        key_values: PromptKeyValues | None,  # of a prompt
+        key_values: PromptKeyValues | None = None,  # of a prompt, or a cache that keeps them
+        # function like `run_layer` of the backbone; None: this one
+        run: Callable[..., Tensor] | None = None,
     ) -> None:
         """Run the current layer; with `recompute`, the backward pass runs it again.
 
         Raises: UserError if the layer ignores keys and values that it got.
         """
         layer_kwargs = self.layer_kwargs(key_values.t if key_values else 0)
+        run = run or self.backbone.run_layer
         args = (self.layer, self.h, layer_kwargs, key_values)
         if self.recompute and torch.is_grad_enabled():
             self.h = checkpoint(run, *args, use_reentrant=False)

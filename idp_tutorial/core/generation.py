@@ -19,6 +19,7 @@ from typing import Any
 
 # %% ../../nbs/engine/core/generation.ipynb #77953d34
 from ..utils.checks import Range, UserError
+from .backbone import Layout
 from .loop import run_layers, walk_layers
 from .context import Context, to_float32
 from .steps import Add, Insert, KeyValue, Replace, Step
@@ -151,11 +152,8 @@ class DecodingState:
             length = self.key_masks[ctx.layer].shape[1]
             if length not in layer_kwargs_by_length:
                 key_mask = F.pad(self.key_masks[ctx.layer], (0, 1), value=1)
-                geometry = self.bb.next_position_and_distances(key_mask)
-                layer_kwargs_by_length[length] = key_mask, {
-                    kind: self.bb.layer_kwargs(kind, ctx.h, *geometry)
-                    for kind in set(self.bb.layer_types)
-                }
+                layer_kwargs = self.bb.layer_kwargs_for(ctx.h, Layout.of_next_token(key_mask))
+                layer_kwargs_by_length[length] = key_mask, layer_kwargs
             self.key_masks[ctx.layer], layer_kwargs = layer_kwargs_by_length[length]
             layer_cache = self.layer_caches[ctx.layer]
             ctx.h = self.bb.run_layer(ctx.layer, ctx.h, layer_kwargs, layer_cache)

@@ -52,7 +52,7 @@ def compute_sentence_vector(
 
 
 def _run_layer(ctx: Context, kv: PromptKeyValues | None, name: str) -> None:
-    """Run the current layer; the last one at a tracked position, to which it reduces the context."""
+    """Run the current layer; the last one at a position, to which it reduces the context."""
     bb = ctx.backbone
     if ctx.layer < bb.n_layers - 1:
         ctx.run_layer(kv)

@@ -9,7 +9,7 @@ __all__ = ['LABEL_DESCRIPTIONS', 'describe_labels', 'encode_description_tails', 
 # %% ../../nbs/engine/methods/efl.ipynb #c63b2de8
 import torch
 import torch.nn.functional as F
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 # %% ../../nbs/engine/methods/efl.ipynb #1bca9bb7
@@ -20,7 +20,7 @@ from ..data.task import Task
 from ..core.backbone import Backbone
 from ..core.heads import ClassificationHead
 from ..core.context import Context
-from ..core.input_checks import check_right_padding
+from ..utils.batch import Batch
 from ..core.steps import Step
 from ..core.prompted_model import PromptedModel
 from ..training.config import TrainingConfig
@@ -81,14 +81,14 @@ def encode_description_tails(
 
 
 def append_tails(
-    batch: dict[str, Tensor],  # `input_ids`, `attention_mask` and `token_type_ids` `[B,T]`
+    batch: Mapping[str, Tensor],  # `input_ids`, `attention_mask` and `token_type_ids` `[B,T]`
     tails: tuple[list[list[int]], list[list[int]], int],  # C tails of `encode_description_tails`
-) -> dict[str, Tensor]:  # the same `[B·C,T']`: text 1 with all tails, text 2 with all tails, …
+) -> Batch:  # the same `[B·C,T']`: text 1 with all tails, text 2 with all tails, …
     """Append every tail to every text.
 
     Raises: `UserError` for padding that is not on the right.
     """
-    check_right_padding(batch["attention_mask"])
+    batch = Batch.of(batch)
     tail_ids, tail_types, n_replaced = tails
     C = len(tail_ids)
     S = max(map(len, tail_ids))
@@ -103,8 +103,9 @@ def append_tails(
     text_end = (batch["attention_mask"].sum(1) - n_replaced).repeat_interleave(C)[:, None]
     tail_lengths = torch.tensor([len(sequence) for sequence in tail_ids], device=device)
     pair_end = text_end + tail_lengths.repeat(B)[:, None]
-    position = torch.arange(int(pair_end.max()), device=device).expand(len(text_end), -1)
-    T = position.shape[1]
+    lengths = [n - n_replaced + len(tail) for n in batch.lengths or () for tail in tail_ids]
+    T = max(lengths)
+    position = torch.arange(T, device=device).expand(len(text_end), -1)
 
     def concatenate(text: Tensor, tail: Tensor) -> Tensor:  # `[B·C,T']`
         """Return each text followed by its label description."""
@@ -112,11 +113,12 @@ def append_tails(
         shifted_tail = tail.gather(1, (position - text_end).clamp(0, S - 1))
         return torch.where(position < text_end, text, shifted_tail) * (position < pair_end)
 
-    return dict(
+    pairs = dict(
         input_ids=concatenate(batch["input_ids"], pad_and_repeat(tail_ids)),
         token_type_ids=concatenate(batch["token_type_ids"], pad_and_repeat(tail_types)),
         attention_mask=(position < pair_end).long(),
     )
+    return Batch(pairs, lengths)
 
 # %% ../../nbs/engine/methods/efl.ipynb #390261db
 class EntailmentModel(PromptedModel):
@@ -183,7 +185,9 @@ class EntailmentModel(PromptedModel):
         if sampled is not None:
             first_pair = torch.arange(len(sampled), device=sampled.device) * self.n_descriptions
             pair_indices = (first_pair[:, None] + sampled).flatten()
-            pairs = {name: tensor[pair_indices] for name, tensor in pairs.items()}
+            # which pairs are sampled is not known here: at least as short as the shortest
+            selected = {name: tensor[pair_indices] for name, tensor in pairs.items()}
+            pairs = Batch(selected, pairs.lengths)
         return self._run(pairs)
 
     def forward(

@@ -208,7 +208,7 @@ class GloveEncoder(PromptSource):
         if "glove" in ctx.batch:
             return ctx.batch["glove"]
         if self not in ctx.memo:
-            masks = ctx.batch["attention_mask"]
+            masks = ctx.text_mask
             texts = [ids[mask.bool()].tolist() for ids, mask in zip(ctx.input_ids, masks)]
             vectors = np.stack([self._embed_ids(ids) for ids in texts])
             ctx.memo[self] = torch.from_numpy(vectors).to(ctx.input_ids.device)

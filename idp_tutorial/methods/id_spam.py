@@ -62,11 +62,11 @@ class AttentionPromptGenerator(PromptSource):
     def token_weights(self, ctx: Context) -> Tensor:  # `[B,T]`, sums to 1 for each example
         """Return the weight of each token of the text in A."""
         E = token_vectors(ctx, self.attention_input)
-        return self.pool.token_weights(E, ctx.batch["attention_mask"])
+        return self.pool.token_weights(E, ctx.text_mask)
 
     def forward(self, ctx: Context) -> Tensor:  # `[B,t,d]`
         """Generate the prompt of each example; only the tokens of the text are used."""
-        A = self.pool(token_vectors(ctx, self.attention_input), ctx.batch["attention_mask"])
+        A = self.pool(token_vectors(ctx, self.attention_input), ctx.text_mask)
         p = self.up(self.down(A).relu())
         if self.prompt_relu:
             p = p.relu()

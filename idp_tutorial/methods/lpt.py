@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 # %% ../../nbs/engine/methods/lpt.ipynb #1b000005
+from ..utils.batch import require
 from ..utils.checks import UserError, check_choice
 from .soft_prompt import SoftPrompt
 from .state_generator import NaivePromptGenerator
@@ -65,12 +66,11 @@ def adaptive_pool(
     mask = mask.long()
     n = mask.sum(1)[:, None]
     T = x.shape[1]
-    # a graph cannot depend on the values of its input
-    if not torch.compiler.is_compiling() and bool((n == 0).any()):
-        raise UserError(
-            "a text of this batch has no token to pool. Every text needs at least one token, and "
-            "at least two for a decoder with exclude_last_token=True."
-        )
+    require(
+        n > 0,
+        "a text of this batch has no token to pool. Every text needs at least one token, and "
+        "at least two for a decoder with exclude_last_token=True.",
+    )
     i = torch.arange(t, device=x.device)
     first = i * n // t  # bin `i` pools the positions from `first` to before `end` `[B,t]`
     end = ((i + 1) * n + t - 1) // t

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 # %% ../../nbs/engine/methods/prompt_tuning.ipynb #195a64ed
+from ..utils.batch import require
 from ..utils.checks import UserError
 from ..core.backbone import Backbone
 from ..core.context import INPUT, Context
@@ -43,15 +44,17 @@ def separator_id(bb: Backbone) -> int:
 
 def _check_separators(n_separators: Tensor, position: int) -> None:
     """Raise `UserError` for an example without the separator at which a position is."""
-    if position and bool((n_separators < 1).any()):
-        raise UserError(
+    if position:
+        require(
+            n_separators >= 1,
             f"position {position} is found by separators, but this batch has examples without one. "
-            "Encode with special tokens, or use position 0."
+            "Encode with special tokens, or use position 0.",
         )
-    if position in (2, 3) and bool((n_separators < 2).any()):
-        raise UserError(
+    if position in (2, 3):
+        require(
+            n_separators >= 2,
             f"position {position} is in the second sentence, but this batch has examples with one "
-            "sentence. Use position 0, 1 or 4."
+            "sentence. Use position 0, 1 or 4.",
         )
 
 
@@ -65,8 +68,7 @@ def insertion_positions(
     one sentence.
     """
     is_separator = (ctx.input_ids == separator_id(ctx.backbone)) & (ctx.attention_mask == 1)
-    if not torch.compiler.is_compiling():  # a graph cannot depend on the values of its input
-        _check_separators(is_separator.sum(1), position)
+    _check_separators(is_separator.sum(1), position)
     index = torch.arange(ctx.input_ids.shape[1], device=ctx.input_ids.device)
     first = is_separator.int().argmax(1)
     last = (is_separator * index).argmax(1)

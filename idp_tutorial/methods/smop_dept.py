@@ -56,7 +56,7 @@ class RoutedPrompt(PromptSource):
 
     def routing_probabilities(self, ctx: Context) -> Tensor:  # `[B,n_prompts]`
         """Compute the probability of each prompt from the mean word vector."""
-        s = self.router(self.pool(token_vectors(ctx), ctx.batch["attention_mask"]))
+        s = self.router(self.pool(token_vectors(ctx), ctx.text_mask))
         if self.training:
             s = s + self.noise * torch.randn_like(s) * s.detach()
         return self.dropout(s).softmax(-1)

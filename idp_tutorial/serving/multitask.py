@@ -92,7 +92,9 @@ def _run_layer_jointly(
     key_mask = torch.cat(
         [_pad_to_length(mask.new_ones(n, count), t) for n, count in zip(batch_sizes, key_counts)]
     )
-    layer_kwargs = bb.layer_kwargs_by_type(mask, h, key_mask)
+    is_padded = [c.batch.has_padding or c.h.shape[1] < T for c in ctxs]
+    has_padding = any(is_padded) or min(key_counts) < t
+    layer_kwargs = bb.layer_kwargs_by_type(mask, h, key_mask, has_padding)
     h = bb.run_layer(ctxs[0].layer - 1, h, layer_kwargs, _join_keys_values(kvs, batch_sizes, t))
     for ctx, task_h in zip(ctxs, h.split(batch_sizes)):
         ctx.h = task_h[:, : ctx.h.shape[1]]
@@ -102,7 +104,7 @@ def run_joint_batch(
     bb: Backbone,
     # one per task, with `input_ids`, `attention_mask`, `token_type_ids` `[B,T]`, which may differ
     # in size, and `mask_position` `[B]` if the task has a template
-    batches: list[dict],
+    batches: Sequence[dict],
     plans: Sequence[Plan],  # one per task: layer → step
 ) -> list[Context]:  # one per task, as `run_layers` returns it
     """Run several plans at once: each layer runs once, on the examples of all tasks."""
@@ -231,7 +233,7 @@ class MultiTaskModel:
         batches = []
         for indices in indices_by_task.values():
             batch = collate([examples[i] for i in indices], self.backbone.pad_id)
-            batches.append({k: v.to(self.backbone.device) for k, v in batch.items()})
+            batches.append(batch.to(self.backbone.device))
         contexts = run_joint_batch(self.backbone, batches, [model.plan for model in models])
         outputs: list[Any] = [None] * len(examples)
         for indices, model, ctx in zip(indices_by_task.values(), models, contexts):

@@ -4,7 +4,7 @@ A method is a config class with its options and its plan, registered with facts 
 
     @register("lpt-npg", reference="LPT, §5.1", learning_rates=(1.5e-3, 5e-3, 1.5e-2))
     @dataclass(frozen=True, kw_only=True)
-    class NaiveLateConfig(LatePromptConfig):  # prompt_length, layer; 'middle', 'generated'
+    class NPGConfig(LatePromptConfig):  # prompt_length, layer; 'middle', 'generated'
         bottleneck: BottleneckWidth = 128  # width of the generator's bottleneck
 
         def plan(self, bb, cfg):

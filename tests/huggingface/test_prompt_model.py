@@ -25,7 +25,7 @@ from idp_tutorial.core.generation import generate_ids
 from idp_tutorial.core.prompted_model import restore_state
 from idp_tutorial.estimator import PromptClassifier
 from idp_tutorial.huggingface.files import prompt_tensors
-from idp_tutorial.methods.id_spam import AttentionLateConfig
+from idp_tutorial.methods.id_spam import IDSPAMConfig
 from idp_tutorial.utils.checks import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -210,12 +210,12 @@ def test_regression_and_several_labels():
 def test_prompts_are_switched_by_name(capsys):
     model = prompt_model("lpt-npg", num_labels=3)
     first = model(**tokens()).logits
-    model.add_prompt("topic", AttentionLateConfig(prompt_length=2), num_labels=5)
+    model.add_prompt("topic", IDSPAMConfig(prompt_length=2), num_labels=5)
     assert torch.equal(model(**tokens()).logits, first)
     model.set_prompt("topic")
     assert model(**tokens()).logits.shape == (6, 5) and model.config.num_labels == 5
     assert model.active_prompt == "topic"
-    assert model.prompt_config["topic"] == AttentionLateConfig(prompt_length=2)
+    assert model.prompt_config["topic"] == IDSPAMConfig(prompt_length=2)
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     assert trained and all(name.startswith("prompts.topic.") for name in trained)
     model.print_trainable_parameters()

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from typing import Any
 
 # %% ../../nbs/engine/core/generation.ipynb #77953d34
-from ..utils.checks import Range, UserError
+from ..utils.checks import UserError
 from .backbone import Layout
 from .loop import run_layers, walk_layers
 from .context import Context, to_float32
@@ -300,7 +300,6 @@ def generate_ids(
     The global random state and the model's mode are not changed. Raises: UserError if a text is
     empty or too long for the backbone's positions, or if it samples while another thread trains.
     """
-    Range(1).check(max_new_tokens, "max_new_tokens")
     if not texts or not min(map(len, texts)):
         raise UserError("generation needs at least one text, and at least one token in each text.")
     bb = model.backbone

@@ -136,18 +136,14 @@ def _check_shape(name: str, tensor: Tensor, input_ids: Tensor) -> None:
 
 def _check_token_ids(input_ids: Any) -> None:
     """Raise `UserError` for what is not a batch of token ids."""
-    given = f"a {type(input_ids).__name__}"
-    if isinstance(input_ids, Tensor):
-        given = f"shape {tuple(input_ids.shape)} in {input_ids.dtype}"
-        is_integer = input_ids.dtype in (torch.int64, torch.int32)
-        is_empty = not torch.compiler.is_compiling() and not input_ids.numel()
-        if is_integer and input_ids.dim() == 2 and not is_empty:
-            return
-    raise UserError(
-        f"input_ids must be a tensor of token ids [B,T] in torch.int64 or torch.int32, with at "
-        f"least one text and one token, got {given}: call model(**tokens) with tokens = "
-        "tokenizer(texts, padding=True, return_tensors='pt')."
-    )
+    shape = tuple(getattr(input_ids, "shape", ()))
+    is_empty = not torch.compiler.is_compiling() and 0 in shape
+    if len(shape) != 2 or is_empty or input_ids.dtype not in (torch.int64, torch.int32):
+        raise UserError(
+            f"input_ids must be token ids [B,T] in torch.int64 or torch.int32 of at least one text "
+            f"and one token, got a {type(input_ids).__name__} of shape {shape}: call "
+            "model(**tokens) with tokens = tokenizer(texts, padding=True, return_tensors='pt')."
+        )
 
 
 def _make_batch(
@@ -200,8 +196,6 @@ def _infer_problem_type(B: int, C: int, labels: Any, problem_type: str | None) -
 
     Raises: `UserError` for labels of another shape than this kind needs.
     """
-    if not isinstance(labels, Tensor):
-        raise UserError(f"labels must be a tensor, got a {type(labels).__name__}.")
     if problem_type is None:
         is_float = labels.is_floating_point()
         problem_type = "multi_label_classification" if is_float else "single_label_classification"

@@ -54,7 +54,8 @@ def multilayer_idpg_plan(
     position: int | None = 0,  # of the first prompt, as in `prompt_plan`; not used with 'kv'
     # function of the context that returns the sentence vector `[B,d_in]`; None: M(x) at `<s>`
     encoder: Callable[[Context], Tensor] | None = None,
-    d_in: int | None = None,  # width of the encoder's vector; None: that of the backbone
+    # width of the encoder's vector; None: that of the backbone, which 'previous' needs
+    d_in: int | None = None,
     dropout: float = 0.1,  # dropout on the sentence vector
     standardise: bool = False,  # standardise the sentence vector, but not H^k (not in the paper)
     generator_dropout: float | None = None,  # dropout in the generators; None: `dropout`
@@ -71,13 +72,8 @@ def multilayer_idpg_plan(
     check_choice(insertion, tuple(_LATER_STEPS), "insertion")
     if insertion == "kv" and position:
         raise UserError(
-            f"position={position} cannot be used with insertion='kv', since keys and values are "
-            "not inserted among the words. Leave position out."
-        )
-    if generator_input == "previous" and d_in != bb.d:
-        raise UserError(
-            f"the encoder's vectors of width {d_in} and the hidden states of width {bb.d} cannot "
-            "be read by one generator. Use generator_input='layer0', as M-IDPG-PHM-GloVe does."
+            f"position={position} has no effect with insertion='kv', which inserts nothing among "
+            "the words. Leave position out."
         )
     generator_options["dropout"] = dropout if generator_dropout is None else generator_dropout
 

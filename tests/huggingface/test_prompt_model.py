@@ -99,7 +99,7 @@ def test_left_padding_moves_the_logits_of_a_language_model():
     "call,message",
     [
         (lambda m, t: m(t), r"call model\(\*\*tokens\)"),
-        (lambda m, t: m(t["input_ids"][0]), r"\[B,T\] .*got shape"),
+        (lambda m, t: m(t["input_ids"][0]), r"\[B,T\] .*of shape"),
         (
             lambda m, t: m(inputs_embeds=torch.zeros(1, 2, 32)),
             "from input_ids alone: leave inputs_embeds out",
@@ -112,7 +112,7 @@ def test_left_padding_moves_the_logits_of_a_language_model():
         ),
         (lambda m, t: m(t["input_ids"][:0]), r"at least one text .*shape \(0, "),
         (lambda m, t: m(t["input_ids"][:, :0]), r"at least one text .*shape \(6, 0\)"),
-        (lambda m, t: m(t["input_ids"].float()), r"in torch\.int64 .*in torch\.float32"),
+        (lambda m, t: m(t["input_ids"].float()), r"in torch\.int64 or torch\.int32"),
         (
             lambda m, t: m(t["input_ids"], 0 * t["attention_mask"]),
             "it is 0 between two tokens or everywhere",
@@ -128,7 +128,6 @@ def test_left_padding_moves_the_logits_of_a_language_model():
             r"labels of 6 texts must be 6 class indices .*shape \(5,\)",
         ),
         (lambda m, t: m(**t, labels=LABELS.float()), r"class indices \(integers\)"),
-        (lambda m, t: m(**t, labels=[0, 1, 2, 0, 1, 2]), "labels must be a tensor, got a list"),
         (lambda m, t: m.bfloat16()(**t), r"the prompt is in torch\.bfloat16, .*base_model only"),
         (lambda m, t: m.generate(**t), "AutoModelForCausalLM"),
         (lambda m, t: m.delete_prompt("default"), "is active"),

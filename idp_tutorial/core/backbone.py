@@ -31,7 +31,7 @@ class ReversibleEdit(Protocol):
 
 
 class Layout(NamedTuple):
-    """Where the queries and keys of a layer are, and which keys it may attend to."""
+    """Positions of the queries and keys of a layer, and the mask of its keys."""
 
     positions: Tensor  # of the queries `[B or 1,T]`
     distance: Tensor  # query position minus key position `[B or 1,T,S]`

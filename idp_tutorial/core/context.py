@@ -121,7 +121,7 @@ class Context:
         Raises: UserError for states of a wrong shape, padding that is not on the right, or unknown
         tokens (on a GPU, CUDA reports these itself).
         """
-        batch = Batch.of(batch)
+        batch = Batch.from_tensors(batch)
         attention_mask = batch["attention_mask"]
         text_mask = attention_mask
         if "answer_start" in batch:

@@ -111,7 +111,7 @@ class PromptedModel(nn.Module):
 
         Raises: UserError if the model changes something below the cached states.
         """
-        batch = Batch.of(batch)
+        batch = Batch.from_tensors(batch)
         if batch.start_layer is not None:
             self._check_cached(batch.start_layer)
         return self._run(batch)

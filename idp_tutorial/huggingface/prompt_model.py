@@ -170,7 +170,7 @@ def _make_batch(
         token_type_ids=token_type_ids.gather(1, index),
     )
     try:
-        return Batch.of(batch), index
+        return Batch.from_tensors(batch), index
     except UserError:
         raise UserError(
             "attention_mask must be 1 for all tokens of a text, at least one, and 0 for the "

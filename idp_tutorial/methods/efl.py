@@ -87,7 +87,7 @@ def append_tails(
 
     Raises: `UserError` for padding that is not on the right.
     """
-    batch = Batch.of(batch)
+    batch = Batch.from_tensors(batch)
     tail_ids, tail_types, n_replaced = tails
     C = len(tail_ids)
     S = max(map(len, tail_ids))

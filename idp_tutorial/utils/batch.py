@@ -2,7 +2,7 @@
 
 Shapes and masks depend on the lengths of the texts. On a GPU, reading a value of a tensor waits for
 all work before it, so the lengths are read and checked once, where a batch is made: `collate` knows
-them, and `Batch.of` reads them from tensors. A training step reads none.
+them, and `Batch.from_tensors` reads them from tensors. A training step reads none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class Batch(dict[str, Any]):
         self._targets: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def of(
+    def from_tensors(
         cls,
         tensors: Mapping[str, Any],  # fields as for `Batch`
     ) -> "Batch":
@@ -96,7 +96,7 @@ class Batch(dict[str, Any]):
 
     @property
     def has_padding(self) -> bool:
-        """Whether an example may be shorter than the batch; always true in a graph."""
+        """True if an example may be shorter than the batch; always in a graph."""
         if self.lengths is None or torch.compiler.is_compiling():
             return True
         return min(self.lengths) < self["input_ids"].shape[1]

@@ -120,25 +120,28 @@ def test_lengths_are_known_or_read_and_follow_changes():
     rows = [dict(input_ids=list(range(4)), token_type_ids=[0] * 4, answer_start=3)]
     rows.append(dict(input_ids=list(range(6)), token_type_ids=[0] * 6, answer_start=2))
     known = collate(rows, 1)
-    read = Batch.of(dict(known))
+    read = Batch.from_tensors(dict(known))
     for batch in (known, read, known.to("cpu"), known | dict(label=torch.zeros(2))):
         assert list(batch.lengths) == [4, 6] and list(batch.answer_starts) == [3, 2]
         rows, columns = batch.find_targets()
         assert rows.tolist() == [0, 1, 1, 1, 1] and columns.tolist() == [3, 2, 3, 4, 5]
-        assert batch.has_padding and Batch.of(batch) is batch
+        assert batch.has_padding and Batch.from_tensors(batch) is batch
     texts = known.without_answers(known["attention_mask"])
     assert list(texts.lengths) == [3, 2] and not texts.answer_starts
     longer = known | dict(attention_mask=torch.ones(2, 6, dtype=torch.long))
-    assert longer.lengths is None and list(Batch.of(longer).lengths) == [6, 6]
+    assert longer.lengths is None and list(Batch.from_tensors(longer).lengths) == [6, 6]
     known["attention_mask"] = longer["attention_mask"]
-    assert not Batch.of(known).has_padding
-    no_answer = Batch.of(dict(known, answer_start=torch.tensor([6, 2])))
+    assert not Batch.from_tensors(known).has_padding
+    no_answer = Batch.from_tensors(dict(known, answer_start=torch.tensor([6, 2])))
     assert no_answer.find_targets() is None
 
 
 def test_padding_on_the_left_is_refused():
     mask = torch.tensor([[1, 1], [0, 1]])
-    refused(lambda: Batch.of(dict(input_ids=mask, attention_mask=mask)), "padding on the right")
+    refused(
+        lambda: Batch.from_tensors(dict(input_ids=mask, attention_mask=mask)),
+        "padding on the right",
+    )
 
 
 def test_a_condition_on_values():

@@ -91,7 +91,7 @@ def append_tails(
     tail_ids, tail_types, n_replaced = tails
     C = len(tail_ids)
     S = max(map(len, tail_ids))
-    B = len(batch["input_ids"])
+    B = batch["input_ids"].shape[0]
     device = batch["input_ids"].device
 
     def pad_and_repeat(sequences: list[list[int]]) -> Tensor:  # `[B·C,S]`
@@ -102,13 +102,17 @@ def append_tails(
     text_end = (batch["attention_mask"].sum(1) - n_replaced).repeat_interleave(C)[:, None]
     tail_lengths = torch.tensor([len(sequence) for sequence in tail_ids], device=device)
     pair_end = text_end + tail_lengths.repeat(B)[:, None]
-    lengths = [n - n_replaced + len(tail) for n in batch.lengths or () for tail in tail_ids]
-    T = max(lengths)
-    position = torch.arange(T, device=device).expand(len(text_end), -1)
+    lengths = None
+    longest = batch["input_ids"].shape[1]
+    if batch.lengths is not None:
+        lengths = [n - n_replaced + len(tail) for n in batch.lengths for tail in tail_ids]
+        longest = max(batch.lengths)
+    T = longest - n_replaced + S
+    position = torch.arange(T, device=device).expand(text_end.shape[0], -1)
 
     def concatenate(text: Tensor, tail: Tensor) -> Tensor:  # `[B·C,T']`
         """Return each text followed by its label description."""
-        text = F.pad(text, (0, T)).repeat_interleave(C, 0)[:, :T]
+        text = F.pad(text, (0, T - text.shape[1])).repeat_interleave(C, 0)
         shifted_tail = tail.gather(1, (position - text_end).clamp(0, S - 1))
         return torch.where(position < text_end, text, shifted_tail) * (position < pair_end)
 

@@ -28,6 +28,7 @@ from idp_tutorial.data.metrics import (
     exact_match,
 )
 from idp_tutorial.data.templates import check_max_len
+from idp_tutorial.utils.batch import Batch
 from idp_tutorial.utils.checks import Range, UserError
 from idp_tutorial.utils.digests import compute_digest
 from idp_tutorial.utils.schemas import Count, Finite, Rule
@@ -450,14 +451,14 @@ def make_column_templates(
 
 
 def scale_labels(
-    batch: dict,  # a batch of tensors
+    batch: Batch,
     task: Task,  # the task of the batch
-) -> dict:  # the batch with its labels scaled; the same batch for classes
+) -> Batch:  # the batch with its labels scaled; the same batch for classes
     """Scale the labels of a regression to 0…1 (IDPG divides STS-B's labels by 5)."""
     if not task.is_regression or "label" not in batch:
         return batch
     low, high = task.label_range
-    return {**batch, "label": (batch["label"] - low) / (high - low)}
+    return batch | dict(label=(batch["label"] - low) / (high - low))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,7 +162,7 @@ def _measure_step(model: PromptedModel, task: Task, cfg: RunConfig) -> float:
     device = create_accelerator(cfg).device
     model.to(device).train()
     batch = collate(examples, model.backbone.pad_id)
-    batch = scale_labels({name: value.to(device) for name, value in batch.items()}, task)
+    batch = scale_labels(batch.to(device), task)
     seconds = 0.0
     for _ in range(2):
         start = time.perf_counter()

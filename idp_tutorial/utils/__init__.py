@@ -2,6 +2,7 @@
 
 Modules:
 
+- `batch`: A batch: tensors by name, and what must be known of them outside of the tensors.
 - `checks`: Checks of arguments, files and packages, with error messages that say what fixes the
   problem.
 - `digests`: Digests of bytes and files, and the manifest of a folder, with which its files are

@@ -458,7 +458,7 @@ def test_a_comparison_in_which_everything_diverged(cfg, tmp_path, wild):
         1,
         True,
         tmp_path / "out",
-    )
+    ).table
     assert (
         len(wild) == 6
         and table.diverged.tolist() == [1, 0]
@@ -470,7 +470,9 @@ def test_a_comparison_in_which_everything_diverged(cfg, tmp_path, wild):
 def test_several_splits_make_one_table(cfg, tmp_path, messages):
     """Each split has its own examples and all seeds; a second call trains nothing."""
     base = cfg(lr=1e-2, shots=24, bottleneck=None)
-    table = compare_and_write(["majority", "lpt"], base, 2, False, tmp_path / "out", split_seeds=2)
+    table = compare_and_write(
+        ["majority", "lpt"], base, 2, False, tmp_path / "out", split_seeds=2
+    ).table
     assert table.seeds.tolist() == [4, 4] and table.draws.tolist() == [2, 2]
     assert len(messages) == 8
     runs = read_records(tmp_path / "out" / "compare.jsonl")
@@ -531,10 +533,10 @@ def test_a_comparison_that_continues_keeps_the_steps_that_its_time_allowed(
     monkeypatch.setattr(comparison, "steps_within", lambda *args: 2)
     base = replace(cfg(lr=1e-2, bottleneck=None), steps=8, eval_every=4)
     methods = ["lpt", "words", "majority"]
-    table = compare_and_write(methods, base, 1, False, tmp_path / "out", minutes=1)
+    table = compare_and_write(methods, base, 1, False, tmp_path / "out", minutes=1).table
     assert [*table.method] == methods and table.steps[0] == 2
     assert (tmp_path / "out" / "report" / "report.md").exists()
     n_messages = len(messages)
     monkeypatch.setattr(comparison, "steps_within", lambda *args: 5)
-    again = compare_and_write(methods, base, 1, False, tmp_path / "out", minutes=1)
+    again = compare_and_write(methods, base, 1, False, tmp_path / "out", minutes=1).table
     assert again.steps[0] == 2 and not any("seed 0" in m for m in messages[n_messages:])

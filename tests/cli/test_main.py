@@ -197,6 +197,16 @@ def test_a_mistake_is_one_line(argv, words, capsys):
     assert re.search(words, err), err
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_former_command_names_its_script(name, capsys):
+    with pytest.raises(SystemExit) as e:
+        main([name, "--help"])
+    err = capsys.readouterr().err
+    module = re.search(r"python -m ([\w.]+)", err)[1]
+    assert e.value.code == 2 and err.count("\n") == 1
+    assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+
+
 @pytest.mark.long
 def test_the_script_for_accelerate_has_help():
     res = subprocess.run(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from idp_tutorial.cli.commands import Command
-from idp_tutorial.cli.main import COMMAND_NAMES, load_command, main
-from results import SCRIPTS, find_command
+from idp_tutorial.cli.main import COMMAND_NAMES, SCRIPTS, load_command, main
+from results import find_command
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND_MODULES = ROOT / "idp_tutorial/cli"

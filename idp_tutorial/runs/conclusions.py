@@ -105,10 +105,11 @@ def advise(
         title = f"{choice} is enough: no method scores significantly higher"
         estimate = differences[choice]
         assert estimate is not None
+        # the difference of the best; `+ 0` turns -0.0 into 0.0
+        effect, low, high = (round(-estimate[k], 1) + 0 for k in ("effect", "high", "low"))
         sentence += (
-            f": {describe(best)} scores higher, but the difference ({-estimate['effect']:.1f} "
-            f"points, 95 % interval {-estimate['high']:.1f} to {-estimate['low']:.1f}) may be "
-            "chance"
+            f": {describe(best)} scores higher, but the difference ({effect:.1f} points, 95 % "
+            f"interval {low:.1f} to {high:.1f}) may be chance"
         )
     elif len(scores) > 1 and len(lower) == len(differences):
         sentence += ", which scores significantly higher than every other method"

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -48,7 +48,14 @@ from idp_tutorial.utils.process import process_state
 from idp_tutorial.utils.records import append_record, describe_differences, dump_record, git_state
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, remove_snapshots
 
-__all__ = ["REPORT_FOLDER", "Experiment", "run_experiment", "score_controls", "train_and_save"]
+__all__ = [
+    "REPORT_FOLDER",
+    "Experiment",
+    "run_experiment",
+    "score_controls",
+    "warn_of_better_controls",
+    "train_and_save",
+]
 
 REPORT_FOLDER = "report"  # in the folder of a trained model; a repository on the hub lacks it
 
@@ -255,7 +262,8 @@ _MAX_PROBE_EXAMPLES = 5000  # with more, a probe takes minutes
 def score_controls(
     cfg: RunConfig,  # of a run without the controls
     task: Task | None = None,  # None: `cfg.task`
-) -> dict[str, float]:  # name: test score; {} for a task without labels
+    split: Literal["test", "validation"] = "test",
+) -> dict[str, float]:  # name: score; {} for a task that the controls cannot learn
     """Score the controls that take seconds, `words` and `probe`, on the task of a run.
 
     The probe is left out for more than 5,000 training examples.
@@ -266,9 +274,30 @@ def score_controls(
     n_examples = len(task.splits["train"])
     scores = {}
     for method in ("words", "probe") if n_examples <= _MAX_PROBE_EXAMPLES else ("words",):
-        _, record = Experiment(cfg.with_method(method, lr=None, init_from=None), task).train()
-        scores[method] = record.to_dict()["score"]
+        experiment = Experiment(cfg.with_method(method, lr=None, init_from=None), task)
+        try:
+            if split == "validation":
+                scores[method] = experiment.fit()[1].validation
+            else:
+                scores[method] = experiment.train()[1].to_dict()["score"]
+        except UserError:  # such as training examples of one class
+            return {}
     return scores
+
+
+def warn_of_better_controls(
+    method: str,  # that was trained
+    score: float,
+    controls: Mapping[str, float],  # from `score_controls`, on the same rows
+) -> str:  # "" if none is better
+    """Return a warning that names the controls that score higher than a method."""
+    better = [name for name, control_score in controls.items() if control_score > score]
+    if not better:
+        return ""
+    return (
+        f"{method} ({score:.1f}) scores lower than {' and '.join(better)}: compare with "
+        "`idp compare` before you use it"
+    )
 
 
 def train_and_save(

@@ -413,7 +413,10 @@ def _write_report(
     The method is that of the advice, with its first seed.
     """
     task = load_config_task(base).with_metric(base.metric)
-    record = next(r for r in select_finished(records) if r["method"] == advice.method)
+    first_runs: dict[str, dict] = {}
+    for r in select_finished(records):
+        first_runs.setdefault(r["method"], r)
+    record = first_runs[advice.method]
     try:
         require_reportable(task)
     except UserError as error:  # such as a task that generates texts
@@ -432,7 +435,7 @@ def _write_report(
         folder / REPORT_FOLDER,
         f"{advice.method} on {task.name}, test",
         introduction=f"{advice.sentence}\n\n```text\n{format_table(table)}\n```",
-        curves={r["method"]: r for r in reversed(select_finished(records))},
+        curves=first_runs,
     )
 
 

@@ -433,16 +433,20 @@ def _draw_curves(curves: Mapping[str, Mapping[str, Any]], figure: Any) -> None:
     """Draw the training loss and the validation score of runs over their steps."""
     figure.set_size_inches(7.5, 3.2)
     loss_axes, score_axes = figure.subplots(1, 2)
+    best = max(  # the first of the evaluations with the highest score
+        ((score, -step, name) for name, run in curves.items() for step, score in run["history"]),
+    )
     for name, run in curves.items():
         losses = run.get("losses") or []
         steps = run.get("steps_done") or len(losses)
         ends = np.linspace(0, steps, len(losses) + 1)[1:]
-        loss_axes.plot(ends, losses, lw=1, label=name)
-        if run.get("history"):
-            score_axes.plot(*zip(*run["history"]), "o-", ms=3, lw=1, label=name)
+        loss_axes.plot(ends, losses, lw=1)
+        score_axes.plot(*zip(*run["history"]), "o-", ms=3, lw=1, label=name)
     loss_axes.set(xlabel="step", ylabel="training loss")
     score_axes.set(xlabel="step", ylabel="validation score (%)")
-    score_axes.legend(fontsize=8)
+    figure.suptitle(f"best on validation: {best[2]}, {best[0]:.1f} at step {-best[1]}")
+    if len(curves) > 1:
+        figure.legend(loc="outside right center", fontsize=8)
 
 
 def _draw_pictures(

@@ -237,3 +237,12 @@ def test_a_picture_of_few_classes_has_all_of_them():
     (ax,) = figure.axes
     assert [label.get_text() for label in ax.get_xticklabels()] == ["bill", "mail"]
     assert "classes" not in ax.get_title()
+
+
+def test_the_title_of_curves_names_the_best_evaluation():
+    history = [(5, 60.0), (10, 80.0), (15, 80.0)]
+    runs = dict(lpt=dict(history=history, losses=[1.0]), lora=dict(history=[(5, 70.0)]))
+    figure = Figure(layout="constrained")
+    report_module._draw_curves(runs, figure)
+    assert figure.get_suptitle() == "best on validation: lpt, 80.0 at step 10"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["lpt", "lora"]

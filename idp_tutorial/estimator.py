@@ -481,13 +481,13 @@ class PromptEstimator(BaseEstimator):
         record = experiment.score(self.model_, self.log_, score_test=False)
         if len(learning_rates) > 1:
             tried = ", ".join(f"{lr:g}" for lr in learning_rates)
-            record.checkpoint_selection += f"; learning rate: best of {tried}"
+            record["checkpoint_selection"] += f"; learning rate: best of {tried}"
         if initial_state:
-            record.details["warm_start"] = True
-        self.record_ = record.to_dict()
+            record["warm_start"] = True
+        self.record_ = record
         if self.controls:
             self.controls_ = score_controls(self.config_, experiment.task, "validation")
-            warning = warn_of_better_controls(self.method, record.validation, self.controls_)
+            warning = warn_of_better_controls(self.method, record["validation"], self.controls_)
             if warning:
                 warnings.warn(f"on the validation texts, {warning}", stacklevel=3)
         self.task_ = replace(experiment.task, splits={})

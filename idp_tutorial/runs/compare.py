@@ -244,7 +244,7 @@ def _run_seed(
     """Train with one seed and return its record; without a learning rate, search one first."""
     if cfg.lr or not ALL_METHODS[cfg.method].learning_rates:
         _, record = Experiment(cfg, task).train(records_file, checkpoint_dir)
-        return record.to_dict()
+        return record
     return search_learning_rate(
         replace(cfg, seed=0),  # the best run of the search is the run with seed 0
         task,

@@ -29,7 +29,6 @@ from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.runs.logits import logits_name, save_logits, split_outputs
 from idp_tutorial.runs.record import (
-    Record,
     build_record,
     make_fingerprint,
     run_digests,
@@ -156,7 +155,7 @@ class Experiment:
         # JSONL file of the record; logits on validation and test are stored beside it
         records_file: Path | None = None,
         **details: Any,  # further fields of the record
-    ) -> Record:
+    ) -> dict[str, Any]:
         """Score a trained model and return the record of its run."""
         task = self.task
         splits = [*["validation"] * bool(records_file), *["test"] * score_test]
@@ -186,10 +185,10 @@ class Experiment:
             **dict(metric=task.metric, checkpoint_selection=selection) | details,
         )
         # beside what depends on the machine, so that records of one run stay comparable
-        record.provenance["file_bytes"] = sum(t.numel() * t.element_size() for t in tensors)
+        record["provenance"]["file_bytes"] = sum(t.numel() * t.element_size() for t in tensors)
         if score_test:
             texts_per_second = len(task.splits["test"]) / seconds
-            record.provenance["texts_per_second"] = round(texts_per_second, 1)
+            record["provenance"]["texts_per_second"] = round(texts_per_second, 1)
         return record
 
     def record_divergence(
@@ -197,7 +196,7 @@ class Experiment:
         error: Exception | str,  # why the run ended
         score_test: bool = True,  # False: the test split is not read
         **details: Any,  # further fields of the record
-    ) -> Record:
+    ) -> dict[str, Any]:
         """Return the record of a run that diverged."""
         return build_record(
             self.cfg,
@@ -211,7 +210,7 @@ class Experiment:
         self,
         records_file: Path | None = None,  # as for `score`; the record is not written
         checkpoint_dir: Path | None = None,  # folder for checkpoints, to resume a killed run
-    ) -> tuple[PromptedModel | None, Record]:  # no model if the run diverged
+    ) -> tuple[PromptedModel | None, dict[str, Any]]:  # no model if the run diverged
         """Train and score a model; the record says so if the run diverges."""
         try:
             model, log = self.fit(checkpoint_dir)
@@ -247,12 +246,11 @@ def run_experiment(
 
     Raises: `DivergenceError` if the run diverges, after its record was added to the file.
     """
-    _, result = Experiment(cfg, task).train(append_to)
-    record = result.to_dict()
+    _, record = Experiment(cfg, task).train(append_to)
     if append_to:
         append_record(record, append_to)
-    if result.status == "diverged":
-        raise DivergenceError(result.message)
+    if record["status"] == "diverged":
+        raise DivergenceError(record["message"])
     return record
 
 
@@ -279,7 +277,7 @@ def score_controls(
             if split == "validation":
                 scores[method] = experiment.fit()[1].validation
             else:
-                scores[method] = experiment.train()[1].to_dict()["score"]
+                scores[method] = experiment.train()[1]["score"]
         except UserError:  # such as training examples of one class
             return {}
     return scores
@@ -329,14 +327,14 @@ def train_and_save(
             model, log = experiment.fit(
                 checkpoint_dir, save_every, callbacks=callbacks, progress=progress
             )
-            record = experiment.score(model, log, **details).to_dict()
+            record = experiment.score(model, log, **details)
         except FloatingPointError as e:
             # The folder stays free for a run with another learning rate, whose record replaces
             # this one. If it has an earlier model, that model's record stays.
             if is_main_process:
                 remove_snapshots(folder)
             if is_main_process and not (folder / PROMPTS_FILE).exists():
-                line = dump_record(experiment.record_divergence(e, **details).to_dict()) + "\n"
+                line = dump_record(experiment.record_divergence(e, **details)) + "\n"
                 write_atomically(folder / RECORD_FILE, line.encode())
             raise
         save_pretrained(model, folder, experiment.task, experiment.cfg, record)

@@ -335,7 +335,7 @@ def test_other_contents_of_a_file_are_another_run(
     )
     assert scores(one("b", -1))["provenance"] == other["provenance"] and len(messages) == 2
     diverged = Experiment(one("b", -1), task).record_divergence("why")
-    assert diverged.digests == other["digests"]
+    assert diverged["digests"] == other["digests"]
 
 
 def test_a_run_that_patience_ended_is_not_repeated(cfg, task, tmp_path, messages):

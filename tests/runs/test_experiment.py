@@ -339,7 +339,7 @@ def test_the_metric_selects_the_checkpoint_and_is_recorded(metric):
     task = small_task("questions")
     experiment = Experiment(config("head-only", metric=metric, steps=9, eval_every=3), task)
     model, log = experiment.fit()
-    record = experiment.score(model, log).to_dict()
+    record = experiment.score(model, log)
     name = metric.replace("log_loss", "neg_log_loss")
     assert record["metric"] == name and record["score"] == record["scores"][name]
     assert record["validation"] == max(score for _, score in record["history"])
@@ -424,7 +424,7 @@ def test_controls_are_scored_beside_a_run(cfg, task):
     assert scores.keys() == {"words", "probe"} and all(0 <= v <= 100 for v in scores.values())
     on_validation = score_controls(run, task, "validation")
     _, record = Experiment(run.with_method("words", lr=None), task).train()
-    assert scores["words"] == record.score and on_validation["words"] == record.validation
+    assert scores["words"] == record["score"] and on_validation["words"] == record["validation"]
     one_class = [row for row in task.splits["train"] if row["label"] == 0]
     assert score_controls(run, replace(task, splits={**task.splits, "train": one_class})) == {}
 

@@ -183,9 +183,7 @@ def _convert_rows(X: Any, columns: Sequence[str]) -> list[dict[str, str] | None]
 # options that `fit` determines
 _EXCLUDED_OPTIONS = {"task", "data", "shots", "split_seed", "eval_every"}
 # options of the estimator that are no fields of `RunConfig`
-_OWN_OPTIONS: dict[str, Any] = dict(
-    evaluations=10, warm_start=False, verbose=None, controls=True
-)
+_OWN_OPTIONS: dict[str, Any] = dict(evaluations=10, warm_start=False, verbose=None, controls=True)
 ESTIMATOR_OPTIONS: dict[str, Any] = {
     name: option.default
     for name, option in general_options().items()

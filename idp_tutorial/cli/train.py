@@ -61,16 +61,12 @@ def _describe_run(cfg: Any) -> str:
     from idp_tutorial.data.tasks import load_config_task
 
     task = load_config_task(cfg)
-    rows = ", ".join(f"{n:,} {split}" for split, n in _split_sizes(task))
+    rows = ", ".join(f"{len(rows):,} {split}" for split, rows in task.splits.items())
     kind = f", {len(task.labels)} classes" if task.labels else ""
     hint = ""
     if cfg.backbone == "tiny":
         hint = " (a small model of this package; --backbone minilm is a real one)"
     return f"{cfg.method} on backbone {cfg.backbone}{hint}: {rows} rows{kind}"
-
-
-def _split_sizes(task: Any) -> list[tuple[str, int]]:
-    return [(split, len(rows)) for split, rows in task.splits.items()]
 
 
 def _compare_with_controls(cfg: Any, record: dict[str, Any]) -> None:

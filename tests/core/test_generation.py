@@ -307,7 +307,7 @@ def test_a_task_of_texts_is_trained_saved_and_loaded(tmp_path):
     model = build_model(cfg, bb, task)
     log = fit(model, task, cfg)
     assert log.losses[-1] < log.losses[0]
-    record = Experiment(cfg, task).score(model, log).to_dict()
+    record = Experiment(cfg, task).score(model, log)
     assert record["metric"] == "exact_match" and 0 <= record["score"] <= 100
     save_pretrained(model, tmp_path, task, cfg)
     again, task2, cfg2 = from_pretrained(tmp_path)

@@ -11,8 +11,8 @@ field by field. So a stored record is the result that is needed if it agrees wit
 folders, devices and times play no part. A record that lacks a field of the fingerprint is not the
 result, because nobody can tell.
 
-Every record is written as soon as its run ends. A run that was interrupted is repeated by the
-next call, and an incomplete last line that a kill may have left is removed.
+Every record is written as soon as its run ends, and a run that was interrupted is repeated by the
+next call.
 """
 
 import json

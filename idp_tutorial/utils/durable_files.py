@@ -46,7 +46,7 @@ __all__ = [
     "remove_stale_part_files",
     "folder_lock",
     "file_lock",
-    "repair_last_line",
+    "complete_lines",
     "append_line",
 ]
 
@@ -269,34 +269,21 @@ def file_lock(
 # --- lines of records
 
 
-def repair_last_line(file: Path) -> None:
-    """Remove an incomplete last line of a JSONL file, or add the line break that it lacks."""
-    with open(refuse_pipe(file), "rb") as f:  # of a complete file, only the last byte is read
-        if not f.seek(0, os.SEEK_END):
-            return
-        f.seek(-1, os.SEEK_END)
-        if f.read(1) == b"\n":
-            return
-    data = file.read_bytes()
+def complete_lines(data: bytes) -> bytes:
+    """Return the lines of a JSONL file, without a last one that is incomplete."""
     start = data.rfind(b"\n") + 1
+    if not data[start:]:
+        return data
     try:
         json.loads(data[start:])
     except ValueError:
-        write_atomically(file, data[:start])
-    else:
-        write_atomically(file, data + b"\n")
+        return data[:start]
+    return data + b"\n"
 
 
 def append_line(file: Path, line: str) -> None:
-    """Append a line to a file and flush it to disk; other processes wait."""
+    """Append a line to a file, which is replaced as a whole; other processes wait."""
     # a lock of its own: that of the whole file may be held for hours
     with folder_lock(file.parent, file.name + "-end", wait=True):
-        if file.exists() and not file.is_file():
-            _refuse_link_to_device(file)
-        if file.is_file():
-            repair_last_line(file)
-        with open(file, "ab", opener=_open_without_waiting) as f:
-            f.write(line.encode() + b"\n")
-        if file.is_file():
-            _sync(file)
-        _sync(file.parent)
+        earlier = complete_lines(file.read_bytes()) if file.is_file() else b""
+        write_atomically(file, earlier + line.encode() + b"\n")

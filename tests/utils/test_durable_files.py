@@ -14,11 +14,11 @@ from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.durable_files import (
     append_line,
     cache_folder,
+    complete_lines,
     file_lock,
     folder_lock,
     move_into_place,
     open_atomically,
-    repair_last_line,
     write_atomically,
 )
 from idp_tutorial.utils.records import read_existing_records
@@ -106,7 +106,6 @@ WRITERS = {
 }
 READERS = {
     "records": read_existing_records,
-    "a last line": repair_last_line,
     "a snapshot": lambda pipe: read_last_snapshot(
         pipe.rename(pipe.parent / "checkpoint-3.safetensors").parent
     ),
@@ -241,9 +240,7 @@ def test_a_lock_removes_abandoned_part_files_of_its_own_file_only(tmp_path, monk
 )
 def test_an_incomplete_last_line_is_removed_and_a_complete_one_is_ended(end, repaired, tmp_path):
     file = tmp_path / "records.jsonl"
-    file.write_text('{"a": 1}\n' + end)
-    repair_last_line(file)
-    assert file.read_text() == repaired
+    assert complete_lines(f'{{"a": 1}}\n{end}'.encode()) == repaired.encode()
     file.write_text('{"a": 1}\n' + end)
     append_line(file, '{"c": 3}')
     assert file.read_text() == repaired + '{"c": 3}\n'
@@ -258,9 +255,14 @@ def test_a_lock_of_a_folder_leaves_part_files_of_other_programs(tmp_path):
         assert [name for name in names if (tmp_path / name).exists()] == [names[0], names[2]]
 
 
-def test_of_a_complete_file_only_the_last_byte_is_read(tmp_path, monkeypatch):
+def test_a_line_that_cannot_be_written_leaves_the_file(tmp_path, monkeypatch):
     file = tmp_path / "a.jsonl"
-    file.write_text("{}\n")
-    monkeypatch.setattr(type(file), "read_bytes", lambda self: pytest.fail("read as a whole"))
     append_line(file, "{}")
-    assert file.read_text() == "{}\n{}\n"
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError):
+        append_line(file, "{}")
+    assert file.read_text() == "{}\n"

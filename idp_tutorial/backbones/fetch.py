@@ -170,17 +170,9 @@ def _is_intact(file: Path, expected: PinnedFile) -> bool:
 
 
 def require_intact(file: Path, expected: PinnedFile) -> Path:  # `file`
-    """Return the file if it has the pinned digest.
-
-    Raises: UserError if it is missing or differs.
-    """
-    if not _is_intact(file, expected):
-        actual = f"sha256 {file_digest(file)[:12]}…" if file.is_file() else "no file"
-        raise UserError(
-            f"{expected.name} is not the file that was tested: expected sha256 "
-            f"{expected.sha256[:12]}…, got {actual}. The file is not used. Try again; if the error "
-            "persists, the registry has another file."
-        )
+    """Return the file if it has the pinned digest; raise `UserError` if it differs."""
+    remedy = "The file is not used. Try again; if the error persists, the registry has another."
+    require_intact_files(file.parent, remedy, {file.name: expected.sha256})
     return file
 
 

@@ -56,6 +56,7 @@ __all__ = [
     "backbone_digest",
     "run_digests",
     "make_fingerprint",
+    "run_key",
     "build_record",
     "format_summary_line",
     "RunStore",
@@ -162,6 +163,13 @@ def make_fingerprint(
     return json.loads(json.dumps(fingerprint))  # as it is read from a file
 
 
+def run_key(
+    identity: Any,  # a fingerprint, or a list with one, as JSON can represent it
+) -> str:  # 16 hexadecimal digits
+    """Return the key of a run, from which its checkpoints and its logits are named."""
+    return compute_digest([json.dumps(identity, sort_keys=True, default=str).encode()])
+
+
 def _downsample_losses(
     losses: list[float],  # one training loss per step
 ) -> list[float]:
@@ -225,8 +233,7 @@ def checkpoint_folder(
     """Return the hidden folder of the checkpoints of a run, or None if it has none."""
     if records_file is None or process_state().num_processes > 1:
         return None
-    name = compute_digest([json.dumps(fingerprint, sort_keys=True, default=str).encode()])
-    return records_file.with_name(f".{records_file.stem}-checkpoints") / name
+    return records_file.with_name(f".{records_file.stem}-checkpoints") / run_key(fingerprint)
 
 
 def remove_checkpoints(

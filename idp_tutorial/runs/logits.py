@@ -47,7 +47,7 @@ def logits_name(
     *identifiers: Any,  # further JSON values that tell two runs apart
 ) -> str:
     """Return the name of a run in the file of logits: a hash of its config and its inputs."""
-    key = run_key([make_fingerprint(cfg, digests), task.digest(), *identifiers])
+    key = run_key([make_fingerprint(cfg, digests), task.digest(), *identifiers], 6)
     return f"{cfg.method}-{cfg.task}-{key}"
 
 

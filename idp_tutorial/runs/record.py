@@ -165,9 +165,10 @@ def make_fingerprint(
 
 def run_key(
     identity: Any,  # a fingerprint, or a list with one, as JSON can represent it
-) -> str:  # 16 hexadecimal digits
+    size: int = 8,  # bytes of the digest
+) -> str:  # two hexadecimal digits for each byte
     """Return the key of a run, from which its checkpoints and its logits are named."""
-    return compute_digest([json.dumps(identity, sort_keys=True, default=str).encode()])
+    return compute_digest([json.dumps(identity, sort_keys=True, default=str).encode()], size)
 
 
 def _downsample_losses(

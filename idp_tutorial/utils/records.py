@@ -33,7 +33,7 @@ from idp_tutorial.utils.durable_files import (
     refuse_pipe,
 )
 from idp_tutorial.utils.process import process_state
-from idp_tutorial.utils.schemas import Count, Finite, Rule, check_schema
+from idp_tutorial.utils.schemas import Count, Finite, Rule, check_type
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -286,11 +286,11 @@ def check_record(
             f"its schema is {record.get('schema', 1)!s:.40}, and this version reads schema "
             f"{SCHEMA_VERSION} only"
         )
-    check_schema(_RunFields, record, "it", "create it again")
+    check_type(_RunFields, record, "")
     if record["status"] == "diverged" and "message" not in record:
-        raise UserError("it is of a run that diverged, and has no message: create it again")
+        raise UserError("it is of a run that diverged, and has no message")
     if "lr_selection" in record and "lr" not in record:
-        raise UserError("it says how its lr was chosen, and has no lr: create it again")
+        raise UserError("it says how its lr was chosen, and has no lr")
     return record
 
 
@@ -323,9 +323,7 @@ def read_records(
     records = []
     for path in map(Path, paths):
         if not path.is_file():
-            raise MissingFileError(
-                f"{path} does not exist: a comparison writes its records to OUT/compare.jsonl."
-            )
+            raise MissingFileError(f"{path} does not exist: give OUT/compare.jsonl.")
         records += _parse_records(path.read_bytes(), path)
     return [r for r in records if "logits" in r] if with_logits else records
 
@@ -338,9 +336,7 @@ def parse_conditions(
     for word in text.split():
         name, _, values = word.partition("=")
         if not (name and values):
-            raise UserError(
-                f"{text!r}: {word!r} is not a condition: write NAME=VALUE, such as layer=3,4."
-            )
+            raise UserError(f"{word!r} is not a condition: write NAME=VALUE, such as layer=3,4.")
         conditions[name] = values.split(",")
     return conditions
 

@@ -72,10 +72,7 @@ def deserialise_tensors(
     header_size = int.from_bytes(data[:8], "little")
     is_intact = match and _digest_without_digest(data, match) == match[1]
     if not is_intact or header_size > _MAX_HEADER_BYTES:
-        raise UserError(
-            f"{name} is damaged, or was not written by idp_tutorial (its checksum does not match): "
-            "save it again, or download it again."
-        )
+        raise UserError(f"{name} is damaged, or was not written by idp_tutorial: save it again.")
     try:
         tensors = load(data)
         text = json.loads(data[8 : 8 + header_size])["__metadata__"][METADATA_KEY]

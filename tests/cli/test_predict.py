@@ -48,7 +48,7 @@ def test_the_extension_decides_the_output_format():
     for out in ("a.tsv", "a.Parquet", "a.xlsx", "a.csv.gz", "a.csv.xz"):
         with pytest.raises(
             ValueError,
-            match=f"out={out}: predictions are written as uncompressed CSV or JSON lines",
+            match=f"out={out}: use the extension .csv or .jsonl",
         ):
             _output_format(out, None)
 

@@ -11,8 +11,8 @@ field by field. So a stored record is the result that is needed if it agrees wit
 folders, devices and times play no part. A record that lacks a field of the fingerprint is not the
 result, because nobody can tell.
 
-Every record is written as soon as its run ends. A run that was interrupted is repeated by the
-next call, and an incomplete last line that a kill may have left is removed.
+Every record is written as soon as its run ends, and a run that was interrupted is repeated by the
+next call.
 """
 
 import json
@@ -55,6 +55,7 @@ __all__ = [
     "backbone_digest",
     "run_digests",
     "make_fingerprint",
+    "run_key",
     "build_record",
     "format_summary_line",
     "RunStore",
@@ -144,6 +145,14 @@ def make_fingerprint(
     return json.loads(json.dumps(fingerprint))  # as it is read from a file
 
 
+def run_key(
+    identity: Any,  # a fingerprint, or a list with one, as JSON can represent it
+    size: int = 8,  # bytes of the digest
+) -> str:  # two hexadecimal digits for each byte
+    """Return the key of a run, from which its checkpoints and its logits are named."""
+    return compute_digest([json.dumps(identity, sort_keys=True, default=str).encode()], size)
+
+
 def _downsample_losses(
     losses: list[float],  # one training loss per step
 ) -> list[float]:
@@ -213,8 +222,7 @@ def checkpoint_folder(
     """Return the hidden folder of the checkpoints of a run, or None if it has none."""
     if records_file is None or process_state().num_processes > 1:
         return None
-    name = compute_digest([json.dumps(fingerprint, sort_keys=True, default=str).encode()])
-    return records_file.with_name(f".{records_file.stem}-checkpoints") / name
+    return records_file.with_name(f".{records_file.stem}-checkpoints") / run_key(fingerprint)
 
 
 def remove_checkpoints(

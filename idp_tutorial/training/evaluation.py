@@ -125,7 +125,7 @@ def generate_answers(
         if len(generated) != len(indices):
             raise UserError(
                 f"generate_ids returned {len(generated)} answers to {len(indices)} texts: one each "
-                "is needed. Leave num_return_sequences out, or call generate_ids itself."
+                "is needed, without num_return_sequences."
             )
         for i, ids in zip(indices, generated):
             answers[i] = " ".join(tokenizer.decode(ids, skip_special_tokens=True).split())
@@ -214,11 +214,7 @@ def generate(
 ) -> list[str]:
     """Return the texts that a model generates for new texts."""
     if not task.is_generation:
-        kind = "a number" if task.is_regression else "a label"
-        raise UserError(
-            f"task {task.name!r} is answered with {kind}, not with a text: use `predict`, or a "
-            "task with is_generation=True."
-        )
+        raise UserError(f"task {task.name!r} is not answered with a text: use `predict`.")
     rows = [dict(sentence1=text) if isinstance(text, str) else text for text in texts]
     return [p["generated"] for p in predict(model, task, cfg, rows, **generation_kwargs)]
 

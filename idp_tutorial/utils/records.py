@@ -29,9 +29,8 @@ from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.digests import compute_digest
 from idp_tutorial.utils.durable_files import (
     append_line,
-    folder_lock,
+    complete_lines,
     refuse_pipe,
-    repair_last_line,
 )
 from idp_tutorial.utils.process import process_state
 from idp_tutorial.utils.schemas import Count, Finite, Rule, check_type
@@ -353,16 +352,10 @@ def select_records(
 def read_existing_records(
     file: Path | str | None,  # JSONL file; None or a missing file: no records
 ) -> list[dict]:
-    """Return the records of a file so far; an incomplete last line is removed from the file."""
+    """Return the records of a file so far, without a last line that is incomplete."""
     if file is None or not Path(file).exists():
         return []
-    file = refuse_pipe(Path(file))
-    data = file.read_bytes()
-    if not data.endswith(b"\n"):  # perhaps another process is writing the line
-        with folder_lock(file.parent, file.name + "-end", wait=True):  # against `append_line`
-            repair_last_line(file)
-            data = file.read_bytes()
-    return _parse_records(data, file)
+    return _parse_records(complete_lines(refuse_pipe(Path(file)).read_bytes()), Path(file))
 
 
 @cache

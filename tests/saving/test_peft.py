@@ -108,7 +108,7 @@ def test_only_keys_and_values_are_a_prefix(tmp_path):
 def test_what_means_something_else_is_refused(tmp_path):
     bb = fresh("roberta")
     for method, words in (
-        ("prompt-tuning", "reads the first virtual token"),
+        ("prompt-tuning", "in front of <s>"),
         ("p-tuning-v2", "has no prefix of keys and values"),
         ("lpt-npg", "cannot be converted to peft"),
     ):

@@ -227,7 +227,7 @@ def test_a_description_of_no_task_or_no_weights_is_named(saved):
             r"task.columns\[0\] must be a text, got 1",
         ),
         (dict(backbone=None), "backbone must be an object, got None"),
-        (dict(backbone=dict(dtype="x")), "no digest of their backbone's weights"),
+        (dict(backbone=dict(dtype="x")), "need their backbone, a folder"),
     ):
         (folder / "prompts.safetensors").write_bytes(good)
         rewrite(folder, **new)

@@ -37,10 +37,8 @@ def _build_head(
     if task.is_generation:
         return GenerationHead(bb)
     if task.multi_label and cfg.head == "verbalizer":
-        raise UserError(
-            f"head='verbalizer' predicts one label word, but rows of task {task.name!r} may have "
-            "several labels: use head='classification'."
-        )
+        problem = "head='verbalizer' predicts one label word, and a row may have several labels"
+        raise UserError(f"{problem}: use head='classification'.")
     if cfg.head == "verbalizer":
         return VerbalizerHead(bb, task.word_ids(bb.tokenizer), cfg.loss_vocab)
     return ClassificationHead(
@@ -80,9 +78,8 @@ def _require_float32_parameters(model: PromptedModel, cfg: RunConfig) -> None:
     ]
     if low_precision:
         raise UserError(
-            f"{cfg.method!r} trains weights of backbone {model.backbone.name!r} "
-            f"({low_precision[0]}, …), which are in bfloat16 and would round small updates away: "
-            "load the backbone without dtype=, and use precision='bf16' for speed."
+            f"{cfg.method!r} trains {low_precision[0]}, …, which are in bfloat16 and would round "
+            "small updates away: load the backbone without dtype=."
         )
 
 
@@ -95,8 +92,8 @@ def _check_prompt_length(cfg: RunConfig, bb: Backbone) -> None:
     longest = max(_MAX_PROMPT_LENGTH, bb.max_tokens)
     if t > longest:
         raise UserError(
-            f"prompt_length={t:,} is more than {longest:,} vectors, with which backbone "
-            f"{bb.name!r} of {bb.max_tokens:,} positions cannot be used: use a shorter prompt."
+            f"prompt_length={t:,} is more than {longest:,} vectors, the most for backbone "
+            f"{bb.name!r}: use a shorter prompt."
         )
 
 
@@ -107,8 +104,8 @@ def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
     is_entailment = ALL_METHODS[cfg.method].kind == "entailment"
     if is_entailment and (task.multi_label or (cfg.class_weight and not task.pair)):
         raise UserError(
-            f"method {cfg.method!r} scores pairs of a text and a label: it has neither several "
-            "labels in a row nor a class_weight. Leave them out, or use another method."
+            f"method {cfg.method!r} scores pairs of a text and a label: leave class_weight out, or "
+            "use another method for rows with several labels."
         )
     if is_entailment and not task.pair:  # a pair has premise and hypothesis already
         model = EntailmentModel(
@@ -144,20 +141,16 @@ def build_model(
     Raises: `UserError` for a method, head, task and backbone that cannot be combined.
     """
     if bb.word_embeddings.weight.dtype not in DTYPES.values():
-        raise UserError(
-            f"backbone {bb.name!r} has weights in {bb.word_embeddings.weight.dtype}, which is not "
-            "supported: load it without dtype=, or with dtype='bfloat16'."
-        )
+        dtype = bb.word_embeddings.weight.dtype
+        raise UserError(f"backbone {bb.name!r} has weights in {dtype}: load it without dtype=.")
     if task.is_generation and ALL_METHODS[cfg.method].kind in ("entailment", "control"):
-        raise UserError(
-            f"{cfg.method!r} predicts a label, and task {task.name!r} is answered with generated "
-            "text: use another method."
-        )
+        problem = f"{cfg.method!r} predicts labels, and {task.name!r} is a generation task"
+        raise UserError(f"{problem}: use another method.")
     changes_layers = ALL_METHODS[cfg.method].insertion_point in ("weights", "upper weights")
     if changes_layers and is_quantised(bb.layers):
         raise UserError(
-            f"{cfg.method!r} changes the linear layers of the backbone, which is not possible in "
-            "int8: use dtype='bfloat16' or 'float32'."
+            f"{cfg.method!r} changes the linear layers of the backbone, which int8 does not allow: "
+            "use dtype='bfloat16' or 'float32'."
         )
     seed_random_numbers(cfg.seed)
     if isinstance(cfg.method_config, ControlConfig):

@@ -11,7 +11,8 @@ Modules:
 - `dtypes`: The dtype of frozen weights: float32, bfloat16, or int8 in linear layers.
 - `generation`: Text generation with a prompted decoder: layer caches, and the library's `generate`.
 - `heads`: The heads: a trained classifier, the masked language model, and text generation.
-- `input_checks`: Checks of a batch: what would give a wrong result, or no result, is refused.
+- `input_checks`: Checks of a pass, which the context calls: what would give a wrong result, or no
+  result.
 - `loop`: The layer loop: it runs a frozen model one layer at a time and inserts the prompts of a
   plan.
 - `plan_checks`: Checks of a plan: what would give a wrong result, or no result, is refused.

@@ -15,6 +15,7 @@ from idp_tutorial.core.context import INPUT, Context
 from idp_tutorial.core.plan_checks import check_plan
 from idp_tutorial.core.single_position import run_for_position
 from idp_tutorial.core.steps import Plan, PromptSource
+from idp_tutorial.utils.batch import Batch
 from idp_tutorial.utils.checks import UserError
 
 __all__ = [
@@ -110,8 +111,9 @@ class PromptedModel(nn.Module):
 
         Raises: UserError if the model changes something below the cached states.
         """
-        if "hidden_states" in batch:
-            self._check_cached(int(batch["start_layer"][0]))
+        batch = Batch.from_tensors(batch)
+        if batch.start_layer is not None:
+            self._check_cached(batch.start_layer)
         return self._run(batch)
 
     def _run(self, batch: dict[str, Any]) -> Context:

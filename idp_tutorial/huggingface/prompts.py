@@ -285,7 +285,7 @@ class _OwnClassifier(nn.Module):
 
     def forward(self, ctx: Context) -> Tensor:
         """Return the logits `[B,C]`."""
-        mask = ctx.batch["attention_mask"]
+        mask = ctx.text_mask
         ids = ctx.input_ids
         pad_id = self.model.config.pad_token_id
         if pad_id is not None:  # a decoder's classifier finds the last token by the padding's id

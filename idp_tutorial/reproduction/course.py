@@ -10,6 +10,7 @@ and *warm* the reverse. Both nouns are in the training split of `two-domains`.
 """
 
 import html
+import importlib
 import inspect
 import json
 import os
@@ -389,6 +390,16 @@ PANELS = {  # name → identifier of the heading, height in pixels
 }
 
 
+def _import_widgets() -> Any:
+    """Return `ipywidgets`, or None without it and where outputs are stored."""
+    if STATIC_OUTPUTS_VARIABLE in os.environ:
+        return None
+    try:
+        return importlib.import_module("ipywidgets")
+    except ImportError:
+        return None
+
+
 def show_panel(
     name: str,  # 'whose prompt', 'how deep', 'which words' or 'how many parameters'
     file: Path | str = "panels.html",  # written by docs/playground_page.py
@@ -398,16 +409,13 @@ def show_panel(
     Where outputs are stored, or without `ipywidgets` or the file, print its address on the site.
     """
     heading, height = PANELS[name]
-    try:
-        from ipywidgets import HTML
-    except ImportError:
-        HTML = None
-    if HTML is None or STATIC_OUTPUTS_VARIABLE in os.environ or not Path(file).exists():
+    widgets = _import_widgets()
+    if widgets is None or not Path(file).exists():
         print(f"This panel moves in a notebook, and at {PLAYGROUND_URL}#{heading}")
         return None
     text = Path(file).read_text(encoding="utf-8")
     text = text.replace('data-panel=""', f'data-panel="{heading}"', 1)
-    return HTML(
+    return widgets.HTML(
         f'<iframe title="{name}" sandbox="allow-scripts" srcdoc="{html.escape(text)}" '
         f'style="width:100%;height:{height}px;border:0"></iframe>'
     )
@@ -421,16 +429,11 @@ def show_slider(
 
     Without `ipywidgets`, and where outputs are stored, call it once, with its default.
     """
-    try:
-        from ipywidgets import SelectionSlider, interact
-    except ImportError:
-        is_static = True
-    else:
-        is_static = STATIC_OUTPUTS_VARIABLE in os.environ
-    if is_static:
+    widgets = _import_widgets()
+    if widgets is None:
         function()
         return
     ((name, options),) = values.items()
     default = inspect.signature(function).parameters[name].default
-    slider = SelectionSlider(options=list(options), value=default, description=name)
-    interact(lambda value: function(**{name: value}), value=slider)
+    slider = widgets.SelectionSlider(options=list(options), value=default, description=name)
+    widgets.interact(lambda value: function(**{name: value}), value=slider)

@@ -198,14 +198,13 @@ def search_learning_rate(
         except FloatingPointError as e:  # the outputs on the test split are not finite
             error = e
         else:
-            record.details |= dict(
+            return record | dict(
                 learning_rates_tried=trials.tried, lr_at_grid_edge=trials.is_best_at_edge
             )
-            return record.to_dict()
     experiment.start_time = start_time
     return experiment.record_divergence(
         error, score_test, lr=trials.lr, learning_rates_tried=trials.tried
-    ).to_dict()
+    )
 
 
 def _load_or_search(

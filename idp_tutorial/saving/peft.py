@@ -52,14 +52,12 @@ def _check_peft_compatible(cfg: RunConfig, bb: Backbone) -> None:
         )
     if method in ("prompt-tuning", "p-tuning-v2") and not bb.causal:
         raise UserError(
-            f"{method!r} on {bb.family} cannot be converted: for encoders peft inserts a prompt in "
-            "front of <s>, reads the first virtual token, and has no prefix of keys and values. "
-            "Use a decoder."
+            f"{method!r} on {bb.family} cannot be converted: for encoders peft inserts a prompt "
+            "in front of <s>, and has no prefix of keys and values. Use a decoder."
         )
     if method == "p-tuning-v2" and cfg.get("insertion") not in (None, "kv"):
         raise UserError(
-            f"'p-tuning-v2' with insertion={cfg.get('insertion')!r} cannot be converted, because "
-            "peft's prefix is keys and values: use insertion='kv'."
+            f"insertion={cfg.get('insertion')!r} cannot be converted: peft has only insertion='kv'."
         )
 
 

@@ -165,8 +165,8 @@ def build_saved_model(
     if dtype is not None:
         if isinstance(bb, Backbone):
             raise UserError(
-                f"dtype={dtype!r} cannot be used with a backbone that is loaded already: give its "
-                "folder or name, or load it with this dtype."
+                f"dtype={dtype!r} cannot be used with a backbone that is loaded already: "
+                "give its name."
             )
         cfg = cfg.with_options(dtype=dtype)
     bb = load_saved_backbone(
@@ -177,32 +177,24 @@ def build_saved_model(
         token=token,
         dtype=weights_dtype(cfg),
     )
-    if glove is None and cfg.get("glove") and description.get("glove"):
-        raise UserError(
-            f"the prompts of {folder} were trained with the word vectors of the file "
-            f"{cfg.get('glove')!r}, which is not saved with them: give its path (glove=…)."
-        )
     # only a file that the user gave is opened, never the one in the saved config
     model = build_model(cfg.with_options(glove=str(glove) if glove else None), bb, task)
     if word_vectors_digest(model) != description.get("glove"):
         raise UserError(
             f"the prompts of {folder} belong to other word vectors than those of "
-            f"{glove or 'the bundled backbone'}: give the file they were trained with (glove=…)."
+            f"{glove or 'the bundled backbone'}: give the path of the file "
+            f"{cfg.get('glove') or 'that they were trained with'} (glove=…)."
         )
     tensors = trained_state(model)
     if tensor_shapes(tensors) != tensor_shapes(saved_tensors):
         raise UserError(
-            f"the tensors of {folder} do not fit the model that its config describes, probably "
-            "because another version saved it: train it again."
+            f"the tensors of {folder} do not fit the model that its config describes: train it "
+            "again."
         )
     restore_state(tensors, saved_tensors)
     if dtype is not None and weights_dtype(cfg) != dtype:  # training needed float32
-        if dtype == "int8":
-            raise UserError(
-                f"dtype='int8' cannot be used with method {cfg.method!r}, which trains the "
-                "backbone: use 'float32' or 'bfloat16'."
-            )
-        cast_weights(model.lm, DTYPES[check_choice(dtype, DTYPES, "dtype")])
+        hint = f"method {cfg.method!r} trains the backbone"
+        cast_weights(model.lm, DTYPES[check_choice(dtype, DTYPES, "dtype", hint)])
     backbone = bb.name if Path(bb.name).is_dir() else cfg.backbone
     glove_path = cfg.get("glove") if glove is None else str(glove)
     return model.eval(), task, cfg.with_options(backbone=backbone, glove=glove_path)

@@ -59,8 +59,7 @@ def iterate_states(
     """
     with in_eval_mode(bb):
         for batch in make_dataloader(examples, batch_size, bb.pad_id, group_by_length=False):
-            batch = {k: v.to(bb.device) for k, v in batch.items()}
-            states = compute_states(batch).float().cpu().numpy()
+            states = compute_states(batch.to(bb.device)).float().cpu().numpy()
             with np.errstate(over="ignore"):
                 converted = states.astype(dtype)
             if not np.isfinite(converted).all():

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from typing import Any
 
 # %% ../../nbs/engine/training/distributed.ipynb #4b6e9ea3
+from ..utils.batch import Batch
 from ..utils.checks import DivergenceError, UserError
 from .config import TrainingConfig
 from ..data.encoding import make_dataloader, collate
@@ -49,7 +50,7 @@ def iterate_step_batches(
     pad_id: int,
     skip_steps: int = 0,  # steps that an earlier start of the run has taken
     head: nn.Module | None = None,  # head of the model, for `make_loss_weight`
-) -> Iterator[list[tuple[dict, float]]]:
+) -> Iterator[list[tuple[Batch, float]]]:
     """Yield this process's (batch, weight of its loss) pairs of each step, without end."""
     n_parts = acc.num_processes * cfg.accumulate
     if cfg.accumulate > max(1, len(examples)):

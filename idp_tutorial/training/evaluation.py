@@ -24,6 +24,7 @@ from idp_tutorial.data.rows import require_utf8
 from idp_tutorial.data.task import Task, scale_labels
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.examples import encode_for_model
+from idp_tutorial.utils.batch import Batch
 from idp_tutorial.utils.checks import DivergenceError, UserError
 
 __all__ = [
@@ -98,7 +99,7 @@ def predict_logits(
     outputs = []
     for indices in batches:
         batch = collate([examples[i] for i in indices], model.backbone.pad_id)
-        outputs.append(model({k: v.to(device) for k, v in batch.items()}).float().cpu())
+        outputs.append(model(batch.to(device)).float().cpu())
     logits = torch.cat(outputs)
     if not logits.isfinite().all():
         cause = explain_non_finite(model, "The training has diverged")
@@ -124,7 +125,7 @@ def generate_answers(
         if len(generated) != len(indices):
             raise UserError(
                 f"generate_ids returned {len(generated)} answers to {len(indices)} texts: one each "
-                "is needed. Leave num_return_sequences out, or call generate_ids itself."
+                "is needed, without num_return_sequences."
             )
         for i, ids in zip(indices, generated):
             answers[i] = " ".join(tokenizer.decode(ids, skip_special_tokens=True).split())
@@ -169,7 +170,7 @@ def compute_output_loss(
         return None
     labels = torch.tensor([e["label"] for e in examples], device=outputs.device)
     if task.is_regression:
-        labels = scale_labels(dict(label=labels.double()), task)["label"]
+        labels = scale_labels(Batch(dict(label=labels.double())), task)["label"]
     elif task.multi_label:
         labels = labels.double()
     return prediction_loss(outputs.double(), labels).item()
@@ -178,7 +179,7 @@ def compute_output_loss(
 def iterate_batches(bb: Backbone, examples: Sequence[dict], batch_size: int) -> Iterator[dict]:
     """Yield batches of the examples in the given order, on the backbone's device."""
     for batch in make_dataloader(examples, batch_size, bb.pad_id, group_by_length=False):
-        yield {k: v.to(bb.device) for k, v in batch.items()}
+        yield batch.to(bb.device)
 
 
 def require_text_columns(task: Task, row: dict, where: str = "this row") -> dict:
@@ -213,11 +214,7 @@ def generate(
 ) -> list[str]:
     """Return the texts that a model generates for new texts."""
     if not task.is_generation:
-        kind = "a number" if task.is_regression else "a label"
-        raise UserError(
-            f"task {task.name!r} is answered with {kind}, not with a text: use `predict`, or a "
-            "task with is_generation=True."
-        )
+        raise UserError(f"task {task.name!r} is not answered with a text: use `predict`.")
     rows = [dict(sentence1=text) if isinstance(text, str) else text for text in texts]
     return [p["generated"] for p in predict(model, task, cfg, rows, **generation_kwargs)]
 

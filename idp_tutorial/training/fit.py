@@ -15,6 +15,7 @@ from torch import Tensor
 from typing import Any, NoReturn
 
 # %% ../../nbs/engine/training/fit.ipynb #dcc39e91
+from ..utils.batch import Batch
 from ..utils.checks import DivergenceError, UserError
 from .config import TrainingConfig
 from ..data.task import Task, scale_labels
@@ -220,13 +221,13 @@ class TrainingRun:
 
     def _optimizer_step(
         self,
-        batches: list[tuple[dict, float]],  # (batch, weight of its loss)
+        batches: list[tuple[Batch, float]],  # (batch, weight of its loss)
     ) -> Tensor:
         """Update the parameters; return the mean loss over the step of all processes."""
         acc = self.acc
         mean_loss = torch.zeros((), device=acc.device)
         for batch, weight in batches:
-            batch = scale_labels({k: v.to(acc.device) for k, v in batch.items()}, self.task)
+            batch = scale_labels(batch.to(acc.device), self.task)
             with (
                 acc.accumulate(self.prepared_model),
                 acc.autocast(),

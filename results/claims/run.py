@@ -364,14 +364,14 @@ def run_seed(
     if trials.trained:
         experiment, model = trials.trained
         experiment.start_time = start_time
-        record = experiment.score(model, trials.log, records_file=out).to_dict()
+        record = experiment.score(model, trials.log, records_file=out)
         record["steps_to_95_percent"] = steps_to_95_percent(record["history"])
         has_own_prompts = METHODS[cfg.method].kind in ("generated", "second pass")
         if options.experiment == "methods" and has_own_prompts:
             record["swap"] = score_prompt_swaps(model, task, experiment.cfg, record, out)
     else:
         error = f"diverged with every learning rate of {trials.tried}"
-        record = Experiment(cfg, task).record_divergence(error, lr=cfg.lr).to_dict()
+        record = Experiment(cfg, task).record_divergence(error, lr=cfg.lr)
     if not cfg.lr:
         record |= dict(learning_rates_tried=trials.tried, lr_at_grid_edge=trials.is_best_at_edge)
     return record

@@ -168,12 +168,12 @@ def run(
     try:
         model, log = experiment.fit()
     except FloatingPointError as error:
-        record = experiment.record_divergence(error).to_dict()
+        record = experiment.record_divergence(error)
     else:
         if args.measure:
             torch.save(copy_state(trained_state(model)), state_file(args, method, layer, lr, seed))
         with file_lock(lock, wait=True):
-            record = experiment.score(model, log, records_file=records_file).to_dict()
+            record = experiment.score(model, log, records_file=records_file)
     record |= dict(lr_selection=selection) | fingerprint
     with file_lock(lock, wait=True):
         record = RunStore(records_file).add(record)

@@ -130,7 +130,7 @@ def train(task: str, method: str, layer: int | None) -> None:
         rows = experiment.task.splits[split]
         examples = encode_for_model(model, experiment.task, experiment.cfg, rows)
         scores[split] = round(evaluate(model, examples, experiment.task)[0]["accuracy"], 2)
-    record = experiment.score(model, log, score_test=False).to_dict()
+    record = experiment.score(model, log, score_test=False)
     run = {name: record.get(name) for name in DETAILS} | dict(layer=layer)
     run |= dict(validation=scores["validation"], score=scores["test"])
     run |= dict(parameters=record["params"]["prompt"], digests=record["digests"])

@@ -279,7 +279,7 @@ class _Stages:
             target_train_size=0 if setting == "zero-shot" else len(target.splits["train"]),
             **self.shared_fields,
             **values,
-        ).to_dict()
+        )
 
     def score(
         self, setting: str, model: PromptedModel, log: TrainLog, lr: float, start_time: float

@@ -49,7 +49,7 @@ def train_peft(train: pd.DataFrame, test: pd.DataFrame, steps: int, max_len: int
     import transformers as hf
     from peft import LoraConfig, get_peft_model
 
-    path = find_local_backbone("minilm")
+    path = str(find_local_backbone("minilm"))
     tokenizer = hf.AutoTokenizer.from_pretrained(path)
     labels = sorted(train.label.unique())
 
@@ -79,7 +79,8 @@ def train_peft(train: pd.DataFrame, test: pd.DataFrame, steps: int, max_len: int
         )
         trainer = hf.Trainer(model, arguments, hf.DataCollatorWithPadding(tokenizer), encode(train))
         trainer.train()
-        output: Any = trainer.predict(encode(test))
+        examples: Any = encode(test)  # a list will do
+        output: Any = trainer.predict(examples)
     return [labels[i] for i in np.asarray(output.predictions).argmax(-1)]
 
 
@@ -88,9 +89,9 @@ def train_setfit(train: pd.DataFrame, test: pd.DataFrame, steps: int, max_len: i
     from datasets import Dataset
     from setfit import SetFitModel, Trainer, TrainingArguments
 
-    path = find_local_backbone("minilm")
+    path = str(find_local_backbone("minilm"))
     labels = sorted(train.label.unique())
-    model = SetFitModel.from_pretrained(str(path), labels=labels)
+    model = SetFitModel.from_pretrained(path, labels=labels)
     model.model_body.max_seq_length = max_len
     texts, classes = train.sentence1.tolist(), train.label.tolist()
     data = Dataset.from_dict({"text": texts, "label": [labels.index(c) for c in classes]})

@@ -141,9 +141,9 @@ def run_one(args: argparse.Namespace, layer: int, lr: float, seed: int, file: Pa
         try:
             model, log = experiment.fit(callbacks=callbacks, progress=False)
         except FloatingPointError as e:
-            return experiment.record_divergence(e, **details).to_dict()
+            return experiment.record_divergence(e, **details)
         details |= measure_prompt_states(model.eval(), task, cfg)
-        return experiment.score(model, log, records_file=file, **details).to_dict()
+        return experiment.score(model, log, records_file=file, **details)
 
     record = store.get_or_run(fingerprint, train)
     logging.info(f"layer {layer:2}  lr {lr:5}  seed {seed}  {record.get('score', 0):.1f}")

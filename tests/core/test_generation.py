@@ -184,7 +184,7 @@ def test_draws_end_tokens_and_several_sequences():
     for bad in ([], [[]]):
         with pytest.raises(ValueError, match="at least one token"):
             generate_ids(model, bad)
-    with pytest.raises(ValueError, match="max_new_tokens must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_new_tokens.* must be greater than 0"):
         generate_ids(model, TEXTS, 0)
     with pytest.raises(ValueError, match="max_new_tokens=9000 after an input of . tokens exceeds"):
         generate_ids(model, TEXTS, 9000)
@@ -284,7 +284,7 @@ def test_models_that_cannot_generate_raise_an_error():
     for method in ("efl", "probe", "side-network"):
         with pytest.raises(ValueError, match=f"'{method}' predicts a label"):
             build_model(config(method=method), load_backbone("tiny-gpt2"), task)
-    with pytest.raises(ValueError, match="is answered with a label, not with a text"):
+    with pytest.raises(ValueError, match="is not answered with a text"):
         model = build_model(config(method="lpt-npg"), backbone(), small_task())
         generate(model, ["A text."], small_task(), config(method="lpt-npg"))
     with pytest.raises(ValueError, match="needs a model that generates text: use a decoder"):
@@ -307,7 +307,7 @@ def test_a_task_of_texts_is_trained_saved_and_loaded(tmp_path):
     model = build_model(cfg, bb, task)
     log = fit(model, task, cfg)
     assert log.losses[-1] < log.losses[0]
-    record = Experiment(cfg, task).score(model, log).to_dict()
+    record = Experiment(cfg, task).score(model, log)
     assert record["metric"] == "exact_match" and 0 <= record["score"] <= 100
     save_pretrained(model, tmp_path, task, cfg)
     again, task2, cfg2 = from_pretrained(tmp_path)

@@ -25,7 +25,7 @@ from idp_tutorial.core.generation import generate_ids
 from idp_tutorial.core.prompted_model import restore_state
 from idp_tutorial.estimator import PromptClassifier
 from idp_tutorial.huggingface.files import prompt_tensors
-from idp_tutorial.methods.id_spam import AttentionLateConfig
+from idp_tutorial.methods.id_spam import IDSPAMConfig
 from idp_tutorial.utils.checks import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +99,7 @@ def test_left_padding_moves_the_logits_of_a_language_model():
     "call,message",
     [
         (lambda m, t: m(t), r"call model\(\*\*tokens\)"),
-        (lambda m, t: m(t["input_ids"][0]), r"\[B,T\] .*got shape"),
+        (lambda m, t: m(t["input_ids"][0]), r"\[B,T\] .*of shape"),
         (
             lambda m, t: m(inputs_embeds=torch.zeros(1, 2, 32)),
             "from input_ids alone: leave inputs_embeds out",
@@ -112,7 +112,7 @@ def test_left_padding_moves_the_logits_of_a_language_model():
         ),
         (lambda m, t: m(t["input_ids"][:0]), r"at least one text .*shape \(0, "),
         (lambda m, t: m(t["input_ids"][:, :0]), r"at least one text .*shape \(6, 0\)"),
-        (lambda m, t: m(t["input_ids"].float()), r"in torch\.int64 .*in torch\.float32"),
+        (lambda m, t: m(t["input_ids"].float()), r"in torch\.int64 or torch\.int32"),
         (
             lambda m, t: m(t["input_ids"], 0 * t["attention_mask"]),
             "it is 0 between two tokens or everywhere",
@@ -128,7 +128,6 @@ def test_left_padding_moves_the_logits_of_a_language_model():
             r"labels of 6 texts must be 6 class indices .*shape \(5,\)",
         ),
         (lambda m, t: m(**t, labels=LABELS.float()), r"class indices \(integers\)"),
-        (lambda m, t: m(**t, labels=[0, 1, 2, 0, 1, 2]), "labels must be a tensor, got a list"),
         (lambda m, t: m.bfloat16()(**t), r"the prompt is in torch\.bfloat16, .*base_model only"),
         (lambda m, t: m.generate(**t), "AutoModelForCausalLM"),
         (lambda m, t: m.delete_prompt("default"), "is active"),
@@ -210,12 +209,12 @@ def test_regression_and_several_labels():
 def test_prompts_are_switched_by_name(capsys):
     model = prompt_model("lpt-npg", num_labels=3)
     first = model(**tokens()).logits
-    model.add_prompt("topic", AttentionLateConfig(prompt_length=2), num_labels=5)
+    model.add_prompt("topic", IDSPAMConfig(prompt_length=2), num_labels=5)
     assert torch.equal(model(**tokens()).logits, first)
     model.set_prompt("topic")
     assert model(**tokens()).logits.shape == (6, 5) and model.config.num_labels == 5
     assert model.active_prompt == "topic"
-    assert model.prompt_config["topic"] == AttentionLateConfig(prompt_length=2)
+    assert model.prompt_config["topic"] == IDSPAMConfig(prompt_length=2)
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     assert trained and all(name.startswith("prompts.topic.") for name in trained)
     model.print_trainable_parameters()

@@ -14,7 +14,7 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
-from idp_tutorial.methods.id_spam import AttentionLateConfig, AttentionPromptGenerator
+from idp_tutorial.methods.id_spam import AttentionPromptGenerator, IDSPAMConfig
 from idp_tutorial.methods.lpt import lpt_plan
 from idp_tutorial.methods.sentence_vectors import MeanPooling, token_vectors
 from idp_tutorial.methods.token_attention import TokenAttention
@@ -423,7 +423,7 @@ def test_biases_are_an_option():
     """ID-SPAM's text has biases, and its Eq. 2 and counts have none: m + t·d parameters."""
     counts = []
     for bias in (False, True):
-        config = AttentionLateConfig(prompt_length=5, bottleneck=8, bias=bias)
+        config = IDSPAMConfig(prompt_length=5, bottleneck=8, bias=bias)
         bb = backbone("roberta")
         (step,) = config.plan(bb, TrainingConfig()).values()
         counts.append(sum(p.numel() for p in step.source.parameters()))

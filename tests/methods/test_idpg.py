@@ -17,8 +17,8 @@ from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.methods.idpg import (
     GeneratedPrompt,
+    IDPGPHMConfig,
     PromptGenerator,
-    SinglePHMConfig,
     idpg_plan,
 )
 from idp_tutorial.methods.phm import PHMLinear
@@ -463,7 +463,7 @@ def test_one_rule_gives_the_count_of_the_paper():
     """IDPG §3.2.1: both PHM layers share A; on RoBERTa-large 107,776 parameters, 105K."""
     counts = {}
     for shared in (False, True):
-        config = SinglePHMConfig(prompt_length=5, shared_rule=shared)
+        config = IDPGPHMConfig(prompt_length=5, shared_rule=shared)
         with torch.device("meta"):
             (step,) = config.plan(load_backbone("roberta-large", "meta"), TrainingConfig()).values()
         counts[shared] = sum(p.numel() for p in step.source.parameters())

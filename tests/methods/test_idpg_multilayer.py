@@ -555,7 +555,6 @@ def test_published_sizes(kw, published, large):
             ["generator_input must be ", "got 'input'", "'previous' or 'layer0'"],
         ),
         (dict(insertion="prepend"), ["insertion must be ", "got 'prepend'", "'insert' or 'kv'"]),
-        (dict(d_in=300, n=4), ["300", "32", "generator_input='layer0'"]),
         (dict(m=6), ["n=16", "divide"]),
         (dict(position=7, n=4), ["between 0 and 4", "got 7"]),
         (

@@ -18,9 +18,9 @@ from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
 from idp_tutorial.methods.prompt_tuning import prompt_plan
 from idp_tutorial.methods.smop_dept import (
     DecomposedPrompt,
-    DecomposedPromptConfig,
+    DePTConfig,
     RoutedPrompt,
-    RoutedPromptConfig,
+    SMoPConfig,
     dept_plan,
 )
 from idp_tutorial.training.config import TrainingConfig
@@ -400,12 +400,12 @@ def test_depts_start():
 def test_options_reach_the_sources():
     bb = backbone("roberta")
     options = dict(prompt_length=3, n_prompts=6, top_k=2, routing_noise=0.5)
-    (step,) = RoutedPromptConfig(**options).plan(bb, TrainingConfig()).values()
+    (step,) = SMoPConfig(**options).plan(bb, TrainingConfig()).values()
     assert step.source.p.shape == (6, 3, bb.d)
     assert (step.source.top_k, step.source.noise) == (2, 0.5)
     options = dict(prompt_length=3, update_rank=4, update_scale=2.0, update_lr_scale=0.5)
-    (step,) = DecomposedPromptConfig(**options).plan(bb, TrainingConfig()).values()
+    (step,) = DePTConfig(**options).plan(bb, TrainingConfig()).values()
     assert step.source.B.shape == (4, bb.d)
     assert (step.source.scale, step.source.lr_scale["A"]) == (1.0, 0.5)
     with pytest.raises(ValueError, match="top_k must be between 1 and n_prompts=4"):
-        RoutedPromptConfig(top_k=5).plan(bb, TrainingConfig())
+        SMoPConfig(top_k=5).plan(bb, TrainingConfig())

@@ -28,7 +28,7 @@ from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.analysis.prompt_swaps import collect_prompts
 from idp_tutorial.runs.experiment import Experiment
-from idp_tutorial.runs.record import Record, RunStore, build_record, make_fingerprint
+from idp_tutorial.runs.record import RunStore, build_record, make_fingerprint
 from idp_tutorial.runs.tables import select_finished
 from idp_tutorial.training.evaluation import iterate_batches
 from idp_tutorial.training.examples import encode_for_model, encode_rows
@@ -251,7 +251,7 @@ def plan_figure_runs(
     ]
 
 
-def _run_and_record(experiment: Experiment, measure: MeasureFunction | None) -> Record:
+def _run_and_record(experiment: Experiment, measure: MeasureFunction | None) -> dict:
     """Train and measure; return the record, whose `status` is 'done' or 'diverged'."""
     cfg = experiment.cfg
     task = experiment.task

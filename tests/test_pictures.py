@@ -166,7 +166,7 @@ def observe_inputs(source, ctx):
     observed = (
         changes_with(h=first),
         changes_with(h=others),
-        changes_with(input_ids=input_ids, batch={**ctx.batch, "input_ids": input_ids}),
+        changes_with(input_ids=input_ids, batch=ctx.batch | {"input_ids": input_ids}),
     )
     hook.remove()
     return *observed, bool(calls)

@@ -1,4 +1,4 @@
-"""Each chapter has a picture, a score, limits, a summary and exercises, and needs no later one."""
+"""Each chapter has a picture, a score, limits and exercises, and needs no later one."""
 
 import ast
 import functools
@@ -25,7 +25,7 @@ spec = importlib.util.spec_from_file_location("course_pages", ROOT / "docs/cours
 course = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(course)
 CHAPTERS = course.list_chapters()
-CLOSING_SECTIONS = ("What you saw", "What you can do now", "Next", "Exercises")
+CLOSING_SECTIONS = ("What you can do now", "Next", "Exercises")
 MOST_CELLS = 35
 MOST_CODE_LINES = 150  # comments and empty lines do not count
 MOST_EXPORTED_LINES = 40
@@ -100,7 +100,7 @@ def test_a_chapter_has_one_box_of_limits_before_the_summary(path):
     text = course.read_markdown(path)
     boxes = re.findall(r"^(?:> )?\*\*Limits\b", text, re.M)
     assert len(boxes) == 1
-    assert boxes[0] in text.split("## What you saw")[0]
+    assert boxes[0] in text.split("## What you can do now")[0]
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)

@@ -227,26 +227,24 @@ def prompt_tuning() -> Picture:
 
 
 def deep_prompts() -> Picture:
-    """Draw P-tuning v2 with each of its three operations."""
+    """Draw P-tuning v2 with prompts that replace states, and with prompts that are added."""
     bb = backbone()
     return arrange_pictures(
         [
-            draw(prompt_plan(bb, soft()), title="prompt tuning", note="one prompt, at the input"),
-            draw(
-                deep_prompt_plan(bb, 2, "kv"),
-                title="P-tuning v2: kv",
-                note="keys and values",
-            ),
             draw(
                 deep_prompt_plan(bb, 2, "replace"),
-                title="replace",
-                note="new vectors at each layer",
+                title="replaced",
+                note="new vectors read nothing",
             ),
-            draw(deep_prompt_plan(bb, 2, "add"), title="add", note="added at each layer"),
+            draw(
+                deep_prompt_plan(bb, 2, "add"),
+                title="added",
+                note="reads, and carries it on",
+            ),
         ],
-        "One prompt, or one for each layer",
-        "Four diagrams: one prompt at the input, and P-tuning v2 with a prompt in every "
-        "layer as keys and values, as a replacement, or added.",
+        "A replaced prompt reads nothing, an added one reads",
+        "Two diagrams of a prompt in every layer: replaced, each layer gets new vectors; added, "
+        "the state of the prompt goes on and carries what it has read.",
     )
 
 

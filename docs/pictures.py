@@ -22,6 +22,7 @@ from drawing import (
     draw_legend,
 )
 from method_diagrams import (
+    INSERTION_LABELS,
     draw_methods_map,
     draw_plan,
     draw_prompted_model,
@@ -490,6 +491,42 @@ def map_of_methods() -> Picture:
     return draw_methods_map(METHODS)
 
 
+READ_BY_GENERATOR = {  # what the generators of `minimal.py` read: methods
+    "nothing": ("prompt-tuning", "lpt"),
+    "the words": ("id-spam",),
+    "the states below": ("lpt-npg", "lpt-appg", "lpt-mppg"),
+    "a first pass": ("s-idpg-phm", "m-idpg-phm"),
+}
+
+
+def eight_methods() -> Picture:
+    """Draw the methods of `minimal.py` by what is read, and by where the prompt enters."""
+    title = "One loop; what does the generator read?"
+    columns = {"at the input": 134, "every layer": 240, "half-way": 334}
+    shapes: list[Shape] = [
+        Text(10, 22, title, "title", "start"),
+        Text(10, 48, "reads", "note", "start"),
+    ]
+    shapes += [Text(x, 48, column, "note", "start") for column, x in columns.items()]
+    y = 58.0
+    for read, methods in READ_BY_GENERATOR.items():
+        by_column: dict[str, list[str]] = {column: [] for column in columns}
+        for method in methods:
+            by_column[INSERTION_LABELS[METHODS[method].insertion_point]].append(method)
+        height = 16 + 18 * max(map(len, by_column.values()))
+        shapes += [Box(6, y, 412, height - 4, "layer"), Text(14, y + 19, read, "label", "start")]
+        for column, names in by_column.items():
+            for i, name in enumerate(names):
+                shapes.append(Text(columns[column], y + 19 + 18 * i, name, "label", "start"))
+        y += height
+    described = "; ".join(f"{read}: {', '.join(m)}" for read, m in READ_BY_GENERATOR.items())
+    alt = (
+        "Eight methods in rows by what their generator reads: nothing, the words, the states below "
+        "or a first pass; and in columns by where the prompt enters."
+    )
+    return Picture(shapes, 424, y + 6, title, alt, description=f"{title} {described}.")
+
+
 # ---- pictures of measurements and counts
 
 
@@ -713,6 +750,7 @@ PICTURES: dict[str, Callable[[], Picture]] = dict(
     your_own=your_own,
     costs=costs,
     map=map_of_methods,
+    eight_methods=eight_methods,
     passes=passes,
 )
 

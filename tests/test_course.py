@@ -677,6 +677,11 @@ def test_the_advice_when_to_use_a_prompt_states_stored_scores():
         for k in (15, 24, 29)
     ]
     assert [round(gain) for gain in gains] == [3, 5, 22]
+    late = [mean_score(prompts, method, layer=29) for method in ("lpt", "lpt-npg")]
+    half_way = mean_score(prompts, "lpt-npg", layer=15)
+    tuned = mean_score(prompts, "fine-tuning")
+    stated = {f"{score:.1f}" for score in (probe, at_input, half_way, tuned, *late)}
+    assert stated <= stated_numbers("13")
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)

@@ -279,6 +279,13 @@ def test_a_picture_shows_the_true_input_of_each_source(monkeypatch):
     assert seen == set(GENERATOR_INPUTS)
 
 
+def test_the_methods_of_the_file_to_copy_are_drawn_once():
+    from idp_tutorial.minimal import PROMPTS
+
+    drawn = [name for names in pictures.READ_BY_GENERATOR.values() for name in names]
+    assert sorted(drawn) == sorted(PROMPTS)
+
+
 def test_every_method_is_on_the_map_once():
     texts = [s.content for s in draw_methods_map(METHODS).shapes if isinstance(s, Text)]
     prompted = [n for n, m in METHODS.items() if m.kind in ("static", "generated", "second pass")]

@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from idp_tutorial.assembly.config import RunConfig, all_method_options, general_options
 from idp_tutorial.backbones.load import find_local_backbone
-from idp_tutorial.core.prompted_model import PromptedModel, copy_state, trained_state
+from idp_tutorial.core.planned_model import PlannedModel, copy_state, trained_state
 from idp_tutorial.core.random_numbers import preserved_random_numbers
 from idp_tutorial.data.config import TextConfig
 from idp_tutorial.data.rows import convert_label, is_empty_text, require_utf8
@@ -180,7 +180,7 @@ class PromptEstimator(BaseEstimator):
     class_weight: Any
     glove: str | None
     seed: int
-    model_: PromptedModel
+    model_: PlannedModel
     task_: Task
     config_: RunConfig
     log_: TrainLog

@@ -15,7 +15,7 @@ from idp_tutorial import minimal
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.testing.small_models import random_batch, small_backbone
 
@@ -28,7 +28,7 @@ def package_model(method, bb):
     """Return the package's model of a method, and its prompt source."""
     cfg = RunConfig(method, pooling=bb.default_pooling)
     plan = cfg.method_config.plan(bb, cfg)
-    model = PromptedModel(bb, ClassificationHead(bb.d, 3, bb.default_pooling), plan).eval()
+    model = PlannedModel(bb, ClassificationHead(bb.d, 3, bb.default_pooling), plan).eval()
     return model, plan[min(plan)].source
 
 

@@ -15,7 +15,7 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import DTYPES, is_quantised
 from idp_tutorial.core.heads import ClassificationHead, GenerationHead, VerbalizerHead
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.core.random_numbers import exclusive_random_numbers, seed_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.backbone_edits import ensure_unmodified, revert_backbone
@@ -69,7 +69,7 @@ def load_config_backbone(cfg: RunOptions) -> Backbone:
     return load_backbone(cfg.backbone, dtype=weights_dtype(cfg))
 
 
-def _require_float32_parameters(model: PromptedModel, cfg: RunConfig) -> None:
+def _require_float32_parameters(model: PlannedModel, cfg: RunConfig) -> None:
     # bfloat16 has three digits, so a small step is rounded away
     low_precision = [
         name
@@ -97,10 +97,10 @@ def _check_prompt_length(cfg: RunConfig, bb: Backbone) -> None:
         )
 
 
-def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
+def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PlannedModel:
     _check_prompt_length(cfg, bb)
     plan = cfg.method_config.plan(bb, cfg)
-    model: PromptedModel
+    model: PlannedModel
     is_entailment = ALL_METHODS[cfg.method].kind == "entailment"
     if is_entailment and (task.multi_label or (cfg.class_weight and not task.pair)):
         raise UserError(
@@ -117,7 +117,7 @@ def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
             gradient_checkpointing=cfg.gradient_checkpointing,
         )
     else:
-        model = PromptedModel(
+        model = PlannedModel(
             bb,
             _build_head(cfg, bb, task),
             plan,
@@ -135,7 +135,7 @@ def build_model(
     cfg: RunConfig,  # config of the run
     bb: Backbone,  # its backbone, without changes of an earlier method
     task: Task,  # its task; the training split is used for balanced class weights
-) -> PromptedModel:  # in eval mode or training mode as the backbone
+) -> PlannedModel:  # in eval mode or training mode as the backbone
     """Build the model of a config, with parameters that are initialised under `cfg.seed`.
 
     Raises: `UserError` for a method, head, task and backbone that cannot be combined.

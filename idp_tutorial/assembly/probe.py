@@ -23,7 +23,7 @@ from torch import Tensor
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import walk_layers
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.training.cache import add_missing_states, cache_name, iterate_states
 from idp_tutorial.training.config import TrainingConfig
@@ -273,7 +273,7 @@ def fit_best_probe(
 
 @torch.no_grad()
 def initialise_head_from_probe(
-    model: PromptedModel,  # model with a linear head, which is changed in place
+    model: PlannedModel,  # model with a linear head, which is changed in place
     task: Task,  # task with its training and validation splits
     cfg: TrainingConfig,  # config with the options of `fit_best_probe`
 ) -> dict[str, Any]:  # description of the probe

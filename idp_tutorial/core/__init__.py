@@ -16,9 +16,9 @@ Modules:
 - `loop`: The layer loop: it runs a frozen model one layer at a time and inserts the prompts of a
   plan.
 - `plan_checks`: Checks of a plan: what would give a wrong result, or no result, is refused.
+- `planned_model`: A frozen backbone, an insertion plan and a head as one PyTorch module.
 - `prompt_key_values`: Caches that give a layer a prompt's keys and values, or the keys and values
   of all positions.
-- `prompted_model`: A frozen backbone, an insertion plan and a head as one PyTorch module.
 - `random_numbers`: Seed, fork and restore random number generators, one thread at a time.
 - `single_position`: A faster pass for heads that need one position of the last layer.
 - `steps`: Prompt sources, and the four steps of a plan: where and how their vectors enter a frozen

@@ -269,7 +269,7 @@ class Backbone:
             raise UserError(
                 "the gradient checkpointing of transformers drops keys and values that are given "
                 "to a layer: call gradient_checkpointing_disable() on the Hugging Face model, and "
-                "use gradient_checkpointing=True of PromptedModel or of the config instead."
+                "use gradient_checkpointing=True of PlannedModel or of the config instead."
             )
         output = block(h, **layer_kwargs_by_type[self.layer_types[layer]], **cache)
         return output[0] if isinstance(output, tuple) else output

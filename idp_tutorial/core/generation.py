@@ -24,7 +24,7 @@ from .loop import run_layers, walk_layers
 from .context import Context, to_float32
 from .steps import Add, Insert, KeyValue, Replace, Step
 from .prompt_key_values import PromptKeyValues
-from .prompted_model import PromptedModel
+from .planned_model import PlannedModel
 from .random_numbers import forked_random_numbers
 
 # %% ../../nbs/engine/core/generation.ipynb #8eacb647
@@ -90,7 +90,7 @@ class DecodingState:
 
     def __init__(
         self,
-        model: PromptedModel,
+        model: PlannedModel,
         # `input_ids`, `attention_mask`, `token_type_ids` `[B,T]` of the inputs, padded on the right
         batch: dict[str, Tensor],
     ) -> None:
@@ -190,7 +190,7 @@ def _pad_on_the_right(input_ids: Tensor, attention_mask: Tensor) -> dict[str, Te
 
 
 def _check_positions(
-    model: PromptedModel,
+    model: PlannedModel,
     n_tokens: int,  # tokens of the longest input
     max_length: int,  # tokens of input and continuation
 ) -> None:
@@ -228,14 +228,14 @@ def _check_positions(
 
 @cache
 def _decoder_class() -> Any:
-    """Return a transformers model class around a `PromptedModel`; transformers is imported late."""
+    """Return a transformers model class around a `PlannedModel`; transformers is imported late."""
     from transformers import GenerationMixin, PreTrainedModel
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     class PromptedDecoder(PreTrainedModel, GenerationMixin):
         """Prompted model with the interface that `generate` needs."""
 
-        def __init__(self, model: PromptedModel) -> None:
+        def __init__(self, model: PlannedModel) -> None:
             config = copy(model.backbone.config)
             config._attn_implementation = "eager"  # this wrapper has no attention of its own
             super().__init__(config)
@@ -277,7 +277,7 @@ def _decoder_class() -> Any:
 
 
 def build_decoder(
-    model: PromptedModel,  # prompted model of a decoder, in eval mode
+    model: PlannedModel,  # prompted model of a decoder, in eval mode
 ) -> Any:
     """Return a transformers model around a prompted decoder, for its `generate` method."""
     return _decoder_class()(model)
@@ -285,7 +285,7 @@ def build_decoder(
 
 @torch.no_grad()
 def generate_ids(
-    model: PromptedModel,  # prompted model of a decoder
+    model: PlannedModel,  # prompted model of a decoder
     texts: Sequence[Sequence[int]],  # token ids of each input text
     max_new_tokens: int = 32,  # upper limit of generated tokens for each text
     do_sample: bool = False,  # sample each token; False: take the most probable one

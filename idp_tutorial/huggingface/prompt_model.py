@@ -26,12 +26,12 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import DTYPES
 from idp_tutorial.core.generation import build_decoder
 from idp_tutorial.core.heads import VerbalizerHead
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.families.family import get_family, wrap_hf_model
 from idp_tutorial.huggingface.files import read_prompt_settings, restore_prompt, save_prompt
 from idp_tutorial.huggingface.prompts import (
     PromptSettings,
-    build_prompted_model,
+    build_planned_model,
     make_prompt_settings,
 )
 from idp_tutorial.methods.all_methods import METHODS
@@ -297,7 +297,7 @@ class PromptModel(nn.Module):
         # sources and heads; `_prompted` joins them with the model, and is not a submodule, so that
         # the model has its parameters once
         self.prompts = nn.ModuleDict()
-        self._prompted: dict[str, PromptedModel] = {}
+        self._prompted: dict[str, PlannedModel] = {}
         self._configs: dict[str, Any] = {}
         self._n_disabled = 0  # open `disable_prompt` blocks, of all threads
         self._recomputes_layers = False
@@ -330,7 +330,7 @@ class PromptModel(nn.Module):
             if settings.labels:
                 config.id2label = dict(enumerate(settings.labels))
                 config.label2id = {label: i for i, label in enumerate(settings.labels)}
-        prompted = build_prompted_model(bb, settings, config)
+        prompted = build_planned_model(bb, settings, config)
         prompted.gradient_checkpointing = self._recomputes_layers
         self.prompts[prompt_name] = nn.ModuleDict(
             dict(sources=prompted.sources, head=prompted.head)
@@ -405,7 +405,7 @@ class PromptModel(nn.Module):
         return {name: settings.cfg.method_config for name, settings in self.settings.items()}
 
     @property
-    def prompted_model(self) -> PromptedModel:
+    def planned_model(self) -> PlannedModel:
         """The active prompt, the model and the head, as the package's own functions take it."""
         return self._prompted[self.active_prompt]
 
@@ -485,7 +485,7 @@ class PromptModel(nn.Module):
     def train(self, mode: bool = True) -> "PromptModel":
         """Set training mode; layers below the active prompt stay in eval mode."""
         super().train(mode)
-        self.prompted_model.train(mode)
+        self.planned_model.train(mode)
         return self
 
     def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:

@@ -21,7 +21,7 @@ from ..core.heads import ClassificationHead
 from ..core.context import Context
 from ..utils.batch import Batch
 from ..core.steps import Step
-from ..core.prompted_model import PromptedModel
+from ..core.planned_model import PlannedModel
 from ..training.config import TrainingConfig
 from .method_registry import Plan, register
 from .backbone_edits import FineTuningConfig
@@ -124,7 +124,7 @@ def append_tails(
     return Batch(pairs, lengths)
 
 # %% ../../nbs/engine/methods/efl.ipynb #390261db
-class EntailmentModel(PromptedModel):
+class EntailmentModel(PlannedModel):
     """Model that predicts which label descriptions a text entails (EFL, Wang et al. 2021).
 
     A prediction for B texts and C classes needs B·C passes.
@@ -134,13 +134,13 @@ class EntailmentModel(PromptedModel):
         self,
         backbone: Backbone,  # frozen or fine-tuned backbone
         descriptions: Sequence[str],  # label descriptions, in the order of the labels
-        # prompts, as for `PromptedModel`; None: no prompts
+        # prompts, as for `PlannedModel`; None: no prompts
         plan: dict[int, Step] | None = None,
         pooling: str = "cls",  # pooling of the head, as for `ClassificationHead`
         dropout_below_prompt: bool = False,  # dropout below the first prompt too
         # incorrect descriptions in the loss, in addition to the correct one; None: all of them
         n_wrong: int | None = 1,
-        gradient_checkpointing: bool = False,  # as for `PromptedModel`
+        gradient_checkpointing: bool = False,  # as for `PlannedModel`
     ) -> None:
         super().__init__(
             backbone,

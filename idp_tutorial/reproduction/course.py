@@ -31,7 +31,7 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.core.steps import PromptSource
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
@@ -123,7 +123,7 @@ def load_records(
 
 
 def compute_prompts_and_labels(
-    model: PromptedModel,  # with one prompt, such as `train_and_test_plan` returns
+    model: PlannedModel,  # with one prompt, such as `train_and_test_plan` returns
     sentences: Iterable[str],
 ) -> tuple[Tensor, list[int]]:  # prompts `[B,t,d]`; predicted labels
     """Return the prompts that a trained model inserts into sentences, and what it predicts."""
@@ -185,13 +185,13 @@ def train_and_test_plan(
     pooling: str = "mean",  # which hidden states the head reads: a name in `POOLINGS`
     batch_size: int = 16,
     use_verbalizer: bool = False,  # predict a label word of the vocabulary instead of using a head
-) -> tuple[PromptedModel, float, TrainLog]:  # trained model; test accuracy in %; the log of `fit`
+) -> tuple[PlannedModel, float, TrainLog]:  # trained model; test accuracy in %; the log of `fit`
     """Train a plan and its head, and evaluate them once on the test split."""
     # created in both cases, so that both draw the same random numbers
     head: Module = ClassificationHead(bb.d, len(task.labels), pooling)
     if use_verbalizer:
         head = VerbalizerHead(bb, task.word_ids(bb.tokenizer), "labels")
-    model = PromptedModel(bb, head, plan)
+    model = PlannedModel(bb, head, plan)
     cfg = RunConfig(
         head="verbalizer" if use_verbalizer else "classification",
         steps=steps,

@@ -33,7 +33,7 @@ from idp_tutorial.assembly.config import (
     refuse_unread_options,
 )
 from idp_tutorial.backbones.load import find_local_backbone
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task, scale_labels
 from idp_tutorial.data.tasks import load_config_task
@@ -121,7 +121,7 @@ def _text_length(row: dict) -> int:
     return len(row["sentence1"]) + len(row.get("sentence2", ""))
 
 
-def check_longest_example(model: PromptedModel, task: Task, cfg: RunConfig) -> None:
+def check_longest_example(model: PlannedModel, task: Task, cfg: RunConfig) -> None:
     """Process the longest example of a task, so that one that does not fit fails at once.
 
     Of the 50 rows with the most characters, it is the one with the most tokens.
@@ -162,7 +162,7 @@ def dry_run_comparison(
     return step_seconds
 
 
-def _measure_step(model: PromptedModel, task: Task, cfg: RunConfig) -> float:
+def _measure_step(model: PlannedModel, task: Task, cfg: RunConfig) -> float:
     """Return the seconds of a forward and a backward pass of a batch, the second of two."""
     rows = task.splits["train"][: cfg.batch_size]
     examples = encode_for_model(model, task, cfg, rows)

@@ -22,7 +22,7 @@ from idp_tutorial.assembly.config import RunConfig, find_unused_options, refuse_
 from idp_tutorial.assembly.controls import ControlConfig, ControlModel
 from idp_tutorial.assembly.probe import initialise_head_from_probe
 from idp_tutorial.core.backbone import backbone_id
-from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
+from idp_tutorial.core.planned_model import PlannedModel, restore_state, trained_state
 from idp_tutorial.core.random_numbers import exclusive_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_config_task
@@ -85,7 +85,7 @@ class Experiment:
         self.backbone_id = digests["weights"]
         return digests
 
-    def build_model(self) -> PromptedModel:
+    def build_model(self) -> PlannedModel:
         """Build the untrained model on a newly loaded backbone.
 
         Prompts start from an earlier stage (`init_from`), and the head from the linear probe
@@ -115,7 +115,7 @@ class Experiment:
         save_every: int | None = None,  # steps between two checkpoints; None: `cfg.eval_every`
         initial_state: Mapping[str, Tensor] | None = None,  # trained tensors to begin with, by name
         **fit_options: Any,  # `callbacks` and `progress` of `fit`
-    ) -> tuple[PromptedModel, TrainLog]:
+    ) -> tuple[PlannedModel, TrainLog]:
         """Build the model and train it, without scoring it.
 
         Raises: `DivergenceError` for a loss that is not finite.
@@ -149,7 +149,7 @@ class Experiment:
 
     def score(
         self,
-        model: PromptedModel,  # trained
+        model: PlannedModel,  # trained
         log: TrainLog,
         score_test: bool = True,  # score the test split
         # JSONL file of the record; logits on validation and test are stored beside it
@@ -210,7 +210,7 @@ class Experiment:
         self,
         records_file: Path | None = None,  # as for `score`; the record is not written
         checkpoint_dir: Path | None = None,  # folder for checkpoints, to resume a killed run
-    ) -> tuple[PromptedModel | None, dict[str, Any]]:  # no model if the run diverged
+    ) -> tuple[PlannedModel | None, dict[str, Any]]:  # no model if the run diverged
         """Train and score a model; the record says so if the run diverges."""
         try:
             model, log = self.fit(checkpoint_dir)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from idp_tutorial.assembly.config import RunConfig
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.metrics import QUESTION_METRICS, compute_metric
 from idp_tutorial.data.task import Task
 from idp_tutorial.runs.record import make_fingerprint, run_key
@@ -52,7 +52,7 @@ def logits_name(
 
 
 def split_outputs(
-    model: PromptedModel, task: Task, cfg: RunConfig, split: str
+    model: PlannedModel, task: Task, cfg: RunConfig, split: str
 ) -> tuple:  # logits `[N,C]` or N texts; the N encoded examples
     """Return the outputs of a model for one split of a task, with the encoded examples."""
     examples = encode_for_evaluation(model, task, cfg, task.splits[split])

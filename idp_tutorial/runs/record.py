@@ -31,7 +31,7 @@ from idp_tutorial.assembly.build import load_config_backbone, weights_dtype
 from idp_tutorial.assembly.config import RunConfig, recorded_option
 from idp_tutorial.backbones.load import list_backbone_files
 from idp_tutorial.core.backbone import backbone_id
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.glove import find_glove_file
 from idp_tutorial.methods.method_registry import CONTROL_METHODS
@@ -166,7 +166,7 @@ def build_record(
     digests: dict[str, str],  # from `run_digests`
     split_sizes: dict[str, Any],
     start_time: float,  # `time.perf_counter()` at the start of the run, which ends now
-    model: PromptedModel | None = None,  # trained; None: the run has no model
+    model: PlannedModel | None = None,  # trained; None: the run has no model
     log: TrainLog | None = None,  # of its training; None: nothing was trained
     **values: Any,  # further fields; they replace the fields above
 ) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from idp_tutorial.assembly.config import RunConfig, refuse_control
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import DTYPES, cast_weights
-from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
+from idp_tutorial.core.planned_model import PlannedModel, restore_state, trained_state
 from idp_tutorial.data.task import Task
 from idp_tutorial.saving import hub as hub_models
 from idp_tutorial.saving.descriptions import (
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 
-def _describe_original_backbone(model: PromptedModel, cfg: RunConfig) -> dict[str, Any]:
+def _describe_original_backbone(model: PlannedModel, cfg: RunConfig) -> dict[str, Any]:
     """Describe the backbone as it was before training."""
     is_changed = any(name.startswith("lm.") for name in model.trained_parameters())
     is_sharded = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
@@ -66,7 +66,7 @@ def _describe_original_backbone(model: PromptedModel, cfg: RunConfig) -> dict[st
 
 
 def word_vectors_digest(
-    model: PromptedModel,
+    model: PlannedModel,
 ) -> str | None:  # None: the model reads no word vectors
     """Return the digest of the GloVe vectors that the prompt sources of a model read."""
     digests = (source.state_digest() for source in model.prompt_sources())
@@ -80,7 +80,7 @@ def _gather_full_tensor(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu()
 
 
-def _source_formulas(model: PromptedModel) -> list[str]:
+def _source_formulas(model: PlannedModel) -> list[str]:
     """Return the docstrings of the prompt sources, each on one line and once."""
     docstrings = (type(source).__doc__ or "" for source in model.sources)
     lines = (" ".join(docstring.split()) for docstring in docstrings)
@@ -88,7 +88,7 @@ def _source_formulas(model: PromptedModel) -> list[str]:
 
 
 def save_pretrained(
-    model: PromptedModel,  # the trained model
+    model: PlannedModel,  # the trained model
     folder: Path | str,  # created if missing; an older model in it is replaced in one step
     task: Task,  # task of the model; its examples are not saved
     cfg: RunConfig,  # config that the model was built with
@@ -138,7 +138,7 @@ def from_pretrained(
     # dtype of the backbone's weights, 'float32', 'bfloat16' or 'int8' (not for methods that train
     # the backbone); None: that of training
     dtype: str | None = None,
-) -> tuple[PromptedModel, Task, RunConfig]:  # the model is in eval mode
+) -> tuple[PlannedModel, Task, RunConfig]:  # the model is in eval mode
     """Load a model that `save_pretrained` wrote.
 
     Prompts and heads are float32 with every `dtype`.
@@ -155,7 +155,7 @@ def build_saved_model(
     glove: Path | str | None = None,  # as for `from_pretrained`
     token: str | None = None,  # access token of the hub, for the backbone
     dtype: str | None = None,  # as for `from_pretrained`
-) -> tuple[PromptedModel, Task, RunConfig]:  # the model is in eval mode
+) -> tuple[PlannedModel, Task, RunConfig]:  # the model is in eval mode
     """Build a saved model that is already read, and load its backbone.
 
     Raises: `UserError` if the backbone or the word vectors are not those of training.
@@ -201,7 +201,7 @@ def build_saved_model(
 
 
 def load_first_stage(
-    model: PromptedModel,  # model of the second stage, which is changed in place
+    model: PlannedModel,  # model of the second stage, which is changed in place
     folder: Path | str,  # folder of the first stage
 ) -> list[str]:  # names of the tensors that were copied
     """Initialise a model with what an earlier stage trained, and with its head if it fits.

@@ -24,8 +24,8 @@ from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
 from idp_tutorial.core.loop import walk_layers
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
-from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.core.steps import Plan
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
@@ -46,7 +46,7 @@ __all__ = ["run_joint_batch", "TaskModel", "MultiTaskModel"]
 class TaskModel(NamedTuple):
     """A trained model of one task, with the task and the config that built it."""
 
-    model: PromptedModel  # prompt and head; all tasks of a `MultiTaskModel` share the backbone
+    model: PlannedModel  # prompt and head; all tasks of a `MultiTaskModel` share the backbone
     task: Task  # labels, template and label words
     cfg: RunConfig  # the config that `build_model` was called with
 
@@ -137,7 +137,7 @@ def _validate_one_pass(name: str, task_model: TaskModel) -> None:
             f"the task {name!r} generates text token by token, but a joint batch needs tasks that "
             "predict classes or numbers in one pass. Leave it out, and call `generate` for it."
         )
-    if type(task_model.model) is not PromptedModel:
+    if type(task_model.model) is not PlannedModel:
         raise UserError(
             f"{name!r} is a {type(task_model.model).__name__}, which needs passes of its own and "
             "cannot join a joint batch: use a method with prompts."

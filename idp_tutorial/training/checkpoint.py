@@ -25,7 +25,7 @@ from torch import Tensor
 
 from idp_tutorial.core.backbone import backbone_id
 from idp_tutorial.core.devices import GPU_TYPES, gpu_random_states, set_gpu_random_states
-from idp_tutorial.core.prompted_model import PromptedModel, restore_state
+from idp_tutorial.core.planned_model import PlannedModel, restore_state
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.distributed import (
     StepMeasurements,
@@ -52,17 +52,17 @@ __all__ = [
 
 
 # training can change the backbone of a model, which may be interrupted and then resumed
-_initial_ids: WeakKeyDictionary[PromptedModel, str] = WeakKeyDictionary()
+_initial_ids: WeakKeyDictionary[PlannedModel, str] = WeakKeyDictionary()
 
 
-def _initial_backbone_id(model: PromptedModel) -> str:
+def _initial_backbone_id(model: PlannedModel) -> str:
     """Return the `backbone_id` of the first call, which comes before any training."""
     if model not in _initial_ids:
         _initial_ids[model] = backbone_id(model.backbone)
     return _initial_ids[model]
 
 
-def _iterate_frozen_weights(model: PromptedModel) -> Iterator[bytes | np.ndarray]:
+def _iterate_frozen_weights(model: PlannedModel) -> Iterator[bytes | np.ndarray]:
     """Yield name and bytes of each parameter outside the backbone that is not trained."""
     trained = model.trained_parameters()
     in_backbone = set(model.backbone.base.parameters())
@@ -73,7 +73,7 @@ def _iterate_frozen_weights(model: PromptedModel) -> Iterator[bytes | np.ndarray
 
 
 def run_fingerprint(
-    model: PromptedModel,  # before training
+    model: PlannedModel,  # before training
     splits: Sequence[Sequence[dict]],  # encoded examples of training and validation
     cfg: TrainingConfig,
     lr: float,  # learning rate of the run

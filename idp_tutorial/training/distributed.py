@@ -26,7 +26,7 @@ from ..utils.checks import DivergenceError, UserError
 from .config import TrainingConfig
 from ..data.encoding import make_dataloader, collate
 from ..core.heads import ClassificationHead, GenerationHead, VerbalizerHead
-from ..core.prompted_model import PromptedModel
+from ..core.planned_model import PlannedModel
 from ..utils.schemas import Count
 
 # %% ../../nbs/engine/training/distributed.ipynb #97fe1c21
@@ -193,7 +193,7 @@ def _split_by_weight_decay(group: dict, without_decay: set[int]) -> list[dict]:
 
 
 def create_optimizer(
-    model: PromptedModel,
+    model: PlannedModel,
     cfg: TrainingConfig,
     lr: float,  # learning rate of the run; `cfg.head_lr` is that of the head
 ) -> torch.optim.AdamW:
@@ -214,7 +214,7 @@ def create_optimizer(
 # %% ../../nbs/engine/training/distributed.ipynb #7edd3256
 @contextmanager
 def compile_trained_layers(
-    model: PromptedModel,
+    model: PlannedModel,
     enabled: bool = True,  # False: nothing is compiled
     **compile_kwargs: Any,  # arguments of `torch.compile`, such as `backend`
 ) -> Iterator[None]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.generation import generate_ids
 from idp_tutorial.core.heads import prediction_loss
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.encoding import check_batching, collate, make_dataloader
 from idp_tutorial.data.rows import require_utf8
 from idp_tutorial.data.task import Task, scale_labels
@@ -82,7 +82,7 @@ def batch_by_length(
 
 @torch.inference_mode()
 def predict_logits(
-    model: PromptedModel,
+    model: PlannedModel,
     examples: Sequence[dict],  # from `task.encode`
     batch_size: int = 128,
     device: torch.device | str = "cpu",
@@ -109,7 +109,7 @@ def predict_logits(
 
 
 def generate_answers(
-    model: PromptedModel,
+    model: PlannedModel,
     examples: Sequence[dict],  # from `task.encode`; tokens from `answer_start` on are ignored
     task: Task,
     batch_size: int = 128,
@@ -133,7 +133,7 @@ def generate_answers(
 
 
 def model_outputs(
-    model: PromptedModel,
+    model: PlannedModel,
     examples: Sequence[dict],
     task: Task,
     batch_size: int = 128,
@@ -146,7 +146,7 @@ def model_outputs(
 
 
 def evaluate(
-    model: PromptedModel,
+    model: PlannedModel,
     examples: Sequence[dict],  # from `task.encode`
     task: Task,
     batch_size: int = 128,
@@ -206,7 +206,7 @@ def require_text_columns(task: Task, row: dict, where: str = "this row") -> dict
 
 
 def generate(
-    model: PromptedModel,
+    model: PlannedModel,
     texts: Sequence[str | dict],  # texts, or rows with `sentence1` and, for pairs, `sentence2`
     task: Task,
     cfg: TrainingConfig,
@@ -240,7 +240,7 @@ def format_predictions(
 
 
 def predict(
-    model: PromptedModel,
+    model: PlannedModel,
     task: Task,
     cfg: TrainingConfig,  # `max_len`, `head` and `template` determine how texts are encoded
     # `sentence1`, for pairs `sentence2`; `group` where the task chooses among rows

@@ -21,8 +21,8 @@ from .config import TrainingConfig
 from ..data.task import Task, scale_labels
 from ..utils.durable_files import folder_lock
 from ..utils.tensor_files import remove_snapshots
-from idp_tutorial.core.prompted_model import (
-    PromptedModel,
+from idp_tutorial.core.planned_model import (
+    PlannedModel,
     copy_state,
     restore_state,
     trained_state,
@@ -85,7 +85,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        model: PromptedModel,
+        model: PlannedModel,
         task: Task,
         cfg: TrainingConfig,
         lr: float | None,  # learning rate to use; `cfg.lr` is not read
@@ -334,7 +334,7 @@ class TrainingRun:
 # %% ../../nbs/engine/training/fit.ipynb #0d0a4880
 @exclusive_random_numbers()
 def fit(
-    model: PromptedModel,
+    model: PlannedModel,
     task: Task,  # with its splits
     cfg: TrainingConfig,
     lr: float | None = None,  # learning rate; None: `cfg.lr`

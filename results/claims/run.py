@@ -23,7 +23,7 @@ import numpy as np
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig, RunOptions, recorded_option
 from idp_tutorial.cli.commands import TrainingRunOptions, command, parse_numbers, split_names
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_config_task
 from idp_tutorial.methods.all_methods import METHODS
@@ -165,7 +165,7 @@ def run_controls(options: ClaimRunOptions, base: RunOptions) -> None:
 
 
 def score_prompt_swaps(
-    model: PromptedModel,
+    model: PlannedModel,
     task: Task,
     cfg: RunConfig,
     record: dict,  # of the run

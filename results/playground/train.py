@@ -21,7 +21,7 @@ from torch import Tensor
 
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.context import Context
-from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
+from idp_tutorial.core.planned_model import PlannedModel, restore_state, trained_state
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.reproduction.course import COURSE_SENTENCES
@@ -109,7 +109,7 @@ def find_run(task: str, method: str, layer: int | None) -> dict[str, Any] | None
     return None
 
 
-def load_model(task: str, method: str, layer: int | None) -> tuple[PromptedModel, Experiment]:
+def load_model(task: str, method: str, layer: int | None) -> tuple[PlannedModel, Experiment]:
     """Return a trained model of the playground, in eval mode."""
     experiment = Experiment(make_config(task, method, layer), load_task(task))
     model = experiment.build_model()
@@ -152,7 +152,7 @@ def example_sentences(task: str) -> list[str]:
 
 
 @torch.inference_mode()
-def predict_exchanged(model: PromptedModel, batch: dict[str, Tensor]) -> list[list[list[float]]]:
+def predict_exchanged(model: PlannedModel, batch: dict[str, Tensor]) -> list[list[list[float]]]:
     """Return the logits of each text with the prompt of each: [prompt][text][class]."""
     (source,) = model.sources
     prompts: list[Tensor] = []
@@ -167,7 +167,7 @@ def predict_exchanged(model: PromptedModel, batch: dict[str, Tensor]) -> list[li
 
 
 @torch.inference_mode()
-def weigh_tokens(model: PromptedModel, batch: dict[str, Tensor]) -> list[list[float]]:
+def weigh_tokens(model: PlannedModel, batch: dict[str, Tensor]) -> list[list[float]]:
     """Return the weights that ID-SPAM's attention gives the tokens of each text."""
     source: Any
     (source,) = model.sources
@@ -186,7 +186,7 @@ def compute_answers(task: str, method: str, layer: int | None) -> dict[str, Any]
         task=task, method=method, layer=layer, logits=predict_exchanged(model, batch)
     )
     with torch.inference_mode():
-        without = PromptedModel(model.backbone, model.head)(batch).tolist()
+        without = PlannedModel(model.backbone, model.head)(batch).tolist()
     answers["without"] = [[round(x, 4) for x in row] for row in without]
     if method == "id-spam":
         tokenizer = model.backbone.tokenizer

@@ -22,7 +22,7 @@ from idp_tutorial.assembly.controls import MajorityHead
 from idp_tutorial.assembly.probe import (
     fit_linear_model,
 )
-from idp_tutorial.core.prompted_model import count_parameters
+from idp_tutorial.core.planned_model import count_parameters
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS
 from idp_tutorial.runs.compare import compare_methods

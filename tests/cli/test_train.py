@@ -17,7 +17,7 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli import progress
 from idp_tutorial.cli.predict import PREDICTION_COLUMNS, predict_command, read_texts
 from idp_tutorial.cli.train import train_command
-from idp_tutorial.core.prompted_model import trained_state
+from idp_tutorial.core.planned_model import trained_state
 from idp_tutorial.data.config import TextConfig
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.methods.glove import backbone_word_vectors

@@ -13,7 +13,7 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli.predict import predict_command
 from idp_tutorial.core.generation import DecodingState, generate_ids
 from idp_tutorial.core.heads import GenerationHead
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.core.steps import Insert
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.runs.experiment import Experiment
@@ -212,7 +212,7 @@ def test_steps_that_would_not_apply_to_new_tokens_are_refused():
 def test_greedy_is_the_librarys_own_without_a_prompt():
     bb = small_backbone("llama")
     bb.tokenizer = Tokens()
-    model = PromptedModel(bb, GenerationHead(bb), {}).eval()
+    model = PlannedModel(bb, GenerationHead(bb), {}).eval()
     output = bb.model.generate(
         torch.tensor([TEXTS[0]]), max_new_tokens=6, do_sample=False, eos_token_id=2, pad_token_id=1
     )
@@ -224,7 +224,7 @@ def test_greedy_is_the_librarys_own_without_a_prompt():
 def test_beam_search_is_the_librarys_own_without_a_prompt(name):
     bb = small_backbone(name, attention_implementations(name)[0])
     bb.tokenizer = Tokens()
-    model = PromptedModel(bb, GenerationHead(bb), {}).eval()
+    model = PlannedModel(bb, GenerationHead(bb), {}).eval()
     for text in TEXTS:
         output = bb.model.generate(
             torch.tensor([text]),
@@ -360,7 +360,7 @@ def test_the_length_is_checked_with_the_prompt_and_before_the_first_token(method
     bb = small_backbone("gpt2")
     bb.tokenizer = Tokens()
     cfg = config(method, prompt_length=4)
-    model = PromptedModel(bb, GenerationHead(bb), cfg.method_config.plan(bb, cfg)).eval()
+    model = PlannedModel(bb, GenerationHead(bb), cfg.method_config.plan(bb, cfg)).eval()
     prompt = 0 if method == "lpt-npg" else 4  # positions that the prompt takes
     bb.max_tokens = 20
     new = bb.max_tokens - 5 - prompt  # the longest of `TEXTS` has 5 tokens

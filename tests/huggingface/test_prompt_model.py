@@ -22,7 +22,7 @@ from two_processes import print_stacks_if_stuck, run_two_processes
 import idp_tutorial
 from idp_tutorial import METHODS, PromptModel, get_prompt_model
 from idp_tutorial.core.generation import generate_ids
-from idp_tutorial.core.prompted_model import restore_state
+from idp_tutorial.core.planned_model import restore_state
 from idp_tutorial.estimator import PromptClassifier
 from idp_tutorial.huggingface.files import prompt_tensors
 from idp_tutorial.methods.id_spam import IDSPAMConfig
@@ -50,7 +50,7 @@ def test_logits_are_those_of_the_package(class_name, method):
         **({"bottleneck": 8} if "bottleneck" in METHODS[method].options else {}),
     )
     before = state_of(model.base_model)
-    restore_state(prompt_tensors(model.prompted_model), prompt_tensors(expected))
+    restore_state(prompt_tensors(model.planned_model), prompt_tensors(expected))
     batch = batch_of(bb, task)
     output = model(
         batch["input_ids"],
@@ -248,8 +248,8 @@ def test_generation_is_that_of_the_package(method):
     model = prompt_model(method, "AutoModelForCausalLM")
     bb = backbone("gpt2")
     texts = [bb.tokenizer(s).input_ids for s in ("The soup was", "In the evening she")]
-    model.prompted_model.backbone.tokenizer = bb.tokenizer
-    expected = generate_ids(model.prompted_model, texts, 4)
+    model.planned_model.backbone.tokenizer = bb.tokenizer
+    expected = generate_ids(model.planned_model, texts, 4)
     assert min(map(len, expected)) == 4  # no end token
     T = max(map(len, texts))
     for is_left in (True, False):
@@ -464,7 +464,7 @@ def test_the_trainer_uses_gradient_checkpointing(tmp_path):
     options = dict(save_strategy="no", max_steps=2)
     plain = train(tmp_path, "p-tuning-v2", **options)
     trainer = train(tmp_path, "p-tuning-v2", gradient_checkpointing=True, **options)
-    assert trainer.model.prompted_model.gradient_checkpointing
+    assert trainer.model.planned_model.gradient_checkpointing
     assert losses(trainer) == pytest.approx(losses(plain), abs=1e-5)
 
 

@@ -14,7 +14,7 @@ import torch
 from small import Killed, backbone, small_task, write_glove
 
 from idp_tutorial.assembly.build import build_model
-from idp_tutorial.core.prompted_model import trained_state
+from idp_tutorial.core.planned_model import trained_state
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.analysis.layer_sweep import sweep_table

@@ -18,7 +18,7 @@ from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.load import cast_weights, load_backbone
 from idp_tutorial.core.backbone import backbone_id
-from idp_tutorial.core.prompted_model import trained_state
+from idp_tutorial.core.planned_model import trained_state
 from idp_tutorial.methods import glove
 from idp_tutorial.saving.descriptions import (
     check_backbone_matches,

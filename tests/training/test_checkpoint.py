@@ -19,7 +19,7 @@ from small import (
 )
 
 from idp_tutorial.assembly.build import build_model
-from idp_tutorial.core import prompted_model
+from idp_tutorial.core import planned_model
 from idp_tutorial.training.checkpoint import Checkpoint, run_fingerprint
 from idp_tutorial.training.fit import TrainingRun, fit
 from idp_tutorial.utils import durable_files, tensor_files
@@ -56,7 +56,7 @@ def visible_files(folder):
 
 
 def tensors(model):
-    return {n: p.detach().clone() for n, p in prompted_model.trained_state(model).items()}
+    return {n: p.detach().clone() for n, p in planned_model.trained_state(model).items()}
 
 
 def assert_same_tensors(a, b):
@@ -185,7 +185,7 @@ def test_a_checkpoint_contains_trained_tensors_optimizer_and_progress(tmp_path):
         fit(m, small_task(), cfg, checkpoint_dir=tmp_path, save_every=3)
     content = read_last_snapshot(tmp_path)
     assert (
-        content["tensors"].keys() == prompted_model.trained_state(m).keys()
+        content["tensors"].keys() == planned_model.trained_state(m).keys()
         and not any(n.startswith("lm.") for n in content["tensors"])
         and len(content["optimizer"]["state"]) == len(m.trained_parameters())
     )
@@ -440,7 +440,7 @@ def test_other_word_vectors_in_a_file_of_the_same_name_are_refused(tmp_path):
 
 def test_other_initial_prompts_in_a_folder_of_the_same_name_are_refused(tmp_path):
     def cfg(folder, offset):
-        state = prompted_model.trained_state(make(config()))
+        state = planned_model.trained_state(make(config()))
         moved_state = {name: p.detach() + offset for name, p in state.items()}
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         save_tensors(tmp_path / folder / PROMPTS_FILE, moved_state, {})

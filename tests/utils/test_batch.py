@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.core.heads import GenerationHead
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.huggingface.prompt_model import get_prompt_model
 from idp_tutorial.methods.all_methods import METHODS
@@ -98,7 +98,7 @@ def test_a_step_from_cached_states_reads_no_value(monkeypatch, tmp_path):
 def test_a_step_on_target_texts_reads_no_value(method, monkeypatch):
     bb = backbone("gpt2")
     cfg = config(method=method)
-    model = PromptedModel(bb, GenerationHead(bb), cfg.method_config.plan(bb, cfg))
+    model = PlannedModel(bb, GenerationHead(bb), cfg.method_config.plan(bb, cfg))
     rows = [dict(input_ids=[5] * n, token_type_ids=[0] * n, answer_start=3) for n in (5, 8)]
     assert not read_in_a_step(model, collate(rows, 0), monkeypatch)
 

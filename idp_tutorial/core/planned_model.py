@@ -19,7 +19,7 @@ from idp_tutorial.utils.batch import Batch
 from idp_tutorial.utils.checks import UserError
 
 __all__ = [
-    "PromptedModel",
+    "PlannedModel",
     "count_parameters",
     "persistent_tensors",
     "trained_state",
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-class PromptedModel(nn.Module):
+class PlannedModel(nn.Module):
     """Frozen backbone with an insertion plan and a head."""
 
     # a model that does not read tokens of the backbone: rows → examples
@@ -85,7 +85,7 @@ class PromptedModel(nn.Module):
             if isinstance(module, PromptSource):
                 yield module
 
-    def train(self, mode: bool = True) -> "PromptedModel":
+    def train(self, mode: bool = True) -> "PlannedModel":
         """Set training mode, but keep the layers below the first prompt in eval mode."""
         super().train(mode)
         first = self.first_trained_layer
@@ -181,7 +181,7 @@ def _count_trainable(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
-def count_parameters(model: PromptedModel) -> dict[str, int]:
+def count_parameters(model: PlannedModel) -> dict[str, int]:
     """Return the number of trainable parameters of prompt, head and backbone.
 
     They are never summed: a head can have more parameters than the prompt.
@@ -200,7 +200,7 @@ def persistent_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if name in saved_names}
 
 
-def trained_state(model: PromptedModel) -> dict[str, Tensor]:
+def trained_state(model: PlannedModel) -> dict[str, Tensor]:
     """Return all tensors that training changes, by name.
 
     These are the trainable parameters and the running statistics of sources.

@@ -402,7 +402,7 @@ def show_panel(
     except ImportError:
         HTML = None
     if HTML is None or STATIC_OUTPUTS_VARIABLE in os.environ or not Path(file).exists():
-        print(f"This panel moves in a notebook, and at {PLAYGROUND_URL}#{heading}")
+        print(f"This panel moves in a notebook with ipywidgets, and at {PLAYGROUND_URL}#{heading}")
         return None
     text = Path(file).read_text(encoding="utf-8")
     text = text.replace('data-panel=""', f'data-panel="{heading}"', 1)

@@ -381,10 +381,10 @@ STATIC_OUTPUTS_VARIABLE = "IDP_STATIC_OUTPUTS"
 
 PLAYGROUND_URL = "https://idp-tutorial.github.io/idp_tutorial/playground.html"
 PANELS = {  # name → identifier of the heading, height in pixels
-    "whose prompt": ("pg-whose", 900),
-    "how deep": ("pg-deep", 680),
-    "which words": ("pg-words-title", 660),
-    "how many parameters": ("pg-count-title", 1080),
+    "whose prompt": ("pg-whose", 1040),
+    "how deep": ("pg-deep", 760),
+    "which words": ("pg-words-title", 760),
+    "how many parameters": ("pg-count-title", 1190),
 }
 
 

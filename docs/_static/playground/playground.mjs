@@ -94,7 +94,8 @@ async function answer(task, text, method, place, giver) {
 // ---- panel: whose prompt?
 
 function fillMethods() {
-  const methods = [...new Set(data.scores.filter(s => s.task === taskNow()).map(s => s.method))]
+  const trained = new Set(data.scores.filter(s => s.task === taskNow()).map(s => s.method))
+  const methods = Object.keys(data.methods).filter(m => trained.has(m))
   const select = $("pg-method")
   const before = select.value
   select.replaceChildren(...methods.filter(m => m !== "lpt")

@@ -177,7 +177,8 @@ async function describeReader(owner, task, text, giver, label, method, place) {
 function describeScore(task, method, place) {
   const score = data.scores.find(s => s.task === task && s.method === method && placeOf(s.layer) === place)
   if (!score) return ""
-  return ` ${data.methods[method]} ${placeName(place)} scores ${score.score.toFixed(1)} % on the test sentences (one seed, ${score.steps} steps).`
+  const name = method === "lpt" ? "The static prompt" : data.methods[method]
+  return ` ${name} ${placeName(place)} scores ${score.score.toFixed(1)} % on the test sentences (one seed, ${score.steps} steps).`
 }
 
 async function showAnswer() {

@@ -82,7 +82,7 @@ def choose_runs(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_depths(file: str, has_times: bool) -> dict[str, list[dict[str, Any]]]:
-    """Return scores and step times of static and generated prompts, by the layer of the prompt."""
+    """Return score, time and memory of static and generated prompts, by the layer of the prompt."""
     cells: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for record in read_json_lines(ROOT / file):
         if record["method"] in ("lpt", "lpt-npg") and record["status"] == "done":
@@ -93,6 +93,7 @@ def read_depths(file: str, has_times: bool) -> dict[str, list[dict[str, Any]]]:
         point: dict[str, Any] = dict(layer=layer, scores=[round(r["score"], 1) for r in runs])
         if has_times:
             point["ms"] = round(median(r["ms_per_step"] for r in runs), 1)
+            point["mb"] = round(median(r["peak_memory_mb"] for r in runs))
         depths[method].append(point)
     return depths
 
@@ -240,19 +241,22 @@ def render_page() -> str:
         [
             "# Playground",
             "",
-            "> Give a sentence the prompt of another sentence, and see which of the two the "
-            "frozen model follows.",
+            "> Type a sentence, give the model the prompt of another sentence, and watch the "
+            "prediction follow the prompt.",
             "",
-            "A cold soda is good and a cold soup is bad, so no word decides alone. A small network "
-            "has read the sentence and written a prompt of five vectors; the frozen model, whose "
-            "weights nobody has trained for this task, answers. Each column below is a sentence; "
-            f"each row a prompt ({html.escape(source)}, stored answers).",
+            "Is a sentence praise? A cold soda is good and a cold soup is bad, so no word decides "
+            "alone. A small trained network, the generator, reads the sentence and writes a "
+            "*prompt*: five vectors. A language model whose weights stay frozen reads the sentence "
+            "and the prompt, and answers. Now exchange the prompts: the answer changes with the "
+            "prompt, not with the text. The generator has read, and the frozen layers above it "
+            "repeat what they are told.",
+            "",
+            "::::{container} pg-stored",
+            "Each column is a sentence, each row a prompt "
+            f"({html.escape(source)}, stored answers).",
             "",
             table,
-            "",
-            "Where a column changes from row to row, the prompt has decided, not the text: the "
-            "generator has read, and the frozen layers above it repeat what they are told. A "
-            "static prompt is the same for every sentence, so there the frozen layers must read.",
+            "::::",
             "",
             "```{raw} html",
             render_panels(data),

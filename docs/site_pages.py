@@ -159,13 +159,12 @@ def site_link(target: str, file: str) -> str:
     The playground is a page of the site only, so other files link to it by its address.
     """
     settings = nbs.read_settings()
-    anchor = separator = ""
-    if target == f"{settings['doc_host']}{settings['doc_baseurl']}/playground.html":
+    path, separator, anchor = target.partition("#")
+    if path == f"{settings['doc_host']}{settings['doc_baseurl']}/playground.html":
         page: str | None = "playground.md"
     elif re.match(r"[a-z]+:|[#/]", target):
         return target
     else:
-        path, separator, anchor = target.partition("#")
         linked = os.path.normpath(PurePosixPath(file).parent / path).replace(os.sep, "/")
         page = site_path(linked)
         if page is None:

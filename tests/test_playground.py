@@ -1,5 +1,6 @@
 """The playground of the site: its data, its formulas, and the exported models."""
 
+import gzip
 import json
 import re
 import shutil
@@ -20,6 +21,7 @@ from idp_tutorial.training.examples import encode_for_model
 
 SCRIPTS = playground.DOCS_FOLDER / "_static/playground"
 BUILT = playground.OUTPUT_FOLDER
+N_SENTENCES = 200
 STRANGE = [
     "",
     " ",
@@ -241,14 +243,14 @@ def test_exported_graphs_compute_what_the_package_computes(training, tmp_path):
         cell = (entry["task"], entry["method"], entry["layer"])
         name = "-".join(map(str, cell))
         model, experiment = training.load_model(*cell)
-        rows = experiment.task.splits["test"][:100]
+        rows = experiment.task.splits["test"][:N_SENTENCES]
         examples = encode_for_model(model, experiment.task, experiment.cfg, rows)
 
         def batch(i, examples=examples, pad=model.backbone.pad_id):
             return collate([examples[i]], pad)
 
-        for i in range(100):
-            giver = i if i % 2 else (i + 37) % 100
+        for i in range(N_SENTENCES):
+            giver = i if i % 2 else (i + 37) % N_SENTENCES
             ids, of_giver = (batch(j)["input_ids"].numpy() for j in (i, giver))
             mask = examples[i]["mask_position"]
             got = exported.logits(entry, ids, mask, of_giver)
@@ -256,9 +258,8 @@ def test_exported_graphs_compute_what_the_package_computes(training, tmp_path):
             difference = float(np.abs(got - expected).max())
             largest[name] = max(largest.get(name, 0.0), difference)
             assert got.argmax() == expected.argmax()
-    # NPG divides rounding errors of a state by its small deviation among texts
-    limits = {name: 2e-4 if "-npg-" in name else 1e-4 for name in largest}
-    assert all(largest[name] < limits[name] for name in largest), largest
+    print(largest)
+    assert max(largest.values()) < 1e-4, largest
 
 
 @pytest.mark.slow
@@ -268,6 +269,8 @@ def test_the_live_page_is_small_and_has_its_licences():
     manifest = json.loads((BUILT / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["files"] == playground.list_files(BUILT)
     assert playground.total_megabytes(manifest["files"].values()) < 30
+    files = [file for file in BUILT.iterdir() if file.suffix != ".txt"]  # what a page can ask for
+    assert sum(len(gzip.compress(file.read_bytes(), 6)) for file in files) < 16e6
     licences = [name for name in manifest["files"] if name.startswith(("LICENSE", "NOTICES"))]
     assert len(licences) == 3
 
@@ -318,6 +321,29 @@ def test_the_panels_of_the_notebooks_are_those_of_the_site():
         "run `python docs/playground_page.py`"
     )
     assert 'src="' not in text and "@import" not in text  # one file, without requests
+
+
+@pytest.mark.parametrize(
+    "chapter,panel",
+    [
+        ("00_why", "whose prompt"),
+        ("06_idpg", "whose prompt"),
+        ("08_late_prompt_tuning", "how deep"),
+        ("09_id_spam", "which words"),
+        ("10_counting_and_cost", "how many parameters"),
+    ],
+)
+def test_a_chapter_opens_its_panel_and_links_to_the_playground(chapter, panel):
+    from idp_tutorial.reproduction.course import PANELS, PLAYGROUND_URL
+
+    file = page.ROOT / f"nbs/course/{chapter}.ipynb"
+    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    sources = {kind: [] for kind in ("code", "markdown", "raw")}
+    for cell in cells:
+        sources[cell["cell_type"]].append("".join(cell["source"]))
+    assert any(f'show_panel("{panel}")' in source for source in sources["code"])
+    link = f"]({PLAYGROUND_URL}#{PANELS[panel][0]})"
+    assert any(link in source for source in sources["markdown"])
 
 
 def test_every_panel_that_a_notebook_can_show_is_in_the_file():

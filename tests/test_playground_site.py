@@ -235,12 +235,64 @@ def test_the_page_can_be_used_with_the_keyboard_alone(visit):
     assert visit.page.locator('input[name="pg-owner"]:checked').get_attribute("value") == "own"
     reached = []
     visit.page.locator('input[name="pg-task"]:checked').focus()
-    for _ in range(40):
+    for _ in range(70):
         visit.page.keyboard.press("Tab")
         reached.append(visit.page.evaluate("document.activeElement.id"))
     wanted = {"pg-text", "pg-method", "pg-layer", "pg-depth", "pg-words-text", "pg-d", "pg-n"}
     assert wanted <= set(reached)
     assert not is_live() or "pg-load" in reached
+
+
+def test_a_cell_of_the_table_is_shown_above(visit):
+    sentences = page.read_answers()["sentences"]["two-domains"]
+    cell = ("two-domains", "lpt-npg", 7)
+    visit.choose(*cell, owner="own")
+    visit.wait(*cell, "stored", owner="own")
+    visit.page.locator("#pg-matrix tbody tr").nth(3).get_by_role("button").nth(2).press("Enter")
+    visit.page.wait_for_timeout(150)
+    assert visit.page.input_value("#pg-text") == sentences[2]
+    assert visit.page.input_value("#pg-giver") == sentences[3]
+    assert visit.page.locator('input[name="pg-owner"]:checked').get_attribute("value") == "other"
+    assert visit.page.evaluate(SHOWN)["verdict"] == expected_labels(*cell)[3][2]
+    assert not visit.defects
+
+
+def test_a_listed_question_is_weighed(visit):
+    question = page.read_answers()["sentences"]["questions"][0]
+    visit.page.get_by_role("button", name=question).click()
+    visit.page.wait_for_timeout(150)
+    assert visit.page.input_value("#pg-words-text") == question
+    assert visit.page.locator("#pg-weights li").count() > 5
+
+
+def test_a_link_to_a_panel_shows_it(visit):
+    visit.page.goto(f"{visit.address}/course/08_late_prompt_tuning.html")
+    visit.page.locator('article a[href$="playground.html#pg-deep"]').first.click()
+    visit.page.wait_for_timeout(500)
+    assert 0 <= visit.page.locator("#pg-deep").bounding_box()["y"] < 400
+
+
+def test_a_visit_requests_only_what_it_needs(live):
+    """The page, its style and scripts; then the model, as announced; then one file a generator."""
+    names = [r.partition("/playground/")[2] for r in live.requests if "_static" not in r]
+    exported = [name for name in names if name]
+    manifest = json.loads((SITE / "playground/manifest.json").read_text(encoding="utf-8"))
+    first = page.read_live()["first"]
+    generators = {
+        f"{p[key]}.onnx" for p in manifest["prompts"] for key in ("file", "untrained") if key in p
+    }
+    assert len(exported) == len(set(exported))
+    assert set(exported) - generators == {"manifest.json", *first}
+    assert not live.other_hosts()
+
+
+@pytest.mark.parametrize("width", [360, 390])
+def test_the_table_of_answers_fits_a_phone(visit, width):
+    visit.page.set_viewport_size({"width": width, "height": 800})
+    hidden = visit.page.evaluate(
+        "[...document.querySelectorAll('.pg-scroll')].map(e => e.scrollWidth - e.clientWidth)"
+    )
+    assert hidden == [0]
 
 
 def test_every_control_has_a_name(visit):
@@ -271,16 +323,22 @@ def test_nothing_moves_where_the_reader_wants_no_motion(browser, address):  # no
 def test_the_page_says_something_without_javascript(browser, address):  # noqa: F811
     visit = Visit(browser, address, java_script_enabled=False)
     text = visit.page.inner_text("article")
+    assert visit.page.locator(".pg-stored table").is_visible()
     visit.close()
     for sentence in page.read_answers()["sentences"]["two-domains"]:
         assert sentence in text
     assert "need JavaScript" in text and "Whose prompt?" not in text
 
 
+def test_the_table_is_shown_once(visit):
+    assert not visit.page.locator(".pg-stored").is_visible()
+
+
 def test_a_page_opened_as_a_file_says_how_to_serve_it(browser, address):  # noqa: F811
     tab = browser.new_page()
     tab.goto((SITE / "playground.html").as_uri(), wait_until="load")
     assert tab.locator("#pg-file").is_visible()
+    assert tab.locator(".pg-stored table").is_visible()
     assert "python -m http.server" in tab.inner_text("#pg-file")
     tab.close()
 

@@ -693,6 +693,11 @@ def test_a_plot_has_an_alternative_text_on_the_site(site):
             "https://idp-tutorial.github.io/idp_tutorial/playground.html",
             "../playground.md",
         ),
+        (
+            "nbs/course/06_idpg.ipynb",
+            "https://idp-tutorial.github.io/idp_tutorial/playground.html#pg-whose",
+            "../playground.md#pg-whose",
+        ),
         ("nbs/lab/claims.ipynb", "#a", "#a"),
         ("CONTRIBUTING.md", "nbs/course/00_why.ipynb", "course/00_why.ipynb"),
         ("CONTRIBUTING.md", "configs/", f"{REPO}/configs"),

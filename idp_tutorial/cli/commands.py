@@ -348,7 +348,7 @@ def parse_numbers(
     try:
         return [parse_number(number, kind) for number in text.split(",")] if text else []
     except ValueError:
-        raise UserError(f"{option}={text!r}: give numbers with commas between them.") from None
+        raise UserError(f"{option}={text!r}: give numbers such as '6,12,18'.") from None
 
 
 def _given_options(options: CommandOptions) -> dict[str, Any]:  # name: value

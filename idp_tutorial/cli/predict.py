@@ -99,8 +99,8 @@ def _output_format(out: str, given: str | None) -> str:
     extension = Path(out).suffix.lower()
     if not given and extension in (".tsv", ".parquet", ".xlsx", ".gz", ".xz"):
         raise UserError(
-            f"out={out}: predictions are written as uncompressed CSV or JSON lines: use the "
-            "extension .csv or .jsonl, or give out_format."
+            f"out={out}: use the extension .csv or .jsonl, or give out_format=csv or "
+            "out_format=jsonl."
         )
     return given or ("csv" if extension == ".csv" else "jsonl")
 

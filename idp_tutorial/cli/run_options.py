@@ -19,23 +19,22 @@ from idp_tutorial.utils.options import Option
 __all__ = ["format_run_options", "read_run_options"]
 
 _KINDS = {kind.__name__: kind for kind in (bool, int, float, str)}
-_TEXTS = "name", "help", "group"
 
 
 def format_run_options(
     options: Mapping[str, Option],  # of `describe_all_options`
 ) -> str:
     """Return options as the text of the file; a kind that is a union is a text."""
-    rows: list[dict[str, Any]] = []
+    lines = []
     for option in options.values():
-        row = {name: getattr(option, name) for name in _TEXTS}
+        row: dict[str, Any] = dict(name=option.name, help=option.help, group=option.group)
         row["kind"] = option.kind.__name__ if option.kind in _KINDS.values() else "str"
         if option.default is not MISSING:
             row["default"] = option.default
         if option.choices:
             row["choices"] = option.choices
-        rows.append(row)
-    return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
+        lines.append(json.dumps(row, ensure_ascii=False))
+    return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
 def read_run_options() -> dict[str, Option]:  # name: option
@@ -45,13 +44,15 @@ def read_run_options() -> dict[str, Option]:  # name: option
 
         return describe_all_options()
     text = (files("idp_tutorial") / "assets/run_options.json").read_text(encoding="utf-8")
-    return {
-        row["name"]: Option(
-            **{name: row[name] for name in _TEXTS},
-            kind=_KINDS[row["kind"]],
-            default=row.get("default", MISSING),
+    options = {}
+    for row in json.loads(text):
+        options[row["name"]] = Option(
+            row["name"],
+            _KINDS[row["kind"]],
+            row.get("default", MISSING),
+            row["help"],
+            row["group"],
             is_optional=True,
             choices=tuple(row.get("choices", ())),
         )
-        for row in json.loads(text)
-    }
+    return options

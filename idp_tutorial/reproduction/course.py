@@ -383,10 +383,10 @@ STATIC_OUTPUTS_VARIABLE = "IDP_STATIC_OUTPUTS"
 
 PLAYGROUND_URL = "https://idp-tutorial.github.io/idp_tutorial/playground.html"
 PANELS = {  # name → identifier of the heading, height in pixels
-    "whose prompt": ("pg-whose", 900),
-    "how deep": ("pg-deep", 680),
-    "which words": ("pg-words-title", 660),
-    "how many parameters": ("pg-count-title", 1080),
+    "whose prompt": ("pg-whose", 1040),
+    "how deep": ("pg-deep", 760),
+    "which words": ("pg-words-title", 760),
+    "how many parameters": ("pg-count-title", 1190),
 }
 
 
@@ -411,7 +411,7 @@ def show_panel(
     heading, height = PANELS[name]
     widgets = _import_widgets()
     if widgets is None or not Path(file).exists():
-        print(f"This panel moves in a notebook, and at {PLAYGROUND_URL}#{heading}")
+        print(f"This panel moves in a notebook with ipywidgets, and at {PLAYGROUND_URL}#{heading}")
         return None
     text = Path(file).read_text(encoding="utf-8")
     text = text.replace('data-panel=""', f'data-panel="{heading}"', 1)

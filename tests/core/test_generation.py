@@ -282,7 +282,7 @@ def test_models_that_cannot_generate_raise_an_error():
     with pytest.raises(ValueError, match="is an encoder and cannot generate text. Use a decoder"):
         build_model(config(method="lpt-npg"), backbone(), task)
     for method in ("efl", "probe", "side-network"):
-        with pytest.raises(ValueError, match=f"'{method}' predicts a label"):
+        with pytest.raises(ValueError, match=f"'{method}' predicts labels, and"):
             build_model(config(method=method), load_backbone("tiny-gpt2"), task)
     with pytest.raises(ValueError, match="is not answered with a text"):
         model = build_model(config(method="lpt-npg"), backbone(), small_task())

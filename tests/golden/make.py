@@ -320,10 +320,15 @@ def _dump_claims() -> dict[str, list]:
     return _dump_frame(recompute_published_claims().drop(columns=["note", "claim", "formula"]))
 
 
+def _name_kind(option: Any) -> str:
+    """Return the name of an option's type; a union is one of texts and something else."""
+    return option.kind.__name__ if isinstance(option.kind, type) else "str"
+
+
 def _list_config_fields() -> list[list]:
     fields = []
     for name, option in describe_all_options().items():
-        fields.append([name, option.kind.__name__, option.default])
+        fields.append([name, _name_kind(option), option.default])
     return fields
 
 
@@ -359,7 +364,7 @@ def describe_help(name: str) -> dict[str, Any]:
     command = find_command(name)
     options = {}
     for option in command.options().values():
-        choices = list(option.choices) or option.kind.__name__
+        choices = list(option.choices) or _name_kind(option)
         default = "required" if option.default is dataclasses.MISSING else str(option.default)
         options[option.name] = [default, option.help, choices, option.group]
     return {"about": command.function.__doc__, **options}

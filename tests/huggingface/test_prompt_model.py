@@ -187,7 +187,7 @@ def test_models_that_cannot_be_used_say_why():
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(UserError, match="set_attn_implementation"):
         get_prompt_model(model, "lpt", num_labels=2)
-    with pytest.raises(UserError, match="get_prompt_model"):
+    with pytest.raises(UserError, match="backbone must be a text, got RobertaModel"):
         PromptClassifier("lpt", backbone=model).fit(["a", "b"] * 5, [0, 1] * 5)
 
 

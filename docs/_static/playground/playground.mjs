@@ -36,6 +36,7 @@ const percent = x => `${(100 * x).toFixed(0)} %`
 const megabytes = bytes => `${(bytes / 1e6).toFixed(1)} MB`
 const placeOf = layer => layer ?? "input"
 const placeName = place => (place === "input" ? "among the words" : `before layer ${place} of 8`)
+const READERS = {"lpt-npg": "NPG (reads the layers below)", "id-spam": "ID-SPAM (reads the words)", "s-idpg-phm": "IDPG (reads the text first)"}
 
 /** Return a function that runs the latest call only, and never two at once. */
 function latest(run) {
@@ -93,11 +94,12 @@ async function answer(task, text, method, place, giver) {
 // ---- panel: whose prompt?
 
 function fillMethods() {
-  const methods = [...new Set(data.scores.filter(s => s.task === taskNow()).map(s => s.method))]
+  const trained = new Set(data.scores.filter(s => s.task === taskNow()).map(s => s.method))
+  const methods = Object.keys(data.methods).filter(m => trained.has(m))
   const select = $("pg-method")
   const before = select.value
   select.replaceChildren(...methods.filter(m => m !== "lpt")
-    .map(m => element("option", {value: m, textContent: data.methods[m]})))
+    .map(m => element("option", {value: m, textContent: READERS[m]})))
   if (methods.includes(before)) select.value = before
 }
 
@@ -155,13 +157,13 @@ function clearResult(text) {
 
 function missingText() {
   if (!data.live) return "There is no live model here: pick one of the listed sentences."
-  return "Load the model (in the first panel) to ask about your own sentences, or pick one of the listed ones."
+  return "To ask about your own sentence, load the model (the button in the first panel); the listed ones have stored answers."
 }
 
 async function describeReader(owner, task, text, giver, label, method, place) {
   const labels = data.labels[task]
-  if (owner === "none") return "Without a prompt, the frozen model fills in its template as it learnt it in pretraining."
-  if (owner === "static") return "Every sentence gets these five vectors, so the layers above them have to read the text."
+  if (owner === "none") return "Without a prompt the frozen model only guesses: it has not been trained for this task."
+  if (owner === "static") return "Every sentence gets the same five vectors, so the frozen layers above them have to read the text themselves."
   if (owner === "own") return "A small network has read this sentence and written its prompt."
   const ofText = labels[largest(await answer(task, text, method, place, text))]
   const ofGiver = labels[largest(await answer(task, giver, method, place, giver))]
@@ -175,7 +177,8 @@ async function describeReader(owner, task, text, giver, label, method, place) {
 function describeScore(task, method, place) {
   const score = data.scores.find(s => s.task === task && s.method === method && placeOf(s.layer) === place)
   if (!score) return ""
-  return ` ${data.methods[method]} ${placeName(place)} scores ${score.score.toFixed(1)} % on the test sentences (one seed, ${score.steps} steps).`
+  const name = method === "lpt" ? "The static prompt" : data.methods[method]
+  return ` ${name} ${placeName(place)} scores ${score.score.toFixed(1)} % on the test sentences (one seed, ${score.steps} steps).`
 }
 
 async function showAnswer() {
@@ -214,7 +217,8 @@ async function showMatrix() {
     for (const text of sentences) {
       const logits = await answer(task, text, owner === "none" ? null : method, place, giver)
       const i = largest(logits)
-      cells.push(element("td", {className: `pg-class-${i % 2}`, textContent: labels[i], "data-text": text, "data-giver": giver ?? ""}))
+      const button = element("button", {type: "button", textContent: labels[i], onclick: () => showCell(text, giver)})
+      cells.push(element("td", {className: `pg-class-${i % 2}`, "data-text": text, "data-giver": giver ?? ""}, button))
     }
     const name = giver === null ? "no prompt" : method === "lpt" ? "one prompt for all" : `“${giver}”`
     rows.push(element("tr", {}, element("th", {scope: "row", textContent: name}), ...cells))
@@ -225,12 +229,25 @@ async function showMatrix() {
   $("pg-matrix").dataset.state = `${task} ${method} ${place} ${owner} ${model ? "live" : "stored"}`
 }
 
+/** Show a cell of the table in the fields above. */
+function showCell(text, giver) {
+  $("pg-text").value = text
+  if (["own", "other"].includes(chosen("pg-owner"))) {
+    root.querySelector('input[name="pg-owner"][value="other"]').checked = true
+    $("pg-giver").value = giver
+    enableControls()
+    $("pg-matrix").dataset.state = $("pg-matrix").dataset.state.replace(" own ", " other ")
+  }
+  refreshAnswer()
+}
+
 function markCell(text, owner, giver) {
   const sentences = sentencesOf(taskNow())
   const from = owner === "none" ? "" : owner === "static" ? sentences[0] : giver
   for (const cell of $("pg-matrix").querySelectorAll("td")) {
     const isNow = cell.getAttribute("data-text") === text && cell.getAttribute("data-giver") === from
     cell.classList.toggle("pg-now", isNow)
+    cell.firstChild.setAttribute("aria-pressed", isNow)
   }
 }
 
@@ -245,6 +262,8 @@ function fillWordsSentences() {
   const sentences = sentencesOf(WORDS_TASK)
   $("pg-words-sentences").replaceChildren(...sentences.map(s => element("option", {value: s})))
   $("pg-words-text").value = sentences.at(-1)
+  $("pg-questions").append(...sentences.map(s => element("button", {type: "button", textContent: s,
+    onclick: () => { $("pg-words-text").value = s; refreshWeights() }})))
 }
 
 async function tokenWeights(task, text) {
@@ -278,7 +297,7 @@ async function showWeights() {
       element("span", {className: "pg-number", textContent: `${(100 * w).toFixed(1)} %`}))))
   const words = found.tokens.map(t => t.trim())
   const best = largest(weights)
-  $("pg-words-note").textContent = `“${words[best]}” has the largest weight. The template of the task belongs to the text, so its words have weights too.` + describeScore(task, "id-spam", found.place)
+  $("pg-words-note").textContent = `“${words[best]}” has the largest weight. The model reads the question in a template, “<mask>: …”, whose tokens have weights too.` + describeScore(task, "id-spam", found.place)
 }
 
 const refreshWeights = latest(showWeights)
@@ -307,7 +326,7 @@ function setUpDepth() {
 }
 
 const narrow = matchMedia("(max-width: 40rem)") // phones get drawings of fewer units, so larger letters
-const CHART = {h: 300, left: 44, right: 14, top: 14, bottom: 42}
+const CHART = {h: 320, left: 44, right: 14, top: 34, bottom: 42}
 
 function drawDepth(depth, layer) {
   const {h, left, right, top, bottom} = CHART
@@ -321,7 +340,8 @@ function drawDepth(depth, layer) {
       svg("text", {x: left - 6, y: y(s) + 4, "text-anchor": "end"}, String(s)))
   }
   for (const l of measuredLayers(depth)) parts.push(svg("text", {x: x(l), y: h - bottom + 18, "text-anchor": "middle"}, String(l)))
-  parts.push(svg("text", {x: (left + w) / 2, y: h - 6, "text-anchor": "middle"}, `layer that the prompt enters, of ${depth.n_layers}`))
+  parts.push(svg("text", {x: 4, y: 14}, "test accuracy, %; a mark is a seed"),
+    svg("text", {x: (left + w) / 2, y: h - 6, "text-anchor": "middle"}, `layer that the prompt enters, of ${depth.n_layers}`))
   for (const [method, points] of Object.entries(depth.points)) {
     const line = points.map(p => `${x(p.layer)},${y(mean(p.scores))}`).join(" ")
     parts.push(svg("polyline", {points: line, class: `pg-line pg-${method}`}))
@@ -355,7 +375,9 @@ function showDepth() {
   const [still, made] = [at("lpt"), at("lpt-npg")]
   const of = (name, p) => p && `${name} prompt scores ${mean(p.scores).toFixed(1)} %`
   const scores = [of("the static", still), of("the generated", made)].filter(Boolean).join(", ")
-  const times = (still ?? made).ms ? ` A step of training takes ${(still ?? made).ms} ms (on one NVIDIA H200).` : ""
+  const cost = (name, p) => p?.ms && `${p.ms} ms and ${p.mb} MB (${name})`
+  const costs = [cost("static", still), cost("generated", made)].filter(Boolean).join(", ")
+  const times = costs && ` A step of training takes ${costs} on one NVIDIA H200.`
   const layers = left === 1 ? "1 layer is" : `${left} layers are`
   const seeds = (still ?? made).scores.length
   $("pg-depth-text").textContent = `${layers} left above the prompt to read the text: ${scores} (mean of ${seeds} seeds).${times}`
@@ -417,36 +439,45 @@ function showCounts() {
   $("pg-blocks").replaceChildren(drawBlocks(sizes))
 }
 
+/** Return a rectangle with its size written below, and a grid of n × n where there is room. */
+function drawBlock(x, w, h, kind, rows, columns, n = 1) {
+  const middle = 100
+  const top = middle - h / 2
+  const lines = []
+  for (let i = 1; i < n && Math.min(w, h) / n > 2.5; i++) {
+    lines.push(svg("line", {x1: x + (i * w) / n, x2: x + (i * w) / n, y1: top, y2: top + h, class: "pg-grid"}),
+      svg("line", {x1: x, x2: x + w, y1: top + (i * h) / n, y2: top + (i * h) / n, class: "pg-grid"}))
+  }
+  return svg("g", {class: `pg-block pg-${kind}`}, svg("rect", {x, y: top, width: w, height: h}), ...lines,
+    svg("rect", {x, y: top, width: w, height: h, fill: "none"}),
+    svg("text", {x: x + w / 2, y: top + h + 16, "text-anchor": "middle"}, `${rows} × ${columns}`))
+}
+
+/** Draw the matrix as a sum of Kronecker products; the factors are drawn to a larger scale. */
 function drawBlocks({d, m, n}) {
-  const scale = 150 / Math.max(d, m)
-  const [W, H] = [Math.max(m * scale, 6), d * scale]
-  const parts = [svg("rect", {x: 10, y: 24, width: W, height: H, class: "pg-block pg-full"})]
-  for (let i = 1; i < n; i++) {
-    parts.push(svg("line", {x1: 10 + (i * W) / n, x2: 10 + (i * W) / n, y1: 24, y2: 24 + H, class: "pg-grid"}))
-    parts.push(svg("line", {x1: 10, x2: 10 + W, y1: 24 + (i * H) / n, y2: 24 + (i * H) / n, class: "pg-grid"}))
+  const size = (rows, columns, longest) => [columns, rows].map(k => Math.max((k * longest) / Math.max(rows, columns), 3))
+  const label = (rows, columns) => 7.5 * `${rows} × ${columns}`.length // width of the size below a block
+  const parts = []
+  let x = 8
+  const block = (rows, columns, longest, kind, n) => {
+    const [w, h] = size(rows, columns, longest)
+    const room = Math.max(w, label(rows, columns))
+    parts.push(drawBlock(x + (room - w) / 2, w, h, kind, rows, columns, n))
+    x += room + 8
   }
-  parts.push(svg("text", {x: 10, y: 16}, `W: ${d} × ${m}`))
-  let x = 10 + Math.max(W, 100) + 14
-  parts.push(svg("text", {x, y: 84}, "="))
-  x += 22
-  const shown = Math.min(n, narrow.matches ? 1 : 3)
+  const sign = (text, width) => { parts.push(svg("text", {x, y: 104}, text)); x += width }
+  block(d, m, 150, "full", n)
+  sign("=", 20)
+  const shown = Math.min(n, narrow.matches ? 1 : 2)
   for (let k = 0; k < shown; k++) {
-    const a = 8 + 2 * n
-    parts.push(svg("rect", {x, y: 80 - a / 2, width: a, height: a, class: "pg-block pg-rule"}))
-    for (let i = 1; i < n; i++) {
-      parts.push(svg("line", {x1: x + (i * a) / n, x2: x + (i * a) / n, y1: 80 - a / 2, y2: 80 + a / 2, class: "pg-grid"}))
-    }
-    x += a + 6
-    parts.push(svg("text", {x, y: 84}, "⊗"))
-    x += 18
-    const [w, h] = [Math.max((m / n) * scale, 3), Math.max((d / n) * scale, 3)]
-    parts.push(svg("rect", {x, y: 80 - h / 2, width: w, height: h, class: "pg-block pg-factor"}))
-    x += w + 8
-    if (k < shown - 1 || n > shown) { parts.push(svg("text", {x, y: 84}, "+")); x += 16 }
+    if (k) sign("+", 18)
+    block(n, n, 10 + 3 * n, "rule", n)
+    sign("⊗", 20)
+    block(d / n, m / n, 70, "factor")
   }
-  if (n > shown) { parts.push(svg("text", {x, y: 84}, `… (${n} terms)`)); x += 90 }
-  const label = `A matrix of ${d} by ${m} as the sum of ${n} Kronecker products`
-  return svg("svg", {viewBox: `0 0 ${Math.max(x + 10, narrow.matches ? 340 : 420)} 190`, role: "img", "aria-label": label}, ...parts)
+  if (n > shown) sign(narrow.matches ? `+ … (${n})` : `+ … (${n} such terms)`, narrow.matches ? 70 : 130)
+  const name = `A matrix of ${d} by ${m} as the sum of ${n} Kronecker products`
+  return svg("svg", {viewBox: `0 0 ${Math.max(x + 8, narrow.matches ? 340 : 460)} 200`, role: "img", "aria-label": name}, ...parts)
 }
 
 function setUpCounts() {
@@ -507,7 +538,7 @@ function setUpLoading() {
       : "This copy of the site has been built without the live model: the panels show stored answers.")
     return
   }
-  button.textContent = `Load the model (${megabytes(data.live.bytes)})`
+  button.textContent = `Load the model to type your own (${megabytes(data.live.bytes)})`
   button.addEventListener("click", () => loadModel().catch(error => {
     console.warn(error)
     button.disabled = false
@@ -520,6 +551,7 @@ function setUpLoading() {
 
 function start() {
   root.hidden = false
+  for (const table of document.querySelectorAll(".pg-stored")) table.hidden = true // the first panel has it
   const only = document.body.dataset.panel // a notebook shows one panel
   if (only) for (const panel of root.querySelectorAll(".pg-panel")) panel.hidden = panel.getAttribute("aria-labelledby") !== only
   fillSentences()
@@ -545,6 +577,7 @@ function start() {
   refreshWeights()
   if (data.depth.length) setUpDepth()
   setUpCounts()
+  if (location.hash) $(location.hash.slice(1))?.scrollIntoView() // the panels were hidden until now
   narrow.addEventListener("change", () => {
     if (data.depth.length) showDepth()
     showCounts()

@@ -254,4 +254,10 @@ def test_modules_of_commands_import_little():
 def test_every_command_is_a_command():
     assert all(isinstance(load_command(name), Command) for name in COMMAND_NAMES)
     modules = {p.stem for p in COMMAND_MODULES.glob("[a-z]*.py")}
-    assert {*COMMAND_NAMES} == modules - {"arguments", "commands", "main", "progress", "run_options"}
+    assert {*COMMAND_NAMES} == modules - {
+        "arguments",
+        "commands",
+        "main",
+        "progress",
+        "run_options",
+    }
